@@ -1,0 +1,120 @@
+# Everything a newcomer needs, one word each; `make help` lists them. Nothing is installed outside .venv.
+#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --no-warn-script-location
+STAMP  := $(VENV)/.done
+
+# Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help build extension train test test-gpu bench sanitize lint format clean distclean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make train      train a small language model on this machine (ARGS='--steps 50 ...')"
+	@echo "make test       unit and PyTorch parity tests (ARGS='-k rope ...')"
+	@echo "make build      build the extension in place; only what changed is compiled again"
+	@echo "make bench      measure against PyTorch          make lint       check format, Python and warnings"
+	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
+	@echo "make test-gpu   tests that need a GPU            make clean      remove what was built (distclean: .venv too)"
+
+# ---- the environment: each stamp names what has been installed, and is renewed when the file that lists it changes ----------
+
+$(STAMP)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	    echo "xtrain needs Python 3.10 or newer, and '$(PYTHON)' is not: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make a virtual environment: install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMP) && touch $@
+
+# What pyproject.toml's [build-system] asks for, so that every later build runs without pip's build isolation.
+$(STAMP)/build: pyproject.toml $(STAMP)/venv
+	@echo "installing what the build needs"
+	@sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr , ' ' | xargs $(PIP)
+	@touch $@
+
+# The extension comes first, so that a compiler's complaint is not buried in pip's; pip then finds its objects made.
+extension: $(STAMP)/build
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+
+$(STAMP)/install: pyproject.toml $(STAMP)/build | extension
+	@echo "installing xtrain, editable"
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(STAMP)/plot: $(STAMP)/install
+	@echo "installing what plots need"
+	@$(PIP) --no-build-isolation --editable '.[plot]'
+	@touch $@
+
+$(STAMP)/unit: pyproject.toml $(STAMP)/install
+	@echo "installing what unit tests need"
+	@$(PIP) --no-build-isolation --editable '.[plot,test]'
+	@touch $@
+
+$(STAMP)/test: parity/requirements.txt $(STAMP)/unit
+	@echo "installing PyTorch, for the parity tests: it is large, this may take minutes"
+	@$(PIP) --requirement parity/requirements.txt
+	@touch $@
+
+$(STAMP)/lint: $(STAMP)/build
+	@$(PIP) $(shell sed -n 's/^lint = \[\(.*\)\]/\1/p' pyproject.toml | tr ',"' '  ')
+	@touch $@
+
+# ---- the loop ------------------------------------------------------------------------------------------------------------
+
+build: extension $(STAMP)/install
+
+train: $(STAMP)/plot build
+	@$(BIN)/xtrain train $(ARGS)
+
+test: $(STAMP)/test build
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-gpu:
+	@if nvidia-smi -L >/dev/null 2>&1; then $(MAKE) --no-print-directory test ARGS="-m gpu $(ARGS)"; \
+	else echo "test-gpu: no NVIDIA GPU on this machine, nothing was run"; fi
+
+bench: $(STAMP)/test build
+	@$(BIN)/python parity/bench/train_step.py $(ARGS)
+
+# A second copy of the package, built with ASan and UBSan, takes the place of the editable one. The sanitizer's run-time library has
+# to be in the process before Python, and Python's own allocator out of the way, so that every buffer is seen. A report ends the
+# process; --capture=sys lets it through to the terminal.
+SANITIZED := build/sanitize/lib
+SANITIZE_CC := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
+sanitize: $(STAMP)/unit
+	@rm -rf $(SANITIZED)
+	@CC="$(SANITIZE_CC)" XTRAIN_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
+	@LD_PRELOAD="$$($(SANITIZE_CC) -print-file-name=libasan.so) $$($(SANITIZE_CC) -print-file-name=libstdc++.so)" \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	    PYTHONMALLOC=malloc PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(SANITIZED) XTRAIN_SANITIZE=1 \
+	    $(BIN)/pytest tests --capture=sys -p no:cacheprovider $(ARGS)
+
+# ---- form ----------------------------------------------------------------------------------------------------------------
+
+C_FILES = $(shell find csrc cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+
+lint: $(STAMP)/lint
+	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "ruff format would change Python files: run make format" >&2; exit 1; }
+	@$(BIN)/python setup.py --quiet build_ext --check
+	@echo "lint: no objections"
+
+format: $(STAMP)/lint
+	@$(BIN)/clang-format -i $(C_FILES)
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+
+clean:
+	rm -rf build dist *.egg-info xtrain/_lib xtrain/_C.*.so .pytest_cache .ruff_cache
+	find csrc cuda xtrain tests parity -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean
+	rm -rf $(VENV)
