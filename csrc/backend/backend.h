@@ -1,0 +1,20 @@
+/* backend.h - which kernel table serves which device, and which named GEMM or attention implementation is in force. */
+#ifndef XT_BACKEND_H
+#define XT_BACKEND_H
+
+#include "../kernels.h"
+
+/* The table of a device, or an error that says what is missing. CUDA's library is opened at the first call that asks for it. */
+XtStatus xt_backend_for(XtDevice device, const XtBackend **out);
+
+/* Looks `name` up ("auto" or NULL: the choice in force, else the first) and reports what exists when it does not. */
+XtStatus xt_gemm_backend(XtDevice device, const char *name, const XtGemmBackend **out);
+XtStatus xt_attention_backend(XtDevice device, const char *name, const XtAttentionBackend **out);
+
+/* The choice in force for this thread (NULL or "auto": none). Starts from XTRAIN_GEMM / XTRAIN_ATTENTION. `name` is copied. */
+XtStatus xt_use_gemm_backend(const char *name);
+XtStatus xt_use_attention_backend(const char *name);
+const char *xt_gemm_backend_in_use(void);
+const char *xt_attention_backend_in_use(void);
+
+#endif

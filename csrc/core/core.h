@@ -1,0 +1,15 @@
+/* core.h - what the files of core/ share with each other, and the hook through which backend/ lends a device's allocator. */
+#ifndef XT_CORE_H
+#define XT_CORE_H
+
+#include "../xtrain.h"
+
+typedef struct XtAllocator {
+    XtStatus (*allocate)(int device_index, size_t nbytes, void **out);
+    void (*release)(int device_index, void *data, size_t nbytes);
+} XtAllocator;
+
+void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator);
+void xt_count_tensor(XtDevice device, int change);
+
+#endif

@@ -1,0 +1,185 @@
+/* storage.c - blocks of memory, counted, with a small cache in front of the system allocator.
+ *
+ * A training step asks for the same few hundred sizes again and again. The system allocator would map, zero and unmap the large ones
+ * every time; keeping them costs nothing and saves a page fault per 4 KiB. Blocks of at least CACHE_MIN bytes are rounded up to a size
+ * class (eight per power of two, so at most 1/8 is wasted) and freed into a list per class, up to CACHE_LIMIT bytes in all.
+ */
+#include "../xtrain.h"
+#include "core.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNMENT 64
+#define CACHE_MIN 4096u
+#define CACHE_CLASSES 512
+#define CACHE_LIMIT ((int64_t)2 << 30)
+
+typedef struct Block {
+    struct Block *next;
+} Block;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Block *cache[CACHE_CLASSES];
+static XtMemoryStats stats[XT_DEVICE_TYPE_COUNT];
+static XtAllocator allocators[XT_DEVICE_TYPE_COUNT];
+
+void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator) { allocators[type] = *allocator; }
+
+/* A fork may happen while another thread holds the lock: the child starts with it free. */
+static void lock_before_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void guard_forks(void) {
+    pthread_atfork(lock_before_fork, unlock_after_fork, unlock_after_fork);
+}
+
+/* The class of a size >= CACHE_MIN, and the size that the class really has. */
+static int class_of(size_t nbytes, size_t *rounded) {
+    int log = 63 - __builtin_clzll(nbytes - 1); /* 2^log <= nbytes - 1 < 2^(log + 1) */
+    size_t step = (size_t)1 << (log - 3);
+    *rounded = (nbytes + step - 1) / step * step;
+    return (log - 11) * 8 + (int)((*rounded >> (log - 3)) - 8);
+}
+
+static void *cpu_allocate(size_t nbytes, size_t *rounded) {
+    void *data = NULL;
+    if (nbytes > SIZE_MAX / 2) return NULL;
+    if (nbytes < CACHE_MIN) {
+        *rounded = (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    } else {
+        int class = class_of(nbytes, rounded);
+        if (class < CACHE_CLASSES) {
+            pthread_mutex_lock(&lock);
+            if (cache[class]) {
+                data = cache[class];
+                cache[class] = cache[class]->next;
+                stats[XT_CPU].cached -= (int64_t)*rounded;
+            }
+            pthread_mutex_unlock(&lock);
+            if (data) return data;
+        }
+    }
+    if (posix_memalign(&data, ALIGNMENT, *rounded)) return NULL;
+    return data;
+}
+
+static void cpu_release(void *data, size_t rounded) {
+    if (rounded >= CACHE_MIN) {
+        size_t same;
+        int class = class_of(rounded, &same);
+        pthread_mutex_lock(&lock);
+        if (class < CACHE_CLASSES && stats[XT_CPU].cached + (int64_t)rounded <= CACHE_LIMIT) {
+            Block *block = data;
+            block->next = cache[class];
+            cache[class] = block;
+            stats[XT_CPU].cached += (int64_t)rounded;
+            data = NULL;
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    free(data);
+}
+
+static void count(XtDevice device, int64_t bytes, int blocks) {
+    pthread_mutex_lock(&lock);
+    XtMemoryStats *s = &stats[device.type];
+    s->allocated += bytes;
+    s->live_storages += blocks;
+    if (s->allocated > s->peak) s->peak = s->allocated;
+    pthread_mutex_unlock(&lock);
+}
+
+void xt_count_tensor(XtDevice device, int change) {
+    __atomic_add_fetch(&stats[device.type].live_tensors, change, __ATOMIC_RELAXED);
+}
+
+static void release_own(XtStorage *storage) {
+    size_t rounded = (size_t)(uintptr_t)storage->owner;
+    if (storage->data) {
+        if (storage->device.type == XT_CPU) cpu_release(storage->data, rounded);
+        else allocators[storage->device.type].release(storage->device.index, storage->data, rounded);
+    }
+    count(storage->device, -(int64_t)rounded, -1);
+}
+
+static XtStatus new_storage(XtDevice device, void *data, size_t nbytes, void (*release)(XtStorage *), void *owner,
+                            XtStorage **out) {
+    XtStorage *storage = malloc(sizeof *storage);
+    if (!storage) return xt_error(XT_OUT_OF_MEMORY, "out of memory: cannot allocate a storage record");
+    *storage = (XtStorage){.references = 1, .data = data, .nbytes = nbytes, .device = device, .release = release, .owner = owner};
+    *out = storage;
+    return XT_OK;
+}
+
+static XtStatus out_of_memory(XtDevice device, size_t nbytes) {
+    XtMemoryStats held;
+    xt_memory_stats(device, &held);
+    return xt_error(XT_OUT_OF_MEMORY,
+                    "out of memory on %s: %.2f MiB asked, %.2f MiB held by %lld tensors' storages (peak %.2f MiB), %.2f MiB cached",
+                    xt_device_name(device), (double)nbytes / 1048576, (double)held.allocated / 1048576,
+                    (long long)held.live_storages, (double)held.peak / 1048576, (double)held.cached / 1048576);
+}
+
+XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
+    void *data = NULL;
+    size_t rounded = 0;
+    if (nbytes > 0 && device.type == XT_CPU) {
+        data = cpu_allocate(nbytes, &rounded);
+        if (!data) { /* the cache may hold what is missing, in other sizes */
+            xt_memory_trim(device);
+            data = cpu_allocate(nbytes, &rounded);
+        }
+        if (!data) return out_of_memory(device, nbytes);
+    } else if (nbytes > 0) {
+        rounded = nbytes;
+        XtStatus status = allocators[device.type].allocate(device.index, nbytes, &data);
+        if (status == XT_OUT_OF_MEMORY) return out_of_memory(device, nbytes);
+        if (status != XT_OK) return status;
+    }
+    XtStatus status = new_storage(device, data, nbytes, release_own, (void *)(uintptr_t)rounded, out);
+    if (status != XT_OK) {
+        if (data && device.type == XT_CPU) cpu_release(data, rounded);
+        return status;
+    }
+    count(device, (int64_t)rounded, 1);
+    return XT_OK;
+}
+
+XtStatus xt_storage_wrap(XtDevice device, void *data, size_t nbytes, void (*release)(XtStorage *), void *owner, XtStorage **out) {
+    return new_storage(device, data, nbytes, release, owner, out);
+}
+
+void xt_storage_retain(XtStorage *storage) { __atomic_add_fetch(&storage->references, 1, __ATOMIC_RELAXED); }
+
+void xt_storage_release(XtStorage *storage) {
+    if (!storage || __atomic_sub_fetch(&storage->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    if (storage->release) storage->release(storage);
+    free(storage);
+}
+
+void xt_memory_stats(XtDevice device, XtMemoryStats *out) {
+    pthread_mutex_lock(&lock);
+    *out = stats[device.type];
+    pthread_mutex_unlock(&lock);
+}
+
+void xt_memory_reset_peak(XtDevice device) {
+    pthread_mutex_lock(&lock);
+    stats[device.type].peak = stats[device.type].allocated;
+    pthread_mutex_unlock(&lock);
+}
+
+void xt_memory_trim(XtDevice device) {
+    if (device.type != XT_CPU) return;
+    pthread_mutex_lock(&lock);
+    for (int class = 0; class < CACHE_CLASSES; class++) {
+        while (cache[class]) {
+            Block *block = cache[class];
+            cache[class] = block->next;
+            free(block);
+        }
+    }
+    stats[XT_CPU].cached = 0;
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,203 @@
+/* threads.c - a small pool that runs the fixed pieces of a loop.
+ *
+ * Why not OpenMP: its runtime hangs in a forked child once the parent has used it, brings a second copy of itself into every process,
+ * and says nothing about Ctrl-C. This pool is 200 lines, survives fork, and asks for interrupts between pieces.
+ *
+ * A job is published under a lock; workers spin a little for the next one (a training step is thousands of short loops) and then
+ * sleep. Pieces are claimed from an atomic counter, so who runs which piece varies, what a piece computes never does.
+ */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "../xtrain.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_THREADS 256
+#define SPINS 4000 /* about 20 us of polling */
+
+bool (*xt_interrupt_check)(void);
+
+typedef struct Job {
+    XtBody body;
+    void *context;
+    int64_t count, grain, pieces;
+    int64_t next;      /* atomic: first piece nobody has claimed */
+    int running;       /* atomic: workers inside this job */
+    int stop;          /* atomic: an error or Ctrl-C: claim no more */
+    int limit;         /* workers that may still join, under lock */
+    XtStatus status;   /* first error, under lock */
+    char message[512]; /* its text: the worker's own buffer is not the caller's */
+} Job;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t one_job = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose job the pool runs */
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static Job *current;        /* under lock */
+static uint64_t generation; /* atomic: number of jobs published */
+static int workers;         /* started, under one_job */
+static int wanted_threads;  /* 0: not decided yet */
+static _Thread_local bool inside;
+
+static void run_pieces(Job *job) {
+    while (!__atomic_load_n(&job->stop, __ATOMIC_RELAXED)) {
+        int64_t piece = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        if (piece >= job->pieces) return;
+        int64_t begin = piece * job->grain, end = begin + job->grain;
+        XtStatus status = job->body(job->context, begin, end < job->count ? end : job->count);
+        if (status == XT_OK) continue;
+        pthread_mutex_lock(&lock);
+        if (job->status == XT_OK) {
+            job->status = status;
+            strncpy(job->message, xt_error_message(), sizeof job->message - 1);
+        }
+        pthread_mutex_unlock(&lock);
+        __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
+    }
+}
+
+static void pause_cpu(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#else
+    sched_yield();
+#endif
+}
+
+static void *worker(void *unused) {
+    (void)unused;
+    inside = true; /* a kernel that calls xt_parallel from a piece runs it right there */
+    uint64_t seen = 0;
+    for (;;) {
+        for (int i = 0; i < SPINS && __atomic_load_n(&generation, __ATOMIC_ACQUIRE) == seen; i++) pause_cpu();
+        pthread_mutex_lock(&lock);
+        while (generation == seen) pthread_cond_wait(&wake, &lock);
+        seen = generation;
+        Job *job = current;
+        if (job && job->limit > 0) job->limit--, __atomic_add_fetch(&job->running, 1, __ATOMIC_RELAXED);
+        else job = NULL;
+        pthread_mutex_unlock(&lock);
+        if (!job) continue;
+        run_pieces(job);
+        __atomic_sub_fetch(&job->running, 1, __ATOMIC_RELEASE); /* the last touch: the job lives on its caller's stack */
+    }
+    return NULL;
+}
+
+/* After a fork only the calling thread exists: the pool starts over. */
+static void forget_workers(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t fresh_wake = PTHREAD_COND_INITIALIZER;
+    lock = fresh;
+    one_job = fresh;
+    wake = fresh_wake;
+    workers = 0;
+    current = NULL;
+}
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+
+static int cores_available(void) {
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+#endif
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int)n : 1;
+}
+
+int xt_num_threads(void) {
+    int count = __atomic_load_n(&wanted_threads, __ATOMIC_RELAXED);
+    if (count) return count;
+    const char *text = getenv("XTRAIN_NUM_THREADS");
+    if (!text) text = getenv("OMP_NUM_THREADS");
+    count = text ? atoi(text) : 0;
+    if (count < 1) count = cores_available();
+    if (count > MAX_THREADS) count = MAX_THREADS;
+    __atomic_store_n(&wanted_threads, count, __ATOMIC_RELAXED);
+    return count;
+}
+
+XtStatus xt_set_num_threads(int count) {
+    if (count < 1 || count > MAX_THREADS)
+        return xt_error(XT_VALUE_ERROR, "set_num_threads: count must be in [1, %d], got %d", MAX_THREADS, count);
+    __atomic_store_n(&wanted_threads, count, __ATOMIC_RELAXED);
+    return XT_OK;
+}
+
+static void start_workers(int count) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    while (workers < count) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, worker, NULL)) break; /* fewer threads: slower, not wrong */
+        workers++;
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+bool xt_interrupted(void) {
+    static _Thread_local struct timespec last;
+    if (!xt_interrupt_check) return false;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t ms = (int64_t)(now.tv_sec - last.tv_sec) * 1000 + (now.tv_nsec - last.tv_nsec) / 1000000;
+    if (ms < 50) return false;
+    last = now;
+    return xt_interrupt_check();
+}
+
+/* One piece after the other in this thread: for short loops, nested calls, and when the pool is busy with another caller's job. */
+static XtStatus run_here(int64_t count, int64_t grain, XtBody body, void *context, bool may_ask) {
+    for (int64_t begin = 0; begin < count; begin += grain) {
+        int64_t end = grain < count - begin ? begin + grain : count;
+        XtStatus status = body(context, begin, end);
+        if (status != XT_OK) return status;
+        if (may_ask && end < count && xt_interrupted()) return XT_INTERRUPTED;
+    }
+    return XT_OK;
+}
+
+XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context) {
+    if (count <= 0) return XT_OK;
+    if (grain < 1) grain = 1;
+    int64_t pieces = (count - 1) / grain + 1;
+    int threads = inside || pieces == 1 ? 1 : xt_num_threads();
+    if (threads > pieces) threads = (int)pieces;
+    if (threads <= 1 || pthread_mutex_trylock(&one_job) != 0) return run_here(count, grain, body, context, !inside);
+
+    if (workers < threads - 1) start_workers(threads - 1);
+    Job job = {.body = body, .context = context, .count = count, .grain = grain, .pieces = pieces, .limit = threads - 1};
+    pthread_mutex_lock(&lock);
+    current = &job;
+    __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&wake);
+    pthread_mutex_unlock(&lock);
+
+    inside = true;
+    XtStatus own = XT_OK;
+    while (!__atomic_load_n(&job.stop, __ATOMIC_RELAXED)) {
+        int64_t piece = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
+        if (piece >= pieces) break;
+        int64_t begin = piece * grain, end = begin + grain;
+        own = body(context, begin, end < count ? end : count);
+        if (own == XT_OK && xt_interrupted()) own = XT_INTERRUPTED;
+        if (own != XT_OK) __atomic_store_n(&job.stop, 1, __ATOMIC_RELAXED);
+    }
+    inside = false;
+
+    pthread_mutex_lock(&lock);
+    current = NULL; /* nobody joins from here on */
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; __atomic_load_n(&job.running, __ATOMIC_ACQUIRE) > 0; i++) {
+        if (i < SPINS) pause_cpu();
+        else sched_yield();
+    }
+    XtStatus status = own;
+    if (status == XT_OK && job.status != XT_OK) status = xt_error(job.status, "%s", job.message);
+    pthread_mutex_unlock(&one_job);
+    return status;
+}
