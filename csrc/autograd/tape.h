@@ -1,0 +1,130 @@
+/* tape.h - reverse-mode differentiation: who made a tensor, and how gradients walk back.
+ *
+ * Each recorded call is a node: its definition, edges to whoever made its inputs, the tensors it saved, and a copy of its scalar
+ * arguments. Nodes carry a growing sequence number, and an input is always older than the node that uses it, so `backward` is one
+ * loop: take the youngest reached node from a heap, ask its definition for the gradients of its inputs, add them to the edges.
+ *
+ * Ownership: tensor -> grad record -> node -> edges -> older nodes and leaf tensors. Saved tensors are aliases without a grad record,
+ * so a node never points at its own output and the graph is freed by counting alone (iteratively: a long chain must not
+ * overflow the C stack).
+ */
+#ifndef XT_TAPE_H
+#define XT_TAPE_H
+
+#include "../xtrain.h"
+
+#define XT_MAX_SAVED 8
+
+struct XtNode;
+struct XtCallArgs;
+
+/* How to differentiate: fills din[i] (new references; NULL = no gradient) for every i with xt_node_needs(node, i).
+ * dout[o] is never NULL: an output that nobody used arrives as zeros. */
+typedef XtStatus (*XtBackward)(struct XtNode *node, XtTensor *const *dout, XtTensor **din);
+
+typedef struct XtSaved {
+    XtTensor *tensor; /* owned alias, or NULL */
+    uint64_t version; /* of its storage when saved */
+} XtSaved;
+
+typedef struct XtEdge {
+    struct XtNode *node; /* owned; NULL for a leaf */
+    int output;          /* which output of node */
+    XtTensor *leaf;      /* owned; a tensor the user asked gradients for */
+} XtEdge;                /* both NULL: this input needs no gradient */
+
+/* A hook sees the gradient of a tensor once it is complete and may replace it: returns the (new) replacement, or NULL in *out. */
+typedef struct XtHook {
+    int64_t id;
+    XtStatus (*call)(void *context, XtTensor *gradient, XtTensor **out);
+    void (*release)(void *context);
+    void *context;
+} XtHook;
+typedef struct XtHooks {
+    XtHook *items;
+    int count;
+} XtHooks;
+
+typedef struct XtOutput {
+    XtTensor *gradient; /* collected during backward */
+    XtHooks hooks;
+    XtTensor *retain; /* borrowed: the output tensor, when it asked to keep its .grad; cleared when that tensor goes */
+    XtDevice device;
+    XtDtype dtype;
+    int ndim;
+    int64_t shape[XT_MAX_DIMS];
+} XtOutput;
+
+typedef struct XtNode {
+    int64_t references;
+    uint64_t sequence;
+    const char *name;
+    XtBackward backward;
+    void (*release_context)(void *context);
+    void *context; /* the recorded call's arguments (ops), or a Python object (xt.Function) */
+    int inputs, outputs, saved_count;
+    XtEdge *edges;    /* [inputs] */
+    XtOutput *output; /* [outputs] */
+    XtSaved saved[XT_MAX_SAVED];
+    bool freed; /* a backward has consumed it */
+    bool in_heap;
+    struct XtNode *next_free; /* link of the iterative release */
+} XtNode;
+
+/* The grad record of a tensor. Leaf: node == NULL and requires is true. */
+typedef struct XtGrad {
+    bool
+        requires;
+    XtNode *node; /* owned */
+    int output;
+    XtTensor *gradient; /* owned: .grad */
+    XtHooks hooks;      /* of leaves; those of other tensors live in the node's output */
+    bool retain;
+} XtGrad;
+
+bool xt_grad_mode(void); /* per thread; true at the start */
+void xt_set_grad_mode(bool on);
+
+bool xt_requires_grad(const XtTensor *tensor);
+/* Leaves only; floating dtypes only. */
+XtStatus xt_set_requires_grad(XtTensor *tensor, bool on);
+bool xt_is_leaf(const XtTensor *tensor);
+XtStatus xt_retain_grad(XtTensor *tensor);
+XtTensor *xt_gradient(const XtTensor *tensor);                           /* borrowed, or NULL */
+XtStatus xt_set_gradient(XtTensor *tensor, XtTensor *gradient);          /* retains gradient; NULL clears */
+XtStatus xt_add_hook(XtTensor *tensor, const XtHook *hook, int64_t *id); /* takes over hook->context */
+void xt_remove_hook(XtTensor *tensor, int64_t id);
+/* Passes *gradient (owned) through the hooks in order, replacing it where a hook says so. */
+XtStatus xt_run_hooks(const XtHooks *hooks, XtTensor **gradient);
+
+/* Returns a new node with edges to `inputs` (entries may be NULL), sequence number set. */
+XtStatus xt_node_new(const char *name, XtBackward backward, int inputs, XtTensor *const *input, int outputs, XtNode **out);
+void xt_node_release(XtNode *node);
+/* Keeps an alias of `tensor` (NULL allowed) in the next slot. */
+XtStatus xt_node_save(XtNode *node, const XtTensor *tensor);
+/* The saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it was changed in place since, or freed by an earlier backward. */
+XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
+bool xt_node_needs(const XtNode *node, int input);
+/* Makes `tensor` output `index` of node. */
+XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor);
+
+/* In a backward: the sum that input's gradient will be added to, when one exists and may be written (dense, seen by nobody else, no hook
+ * that must see the parts): a rule may add to it itself, e.g. a GEMM with beta = 1, and leave din[input] NULL. Else NULL. Borrowed. */
+XtTensor *xt_node_accumulator(XtNode *node, int input);
+
+/* In-place change of `tensor`: refused while recording when it requires a gradient; bumps the version. */
+XtStatus xt_begin_inplace(XtTensor *tensor, const char *op);
+
+/* d(sum_i roots[i] . gradients[i]) to every leaf's .grad. gradients[i] NULL: ones, roots[i] must have one element. */
+XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradients, bool retain_graph);
+
+/* The three things the tape computes itself, set by csrc/ops: a + b (new, or a itself changed in place when it may be), a dense copy,
+ * and zeros or ones of a given shape. */
+typedef struct XtTapeMath {
+    XtStatus (*add)(XtTensor *a, XtTensor *b, bool may_overwrite_a, XtTensor **out);
+    XtStatus (*copy)(XtTensor *a, XtTensor **out);
+    XtStatus (*filled)(XtDevice device, XtDtype dtype, int ndim, const int64_t *shape, double value, XtTensor **out);
+} XtTapeMath;
+extern XtTapeMath xt_tape_math;
+
+#endif
