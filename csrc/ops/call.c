@@ -1,0 +1,128 @@
+/* call.c - runs an op: forward, then a node on the tape when an input requires a gradient. */
+#include "ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const XtOp *const xt_ops[] = {
+#define XT_X(name) &xt_op_##name,
+    XT_OPS(XT_X)
+#undef XT_X
+        NULL,
+};
+
+XtStatus xt_save(XtCall *call, XtTensor *tensor) {
+    if (!call->record) return XT_OK;
+    if (call->saved_count == XT_MAX_SAVED)
+        return xt_error(XT_RUNTIME_ERROR, "%s: saves more than %d tensors", call->op->name, XT_MAX_SAVED);
+    if (tensor) xt_tensor_retain(tensor);
+    call->saved[call->saved_count++] = tensor;
+    return XT_OK;
+}
+
+/* The recorded call, kept for the backward: scalar arguments, and what the inputs looked like. */
+typedef struct Record {
+    const XtOp *op;
+    XtArg args[XT_MAX_ARGS];
+    char text[32]; /* room for a string argument, whose Python object may go */
+    XtInput input[];
+} Record;
+
+const XtArg *xt_node_args(const XtNode *node) { return ((const Record *)node->context)->args; }
+const XtOp *xt_node_op(const XtNode *node) { return ((const Record *)node->context)->op; }
+const XtInput *xt_node_input(const XtNode *node, int input) { return &((const Record *)node->context)->input[input]; }
+
+/* Lists the tensors among the arguments, in order; an absent optional tensor counts as one NULL input. Returns how many. */
+static int gather_inputs(const XtArg *args, int arg_count, XtTensor **inputs) {
+    int n = 0;
+    for (int i = 0; i < arg_count; i++) {
+        if (args[i].tensors) {
+            for (int j = 0; j < args[i].count; j++, n++)
+                if (inputs) inputs[n] = args[i].tensors[j];
+        } else if (args[i].is_tensor) {
+            if (inputs) inputs[n] = args[i].tensor;
+            n++;
+        }
+    }
+    return n;
+}
+
+static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
+    XtNode *node = NULL;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_node_new(call->op->name, call->op->backward, input_count, inputs, call->out_count, &node));
+    Record *kept = calloc(1, sizeof *kept + (size_t)input_count * sizeof kept->input[0]);
+    if (!kept) {
+        status = xt_error(XT_OUT_OF_MEMORY, "%s: out of memory while recording", call->op->name);
+        goto done;
+    }
+    node->context = kept;
+    node->release_context = free;
+    kept->op = call->op;
+    for (int i = 0; i < input_count; i++) {
+        if (!inputs[i]) continue;
+        kept->input[i].device = inputs[i]->storage->device;
+        kept->input[i].dtype = inputs[i]->dtype;
+        kept->input[i].ndim = inputs[i]->ndim;
+        memcpy(kept->input[i].shape, inputs[i]->shape, sizeof inputs[i]->shape);
+    }
+    for (int i = 0; i < call->arg_count; i++) {
+        kept->args[i] = call->arg[i];
+        kept->args[i].tensor = NULL;
+        kept->args[i].tensors = NULL;
+        if (call->arg[i].s) {
+            strncpy(kept->text, call->arg[i].s, sizeof kept->text - 1);
+            kept->args[i].s = kept->text;
+        }
+    }
+    for (int i = 0; i < call->saved_count; i++) XT_TRY(xt_node_save(node, call->saved[i]));
+    for (int i = 0; i < call->out_count; i++) {
+        if (call->out[i]->grad) { /* an op handed its input through: the output needs an identity of its own */
+            XtTensor *alias;
+            XT_TRY(xt_tensor_alias(call->out[i], &alias));
+            xt_tensor_release(call->out[i]);
+            call->out[i] = alias;
+        }
+        XT_TRY(xt_node_attach(node, i, call->out[i]));
+    }
+done:
+    xt_node_release(node);
+    return status;
+}
+
+/* Messages from below the ops (sizes, memory) do not know who asked: puts the op's name before them. */
+static XtStatus name_op(const XtOp *op, XtStatus status) {
+    if (status == XT_OK || status == XT_PYTHON_ERROR || status == XT_INTERRUPTED) return status;
+    const char *message = xt_error_message();
+    size_t word = strspn(message, "abcdefghijklmnopqrstuvwxyz_0123456789");
+    return message[word] == ':' ? status : xt_error(status, "%s: %s", op->name, message);
+}
+
+XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **out, int *out_count) {
+    XtCall call = {.op = op, .arg = args, .arg_count = arg_count};
+    XtTensor *few[64], **inputs = few;
+    XtStatus status = XT_OK;
+    int input_count = 0;
+    if (op->backward && xt_grad_mode()) {
+        input_count = gather_inputs(args, arg_count, NULL);
+        if (input_count > (int)(sizeof few / sizeof *few)) {
+            inputs = malloc((size_t)input_count * sizeof *inputs);
+            if (!inputs) return xt_error(XT_OUT_OF_MEMORY, "%s: out of memory", op->name);
+        }
+        gather_inputs(args, arg_count, inputs);
+        for (int i = 0; i < input_count; i++)
+            if (inputs[i] && xt_requires_grad(inputs[i])) call.record = true;
+    }
+    XT_TRY(name_op(op, op->forward(&call)));
+    if (call.record) XT_TRY(record(&call, inputs, input_count));
+    for (int i = 0; i < call.out_count; i++) {
+        out[i] = call.out[i];
+        call.out[i] = NULL;
+    }
+    *out_count = call.out_count;
+done:
+    for (int i = 0; i < call.out_count; i++) xt_tensor_release(call.out[i]);
+    for (int i = 0; i < call.saved_count; i++) xt_tensor_release(call.saved[i]);
+    if (inputs != few) free(inputs);
+    return status;
+}

@@ -1,0 +1,165 @@
+/* ops.h - what an op is, the list of all ops, and how one is called.
+ *
+ * An op is one record, XtOp, in the file of its name: signature text, forward, backward. The signature is the single source for
+ * argument parsing, the Python text signature, type stubs and the op table of the tests. `xt_call` runs the forward and, when an
+ * input requires a gradient, records a node whose backward is the op's.
+ *
+ * Signature grammar, comma separated:  name: kind [= default]     a `*` alone makes the rest keyword-only
+ *   Tensor  Tensor?  Tensors  Operand (Tensor or number)  int  int?  float  float?  bool  str?  dtype  dtype?  device?
+ *   ints (a tuple, or the remaining positional arguments when it comes last)  ints? (an int or a tuple or None)  number
+ * Defaults: None, True, False, a number, a 'word', or () .
+ */
+#ifndef XT_OPS_H
+#define XT_OPS_H
+
+#include "../autograd/tape.h"
+#include "../backend/backend.h"
+#include "../kernels.h"
+
+#define XT_MAX_ARGS 12
+#define XT_MAX_OUTPUTS 64
+
+typedef enum XtArgKind {
+    XT_ARG_TENSOR,
+    XT_ARG_TENSORS,
+    XT_ARG_OPERAND,
+    XT_ARG_INT,
+    XT_ARG_FLOAT,
+    XT_ARG_BOOL,
+    XT_ARG_STR,
+    XT_ARG_DTYPE,
+    XT_ARG_DEVICE,
+    XT_ARG_INTS,
+    XT_ARG_NUMBER,
+} XtArgKind;
+
+/* One argument of a call. `given` is false for None. Only the fields of the kind are set; inputs of the graph are numbered in argument
+ * order, a list counting once per element. */
+typedef struct XtArg {
+    bool given;
+    bool is_tensor;     /* Tensor, Tensor?, Operand: a possible input of the graph, even when absent or a number */
+    XtTensor *tensor;   /* Tensor, Operand (NULL: see scalar); borrowed */
+    XtTensor **tensors; /* Tensors; borrowed */
+    int count;          /* Tensors, ints */
+    bool is_sequence;   /* ints: a tuple or list was given, not one int */
+    int64_t i;          /* int, dtype (as XtDtype) */
+    double f;
+    bool b;
+    const char *s;
+    XtDevice device;
+    XtScalar scalar; /* number, Operand */
+    int64_t ints[XT_MAX_DIMS];
+} XtArg;
+
+struct XtCall;
+
+typedef struct XtOp {
+    const char *name;
+    const char *signature;
+    XtStatus (*forward)(struct XtCall *call);
+    XtBackward backward; /* NULL: no gradient */
+    int code;            /* which member of a family this is (XT_ADD, XT_REDUCE_SUM, ...) */
+    bool method;         /* also a method of Tensor, the first argument being self */
+    const char *doc;     /* one or more lines: formula, shapes, dtypes, errors */
+} XtOp;
+
+/* A call under way. The forward sets out[] (new references) and out_count, and may xt_save() what the backward reads. */
+typedef struct XtCall {
+    const XtOp *op;
+    const XtArg *arg;
+    int arg_count;
+    bool record; /* false: xt_save does nothing */
+    XtTensor *out[XT_MAX_OUTPUTS];
+    int out_count;
+    XtTensor *saved[XT_MAX_SAVED]; /* owned */
+    int saved_count;
+} XtCall;
+
+XtStatus xt_save(XtCall *call, XtTensor *tensor); /* retains; NULL keeps its slot empty */
+
+/* In a backward: the scalar arguments of the recorded call (tensor fields are NULL). */
+const XtArg *xt_node_args(const XtNode *node);
+const XtOp *xt_node_op(const XtNode *node);
+/* In a backward: what input i looked like. */
+typedef struct XtInput {
+    XtDevice device;
+    XtDtype dtype;
+    int ndim;
+    int64_t shape[XT_MAX_DIMS];
+} XtInput;
+const XtInput *xt_node_input(const XtNode *node, int input);
+
+/* Runs op on args: grad mode, forward, recording. out[] receives new references. */
+XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **out, int *out_count);
+
+/* ---- the list: one line an op, in the file of that stem or of its family --------------------------------------------------- */
+
+/* clang-format off */
+#define XT_OPS(X)                                                                                                              \
+    /* elementwise.c */                                                                                                        \
+    X(add) X(sub) X(mul) X(div) X(pow) X(maximum) X(minimum) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)                               \
+    X(neg) X(abs) X(exp) X(log) X(sqrt) X(rsqrt) X(reciprocal) X(sin) X(cos) X(tanh) X(sigmoid) X(relu) X(erf) X(silu) X(gelu) \
+    /* where.c */ X(where)                                                                                                     \
+    /* reduce.c */                                                                                                             \
+    X(sum) X(mean) X(amax) X(amin) X(argmax)                                                                                   \
+    /* view.c */                                                                                                               \
+    X(reshape) X(view) X(transpose) X(permute) X(expand) X(slice) X(select) X(unsqueeze) X(squeeze) X(detach)                  \
+    /* copy.c */                                                                                                               \
+    X(clone) X(contiguous) X(cast) X(to_device) X(cat) X(split) X(copy_) X(fill_) X(add_) X(sub_) X(mul_) X(div_)              \
+    /* create.c */                                                                                                             \
+    X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
+    /* one file each */                                                                                                        \
+    X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
+    /* optimizer.c */                                                                                                          \
+    X(adamw_) X(clip_grad_norm_)
+/* clang-format on */
+
+#define XT_X(name) extern const XtOp xt_op_##name;
+XT_OPS(XT_X)
+#undef XT_X
+extern const XtOp *const xt_ops[]; /* ends with NULL */
+
+/* ---- helpers shared by ops (ops/common.c) ------------------------------------------------------------------------------------ */
+
+/* Checks: the message names op, argument, rule and value. */
+XtStatus xt_check_float(const XtOp *op, const char *arg, const XtTensor *t);
+XtStatus xt_check_dtype(const XtOp *op, const char *arg, const XtTensor *t, XtDtype dtype);
+XtStatus xt_check_ndim(const XtOp *op, const char *arg, const XtTensor *t, int minimum, int maximum);
+XtStatus xt_check_shape(const XtOp *op, const char *arg, const XtTensor *t, int ndim, const int64_t *shape);
+/* b must have a's device and dtype. */
+XtStatus xt_check_like(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b);
+XtStatus xt_check_device(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b);
+/* Turns a possibly negative dim into 0..ndim-1. */
+XtStatus xt_check_dim(const XtOp *op, int64_t dim, int ndim, int *out);
+
+const XtBackend *xt_backend_of(const XtTensor *t);
+
+/* All return new tensors. */
+XtStatus xt_empty_like(const XtTensor *t, XtTensor **out); /* dense, same shape, dtype, device */
+XtStatus xt_empty_shape(const XtTensor *like, XtDtype dtype, int ndim, const int64_t *shape, XtTensor **out);
+XtStatus xt_dense(XtTensor *t, XtTensor **out);                         /* t itself when already dense, else a copy */
+XtStatus xt_copy_of(XtTensor *t, XtTensor **out);                       /* dense, always a copy */
+XtStatus xt_cast(XtTensor *t, XtDtype dtype, XtTensor **out);           /* dense or t itself */
+XtStatus xt_tensor_or_cast(XtTensor *t, XtDtype dtype, XtTensor **out); /* t itself, strided or not, unless the dtype differs */
+XtStatus xt_filled(const XtTensor *like, XtDtype dtype, int ndim, const int64_t *shape, double value, XtTensor **out);
+XtStatus xt_view_as(const XtTensor *t, int ndim, const int64_t *shape, const int64_t *strides, XtTensor **out);
+bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64_t *strides); /* false: only a copy will do */
+XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out);             /* view when possible, else copy */
+XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape);
+XtView xt_broadcast_view(const XtTensor *t, int ndim, const int64_t *shape);     /* strides 0 where repeated */
+XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out); /* undoes a broadcast */
+XtStatus xt_binary(XtBinaryOp op, XtTensor *a, XtTensor *b, XtTensor **out);     /* same dtype, broadcasting, no recording */
+XtStatus xt_binary_scalar(XtBinaryOp op, XtTensor *a, double value, XtTensor **out);
+XtStatus xt_unary(XtUnaryOp op, XtTensor *x, XtTensor **out);
+
+/* ---- matrix products (ops/matmul.c) ------------------------------------------------------------------------------------------ */
+
+/* out = a b + (accumulate ? out : 0) over the last two dims, batch dims broadcasting to out's; out dense; all of one dtype, at least 2-D.
+ * Transposes are read from the strides; operands are copied only when no leading dimension can describe them. */
+XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out);
+/* din[input] = a b with the input's shape, added straight to the sum under way where the tape allows. */
+XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, const char *backend, XtTensor **din);
+/* View with the last two dims swapped. */
+XtStatus xt_transposed(const XtTensor *t, XtTensor **out);
+
+#endif
