@@ -1,0 +1,236 @@
+/* dtype_device.c - the types `dtype` (eight constants, compared by identity) and `device` (small values, compared by content). */
+#include "py.h"
+
+/* ---- dtype ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct PyDtype {
+    PyObject_HEAD XtDtype dtype;
+} PyDtype;
+
+static XtDtype dtype_of(PyObject *self) { return ((PyDtype *)self)->dtype; }
+
+PyObject *py_dtype_object(XtDtype dtype) { return Py_NewRef(xt_py->dtype[dtype]); }
+
+bool py_dtype_named(const char *text, XtDtype *out) {
+    for (int i = 0; i < XT_DTYPE_COUNT; i++) {
+        if (strcmp(xt_dtype_name((XtDtype)i), text) != 0) continue;
+        *out = (XtDtype)i;
+        return true;
+    }
+    return false;
+}
+
+int py_dtype(const char *op, const char *name, PyObject *object, XtDtype *out) {
+    if (Py_IS_TYPE(object, xt_py->dtype_type)) {
+        *out = dtype_of(object);
+        return 1;
+    }
+    if (!PyUnicode_Check(object)) return 0;
+    const char *text = PyUnicode_AsUTF8(object);
+    if (text == NULL) return -1;
+    if (py_dtype_named(text, out)) return 1;
+    PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be a dtype such as 'float32' or 'bfloat16', got '%.100s'", op, name,
+                 text);
+    return -1;
+}
+
+static PyObject *dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *object;
+    XtDtype dtype;
+    (void)type;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
+        PyErr_SetString(PyExc_TypeError, "dtype: takes one positional argument, a dtype or its name");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O:dtype", &object)) return NULL;
+    int found = py_dtype("dtype", "name", object, &dtype);
+    if (found == 0) py_refuse("dtype", "name", py_kind_rule(XT_ARG_DTYPE, false), object);
+    return found == 1 ? py_dtype_object(dtype) : NULL;
+}
+
+static void plain_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *dtype_name(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyUnicode_FromString(xt_dtype_name(dtype_of(self)));
+}
+static PyObject *dtype_itemsize(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromSize_t(xt_dtype_size(dtype_of(self)));
+}
+static PyObject *dtype_is_float(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(xt_dtype_is_float(dtype_of(self)));
+}
+static PyObject *dtype_repr(PyObject *self) { return PyUnicode_FromFormat("xtrain.%s", xt_dtype_name(dtype_of(self))); }
+static PyObject *dtype_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) { return dtype_name(self, NULL); }
+
+static PyGetSetDef dtype_getset[] = {
+    {"name", dtype_name, NULL, "\"float32\" and so on.", NULL},
+    {"itemsize", dtype_itemsize, NULL, "Bytes of one element.", NULL},
+    {"is_floating_point", dtype_is_float, NULL, "True for float64, float32, bfloat16 and float16.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef dtype_methods[] = {
+    {"__reduce__", dtype_reduce, METH_NOARGS, "Copied and pickled by name."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot dtype_slots[] = {
+    {Py_tp_new, (void *)dtype_new},
+    {Py_tp_dealloc, (void *)plain_dealloc},
+    {Py_tp_repr, (void *)dtype_repr},
+    {Py_tp_getset, dtype_getset},
+    {Py_tp_methods, dtype_methods},
+    {Py_tp_doc, "dtype(name)\n--\n\nThe type of a tensor's elements. There is one object per dtype; compare with `is` or ==."},
+    {0, NULL},
+};
+
+static PyType_Spec dtype_spec = {
+    .name = "xtrain.dtype",
+    .basicsize = sizeof(PyDtype),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = dtype_slots,
+};
+
+/* ---- device ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct PyDevice {
+    PyObject_HEAD XtDevice device;
+} PyDevice;
+
+static XtDevice device_of(PyObject *self) { return ((PyDevice *)self)->device; }
+
+PyObject *py_device_object(XtDevice device) {
+    PyDevice *self = (PyDevice *)xt_py->device_type->tp_alloc(xt_py->device_type, 0);
+    if (self != NULL) self->device = device;
+    return (PyObject *)self;
+}
+
+/* "cpu", "cpu:0", "cuda", "cuda:7" */
+bool py_device_named(const char *text, XtDevice *out) {
+    const char *colon = strchr(text, ':');
+    size_t length = colon != NULL ? (size_t)(colon - text) : strlen(text);
+    int index = 0;
+    if (colon != NULL) {
+        size_t digits = strlen(colon + 1);
+        if (digits == 0 || digits > 3) return false;
+        for (const char *at = colon + 1; *at != '\0'; at++) {
+            if (*at < '0' || *at > '9') return false;
+            index = index * 10 + (*at - '0');
+        }
+    }
+    bool cpu = length == 3 && memcmp(text, "cpu", 3) == 0, cuda = length == 4 && memcmp(text, "cuda", 4) == 0;
+    if ((!cpu && !cuda) || index > UINT8_MAX || (cpu && index > 0)) return false;
+    *out = (XtDevice){.type = cpu ? XT_CPU : XT_CUDA, .index = (uint8_t)index};
+    return true;
+}
+
+int py_device(const char *op, const char *name, PyObject *object, XtDevice *out) {
+    if (Py_IS_TYPE(object, xt_py->device_type)) {
+        *out = device_of(object);
+        return 1;
+    }
+    if (!PyUnicode_Check(object)) return 0;
+    const char *text = PyUnicode_AsUTF8(object);
+    if (text == NULL) return -1;
+    if (py_device_named(text, out)) return 1;
+    PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be 'cpu', 'cuda' or 'cuda:<index>', got '%.100s'", op, name, text);
+    return -1;
+}
+
+static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *object, *index = Py_None;
+    XtDevice device;
+    (void)type;
+    static char *names[] = {"type", "index", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:device", names, &object, &index)) return NULL;
+    int found = py_device("device", "type", object, &device);
+    if (found == 0) py_refuse("device", "type", py_kind_rule(XT_ARG_DEVICE, false), object);
+    if (found != 1) return NULL;
+    if (index != Py_None) {
+        int64_t number;
+        found = py_int64("device", "index", index, &number);
+        if (found == 0) py_refuse("device", "index", "an int or None", index);
+        if (found != 1) return NULL;
+        if (number < 0 || number > (device.type == XT_CPU ? 0 : UINT8_MAX)) {
+            PyErr_Format(PyExc_ValueError, "device: argument 'index' must be in [0, %d], got %lld",
+                         device.type == XT_CPU ? 0 : UINT8_MAX, (long long)number);
+            return NULL;
+        }
+        device.index = (uint8_t)number;
+    }
+    return py_device_object(device);
+}
+
+static PyObject *device_type_name(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyUnicode_FromString(device_of(self).type == XT_CPU ? "cpu" : "cuda");
+}
+
+static PyObject *device_index(PyObject *self, void *Py_UNUSED(closure)) {
+    if (device_of(self).type == XT_CPU) Py_RETURN_NONE;
+    return PyLong_FromLong(device_of(self).index);
+}
+
+static PyObject *device_str(PyObject *self) { return PyUnicode_FromString(xt_device_name(device_of(self))); }
+static PyObject *device_repr(PyObject *self) { return PyUnicode_FromFormat("device('%s')", xt_device_name(device_of(self))); }
+static Py_hash_t device_hash(PyObject *self) { return 7919 + 256 * device_of(self).type + device_of(self).index; }
+
+static PyObject *device_compare(PyObject *a, PyObject *b, int operation) {
+    if ((operation != Py_EQ && operation != Py_NE) || !Py_IS_TYPE(a, xt_py->device_type) || !Py_IS_TYPE(b, xt_py->device_type))
+        Py_RETURN_NOTIMPLEMENTED;
+    return PyBool_FromLong(xt_device_equal(device_of(a), device_of(b)) == (operation == Py_EQ));
+}
+
+static PyObject *device_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    return Py_BuildValue("O(s)", (PyObject *)Py_TYPE(self), xt_device_name(device_of(self)));
+}
+
+static PyGetSetDef device_getset[] = {
+    {"type", device_type_name, NULL, "\"cpu\" or \"cuda\".", NULL},
+    {"index", device_index, NULL, "Number of the GPU; None for the CPU.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef device_methods[] = {
+    {"__reduce__", device_reduce, METH_NOARGS, "Copied and pickled by its text."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot device_slots[] = {
+    {Py_tp_new, (void *)device_new},
+    {Py_tp_dealloc, (void *)plain_dealloc},
+    {Py_tp_repr, (void *)device_repr},
+    {Py_tp_str, (void *)device_str},
+    {Py_tp_hash, (void *)device_hash},
+    {Py_tp_richcompare, (void *)device_compare},
+    {Py_tp_getset, device_getset},
+    {Py_tp_methods, device_methods},
+    {Py_tp_doc,
+     "device(type, index=None)\n--\n\nWhere a tensor lives: device('cpu'), device('cuda'), device('cuda:1'), device('cuda', 1)."},
+    {0, NULL},
+};
+
+static PyType_Spec device_spec = {
+    .name = "xtrain.device",
+    .basicsize = sizeof(PyDevice),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = device_slots,
+};
+
+int py_dtypes_init(PyObject *module) {
+    xt_py->dtype_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &dtype_spec, NULL);
+    if (xt_py->dtype_type == NULL || PyModule_AddObjectRef(module, "dtype", (PyObject *)xt_py->dtype_type) < 0) return -1;
+    for (int i = 0; i < XT_DTYPE_COUNT; i++) {
+        PyDtype *dtype = (PyDtype *)xt_py->dtype_type->tp_alloc(xt_py->dtype_type, 0);
+        if (dtype == NULL) return -1;
+        dtype->dtype = (XtDtype)i;
+        xt_py->dtype[i] = (PyObject *)dtype;
+        if (PyModule_AddObjectRef(module, xt_dtype_name((XtDtype)i), (PyObject *)dtype) < 0) return -1;
+    }
+    xt_py->device_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &device_spec, NULL);
+    if (xt_py->device_type == NULL) return -1;
+    return PyModule_AddObjectRef(module, "device", (PyObject *)xt_py->device_type);
+}

@@ -1,0 +1,96 @@
+/* errors.c - the one place where a status becomes a Python exception, and where Ctrl-C reaches a running kernel. */
+#include "py.h"
+
+PyObject *py_raise(XtStatus status) {
+    PyObject *type = PyExc_RuntimeError;
+    switch (status) {
+    case XT_VALUE_ERROR: type = PyExc_ValueError; break;
+    case XT_TYPE_ERROR: type = PyExc_TypeError; break;
+    case XT_INDEX_ERROR: type = PyExc_IndexError; break;
+    case XT_OUT_OF_MEMORY: type = xt_py->out_of_memory_error; break;
+    case XT_NOT_IMPLEMENTED: type = PyExc_NotImplementedError; break;
+    case XT_CUDA_ERROR: type = xt_py->cuda_error; break;
+    case XT_INTERRUPTED:
+        /* py_interrupt_check left what the signal handler raised in this thread. */
+        if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+        return NULL;
+    case XT_PYTHON_ERROR:
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, "a Python callback failed without an exception");
+        return NULL;
+    case XT_OK: type = PyExc_SystemError; break;
+    case XT_RUNTIME_ERROR: break;
+    }
+    const char *text = xt_error_message();
+    /* A message may have been cut inside a UTF-8 sequence. */
+    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    if (message != NULL) PyErr_SetObject(type, message);
+    Py_XDECREF(message);
+    return NULL;
+}
+
+int py_refuse(const char *op, const char *name, const char *rule, PyObject *got) {
+    const char *type = got == Py_None ? "None" : Py_TYPE(got)->tp_name;
+    const char *hint = strcmp(type, "numpy.ndarray") == 0 && strstr(rule, "Tensor") != NULL ? " (use xt.from_numpy)" : "";
+    PyErr_Format(PyExc_TypeError, "%s: argument '%s' must be %s, got %.100s%s", op, name, rule, type, hint);
+    return -1;
+}
+
+bool py_interrupt_check(void) {
+    if (!Py_IsInitialized()) return false;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    /* Handlers run in the main thread only; elsewhere this does nothing. What a handler raises stays in this thread's state. */
+    bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0;
+    PyGILState_Release(gil);
+    return stop;
+}
+
+PyThreadState *py_gil_leave(void) {
+    xt_py->running++;
+    return PyEval_SaveThread();
+}
+
+void py_gil_enter(PyThreadState *saved) {
+    PyEval_RestoreThread(saved);
+    xt_py->running--;
+}
+
+XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
+    *out_count = 0;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_call(op, args, count, out, out_count);
+    py_gil_enter(saved);
+    return status;
+}
+
+XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count) {
+    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
+    int out_count;
+    XtStatus status = py_call(op, args, count, out, &out_count);
+    if (status != XT_OK) {
+        py_raise(status);
+        return NULL;
+    }
+    for (int i = 1; i < out_count; i++) xt_tensor_release(out[i]);
+    if (out_count == 0) PyErr_Format(PyExc_SystemError, "%s: gave no output", op->name);
+    return out_count > 0 ? out[0] : NULL;
+}
+
+XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count) {
+    bool mode = xt_grad_mode();
+    xt_set_grad_mode(false);
+    XtTensor *out = py_call_one(op, args, count);
+    xt_set_grad_mode(mode);
+    return out;
+}
+
+int py_errors_init(PyObject *module) {
+    xt_py->out_of_memory_error = PyErr_NewExceptionWithDoc(
+        "xtrain.OutOfMemoryError", "An allocation failed; the message says what was asked and what is held.", PyExc_MemoryError,
+        NULL);
+    if (xt_py->out_of_memory_error == NULL) return -1;
+    xt_py->cuda_error =
+        PyErr_NewExceptionWithDoc("xtrain.CudaError", "A CUDA call or the CUDA library failed.", PyExc_RuntimeError, NULL);
+    if (xt_py->cuda_error == NULL) return -1;
+    if (PyModule_AddObjectRef(module, "OutOfMemoryError", xt_py->out_of_memory_error) < 0) return -1;
+    return PyModule_AddObjectRef(module, "CudaError", xt_py->cuda_error);
+}

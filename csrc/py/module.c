@@ -1,0 +1,83 @@
+/* module.c - `xtrain._C`: multi-phase initialisation and the life of the module state. */
+#include "py.h"
+
+PyState *xt_py;
+
+static int module_exec(PyObject *module) {
+    if (xt_py != NULL) {
+        PyErr_SetString(PyExc_ImportError, "xtrain._C cannot be loaded twice in one process");
+        return -1;
+    }
+    xt_py = PyModule_GetState(module);
+    if (py_numpy_init() < 0 || py_errors_init(module) < 0 || py_dtypes_init(module) < 0 || py_tensor_init(module) < 0 ||
+        py_handle_init(module) < 0 || py_callables_init(module) < 0) {
+        xt_py = NULL; /* module_free lets go of what was made */
+        return -1;
+    }
+    xt_interrupt_check = py_interrupt_check;
+    return PyModule_AddIntConstant(module, "MAX_DIMS", XT_MAX_DIMS);
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
+    PyState *state = PyModule_GetState(module);
+    if (state == NULL) return 0;
+    Py_VISIT(state->tensor_type);
+    Py_VISIT(state->dtype_type);
+    Py_VISIT(state->device_type);
+    Py_VISIT(state->op_type);
+    Py_VISIT(state->handle_type);
+    for (int i = 0; i < XT_DTYPE_COUNT; i++) Py_VISIT(state->dtype[i]);
+    Py_VISIT(state->out_of_memory_error);
+    Py_VISIT(state->cuda_error);
+    Py_VISIT(state->bfloat16);
+    return 0;
+}
+
+/* Only at the end of the process: types hold the module, so it outlives every tensor. */
+static int module_clear(PyObject *module) {
+    PyState *state = PyModule_GetState(module);
+    if (state == NULL) return 0;
+    Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->dtype_type);
+    Py_CLEAR(state->device_type);
+    Py_CLEAR(state->op_type);
+    Py_CLEAR(state->handle_type);
+    for (int i = 0; i < XT_DTYPE_COUNT; i++) Py_CLEAR(state->dtype[i]);
+    Py_CLEAR(state->out_of_memory_error);
+    Py_CLEAR(state->cuda_error);
+    Py_CLEAR(state->bfloat16);
+    return 0;
+}
+
+static void module_free(void *module) {
+    PyState *state = PyModule_GetState((PyObject *)module);
+    if (state == NULL) return;
+    if (xt_py == state) {
+        xt_py = NULL;
+        xt_interrupt_check = NULL;
+    }
+    module_clear((PyObject *)module);
+    xt_tensor_release(state->nothing);
+    state->nothing = NULL;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, (void *)module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static PyModuleDef module_def = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "xtrain._C",
+    .m_doc = "The C core of xtrain. Every op of csrc/ops/ops.h is a function here; `xtrain` gives them their public homes.",
+    .m_size = sizeof(PyState),
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&module_def); }

@@ -1,0 +1,21 @@
+/* numpy_api.h - NumPy's C API, imported once (numpy_out.c defines XT_IMPORT_ARRAY) and shared by every file that needs it. */
+#ifndef XT_NUMPY_API_H
+#define XT_NUMPY_API_H
+
+#include "py.h"
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL xt_numpy_api
+#ifndef XT_IMPORT_ARRAY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+_Static_assert(sizeof(npy_intp) == sizeof(int64_t), "xtrain needs a 64-bit machine");
+
+/* Returns true when arrays of `array`'s dtype hold elements of *out. NULL-safe for user dtypes: bfloat16 is known by its name. */
+bool py_numpy_dtype(PyArrayObject *array, XtDtype *out);
+/* New reference, or NULL with TypeError (bfloat16 without ml_dtypes). */
+PyArray_Descr *py_numpy_descr(const char *op, XtDtype dtype);
+
+#endif

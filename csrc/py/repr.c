@@ -1,0 +1,98 @@
+/* repr.c - what a tensor shows of itself: its values when they are few, statistics when they are many. */
+#include "py.h"
+
+#define SHOWN_ELEMENTS 1000
+
+int py_stats(XtTensor *tensor, double out[5]) {
+    const XtBackend *backend;
+    XtStats params = {.x = tensor->view, .out = out};
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_backend_for(tensor->storage->device, &backend);
+    if (status == XT_OK) status = backend->stats(&params);
+    py_gil_enter(saved);
+    if (status != XT_OK) py_raise(status);
+    return status == XT_OK ? 0 : -1;
+}
+
+/* The mean over the finite elements, from what the kernel counts. */
+static double mean_of(const XtTensor *tensor, const double stats[5]) {
+    double finite = (double)xt_view_numel(&tensor->view) - stats[3] - stats[4];
+    return finite > 0 ? stats[2] / finite : Py_NAN;
+}
+
+static PyObject *run_stats(PyBound *bound) {
+    XtTensor *tensor = bound->arg[0].tensor;
+    double s[5];
+    if (py_stats(tensor, s) < 0) return NULL;
+    bool none = (double)xt_view_numel(&tensor->view) - s[3] - s[4] <= 0;
+    return Py_BuildValue("(dddLL)", none ? Py_NAN : s[0], none ? Py_NAN : s[1], mean_of(tensor, s), (long long)s[3],
+                         (long long)s[4]);
+}
+
+/* The values as NumPy prints them, indented to stand behind "tensor(". */
+static PyObject *values_text(PyObject *self) {
+    XtTensor *host = py_on_host(py_tensor(self)), *plain = NULL;
+    PyObject *wrapped = NULL, *array = NULL, *numpy = NULL, *function = NULL, *kwargs = NULL, *args = NULL, *text = NULL;
+    if (host == NULL) return NULL;
+    if (host->dtype == XT_BFLOAT16 || host->dtype == XT_FLOAT16) {
+        XtArg cast[2] = {py_arg_tensor(host), py_arg_dtype(XT_FLOAT32)};
+        plain = py_call_plain(&xt_op_cast, cast, 2);
+    } else {
+        XtStatus status = xt_tensor_alias(host, &plain);
+        if (status != XT_OK) py_raise(status);
+    }
+    xt_tensor_release(host);
+    wrapped = plain != NULL ? py_wrap(plain) : NULL;
+    if (wrapped == NULL || (array = py_numpy_view("repr", wrapped)) == NULL) goto done;
+    if ((numpy = PyImport_ImportModule("numpy")) == NULL) goto done;
+    if ((function = PyObject_GetAttrString(numpy, "array2string")) == NULL) goto done;
+    if ((args = PyTuple_Pack(1, array)) == NULL) goto done;
+    /* Four digits as PyTorch; rounding to the dtype's own precision would show bfloat16 with digits it does not have. */
+    kwargs = Py_BuildValue("{s:s,s:s,s:i,s:i,s:i}", "separator", ", ", "prefix", "tensor(", "precision", 4, "max_line_width", 120,
+                           "threshold", SHOWN_ELEMENTS);
+    if (kwargs != NULL) text = PyObject_Call(function, args, kwargs);
+done:
+    Py_XDECREF(wrapped);
+    Py_XDECREF(array);
+    Py_XDECREF(numpy);
+    Py_XDECREF(function);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return text;
+}
+
+static PyObject *statistics_text(XtTensor *tensor) {
+    double s[5];
+    char text[192];
+    if (py_stats(tensor, s) < 0) return NULL;
+    double finite = (double)xt_view_numel(&tensor->view) - s[3] - s[4];
+    if (finite > 0)
+        snprintf(text, sizeof text, "min=%.4g, max=%.4g, mean=%.4g, nan=%.0f, inf=%.0f", s[0], s[1], mean_of(tensor, s), s[3],
+                 s[4]);
+    else snprintf(text, sizeof text, "no finite element, nan=%.0f, inf=%.0f", s[3], s[4]);
+    return PyUnicode_FromString(text);
+}
+
+PyObject *py_repr(PyObject *self) {
+    XtTensor *tensor = py_tensor(self);
+    const struct XtGrad *grad = tensor->grad;
+    int64_t count = xt_view_numel(&tensor->view);
+    PyObject *content = count > SHOWN_ELEMENTS ? statistics_text(tensor)
+                        : count > 0            ? values_text(self)
+                                               : PyUnicode_FromString("[]");
+    if (content == NULL) return NULL;
+    char graph[96] = "";
+    if (grad != NULL && grad->node != NULL) snprintf(graph, sizeof graph, ", grad_fn=<%s>", grad->node->name);
+    else if (xt_requires_grad(tensor)) snprintf(graph, sizeof graph, ", requires_grad=True");
+    PyObject *text =
+        PyUnicode_FromFormat("tensor(%U, shape=%s, dtype=%s, device=%s%s)", content, xt_shape_text(tensor->ndim, tensor->shape),
+                             xt_dtype_name(tensor->dtype), xt_device_name(tensor->storage->device), graph);
+    Py_DECREF(content);
+    return text;
+}
+
+const PyFunction py_repr_functions[] = {
+    {"stats", "input: Tensor", run_stats,
+     "(minimum, maximum, mean) over the finite elements, then the number of NaN and of infinite elements.", 0, NULL},
+    {NULL, NULL, NULL, NULL, 0, NULL},
+};

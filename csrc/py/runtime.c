@@ -1,0 +1,210 @@
+/* runtime.c - the process-wide things: random numbers, threads, named backends, memory, and what this build is. */
+#include "py.h"
+
+#ifndef XT_VERSION
+#define XT_VERSION "unknown"
+#endif
+#ifndef XT_BUILD_FLAGS
+#define XT_BUILD_FLAGS ""
+#endif
+
+/* Present when the vendored OpenBLAS is linked in. */
+extern char *scipy_openblas_get_config(void) __attribute__((weak));
+
+static PyObject *none_or_raise(XtStatus status) {
+    if (status != XT_OK) return py_raise(status);
+    Py_RETURN_NONE;
+}
+
+/* ---- random numbers -------------------------------------------------------------------------------------------------- */
+
+/* Any integer of 64 bits, signed or not. */
+static int read_word(const char *op, const char *name, PyObject *object, uint64_t *out) {
+    if (PyBool_Check(object) || !PyIndex_Check(object)) return py_refuse(op, name, "an int", object);
+    PyObject *number = PyNumber_Index(object);
+    if (number == NULL) return -1;
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    *out = overflow > 0 ? PyLong_AsUnsignedLongLong(number) : (uint64_t)value;
+    Py_DECREF(number);
+    bool failed = overflow != 0 && (overflow < 0 || PyErr_Occurred() != NULL);
+    if (!failed) return 0;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s: argument '%s' must fit in 64 bits, got a larger integer", op, name);
+    return -1;
+}
+
+static PyObject *run_manual_seed(PyBound *bound) {
+    uint64_t seed;
+    if (read_word("manual_seed", "seed", bound->object[0], &seed) < 0) return NULL;
+    xt_manual_seed(seed);
+    Py_RETURN_NONE;
+}
+
+static PyObject *run_get_rng_state(PyBound *Py_UNUSED(bound)) {
+    uint64_t seed, stream;
+    xt_random_get_state(&seed, &stream);
+    return Py_BuildValue("(KK)", (unsigned long long)seed, (unsigned long long)stream);
+}
+
+static PyObject *run_set_rng_state(PyBound *bound) {
+    PyObject *state = bound->object[0];
+    uint64_t words[2];
+    if (!(PyTuple_Check(state) || PyList_Check(state)) || PySequence_Fast_GET_SIZE(state) != 2) {
+        py_refuse("set_rng_state", "state", "a pair (seed, stream)", state);
+        return NULL;
+    }
+    for (int i = 0; i < 2; i++) {
+        PyObject *item = PySequence_GetItem(state, i); /* __index__ of the first may change a list */
+        int result = item != NULL ? read_word("set_rng_state", "state", item, &words[i]) : -1;
+        Py_XDECREF(item);
+        if (result < 0) return NULL;
+    }
+    xt_random_set_state(words[0], words[1]);
+    Py_RETURN_NONE;
+}
+
+/* ---- threads --------------------------------------------------------------------------------------------------------- */
+
+static PyObject *run_get_num_threads(PyBound *Py_UNUSED(bound)) { return PyLong_FromLong(xt_num_threads()); }
+
+static PyObject *run_set_num_threads(PyBound *bound) {
+    int64_t count = bound->arg[0].i;
+    return none_or_raise(xt_set_num_threads(count < 0 ? -1 : count > INT32_MAX ? INT32_MAX : (int)count));
+}
+
+/* ---- named backends -------------------------------------------------------------------------------------------------- */
+
+static int append_name(PyObject *list, const char *name) {
+    PyObject *text = PyUnicode_FromString(name);
+    if (text == NULL) return -1;
+    int result = PyList_Append(list, text);
+    Py_DECREF(text);
+    return result;
+}
+
+enum { GEMM, ATTENTION };
+
+static PyObject *run_backends(PyBound *bound) {
+    const XtBackend *backend;
+    XtStatus status = xt_backend_for(bound->arg[0].device, &backend);
+    if (status != XT_OK) return py_raise(status);
+    PyObject *list = PyList_New(0);
+    if (list == NULL) return NULL;
+    int result = 0;
+    if (bound->signature->function.tag == GEMM) {
+        for (const XtGemmBackend *b = backend->gemm; b != NULL && b->name != NULL && result == 0; b++)
+            result = append_name(list, b->name);
+    } else {
+        for (const XtAttentionBackend *b = backend->attention; b != NULL && b->name != NULL && result == 0; b++)
+            result = append_name(list, b->name);
+    }
+    if (result < 0) Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *run_use_backend(PyBound *bound) {
+    bool gemm = bound->signature->function.tag == GEMM;
+    const char *before = gemm ? xt_gemm_backend_in_use() : xt_attention_backend_in_use();
+    PyObject *previous = before != NULL ? PyUnicode_FromString(before) : Py_NewRef(Py_None);
+    if (previous == NULL) return NULL;
+    const char *name = bound->arg[0].given ? bound->arg[0].s : NULL;
+    XtStatus status = gemm ? xt_use_gemm_backend(name) : xt_use_attention_backend(name);
+    if (status == XT_OK) return previous;
+    Py_DECREF(previous);
+    return py_raise(status);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+
+static PyObject *run_memory_stats(PyBound *bound) {
+    XtMemoryStats s;
+    xt_memory_stats(bound->arg[0].device, &s);
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "allocated", (long long)s.allocated, "peak", (long long)s.peak, "cached",
+                         (long long)s.cached, "live_storages", (long long)s.live_storages, "live_tensors",
+                         (long long)s.live_tensors);
+}
+
+static PyObject *run_memory_reset_peak(PyBound *bound) {
+    xt_memory_reset_peak(bound->arg[0].device);
+    Py_RETURN_NONE;
+}
+
+static PyObject *run_memory_trim(PyBound *bound) {
+    xt_memory_trim(bound->arg[0].device);
+    Py_RETURN_NONE;
+}
+
+/* ---- this build ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *run_op_signatures(PyBound *Py_UNUSED(bound)) {
+    PyObject *dict = PyDict_New();
+    for (const XtOp *const *op = xt_ops; *op != NULL && dict != NULL; op++) {
+        PyObject *text = PyUnicode_FromString((*op)->signature);
+        if (text == NULL || PyDict_SetItemString(dict, (*op)->name, text) < 0) Py_CLEAR(dict);
+        Py_XDECREF(text);
+    }
+    return dict;
+}
+
+static PyObject *run_cpu_features(PyBound *Py_UNUSED(bound)) {
+    PyObject *list = PyList_New(0);
+    if (list == NULL) return NULL;
+    int result = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#define FEATURE(name) \
+    if (result == 0 && __builtin_cpu_supports(name)) result = append_name(list, name)
+    FEATURE("sse4.2");
+    FEATURE("avx");
+    FEATURE("avx2");
+    FEATURE("fma");
+    FEATURE("avx512f");
+    FEATURE("avx512bw");
+    FEATURE("avx512dq");
+    FEATURE("avx512vl");
+    FEATURE("avx512vnni");
+    FEATURE("avx512bf16");
+#undef FEATURE
+#elif defined(__aarch64__)
+    result = append_name(list, "neon");
+#endif
+    if (result < 0) Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *run_build_info(PyBound *Py_UNUSED(bound)) {
+    const char *blas = scipy_openblas_get_config != NULL ? scipy_openblas_get_config() : "none";
+    return Py_BuildValue("{s:s,s:s,s:s,s:s}", "version", XT_VERSION, "compiler",
+#if defined(__clang__)
+                         "clang " __clang_version__,
+#else
+                         "gcc " __VERSION__,
+#endif
+                         "flags", XT_BUILD_FLAGS, "blas", blas);
+}
+
+const PyFunction py_runtime_functions[] = {
+    {"manual_seed", "seed: object", run_manual_seed, "Starts the random numbers over from a 64-bit seed.", 0, NULL},
+    {"get_rng_state", "", run_get_rng_state, "(seed, stream): all there is to the generator.", 0, NULL},
+    {"set_rng_state", "state: object", run_set_rng_state, "Continues from a pair that get_rng_state returned.", 0, NULL},
+    {"get_num_threads", "", run_get_num_threads, "Threads that CPU kernels use.", 0, NULL},
+    {"set_num_threads", "count: int", run_set_num_threads, "Sets how many threads CPU kernels use; results do not depend on it.", 0,
+     NULL},
+    {"gemm_backends", "device: device = 'cpu'", run_backends, "Names of the matrix products of a device, the default first.", GEMM,
+     NULL},
+    {"attention_backends", "device: device = 'cpu'", run_backends, "Names of the attentions of a device, the default first.",
+     ATTENTION, NULL},
+    {"use_gemm_backend", "name: str?", run_use_backend, "Chooses a matrix product for this thread; returns the choice before.",
+     GEMM, NULL},
+    {"use_attention_backend", "name: str?", run_use_backend, "Chooses an attention for this thread; returns the choice before.",
+     ATTENTION, NULL},
+    {"memory_stats", "device: device = 'cpu'", run_memory_stats,
+     "Bytes allocated, their peak, bytes cached, live storages and tensors.", 0, NULL},
+    {"memory_reset_peak", "device: device = 'cpu'", run_memory_reset_peak, "Sets the peak to what is allocated now.", 0, NULL},
+    {"memory_trim", "device: device = 'cpu'", run_memory_trim, "Gives cached blocks back to the system.", 0, NULL},
+    {"op_signatures", "", run_op_signatures, "Name -> signature of every op, in the grammar of csrc/ops/ops.h.", 0, NULL},
+    {"cpu_features", "", run_cpu_features, "Vector instruction sets of this CPU.", 0, NULL},
+    {"build_info", "", run_build_info, "version, compiler, flags and blas of this build.", 0, NULL},
+    {NULL, NULL, NULL, NULL, 0, NULL},
+};
