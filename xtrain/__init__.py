@@ -1,0 +1,146 @@
+"""xtrain: train transformers from Python on a small C core.
+
+    import xtrain as xt
+    import xtrain.functional as F
+
+Names, argument order, defaults and semantics are PyTorch's wherever PyTorch has the thing. Submodules (`functional`,
+`nn`, `optim`, `models`, `data`, `train`, ...) load on first use, so `import xtrain` stays cheap.
+"""
+
+from importlib import import_module as _import_module
+
+from ._load import _C  # isort: skip  (first: the others import _C)
+from ._backends import attention_backends, gemm_backends, use_attention_backend, use_gemm_backend
+from ._C import (
+    CudaError,
+    OutOfMemoryError,
+    Tensor,
+    abs,
+    add,
+    amax,
+    amin,
+    argmax,
+    clone,
+    cos,
+    device,
+    div,
+    dtype,
+    eq,
+    erf,
+    exp,
+    from_dlpack,
+    from_numpy,
+    ge,
+    get_num_threads,
+    get_rng_state,
+    gt,
+    is_grad_enabled,
+    le,
+    log,
+    lt,
+    manual_seed,
+    matmul,
+    maximum,
+    mean,
+    minimum,
+    mul,
+    ne,
+    neg,
+    permute,
+    pow,
+    reciprocal,
+    relu,
+    reshape,
+    rsqrt,
+    set_num_threads,
+    set_rng_state,
+    sigmoid,
+    sin,
+    softmax,
+    sqrt,
+    squeeze,
+    sub,
+    sum,
+    tanh,
+    tensor,
+    transpose,
+    unsqueeze,
+    where,
+)
+from ._creation import (
+    arange,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    zeros,
+    zeros_like,
+)
+from ._tensor import (
+    all,
+    any,
+    argmin,
+    cat,
+    chunk,
+    clamp,
+    flatten,
+    isfinite,
+    isinf,
+    isnan,
+    max,
+    min,
+    split,
+    square,
+    stack,
+    std,
+    var,
+)
+from ._version import __version__
+from .autograd import Function, checkpoint, enable_grad, no_grad, set_grad_enabled
+
+float32 = _C.float32
+float64 = _C.float64
+bfloat16 = _C.bfloat16
+float16 = _C.float16
+int32 = _C.int32
+int64 = _C.int64
+uint8 = _C.uint8
+bool = _C.bool
+float, double, half, int, long = float32, float64, float16, int32, int64
+
+_SUBMODULES = frozenset(
+    ("autograd", "cli", "config", "cuda", "data", "doctor", "functional", "models", "nn", "optim", "plot", "progress")
+    + ("saving", "testing", "train")
+)
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module 'xtrain' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(set(globals()) | _SUBMODULES)
+
+
+__all__ = [
+    "CudaError", "Function", "OutOfMemoryError", "Tensor", "__version__", "abs", "add", "all", "amax", "amin", "any",
+    "arange", "argmax", "argmin", "attention_backends", "bfloat16", "bool", "cat", "checkpoint", "chunk", "clamp",
+    "clone", "cos", "device", "div", "double", "dtype", "empty", "empty_like", "enable_grad", "eq", "erf", "exp",
+    "flatten", "float", "float16", "float32", "float64", "from_dlpack", "from_numpy", "full", "full_like", "ge",
+    "gemm_backends", "get_num_threads", "get_rng_state", "gt", "half", "int", "int32", "int64", "is_grad_enabled",
+    "isfinite", "isinf", "isnan", "le", "log", "long", "lt", "manual_seed", "matmul", "max", "maximum", "mean", "min",
+    "minimum", "mul", "ne", "neg", "no_grad", "ones", "ones_like", "permute", "pow", "rand", "rand_like", "randint",
+    "randn", "randn_like", "reciprocal", "relu", "reshape", "rsqrt", "set_grad_enabled", "set_num_threads",
+    "set_rng_state", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum",
+    "tanh", "tensor", "transpose", "uint8", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var", "where",
+    "zeros", "zeros_like",
+]  # fmt: skip

@@ -1,0 +1,107 @@
+"""Making tensors: constants, ranges and random numbers, with PyTorch's signatures.
+
+Every function takes `dtype` (default float32 unless it says otherwise), `device` (default cpu) and `requires_grad`.
+Sizes are given as integers or as one tuple: `zeros(2, 3)` and `zeros((2, 3))` are the same. Random numbers are
+Philox4x32-10 keyed by (seed, fill number), counted by element index: the same numbers on every device and for any
+number of threads.
+"""
+
+from . import _C
+
+_float32, _int64, _bool = _C.float32, _C.int64, _C.bool
+
+
+def _shape(size):
+    if len(size) == 1 and not isinstance(size[0], int) and hasattr(size[0], "__iter__"):
+        return tuple(size[0])
+    return size
+
+
+def _finish(tensor, requires_grad):
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _dtype_of_value(value):
+    if isinstance(value, bool):
+        return _bool
+    return _int64 if isinstance(value, int) else _float32
+
+
+def empty(*size, dtype=None, device=None, requires_grad=False):
+    """Uninitialised memory of shape `size`."""
+    return _finish(_C.empty(_shape(size), dtype or _float32, device), requires_grad)
+
+
+def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
+    """`fill_value` everywhere; without dtype: bool for a bool, int64 for an int, float32 for a float."""
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    return _finish(_C.full(shape, fill_value, dtype or _dtype_of_value(fill_value), device), requires_grad)
+
+
+def zeros(*size, dtype=None, device=None, requires_grad=False):
+    """Zeros of shape `size`."""
+    return _finish(_C.full(_shape(size), 0, dtype or _float32, device), requires_grad)
+
+
+def ones(*size, dtype=None, device=None, requires_grad=False):
+    """Ones of shape `size`."""
+    return _finish(_C.full(_shape(size), 1, dtype or _float32, device), requires_grad)
+
+
+def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
+    """start, start + step, ... below `end`, 1-D. `arange(n)` counts from 0. int64 when all three are integers, else
+    float32.
+    """
+    if end is None:
+        start, end = 0, start
+    if dtype is None:
+        dtype = _int64 if isinstance(start, int) and isinstance(end, int) and isinstance(step, int) else _float32
+    return _finish(_C.arange(start, end, step, dtype, device), requires_grad)
+
+
+def rand(*size, dtype=None, device=None, requires_grad=False):
+    """Uniform in [0, 1)."""
+    return _finish(_C.uniform(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
+
+
+def randn(*size, dtype=None, device=None, requires_grad=False):
+    """Standard normal."""
+    return _finish(_C.normal(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
+
+
+def randint(low, high, size=None, *, dtype=None, device=None, requires_grad=False):
+    """Integers in [low, high), int64 by default. `randint(high, size)` starts at 0."""
+    if size is None:
+        low, high, size = 0, low, high
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    return _finish(_C.randint(low, high, shape, dtype or _int64, device), requires_grad)
+
+
+def empty_like(input, *, dtype=None, device=None, requires_grad=False):
+    """`empty` with the shape of input and, unless given, its dtype and device."""
+    return _finish(_C.empty(input.shape, dtype or input.dtype, device or input.device), requires_grad)
+
+
+def full_like(input, fill_value, *, dtype=None, device=None, requires_grad=False):
+    """`full` with the shape of input and, unless given, its dtype and device."""
+    return _finish(_C.full(input.shape, fill_value, dtype or input.dtype, device or input.device), requires_grad)
+
+
+def zeros_like(input, *, dtype=None, device=None, requires_grad=False):
+    """`zeros` with the shape of input and, unless given, its dtype and device."""
+    return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def ones_like(input, *, dtype=None, device=None, requires_grad=False):
+    """`ones` with the shape of input and, unless given, its dtype and device."""
+    return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def rand_like(input, *, dtype=None, device=None, requires_grad=False):
+    """`rand` with the shape of input and, unless given, its dtype and device."""
+    return rand(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
+
+
+def randn_like(input, *, dtype=None, device=None, requires_grad=False):
+    """`randn` with the shape of input and, unless given, its dtype and device."""
+    return randn(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)

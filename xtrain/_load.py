@@ -1,0 +1,28 @@
+"""Loads the compiled core, and with it xtrain's own copy of OpenBLAS.
+
+OpenBLAS chooses its kernels when it is loaded and lets OPENBLAS_* variables decide. Those are meant for the copies that
+users call through NumPy or SciPy; ours is private, always runs in the calling thread, and takes the kernels of the CPU
+it finds. XTRAIN_BLAS_CORE (an OpenBLAS core name such as Haswell or SkylakeX) overrides that.
+"""
+
+import os as _os
+
+
+def _load():
+    """Return xtrain._C, loaded while the OPENBLAS_* variables are out of the environment."""
+    hidden = {name: _os.environ.pop(name) for name in list(_os.environ) if name.startswith("OPENBLAS_")}
+    if core := _os.environ.get("XTRAIN_BLAS_CORE"):
+        _os.environ["OPENBLAS_CORETYPE"] = core
+    try:
+        from . import _C
+    except ImportError as error:
+        raise ImportError(
+            f"xtrain: the compiled core xtrain._C cannot be loaded ({error}); build it with `make build`"
+        ) from error
+    finally:
+        _os.environ.pop("OPENBLAS_CORETYPE", None)
+        _os.environ.update(hidden)
+    return _C
+
+
+_C = _load()

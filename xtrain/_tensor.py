@@ -1,0 +1,237 @@
+"""Tensor methods that are compositions of the core's, and the functions of the same names."""
+
+import builtins
+from collections import namedtuple
+
+from . import _C
+
+_Tensor = _C.Tensor
+_cat, _split, _where = _C.cat, _C.split, _C.where
+_SPLIT_PIECES, _SPLIT_SIZES = 64, 8  # what one call of the core takes
+
+_MaxResult = namedtuple("max", ("values", "indices"))
+_MinResult = namedtuple("min", ("values", "indices"))
+
+
+def _axis(op, input, dim):
+    ndim = input.ndim
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
+    return dim % ndim
+
+
+def _take(input, indices, dim):
+    """input at `indices` (keepdim form) along dim, as a differentiable selection."""
+    shape = [1] * input.ndim
+    shape[dim] = input.shape[dim]
+    positions = _C.arange(0, input.shape[dim], 1, _C.int64, input.device).reshape(tuple(shape))
+    return _where(positions == indices, input, 0.0).sum(dim, True)
+
+
+def _extreme(op, result, reduce, arg, pairwise, input, dim, keepdim):
+    if dim is None:
+        return reduce(input)
+    if isinstance(dim, _Tensor):
+        return pairwise(input, dim)
+    if input.ndim == 0:
+        return result(input.clone(), _C.full((), 0, _C.int64, input.device))
+    dim = _axis(op, input, dim)
+    indices = arg(input, dim, True)
+    # The gradient goes to the element at `indices` alone; amax and amin would share it between equal elements.
+    values = _take(input, indices, dim) if input.requires_grad and _C.is_grad_enabled() else reduce(input, dim, True)
+    return result(values, indices) if keepdim else result(values.squeeze(dim), indices.squeeze(dim))
+
+
+def max(input, dim=None, keepdim=False):
+    """Without dim the largest element (0-dim); with dim `(values, indices)` along it; with a second tensor the
+    elementwise maximum.
+    """
+    return _extreme("max", _MaxResult, _C.amax, _C.argmax, _C.maximum, input, dim, keepdim)
+
+
+def min(input, dim=None, keepdim=False):
+    """Without dim the smallest element (0-dim); with dim `(values, indices)` along it; with a second tensor the
+    elementwise minimum.
+    """
+    return _extreme("min", _MinResult, _C.amin, argmin, _C.minimum, input, dim, keepdim)
+
+
+def argmin(input, dim=None, keepdim=False):
+    """Index (int64) of the smallest element along dim, or in the flattened input; the first one on ties."""
+    return _C.argmax(-input, dim, keepdim)
+
+
+def cat(tensors, dim=0):
+    """Tensors joined along an existing dim; the other sizes must agree."""
+    return _cat(list(tensors), dim)
+
+
+def stack(tensors, dim=0):
+    """Tensors of one shape joined along a new dim."""
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError("stack: tensors must hold at least one tensor, got none")
+    for tensor in tensors[1:]:
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(f"stack: tensors must have shape {tuple(tensors[0].shape)}, got {tuple(tensor.shape)}")
+    return _cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
+def split(input, split_size, dim=0):
+    """Views of pieces along dim: all of `split_size` (the last may be smaller), or of the sizes in a list."""
+    if isinstance(split_size, int):
+        size = input.shape[_axis("split", input, dim)]
+        if split_size < 1 or size <= split_size * _SPLIT_PIECES:
+            return tuple(_split(input, split_size, dim))
+        sizes = [split_size] * (size // split_size) + ([size % split_size] if size % split_size else [])
+    else:
+        sizes = list(split_size)
+        if len(sizes) <= _SPLIT_SIZES:
+            return tuple(_split(input, tuple(sizes), dim))
+        size = input.shape[_axis("split", input, dim)]
+        if builtins.min(sizes) < 0 or builtins.sum(sizes) != size:
+            raise ValueError(f"split: split_size must add up to {size} along dimension {dim}, got {sizes}")
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(_C.slice(input, dim, start, start + size))
+        start += size
+    return tuple(pieces)
+
+
+def chunk(input, chunks, dim=0):
+    """At most `chunks` views of equal size along dim (the last may be smaller)."""
+    if chunks < 1:
+        raise ValueError(f"chunk: chunks must be at least 1, got {chunks}")
+    size = input.shape[_axis("chunk", input, dim)]
+    if size == 0:
+        return (input,) * chunks
+    return split(input, -(-size // chunks), dim)
+
+
+def narrow(input, dim, start, length):
+    """View of `length` places along dim from `start` on."""
+    if not 0 <= start <= start + length <= input.shape[_axis("narrow", input, dim)]:
+        raise IndexError(f"narrow: start and length must lie in dimension {dim}, got {start} and {length}")
+    return _C.slice(input, dim, start, start + length)
+
+
+def flatten(input, start_dim=0, end_dim=-1):
+    """The dims start_dim..end_dim made one; a view where the strides allow it."""
+    if input.ndim == 0:
+        return input.reshape((1,))
+    start, end = _axis("flatten", input, start_dim), _axis("flatten", input, end_dim)
+    if start > end:
+        raise ValueError(f"flatten: start_dim must not come after end_dim, got {start_dim} and {end_dim}")
+    shape = input.shape
+    size = 1
+    for n in shape[start : end + 1]:
+        size *= n
+    return input.reshape((*shape[:start], size, *shape[end + 1 :]))
+
+
+def var(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    """sum (x - mean)^2 / max(0, n - correction) over dim; correction is 1, or 0 with unbiased=False."""
+    if correction is None:
+        correction = 1 if unbiased else 0
+    squares = (input - input.mean(dim, True)) ** 2
+    dims = range(input.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    count = 1
+    for d in dims:
+        count *= input.shape[d]
+    freedom = count - correction
+    return squares.sum(dim, keepdim) / (freedom if freedom > 0 else 0.0)
+
+
+def std(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    """Square root of `var`."""
+    return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
+
+
+def square(input):
+    """x * x."""
+    return input * input
+
+
+def clamp(input, min=None, max=None):
+    """Elements below `min` become min, above `max` become max; either may be None."""
+    if min is None and max is None:
+        raise ValueError("clamp: min or max must be given, got None for both")
+    if min is not None:
+        input = _C.maximum(input, min)
+    return input if max is None else _C.minimum(input, max)
+
+
+def isnan(input):
+    """bool: where x is not a number."""
+    return input != input
+
+
+def isinf(input):
+    """bool: where x is +inf or -inf."""
+    return abs(input) == float("inf")
+
+
+def isfinite(input):
+    """bool: where x is neither NaN nor infinite."""
+    return abs(input) < float("inf")
+
+
+def _count(input, dim, keepdim):
+    return (input if input.dtype == _C.bool else input != 0).sum(dim, keepdim)
+
+
+def any(input, dim=None, keepdim=False):
+    """bool: whether some element (along dim) is not zero."""
+    return _count(input, dim, keepdim) != 0
+
+
+def all(input, dim=None, keepdim=False):
+    """bool: whether no element (along dim) is zero."""
+    return _count(input == 0, dim, keepdim) == 0
+
+
+def masked_fill(input, mask, value):
+    """`value` where mask is true, x elsewhere."""
+    return _where(mask, value, input)
+
+
+def t(input):
+    """The transpose of a matrix (a view); vectors and scalars come back as they are."""
+    if input.ndim > 2:
+        raise ValueError(f"t: input must have at most 2 dims, got {input.ndim}")
+    return input.transpose(0, 1) if input.ndim == 2 else input
+
+
+def zero_(input):
+    """Zeros, in place."""
+    return input.fill_(0)
+
+
+def view_as(input, other):
+    """view with the shape of other."""
+    return input.view(other.shape)
+
+
+def expand_as(input, other):
+    """expand to the shape of other."""
+    return input.expand(other.shape)
+
+
+def type_as(input, other):
+    """Cast to the dtype of other."""
+    return input.to(other.dtype)
+
+
+def is_floating_point(input):
+    """Whether the dtype is one of the floats."""
+    return input.dtype.is_floating_point
+
+
+_METHODS = (
+    max, min, argmin, split, chunk, narrow, flatten, var, std, square, clamp, isnan, isinf, isfinite, any, all,
+    masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point,
+)  # fmt: skip
+for _method in _METHODS:
+    setattr(_Tensor, _method.__name__, _method)
+del _method
+_Tensor.select = _C.select

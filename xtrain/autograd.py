@@ -1,0 +1,243 @@
+"""Gradients from Python: switching recording off and on, custom functions, activation recomputation."""
+
+import functools
+
+from . import _C
+
+_Tensor = _C.Tensor
+_set_grad_enabled = _C.set_grad_enabled
+_is_grad_enabled = _C.is_grad_enabled
+_CO_GENERATOR = 0x20
+
+
+class _GradMode:
+    """Context manager and decorator; the mode belongs to the calling thread."""
+
+    mode = False
+
+    def __new__(cls, function=None):
+        self = object.__new__(cls)
+        self._previous = []
+        return self if function is None else self(function)  # `@no_grad` without parentheses
+
+    def __enter__(self):
+        self._previous.append(_is_grad_enabled())
+        _set_grad_enabled(self.mode)
+        return self
+
+    def __exit__(self, *_):
+        _set_grad_enabled(self._previous.pop())
+
+    def __call__(self, function):
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_flags & _CO_GENERATOR:
+            raise TypeError(
+                f"{type(self).__name__}: cannot decorate the generator {function.__name__}, use `with` inside it"
+            )
+        mode = self.mode
+
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            previous = _is_grad_enabled()
+            _set_grad_enabled(mode)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _set_grad_enabled(previous)
+
+        return wrapper
+
+
+class no_grad(_GradMode):
+    """Nothing is recorded inside: results do not require gradients. `with no_grad():` or `@no_grad()`."""
+
+    mode = False
+
+
+class enable_grad(_GradMode):
+    """Recording is on inside, also within `no_grad`. `with enable_grad():` or `@enable_grad()`."""
+
+    mode = True
+
+
+class set_grad_enabled(_GradMode):
+    """Switches recording to `mode` at once; used as a context manager, restores the earlier mode at the end of the
+    block.
+    """
+
+    def __new__(cls, mode):
+        self = object.__new__(cls)
+        self.mode = bool(mode)
+        self._previous = [_is_grad_enabled()]
+        _set_grad_enabled(self.mode)
+        return self
+
+    def __enter__(self):
+        _set_grad_enabled(self.mode)
+        return self
+
+    def __call__(self, function):
+        _set_grad_enabled(self._previous[-1])  # a decorator acts in the calls, not where it stands
+        return super().__call__(function)
+
+
+class FunctionContext:
+    """What `forward` leaves for `backward`. Any attribute may be set on it.
+
+    needs_input_grad: one bool per argument of forward.
+    """
+
+    def __init__(self, needs_input_grad):
+        self.needs_input_grad = needs_input_grad
+        self._saved = ()
+        self._versions = ()
+        self._not_differentiable = ()
+
+    def save_for_backward(self, *tensors):
+        """Keeps tensors (or None) for backward; a later in-place change of one of them is detected there."""
+        for tensor in tensors:
+            if tensor is not None and not isinstance(tensor, _Tensor):
+                raise TypeError(f"save_for_backward: arguments must be tensors or None, got {type(tensor).__name__}")
+        # Aliases without a grad record: saving an output must not tie it to itself.
+        self._saved = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
+        self._versions = tuple(None if tensor is None else tensor._version for tensor in tensors)
+
+    @property
+    def saved_tensors(self):
+        for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
+            if tensor is not None and tensor._version != version:
+                raise RuntimeError(
+                    f"saved_tensors: tensor {index} of shape {tuple(tensor.shape)} must not be changed in place before "
+                    f"backward, got version {tensor._version} instead of {version}"
+                )
+        return self._saved
+
+    def mark_non_differentiable(self, *outputs):
+        """These outputs of forward get no gradient (integers and booleans never do)."""
+        self._not_differentiable = outputs
+
+
+class Function:
+    """An operation with its own derivative: subclass with two static methods and call `apply`.
+
+        class Square(xt.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x * x
+
+            @staticmethod
+            def backward(ctx, dy):
+                (x,) = ctx.saved_tensors
+                return 2 * x * dy
+
+        y = Square.apply(x)
+
+    forward gets any arguments, runs without recording and returns a tensor or a tuple of tensors. backward gets one
+    gradient per output and returns one tensor or None per argument of forward. Gradients of gradients are not recorded.
+    """
+
+    @staticmethod
+    def forward(ctx, *args):
+        raise NotImplementedError("Function: a subclass must define forward(ctx, *args)")
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("Function: a subclass must define backward(ctx, *grads)")
+
+    @classmethod
+    def apply(cls, *args):
+        recording = _is_grad_enabled()
+        needs = tuple(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
+        ctx = FunctionContext(needs)
+        _set_grad_enabled(False)
+        try:
+            result = cls.forward(ctx, *args)
+        finally:
+            _set_grad_enabled(recording)
+        if not recording or True not in needs:
+            return result
+        outputs = result if isinstance(result, tuple) else (result,)
+        where = [i for i, output in enumerate(outputs) if _is_differentiable(output, ctx)]
+        if not where:
+            return result
+        rule = cls.backward
+        count = len(outputs)
+
+        def backward(*grads):
+            if count != len(where):
+                every = [None] * count
+                for i, grad in zip(where, grads, strict=True):
+                    every[i] = grad
+                grads = every
+            return rule(ctx, *grads)
+
+        inputs = [arg if isinstance(arg, _Tensor) else None for arg in args]
+        attached = _C.function_apply(cls.__name__, backward, inputs, tuple(outputs[i] for i in where))
+        if not isinstance(result, tuple):
+            return attached[0]
+        outputs = list(outputs)
+        for i, output in zip(where, attached, strict=True):
+            outputs[i] = output
+        return tuple(outputs)
+
+
+def _is_differentiable(output, ctx):
+    if not isinstance(output, _Tensor):
+        raise TypeError(f"Function: forward must return a tensor or a tuple of tensors, got {type(output).__name__}")
+    return output.dtype.is_floating_point and not any(output is other for other in ctx._not_differentiable)
+
+
+class _Checkpoint(Function):
+    @staticmethod
+    def forward(ctx, function, _anchor, *args):
+        ctx.function = function
+        ctx.args = tuple(None if isinstance(arg, _Tensor) else arg for arg in args)
+        ctx.save_for_backward(*(arg if isinstance(arg, _Tensor) else None for arg in args))
+        ctx.random_state = _C.get_rng_state()
+        return function(*args)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        needs = ctx.needs_input_grad[2:]
+        args = []
+        for tensor, other, need in zip(ctx.saved_tensors, ctx.args, needs, strict=True):
+            if tensor is None:
+                args.append(other)
+            else:
+                tensor = tensor.detach()
+                args.append(tensor.requires_grad_() if need else tensor)
+        random_state = _C.get_rng_state()
+        _C.set_rng_state(ctx.random_state)
+        _set_grad_enabled(True)
+        try:
+            result = ctx.function(*args)
+        finally:
+            _set_grad_enabled(False)
+            _C.set_rng_state(random_state)
+        outputs = result if isinstance(result, tuple) else (result,)
+        roots = [
+            (output, grad)
+            for output, grad in zip(outputs, grads, strict=True)
+            if output.requires_grad and grad is not None
+        ]
+        if roots:
+            _C.backward([output for output, _ in roots], [grad for _, grad in roots], False)
+        return (None, None, *(arg.grad if need else None for arg, need in zip(args, needs, strict=True)))
+
+
+def checkpoint(function, *args, use_reentrant=None, **kwargs):
+    """function(*args, **kwargs) without keeping its activations: backward runs it again (Chen et al. 2016).
+
+    The second run starts from the random state of the first one, so dropout masks and results are the same bits, and so
+    are all gradients. Gradients reach tensor arguments and every parameter that the function uses. `use_reentrant` is
+    accepted for PyTorch scripts and has no effect.
+    """
+    if not _is_grad_enabled():
+        return function(*args, **kwargs)
+    if kwargs:
+        function = functools.partial(function, **kwargs)
+    # Parameters hidden in `function` need a recorded node even when no argument requires a gradient.
+    anchored = any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
+    anchor = None if anchored else _C.empty((0,), _C.float32).requires_grad_()
+    return _Checkpoint.apply(function, anchor, *args)

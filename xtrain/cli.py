@@ -1,0 +1,219 @@
+"""The `xtrain` command. Each subcommand imports what it needs, so that help and errors are quick.
+
+Exit status: 0 done; 1 the work failed; 2 wrong usage; 130 or 143 stopped by Ctrl-C or SIGTERM (training has saved its
+state then).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ._version import __version__
+from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
+
+_USAGE = """\
+usage: xtrain COMMAND [options]
+
+  train    train a language model (xtrain train --help lists every option)
+  sample   generate text from a run or a model directory
+  prepare  turn text into a memory-mapped token file for `train --data`
+  doctor   show versions, CPU, BLAS, devices, and what is missing
+
+  --version, --help
+"""
+
+_TRAIN_USAGE = """\
+usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ...
+
+Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
+a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C
+or SIGTERM finish the step, save and exit with status 130 or 143; a second Ctrl-C stops at once. A resumed run continues
+bit for bit.
+"""
+
+_SAMPLE_USAGE = """\
+usage: xtrain sample DIR [options]
+
+Generates text from the newest checkpoint of a run directory, from one checkpoint, or from any Hugging Face Qwen3
+directory.
+
+  --prompt TEXT         text to continue [default: the end-of-document token, else a line break]
+  --max-tokens N        tokens to generate [tokens; default 256]
+  --temperature X       divides the logits; 0 takes the likeliest token [default 0.8]
+  --top-k N             sample among the k likeliest tokens; 0 for all [tokens; default 0]
+  --top-p X             sample among the likeliest tokens of this total probability [default 1.0]
+  --seed N              of the random numbers [default 0]
+  --threads N           CPU threads; 0 for all [threads; default 0]
+"""
+
+_PREPARE_USAGE = """\
+usage: xtrain prepare SOURCE OUT.tokens [--tokenizer DIR]
+
+Writes the text of SOURCE (a file, a folder, or 'python' for the standard library's source) as a token file.
+
+  --tokenizer DIR       a model directory with a tokenizer.json [default: bytes]
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0 if arguments else 2
+    if arguments[0] in ("--version", "-V"):
+        print(f"xtrain {__version__}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in _COMMANDS:
+        from .options import nearest
+
+        return _fail(f"unknown command {name!r}{nearest(name, list(_COMMANDS))}", 2)
+    usage, command = _COMMANDS[name]
+    if "-h" in rest or "--help" in rest:
+        print(usage, end="")
+        if name == "train":
+            from .options import help_text
+
+            print("\n" + help_text())
+        return 0
+    return _guard(command, rest)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"xtrain: error: {message}", file=sys.stderr)
+    return status
+
+
+def _guard(command: Any, arguments: list[str]) -> int:
+    """Run a command; every error becomes one line on standard error (with a traceback when XTRAIN_DEBUG is set)."""
+    try:
+        return command(arguments)
+    except KeyboardInterrupt:
+        return _fail("stopped by Ctrl-C", 130)
+    except BrokenPipeError:  # `xtrain ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("XTRAIN_DEBUG"):
+            raise
+        if isinstance(error, ConfigError):
+            return _fail(str(error), 2)
+        if isinstance(error, (DataError, CheckpointError, NonFiniteError)):
+            return _fail(str(error), 1)
+        text = " ".join(str(error).split()) or "no message"
+        return _fail(f"{type(error).__name__}: {text} (XTRAIN_DEBUG=1 shows where)", 1)
+
+
+def _train(arguments: list[str]) -> int:
+    from . import options
+
+    file, values = options.parse_arguments(arguments)
+    if file is not None:
+        values = {**options.read_toml(file), **values}
+    from .train import Trainer
+
+    result = Trainer(values).run()
+    return {None: 0, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
+
+
+def _simple_options(
+    arguments: list[str], known: dict[str, Any], positional: int, usage: str
+) -> tuple[list[str], dict[str, Any]]:
+    """Return (`positional` plain arguments, options by name); an option has the type of its default in `known`."""
+    from .options import nearest
+
+    places, values, rest = [], dict(known), list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            places.append(word)
+            continue
+        name, equals, text = word[2:].partition("=")
+        key = name.replace("-", "_")
+        if key not in known:
+            raise ConfigError(f"unknown option --{name}{nearest(name, [k.replace('_', '-') for k in known], '--')}")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{name} needs a value")
+            text = rest.pop(0)
+        kind = str if known[key] is None else type(known[key])
+        try:
+            values[key] = kind(text)
+        except ValueError:
+            raise ConfigError(f"--{name} must be a {'whole ' if kind is int else ''}number, got {text!r}") from None
+    if len(places) != positional:
+        raise ConfigError(
+            f"expected {positional} argument{'s' * (positional > 1)}, got {len(places)}; {usage.splitlines()[0]}"
+        )
+    return places, values
+
+
+def _sample(arguments: list[str]) -> int:
+    known = {"prompt": None, "max_tokens": 256, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 0, "threads": 0}
+    (directory,), values = _simple_options(arguments, known, 1, _SAMPLE_USAGE)
+    limits = (
+        ("max_tokens", 1, None),
+        ("temperature", 0, None),
+        ("top_k", 0, None),
+        ("top_p", 0, 1),
+        ("seed", 0, 2**63 - 1),
+        ("threads", 0, None),
+    )
+    for name, low, high in limits:
+        if not values[name] >= low or (high is not None and values[name] > high) or values[name] == float("inf"):
+            rule = f"at least {low}" if high is None else f"in [{low}, {high}]"
+            raise ConfigError(f"--{name.replace('_', '-')} must be {rule}, got {values[name]}")
+    if values["top_p"] == 0:
+        raise ConfigError("--top-p must be greater than 0, got 0.0")
+    from . import _C, rundir, saving
+    from .tokenizer import load_tokenizer
+    from .train import generate_text
+
+    path = rundir.resolve_run_directory(directory)
+    if values["threads"]:
+        _C.set_num_threads(values["threads"])
+    tokenizer = load_tokenizer(path)
+    model = saving.load_model(path)
+    prompt = values["prompt"]
+    if prompt:
+        ids = tokenizer.encode(prompt.encode("utf-8", "surrogateescape"))
+    else:
+        ids = tokenizer.encode(b"\n") if tokenizer.eos is None else [tokenizer.eos]
+    chosen = {name: values[name] for name in ("temperature", "top_k", "top_p", "seed")}
+    text = generate_text(model, tokenizer, ids, values["max_tokens"], **chosen)
+    print(text if prompt else text.lstrip("\0"))
+    return 0
+
+
+def _prepare(arguments: list[str]) -> int:
+    (source, out), values = _simple_options(arguments, {"tokenizer": None}, 2, _PREPARE_USAGE)
+    from .data import prepare
+    from .tokenizer import load_tokenizer
+
+    count = prepare(source, out, load_tokenizer(values["tokenizer"]) if values["tokenizer"] else None)
+    print(f"{out}: {count:,} tokens")
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    _simple_options(arguments, {}, 0, "usage: xtrain doctor")
+    from .doctor import report
+
+    text, healthy = report()
+    print(text)
+    return 0 if healthy else 1
+
+
+_COMMANDS = {
+    "train": (_TRAIN_USAGE, _train),
+    "sample": (_SAMPLE_USAGE, _sample),
+    "prepare": (_PREPARE_USAGE, _prepare),
+    "doctor": (
+        "usage: xtrain doctor\n\nShows versions, CPU, BLAS, devices, and what is missing and how to get it.\n",
+        _doctor,
+    ),
+}

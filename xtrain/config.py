@@ -1,0 +1,389 @@
+"""The configuration of a training run: one set of dataclasses.
+
+Names, types, defaults, units and help texts are all here; the command line, TOML files, `--help`, the saved
+configuration and the check on resume are generated from the fields (see options.py). Values are taken in this order,
+later wins: defaults, TOML file, command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ConfigError
+
+# Values of `--model`. All are byte-level: 256 tokens, token id = byte value, byte 0 ends a document.
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": dict(
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+    ),
+    "tiny": dict(
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+    ),
+    "10m": dict(
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=64,
+    ),
+}
+_PRESET_COMMON: dict[str, Any] = dict(
+    rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True, initializer_range=0.02
+)
+
+
+def option(
+    default: Any, help: str, unit: str = "", *, choices=None, minimum=None, maximum=None, above=None, free=False
+) -> Any:
+    """A field with its documentation and limits.
+
+    `free`: a resumed run may change it, because the numbers trained do not depend on it.
+    """
+    return field(
+        default=default,
+        metadata=dict(help=help, unit=unit, choices=choices, minimum=minimum, maximum=maximum, above=above, free=free),
+    )
+
+
+@dataclass
+class ModelConfig:
+    """Keys of a Hugging Face Qwen3 `config.json`. None means: from the preset, or from the model directory."""
+
+    preset: str = option(
+        "default", f"{', '.join(PRESETS)}, or a Hugging Face model directory to continue from (short form: --model)"
+    )
+    vocab_size: int | None = option(None, "size of the vocabulary; 256 for bytes", "tokens", minimum=2)
+    hidden_size: int | None = option(None, "width of the residual stream", "channels", minimum=1)
+    intermediate_size: int | None = option(None, "width of the SwiGLU feed-forward layer", "channels", minimum=1)
+    num_hidden_layers: int | None = option(None, "transformer layers", "layers", minimum=1)
+    num_attention_heads: int | None = option(None, "query heads", "heads", minimum=1)
+    num_key_value_heads: int | None = option(None, "key/value heads; must divide the query heads", "heads", minimum=1)
+    head_dim: int | None = option(None, "size of one head; even, because of RoPE", "channels", minimum=2)
+    max_position_embeddings: int | None = option(
+        None, "longest sequence the model is meant for (default: seq_len)", "tokens", minimum=1
+    )
+    rope_theta: float | None = option(None, "base of the RoPE frequencies", above=0.0)
+    rms_norm_eps: float | None = option(None, "added to the mean square in RMSNorm", above=0.0)
+    tie_word_embeddings: bool | None = option(None, "the output layer is the embedding matrix")
+    initializer_range: float | None = option(None, "standard deviation of the initial weights", above=0.0)
+
+
+@dataclass
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = option(3e-3, "peak learning rate", "per step", minimum=0.0)
+    final_lr: float = option(
+        3e-4, "learning rate of the last step (schedules cosine and linear)", "per step", minimum=0.0
+    )
+    schedule: str = option(
+        "cosine", "course of the learning rate after warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: int | None = option(None, "linear warm-up from 0 (default: a twentieth of the steps)", "steps", minimum=0)
+    beta1: float = option(0.9, "decay of the first moment", "per step", minimum=0.0, maximum=1.0)
+    beta2: float = option(0.95, "decay of the second moment", "per step", minimum=0.0, maximum=1.0)
+    eps: float = option(1e-8, "added to the root of the second moment", above=0.0)
+    weight_decay: float = option(
+        0.1, "decoupled weight decay of matrices (vectors are not decayed)", "per unit of lr", minimum=0.0
+    )
+
+
+@dataclass
+class SampleConfig:
+    """The text generated at evaluations and at the end."""
+
+    prompt: str | None = option(
+        None, "text to continue (default: 'def ' for Python source, else the start of the validation data)", free=True
+    )
+    tokens: int = option(200, "length of a sample; 0 for none", "tokens", minimum=0, free=True)
+    temperature: float = option(0.7, "divides the logits; 0 takes the likeliest token", minimum=0.0, free=True)
+    top_k: int = option(40, "sample among the k likeliest tokens; 0 for all", "tokens", minimum=0, free=True)
+    top_p: float = option(
+        1.0, "sample among the likeliest tokens of this total probability", above=0.0, maximum=1.0, free=True
+    )
+
+
+@dataclass
+class TrainConfig:
+    """Everything that decides a run.
+
+    `TrainConfig()` is the default run: a byte-level model on Python's own source files.
+    """
+
+    data: str = option(
+        "python",
+        "'python' (the standard library's source), a text file, a folder of texts, a token file, or a folder of those",
+    )
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    device: str = option("auto", "cpu, cuda, cuda:0, ...; auto takes a usable GPU, else the CPU", free=True)
+    precision: str = option(
+        "float32",
+        "dtype of parameters and activations; with bfloat16 the optimizer keeps float32 masters",
+        choices=("float32", "bfloat16"),
+    )
+    steps: int = option(1200, "length of the run", "optimizer steps", minimum=1)
+    batch_size: int = option(8, "sequences in one optimizer step, all pieces together", "sequences", minimum=1)
+    seq_len: int = option(256, "length of a training sequence", "tokens", minimum=1)
+    grad_accum: int = option(
+        1, "pieces a batch is split into to save memory; the gradient stays the same", "pieces", minimum=1, free=True
+    )
+    clip: float = option(1.0, "largest global norm of the gradients; 0 for no clipping", minimum=0.0)
+    seed: int = option(0, "of the initial weights, the order of the data and the samples", minimum=0, maximum=2**63 - 1)
+    val_fraction: float = option(
+        0.05, "part of the data kept for validation: whole files of a folder, else the end", above=0.0, maximum=0.5
+    )
+    eval_every: int = option(
+        300, "evaluate and sample every so many steps; 0 only at the end", "steps", minimum=0, free=True
+    )
+    eval_tokens: int = option(65536, "size of the fixed validation subset", "tokens", minimum=1, free=True)
+    save_every: int = option(
+        300, "write a checkpoint every so many steps; 0 only at the end", "steps", minimum=0, free=True
+    )
+    keep: int = option(2, "newest checkpoints kept; 0 for all", "checkpoints", minimum=0, free=True)
+    log_every: int = option(
+        10, "print a line every so many steps when the output is not a terminal", "steps", minimum=1, free=True
+    )
+    plot: bool = option(True, "draw loss.png (needs matplotlib)", free=True)
+    threads: int = option(
+        0, "CPU threads; 0 for all; the result does not depend on it", "threads", minimum=0, free=True
+    )
+    name: str = option("", "name of the run, in runs/ (default: <model>-<number>)", free=True)
+    out: str = option("", "directory of the run (default: runs/<name>)", free=True)
+    resume: str = option(
+        "",
+        "continue a run, given its directory or a checkpoint; alone: that of --out or --name, else the newest; "
+        "auto: the same, but start when there is none",
+        free=True,
+    )
+    extend: bool = option(
+        False, "with --resume: allow another --steps, which stretches the rest of the schedule", free=True
+    )
+
+
+@dataclass(frozen=True)
+class Key:
+    """One option: dotted name, Python type (None allowed or not), default and metadata."""
+
+    name: str
+    kind: type
+    optional: bool
+    default: Any
+    meta: typing.Mapping[str, Any]
+
+    def check(self, value: Any, where: str = "") -> Any:
+        """Return `value` as this option's type, or raise ConfigError with one sentence."""
+        suffix = f" ({where})" if where else ""
+        if value is None and self.optional:
+            return None
+        kind = self.kind
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise ConfigError(f"{self.name} must be {_KIND_WORDS[kind]}, got {value!r}{suffix}")
+        meta = self.meta
+        if kind is float and not math.isfinite(value):
+            raise ConfigError(f"{self.name} must be finite, got {value}{suffix}")
+        if meta["choices"] and value not in meta["choices"]:
+            raise ConfigError(f"{self.name} must be one of {', '.join(meta['choices'])}, got {value!r}{suffix}")
+        for bound, fails, words in (
+            (meta["minimum"], lambda low: value < low, "at least"),
+            (meta["above"], lambda low: value <= low, "greater than"),
+            (meta["maximum"], lambda high: value > high, "at most"),
+        ):
+            if bound is not None and fails(bound):
+                raise ConfigError(f"{self.name} must be {words} {bound}, got {value}{suffix}")
+        return value
+
+    def parse(self, text: str) -> Any:
+        """Return the value written as `text` on the command line."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            if self.kind is bool:
+                return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+            if self.kind is int:
+                value = (
+                    float(text) if "e" in text.lower() else int(text)
+                )  # 1e6 is a convenient way to write a whole number
+                if value != int(value):
+                    raise ValueError
+                return int(value)
+            return self.kind(text)
+        except (ValueError, KeyError, OverflowError):
+            raise ConfigError(f"{self.name} must be {_KIND_WORDS[self.kind]}, got {text!r}") from None
+
+
+_KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _collect(cls: type, prefix: str = "") -> dict[str, Key]:
+    hints = typing.get_type_hints(cls)
+    keys = {}
+    for item in dataclasses.fields(cls):
+        kind = hints[item.name]
+        if dataclasses.is_dataclass(kind):
+            keys.update(_collect(kind, f"{prefix}{item.name}."))
+            continue
+        optional = isinstance(kind, types.UnionType)
+        if optional:
+            kind = next(arg for arg in typing.get_args(kind) if arg is not type(None))
+        keys[prefix + item.name] = Key(prefix + item.name, kind, optional, item.default, item.metadata)
+    return keys
+
+
+KEYS: dict[str, Key] = _collect(TrainConfig)  # dotted name -> Key, in the order of the fields
+SECTIONS = ("model", "optim", "sample")
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return {dotted name: value} of a config dataclass."""
+    flat = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            flat.update(flatten(value, f"{prefix}{item.name}."))
+        else:
+            flat[prefix + item.name] = value
+    return flat
+
+
+def build(values: typing.Mapping[str, Any], where: str = "") -> TrainConfig:
+    """Return the TrainConfig with the dotted names of `values` set.
+
+    Every value is checked, then the rules between values.
+    """
+    config = TrainConfig()
+    for name, value in values.items():
+        target: Any = config
+        *path, last = name.split(".")
+        for part in path:
+            target = getattr(target, part)
+        setattr(target, last, KEYS[name].check(value, where))
+    check(config)
+    return config
+
+
+def check(config: TrainConfig) -> None:
+    """Check every value and the rules between values; raises ConfigError."""
+    for name, value in flatten(config).items():
+        KEYS[name].check(value)
+    if config.optim.warmup is not None and config.optim.warmup > config.steps:
+        raise ConfigError(f"optim.warmup must be at most steps ({config.steps}), got {config.optim.warmup}")
+    if config.optim.beta1 == 1.0 or config.optim.beta2 == 1.0:
+        raise ConfigError("optim.beta1 and optim.beta2 must be less than 1, got 1.0")
+    if config.grad_accum > config.batch_size:
+        raise ConfigError(f"grad_accum must be at most batch_size ({config.batch_size}), got {config.grad_accum}")
+    if config.sample.prompt == "":
+        raise ConfigError("sample.prompt must not be empty")
+    model = config.model
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads is not None and kv_heads is not None and heads % kv_heads:
+        raise ConfigError(f"model.num_key_value_heads must divide model.num_attention_heads ({heads}), got {kv_heads}")
+    if model.head_dim is not None and model.head_dim % 2:
+        raise ConfigError(f"model.head_dim must be even, got {model.head_dim}")
+
+
+def warmup_steps(config: TrainConfig) -> int:
+    """Steps of warm-up, with the default filled in."""
+    return config.steps // 20 if config.optim.warmup is None else config.optim.warmup
+
+
+def resolve_model(config: TrainConfig, data_vocab: int) -> dict[str, Any] | None:
+    """Fill the None values of config.model from its preset and return the `config.json` keys of a new model.
+
+    Returns None when `model.preset` is a model directory: its own config.json decides, and options that contradict it
+    are refused. `data_vocab` is the smallest vocabulary that holds the data's tokens.
+    """
+    model = config.model
+    names = [item.name for item in dataclasses.fields(model) if item.name != "preset"]
+    if model.preset not in PRESETS:
+        stored = _read_model_directory(model.preset)
+        for name in names:
+            given, there = getattr(model, name), stored.get(name)
+            if given is not None and there is not None and given != there:
+                raise ConfigError(f"model.{name} must be {there}, as in {model.preset}/config.json, got {given}")
+            if there is not None:
+                setattr(model, name, there)
+        check(config)
+        return None
+    defaults = {
+        **_PRESET_COMMON,
+        **PRESETS[model.preset],
+        "max_position_embeddings": config.seq_len,
+        "vocab_size": max(256, data_vocab),
+    }
+    for name in names:
+        if getattr(model, name) is None:
+            setattr(model, name, defaults[name])
+    check(config)
+    return {name: getattr(model, name) for name in names}
+
+
+def _read_model_directory(path: str) -> dict[str, Any]:
+    file = os.path.join(path, "config.json")
+    if not os.path.isfile(file):
+        from .options import nearest  # here, because options.py is built on this module
+
+        known = list(PRESETS)
+        hint = nearest(path, known)
+        raise ConfigError(
+            f"model must be one of {', '.join(known)}, or a directory with a config.json, got {path!r}{hint}"
+        )
+    try:
+        with open(file, encoding="utf-8") as stream:
+            stored = json.load(stream)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {file} cannot be read as JSON: {error}") from None
+    if not isinstance(stored, dict):
+        raise ConfigError(f"model: {file} must hold a JSON object, got {type(stored).__name__}")
+    if isinstance(stored.get("rope_parameters"), dict):
+        stored.setdefault("rope_theta", stored["rope_parameters"].get("rope_theta"))
+    return stored
+
+
+def to_toml(config: TrainConfig) -> str:
+    """Return the configuration as a TOML file that reproduces it; options that are None are left as comments."""
+    lines, section = ["# The resolved configuration of this run: `xtrain train <this file>` repeats it."], None
+    flat = flatten(config)
+    for name in sorted(
+        flat, key=lambda name: SECTIONS.index(name.split(".")[0]) + 1 if "." in name else 0
+    ):  # TOML wants tables last
+        head, _, last = name.rpartition(".")
+        if head != section and head:
+            lines += ["", f"[{head}]"]
+            section = head
+        value = flat[name]
+        if name in ("resume", "extend", "out", "name"):  # about one start of the program, not about what it computes
+            continue
+        lines.append(f"# {last} = (default)" if value is None else f"{last} = {_toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if any(c in repr(value) for c in ".en") else f"{value!r}.0"
+    if isinstance(value, str):
+        return json.dumps(value).replace("\x7f", "\\u007f")
+    return str(value)

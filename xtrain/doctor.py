@@ -1,0 +1,77 @@
+"""`xtrain doctor`: what this installation consists of, whether it computes, and what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+
+from ._version import __version__
+
+# package -> (required, how to get it, what it is for)
+_PACKAGES = {
+    "numpy": (True, "numpy", "arrays"),
+    "tqdm": (True, "tqdm", "the progress bar"),
+    "matplotlib": (False, "'xtrain[plot]'", "loss.png"),
+    "tokenizers": (False, "'xtrain[hf]'", "text for models with a tokenizer.json"),
+    "ml_dtypes": (False, "ml_dtypes", "bfloat16 to and from NumPy"),
+}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _compute_check() -> str | None:
+    """Run a small matrix product on every backend of the CPU against NumPy; None when all agree."""
+    import numpy as np
+
+    from . import _C, _backends
+
+    random = np.random.default_rng(0)
+    a, b = random.integers(-8, 8, (65, 33)).astype(np.float32), random.integers(-8, 8, (33, 17)).astype(np.float32)
+    for backend in _backends.gemm_backends("cpu"):
+        if not np.array_equal(_C.matmul(_C.tensor(a), _C.tensor(b), backend=backend).numpy(), a @ b):
+            return f"the {backend} matrix product gives wrong results"
+    return None
+
+
+def report() -> tuple[str, bool]:
+    """Return (text, whether everything required works)."""
+    from . import _C, _backends, cuda
+
+    info = _C.build_info()
+    rows = [
+        ("xtrain", f"{__version__} in {os.path.dirname(os.path.abspath(__file__))}"),
+        ("Python", f"{platform.python_version()} ({sys.executable})"),
+        ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
+        ("compiler", f"{info.get('compiler', 'unknown')}"),
+        ("flags", f"{info.get('flags', 'unknown')}"),
+        ("BLAS", f"{info.get('blas', 'unknown')}"),
+        ("CPU", f"{', '.join(_C.cpu_features()) or 'baseline features only'}"),
+        ("threads", f"{_C.get_num_threads()} of {os.cpu_count()} processors"),
+        ("GEMM", ", ".join(_backends.gemm_backends("cpu"))),
+        ("attention", ", ".join(_backends.attention_backends("cpu"))),
+        (
+            "CUDA",
+            f"{cuda.device_count()} devices" if cuda.is_available() else "no usable device; training runs on the CPU",
+        ),
+    ]
+    missing = []
+    for package, (required, hint, purpose) in _PACKAGES.items():
+        version = _version(package)
+        rows.append((package, version or f"missing ({purpose})"))
+        if version is None:
+            missing.append((required, f"  {package}, for {purpose}: pip install {hint}"))
+    problem = _compute_check()
+    rows.append(("check", problem or "matrix products of all backends agree with NumPy"))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
+    if missing:
+        lines += ["", "missing:", *(text for _, text in missing)]
+    healthy = problem is None and not any(required for required, _ in missing)
+    return "\n".join(lines), healthy

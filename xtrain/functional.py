@@ -1,0 +1,171 @@
+"""Functions of tensors: one call into the core each, with PyTorch's names and arguments. Usually imported as F.
+
+Shapes use B batch, S sequence, C channels, H query heads, K kv heads, D head dim, V vocabulary. All functions are
+batched, differentiable unless they say otherwise, deterministic, and take float32, float64, bfloat16 and float16;
+statistics and sums are kept in float32 (float64 for float64). A wrong argument raises ValueError or TypeError with one
+sentence, an id out of range IndexError.
+"""
+
+from . import _C
+
+_Tensor = _C.Tensor
+_linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
+_swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
+_gelu = _C.gelu
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+def linear(input, weight, bias=None):
+    """y = x W^T + b.
+
+    input [..., in], weight [out, in], bias [out] or None -> [..., out]. One matrix product over all leading dims.
+    """
+    return _linear(input, weight, bias)
+
+
+def embedding(input, weight):
+    """y[...] = weight[input[...]].
+
+    input: int64 or int32 ids of any shape, weight [V, C] -> [*input.shape, C]. IndexError names the position of an id
+    outside [0, V). The gradient of a row adds its occurrences in order, so it is deterministic.
+    """
+    return _embedding(input, weight)
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """y = x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang & Sennrich 2019, Root Mean Square Layer
+    Normalization).
+
+    input [..., *normalized_shape], weight of normalized_shape or None. The mean is taken in float32 (float64 for
+    float64); the quotient is rounded to the input's dtype before the weight, as Hugging Face does. eps None is the
+    machine epsilon of the dtype. A tensor in second place is taken as the weight: rms_norm(x, weight, eps).
+    """
+    if isinstance(normalized_shape, _Tensor):
+        if isinstance(weight, float):
+            eps = weight
+        weight, normalized_shape = normalized_shape, normalized_shape.shape
+    elif isinstance(normalized_shape, int):
+        normalized_shape = (normalized_shape,)
+    if eps is None:
+        eps = _EPSILON.get(input.dtype.name, 1e-6)
+    dims = len(normalized_shape)
+    if dims == 1:
+        if input.ndim and input.shape[-1] != normalized_shape[0]:
+            raise ValueError(
+                f"rms_norm: input must end in normalized_shape ({normalized_shape[0]},), got shape {tuple(input.shape)}"
+            )
+        return _rms_norm(input, weight, eps)
+    shape = tuple(input.shape)
+    if dims == 0 or shape[-dims:] != tuple(normalized_shape):
+        raise ValueError(f"rms_norm: input must end in normalized_shape {tuple(normalized_shape)}, got shape {shape}")
+    if weight is not None:
+        if tuple(weight.shape) != tuple(normalized_shape):
+            raise ValueError(f"rms_norm: weight must have shape {tuple(normalized_shape)}, got {tuple(weight.shape)}")
+        weight = weight.reshape((-1,))
+    return _rms_norm(input.reshape((*shape[:-dims], -1)), weight, eps).reshape(shape)
+
+
+def rope(x, *, theta=10000.0, positions=None, period=None):
+    """Rotary position embedding, half-split form (Su et al. 2021, RoFormer).
+
+    x [rows, H, D] or [B, S, H, D], D even -> same shape. With a = x[..., :D/2], b = x[..., D/2:] and angle_i = position
+    * theta^(-2i/D): y = (a cos - b sin, b cos + a sin). The position of a row is row % period (S of the sequence; in
+    the 4-dim form the row's place in its sequence by default), or positions[row] (int64, one per row).
+    """
+    return _rope(x, theta, positions, period)
+
+
+def silu(input):
+    """x * sigmoid(x), elementwise (Hendrycks & Gimpel 2016; Elfwing et al. 2017)."""
+    return input.silu()
+
+
+def gelu(input, approximate="none"):
+    """x * Phi(x), Phi the normal distribution function (Hendrycks & Gimpel 2016); approximate="tanh" uses the tanh
+    formula.
+    """
+    return _gelu(input, approximate)
+
+
+def relu(input):
+    """max(x, 0), elementwise; the gradient at 0 is 0."""
+    return input.relu()
+
+
+def sigmoid(input):
+    """1 / (1 + exp(-x)), elementwise."""
+    return input.sigmoid()
+
+
+def tanh(input):
+    """Hyperbolic tangent, elementwise."""
+    return input.tanh()
+
+
+def swiglu(gate, up=None):
+    """silu(gate) * up (Shazeer 2020, GLU Variants Improve Transformer).
+
+    gate and up [..., F] -> [..., F]. With one tensor [..., 2F] its halves are gate and up.
+    """
+    return _swiglu(gate, up)
+
+
+def softmax(input, dim=-1):
+    """exp(x - max) / sum exp(x - max) along dim."""
+    return _softmax(input, dim)
+
+
+def log_softmax(input, dim=-1):
+    """x - log(sum exp(x)) along dim, shifted by the maximum so that it does not overflow; 16-bit floats are computed in
+    float32.
+    """
+    wide = input.float() if input.itemsize < 4 else input
+    shifted = wide - wide.detach().amax(dim, True)
+    result = shifted - shifted.exp().sum(dim, True).log()
+    return result if wide is input else result.to(input.dtype)
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, backend=None
+):
+    """softmax(scale * Q K^T) V per head (Vaswani et al. 2017, Attention Is All You Need).
+
+    query [B, H, Sq, D], key and value [B, K, Skv, D] of any strides -> [B, H, Sq, D]. scale None is 1 / sqrt(D). K must
+    be H, or divide H with enable_gqa (grouped queries, Ainslie et al. 2023). is_causal: query i sees keys j <= i + Skv
+    - Sq, so the last query sees everything (PyTorch aligns the first query instead; both agree when Sq == Skv).
+    Arbitrary masks and dropout are refused. backend: a name out of attention_backends(device).
+    """
+    if attn_mask is not None:
+        raise NotImplementedError(
+            f"scaled_dot_product_attention: attn_mask must be None (use is_causal), got {type(attn_mask).__name__}"
+        )
+    if dropout_p:
+        raise NotImplementedError(f"scaled_dot_product_attention: dropout_p must be 0, got {dropout_p}")
+    return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
+
+
+def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):
+    """-log softmax(input)[target] per row.
+
+    input [N, V] logits, target [N] int64 or int32 -> scalar for reduction "mean" (over the rows that are not ignored)
+    or "sum", [N] for "none". Rows whose target is ignore_index count nothing. IndexError names the position of a target
+    outside [0, V). Class weights are refused.
+    """
+    if weight is not None:
+        raise NotImplementedError(f"cross_entropy: weight must be None, got {type(weight).__name__}")
+    return _cross_entropy(input, target, ignore_index, reduction)
+
+
+def dropout(input, p=0.5, training=True):
+    """x * mask / (1 - p), mask 0 with probability p (Srivastava et al. 2014); x itself when not training or p is 0.
+
+    The mask comes from the default generator: `manual_seed` repeats it on any device.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: p must be in [0, 1], got {p}")
+    if not training or p == 0.0:
+        return input
+    if p == 1.0:
+        return input * 0.0
+    kept = _C.uniform(input.shape, 0.0, 1.0, _C.float32, input.device) >= p
+    return input * (kept.to(input.dtype) * (1.0 / (1.0 - p)))

@@ -1,0 +1,105 @@
+"""Sampling from a language model, one token per step, with cached keys and values."""
+
+import numpy as np
+
+from .. import _C
+from ..autograd import no_grad
+
+
+@no_grad()
+def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos=None, seed=None, stream=None):
+    """Continues token ids: returns int64 [B, S + new], or [S + new] for 1-D ids.
+
+    temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
+    top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a
+    token id or several that end a sequence; generation stops when all have ended, a finished one repeats its last
+    token. seed: of this call's random numbers (a NumPy PCG64); None draws one from the default generator, so
+    `manual_seed` repeats it. stream: called after every step with the list of the B new tokens.
+
+    When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
+    goes on.
+    """
+    ids = ids if isinstance(ids, _C.Tensor) else _C.tensor(ids, _C.int64)
+    tokens = ids.to(_C.int64).numpy()
+    if tokens.ndim not in (1, 2) or tokens.shape[-1] == 0:
+        raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(tokens.shape)}")
+    _check(max_new_tokens, temperature, top_k, top_p)
+    rows = tokens.reshape(-1, tokens.shape[-1]) if tokens.ndim == 1 else tokens
+    batch, start = rows.shape
+    out = np.empty((batch, start + max_new_tokens), np.int64)
+    out[:, :start] = rows
+    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    finished = np.zeros(batch, bool)
+    if seed is None:
+        seed = _C.randint(0, 2**53, (1,), _C.int64).item() if temperature > 0 else 0
+    random = np.random.Generator(np.random.PCG64(seed))
+
+    limit = model.config.max_position_embeddings
+    caches, first, end = None, 0, start  # the caches hold positions first..; `end` tokens exist
+    while end < start + max_new_tokens:
+        if caches is None or end - first > limit:
+            # (Re)fill: as much of the past as leaves room to go on.
+            keep = end if caches is None and end <= limit else max(1, limit // 2)
+            first = end - keep
+            caches = model.make_caches(batch, min(limit, keep + start + max_new_tokens - end))
+            feed = out[:, first:end]
+        else:
+            feed = out[:, end - 1 : end]
+        logits = _last_logits(model, feed, end - first - feed.shape[1], caches)
+        new = _sample(logits, temperature, top_k, top_p, random)
+        new = np.where(finished, out[:, end - 1], new)
+        out[:, end] = new
+        end += 1
+        if stream is not None:
+            stream(new.tolist())
+        if ends:
+            finished |= np.isin(new, ends)
+            if finished.all():
+                break
+    out = out[:, :end]
+    return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out))
+
+
+def _check(max_new_tokens, temperature, top_k, top_p):
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"generate: max_new_tokens must be an integer >= 0, got {max_new_tokens!r}")
+    if not 0.0 <= temperature < float("inf"):
+        raise ValueError(f"generate: temperature must be a number >= 0, got {temperature!r}")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"generate: top_k must be an integer >= 1 or None, got {top_k!r}")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
+
+
+def _last_logits(model, feed, past, caches):
+    """Logits [B, V] in float64 of the token after feed [B, S], whose first token stands at position `past`."""
+    batch, seq = feed.shape
+    positions = None
+    if past:
+        positions = _C.arange(past, past + seq, 1, _C.int64).unsqueeze(0).expand((batch, seq)).reshape((batch * seq,))
+    logits = model(_C.from_numpy(np.ascontiguousarray(feed)), positions, caches)
+    return _C.select(logits, 1, seq - 1).to(_C.float64).numpy()
+
+
+def _sample(logits, temperature, top_k, top_p, random):
+    """One token per row of logits [B, V]."""
+    if not np.isfinite(logits.max(axis=-1)).all():
+        raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
+    if temperature == 0.0:
+        return logits.argmax(axis=-1)
+    vocab = logits.shape[-1]
+    order = np.argsort(-logits, axis=-1, kind="stable")  # most likely first
+    scaled = np.take_along_axis(logits, order, axis=-1)
+    scaled = (scaled - scaled[:, :1]) / temperature
+    probabilities = np.exp(scaled)
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    if top_k is not None and top_k < vocab:
+        probabilities[:, top_k:] = 0.0
+        probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    if top_p is not None and top_p < 1.0:
+        before = np.cumsum(probabilities, axis=-1) - probabilities
+        probabilities[before >= top_p] = 0.0
+    cumulative = np.cumsum(probabilities, axis=-1)
+    drawn = random.random((logits.shape[0], 1)) * cumulative[:, -1:]
+    place = np.minimum((cumulative <= drawn).sum(axis=-1), (probabilities > 0).sum(axis=-1) - 1)
+    return np.take_along_axis(order, place[:, None], axis=-1)[:, 0]

@@ -1,0 +1,245 @@
+"""Qwen3 (Yang et al. 2025, Qwen3 Technical Report): pre-norm transformer with RMSNorm, QK-norm, RoPE, grouped queries
+and SwiGLU.
+
+Letters: B batch, S sequence, C hidden_size, H query heads, K kv heads, D head_dim, F intermediate_size, V vocab_size.
+Every per-token layer works on [B*S, C]: one matrix product per projection whatever B is. Only attention knows the
+sequences, through strided [B, heads, S, D] views of the same memory. The attribute tree is Hugging Face's, so
+`state_dict()` names are the names in the files.
+"""
+
+from .. import _C, nn
+from ..autograd import checkpoint, no_grad
+from .qwen3_config import Qwen3Config
+
+_linear, _rms_norm, _rope, _swiglu = _C.linear, _C.rms_norm, _C.rope, _C.swiglu
+_attention, _embedding, _cross_entropy = _C.scaled_dot_product_attention, _C.embedding, _C.cross_entropy
+
+
+class Attention(nn.Module):
+    """Causal self-attention: x [B*S, C] -> [B*S, C]."""
+
+    def __init__(self, config, dtype, device):
+        c, h, k, d = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = h, k, d
+        self.theta, self.eps = float(config.rope_theta), float(config.rms_norm_eps)
+        self.q_proj = nn.Linear(c, h * d, False, device, dtype)
+        self.k_proj = nn.Linear(c, k * d, False, device, dtype)
+        self.v_proj = nn.Linear(c, k * d, False, device, dtype)
+        self.o_proj = nn.Linear(h * d, c, False, device, dtype)
+        self.q_norm = nn.RMSNorm(d, self.eps, device=device, dtype=dtype)
+        self.k_norm = nn.RMSNorm(d, self.eps, device=device, dtype=dtype)
+
+    def forward(self, x, batch, seq, positions=None, cache=None):
+        h, k, d = self.heads, self.kv_heads, self.head_dim
+        eps, theta = self.eps, self.theta
+        # q, k: normalised per head before RoPE; rows of [B*S*heads, D] for the norm, [B, S, heads, D] for everything.
+        q = _rms_norm(self.q_proj(x).view(batch, seq, h, d), self.q_norm.weight, eps)
+        key = _rms_norm(self.k_proj(x).view(batch, seq, k, d), self.k_norm.weight, eps)
+        q = _rope(q, theta, positions, None if positions is not None else seq).transpose(1, 2)
+        key = _rope(key, theta, positions, None if positions is not None else seq).transpose(1, 2)
+        value = self.v_proj(x).view(batch, seq, k, d).transpose(1, 2)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        y = _attention(q, key, value, True, None, h != k)
+        return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
+
+
+class MLP(nn.Module):
+    """SwiGLU feed-forward layer: x [B*S, C] -> [B*S, C]."""
+
+    def __init__(self, config, dtype, device):
+        c, f = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(c, f, False, device, dtype)
+        self.up_proj = nn.Linear(c, f, False, device, dtype)
+        self.down_proj = nn.Linear(f, c, False, device, dtype)
+
+    def forward(self, x):
+        return self.down_proj(_swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config, dtype, device):
+        eps = config.rms_norm_eps
+        self.self_attn = Attention(config, dtype, device)
+        self.mlp = MLP(config, dtype, device)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
+
+    def forward(self, x, batch, seq, positions=None, cache=None):
+        x = x + self.self_attn(self.input_layernorm(x), batch, seq, positions, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    """Everything but the head: ids [B, S] -> [B*S, C]."""
+
+    def __init__(self, config, dtype, device):
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device, dtype)
+        self.layers = nn.ModuleList(Block(config, dtype, device) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
+        self.gradient_checkpointing = False
+
+    def forward(self, ids, positions=None, caches=None):
+        batch, seq = ids.shape
+        x = self.embed_tokens(ids.reshape(batch * seq))
+        if self.gradient_checkpointing and self.training and caches is None:
+            for layer in self.layers:
+                x = checkpoint(layer, x, batch, seq, positions)
+        else:
+            for i, layer in enumerate(self.layers):
+                x = layer(x, batch, seq, positions, None if caches is None else caches[i])
+        return self.norm(x)
+
+
+class Qwen3(nn.Module):
+    """A Qwen3 language model.
+
+        config = Qwen3Config(vocab_size=256, hidden_size=192, ...)   # or Qwen3Config.from_json(directory)
+        model = Qwen3(config)
+        model.loss(ids, targets).backward()
+
+    Matrices and embeddings start normal with deviation `initializer_range`, norms at one. dtype None is the config's.
+    With `model.gradient_checkpointing = True` each layer is computed again in backward instead of keeping its
+    activations (same bits).
+    """
+
+    def __init__(self, config, device=None, dtype=None):
+        if not isinstance(config, Qwen3Config):
+            raise TypeError(f"Qwen3: config must be a Qwen3Config, got {type(config).__name__}")
+        self.config = config
+        dtype = getattr(_C, config.dtype) if dtype is None else dtype
+        self.model = Trunk(config, dtype, device)
+        self.lm_head = None
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draws all parameters anew from the default generator."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, 0.0, self.config.initializer_range)
+            elif isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+
+    @property
+    def gradient_checkpointing(self):
+        """Whether training recomputes the activations of each layer in backward."""
+        return self.model.gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, on):
+        self.model.gradient_checkpointing = bool(on)
+
+    def _head(self):
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def _check_ids(self, name, ids):
+        if not isinstance(ids, _C.Tensor):
+            raise TypeError(f"Qwen3: {name} must be a Tensor, got {type(ids).__name__}")
+        if ids.ndim != 2:
+            raise ValueError(f"Qwen3: {name} must have shape (B, S), got {tuple(ids.shape)}")
+
+    def forward(self, ids, positions=None, caches=None):
+        """ids [B, S] int64 or int32 -> logits [B, S, V].
+
+        positions: None (0..S-1 in every sequence) or int64 [B*S]. caches: a list of KVCache, one per layer, see
+        `make_caches`.
+        """
+        self._check_ids("ids", ids)
+        batch, seq = ids.shape
+        return _linear(self.model(ids, positions, caches), self._head()).view(batch, seq, self.config.vocab_size)
+
+    def loss(self, ids, targets, ignore_index=-100, reduction="mean"):
+        """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
+        "none" -> [B*S].
+        """
+        self._check_ids("ids", ids)
+        self._check_ids("targets", targets)
+        if ids.shape != targets.shape:
+            raise ValueError(f"Qwen3: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}")
+        logits = _linear(self.model(ids), self._head())
+        return _cross_entropy(logits, targets.reshape(-1), ignore_index, reduction)
+
+    def load_state_dict(self, state_dict, strict=True):
+        """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it
+        otherwise.
+        """
+        head = state_dict.get("lm_head.weight")
+        if head is not None and self.lm_head is None:
+            table = state_dict.get("model.embed_tokens.weight")
+            if table is None or head.shape != table.shape or not (head == table).all().item():
+                raise ValueError(
+                    "load_state_dict: lm_head.weight must equal model.embed_tokens.weight when tied, got another value"
+                )
+            state_dict = {key: value for key, value in state_dict.items() if key != "lm_head.weight"}
+        return super().load_state_dict(state_dict, strict)
+
+    def num_parameters(self, embeddings=True):
+        """Number of trained values; without `embeddings` those of the token table are left out (unless they are the
+        head too).
+        """
+        count = sum(parameter.numel() for parameter in self.parameters())
+        if not embeddings and self.lm_head is not None:
+            count -= self.model.embed_tokens.weight.numel()
+        return count
+
+    def flops_per_token(self, seq_len):
+        """Floating-point operations of forward and backward per token at sequences of seq_len.
+
+        6 per weight of a matrix product, and 12 H D seq_len per layer for attention (the causal half is not subtracted;
+        Chowdhery et al. 2022, PaLM, appendix B).
+        """
+        config = self.config
+        attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * seq_len
+        return 6 * self.num_parameters(embeddings=False) + attention
+
+    def make_caches(self, batch, length):
+        """Empty key/value caches for `length` positions of `batch` sequences, one per layer."""
+        config, weight = self.config, self.model.embed_tokens.weight
+        shape = (batch, config.num_key_value_heads, length, config.head_dim)
+        return [KVCache(shape, weight.dtype, weight.device) for _ in range(config.num_hidden_layers)]
+
+    def generate(self, ids, max_new_tokens, **options):
+        """Continues ids by sampling; see xtrain.models.generate."""
+        from .generate import generate
+
+        return generate(self, ids, max_new_tokens, **options)
+
+    @classmethod
+    def from_pretrained(cls, directory, dtype=None):
+        """A model from a Hugging Face model directory; dtype None keeps that of the files."""
+        from .. import saving
+
+        model = saving.load_model(directory, dtype=dtype)
+        if not isinstance(model, cls):
+            raise ValueError(f"from_pretrained: {directory} must hold a {cls.__name__}, got {type(model).__name__}")
+        return model
+
+    def save_pretrained(self, directory):
+        """Writes config.json and model.safetensors, a directory that Hugging Face's from_pretrained reads."""
+        from .. import saving
+
+        saving.save_model(self, directory)
+
+
+class KVCache:
+    """Keys and values of the positions seen so far: two tensors [B, K, length, D] that fill up from the front."""
+
+    def __init__(self, shape, dtype, device):
+        self.key = _C.empty(shape, dtype, device)
+        self.value = _C.empty(shape, dtype, device)
+        self.used = 0
+
+    @no_grad()
+    def append(self, key, value):
+        """Stores key and value [B, K, S, D] behind the others; returns views of everything stored."""
+        start, end = self.used, self.used + key.shape[2]
+        if end > self.key.shape[2]:
+            raise ValueError(f"KVCache: positions must fit into {self.key.shape[2]}, got {end}")
+        _C.slice(self.key, 2, start, end).copy_(key)
+        _C.slice(self.value, 2, start, end).copy_(value)
+        self.used = end
+        return _C.slice(self.key, 2, 0, end), _C.slice(self.value, 2, 0, end)

@@ -1,0 +1,494 @@
+"""Layers with parameters.
+
+A Module keeps its parameters, buffers and sub-modules as plain attributes; `parameters()`, `state_dict()` and the rest
+find them by type.
+"""
+
+import math
+from collections import namedtuple
+
+from . import _C, _creation, functional
+from . import _init as init
+from .autograd import no_grad
+
+Tensor = _C.Tensor
+_LoadResult = namedtuple("LoadResult", ("missing_keys", "unexpected_keys"))
+
+__all__ = [
+    "Dropout", "Embedding", "GELU", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "Sequential", "SiLU",
+    "init",
+]  # fmt: skip
+
+
+class Parameter(Tensor):
+    """A tensor that a Module owns and an optimizer changes. Shares memory with `data`; requires a gradient unless told
+    otherwise.
+    """
+
+    def __new__(cls, data, requires_grad=True):
+        return _C.make_subclass(cls, data, requires_grad)
+
+    def __deepcopy__(self, memo):
+        copy = type(self)(self.detach().clone(), self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    def __repr__(self):
+        return "Parameter containing:\n" + super().__repr__()
+
+
+class Module:
+    """Base of all layers: define `forward`, assign parameters and sub-modules as attributes in `__init__`."""
+
+    training = True
+    _buffers = None  # name -> persistent, made by register_buffer
+    _forward_hooks = None
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError(f"{type(self).__name__}: forward must be defined")
+
+    def __call__(self, *args, **kwargs):
+        result = self.forward(*args, **kwargs)
+        if self._forward_hooks:
+            for hook in tuple(self._forward_hooks):
+                changed = hook(self, args, result)
+                if changed is not None:
+                    result = changed
+        return result
+
+    def __setattr__(self, name, value):
+        if (
+            isinstance(value, Tensor)
+            and not isinstance(value, Parameter)
+            and isinstance(self.__dict__.get(name), Parameter)
+        ):
+            raise TypeError(
+                f"{type(self).__name__}: parameter {name} must be replaced by a Parameter or None, got a Tensor"
+            )
+        object.__setattr__(self, name, value)
+
+    # ---- what is inside
+
+    def named_children(self):
+        """(name, module) of the direct sub-modules, each module once."""
+        seen = set()
+        for name, value in self.__dict__.items():
+            if isinstance(value, Module) and id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
+
+    def children(self):
+        """The direct sub-modules."""
+        for _, module in self.named_children():
+            yield module
+
+    def named_modules(self, memo=None, prefix=""):
+        """(dotted name, module) of this module and all below it, each module once, parents first."""
+        memo = set() if memo is None else memo
+        if id(self) in memo:
+            return
+        memo.add(id(self))
+        yield prefix, self
+        for name, value in self.__dict__.items():
+            if isinstance(value, Module):
+                yield from value.named_modules(memo, f"{prefix}.{name}" if prefix else name)
+
+    def modules(self):
+        """This module and all below it."""
+        for _, module in self.named_modules():
+            yield module
+
+    def _own(self, buffers):
+        """(name, tensor) of this module alone."""
+        kept = self._buffers or {}
+        for name, value in self.__dict__.items():
+            if buffers:
+                if name in kept and value is not None:
+                    yield name, value
+            elif isinstance(value, Parameter):
+                yield name, value
+
+    def _named_tensors(self, buffers, prefix, recurse, remove_duplicate):
+        seen = set()
+        for module_name, module in self.named_modules(prefix=prefix) if recurse else ((prefix, self),):
+            for name, tensor in module._own(buffers):
+                if not remove_duplicate or id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{module_name}.{name}" if module_name else name, tensor
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """(dotted name, Parameter); a parameter that is shared comes once, under its first name."""
+        return self._named_tensors(False, prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse=True):
+        """All parameters, each once."""
+        for _, parameter in self.named_parameters(recurse=recurse):
+            yield parameter
+
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        """(dotted name, Tensor) of the buffers."""
+        return self._named_tensors(True, prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse=True):
+        """All buffers, each once."""
+        for _, buffer in self.named_buffers(recurse=recurse):
+            yield buffer
+
+    def register_buffer(self, name, tensor, persistent=True):
+        """A tensor (or None) that moves with the module but is not trained; persistent ones are part of state_dict."""
+        if (
+            not isinstance(name, str)
+            or not name
+            or "." in name
+            or (hasattr(self, name) and name not in (self._buffers or ()))
+        ):
+            raise ValueError(f"register_buffer: name must be a new name without a dot, got {name!r}")
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"register_buffer: tensor must be a Tensor or None, got {type(tensor).__name__}")
+        object.__setattr__(self, "_buffers", {**(self._buffers or {}), name: bool(persistent)})
+        setattr(self, name, tensor)
+
+    def register_parameter(self, name, parameter):
+        """The same as assigning the attribute."""
+        if parameter is not None and not isinstance(parameter, Parameter):
+            raise TypeError(
+                f"register_parameter: parameter must be a Parameter or None, got {type(parameter).__name__}"
+            )
+        setattr(self, name, parameter)
+
+    def add_module(self, name, module):
+        """The same as assigning the attribute."""
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(f"add_module: module must be a Module or None, got {type(module).__name__}")
+        setattr(self, name, module)
+
+    def register_forward_hook(self, hook):
+        """Calls hook(module, args, result) after every forward; what it returns, if not None, replaces the result.
+
+        Returns a handle whose remove() ends it.
+        """
+        object.__setattr__(self, "_forward_hooks", [*(self._forward_hooks or ()), hook])
+        return _HookHandle(self, hook)
+
+    # ---- reading and writing all values
+
+    def state_dict(self, prefix=""):
+        """{dotted name: tensor} of parameters and persistent buffers; the tensors share memory with the module."""
+        state = {}
+        for module_name, module in self.named_modules(prefix=prefix.removesuffix(".")):
+            start = f"{module_name}." if module_name else ""
+            for name, tensor in module._own(False):
+                state[start + name] = tensor.detach()
+            for name, tensor in module._own(True):
+                if module._buffers[name]:
+                    state[start + name] = tensor.detach()
+        return state
+
+    def load_state_dict(self, state_dict, strict=True):
+        """Copies the values in, casting to this module's dtypes. Nothing is changed unless everything fits.
+
+        ValueError names missing and unexpected keys (only when strict) and every shape that differs. Returns
+        (missing_keys, unexpected_keys).
+        """
+        own = self.state_dict()
+        name = type(self).__name__
+        missing = [key for key in own if key not in state_dict]
+        unexpected = [key for key in state_dict if key not in own]
+        if strict and (missing or unexpected):
+            raise ValueError(
+                f"load_state_dict: keys must be those of {name}, got missing {_some(missing)} "
+                f"and unexpected {_some(unexpected)}"
+            )
+        for key, tensor in own.items():
+            value = state_dict.get(key, tensor)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"load_state_dict: {key} must be a Tensor, got {type(value).__name__}")
+            if tuple(value.shape) != tuple(tensor.shape):
+                raise ValueError(
+                    f"load_state_dict: {key} must have shape {tuple(tensor.shape)}, got {tuple(value.shape)}"
+                )
+        with no_grad():
+            for key, tensor in own.items():
+                if key in state_dict:
+                    tensor.copy_(state_dict[key])
+        return _LoadResult(missing, unexpected)
+
+    # ---- changing all of it
+
+    def apply(self, function):
+        """Calls function(module) for every module, children first; returns self."""
+        for module in self.children():
+            module.apply(function)
+        function(self)
+        return self
+
+    def train(self, mode=True):
+        """Training mode on or off (dropout looks at it), here and below; returns self."""
+        for module in self.modules():
+            object.__setattr__(module, "training", bool(mode))
+        return self
+
+    def eval(self):
+        """train(False)."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad=True):
+        """Freezes or unfreezes all parameters; returns self."""
+        for parameter in self.parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def zero_grad(self, set_to_none=True):
+        """Drops all gradients, or fills them with zeros."""
+        for parameter in self.parameters():
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.fill_(0)
+
+    def to(self, *args, dtype=None, device=None):
+        """Casts floating parameters and buffers to a dtype and moves them to a device; returns self.
+
+        to(dtype), to(device), to(device, dtype) or keywords. Parameters that are shared stay shared. Converted
+        parameters are new objects: make the optimizer after this call. Gradients are dropped by a conversion.
+        """
+        for arg in args:
+            if isinstance(arg, _C.dtype):
+                dtype = arg
+            elif isinstance(arg, (str, _C.device)):
+                device = arg
+            else:
+                raise TypeError(f"to: arguments must be a dtype or a device, got {type(arg).__name__}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"to: dtype must be a floating dtype, got {dtype.name}")
+        device = None if device is None else _C.device(device)
+        converted = {}
+        for module in self.modules():
+            for name, tensor in [*module._own(False), *module._own(True)]:
+                new = converted.get(id(tensor))
+                if new is None:
+                    new = converted[id(tensor)] = _convert(tensor, dtype, device)
+                if new is not tensor:
+                    object.__setattr__(module, name, new)
+        return self
+
+    def float(self):
+        """to(float32)."""
+        return self.to(_C.float32)
+
+    def double(self):
+        """to(float64)."""
+        return self.to(_C.float64)
+
+    def half(self):
+        """to(float16)."""
+        return self.to(_C.float16)
+
+    def bfloat16(self):
+        """to(bfloat16)."""
+        return self.to(_C.bfloat16)
+
+    def extra_repr(self):
+        """What stands between the brackets of repr; subclasses override it."""
+        return ""
+
+    def __repr__(self):
+        runs = []  # [first name, last name, count, text]: equal neighbours take one line
+        for name, module in self.named_children():
+            text = repr(module).replace("\n", "\n  ")
+            if runs and runs[-1][3] == text and name.isdecimal():
+                runs[-1][1:3] = name, runs[-1][2] + 1
+            else:
+                runs.append([name, name, 1, text])
+        lines = [
+            f"  ({first}): {text}" if count == 1 else f"  ({first}-{last}): {count} x {text}"
+            for first, last, count, text in runs
+        ]
+        extra = self.extra_repr()
+        if not lines:
+            return f"{type(self).__name__}({extra})"
+        return "\n".join([f"{type(self).__name__}({extra}", *lines, ")"])
+
+
+class _HookHandle:
+    def __init__(self, module, hook):
+        self._module, self._hook = module, hook
+
+    def remove(self):
+        """Ends the hook; a second call does nothing."""
+        if self._module is not None:
+            self._module._forward_hooks.remove(self._hook)
+            self._module = None
+
+
+def _some(names, most=5):
+    text = ", ".join(names[:most]) or "none"
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
+
+
+def _convert(tensor, dtype, device):
+    want = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+    if tensor.dtype == want and (device is None or tensor.device == device):
+        return tensor
+    data = tensor.detach().to(want)
+    if device is not None:
+        data = data.to(device)
+    return type(tensor)(data, tensor.requires_grad) if isinstance(tensor, Parameter) else data
+
+
+def _parameter(shape, dtype, device):
+    return Parameter(_C.empty(shape, dtype or _C.float32, device))
+
+
+class Linear(Module):
+    """y = x W^T + b: x [..., in_features] -> [..., out_features]; weight [out, in], bias [out] or None.
+
+    Both start uniform in [-1/sqrt(in), 1/sqrt(in)), PyTorch's default.
+    """
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = _parameter((out_features, in_features), dtype, device)
+        self.bias = _parameter((out_features,), dtype, device) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None and self.in_features > 0:
+            bound = 1.0 / math.sqrt(self.in_features)
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input, _linear=_C.linear):
+        return _linear(input, self.weight, self.bias)
+
+    def extra_repr(self):
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Embedding(Module):
+    """Rows of a table: ids (int64 or int32, any shape) -> [*ids.shape, embedding_dim]; weight [num_embeddings,
+    embedding_dim].
+
+    The table starts standard normal.
+    """
+
+    def __init__(self, num_embeddings, embedding_dim, device=None, dtype=None):
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.weight = _parameter((num_embeddings, embedding_dim), dtype, device)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        init.normal_(self.weight)
+
+    def forward(self, input, _embedding=_C.embedding):
+        return _embedding(input, self.weight)
+
+    def extra_repr(self):
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class RMSNorm(Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dims (see functional.rms_norm); weight starts at one."""
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self.weight = (
+            Parameter(_creation.ones(self.normalized_shape, dtype=dtype, device=device)) if elementwise_affine else None
+        )
+
+    def reset_parameters(self):
+        if self.weight is not None:
+            init.ones_(self.weight)
+
+    def forward(self, input):
+        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self):
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+class Dropout(Module):
+    """Zeroes elements with probability p and scales the rest by 1 / (1 - p) while training."""
+
+    def __init__(self, p=0.5):
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"Dropout: p must be in [0, 1], got {p}")
+        self.p = p
+
+    def forward(self, input):
+        return functional.dropout(input, self.p, self.training)
+
+    def extra_repr(self):
+        return f"p={self.p}"
+
+
+class SiLU(Module):
+    """x * sigmoid(x)."""
+
+    def forward(self, input):
+        return input.silu()
+
+
+class GELU(Module):
+    """x * Phi(x); approximate="tanh" uses the tanh formula."""
+
+    def __init__(self, approximate="none"):
+        self.approximate = approximate
+
+    def forward(self, input):
+        return functional.gelu(input, self.approximate)
+
+    def extra_repr(self):
+        return f"approximate={self.approximate!r}"
+
+
+class ModuleList(Module):
+    """A list of modules named "0", "1", ..."""
+
+    def __init__(self, modules=()):
+        for module in modules:
+            self.append(module)
+
+    def append(self, module):
+        """Adds a module at the end; returns self."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self, modules):
+        """Adds several; returns self."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def _items(self):
+        return [value for name, value in self.__dict__.items() if name.isdecimal()]
+
+    def __len__(self):
+        return len(self._items())
+
+    def __iter__(self):
+        return iter(self._items())
+
+    def __getitem__(self, index):
+        found = self._items()[index]
+        return type(self)(found) if isinstance(index, slice) else found
+
+    def __setitem__(self, index, module):
+        self.add_module(str(range(len(self))[index]), module)
+
+
+class Sequential(ModuleList):
+    """Calls its modules one after another."""
+
+    def __init__(self, *modules):
+        super().__init__(modules)
+
+    def __getitem__(self, index):
+        found = self._items()[index]
+        return Sequential(*found) if isinstance(index, slice) else found
+
+    def forward(self, input):
+        for module in self._items():
+            input = module(input)
+        return input

@@ -1,0 +1,64 @@
+"""When a loss or gradient norm is NaN or infinite: find the first value that is, in the order of the computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _C
+from .autograd import no_grad
+
+
+def _bad_count(tensor: Any) -> int:
+    if not tensor.dtype.is_floating_point or tensor.numel() == 0:
+        return 0
+    _, _, _, nans, infinities = _C.stats(tensor.detach())
+    return int(nans) + int(infinities)
+
+
+def _describe(kind: str, name: str, tensor: Any) -> str:
+    return f"{kind} {name} ({_bad_count(tensor)} of {tensor.numel()} values are NaN or infinite)"
+
+
+def first_bad_parameter(model: Any) -> str | None:
+    """Name the first parameter with a NaN or infinite value, or None."""
+    for name, parameter in model.named_parameters():
+        if _bad_count(parameter):
+            return _describe("parameter", name, parameter)
+    return None
+
+
+def first_bad_gradient(model: Any) -> str | None:
+    """Name the first gradient that backward made NaN or infinite (the last layer comes first), or None."""
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and _bad_count(parameter.grad):
+            return _describe("gradient of", name, parameter.grad)
+    return None
+
+
+def first_bad_activation(model: Any, ids: Any) -> str | None:
+    """Run `model(ids)` again and name the first module whose result has a NaN or infinite value, or None."""
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: Any, args: Any, result: Any) -> None:
+            if not found and isinstance(result, _C.Tensor) and _bad_count(result):
+                found.append(_describe("output of", name or "the model (logits)", result))
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        with no_grad():
+            model(ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def diagnose(model: Any, pieces: list[Any]) -> str:
+    """Name the first bad value of a step on the micro-batches `pieces` (token ids [B, S])."""
+    found = first_bad_parameter(model)
+    for ids in pieces:
+        found = found or first_bad_activation(model, ids)
+    return found or first_bad_gradient(model) or "the loss itself, from finite logits"

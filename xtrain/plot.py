@@ -1,0 +1,78 @@
+"""The loss curve of a run, drawn by matplotlib (the extra `plot`) without a display."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+HINT = "loss.png is drawn by matplotlib: pip install 'xtrain[plot]'"
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the records of a metrics.jsonl file; a line that was cut off by a crash is left out."""
+    records = []
+    with open(path, encoding="utf-8") as stream:
+        for line in stream:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+    return records
+
+
+def plot_loss(run: str | os.PathLike[str], bytes_per_token: float | None = 1.0) -> Path:
+    """Draw training and validation loss of the run in directory `run` and return the path of loss.png.
+
+    In bits per byte when `bytes_per_token` is known, else in nats per token. Raises ImportError when matplotlib is
+    missing.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    run = Path(run)
+    records = [record for record in read_metrics(run / "metrics.jsonl") if "step" in record and "loss" in record]
+    scale = 1.0 if not bytes_per_token else 1.0 / (math.log(2.0) * bytes_per_token)
+    steps = [record["step"] for record in records]
+    losses = [record["loss"] * scale for record in records]
+    evaluated = [record for record in records if "val_loss" in record]
+
+    figure = Figure(figsize=(8.0, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(steps, losses, color="#9db8d9", linewidth=0.8, label="training, each step")
+    axes.plot(steps, _smooth(losses), color="#1f4e8c", linewidth=1.6, label="training, smoothed")
+    if evaluated:
+        axes.plot(
+            [record["step"] for record in evaluated],
+            [record["val_loss"] * scale for record in evaluated],
+            color="#c44e1b",
+            marker="o",
+            markersize=4,
+            linewidth=1.2,
+            label=f"validation: {evaluated[-1]['val_loss'] * scale:.3f} at the end",
+        )
+    axes.set_xlabel("step")
+    axes.set_ylabel("bits per byte" if bytes_per_token else "nats per token")
+    axes.set_title(run.resolve().name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = run / "loss.png"
+    temporary = run / ".loss.png.tmp"
+    figure.savefig(temporary, format="png")
+    os.replace(temporary, path)
+    return path
+
+
+def _smooth(values: list[float], window: float = 20.0) -> list[float]:
+    """Exponential moving average without the bias towards its start."""
+    smooth, weight, result = 0.0, 0.0, []
+    for value in values:
+        smooth += (value - smooth) / window
+        weight += (1.0 - weight) / window
+        result.append(smooth / weight)
+    return result

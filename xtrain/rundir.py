@@ -1,0 +1,208 @@
+"""The directory of a run: which one, which checkpoint to continue from, its lock and its metrics file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import saving
+from .config import KEYS, PRESETS, TrainConfig, build
+from .errors import CheckpointError, ConfigError
+
+RUNS = "runs"
+METRICS = "metrics.jsonl"
+
+
+def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainConfig, Path | None]:
+    """Turn the options a user gave into (configuration with its run directory in `out`, checkpoint to continue from or
+    None).
+
+    On resume, options that were not given keep the values of the run; one that would change what is computed is refused
+    with both values.
+    """
+    given = {name: KEYS[name].check(value) for name, value in given.items()}
+    resume = given.get("resume", "")
+    if resume:
+        checkpoint = _find_resume(resume, given.get("out", ""), given.get("name", ""), warn)
+        if checkpoint is not None:
+            saved = saving.read_trainer_state(checkpoint).get("config")
+            if not isinstance(saved, dict):
+                raise CheckpointError(f"{checkpoint / 'trainer_state.json'} holds no configuration")
+            base = {name: value for name, value in saved.items() if name in KEYS}
+            _refuse_differences(base, given)
+            place = {
+                "out": os.fspath(checkpoint.parent),
+                "name": checkpoint.parent.name,
+                "resume": os.fspath(checkpoint),
+            }
+            return build({**base, "extend": False, **given, **place}), checkpoint
+    config = build({**given, "resume": ""})
+    config.out = os.fspath(_new_directory(config))
+    if config.data != "python" and os.path.exists(
+        config.data
+    ):  # kept absolute, so that the run can be resumed from another directory
+        config.data = os.path.abspath(config.data)
+    config.name = config.name or Path(config.out).name
+    return config, None
+
+
+def given_options(config: TrainConfig) -> dict[str, Any]:
+    """Return the options of `config` that differ from the defaults: those its maker decided."""
+    from .config import flatten
+
+    return {name: value for name, value in flatten(config).items() if value != KEYS[name].default}
+
+
+def _new_directory(config: TrainConfig) -> Path:
+    if config.out or config.name:
+        path = Path(config.out or Path(RUNS) / config.name)
+        if config.name and not config.out and (os.sep in config.name or config.name in (".", "..")):
+            raise ConfigError(f"name must not hold a path, got {config.name!r}; use --out")
+        if saving.find_checkpoints(path) or (path / METRICS).exists():
+            raise ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
+        return path
+    preset = config.model.preset
+    stem = preset if preset in PRESETS else Path(preset).resolve().name
+    numbers = [
+        int(match[1])
+        for path in Path(RUNS).glob(f"{stem}-*")
+        if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", path.name))
+    ]
+    return Path(RUNS) / f"{stem}-{max(numbers, default=0) + 1}"
+
+
+def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) -> Path | None:
+    """Return the checkpoint to continue from; None only for `auto` when there is no run yet."""
+    if resume in ("last", "auto"):
+        if out or name:
+            run = Path(out or Path(RUNS) / name)
+        else:
+            runs = [path for path in Path(RUNS).glob("*") if saving.find_checkpoints(path)]
+            run = max(runs, key=lambda path: saving.find_checkpoints(path)[0].stat().st_mtime, default=Path(RUNS))
+        if resume == "auto" and not saving.find_checkpoints(run):
+            return None
+    else:
+        run = Path(resume)
+        checkpoint = run if saving.checkpoint_step(run.resolve()) is not None else None
+        where = run.resolve().parent if checkpoint else run
+        if out and Path(out).resolve() != where.resolve():
+            raise ConfigError(f"out must be {where} or left out when that run is resumed, got {out}")
+        if checkpoint is not None:
+            saving.verify_checkpoint(checkpoint)
+            return checkpoint.resolve()
+    if run.is_dir():
+        saving.clean_temporary(run)
+    checkpoint = saving.newest_valid(run, warn)
+    if checkpoint is None:
+        problem = (
+            "holds no valid checkpoint"
+            if saving.find_checkpoints(run)
+            else "holds no checkpoint"
+            if run.is_dir()
+            else "does not exist"
+        )
+        raise CheckpointError(f"resume: {run} {problem}")
+    return checkpoint
+
+
+def _refuse_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name == "data" or KEYS[name].meta["free"] or name not in saved or saved[name] == value:
+            continue  # data may have moved: its content is compared when it is opened
+        if name == "steps":
+            if given.get("extend"):
+                continue
+            raise ConfigError(
+                f"resume: steps was {saved[name]} in this run, got {value}; "
+                "--extend allows it and stretches the schedule"
+            )
+        shown = "model" if name == "model.preset" else name
+        raise ConfigError(
+            f"resume: {shown} was {saved[name]!r} in this run, got {value!r}; leave it out, or start a new run"
+        )
+
+
+class RunLock:
+    """Keeps a second process from training in the same directory; released by the system even after a kill."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / ".lock"
+        self._file: Any = None
+
+    def __enter__(self) -> RunLock:
+        import fcntl
+
+        try:
+            self._file = open(self._path, "a+")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{self._path.parent} is in use by another training process") from None
+        except OSError as error:
+            if self._file is None:
+                raise CheckpointError(f"{self._path.parent} cannot be written: {error.strerror or error}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object per step, flushed.
+
+    A full disk costs records, not the run: it is reported once through `warn`.
+    """
+
+    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int | None = None) -> None:
+        self._path, self._warn, self._failed = run / METRICS, warn, False
+        if keep_until is not None and self._path.exists():
+            self._truncate(keep_until)
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+
+    def _truncate(self, step: int) -> None:
+        """Drop the records after `step`, which the resumed run will write again."""
+        from .plot import read_metrics
+
+        kept = [record for record in read_metrics(self._path) if record.get("step", 0) <= step]
+        temporary = self._path.with_name(f".{METRICS}.tmp")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record."""
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            if not self._failed:
+                self._warn(f"{self._path} cannot be written: {error.strerror or error}; training goes on")
+            self._failed = True
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def resolve_run_directory(path: str | os.PathLike[str]) -> Path:
+    """Return the model directory meant by `path`: itself, or the newest valid checkpoint of a run directory."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path} must be a run, a checkpoint or a model directory, but there is no such directory"
+        )
+    if (path / "config.json").is_file():
+        return path
+    warnings: list[str] = []
+    found = saving.newest_valid(path, warnings.append)
+    if found is None:
+        raise CheckpointError(warnings[0] if warnings else f"{path} holds no config.json and no checkpoint")
+    return found

@@ -1,0 +1,448 @@
+"""Training a language model: the loop behind `xtrain train`, as a function, a class, or parts.
+
+    from xtrain.train import train
+    result = train(data="my_texts/", steps=500, optim={"lr": 1e-3})      # options as in `xtrain train --help`, sections
+    as dicts print(result.val_bpb, result.directory)
+
+Numbers: the loss is in nats per token; `val_bpb` is bits per byte = nats per token / ln 2 / bytes per token, on a fixed
+validation subset. Given the same options, the same data and the same machine, a run has the same bits every time, at
+any number of threads, and also when it was interrupted and resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _C, _version, models, optim, options, rundir, saving
+from .autograd import no_grad
+from .config import PRESETS, TrainConfig, flatten, resolve_model, to_toml, warmup_steps
+from .data import Corpus, Loader, open_data
+from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from .nonfinite import diagnose
+from .progress import Progress, clock
+from .stop import StopSignals
+from .tokenizer import ByteTokenizer, load_tokenizer
+
+
+@dataclass
+class Result:
+    """What a run ended with.
+
+    `stopped`: "SIGINT" or "SIGTERM" when it was asked to stop early, else None. `seconds` counts all its parts.
+    """
+
+    directory: Path
+    step: int
+    loss: float
+    val_loss: float | None
+    val_bpb: float | None
+    sample: str | None
+    seconds: float
+    stopped: str | None = None
+
+
+def train(
+    config: TrainConfig | None = None,
+    /,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    **given: Any,
+) -> Result:
+    """Train with the given options and return the Result.
+
+    Options come from a TrainConfig or from `file` (TOML), then from keywords, whose names are those of the command line
+    (`steps=100`, `model="tiny"`, `optim={"lr": 1e-3}`). Raises ConfigError, DataError, CheckpointError or
+    NonFiniteError with one sentence.
+    """
+    values = rundir.given_options(config) if config is not None else {}
+    if file is not None:
+        values.update(options.read_toml(file))
+    values.update(options.from_tree(given))
+    return Trainer(values, quiet=quiet).run()
+
+
+class Trainer:
+    """One run. `values`: {dotted option name: value}, as parsed from the command line, or a TrainConfig.
+
+    After construction: `config`, `directory`, `corpus`, `tokenizer`, `model`, `optimizer`, `loader`, `step` (steps
+    done).
+    """
+
+    def __init__(self, values: dict[str, Any] | TrainConfig | None = None, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._say: Callable[[str], None] = lambda text: None if quiet else print(text, flush=True)
+        if isinstance(values, TrainConfig):
+            values = rundir.given_options(values)
+        self.config, self._checkpoint = rundir.plan(values or {}, self._warn)
+        config = self.config
+        self.directory = Path(config.out)
+        self.device = _resolve_device(config.device)
+        if config.threads:
+            _C.set_num_threads(config.threads)
+        self.step, self.elapsed = 0, 0.0
+        self.corpus = self._open_corpus()
+        self.tokenizer = self.corpus.tokenizer
+        _C.manual_seed(config.seed)
+        self.model = self._make_model()
+        self.optimizer = self._make_optimizer()
+        vocab = self.model.config.vocab_size
+        self.loader = Loader(self.corpus.train, config.batch_size, config.seq_len, config.seed, vocab, self.corpus.name)
+        self._val = self.corpus.val_windows(config.seq_len, config.eval_tokens, vocab)
+        self._fingerprint = self.corpus.fingerprint()
+        config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
+        if self._checkpoint is not None:
+            self._restore(self._checkpoint)
+
+    def _warn(self, text: str) -> None:
+        self._say(f"warning: {text}")
+
+    # ---- parts
+
+    def _open_corpus(self) -> Corpus:
+        config = self.config
+        source = self._checkpoint or (config.model.preset if config.model.preset not in PRESETS else None)
+        if source is config.model.preset and not Path(source, "config.json").is_file():
+            resolve_model(config, 0)  # raises, before any data is read
+        tokenizer = load_tokenizer(source) if source is not None else ByteTokenizer()
+        return open_data(config.data, tokenizer, config.val_fraction)
+
+    def _make_model(self) -> Any:
+        config, dtype = self.config, getattr(_C, self.config.precision)
+        if self._checkpoint is not None:
+            model = saving.load_model(self._checkpoint, dtype=dtype)
+        else:
+            keys = resolve_model(config, self.corpus.vocab_size)
+            if keys is None:
+                model = saving.load_model(config.model.preset, dtype=dtype)
+            else:
+                model = models.Qwen3(models.Qwen3Config(**keys, dtype="float32")).to(dtype)
+        if model.config.vocab_size < self.corpus.vocab_size:
+            raise DataError(
+                f"data: {self.corpus.name} needs a vocabulary of {self.corpus.vocab_size} tokens, "
+                f"the model has {model.config.vocab_size}"
+            )
+        return model.to(self.device)
+
+    def _make_optimizer(self) -> Any:
+        settings = self.config.optim
+        parameters = list(self.model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        betas = (settings.beta1, settings.beta2)
+        return optim.AdamW(
+            [group for group in groups if group["params"]], lr=settings.lr, betas=betas, eps=settings.eps
+        )
+
+    def _restore(self, checkpoint: Path) -> None:
+        state = saving.load_checkpoint(checkpoint, self.model, self.optimizer)
+        try:
+            if state["data"] != self._fingerprint:
+                raise ConfigError(
+                    f"resume: data was {state['config']['data']!r} in this run, "
+                    f"and {self.config.data!r} now holds something else"
+                )
+            self.step, self.elapsed = int(state["step"]), float(state["elapsed"])
+            self.loader.load_state_dict(state["loader"])
+            _C.set_rng_state(tuple(state["rng"]))
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{checkpoint / 'trainer_state.json'} lacks or damages {error}") from None
+        if self.step > self.config.steps:
+            raise ConfigError(
+                f"steps must be at least {self.step}, where the checkpoint stands, got {self.config.steps}"
+            )
+
+    # ---- one step, evaluation, sample, checkpoint
+
+    def train_step(self) -> dict[str, float]:
+        """Train on the next batch and return its metrics {"loss", "lr", "grad_norm"}.
+
+        The batch is processed in `grad_accum` pieces; each adds the *sum* of its token losses divided by the tokens of
+        the whole batch, so the gradient does not depend on how the batch is split. Raises NonFiniteError before
+        anything is changed.
+        """
+        config = self.config
+        ids, targets = self.loader.next_batch()
+        total = max(int(np.count_nonzero(targets != -100)), 1)
+        pieces = [
+            (self._tensor(piece_ids), self._tensor(piece_targets))
+            for piece_ids, piece_targets in zip(
+                np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True
+            )
+        ]
+        settings = config.optim
+        lr = optim.lr_schedule(
+            settings.schedule, self.step, settings.warmup, config.steps, settings.lr, settings.final_lr
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad()
+        loss = 0.0
+        for piece_ids, piece_targets in pieces:
+            part = self.model.loss(piece_ids, piece_targets, reduction="sum") * (1.0 / total)
+            part.backward()
+            loss += part.item()
+        norm = optim.clip_grad_norm_(self.model.parameters(), config.clip or math.inf).item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in pieces])
+        self.optimizer.step()
+        self.step += 1
+        return {"loss": loss, "lr": lr, "grad_norm": norm}
+
+    def _nonfinite(self, loss: float, norm: float, pieces: list[Any]) -> NonFiniteError:
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
+        found = saving.find_checkpoints(self.directory)
+        last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
+        return NonFiniteError(f"step {self.step + 1}: {what}; first bad value: {diagnose(self.model, pieces)}; {last}")
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        tensor = _C.from_numpy(np.ascontiguousarray(array))
+        return tensor if self.device == "cpu" else tensor.to(_C.device(self.device))
+
+    @no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
+        total, size = 0.0, self.config.batch_size
+        for start in range(0, len(self._val), size):
+            block = self._val[start : start + size]
+            total += self.model.loss(self._tensor(block[:, :-1]), self._tensor(block[:, 1:]), reduction="sum").item()
+        loss = total / (self._val.shape[0] * (self._val.shape[1] - 1))
+        metrics = {"val_loss": loss}
+        if self.corpus.bytes_per_token:
+            metrics["val_bpb"] = loss / math.log(2.0) / self.corpus.bytes_per_token
+        return metrics
+
+    def sample(self) -> str | None:
+        """Return a generated text (prompt included), or None when samples are off or the tokens have no tokenizer."""
+        settings = self.config.sample
+        if not settings.tokens or self.tokenizer is None:
+            return None
+        if settings.prompt is None:
+            python = self.corpus.name == "python" and isinstance(self.tokenizer, ByteTokenizer)
+            ids = self.tokenizer.encode(b"def ") if python else self._val[0, :16]
+        else:
+            ids = self.tokenizer.encode(settings.prompt.encode("utf-8", "surrogateescape"))
+        return generate_text(
+            self.model,
+            self.tokenizer,
+            ids,
+            settings.tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            seed=self.config.seed,
+        )
+
+    def save(self) -> Path:
+        """Write the checkpoint of the current step, remove those beyond the newest `keep`, and return its directory."""
+        path = self.directory / saving.checkpoint_name(self.step)
+        state = {
+            "xtrain": _version.__version__,
+            "step": self.step,
+            "tokens": self.step * self.config.batch_size * self.config.seq_len,
+            "elapsed": self.elapsed,
+            "loader": self.loader.state_dict(),
+            "rng": list(_C.get_rng_state()),
+            "data": self._fingerprint,
+            "config": flatten(dataclasses.replace(self.config, resume="", extend=False)),
+        }
+        saving.save_checkpoint(path, self.model, self.optimizer, state, self.tokenizer)
+        for old in saving.find_checkpoints(self.directory)[self.config.keep :] if self.config.keep else []:
+            saving.remove_checkpoint(old)
+        return path
+
+    # ---- the run
+
+    def run(self) -> Result:
+        """Train to the end or to a signal; metrics, evaluations, checkpoints and the plot go to the run's directory."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot be made: {error.strerror or error}") from None
+        with rundir.RunLock(self.directory):
+            saving.clean_temporary(self.directory)
+            if self._checkpoint is not None:
+                for path in saving.set_aside_after(self.directory, self.step):
+                    self._warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
+            self._write_config()
+            metrics = rundir.Metrics(self.directory, self._warn, self.step if self._checkpoint is not None else None)
+            try:
+                return self._loop(metrics)
+            finally:
+                metrics.close()
+
+    def _write_config(self) -> None:
+        try:
+            (self.directory / "config.toml").write_text(to_toml(self.config), encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.directory / 'config.toml'} cannot be written: {error.strerror or error}"
+            ) from None
+
+    def _introduce(self) -> None:
+        config, count = self.config, sum(parameter.numel() for parameter in self.model.parameters())
+        threads = f", {_C.get_num_threads()} threads" if self.device == "cpu" else ""
+        self._say(
+            f"model  {config.model.preset}: {count / 1e6:.2f} M parameters, {config.precision}, {self.device}{threads}"
+        )
+        corpus = self.corpus
+        self._say(f"data   {corpus.name}: {corpus.train_tokens:,} training, {corpus.val_tokens:,} validation tokens")
+        start = f"from step {self.step} " if self.step else ""
+        each = f"{config.batch_size} x {config.seq_len} tokens each"
+        self._say(f"run    {self.directory}: {start}to step {config.steps}, {each}")
+
+    def _loop(self, metrics: rundir.Metrics) -> Result:
+        config = self.config
+        self._introduce()
+        progress = Progress(config.steps, self.step, every=config.log_every, quiet=self._quiet)
+        say, self._say = self._say, progress.message
+        record: dict[str, Any] = {}
+        saved_at = self.step if self._checkpoint is not None else -1
+        speed = _Speed(config.batch_size * config.seq_len)
+        try:
+            with StopSignals(quiet=self._quiet) as stop:
+                begun = time.monotonic() - self.elapsed
+                while self.step < config.steps and not stop.received:
+                    speed.start()
+                    record = {"step": self.step + 1, **self.train_step()}
+                    rate = speed.stop()
+                    record.update(tokens=self.step * speed.tokens, tokens_per_second=round(rate, 1))
+                    final = self.step == config.steps
+                    if final or (config.eval_every and self.step % config.eval_every == 0 and not stop.received):
+                        record.update(self._report_evaluation(sample=not final))
+                    self.elapsed = time.monotonic() - begun
+                    metrics.write({**record, "time": round(self.elapsed, 3)})
+                    progress.update(self.step, record["loss"], rate)
+                    if config.save_every and self.step % config.save_every == 0 and not final:
+                        saved_at = self._try_save(saved_at)
+                if saved_at != self.step:
+                    self.save()
+        finally:
+            progress.close()
+            self._say = say
+        return self._finish(record, stop.received)
+
+    def _try_save(self, saved_at: int) -> int:
+        """Save; when that fails, warn and go on: the next save may work, and the last one of the run must."""
+        try:
+            self.save()
+            return self.step
+        except CheckpointError as error:
+            self._warn(str(error))
+            return saved_at
+
+    def _report_evaluation(self, sample: bool) -> dict[str, float]:
+        values = self.evaluate()
+        shown = (
+            f"{values['val_bpb']:.4f} bits per byte"
+            if "val_bpb" in values
+            else f"{values['val_loss']:.4f} nats per token"
+        )
+        self._say(f"step {self.step}: validation {shown}")
+        if sample and (text := self.sample()):
+            self._say(_indent(text))
+        return values
+
+    def _finish(self, record: dict[str, Any], stopped: str | None) -> Result:
+        if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
+            record = {**record, **self._report_evaluation(sample=False)}
+        text = None if stopped else self.sample()
+        if self.config.plot:
+            self._draw()
+        if text:
+            self._say(f"sample:\n{_indent(text)}")
+        if stopped:
+            self._say(
+                f"stopped by {stopped} after step {self.step}; continue with: xtrain train --resume {self.directory}"
+            )
+        self._say(f"{self.step} steps in {clock(self.elapsed)}; the run is in {self.directory}")
+        return Result(
+            directory=self.directory,
+            step=self.step,
+            loss=record.get("loss", float("nan")),
+            val_loss=record.get("val_loss"),
+            val_bpb=record.get("val_bpb"),
+            sample=text,
+            seconds=self.elapsed,
+            stopped=stopped,
+        )
+
+    def _draw(self) -> None:
+        from . import plot
+
+        try:
+            plot.plot_loss(self.directory, self.corpus.bytes_per_token)
+        except ImportError:
+            self._say(plot.HINT)
+        except Exception as error:  # a picture is never worth a run
+            self._warn(f"loss.png could not be drawn: {error}")
+
+
+class _Speed:
+    """Tokens per second: the average over the last steps, without the time of evaluations and saves."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._recent: list[float] = []
+        self._begun = 0.0
+
+    def start(self) -> None:
+        self._begun = time.monotonic()
+
+    def stop(self) -> float:
+        self._recent = [*self._recent[-19:], time.monotonic() - self._begun]
+        return self.tokens * len(self._recent) / max(sum(self._recent), 1e-9)
+
+
+def generate_text(
+    model: Any,
+    tokenizer: Any,
+    ids: Any,
+    tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+) -> str:
+    """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token."""
+    prompt = _C.tensor(np.asarray(ids, np.int64).reshape(1, -1))
+    device = next(iter(model.parameters())).device
+    if device.type != "cpu":
+        prompt = prompt.to(device)
+    out = models.generate(model, prompt, tokens, temperature, top_k or None, top_p, eos=tokenizer.eos, seed=seed)
+    result = out.tolist()[0]
+    if tokenizer.eos is not None and tokenizer.eos in result[prompt.shape[1] :]:
+        result = result[: result.index(tokenizer.eos, prompt.shape[1])]
+    return tokenizer.decode(result)
+
+
+def _resolve_device(name: str) -> str:
+    from . import cuda
+
+    if name == "auto":
+        return "cuda" if cuda.is_available() else "cpu"
+    try:
+        device = _C.device(name)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r} ({error})") from None
+    if device.type != "cpu" and not cuda.is_available():
+        raise ConfigError(
+            f"device must be cpu, because no usable CUDA device was found, got {name!r}; see xtrain doctor"
+        )
+    return name
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    | {line}" for line in text.splitlines())
