@@ -1,0 +1,137 @@
+"""Every entry of the op table against PyTorch, forward and backward, in float64, float32 and bfloat16.
+
+The judge is PyTorch in float64 on exactly the numbers that the lower format holds. In float64 results must agree to rounding. In bfloat16 our
+error may be at most twice PyTorch's own bfloat16 error plus one last place of the largest value: two roundings of an exact result. In float32,
+where the order of a sum matters as much as the format, the allowance is that of a sum of n terms in any order, sqrt(n) roundings (Higham & Mary
+2019).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from op_table import TABLE
+from table import FLOATS, TINY, UNIT_ROUNDOFF, Case, Op, array, as_list, gradients, outputs_of, tensor, upstream
+
+from xtrain import _C
+
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+def rows(differentiable: bool):
+    for entry in TABLE:
+        if entry.torch is None or (differentiable and entry.nondiff):
+            continue
+        for c in entry.cases:
+            if differentiable and not entry.differentiable(c):
+                continue
+            for dtype in entry.dtypes:
+                if dtype in DTYPES or (dtype not in FLOATS and not differentiable):
+                    yield pytest.param(entry, c, dtype, id=f"{entry.id}-{c.id}-{dtype}")
+
+
+def to_torch(a: np.ndarray, dtype: str):
+    t = torch.tensor(a)
+    if a.dtype.kind == "f":
+        return t.to(getattr(torch, dtype))
+    return t if dtype in FLOATS else t.to(getattr(torch, dtype))
+
+
+def to_numpy(t) -> np.ndarray:
+    t = t.detach()
+    return (t.double() if t.is_floating_point() else t).numpy()
+
+
+def torch_run(entry: Op, c: Case, arrays, dtype: str, dys=None):
+    """Outputs of PyTorch, and its gradients when upstream gradients are given."""
+    tensors = [to_torch(a, dtype) for a in arrays]
+    leaves = entry.differentiable(c) if dys is not None else []
+    for i in leaves:
+        tensors[i].requires_grad_()
+    outs = as_list(entry.torch(torch, *tensors, **c.kwargs))
+    if dys is None:
+        return outs, []
+    floats = [o for o in outs if o.is_floating_point()]
+    torch.autograd.backward(floats, [torch.tensor(dy).to(o.dtype) for dy, o in zip(dys, floats)])
+    return outs, [tensors[i].grad for i in leaves]
+
+
+def judge(ours, theirs, exact, dtype: str, terms: float, what: str, magnitude: float = 0.0) -> None:
+    """Our error against the float64 answer, compared with PyTorch's own error in the same format. `terms`: longest sum; `magnitude`: what the
+    result was computed from, if that is larger than the result."""
+    assert ours.shape == exact.shape, f"{what}: shape {ours.shape}, PyTorch has {exact.shape}"
+    special = ~np.isfinite(exact)
+    assert np.array_equal(ours[special], exact[special], equal_nan=True), f"{what}: differs where PyTorch is not finite"
+    assert np.isfinite(ours[~special]).all(), f"{what}: not finite where PyTorch is"
+    if special.all():
+        return
+    ours, theirs, exact = ours[~special], theirs[~special], exact[~special]
+    error, peer, scale = np.abs(ours - exact).max(), np.abs(theirs - exact).max(), max(np.abs(exact).max(), magnitude)
+    roundings = 2 if dtype == "bfloat16" else 4 + np.sqrt(terms)
+    limit = 2 * peer + roundings * UNIT_ROUNDOFF[dtype] * scale + TINY[dtype]
+    assert error <= limit, f"{what}: error {error:.3e}, PyTorch's {peer:.3e}, limit {limit:.3e}"
+
+
+def names(entry: Op) -> list[str | None]:
+    if entry.selects is None:
+        return [None]
+    return list(_C.gemm_backends("cpu") if entry.selects == "gemm" else _C.attention_backends("cpu"))
+
+
+def use(entry: Op, name: str | None) -> None:
+    if entry.selects == "gemm":
+        _C.use_gemm_backend(name)
+    elif entry.selects == "attention":
+        _C.use_attention_backend(name)
+
+
+def terms_of(entry: Op, c: Case, arrays) -> float:
+    """Terms of the longest sum in the forward of a case."""
+    return entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype"), list(rows(differentiable=False)))
+def test_forward(entry: Op, c: Case, dtype: str) -> None:
+    arrays = entry.draw(c, dtype, "parity")
+    if dtype not in FLOATS:
+        arrays = [a.astype(dtype) for a in arrays]
+    theirs, _ = torch_run(entry, c, arrays, dtype)
+    exact, _ = torch_run(entry, c, arrays, "float64" if dtype in FLOATS else dtype)
+    for name in names(entry):
+        use(entry, name)
+        ours = outputs_of(entry, c, [tensor(a, dtype if dtype in FLOATS else None) for a in arrays])
+        assert len(ours) == len(theirs)
+        for i, (o, t, e) in enumerate(zip(ours, theirs, exact)):
+            what = f"{entry.id} output {i} in {dtype} {name or ''}"
+            if not o.dtype.is_floating_point:
+                assert o.dtype.name == str(t.dtype).removeprefix("torch."), what
+                assert np.array_equal(o.numpy(), t.numpy()), what
+            else:
+                judge(array(o), to_numpy(t), to_numpy(e), dtype, terms_of(entry, c, arrays), what)
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype"), list(rows(differentiable=True)))
+def test_backward(entry: Op, c: Case, dtype: str) -> None:
+    arrays = entry.draw(c, dtype, "parity")
+    for name in names(entry):
+        use(entry, name)
+        outs = [o for o in outputs_of(entry, c, [tensor(a, dtype) for a in arrays]) if o.dtype.is_floating_point]
+        dys = upstream(outs, dtype, entry.id + c.id)
+        _, ours = gradients(entry, c, arrays, dtype, dys)
+        _, theirs = torch_run(entry, c, arrays, dtype, dys)
+        _, exact = torch_run(entry, c, arrays, "float64", dys)
+        terms = max([terms_of(entry, c, arrays), *(a.size for a in arrays)])  # a gradient may add up over everything
+        magnitude = max([0.0, *(np.abs(dy).max(initial=0.0) for dy in dys)])
+        for i, t, e in zip(entry.differentiable(c), theirs, exact):
+            what = f"{entry.id} gradient of input {i} in {dtype} {name or ''}"
+            assert (ours[i] is None) == (t is None), what
+            judge(array(ours[i]), to_numpy(t), to_numpy(e), dtype, terms, what, magnitude)
+
+
+def test_every_float_op_has_a_counterpart() -> None:
+    """Only creation ops, in-place optimizer ops and views of the table may lack a PyTorch composition."""
+    without = {entry.op for entry in TABLE if entry.torch is None} - {entry.op for entry in TABLE if entry.torch is not None}
+    assert without <= {"empty", "full", "uniform", "normal", "randint", "adamw_", "clip_grad_norm_"}, without
+    batched = {entry.op for entry in TABLE for c in entry.cases if any(len(s.shape) >= 2 and s.shape[0] > 1 for s in c.inputs)}
+    assert {"matmul", "linear", "embedding", "rms_norm", "rope", "swiglu", "softmax", "scaled_dot_product_attention", "cross_entropy"} <= batched

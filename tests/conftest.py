@@ -1,0 +1,38 @@
+"""Shared by the unit suite: a fixed seed before and the same settings after every test."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from xtrain import _C  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def clean_state():
+    """Every test starts from seed 0 and may not leave gradient mode, threads or backends changed."""
+    threads = _C.get_num_threads()
+    _C.manual_seed(0)
+    yield
+    _C.set_num_threads(threads)
+    _C.use_gemm_backend(None)
+    _C.use_attention_backend(None)
+    assert _C.is_grad_enabled(), "the test left gradient mode off"
+    _C.set_grad_enabled(True)
+
+
+@pytest.fixture
+def no_leaks():
+    """Fails the test when it leaves tensors or storages behind."""
+    gc.collect()
+    before = _C.memory_stats(_C.device("cpu"))
+    yield
+    gc.collect()
+    after = _C.memory_stats(_C.device("cpu"))
+    for key in ("live_tensors", "live_storages"):
+        assert after[key] == before[key], f"{after[key] - before[key]} {key} leaked"

@@ -1,0 +1,571 @@
+"""THE op table: every op, its kernel slots, its inputs, its NumPy reference, its PyTorch counterpart and its error inputs.
+
+Adding an op means adding an entry here (see docs/add_an_op.md); tests/test_ops.py fails when an op or a kernel slot has none. The simple
+families are in op_elementwise.py and op_movement.py; here are matrix products, layers, attention and the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import op_elementwise  # noqa: F401 (adds its entries)
+import op_movement  # noqa: F401 (adds its entries)
+from references import attention, attention_scale, cross_entropy, rms_norm, rope, sigmoid
+from table import (
+    FLOATS,
+    TABLE,
+    TAILS,
+    Case,
+    Error,
+    I,
+    Ids,
+    N,
+    T,
+    U,
+    V,
+    case,
+    elementwise_cases,
+    f32,
+    i64,
+    op,
+    same_torch,
+)
+
+from xtrain import _C
+
+__all__ = ["OTHER_KERNELS", "TABLE", "adamw_reference", "clip_reference", "elementwise_cases", "same_torch"]
+
+# ---- matrix products ---------------------------------------------------------------------------------------------------------------------------
+
+MATMUL = [
+    ((2, 3), (3, 4)),
+    ((3,), (3,)),
+    ((2, 3), (3,)),
+    ((3,), (3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((5, 2, 3), (3, 4)),
+    ((2, 1, 2, 3), (4, 3, 2)),
+    ((1, 1), (1, 1)),
+    ((0, 3), (3, 4)),
+    ((2, 0), (0, 4)),
+    ((2, 3), (3, 0)),
+    ((0, 2, 3), (0, 3, 4)),
+    ((31, 33), (33, 32)),
+    ((3, 5, 33), (33, 1)),
+    ((1, 257), (257, 33)),
+    ((33, 257), (257, 31)),
+]
+op(
+    "matmul",
+    "copy",
+    [case(N(*a), N(*b)) for a, b in MATMUL]
+    + [case(N(257, 300), N(300, 265), big=True), case(N(6, 65, 64), N(6, 64, 129), big=True)],
+    _C.matmul,
+    np.matmul,
+    accumulations=lambda a, b: a.shape[-1] + 2,
+    magnitude=lambda a, b: np.abs(a) @ np.abs(b),
+    torch=same_torch("matmul"),
+    selects="gemm",
+    strided="close",
+    errors=(
+        Error(lambda: _C.matmul(f32(2, 3), f32(4, 5)), V, r"matmul: .*\(2, 3\).*\(4, 5\)|matmul: .*3.*4"),
+        Error(lambda: _C.matmul(f32(), f32(3)), V, r"matmul: .*\(\)|matmul: input .*0"),
+        Error(lambda: _C.matmul(f32(2, 2, 3), f32(3, 3, 4)), V, r"matmul: .*"),
+        Error(
+            lambda: _C.matmul(f32(2, 3), _C.full((3, 4), 1.0, _C.float64)), T, r"matmul: other must .*float32.*float64"
+        ),
+        Error(lambda: _C.matmul(f32(2, 3), f32(3, 4), backend="magic"), V, r".*backend.*magic.*"),
+        Error(lambda: _C.matmul(f32(2, 3), 5), T, r"matmul: other must .*int"),
+        Error(lambda: _C.matmul(i64(2, 3), i64(3, 2)), T, r"matmul: input must .*float.*int64"),
+    ),
+)
+LINEAR = [
+    ((2, 3), (4, 3)),
+    ((2, 5, 3), (4, 3)),
+    ((3,), (4, 3)),
+    ((0, 3), (4, 3)),
+    ((2, 0), (4, 0)),
+    ((1, 1), (1, 1)),
+    ((33, 31), (257, 31)),
+    ((2, 17, 33), (32, 33)),
+]
+op(
+    "linear",
+    "copy",
+    [case(N(*x), N(*w)) for x, w in LINEAR] + [case(N(4, 65, 128), N(300, 128), big=True)],
+    _C.linear,
+    lambda x, w: x @ w.T,
+    accumulations=lambda x, w: x.shape[-1] + 2,
+    magnitude=lambda x, w: np.abs(x) @ np.abs(w).T,
+    torch=lambda torch, x, w: torch.nn.functional.linear(x, w),
+    selects="gemm",
+    strided="close",
+    errors=(
+        Error(lambda: _C.linear(f32(2, 3), f32(4, 5)), V, r"linear: weight must .*3.*\(4, 5\)"),
+        Error(lambda: _C.linear(f32(2, 3), f32(3)), V, r"linear: weight must .*2.*"),
+        Error(lambda: _C.linear(f32(2, 3), f32(4, 3), f32(5)), V, r"linear: bias must .*\(4,\).*\(5,\)"),
+        Error(
+            lambda: _C.linear(f32(2, 3), _C.full((4, 3), 1.0, _C.bfloat16)),
+            T,
+            r"linear: weight must .*float32.*bfloat16",
+        ),
+        Error(lambda: _C.linear(f32(), f32(4, 3)), V, r"linear: input must .*"),
+    ),
+)
+op(
+    "linear",
+    "copy binary reduce",
+    [case(N(*x), N(*w), N(w[0])) for x, w in LINEAR],
+    _C.linear,
+    lambda x, w, b: x @ w.T + b,
+    variant="bias",
+    accumulations=lambda x, w, b: x.shape[-1] + 2,
+    roundings=2,
+    magnitude=lambda x, w, b: np.abs(x) @ np.abs(w).T + np.abs(b),
+    torch=lambda torch, x, w, b: torch.nn.functional.linear(x, w, b),
+    selects="gemm",
+    strided="close",
+)
+
+# ---- per-token layers ----------------------------------------------------------------------------------------------------------------------------
+
+op(
+    "embedding",
+    "embedding_fwd embedding_bwd",
+    [
+        case(Ids(0, 7, 2, 5), N(7, 3)),
+        case(Ids(0, 7), N(7, 3)),
+        case(Ids(0, 7, 0), N(7, 3)),
+        case(Ids(0, 1, 4), N(1, 1)),
+        case(Ids(0, 3, 33), N(3, 33)),
+        case(Ids(0, 50, 3, 31), N(50, 257)),
+        case(Ids(0, 211, 4, 300), N(211, 64), big=True),
+    ],
+    _C.embedding,
+    lambda ids, w: w[ids],
+    accumulations=0,
+    roundings=0,
+    torch=lambda torch, ids, w: torch.nn.functional.embedding(ids, w),
+    errors=(
+        Error(
+            lambda: _C.embedding(_C.tensor(np.array([[0, 1], [7, 2]])), f32(7, 3)),
+            I,
+            r"embedding: id must be in \[0, 7\), got 7 at position 2",
+        ),
+        Error(
+            lambda: _C.embedding(_C.tensor(np.array([0, 1, -1])), f32(7, 3)),
+            I,
+            r"embedding: id must be in \[0, 7\), got -1 at position 2",
+        ),
+        Error(lambda: _C.embedding(f32(2), f32(7, 3)), T, r"embedding: input must .*int.*float32"),
+        Error(lambda: _C.embedding(i64(2), f32(7)), V, r"embedding: weight must .*2.*"),
+        Error(lambda: _C.embedding(i64(2), i64(7, 3)), T, r"embedding: weight must .*float.*int64"),
+    ),
+)
+
+RMS = [(3, 5), (2, 3, 4), (5,), (0, 4), (1, 1), *((3, n) for n in TAILS), (33, 24)]
+rms_options: dict[str, Any] = dict(accumulations=lambda x, *a, **k: x.shape[-1] / 2 + 8, roundings=2, grad_roundings=6)
+op(
+    "rms_norm",
+    "rms_norm_fwd rms_norm_bwd",
+    [case(N(*s), N(s[-1]), eps=1e-6) for s in RMS]
+    + [case(N(3, 5), N(5), eps=0.5), case(N(301, 523), N(523), eps=1e-6, big=True)],
+    _C.rms_norm,
+    rms_norm,
+    torch=lambda torch, x, w, eps: torch.nn.functional.rms_norm(x, (x.shape[-1],), w, eps),
+    **rms_options,
+    errors=(
+        Error(lambda: _C.rms_norm(f32(2, 64), f32(65)), V, r"rms_norm: weight must have shape \(64,\), got \(65,\)"),
+        Error(lambda: _C.rms_norm(f32(), f32(1)), V, r"rms_norm: input must .*\(\)"),
+        Error(
+            lambda: _C.rms_norm(f32(2, 4), _C.full((4,), 1.0, _C.bfloat16)),
+            T,
+            r"rms_norm: weight must .*float32.*bfloat16",
+        ),
+        Error(lambda: _C.rms_norm(i64(2, 4)), T, r"rms_norm: input must .*float.*int64"),
+        Error(lambda: _C.rms_norm(f32(2, 4), f32(4), -1.0), V, r"rms_norm: eps must .*-1"),
+    ),
+)
+op(
+    "rms_norm",
+    "rms_norm_fwd rms_norm_bwd",
+    [case(N(*s)) for s in RMS],
+    _C.rms_norm,
+    lambda x: rms_norm(x, np.ones(x.shape[-1]), 1e-6),
+    variant="no weight",
+    torch=lambda torch, x: torch.nn.functional.rms_norm(x, (x.shape[-1],), None, 1e-6),
+    **rms_options,
+)
+
+
+def torch_rope(torch: Any, x: Any, *positions: Any, theta: float = 10000.0, period: int | None = None) -> Any:
+    half = x.shape[-1] // 2
+    work = torch.float64 if x.dtype == torch.float64 else torch.float32
+    tokens = math.prod(x.shape[:-2])
+    pos = (
+        positions[0].reshape(-1)
+        if positions
+        else torch.arange(tokens) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
+    )
+    angle = pos.to(work)[:, None] * theta ** (-torch.arange(half, dtype=work) / half)
+    cos, sin = (f(angle).to(x.dtype).reshape(*x.shape[:-2], 1, half) for f in (torch.cos, torch.sin))
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+rope_options: dict[str, Any] = dict(
+    roundings=2,
+    accumulations=lambda x, *a, **k: 2 * max(math.prod(x.shape[:-2]), 40) + 16,
+    grad_roundings=4,
+    magnitude=lambda x, *a, **k: np.abs(x) + np.abs(np.roll(x, x.shape[-1] // 2, -1)),
+)
+op(
+    "rope",
+    "rope",
+    [
+        case(N(6, 2, 8), period=3),
+        case(N(2, 3, 2, 8)),
+        case(N(2, 3, 2, 8), theta=1e6),
+        case(N(0, 2, 8), period=1),
+        case(N(1, 1, 2), period=1),
+        case(N(66, 1, 24), period=33),
+        case(N(2, 33, 3, 6)),
+        case(N(4, 65, 6, 64), big=True),
+    ],
+    _C.rope,
+    lambda x, **k: rope(x, **k),
+    torch=torch_rope,
+    **rope_options,
+    errors=(
+        Error(lambda: _C.rope(f32(4, 2, 7)), V, r"rope: .*even.*7"),
+        Error(lambda: _C.rope(f32(4, 2)), V, r"rope: x must have 3 .*4 dim.*\(4, 2\)"),
+        Error(lambda: _C.rope(f32(4, 2, 8), 10000.0, None, 0), V, r"rope: period must .*0"),
+        Error(
+            lambda: _C.rope(f32(4, 2, 8), 10000.0, i64(5)),
+            V,
+            r"rope: positions must .*\(4,\).*\(5,\)|rope: positions must .*4.*5",
+        ),
+        Error(lambda: _C.rope(f32(4, 2, 8), 10000.0, f32(4)), T, r"rope: positions must .*int.*float32"),
+        Error(lambda: _C.rope(f32(4, 2, 8), -1.0), V, r"rope: theta must .*-1"),
+        Error(lambda: _C.rope(i64(4, 2, 8)), T, r"rope: x must .*float.*int64"),
+    ),
+)
+op(
+    "rope",
+    "rope",
+    [case(N(5, 2, 8), Ids(0, 40, 5)), case(N(2, 3, 2, 8), Ids(0, 40, 6)), case(N(33, 1, 2), Ids(0, 40, 33))],
+    lambda x, p: _C.rope(x, positions=p),
+    lambda x, p: rope(x, positions=p),
+    variant="positions",
+    torch=torch_rope,
+    **rope_options,
+)
+
+SWIGLU = [(2, 3), (5,), (), (0, 4), (2, 3, 4), *((n,) for n in TAILS), (3, 33)]
+op(
+    "swiglu",
+    "swiglu_fwd swiglu_bwd",
+    [case(N(*s), N(*s)) for s in SWIGLU if s != ()] + [case(N(301, 523), N(301, 523), big=True)],
+    _C.swiglu,
+    lambda g, u: g * sigmoid(g) * u,
+    grad_roundings=6,
+    torch=lambda torch, g, u: torch.nn.functional.silu(g) * u,
+    errors=(
+        Error(lambda: _C.swiglu(f32(2, 3), f32(2, 4)), V, r"swiglu: up must .*\(2, 3\).*\(2, 4\)"),
+        Error(lambda: _C.swiglu(f32(2, 3)), V, r"swiglu: .*even.*3"),
+        Error(lambda: _C.swiglu(f32(2, 4), _C.full((2, 4), 1.0, _C.float16)), T, r"swiglu: up must .*float32.*float16"),
+        Error(lambda: _C.swiglu(i64(2, 4)), T, r"swiglu: gate must .*float.*int64"),
+    ),
+)
+op(
+    "swiglu",
+    "swiglu_fwd swiglu_bwd",
+    [case(N(*s[:-1], 2 * s[-1])) for s in SWIGLU if s != ()] + [case(N(301, 1046), big=True)],
+    _C.swiglu,
+    lambda x: (lambda g, u: g * sigmoid(g) * u)(*np.split(x, 2, -1)),
+    variant="halves",
+    torch=lambda torch, x: (lambda g, u: torch.nn.functional.silu(g) * u)(*x.chunk(2, -1)),
+    grad_roundings=6,
+)
+
+
+def softmax(x: np.ndarray, dim: int = -1) -> np.ndarray:
+    e = np.exp(x - x.max(dim, keepdims=True)) if x.size else x
+    return e / e.sum(dim, keepdims=True)
+
+
+op(
+    "softmax",
+    "softmax_fwd softmax_bwd",
+    [
+        *(case(N(*s)) for s in [(2, 3), (5,), (2, 3, 4), (0, 4), (1, 1), *((3, n) for n in TAILS)]),
+        case(N(2, 3, 4), dim=0),
+        case(N(2, 3, 4), dim=1),
+        case(N(5, 33), dim=0),
+        case(U(-80, 80, 4, 33), fd=False),
+        case(N(301, 523), big=True),
+    ],
+    _C.softmax,
+    softmax,
+    accumulations=lambda x, dim=-1: x.shape[dim] + 16,
+    magnitude=lambda x, dim=-1: softmax(x, dim) * (1 + np.abs(x - (x.max(dim, keepdims=True) if x.size else 0))),
+    torch=lambda torch, x, dim=-1: torch.softmax(x, dim),
+    errors=(
+        Error(lambda: _C.softmax(f32(2, 3), 2), I, r"softmax: dim must .*got 2"),
+        Error(lambda: _C.softmax(i64(2, 3)), T, r"softmax: input must .*float.*int64"),
+    ),
+)
+
+CE = [((4, 7), (4,)), ((1, 1), (1,)), ((3, 31), (3,)), ((5, 33), (5,)), ((3, 257), (3,))]
+for reduction in ("mean", "sum", "none"):
+    op(
+        "cross_entropy",
+        "cross_entropy_fwd cross_entropy_bwd",
+        [case(N(*x), Ids(0, x[1], *t)) for x, t in CE]
+        + [case(N(300, 523), Ids(0, 523, 300), big=True)]
+        + ([case(N(0, 4), Ids(0, 4, 0), fd=False)] if reduction != "mean" else []),
+        lambda x, t, r=reduction: _C.cross_entropy(x, t, reduction=r),
+        lambda x, t, r=reduction: cross_entropy(x, t, reduction=r),
+        variant=reduction,
+        accumulations=lambda x, t: sum(x.shape) + 16,
+        out_dtype="loss",
+        magnitude=lambda x, t, r=reduction: cross_entropy(x, t, reduction=r, magnitude=True),
+        torch=lambda torch, x, t, r=reduction: torch.nn.functional.cross_entropy(x, t, reduction=r),
+    )
+op(
+    "cross_entropy",
+    "cross_entropy_fwd cross_entropy_bwd",
+    [case(N(8, 5), Ids(0, 5, 8)), case(N(33, 5), Ids(0, 5, 33))],
+    lambda x, t: _C.cross_entropy(x, t, ignore_index=2),
+    lambda x, t: cross_entropy(x, t, ignore_index=2),
+    variant="ignored",
+    accumulations=lambda x, t: sum(x.shape) + 16,
+    out_dtype="loss",
+    magnitude=lambda x, t: cross_entropy(x, t, ignore_index=2, magnitude=True),
+    torch=lambda torch, x, t: torch.nn.functional.cross_entropy(x, t, ignore_index=2),
+    errors=(
+        Error(
+            lambda: _C.cross_entropy(f32(3, 5), _C.tensor(np.array([0, 5, 1]))),
+            I,
+            r"cross_entropy: target.*1.*5|cross_entropy: target.*5.*1",
+        ),
+        Error(lambda: _C.cross_entropy(f32(3, 5), _C.tensor(np.array([0, 1, -3]))), I, r"cross_entropy: target.*-3"),
+        Error(lambda: _C.cross_entropy(f32(3, 5), i64(4)), V, r"cross_entropy: target must .*\(3,\).*\(4,\)"),
+        Error(lambda: _C.cross_entropy(f32(3, 5), f32(3)), T, r"cross_entropy: target must .*int.*float32"),
+        Error(lambda: _C.cross_entropy(f32(5), i64(1)), V, r"cross_entropy: .*"),
+        Error(
+            lambda: _C.cross_entropy(f32(3, 5), i64(3), reduction="total"), V, r"cross_entropy: reduction must .*total"
+        ),
+        Error(lambda: _C.cross_entropy(i64(3, 5), i64(3)), T, r"cross_entropy: input must .*float.*int64"),
+    ),
+)
+
+# ---- attention: (q shape, kv shape) as (B, H, S, D) -------------------------------------------------------------------------------------------------
+
+SDPA = [
+    ((2, 2, 3, 4), (2, 2, 3, 4)),
+    ((1, 1, 1, 1), (1, 1, 1, 1)),
+    ((2, 6, 5, 8), (2, 2, 5, 8)),
+    ((1, 2, 33, 24), (1, 1, 33, 24)),
+    ((1, 1, 31, 2), (1, 1, 31, 2)),
+    ((0, 2, 3, 4), (0, 2, 3, 4)),
+    ((2, 2, 3, 4), (2, 2, 7, 4)),
+]
+
+
+def sdpa_cases(**kwargs: Any) -> list[Case]:
+    return [case(N(*q), N(*kv), N(*kv), enable_gqa=q[1] != kv[1], **kwargs) for q, kv in SDPA]
+
+
+def torch_sdpa(
+    torch: Any, q: Any, k: Any, v: Any, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Any:
+    mask = None
+    if is_causal and q.shape[2] != k.shape[2]:  # PyTorch aligns its triangle to the first key, xtrain to the last
+        mask, is_causal = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]), False
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+ATTENTION_BIG = [case(N(3, 6, 130, 32), N(3, 2, 130, 32), N(3, 2, 130, 32), is_causal=True, enable_gqa=True, big=True)]
+op(
+    "scaled_dot_product_attention",
+    "copy",
+    sdpa_cases(is_causal=True) + sdpa_cases() + sdpa_cases(is_causal=True, scale=0.3)[:3] + ATTENTION_BIG,
+    _C.scaled_dot_product_attention,
+    attention,
+    selects="attention",
+    strided="close",
+    accumulations=lambda q, k, v, **_: q.shape[-1] + k.shape[2] + 16,
+    roundings=3,
+    grad_roundings=8,
+    magnitude=attention_scale,
+    torch=torch_sdpa,
+    errors=(
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 2, 3, 4), f32(2, 2, 3, 5), f32(2, 2, 3, 5)),
+            V,
+            r"scaled_dot_product_attention: key must .*4.*\(2, 2, 3, 5\)|scaled_dot_product_attention: key .*5",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 4, 3, 4), f32(2, 2, 3, 4), f32(2, 2, 3, 4)),
+            V,
+            r"scaled_dot_product_attention: .*enable_gqa.*",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 3, 3, 4), f32(2, 2, 3, 4), f32(2, 2, 3, 4), enable_gqa=True),
+            V,
+            r"scaled_dot_product_attention: .*3.*2|scaled_dot_product_attention: .*2.*3",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 3, 4), f32(2, 3, 4), f32(2, 3, 4)),
+            V,
+            r"scaled_dot_product_attention: query must .*4.*",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 2, 3, 4), f32(2, 2, 3, 4), f32(2, 2, 5, 4)),
+            V,
+            r"scaled_dot_product_attention: value must .*",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(1, 1, 2, 2), f32(1, 1, 2, 2), f32(1, 1, 2, 2), backend="magic"),
+            V,
+            r".*backend.*magic",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(
+                f32(1, 1, 2, 2), f32(1, 1, 2, 2), _C.full((1, 1, 2, 2), 1.0, _C.float64)
+            ),
+            T,
+            r"scaled_dot_product_attention: value must .*float32.*float64",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(i64(1, 1, 2, 2), i64(1, 1, 2, 2), i64(1, 1, 2, 2)),
+            T,
+            r"scaled_dot_product_attention: query must .*float.*int64",
+        ),
+    ),
+)
+
+# ---- optimizer: results are the changed tensors -----------------------------------------------------------------------------------------------------
+
+HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+
+
+def adamw_call(p: Any, g: Any, m: Any, v: Any, **hyper: Any) -> list[Any]:
+    acc = _C.float64 if p.dtype is _C.float64 else _C.float32
+    p, m, v = _C.clone(p), _C.cast(m, acc), _C.cast(v, acc)
+    m, v = _C.clone(m), _C.clone(v)
+    _C.adamw_([p], [g], [m], [v], [], *hyper.values())
+    return [p, m, v]
+
+
+def adamw_reference(
+    p: Any, g: Any, m: Any, v: Any, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int
+) -> list[Any]:
+    p = p * (1 - lr * weight_decay)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    return [p - lr / (1 - beta1**step) * m / (np.sqrt(v / (1 - beta2**step)) + eps), m, v]
+
+
+def adamw_lists(count: int, p: int = 1, **bad: Any) -> Any:
+    lists = dict(params=[f32(2)] * p, grads=[f32(2)] * count, exp_avgs=[f32(2)], exp_avg_sqs=[f32(2)], masters=[]) | bad
+    return _C.adamw_(*lists.values(), *HYPER.values())
+
+
+op(
+    "adamw_",
+    "adamw",
+    [case(*[N(*s)] * 3, U(0.1, 1, *s), **HYPER) for s in [(2, 3), (), (0,), *((n,) for n in TAILS)]]
+    + [case(*[N(129, 523)] * 3, U(0.1, 1, 129, 523), big=True, **HYPER)],
+    adamw_call,
+    adamw_reference,
+    nondiff=True,
+    strided="no",
+    out_dtype="any",
+    accumulations=24,
+    magnitude=lambda p, g, m, v, **k: np.abs(p) + np.abs(g) + np.abs(m) + np.abs(v) + g * g + 0.1,
+    errors=(
+        Error(lambda: adamw_lists(2), V, r"adamw_: grads must .*1.*2|adamw_: .*2.*1"),
+        Error(lambda: adamw_lists(1, grads=[f32(3)]), V, r"adamw_: .*grad.* must .*\(2,\).*\(3,\)"),
+        Error(
+            lambda: adamw_lists(1, exp_avgs=[_C.full((2,), 0.0, _C.bfloat16)]),
+            (T, V),
+            r"adamw_: exp_avgs.* must .*float32.*bfloat16",
+        ),
+        Error(lambda: adamw_lists(1, masters=[f32(2), f32(2)]), V, r"adamw_: masters must .*2"),
+        Error(
+            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], 0.1, 0.9, 0.9, 1e-8, 0.0, 0),
+            V,
+            r"adamw_: step must .*0",
+        ),
+        Error(
+            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], -0.1, 0.9, 0.9, 1e-8, 0.0, 1),
+            V,
+            r"adamw_: lr must .*-0.1",
+        ),
+        Error(
+            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], 0.1, 1.0, 0.9, 1e-8, 0.0, 1),
+            V,
+            r"adamw_: beta1 must .*1",
+        ),
+    ),
+)
+
+
+def clip_call(*grads: Any, max_norm: float) -> list[Any]:
+    grads_ = [_C.clone(g) for g in grads]
+    return [_C.clip_grad_norm_(grads_, max_norm), *grads_]
+
+
+def clip_reference(*grads: np.ndarray, max_norm: float) -> list[np.ndarray]:
+    norm = np.sqrt(sum(float(np.sum(g * g)) for g in grads))
+    return [np.array(norm), *(g * min(1.0, max_norm / (norm + 1e-6)) for g in grads)]
+
+
+op(
+    "clip_grad_norm_",
+    "grad_norm clip",
+    [
+        case(N(2, 3), N(5), max_norm=0.5),
+        case(N(2, 3), N(5), max_norm=1e3),
+        case(N(0), N(1), max_norm=0.1),
+        case(N(257), N(33), max_norm=math.inf),
+        case(N(301, 523), N(77), max_norm=1.0, big=True),
+    ],
+    clip_call,
+    clip_reference,
+    nondiff=True,
+    strided="no",
+    out_dtype="any",
+    accumulations=8,
+    dtypes=FLOATS[1:],
+    errors=(
+        Error(lambda: _C.clip_grad_norm_([f32(2)], -1.0), V, r"clip_grad_norm_: max_norm must .*-1"),
+        Error(lambda: _C.clip_grad_norm_([f32(2)], float("nan")), V, r"clip_grad_norm_: max_norm must .*nan"),
+        Error(lambda: _C.clip_grad_norm_([3], 1.0), T, r"clip_grad_norm_: grads.* must .*int"),
+        Error(lambda: _C.clip_grad_norm_([i64(3)], 1.0), T, r"clip_grad_norm_: .*grad.* must .*float.*int64"),
+    ),
+)
+
+# The norm is a float32 whatever the dtype, so float64 gradients are scaled by a factor of float32 precision.
+op(
+    "clip_grad_norm_",
+    "grad_norm clip",
+    [case(N(2, 3), N(5), max_norm=0.5), case(N(257), N(33), max_norm=math.inf)],
+    clip_call,
+    clip_reference,
+    variant="float64",
+    nondiff=True,
+    strided="no",
+    out_dtype="any",
+    accumulations=8 * 2.0**29,
+    dtypes=("float64",),
+)
+
+# ---- what is not an op but has a kernel slot -----------------------------------------------------------------------------------------------------------
+
+OTHER_KERNELS = {"stats": "test_stats"}  # slot -> the test in test_ops.py that exercises it

@@ -1,0 +1,119 @@
+"""NumPy float64 references for the op table: plain formulas, written without looking at the kernels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x: np.ndarray, tanh: bool = False) -> np.ndarray:
+    if tanh:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+def rope(x, theta=10000.0, positions=None, period=None):
+    """Half-split rotation. Tokens are all leading dims; position = token % period, period = the sequence for [B, S, H, D]."""
+    half = x.shape[-1] // 2
+    tokens = math.prod(x.shape[:-2])
+    if positions is None:
+        positions = np.arange(tokens) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
+    angle = np.reshape(positions, -1)[:, None] * theta ** (-np.arange(half) / half)
+    cos, sin = (f(angle).reshape(*x.shape[:-2], 1, half) for f in (np.cos, np.sin))
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def cross_entropy(x, target, ignore_index=-100, reduction="mean", magnitude=False):
+    """Negative log likelihood of the rows of x. magnitude=True: the sum of the absolute values that are added instead."""
+    peak = x.max(1) if x.size else np.zeros(len(x))
+    lse = peak + np.log(np.exp(x - peak[:, None]).sum(1))
+    chosen = x[np.arange(len(x)), np.where(target == ignore_index, 0, target)]
+    losses = np.where(target == ignore_index, 0.0, np.abs(lse) + np.abs(chosen) + 1 if magnitude else lse - chosen)
+    if reduction == "none":
+        return losses
+    return losses.sum() / ((target != ignore_index).sum() if reduction == "mean" else 1)
+
+
+def attention_weights(q, k, is_causal=False, scale=None):
+    """(scores, probabilities) of [B, H, Sq, Skv]; causal aligned so that the last query sees every key."""
+    k = np.repeat(k, q.shape[1] // max(k.shape[1], 1), 1)
+    scores = q @ k.swapaxes(-1, -2) * (scale if scale is not None else 1 / math.sqrt(q.shape[-1]))
+    if is_causal:
+        sq, skv = scores.shape[-2:]
+        scores = np.where(np.arange(skv)[None, :] <= np.arange(sq)[:, None] + (skv - sq), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True)) if scores.size else scores
+    return scores, p / p.sum(-1, keepdims=True)
+
+
+def attention(q, k, v, is_causal=False, scale=None, enable_gqa=False):
+    return attention_weights(q, k, is_causal, scale)[1] @ np.repeat(v, q.shape[1] // max(v.shape[1], 1), 1)
+
+
+def attention_scale(q, k, v, is_causal=False, scale=None, enable_gqa=False):
+    """A score of size s moves its probability by s * u: P (1 + |scores|) |v|."""
+    scores, p = attention_weights(q, k, is_causal, scale)
+    bound = attention_weights(np.abs(q), np.abs(k), False, scale)[0]
+    return (p * (1 + np.where(np.isfinite(scores), bound, 0))) @ np.repeat(
+        np.abs(v), q.shape[1] // max(v.shape[1], 1), 1
+    )
+
+
+# ---- Philox4x32-10 (Salmon et al., SC 2011) -----------------------------------------------------------------------------------
+
+
+def philox_block(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Ten rounds on counters [n, 4] (uint32 values in uint64) with one key."""
+    c = counter.astype(np.uint64)
+    k0, k1, low = key[0], key[1], np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        p0, p1 = c[:, 0] * np.uint64(0xD2511F53), c[:, 2] * np.uint64(0xCD9E8D57)
+        shift = np.uint64(32)
+        c = np.stack(
+            [(p1 >> shift) ^ c[:, 1] ^ np.uint64(k0), p1 & low, (p0 >> shift) ^ c[:, 3] ^ np.uint64(k1), p0 & low], 1
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c
+
+
+def philox_words(seed: int, stream: int, count: int) -> np.ndarray:
+    """`count` uint32 words of the stream: word i is word i % 4 of block i / 4, as in csrc/xtrain.h."""
+    block = np.arange((count + 3) // 4, dtype=np.uint64)
+    mask = np.uint64(0xFFFFFFFF)
+    rest = np.full((len(block), 2), [stream & 0xFFFFFFFF, stream >> 32], np.uint64)
+    counter = np.concatenate([(block & mask)[:, None], (block >> np.uint64(32))[:, None], rest], 1)
+    return philox_block(counter, (seed & 0xFFFFFFFF, seed >> 32)).reshape(-1)[:count]
+
+
+def philox_uniform(seed, shape, low, high, stream=0):
+    words = philox_words(seed, stream, math.prod(shape))
+    return (low + (high - low) * ((words >> np.uint64(8)) * 2.0**-24)).reshape(shape)
+
+
+def philox_normal(seed, shape, mean, std, stream=0):
+    """Box-Muller on the pairs of words (0, 1) and (2, 3) of a block."""
+    count = math.prod(shape)
+    words = philox_words(seed, stream, (count + 3) // 4 * 4).reshape(-1, 2)
+    # u in (0, 1], rounded to float32 as the kernel rounds it: near 1 the logarithm magnifies that rounding
+    u = (words[:, 0].astype(np.float32).astype(np.float64) * 2.0**-32 + 2.0**-33).astype(np.float32).astype(np.float64)
+    angle = 2 * math.pi * (words[:, 1] * 2.0**-32)
+    radius = np.sqrt(-2 * np.log(u))
+    z = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:count]
+    return (mean + std * z).reshape(shape)
+
+
+def philox_randint(seed, shape, low, high, stream=0):
+    words = philox_words(seed, stream, 2 * math.prod(shape)).reshape(-1, 2)
+    value = words[:, 0] | words[:, 1] << np.uint64(32)
+    return (low + (value % np.uint64(high - low)).astype(np.int64)).reshape(shape)

@@ -1,0 +1,50 @@
+"""Small training runs for the tests of training, checkpoints and the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+TINY = {
+    "model.hidden_size": 16, "model.intermediate_size": 32, "model.num_hidden_layers": 1, "model.num_attention_heads": 2,
+    "model.num_key_value_heads": 1, "model.head_dim": 8, "batch_size": 4, "seq_len": 16, "steps": 8, "eval_every": 0, "save_every": 0,
+    "eval_tokens": 64, "sample.tokens": 0, "plot": False, "optim.warmup": 2,
+}  # fmt: skip
+
+
+def text_file(path: Path, size: int = 20_000, seed: int = 0) -> Path:
+    """A file of random words."""
+    rng = np.random.default_rng(seed)
+    words = [b"def", b"return", b"x", b"y", b"for", b"in", b"(", b")", b":", b"\n", b"    ", b"1"]
+    path.write_bytes(b" ".join(words[i] for i in rng.integers(0, len(words), size // 3))[:size])
+    return path
+
+
+def options(data: Path, out: Path, **changes) -> dict:
+    return {**TINY, "data": os.fspath(data), "out": os.fspath(out), **{k.replace("__", "."): v for k, v in changes.items()}}
+
+
+def arguments(values: dict) -> list[str]:
+    out = []
+    for name, value in values.items():
+        name = "model" if name == "model.preset" else name
+        out += [f"--no-{name}"] if value is False else [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return out
+
+
+def start(*args: str, **kwargs) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "xtrain", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+
+
+def xtrain(*args: str, timeout: float = 120, **kwargs) -> subprocess.CompletedProcess:
+    """Runs the command and waits."""
+    return subprocess.run([sys.executable, "-m", "xtrain", *args], capture_output=True, text=True, timeout=timeout, **kwargs)
+
+
+def weights(directory: Path) -> bytes:
+    """Every byte that a resumed run continues from."""
+    return b"".join((directory / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))

@@ -1,0 +1,117 @@
+"""The `xtrain` command: what it prints, its exit status, and that every mistake is answered by one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import arguments, options, text_file, xtrain
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One finished run that several tests look at."""
+    place = tmp_path_factory.mktemp("cli")
+    done = xtrain("train", *arguments(options(text_file(place / "text.txt"), place / "run", sample__tokens=12)))
+    assert done.returncode == 0, done.stderr
+    return place, done
+
+
+def test_train_prints_and_writes(run) -> None:
+    place, done = run
+    assert str(place / "run") in done.stdout
+    assert "bits per byte" in done.stdout
+    assert "sample" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert len((place / "run" / "metrics.jsonl").read_text().splitlines()) == 8
+    assert json.loads((place / "run" / "checkpoint-00000008" / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_the_last_line_names_the_directory(run) -> None:
+    place, done = run
+    assert str(place / "run") in done.stdout.strip().splitlines()[-1]
+
+
+def test_resume_and_extend(run) -> None:
+    place, _ = run
+    done = xtrain("train", "--resume", str(place / "run"), "--steps", "9", "--extend", "--sample.tokens", "0")
+    assert done.returncode == 0, done.stderr
+    assert (place / "run" / "checkpoint-00000009").is_dir()
+
+
+def test_sample(run) -> None:
+    place, _ = run
+    args = ("sample", str(place / "run"), "--prompt", "def ", "--max-tokens", "20", "--temperature", "0.9", "--top-k", "5", "--top-p", "0.9")
+    a, b, c = xtrain(*args, "--seed", "1"), xtrain(*args, "--seed", "1"), xtrain(*args, "--seed", "2")
+    assert a.returncode == 0, a.stderr
+    assert a.stdout.startswith("def ")
+    assert a.stdout == b.stdout
+    assert a.stdout != c.stdout
+    newest = sorted((place / "run").glob("checkpoint-*"))[-1]
+    assert xtrain("sample", str(newest), "--max-tokens", "3").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "text"),
+    [
+        ((), 2, ""),
+        (("trian",), 2, "did you mean train"),
+        (("train", "--stepz", "3"), 2, "did you mean --steps"),
+        (("train", "--steps", "x"), 2, "whole number"),
+        (("train", "missing.toml"), 2, "cannot be read"),
+        (("train", "--data", "/no/such/place"), 1, "does not exist"),
+        (("train", "--model", "gigantic"), 2, "gigantic"),
+        (("train", "--device", "tpu"), 2, "tpu"),
+        (("train", "--device", "cuda", "--steps", "1"), 2, "doctor"),
+        (("train", "--resume", "/no/such/run"), 1, "does not exist"),
+        (("sample",), 2, "argument"),
+        (("sample", "/no/such/run"), 1, "no such directory"),
+        (("sample", "x", "--top-p", "7"), 2, "top-p"),
+        (("sample", "x", "--temprature", "1"), 2, "--temperature"),
+        (("doctor", "now"), 2, "expected 0"),
+        (("prepare", "one"), 2, "expected 2"),
+    ],
+)
+def test_mistakes_are_one_line(args, status: int, text: str, tmp_path) -> None:
+    done = xtrain(*args, cwd=tmp_path)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert text in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    if args:
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert done.stderr.startswith("xtrain: error: ")
+    assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+def test_help_documents_every_option() -> None:
+    from xtrain.config import KEYS
+
+    text = xtrain("train", "--help").stdout
+    for name in KEYS:
+        assert f"--{'model' if name == 'model.preset' else name if '.' in name else name.replace('_', '-')}" in text
+    for command in ("sample", "doctor", "prepare"):
+        done = xtrain(command, "--help")
+        assert done.returncode == 0
+        assert command in done.stdout
+    assert "train" in xtrain("--help").stdout
+
+
+def test_doctor() -> None:
+    done = xtrain("doctor")
+    assert done.returncode == 0, done.stdout
+    for word in ("xtrain", "Python", "numpy", "OpenBLAS", "CPU", "CUDA"):
+        assert word.lower() in done.stdout.lower(), word
+
+
+def test_version() -> None:
+    import xtrain as package
+
+    assert xtrain("--version").stdout.split() == ["xtrain", package.__version__]
+
+
+def test_prepare_then_train(tmp_path) -> None:
+    text = text_file(tmp_path / "text.txt")
+    done = xtrain("prepare", str(text), str(tmp_path / "t.tokens"))
+    assert done.returncode == 0, done.stderr
+    done = xtrain("train", *arguments(options(tmp_path / "t.tokens", tmp_path / "run", steps=2)))
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,351 @@
+"""The tests that every entry of the op table gets: values, gradients, strides, sizes, repeats, threads, errors, coverage."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from op_table import OTHER_KERNELS, TABLE
+from table import (
+    FLOATS,
+    TINY,
+    UNIT_ROUNDOFF,
+    Case,
+    Op,
+    accumulator,
+    array,
+    as_list,
+    bits,
+    check_close,
+    exact,
+    gradients,
+    outputs_of,
+    references_of,
+    tensor,
+    upstream,
+)
+
+from xtrain import _C
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def backends(entry: Op) -> list[str | None]:
+    if entry.selects is None:
+        return [None]
+    return list(_C.gemm_backends("cpu") if entry.selects == "gemm" else _C.attention_backends("cpu"))
+
+
+def use(entry: Op, name: str | None) -> None:
+    """Puts a named backend in force; the autouse fixture takes it back."""
+    if entry.selects == "gemm":
+        _C.use_gemm_backend(name)
+    elif entry.selects == "attention":
+        _C.use_attention_backend(name)
+
+
+def rows(*, dtypes=None, big=None, differentiable=False, with_inputs=False):
+    """(entry, case, dtype, backend) parameters for every test that runs the table."""
+    for entry in TABLE:
+        for c in entry.cases:
+            if (big is not None and c.big != big) or (differentiable and not entry.differentiable(c)) or (with_inputs and not c.inputs):
+                continue
+            for dtype in entry.dtypes:
+                if dtypes is None or dtype in dtypes:
+                    for backend in backends(entry):
+                        yield pytest.param(entry, c, dtype, backend, id=f"{entry.id}-{c.id}-{dtype}" + (f"-{backend}" if backend else ""))
+
+
+def result_dtype(entry: Op, out, dtype: str) -> str:
+    if entry.out_dtype == "any":
+        return out.dtype.name
+    if entry.out_dtype == "loss":  # statistics stay in the accumulator's format, or come back in the input's
+        assert out.dtype.name in (dtype, accumulator(dtype))
+        return out.dtype.name
+    return dtype if entry.out_dtype == "same" else entry.out_dtype
+
+
+# ---- values -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), list(rows()))
+def test_forward(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+    use(entry, backend)
+    arrays = entry.draw(c, dtype)
+    outs = outputs_of(entry, c, [tensor(a, dtype if a.dtype.kind == "f" else None) if dtype in FLOATS else tensor(a.astype(dtype)) for a in arrays])
+    refs = references_of(entry, c, arrays if dtype in FLOATS else [a.astype(dtype) for a in arrays])
+    assert len(outs) == len(refs)
+    for i, (out, ref) in enumerate(zip(outs, refs)):
+        name = result_dtype(entry, out, dtype)
+        assert out.dtype.name == name
+        got = array(out)
+        if not out.dtype.is_floating_point:
+            assert got.shape == ref.shape
+            assert np.array_equal(got, ref.astype(got.dtype)), f"output {i}: {got} != {ref}"
+            continue
+        tolerance = entry.tolerance(ref, arrays, c.kwargs, dtype, name) if len(refs) == 1 else several(entry, ref, arrays, c, dtype, name)
+        check_close(got, ref, tolerance, f"{entry.id} output {i} in {dtype}, inputs from seed {entry.id}/{c.id}/")
+
+
+def several(entry: Op, ref: np.ndarray, arrays: list[np.ndarray], c: Case, dtype: str, name: str) -> np.ndarray:
+    """Tolerance when an op has several outputs: the magnitude applies to those of its shape, the others use |reference|."""
+    if entry.magnitude is not None and np.shape(entry.magnitude(*arrays, **c.kwargs)) == ref.shape:
+        return entry.tolerance(ref, arrays, c.kwargs, dtype, name)
+    count = entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
+    return (entry.roundings * UNIT_ROUNDOFF[name] + count * UNIT_ROUNDOFF[accumulator(dtype)]) * np.abs(ref) + TINY[name]
+
+
+def test_stats() -> None:
+    """The `stats` kernel: minimum, maximum, mean of the finite elements, counts of NaN and Inf, any strides and dtype."""
+    x = np.random.default_rng(5).standard_normal((33, 257))
+    x[3, 5], x[4, 6], x[7, 7] = np.nan, np.inf, -np.inf
+    for dtype in FLOATS:
+        t = tensor(np.where(np.isfinite(x), exact(x, dtype), x), dtype)
+        for view, values in [(t, array(t)), (_C.transpose(t, 0, 1), array(t).T), (_C.slice(t, 1, 1, 257, 3), array(t)[:, 1::3])]:
+            finite = values[np.isfinite(values)]
+            low, high, mean, nans, infs = _C.stats(view)
+            assert (nans, infs) == (np.isnan(values).sum(), np.isinf(values).sum())
+            assert (low, high) == (finite.min(), finite.max())
+            assert abs(mean - finite.mean()) <= 1e-12 * np.abs(finite).mean() * len(finite)
+    low, high, mean, nans, infs = _C.stats(_C.tensor(np.array([3, -1, 7])))
+    assert (low, high, mean, nans, infs) == (-1, 7, 3, 0, 0)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------------------
+
+
+def loss(entry: Op, c: Case, arrays: list[np.ndarray], dtype: str, dys: list[np.ndarray]) -> tuple[float, float]:
+    """sum(out * dy) in float64, and the size of the rounding error that the format of `out` leaves in it."""
+    _C.set_grad_enabled(False)
+    try:
+        outs = [array(o) for o in outputs_of(entry, c, [tensor(a, dtype) for a in arrays]) if o.dtype.is_floating_point]
+    finally:
+        _C.set_grad_enabled(True)
+    products = [o * dy for o, dy in zip(outs, dys)]
+    count = entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
+    spread = float(np.sqrt(sum((p * p).sum() for p in products)))
+    return sum(float(p.sum()) for p in products), (4 + np.sqrt(count)) * UNIT_ROUNDOFF[dtype] * spread
+
+
+def directions(a: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Every coordinate of a small input; for a big one some coordinates and some random directions (projections)."""
+    if a.size <= 24:
+        picks, random = range(a.size), 0
+    else:
+        picks, random = rng.choice(a.size, 6, replace=False), 4
+    units = []
+    for i in picks:
+        d = np.zeros(a.size)
+        d[i] = 1.0
+        units.append(d.reshape(a.shape))
+    return units + [rng.choice([-1.0, 1.0], a.shape) / np.sqrt(a.size) for _ in range(random)]
+
+
+def finite_difference(entry: Op, c: Case, dtype: str, eps: float, judge) -> None:
+    arrays = entry.draw(c, dtype, "fd")
+    outs, grads = gradients(entry, c, arrays, dtype)
+    dys = upstream(outs, dtype, entry.id + c.id)
+    rng = np.random.default_rng(len(entry.id + c.id))
+    for i in entry.differentiable(c):
+        assert grads[i] is not None, f"input {i} got no gradient"
+        analytic = array(grads[i])
+        assert analytic.shape == arrays[i].shape
+        assert np.isfinite(analytic).all(), f"gradient of input {i} is not finite"
+        scale = float(np.abs(analytic).max(initial=0.0))
+        for d in directions(arrays[i], rng):
+            plus, minus = exact(arrays[i] + eps * d, dtype), exact(arrays[i] - eps * d, dtype)
+            up, noise = loss(entry, c, [*arrays[:i], plus, *arrays[i + 1 :]], dtype, dys)
+            down, _ = loss(entry, c, [*arrays[:i], minus, *arrays[i + 1 :]], dtype, dys)
+            want = float((analytic * (plus - minus)).sum()) / (2 * eps)  # the step that was really taken
+            got = (up - down) / (2 * eps)
+            assert np.isfinite(got) and np.isfinite(want)
+            limit = judge(want, got, scale, noise / eps)
+            assert abs(got - want) <= limit, f"{entry.id}-{c.id} input {i}: gradient {want:.9e}, finite difference {got:.9e}, limit {limit:.2e}"
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float64",), big=False, differentiable=True) if r.values[1].fd])
+def test_gradient_float64(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+    """Relative error <= 1e-6; the denominator is the larger of the two numbers, but at least a tenth of the largest gradient."""
+    use(entry, backend)
+    finite_difference(entry, c, dtype, 1e-5, lambda want, got, scale, _: 1e-6 * max(abs(want), abs(got), 0.1 * scale) + 1e-10)
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float32",), big=False, differentiable=True) if r.values[1].fd])
+def test_gradient_float32(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+    """eps 1e-3, rtol 2e-2, atol 1e-4, plus what float32 rounding of the two losses can make of a difference quotient."""
+    use(entry, backend)
+    finite_difference(entry, c, dtype, 1e-3, lambda want, got, scale, noise: 1e-4 + 2e-2 * max(abs(want), abs(got)) + noise)
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), list(rows(dtypes=("float32", "bfloat16", "float16"), differentiable=True)))
+def test_gradient_against_float64(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+    """The backward of the lower formats against the float64 backward (which finite differences prove) on the same numbers."""
+    use(entry, backend)
+    arrays = entry.draw(c, dtype)
+    outs, grads = gradients(entry, c, arrays, dtype)
+    dys = upstream(outs, dtype, entry.id + c.id)
+    _, wants = gradients(entry, c, arrays, "float64", dys)
+    count = entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
+    terms = max([1, *(a.size for a in arrays)])  # a gradient may be a sum over everything
+    unit = entry.grad_roundings * UNIT_ROUNDOFF[dtype] + (count + np.sqrt(terms) + 16) * UNIT_ROUNDOFF["float32"]
+    for i in entry.differentiable(c):
+        assert grads[i].dtype.name == dtype
+        want = array(wants[i])
+        scale = np.abs(want).max(initial=0.0) + max([0.0, *(np.abs(dy).max(initial=0.0) for dy in dys)])
+        check_close(array(grads[i]), want, unit * scale + TINY[dtype], f"{entry.id} gradient of input {i} in {dtype}")
+
+
+# ---- strides --------------------------------------------------------------------------------------------------------------------
+
+
+def transposed(a: np.ndarray, dtype: str | None):
+    """The same values, stored in reversed order of dimensions."""
+    order = tuple(range(a.ndim))[::-1]
+    return _C.permute(tensor(a.transpose(order), dtype), order)
+
+
+def stepped(a: np.ndarray, dtype: str | None):
+    """The same values, every second element of something larger, at an offset."""
+    if a.ndim == 0:
+        return _C.select(tensor(np.stack([np.zeros_like(a), a]), dtype), 0, 1)
+    big = np.full([2 * n + 1 for n in a.shape], 77, a.dtype)
+    big[tuple(slice(1, None, 2) for _ in a.shape)] = a
+    t = tensor(big, dtype)
+    for d, n in enumerate(a.shape):
+        t = _C.slice(t, d, 1, 2 * n + 1, 2)
+    return t
+
+
+def repeated(a: np.ndarray, dtype: str | None):
+    """Stride 0 in the first dimension (the values of its first index); the caller compares with the same values made dense."""
+    if a.ndim == 0 or 0 in a.shape:
+        return tensor(a, dtype)
+    return _C.expand(tensor(a[:1], dtype), a.shape)
+
+
+def run(entry: Op, c: Case, tensors: list, dtype: str) -> list:
+    """Outputs, then gradients where there are any; upstream gradients arrive transposed too."""
+    leaves = entry.differentiable(c) if dtype in FLOATS else []
+    for i in leaves:
+        tensors[i].requires_grad_()
+    outs = outputs_of(entry, c, tensors)
+    if not leaves:
+        return outs
+    floats = [o for o in outs if o.dtype.is_floating_point]
+    seeds = [_C.cast(transposed(dy, "float64"), o.dtype) for dy, o in zip(upstream(floats, dtype, c.id), floats)]
+    _C.backward(floats, seeds, False)
+    return outs + [tensors[i].grad for i in leaves]
+
+
+@pytest.mark.parametrize("layout", [transposed, stepped, repeated], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float32", "bfloat16", "int64"), big=False, with_inputs=True) if r.values[0].strided != "no"])
+def test_strides(entry: Op, c: Case, dtype: str, backend: str | None, layout) -> None:
+    use(entry, backend)
+    arrays = entry.draw(c, dtype) if dtype in FLOATS else [a.astype(dtype) for a in entry.draw(c, dtype)]
+    kinds = [dtype if a.dtype.kind == "f" else None for a in arrays]
+    views = [_C.detach(layout(a, k)) for a, k in zip(arrays, kinds)]
+    if layout is repeated:
+        arrays = [array(v) if v.dtype.is_floating_point else v.numpy() for v in views]
+    dense = [tensor(a, k) for a, k in zip(arrays, kinds)]
+    for v, d in zip(views, dense):
+        assert bits(v) == bits(d)
+    for i, (got, want) in enumerate(zip(run(entry, c, views, dtype), run(entry, c, dense, dtype), strict=True)):
+        if entry.strided == "bits" or not got.dtype.is_floating_point:
+            assert bits(got) == bits(want), f"result {i} depends on the strides of the inputs"
+        else:
+            want_array = array(want)
+            scale = np.abs(want_array).max(initial=1.0)
+            check_close(array(got), want_array, (4 * UNIT_ROUNDOFF[dtype] + 300 * UNIT_ROUNDOFF["float32"]) * scale, f"result {i}")
+
+
+# ---- the same bits, every time --------------------------------------------------------------------------------------------------------
+
+
+def everything(entry: Op, c: Case, dtype: str) -> list[bytes]:
+    arrays = entry.draw(c, dtype)
+    tensors = [tensor(a, dtype) if dtype in FLOATS else tensor(a.astype(dtype)) for a in arrays]
+    return [bits(t) for t in run(entry, c, tensors, dtype)]
+
+
+@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float32", "bfloat16", "int64")) if r.values[1].big or r.values[1] is r.values[0].cases[0]])
+def test_same_bits(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+    """Ten repeats, and 1, 2 and 4 threads."""
+    use(entry, backend)
+    want = everything(entry, c, dtype)
+    for threads in (1, 2, 4):
+        _C.set_num_threads(threads)
+        for _ in range(1 if c.big else 3):
+            assert everything(entry, c, dtype) == want, f"{entry.id} in {dtype} gives other bits with {threads} threads"
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [pytest.param(e, id=f"{entry.id}-{i}") for entry in TABLE for i, e in enumerate(entry.errors)])
+def test_error(error) -> None:
+    with pytest.raises(error.type) as caught:
+        error.call()
+    message = re.sub(r"argument '(\w+)'", r"\1", str(caught.value))
+    assert re.search(error.match, message), f"message {message!r} does not match {error.match!r}"
+    assert "\n" not in message.strip()
+    assert len(message) < 400
+    assert _C.add(_C.full((2,), 1.0, _C.float32), 1.0).tolist() == [2.0, 2.0]
+
+
+# ---- coverage --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_op_has_an_entry() -> None:
+    missing = set(_C.op_signatures()) - {entry.op for entry in TABLE}
+    assert not missing, f"ops without an entry in tests/op_table.py: {sorted(missing)}"
+    stale = {entry.op for entry in TABLE} - set(_C.op_signatures())
+    assert not stale, f"entries in tests/op_table.py without an op: {sorted(stale)}"
+
+
+def kernel_slots() -> list[str]:
+    header = ROOT / "csrc" / "kernels.h"
+    if not header.exists():
+        pytest.skip("the kernel list is in the source tree only")
+    block = re.search(r"#define XT_KERNELS\(X\)(.*?)\n\n", header.read_text(), re.S)
+    assert block, "csrc/kernels.h has no XT_KERNELS list"
+    return re.findall(r"X\((\w+), \w+\)", block[1])
+
+
+def test_every_kernel_slot_has_an_entry() -> None:
+    slots = kernel_slots()
+    assert len(slots) >= 24
+    covered = set(OTHER_KERNELS) | set(itertools.chain.from_iterable(entry.kernels for entry in TABLE))
+    assert not set(slots) - covered, f"kernel slots without an entry in tests/op_table.py: {sorted(set(slots) - covered)}"
+    assert not covered - set(slots), f"entries name slots that do not exist: {sorted(covered - set(slots))}"
+    assert all(test in globals() for test in OTHER_KERNELS.values())
+
+
+def test_every_unary_and_binary_kind_has_an_entry() -> None:
+    header = ROOT / "csrc" / "kernels.h"
+    if not header.exists():
+        pytest.skip("the kernel list is in the source tree only")
+    text = header.read_text()
+    ids = {entry.id for entry in TABLE}
+    for macro in ("XT_UNARY_OPS", "XT_BINARY_OPS"):
+        kinds = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*)", text)[1]
+        for kind in re.findall(r"X\((\w+)\)", kinds):
+            assert kind.lower().replace("_", ":") in ids or kind.lower() in ids, f"{macro}: {kind} has no entry"
+
+
+def test_every_backend_is_run() -> None:
+    assert {"naive", "blas"} <= set(_C.gemm_backends("cpu"))
+    assert {"reference", "materialized"} <= set(_C.attention_backends("cpu"))
+    assert {entry.selects for entry in TABLE} >= {"gemm", "attention"}
+    for entry in TABLE:
+        if entry.selects:
+            assert len(backends(entry)) >= 2
+
+
+def test_every_differentiable_case_is_not_silently_skipped() -> None:
+    """An entry may drop finite differences only for single cases, never for all of its cases."""
+    for entry in TABLE:
+        cases = [c for c in entry.cases if entry.differentiable(c) and entry.variant not in ("ties", "empty", "big") and entry.op != "cast"]
+        assert not cases or any(c.fd and not c.big for c in cases) and "float64" in entry.dtypes, entry.id

@@ -1,0 +1,140 @@
+"""AdamW, clipping and schedules against NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from op_table import adamw_reference, clip_reference
+from table import array, check_close
+
+import xtrain as xt
+from xtrain import optim
+
+
+def parameters(seed: int, dtype=xt.float64):
+    rng = np.random.default_rng(seed)
+    return [xt.nn.Parameter(xt.tensor(rng.standard_normal(s)).to(dtype)) for s in [(3, 4), (5,), (), (33, 7)]]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adamw_over_fifty_steps(weight_decay: float) -> None:
+    params = parameters(0)
+    values = [array(p).copy() for p in params]
+    moments = [[np.zeros_like(v), np.zeros_like(v)] for v in values]
+    optimizer = optim.AdamW(params, lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=weight_decay)
+    rng = np.random.default_rng(1)
+    for step in range(1, 51):
+        for i, p in enumerate(params):
+            g = rng.standard_normal(p.shape)
+            p.grad = xt.tensor(g)
+            values[i], *moments[i] = adamw_reference(values[i], g, *moments[i], 1e-2, 0.8, 0.95, 1e-6, weight_decay, step)
+        optimizer.step()
+    for p, want in zip(params, values):
+        check_close(array(p), want, 1e-13 * (1 + np.abs(want)), "parameter")
+
+
+def test_bfloat16_keeps_masters() -> None:
+    """Steps far below the last place of bfloat16 add up in the float32 master."""
+    p = xt.nn.Parameter(xt.ones(64, dtype=xt.bfloat16))
+    optimizer = optim.AdamW([p], lr=1e-4, weight_decay=0.0)
+    for _ in range(200):
+        p.grad = xt.ones(64, dtype=xt.bfloat16)
+        optimizer.step()
+    assert p.dtype is xt.bfloat16
+    assert abs(float(p[0].item()) - 0.98) < 0.004
+    state = next(iter(optimizer.state_dict()["state"].values()))
+    assert all(v.dtype is xt.float32 for v in state.values() if isinstance(v, xt.Tensor))
+
+
+def test_groups_and_skipped_parameters() -> None:
+    a, b, c = parameters(3)[:3]
+    optimizer = optim.AdamW([{"params": [a], "weight_decay": 0.5, "lr": 0.1}, {"params": [b, c], "weight_decay": 0.0}], lr=1e-3)
+    before = [array(p).copy() for p in (a, b, c)]
+    a.grad, b.grad = xt.zeros(3, 4, dtype=xt.float64), xt.zeros(5, dtype=xt.float64)
+    optimizer.step()
+    check_close(array(a), before[0] * (1 - 0.1 * 0.5), 1e-15, "only decayed")
+    assert np.array_equal(array(b), before[1])
+    assert np.array_equal(array(c), before[2])
+
+
+def test_state_dict_round_trip() -> None:
+    def run(split: bool) -> list[np.ndarray]:
+        params = parameters(5)
+        optimizer = optim.AdamW(params, lr=1e-2)
+        rng = np.random.default_rng(6)
+        for step in range(6):
+            if split and step == 3:
+                saved = optimizer.state_dict()
+                optimizer = optim.AdamW(params, lr=77.0)
+                optimizer.load_state_dict(saved)
+            for p in params:
+                p.grad = xt.tensor(rng.standard_normal(p.shape))
+            optimizer.step()
+        return [array(p) for p in params]
+
+    for a, b in zip(run(False), run(True)):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e6, math.inf])
+def test_clip(max_norm: float) -> None:
+    params = parameters(8)
+    grads = [np.random.default_rng(9).standard_normal(p.shape) for p in params]
+    for p, g in zip(params, grads):
+        p.grad = xt.tensor(g)
+    norm = optim.clip_grad_norm_([*params, xt.nn.Parameter(xt.zeros(2))], max_norm)
+    want = clip_reference(*grads, max_norm=max_norm)
+    assert norm.dtype is xt.float32
+    assert norm.shape == ()
+    check_close(array(norm), want[0], 1e-6 * want[0], "norm")
+    for p, g in zip(params, want[1:]):
+        check_close(array(p.grad), g, 1e-6 * np.abs(g) + 1e-12, "gradient")
+
+
+def test_clip_reports_what_is_not_finite() -> None:
+    p = xt.nn.Parameter(xt.zeros(3))
+    for value in (math.nan, math.inf):
+        p.grad = xt.tensor([1.0, value, 1.0])
+        assert not math.isfinite(optim.clip_grad_norm_([p], 1.0).item())
+    p.grad = xt.tensor([1.0, math.nan, 1.0])
+    with pytest.raises(RuntimeError, match="finite"):
+        optim.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
+
+
+def test_norm_does_not_overflow_or_underflow() -> None:
+    """Squares of 1e30 overflow float32: the norm is summed in float64."""
+    for scale in (1e30, 1e-30):
+        p = xt.nn.Parameter(xt.zeros(1000))
+        p.grad = xt.full((1000,), scale)
+        assert abs(optim.clip_grad_norm_([p], math.inf).item() / (scale * math.sqrt(1000)) - 1) < 1e-6
+
+
+def test_schedules() -> None:
+    f = optim.lr_schedule
+    assert [f("constant", s, 4, 10, 1.0) for s in (0, 1, 3, 4, 9, 99)] == [0.25, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert math.isclose(f("cosine", 4, 4, 104, 1.0, 0.1), 1.0)
+    assert math.isclose(f("cosine", 54, 4, 104, 1.0, 0.1), 0.55)
+    assert math.isclose(f("cosine", 104, 4, 104, 1.0, 0.1), 0.1)
+    assert math.isclose(f("linear", 54, 4, 104, 1.0, 0.0), 0.5)
+    assert math.isclose(f("linear", 500, 4, 104, 1.0, 0.2), 0.2)
+    with pytest.raises(ValueError, match="sine"):
+        f("sine", 0, 0, 1, 1.0)
+
+
+def test_errors() -> None:
+    p = xt.nn.Parameter(xt.zeros(2))
+    for make, kind, text in [
+        (lambda: optim.AdamW([]), ValueError, "at least one"),
+        (lambda: optim.AdamW(p), TypeError, "iterable"),
+        (lambda: optim.AdamW([p, p]), ValueError, "distinct"),
+        (lambda: optim.AdamW([3]), TypeError, "tensors, got int"),
+        (lambda: optim.AdamW([p], lr=-1.0), ValueError, "lr must .*-1"),
+        (lambda: optim.AdamW([p], betas=(1.0, 0.9)), ValueError, "beta.*1.0"),
+        (lambda: optim.AdamW([p], eps=-1e-8), ValueError, "eps"),
+        (lambda: optim.AdamW([p * 1]), ValueError, "leaf"),
+        (lambda: optim.AdamW([{"params": [p], "speed": 3}]), TypeError, "speed"),
+    ]:
+        with pytest.raises(kind, match=text):
+            make()

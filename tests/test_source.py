@@ -1,0 +1,54 @@
+"""Mistakes in C that a search finds: what a library must not do, and calls of the C API that leak or hide errors."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted(path for path in (ROOT / "csrc").rglob("*.[ch]"))
+
+# (pattern, in which folder, what to do instead)
+RULES = [
+    (r"\b(exit|_exit|abort|quick_exit)\s*\(", "csrc", "return an XtStatus: a library does not end the process"),
+    (r"\b(printf|puts|putchar|perror)\s*\(", "csrc", "put the message in xt_error(): a library does not print"),
+    (r"\bfprintf\s*\(\s*std(out|err)", "csrc", "put the message in xt_error(): a library does not print"),
+    (r"\b(sprintf|strcpy|strcat|gets|alloca)\s*\(", "csrc", "use the form that knows the size of its buffer"),
+    (r"\b(rand|srand|random)\s*\(\s*\)", "csrc", "use Philox: the same seed gives the same numbers everywhere"),
+    (r"static\s+PyTypeObject\b(?!\s*\*)", "csrc/py", "make a heap type with PyType_FromModuleAndSpec"),
+    (r"\bPyModule_AddObject\s*\(", "csrc/py", "use PyModule_AddObjectRef: this one steals only when it succeeds"),
+    (r"\bPyDict_GetItem(String)?\s*\(", "csrc/py", "use PyDict_GetItemWithError: this one hides errors"),
+    (r"\bPyArg_ParseTuple(AndKeywords)?\s*\([^;]*\"[^\"]*O&", "csrc/py", "parse by the op's signature"),
+    (r"\bPyErr_Print\s*\(", "csrc/py", "raise, or PyErr_WriteUnraisable"),
+    (r"\b(TODO|FIXME|XXX|HACK)\b", "csrc", "do it, or open an issue"),
+]
+
+
+def stripped(text: str) -> str:
+    """The text without comments and the contents of strings; line numbers stay."""
+
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match[0])
+
+    return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", blank, text, flags=re.S)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_source_rules(path):
+    text = path.read_text()
+    code = stripped(text)
+    name = str(path.relative_to(ROOT))
+    wrong = []
+    for pattern, folder, advice in RULES:
+        if not name.startswith(folder + "/"):
+            continue
+        searched = text if "TODO" in pattern or "O&" in pattern else code
+        for match in re.finditer(pattern, searched):
+            wrong.append(f"{name}:{searched.count(chr(10), 0, match.start()) + 1}: {match[0].strip()}: {advice}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_stay_small(path):
+    lines = path.read_text().count("\n")
+    assert lines <= 600, f"{path.relative_to(ROOT)} has {lines} lines: which two things is it?"

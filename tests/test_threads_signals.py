@@ -1,0 +1,204 @@
+"""What must hold between processes, threads and signals: Ctrl-C, fork, the GIL, and what an import costs and brings in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+
+SANITIZED = bool(os.environ.get("XTRAIN_SANITIZE"))
+
+
+def run(code: str, *args: str, timeout: float = 120) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=timeout)
+
+
+LOOPS = {
+    "small ops": "x = xt.ones(64, 64)\nwhile True:\n    y = (x * 2 + 1).sum()",
+    "one long op": "x = xt.rand(3000, 3000)\nwhile True:\n    y = xt.matmul(x, x, backend='naive')",
+    "training": "m = Qwen3(Qwen3Config(vocab_size=256, hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=24))\n"
+    "ids = xt.randint(0, 256, (4, 64))\nwhile True:\n    m.loss(ids, ids).backward()",
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32" or SANITIZED, reason="POSIX signals; timing")
+@pytest.mark.parametrize("name", LOOPS)
+def test_ctrl_c_is_answered_within_200_ms(name: str) -> None:
+    code = f"""
+import sys, time
+import xtrain as xt
+from xtrain.models import Qwen3, Qwen3Config
+def loop():
+    print("ready", flush=True)
+{chr(10).join("    " + line for line in LOOPS[name].splitlines())}
+try:
+    loop()
+except KeyboardInterrupt:
+    print("stopped", time.time(), (xt.ones(2) + 1).tolist(), flush=True)
+"""
+    delays = []
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline().strip() == "ready"
+            time.sleep(0.3)
+            sent = time.time()
+            process.send_signal(signal.SIGINT)
+            line = process.stdout.readline()
+            assert line.startswith("stopped"), line
+            assert line.endswith("[2.0, 2.0]\n"), "the process goes on working"
+            delays.append(float(line.split()[1]) - sent)
+        finally:
+            process.kill()
+            process.wait()
+    assert min(delays) < 0.2, f"Ctrl-C took {delays} s"
+
+
+def test_other_threads_run_during_a_kernel() -> None:
+    """The GIL is released: a Python thread counts on while a long product runs."""
+    x, ticks, done = xt.rand(900, 900), [], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begun = time.perf_counter()
+    xt.matmul(x, x, backend="naive")
+    ended = time.perf_counter()
+    done.set()
+    thread.join()
+    during = [t for t in ticks if begun < t < ended]
+    assert len(during) >= 0.02 * (ended - begun) / 0.002
+
+
+def test_ops_from_many_threads() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((70, 70)).astype(np.float32) for _ in range(2))
+    want = (xt.tensor(a) @ xt.tensor(b)).softmax(-1).numpy().tobytes()
+    bad = []
+
+    def work() -> None:
+        for _ in range(60):
+            if (xt.tensor(a) @ xt.tensor(b)).softmax(-1).numpy().tobytes() != want:
+                bad.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not bad
+
+
+def test_the_backend_in_force_belongs_to_the_thread() -> None:
+    seen = []
+
+    def work() -> None:
+        with xt.use_gemm_backend("tiled"):
+            seen.append(True)
+
+    with xt.use_gemm_backend("naive"):
+        t = threading.Thread(target=work)
+        t.start()
+        t.join()
+        assert xt._C.use_gemm_backend("naive") == "naive"
+    assert seen == [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_fork_after_use() -> None:
+    """The pool of threads does not survive a fork: a child makes its own."""
+    code = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import xtrain as xt
+xt.set_num_threads(4)
+x = xt.rand(300, 300)
+want = (x @ x).sum().item()
+pid = os.fork()
+if pid == 0:
+    ok = (x @ x).sum().item() == want and (x + 1).numel() == 90000
+    os._exit(0 if ok else 3)
+_, status = os.waitpid(pid, 0)
+assert (x @ x).sum().item() == want
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_setting() -> None:
+    before = xt.get_num_threads()
+    assert before >= 1
+    xt.set_num_threads(3)
+    assert xt.get_num_threads() == 3
+    for bad in (0, -1, 10**9):
+        with pytest.raises(ValueError, match="set_num_threads"):
+            xt.set_num_threads(bad)
+    with pytest.raises(TypeError):
+        xt.set_num_threads("many")
+    assert xt.get_num_threads() == 3
+
+
+def test_exit_with_work_in_other_threads() -> None:
+    """The interpreter ends while a daemon thread is inside a kernel: no crash, no hang."""
+    code = """
+import threading, time
+import xtrain as xt
+x = xt.rand(1200, 1200)
+threading.Thread(target=lambda: [x.matmul(x, backend="naive") for _ in range(1000)], daemon=True).start()
+time.sleep(0.2)
+"""
+    done = run(code, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(SANITIZED, reason="timing")
+def test_import_time() -> None:
+    """`import xtrain` costs at most 60 ms more than `import numpy`: medians of alternating runs, imports cached."""
+    code = "import time; t = time.perf_counter(); import numpy; u = time.perf_counter(); import xtrain; print(u - t, time.perf_counter() - u)"
+    run(code)
+    samples = [float(run(code).stdout.split()[1]) for _ in range(7)]
+    assert statistics.median(samples) <= 0.060, f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in samples]} above numpy"
+
+
+def test_import_is_clean() -> None:
+    code = """
+import sys, threading
+import numpy
+before = set(sys.modules)
+import xtrain
+new = set(sys.modules) - before
+roots = {m.split(".")[0] for m in new}
+bad = roots & {"torch", "matplotlib", "subprocess", "tqdm", "safetensors", "ml_dtypes", "tokenizers", "transformers", "scipy", "asyncio", "multiprocessing", "argparse", "tomllib", "tomli"}
+assert not bad, bad
+assert "subprocess" not in set(sys.modules) - before
+assert threading.active_count() == 1
+print(len(new))
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_submodules_load_on_first_use() -> None:
+    done = run("import sys, xtrain as xt\nassert 'xtrain.optim' not in sys.modules\nxt.optim.AdamW\nxt.functional.silu\nxt.models.Qwen3\nimport xtrain.train")
+    assert done.returncode == 0, done.stderr
+
+
+def test_reload() -> None:
+    """importlib.reload works on the package; the compiled core stays the one that is there."""
+    code = "import importlib, xtrain as xt\nx = xt.ones(2)\nimportlib.reload(xt)\nassert (xt.ones(2) + x).tolist() == [2, 2]"
+    done = run(code)
+    assert done.returncode == 0, done.stderr

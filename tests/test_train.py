@@ -1,0 +1,311 @@
+"""The training loop: gradient accumulation, bit-identical resume, signals, NaN, and the example of the README."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import arguments, options, start, text_file, weights, xtrain
+
+import xtrain as xt
+from xtrain import saving
+from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from xtrain.train import Trainer, train
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    return text_file(tmp_path / "text.txt")
+
+
+def metrics(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_what_it_says(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    result = Trainer(options(data, out, save_every=4, eval_every=4, sample__tokens=8), quiet=True).run()
+    assert (result.step, result.stopped, result.directory) == (8, None, out)
+    assert math.isfinite(result.val_bpb)
+    assert abs(result.val_bpb - result.val_loss / math.log(2)) < 1e-9
+    assert isinstance(result.sample, str)
+    records = metrics(out)
+    assert [r["step"] for r in records] == list(range(1, 9))
+    for key in ("loss", "lr", "grad_norm", "tokens", "tokens_per_second", "time"):
+        assert all(math.isfinite(r[key]) for r in records), key
+    assert [p.name for p in saving.find_checkpoints(out)] == ["checkpoint-00000008", "checkpoint-00000004"]
+    assert (out / "config.toml").exists()
+    assert records[-1]["loss"] < records[0]["loss"]
+
+
+def test_the_same_run_has_the_same_bits(tmp_path, data) -> None:
+    for name, threads in (("a", 1), ("b", 2), ("c", 4)):
+        Trainer(options(data, tmp_path / name, threads=threads), quiet=True).run()
+    want = weights(tmp_path / "a" / "checkpoint-00000008")
+    assert weights(tmp_path / "b" / "checkpoint-00000008") == want
+    assert weights(tmp_path / "c" / "checkpoint-00000008") == want
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_resume_is_bit_identical(tmp_path, data, precision: str) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    Trainer(options(data, whole, steps=12, precision=precision), quiet=True).run()
+    stopped = Trainer(options(data, parts, steps=12, precision=precision), quiet=True)
+    for _ in range(5):
+        stopped.train_step()
+    stopped.directory.mkdir()
+    stopped.save()
+    xt.manual_seed(999)  # whatever the process did in between
+    xt.randn(100)
+    resumed = Trainer({"resume": str(parts)}, quiet=True)
+    assert resumed.step == 5
+    result = resumed.run()
+    assert result.step == 12
+    assert weights(parts / "checkpoint-00000012") == weights(whole / "checkpoint-00000012")
+    a, b = (json.loads((d / "checkpoint-00000012" / "trainer_state.json").read_text()) for d in (whole, parts))
+    assert (a["loader"], a["rng"], a["step"], a["tokens"]) == (b["loader"], b["rng"], b["step"], b["tokens"])
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 4])
+def test_any_split_of_the_batch_gives_the_same_gradient(tmp_path, data, pieces: int) -> None:
+    """Also with token counts that differ between the pieces, where averaging means would be wrong."""
+    found = []
+    for accum in (1, pieces):
+        trainer = Trainer(options(data, tmp_path / f"r{accum}", grad_accum=accum, clip=0.0, optim__lr=0.0), quiet=True)
+        batch = trainer.loader.next_batch
+
+        def uneven(batch=batch):
+            ids, targets = batch()
+            targets[0, :13] = -100
+            targets[2] = -100
+            return ids, targets
+
+        trainer.loader.next_batch = uneven
+        loss = trainer.train_step()["loss"]
+        found.append((loss, [p.grad.detach().numpy().copy() for p in trainer.model.parameters()]))
+    (loss_a, a), (loss_b, b) = found
+    assert abs(loss_a - loss_b) <= 1e-6 * abs(loss_a)
+    for x, y in zip(a, b):
+        assert np.abs(x - y).max() <= 1e-6 * np.abs(x).max()
+
+
+def test_a_fully_ignored_batch_is_not_a_crash(tmp_path, data) -> None:
+    trainer = Trainer(options(data, tmp_path / "r"), quiet=True)
+    ids, targets = trainer.loader.next_batch()
+    trainer.loader.next_batch = lambda: (ids, np.full_like(targets, -100))
+    try:
+        trainer.train_step()
+    except (NonFiniteError, DataError) as error:
+        assert str(error)
+
+
+def test_nan_stops_the_run_and_names_the_place(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    trainer = Trainer(options(data, out, save_every=3), quiet=True)
+    step = trainer.train_step
+
+    def poisoned():
+        if trainer.step == 5:
+            with xt.no_grad():
+                dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"][1, 2] = math.nan
+        return step()
+
+    trainer.train_step = poisoned
+    with pytest.raises(NonFiniteError, match=r"step 6: .*nan.*parameter model\.layers\.0\.mlp\.up_proj\.weight.*checkpoint-00000003"):
+        trainer.run()
+    assert saving.newest_valid(out, print).name == "checkpoint-00000003"
+    assert len(metrics(out)) == 5
+    xt.manual_seed(0)
+    assert Trainer({"resume": str(out)}, quiet=True).run().step == 8
+
+
+def test_exploding_activations_are_named(tmp_path, data) -> None:
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    with xt.no_grad():
+        dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"].fill_(3e38)
+    with pytest.raises(NonFiniteError, match=r"step 1: .*model\.layers\.0\.mlp"):
+        trainer.train_step()
+
+
+def test_resume_refuses_another_configuration(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    Trainer(options(data, out), quiet=True).run()
+    for change, text in [({"batch_size": 8}, "batch_size was 4 in this run, got 8"), ({"optim.lr": 0.5}, "optim.lr was"), ({"model.hidden_size": 32}, "hidden_size"), ({"seed": 3}, "seed was 0"), ({"steps": 100}, "steps was 8 .*--extend")]:
+        with pytest.raises(ConfigError, match=text):
+            Trainer({"resume": str(out), **change}, quiet=True)
+    other = text_file(tmp_path / "other.txt", seed=3)
+    with pytest.raises(ConfigError, match="data was"):
+        Trainer({"resume": str(out), "data": str(other)}, quiet=True)
+    assert Trainer({"resume": str(out), "steps": 10, "extend": True}, quiet=True).run().step == 10
+
+
+def test_resume_takes_the_newest_valid_checkpoint(tmp_path, data, capsys) -> None:
+    out = tmp_path / "run"
+    Trainer(options(data, out, save_every=2, keep=0), quiet=True).run()
+    newest = out / "checkpoint-00000008"
+    want = weights(newest)
+    content = bytearray((newest / "model.safetensors").read_bytes())
+    content[-5] ^= 1
+    (newest / "model.safetensors").write_bytes(content)
+    (out / "checkpoint-00000006" / "manifest.json").unlink()
+    trainer = Trainer({"resume": str(out)})
+    assert trainer.step == 4
+    said = capsys.readouterr().out
+    assert "warning" in said
+    assert "checkpoint-00000008" in said
+    assert "damaged" in said
+    trainer._quiet = True
+    trainer.run()
+    assert weights(newest) == want, "falling back further continues to the same bits"
+    with pytest.raises(CheckpointError, match="holds no checkpoint|does not exist"):
+        Trainer({"resume": str(tmp_path / "nothing")}, quiet=True)
+
+
+def test_a_run_is_not_overwritten(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    Trainer(options(data, out), quiet=True).run()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        Trainer(options(data, out), quiet=True)
+
+
+def test_data_errors_come_before_anything_is_written(tmp_path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_bytes(b"abc")
+    for source in (short, tmp_path / "none"):
+        with pytest.raises(DataError):
+            Trainer(options(source, tmp_path / "run"), quiet=True).run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_function_takes_sections_as_dicts(tmp_path, data) -> None:
+    result = train(data=str(data), out=str(tmp_path / "r"), steps=2, batch_size=2, seq_len=8, eval_tokens=16, plot=False, quiet=True, sample={"tokens": 0}, model={"preset": "tiny", "num_hidden_layers": 1}, optim={"lr": 1e-3})
+    assert result.step == 2
+    with pytest.raises(ConfigError, match="did you mean"):
+        train(step=3)
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------------------------
+
+
+def wait_for(path: Path, lines: int, process: subprocess.Popen) -> None:
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        if path.exists() and path.read_text().count("\n") >= lines:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    raise AssertionError("the run did not start")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path, data, number, status) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    long = dict(steps=120, batch_size=8, seq_len=64)
+    process = start("train", *arguments(options(data, out, **long)))
+    try:
+        wait_for(out / "metrics.jsonl", 3, process)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status, stdout + stderr
+    assert "Traceback" not in stderr
+    checkpoint = saving.newest_valid(out, print)
+    stopped_at = saving.checkpoint_step(checkpoint)
+    assert 3 <= stopped_at < 120
+    assert len(metrics(out)) == stopped_at
+    assert Trainer({"resume": str(out)}, quiet=True).run().step == 120
+    xt.manual_seed(0)
+    Trainer(options(data, whole, **long), quiet=True).run()
+    assert weights(out / "checkpoint-00000120") == weights(whole / "checkpoint-00000120")
+    assert [r["loss"] for r in metrics(out)] == [r["loss"] for r in metrics(whole)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    process = start("train", *arguments(options(data, out, steps=100000, batch_size=64, seq_len=256, model__hidden_size=256, model__intermediate_size=1024)))
+    try:
+        wait_for(out / "metrics.jsonl", 1, process)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        begun = time.time()
+        _, stderr = process.communicate(timeout=30)
+        assert time.time() - begun < 5
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, data) -> None:
+    """The run saves after every step; whenever it is killed, the newest whole checkpoint is found and continues."""
+    out = tmp_path / "run"
+    values = options(data, out, steps=4000, save_every=1, keep=3)
+    process = start("train", *arguments(values))
+    wait_for(out / "metrics.jsonl", 3, process)
+    for delay in (0.011, 0.037, 0.083, 0.15):
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+        warnings: list[str] = []
+        newest = saving.newest_valid(out, warnings.append)
+        assert newest is not None
+        assert not warnings, "a directory with a checkpoint's name is always whole"
+        lines = metrics_lines = (out / "metrics.jsonl").read_text().count("\n")
+        process = start("train", "--resume", str(out))
+        wait_for(out / "metrics.jsonl", min(lines, metrics_lines) + 2, process)
+    process.kill()
+    process.communicate()
+    assert not [p for p in out.iterdir() if p.name.startswith(".checkpoint")] or saving.newest_valid(out, print)
+
+
+# ---- documents --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_readme_runs(tmp_path) -> None:
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("the README is in the source tree only")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", readme.read_text(), re.S) if "import xtrain" in block)
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 15, f"the example has {len(lines)} lines"
+    short = re.sub(r"range\(\d+\)", "range(3)", code)
+    assert short != code
+    done = subprocess.run([sys.executable, "-c", short], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("def ")
+    assert list(tmp_path.glob("*/model.safetensors"))
+
+
+def test_plot_of_a_run(tmp_path, data) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "run"
+    Trainer(options(data, out, plot=True), quiet=True).run()
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_processes_may_not_train_in_one_directory(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    process = start("train", *arguments(options(data, out, steps=100000)))
+    try:
+        wait_for(out / "metrics.jsonl", 2, process)
+        done = xtrain("train", "--resume", str(out)) if saving.find_checkpoints(out) else xtrain("train", *arguments(options(data, out)))
+        assert done.returncode == 2
+        assert "use by another" in done.stderr or "already holds a run" in done.stderr
+    finally:
+        process.kill()
+        process.communicate()
