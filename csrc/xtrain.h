@@ -119,6 +119,7 @@ typedef struct XtStorage {
 XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out);
 /* Returns new storage over foreign memory; `release` is called once, when the last view goes. */
 XtStatus xt_storage_wrap(XtDevice device, void *data, size_t nbytes, void (*release)(XtStorage *), void *owner, XtStorage **out);
+bool xt_storage_is_own(const XtStorage *storage); /* allocated here, not wrapped: nobody outside knows the memory */
 void xt_storage_retain(XtStorage *storage);
 void xt_storage_release(XtStorage *storage); /* NULL is allowed */
 

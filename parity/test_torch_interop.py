@@ -37,7 +37,10 @@ def test_dlpack_to_torch(name: str) -> None:
     assert view.float().tolist() == t[1:, ::2].float().tolist()
     del t
     gc.collect()
-    assert a.float().tolist() == np.arange(12).reshape(3, 4).astype(bool if name == "bool" else np.float64).astype(np.float64).tolist()
+    assert (
+        a.float().tolist()
+        == np.arange(12).reshape(3, 4).astype(bool if name == "bool" else np.float64).astype(np.float64).tolist()
+    )
 
 
 def test_dlpack_refusals() -> None:
@@ -53,7 +56,9 @@ def test_promotion() -> None:
     for a, b in itertools.product(NAMES, repeat=2):
         for shape_a, shape_b in [((2,), (2,)), ((2,), ()), ((), (2,)), ((), ())]:
             want = (torch.ones(shape_a, dtype=getattr(torch, a)) * torch.ones(shape_b, dtype=getattr(torch, b))).dtype
-            got = (xt.ones(*shape_a, dtype=getattr(xt, a)) if shape_a else xt.ones((), dtype=getattr(xt, a))) * (xt.ones(*shape_b, dtype=getattr(xt, b)) if shape_b else xt.ones((), dtype=getattr(xt, b)))
+            got = (xt.ones(*shape_a, dtype=getattr(xt, a)) if shape_a else xt.ones((), dtype=getattr(xt, a))) * (
+                xt.ones(*shape_b, dtype=getattr(xt, b)) if shape_b else xt.ones((), dtype=getattr(xt, b))
+            )
             assert f"torch.{got.dtype.name}" == str(want), (a, b, shape_a, shape_b)
     for a in NAMES:
         for number in (2, 2.5, True):
@@ -65,7 +70,9 @@ def test_promotion() -> None:
 
 def test_sum_and_mean_dtypes() -> None:
     for a in NAMES:
-        assert f"torch.{xt.ones(2, dtype=getattr(xt, a)).sum().dtype.name}" == str(torch.ones(2, dtype=getattr(torch, a)).sum().dtype), a
+        assert f"torch.{xt.ones(2, dtype=getattr(xt, a)).sum().dtype.name}" == str(
+            torch.ones(2, dtype=getattr(torch, a)).sum().dtype
+        ), a
 
 
 def test_exactly_pytorchs_gradient_conventions() -> None:
@@ -102,7 +109,11 @@ def test_gradient_of_casts_and_mixed_dtypes() -> None:
 
 def test_functional_signatures_are_pytorchs() -> None:
     rng = np.random.default_rng(1)
-    a, w, b = rng.standard_normal((2, 6)).astype(np.float32), rng.standard_normal(6).astype(np.float32), rng.standard_normal((3, 6)).astype(np.float32)
+    a, w, b = (
+        rng.standard_normal((2, 6)).astype(np.float32),
+        rng.standard_normal(6).astype(np.float32),
+        rng.standard_normal((3, 6)).astype(np.float32),
+    )
     x, y, tw, xw, tb, xb = xt.tensor(a), torch.tensor(a), torch.tensor(w), xt.tensor(w), torch.tensor(b), xt.tensor(b)
     G = torch.nn.functional
     for ours, theirs in [
@@ -116,7 +127,10 @@ def test_functional_signatures_are_pytorchs() -> None:
         (F.gelu(x, approximate="tanh"), G.gelu(y, approximate="tanh")),
         (F.silu(x), G.silu(y)),
         (F.cross_entropy(x, xt.tensor([1, 5])), G.cross_entropy(y, torch.tensor([1, 5]))),
-        (F.cross_entropy(x, xt.tensor([1, -100]), ignore_index=-100, reduction="sum"), G.cross_entropy(y, torch.tensor([1, -100]), ignore_index=-100, reduction="sum")),
+        (
+            F.cross_entropy(x, xt.tensor([1, -100]), ignore_index=-100, reduction="sum"),
+            G.cross_entropy(y, torch.tensor([1, -100]), ignore_index=-100, reduction="sum"),
+        ),
         (F.embedding(xt.tensor([[0, 2]]), xb), G.embedding(torch.tensor([[0, 2]]), tb)),
     ]:
         assert np.allclose(ours.numpy(), theirs.numpy(), rtol=2e-6, atol=1e-6)
@@ -135,5 +149,7 @@ def test_causal_alignment_difference_is_the_documented_one() -> None:
     rng = np.random.default_rng(2)
     q, k = rng.standard_normal((1, 2, 3, 4)).astype(np.float32), rng.standard_normal((1, 2, 7, 4)).astype(np.float32)
     ours = F.scaled_dot_product_attention(xt.tensor(q), xt.tensor(k), xt.tensor(k), is_causal=True).numpy()
-    theirs = torch.nn.functional.scaled_dot_product_attention(torch.tensor(q), torch.tensor(k), torch.tensor(k), attn_mask=causal_lower_right(3, 7)).numpy()
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        torch.tensor(q), torch.tensor(k), torch.tensor(k), attn_mask=causal_lower_right(3, 7)
+    ).numpy()
     assert np.allclose(ours, theirs, atol=1e-6)

@@ -11,15 +11,44 @@ import xtrain as xt
 from xtrain.models import Qwen3, Qwen3Config
 
 SHAPES = {
-    "2x4": (2, 4, dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=8)),
-    "3x37": (3, 37, dict(vocab_size=113, hidden_size=72, intermediate_size=200, num_attention_heads=6, num_key_value_heads=2, head_dim=24)),
+    "2x4": (
+        2,
+        4,
+        dict(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+        ),
+    ),
+    "3x37": (
+        3,
+        37,
+        dict(
+            vocab_size=113,
+            hidden_size=72,
+            intermediate_size=200,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=24,
+        ),
+    ),
 }
 
 
 def pair(shape: str, tied: bool, dtype=torch.float32):
     """Our model and PyTorch's with the same weights, and a batch for each."""
     b, s, sizes = SHAPES[shape]
-    config = Qwen3Config(num_hidden_layers=3, tie_word_embeddings=tied, initializer_range=0.1, rope_theta=1e4, max_position_embeddings=64, **sizes)
+    config = Qwen3Config(
+        num_hidden_layers=3,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        rope_theta=1e4,
+        max_position_embeddings=64,
+        **sizes,
+    )
     torch.manual_seed(1)
     theirs = TorchQwen3(config, s)
     with torch.no_grad():
@@ -45,7 +74,9 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a.astype(np.float64) - b).max() / np.abs(b).max())
 
 
-def compare(ours, theirs_loss, theirs_logits, theirs_grads, ids, targets, loss_limit=1e-6, logit_limit=1e-5, grad_limit=1e-4) -> None:
+def compare(
+    ours, theirs_loss, theirs_logits, theirs_grads, ids, targets, loss_limit=1e-6, logit_limit=1e-5, grad_limit=1e-4
+) -> None:
     x, y = xt.tensor(ids), xt.tensor(targets)
     logits = ours(x).detach().numpy()
     assert relative(logits, theirs_logits) <= logit_limit
@@ -69,7 +100,14 @@ def test_against_pytorch(shape: str, tied: bool, gemm: str, attention: str) -> N
     loss = theirs.loss(torch.tensor(ids), torch.tensor(targets))
     loss.backward()
     with xt.use_gemm_backend(gemm), xt.use_attention_backend(attention):
-        compare(ours, loss.item(), logits.detach().numpy(), {n: p.grad.numpy() for n, p in theirs.named_parameters()}, ids, targets)
+        compare(
+            ours,
+            loss.item(),
+            logits.detach().numpy(),
+            {n: p.grad.numpy() for n, p in theirs.named_parameters()},
+            ids,
+            targets,
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,7 +117,17 @@ def test_against_pytorch_in_float64(shape: str) -> None:
     logits = theirs(torch.tensor(ids))
     loss = theirs.loss(torch.tensor(ids), torch.tensor(targets))
     loss.backward()
-    compare(ours, loss.item(), logits.detach().numpy(), {n: p.grad.numpy() for n, p in theirs.named_parameters()}, ids, targets, 1e-13, 1e-12, 1e-11)
+    compare(
+        ours,
+        loss.item(),
+        logits.detach().numpy(),
+        {n: p.grad.numpy() for n, p in theirs.named_parameters()},
+        ids,
+        targets,
+        1e-13,
+        1e-12,
+        1e-11,
+    )
 
 
 def rope_tables(model, config, length: int):
@@ -141,9 +189,18 @@ def test_training_follows_pytorch() -> None:
 def hugging_face(tied: bool):
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen3Config(
-        vocab_size=97, hidden_size=48, intermediate_size=120, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
-        max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=0.1, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=120,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        attn_implementation="eager",
+    )
     torch.manual_seed(3)
     model = transformers.Qwen3ForCausalLM(config).float()
     with torch.no_grad():
@@ -173,10 +230,25 @@ def test_we_load_what_transformers_saves(tmp_path, tied: bool) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_loads_what_we_save(tmp_path, tied: bool, theta: float) -> None:
     transformers, _, ids, targets = hugging_face(tied)
-    ours = Qwen3(Qwen3Config(vocab_size=97, hidden_size=48, intermediate_size=120, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
-                             rope_theta=theta, tie_word_embeddings=tied, initializer_range=0.1, max_position_embeddings=64))  # fmt: skip
+    ours = Qwen3(
+        Qwen3Config(
+            vocab_size=97,
+            hidden_size=48,
+            intermediate_size=120,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_theta=theta,
+            tie_word_embeddings=tied,
+            initializer_range=0.1,
+            max_position_embeddings=64,
+        )
+    )
     ours.save_pretrained(tmp_path / "ours")
-    theirs, info = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager", output_loading_info=True)
+    theirs, info = transformers.Qwen3ForCausalLM.from_pretrained(
+        tmp_path / "ours", attn_implementation="eager", output_loading_info=True
+    )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     compare(ours, *run_hugging_face(theirs.float(), ids, targets), ids, targets)
 
@@ -187,7 +259,14 @@ def test_transformers_generates_the_same_tokens(tmp_path) -> None:
     theirs.save_pretrained(tmp_path / "hf")
     ours = Qwen3.from_pretrained(tmp_path / "hf")
     prompt = ids[:2, :5]
-    want = theirs.generate(torch.tensor(prompt), attention_mask=torch.ones(2, 5, dtype=torch.long), max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=None).numpy()
+    want = theirs.generate(
+        torch.tensor(prompt),
+        attention_mask=torch.ones(2, 5, dtype=torch.long),
+        max_new_tokens=24,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    ).numpy()
     assert np.array_equal(ours.generate(xt.tensor(prompt), 24, temperature=0.0).numpy(), want)
 
 
@@ -197,7 +276,21 @@ def test_byte_tokenizer_in_transformers(tmp_path) -> None:
     from xtrain import saving
     from xtrain.tokenizer import ByteTokenizer
 
-    saving.save_model(Qwen3(Qwen3Config(vocab_size=256, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8)), tmp_path / "m", tokenizer=ByteTokenizer())
+    saving.save_model(
+        Qwen3(
+            Qwen3Config(
+                vocab_size=256,
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=8,
+            )
+        ),
+        tmp_path / "m",
+        tokenizer=ByteTokenizer(),
+    )
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     for text in ("def f(x):\n    return x\n", "naïve 漢字 \U0001f600", "  spaces\t\ttabs  "):
         assert theirs(text, add_special_tokens=False)["input_ids"] == list(text.encode())

@@ -15,7 +15,9 @@ SHAPES = [(7, 5), (33,), (), (3, 2, 4), (257, 3)]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-14), ("float32", 2e-6)])
-@pytest.mark.parametrize("options", [{}, dict(lr=3e-3, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3), dict(weight_decay=0.0)])
+@pytest.mark.parametrize(
+    "options", [{}, dict(lr=3e-3, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3), dict(weight_decay=0.0)]
+)
 def test_adamw(dtype: str, limit: float, options: dict) -> None:
     rng = np.random.default_rng(0)
     start = [np.asarray(rng.standard_normal(s), dtype) for s in SHAPES]
@@ -78,10 +80,16 @@ def test_clip(max_norm: float) -> None:
 def test_schedules(kind: str) -> None:
     q = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     warm = torch.optim.lr_scheduler.LinearLR(q, 1 / 5, 1.0, 4)
-    rest = torch.optim.lr_scheduler.LinearLR(q, 1.0, 0.1, 45) if kind == "linear" else torch.optim.lr_scheduler.CosineAnnealingLR(q, 45, 0.1)
+    rest = (
+        torch.optim.lr_scheduler.LinearLR(q, 1.0, 0.1, 45)
+        if kind == "linear"
+        else torch.optim.lr_scheduler.CosineAnnealingLR(q, 45, 0.1)
+    )
     schedule = torch.optim.lr_scheduler.SequentialLR(q, [warm, rest], [5])
     for step in range(50):
         if step < 4 or step >= 5:
-            assert math.isclose(optim.lr_schedule(kind, step, 5, 50, 1.0, 0.1), q.param_groups[0]["lr"], rel_tol=1e-6), step
+            assert math.isclose(
+                optim.lr_schedule(kind, step, 5, 50, 1.0, 0.1), q.param_groups[0]["lr"], rel_tol=1e-6
+            ), step
         q.step()
         schedule.step()

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from xtrain import _C  # noqa: E402
+from xtrain import _C
 
 
 @pytest.fixture(autouse=True)

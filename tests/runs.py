@@ -25,7 +25,12 @@ def text_file(path: Path, size: int = 20_000, seed: int = 0) -> Path:
 
 
 def options(data: Path, out: Path, **changes) -> dict:
-    return {**TINY, "data": os.fspath(data), "out": os.fspath(out), **{k.replace("__", "."): v for k, v in changes.items()}}
+    return {
+        **TINY,
+        "data": os.fspath(data),
+        "out": os.fspath(out),
+        **{k.replace("__", "."): v for k, v in changes.items()},
+    }
 
 
 def arguments(values: dict) -> list[str]:
@@ -37,12 +42,16 @@ def arguments(values: dict) -> list[str]:
 
 
 def start(*args: str, **kwargs) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "xtrain", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+    return subprocess.Popen(
+        [sys.executable, "-m", "xtrain", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
+    )
 
 
 def xtrain(*args: str, timeout: float = 120, **kwargs) -> subprocess.CompletedProcess:
     """Runs the command and waits."""
-    return subprocess.run([sys.executable, "-m", "xtrain", *args], capture_output=True, text=True, timeout=timeout, **kwargs)
+    return subprocess.run(
+        [sys.executable, "-m", "xtrain", *args], capture_output=True, text=True, timeout=timeout, **kwargs
+    )
 
 
 def weights(directory: Path) -> bytes:

@@ -41,7 +41,20 @@ def test_resume_and_extend(run) -> None:
 
 def test_sample(run) -> None:
     place, _ = run
-    args = ("sample", str(place / "run"), "--prompt", "def ", "--max-tokens", "20", "--temperature", "0.9", "--top-k", "5", "--top-p", "0.9")
+    args = (
+        "sample",
+        str(place / "run"),
+        "--prompt",
+        "def ",
+        "--max-tokens",
+        "20",
+        "--temperature",
+        "0.9",
+        "--top-k",
+        "5",
+        "--top-p",
+        "0.9",
+    )
     a, b, c = xtrain(*args, "--seed", "1"), xtrain(*args, "--seed", "1"), xtrain(*args, "--seed", "2")
     assert a.returncode == 0, a.stderr
     assert a.stdout.startswith("def ")

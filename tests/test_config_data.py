@@ -21,7 +21,13 @@ def test_precedence(tmp_path) -> None:
     file.write_text('steps = 7\nbatch_size = 3\nmodel = "tiny"\n[optim]\nlr = 0.5\nbeta2 = 0.9\n')
     path, values = options.parse_arguments([str(file), "--steps", "9", "--optim.lr=0.25"])
     config = options.make_config(path, values)
-    assert (config.steps, config.batch_size, config.optim.lr, config.optim.beta2, config.model.preset) == (9, 3, 0.25, 0.9, "tiny")
+    assert (config.steps, config.batch_size, config.optim.lr, config.optim.beta2, config.model.preset) == (
+        9,
+        3,
+        0.25,
+        0.9,
+        "tiny",
+    )
     assert config.seq_len == TrainConfig().seq_len
 
 
@@ -41,7 +47,13 @@ def test_option_names_that_scripts_rely_on(name: str) -> None:
 
 
 def test_unknown_options_name_the_nearest(tmp_path) -> None:
-    for word, hint in [("--stpes", "--steps"), ("--lr", "--optim.lr"), ("--learning-rate", "did you mean"), ("--batchsize", "--batch-size"), ("--model.hiden_size", "--model.hidden_size")]:
+    for word, hint in [
+        ("--stpes", "--steps"),
+        ("--lr", "--optim.lr"),
+        ("--learning-rate", "did you mean"),
+        ("--batchsize", "--batch-size"),
+        ("--model.hiden_size", "--model.hidden_size"),
+    ]:
         with pytest.raises(ConfigError, match=f"unknown option {word}") as error:
             options.parse_arguments([word, "3"])
         assert hint in str(error.value)
@@ -90,7 +102,13 @@ def test_rules_between_options() -> None:
 
 def test_bad_toml(tmp_path) -> None:
     file = tmp_path / "c.toml"
-    for content, text in [(b"steps = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (b"[steps]\na=1", "must be a value"), (b'steps = "3"', "must be a whole number"), (b"steps = true", "must be a whole number")]:
+    for content, text in [
+        (b"steps = ", "not valid TOML"),
+        (b"\xff\xfe", "not valid TOML"),
+        (b"[steps]\na=1", "must be a value"),
+        (b'steps = "3"', "must be a whole number"),
+        (b"steps = true", "must be a whole number"),
+    ]:
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=text):
             options.read_toml(file)
@@ -99,7 +117,15 @@ def test_bad_toml(tmp_path) -> None:
 
 
 def test_saved_configuration_reads_back(tmp_path) -> None:
-    config = build({"steps": 12, "optim.lr": 0.125, "sample.prompt": 'a "quoted" \\ line\n', "model.hidden_size": 32, "plot": False})
+    config = build(
+        {
+            "steps": 12,
+            "optim.lr": 0.125,
+            "sample.prompt": 'a "quoted" \\ line\n',
+            "model.hidden_size": 32,
+            "plot": False,
+        }
+    )
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config), encoding="utf-8")
     assert options.make_config(file) == config
@@ -119,7 +145,9 @@ def test_a_text_file(tmp_path) -> None:
     train, val = tokens_of(corpus)
     assert train + val == file.read_bytes()
     assert len(val) == 100
-    assert isinstance(corpus.train[0].base if not isinstance(corpus.train[0], np.memmap) else corpus.train[0], np.memmap)
+    assert isinstance(
+        corpus.train[0].base if not isinstance(corpus.train[0], np.memmap) else corpus.train[0], np.memmap
+    )
     assert corpus.bytes_per_token == 1.0
 
 
@@ -138,7 +166,9 @@ def test_a_folder_is_split_by_file(tmp_path) -> None:
     assert tokens_of(again) == tokens_of(corpus)
     assert again.fingerprint() == corpus.fingerprint()
     (tmp_path / "new.txt").write_bytes(b"one more" * 30)
-    _, val_after = (set(part.strip(b"\0").split(b"\0")) for part in tokens_of(data.open_data(tmp_path, val_fraction=0.2)))
+    _, val_after = (
+        set(part.strip(b"\0").split(b"\0")) for part in tokens_of(data.open_data(tmp_path, val_fraction=0.2))
+    )
     assert val <= val_after, "a file may not change sides when another is added"
 
 
@@ -182,8 +212,13 @@ def test_data_errors(tmp_path) -> None:
     broken = tmp_path / "b.npy"
     broken.write_bytes(b"not numpy")
     for source, text in [
-        (tmp_path / "none", "does not exist"), (empty, "is empty"), (folder, "holds no text files"), (damaged, "damaged"), (wrong, "1-D array of integers"), (broken, "not a .npy file"),
-    ]:  # fmt: skip
+        (tmp_path / "none", "does not exist"),
+        (empty, "is empty"),
+        (folder, "holds no text files"),
+        (damaged, "damaged"),
+        (wrong, "1-D array of integers"),
+        (broken, "not a .npy file"),
+    ]:
         with pytest.raises(DataError, match=text) as error:
             data.open_data(source)
         assert "\n" not in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
 
@@ -16,7 +17,17 @@ from xtrain.models import Qwen3, Qwen3Config
 
 
 def config(**changes) -> Qwen3Config:
-    sizes = dict(vocab_size=61, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=24, max_position_embeddings=64, tie_word_embeddings=True)
+    sizes = dict(
+        vocab_size=61,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=24,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
     return Qwen3Config(**{**sizes, **changes})
 
 
@@ -66,7 +77,9 @@ def test_batch_is_its_sequences_bitwise(b: int, s: int, tied: bool, attention: s
             others = np.where(np.arange(b)[:, None] == i, targets, -100)
             model.loss(xt.tensor(ids), xt.tensor(others)).backward()
             for name, got in grads(model).items():
-                assert (got + 0.0).tobytes() == (want[name] + 0.0).tobytes(), f"gradient of {name} from sequence {i}"  # + 0.0: -0 is 0
+                assert (got + 0.0).tobytes() == (want[name] + 0.0).tobytes(), (
+                    f"gradient of {name} from sequence {i}"
+                )  # + 0.0: -0 is 0
 
 
 @pytest.mark.parametrize("gemm", ["naive", "tiled", "blas"])
@@ -82,7 +95,9 @@ def test_gradient_of_a_batch_is_the_sum_over_its_sequences(b: int, s: int, gemm:
         for i in range(b):
             one = array(model(xt.tensor(ids[i : i + 1])))
             check_close(one, logits[i : i + 1], 1e-5 * np.abs(logits).max(), f"logits of sequence {i}")
-            (model.loss(xt.tensor(ids[i : i + 1]), xt.tensor(targets[i : i + 1]), reduction="sum") * (1 / (b * s))).backward()
+            (
+                model.loss(xt.tensor(ids[i : i + 1]), xt.tensor(targets[i : i + 1]), reduction="sum") * (1 / (b * s))
+            ).backward()
         for name, got in grads(model).items():
             check_close(got, together[name], 1e-5 * np.abs(together[name]).max(), f"gradient of {name}")
 
@@ -99,7 +114,9 @@ def test_a_sequence_never_sees_its_neighbour(gemm: str, attention: str) -> None:
         assert a[0].tobytes() == b[0].tobytes()
         assert a[2].tobytes() == b[2].tobytes()
         assert not np.array_equal(a[1], b[1])
-        losses = [array(model.loss(xt.tensor(i), xt.tensor(targets), reduction="none")).reshape(3, 33) for i in (ids, changed)]
+        losses = [
+            array(model.loss(xt.tensor(i), xt.tensor(targets), reduction="none")).reshape(3, 33) for i in (ids, changed)
+        ]
         assert losses[0][[0, 2]].tobytes() == losses[1][[0, 2]].tobytes()
 
 
@@ -189,7 +206,11 @@ def test_two_hundred_steps_leak_nothing() -> None:
     def look():
         gc.collect()
         stats = _C.memory_stats(_C.device("cpu"))
-        return [stats[k] for k in ("live_tensors", "live_storages", "allocated")], [sys.getrefcount(o) for o in watched], rss()
+        return (
+            [stats[k] for k in ("live_tensors", "live_storages", "allocated")],
+            [sys.getrefcount(o) for o in watched],
+            rss(),
+        )
 
     for _ in range(20):
         step()
@@ -206,7 +227,8 @@ def test_two_hundred_steps_leak_nothing() -> None:
     flat = [abs(a - b) <= 3 for a, b in zip(after[1], before[1])]
     assert all(flat), f"reference counts {before[1]} became {after[1]}"
     assert garbage < 200, f"{garbage} objects needed the cycle collector"
-    assert after[2] - before[2] < 8 << 20, f"resident memory grew by {(after[2] - before[2]) >> 10} KiB"
+    if not os.environ.get("XTRAIN_SANITIZE"):  # which keeps freed memory back for a while, to see it used
+        assert after[2] - before[2] < 8 << 20, f"resident memory grew by {(after[2] - before[2]) >> 10} KiB"
 
 
 def train_bits(threads: int, steps: int = 3, **changes) -> list[bytes]:
@@ -302,7 +324,11 @@ def test_model_errors() -> None:
     for call, kind, text in [
         (lambda: model(xt.tensor(ids[0])), ValueError, r"ids must have shape \(B, S\), got \(5,\)"),
         (lambda: model(ids), TypeError, "ids must be a Tensor"),
-        (lambda: model.loss(xt.tensor(ids), xt.tensor(ids[:, :3])), ValueError, r"targets must have shape \(2, 5\), got \(2, 3\)"),
+        (
+            lambda: model.loss(xt.tensor(ids), xt.tensor(ids[:, :3])),
+            ValueError,
+            r"targets must have shape \(2, 5\), got \(2, 3\)",
+        ),
         (lambda: model(xt.tensor(ids + 100)), IndexError, r"\d+"),
         (lambda: model.loss(xt.tensor(ids), xt.tensor(ids + 100)), IndexError, r"\d+"),
         (lambda: model(xt.tensor(ids.astype(np.float32))), TypeError, "int"),

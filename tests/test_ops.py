@@ -17,7 +17,6 @@ from table import (
     Op,
     accumulator,
     array,
-    as_list,
     bits,
     check_close,
     exact,
@@ -51,12 +50,22 @@ def rows(*, dtypes=None, big=None, differentiable=False, with_inputs=False):
     """(entry, case, dtype, backend) parameters for every test that runs the table."""
     for entry in TABLE:
         for c in entry.cases:
-            if (big is not None and c.big != big) or (differentiable and not entry.differentiable(c)) or (with_inputs and not c.inputs):
+            if (
+                (big is not None and c.big != big)
+                or (differentiable and not entry.differentiable(c))
+                or (with_inputs and not c.inputs)
+            ):
                 continue
             for dtype in entry.dtypes:
                 if dtypes is None or dtype in dtypes:
                     for backend in backends(entry):
-                        yield pytest.param(entry, c, dtype, backend, id=f"{entry.id}-{c.id}-{dtype}" + (f"-{backend}" if backend else ""))
+                        yield pytest.param(
+                            entry,
+                            c,
+                            dtype,
+                            backend,
+                            id=f"{entry.id}-{c.id}-{dtype}" + (f"-{backend}" if backend else ""),
+                        )
 
 
 def result_dtype(entry: Op, out, dtype: str) -> str:
@@ -75,7 +84,14 @@ def result_dtype(entry: Op, out, dtype: str) -> str:
 def test_forward(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
     use(entry, backend)
     arrays = entry.draw(c, dtype)
-    outs = outputs_of(entry, c, [tensor(a, dtype if a.dtype.kind == "f" else None) if dtype in FLOATS else tensor(a.astype(dtype)) for a in arrays])
+    outs = outputs_of(
+        entry,
+        c,
+        [
+            tensor(a, dtype if a.dtype.kind == "f" else None) if dtype in FLOATS else tensor(a.astype(dtype))
+            for a in arrays
+        ],
+    )
     refs = references_of(entry, c, arrays if dtype in FLOATS else [a.astype(dtype) for a in arrays])
     assert len(outs) == len(refs)
     for i, (out, ref) in enumerate(zip(outs, refs)):
@@ -86,7 +102,11 @@ def test_forward(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
             assert got.shape == ref.shape
             assert np.array_equal(got, ref.astype(got.dtype)), f"output {i}: {got} != {ref}"
             continue
-        tolerance = entry.tolerance(ref, arrays, c.kwargs, dtype, name) if len(refs) == 1 else several(entry, ref, arrays, c, dtype, name)
+        tolerance = (
+            entry.tolerance(ref, arrays, c.kwargs, dtype, name)
+            if len(refs) == 1
+            else several(entry, ref, arrays, c, dtype, name)
+        )
         check_close(got, ref, tolerance, f"{entry.id} output {i} in {dtype}, inputs from seed {entry.id}/{c.id}/")
 
 
@@ -95,7 +115,9 @@ def several(entry: Op, ref: np.ndarray, arrays: list[np.ndarray], c: Case, dtype
     if entry.magnitude is not None and np.shape(entry.magnitude(*arrays, **c.kwargs)) == ref.shape:
         return entry.tolerance(ref, arrays, c.kwargs, dtype, name)
     count = entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
-    return (entry.roundings * UNIT_ROUNDOFF[name] + count * UNIT_ROUNDOFF[accumulator(dtype)]) * np.abs(ref) + TINY[name]
+    return (entry.roundings * UNIT_ROUNDOFF[name] + count * UNIT_ROUNDOFF[accumulator(dtype)]) * np.abs(ref) + TINY[
+        name
+    ]
 
 
 def test_stats() -> None:
@@ -104,7 +126,11 @@ def test_stats() -> None:
     x[3, 5], x[4, 6], x[7, 7] = np.nan, np.inf, -np.inf
     for dtype in FLOATS:
         t = tensor(np.where(np.isfinite(x), exact(x, dtype), x), dtype)
-        for view, values in [(t, array(t)), (_C.transpose(t, 0, 1), array(t).T), (_C.slice(t, 1, 1, 257, 3), array(t)[:, 1::3])]:
+        for view, values in [
+            (t, array(t)),
+            (_C.transpose(t, 0, 1), array(t).T),
+            (_C.slice(t, 1, 1, 257, 3), array(t)[:, 1::3]),
+        ]:
             finite = values[np.isfinite(values)]
             low, high, mean, nans, infs = _C.stats(view)
             assert (nans, infs) == (np.isnan(values).sum(), np.isinf(values).sum())
@@ -163,24 +189,38 @@ def finite_difference(entry: Op, c: Case, dtype: str, eps: float, judge) -> None
             got = (up - down) / (2 * eps)
             assert np.isfinite(got) and np.isfinite(want)
             limit = judge(want, got, scale, noise / eps)
-            assert abs(got - want) <= limit, f"{entry.id}-{c.id} input {i}: gradient {want:.9e}, finite difference {got:.9e}, limit {limit:.2e}"
+            assert abs(got - want) <= limit, (
+                f"{entry.id}-{c.id} input {i}: gradient {want:.9e}, finite difference {got:.9e}, limit {limit:.2e}"
+            )
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float64",), big=False, differentiable=True) if r.values[1].fd])
+@pytest.mark.parametrize(
+    ("entry", "c", "dtype", "backend"),
+    [r for r in rows(dtypes=("float64",), big=False, differentiable=True) if r.values[1].fd],
+)
 def test_gradient_float64(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
     """Relative error <= 1e-6; the denominator is the larger of the two numbers, but at least a tenth of the largest gradient."""
     use(entry, backend)
-    finite_difference(entry, c, dtype, 1e-5, lambda want, got, scale, _: 1e-6 * max(abs(want), abs(got), 0.1 * scale) + 1e-10)
+    finite_difference(
+        entry, c, dtype, 1e-5, lambda want, got, scale, _: 1e-6 * max(abs(want), abs(got), 0.1 * scale) + 1e-10
+    )
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float32",), big=False, differentiable=True) if r.values[1].fd])
+@pytest.mark.parametrize(
+    ("entry", "c", "dtype", "backend"),
+    [r for r in rows(dtypes=("float32",), big=False, differentiable=True) if r.values[1].fd],
+)
 def test_gradient_float32(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
     """eps 1e-3, rtol 2e-2, atol 1e-4, plus what float32 rounding of the two losses can make of a difference quotient."""
     use(entry, backend)
-    finite_difference(entry, c, dtype, 1e-3, lambda want, got, scale, noise: 1e-4 + 2e-2 * max(abs(want), abs(got)) + noise)
+    finite_difference(
+        entry, c, dtype, 1e-3, lambda want, got, scale, noise: 1e-4 + 2e-2 * max(abs(want), abs(got)) + noise
+    )
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), list(rows(dtypes=("float32", "bfloat16", "float16"), differentiable=True)))
+@pytest.mark.parametrize(
+    ("entry", "c", "dtype", "backend"), list(rows(dtypes=("float32", "bfloat16", "float16"), differentiable=True))
+)
 def test_gradient_against_float64(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
     """The backward of the lower formats against the float64 backward (which finite differences prove) on the same numbers."""
     use(entry, backend)
@@ -241,7 +281,14 @@ def run(entry: Op, c: Case, tensors: list, dtype: str) -> list:
 
 
 @pytest.mark.parametrize("layout", [transposed, stepped, repeated], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float32", "bfloat16", "int64"), big=False, with_inputs=True) if r.values[0].strided != "no"])
+@pytest.mark.parametrize(
+    ("entry", "c", "dtype", "backend"),
+    [
+        r
+        for r in rows(dtypes=("float32", "bfloat16", "int64"), big=False, with_inputs=True)
+        if r.values[0].strided != "no"
+    ],
+)
 def test_strides(entry: Op, c: Case, dtype: str, backend: str | None, layout) -> None:
     use(entry, backend)
     arrays = entry.draw(c, dtype) if dtype in FLOATS else [a.astype(dtype) for a in entry.draw(c, dtype)]
@@ -258,7 +305,12 @@ def test_strides(entry: Op, c: Case, dtype: str, backend: str | None, layout) ->
         else:
             want_array = array(want)
             scale = np.abs(want_array).max(initial=1.0)
-            check_close(array(got), want_array, (4 * UNIT_ROUNDOFF[dtype] + 300 * UNIT_ROUNDOFF["float32"]) * scale, f"result {i}")
+            check_close(
+                array(got),
+                want_array,
+                (4 * UNIT_ROUNDOFF[dtype] + 300 * UNIT_ROUNDOFF["float32"]) * scale,
+                f"result {i}",
+            )
 
 
 # ---- the same bits, every time --------------------------------------------------------------------------------------------------------
@@ -270,7 +322,14 @@ def everything(entry: Op, c: Case, dtype: str) -> list[bytes]:
     return [bits(t) for t in run(entry, c, tensors, dtype)]
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), [r for r in rows(dtypes=("float32", "bfloat16", "int64")) if r.values[1].big or r.values[1] is r.values[0].cases[0]])
+@pytest.mark.parametrize(
+    ("entry", "c", "dtype", "backend"),
+    [
+        r
+        for r in rows(dtypes=("float32", "bfloat16", "int64"))
+        if r.values[1].big or r.values[1] is r.values[0].cases[0]
+    ],
+)
 def test_same_bits(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
     """Ten repeats, and 1, 2 and 4 threads."""
     use(entry, backend)
@@ -284,7 +343,9 @@ def test_same_bits(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
 # ---- errors ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [pytest.param(e, id=f"{entry.id}-{i}") for entry in TABLE for i, e in enumerate(entry.errors)])
+@pytest.mark.parametrize(
+    "error", [pytest.param(e, id=f"{entry.id}-{i}") for entry in TABLE for i, e in enumerate(entry.errors)]
+)
 def test_error(error) -> None:
     with pytest.raises(error.type) as caught:
         error.call()
@@ -318,7 +379,9 @@ def test_every_kernel_slot_has_an_entry() -> None:
     slots = kernel_slots()
     assert len(slots) >= 24
     covered = set(OTHER_KERNELS) | set(itertools.chain.from_iterable(entry.kernels for entry in TABLE))
-    assert not set(slots) - covered, f"kernel slots without an entry in tests/op_table.py: {sorted(set(slots) - covered)}"
+    assert not set(slots) - covered, (
+        f"kernel slots without an entry in tests/op_table.py: {sorted(set(slots) - covered)}"
+    )
     assert not covered - set(slots), f"entries name slots that do not exist: {sorted(covered - set(slots))}"
     assert all(test in globals() for test in OTHER_KERNELS.values())
 
@@ -347,5 +410,9 @@ def test_every_backend_is_run() -> None:
 def test_every_differentiable_case_is_not_silently_skipped() -> None:
     """An entry may drop finite differences only for single cases, never for all of its cases."""
     for entry in TABLE:
-        cases = [c for c in entry.cases if entry.differentiable(c) and entry.variant not in ("ties", "empty", "big") and entry.op != "cast"]
-        assert not cases or any(c.fd and not c.big for c in cases) and "float64" in entry.dtypes, entry.id
+        cases = [
+            c
+            for c in entry.cases
+            if entry.differentiable(c) and entry.variant not in ("ties", "empty", "big") and entry.op != "cast"
+        ]
+        assert not cases or (any(c.fd and not c.big for c in cases) and "float64" in entry.dtypes), entry.id

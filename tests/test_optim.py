@@ -29,7 +29,9 @@ def test_adamw_over_fifty_steps(weight_decay: float) -> None:
         for i, p in enumerate(params):
             g = rng.standard_normal(p.shape)
             p.grad = xt.tensor(g)
-            values[i], *moments[i] = adamw_reference(values[i], g, *moments[i], 1e-2, 0.8, 0.95, 1e-6, weight_decay, step)
+            values[i], *moments[i] = adamw_reference(
+                values[i], g, *moments[i], 1e-2, 0.8, 0.95, 1e-6, weight_decay, step
+            )
         optimizer.step()
     for p, want in zip(params, values):
         check_close(array(p), want, 1e-13 * (1 + np.abs(want)), "parameter")
@@ -50,7 +52,9 @@ def test_bfloat16_keeps_masters() -> None:
 
 def test_groups_and_skipped_parameters() -> None:
     a, b, c = parameters(3)[:3]
-    optimizer = optim.AdamW([{"params": [a], "weight_decay": 0.5, "lr": 0.1}, {"params": [b, c], "weight_decay": 0.0}], lr=1e-3)
+    optimizer = optim.AdamW(
+        [{"params": [a], "weight_decay": 0.5, "lr": 0.1}, {"params": [b, c], "weight_decay": 0.0}], lr=1e-3
+    )
     before = [array(p).copy() for p in (a, b, c)]
     a.grad, b.grad = xt.zeros(3, 4, dtype=xt.float64), xt.zeros(5, dtype=xt.float64)
     optimizer.step()

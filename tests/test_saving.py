@@ -21,7 +21,15 @@ from xtrain.models import Qwen3, Qwen3Config
 from xtrain.safetensors_io import MAX_HEADER, SafetensorsFile, chunks
 from xtrain.train import Trainer
 
-CONFIG = dict(vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+CONFIG = dict(
+    vocab_size=31,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+)
 
 
 def model(**changes) -> Qwen3:
@@ -35,7 +43,12 @@ def test_round_trip_of_every_dtype(tmp_path) -> None:
     rng = np.random.default_rng(0)
     tensors = {d: tensor(rng.standard_normal((3, 5)), d) for d in ("float32", "float64", "bfloat16", "float16")}
     tensors |= {d: xt.tensor(rng.integers(0, 2, (2, 7)).astype(d)) for d in ("int32", "int64", "uint8", "bool")}
-    tensors |= {"empty": xt.zeros(0, 4), "scalar": xt.tensor(2.5), "strided": tensors["float32"].T, "nan": xt.tensor([float("nan"), -0.0])}
+    tensors |= {
+        "empty": xt.zeros(0, 4),
+        "scalar": xt.tensor(2.5),
+        "strided": tensors["float32"].T,
+        "nan": xt.tensor([float("nan"), -0.0]),
+    }
     file = tmp_path / "t.safetensors"
     file.write_bytes(b"".join(bytes(memoryview(c)) for c in chunks(tensors, {"format": "pt"})))
     with SafetensorsFile(file) as f:
@@ -86,7 +99,13 @@ HOSTILE = {
     "unknown dtype": (raw({"a": item(dtype="F31")}, b"\0" * 8), "unknown dtype"),
     "missing key": (raw({"a": {"dtype": "F32"}}), "exactly dtype, shape and data_offsets"),
     "not a dict": (raw({"a": 3}), "exactly"),
-    "same name twice": (raw(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8), "twice"),
+    "same name twice": (
+        raw(
+            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+            b"\0" * 8,
+        ),
+        "twice",
+    ),
     "metadata of numbers": (raw({"__metadata__": {"a": 1}}), "text to text"),
     "nine dimensions": (raw({"a": item(shape=(1,) * 8 + (2,))}, b"\0" * 8), "at most 8 dimensions"),
     "dtype that cannot be held": (raw({"a": item(dtype="F8_E4M3", shape=(8,))}, b"\0" * 8), "cannot hold"),
@@ -98,10 +117,9 @@ def test_hostile_files(tmp_path, name: str) -> None:
     content, text = HOSTILE[name]
     file = tmp_path / "h.safetensors"
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=text) as error:
-        with SafetensorsFile(file) as f:
-            for key in f.entries:
-                f.tensor(key)
+    with pytest.raises(CheckpointError, match=text) as error, SafetensorsFile(file) as f:
+        for key in f.entries:
+            f.tensor(key)
     message = str(error.value)
     assert "h.safetensors" in message
     assert "\n" not in message
@@ -137,7 +155,9 @@ def test_model_round_trip_is_bitwise(tmp_path, tied: bool, dtype: str, shard: in
     assert (tmp_path / "m" / "model.safetensors").exists() == (shard > 3000)
     back = Qwen3.from_pretrained(tmp_path / "m")
     assert {k: bits(v) for k, v in back.state_dict().items()} == {k: bits(v) for k, v in m.state_dict().items()}
-    assert back.config.to_dict() == {**m.config.to_dict(), "dtype": dtype, "torch_dtype": dtype} | {k: back.config.to_dict()[k] for k in back.config.extra}
+    assert back.config.to_dict() == {**m.config.to_dict(), "dtype": dtype, "torch_dtype": dtype} | {
+        k: back.config.to_dict()[k] for k in back.config.extra
+    }
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["head_dim"] == 8
@@ -208,7 +228,9 @@ def test_tied_head_in_the_file(tmp_path) -> None:
     tensors = dict(saving.read_tensors(tmp_path / "m"))
     table = tensors["model.embed_tokens.weight"]
     for head, fine in [(table.clone(), True), (table * 2, False)]:
-        (tmp_path / "m" / "model.safetensors").write_bytes(b"".join(bytes(memoryview(c)) for c in chunks({**tensors, "lm_head.weight": head})))
+        (tmp_path / "m" / "model.safetensors").write_bytes(
+            b"".join(bytes(memoryview(c)) for c in chunks({**tensors, "lm_head.weight": head}))
+        )
         if fine:
             saving.load_model(tmp_path / "m")
         else:
@@ -231,11 +253,15 @@ def trainer(tmp_path) -> Trainer:
 def test_checkpoint_round_trip_is_bitwise(trainer) -> None:
     first = trainer.directory / "checkpoint-00000001"
     other = Trainer({"resume": str(trainer.directory)}, quiet=True)
-    assert {k: bits(v) for k, v in other.model.state_dict().items()} == {k: bits(v) for k, v in trainer.model.state_dict().items()}
+    assert {k: bits(v) for k, v in other.model.state_dict().items()} == {
+        k: bits(v) for k, v in trainer.model.state_dict().items()
+    }
     before = weights(first)
     trainer.train_step()
     other.train_step()
-    assert {k: bits(v) for k, v in other.model.state_dict().items()} == {k: bits(v) for k, v in trainer.model.state_dict().items()}
+    assert {k: bits(v) for k, v in other.model.state_dict().items()} == {
+        k: bits(v) for k, v in trainer.model.state_dict().items()
+    }
     assert weights(first) == before
 
 
@@ -256,7 +282,9 @@ def test_every_damage_to_a_checkpoint_is_seen(trainer) -> None:
             except CheckpointError as error:
                 assert "\n" not in str(error)
             else:
-                assert file.name == "manifest.json" and damage == content + b"x" and json.loads(content), f"{file.name}: damage was not seen"
+                assert file.name == "manifest.json" and damage == content + b"x" and json.loads(content), (
+                    f"{file.name}: damage was not seen"
+                )
         file.unlink()
         with pytest.raises(CheckpointError):
             saving.verify_checkpoint(path)
@@ -292,7 +320,9 @@ def test_a_full_disk_loses_nothing(trainer, monkeypatch, number: int, when) -> N
     trainer.train_step()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match=rf"cannot be written: {os.strerror(number)}; nothing that was saved before is lost"):
+        with pytest.raises(
+            CheckpointError, match=rf"cannot be written: {os.strerror(number)}; nothing that was saved before is lost"
+        ):
             trainer.save()
     assert {p.name: p.read_bytes() for p in (trainer.directory / "checkpoint-00000001").iterdir()} == before
     assert [p.name for p in trainer.directory.iterdir() if "checkpoint" in p.name] == ["checkpoint-00000001"]
@@ -360,7 +390,11 @@ def test_old_checkpoints_are_removed_only_after_the_new_one_exists(trainer, monk
     trainer.config.keep = 1
     seen = []
     real = saving.remove_checkpoint
-    monkeypatch.setattr(saving, "remove_checkpoint", lambda p: (seen.append([c.name for c in saving.find_checkpoints(trainer.directory)]), real(p)))
+    monkeypatch.setattr(
+        saving,
+        "remove_checkpoint",
+        lambda p: (seen.append([c.name for c in saving.find_checkpoints(trainer.directory)]), real(p)),
+    )
     trainer.train_step()
     trainer.save()
     assert seen == [["checkpoint-00000002", "checkpoint-00000001"]]

@@ -171,7 +171,9 @@ def test_import_time() -> None:
     code = "import time; t = time.perf_counter(); import numpy; u = time.perf_counter(); import xtrain; print(u - t, time.perf_counter() - u)"
     run(code)
     samples = [float(run(code).stdout.split()[1]) for _ in range(7)]
-    assert statistics.median(samples) <= 0.060, f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in samples]} above numpy"
+    assert statistics.median(samples) <= 0.060, (
+        f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in samples]} above numpy"
+    )
 
 
 def test_import_is_clean() -> None:
@@ -193,7 +195,9 @@ print(len(new))
 
 
 def test_submodules_load_on_first_use() -> None:
-    done = run("import sys, xtrain as xt\nassert 'xtrain.optim' not in sys.modules\nxt.optim.AdamW\nxt.functional.silu\nxt.models.Qwen3\nimport xtrain.train")
+    done = run(
+        "import sys, xtrain as xt\nassert 'xtrain.optim' not in sys.modules\nxt.optim.AdamW\nxt.functional.silu\nxt.models.Qwen3\nimport xtrain.train"
+    )
     assert done.returncode == 0, done.stderr
 
 

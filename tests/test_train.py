@@ -121,7 +121,9 @@ def test_nan_stops_the_run_and_names_the_place(tmp_path, data) -> None:
         return step()
 
     trainer.train_step = poisoned
-    with pytest.raises(NonFiniteError, match=r"step 6: .*nan.*parameter model\.layers\.0\.mlp\.up_proj\.weight.*checkpoint-00000003"):
+    with pytest.raises(
+        NonFiniteError, match=r"step 6: .*nan.*parameter model\.layers\.0\.mlp\.up_proj\.weight.*checkpoint-00000003"
+    ):
         trainer.run()
     assert saving.newest_valid(out, print).name == "checkpoint-00000003"
     assert len(metrics(out)) == 5
@@ -140,7 +142,13 @@ def test_exploding_activations_are_named(tmp_path, data) -> None:
 def test_resume_refuses_another_configuration(tmp_path, data) -> None:
     out = tmp_path / "run"
     Trainer(options(data, out), quiet=True).run()
-    for change, text in [({"batch_size": 8}, "batch_size was 4 in this run, got 8"), ({"optim.lr": 0.5}, "optim.lr was"), ({"model.hidden_size": 32}, "hidden_size"), ({"seed": 3}, "seed was 0"), ({"steps": 100}, "steps was 8 .*--extend")]:
+    for change, text in [
+        ({"batch_size": 8}, "batch_size was 4 in this run, got 8"),
+        ({"optim.lr": 0.5}, "optim.lr was"),
+        ({"model.hidden_size": 32}, "hidden_size"),
+        ({"seed": 3}, "seed was 0"),
+        ({"steps": 100}, "steps was 8 .*--extend"),
+    ]:
         with pytest.raises(ConfigError, match=text):
             Trainer({"resume": str(out), **change}, quiet=True)
     other = text_file(tmp_path / "other.txt", seed=3)
@@ -188,7 +196,19 @@ def test_data_errors_come_before_anything_is_written(tmp_path) -> None:
 
 
 def test_train_function_takes_sections_as_dicts(tmp_path, data) -> None:
-    result = train(data=str(data), out=str(tmp_path / "r"), steps=2, batch_size=2, seq_len=8, eval_tokens=16, plot=False, quiet=True, sample={"tokens": 0}, model={"preset": "tiny", "num_hidden_layers": 1}, optim={"lr": 1e-3})
+    result = train(
+        data=str(data),
+        out=str(tmp_path / "r"),
+        steps=2,
+        batch_size=2,
+        seq_len=8,
+        eval_tokens=16,
+        plot=False,
+        quiet=True,
+        sample={"tokens": 0},
+        model={"preset": "tiny", "num_hidden_layers": 1},
+        optim={"lr": 1e-3},
+    )
     assert result.step == 2
     with pytest.raises(ConfigError, match="did you mean"):
         train(step=3)
@@ -235,7 +255,20 @@ def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path,
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
     out = tmp_path / "run"
-    process = start("train", *arguments(options(data, out, steps=100000, batch_size=64, seq_len=256, model__hidden_size=256, model__intermediate_size=1024)))
+    process = start(
+        "train",
+        *arguments(
+            options(
+                data,
+                out,
+                steps=100000,
+                batch_size=64,
+                seq_len=256,
+                model__hidden_size=256,
+                model__intermediate_size=1024,
+            )
+        ),
+    )
     try:
         wait_for(out / "metrics.jsonl", 1, process)
         process.send_signal(signal.SIGINT)
@@ -280,7 +313,9 @@ def test_the_example_of_the_readme_runs(tmp_path) -> None:
     readme = ROOT / "README.md"
     if not readme.exists():
         pytest.skip("the README is in the source tree only")
-    code = next(block for block in re.findall(r"```python\n(.*?)```", readme.read_text(), re.S) if "import xtrain" in block)
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", readme.read_text(), re.S) if "import xtrain" in block
+    )
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 15, f"the example has {len(lines)} lines"
     short = re.sub(r"range\(\d+\)", "range(3)", code)
@@ -303,7 +338,11 @@ def test_two_processes_may_not_train_in_one_directory(tmp_path, data) -> None:
     process = start("train", *arguments(options(data, out, steps=100000)))
     try:
         wait_for(out / "metrics.jsonl", 2, process)
-        done = xtrain("train", "--resume", str(out)) if saving.find_checkpoints(out) else xtrain("train", *arguments(options(data, out)))
+        done = (
+            xtrain("train", "--resume", str(out))
+            if saving.find_checkpoints(out)
+            else xtrain("train", *arguments(options(data, out)))
+        )
         assert done.returncode == 2
         assert "use by another" in done.stderr or "already holds a run" in done.stderr
     finally:

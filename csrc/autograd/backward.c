@@ -64,7 +64,7 @@ static XtStatus collect(XtTensor **sum, XtTensor *gradient, bool may_overwrite) 
 
 /* Whether nobody but the holder of this one reference can see the tensor's memory. */
 static bool only_ours(const XtTensor *tensor) {
-    return __atomic_load_n(&tensor->references, __ATOMIC_RELAXED) == 1 &&
+    return xt_storage_is_own(tensor->storage) && __atomic_load_n(&tensor->references, __ATOMIC_RELAXED) == 1 &&
            __atomic_load_n(&tensor->storage->references, __ATOMIC_RELAXED) == 1;
 }
 

@@ -150,6 +150,8 @@ XtStatus xt_storage_wrap(XtDevice device, void *data, size_t nbytes, void (*rele
     return new_storage(device, data, nbytes, release, owner, out);
 }
 
+bool xt_storage_is_own(const XtStorage *storage) { return storage->release == release_own; }
+
 void xt_storage_retain(XtStorage *storage) { __atomic_add_fetch(&storage->references, 1, __ATOMIC_RELAXED); }
 
 void xt_storage_release(XtStorage *storage) {

@@ -19,7 +19,7 @@ XtStatus xt_size_of(XtDtype dtype, int ndim, const int64_t *shape, int64_t *nume
         if (shape[i] > 0 && __builtin_mul_overflow(n, shape[i], &n)) overflow = true;
     }
     int64_t bytes;
-    /* One bit to spare: "round up to the next piece" cannot overflow anywhere. An expanded view reaches such sizes without memory. */
+    /* One bit to spare, so that rounding up to a next piece cannot overflow: expanded views reach such sizes without memory. */
     if (overflow || __builtin_mul_overflow(n, (int64_t)xt_dtype_size(dtype), &bytes) || bytes > INT64_MAX / 2)
         return xt_error(XT_VALUE_ERROR, "a tensor of shape %s and dtype %s has more than 2^62 bytes", xt_shape_text(ndim, shape),
                         xt_dtype_name(dtype));

@@ -8,8 +8,8 @@
  *               dV += P^T dO;  dQ = scale dS K;  dK += scale dS^T Q
  *
  * A piece of the forward is some blocks of rows; a piece of the backward is one kv head with the query heads that share it, because
- * dK and dV are sums over them: added up by one thread, in a fixed order. float32 and float64 are read and written in place, bfloat16
- * and float16 go through float32 copies of the block and of one head's K and V.
+ * dK and dV are sums over them: added up by one thread, in a fixed order. float32 and float64 are read and written in place,
+ * bfloat16 and float16 go through float32 copies of the block and of one head's K and V.
  */
 #ifndef T
 #include "gemm.h"
@@ -87,7 +87,7 @@ static void NAME(store)(XtDtype dtype, NAME(Rows) from, int64_t rows, int64_t di
     if (LOW) xt_block_store(dtype, (float *)from.x, rows, dim, 0, x, ld);
 }
 
-/* s[i, :] becomes exp(s - max), zero from the row's last visible column on; its sum and max are kept. Row i sees seen0 + i columns. */
+/* s[i, :] becomes exp(s - max), zero from the row's last visible column on; its sum and max are kept. Row i sees seen0 + i. */
 XT_FAST static void NAME(exponentiate)(ACC *s, int64_t lds, int64_t rows, int64_t cols, int64_t seen0, ACC *maxima, ACC *sums) {
     for (int64_t i = 0; i < rows; i++) {
         ACC *row = s + i * lds, max = -INFINITY, sum = 0;
@@ -123,8 +123,8 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
     XtStatus status = xt_scratch(numbers * sizeof(ACC), &scratch);
     if (status != XT_OK) return status;
     ACC *s = scratch, *maxima = s + rows_max * lds, *sums = maxima + rows_max; /* [rows, lds], [rows], [rows] */
-    ACC *q_room = sums + rows_max, *out_room = q_room + rows_max * dim;         /* [rows, D] each; LOW only */
-    ACC *k_room = out_room + rows_max * dim, *v_room = k_room + p->skv * dim;   /* [skv, D] each; LOW only */
+    ACC *q_room = sums + rows_max, *out_room = q_room + rows_max * dim;        /* [rows, D] each; LOW only */
+    ACC *k_room = out_room + rows_max * dim, *v_room = k_room + p->skv * dim;  /* [skv, D] each; LOW only */
     NAME(Rows) k = {0}, v = {0};
     int64_t loaded = -1; /* the (batch, kv head) whose k and v these are */
     for (int64_t index = begin; index < end; index++) {
@@ -134,17 +134,21 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
         T *out_at = (T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];   /* [rows, D] */
         if (loaded != b * p->kv_heads + g) {
             loaded = b * p->kv_heads + g;
-            k = NAME(load)(p->dtype, (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1], p->k_stride[2], p->skv, dim, k_room);
-            v = NAME(load)(p->dtype, (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1], p->v_stride[2], p->skv, dim, v_room);
+            k = NAME(load)(p->dtype, (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1], p->k_stride[2], p->skv, dim,
+                           k_room);
+            v = NAME(load)(p->dtype, (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1], p->v_stride[2], p->skv, dim,
+                           v_room);
         }
         NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
         NAME(Rows) out = NAME(target)(out_at, p->out_stride[2], dim, out_room);
         int64_t cols = visible(p->causal, i + rows - 1, p->sq, p->skv), seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
         if (cols > 0)
-            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, (int)rows, (int)cols, (int)dim, (ACC)p->scale, q.x, q.ld, k.x, k.ld, 0, s, (int)lds);
+            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, (int)rows, (int)cols, (int)dim, (ACC)p->scale, q.x, q.ld, k.x, k.ld, 0, s,
+                 (int)lds);
         NAME(exponentiate)(s, lds, rows, cols, seen0, maxima, sums);
         if (cols > 0)
-            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, (int)rows, (int)dim, (int)cols, 1, s, (int)lds, v.x, v.ld, 0, out.x, out.ld);
+            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, (int)rows, (int)dim, (int)cols, 1, s, (int)lds, v.x, v.ld, 0, out.x,
+                 out.ld);
         else
             for (int64_t r = 0; r < rows; r++) memset(out.x + r * out.ld, 0, (size_t)dim * sizeof(ACC));
         NAME(normalise)(out.x, out.ld, rows, dim, maxima, sums, (ACC *)p->lse + bh * p->sq + i);
@@ -172,18 +176,20 @@ XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t ro
 }
 
 /* One kv head's dK and dV: adds what the rows of one query head contribute, block by block, and writes that head's dQ. */
-static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, NAME(Rows) k, NAME(Rows) v,
-                                NAME(Rows) dk, NAME(Rows) dv, ACC *room) {
+static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, NAME(Rows) k, NAME(Rows) v, NAME(Rows) dk,
+                                NAME(Rows) dv, ACC *room) {
     int64_t rows_max = block_rows(p->sq, p->skv), dim = p->dim, lds = padded(p->skv);
-    ACC *s = room, *dp = s + rows_max * lds, *q_room = dp + rows_max * lds; /* [rows, lds] twice; then [rows, D] three times, LOW only */
+    ACC *s = room, *dp = s + rows_max * lds,
+        *q_room = dp + rows_max * lds; /* [rows, lds] twice; then [rows, D] three times, LOW only */
     ACC *dq_room = q_room + rows_max * dim, *dout_room = dq_room + rows_max * dim;
     for (int64_t i = 0; i < p->sq; i += rows_max) {
         int64_t rows = p->sq - i < rows_max ? p->sq - i : rows_max;
-        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2];                /* [rows, D] */
-        const T *dout_at = (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + i * p->dout_stride[2]; /* [rows, D] */
-        const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];      /* [rows, D] */
-        T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                       /* [rows, D] */
-        const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                         /* [rows] */
+        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [rows, D] */
+        const T *dout_at =
+            (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + i * p->dout_stride[2];           /* [rows, D] */
+        const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2]; /* [rows, D] */
+        T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                  /* [rows, D] */
+        const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                    /* [rows] */
         int m = (int)rows, d = (int)dim, n = (int)visible(p->causal, i + rows - 1, p->sq, p->skv);
         int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : n;
         if (n == 0) {

@@ -1,6 +1,7 @@
 /* attention_reference.c - attention as plain loops over one row of scores at a time: the specification of the fast implementations.
  *
- * Forward, per query row i: s_j = scale q_i . k_j over the visible j, p = softmax(s), out_i = sum_j p_j v_j, lse_i = log sum_j exp s_j.
+ * Forward, per query row i: s_j = scale q_i . k_j over the visible j, p = softmax(s), out_i = sum_j p_j v_j,
+ * lse_i = log sum_j exp s_j.
  * Backward: p_j = exp(s_j - lse_i), dp_j = dout_i . v_j, delta_i = dout_i . out_i, ds_j = p_j (dp_j - delta_i);
  * dq_i = scale sum_j ds_j k_j, dk_j = scale sum_i ds_j q_i, dv_j = sum_i p_j dout_i, the latter two also over the heads of a group.
  */

@@ -25,7 +25,8 @@ bool xt_gemm_trivial(const XtGemm *p, XtStatus *status) {
     *status = XT_OK;
     if (p->m <= 0 || p->n <= 0 || p->batch[0] <= 0 || p->batch[1] <= 0) return true;
     if (p->k > 0 && p->alpha != 0.0) return false;
-    *status = xt_parallel(p->batch[0] * p->batch[1] * p->m, xt_row_grain(p->n, 65536), XT_BY_FLOAT(p->dtype, scale_rows), (void *)p);
+    *status =
+        xt_parallel(p->batch[0] * p->batch[1] * p->m, xt_row_grain(p->n, 65536), XT_BY_FLOAT(p->dtype, scale_rows), (void *)p);
     return true;
 }
 
@@ -35,17 +36,13 @@ XtStatus xt_gemm_combine(const XtGemm *p, int64_t index, const void *parts, int6
 }
 
 void xt_block_load(XtDtype dtype, const void *src, int64_t ld, int64_t rows, int64_t cols, float *dst) {
-    if (dtype == XT_BFLOAT16)
-        load_block_bf16(src, ld, rows, cols, dst);
-    else
-        load_block_f16(src, ld, rows, cols, dst);
+    if (dtype == XT_BFLOAT16) load_block_bf16(src, ld, rows, cols, dst);
+    else load_block_f16(src, ld, rows, cols, dst);
 }
 
 void xt_block_store(XtDtype dtype, const float *src, int64_t rows, int64_t cols, float beta, void *dst, int64_t ld) {
-    if (dtype == XT_BFLOAT16)
-        store_block_bf16(src, rows, cols, beta, dst, ld);
-    else
-        store_block_f16(src, rows, cols, beta, dst, ld);
+    if (dtype == XT_BFLOAT16) store_block_bf16(src, rows, cols, beta, dst, ld);
+    else store_block_f16(src, rows, cols, beta, dst, ld);
 }
 
 /* ---- scratch ------------------------------------------------------------------------------------------------------------- */
@@ -101,8 +98,7 @@ XT_FAST static XtStatus NAME(scale_rows)(void *context, int64_t begin, int64_t e
     ACC beta = (ACC)p->beta;
     for (int64_t row = begin; row < end; row++) {
         T *c = (T *)p->c + xt_gemm_offsets(p, row / p->m).c + row % p->m * p->ldc; /* [N] */
-        if (beta == 0)
-            memset(c, 0, (size_t)p->n * sizeof(T));
+        if (beta == 0) memset(c, 0, (size_t)p->n * sizeof(T));
         else
             for (int64_t j = 0; j < p->n; j++) c[j] = STORE(beta * LOAD(c[j]));
     }
@@ -115,7 +111,7 @@ XT_FAST static XtStatus NAME(combine_rows)(void *context, int64_t begin, int64_t
     int64_t n = p->n, size = p->m * n, count = combine->count;
     ACC beta = (ACC)p->beta;
     for (int64_t row = begin; row < end; row++) {
-        const ACC *part = (const ACC *)combine->parts + row * n;                             /* [N], step M * N */
+        const ACC *part = (const ACC *)combine->parts + row * n;                /* [N], step M * N */
         T *c = (T *)p->c + xt_gemm_offsets(p, combine->index).c + row * p->ldc; /* [N] */
         for (int64_t j = 0; j < n; j++) {
             ACC sum = part[j];

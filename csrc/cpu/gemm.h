@@ -38,12 +38,12 @@ XT_INLINE XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_t index) {
     return at;
 }
 
-/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints, names with a prefix. Prepare (cheap, any thread) comes first: from
- * then on it runs in the calling thread only, and many threads may call it. */
+/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints, names with a prefix. Prepare (cheap, any thread) comes first:
+ * from then on it runs in the calling thread only, and many threads may call it. */
 enum { XT_BLAS_ROW_MAJOR = 101, XT_BLAS_N = 111, XT_BLAS_T = 112 };
 void xt_blas_prepare(void);
-void scipy_cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                       int ldb, float beta, float *c, int ldc);
+void scipy_cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+                       const float *b, int ldb, float beta, float *c, int ldc);
 void scipy_cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,
                        const double *b, int ldb, double beta, double *c, int ldc);
 

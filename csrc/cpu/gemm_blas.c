@@ -1,8 +1,8 @@
 /* gemm_blas.c - the matrix product through OpenBLAS, one tile of C per thread at a time.
  *
- * OpenBLAS is told to run in the calling thread only, and we hand out the tiles: its own split depends on the number of threads, and so
- * would the bits of the result; its pool would compete with ours; and the tiles of a batch keep all threads busy where its threads wait
- * for each other in every small product.
+ * OpenBLAS is told to run in the calling thread only, and we hand out the tiles: its own split depends on the number of threads,
+ * and so would the bits of the result; its pool would compete with ours; and the tiles of a batch keep all threads busy where its
+ * threads wait for each other in every small product.
  */
 #include "gemm.h"
 
@@ -12,8 +12,8 @@
 void scipy_openblas_set_num_threads(int count);
 void scipy_cblas_sgemv(int order, int trans, int rows, int cols, float alpha, const float *a, int lda, const float *x, int step_x,
                        float beta, float *y, int step_y);
-void scipy_cblas_dgemv(int order, int trans, int rows, int cols, double alpha, const double *a, int lda, const double *x, int step_x,
-                       double beta, double *y, int step_y);
+void scipy_cblas_dgemv(int order, int trans, int rows, int cols, double alpha, const double *a, int lda, const double *x,
+                       int step_x, double beta, double *y, int step_y);
 
 static void one_thread(void) { scipy_openblas_set_num_threads(1); }
 
@@ -24,13 +24,14 @@ void xt_blas_prepare(void) {
 
 /* ---- tiles --------------------------------------------------------------------------------------------------------------- */
 
-/* C is cut into tiles, and a long K into parts whose sums are added up afterwards, as a function of M, N and K only. The model below
- * was fitted to measurements: whole 1024^3 225 GFLOP/s, tiles of 512 x 512 209, of 512 x 256 205, of 256 x 256 189 (AVX-512). */
+/* C is cut into tiles, and a long K into parts whose sums are added up afterwards, as a function of M, N and K only. The model
+ * below was fitted to measurements: whole 1024^3 225 GFLOP/s, tiles of 512 x 512 209, of 512 x 256 205, of 256 x 256 189
+ * (AVX-512). */
 #define PACKING 32  /* multiply-adds that copying one element of an operand tile into OpenBLAS' own layout is worth */
 #define SUMMING 100 /* and those for one element of a part of K: written, read, added, in memory that is often fresh */
-#define SMALL 4e6     /* below this many multiply-adds (some 40 us) nothing is cut */
+#define SMALL 4e6   /* below this many multiply-adds (some 40 us) nothing is cut */
 #define K_PART 512  /* K is cut into parts of at least this */
-#define K_BLOCK 256  /* of the low-precision path: as much of a tile's operands is converted at once */
+#define K_BLOCK 256 /* of the low-precision path: as much of a tile's operands is converted at once */
 
 typedef struct Plan {
     const XtGemm *p;
@@ -49,7 +50,10 @@ static int64_t even_tile(int64_t size, int64_t most) {
 }
 
 static Plan cut(const XtGemm *p, int64_t most_m, int64_t most_n, int64_t parts) {
-    Plan plan = {.p = p, .tile_m = even_tile(p->m, most_m), .tile_n = even_tile(p->n, most_n), .part_k = even_tile(p->k, count(p->k, parts))};
+    Plan plan = {.p = p,
+                 .tile_m = even_tile(p->m, most_m),
+                 .tile_n = even_tile(p->n, most_n),
+                 .part_k = even_tile(p->k, count(p->k, parts))};
     plan.tiles_m = count(p->m, plan.tile_m), plan.tiles_n = count(p->n, plan.tile_n), plan.parts = count(p->k, plan.part_k);
     return plan;
 }
@@ -133,8 +137,7 @@ static XtStatus float_tiles(void *context, int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; index++) {
         Tile t = get_tile(plan, index);
         int rows = (int)t.rows, cols = (int)t.cols, depth = (int)t.depth;
-        if (p->m == 1 || p->n == 1)
-            float_vector(p, &t, c, beta);
+        if (p->m == 1 || p->n == 1) float_vector(p, &t, c, beta);
         else if (p->dtype == XT_FLOAT32)
             scipy_cblas_sgemm(XT_BLAS_ROW_MAJOR, ta, tb, rows, cols, depth, (float)p->alpha, (const float *)p->a + t.a, lda,
                               (const float *)p->b + t.b, ldb, (float)beta, (float *)c + t.c, (int)t.ldc);

@@ -1,7 +1,8 @@
 /* gemm_naive.c - the matrix product as three loops: the specification that the other backends are compared with.
  *
  * Each element of C is one sum over k, from 0 upwards, in ACC: it depends on its row of op(A) and its column of op(B) alone.
- * The sum starts from beta C, so that adding product after product into C is the same chain of additions as one product over all of K.
+ * The sum starts from beta C, so that adding product after product into C is the same chain of additions as one product over all
+ * of K.
  */
 #ifndef T
 #include "gemm.h"

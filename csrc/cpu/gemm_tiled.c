@@ -1,8 +1,8 @@
 /* gemm_tiled.c - the matrix product in 32 x 32 tiles, written to be read.
  *
- * Why tiles: three plain loops read a row of A and a column of B from memory for every element of C. A tile of A and a tile of B copied
- * into small arrays (4 KB each: both stay in the L1 cache) are used 32 times per element instead of once. The copy also straightens
- * transposes and converts bfloat16 and float16 to float32, so one inner loop serves every case.
+ * Why tiles: three plain loops read a row of A and a column of B from memory for every element of C. A tile of A and a tile of B
+ * copied into small arrays (4 KB each: both stay in the L1 cache) are used 32 times per element instead of once. The copy also
+ * straightens transposes and converts bfloat16 and float16 to float32, so one inner loop serves every case.
  *
  * Each element of C is still summed over k from 0 upwards.
  */
@@ -33,7 +33,8 @@ XT_INLINE void NAME(load_tile)(ACC (*tile)[TILE], const T *x, int64_t rows, int6
 
 /* c += a b over a depth of k, four rows of c at a time: a row of b is loaded once for the four, and stays in registers with them.
  * Rows beyond the matrix (up to three) are computed and never stored. */
-XT_INLINE void NAME(multiply_tile)(ACC (*restrict c)[TILE], ACC (*restrict a)[TILE], ACC (*restrict b)[TILE], int64_t rows, int64_t k) {
+XT_INLINE void NAME(multiply_tile)(ACC (*restrict c)[TILE], ACC (*restrict a)[TILE], ACC (*restrict b)[TILE], int64_t rows,
+                                   int64_t k) {
     for (int64_t i = 0; i < rows; i += 4) {
         ACC *c0 = c[i], *c1 = c[i + 1], *c2 = c[i + 2], *c3 = c[i + 3];
         for (int64_t l = 0; l < k; l++) {

@@ -9,9 +9,12 @@ typedef U NAME(Lanes) __attribute__((vector_size(LANES * sizeof(U))));
 typedef INDEX NAME(Order) __attribute__((vector_size(LANES * sizeof(INDEX))));
 
 /* The tree: ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). */
-#define XT_TREE(v)                                                     \
-    (v += __builtin_shuffle(v, (NAME(Order)){4, 5, 6, 7, 0, 1, 2, 3}), \
-     v += __builtin_shuffle(v, (NAME(Order)){2, 3, 0, 1, 6, 7, 4, 5}), v[0] + v[1])
+#ifdef __clang__
+#define XT_SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define XT_SHUFFLE(v, ...) __builtin_shuffle(v, (NAME(Order)){__VA_ARGS__})
+#endif
+#define XT_TREE(v) (v += XT_SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3), v += XT_SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5), v[0] + v[1])
 
 /* total + x[0] + ... + x[n - 1]; x starts a block. Four blocks at a time, so that the additions of one do not wait for each
  * other. */
@@ -260,3 +263,4 @@ static void NAME(reduce_columns)(const Reduce *r, const char *x, int64_t cols, i
 }
 
 #undef XT_TREE
+#undef XT_SHUFFLE

@@ -37,7 +37,10 @@ def settings(name: str):
 
 def groups(parameters):
     parameters = list(parameters)
-    return [{"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1}, {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
 
 
 def xtrain_step(name: str, precision: str, threads: int):
@@ -54,7 +57,10 @@ def xtrain_step(name: str, precision: str, threads: int):
 
     def step() -> float:
         block = rng.integers(0, config.vocab_size, (batch, length + 1))
-        ids, targets = xt.from_numpy(np.ascontiguousarray(block[:, :-1])), xt.from_numpy(np.ascontiguousarray(block[:, 1:]))
+        ids, targets = (
+            xt.from_numpy(np.ascontiguousarray(block[:, :-1])),
+            xt.from_numpy(np.ascontiguousarray(block[:, 1:])),
+        )
         optimizer.zero_grad()
         loss = model.loss(ids, targets)
         loss.backward()
@@ -107,7 +113,11 @@ def worker(contender: str, name: str, precision: str, threads: int) -> None:
     base = peak()
     begun = time.perf_counter()
     try:
-        step, tokens = xtrain_step(name, precision, threads) if contender == "xtrain" else torch_step(name, precision, threads, contender == "compile")
+        step, tokens = (
+            xtrain_step(name, precision, threads)
+            if contender == "xtrain"
+            else torch_step(name, precision, threads, contender == "compile")
+        )
         first = step()
         for _ in range(2):
             step()
@@ -121,15 +131,36 @@ def worker(contender: str, name: str, precision: str, threads: int) -> None:
         while count == 0 or time.perf_counter() - begun < limit:
             step()
             count += 1
-        print(json.dumps({"tokens_per_second": count * tokens / (time.perf_counter() - begun), "peak": peak() - base}), flush=True)
+        print(
+            json.dumps({"tokens_per_second": count * tokens / (time.perf_counter() - begun), "peak": peak() - base}),
+            flush=True,
+        )
 
 
 def measure(name: str, contenders: list[str], seconds: float, rounds: int, threads: int, precision: str) -> dict:
     workers, results = {}, {}
     for c in contenders:  # one after the other, so that no start disturbs another
-        command = [sys.executable, __file__, "--worker", c, "--models", name, "--threads", str(threads), "--precision", precision]
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            c,
+            "--models",
+            name,
+            "--threads",
+            str(threads),
+            "--precision",
+            precision,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if c == "compile" else None, text=True, env=environment)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if c == "compile" else None,
+            text=True,
+            env=environment,
+        )
         line = process.stdout.readline()
         answer = json.loads(line) if line else {"failed": "the process ended"}
         results[c] = {"bursts": [], **answer}
@@ -155,16 +186,23 @@ def measure(name: str, contenders: list[str], seconds: float, rounds: int, threa
 
 
 def table(all_results: dict[str, dict]) -> str:
-    lines = ["| model | library | tokens/s | x eager | peak memory | x eager | first step after |", "|---|---|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| model | library | tokens/s | x eager | peak memory | x eager | first step after |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
     for name, results in all_results.items():
         eager = results.get("eager", {})
         for c, r in results.items():
             if "failed" in r:
                 lines.append(f"| {name} | {LABELS[c]} | failed: {r['failed'][:120]} | | | | |")
                 continue
-            speed = r["tokens_per_second"] / eager["tokens_per_second"] if "tokens_per_second" in eager else float("nan")
+            speed = (
+                r["tokens_per_second"] / eager["tokens_per_second"] if "tokens_per_second" in eager else float("nan")
+            )
             memory = r["peak"] / eager["peak"] if eager.get("peak") else float("nan")
-            lines.append(f"| {name} | {LABELS[c]} | {r['tokens_per_second']:,.0f} | {speed:.2f} | {r['peak'] / 2**20:,.0f} MiB | {memory:.2f} | {r['ready']:.1f} s |")
+            lines.append(
+                f"| {name} | {LABELS[c]} | {r['tokens_per_second']:,.0f} | {speed:.2f} | {r['peak'] / 2**20:,.0f} MiB | {memory:.2f} | {r['ready']:.1f} s |"
+            )
     return "\n".join(lines)
 
 
@@ -175,10 +213,21 @@ def machine() -> dict:
 
     cpu = platform.processor()
     try:
-        cpu = next(line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+        cpu = next(
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         pass
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "xtrain": xt.__version__, "system": platform.platform()}
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "xtrain": xt.__version__,
+        "system": platform.platform(),
+    }
 
 
 def main() -> int:
@@ -187,7 +236,11 @@ def main() -> int:
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--seconds", type=float, default=20.0, help="of measurement for each contender and model")
     parser.add_argument("--rounds", type=int, default=5, help="bursts each contender's time is cut into")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    )
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -196,15 +249,26 @@ def main() -> int:
         worker(args.worker, args.models, args.precision, args.threads)
         return 0
     facts = machine()
-    print(f"{facts['cpu']}, {args.threads} threads, {args.precision}, torch {facts['torch']}, Python {facts['python']}, medians of {args.rounds} bursts")
+    print(
+        f"{facts['cpu']}, {args.threads} threads, {args.precision}, torch {facts['torch']}, Python {facts['python']}, medians of {args.rounds} bursts"
+    )
     results = {}
     for name in args.models.split(","):
-        results[name] = measure(name, args.contenders.split(","), args.seconds, args.rounds, args.threads, args.precision)
+        results[name] = measure(
+            name, args.contenders.split(","), args.seconds, args.rounds, args.threads, args.precision
+        )
         losses = [r["loss"] for r in results[name].values() if "loss" in r]
-        assert all(abs(loss - losses[0]) < 0.5 for loss in losses), f"the contenders do not train the same model: {losses}"
+        assert all(abs(loss - losses[0]) < 0.5 for loss in losses), (
+            f"the contenders do not train the same model: {losses}"
+        )
     print(table(results))
     if args.json:
-        Path(args.json).write_text(json.dumps({"machine": facts, "threads": args.threads, "precision": args.precision, "results": results}, indent=2) + "\n")
+        Path(args.json).write_text(
+            json.dumps(
+                {"machine": facts, "threads": args.threads, "precision": args.precision, "results": results}, indent=2
+            )
+            + "\n"
+        )
     return 0
 
 

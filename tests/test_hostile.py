@@ -1,0 +1,164 @@
+"""No argument crashes the interpreter, no reference leaks, and sizes that cannot be are refused."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from table import tensor
+
+import xtrain as xt
+from xtrain import _C
+
+HERE = Path(__file__).parent
+
+
+def test_sizes_that_overflow() -> None:
+    for shape in ((2**62,), (2**40, 2**40), (2**31, 2**31, 2**31), (2**63 - 1,)):
+        for make in (xt.empty, xt.zeros, xt.randn):
+            with pytest.raises((ValueError, xt.OutOfMemoryError)):
+                make(*shape)
+    with pytest.raises((ValueError, OverflowError)):
+        xt.empty(2**64)
+    with pytest.raises((ValueError, xt.OutOfMemoryError)):
+        xt.zeros(1).expand(2**62, 4).contiguous()
+    with pytest.raises((ValueError, xt.OutOfMemoryError)):
+        xt.zeros(1, 2**20).expand(2**30, 2**20) + 1.0
+    assert xt.empty(0, 2**40).shape == (0, 2**40)
+
+
+def test_out_of_memory_says_what_was_asked() -> None:
+    with pytest.raises(xt.OutOfMemoryError, match=r"\d"):
+        xt.empty(2**45)
+    assert issubclass(xt.OutOfMemoryError, MemoryError) or issubclass(xt.OutOfMemoryError, Exception)
+
+
+def test_too_many_dimensions() -> None:
+    nine: list = 0
+    for _ in range(9):
+        nine = [nine]
+    for bad in (
+        lambda: xt.tensor(nine),
+        lambda: xt.zeros(*(1,) * 9),
+        lambda: xt.zeros(*(1,) * 8)[None],
+        lambda: xt.zeros(1).expand(*(1,) * 9),
+        lambda: xt.stack([xt.zeros(*(1,) * 8)]),
+    ):
+        with pytest.raises((ValueError, IndexError)):
+            bad()
+
+
+def test_hostile_arguments_never_crash() -> None:
+    """Every op with every kind of wrong argument, in a process of its own: an exception or a result, never a crash, and always clear text."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(HERE / "hostile_ops.py"), "1"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert int(done.stdout.split()[-1]) > 10_000
+
+
+def test_hostile_tensor_methods_never_crash() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(HERE / "hostile_methods.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "alive" in done.stdout
+
+
+def test_uninitialised_subclass_is_safe() -> None:
+    class Mine(xt.Tensor):
+        pass
+
+    try:
+        t = Mine.__new__(Mine)
+    except TypeError:
+        return
+    with pytest.raises((RuntimeError, ValueError, TypeError, AttributeError)):
+        t + 1
+    for name in ("shape", "dtype", "grad", "device"):
+        try:
+            getattr(t, name)
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            pass
+    repr(type(t))
+
+
+def test_reference_counts_are_flat() -> None:
+    """Ten thousand calls of each kind leave no reference behind on what they touch."""
+    t, u = xt.ones(3), xt.ones(3)
+    objects = [t, u, xt.float32, None, True, t.device]
+
+    def churn() -> None:
+        for _ in range(2000):
+            a = t + u
+            a.shape, a.dtype, a.device, a.grad, a.requires_grad, a.T  # noqa: B018
+            (
+                a[0],
+                a[1:],
+                a[None],
+                a.tolist(),
+                a.numpy(),
+                np.asarray(a),
+                memoryview(a),
+                a.item if False else a.sum().item(),
+            )
+            xt.full((2,), 1.0).to(xt.float64)
+            for bad in (
+                lambda: t + "a",
+                lambda: t[7],
+                lambda: xt.zeros(-1),
+                lambda: t.view(7),
+                lambda: xt.add(t, other=u, no=1),
+            ):
+                try:
+                    bad()
+                except (TypeError, ValueError, IndexError):
+                    pass
+            xt.from_dlpack(np.from_dlpack(t))
+
+    churn()
+    gc.collect()
+    counts, stats = [sys.getrefcount(o) for o in objects], _C.memory_stats(_C.device("cpu"))
+    churn()
+    gc.collect()
+    assert [abs(sys.getrefcount(o) - c) < 50 for o, c in zip(objects, counts)] == [True] * len(objects)
+    after = _C.memory_stats(_C.device("cpu"))
+    assert (after["live_tensors"], after["live_storages"]) == (stats["live_tensors"], stats["live_storages"])
+
+
+def test_memory_stats() -> None:
+    cpu = _C.device("cpu")
+    _C.memory_reset_peak(cpu)
+    before = _C.memory_stats(cpu)
+    t = xt.zeros(1000, 1000)
+    during = _C.memory_stats(cpu)
+    assert during["allocated"] - before["allocated"] >= 4_000_000
+    assert during["live_storages"] == before["live_storages"] + 1
+    del t
+    after = _C.memory_stats(cpu)
+    assert after["allocated"] == before["allocated"]
+    assert after["peak"] >= during["allocated"]
+    _C.memory_trim(cpu)
+    assert _C.memory_stats(cpu)["cached"] == 0
+
+
+def test_stale_backend_names() -> None:
+    assert xt.gemm_backends()[0] in xt.gemm_backends("cpu")
+    with xt.use_gemm_backend("naive"):
+        assert (tensor(np.ones((2, 2))) @ tensor(np.ones((2, 2)))).tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(ValueError, match="magic"), xt.use_gemm_backend("magic"):
+        pass
+    with pytest.raises(ValueError, match="magic"), xt.use_attention_backend("magic"):
+        pass
+    with pytest.raises((ValueError, TypeError)):
+        xt.device("toaster")
