@@ -54,9 +54,28 @@ PROTOCOL = {
     "float": ("__float__",),
     "str": ("__repr__", "__str__"),
 }
-BINARY = (
-    ["add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "matmul", "rmatmul", "iadd", "isub", "imul", "itruediv", "lt", "le", "gt", "ge"]
-)
+BINARY = [
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "pow",
+    "rpow",
+    "matmul",
+    "rmatmul",
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+]
 
 
 def split_signature(text: str) -> list[str]:

@@ -55,10 +55,8 @@ static int64_t tensor_of(const Run *run, int64_t piece) {
     int64_t low = 0, high = run->count; /* first[low] <= piece < first[high] */
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (run->first[middle] <= piece)
-            low = middle;
-        else
-            high = middle;
+        if (run->first[middle] <= piece) low = middle;
+        else high = middle;
     }
     return low;
 }
@@ -172,10 +170,8 @@ XT_FAST static void NAME(adamw_range)(const XtAdamWItem *item, const AdamWNumber
     T *p = (T *)item->p + offset;
     const T *g = (const T *)item->g + offset;
     ACC *m = (ACC *)item->m + offset, *v = (ACC *)item->v + offset;
-    if (item->master)
-        NAME(adamw_loop)(p, g, m, v, (ACC *)item->master + offset, number, n);
-    else
-        NAME(adamw_loop)(p, g, m, v, NULL, number, n);
+    if (item->master) NAME(adamw_loop)(p, g, m, v, (ACC *)item->master + offset, number, n);
+    else NAME(adamw_loop)(p, g, m, v, NULL, number, n);
 }
 
 /* Sum of x^2 over the elements [offset, offset + n), in float64 for every dtype. */

@@ -88,16 +88,14 @@ XT_FAST static XtStatus NAME(rms_norm_bwd)(void *context, int64_t begin, int64_t
     const XtRmsNormBwd *p = job->p;
     int64_t cols = p->cols;
     ACC *partial = (ACC *)job->partial + begin / job->grain * job->stride; /* [cols] of this piece */
-    const T *sum = p->accumulate && begin == 0 ? p->dweight : NULL;               /* [cols] so far */
+    const T *sum = p->accumulate && begin == 0 ? p->dweight : NULL;        /* [cols] so far */
     for (int64_t j = 0; j < cols; j++) partial[j] = sum ? LOAD(sum[j]) : 0;
     for (int64_t r = begin; r < end; r++) {
         const T *dy = (const T *)p->dy + r * cols, *x = (const T *)p->x + r * cols; /* [cols] */
         T *dx = p->dx ? (T *)p->dx + r * cols : NULL;                               /* [cols] */
         ACC rstd = ((const ACC *)p->rstd)[r];
-        if (p->weight)
-            NAME(rms_norm_bwd_row)(dx, partial, dy, x, p->weight, rstd, cols);
-        else
-            NAME(rms_norm_bwd_row)(dx, partial, dy, x, NULL, rstd, cols);
+        if (p->weight) NAME(rms_norm_bwd_row)(dx, partial, dy, x, p->weight, rstd, cols);
+        else NAME(rms_norm_bwd_row)(dx, partial, dy, x, NULL, rstd, cols);
     }
     return XT_OK;
 }

@@ -24,6 +24,6 @@ const XtBackend xt_cpu_backend = {
 #define XT_X(slot, Params) .slot = xt_cpu_##slot,
     XT_KERNELS(XT_X)
 #undef XT_X
-    .gemm = xt_cpu_gemm_backends,
+        .gemm = xt_cpu_gemm_backends,
     .attention = xt_cpu_attention_backends,
 };
