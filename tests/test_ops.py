@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 from pathlib import Path
@@ -338,6 +339,52 @@ def test_same_bits(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
         _C.set_num_threads(threads)
         for _ in range(1 if c.big else 3):
             assert everything(entry, c, dtype) == want, f"{entry.id} in {dtype} gives other bits with {threads} threads"
+
+
+# ---- nothing left behind, nothing touched beside ------------------------------------------------------------------------
+
+
+def live() -> tuple[int, int]:
+    stats = _C.memory_stats(_C.device("cpu"))
+    return stats["live_tensors"], stats["live_storages"]
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_leaks_nothing(entry: Op) -> None:
+    """Results, gradients and failed calls of an op are gone once nobody holds them."""
+    dtype = entry.dtypes[0]
+    everything(entry, entry.cases[0], dtype)
+    gc.collect()
+    before = live()
+    for c in entry.cases[:4]:
+        everything(entry, c, dtype)
+    for error in entry.errors:
+        with pytest.raises(error.type):
+            error.call()
+    gc.collect()
+    assert live() == before
+
+
+@pytest.mark.parametrize("count", [1, 3, 31, 33, 257, 70001])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_in_place_ops_write_only_their_own_elements(dtype: str, count: int) -> None:
+    """The tensor is a part of a larger block whose other elements are guards."""
+    block = np.full(count + 64, 7.5, dtype)
+    inside = _C.from_numpy(block[32 : 32 + count])
+    other = _C.full((count,), 2.0, getattr(_C, dtype))
+    state = [_C.full((count,), 0.0, getattr(_C, accumulator(dtype))) for _ in range(2)]
+    for change in (
+        lambda: _C.fill_(inside, 3.0),
+        lambda: _C.copy_(inside, other),
+        lambda: _C.add_(inside, other),
+        lambda: _C.mul_(inside, 0.5),
+        lambda: _C.adamw_([inside], [other], state[:1], state[1:], [], 0.1, 0.9, 0.9, 1e-8, 0.1, 1),
+        lambda: _C.clip_grad_norm_([inside], 0.01),
+    ):
+        block[32 : 32 + count] = 1.25
+        change()
+        assert (block[:32] == 7.5).all() and (block[32 + count :] == 7.5).all()
+        assert (block[32 : 32 + count] != 1.25).all()
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------------------------

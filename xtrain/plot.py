@@ -25,11 +25,13 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
-def plot_loss(run: str | os.PathLike[str], bytes_per_token: float | None = 1.0) -> Path:
-    """Draw training and validation loss of the run in directory `run` and return the path of loss.png.
+def plot_loss(
+    run: str | os.PathLike[str], bytes_per_token: float | None = 1.0, path: str | os.PathLike[str] | None = None
+) -> Path:
+    """Draw training and validation loss of the run in directory `run` and return the path of the picture.
 
-    In bits per byte when `bytes_per_token` is known, else in nats per token. Raises ImportError when matplotlib is
-    missing.
+    In bits per byte when `bytes_per_token` is known, else in nats per token. `path` is loss.png in the run unless given;
+    its ending (.png, .svg, .pdf) is the format. Raises ImportError when matplotlib is missing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,9 +63,9 @@ def plot_loss(run: str | os.PathLike[str], bytes_per_token: float | None = 1.0) 
     axes.set_title(run.resolve().name)
     axes.grid(alpha=0.3)
     axes.legend()
-    path = run / "loss.png"
-    temporary = run / ".loss.png.tmp"
-    figure.savefig(temporary, format="png")
+    path = run / "loss.png" if path is None else Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    figure.savefig(temporary, format=path.suffix[1:] or "png")
     os.replace(temporary, path)
     return path
 

@@ -1,0 +1,157 @@
+"""Matrix products and attention beyond the table: exact products of small integers over random shapes and strides, backends against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from references import attention
+from table import array, check_close, tensor
+
+import xtrain as xt
+from xtrain import _C
+
+EDGES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 255, 256, 257]
+
+
+def laid_out(a: np.ndarray, dtype: str, kind: int):
+    """The matrix (or batch) as dense, transposed in memory, a window of a larger one, or with steps between columns."""
+    if kind == 1:
+        return tensor(a.swapaxes(-1, -2), dtype).transpose(-1, -2)
+    if kind in (2, 3):
+        step = kind - 1
+        big = np.full((*a.shape[:-2], a.shape[-2] + 3, a.shape[-1] * step + 5), 99.0)
+        big[..., 1 : 1 + a.shape[-2], 2 : 2 + a.shape[-1] * step : step] = a
+        return tensor(big, dtype)[..., 1 : 1 + a.shape[-2], 2 : 2 + a.shape[-1] * step : step]
+    return tensor(a, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("backend", _C.gemm_backends("cpu"))
+def test_products_of_small_integers_are_exact(backend: str, dtype: str) -> None:
+    """Sums stay below 2^8, which every format holds: any wrong index, tail or stride changes the result."""
+    rng = np.random.default_rng(17)
+    for _ in range(60):
+        m, n, k = (int(rng.choice(EDGES)) for _ in range(3))
+        a, b = (rng.choice([-1.0, 0.0, 1.0], s, p=[p, 1 - 2 * p, p]) for s, p in [((m, k), 0.3), ((k, n), 0.2)])
+        want = a @ b
+        assert np.abs(want).max() <= 256
+        x, y = laid_out(a, dtype, int(rng.integers(4))), laid_out(b, dtype, int(rng.integers(4)))
+        assert np.array_equal(array(_C.matmul(x, y, backend=backend)), want), (m, n, k)
+
+
+@pytest.mark.parametrize("backend", _C.gemm_backends("cpu"))
+def test_batches_broadcast_exactly(backend: str) -> None:
+    rng = np.random.default_rng(18)
+    for _ in range(40):
+        m, n, k = (int(rng.choice([1, 3, 17, 33, 65])) for _ in range(3))
+        batch = [int(i) for i in rng.integers(1, 4, rng.integers(0, 4))]
+        shapes = [
+            [1 if rng.integers(3) == 0 else d for d in batch][rng.integers(0, len(batch) + 1) :] for _ in range(2)
+        ]
+        a, b = (
+            rng.integers(-2, 3, (*shapes[0], m, k)).astype(np.float64),
+            rng.integers(-2, 3, (*shapes[1], k, n)).astype(np.float64),
+        )
+        x, y = laid_out(a, "float32", int(rng.integers(4))), laid_out(b, "float32", int(rng.integers(4)))
+        out = _C.matmul(x, y, backend=backend)
+        assert np.array_equal(array(out), a @ b), (shapes, m, n, k)
+
+
+@pytest.mark.parametrize("backend", _C.gemm_backends("cpu"))
+def test_gradients_of_small_integers_are_exact(backend: str) -> None:
+    rng = np.random.default_rng(19)
+    with xt.use_gemm_backend(backend):
+        for _ in range(25):
+            m, n, k, batch = (int(rng.choice([1, 5, 31, 33, 64])) for _ in range(4))
+            a, b = (rng.integers(-1, 2, s).astype(np.float32) for s in [(3, m, k), (k, n)])
+            dy = rng.integers(-1, 2, (3, m, n)).astype(np.float32)
+            x, y = xt.tensor(a, requires_grad=True), xt.tensor(b, requires_grad=True)
+            (x @ y).backward(xt.tensor(dy))
+            assert np.array_equal(x.grad.numpy(), dy @ b.T)
+            assert np.array_equal(y.grad.numpy(), np.einsum("bmk,bmn->kn", a, dy))
+            w, c = xt.tensor(b.T.copy(), requires_grad=True), xt.tensor(np.ones(n, np.float32), requires_grad=True)
+            x.grad = None
+            xt.functional.linear(x, w, c).backward(xt.tensor(dy))
+            assert np.array_equal(w.grad.numpy(), np.einsum("bmk,bmn->nk", a, dy))
+            assert np.array_equal(c.grad.numpy(), dy.sum((0, 1)))
+            assert np.array_equal(x.grad.numpy(), dy @ b.T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nan_and_infinity_reach_the_result(dtype: str) -> None:
+    """0 * NaN is NaN: no backend may skip zeros of a factor."""
+    for backend in _C.gemm_backends("cpu"):
+        a = np.zeros((3, 40))
+        b = np.ones((40, 3))
+        b[7, 1] = np.nan
+        b[8, 2] = np.inf
+        out = array(_C.matmul(tensor(a, dtype), tensor(b, dtype), backend=backend))
+        assert np.isnan(out).tolist() == [[False, True, True]] * 3, backend
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------------
+
+
+def heads_view(a: np.ndarray, dtype: str, kind: int):
+    """[B, H, S, D] as the model has it: dense, or a view of [B, S, H, D], or of a fused [B, S, H, 2D]."""
+    if kind == 0:
+        return tensor(a, dtype)
+    rows = a.transpose(0, 2, 1, 3)
+    if kind == 1:
+        return tensor(rows, dtype).transpose(1, 2)
+    return tensor(np.concatenate([rows * 0 + 9, rows], -1), dtype)[..., a.shape[-1] :].transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_backends_agree_over_random_shapes(dtype: str) -> None:
+    rng = np.random.default_rng(23)
+    unit = {"float32": 2.0**-22, "float64": 2.0**-50, "bfloat16": 2.0**-7}[dtype]
+    for _ in range(25):
+        b, kv, group = (int(n) for n in rng.integers(1, 4, 3))
+        s, d, causal = int(rng.choice([1, 2, 31, 32, 33, 65])), 2 * int(rng.integers(1, 20)), bool(rng.integers(2))
+        skv = s + int(rng.integers(0, 20)) if rng.integers(2) else s
+        arrays = [rng.standard_normal(shape) for shape in [(b, kv * group, s, d), (b, kv, skv, d), (b, kv, skv, d)]]
+        arrays = [array(tensor(a, dtype)) for a in arrays]
+        want = attention(*arrays, is_causal=causal)
+        dy = rng.standard_normal(want.shape)
+        grads = {}
+        for backend in _C.attention_backends("cpu"):
+            q, k, v = (heads_view(a, dtype, int(rng.integers(3))).detach().requires_grad_() for a in arrays)
+            out = _C.scaled_dot_product_attention(q, k, v, causal, None, group > 1, backend)
+            check_close(
+                array(out),
+                want,
+                unit * (4 + np.sqrt(d + skv)) * np.abs(arrays[2]).max(),
+                f"{backend} {b, kv, group, s, skv, d}",
+            )
+            out.backward(tensor(dy, dtype))
+            grads[backend] = [array(t.grad) for t in (q, k, v)]
+        base = grads.pop("reference")
+        for backend, found in grads.items():
+            for got, ref in zip(found, base):
+                check_close(
+                    got,
+                    ref,
+                    unit * (8 + np.sqrt(d + skv)) * (np.abs(ref).max() + np.abs(dy).max()),
+                    f"{backend} gradients",
+                )
+
+
+def test_large_scores_do_not_overflow() -> None:
+    q = xt.full((1, 1, 4, 8), 50.0)
+    v = xt.randn(1, 1, 4, 8)
+    for backend in _C.attention_backends("cpu"):
+        out = _C.scaled_dot_product_attention(q, q, v, True, None, False, backend)
+        want = np.cumsum(v.numpy()[0, 0], 0) / np.arange(1, 5)[:, None]
+        assert np.allclose(out.numpy()[0, 0], want, atol=1e-6)
+
+
+def test_rows_that_see_nothing_are_zero() -> None:
+    """More queries than keys, causal: the first queries see no key at all."""
+    for backend in _C.attention_backends("cpu"):
+        q, k, v = (xt.randn(1, 2, n, 4).requires_grad_() for n in (5, 3, 3))
+        out = _C.scaled_dot_product_attention(q, k, v, True, None, False, backend)
+        assert (out.detach().numpy()[:, :, :2] == 0).all()
+        out.sum().backward()
+        assert (q.grad.numpy()[:, :, :2] == 0).all()
+        assert all(np.isfinite(t.grad.numpy()).all() for t in (q, k, v))
