@@ -255,3 +255,31 @@ def test_repr() -> None:
     ):
         assert repr(odd)
         assert str(odd)
+
+
+def test_where_takes_dtypes_as_arithmetic_does() -> None:
+    """A number or a 0-dim tensor counts only when it is of a higher kind."""
+    mask = xt.tensor([True, False])
+    low, whole = xt.ones(2, dtype=xt.bfloat16), xt.tensor([1, 2], dtype=xt.int32)
+    for a, b, dtype in [
+        (low, xt.tensor(0.0), xt.bfloat16),
+        (xt.tensor(0.0, dtype=xt.float64), low, xt.bfloat16),
+        (low, 0, xt.bfloat16),
+        (whole, 7, xt.int32),
+        (whole, 0.5, xt.float32),
+        (mask, 5, xt.int64),
+        (1, 2, xt.int64),
+        (1, 2.0, xt.float32),
+        (low, xt.ones(2), xt.float32),
+    ]:
+        assert xt.where(mask, a, b).dtype == dtype, (a, b)
+    assert xt.where(mask, mask, 5).tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "bool"])
+def test_smallest_of_integers(dtype: str) -> None:
+    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    a = np.array([high, low, high, low], dtype)
+    assert xt.argmin(xt.tensor(a)).item() == 1
+    values, indices = xt.min(xt.tensor(a), 0)
+    assert (values.item(), indices.item()) == (low, 1)

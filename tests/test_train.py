@@ -99,14 +99,12 @@ def test_any_split_of_the_batch_gives_the_same_gradient(tmp_path, data, pieces: 
         assert np.abs(x - y).max() <= 1e-6 * np.abs(x).max()
 
 
-def test_a_fully_ignored_batch_is_not_a_crash(tmp_path, data) -> None:
+def test_a_fully_ignored_batch_costs_nothing(tmp_path, data) -> None:
     trainer = Trainer(options(data, tmp_path / "r"), quiet=True)
     ids, targets = trainer.loader.next_batch()
     trainer.loader.next_batch = lambda: (ids, np.full_like(targets, -100))
-    try:
-        trainer.train_step()
-    except (NonFiniteError, DataError) as error:
-        assert str(error)
+    found = trainer.train_step()
+    assert (found["loss"], found["grad_norm"]) == (0.0, 0.0)
 
 
 def test_nan_stops_the_run_and_names_the_place(tmp_path, data) -> None:
@@ -298,12 +296,12 @@ def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, data) -> None:
         newest = saving.newest_valid(out, warnings.append)
         assert newest is not None
         assert not warnings, "a directory with a checkpoint's name is always whole"
-        lines = metrics_lines = (out / "metrics.jsonl").read_text().count("\n")
+        lines = (out / "metrics.jsonl").read_text().count("\n")
         process = start("train", "--resume", str(out))
-        wait_for(out / "metrics.jsonl", min(lines, metrics_lines) + 2, process)
+        wait_for(out / "metrics.jsonl", lines + 2, process)
     process.kill()
     process.communicate()
-    assert not [p for p in out.iterdir() if p.name.startswith(".checkpoint")] or saving.newest_valid(out, print)
+    assert saving.newest_valid(out, print) is not None
 
 
 # ---- documents --------------------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def min(input, dim=None, keepdim=False):
 
 def argmin(input, dim=None, keepdim=False):
     """Index (int64) of the smallest element along dim, or in the flattened input; the first one on ties."""
-    return _C.argmax(-input, dim, keepdim)
+    # -1 - x turns the order of integers round without overflow, which -x does not (uint8, the smallest int64).
+    turned = -input if input.dtype.is_floating_point else -1 - input.to(_C.int64)
+    return _C.argmax(turned, dim, keepdim)
 
 
 def cat(tensors, dim=0):

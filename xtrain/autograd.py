@@ -235,8 +235,13 @@ def checkpoint(function, *args, use_reentrant=None, **kwargs):
     """
     if not _is_grad_enabled():
         return function(*args, **kwargs)
-    if kwargs:
-        function = functools.partial(function, **kwargs)
+    if kwargs:  # as arguments, so that gradients reach tensors among them
+        plain, count, names = function, len(args), tuple(kwargs)
+        args = (*args, *kwargs.values())
+
+        def function(*values):
+            return plain(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
     # Parameters hidden in `function` need a recorded node even when no argument requires a gradient.
     anchored = any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
     anchor = None if anchored else _C.empty((0,), _C.float32).requires_grad_()

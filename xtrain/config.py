@@ -91,9 +91,7 @@ class OptimConfig:
     """AdamW and its learning-rate schedule."""
 
     lr: float = option(3e-3, "peak learning rate", "per step", minimum=0.0)
-    final_lr: float = option(
-        3e-4, "learning rate of the last step (schedules cosine and linear)", "per step", minimum=0.0
-    )
+    final_lr: float = option(3e-4, "learning rate that cosine and linear fall to at the end", "per step", minimum=0.0)
     schedule: str = option(
         "cosine", "course of the learning rate after warm-up", choices=("cosine", "linear", "constant")
     )

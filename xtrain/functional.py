@@ -41,7 +41,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     machine epsilon of the dtype. A tensor in second place is taken as the weight: rms_norm(x, weight, eps).
     """
     if isinstance(normalized_shape, _Tensor):
-        if isinstance(weight, float):
+        if weight is not None:
             eps = weight
         weight, normalized_shape = normalized_shape, normalized_shape.shape
     elif isinstance(normalized_shape, int):

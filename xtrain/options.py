@@ -91,9 +91,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """Return (TOML file or None, {dotted name.
+    """Return (TOML file or None, {dotted name: checked value}) of a command line.
 
-    Checked value}) of `[CONFIG.toml] [--key value | --key=value | --flag | --no-flag ...]`.
+    Its form: `[CONFIG.toml] [--key value | --key=value | --flag | --no-flag ...]`. ConfigError names what is wrong.
     """
     file: str | None = None
     values: dict[str, Any] = {}
@@ -140,9 +140,9 @@ def make_config(
     values: Mapping[str, Any] | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> TrainConfig:
-    """Return the configuration of.
+    """Return the configuration: defaults, then `base` (a saved run), then the TOML file, then `values` (dotted names).
 
-    Defaults, then `base` (a saved run), then the TOML file, then `values` (dotted names).
+    Later wins. ConfigError names an unknown option or a bad value.
     """
     merged = dict(base or {})
     if file is not None:

@@ -30,8 +30,8 @@ def plot_loss(
 ) -> Path:
     """Draw training and validation loss of the run in directory `run` and return the path of the picture.
 
-    In bits per byte when `bytes_per_token` is known, else in nats per token. `path` is loss.png in the run unless given;
-    its ending (.png, .svg, .pdf) is the format. Raises ImportError when matplotlib is missing.
+    In bits per byte when `bytes_per_token` is known, else in nats per token. `path` is loss.png in the run unless
+    given; its ending (.png, .svg, .pdf) is the format. Raises ImportError when matplotlib is missing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,8 +1,10 @@
 """Training a language model: the loop behind `xtrain train`, as a function, a class, or parts.
 
     from xtrain.train import train
-    result = train(data="my_texts/", steps=500, optim={"lr": 1e-3})      # options as in `xtrain train --help`, sections
-    as dicts print(result.val_bpb, result.directory)
+    result = train(data="my_texts/", steps=500, optim={"lr": 1e-3})
+    print(result.val_bpb, result.directory)
+
+Options are those of `xtrain train --help`, sections as dicts.
 
 Numbers: the loss is in nats per token; `val_bpb` is bits per byte = nats per token / ln 2 / bytes per token, on a fixed
 validation subset. Given the same options, the same data and the same machine, a run has the same bits every time, at

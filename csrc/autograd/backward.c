@@ -138,9 +138,11 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
         if (leaf_find(walking, edge->leaf, &leaf) != XT_OK) return NULL;
         const XtGrad *grad = edge->leaf->grad;
         sum = leaf->gradient;
-        if (!sum && grad->hooks.count == 0 && grad->gradient && xt_view_is_contiguous(&grad->gradient->view)) {
+        /* .grad itself, unless somebody else holds it: it could then be what the rule reads (y.backward(w.grad)). */
+        if (!sum && grad->hooks.count == 0 && grad->gradient && only_ours(grad->gradient) &&
+            xt_view_is_contiguous(&grad->gradient->view)) {
             __atomic_add_fetch(&grad->gradient->storage->version, 1, __ATOMIC_RELAXED);
-            return grad->gradient; /* visible to the user, who expects .grad to grow in place */
+            return grad->gradient;
         }
     }
     return sum && only_ours(sum) && xt_view_is_contiguous(&sum->view) ? sum : NULL;
@@ -212,8 +214,13 @@ static XtStatus finish_leaf(Leaf *leaf) {
     } else if (!grad->gradient) {
         grad->gradient = gradient;
         leaf->gradient = NULL;
-    } else {
+    } else if (gradient->storage != grad->gradient->storage) {
         status = collect(&grad->gradient, gradient, true);
+    } else { /* another view of .grad: adding in place would read what it has written */
+        XtTensor *apart = NULL;
+        status = xt_tape_math.copy(gradient, &apart);
+        if (status == XT_OK) status = collect(&grad->gradient, apart, true);
+        xt_tensor_release(apart);
     }
     pthread_mutex_unlock(&leaf_lock);
     return status;

@@ -84,13 +84,12 @@ XT_FAST static XtStatus NAME(embedding_bwd)(void *context, int64_t begin, int64_
         int64_t first = job->start[v], last = job->start[v + 1];
         if (first < last) {
             ACC sum[TILE];
-            memset(sum, 0, (size_t)n * sizeof(ACC));
+            for (int64_t j = 0; j < n; j++) sum[j] = p->accumulate ? LOAD(out[j]) : 0;
             for (int64_t k = first; k < last; k++) {
                 const T *dy = (const T *)p->dy + job->order[k] * p->cols + column; /* [n] */
 #pragma omp simd
                 for (int64_t j = 0; j < n; j++) sum[j] += LOAD(dy[j]);
             }
-            for (int64_t j = 0; p->accumulate && j < n; j++) sum[j] += LOAD(out[j]);
 #pragma omp simd
             for (int64_t j = 0; j < n; j++) out[j] = STORE(sum[j]);
         } else if (!p->accumulate) {

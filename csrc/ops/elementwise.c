@@ -12,7 +12,7 @@
 
 static int kind_of(XtDtype dtype) { return dtype == XT_BOOL ? 0 : xt_dtype_is_float(dtype) ? 2 : 1; }
 
-static XtDtype result_dtype(const XtArg *a, const XtArg *b) {
+XtDtype xt_result_dtype(const XtArg *a, const XtArg *b) {
     XtDtype dtype[2] = {XT_BOOL, XT_BOOL};
     bool weak[2];
     const XtArg *args[2] = {a, b};
@@ -46,7 +46,7 @@ static XtStatus binary_forward(XtCall *c) {
     int64_t shape[XT_MAX_DIMS];
     if (!l->tensor && !r->tensor)
         return xt_error(XT_TYPE_ERROR, "%s: one of input and other must be a Tensor, got two numbers", c->op->name);
-    XtDtype dtype = result_dtype(l, r);
+    XtDtype dtype = xt_result_dtype(l, r);
     if (code == XT_DIV && !xt_dtype_is_float(dtype)) dtype = XT_FLOAT32;
     if (dtype == XT_BOOL && (code == XT_SUB || code == XT_POW))
         return xt_error(XT_TYPE_ERROR, "%s: bool tensors cannot be combined so; convert one with .to(xt.int64)", c->op->name);

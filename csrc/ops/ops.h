@@ -145,6 +145,8 @@ XtStatus xt_filled(const XtTensor *like, XtDtype dtype, int ndim, const int64_t 
 XtStatus xt_view_as(const XtTensor *t, int ndim, const int64_t *shape, const int64_t *strides, XtTensor **out);
 bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64_t *strides); /* false: only a copy will do */
 XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out);             /* view when possible, else copy */
+/* The dtype of two operands (ops/elementwise.c): a number or a 0-dim tensor counts only when it is of a higher kind. */
+XtDtype xt_result_dtype(const XtArg *a, const XtArg *b);
 XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape);
 XtView xt_broadcast_view(const XtTensor *t, int ndim, const int64_t *shape);     /* strides 0 where repeated */
 XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out); /* undoes a broadcast */

@@ -219,7 +219,8 @@ done:
 
 static XtView sliced(const XtTensor *x, int dim, int64_t start, int64_t length, int64_t step) {
     XtView view = x->view;
-    if (length > 0) view.data = (char *)x->data + (size_t)(start * x->strides[dim]) * xt_dtype_size(x->dtype);
+    if (length > 0 && x->data) /* NULL when there are no elements */
+        view.data = (char *)x->data + (size_t)(start * x->strides[dim]) * xt_dtype_size(x->dtype);
     view.shape[dim] = length;
     if (length > 1) view.strides[dim] = x->strides[dim] * step;
     return view;

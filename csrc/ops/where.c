@@ -8,17 +8,14 @@ static XtStatus operand(const XtTensor *like, const XtArg *arg, XtDtype dtype, X
     return xt_filled(like, dtype, 0, NULL, arg->scalar.d, out);
 }
 
-static XtDtype dtype_of(const XtArg *arg) { return arg->tensor ? arg->tensor->dtype : arg->scalar.is_int ? XT_INT64 : XT_FLOAT32; }
-
 static XtStatus forward(XtCall *c) {
     XtTensor *condition = c->arg[0].tensor, *a = NULL, *b = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_check_dtype(c->op, "condition", condition, XT_BOOL));
-    XtDtype dtype = xt_dtype_promote(dtype_of(&c->arg[1]), dtype_of(&c->arg[2]));
-    for (int i = 1; i < 3; i++) { /* a number does not widen the tensor beside it */
-        const XtTensor *t = c->arg[i].tensor, *other = c->arg[3 - i].tensor;
+    XtDtype dtype = xt_result_dtype(&c->arg[1], &c->arg[2]);
+    for (int i = 1; i < 3; i++) {
+        const XtTensor *t = c->arg[i].tensor;
         if (t) XT_TRY(xt_check_device(c->op, "condition", condition, i == 1 ? "input" : "other", t));
-        if (t && !other && (xt_dtype_is_float(t->dtype) || c->arg[3 - i].scalar.is_int)) dtype = t->dtype;
     }
     XT_TRY(operand(condition, &c->arg[1], dtype, &a));
     XT_TRY(operand(condition, &c->arg[2], dtype, &b));

@@ -28,7 +28,7 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     batch, start = rows.shape
     out = np.empty((batch, start + max_new_tokens), np.int64)
     out[:, :start] = rows
-    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    ends = () if eos is None else (int(eos),) if hasattr(eos, "__index__") else tuple(eos)
     finished = np.zeros(batch, bool)
     if seed is None:
         seed = _C.randint(0, 2**53, (1,), _C.int64).item() if temperature > 0 else 0

@@ -8,7 +8,7 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 """
 
 from .. import _C, nn
-from ..autograd import checkpoint, no_grad
+from ..autograd import checkpoint
 from .qwen3_config import Qwen3Config
 
 _linear, _rms_norm, _rope, _swiglu = _C.linear, _C.rms_norm, _C.rope, _C.swiglu
@@ -233,9 +233,11 @@ class KVCache:
         self.value = _C.empty(shape, dtype, device)
         self.used = 0
 
-    @no_grad()
     def append(self, key, value):
-        """Stores key and value [B, K, S, D] behind the others; returns views of everything stored."""
+        """Stores key and value [B, K, S, D] behind the others; returns views of everything stored.
+
+        ValueError when they do not fit; RuntimeError while recording, because gradients would stop here.
+        """
         start, end = self.used, self.used + key.shape[2]
         if end > self.key.shape[2]:
             raise ValueError(f"KVCache: positions must fit into {self.key.shape[2]}, got {end}")
