@@ -77,7 +77,8 @@ test: $(STAMP)/test build
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-gpu:
-	@if nvidia-smi -L >/dev/null 2>&1; then $(MAKE) --no-print-directory test ARGS="-m gpu $(ARGS)"; \
+	@if [ -z "$(wildcard cuda/*.cu)" ]; then echo "test-gpu: this version has no CUDA kernels, so there is nothing to run"; \
+	elif nvidia-smi -L >/dev/null 2>&1; then $(MAKE) --no-print-directory test ARGS="-m gpu $(ARGS)"; \
 	else echo "test-gpu: no NVIDIA GPU on this machine, nothing was run"; fi
 
 bench: $(STAMP)/test build

@@ -96,11 +96,13 @@ const char *xt_device_name(XtDevice device); /* "cpu", "cuda:0"; static text */
 /* A number from Python, kept exact: integers stay integers. */
 typedef struct XtScalar {
     bool is_int;
+    bool is_bool; /* also is_int, with i = 0 or 1 */
     int64_t i;
     double d; /* always set */
 } XtScalar;
 
 XtScalar xt_scalar_int(int64_t value);
+XtScalar xt_scalar_bool(bool value);
 XtScalar xt_scalar_float(double value);
 
 /* ---- storage ----------------------------------------------------------------------------------------------------------- */

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)

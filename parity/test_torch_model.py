@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch_qwen3 import TorchQwen3
 
 import xtrain as xt
@@ -187,7 +188,6 @@ def test_training_follows_pytorch() -> None:
 
 
 def hugging_face(tied: bool):
-    transformers = pytest.importorskip("transformers")
     config = transformers.Qwen3Config(
         vocab_size=97,
         hidden_size=48,
@@ -272,7 +272,6 @@ def test_transformers_generates_the_same_tokens(tmp_path) -> None:
 
 def test_byte_tokenizer_in_transformers(tmp_path) -> None:
     """The tokenizer files of a byte-level checkpoint encode like our tokenizer: token id = byte."""
-    transformers = pytest.importorskip("transformers")
     from xtrain import saving
     from xtrain.tokenizer import ByteTokenizer
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
-from runs import arguments, options, text_file, xtrain
+from runs import arguments, options, start, text_file, xtrain
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +130,45 @@ def test_prepare_then_train(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     done = xtrain("train", *arguments(options(tmp_path / "t.tokens", tmp_path / "run", steps=2)))
     assert done.returncode == 0, done.stderr
+
+
+def test_help_into_a_closed_pipe() -> None:
+    for words in (("--help",), ("train", "--help")):
+        child = start(*words)
+        child.stdout.close()
+        assert "Traceback" not in child.stderr.read()
+        child.stderr.close()
+        child.wait()
+
+
+def test_text_the_locale_cannot_show(run) -> None:
+    place, _ = run
+    done = xtrain(
+        "sample",
+        str(place / "run"),
+        "--prompt",
+        "é",
+        "--max-tokens",
+        "3",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are valid Unicode there")
+def test_a_name_that_is_not_unicode_is_saved(tmp_path) -> None:
+    data = text_file(tmp_path / os.fsdecode(b"bad\xff.txt"))
+    done = xtrain("train", *arguments(options(data, tmp_path / "run")), errors="surrogateescape")
+    assert done.returncode == 0, done.stderr
+    again = xtrain("train", "--resume", str(tmp_path / "run"), "--steps", "9", "--extend", errors="surrogateescape")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    "option", ["--batch-size=100000000000000", "--batch-size=10000000000000000000", "--threads=100000"]
+)
+def test_sizes_nothing_can_hold(tmp_path, option) -> None:
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run")
+    done = xtrain("train", *arguments(values), option, timeout=30)
+    assert done.returncode in (1, 2)
+    assert option[2:9] in done.stderr.replace("_", "-") and len(done.stderr.splitlines()) == 1

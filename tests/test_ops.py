@@ -415,8 +415,6 @@ def test_every_op_has_an_entry() -> None:
 
 def kernel_slots() -> list[str]:
     header = ROOT / "csrc" / "kernels.h"
-    if not header.exists():
-        pytest.skip("the kernel list is in the source tree only")
     block = re.search(r"#define XT_KERNELS\(X\)(.*?)\n\n", header.read_text(), re.S)
     assert block, "csrc/kernels.h has no XT_KERNELS list"
     return re.findall(r"X\((\w+), \w+\)", block[1])
@@ -435,8 +433,6 @@ def test_every_kernel_slot_has_an_entry() -> None:
 
 def test_every_unary_and_binary_kind_has_an_entry() -> None:
     header = ROOT / "csrc" / "kernels.h"
-    if not header.exists():
-        pytest.skip("the kernel list is in the source tree only")
     text = header.read_text()
     ids = {entry.id for entry in TABLE}
     for macro in ("XT_UNARY_OPS", "XT_BINARY_OPS"):

@@ -60,7 +60,7 @@ except KeyboardInterrupt:
         finally:
             process.kill()
             process.wait()
-    assert min(delays) < 0.2, f"Ctrl-C took {delays} s"
+    assert statistics.median(delays) < 0.2, f"Ctrl-C took {delays} s"
 
 
 def test_other_threads_run_during_a_kernel() -> None:

@@ -6,6 +6,7 @@ state then).
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,13 @@ Writes the text of SOURCE (a file, a folder, or 'python' for the standard librar
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a sample is any text: what the locale cannot show must not end a run
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+    return _guard(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if arguments else 2
@@ -80,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print("\n" + help_text())
         return 0
-    return _guard(command, rest)
+    return command(rest)
 
 
 def _fail(message: str, status: int) -> int:
@@ -91,7 +98,10 @@ def _fail(message: str, status: int) -> int:
 def _guard(command: Any, arguments: list[str]) -> int:
     """Run a command; every error becomes one line on standard error (with a traceback when XTRAIN_DEBUG is set)."""
     try:
-        return command(arguments)
+        status = command(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
     except BrokenPipeError:  # `xtrain ... | head`
@@ -161,7 +171,7 @@ def _sample(arguments: list[str]) -> int:
         ("top_k", 0, None),
         ("top_p", 0, 1),
         ("seed", 0, 2**63 - 1),
-        ("threads", 0, None),
+        ("threads", 0, 256),
     )
     for name, low, high in limits:
         if not values[name] >= low or (high is not None and values[name] > high) or values[name] == float("inf"):

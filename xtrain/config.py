@@ -163,7 +163,7 @@ class TrainConfig:
     )
     plot: bool = option(True, "draw loss.png (needs matplotlib)", free=True)
     threads: int = option(
-        0, "CPU threads; 0 for all; the result does not depend on it", "threads", minimum=0, free=True
+        0, "CPU threads; 0 for all; the result does not depend on it", "threads", minimum=0, maximum=256, free=True
     )
     name: str = option("", "name of the run, in runs/ (default: <model>-<number>)", free=True)
     out: str = option("", "directory of the run (default: runs/<name>)", free=True)

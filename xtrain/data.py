@@ -407,6 +407,12 @@ class Loader:
     ) -> None:
         self.windows = Windows(segments, seq_len, name, vocab_size)
         self.batch_size, self.seed = batch_size, seed
+        try:  # gathered window by window, a batch that cannot be held would fill the memory for hours first
+            np.empty((batch_size, seq_len + 1), np.int64)
+        except (MemoryError, ValueError):
+            raise DataError(
+                f"data: a batch of {batch_size} x {seq_len} tokens (batch_size x seq_len) does not fit into memory"
+            ) from None
         self.epoch = 0
         self.index = 0  # windows of this epoch already used
 

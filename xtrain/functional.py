@@ -1,4 +1,4 @@
-"""Functions of tensors: one call into the core each, with PyTorch's names and arguments. Usually imported as F.
+"""Functions of tensors, with PyTorch's names and arguments. Usually imported as F.
 
 Shapes use B batch, S sequence, C channels, H query heads, K kv heads, D head dim, V vocabulary. All functions are
 batched, differentiable unless they say otherwise, deterministic, and take float32, float64, bfloat16 and float16;

@@ -80,8 +80,8 @@ class DirectoryWriter:
         self._manifest[name] = {"size": size, "sha256": digest.hexdigest()}
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write `value` as indented JSON."""
-        self.write(name, [(json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8")])
+        """Write `value` as indented JSON, in ASCII: a path that is not valid Unicode has no UTF-8."""
+        self.write(name, [(json.dumps(value, indent=2) + "\n").encode("ascii")])
 
     def publish(self) -> None:
         """Write the manifest and give the directory its name, replacing a directory of that name."""

@@ -158,8 +158,10 @@ class Trainer:
             self.step, self.elapsed = int(state["step"]), float(state["elapsed"])
             self.loader.load_state_dict(state["loader"])
             _C.set_rng_state(tuple(state["rng"]))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{checkpoint / 'trainer_state.json'} lacks or damages {error}") from None
+        except KeyError as error:
+            raise CheckpointError(f"{checkpoint / 'trainer_state.json'} lacks {error}") from None
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is damaged: {error}") from None
         if self.step > self.config.steps:
             raise ConfigError(
                 f"steps must be at least {self.step}, where the checkpoint stands, got {self.config.steps}"

@@ -71,6 +71,7 @@ static bool only_ours(const XtTensor *tensor) {
 /* A leaf's hooks see each backward's whole gradient, so leaves gather here first and add to .grad at the end of the walk. */
 typedef struct Leaf {
     XtTensor *tensor, *gradient; /* both owned */
+    XtTensor *grown;             /* owned: its .grad, once a rule of this walk has added to it */
 } Leaf;
 typedef struct Leaves {
     Leaf *items;
@@ -138,11 +139,16 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
         if (leaf_find(walking, edge->leaf, &leaf) != XT_OK) return NULL;
         const XtGrad *grad = edge->leaf->grad;
         sum = leaf->gradient;
-        /* .grad itself, unless somebody else holds it: it could then be what the rule reads (y.backward(w.grad)). */
-        if (!sum && grad->hooks.count == 0 && grad->gradient && only_ours(grad->gradient) &&
-            xt_view_is_contiguous(&grad->gradient->view)) {
-            __atomic_add_fetch(&grad->gradient->storage->version, 1, __ATOMIC_RELAXED);
-            return grad->gradient;
+        /* .grad itself, unless somebody else holds it: it could then be what the rule reads (y.backward(w.grad)). The walk keeps it
+         * alive, because another thread may clear .grad at any moment. */
+        if (!sum && grad->hooks.count == 0 && grad->gradient && xt_view_is_contiguous(&grad->gradient->view) &&
+            (leaf->grown ? leaf->grown == grad->gradient : only_ours(grad->gradient))) {
+            if (!leaf->grown) {
+                xt_tensor_retain(grad->gradient);
+                leaf->grown = grad->gradient;
+            }
+            __atomic_add_fetch(&leaf->grown->storage->version, 1, __ATOMIC_RELAXED);
+            return leaf->grown;
         }
     }
     return sum && only_ours(sum) && xt_view_is_contiguous(&sum->view) ? sum : NULL;
@@ -251,6 +257,13 @@ __attribute__((constructor)) static void make_walk_lock(void) {
     pthread_mutex_init(&walk_lock, &recursive);
     pthread_mutexattr_destroy(&recursive);
 }
+/* A child of fork has one thread, and none of the walks of the others. */
+static void renew_locks(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    leaf_lock = fresh;
+    make_walk_lock();
+}
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, renew_locks); }
 
 XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradients, bool retain_graph) {
     XtStatus status = XT_OK;
@@ -294,6 +307,7 @@ done:
     for (int64_t i = 0; i < leaves.count; i++) {
         xt_tensor_release(leaves.items[i].tensor);
         xt_tensor_release(leaves.items[i].gradient);
+        xt_tensor_release(leaves.items[i].grown);
     }
     free(leaves.items);
     free(leaves.slots);

@@ -44,5 +44,6 @@ const char *xt_device_name(XtDevice device) {
     return name;
 }
 
-XtScalar xt_scalar_int(int64_t value) { return (XtScalar){true, value, (double)value}; }
-XtScalar xt_scalar_float(double value) { return (XtScalar){false, 0, value}; }
+XtScalar xt_scalar_int(int64_t value) { return (XtScalar){.is_int = true, .i = value, .d = (double)value}; }
+XtScalar xt_scalar_bool(bool value) { return (XtScalar){.is_int = true, .is_bool = true, .i = value, .d = value}; }
+XtScalar xt_scalar_float(double value) { return (XtScalar){.d = value}; }

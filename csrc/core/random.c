@@ -4,6 +4,12 @@
 #include <pthread.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void renew_lock(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    lock = fresh;
+}
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, renew_lock); }
+
 static XtPhilox state = {.seed = 0x5EED5EED5EEDull, .stream = 0};
 
 void xt_manual_seed(uint64_t seed) { xt_random_set_state(seed, 0); }

@@ -19,12 +19,6 @@
 #define BLOCK_BYTES 1048576 /* of scores, where that leaves 16 rows or more: about the L2 cache */
 #define PIECE_WORK 2000000  /* multiply-adds per piece of the forward */
 
-static int64_t visible(bool causal, int64_t row, int64_t sq, int64_t skv) {
-    if (!causal) return skv;
-    int64_t last = row + (skv - sq);
-    return last < 0 ? 0 : last + 1;
-}
-
 /* Rows per block, a function of the shape only. */
 static int64_t block_rows(int64_t sq, int64_t skv) {
     int64_t rows = BLOCK_BYTES / (int64_t)sizeof(float) / (skv > 0 ? skv : 1);
@@ -141,7 +135,7 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
         }
         NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
         NAME(Rows) out = NAME(target)(out_at, p->out_stride[2], dim, out_room);
-        int64_t cols = visible(p->causal, i + rows - 1, p->sq, p->skv), seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
+        int64_t cols = xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv), seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
         if (cols > 0)
             GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, (int)rows, (int)cols, (int)dim, (ACC)p->scale, q.x, q.ld, k.x, k.ld, 0, s,
                  (int)lds);
@@ -190,7 +184,7 @@ static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, N
         const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2]; /* [rows, D] */
         T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                  /* [rows, D] */
         const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                    /* [rows] */
-        int m = (int)rows, d = (int)dim, n = (int)visible(p->causal, i + rows - 1, p->sq, p->skv);
+        int m = (int)rows, d = (int)dim, n = (int)xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
         int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : n;
         if (n == 0) {
             for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));

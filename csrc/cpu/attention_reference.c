@@ -9,13 +9,6 @@
 #include "gemm.h"
 #define XT_TEMPLATE "attention_reference.c"
 
-/* Row i of a causal square that ends in the lower right corner sees the columns up to i + (skv - sq). */
-static int64_t visible(bool causal, int64_t i, int64_t sq, int64_t skv) {
-    if (!causal) return skv;
-    int64_t last = i + (skv - sq);
-    return last < 0 ? 0 : last + 1;
-}
-
 #include "each_float.h"
 
 XtStatus xt_attention_reference_fwd(const XtAttentionFwd *p) {
@@ -46,7 +39,7 @@ static XtStatus NAME(forward_heads)(void *context, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < p->sq; i++) {
             const T *q = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [D] */
             T *out = (T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];   /* [D] */
-            int64_t seen = visible(p->causal, i, p->sq, p->skv);
+            int64_t seen = xt_visible_columns(p->causal, i, p->sq, p->skv);
             ACC max = -INFINITY, sum = 0;
             for (int64_t j = 0; j < seen; j++) {
                 s[j] = (ACC)p->scale * NAME(dot)(q, k + j * p->k_stride[2], p->dim);
@@ -86,7 +79,7 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
             const T *out = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];      /* [D] */
             T *dq = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                       /* [D] */
             ACC lse = ((const ACC *)p->lse)[(b * p->heads + h) * p->sq + i], delta = NAME(dot)(dout, out, dim);
-            int64_t seen = visible(p->causal, i, p->sq, p->skv);
+            int64_t seen = xt_visible_columns(p->causal, i, p->sq, p->skv);
             for (int64_t d = 0; d < dim; d++) sum_q[d] = 0;
             for (int64_t j = 0; j < seen; j++) {
                 const T *kj = k + j * p->k_stride[2], *vj = v + j * p->v_stride[2]; /* [D] */

@@ -21,6 +21,13 @@ XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p);
 extern const XtGemmBackend xt_cpu_gemm_backends[];           /* blas, tiled, naive */
 extern const XtAttentionBackend xt_cpu_attention_backends[]; /* materialized, reference */
 
+/* How many columns query row `row` sees: a causal square ends in the lower right corner, at column row + (skv - sq). */
+XT_INLINE int64_t xt_visible_columns(bool causal, int64_t row, int64_t sq, int64_t skv) {
+    if (!causal) return skv;
+    int64_t last = row + (skv - sq);
+    return last < 0 ? 0 : last + 1;
+}
+
 /* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C has been scaled by beta. */
 bool xt_gemm_trivial(const XtGemm *p, XtStatus *status);
 

@@ -24,7 +24,7 @@ XtStatus xt_save(XtCall *call, XtTensor *tensor) {
 typedef struct Record {
     const XtOp *op;
     XtArg args[XT_MAX_ARGS];
-    char text[32]; /* room for a string argument, whose Python object may go */
+    char text[64]; /* room for string arguments, whose Python objects may go */
     XtInput input[];
 } Record;
 
@@ -59,6 +59,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
     node->context = kept;
     node->release_context = free;
     kept->op = call->op;
+    size_t used = 0;
     for (int i = 0; i < input_count; i++) {
         if (!inputs[i]) continue;
         kept->input[i].device = inputs[i]->storage->device;
@@ -70,10 +71,15 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
         kept->args[i] = call->arg[i];
         kept->args[i].tensor = NULL;
         kept->args[i].tensors = NULL;
-        if (call->arg[i].s) {
-            strncpy(kept->text, call->arg[i].s, sizeof kept->text - 1);
-            kept->args[i].s = kept->text;
+        if (!call->arg[i].s) continue;
+        size_t length = strlen(call->arg[i].s) + 1;
+        if (used + length > sizeof kept->text) {
+            status =
+                xt_error(XT_VALUE_ERROR, "%s: text arguments must have fewer than %zu letters", call->op->name, sizeof kept->text);
+            goto done;
         }
+        kept->args[i].s = memcpy(kept->text + used, call->arg[i].s, length);
+        used += length;
     }
     for (int i = 0; i < call->saved_count; i++) XT_TRY(xt_node_save(node, call->saved[i]));
     for (int i = 0; i < call->out_count; i++) {

@@ -16,6 +16,19 @@ XtStatus xt_check_dtype(const XtOp *op, const char *arg, const XtTensor *t, XtDt
                     xt_dtype_name(t->dtype));
 }
 
+bool xt_scalar_fits(XtScalar value, XtDtype dtype) {
+    static const double low[XT_DTYPE_COUNT] = {[XT_INT32] = -0x1p31, [XT_INT64] = -0x1p63},
+                        high[XT_DTYPE_COUNT] = {[XT_INT32] = 0x1p31, [XT_INT64] = 0x1p63, [XT_UINT8] = 256};
+    if (xt_dtype_is_float(dtype) || dtype == XT_BOOL) return true;
+    if (value.is_int && dtype == XT_INT64) return true;
+    return value.d > low[dtype] - 1 && value.d < high[dtype]; /* a fraction is cut off; NaN fits nowhere */
+}
+
+XtStatus xt_check_fits(const XtOp *op, const char *arg, XtScalar value, XtDtype dtype) {
+    if (xt_scalar_fits(value, dtype)) return XT_OK;
+    return xt_error(XT_VALUE_ERROR, "%s: %s must fit into %s, got %.17g", op->name, arg, xt_dtype_name(dtype), value.d);
+}
+
 XtStatus xt_check_ndim(const XtOp *op, const char *arg, const XtTensor *t, int minimum, int maximum) {
     if (t->ndim >= minimum && t->ndim <= maximum) return XT_OK;
     if (minimum == maximum)
@@ -161,6 +174,12 @@ XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out)
     status = xt_view_as(dense, ndim, shape, NULL, out);
     xt_tensor_release(dense);
     return status;
+}
+
+XtStatus xt_as_rows(XtTensor *t, XtTensor **out) {
+    int64_t cols = t->shape[t->ndim - 1], shape[2] = {1, cols};
+    for (int i = 0; i < t->ndim - 1; i++) shape[0] *= t->shape[i];
+    return xt_reshape(t, 2, shape, out);
 }
 
 /* ---- broadcasting ------------------------------------------------------------------------------------------------------ */

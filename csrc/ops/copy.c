@@ -287,6 +287,11 @@ static XtStatus in_place_forward(XtCall *c) {
             xt_error(XT_TYPE_ERROR, "%s: a floating point result cannot be stored in %s", c->op->name, xt_dtype_name(x->dtype));
         goto done;
     }
+    if (!copying && x->dtype == XT_BOOL && (other ? other->dtype != XT_BOOL : !c->arg[1].scalar.is_bool)) {
+        status = xt_error(XT_TYPE_ERROR, "%s: a number cannot be stored in bool", c->op->name);
+        goto done;
+    }
+    if (!other) XT_TRY(xt_check_fits(c->op, "other", c->arg[1].scalar, x->dtype));
     XT_TRY(xt_begin_inplace(x, c->op->name));
     if (!other && copying) {
         XT_TRY(xt_backend_of(x)->fill(&(XtFill){.dst = x->view, .value = c->arg[1].scalar}));
@@ -313,6 +318,7 @@ done:
 static XtStatus fill_forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor;
     XtStatus status = XT_OK;
+    XT_TRY(xt_check_fits(c->op, "value", c->arg[1].scalar, x->dtype));
     XT_TRY(xt_begin_inplace(x, c->op->name));
     XT_TRY(xt_backend_of(x)->fill(&(XtFill){.dst = x->view, .value = c->arg[1].scalar}));
     status = self_as_output(c);

@@ -23,7 +23,9 @@ const XtOp xt_op_empty = {.name = "empty",
                           .doc = "Uninitialised tensor."};
 
 static XtStatus full_forward(XtCall *c) {
-    XtStatus status = make(c, &c->arg[0], &c->arg[2], &c->arg[3]);
+    XtStatus status = xt_check_fits(c->op, "value", c->arg[1].scalar, (XtDtype)c->arg[2].i);
+    if (status != XT_OK) return status;
+    status = make(c, &c->arg[0], &c->arg[2], &c->arg[3]);
     if (status != XT_OK) return status;
     return xt_backend_of(c->out[0])->fill(&(XtFill){.dst = c->out[0]->view, .value = c->arg[1].scalar});
 }

@@ -19,7 +19,7 @@ XtDtype xt_result_dtype(const XtArg *a, const XtArg *b) {
     for (int i = 0; i < 2; i++) {
         const XtTensor *t = args[i]->tensor;
         weak[i] = !t || t->ndim == 0;
-        dtype[i] = t ? t->dtype : args[i]->scalar.is_int ? XT_INT64 : XT_FLOAT32;
+        dtype[i] = t ? t->dtype : args[i]->scalar.is_bool ? XT_BOOL : args[i]->scalar.is_int ? XT_INT64 : XT_FLOAT32;
     }
     if (a->tensor && b->tensor && weak[0] == weak[1]) return xt_dtype_promote(dtype[0], dtype[1]);
     /* A number is weaker than a scalar tensor, which is weaker than a tensor with dimensions. */
@@ -48,6 +48,12 @@ static XtStatus binary_forward(XtCall *c) {
         return xt_error(XT_TYPE_ERROR, "%s: one of input and other must be a Tensor, got two numbers", c->op->name);
     XtDtype dtype = xt_result_dtype(l, r);
     if (code == XT_DIV && !xt_dtype_is_float(dtype)) dtype = XT_FLOAT32;
+    if (!l->tensor || !r->tensor) {
+        const char *name = l->tensor ? "other" : "input";
+        XtScalar number = l->tensor ? r->scalar : l->scalar;
+        if (code >= XT_EQ && !xt_scalar_fits(number, dtype)) dtype = XT_INT64; /* uint8 == 256 is a fair question */
+        XT_TRY(xt_check_fits(c->op, name, number, dtype));
+    }
     if (dtype == XT_BOOL && (code == XT_SUB || code == XT_POW))
         return xt_error(XT_TYPE_ERROR, "%s: bool tensors cannot be combined so; convert one with .to(xt.int64)", c->op->name);
     XtTensor *like = l->tensor ? l->tensor : r->tensor;

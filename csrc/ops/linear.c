@@ -53,18 +53,12 @@ done:
     return status;
 }
 
-static XtStatus rows_of(XtTensor *t, XtTensor **out) {
-    int64_t cols = t->shape[t->ndim - 1], shape[2] = {1, cols};
-    for (int i = 0; i < t->ndim - 1; i++) shape[0] *= t->shape[i];
-    return xt_reshape(t, 2, shape, out);
-}
-
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *x, *w, *dy = NULL, *dyt = NULL, *rows = NULL, *dx = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, 0, &x));
     XT_TRY(xt_node_saved(n, 1, &w));
-    XT_TRY(rows_of(dout[0], &dy));
+    XT_TRY(xt_as_rows(dout[0], &dy));
     if (xt_node_needs(n, 0)) {
         const XtInput *in = xt_node_input(n, 0);
         if (in->ndim == 2) {
@@ -78,7 +72,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     }
     if (xt_node_needs(n, 1)) {
         XT_TRY(xt_transposed(dy, &dyt));
-        XT_TRY(rows_of(x, &rows));
+        XT_TRY(xt_as_rows(x, &rows));
         XT_TRY(xt_matmul_gradient(n, 1, dyt, rows, NULL, din));
     }
     if (xt_node_needs(n, 2)) XT_TRY(xt_sum_to(dy, 1, &dy->shape[1], &din[2]));

@@ -236,13 +236,6 @@ done:
     return status;
 }
 
-/* [..., rows, cols] as [all rows, cols]. */
-static XtStatus flatten(XtTensor *t, XtTensor **out) {
-    int64_t cols = t->shape[t->ndim - 1], shape[2] = {1, cols};
-    for (int i = 0; i < t->ndim - 1; i++) shape[0] *= t->shape[i];
-    return xt_reshape(t, 2, shape, out);
-}
-
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *a, *b, *dy = NULL, *bt = NULL, *at = NULL, *rows = NULL, *dy_rows = NULL;
     const char *backend = xt_node_args(n)[2].given ? xt_node_args(n)[2].s : NULL;
@@ -262,8 +255,8 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     }
     if (xt_node_needs(n, 1)) {
         if (b->ndim == 2 && a->ndim > 2) { /* one matrix for the whole batch: its gradient is one product over all rows */
-            XT_TRY(flatten(a, &rows));
-            XT_TRY(flatten(dy, &dy_rows));
+            XT_TRY(xt_as_rows(a, &rows));
+            XT_TRY(xt_as_rows(dy, &dy_rows));
             XT_TRY(xt_transposed(rows, &at));
             XT_TRY(xt_matmul_gradient(n, 1, at, dy_rows, backend, din));
         } else {

@@ -124,6 +124,9 @@ extern const XtOp *const xt_ops[]; /* ends with NULL */
 /* Checks: the message names op, argument, rule and value. */
 XtStatus xt_check_float(const XtOp *op, const char *arg, const XtTensor *t);
 XtStatus xt_check_dtype(const XtOp *op, const char *arg, const XtTensor *t, XtDtype dtype);
+/* Whether a number survives being stored in dtype (fractions may be cut off); floats take everything. */
+bool xt_scalar_fits(XtScalar value, XtDtype dtype);
+XtStatus xt_check_fits(const XtOp *op, const char *arg, XtScalar value, XtDtype dtype);
 XtStatus xt_check_ndim(const XtOp *op, const char *arg, const XtTensor *t, int minimum, int maximum);
 XtStatus xt_check_shape(const XtOp *op, const char *arg, const XtTensor *t, int ndim, const int64_t *shape);
 /* b must have a's device and dtype. */
@@ -145,6 +148,8 @@ XtStatus xt_filled(const XtTensor *like, XtDtype dtype, int ndim, const int64_t 
 XtStatus xt_view_as(const XtTensor *t, int ndim, const int64_t *shape, const int64_t *strides, XtTensor **out);
 bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64_t *strides); /* false: only a copy will do */
 XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out);             /* view when possible, else copy */
+/* [..., cols] as [all rows, cols], for at least one dim. */
+XtStatus xt_as_rows(XtTensor *t, XtTensor **out);
 /* The dtype of two operands (ops/elementwise.c): a number or a 0-dim tensor counts only when it is of a higher kind. */
 XtDtype xt_result_dtype(const XtArg *a, const XtArg *b);
 XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape);

@@ -47,7 +47,7 @@ static int as_double(PyObject *object, double *out) {
 
 int py_number(const char *op, const char *name, PyObject *object, XtScalar *out) {
     if (PyBool_Check(object)) {
-        *out = xt_scalar_int(object == Py_True);
+        *out = xt_scalar_bool(object == Py_True);
         return 1;
     }
     if (!PyFloat_Check(object) && !PyLong_Check(object)) {
@@ -67,7 +67,7 @@ int py_number(const char *op, const char *name, PyObject *object, XtScalar *out)
         }
         if (PyArray_IsScalar(object, Bool)) {
             int truth = PyObject_IsTrue(object);
-            if (truth >= 0) *out = xt_scalar_int(truth);
+            if (truth >= 0) *out = xt_scalar_bool(truth != 0);
             return truth < 0 ? -1 : 1;
         }
     }

@@ -12,7 +12,8 @@ typedef struct Nest {
     int ndim;
     int64_t shape[XT_MAX_DIMS];
     Kind kind;
-    char *at; /* where the next element goes */
+    char *at;            /* where the next element goes */
+    const XtDtype *into; /* the dtype asked for, or NULL: every number must fit */
 } Nest;
 
 /* *out = the elements of a nested level (new reference), or NULL when `object` is a leaf. */
@@ -106,6 +107,10 @@ static int walk(Nest *nest, PyObject *object, int depth) {
             return -1;
         }
         if (leaf(nest, object, &value, &kind) < 0) return -1;
+        if (nest->into != NULL && !xt_scalar_fits(value, *nest->into)) {
+            PyErr_Format(PyExc_ValueError, "%s: data must fit into %s, got %.100R", nest->op, xt_dtype_name(*nest->into), object);
+            return -1;
+        }
         if (nest->at == NULL) {
             if (kind > nest->kind) nest->kind = kind;
         } else if (kind > nest->kind) {
@@ -167,6 +172,7 @@ static XtTensor *from_nest(const char *op, PyObject *data, const XtDtype *dtype)
     XtTensor *tensor = new_tensor(exact[nest.kind], nest.ndim, nest.shape);
     if (tensor == NULL) return NULL;
     nest.at = tensor->data;
+    nest.into = dtype;
     if (nest.at != NULL && walk(&nest, data, 0) < 0) {
         xt_tensor_release(tensor);
         return NULL;

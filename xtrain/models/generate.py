@@ -5,10 +5,12 @@ import numpy as np
 from .. import _C
 from ..autograd import no_grad
 
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
 
 @no_grad()
 def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos=None, seed=None, stream=None):
-    """Continues token ids: returns int64 [B, S + new], or [S + new] for 1-D ids.
+    """Continues token ids (a tensor, array or list of integers): returns int64 [B, S + new], or [S + new] for 1-D ids.
 
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
     top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a
@@ -19,10 +21,7 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
     goes on.
     """
-    ids = ids if isinstance(ids, _C.Tensor) else _C.tensor(ids, _C.int64)
-    tokens = ids.to(_C.int64).numpy()
-    if tokens.ndim not in (1, 2) or tokens.shape[-1] == 0:
-        raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(tokens.shape)}")
+    tokens = _token_ids(ids)
     _check(max_new_tokens, temperature, top_k, top_p)
     rows = tokens.reshape(-1, tokens.shape[-1]) if tokens.ndim == 1 else tokens
     batch, start = rows.shape
@@ -58,6 +57,16 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
                 break
     out = out[:, :end]
     return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out))
+
+
+def _token_ids(ids):
+    """ids, a tensor or what NumPy makes an array of, as an int64 array [S] or [B, S]."""
+    ids = ids if isinstance(ids, _C.Tensor) else np.asarray(ids)
+    if ids.ndim not in (1, 2) or ids.shape[-1] == 0:
+        raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(ids.shape)}")
+    if ids.dtype.name not in _INTEGERS:
+        raise TypeError(f"generate: ids must have an integer dtype, got {ids.dtype.name}")
+    return ids.to(_C.int64).numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
 
 
 def _check(max_new_tokens, temperature, top_k, top_p):
