@@ -160,7 +160,8 @@ def python_methods() -> list[str]:
                 arguments.append("*")
                 star = True
             default = "" if p.default is p.empty else f" = {p.default!r}"
-            arguments.append(f"{p.name}: {hints.get(p.name, 'Any')}{default}")
+            hint = "Tensor | _bool" if name.startswith("__") else hints.get(p.name, "Any")  # & | ^ take True and False
+            arguments.append(f"{p.name}: {hint}{default}")
         result = {"split": "tuple[Tensor, ...]", "chunk": "tuple[Tensor, ...]", "max": "Any", "min": "Any",
                   "is_floating_point": "_bool"}.get(name, "Tensor")  # fmt: skip
         lines.append(f"def {name}({', '.join(arguments)}) -> {result}: ...")

@@ -283,3 +283,27 @@ def test_smallest_of_integers(dtype: str) -> None:
     assert xt.argmin(xt.tensor(a)).item() == 1
     values, indices = xt.min(xt.tensor(a), 0)
     assert (values.item(), indices.item()) == (low, 1)
+
+
+def test_operators_of_masks() -> None:
+    a, b = np.array([[True], [False]]), np.array([True, False, True])
+    for function in (lambda x, y: x & y, lambda x, y: x | y, lambda x, y: x ^ y):
+        for x, y in ((a, b), (a, True), (False, b), (b[:0], b[:0]), (np.array(True), a)):
+            got = function(*(xt.tensor(v) if isinstance(v, np.ndarray) else v for v in (x, y)))
+            assert got.dtype is xt.bool
+            assert np.array_equal(got.numpy(), function(x, y))
+    assert (~xt.tensor(b)).tolist() == (~b).tolist()
+    m = alias = xt.tensor(b)
+    m &= xt.tensor(~b)
+    m |= True
+    m ^= xt.tensor(b)
+    assert m is alias
+    assert m.tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="shape"):
+        m &= xt.tensor(a)
+    for call in (lambda: m & xt.arange(3), lambda: xt.arange(3) | m, lambda: ~xt.arange(3), lambda: xt.ones(3) ^ True):
+        with pytest.raises(TypeError, match="must have dtype bool, got"):
+            call()
+    for call in (lambda: m & 1, lambda: 1.0 | m, lambda: m ^ None, lambda: m & b):
+        with pytest.raises(TypeError, match="operand"):
+            call()

@@ -489,3 +489,12 @@ def test_checkpoint_passes_gradients_through_keyword_arguments() -> None:
     y = xt.checkpoint(lambda p, q: p * q, b, q=q)
     (y.sum() + other).backward()
     assert (a.grad.tolist(), b.grad.tolist()) == ([8], [4])
+
+
+def test_gradients_are_plain_values() -> None:
+    """A recorded tensor from a hook leaves its values in .grad, not its history."""
+    x = leaf(1, 2, 3)
+    x.register_hook(lambda g: xt.tensor(np.full(3, 5.0), requires_grad=True))
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [5, 5, 5]
+    assert not x.grad.requires_grad

@@ -336,6 +336,20 @@ def test_generation_with_caches_is_generation_without() -> None:
     assert np.array_equal(out, current)
 
 
+def test_generation_takes_any_integers_and_nothing_else() -> None:
+    model = make()
+    want = model.generate([3, 1, 4], 3, temperature=0.0).tolist()
+    for dtype in (np.uint8, np.uint16, np.int32, np.int64):
+        assert model.generate(np.array([3, 1, 4], dtype), 3, temperature=0.0).tolist() == want
+    assert model.generate(xt.tensor([3, 1, 4], dtype=xt.int32), 3, temperature=0.0).tolist() == want
+    for bad in ([1.5], np.ones(2), [True, False], xt.ones(2), xt.ones(2, dtype=xt.bfloat16), ["a"]):
+        with pytest.raises(TypeError, match="generate: ids must have an integer dtype, got"):
+            model.generate(bad, 3)
+    for bad in ([], [[]], 3, [[[1]]]):
+        with pytest.raises(ValueError, match="generate: ids must have shape"):
+            model.generate(bad, 3)
+
+
 def test_model_errors() -> None:
     model = make()
     ids, _ = batch(model, 2, 5)

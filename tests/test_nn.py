@@ -280,4 +280,11 @@ def test_information() -> None:
     assert info["version"] == xt.__version__
     assert all(isinstance(v, str) and v for k, v in info.items() if k != "flags")
     assert isinstance(_C.cpu_features(), list)
-    assert xt.cuda.is_available() in (True, False)
+
+
+def test_cuda_in_a_build_without_it() -> None:
+    assert not xt.cuda.is_available()
+    assert xt.cuda.device_count() == xt.cuda.memory_allocated() == xt.cuda.max_memory_allocated() == 0
+    assert xt.cuda.memory_summary().startswith("CUDA is not available: 0 bytes")
+    with pytest.raises(RuntimeError, match="CUDA must be available"):
+        xt.cuda.synchronize()

@@ -63,6 +63,13 @@ def test_groups_and_skipped_parameters() -> None:
     assert np.array_equal(array(c), before[2])
 
 
+def test_a_dict_that_is_no_state_dict_is_refused() -> None:
+    optimizer = optim.AdamW(parameters(5))
+    for bad, got in (({}, "nothing"), ({"state": {}}, "got state$"), ({"model": 1}, "got model")):
+        with pytest.raises(ValueError, match=f"load_state_dict: state_dict must have state and param_groups, .*{got}"):
+            optimizer.load_state_dict(bad)
+
+
 def test_state_dict_round_trip() -> None:
     def run(split: bool) -> list[np.ndarray]:
         params = parameters(5)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 from table import array
@@ -155,7 +156,6 @@ def test_numpy_of_a_tensor_that_requires_grad() -> None:
 
 
 def test_bfloat16_crosses_with_ml_dtypes() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     t = xt.tensor(np.array([1.0, -2.5, 3e38])).to(xt.bfloat16)
     a = t.numpy()
     assert a.dtype == ml_dtypes.bfloat16

@@ -177,6 +177,29 @@ def test_resume_takes_the_newest_valid_checkpoint(tmp_path, data, capsys) -> Non
         Trainer({"resume": str(tmp_path / "nothing")}, quiet=True)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "many"},
+        {"step": None},
+        {"elapsed": "x"},
+        {"loader": {"epoch": -1, "index": 0}},
+        {"rng": [1]},
+        {"rng": 1},
+    ],
+)
+def test_a_wrong_trainer_state_is_named(tmp_path, data, change, monkeypatch) -> None:
+    """Files whose checksums are right, but whose content is not."""
+    out = tmp_path / "run"
+    trainer = Trainer(options(data, out), quiet=True)
+    trainer.directory.mkdir()
+    trainer.save()
+    whole = saving.load_checkpoint
+    monkeypatch.setattr(saving, "load_checkpoint", lambda *a: {**whole(*a), **change})
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json (is damaged|lacks)"):
+        Trainer({"resume": str(out)}, quiet=True)
+
+
 def test_a_run_is_not_overwritten(tmp_path, data) -> None:
     out = tmp_path / "run"
     Trainer(options(data, out), quiet=True).run()
@@ -302,6 +325,15 @@ def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, data) -> None:
     process.kill()
     process.communicate()
     assert saving.newest_valid(out, print) is not None
+
+
+def test_a_reader_who_leaves_does_not_end_the_run(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    process = start("train", *arguments(options(data, out, steps=30)))
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert saving.find_checkpoints(out)[0].name.endswith("30")
 
 
 # ---- documents --------------------------------------------------------------------------------------------------------------------------

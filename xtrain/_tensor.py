@@ -229,6 +229,39 @@ def is_floating_point(input):
     return input.dtype.is_floating_point
 
 
+def _mask_operator(name, function):
+    """The operators `name`, reflected and in place, of bool tensors (and True and False)."""
+
+    def operator(self, other):
+        if not isinstance(other, (_Tensor, bool)):
+            return NotImplemented
+        for operand in (self, other):
+            if isinstance(operand, _Tensor) and operand.dtype != _C.bool:
+                raise TypeError(f"{name}: operands must have dtype bool, got {operand.dtype.name}")
+        return function(self, other)
+
+    def in_place(self, other):
+        result = operator(self, other)
+        return result if result is NotImplemented else self.copy_(result)
+
+    setattr(_Tensor, f"__{name}__", operator)
+    setattr(_Tensor, f"__r{name}__", operator)  # all three are symmetric
+    setattr(_Tensor, f"__i{name}__", in_place)
+
+
+_mask_operator("and", _C.mul)
+_mask_operator("or", _C.maximum)
+_mask_operator("xor", _C.ne)
+
+
+def _invert(self):
+    if self.dtype != _C.bool:
+        raise TypeError(f"invert: input must have dtype bool, got {self.dtype.name}")
+    return self == False  # noqa: E712
+
+
+_Tensor.__invert__ = _invert
+
 _METHODS = (
     max, min, argmin, split, chunk, narrow, flatten, var, std, square, clamp, isnan, isinf, isfinite, any, all,
     masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point,

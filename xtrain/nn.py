@@ -447,18 +447,16 @@ class ModuleList(Module):
     """A list of modules named "0", "1", ..."""
 
     def __init__(self, modules=()):
-        for module in modules:
-            self.append(module)
+        self.extend(modules)
 
     def append(self, module):
         """Adds a module at the end; returns self."""
-        self.add_module(str(len(self)), module)
-        return self
+        return self.extend([module])
 
     def extend(self, modules):
         """Adds several; returns self."""
-        for module in modules:
-            self.append(module)
+        for index, module in enumerate(modules, len(self)):
+            self.add_module(str(index), module)
         return self
 
     def _items(self):

@@ -108,11 +108,9 @@ class Optimizer:
 
     def load_state_dict(self, state_dict):
         """Takes over a state_dict of an optimizer with the same groups. Tensors are copied, in their own dtypes."""
-        for name in ("state", "param_groups"):
-            if name not in state_dict:
-                raise ValueError(
-                    f"load_state_dict: state_dict must have state and param_groups, got {', '.join(map(str, state_dict)) or 'nothing'}"
-                )
+        if not {"state", "param_groups"} <= set(state_dict):
+            found = ", ".join(map(str, state_dict)) or "nothing"
+            raise ValueError(f"load_state_dict: state_dict must have state and param_groups, got {found}")
         saved = state_dict["param_groups"]
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
             wanted, got = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))

@@ -8,6 +8,14 @@ import time
 from typing import Any
 
 
+def say(text: str) -> None:
+    """Print a line, if there still is somebody to read it: a closed pipe or a full disk behind stdout ends no run."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        pass
+
+
 class Progress:
     """Progress of `total` steps, `done` of which are behind. `every`: steps between plain lines."""
 
@@ -34,10 +42,7 @@ class Progress:
             self._bar.update(step - self._done)
         elif not self._quiet and (step % self._every == 0 or step == self._total or step == self._first + 1):
             left = (time.monotonic() - self._start) / (step - self._first) * (self._total - step)
-            print(
-                f"step {step}/{self._total}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  ETA {clock(left)}",
-                flush=True,
-            )
+            say(f"step {step}/{self._total}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  ETA {clock(left)}")
         self._done = step
 
     def message(self, text: str) -> None:
@@ -46,7 +51,7 @@ class Progress:
             return
         if self._bar is not None:
             self._bar.clear()
-        print(text, flush=True)
+        say(text)
         if self._bar is not None:
             self._bar.refresh()
 

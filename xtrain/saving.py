@@ -238,6 +238,11 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
     kind = config.get("model_type")
     if kind != "qwen3":
         raise CheckpointError(f"{directory / 'config.json'}: model_type must be qwen3, got {kind!r}")
+    tensors = read_tensors(directory)
+    layers = config.get("num_hidden_layers")
+    last = f"model.layers.{layers - 1 if isinstance(layers, int) else 0}.input_layernorm.weight"
+    if layers and last not in tensors:  # before a hostile number of layers is built
+        raise CheckpointError(f"{directory} lacks tensor {last}, which does not fit its config.json")
     random = _C.get_rng_state()
     try:
         model = models.Qwen3(models.Qwen3Config.from_dict(config))
@@ -245,7 +250,6 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
     finally:
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
-    tensors = read_tensors(directory)
     _load_tensors(model, tensors, directory, dtype)
     return model if device is None else model.to(device)
 

@@ -30,7 +30,7 @@ from .config import PRESETS, TrainConfig, flatten, resolve_model, to_toml, warmu
 from .data import Corpus, Loader, open_data
 from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from .nonfinite import diagnose
-from .progress import Progress, clock
+from .progress import Progress, clock, say
 from .stop import StopSignals
 from .tokenizer import ByteTokenizer, load_tokenizer
 
@@ -82,7 +82,7 @@ class Trainer:
 
     def __init__(self, values: dict[str, Any] | TrainConfig | None = None, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._say: Callable[[str], None] = lambda text: None if quiet else print(text, flush=True)
+        self._say: Callable[[str], None] = lambda text: None if quiet else say(text)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
         self.config, self._checkpoint = rundir.plan(values or {}, self._warn)
@@ -158,9 +158,11 @@ class Trainer:
             self.step, self.elapsed = int(state["step"]), float(state["elapsed"])
             self.loader.load_state_dict(state["loader"])
             _C.set_rng_state(tuple(state["rng"]))
+        except ConfigError:
+            raise
         except KeyError as error:
             raise CheckpointError(f"{checkpoint / 'trainer_state.json'} lacks {error}") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is damaged: {error}") from None
         if self.step > self.config.steps:
             raise ConfigError(
@@ -310,7 +312,7 @@ class Trainer:
         config = self.config
         self._introduce()
         progress = Progress(config.steps, self.step, every=config.log_every, quiet=self._quiet)
-        say, self._say = self._say, progress.message
+        outer, self._say = self._say, progress.message
         record: dict[str, Any] = {}
         saved_at = self.step if self._checkpoint is not None else -1
         speed = _Speed(config.batch_size * config.seq_len)
@@ -334,7 +336,7 @@ class Trainer:
                     self.save()
         finally:
             progress.close()
-            self._say = say
+            self._say = outer
         return self._finish(record, stop.received)
 
     def _try_save(self, saved_at: int) -> int:

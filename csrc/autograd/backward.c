@@ -50,6 +50,7 @@ static XtNode *heap_pop(Heap *heap) {
 /* *sum += gradient (gradient is borrowed). The first arrival is kept as it is; later ones are added in place when nobody else looks. */
 static XtStatus collect(XtTensor **sum, XtTensor *gradient, bool may_overwrite) {
     if (!*sum) {
+        if (gradient->grad) return xt_tensor_alias(gradient, sum); /* a rule or hook from Python may return a recorded tensor */
         xt_tensor_retain(gradient);
         *sum = gradient;
         return XT_OK;

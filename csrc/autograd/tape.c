@@ -27,10 +27,16 @@ XtStatus xt_run_hooks(const XtHooks *hooks, XtTensor **gradient) {
         XtTensor *replacement = NULL;
         XtStatus status = hooks->items[i].call(hooks->items[i].context, *gradient, &replacement);
         if (status != XT_OK) return status;
-        if (replacement) {
-            xt_tensor_release(*gradient);
-            *gradient = replacement;
+        if (!replacement) continue;
+        if (replacement->grad) { /* recorded by the hook's own arithmetic: only its values count */
+            XtTensor *plain = NULL;
+            status = xt_tensor_alias(replacement, &plain);
+            xt_tensor_release(replacement);
+            if (status != XT_OK) return status;
+            replacement = plain;
         }
+        xt_tensor_release(*gradient);
+        *gradient = replacement;
     }
     return XT_OK;
 }

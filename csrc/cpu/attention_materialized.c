@@ -135,7 +135,8 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
         }
         NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
         NAME(Rows) out = NAME(target)(out_at, p->out_stride[2], dim, out_room);
-        int64_t cols = xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv), seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
+        int64_t cols = xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
+        int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
         if (cols > 0)
             GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, (int)rows, (int)cols, (int)dim, (ACC)p->scale, q.x, q.ld, k.x, k.ld, 0, s,
                  (int)lds);
