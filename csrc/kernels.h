@@ -127,6 +127,24 @@ typedef struct XtStats {
     double *out; /* [5] in host memory */
 } XtStats;
 
+/* What XtCompare leaves in host memory. With d = |out - ref| and limit = atol + rtol |ref|, an element is right when both values are
+ * finite, d is finite and d <= limit, or when both are the same infinity. NaN is never right. The distances are maxima over the
+ * elements where both are finite, 0 when there is none; max_rel = d / |ref| leaves out ref == 0. */
+typedef struct XtComparison {
+    int64_t errors;                             /* elements that are not right */
+    int64_t out_nan, out_inf, ref_nan, ref_inf; /* how many */
+    int64_t worst; /* row-major index of the first element with the largest d / limit; -1: no elements */
+    double max_abs, max_rel, max_ref, worst_ratio; /* max_ref = |ref|; worst_ratio = d / limit, Inf where a value is not finite */
+} XtComparison;
+
+/* Compares views of equal shape and any strides: both of float dtypes, in float64, or both of integer dtypes (bool too), whose
+ * distances are exact. */
+typedef struct XtCompare {
+    XtView out, ref;
+    double rtol, atol; /* finite, >= 0 */
+    XtComparison *result;
+} XtCompare;
+
 /* ---- matrix product ------------------------------------------------------------------------------------------------------ */
 
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1], row-major. op(A) is M x K, op(B) is K x N, C is M x N.
@@ -327,6 +345,7 @@ typedef struct XtClip {
     X(where, XtWhere)                          \
     X(reduce, XtReduce)                        \
     X(stats, XtStats)                          \
+    X(compare, XtCompare)                      \
     X(softmax_fwd, XtSoftmaxFwd)               \
     X(softmax_bwd, XtSoftmaxBwd)               \
     X(rms_norm_fwd, XtRmsNormFwd)              \

@@ -76,6 +76,8 @@ static PyObject *op_bind(PyObject *self, PyObject *instance, PyObject *Py_UNUSED
     return PyMethod_New(self, instance);
 }
 
+const PySignature *py_signature_of(PyObject *op) { return ((PyOp *)op)->signature; }
+
 static const PyFunction *function_of(PyObject *self) { return &((PyOp *)self)->signature->function; }
 
 static PyObject *op_repr(PyObject *self) {
@@ -161,8 +163,8 @@ int py_callables_init(PyObject *module) {
         PyFunction function = {(*op)->name, (*op)->signature, py_run_op, (*op)->doc, 0, *op};
         if (add(module, &function, true, (*op)->method) < 0) return -1;
     }
-    const PyFunction *const functions[] = {py_convert_functions, py_dlpack_functions, py_autograd_functions,
-                                           py_runtime_functions, py_repr_functions,   py_bytes_functions};
+    const PyFunction *const functions[] = {py_convert_functions, py_dlpack_functions, py_autograd_functions, py_runtime_functions,
+                                           py_repr_functions,    py_bytes_functions,  py_testing_functions};
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
         for (const PyFunction *f = functions[i]; f->name != NULL; f++)
             if (add(module, f, true, false) < 0) return -1;

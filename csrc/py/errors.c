@@ -54,7 +54,7 @@ void py_gil_enter(PyThreadState *saved) {
     xt_py->running--;
 }
 
-XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
+static XtStatus call_quietly(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
     *out_count = 0;
     PyThreadState *saved = py_gil_leave();
     XtStatus status = xt_call(op, args, count, out, out_count);
@@ -62,10 +62,15 @@ XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, i
     return status;
 }
 
-XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count) {
-    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
-    int out_count;
-    XtStatus status = py_call(op, args, count, out, &out_count);
+XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
+    XtStatus status = call_quietly(op, args, count, out, out_count);
+    if (status != XT_OK || xt_py->call_hook == NULL || py_call_seen(op, args, count, out, *out_count) == 0) return status;
+    for (int i = 0; i < *out_count; i++) xt_tensor_release(out[i]);
+    return XT_PYTHON_ERROR;
+}
+
+/* The first output of a call, the rest let go; or NULL with an exception. */
+static XtTensor *first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count) {
     if (status != XT_OK) {
         py_raise(status);
         return NULL;
@@ -75,12 +80,21 @@ XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count) {
     return out_count > 0 ? out[0] : NULL;
 }
 
+XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count) {
+    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
+    int out_count;
+    XtStatus status = py_call(op, args, count, out, &out_count);
+    return first_output(op, status, out, out_count);
+}
+
 XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count) {
+    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
+    int out_count;
     bool mode = xt_grad_mode();
     xt_set_grad_mode(false);
-    XtTensor *out = py_call_one(op, args, count);
+    XtStatus status = call_quietly(op, args, count, out, &out_count);
     xt_set_grad_mode(mode);
-    return out;
+    return first_output(op, status, out, out_count);
 }
 
 int py_errors_init(PyObject *module) {

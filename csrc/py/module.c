@@ -30,6 +30,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->out_of_memory_error);
     Py_VISIT(state->cuda_error);
     Py_VISIT(state->bfloat16);
+    Py_VISIT(state->call_hook);
     return 0;
 }
 
@@ -46,6 +47,7 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->out_of_memory_error);
     Py_CLEAR(state->cuda_error);
     Py_CLEAR(state->bfloat16);
+    Py_CLEAR(state->call_hook);
     return 0;
 }
 

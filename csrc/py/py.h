@@ -28,8 +28,9 @@ typedef struct PyState {
     PyObject *dtype[XT_DTYPE_COUNT];                                              /* owned; the only instances of dtype_type */
     PyObject *out_of_memory_error, *cuda_error;                                   /* owned */
     PyObject *bfloat16;                                                           /* owned; numpy.dtype of ml_dtypes, or NULL */
-    XtTensor *nothing; /* owned; stands in for the tensor of an object that the garbage collector has cleared */
-    int running;       /* core calls under way without the GIL, in all threads; see tensor_traverse */
+    XtTensor *nothing;   /* owned; stands in for the tensor of an object that the garbage collector has cleared */
+    PyObject *call_hook; /* owned; the callable of set_call_hook, or NULL */
+    int running;         /* core calls under way without the GIL, in all threads; see tensor_traverse */
 } PyState;
 
 /* NULL before the module is initialised. One per process: the callbacks of the core carry no module. */
@@ -61,11 +62,14 @@ int py_errors_init(PyObject *module);
 PyThreadState *py_gil_leave(void);
 void py_gil_enter(PyThreadState *saved);
 
+/* Tells the hook of set_call_hook, which is there, about a call that has succeeded: testing.c. */
+int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count);
+
 /* xt_call without the GIL. */
 XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count);
 /* The same for ops with one output: returns new, or NULL with an exception. */
 XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count);
-/* The same with recording switched off. */
+/* The same with recording switched off, and not shown to the call hook: what this folder needs for itself. */
 XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count);
 
 static inline XtArg py_arg_tensor(XtTensor *tensor) {
@@ -131,12 +135,13 @@ int py_operand(const char *op, const char *name, PyObject *object, XtArg *out);
 int py_int64(const char *op, const char *name, PyObject *object, int64_t *out);
 
 int py_callables_init(PyObject *module);
+const PySignature *py_signature_of(PyObject *op); /* borrowed from the Op object */
 PyObject *py_run_op(PyBound *bound);
 
 /* Tables of the functions written in this folder. */
 extern const PyFunction py_tensor_methods[], py_convert_methods[], py_dlpack_methods[], py_autograd_methods[];
 extern const PyFunction py_convert_functions[], py_dlpack_functions[], py_autograd_functions[], py_runtime_functions[],
-    py_repr_functions[], py_bytes_functions[];
+    py_repr_functions[], py_bytes_functions[], py_testing_functions[];
 
 /* ---- dtypes, devices ------------------------------------------------------------------------------------------------- */
 

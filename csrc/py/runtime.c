@@ -147,6 +147,24 @@ static PyObject *run_op_signatures(PyBound *Py_UNUSED(bound)) {
     return dict;
 }
 
+static PyObject *run_kernels(PyBound *bound) {
+    const XtBackend *backend;
+    XtStatus status = xt_backend_for(bound->arg[0].device, &backend);
+    if (status != XT_OK) return py_raise(status);
+    const struct {
+        const char *name;
+        bool present;
+    } slots[] = {
+#define XT_X(slot, Params) {#slot, backend->slot != NULL},
+        XT_KERNELS(XT_X)
+#undef XT_X
+    };
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0] && dict != NULL; i++)
+        if (PyDict_SetItemString(dict, slots[i].name, slots[i].present ? Py_True : Py_False) < 0) Py_CLEAR(dict);
+    return dict;
+}
+
 static PyObject *run_cpu_features(PyBound *Py_UNUSED(bound)) {
     PyObject *list = PyList_New(0);
     if (list == NULL) return NULL;
@@ -204,6 +222,8 @@ const PyFunction py_runtime_functions[] = {
     {"memory_reset_peak", "device: device = 'cpu'", run_memory_reset_peak, "Sets the peak to what is allocated now.", 0, NULL},
     {"memory_trim", "device: device = 'cpu'", run_memory_trim, "Gives cached blocks back to the system.", 0, NULL},
     {"op_signatures", "", run_op_signatures, "Name -> signature of every op, in the grammar of csrc/ops/ops.h.", 0, NULL},
+    {"kernels", "device: device = 'cpu'", run_kernels, "Slot -> whether the device has it, for every kernel of csrc/kernels.h.", 0,
+     NULL},
     {"cpu_features", "", run_cpu_features, "Vector instruction sets of this CPU.", 0, NULL},
     {"build_info", "", run_build_info, "version, compiler, flags and blas of this build.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
