@@ -11,10 +11,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from op_table import TABLE
-from table import FLOATS, TINY, UNIT_ROUNDOFF, Case, Op, array, as_list, gradients, outputs_of, tensor, upstream
 
 from xtrain import _C
+from xtrain.optable import TABLE
+from xtrain.optable.table import (
+    FLOATS,
+    TINY,
+    UNIT_ROUNDOFF,
+    Case,
+    Op,
+    array,
+    as_list,
+    gradients,
+    outputs_of,
+    tensor,
+    upstream,
+)
 
 DTYPES = ("float64", "float32", "bfloat16")
 

@@ -8,9 +8,9 @@ import operator
 
 import numpy as np
 import pytest
-from table import array, exact
 
 import xtrain as xt
+from xtrain.optable.table import array, exact
 
 rng = np.random.default_rng(11)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from references import attention
-from table import array, check_close, tensor
 
 import xtrain as xt
 from xtrain import _C
+from xtrain.optable.references import attention
+from xtrain.optable.table import array, check_close, tensor
 
 EDGES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 255, 256, 257]
 

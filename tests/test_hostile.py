@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from table import tensor
 
 import xtrain as xt
 from xtrain import _C
+from xtrain.optable.table import tensor
 
 HERE = Path(__file__).parent
 

@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from table import array, bits, check_close
 
 import xtrain as xt
 from xtrain import _C
 from xtrain.models import Qwen3, Qwen3Config
+from xtrain.optable.table import array, bits, check_close
 
 
 def config(**changes) -> Qwen3Config:

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from references import rms_norm
 
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import nn, testing
+from xtrain.optable.references import rms_norm
 
 
 class Net(nn.Module):

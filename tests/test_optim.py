@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from op_table import adamw_reference, clip_reference
-from table import array, check_close
 
 import xtrain as xt
 from xtrain import optim
+from xtrain.optable import adamw_reference, clip_reference
+from xtrain.optable.table import array, check_close
 
 
 def parameters(seed: int, dtype=xt.float64):

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from references import philox_block
 
 import xtrain as xt
 from xtrain import _C
+from xtrain.optable.references import philox_block
 
 
 def test_philox_known_answers() -> None:

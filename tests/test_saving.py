@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from runs import options, text_file, weights
 from safetensors.numpy import load_file
-from table import bits, tensor
 
 import xtrain as xt
 from xtrain import saving
 from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
+from xtrain.optable.table import bits, tensor
 from xtrain.safetensors_io import MAX_HEADER, SafetensorsFile, chunks
 from xtrain.train import Trainer
 

@@ -15,10 +15,10 @@ import weakref
 import ml_dtypes
 import numpy as np
 import pytest
-from table import array
 
 import xtrain as xt
 from xtrain import _C
+from xtrain.optable.table import array
 
 DTYPES = ["float32", "float64", "float16", "int32", "int64", "uint8", "bool"]
 rng = np.random.default_rng(7)

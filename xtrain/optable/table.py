@@ -1,12 +1,13 @@
 """The frame of the op table: what an entry says, how its inputs are made, and how an answer is judged.
 
-An entry (`Op`) names an op, the kernel slots it exercises, its cases (input specifications and arguments), a NumPy float64
-reference, a PyTorch composition for the parity suite, and its error inputs. tests/test_ops.py and parity/test_torch_ops.py turn every
-entry into tests; nothing is written per op besides the entry.
+An entry (`Op`) names an op, the kernel slots it exercises, its cases (input specifications and arguments), a NumPy
+float64 reference, a PyTorch composition for the parity suite, and its error inputs. tests/test_ops.py,
+parity/test_torch_ops.py and `xtrain check` turn every entry into tests; nothing is written per op besides the entry.
 
-Judging: a result is first checked to be finite wherever the reference is, then `not (error <= tolerance)` fails, so that a NaN never passes.
-The tolerance is computed: (roundings * u_out + accumulations * u_acc) * magnitude, u being the unit roundoff of the format and
-`magnitude` the sum of the absolute values that were added (by default the reference's absolute value).
+Judging: a result is first checked to be finite wherever the reference is, then `not (error <= tolerance)` fails, so
+that a NaN never passes. The tolerance is computed: (roundings * u_out + accumulations * u_acc) * magnitude, u being the
+unit roundoff of the format and `magnitude` the sum of the absolute values that were added (by default the reference's
+absolute value).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from xtrain import _C
+from .. import _C
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTS = ("int64", "int32", "uint8")
@@ -32,7 +33,7 @@ def accumulator(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-# ---- input specifications -----------------------------------------------------------------------------------------------------
+# ---- input specifications --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,13 @@ def Bools(*shape: int) -> Spec:
     return Spec("bool", shape)
 
 
-# ---- entries ------------------------------------------------------------------------------------------------------------------
+# ---- entries ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs. `kwargs` go to call, reference and torch alike. `fd=False`: no finite differences (not smooth there).
-    `big=True`: large enough to be split over threads; only forward, repeat and thread tests run it."""
+    """One set of inputs. `kwargs` go to call, reference and torch alike. `fd=False`: no finite differences (not smooth
+    there). `big=True`: large enough to be split over threads; only forward, repeat and thread tests run it."""
 
     inputs: tuple[Spec, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -178,15 +179,6 @@ class Op:
     def differentiable(self, c: Case) -> list[int]:
         return [] if self.nondiff else [i for i, s in enumerate(c.inputs) if s.is_float]
 
-    def tolerance(
-        self, ref: np.ndarray, arrays: Sequence[np.ndarray], kwargs: dict[str, Any], dtype: str, out: str
-    ) -> np.ndarray:
-        count = self.accumulations(*arrays, **kwargs) if callable(self.accumulations) else self.accumulations
-        scale = np.abs(ref) if self.magnitude is None else np.asarray(self.magnitude(*arrays, **kwargs))
-        unit = UNIT_ROUNDOFF[out] if out in UNIT_ROUNDOFF else 0.0
-        work = UNIT_ROUNDOFF[accumulator(dtype)] if dtype in UNIT_ROUNDOFF else 0.0
-        return (self.roundings * max(unit, UNIT_ROUNDOFF.get(dtype, 0.0)) + count * work) * scale + TINY.get(out, 0.0)
-
 
 TABLE: list[Op] = []
 V, T, I, R = ValueError, TypeError, IndexError, RuntimeError
@@ -221,19 +213,19 @@ def i64(*shape: int) -> Any:
     return _C.full(shape, 0, _C.int64)
 
 
-# ---- between NumPy and xtrain -----------------------------------------------------------------------------------------------------
+# ---- between NumPy and xtrain ----------------------------------------------------------------------------------------
 
 
 def dtype_of(name: str) -> Any:
     return getattr(_C, name)
 
 
-def tensor(a: np.ndarray, dtype: str | None = None) -> Any:
+def tensor(a: np.ndarray, dtype: str | None = None, device: str = "cpu") -> Any:
     """A copy of `a` as a tensor; float arrays become `dtype`, through float64, which no format rounds twice from."""
     t = _C.tensor(np.asarray(a, order="C"))
     if dtype is not None and a.dtype.kind == "f" and str(a.dtype) != dtype:
         t = _C.cast(t, dtype_of(dtype))
-    return t
+    return t if device == "cpu" else _C.to_device(t, _C.device(device))
 
 
 def exact(a: np.ndarray, dtype: str) -> np.ndarray:
@@ -250,6 +242,8 @@ def exact(a: np.ndarray, dtype: str) -> np.ndarray:
 def array(t: Any) -> np.ndarray:
     """The values of a tensor: float64 for float tensors, the tensor's own type otherwise."""
     t = _C.detach(t)
+    if t.device.type != "cpu":
+        t = _C.to_device(t, _C.device("cpu"))
     return (_C.cast(t, _C.float64) if t.dtype.is_floating_point else t).numpy()
 
 
@@ -271,33 +265,42 @@ def references_of(entry: Op, c: Case, arrays: Sequence[np.ndarray]) -> list[np.n
         return [np.asarray(r) for r in as_list(entry.reference(*arrays, **c.kwargs))]
 
 
-# ---- judging --------------------------------------------------------------------------------------------------------------------
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def judge(got: np.ndarray, want: np.ndarray, tolerance: np.ndarray | float) -> tuple[float, str]:
+    """(largest error / tolerance, what is wrong or ""). Right is: the shape of `want`, finite where `want` is, equal
+    where it is not, and |got - want| <= tolerance. What cannot be measured has the ratio inf."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if got.shape != want.shape:
+        return np.inf, f"shape {got.shape}, expected {want.shape}"
+    special = ~np.isfinite(want)
+    if not np.array_equal(got[special], want[special], equal_nan=True):
+        return np.inf, "differs where the reference is not finite"
+    finite = np.isfinite(got) | special
+    if not finite.all():
+        return np.inf, f"{int((~finite).sum())} elements are not finite, first at {first(~finite)}"
+    if want.size == 0:
+        return 0.0, ""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.where(special, 0.0, np.abs(got - np.where(special, 0.0, want)))
+        limit = np.broadcast_to(np.asarray(tolerance, np.float64), want.shape)
+        ratio = np.where(error == 0, 0.0, error / limit)
+    good = (error <= limit) | special
+    if good.all():
+        return float(ratio.max()), ""
+    worst = np.unravel_index(np.argmax(np.where(good, -1.0, np.nan_to_num(ratio, nan=np.inf))), want.shape)
+    return float(np.nan_to_num(ratio[worst], nan=np.inf)), (
+        f"{int((~good).sum())} of {good.size} elements are wrong, worst at {tuple(map(int, worst))}: "
+        f"got {got[worst]!r}, expected {want[worst]!r}, error {error[worst]:.3e} > tolerance {limit[worst]:.3e}"
+    )
 
 
 def check_close(got: np.ndarray, want: np.ndarray, tolerance: np.ndarray | float, what: str) -> None:
-    """Fails unless `got` has the shape of `want`, is finite where `want` is, equal where it is not, and |got - want| <= tolerance."""
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
-    special = ~np.isfinite(want)
-    assert np.array_equal(got[special], want[special], equal_nan=True), (
-        f"{what}: differs where the reference is not finite"
-    )
-    finite = np.isfinite(got) | special
-    assert finite.all(), f"{what}: {int((~finite).sum())} elements are not finite, first at {first(~finite)}"
-    with np.errstate(invalid="ignore"):
-        error = np.where(special, 0.0, np.abs(got - np.where(special, 0.0, want)))
-    limit = np.broadcast_to(np.asarray(tolerance, np.float64), want.shape)
-    bad = ~(error <= np.where(special, np.inf, limit))
-    if bad.any():
-        worst = (
-            np.unravel_index(np.argmax(np.where(bad, error / (np.abs(limit) + 1e-300), -1.0)), bad.shape)
-            if bad.shape
-            else ()
-        )
-        raise AssertionError(
-            f"{what}: {int(bad.sum())} of {bad.size} elements are wrong, worst at {tuple(map(int, worst))}: got {got[worst]!r}, "
-            f"expected {want[worst]!r}, error {error[worst]:.3e} > tolerance {limit[worst]:.3e}"
-        )
+    """AssertionError unless judge() finds nothing wrong."""
+    wrong = judge(got, want, tolerance)[1]
+    if wrong:
+        raise AssertionError(f"{what}: {wrong}")
 
 
 def first(mask: np.ndarray) -> tuple[int, ...]:
@@ -311,14 +314,19 @@ def upstream(refs: Sequence[Any], dtype: str, seed: str) -> list[np.ndarray]:
 
 
 def gradients(
-    entry: Op, c: Case, arrays: Sequence[np.ndarray], dtype: str, dys: Sequence[np.ndarray] | None = None
+    entry: Op,
+    c: Case,
+    arrays: Sequence[np.ndarray],
+    dtype: str,
+    dys: Sequence[np.ndarray] | None = None,
+    device: str = "cpu",
 ) -> tuple[list[Any], list[Any]]:
     """Runs the case forward and backward: the outputs and the gradients (None where there is none)."""
-    tensors = [tensor(a, dtype) for a in arrays]
+    tensors = [tensor(a, dtype, device) for a in arrays]
     for i in entry.differentiable(c):
         tensors[i].requires_grad_()
     outs = [o for o in outputs_of(entry, c, tensors) if o.dtype.is_floating_point]
     dys = upstream(outs, dtype, entry.id + c.id) if dys is None else dys
-    seeds = [_C.cast(tensor(dy, "float64"), o.dtype) for dy, o in zip(dys, outs)]
+    seeds = [_C.cast(tensor(dy, "float64", device), o.dtype) for dy, o in zip(dys, outs)]
     _C.backward(outs, seeds, False)
     return outs, [t.grad for t in tensors]

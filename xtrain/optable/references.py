@@ -24,7 +24,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x, theta=10000.0, positions=None, period=None):
-    """Half-split rotation. Tokens are all leading dims; position = token % period, period = the sequence for [B, S, H, D]."""
+    """Half-split rotation. Tokens are all leading dims; position = token % period; for [B, S, H, D] the period is S."""
     half = x.shape[-1] // 2
     tokens = math.prod(x.shape[:-2])
     if positions is None:
@@ -36,7 +36,7 @@ def rope(x, theta=10000.0, positions=None, period=None):
 
 
 def cross_entropy(x, target, ignore_index=-100, reduction="mean", magnitude=False):
-    """Negative log likelihood of the rows of x. magnitude=True: the sum of the absolute values that are added instead."""
+    """Negative log likelihood of the rows of x. magnitude=True: the absolute values that are added, summed, instead."""
     peak = x.max(1) if x.size else np.zeros(len(x))
     lse = peak + np.log(np.exp(x - peak[:, None]).sum(1))
     chosen = x[np.arange(len(x)), np.where(target == ignore_index, 0, target)]
@@ -70,7 +70,7 @@ def attention_scale(q, k, v, is_causal=False, scale=None, enable_gqa=False):
     )
 
 
-# ---- Philox4x32-10 (Salmon et al., SC 2011) -----------------------------------------------------------------------------------
+# ---- Philox4x32-10 (Salmon et al., SC 2011) --------------------------------------------------------------------------
 
 
 def philox_block(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:

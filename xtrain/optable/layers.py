@@ -1,8 +1,4 @@
-"""THE op table: every op, its kernel slots, its inputs, its NumPy reference, its PyTorch counterpart and its error inputs.
-
-Adding an op means adding an entry here (see docs/add_an_op.md); tests/test_ops.py fails when an op or a kernel slot has none. The simple
-families are in op_elementwise.py and op_movement.py; here are matrix products, layers, attention and the optimizer.
-"""
+"""Entries of the op table: matrix products, layers, attention, the optimizer."""
 
 from __future__ import annotations
 
@@ -10,12 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-import op_elementwise  # noqa: F401 (adds its entries)
-import op_movement  # noqa: F401 (adds its entries)
-from references import attention, attention_scale, cross_entropy, rms_norm, rope, sigmoid
-from table import (
+
+from .. import _C
+from .references import attention, attention_scale, cross_entropy, rms_norm, rope, sigmoid
+from .table import (
     FLOATS,
-    TABLE,
     TAILS,
     Case,
     Error,
@@ -33,11 +28,9 @@ from table import (
     same_torch,
 )
 
-from xtrain import _C
+__all__ = ["adamw_reference", "clip_reference", "elementwise_cases", "same_torch"]
 
-__all__ = ["OTHER_KERNELS", "TABLE", "adamw_reference", "clip_reference", "elementwise_cases", "same_torch"]
-
-# ---- matrix products ---------------------------------------------------------------------------------------------------------------------------
+# ---- matrix products -------------------------------------------------------------------------------------------------
 
 MATMUL = [
     ((2, 3), (3, 4)),
@@ -129,7 +122,7 @@ op(
     strided="close",
 )
 
-# ---- per-token layers ----------------------------------------------------------------------------------------------------------------------------
+# ---- per-token layers ------------------------------------------------------------------------------------------------
 
 op(
     "embedding",
@@ -362,7 +355,7 @@ op(
     ),
 )
 
-# ---- attention: (q shape, kv shape) as (B, H, S, D) -------------------------------------------------------------------------------------------------
+# ---- attention: (q shape, kv shape) as (B, H, S, D) ------------------------------------------------------------------
 
 SDPA = [
     ((2, 2, 3, 4), (2, 2, 3, 4)),
@@ -450,7 +443,7 @@ op(
     ),
 )
 
-# ---- optimizer: results are the changed tensors -----------------------------------------------------------------------------------------------------
+# ---- optimizer: results are the changed tensors ----------------------------------------------------------------------
 
 HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
@@ -565,7 +558,3 @@ op(
     accumulations=8 * 2.0**29,
     dtypes=("float64",),
 )
-
-# ---- what is not an op but has a kernel slot -----------------------------------------------------------------------------------------------------------
-
-OTHER_KERNELS = {"stats": "test_stats"}  # slot -> the test in test_ops.py that exercises it

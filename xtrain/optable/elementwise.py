@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
-from references import erf, gelu, sigmoid
-from table import (
+
+from .. import _C
+from .references import erf, gelu, sigmoid
+from .table import (
     INTS,
     TAILS,
     Apart,
@@ -31,9 +33,7 @@ from table import (
     same_torch,
 )
 
-from xtrain import _C
-
-# ---- elementwise, one input -------------------------------------------------------------------------------------------------------
+# ---- elementwise, one input ------------------------------------------------------------------------------------------
 
 Wide = N
 
@@ -102,7 +102,7 @@ for name in ("neg", "abs"):
         torch=same_torch(name),
     )
 
-# ---- elementwise, two inputs, broadcasting ----------------------------------------------------------------------------------------
+# ---- elementwise, two inputs, broadcasting ---------------------------------------------------------------------------
 
 BINARY: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "add": (N, N, np.add, dict(accumulations=0, magnitude=lambda a, b: np.abs(a) + np.abs(b))),
@@ -292,7 +292,7 @@ op(
     accumulations=0,
 )
 
-# ---- reductions ---------------------------------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------------------------------
 
 
 def axis(dim: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from references import philox_normal, philox_randint, philox_uniform
-from table import FLOATS, INTS, TAILS, Away, Case, Error, I, N, R, T, Ties, U, V, case, f32, op, same_torch
 
-from xtrain import _C
+from .. import _C
+from .references import philox_normal, philox_randint, philox_uniform
+from .table import FLOATS, INTS, TAILS, Away, Case, Error, I, N, R, T, Ties, U, V, case, f32, op, same_torch
 
-# ---- views and copies -----------------------------------------------------------------------------------------------------------------
+# ---- views and copies ------------------------------------------------------------------------------------------------
 
 VIEW: dict[str, list[tuple[tuple[int, ...], dict[str, Any], Any]]] = {
     "reshape": [
@@ -247,7 +247,7 @@ op(
     ),
 )
 
-# ---- in place (no gradients: refused while recording, see test_autograd.py) ------------------------------------------------------------------
+# ---- in place (no gradients: refused while recording, see test_autograd.py) ------------------------------------------
 
 INPLACE_ERRORS = (
     lambda f: Error(lambda: f(f32(2), f32(3)), V, r"_: .*\(3,\)"),
@@ -306,7 +306,7 @@ op(
     errors=(Error(lambda: _C.fill_(f32(2), "x"), T, r"fill_: value must .*str"),),
 )
 
-# ---- creation: no tensor inputs --------------------------------------------------------------------------------------------------------------
+# ---- creation: no tensor inputs --------------------------------------------------------------------------------------
 
 HUGE = (2**40, 2**40)
 CREATE_ERRORS = (
