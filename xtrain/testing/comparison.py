@@ -1,0 +1,182 @@
+"""verify, assert_close, reduce_max_abs: two tensors compared where they are."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import _C
+from .formats import format_of, tolerance
+
+_Tensor = _C.Tensor
+_SHOWN = 5
+
+
+class NotComparableError(AssertionError, ValueError):
+    """assert_close: other shapes or devices, no elements, or nothing but NaN: a bad argument and a failed assertion."""
+
+
+@dataclass
+class Verification:
+    """What verify found; true when every element is right.
+
+    errors of count elements are wrong. max_abs and max_rel are the largest |out - ref| and |out - ref| / |ref| (ref not
+    0) where both are finite; worst is the index of the element that exceeds its limit most (or comes nearest to it) and
+    worst_ratio by how much: above 1 is wrong. nonfinite counts the NaN and Inf of out, ref_nonfinite those of ref.
+    max_ref is the largest finite |ref|.
+    """
+
+    ok: bool
+    errors: int
+    count: int
+    max_abs: float
+    max_rel: float
+    worst: tuple
+    worst_ratio: float
+    nonfinite: int
+    ref_nonfinite: int
+    max_ref: float
+    rtol: float
+    atol: float
+    out: _Tensor = field(repr=False)
+    ref: _Tensor = field(repr=False)
+
+    def __bool__(self):
+        return self.ok
+
+    @property
+    def percent(self):
+        """Wrong elements in percent."""
+        return 100.0 * self.errors / self.count
+
+    def __str__(self):
+        return (
+            f"{self.errors} of {self.count} elements ({self.percent:.3g} %) differ by more than atol {self.atol:.3g} + "
+            f"rtol {self.rtol:.3g} * |ref|: largest difference {self.max_abs:.3g}, relative {self.max_rel:.3g}; "
+            f"worst at {self.worst}: got {_value(self.out, self.worst)!r}, expected {_value(self.ref, self.worst)!r}; "
+            f"{self.nonfinite} NaN or Inf, {self.ref_nonfinite} in the reference"
+        )
+
+    def report(self, most=_SHOWN):
+        """The numbers, and the first `most` wrong elements with both values. This copies both tensors to the host."""
+        lines = [str(self)]
+        if self.errors:
+            out, ref = _host(self.out), _host(self.ref)
+            places = np.argwhere(_wrong(out, ref, self.rtol, self.atol))
+            for place in map(tuple, places[:most].tolist()):
+                a, b = out[place].item(), ref[place].item()
+                lines.append(f"  {place}: got {a!r}, expected {b!r}, difference {_difference(a, b):.3g}")
+            if len(places) > most:
+                lines.append(f"  and {len(places) - most} more")
+        return "\n".join(lines)
+
+
+def verify(out, ref, *, rtol=None, atol=None, accumulations=1):
+    """Compares tensor `out` with the reference `ref` on their device; returns a Verification, true when all is right.
+
+    An element is right when |out - ref| <= atol + rtol |ref| and both are finite, or when both are the same infinity;
+    NaN is never right. Defaults: `tolerance` of the coarser of the two dtypes for results of `accumulations` roundings
+    and of the size of ref; integers and booleans must be equal. ValueError: shapes or devices that differ, no elements,
+    a reference of nothing but NaN. TypeError: no tensors, or a float beside an integer.
+    """
+    _check_pair("verify", "out", out, "ref", ref)
+    out, ref = out.detach(), ref.detach()
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"verify: {name} must be finite and not negative, got {value!r}")
+    low, high, _, nans, infs = _C.stats(ref)
+    if nans == ref.numel():
+        raise ValueError(f"verify: ref must hold a value that is not NaN, got NaN in all {nans} elements")
+    if rtol is None or atol is None:
+        finite = ref.numel() - nans - infs > 0
+        dtype = max(out.dtype, ref.dtype, key=lambda dtype: format_of(dtype).roundoff)
+        magnitude = max(abs(low), abs(high)) if finite else 0.0
+        default = tolerance(dtype, accumulations=accumulations, magnitude=magnitude)
+        rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
+    r = _C.compare(out, ref, rtol, atol)
+    place = np.unravel_index(r["worst"], out.shape) if out.ndim else ()
+    return Verification(
+        ok=r["errors"] == 0, errors=r["errors"], count=out.numel(), max_abs=r["max_abs"], max_rel=r["max_rel"],
+        worst=tuple(map(int, place)), worst_ratio=r["worst_ratio"], nonfinite=r["out_nan"] + r["out_inf"],
+        ref_nonfinite=r["ref_nan"] + r["ref_inf"], max_ref=r["max_ref"], rtol=rtol, atol=atol, out=out, ref=ref,
+    )  # fmt: skip
+
+
+def assert_close(actual, expected, *, rtol=None, atol=None, accumulations=1, msg=None):
+    """Raises AssertionError, with the first mismatches, unless `verify` finds every element right.
+
+    actual and expected are tensors, arrays, lists or numbers; what is no tensor goes to the device of the other, and
+    integers beside floats are taken as floats. Tolerances and TypeError are verify's; where verify raises ValueError,
+    what is raised here is an AssertionError as well.
+    """
+    a, b = _as_tensors(actual, expected)
+    more = f"\n{msg}" if msg else ""
+    try:
+        _check_pair("assert_close", "actual", a, "expected", b)
+        found = verify(a, b, rtol=rtol, atol=atol, accumulations=accumulations)
+    except ValueError as error:
+        raise NotComparableError(str(error).replace("verify: ref", "assert_close: expected") + more) from None
+    if not found.ok:
+        raise AssertionError(f"assert_close: {found.report()}{more}")
+
+
+def reduce_max_abs(tensor):
+    """The largest absolute value, a float found on the tensor's device; NaN when one is in it. ValueError for none."""
+    if not isinstance(tensor, _Tensor):
+        raise TypeError(f"reduce_max_abs: tensor must be a Tensor, got {type(tensor).__name__}")
+    if tensor.numel() == 0:
+        raise ValueError(f"reduce_max_abs: tensor must not be empty, got shape {tuple(tensor.shape)}")
+    low, high, _, nans, infs = _C.stats(tensor)
+    return math.nan if nans else math.inf if infs else max(abs(low), abs(high))
+
+
+def _check_pair(op, a_name, a, b_name, b):
+    for name, value in ((a_name, a), (b_name, b)):
+        if not isinstance(value, _Tensor):
+            raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
+    if tuple(a.shape) != tuple(b.shape):
+        raise ValueError(f"{op}: {a_name} must have shape {tuple(b.shape)}, got {tuple(a.shape)}")
+    if a.numel() == 0:
+        raise ValueError(f"{op}: {a_name} must not be empty, got shape {tuple(a.shape)}")
+    if a.device != b.device:
+        raise ValueError(f"{op}: {a_name} must be on {b.device}, got {a.device}")
+    if a.dtype.is_floating_point != b.dtype.is_floating_point:
+        kind = "floating point" if b.dtype.is_floating_point else "an integer dtype"
+        raise TypeError(f"{op}: {a_name} must be {kind} like {b_name}, got {a.dtype.name}")
+
+
+def _as_tensors(actual, expected):
+    """Both as tensors. A value that is no tensor takes the device of the other."""
+    given = [x if isinstance(x, _Tensor) else np.asarray(x) for x in (actual, expected)]
+    floats = any(x.dtype.is_floating_point if isinstance(x, _Tensor) else x.dtype.kind == "f" for x in given)
+    devices = [x.device for x in given if isinstance(x, _Tensor)]
+    out = []
+    for x in given:
+        if not isinstance(x, _Tensor):
+            if x.dtype.kind not in "fiub":
+                raise TypeError(f"assert_close: arguments must hold numbers, got {x.dtype}")
+            x = _C.tensor(x.astype(np.float64) if floats and x.dtype.kind in "iub" else np.ascontiguousarray(x))
+        out.append(x.detach().to(devices[0]) if len(devices) == 1 else x.detach())
+    return out
+
+
+def _host(tensor):
+    return (tensor.to(_C.float64) if tensor.dtype.is_floating_point else tensor).to("cpu").numpy()
+
+
+def _value(tensor, index):
+    for i in index:
+        tensor = _C.select(tensor, 0, i)
+    return tensor.item()
+
+
+def _wrong(out, ref, rtol, atol):
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance, limit = np.abs(out.astype(np.float64) - ref), atol + rtol * np.abs(ref.astype(np.float64))
+        finite = np.isfinite(out) & np.isfinite(ref)
+        return ~np.where(finite, (distance <= limit) & np.isfinite(distance) & ((limit > 0) | (out == ref)), out == ref)
+
+
+def _difference(a, b):
+    with np.errstate(invalid="ignore"):
+        return abs(np.float64(a) - np.float64(b))

@@ -1,0 +1,456 @@
+"""first_divergence: which op is wrong, when all one sees is that a loss or a gradient is.
+
+Two questions per op. How far is its result from the reference's? That distance contains everything that went wrong
+before. How far is it when both get the same inputs, those of the reference? That is the op's own error, and the first
+op whose own error exceeds its tolerance is the one to look at.
+"""
+
+import contextlib
+import copy
+import math
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from .. import _C, nn
+from .._backends import use_attention_backend, use_gemm_backend
+from .comparison import verify
+from .formats import format_of, tolerance
+from .recording import record
+from .torch_side import TorchRecording, from_torch, is_torch_module
+
+# An op may round several times on its way (a product, a weight, a cast): each rounding is one half unit.
+_SLACK = 4.0
+# Of the formula of a backward, in float64, against finite differences of the op's own forward.
+_FORMULA = 1e-5
+
+
+@dataclass
+class Comparison:
+    """One line of the report. phase: "parameter", "forward", "backward" or "formula". difference: largest difference of
+    the two runs over the largest reference value (nan: not compared). own: own error over its tolerance; above 1 is
+    wrong (nan: not isolated). what: which output or which branch of a gradient.
+    """
+
+    phase: str
+    where: str
+    name: str
+    what: str
+    difference: float = math.nan
+    own: float = math.nan
+    detail: str = ""
+
+    @property
+    def ok(self):
+        """False when the op is wrong by itself."""
+        return not self.own > 1
+
+    @property
+    def place(self):
+        """The op and the module it is in."""
+        return f"{self.name} in {self.where}" if self.where else self.name
+
+    def __str__(self):
+        return f"{self.phase} of {self.place}: {self.what}"
+
+
+@dataclass
+class Divergence:
+    """What first_divergence found; true when no op is wrong by itself.
+
+    first: the Comparison of the first op whose own error exceeds its tolerance, or None. wrong: all branches of that op
+    that are. comparisons: everything compared, in order: parameters, forward, backward. unmatched: calls without a
+    counterpart in the other run.
+    """
+
+    comparisons: list
+    unmatched: int = 0
+    wrong: list = field(default_factory=list)
+
+    @property
+    def first(self):
+        return self.wrong[0] if self.wrong else None
+
+    @property
+    def ok(self):
+        return not self.wrong
+
+    def __bool__(self):
+        return self.ok
+
+    def __str__(self):
+        """The verdict."""
+        isolated = sum(not math.isnan(c.own) for c in self.comparisons)
+        if self.ok:
+            return f"no divergence: {isolated} results are within tolerance in isolation"
+        first = self.first
+        lines = [f"first divergence: {first}"]
+        lines += [f"  wrong: {c.what}: {c.detail}" for c in self.wrong]
+        same = [
+            c for c in self.comparisons
+            if (c.phase, c.where, c.name) == (first.phase, first.where, first.name) and c.own <= 1
+        ]  # fmt: skip
+        lines += [f"  right: {c.what}" for c in same]
+        others = dict.fromkeys(
+            f"{c.phase} of {c.place}" for c in self.comparisons if not c.ok and c.place != first.place
+        )
+        lines += [f"also wrong by itself: {text}" for text in others]
+        return "\n".join(lines)
+
+    def table(self):
+        """All comparisons as text: difference between the runs, own error / tolerance."""
+        lines = [f"{'difference':>10}  {'own/limit':>9}  what"]
+        for c in self.comparisons:
+            lines.append(f"{_short(c.difference):>10}  {_short(c.own):>9}  {'' if c.ok else 'WRONG '}{c}")
+        return "\n".join(lines)
+
+
+def _short(value):
+    return "" if math.isnan(value) else f"{value:.2g}"
+
+
+def first_divergence(
+    run,
+    model,
+    reference=None,
+    *,
+    reference_run=None,
+    context=None,
+    reference_context=None,
+    finite_differences=True,
+    seed=0,
+):
+    """Runs run(model) and the reference, compares every intermediate and gradient in order, repeats each op in
+    isolation on the reference's inputs, and names the first one whose own error exceeds its tolerance. Returns a
+    Divergence.
+
+    run(model): a forward that returns a Tensor, which is then differentiated (its sum, when it has several elements),
+    or None. reference: another nn.Module (other dtype, device or implementation), a torch.nn.Module with the same
+    names, or the model itself under another `reference_context` (a context manager that can be entered again and
+    again, such as xt.use_gemm_backend("naive")); None: a float64 copy of the model on the plain backends.
+    reference_run: what to run on it, if not `run`; for PyTorch it returns a torch.Tensor.
+
+    Between xtrain models the ops and xt.Functions are compared one by one, and modules where their insides differ; with
+    PyTorch, modules of one name. A backward is checked for each pair of an input and an output on its own: against the
+    reference's, and, with finite_differences, in float64 against the op's own forward, which finds a wrong formula even
+    when the reference shares it. Both runs start from manual_seed(seed); the generator, parameters and their .grad are
+    left as they were.
+    """
+    if reference is None and not isinstance(model, nn.Module):
+        raise ValueError("first_divergence: reference must be given unless model is an nn.Module, got None")
+    if is_torch_module(reference) and reference_run is None:
+        raise ValueError("first_divergence: reference_run must be given for a PyTorch module, got None")
+    if reference is None:
+        reference = copy.deepcopy(model).to(_C.float64)
+        reference_context = reference_context or _plain
+    with _gradients_kept(model), _gradients_kept(reference):
+        mine = _Side(model, run, context, seed)
+        other = _Side(reference, reference_run or run, reference_context, seed)
+        return _compare(mine, other, finite_differences)
+
+
+def _compare(mine, other, finite_differences):
+    """The Divergence of two runs."""
+    result = Divergence(_compare_parameters(mine.model, other.model))
+    partner, result.unmatched = _match(mine.steps, other.steps)
+    if not partner:
+        raise ValueError("first_divergence: model and reference must have calls in common, got none of the same name")
+    for a in mine.steps:
+        if id(a) in partner:
+            result.comparisons += _compare_forward(mine, a, other, partner[id(a)])
+    seen = set()
+    for a in reversed(mine.steps):
+        if id(a) in partner:
+            result.comparisons += _compare_backward(mine, a, other, partner[id(a)])
+        if finite_differences and a.kind != "module":
+            result.comparisons += _check_formula(mine, a, partner.get(id(a), a), seen)
+    first = next((c for c in result.comparisons if not c.ok), None)
+    if first is not None:
+        place = (first.phase, first.where, first.name)
+        start = result.comparisons.index(first)
+        for c in result.comparisons[start:]:
+            if (c.phase, c.where, c.name) != place:
+                break
+            if not c.ok:
+                result.wrong.append(c)
+    return result
+
+
+@contextlib.contextmanager
+def _plain():
+    with use_gemm_backend("naive"), use_attention_backend("reference"):
+        yield
+
+
+@contextlib.contextmanager
+def _gradients_kept(model):
+    """The .grad of a model's parameters is set aside, and put back in the end."""
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) or is_torch_module(model) else []
+    kept = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
+
+
+class _Side:
+    """One of the two runs: its model, the context it runs in, and the steps it took."""
+
+    def __init__(self, model, run, context, seed):
+        self.model, self._context = model, context
+        torch = is_torch_module(model)
+        state = _C.get_rng_state()
+        try:
+            with self.context(), TorchRecording(model) if torch else record(model) as recording:
+                _C.manual_seed(seed)
+                result = run(model)
+                if result is not None and result.requires_grad:
+                    (result.sum() if torch or result.numel() > 1 else result).backward()
+        finally:
+            _C.set_rng_state(state)
+        self.steps = [s for s in recording.steps if s.outputs and s.inputs]
+
+    def context(self):
+        context = self._context
+        return contextlib.nullcontext() if context is None else context() if callable(context) else context
+
+
+def _match(mine, other):
+    """The counterpart of each step of mine, by id, and how many have none. Steps pair in order when name and place are
+    the same; a module is left out when everything inside it is paired.
+    """
+    keys = [
+        [(s.kind == "module", s.where, s.name if s.kind != "module" else "") for s in side] for side in (mine, other)
+    ]
+    blocks = SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
+    pairs = [(mine[b.a + i], other[b.b + i]) for b in blocks for i in range(b.size)]
+    unmatched = len(mine) + len(other) - 2 * len(pairs)
+    paired = {id(a) for a, _ in pairs}
+    lonely = [s.where for s in mine if s.kind != "module" and id(s) not in paired]
+
+    def needed(step):
+        prefix = step.where + "." if step.where else ""
+        return step.kind != "module" or any(w == step.where or w.startswith(prefix) for w in lonely)
+
+    return {id(a): b for a, b in pairs if needed(a)}, unmatched
+
+
+def _coarser(tensors):
+    return max((t.dtype for t in tensors if t.dtype.is_floating_point), key=lambda dtype: format_of(dtype).roundoff)
+
+
+def _like(value, like):
+    """value with the dtype class, shape and device of `like`."""
+    if value.dtype.is_floating_point and value.dtype != like.dtype:
+        value = value.to(like.dtype)
+    if value.device != like.device:
+        value = value.to(like.device)
+    return value if tuple(value.shape) == tuple(like.shape) else value.reshape(tuple(like.shape))
+
+
+def _accumulations(step, inputs, outputs):
+    """Roundings that one element of an output may collect: of the longest dimension, or of all elements it sums up."""
+    longest = max([1, *(n for t in inputs for n in t.shape)])
+    spread = max((t.numel() for t in inputs), default=1) / max(1, min(t.numel() for t in outputs))
+    return 8 + max(longest, spread)
+
+
+def _limit(step, tensors, terms, magnitude):
+    rtol, atol = tolerance(_coarser(tensors), accumulations=terms, magnitude=magnitude)
+    scale = _SLACK * math.sqrt(step.inside)  # the errors of ops in a row have random signs
+    return scale * rtol, scale * atol
+
+
+def _judge(step, got, want, tensors, terms, floor=0.0):
+    """(own error over tolerance, sentence)."""
+    want = _place(want, got)
+    stats = _C.stats(want)
+    if stats[3] == want.numel():
+        return math.nan, "the reference gives nothing but NaN"
+    largest = max((abs(v) for v in stats[:2] if not math.isnan(v)), default=0.0)
+    rtol, atol = _limit(step, tensors, terms, max(largest, floor))
+    found = verify(got, want, rtol=rtol, atol=atol)
+    return found.worst_ratio, str(found)
+
+
+def _place(value, like):
+    """value with the shape and device of `like`, in its own dtype."""
+    if value.device != like.device:
+        value = value.to(like.device)
+    return value if tuple(value.shape) == tuple(like.shape) else value.reshape(tuple(like.shape))
+
+
+def _distance(got, want):
+    """Largest difference of the runs over the largest reference value."""
+    if got.numel() == 0 or got.numel() != want.numel():
+        return math.nan
+    r = _C.compare(got, _place(want, got), 0.0, 0.0)
+    if r["out_nan"] + r["out_inf"] + r["ref_nan"] + r["ref_inf"]:
+        return math.inf if r["errors"] else 0.0
+    return r["max_abs"] / r["max_ref"] if r["max_ref"] > 0 else r["max_abs"]
+
+
+def _shared_inputs(a, b):
+    """The reference's inputs, rounded to the model's dtypes: for the model, and for the reference. None when they
+    differ in number or size.
+    """
+    if len(a.inputs) != len(b.inputs):
+        if not (a.kind == "module" and b.kind == "module"):
+            return None
+        # Modules may take different extras (positions, caches): what is computed with comes first.
+        return None if not (a.inputs and b.inputs) or a.inputs[0].numel() != b.inputs[0].numel() else _first_input(a, b)
+    if any(x.numel() != y.numel() for x, y in zip(a.inputs, b.inputs, strict=True)):
+        return None
+    ours = [_like(y, x) for x, y in zip(a.inputs, b.inputs, strict=True)]
+    return ours, [_like(x, y) for x, y in zip(ours, b.inputs, strict=True)]
+
+
+def _first_input(a, b):
+    ours = [_like(b.inputs[0], a.inputs[0]), *a.inputs[1:]]
+    return ours, [_like(ours[0], b.inputs[0]), *b.inputs[1:]]
+
+
+def _compare_parameters(model, reference):
+    """Values of parameters of the same name: an op cannot be blamed for other weights."""
+    if not isinstance(model, nn.Module) or model is reference:
+        return []
+    if is_torch_module(reference):
+        others = {name: from_torch(p) for name, p in reference.named_parameters()}
+    elif isinstance(reference, nn.Module):
+        others = dict(reference.named_parameters())
+    else:
+        return []
+    rows = []
+    for name, p in model.named_parameters():
+        q = others.get(name)
+        if q is not None and q.numel() == p.numel() > 0:
+            q = _place(q, p).detach()
+            rtol = 2 * format_of(_coarser([p, q])).roundoff
+            found = verify(p, q, rtol=rtol, atol=0.0)
+            rows.append(Comparison("parameter", "", name, "its value", _distance(p, q), found.worst_ratio, str(found)))
+    return rows
+
+
+def _replayable(step):
+    return step.name[-1] != "_" and step.unchanged
+
+
+def _compare_forward(mine, a, other, b):
+    if not (a.unchanged and b.unchanged) or len(a.outputs) != len(b.outputs):
+        return []
+    rows = [
+        Comparison("forward", a.where, a.name, f"output {i}" if len(a.outputs) > 1 else "output", _distance(x, y))
+        if x.dtype.is_floating_point == y.dtype.is_floating_point else None
+        for i, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=True))
+    ]  # fmt: skip
+    shared = _shared_inputs(a, b) if _replayable(a) else None
+    if shared is not None:
+        with mine.context():
+            got = a.run(shared[0])
+        with other.context():
+            want = b.run(shared[1])
+        for row, x, y in zip(rows, got, want, strict=True):
+            if row is not None and x.dtype.is_floating_point and 0 < x.numel() == y.numel():
+                tensors = [x, y, *shared[0]]
+                row.own, row.detail = _judge(a, x, y, tensors, _accumulations(a, shared[0], got))
+    return [row for row in rows if row is not None]
+
+
+def _branch(label, i, outputs):
+    return f"gradient of {label}" + (f" through output {i}" if outputs > 1 else "")
+
+
+def _compare_backward(mine, a, other, b):
+    if len(a.outputs) != len(b.outputs) or not _replayable(a):
+        return []
+    shared, rows = _shared_inputs(a, b), []
+    for i, (x, y) in enumerate(zip(a.gradients, b.gradients, strict=True)):
+        if x is None or y is None or x.numel() != y.numel():
+            continue
+        what = f"gradient of output {i}" if len(a.outputs) > 1 else "gradient of the output"
+        arrived = Comparison("backward", a.where, a.name, what, _distance(x, y))
+        rows.append(arrived)
+        if shared is None:
+            continue
+        ours = _like(y, x)
+        with mine.context():
+            got = a.differentiate(shared[0], i, _like(ours, a.outputs[i]))
+        with other.context():
+            want = b.differentiate(shared[1], i, _like(ours, b.outputs[i]))
+        if got is None or want is None:
+            continue
+        floor = max(abs(v) for v in _C.stats(ours)[:2]) * 2.0**-10
+        known = dict(want) if a.kind == "module" else dict(zip((label for label, _ in got), (g for _, g in want)))
+        for label, g in got:
+            w = known.get(label)
+            if g is None and w is None:
+                continue
+            row = Comparison("backward", a.where, a.name, _branch(label, i, len(a.outputs)))
+            if g is None or w is None:
+                if a.kind == "module":
+                    continue
+                row.own, row.detail = math.inf, f"{'no gradient' if g is None else 'a gradient where none is expected'}"
+            elif 0 < g.numel() == w.numel():
+                terms = _accumulations(a, [*shared[0], x], [g])
+                row.own, row.detail = _judge(a, g, w, [g, w, x, *shared[0]], terms, floor)
+            rows.append(row)
+    return rows
+
+
+def _check_formula(mine, a, b, seen):
+    """The backward in float64 against central differences of the forward, along one random direction per input."""
+    key = (a.name, a.options, tuple((tuple(x.shape), x.dtype.name) for x in a.inputs))
+    shared = _shared_inputs(a, b) if _replayable(a) and key not in seen else None
+    seen.add(key)
+    if shared is None or not any(g is not None for g in a.gradients):
+        return []
+    inputs = [x.to(_C.float64) if x.dtype.is_floating_point else x for x in shared[0]]
+    random = np.random.Generator(np.random.PCG64(0))
+    rows = []
+    with mine.context():
+        try:
+            outputs = a.run(inputs)
+        except (TypeError, ValueError, NotImplementedError):
+            return []  # it has no float64
+        if any(y.dtype.is_floating_point and y.dtype != _C.float64 for y in outputs):
+            return []
+        weights = [_random_like(y, random) if a.gradients[i] is not None else None for i, y in enumerate(outputs)]
+        analytic = [None if w is None else a.differentiate(inputs, i, w) for i, w in enumerate(weights)]
+        places = [j for j, x in enumerate(inputs) if x.dtype.is_floating_point]
+        for n, j in enumerate(places):
+            if inputs[j].numel() == 0:
+                continue
+            direction = _random_like(inputs[j], random)
+            step = 1e-5
+            sides = []
+            for sign in (step, -step):
+                moved = (inputs[j] + direction * sign).detach()
+                sides.append(a.run([*inputs[:j], moved, *inputs[j + 1 :]]))
+            for i, w in enumerate(weights):
+                if w is None or analytic[i] is None:
+                    continue
+                label, g = analytic[i][n]
+                numeric = _dot(w, sides[0][i] - sides[1][i]) / (2 * step)
+                given = 0.0 if g is None else _dot(g, direction)
+                size = 0.0 if g is None else math.sqrt(_dot(g, g))
+                error = abs(numeric - given) / (abs(numeric) + abs(given) + size + 1e-6)
+                row = Comparison("formula", a.where, a.name, _branch(label, i, len(outputs)))
+                row.own = error / _FORMULA if math.isfinite(error) else math.inf
+                row.detail = (
+                    f"in float64 backward gives {given:.6g} along a random direction, finite differences of its "
+                    f"forward {numeric:.6g}"
+                )
+                rows.append(row)
+    return rows
+
+
+def _random_like(tensor, random):
+    return _C.tensor(random.standard_normal(tuple(tensor.shape))).to(tensor.device)
+
+
+def _dot(a, b):
+    return float((a * b).sum().item())

@@ -1,0 +1,234 @@
+"""record: every op, xt.Function and module call of a forward, its inputs and outputs, and their gradients."""
+
+from dataclasses import dataclass, field
+
+from .. import _C, nn
+from ..autograd import Function, enable_grad
+
+_Tensor = _C.Tensor
+
+
+@dataclass
+class Step:
+    """One call. kind: "op", "function" (an xt.Function) or "module". where: dotted name of the module it happened in,
+    or of the module itself. inputs: the tensors among its arguments, labels their names. gradients: of the loss by each
+    output, None where none arrived. inside: how many ops a function or module called.
+    """
+
+    kind: str
+    name: str
+    where: str
+    call: object  # call(inputs) -> list of outputs, as this call with other tensors
+    inputs: list
+    labels: list
+    outputs: list
+    options: str = ""  # the arguments that are no tensors, as text
+    inside: int = 1
+    gradients: list = field(default_factory=list)
+    parameters: dict = field(default_factory=dict)
+    versions: list = field(default_factory=list)
+
+    def __str__(self):
+        return f"{self.name} in {self.where}" if self.where and self.kind != "module" else self.where or self.name
+
+    @property
+    def unchanged(self):
+        """False when an output was changed in place after the call."""
+        return self.versions == [y._version for y in self.outputs]
+
+    def run(self, inputs):
+        """The outputs for other inputs; nothing is recorded on the tape."""
+        before = _C.set_grad_enabled(False)
+        try:
+            return self.call([x.detach() for x in inputs])
+        finally:
+            _C.set_grad_enabled(before)
+
+    def differentiate(self, inputs, output, gradient):
+        """Gradients of <outputs[output], gradient>: (label, Tensor) by every floating input, then by every parameter.
+
+        None when that output has no gradient at these inputs.
+        """
+        leaves = [x.detach() for x in inputs]
+        for x in leaves:
+            if x.dtype.is_floating_point:
+                x.requires_grad_()
+        kept = {name: p.grad for name, p in self.parameters.items()}
+        for p in self.parameters.values():
+            p.grad = None
+        try:
+            with enable_grad():
+                outputs = self.call(leaves)
+            if not outputs[output].requires_grad:
+                return None
+            _C.backward([outputs[output]], [gradient], False)
+            rows = [(label, x.grad) for label, x in zip(self.labels, leaves, strict=True) if x.requires_grad]
+            return rows + [(name, p.grad) for name, p in self.parameters.items()]
+        finally:
+            for name, p in self.parameters.items():
+                p.grad = kept[name]
+
+
+def flatten(tree, label="", found=None):
+    """(label, Tensor) of every tensor in nested tuples, lists and dicts."""
+    found = [] if found is None else found
+    if isinstance(tree, _Tensor):
+        found.append((label, tree))
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            flatten(value, f"{label}.{key}" if label else str(key), found)
+    elif isinstance(tree, (tuple, list)):
+        for i, value in enumerate(tree):
+            flatten(value, f"{label}[{i}]", found)
+    return found
+
+
+def rebuild(tree, tensors):
+    """The tree with its tensors replaced in order by those of an iterator."""
+    if isinstance(tree, _Tensor):
+        return next(tensors)
+    if isinstance(tree, dict):
+        return {key: rebuild(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(rebuild(value, tensors) for value in tree)
+    return tree
+
+
+def _options(tree):
+    """The tree as text, tensors left out."""
+    if isinstance(tree, _Tensor):
+        return "Tensor"
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key}: {_options(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, (tuple, list)):
+        return "(" + ", ".join(map(_options, tree)) + ")"
+    return repr(tree)
+
+
+class Recording:
+    """`with record(model) as recording:` around a forward and a backward fills recording.steps in the order of returns.
+
+    What an xt.Function calls inside belongs to it. Ops after the first gradient belong to the backward and are left
+    out. Tensors are kept, not copied. One recording at a time per process.
+    """
+
+    def __init__(self, model=None):
+        self.model = model
+        self.steps = []
+        self._path = []  # dotted names of the modules under way
+        self._inside = []  # per function or module under way: ops so far
+        self._hidden = 0  # xt.Functions under way
+        self._walking = False  # a gradient has arrived
+        self._handles = []
+        self._wrapped = []
+
+    def __enter__(self):
+        if isinstance(self.model, nn.Module):
+            for name, module in self.model.named_modules():
+                own = module.__dict__.get("forward")
+                object.__setattr__(module, "forward", self._module_call(name, module, module.forward))
+                self._wrapped.append((module, own))
+        self._apply = Function.__dict__["apply"]
+        Function.apply = classmethod(self._function_call)
+        self._before = _C.set_call_hook(self._op_call)
+        return self
+
+    def __exit__(self, *_):
+        _C.set_call_hook(self._before)
+        Function.apply = self._apply
+        for module, own in self._wrapped:
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                object.__setattr__(module, "forward", own)
+        for handle in self._handles:
+            handle.remove()
+        self._wrapped, self._handles = [], []
+
+    def _op_call(self, op, arguments, outputs):
+        if self._walking:
+            return
+        for i in range(len(self._inside)):
+            self._inside[i] += 1
+        if self._hidden:
+            return
+
+        def call(tree, op=op):
+            result = op(**tree)
+            return result if isinstance(result, list) else [result]
+
+        self._add("op", op.__name__, self._path[-1] if self._path else "", call, arguments, list(outputs), 1)
+
+    def _function_call(self, cls, *args):
+        apply = self._apply.__func__
+        if self._walking:
+            return apply(cls, *args)
+        self._hidden += 1
+        self._inside.append(0)
+        try:
+            result = apply(cls, *args)
+        finally:
+            self._hidden -= 1
+            inside = self._inside.pop()
+        if not self._hidden:
+            names = cls.forward.__code__.co_varnames[1 : cls.forward.__code__.co_argcount]
+            names = [*names, *(f"argument {i}" for i in range(len(names), len(args)))]
+
+            def call(tree, cls=cls):
+                result = cls.apply(*tree.values())
+                return list(result) if isinstance(result, tuple) else [result]
+
+            outputs = list(result) if isinstance(result, tuple) else [result]
+            where = self._path[-1] if self._path else ""
+            self._add("function", cls.__name__, where, call, dict(zip(names, args)), outputs, max(1, inside))
+        return result
+
+    def _module_call(self, path, module, forward):
+        def called(*args, **kwargs):
+            if self._walking or self._hidden:
+                return forward(*args, **kwargs)
+            self._path.append(path)
+            self._inside.append(0)
+            try:
+                result = forward(*args, **kwargs)
+            finally:
+                self._path.pop()
+                inside = self._inside.pop()
+            outputs = [y for _, y in flatten(result)]
+
+            def call(tree):
+                return [y for _, y in flatten(module(*tree["input"], **tree["options"]))]
+
+            tree = {"input": args, "options": kwargs}
+            step = self._add("module", type(module).__name__, path, call, tree, outputs, max(1, inside))
+            step.parameters = dict(module.named_parameters())
+            return result
+
+        return called
+
+    def _add(self, kind, name, where, call, tree, outputs, inside):
+        pairs = flatten(tree)  # `data` is an alias without history, and no op: nothing is recorded of recording
+
+        def replay(tensors):
+            return call(rebuild(tree, iter(tensors)))
+
+        step = Step(
+            kind, name, where, replay, [x.data for _, x in pairs], [label for label, _ in pairs],
+            [y.data for y in outputs], _options(tree), inside,
+        )  # fmt: skip
+        step.gradients = [None] * len(outputs)
+        step.versions = [y._version for y in outputs]
+        self.steps.append(step)
+        for i, y in enumerate(outputs):
+            if y.requires_grad and y.dtype.is_floating_point:
+                self._handles.append(y.register_hook(lambda gradient, i=i: self._arrived(step, i, gradient)))
+        return step
+
+    def _arrived(self, step, i, gradient):
+        self._walking = True
+        step.gradients[i] = gradient
+
+
+def record(model=None):
+    """A Recording, to be used with `with`; model is the nn.Module whose modules are to be named, or None."""
+    return Recording(model)
