@@ -7,6 +7,8 @@ it finds. XTRAIN_BLAS_CORE (an OpenBLAS core name such as Haswell or SkylakeX) o
 
 import os as _os
 
+import numpy as _numpy  # noqa: F401  (first: NumPy's own copy of OpenBLAS must see the variables that are hidden below)
+
 
 def _load():
     """Return xtrain._C, loaded while the OPENBLAS_* variables are out of the environment."""

@@ -21,6 +21,8 @@ usage: xtrain COMMAND [options]
   train    train a language model (xtrain train --help lists every option)
   sample   generate text from a run or a model directory
   prepare  turn text into a memory-mapped token file for `train --data`
+  bench    measure matrix products or every op: xtrain bench gemm | ops
+  check    prove every kernel right on this machine
   doctor   show versions, CPU, BLAS, devices, and what is missing
 
   --version, --help
@@ -56,6 +58,42 @@ usage: xtrain prepare SOURCE OUT.tokens [--tokenizer DIR]
 Writes the text of SOURCE (a file, a folder, or 'python' for the standard library's source) as a token file.
 
   --tokenizer DIR       a model directory with a tokenizer.json [default: bytes]
+"""
+
+_BENCH_USAGE = """\
+usage: xtrain bench gemm|ops [options]
+
+Measures this machine. Contenders take turns on the same random inputs, after a warm-up; a number is a median.
+
+bench gemm: matrix products of every backend beside NumPy, and PyTorch when it is installed.
+  --sizes LIST          of squares, training, head (the layers of a 124M model, forward and both gradients), N, MxNxK,
+                        and MxNxK:nt (t: stored transposed) [default squares,training]
+  --dtypes LIST         of float32, bfloat16, float16, float64 [default float32,bfloat16]
+  --backends LIST       names that xt.gemm_backends(device) lists [default all]
+
+bench ops: every op of the op table, forward and backward, in GB/s beside a measured copy.
+  --op LIST             names of ops [default all]
+  --dtypes LIST         of float32, bfloat16, float16, float64 [default float32]
+
+both:
+  --device NAME         where to measure [default cpu]
+  --threads N           CPU threads; 0 for all [threads; default 0]
+  --json FILE           write every number to FILE
+  --plot FILE           draw bars: .png, .svg or .pdf (needs the extra `plot`)
+"""
+
+_CHECK_USAGE = """\
+usage: xtrain check [options]
+
+Runs every op of the op table, forward and backward, in every dtype and on every backend, and compares it with plain
+NumPy in float64. Prints the worst error as a part of its computed tolerance. Exit status 1 when one is above 1, when an
+op or a kernel has no entry in the table, or when a kernel is missing.
+
+  --op LIST             names of ops [default all]
+  --dtype LIST          names of dtypes [default all]
+  --device NAME         what to check [default cpu]
+  --threads N           CPU threads; 0 for all [threads; default 0]
+  --json FILE           write every number to FILE
 """
 
 
@@ -218,10 +256,29 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if healthy else 1
 
 
+def _bench(arguments: list[str]) -> int:
+    from .bench import run
+
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError("bench needs to know what to measure: xtrain bench gemm or xtrain bench ops")
+    options = run.options_of(arguments[0])
+    _, values = _simple_options(arguments[1:], options, 0, _BENCH_USAGE)
+    return run.command(arguments[0], values)
+
+
+def _check(arguments: list[str]) -> int:
+    from .check import OPTIONS, command
+
+    _, values = _simple_options(arguments, OPTIONS, 0, _CHECK_USAGE)
+    return command(values)
+
+
 _COMMANDS = {
     "train": (_TRAIN_USAGE, _train),
     "sample": (_SAMPLE_USAGE, _sample),
     "prepare": (_PREPARE_USAGE, _prepare),
+    "bench": (_BENCH_USAGE, _bench),
+    "check": (_CHECK_USAGE, _check),
     "doctor": (
         "usage: xtrain doctor\n\nShows versions, CPU, BLAS, devices, and what is missing and how to get it.\n",
         _doctor,

@@ -1,0 +1,250 @@
+"""`xtrain check` finds what is wrong: every planted fault ends with status 1 and the name of its op."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from runs import xtrain
+
+import xtrain as xt
+from xtrain import _C, check, cli, optable
+from xtrain.optable import TABLE
+from xtrain.optable.table import T, array, op
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["check", *arguments])
+
+
+def plant(monkeypatch, name: str, wrap) -> None:
+    """Every entry of op `name` calls wrap(its call) from now on."""
+    entries = [replace(entry, call=wrap(entry.call)) if entry.op == name else entry for entry in TABLE]
+    monkeypatch.setattr(check, "TABLE", entries)
+
+
+def test_a_few_ops_are_right(capsys) -> None:
+    assert run("--op", "rms_norm,matmul,sum") == 0
+    text = capsys.readouterr().out
+    for word in ("rms_norm", "matmul", "naive", "bfloat16", "all right"):
+        assert word in text
+    assert "WRONG" not in text
+
+
+# Each takes the right call of an op and returns one with a fault.
+
+
+def one_element(call):
+    """One element of the result is off by one part in a hundred."""
+
+    def wrong(*inputs, **options):
+        out = call(*inputs, **options)
+        if out.numel() < 2:
+            return out
+        factors = np.ones(out.numel())
+        factors[out.numel() // 2] = 1.01
+        return _C.mul(out, _C.cast(_C.tensor(factors.reshape(out.shape)), out.dtype))
+
+    return wrong
+
+
+def a_nan(call):
+    def wrong(*inputs, **options):
+        out = _C.clone(_C.detach(call(*inputs, **options)))
+        return _C.add(out, float("nan")) if out.numel() else out
+
+    return wrong
+
+
+def transposed(call):
+    def wrong(*inputs, **options):
+        out = call(*inputs, **options)
+        return out.transpose(-1, -2).contiguous() if out.ndim >= 2 else out
+
+    return wrong
+
+
+class _Scaled(xt.Function):
+    """Right forward, gradient with a factor that should not be there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 1.02
+
+
+def wrong_gradient(call):
+    return lambda *inputs, **options: _Scaled.apply(call(*inputs, **options))
+
+
+def raising(call):
+    def wrong(*inputs, **options):
+        raise RuntimeError("the kernel is on fire")
+
+    return wrong
+
+
+@pytest.mark.parametrize("fault", [one_element, a_nan, transposed, wrong_gradient, raising])
+@pytest.mark.parametrize("name", ["rms_norm", "matmul", "silu"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_planted_fault_is_named(monkeypatch, capsys, name: str, fault, dtype: str) -> None:
+    plant(monkeypatch, name, fault)
+    assert run("--op", f"add,{name}", "--dtype", dtype) == 1
+    text = capsys.readouterr().out
+    wrong = [line for line in text.splitlines() if line.startswith("wrong: ")]
+    assert wrong and all(line.startswith(f"wrong: {name} {dtype}") for line in wrong), text
+    assert f"{name} WRONG" in text and "add WRONG" not in text
+    if fault is wrong_gradient:
+        assert all("backward" in line for line in wrong)
+    if fault is raising:
+        assert "on fire" in wrong[0]
+
+
+def test_a_wrong_backend_is_told_from_the_right_ones(monkeypatch, capsys) -> None:
+    def only_tiled(call):
+        def wrong(*inputs, **options):
+            current = _C.use_gemm_backend(None)
+            _C.use_gemm_backend(current)
+            out = call(*inputs, **options)
+            return _C.mul(out, 1.5) if current == "tiled" else out
+
+        return wrong
+
+    plant(monkeypatch, "matmul", only_tiled)
+    assert run("--op", "matmul", "--dtype", "float32") == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong: ")]
+    assert len(wrong) == 1 and wrong[0].startswith("wrong: matmul float32 tiled")
+
+
+def test_gradient_of_low_precision_is_not_its_own_judge(monkeypatch, capsys) -> None:
+    """A gradient that is wrong in every format, float64 included, is found when only bfloat16 is asked for."""
+    plant(monkeypatch, "silu", wrong_gradient)
+    assert run("--op", "silu", "--dtype", "bfloat16") == 1
+    assert "float64 gradient" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-6, 1 - 1e-6])
+def test_float64_gradients_are_held_to_seven_digits(monkeypatch, factor: float) -> None:
+    """The bound of a difference quotient is computed; it must stay far below what a wrong formula does."""
+
+    class Off(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * factor
+
+    for name in (
+        "matmul",
+        "rms_norm",
+        "softmax",
+        "scaled_dot_product_attention",
+        "cross_entropy",
+        "gelu",
+        "swiglu",
+        "linear",
+    ):
+        plant(monkeypatch, name, lambda call: lambda *a, **k: Off.apply(call(*a, **k)))
+        assert run("--op", name, "--dtype", "float64") == 1, name
+
+
+def test_missing_entries_fail(monkeypatch, capsys) -> None:
+    kept = [entry for entry in TABLE if entry.op != "rms_norm"]
+    monkeypatch.setattr(check, "TABLE", kept)
+    problems = check.uncovered("cpu")
+    assert "op rms_norm has no entry in the op table" in problems
+    assert {
+        "kernel rms_norm_fwd has no entry in the op table",
+        "kernel rms_norm_bwd has no entry in the op table",
+    } <= set(problems)
+    assert run("--op", "rms_norm") == 1
+    assert "rms_norm has no entry" in capsys.readouterr().out
+    monkeypatch.setattr(check, "TABLE", TABLE)
+    assert check.uncovered("cpu") == []
+
+
+def test_missing_kernels_fail(monkeypatch) -> None:
+    monkeypatch.setattr(check._C, "kernels", lambda device: {"rope": False, "flux": True})
+    assert check.uncovered("cpu") == ["kernel rope is missing on cpu", "kernel flux has no entry in the op table"]
+
+
+def test_wrong_statistics_fail(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(optable.OTHER_KERNELS, "stats", ("test_stats", lambda device: "counted 3 NaN"))
+    rows = check.check_others("cpu")
+    assert rows[0].problems == ["forward, stats: counted 3 NaN"] and not rows[1].problems
+
+
+def test_kernels_lists_the_header() -> None:
+    slots = _C.kernels()
+    assert all(slots.values()) and {"copy", "rms_norm_fwd", "rms_norm_bwd", "adamw", "stats"} <= set(slots)
+
+
+@pytest.mark.slow
+def test_every_entry_is_run(tmp_path) -> None:
+    """The whole table, as a user runs it: all right, well under two minutes, one record for each op, dtype and backend."""
+    done = xtrain("check", "--json", str(tmp_path / "check.json"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    record = json.loads((tmp_path / "check.json").read_text())
+    assert record["problems"] == [] and record["seconds"] < 120
+    found = {(row["op"], row["dtype"]) for row in record["rows"]}
+    assert found >= {(entry.op, dtype) for entry in TABLE for dtype in entry.dtypes}
+    assert {row["backend"] for row in record["rows"] if row["op"] == "matmul"} == set(xt.gemm_backends())
+    assert all(row["forward"] <= 1 and (row["backward"] or 0) <= 1 for row in record["rows"])
+    differentiable = {entry.op for entry in TABLE if not entry.nondiff}
+    assert differentiable <= {row["op"] for row in record["rows"] if row["backward"] is not None}
+    assert [path.name for path in tmp_path.iterdir()] == ["check.json"]
+
+
+def test_check_changes_no_state() -> None:
+    _C.manual_seed(5)
+    before = _C.get_rng_state()
+    assert run("--op", "uniform,matmul", "--dtype", "float32") == 0
+    assert _C.get_rng_state() == before
+    assert _C.use_gemm_backend(None) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--op", "rmsnorm"), "rms_norm"),
+        (("--op", ","), "at least one"),
+        (("--dtype", "float8"), "float8"),
+        (("--device", "cuda"), "no CUDA"),
+        (("--device", "tpu"), "tpu"),
+        (("--json", "/no/such/place/x.json"), "/no/such/place"),
+        (("--json", "/"), "directory"),
+        (("--opp", "add"), "--op"),
+        (("now",), "expected 0"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, text: str, capsys) -> None:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and text in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+
+
+def test_a_new_entry_is_checked_without_further_work(monkeypatch, capsys) -> None:
+    """What op() adds is what check runs."""
+    count = len(TABLE)
+    try:
+        op(
+            "silu",
+            "unary",
+            [optable.table.case(optable.table.N(3, 4))],
+            lambda x: _C.relu(x),
+            lambda x: x / (1 + np.exp(-x)),
+            variant="scratch",
+        )
+        assert run("--op", "silu") == 1
+        assert "scratch 3x4" in capsys.readouterr().out
+    finally:
+        del TABLE[count:]
+    assert array(_C.full((1,), 2.0, _C.float32))[0] == 2.0 and T is TypeError

@@ -1,0 +1,200 @@
+"""What every benchmark shares: turns of equal contenders, medians, the machine's description, tables, whole files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+BURST = 0.02  # seconds of one turn: far above the clock's resolution
+PAUSE = 0.04  # seconds between turns: OpenBLAS' idle threads look for work for 26 ms, in the way of who comes next
+TURNS = 9
+ENOUGH = 2.0  # seconds of measurement after which a slow contender has had turns enough ...
+FEWEST = 3  # ... if it has had this many
+
+
+def measure(contenders: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds per call, one number a turn, of every contender.
+
+    Contenders take turns, in an order that is reversed every time, so that a change of the machine's clock or load
+    meets all of them. A turn repeats the call for about BURST seconds; a quick call runs once before the clock starts,
+    to wake threads and fill caches. The first call of all is a warm-up.
+    """
+    calls, times = {}, {name: [] for name in contenders}
+    for name, call in contenders.items():
+        call()
+        begun = time.perf_counter()
+        call()
+        calls[name] = max(1, round(BURST / max(time.perf_counter() - begun, 1e-7)))
+    for turn in range(TURNS):
+        for name in list(contenders) if turn % 2 == 0 else list(contenders)[::-1]:
+            call, count = contenders[name], calls[name]
+            spent = sum(times[name]) * count
+            if len(times[name]) >= FEWEST and spent > ENOUGH:
+                continue
+            time.sleep(PAUSE)
+            if count > 1:
+                call()
+            begun = time.perf_counter()
+            for _ in range(count):
+                call()
+            times[name].append((time.perf_counter() - begun) / count)
+    return times
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """The median and the extremes of measured seconds, in milliseconds."""
+    return {
+        "ms": statistics.median(times) * 1e3,
+        "ms_min": min(times) * 1e3,
+        "ms_max": max(times) * 1e3,
+        "turns": len(times),
+    }
+
+
+# ---- what was measured, and on what ----------------------------------------------------------------------------------
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What a reader needs to judge a number: hardware, versions, threads, compiler, BLAS."""
+    import numpy
+
+    from .. import _C
+    from .._version import __version__
+
+    info = _C.build_info()
+    return {
+        "device": device,
+        "cpu": cpu_name(),
+        "processors": os.cpu_count(),
+        "cpu_features": _C.cpu_features(),
+        "threads": _C.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "xtrain": __version__,
+        "numpy": numpy.__version__,
+        "compiler": info["compiler"],
+        "flags": info["flags"],
+        "blas": info["blas"],
+        "command": " ".join(["xtrain", *sys.argv[1:]]),
+    }
+
+
+def headline(facts: Mapping[str, Any]) -> str:
+    return (
+        f"{facts['cpu']}, {facts['threads']} threads, xtrain {facts['xtrain']} ({facts['compiler']}), "
+        f"NumPy {facts['numpy']}, Python {facts['python']}"
+    )
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def choose(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
+    """The comma-separated names of an option, each of which must be known."""
+    from ..options import nearest
+
+    if text is None:
+        return list(default)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--{option} must name at least one of {', '.join(known)}, got {text!r}")
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"--{option} must be some of {', '.join(known)}, got {name!r}{nearest(name, known) if name else ''}"
+            )
+    return list(dict.fromkeys(names))
+
+
+def choose_device(text: str) -> str:
+    """The name of a device that can be used."""
+    from .. import _C
+
+    try:
+        device = _C.device(text)
+        _C.gemm_backends(device)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"--device {text}: {' '.join(str(error).split())}") from None
+    return str(device)
+
+
+def check_threads(count: int) -> None:
+    """Use this many threads; 0 leaves xtrain's own choice."""
+    from .. import _C
+
+    if not 0 <= count <= 1024:
+        raise ConfigError(f"--threads must be in [0, 1024], got {count}")
+    if count:
+        _C.set_num_threads(count)
+
+
+def check_output(option: str, path: str | None, suffixes: Sequence[str] = ()) -> None:
+    """Refuse a file that could not be written, before the work and not after it."""
+    if path is None:
+        return
+    place = Path(path)
+    if suffixes and place.suffix.lower() not in suffixes:
+        raise ConfigError(f"--{option} must end in {' or '.join(suffixes)}, got {path!r}")
+    if place.is_dir():
+        raise ConfigError(f"--{option} must be a file, got the directory {path!r}")
+    if not os.access(place.parent, os.W_OK):
+        raise ConfigError(f"--{option}: the directory {str(place.parent)!r} does not exist or cannot be written to")
+
+
+def check_plot(path: str | None) -> None:
+    """Refuse a plot that could not be drawn."""
+    check_output("plot", path, (".png", ".svg", ".pdf"))
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot is drawn by matplotlib, which is missing: pip install 'xtrain[plot]'")
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A Markdown table whose columns line up; `right`: the columns that are numbers."""
+    widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (str(c).rjust(w) if i in right else str(c).ljust(w) for i, (c, w) in enumerate(zip(row, widths)))
+        return f"| {' | '.join(cells)} |"
+
+    rule = "|".join("-" * (w + 1) + ":" if i in right else "-" * (w + 2) for i, w in enumerate(widths))
+    return "\n".join([line(header), f"|{rule}|", *map(line, rows)])
+
+
+def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
+    """Let `write` fill a temporary file beside `path` and put it in place in one step: whole, or not there."""
+    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """`value` as JSON; NaN, which JSON has not, is refused."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_file(path, lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
