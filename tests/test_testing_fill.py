@@ -104,6 +104,10 @@ def test_parameters_may_be_filled():
         (lambda: fill(xt.empty(3), "diagonal"), ValueError, r"at least 2 dims for diagonal, got shape \(3,\)"),
         (lambda: fill(xt.empty(2), "normal", "a"), TypeError, "fill: seed must be an int, got str"),
         (lambda: fill(xt.empty(2), "uniform_int", low=3, high=3), ValueError, "randint: low must be below high"),
+        (lambda: fill(xt.empty(2).to(xt.uint8), "uniform_int"), ValueError, r"fill: uniform_int must stay in \[0, 255\] for uint8, got -5"),
+        (lambda: fill(xt.empty(300).to(xt.uint8), "sequential"), ValueError, r"fill: sequential must stay in \[0, 255\] for uint8, got 299"),
+        (lambda: fill(xt.empty(2).half(), "constant", value=1e9), ValueError, "fill: constant must stay in .* for float16, got 1000000000.0"),
+        (lambda: fill(xt.empty(2), "constant", value=10**400), ValueError, "fill: value must be a finite number"),
         (lambda: fill(xt.empty(2), "normal", std=-1.0), ValueError, "normal: std must be at least 0"),
     ],
 )  # fmt: skip

@@ -205,9 +205,21 @@ T = xt.ones(3).requires_grad_()
         (lambda: grad_check(xt.exp, [xt.empty(0).requires_grad_()]), ValueError, r"input 0 must not be empty, got shape \(0,\)"),
         (lambda: grad_check(xt.exp, [T], grads=[T]), ValueError, "grads must be None for Tensors"),
         (lambda: grad_check(lambda x: x.detach(), [T]), ValueError, "fn must return a tensor that depends on the inputs"),
+        (lambda: grad_check(cube, [X], grads=[X + 1j]), TypeError, "gradient 0 must hold real numbers, got complex128"),
+        (lambda: grad_check(lambda x: None, [X], grads=[X]), TypeError, "fn must return one number, got None"),
+        (lambda: grad_check(cube, [X], grads=[X], eps="a"), ValueError, "eps must be positive and finite, got 'a'"),
+        (lambda: grad_check(xt.mul, [T, T]), ValueError, "inputs must be different tensors, got one of them twice"),
         (lambda: grad_check(lambda x: 3.0, [T]), TypeError, "fn must return a Tensor or a tuple of Tensors, got float"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_a_refused_function_leaves_the_gradient():
+    x = xt.ones(3).requires_grad_()
+    x.grad = xt.ones(3)
+    with pytest.raises(ValueError):
+        grad_check(lambda x: x.detach(), [x])
+    assert x.grad.tolist() == [1, 1, 1]

@@ -150,3 +150,9 @@ def test_names_of_other_libraries():
 def test_bad_input(arguments, error, match):
     with pytest.raises(error, match=match):
         tolerance(**arguments)
+
+
+def test_numbers_of_numpy():
+    assert tolerance("float32", accumulations=np.int64(5), magnitude=np.float32(3)) == tolerance(
+        "float32", accumulations=5, magnitude=3.0
+    )

@@ -145,6 +145,7 @@ ONE = xt.ones(2, 3)
         (lambda: verify(ONE.numpy(), ONE), TypeError, "verify: out must be a Tensor, got ndarray"),
         (lambda: verify(ONE, None), TypeError, "verify: ref must be a Tensor, got NoneType"),
         (lambda: verify(ONE, ONE, rtol=-1.0), ValueError, "verify: rtol must be finite and not negative, got -1.0"),
+        (lambda: verify(ONE, ONE, rtol="a"), ValueError, "verify: rtol must be finite and not negative, got 'a'"),
         (lambda: verify(ONE, ONE, atol=math.nan), ValueError, "verify: atol must be finite and not negative, got nan"),
         (lambda: verify(ONE, ONE, accumulations=0), ValueError, "accumulations must be a number of at least 1, got 0"),
         (lambda: assert_close(ONE, [1.0, 2.0]), ValueError, r"assert_close: actual must have shape \(2,\), got \(2, 3\)"),
@@ -160,3 +161,12 @@ def test_bad_input(call, error, match):
     with pytest.raises(error, match=match) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_report_of_large_integers():
+    """Neighbours that one float64 stands for: the report lists what the kernel counts."""
+    a, b = xt.tensor([2**62, 1], dtype=xt.int64), xt.tensor([2**62 + 1, 1], dtype=xt.int64)
+    found = verify(a, b, rtol=0.0, atol=0.5)
+    assert found.errors == 1
+    assert "(0,): got 4611686018427387904, expected 4611686018427387905, difference 1" in found.report()
+    assert found.report(-1).endswith("and 1 more")

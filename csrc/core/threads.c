@@ -6,7 +6,7 @@
  * A job is published under a lock; workers spin a little for the next one (a training step is thousands of short loops) and then
  * sleep. Pieces are claimed from an atomic counter, so who runs which piece varies, what a piece computes never does.
  */
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
 #include "../xtrain.h"
 
 #include <pthread.h>
@@ -36,10 +36,11 @@ typedef struct Job {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t one_job = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose job the pool runs */
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
-static Job *current;        /* under lock */
-static uint64_t generation; /* atomic: number of jobs published */
-static int workers;         /* started, under one_job */
-static int wanted_threads;  /* 0: not decided yet */
+static Job *current;                   /* under lock */
+static uint64_t generation;            /* atomic: number of jobs published */
+static int workers;                    /* started, under one_job */
+static pthread_t handles[MAX_THREADS]; /* of the workers, under one_job */
+static int wanted_threads;             /* 0: not decided yet */
 static _Thread_local bool inside;
 
 static void run_pieces(Job *job) {
@@ -132,8 +133,7 @@ static void start_workers(int count) {
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     while (workers < count) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, worker, NULL)) break; /* fewer threads: slower, not wrong */
+        if (pthread_create(&handles[workers], &attributes, worker, NULL)) break; /* fewer threads: slower, not wrong */
         workers++;
     }
     pthread_attr_destroy(&attributes);
@@ -148,6 +148,22 @@ bool xt_interrupted(void) {
     if (ms < 50) return false;
     last = now;
     return xt_interrupt_check();
+}
+
+/* Linux likes to wake a thread on the CPU of its waker, where it waits until the waker is done: after a pause, a hundred milliseconds of
+ * work would run on one core. So the workers may run anywhere but on the caller's CPU. Costs a vDSO call unless the caller has moved. */
+static void keep_off_my_cpu(void) {
+#ifdef __linux__
+    static int avoided = -1, known; /* under one_job: the CPU, and how many workers have been told */
+    int cpu = sched_getcpu();
+    if ((cpu == avoided && known == workers) || cpu < 0) return;
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) < 2) return;
+    CPU_CLR((size_t)cpu, &set);
+    for (int i = 0; i < workers; i++) pthread_setaffinity_np(handles[i], sizeof set, &set);
+    avoided = cpu;
+    known = workers;
+#endif
 }
 
 /* One piece after the other in this thread: for short loops, nested calls, and when the pool is busy with another caller's job. */
@@ -170,6 +186,7 @@ XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context) {
     if (threads <= 1 || pthread_mutex_trylock(&one_job) != 0) return run_here(count, grain, body, context, !inside);
 
     if (workers < threads - 1) start_workers(threads - 1);
+    keep_off_my_cpu();
     Job job = {.body = body, .context = context, .count = count, .grain = grain, .pieces = pieces, .limit = threads - 1};
     pthread_mutex_lock(&lock);
     current = &job;

@@ -16,7 +16,9 @@ from typing import Any
 from ..errors import ConfigError
 
 BURST = 0.02  # seconds of one turn: far above the clock's resolution
-PAUSE = 0.04  # seconds between turns: OpenBLAS' idle threads look for work for 26 ms, in the way of who comes next
+PAUSE = (
+    0.15  # seconds between turns: idle threads of other libraries spin for some 100 ms, in the way of who comes next
+)
 TURNS = 9
 ENOUGH = 2.0  # seconds of measurement after which a slow contender has had turns enough ...
 FEWEST = 3  # ... if it has had this many
@@ -157,6 +159,8 @@ def check_output(option: str, path: str | None, suffixes: Sequence[str] = ()) ->
         raise ConfigError(f"--{option} must end in {' or '.join(suffixes)}, got {path!r}")
     if place.is_dir():
         raise ConfigError(f"--{option} must be a file, got the directory {path!r}")
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"--{option} must be a regular file, got {path!r}")
     if not os.access(place.parent, os.W_OK):
         raise ConfigError(f"--{option}: the directory {str(place.parent)!r} does not exist or cannot be written to")
 

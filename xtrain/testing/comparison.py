@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import _C
-from .formats import format_of, tolerance
+from .formats import format_of, is_finite, tolerance
 
 _Tensor = _C.Tensor
 _SHOWN = 5
@@ -59,7 +59,7 @@ class Verification:
 
     def report(self, most=_SHOWN):
         """The numbers, and the first `most` wrong elements with both values. This copies both tensors to the host."""
-        lines = [str(self)]
+        lines, most = [str(self)], max(0, most)
         if self.errors:
             out, ref = _host(self.out), _host(self.ref)
             places = np.argwhere(_wrong(out, ref, self.rtol, self.atol))
@@ -82,7 +82,7 @@ def verify(out, ref, *, rtol=None, atol=None, accumulations=1):
     _check_pair("verify", "out", out, "ref", ref)
     out, ref = out.detach(), ref.detach()
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
+        if value is not None and not (is_finite(value) and value >= 0):
             raise ValueError(f"verify: {name} must be finite and not negative, got {value!r}")
     low, high, _, nans, infs = _C.stats(ref)
     if nans == ref.numel():
@@ -172,11 +172,14 @@ def _value(tensor, index):
 
 def _wrong(out, ref, rtol, atol):
     with np.errstate(invalid="ignore", over="ignore"):
-        distance, limit = np.abs(out.astype(np.float64) - ref), atol + rtol * np.abs(ref.astype(np.float64))
+        limit = atol + rtol * np.abs(ref.astype(np.float64))
+        if out.dtype.kind != "f":  # the distance is taken before it is rounded to a double, as the kernel does
+            a, b = (x.astype(np.int64) for x in (out, ref))
+            return ~((np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)).astype(np.float64) <= limit)
+        distance = np.abs(out - ref)
         finite = np.isfinite(out) & np.isfinite(ref)
-        return ~np.where(finite, (distance <= limit) & np.isfinite(distance) & ((limit > 0) | (out == ref)), out == ref)
+        return ~np.where(finite, (distance <= limit) & np.isfinite(distance), out == ref)
 
 
 def _difference(a, b):
-    with np.errstate(invalid="ignore"):
-        return abs(np.float64(a) - np.float64(b))
+    return abs(a - b)  # Python's numbers: exact for integers

@@ -1,9 +1,13 @@
 """fill: test data made on the device that needs it."""
 
 import math
+import numbers
+
+import numpy as np
 
 from .. import _C
 from ..autograd import no_grad
+from .formats import is_finite
 
 _OPTIONS = {
     "uniform": {"low": -1.0, "high": 1.0},
@@ -34,9 +38,9 @@ def fill(tensor, kind, seed=0, **options):
     """
     if not isinstance(tensor, _C.Tensor):
         raise TypeError(f"fill: tensor must be a Tensor, got {type(tensor).__name__}")
-    if kind not in _OPTIONS:
+    if not isinstance(kind, str) or kind not in _OPTIONS:
         raise ValueError(f"fill: kind must be one of {', '.join(_OPTIONS)}, got {kind!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise TypeError(f"fill: seed must be an int, got {type(seed).__name__}")
     unknown = set(options) - set(_OPTIONS[kind])
     if unknown:
@@ -46,11 +50,33 @@ def fill(tensor, kind, seed=0, **options):
         raise TypeError(f"fill: tensor must be floating point for {kind}, got {tensor.dtype.name}")
     chosen = {**_OPTIONS[kind], **options}
     for name, value in chosen.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not is_finite(value):
             raise ValueError(f"fill: {name} must be a finite number, got {value!r}")
         if value != int(value) and (kind == "uniform_int" or not tensor.dtype.is_floating_point):
             raise ValueError(f"fill: {name} must be a whole number for {kind} in {tensor.dtype.name}, got {value!r}")
-    return tensor.copy_(_MAKERS[kind](tuple(tensor.shape), tensor.dtype, tensor.device, seed, **chosen))
+    chosen = {name: int(v) if isinstance(v, numbers.Integral) else float(v) for name, v in chosen.items()}
+    _check_range(kind, tensor, chosen)
+    return tensor.copy_(_MAKERS[kind](tuple(tensor.shape), tensor.dtype, tensor.device, int(seed), **chosen))
+
+
+def _check_range(kind, tensor, chosen):
+    """ValueError for values that the dtype would wrap around or turn into infinity."""
+    values = list(chosen.values())
+    if kind == "uniform_int":
+        values[1] -= 1
+    elif kind == "sequential":
+        values = [chosen["start"], chosen["start"] + chosen["step"] * max(0, tensor.numel() - 1)]
+    name = tensor.dtype.name
+    if name == "bool":
+        return
+    if tensor.dtype.is_floating_point:
+        high = float.fromhex("0x1.fep127") if name == "bfloat16" else float(np.finfo(name).max)
+        low = -high
+    else:
+        low, high = np.iinfo(name).min, np.iinfo(name).max
+    for value in values:
+        if not low <= value <= high:
+            raise ValueError(f"fill: {kind} must stay in [{low}, {high}] for {name}, got {value!r}")
 
 
 def _seeded(seed, draw):

@@ -1,6 +1,7 @@
 """Number formats, and the tolerance that follows from them. The derivation is in docs/numerics.md."""
 
 import math
+import numbers
 from dataclasses import dataclass
 
 
@@ -49,6 +50,14 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
+def is_finite(value):
+    """Whether value is a real number, of Python or NumPy, that a float64 can hold."""
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False
+
+
 def format_of(dtype, argument="compute"):
     """The Format of a name or of a dtype object of xtrain, NumPy or PyTorch."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
@@ -79,10 +88,11 @@ def tolerance(compute, out=None, acc=None, accumulations=1, magnitude=1.0):
     if acc is None:
         acc = "int32" if of_compute.exact else "float64" if of_compute.name == "float64" else "float32"
     of_acc = format_of(acc, "acc")
-    if not (isinstance(accumulations, (int, float)) and math.isfinite(accumulations) and accumulations >= 1):
+    if not (is_finite(accumulations) and accumulations >= 1):
         raise ValueError(f"tolerance: accumulations must be a number of at least 1, got {accumulations!r}")
-    if not (isinstance(magnitude, (int, float)) and math.isfinite(magnitude) and magnitude >= 0):
+    if not (is_finite(magnitude) and magnitude >= 0):
         raise ValueError(f"tolerance: magnitude must be finite and not negative, got {magnitude!r}")
+    accumulations, magnitude = float(accumulations), float(magnitude)
     rtol = max(of_compute.roundoff, of_out.roundoff, accumulations * of_acc.roundoff)
     atol = max(
         of_compute.half_unit(magnitude), of_out.half_unit(magnitude), accumulations * of_acc.half_unit(magnitude)
