@@ -165,7 +165,7 @@ def bench_shape(
             "contender": name,
             **frame.summary(t),
             "gflops": speed[name],
-            "percent_of_best": 100 * speed[name] / best,
+            "percent_of_best": 100 * (speed[name] / best),  # the best is exactly 100
             "error_over_tolerance": errors[name] if math.isfinite(errors[name]) else None,
             "right": errors[name] <= 1,
         }
