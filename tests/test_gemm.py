@@ -40,7 +40,7 @@ def rounded(a, dtype: str):
 
 
 def values(t) -> np.ndarray:
-    return t.detach().to(xt.float64).numpy()
+    return t.detach().to(xt.float64).cpu().numpy()
 
 
 def drawn(shape, dtype: str, seed: int = 0):
@@ -262,7 +262,7 @@ def test_empty(shape, dtype: str, backend: str) -> None:
 def test_nan_and_infinity_pass_through(backend: str) -> None:
     a = np.ones((33, 65), np.float32)
     a[1, 2], a[3, 4] = np.nan, np.inf
-    out = xt.matmul(xt.tensor(a), xt.ones(65, 17), backend=backend).numpy()
+    out = xt.matmul(xt.tensor(a), xt.ones(65, 17), backend=backend).cpu().numpy()
     assert np.isnan(out[1]).all() and np.isposinf(out[3]).all()
     assert (np.delete(out, [1, 3], 0) == 65).all()
 
@@ -295,9 +295,12 @@ def test_gradient_finite_differences(backend: str) -> None:
     xt.matmul(ta, tb, backend=backend).backward(xt.tensor(dc))
 
     def loss(x, y) -> float:
-        return float((xt.matmul(xt.tensor(x), xt.tensor(y), backend=backend).numpy() * dc).sum())
+        return float((xt.matmul(xt.tensor(x), xt.tensor(y), backend=backend).cpu().numpy() * dc).sum())
 
-    for base, grad, run in ((a, ta.grad.numpy(), lambda x: loss(x, b)), (b, tb.grad.numpy(), lambda y: loss(a, y))):
+    for base, grad, run in (
+        (a, ta.grad.cpu().numpy(), lambda x: loss(x, b)),
+        (b, tb.grad.cpu().numpy(), lambda y: loss(a, y)),
+    ):
         for place in np.ndindex(base.shape):
             step = np.zeros(base.shape)
             step[place] = 0.5
@@ -332,18 +335,102 @@ def test_broadcast_gradients_are_summed(backend: str) -> None:
     ta.requires_grad = tb.requires_grad = True
     dc = random.integers(-3, 4, (2, 3, 5, 4)).astype(np.float32)
     xt.matmul(ta, tb, backend=backend).backward(xt.tensor(dc))
-    assert np.array_equal(ta.grad.numpy(), (dc @ b.swapaxes(-1, -2)).sum(1, keepdims=True))
-    assert np.array_equal(tb.grad.numpy(), (a.swapaxes(-1, -2) @ dc).sum(0))
+    assert np.array_equal(ta.grad.cpu().numpy(), (dc @ b.swapaxes(-1, -2)).sum(1, keepdims=True))
+    assert np.array_equal(tb.grad.cpu().numpy(), (a.swapaxes(-1, -2) @ dc).sum(0))
+
+
+@pytest.fixture
+def threads_back():
+    before = _C.get_num_threads()
+    yield
+    xt.set_num_threads(before)
+
+
+THREADS = (1, 2, 3, 4, 8, 16)
+
+
+def bits(t) -> bytes:
+    return bytes(_C.to_bytes(t.detach().cpu().contiguous()))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_change_no_bit(dtype: str, backend: str) -> None:
+def test_threads_change_no_bit(dtype: str, backend: str, threads_back) -> None:
     a, b = xt.randn(257, 513).to(getattr(xt, dtype)), xt.randn(513, 130).to(getattr(xt, dtype))
-    want = values(xt.matmul(a, b, backend=backend))
-    for threads in (1, 2, 3):
+    want = bits(xt.matmul(a, b, backend=backend))
+    for threads in THREADS:
         xt.set_num_threads(threads)
-        assert np.array_equal(values(xt.matmul(a, b, backend=backend)), want)
+        assert bits(xt.matmul(a, b, backend=backend)) == want, f"{threads} threads"
+
+
+# Where the blas backend cuts rows, columns and K, alone and together, also close to where calls would become too small, and more rows
+# than one call takes.
+CUT = [(1024, 1024, 256), (512, 768, 768), (257, 513, 1031), (49, 2049, 511), (25, 3000, 300), (2100, 65, 97)]
+CUT += [(1031, 33, 257), (100, 65, 4099), (130, 2, 20011), (4100, 48, 64), (1000, 1, 5000), (1, 5000, 1000)]
+
+
+def check_threads(dtype: str, shapes, layouts=LAYOUTS) -> None:
+    for shape in shapes:
+        ta, _, tb, _ = drawn(shape, dtype, seed=23)
+        for layout in layouts:
+            a, b = stored(ta, layout[0]), stored(tb, layout[1])
+            want = None
+            for threads in THREADS:
+                xt.set_num_threads(threads)
+                got = bits(xt.matmul(a, b, backend="blas"))
+                want = want or got
+                assert got == want, f"{name_of(shape)} {layout} {dtype}: {threads} threads"
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, "float64", "float16"))
+@pytest.mark.parametrize("shape", CUT, ids=name_of)
+def test_threads_change_no_bit_of_a_cut_product(shape, dtype: str, threads_back) -> None:
+    check_threads(dtype, [shape])
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, "float64"))
+def test_threads_change_no_bit_of_any_product(dtype: str, threads_back) -> None:
+    """Random shapes, all large enough to be cut, in a random layout each."""
+    random = np.random.default_rng(29)
+    shapes = [tuple(int(2 ** random.uniform(2, 11)) for _ in range(3)) for _ in range(100)]
+    for shape in shapes:
+        if 4e6 < np.prod(shape) < 1e8:
+            check_threads(dtype, [shape], [random.choice(LAYOUTS)])
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, "float64"))
+def test_threads_change_no_bit_of_a_batch_or_a_sum(dtype: str, threads_back) -> None:
+    """A batch has the bits of its products one by one, and beta = 1 adds the same to what is there, for any number of threads."""
+    kind = getattr(xt, dtype)
+    a, b = xt.randn(3, 300, 200).to(kind), xt.randn(3, 200, 260).to(kind)
+    w, dy = xt.randn(200, 300).to(kind), xt.randn(200, 200).to(kind)
+    found = set()
+    for threads in THREADS:
+        xt.set_num_threads(threads)
+        together = bits(xt.matmul(a, b, backend="blas"))
+        assert together == b"".join(bits(xt.matmul(a[i], b[i], backend="blas")) for i in range(3)), f"{threads} threads"
+        v = w.detach().clone()
+        v.requires_grad = True
+        for i in (0, 1):  # the second gradient is added inside the product
+            xt.matmul(v, a[i], backend="blas").backward(dy)
+        found.add((together, bits(v.grad)))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("core", ["Prescott", "Nehalem", "Sandybridge", "Haswell", "SkylakeX"])
+def test_threads_change_no_bit_with_the_kernels_of(core: str) -> None:
+    """OpenBLAS has other kernels for every CPU: those that this one can run."""
+    needs = {"Nehalem": "sse4.2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512bw"}
+    if needs.get(core, "avx") not in _C.cpu_features():
+        pytest.skip(f"this CPU cannot run the kernels of {core}")
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import test_gemm as t; t.check_cut_products()"
+    environment = {**os.environ, "XTRAIN_BLAS_CORE": core}
+    subprocess.run([sys.executable, "-c", script, os.path.dirname(__file__)], env=environment, check=True)
+
+
+def check_cut_products() -> None:
+    for dtype in ("float32", "float64"):
+        check_threads(dtype, CUT[:8])
 
 
 # ---- the choice of a backend ------------------------------------------------------------------------------------------------------------
@@ -358,7 +445,7 @@ def sums(backend=None) -> bytes:
     """The bits of a product that tell the backends apart: each adds in another order."""
     random = np.random.default_rng(17)
     a, b = (xt.tensor(random.standard_normal(s, dtype=np.float32)) for s in ((37, 4099), (4099, 41)))
-    return xt.matmul(a, b, backend=backend).numpy().tobytes()
+    return xt.matmul(a, b, backend=backend).cpu().numpy().tobytes()
 
 
 def test_choices_are_obeyed() -> None:
@@ -390,7 +477,7 @@ def test_backward_keeps_the_choice_of_the_call(name: str) -> None:
         w.requires_grad = True
         with xt.use_gemm_backend(around):
             xt.matmul(xt.tensor(a), w, backend=backend).backward(xt.tensor(b))
-        return w.grad.numpy().tobytes()
+        return w.grad.cpu().numpy().tobytes()
 
     assert gradient(name, "auto") == gradient(name, "naive") == gradient(None, name)
 
