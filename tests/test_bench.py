@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 
@@ -189,6 +190,93 @@ def test_cores_can_be_chosen_apart(variable: str, side: str) -> None:
     assert chosen[mine] == "Nehalem" and chosen[1 - mine] == usual[1 - mine]
 
 
+def test_rows_are_shown_as_they_are_known(monkeypatch, capsys, tmp_path) -> None:
+    """Ctrl-C in the middle leaves the header, the rows so far and no file; columns line up."""
+    right = gemm.bench_shape
+
+    def third_stops(shape, *rest):
+        if shape.m == 18:
+            raise KeyboardInterrupt
+        return right(shape, *rest)
+
+    monkeypatch.setattr(gemm, "bench_shape", third_stops)
+    report = tmp_path / "x.json"
+    assert run("gemm", "--sizes", "16,17x33x5:tn,18", "--dtypes", "float32", "--json", str(report)) == 130
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert lines[0].startswith("| shape") and lines[1].startswith("|--")
+    assert sum("16x16x16" in line for line in lines) == sum("17x33x5" in line for line in lines) >= 4
+    assert len({len(line) for line in lines}) == 1
+    assert not list(tmp_path.iterdir())
+
+    right_entry = bench_ops.bench_entry
+
+    def second_stops(entry, *rest):
+        if entry.op == "exp":
+            raise KeyboardInterrupt
+        return right_entry(entry, *rest)
+
+    monkeypatch.setattr(sizes, "ACTIVATION", (64, 4100))
+    monkeypatch.setattr(bench_ops, "bench_entry", second_stops)
+    assert run("ops", "--op", "neg,exp", "--json", str(report)) == 130
+    assert "| neg" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs POSIX signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_no_temporary_file(tmp_path, name: str) -> None:
+    script = f"""
+import os, signal
+from xtrain.bench import frame
+def write(temporary):
+    open(temporary, "w").write("half")
+    os.kill(os.getpid(), signal.{name})
+    for _ in range(10**7): pass
+frame.write_file({str(tmp_path / "x.json")!r}, write)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + getattr(signal, name), done.stderr
+    assert not list(tmp_path.iterdir()) and done.stderr == ""
+
+
+def test_a_link_is_followed(tmp_path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "x.json"
+    link.symlink_to(tmp_path / "there" / "y.json")
+    frame.write_json(link, {"x": 1})
+    assert link.is_symlink() and json.loads((tmp_path / "there" / "y.json").read_text()) == {"x": 1}
+    assert len(list((tmp_path / "there").iterdir())) == 1
+
+
+@pytest.mark.parametrize("benchmark", ["gemm", "ops"])
+@pytest.mark.parametrize("other", ["x.png", "./x.png", "link.png"])
+def test_one_file_for_two_outputs(benchmark: str, other: str, capsys, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.png").symlink_to("x.png")
+    assert run(benchmark, "--json", "x.png", "--plot", other) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.strip().splitlines()) == 1
+    assert captured.err.startswith("xtrain: error: --plot must be another file than --json, got")
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+def test_standard_output_is_no_report(tmp_path) -> None:
+    """`--json /dev/stdout > file` would put the report where the table goes, and a file where /dev/stdout was. The link is
+    one of our own: a failure must not cost the machine its /dev/stdout."""
+    link = tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    for path in (str(link), str(tmp_path / "out.txt")):
+        with open(tmp_path / "out.txt", "w") as out:
+            done = subprocess.run(
+                [sys.executable, "-m", "xtrain", "bench", "gemm", "--sizes", "4", "--json", path],
+                stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
+            )  # fmt: skip
+        assert done.returncode == 2 and "--json must not be the file that standard output goes to" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.txt", "stdout"] and link.is_symlink()
+
+
 # ---- ops ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -257,12 +345,14 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         (("gemm", "--sizes", "4:nx"), "4:nx"),
         (("gemm", "--dtypes", "int8"), "int8"),
         (("gemm", "--backends", "magic"), "blas, tiled, naive"),
-        (("gemm", "--device", "cuda"), "no CUDA"),
+        (("gemm", "--device", "cuda:99"), "--device cuda:99: "),
         (("gemm", "--device", "tpu"), "tpu"),
         (("gemm", "--threads", "-1"), "-1"),
         (("gemm", "--threads", "x"), "whole number"),
         (("gemm", "--json", "/no/such/place/x"), "/no/such/place"),
         (("gemm", "--plot", "x.doc"), ".png"),
+        (("gemm", "--json", "x" * 250), "at most 243 bytes"),
+        (("ops", "--json", ""), "directory"),
         (("gemm", "--size", "3"), "--sizes"),
         (("gemm", "--json"), "needs a value"),
         (("ops", "--op", "rmsnorm"), "rms_norm"),

@@ -11,7 +11,7 @@ from runs import xtrain
 
 import xtrain as xt
 from xtrain import _C, check, cli, optable
-from xtrain.optable import TABLE
+from xtrain.optable import TABLE, judge
 from xtrain.optable.table import T, array, op
 
 
@@ -155,6 +155,83 @@ def test_float64_gradients_are_held_to_seven_digits(monkeypatch, factor: float) 
         assert run("--op", name, "--dtype", "float64") == 1, name
 
 
+class _Small(xt.Function):
+    """The identity, whose float32 gradient is off by 1e-3 in one element of about a thousandth of the largest."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        g = dy.to(xt.float64).numpy().copy()
+        if dy.dtype == xt.float32 and g.size >= 100:
+            size = np.abs(g).reshape(-1)
+            g.reshape(-1)[np.argmin(np.abs(size - 1e-3 * size.max()))] *= 1 + 1e-3
+        return _C.cast(_C.tensor(g), dy.dtype)
+
+
+@pytest.mark.parametrize(
+    "name", ["exp", "silu", "gelu", "tanh", "erf", "mul", "div", "where", "swiglu", "transpose", "mean", "clone"]
+)
+def test_one_small_element_of_an_elementwise_gradient(monkeypatch, capsys, name: str) -> None:
+    """Each element of such a gradient has its own tolerance, so that small ones are judged like large ones."""
+
+    def spoiled(call):
+        return lambda *inputs, **options: call(*(_Small.apply(x) if x.requires_grad else x for x in inputs), **options)
+
+    monkeypatch.setattr(check, "TABLE", [replace(e, call=spoiled(e.call)) if e.op == name else e for e in TABLE])
+    if name in (
+        "transpose",
+        "mean",
+        "clone",
+    ):  # the table's cases of these are small, or have gradients that are all alike
+        case = optable.table.case(
+            optable.table.N(40, 30), **{"transpose": dict(dim0=0, dim1=1), "mean": dict(dim=1)}.get(name, {})
+        )
+        wide = [replace(e, cases=(case,), call=spoiled(e.call)) for e in TABLE if e.op == name][:1]
+        monkeypatch.setattr(check, "TABLE", wide)
+    assert run("--op", name, "--dtype", "float32") == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong: ")]
+    assert len(wrong) == 1 and wrong[0].startswith(f"wrong: {name} float32: backward"), wrong
+
+
+def test_gradient_tolerances() -> None:
+    """One for each element where a gradient is a product of its own, with the terms of a broadcast added up; one for
+    all where it may be a sum over everything."""
+
+    def tolerance(op: str, case: str, i: int, dtype: str = "float32"):
+        entry = next(e for e in TABLE if e.op == op and not e.variant)
+        c = next(c for c in entry.cases if c.id == case)
+        arrays = entry.draw(c, dtype)
+        outs, grads = optable.table.gradients(entry, c, arrays, dtype)
+        dys = optable.table.upstream(outs, dtype, entry.id + c.id)
+        want = array(grads[i])
+        return arrays, dys, want, judge.gradient_tolerance(entry, c, arrays, dys, want, dtype, i)
+
+    u = 2.0**-24
+    _, _, want, limit = tolerance("exp", "257", 0)
+    assert limit.shape == (257,) and np.allclose(limit / np.abs(want), (4 + 8 + 1 + 16) * u, rtol=1e-6)
+    (a, _), (dy,), _, limit = tolerance("mul", "3x33_33", 1)
+    assert limit.shape == (33,) and np.allclose(limit, (4 + 3 + 16) * u * np.abs(dy * a).sum(0), rtol=1e-6)
+    _, (dy,), _, limit = tolerance("silu", "257", 0)
+    assert (limit <= 1.3 * 29 * u * np.abs(dy)).all()  # near the minimum of silu its parts cancel, and count
+    assert np.ndim(tolerance("rms_norm", "3x33_33[eps=1e-06]", 0)[3]) == 0
+
+
+def test_rows_are_shown_as_they_are_known(monkeypatch, capsys, tmp_path) -> None:
+    """Ctrl-C in the middle leaves what has been found so far, and no file."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    plant(monkeypatch, "silu", lambda call: stop)
+    assert run("--op", "exp,silu", "--json", str(tmp_path / "x.json")) == 130
+    text = capsys.readouterr().out
+    assert text.count("| exp ") == 4 and "silu" not in text and text.index("| op ") < text.index("| exp ")
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_entries_fail(monkeypatch, capsys) -> None:
     kept = [entry for entry in TABLE if entry.op != "rms_norm"]
     monkeypatch.setattr(check, "TABLE", kept)
@@ -216,7 +293,7 @@ def test_check_changes_no_state() -> None:
         (("--op", "rmsnorm"), "rms_norm"),
         (("--op", ","), "at least one"),
         (("--dtype", "float8"), "float8"),
-        (("--device", "cuda"), "no CUDA"),
+        (("--device", "cuda:99"), "--device cuda:99: "),
         (("--device", "tpu"), "tpu"),
         (("--json", "/no/such/place/x.json"), "/no/such/place"),
         (("--json", "/"), "directory"),

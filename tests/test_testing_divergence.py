@@ -419,3 +419,88 @@ def test_no_op_is_blamed_for_numbers_that_are_not_finite_in_its_input(bad):
     model = nn.Linear(4, 3)
     x = xt.ones(2, 4) * bad
     assert first_divergence(lambda m: xt.log(m(x.to(m.weight.dtype))).sum(), model).ok
+
+
+# ---- NaN and wrong runs ---------------------------------------------------------------------------------------------------------------
+
+
+class Logarithm(nn.Module):
+    """The logarithm of a layer's output, which is NaN where that is negative."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return F.silu(self.layer(x).log())
+
+
+def test_where_nan_first_appears():
+    model = Logarithm()
+    with xt.no_grad():
+        model.layer.weight.fill_(1.0)
+    assert first_divergence(lambda m: m(xt.ones(2, 3, dtype=m.layer.weight.dtype)), model).nan == []
+    with xt.no_grad():
+        model.layer.weight.fill_(-1.0)
+    found = first_divergence(lambda m: m(xt.ones(2, 3, dtype=m.layer.weight.dtype)), model)
+    assert found.nan == ["NaN first appears, in both runs, in the output of log"]
+    assert str(found).endswith(found.nan[0])
+    with xt.no_grad():
+        model.layer.weight[0, 0] = float("nan")
+    found = first_divergence(lambda m: m(xt.ones(2, 3, dtype=m.layer.weight.dtype)), model)
+    assert found.nan == ["NaN first appears, in both runs, in parameter layer.weight"]
+
+
+class _Silent(xt.Function):
+    """Forward as it should be, and NaN as a gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * float("nan")
+
+
+def test_nan_of_one_run_or_of_a_backward():
+    class Square(nn.Module):
+        def __init__(self, spoil):
+            super().__init__()
+            self.weight = nn.Parameter(xt.ones(3))
+            self.spoil = spoil
+
+        def forward(self, x):
+            y = x * self.weight
+            y = _Silent.apply(y) if self.spoil == "backward" else y
+            return y / (y - y) * 0 if self.spoil == "forward" else y * y
+
+    x = xt.ones(3)
+    found = first_divergence(lambda m: m(x), Square("forward"), Square(None))
+    assert found.nan == ["NaN first appears in the model's run in the output of mul"]
+    found = first_divergence(lambda m: m(x), Square("backward"), Square(None))
+    assert found.nan == ["NaN first appears in the model's run in the gradient that arrives at the output of mul"]
+    assert not found
+
+
+def test_wrong_runs_are_one_sentence():
+    model = nn.Linear(3, 2)
+    for run, text in (
+        (None, "first_divergence: run must be callable, got NoneType"),
+        (3.0, "first_divergence: run must be callable, got float"),
+        (lambda m: 1.0, "first_divergence: run must return a Tensor or None, got float"),
+        (lambda m: m(xt.ones(1, 3)).numpy, "first_divergence: run must return a Tensor or None, got "),
+        (
+            lambda m: (m(xt.ones(1, 3, dtype=m.weight.dtype)),),
+            "first_divergence: run must return a Tensor or None, got tuple",
+        ),
+    ):
+        with pytest.raises(TypeError, match="^" + text):
+            first_divergence(run, model)
+    with pytest.raises(TypeError, match="reference_run must be callable, got int"):
+        first_divergence(lambda m: None, model, model, reference_run=1)
+    with pytest.raises(TypeError, match="reference_run must return a Tensor or None, got str"):
+        first_divergence(lambda m: m(xt.ones(1, 3)).sum(), model, model, reference_run=lambda m: "x")
+    with pytest.raises(TypeError, match="reference_context must be a context manager, got int"):
+        first_divergence(lambda m: None, model, model, reference_context=3)
+    assert model.weight.grad is None

@@ -114,3 +114,15 @@ def test_parameters_may_be_filled():
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (dict(seed=2**70), "fill: seed must fit in 64 bits, got 1180591620717411303424"),
+        (dict(low=-3e38, high=3e38), r"fill: uniform must stay in .* for float32, got 6e\+38"),
+    ],
+)
+def test_what_the_generator_cannot_hold(options, match):
+    with pytest.raises(ValueError, match=match):
+        fill(xt.empty(3), "uniform", **options)

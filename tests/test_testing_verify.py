@@ -152,6 +152,13 @@ ONE = xt.ones(2, 3)
         (lambda: assert_close([1.0], [math.nan]), ValueError, "assert_close: expected must hold a value that is not NaN"),
         (lambda: assert_close([], []), ValueError, "assert_close: actual must not be empty"),
         (lambda: assert_close(xt.arange(2), [0.5, 1.5]), TypeError, "assert_close: actual must be floating point like expected"),
+        (lambda: verify(ONE, ONE, rtol=0.0, atol=0.0, accumulations="x"), ValueError, "verify: accumulations must be a number of at least 1, got 'x'"),
+        (lambda: assert_close(1.0, 1.0, rtol=0.0, atol=0.0, accumulations=-1), ValueError, "assert_close: accumulations must be a number"),
+        (lambda: assert_close([[1, 2], [3]], [1, 2]), ValueError, "assert_close: actual must be a rectangle of numbers, got a list"),
+        (lambda: assert_close([1, 2], ((1, 2), (3,))), ValueError, "assert_close: expected must be a rectangle of numbers, got a tuple"),
+        (lambda: assert_close([1, None], [1, 2]), TypeError, "assert_close: arguments must hold numbers, got object"),
+        (lambda: assert_close(2**63, 1), TypeError, "assert_close: integers must fit in int64, got 9223372036854775808"),
+        (lambda: verify(ONE, ONE).report("x"), TypeError, "report: most must be an int, got str"),
         (lambda: assert_close("one", 1), TypeError, "assert_close: arguments must hold numbers"),
         (lambda: reduce_max_abs(xt.empty(0)), ValueError, r"reduce_max_abs: tensor must not be empty, got shape \(0,\)"),
         (lambda: reduce_max_abs([1.0]), TypeError, "reduce_max_abs: tensor must be a Tensor, got list"),
@@ -170,3 +177,11 @@ def test_report_of_large_integers():
     assert found.errors == 1
     assert "(0,): got 4611686018427387904, expected 4611686018427387905, difference 1" in found.report()
     assert found.report(-1).endswith("and 1 more")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.uint16, np.uint64, np.longdouble, np.float16])
+def test_assert_close_takes_every_numpy_number(dtype):
+    assert_close(np.ones(3, dtype), np.ones(3, dtype))
+    assert_close(np.ones((), dtype), xt.ones(3).sum() / 3)
+    with pytest.raises(AssertionError):
+        assert_close(np.ones(3, dtype), [1.0, 1.0, 2.0])

@@ -143,7 +143,7 @@ class Checker:
                 row.add("backward", where, np.inf, f"input {i} got no gradient in {dtype}")
                 continue
             want = shared["wants"][i]
-            limit = judge.gradient_tolerance(self.entry, c, arrays, shared["dys"], want, dtype)
+            limit = judge.gradient_tolerance(self.entry, c, arrays, shared["dys"], want, dtype, i)
             ratio, wrong = compare(array(got[i]), want, limit)
             row.add("backward", where, ratio, wrong and f"gradient of input {i}: {wrong}")
 
@@ -178,7 +178,7 @@ class Checker:
             if got[i] is None or got[i].shape != arrays[i].shape or not np.isfinite(array(got[i])).all():
                 yield i, np.inf, "missing, of another shape, or not finite"
                 continue
-            element = judge.gradient_tolerance(self.entry, c, arrays, dys, array(got[i]), "float64")
+            element = judge.gradient_tolerance(self.entry, c, arrays, dys, array(got[i]), "float64", i)
             for slope in slopes.get(i, ()):
                 yield i, *judge.judge_slope(slope, got[i], element)
 
@@ -243,18 +243,20 @@ def ratio_text(value: float | None) -> str:
 
 
 HEADER = ("op", "dtype", "backend", "cases", "forward", "backward", "worst case", "ms")
+WORST = 48  # characters of a case that are shown
 
 
-def table_of(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows:
-        worst = row.worst_case if len(row.worst_case) <= 48 else row.worst_case[:45] + "..."
-        verdict = " WRONG" if row.problems else ""
-        lines.append(
-            [row.op + verdict, row.dtype, row.backend or "", str(row.cases), ratio_text(row.forward)]
-            + [ratio_text(row.backward), worst, f"{row.milliseconds:.0f}"]
-        )
-    return frame.table(HEADER, lines, right=(3, 4, 5, 7))
+def cells(row: Row) -> list[str]:
+    worst = row.worst_case if len(row.worst_case) <= WORST else row.worst_case[: WORST - 3] + "..."
+    name = row.op + (" WRONG" if row.problems else "")
+    ratios = [ratio_text(row.forward), ratio_text(row.backward)]
+    return [name, row.dtype, row.backend or "", str(row.cases), *ratios, worst, f"{row.milliseconds:.0f}"]
+
+
+def table_for(ops: Sequence[str], dtypes: Sequence[str], device: str) -> frame.Table:
+    """The table for rows of these ops, its header printed."""
+    names = [ops, dtypes, [b or "" for e in TABLE if e.op in ops for b in judge.backends(e, device)]]
+    return frame.Table(HEADER, [*map(frame.longest, names), 0, 0, 0, WORST, 5], right=(3, 4, 5, 7))
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -279,17 +281,23 @@ def command(values: dict[str, Any]) -> int:
     print("error / tolerance of the worst element, forward and backward; above 1.00 is wrong")
     state = _C.get_rng_state()
     rows: list[Row] = []
+    others = [f"({slot})" for slot in OTHER_KERNELS] if values["op"] is None else []
+    table = table_for([*ops, *others], dtypes, device)
+
+    def show(found: list[Row]) -> None:
+        rows.extend(found)
+        for row in found:
+            table.add(cells(row))
+
     try:
-        for entry in TABLE:
-            if entry.op in ops:
-                rows += Checker(entry, device).rows(dtypes)
+        for op in dict.fromkeys(entry.op for entry in TABLE if entry.op in ops):
+            variants = [entry for entry in TABLE if entry.op == op]
+            show(merge([row for entry in variants for row in Checker(entry, device).rows(dtypes)]))
     finally:
         _C.set_rng_state(state)
-    rows = merge(rows)
     if values["op"] is None:
-        rows += check_others(device)
+        show(check_others(device))
     problems = uncovered(device, ops if values["op"] is not None else None)
-    print(table_of(rows))
     for row in rows:
         if row.problems:
             name = " ".join(word for word in (row.op, row.dtype, row.backend) if word)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,8 @@ def headline(facts: Mapping[str, Any]) -> str:
     )
 
 
+NAME_MAX = 255 - len(".4194304.tmp")  # what file systems allow, less what write_file appends
+
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +168,23 @@ def check_output(option: str, path: str | None, suffixes: Sequence[str] = ()) ->
         raise ConfigError(f"--{option} must be a regular file, got {path!r}")
     if not os.access(place.parent, os.W_OK):
         raise ConfigError(f"--{option}: the directory {str(place.parent)!r} does not exist or cannot be written to")
+    if len(os.fsencode(place.name)) > NAME_MAX:
+        raise ConfigError(f"--{option} must have a name of at most {NAME_MAX} bytes, got {place.name[:40] + '...'!r}")
+    if place.exists() and _is_standard_output(place):
+        raise ConfigError(f"--{option} must not be the file that standard output goes to, got {path!r}")
+
+
+def _is_standard_output(place: Path) -> bool:
+    try:
+        return os.path.samestat(place.stat(), os.fstat(1))
+    except OSError:  # there is none
+        return False
+
+
+def check_different(first: str, a: str | None, second: str, b: str | None) -> None:
+    """Refuse two outputs in one file."""
+    if a is not None and b is not None and os.path.realpath(a) == os.path.realpath(b):
+        raise ConfigError(f"--{second} must be another file than --{first}, got {b!r} twice")
 
 
 def check_plot(path: str | None) -> None:
@@ -175,27 +197,66 @@ def check_plot(path: str | None) -> None:
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A Markdown table whose columns line up; `right`: the columns that are numbers."""
-    widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+class Table:
+    """A Markdown table that is printed as it grows: each row at once, so that a run that is stopped has shown its work.
 
-    def line(row: Sequence[str]) -> str:
-        cells = (str(c).rjust(w) if i in right else str(c).ljust(w) for i, (c, w) in enumerate(zip(row, widths)))
-        return f"| {' | '.join(cells)} |"
+    widths: of the columns, where they are known to need more than their header; a row that needs still more is just
+    longer. right: the columns that are numbers.
+    """
 
-    rule = "|".join("-" * (w + 1) + ":" if i in right else "-" * (w + 2) for i, w in enumerate(widths))
-    return "\n".join([line(header), f"|{rule}|", *map(line, rows)])
+    def __init__(self, header: Sequence[str], widths: Sequence[int] = (), right: Sequence[int] = ()) -> None:
+        wanted = [*widths, *[0] * (len(header) - len(widths))]
+        self.widths = [max(len(h), w) for h, w in zip(header, wanted)]
+        self.right = right
+        self.add(header)
+        rule = "|".join("-" * (w + 1) + ":" if i in right else "-" * (w + 2) for i, w in enumerate(self.widths))
+        print(f"|{rule}|", flush=True)
+
+    def add(self, row: Sequence[str]) -> None:
+        cells = (
+            str(c).rjust(w) if i in self.right else str(c).ljust(w) for i, (c, w) in enumerate(zip(row, self.widths))
+        )
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def longest(words: Iterable[str]) -> int:
+    """The width of a column that holds these."""
+    return max(map(len, words), default=0)
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP, where nobody handles them, become SystemExit inside, so that cleaning up is not skipped."""
+
+    def stop(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    kept = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                kept[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Let `write` fill a temporary file beside `path` and put it in place in one step: whole, or not there."""
-    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Let `write` fill a temporary file beside `path` and put it in place in one step: whole, or not there. A link's
+    target is replaced, not the link.
+    """
+    target = os.path.realpath(path)
+    temporary = f"{target}.{os.getpid()}.tmp"
+    with ending_in_order():
+        try:
+            write(temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -220,6 +220,7 @@ def command(values: dict[str, Any]) -> int:
     shapes = parse_sizes(values["sizes"])
     frame.check_output("json", values["json"])
     frame.check_plot(values["plot"])
+    frame.check_different("json", values["json"], "plot", values["plot"])
     frame.check_threads(values["threads"])
     threads = _C.get_num_threads()
     numpy_blas = peers.NumPyBlas()
@@ -235,11 +236,14 @@ def command(values: dict[str, Any]) -> int:
         f"medians of up to {frame.TURNS} alternating turns, normal random data, a new result each call, inputs warm; "
         "ratios are of speed, above 1 is faster"
     )
+    names = [[shape.name for shape in shapes], [], [shape.label for shape in shapes], dtypes, [*backends, "PyTorch"]]
+    table = frame.Table(HEADER, [*map(frame.longest, names), len("left out")], right=range(5, 10))
     records: list[dict[str, Any]] = []
     for dtype in dtypes:
         for shape in shapes:
-            records += bench_shape(shape, dtype, backends, values["backends"] is not None, device, torch)
-    print(frame.table(HEADER, [row(record) for record in records], right=range(5, 10)))
+            for record in bench_shape(shape, dtype, backends, values["backends"] is not None, device, torch):
+                table.add(row(record))
+                records.append(record)
     if any(record.get("left_out") for record in records):
         print(f"left out: the naive backend above {SLOW / 1e9:g} GFLOP; --backends naive,... runs it")
     bad = [record for record in records if not record.get("right", True)]

@@ -143,14 +143,12 @@ def bench_entry(entry: Op, dtype: str, device: str, torch: Any, copy: float) -> 
     return records
 
 
+def shown(inputs: str) -> str:
+    return inputs if len(inputs) <= 40 else inputs[:37] + "..."
+
+
 def row(record: dict[str, Any]) -> list[str]:
-    inputs = record["inputs"]
-    cells = [
-        record["op"],
-        inputs if len(inputs) <= 40 else inputs[:37] + "...",
-        record["dtype"],
-        record["backend"] or "",
-    ]
+    cells = [record["op"], shown(record["inputs"]), record["dtype"], record["backend"] or ""]
     for pass_ in ("forward", "backward"):
         found = record.get(pass_)
         if found is None:
@@ -170,6 +168,7 @@ def command(values: dict[str, Any]) -> int:
     dtypes = frame.choose("dtypes", values["dtypes"], FLOATS, FLOATS)
     frame.check_output("json", values["json"])
     frame.check_plot(values["plot"])
+    frame.check_different("json", values["json"], "plot", values["plot"])
     frame.check_threads(values["threads"])
     torch = peers.find_torch(_C.get_num_threads())
     if torch is not None and device != "cpu" and not torch.cuda.is_available():
@@ -184,14 +183,18 @@ def command(values: dict[str, Any]) -> int:
         f"{sizes.TOKENS} x {sizes.WIDTH} float32); medians of up to {frame.TURNS} turns, random data"
     )
     state = _C.get_rng_state()
+    entries = [(dtype, entry) for dtype in dtypes for entry in entries_of(ops, dtype)]
+    named = [[e.id for _, e in entries], [shown(sizes.bench_case(e).id) for _, e in entries], dtypes]
+    backends = [name or "" for _, e in entries for name in judge.backends(e, device) if name != "naive"]
+    table = frame.Table(HEADER, [*map(frame.longest, [*named, backends])], right=range(4, 12))
     records: list[dict[str, Any]] = []
     try:
-        for dtype in dtypes:
-            for entry in entries_of(ops, dtype):
-                records += bench_entry(entry, dtype, device, torch, copy["gb_per_s"])
+        for dtype, entry in entries:
+            for record in bench_entry(entry, dtype, device, torch, copy["gb_per_s"]):
+                table.add(row(record))
+                records.append(record)
     finally:
         _C.set_rng_state(state)
-    print(frame.table(HEADER, [row(record) for record in records], right=range(4, 12)))
     if values["json"] is not None:
         frame.write_json(values["json"], {"machine": facts, "records": records})
         print(f"written: {values['json']}")

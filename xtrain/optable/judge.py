@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .table import TINY, UNIT_ROUNDOFF, Case, Op, accumulator, array, references_of
+from .references import erf, sigmoid
+from .table import TINY, UNIT_ROUNDOFF, Case, Op, accumulator, array, gradients, references_of
 
 # ---- backends --------------------------------------------------------------------------------------------------------
 
 
-def backends(entry: Op, device: str = "cpu") -> list[str | None]:
+def backends(entry: Op, device: str | None = None) -> list[str | None]:
     """The named implementations that an entry is run on; [None] when there is only one kernel."""
     if entry.selects is None:
         return [None]
     list_of = _C.gemm_backends if entry.selects == "gemm" else _C.attention_backends
-    return list(list_of(_C.device(device)))
+    return list(list_of(_C.get_default_device() if device is None else _C.device(device)))
 
 
 def use(entry: Op, name: str | None) -> str | None:
@@ -75,13 +76,107 @@ def forward_tolerance(
     return (entry.roundings * unit + additions(entry, c, arrays) * work) * size + TINY.get(out, 0.0)
 
 
+# Ops whose gradients hold one term an element and output element: nothing but a broadcast adds them up.
+ELEMENTWISE_KERNELS = {"unary", "unary_bwd", "binary", "where", "swiglu_fwd", "swiglu_bwd"}
+ONE_TERM = {"cast", "cat", "clone", "contiguous", "expand", "permute", "reshape", "select", "slice", "split", "squeeze"}
+ONE_TERM |= {"to_device", "transpose", "unsqueeze", "view", "sum", "mean", "amax", "amin"}
+
+
+def one_term(entry: Op) -> bool:
+    """Whether each element of a gradient is a single product, or the sum of those that a broadcast brings together."""
+    kernels = set(entry.kernels)
+    return entry.op in ONE_TERM or (bool(kernels) and kernels <= ELEMENTWISE_KERNELS)
+
+
+def gated(x: np.ndarray) -> np.ndarray:
+    """The absolute values that are added up to silu'(x) = s + x s (1 - s)."""
+    s = sigmoid(x)
+    return s + np.abs(x) * s * (1 - s)
+
+
+def bell(x: np.ndarray, cdf: np.ndarray) -> np.ndarray:
+    """Those of gelu'(x) = cdf + x pdf, whose exponential also feels the rounding of x^2."""
+    return (np.abs(cdf) + np.abs(x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)) * (1 + x * x)
+
+
+def cubic_bell(x: np.ndarray) -> np.ndarray:
+    """Those of the tanh form: s + x s (1 - s) v', s = sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3)."""
+    v = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    s, slope = sigmoid(v), 2 * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)
+    return (s + np.abs(x) * s * (1 - s) * slope) * (1 + np.abs(v))
+
+
+def parts(entry: Op, c: Case, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """Where f' is itself a sum that may cancel, or an ill-conditioned function: the absolute values added up, by input.
+    Arrays have the shape of the output; for every other op and input these are |f'|.
+    """
+    x = arrays[0] if arrays else np.zeros(0)
+    if entry.op == "silu":
+        return {0: gated(x)}
+    if entry.op == "gelu":
+        return {0: cubic_bell(x) if c.kwargs.get("approximate") == "tanh" else bell(x, 0.5 * (1 + erf(x / np.sqrt(2))))}
+    if entry.op == "erf":
+        return {0: 2 / np.sqrt(np.pi) * np.exp(-x * x) * (1 + x * x)}
+    if entry.op == "swiglu" and len(arrays) == 2:
+        return {0: gated(x) * np.abs(arrays[1])}
+    if entry.op == "pow" and len(arrays) == 2:
+        b, log = arrays[1], np.abs(np.log(x))
+        return {0: np.abs(b) * x ** (b - 1) * (1 + np.abs(b - 1) * log), 1: x**b * log * (1 + np.abs(b) * log)}
+    return {}
+
+
+def sum_to(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`a` summed to a shape that broadcasts to its own."""
+    a = a.sum(tuple(range(a.ndim - len(shape))))
+    return a.sum(tuple(d for d, n in enumerate(shape) if n == 1 and a.shape[d] != 1), keepdims=True).reshape(shape)
+
+
+def gradient_magnitude(
+    entry: Op, c: Case, arrays: Sequence[np.ndarray], dys: Sequence[np.ndarray], want: np.ndarray, i: int
+) -> np.ndarray:
+    """The absolute values that were added up to each element of the gradient of input i, for a one_term entry."""
+    if entry.op == "swiglu" and len(arrays) == 1:  # both operands in one: the parts of each half lie side by side
+        gate, up = np.split(arrays[0], 2, -1)
+        return np.concatenate([gated(gate) * np.abs(up * dys[0]), np.abs(gate * sigmoid(gate) * dys[0])], -1)
+    shape = dys[0].shape if dys else want.shape
+    grown = len(dys) == 1 and want.shape != shape and dys[0].size > want.size
+    if entry.op in ONE_TERM and entry.op != "expand":
+        return np.abs(want)
+    wide = [np.broadcast_to(a, shape) for a in arrays] if grown or entry.op != "expand" else list(arrays)
+    with np.errstate(all="ignore"):
+        special = parts(entry, c, wide).get(i)
+    if special is not None:
+        return sum_to(special * np.abs(dys[0]), want.shape)
+    if not grown:
+        return np.abs(want)
+    terms = gradients(entry, c, wide, "float64", dys)[1][i]  # nothing is added up here
+    return np.abs(want) if terms is None else sum_to(np.abs(array(terms)), want.shape)
+
+
 def gradient_tolerance(
-    entry: Op, c: Case, arrays: Sequence[np.ndarray], dys: Sequence[np.ndarray], want: np.ndarray, dtype: str
-) -> float:
-    """Of a gradient in `dtype` that should be `want`: one number, as a gradient may be a sum over everything."""
+    entry: Op,
+    c: Case,
+    arrays: Sequence[np.ndarray],
+    dys: Sequence[np.ndarray],
+    want: np.ndarray,
+    dtype: str,
+    i: int | None = None,
+) -> np.ndarray | float:
+    """Of the gradient of input i in `dtype` that should be `want`.
+
+    Elementwise entries, and those that only move elements, have a tolerance for each element: their roundings times
+    what was added up there. Elsewhere it is one number, as a gradient may be a sum over everything. Without `i` it is
+    the widest of those inputs that have the shape of `want`.
+    """
+    unit, work = entry.grad_roundings * UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[accumulator(dtype)]
+    if one_term(entry):
+        inputs = [i] if i is not None else [n for n in entry.differentiable(c) if arrays[n].shape == want.shape]
+        terms = max(1.0, sum(dy.size for dy in dys) / max(1, want.size))
+        unit += ((0 if entry.op in ("sum", "mean") else additions(entry, c, arrays)) + terms + 16) * work
+        sizes = [gradient_magnitude(entry, c, arrays, dys, want, n) for n in inputs]
+        return unit * np.maximum.reduce(sizes) + terms * TINY[dtype]
     terms = max([1, *(a.size for a in arrays)])
-    unit = entry.grad_roundings * UNIT_ROUNDOFF[dtype]
-    unit += (additions(entry, c, arrays) + np.sqrt(terms) + 16) * UNIT_ROUNDOFF[accumulator(dtype)]
+    unit += (additions(entry, c, arrays) + np.sqrt(terms) + 16) * work
     scale = np.abs(want).max(initial=0.0) + max([0.0, *(np.abs(dy).max(initial=0.0) for dy in dys)])
     return unit * scale + TINY[dtype]
 
@@ -148,10 +243,11 @@ def slopes(
     }
 
 
-def judge_slope(slope: Slope, gradient: Any, element: float) -> tuple[float, str]:
-    """(error / tolerance, what is wrong or "") of a gradient along one direction; `element`: an element's tolerance."""
+def judge_slope(slope: Slope, gradient: Any, element: np.ndarray | float) -> tuple[float, str]:
+    """(error / tolerance, what is wrong or "") of a gradient along one direction; `element`: every element's tolerance,
+    or one for all."""
     got = float((array(gradient) * slope.direction).sum())
-    limit = slope.error + element * float(np.sqrt((slope.direction**2).sum())) * 4
+    limit = slope.error + 4 * float(np.sqrt(((element * slope.direction) ** 2).sum()))
     error = abs(got - slope.value)
     if error <= limit:
         return error / limit if error else 0.0, ""

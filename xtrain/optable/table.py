@@ -220,12 +220,15 @@ def dtype_of(name: str) -> Any:
     return getattr(_C, name)
 
 
-def tensor(a: np.ndarray, dtype: str | None = None, device: str = "cpu") -> Any:
-    """A copy of `a` as a tensor; float arrays become `dtype`, through float64, which no format rounds twice from."""
-    t = _C.tensor(np.asarray(a, order="C"))
+def tensor(a: np.ndarray, dtype: str | None = None, device: str | None = None) -> Any:
+    """A copy of `a` as a tensor; float arrays become `dtype`, through float64, which no format rounds twice from.
+
+    device: None is the default device."""
+    t = _C.tensor(np.asarray(a, order="C"), device="cpu")
     if dtype is not None and a.dtype.kind == "f" and str(a.dtype) != dtype:
         t = _C.cast(t, dtype_of(dtype))
-    return t if device == "cpu" else _C.to_device(t, _C.device(device))
+    device = _C.get_default_device() if device is None else _C.device(device)
+    return _C.to_device(t, device)
 
 
 def exact(a: np.ndarray, dtype: str) -> np.ndarray:
@@ -319,7 +322,7 @@ def gradients(
     arrays: Sequence[np.ndarray],
     dtype: str,
     dys: Sequence[np.ndarray] | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Runs the case forward and backward: the outputs and the gradients (None where there is none)."""
     tensors = [tensor(a, dtype, device) for a in arrays]
@@ -327,6 +330,6 @@ def gradients(
         tensors[i].requires_grad_()
     outs = [o for o in outputs_of(entry, c, tensors) if o.dtype.is_floating_point]
     dys = upstream(outs, dtype, entry.id + c.id) if dys is None else dys
-    seeds = [_C.cast(tensor(dy, "float64", device), o.dtype) for dy, o in zip(dys, outs)]
+    seeds = [_C.cast(tensor(dy, "float64", str(o.device)), o.dtype) for dy, o in zip(dys, outs)]
     _C.backward(outs, seeds, False)
     return outs, [t.grad for t in tensors]

@@ -1,6 +1,7 @@
 """verify, assert_close, reduce_max_abs: two tensors compared where they are."""
 
 import math
+import numbers
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +60,8 @@ class Verification:
 
     def report(self, most=_SHOWN):
         """The numbers, and the first `most` wrong elements with both values. This copies both tensors to the host."""
+        if isinstance(most, bool) or not isinstance(most, numbers.Integral):
+            raise TypeError(f"report: most must be an int, got {type(most).__name__}")
         lines, most = [str(self)], max(0, most)
         if self.errors:
             out, ref = _host(self.out), _host(self.ref)
@@ -84,6 +87,8 @@ def verify(out, ref, *, rtol=None, atol=None, accumulations=1):
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not (is_finite(value) and value >= 0):
             raise ValueError(f"verify: {name} must be finite and not negative, got {value!r}")
+    if not (is_finite(accumulations) and accumulations >= 1):
+        raise ValueError(f"verify: accumulations must be a number of at least 1, got {accumulations!r}")
     low, high, _, nans, infs = _C.stats(ref)
     if nans == ref.numel():
         raise ValueError(f"verify: ref must hold a value that is not NaN, got NaN in all {nans} elements")
@@ -115,7 +120,8 @@ def assert_close(actual, expected, *, rtol=None, atol=None, accumulations=1, msg
         _check_pair("assert_close", "actual", a, "expected", b)
         found = verify(a, b, rtol=rtol, atol=atol, accumulations=accumulations)
     except ValueError as error:
-        raise NotComparableError(str(error).replace("verify: ref", "assert_close: expected") + more) from None
+        text = str(error).replace("verify: ref", "verify: expected").replace("verify:", "assert_close:")
+        raise NotComparableError(text + more) from None
     if not found.ok:
         raise AssertionError(f"assert_close: {found.report()}{more}")
 
@@ -147,7 +153,9 @@ def _check_pair(op, a_name, a, b_name, b):
 
 def _as_tensors(actual, expected):
     """Both as tensors. A value that is no tensor takes the device of the other."""
-    given = [x if isinstance(x, _Tensor) else np.asarray(x) for x in (actual, expected)]
+    given = [
+        x if isinstance(x, _Tensor) else _as_array(name, x) for name, x in (("actual", actual), ("expected", expected))
+    ]
     floats = any(x.dtype.is_floating_point if isinstance(x, _Tensor) else x.dtype.kind == "f" for x in given)
     devices = [x.device for x in given if isinstance(x, _Tensor)]
     out = []
@@ -155,9 +163,28 @@ def _as_tensors(actual, expected):
         if not isinstance(x, _Tensor):
             if x.dtype.kind not in "fiub":
                 raise TypeError(f"assert_close: arguments must hold numbers, got {x.dtype}")
-            x = _C.tensor(x.astype(np.float64) if floats and x.dtype.kind in "iub" else np.ascontiguousarray(x))
+            if x.dtype.kind == "f":
+                x = x.astype(np.float64) if x.dtype.itemsize > 8 else x
+            elif floats:
+                x = x.astype(np.float64)
+            elif x.dtype not in (np.int32, np.int64, np.uint8, np.bool_):
+                if x.size and int(x.max()) >= 2**63:
+                    raise TypeError(f"assert_close: integers must fit in int64, got {int(x.max())}")
+                x = x.astype(np.int64)
+            x = _C.tensor(np.ascontiguousarray(x).reshape(x.shape))
         out.append(x.detach().to(devices[0]) if len(devices) == 1 else x.detach())
     return out
+
+
+def _as_array(name, value):
+    """A list, number or array as an array; what makes no rectangle is refused in words."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        kind = type(value).__name__
+        raise ValueError(
+            f"assert_close: {name} must be a rectangle of numbers, got a {kind} whose parts differ in shape"
+        ) from None
 
 
 def _host(tensor):

@@ -8,6 +8,8 @@ op whose own error exceeds its tolerance is the one to look at.
 import contextlib
 import copy
 import math
+import numbers
+import sys
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -61,12 +63,14 @@ class Divergence:
 
     first: the Comparison of the first op whose own error exceeds its tolerance, or None. wrong: all branches of that op
     that are. comparisons: everything compared, in order: parameters, forward, backward. unmatched: calls without a
-    counterpart in the other run.
+    counterpart in the other run. nan: for each run that has NaN, where it first appears, as text: in what both were
+    given, it is nobody's error.
     """
 
     comparisons: list
     unmatched: int = 0
     wrong: list = field(default_factory=list)
+    nan: list = field(default_factory=list)
 
     @property
     def first(self):
@@ -83,7 +87,7 @@ class Divergence:
         """The verdict."""
         isolated = sum(not math.isnan(c.own) for c in self.comparisons)
         if self.ok:
-            return f"no divergence: {isolated} results are within tolerance in isolation"
+            return "\n".join([f"no divergence: {isolated} results are within tolerance in isolation", *self.nan])
         first = self.first
         lines = [f"first divergence: {first}"]
         lines += [f"  wrong: {c.what}: {c.detail}" for c in self.wrong]
@@ -96,7 +100,7 @@ class Divergence:
             f"{c.phase} of {c.place}" for c in self.comparisons if not c.ok and c.place != first.place
         )
         lines += [f"also wrong by itself: {text}" for text in others]
-        return "\n".join(lines)
+        return "\n".join(lines + self.nan)
 
     def table(self):
         """All comparisons as text: difference between the runs, own error / tolerance."""
@@ -136,7 +140,17 @@ def first_divergence(
     reference's, and, with finite_differences, in float64 against the op's own forward, which finds a wrong formula even
     when the reference shares it. Both runs start from manual_seed(seed); the generator, parameters and their .grad are
     left as they were.
+
+    TypeError: run is not callable or returns something else. ValueError: no reference, or nothing in common with it.
     """
+    for name, value in (("run", run), ("reference_run", reference_run)):
+        if not callable(value) and not (value is None and name == "reference_run"):
+            raise TypeError(f"first_divergence: {name} must be callable, got {type(value).__name__}")
+    for name, value in (("context", context), ("reference_context", reference_context)):
+        if not (value is None or callable(value) or hasattr(value, "__enter__")):
+            raise TypeError(f"first_divergence: {name} must be a context manager, got {type(value).__name__}")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise TypeError(f"first_divergence: seed must be an int, got {type(seed).__name__}")
     if reference is None and not isinstance(model, nn.Module):
         raise ValueError("first_divergence: reference must be given unless model is an nn.Module, got None")
     if is_torch_module(reference) and reference_run is None:
@@ -146,8 +160,50 @@ def first_divergence(
         reference_context = reference_context or _plain
     with _gradients_kept(model), _gradients_kept(reference):
         mine = _Side(model, run, context, seed)
-        other = _Side(reference, reference_run or run, reference_context, seed)
-        return _compare(mine, other, finite_differences)
+        other = _Side(
+            reference,
+            reference_run or run,
+            reference_context,
+            seed,
+            "run" if reference_run is None else "reference_run",
+        )
+        result = _compare(mine, other, finite_differences)
+    places = [_first_nan(mine), _first_nan(other)]
+    if places[0] is not None and places[0] == places[1]:
+        result.nan = [f"NaN first appears, in both runs, in {places[0]}"]
+    else:
+        result.nan = [
+            f"NaN first appears in the {whose}'s run in {place}"
+            for whose, place in zip(("model", "reference"), places, strict=True)
+            if place is not None
+        ]
+    return result
+
+
+def _first_nan(side):
+    """Where the first NaN of a run is, as text: a parameter, an input, an output, or a gradient; None without one."""
+    parameters = side.model.named_parameters() if isinstance(side.model, nn.Module) else ()
+    for name, p in parameters:
+        if _has_nan(p):
+            return f"parameter {name}"
+    for step in side.steps:
+        for label, x in zip(step.labels, step.inputs, strict=True):
+            if _has_nan(x):
+                return f"input {label} of {step}"
+        for i, y in enumerate(step.outputs):
+            if _has_nan(y):
+                return f"output {i} of {step}" if len(step.outputs) > 1 else f"the output of {step}"
+    for step in reversed(side.steps):
+        for i, g in enumerate(step.gradients):
+            if g is not None and _has_nan(g):
+                # What arrives at an output was made by the op behind it.
+                which = f"output {i}" if len(step.outputs) > 1 else "the output"
+                return f"the gradient that arrives at {which} of {step}"
+    return None
+
+
+def _has_nan(tensor):
+    return tensor.dtype.is_floating_point and tensor.numel() > 0 and _C.stats(tensor.detach())[3] > 0
 
 
 def _compare(mine, other, finite_differences):
@@ -200,7 +256,7 @@ def _gradients_kept(model):
 class _Side:
     """One of the two runs: its model, the context it runs in, and the steps it took."""
 
-    def __init__(self, model, run, context, seed):
+    def __init__(self, model, run, context, seed, name="run"):
         self.model, self._context = model, context
         torch = is_torch_module(model)
         state = _C.get_rng_state()
@@ -208,6 +264,12 @@ class _Side:
             with self.context(), TorchRecording(model) if torch else record(model) as recording:
                 _C.manual_seed(seed)
                 result = run(model)
+                kind = sys.modules["torch"].Tensor if torch else _C.Tensor
+                if not (result is None or isinstance(result, kind)):
+                    what = "torch.Tensor" if torch else "Tensor"
+                    raise TypeError(
+                        f"first_divergence: {name} must return a {what} or None, got {type(result).__name__}"
+                    )
                 if result is not None and result.requires_grad:
                     (result.sum() if torch or result.numel() > 1 else result).backward()
         finally:

@@ -42,6 +42,8 @@ def fill(tensor, kind, seed=0, **options):
         raise ValueError(f"fill: kind must be one of {', '.join(_OPTIONS)}, got {kind!r}")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise TypeError(f"fill: seed must be an int, got {type(seed).__name__}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"fill: seed must fit in 64 bits, got {seed}")
     unknown = set(options) - set(_OPTIONS[kind])
     if unknown:
         known = ", ".join(_OPTIONS[kind]) or "nothing"
@@ -64,6 +66,8 @@ def _check_range(kind, tensor, chosen):
     values = list(chosen.values())
     if kind == "uniform_int":
         values[1] -= 1
+    elif kind == "uniform":
+        values.append(abs(chosen["high"] - chosen["low"]))  # what the generator scales by
     elif kind == "sequential":
         values = [chosen["start"], chosen["start"] + chosen["step"] * max(0, tensor.numel() - 1)]
     name = tensor.dtype.name

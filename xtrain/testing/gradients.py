@@ -7,19 +7,28 @@ import numpy as np
 
 from .. import _C
 from ..autograd import no_grad
-from .formats import is_finite
+from .formats import format_of, is_finite
 
 # (eps, rtol, atol): float32's are those of the usual harness; float64's error is far below them for smooth functions.
 DEFAULTS = {"float32": (1e-3, 2e-2, 1e-4), "float64": (1e-5, 1e-6, 1e-4)}
-_EVERY_ELEMENT = 4096  # larger inputs are checked along random directions
-_DIRECTIONS = 32
+_EVERY_ELEMENT = 4096  # larger inputs are checked in blocks
+_BLOCKS = 32
+_SINGLES = 8  # of the largest gradients, and as many at random, that are looked at one by one besides
+_SCALES = (1 / 64, 1 / 8, 1.0, 8.0, 64.0)  # of eps, tried where the caller leaves it to us
+_PROBE = 6  # evaluations of one comparison in blocks
+_SEARCH = 22  # comparisons that may be spent on naming elements, per input
+# A block may be off by this many typical elements that are each off by rtol: room for a gradient's own rounding.
+_SHARED = 5.0
+# Six standard deviations of a residual, in those of _Probe.unrest: both are sums of the same noisy differences.
+_NOISE = 6.0 * math.sqrt((45**2 + 9**2 + 1) / 42.0) / 30.0
+_QUANTUM = 55 / 30  # the most that rounding every value of the function makes of a residual
 
 
 @dataclass(frozen=True)
 class GradMismatch:
-    """One comparison: input number, index in it, the finite difference and the gradient given for it, and
-    |numeric - analytic| / (|numeric| + |analytic| + atol). Of a random direction, index is the first element in it, and
-    the values are derivatives along it.
+    """One comparison: input number, index in it, the finite difference and the gradient given for it. relative is
+    |numeric - analytic|, less the noise of the difference, over |numeric| + |analytic| + atol. Of a block of `size`
+    elements, index is the first of them, and the values are derivatives along its direction.
     """
 
     input: int
@@ -27,18 +36,22 @@ class GradMismatch:
     numeric: float
     analytic: float
     relative: float
+    size: int = 1
 
     def __str__(self):
+        block = f" (one of {self.size} elements moved together)" if self.size > 1 else ""
         return (
-            f"input {self.input} at {self.index}: gradient {self.analytic:.9g}, finite difference {self.numeric:.9g}, "
-            f"relative error {self.relative:.3g}"
+            f"input {self.input} at {self.index}{block}: gradient {self.analytic:.9g}, finite difference "
+            f"{self.numeric:.9g}, relative error {self.relative:.3g}"
         )
 
 
 @dataclass
 class GradCheck:
     """What grad_check found; true when ok. worst is the GradMismatch of the largest relative error, max_rel that error,
-    failures all that exceed rtol, worst first; checked counts the comparisons made.
+    failures all that exceed rtol, worst first; checked counts the comparisons made. resolution: an element that is off
+    by more than this is found, `typical` being the root mean square of that input's gradients; of several inputs, the
+    one that is seen worst. blocks: an input was checked in blocks.
     """
 
     ok: bool
@@ -47,13 +60,24 @@ class GradCheck:
     failures: list
     checked: int
     rtol: float
+    resolution: float = 0.0
+    typical: float = 0.0
+    blocks: bool = False
 
     def __bool__(self):
         return self.ok
 
     def __str__(self):
         head = f"{len(self.failures)} of {self.checked} gradients differ by more than {self.rtol:.3g}"
-        return "\n".join([head, *(f"  {f}" for f in self.failures[:10] or [self.worst])])
+        lines = [head, *(f"  {f}" for f in self.failures[:10] or [self.worst])]
+        if len(self.failures) > 10:
+            lines.append(f"  and {len(self.failures) - 10} more")
+        if self.blocks or self.resolution > self.typical:
+            lines.append(
+                f"  an element is surely found when it is off by {self.resolution:.3g}; a typical gradient is "
+                f"{self.typical:.3g}"
+            )
+        return "\n".join(lines)
 
 
 def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projections=None, seed=0):
@@ -64,21 +88,33 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
     check and are put back, so fn may also read them from outside its arguments. Or NumPy arrays, with `grads`: fn
     returns a number, grads is a list of arrays (None: unchecked) or a callable that returns it for *inputs.
 
-    Agreement: |num - ana| / (|num| + |ana| + atol) <= rtol; NaN never agrees. The difference quotient uses the step
-    that rounding to the dtype leaves of eps * max(1, |x|). Defaults (eps, rtol, atol): 1e-3, 2e-2, 1e-4 in float32;
-    1e-5, 1e-6, 1e-4 in float64. projections: None checks every element of inputs of up to 4096, larger ones along 32
-    random directions that share out the elements (there the typical gradient joins the denominator, as signs may
-    cancel); an integer sets that number for all inputs, 0 checks every element. A direction that fails is halved until
-    the elements at fault are found. A direction of n elements shows the fault of a single one reduced by sqrt(n): in
-    float32, beyond some hundred elements per direction, it may stay below rtol; use float64 or more projections.
+    Agreement: |num - ana| / (|num| + |ana| + atol) <= rtol beyond what rounding fn's results makes of num; NaN never
+    agrees. The difference quotient uses the step that rounding to the dtype leaves of eps * max(1, |x|). Defaults (eps,
+    rtol, atol): 1e-3, 2e-2, 1e-4 in float32; 1e-5, 1e-6, 1e-4 in float64.
+
+    projections: None checks every element of inputs of up to 4096, larger ones in 32 blocks that share out the
+    elements; an integer sets that number for all inputs, 0 checks every element. The elements of a block move together,
+    each by its whole step and in a random direction, so that a single wrong one shows undiminished; its limit is the
+    noise of these very differences, measured, plus 5 rtol of a typical element. A block that fails is halved until the
+    elements at fault are found. The 8 largest gradients and 8 random ones are checked by themselves as well. At most
+    500 evaluations an input; without `eps` the step is the one of eps / 64 to 64 eps that sees most. The result's
+    `resolution` is the error of one element that is surely found (unless others in its block cancel it): compare it
+    with `typical`. A sum in float32 hides much: fn should return the tensor and not its sum.
 
     ValueError or TypeError: nothing to check, empty inputs, wrong dtypes or shapes.
     """
-    inputs = list(inputs)
+    inputs = _as_list(inputs)
+    if not callable(fn):
+        raise TypeError(f"grad_check: fn must be callable, got {type(fn).__name__}")
     if projections is not None and (
         isinstance(projections, bool) or not isinstance(projections, int) or projections < 0
     ):
         raise ValueError(f"grad_check: projections must be None or an int of at least 0, got {projections!r}")
+    for text, value in zip(("eps", "rtol", "atol"), (eps, rtol, atol), strict=True):
+        if value is not None and not (is_finite(value) and value > 0):
+            raise ValueError(f"grad_check: {text} must be positive and finite, got {value!r}")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"grad_check: seed must be an int of at least 0, got {seed!r}")
     random = np.random.Generator(np.random.PCG64(seed))
     if any(isinstance(x, _C.Tensor) for x in inputs):
         if grads is not None:
@@ -88,89 +124,275 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
         checked, loss, restore = _of_tensors(fn, inputs, random)
     else:
         checked, loss, restore = _of_arrays(fn, inputs, grads)
-    found, limit = [], 0.0
+    found, limit, resolution, typical, in_blocks = [], 0.0, 0.0, 0.0, False
     try:
         for number, values, analytic in checked:
             name = "float64" if values.dtype == np.float64 else "float32"
             chosen = [d if given is None else given for d, given in zip(DEFAULTS[name], (eps, rtol, atol), strict=True)]
-            for text, value in zip(("eps", "rtol", "atol"), chosen, strict=True):
-                if not (is_finite(value) and value > 0):
-                    raise ValueError(f"grad_check: {text} must be positive and finite, got {value!r}")
             limit = max(limit, chosen[1])
             count = projections
             if count is None:
-                count = 0 if values.size <= _EVERY_ELEMENT else _DIRECTIONS
-            change = _Change(lambda x, number=number: loss(number, x), values, analytic, *chosen)
-            rows = change.every_element() if count == 0 else change.along_directions(count, random)
-            found += [(row.relative <= chosen[1], row) for row in (GradMismatch(number, *rest) for rest in rows)]
+                count = 0 if values.size <= _EVERY_ELEMENT else _BLOCKS
+            with np.errstate(all="ignore"):  # what is not finite is found, and reported in words
+                change = _Change(number, loss, values, analytic, *chosen)
+                if count == 0:
+                    rows = [change.element(j) for j in range(values.size)]
+                    seen = change.resolution
+                else:
+                    rows, seen = _Blocks(change, random, _SCALES if eps is None else (1.0,)).check(count)
+                    in_blocks = True
+            known = change.g[np.isfinite(change.g)]
+            size = math.sqrt(float((known * known).mean())) if len(known) else 0.0
+            if typical == 0 or (size > 0 and seen * typical > resolution * size):
+                resolution, typical = seen, size
+            found += [(row.relative <= chosen[1], row) for row in rows]
     finally:
         restore()
     worst = max((row for _, row in found), key=lambda row: row.relative)
     failures = sorted((row for good, row in found if not good), key=lambda row: -row.relative)
-    return GradCheck(not failures, worst.relative, worst, failures, len(found), limit)
+    return GradCheck(not failures, worst.relative, worst, failures, len(found), limit, resolution, typical, in_blocks)
 
 
 class _Change:
-    """How loss(values) changes with values: the host-only core.
+    """How loss(number, values) -> (value, its rounding error) changes with the values: the host-only core."""
 
-    Each comparison is (index, numeric, analytic, relative error).
+    def __init__(self, number, loss, values, analytic, eps, rtol, atol):
+        self.number, self.loss, self.values = number, loss, values
+        self.x, self.g = values.reshape(-1), np.asarray(analytic, np.float64).reshape(-1)
+        self.eps, self.rtol, self.atol = eps, rtol, atol
+        self.resolution = 0.0
+        self.here, self.rounding = loss(number, values)
+
+    def steps(self, share, scale=1.0):
+        """The step of each element of a share."""
+        return self.eps * scale * np.maximum(1.0, np.abs(self.x[share].astype(np.float64)))
+
+    def moved(self, share, step):
+        """(value, the share's elements) after a step of theirs."""
+        x = self.x.copy()
+        x[share] = self.x[share] + step
+        value, self.rounding = self.loss(self.number, x.reshape(self.values.shape))
+        return value, x[share].astype(np.float64)
+
+    def row(self, share, numeric, analytic, relative):
+        index = tuple(map(int, np.unravel_index(share[0], self.values.shape)))
+        relative = relative if all(map(math.isfinite, (relative, numeric, analytic))) else math.inf
+        return GradMismatch(self.number, index, numeric, analytic, relative, len(share))
+
+    def element(self, j):
+        """The comparison of one element by a plain central difference."""
+        share = np.array([j])
+        (above, high), (below, low) = (self.moved(share, sign * self.steps(share)) for sign in (1.0, -1.0))
+        taken = float(high[0] - low[0])  # what rounding left of the step
+        numeric, analytic = (above - below) / taken if taken > 0 else math.nan, float(self.g[j])
+        error, noise = abs(numeric - analytic), _ratio(4 * self.rounding, taken)
+        error = max(0.0, error - noise) if math.isfinite(error) else math.inf
+        if math.isfinite(numeric):
+            self.resolution = max(self.resolution, noise + self.rtol * (2 * abs(numeric) + self.atol))
+        return self.row(share, numeric, analytic, error / (abs(numeric) + abs(analytic) + self.atol))
+
+
+@dataclass
+class _Probe:
+    """A share moved by 1, 2 and 3 steps both ways. residual: what the function changes by beyond the gradient, for one
+    step; right to the sixth order of it. unrest: what is left of the three changes when their parts in step and step^3
+    are taken out, which is noise and non-smoothness. given: the change that the gradient predicts. sides: the residuals
+    of the steps up and down alone, right to the third order.
     """
 
-    def __init__(self, loss, values, analytic, eps, rtol, atol):
-        self.loss, self.values, self.analytic = loss, values, np.asarray(analytic, np.float64)
-        self.eps, self.rtol, self.atol = eps, rtol, atol
+    scale: float
+    residual: float
+    unrest: float
+    given: float
+    sides: tuple = (math.nan, math.nan)
 
-    def every_element(self):
-        return [self._compare(np.array([j]), np.ones(1)) for j in range(self.values.size)]
 
-    def along_directions(self, count, random):
-        """Random signs on `count` shares of the elements, each element in one share."""
-        order = random.permutation(self.values.size)
+class _Blocks:
+    """The check of a big input in blocks. Every number is in units of the function: an element that is off by d, moved
+    by a step h, adds d h to the residual of its block, whatever else the block holds.
+
+    Two questions to each block. Is one element wrong? Then the residual exceeds `single`: the noise and _SHARED typical
+    elements off by rtol; the block is halved to name it. Are many wrong? Then it exceeds rtol of the change itself.
+    """
+
+    def __init__(self, change, random, scales):
+        self.change, self.random, self.scales = change, random, scales
+        self.left = _SEARCH
+        self.noise = 0.0
+
+    def check(self, count):
+        """(the comparisons made: blocks, single elements, and the elements that were found out; the resolution)."""
+        change = self.change
+        finite = np.isfinite(change.g)
         rows = []
-        for share in np.array_split(order, min(count, self.values.size)):
-            signs = random.choice([-1.0, 1.0], len(share))
-            rows += self._search(share, signs)
+        for j in np.flatnonzero(~finite).tolist():  # no need to look for these
+            share = np.array([j])
+            rows.append(
+                change.row(share, change.element(j).numeric if len(rows) < 8 else math.nan, change.g[j], np.inf)
+            )
+        places = np.flatnonzero(finite)
+        if not len(places):
+            return rows, math.inf
+        if not math.isfinite(change.here):
+            self.left = 0
+        order = self.random.permutation(places)
+        self.signs = self.random.choice([-1.0, 1.0], change.x.size)
+        shares = np.array_split(order, min(count, len(order)))
+        scale = self.scale_of(shares[:2])
+        probes = [self.probe(share, scale) for share in shares]
+        # The typical unrest measures the noise. Far larger ones are kinks, which may be in any block and stay unseen.
+        unrest = [abs(p.unrest) for p in probes if math.isfinite(p.unrest)] or [0.0]
+        self.noise = 1.5 * float(np.median(unrest))
+        if max(unrest) > 4 * self.noise:
+            self.noise = max(unrest)
+        limits = [self.single(share, p) for share, p in zip(shares, probes, strict=True)]
+        at = [_ratio(2 * limit, change.eps * p.scale) for limit, p in zip(limits, probes, strict=True)]
+        resolution = max((r for r in at if math.isfinite(r)), default=math.inf)
+        # An element by itself is allowed rtol of its own gradient, which may be far from typical.
+        largest = 2 * float(np.abs(change.g[places]).max()) + change.atol
+        resolution = max(resolution, 2 * change.rtol * largest)
+        worst_first = sorted(range(len(shares)), key=lambda i: -_ratio(abs(probes[i].residual), limits[i]))
+        for i in worst_first:
+            rows += self.judge(shares[i], probes[i])
+        if len(shares[0]) > 1:
+            rows += self.singles(order, scale)
+        return list({(row.index, row.size): row for row in rows}.values()), resolution
+
+    def probe(self, share, scale):
+        """A _Probe; with the shortest step where the function is not finite at a longer one (a logarithm near 0)."""
+        change = self.change
+        steps = change.steps(share, scale) * self.signs[share]
+        here, ups, downs = change.x[share].astype(np.float64), [], []
+        for times in (1.0, 2.0, 3.0):
+            (above, high), (below, low) = (change.moved(share, sign * times * steps) for sign in (1.0, -1.0))
+            ups.append((above - change.here) - float((change.g[share] * (high - here)).sum()))
+            downs.append((change.here - below) - float((change.g[share] * (here - low)).sum()))
+        given = float((change.g[share] * steps).sum())
+        one, two, three = ((up + down) / 2 for up, down in zip(ups, downs, strict=True))
+        sides = tuple((18 * a - 9 * b + 2 * c) / 6 for a, b, c in (ups, downs))
+        found = _Probe(scale, (45 * one - 9 * two + three) / 30, 5 * one - 4 * two + three, given, sides)
+        if not math.isfinite(found.residual) and scale > self.scales[0] and math.isfinite(change.here):
+            return self.probe(share, self.scales[0])
+        return found
+
+    def scale_of(self, shares):
+        """The scale that shows an element's error best: beside longer steps noise shrinks, curvature grows."""
+        best, floor = (math.inf, self.scales[0]), 0.0
+        for scale in self.scales if len(self.scales) > 1 else ():
+            probes = [self.probe(share, scale) for share in shares]
+            if any(p.scale != scale for p in probes):
+                break
+            floor = max([floor, *(abs(p.unrest) for p in probes)])
+            score = _ratio(max(_NOISE * floor, _QUANTUM * self.change.rounding), scale)
+            if not score < math.inf:
+                break
+            best = min(best, (score, scale))
+        return best[1]
+
+    def blur(self, probe):
+        """What noise may make of a residual."""
+        unrest = abs(probe.unrest)
+        unrest = max(self.noise, unrest if math.isfinite(unrest) else 0.0)
+        return max(_NOISE * unrest, _QUANTUM * self.change.rounding)
+
+    def typical(self, share, scale):
+        """(change by a typical element of a share, change that atol stands for)."""
+        change = self.change
+        moves = change.steps(share, scale) * change.g[share]
+        return math.sqrt(float((moves * moves).mean())), change.atol * change.eps * scale
+
+    def single(self, share, probe):
+        """The residual up to which no element of a share counts as wrong."""
+        return self.blur(probe) + _SHARED * self.change.rtol * sum(self.typical(share, probe.scale))
+
+    def judge(self, share, probe):
+        """The comparisons of a block: its own, or, when it fails, those of the elements at fault."""
+        row = self.row(share, probe)
+        if len(share) == 1 or abs(probe.residual) <= self.single(share, probe):
+            return [row]
+        rows = self.search(share, probe, self.single(share, probe))
+        return rows or [row]
+
+    def row(self, share, probe, lost=False):
+        """What a probe says about a share as a whole; lost: an element is at fault, and could not be named."""
+        change, root = self.change, math.sqrt(len(share))
+        typical, atol = self.typical(share, probe.scale)
+        error, numeric = max(0.0, abs(probe.residual) - self.blur(probe)), probe.given + probe.residual
+        # Random signs may cancel: the typical change keeps the noise of the predicted one in proportion.
+        size = abs(numeric) + abs(probe.given) + atol * root + (typical * root if len(share) > 1 else 0.0)
+        relative = _ratio(error, size) if math.isfinite(probe.residual) else math.inf
+        # At a kink the gradient belongs to one side; one that is wrong is wrong on both.
+        low, high = sorted(map(abs, probe.sides))
+        if len(share) == 1 and low < high / 4 and abs(probe.sides[0] - probe.sides[1]) > 8 * change.rounding:
+            relative = 0.0
+        if lost:
+            relative = max(relative, _ratio(error, _SHARED * (typical + atol)))
+        length = float(np.linalg.norm(change.steps(share, probe.scale)))
+        return change.row(share, _over(numeric, length), _over(probe.given, length), relative)
+
+    def search(self, share, probe, limit):
+        """Halves a failing share: the elements at fault, and shares that there were no evaluations left to halve.
+        limit: of the block that the share is from, as that is what is promised.
+        """
+        if self.left <= 0:
+            return [self.row(share, probe, lost=True)]
+        self.left -= 1
+        if len(share) == 1:
+            row = self.row(share, self.probe(share, probe.scale))
+            return [row] if row.relative > self.change.rtol else []
+        parts = share[: len(share) // 2], share[len(share) // 2 :]
+        left = self.probe(parts[0], probe.scale)
+        rest = [getattr(probe, n) - getattr(left, n) for n in ("residual", "unrest", "given")]
+        right = _Probe(probe.scale, *rest) if left.scale == probe.scale else self.probe(parts[1], left.scale)
+        rows = []
+        for part, found in sorted(
+            zip(parts, (left, right), strict=True), key=lambda pair: -_or_inf(abs(pair[1].residual))
+        ):
+            if not abs(found.residual) <= limit:
+                rows += self.search(part, found, limit)
         return rows
 
-    def _search(self, share, signs):
-        """The comparison of a share; when it fails, those of its elements at fault instead."""
-        row = self._compare(share, signs)
-        if len(share) == 1 or row[-1] <= self.rtol:
-            return [row]
-        half = len(share) // 2
-        rows = self._search(share[:half], signs[:half]) + self._search(share[half:], signs[half:])
-        # Errors may hide in the halves and show in the whole: the whole then stands.
-        return rows if any(not r[-1] <= self.rtol for r in rows) else [row]
+    def singles(self, order, scale):
+        """The largest gradients, and some at random, each by itself."""
+        change = self.change
+        size = np.abs(change.g[order] * change.steps(order))
+        largest = order[np.argsort(-size, kind="stable")[:_SINGLES]]
+        picked = dict.fromkeys([*largest.tolist(), *order[-_SINGLES:].tolist()])
+        shares = [np.array([j]) for j in picked]
+        return [self.row(share, self.probe(share, scale)) for share in shares]
 
-    def _compare(self, share, signs):
-        x, g = self.values.reshape(-1), self.analytic.reshape(-1)[share]
-        step = self.eps / math.sqrt(len(share)) * np.maximum(1.0, np.abs(x[share].astype(np.float64))) * signs
-        sums, points = [], []
-        for sign in (1.0, -1.0):
-            moved = x.copy()
-            moved[share] = x[share] + sign * step
-            points.append(moved[share].astype(np.float64))
-            sums.append(self.loss(moved.reshape(self.values.shape)))
-        taken = points[0] - points[1]  # what rounding left of the step
-        length = math.sqrt(float((taken * taken).sum()))
-        numeric = (sums[0] - sums[1]) / length if length > 0 else math.nan
-        analytic = float((g * taken).sum()) / length if length > 0 else math.nan
-        # Random signs may cancel: the typical size of the gradient in the share keeps its noise in proportion.
-        typical = math.sqrt(float((g * g).mean())) if len(share) > 1 else 0.0
-        size = abs(numeric) + abs(analytic) + self.atol + typical
-        relative = abs(numeric - analytic) / size
-        index = tuple(map(int, np.unravel_index(share[0], self.values.shape)))
-        return index, numeric, analytic, relative if math.isfinite(relative) else math.inf
+
+def _or_inf(value):
+    return value if math.isfinite(value) else math.inf
+
+
+def _over(a, b):
+    return a / b if b > 0 else math.nan
+
+
+def _ratio(a, b):
+    return _or_inf(a / b) if b > 0 else math.inf if a != 0 else 0.0
+
+
+def _as_list(inputs):
+    if isinstance(inputs, (_C.Tensor, np.ndarray)) or not hasattr(inputs, "__iter__"):
+        raise TypeError(f"grad_check: inputs must be a list of Tensors or arrays, got {type(inputs).__name__}")
+    return list(inputs)
 
 
 def _of_arrays(fn, inputs, grads):
-    """Checked (number, values, gradient), loss(number, values) and restore() for NumPy."""
+    """Checked (number, values, gradient), loss(number, values) and restore() for NumPy; loss gives a value and how much
+    rounding it to its format loses.
+    """
     if grads is None:
         raise ValueError("grad_check: grads must be given for inputs that are not Tensors, got None")
     for i, x in enumerate(inputs):
         if not isinstance(x, np.ndarray):
             raise TypeError(f"grad_check: input {i} must be a Tensor or an array, got {type(x).__name__}")
-    given = list(grads(*inputs) if callable(grads) else grads)
+    given = grads(*inputs) if callable(grads) else grads
+    if not isinstance(given, (list, tuple)) and not isinstance(given, np.ndarray):
+        raise TypeError(f"grad_check: grads must be a list of arrays, got {type(given).__name__}")
+    given = list(given)
     if len(given) != len(inputs):
         raise ValueError(f"grad_check: grads must have {len(inputs)} entries like inputs, got {len(given)}")
     checked = []
@@ -179,8 +401,14 @@ def _of_arrays(fn, inputs, grads):
             continue
         if x.dtype not in (np.float32, np.float64):
             raise TypeError(f"grad_check: input {i} must be float32 or float64, got {x.dtype}")
-        if np.asarray(g).dtype.kind not in "fiu":
-            raise TypeError(f"grad_check: gradient {i} must hold real numbers, got {np.asarray(g).dtype}")
+        try:
+            g = np.asarray(g)
+        except ValueError:
+            raise ValueError(
+                f"grad_check: gradient {i} must have shape {x.shape}, got rows of different lengths"
+            ) from None
+        if g.dtype.kind not in "fiu":
+            raise TypeError(f"grad_check: gradient {i} must hold real numbers, got {g.dtype}")
         if np.shape(g) != x.shape:
             raise ValueError(f"grad_check: gradient {i} must have shape {x.shape}, got {np.shape(g)}")
         _check_size(i, x)
@@ -188,15 +416,27 @@ def _of_arrays(fn, inputs, grads):
     if not checked:
         raise ValueError("grad_check: grads must hold an array, got none")
 
+    coarse = all(x.dtype == np.float32 for _, x, _ in checked)  # so far all values fit into float32: fn rounds to it
+
     def loss(number, values):
+        nonlocal coarse
         value = fn(*inputs[:number], values, *inputs[number + 1 :])
-        if value is None:
-            raise TypeError("grad_check: fn must return one number, got None")
+        if not (isinstance(value, (int, float, np.generic, np.ndarray)) or hasattr(value, "__float__")):
+            raise TypeError(f"grad_check: fn must return one number, got {_got(value)}")
         if np.size(value) != 1:
             raise ValueError(f"grad_check: fn must return one number, got shape {np.shape(value)}")
-        return float(np.asarray(value).reshape(()))
+        if np.asarray(value).dtype.kind not in "fiub":
+            raise TypeError(f"grad_check: fn must return a real number, got {np.asarray(value).dtype}")
+        value = float(np.asarray(value).reshape(()))
+        with np.errstate(all="ignore"):
+            coarse = coarse and not float(np.float32(value)) != value == value
+        return value, abs(value) * (2.0**-24 if coarse else 2.0**-53)
 
     return checked, loss, lambda: None
+
+
+def _got(value):
+    return "None" if value is None else type(value).__name__
 
 
 def _check_size(i, x):
@@ -223,6 +463,8 @@ def _of_tensors(fn, inputs, random):
             inputs[i].grad = None
         outputs = _outputs(fn, inputs)
         shapes = [tuple(y.shape) for y in outputs]
+        if outputs and all(y.numel() == 0 for y in outputs):
+            raise ValueError(f"grad_check: fn must return elements, got shape {shapes[0]}")
         weights = [random.uniform(0.5, 1.5, s) * random.choice([-1.0, 1.0], s) for s in shapes]
         roots = [(y, w) for y, w in zip(outputs, weights, strict=True) if y.requires_grad]
         if not roots:
@@ -249,13 +491,17 @@ def _of_tensors(fn, inputs, random):
     def loss(number, values):
         write(number, values)
         outs = _outputs(fn, inputs)
-        total = sum(
-            float((outs[i].to(_C.float64).to("cpu").numpy() * w).sum()) for i, w in zip(which, used, strict=True)
-        )
+        if [tuple(y.shape) for y in outs] != shapes:
+            raise ValueError("grad_check: fn must return tensors of the same shapes every time, got others")
+        total = rounding = 0.0
+        for i, w in zip(which, used, strict=True):
+            terms = outs[i].to(_C.float64).to("cpu").numpy() * w
+            total += float(terms.sum())
+            rounding = math.hypot(rounding, format_of(outs[i].dtype).roundoff * float(np.linalg.norm(terms)))
         for other, kept, _ in rows:
             if other == number:
                 write(other, kept)
-        return total
+        return total, rounding
 
     def restore():
         for number, values, _ in rows:
