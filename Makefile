@@ -19,7 +19,7 @@ help:
 	@echo "make build      build the extension in place; only what changed is compiled again"
 	@echo "make bench      measure against PyTorch          make lint       check format, Python and warnings"
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
-	@echo "make test-gpu   tests that need a GPU            make clean      remove what was built (distclean: .venv too)"
+	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 
 # ---- the environment: each stamp names what has been installed, and is renewed when the file that lists it changes ----------
 
@@ -77,8 +77,8 @@ test: $(STAMP)/test build
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-gpu:
-	@if [ -z "$(wildcard cuda/*.cu)" ]; then echo "test-gpu: this version has no CUDA kernels, so there is nothing to run"; \
-	elif nvidia-smi -L >/dev/null 2>&1; then $(MAKE) --no-print-directory test ARGS="-m gpu $(ARGS)"; \
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	    XTRAIN_CUDA=1 XTRAIN_TEST_DEVICE=cuda $(MAKE) --no-print-directory test ARGS="$(ARGS)"; \
 	else echo "test-gpu: no NVIDIA GPU on this machine, nothing was run"; fi
 
 bench: $(STAMP)/test build

@@ -1,10 +1,14 @@
-"""Builds the extension xtrain._C from every csrc/**/*.c and puts OpenBLAS beside it; the rest is in pyproject.toml.
+"""Builds the extension xtrain._C from every csrc/**/*.c, with OpenBLAS and, where nvcc is, libxtrain_cuda.so beside it.
+
+The rest is in pyproject.toml.
 
 An object is compiled again only when its source, a header it includes, the compiler or the flags changed, and objects
 are compiled in parallel, so that editing one file costs seconds. Objects live in build/obj/, each with a depfile and
 the command that made it.
 
 Environment: CC; CFLAGS and LDFLAGS, added last; XTRAIN_WERROR=1: warnings are errors; XTRAIN_SANITIZE=1: ASan, UBSan.
+CUDA, from every cuda/*.cu: XTRAIN_CUDA=1 builds it, 0 leaves it out, auto (the default) builds it where nvcc and a GPU
+are; XTRAIN_CUDA_ARCHS, such as "native" or "80 90a ptx120": compute capabilities to build for; NVCC; NVCCFLAGS.
 """
 
 import fcntl
@@ -38,6 +42,11 @@ OPTIMIZE = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-DXT_SANITIZE", *SANITIZERS]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-pass-failed"]  # the last: clang's "loop not vectorized"
+
+
+# The library must run on machines other than the one that builds it; newer GPUs than these compile the PTX.
+CUDA_ARCHS = "native 80 86 89 90a ptx"
+CUDA_CODE = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-Wall,-Wextra,-fvisibility=hidden", "-Icsrc", "-Icuda"]
 
 
 def find_compiler() -> list[str]:
@@ -106,6 +115,61 @@ def in_parallel(function, items) -> list:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with ThreadPoolExecutor(cpus or 1) as pool:
         return list(pool.map(function, items))
+
+
+def find_nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    return shutil.which(os.environ.get("NVCC") or "nvcc") or shutil.which(f"{home}/bin/nvcc")
+
+
+def wants_cuda(library: Path) -> bool:
+    """XTRAIN_CUDA decides; auto: where nvcc is, and a GPU or a library that was built before."""
+    choice = os.environ.get("XTRAIN_CUDA", "auto")
+    if choice not in ("0", "1", "auto"):
+        raise PlatformError(f"XTRAIN_CUDA must be 0, 1 or auto, got '{choice}'")
+    if choice == "0" or SANITIZE or (choice == "auto" and not find_nvcc()):
+        return False
+    if not find_nvcc():
+        raise PlatformError("XTRAIN_CUDA=1, but no nvcc was found: install the CUDA toolkit, or set NVCC or CUDA_HOME")
+    return choice == "1" or Path("/dev/nvidiactl").exists() or library.exists()
+
+
+def native_archs() -> list[str]:
+    """Compute capabilities of this machine's GPUs, as nvcc names them; 9.0 by its own instruction set, "90a"."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout.replace(".", "").split()
+    return ["90a" if arch == "90" else arch for arch in found if arch.isdigit()]
+
+
+def cuda_archs(nvcc: str) -> list[str]:
+    """The words of XTRAIN_CUDA_ARCHS, "native" resolved and "ptx" numbered, each once: ["80", "90a", "ptx120"]."""
+    archs = []
+    for word in os.environ.get("XTRAIN_CUDA_ARCHS", CUDA_ARCHS).replace(",", " ").split():
+        if word == "ptx":
+            known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout
+            archs.append(f"ptx{max(map(int, re.findall(r'compute_([0-9]+)$', known, re.MULTILINE)))}")
+        elif word == "native":
+            archs += native_archs()
+        elif re.fullmatch(r"(ptx)?\d{2,3}[af]?", word):
+            archs.append(word)
+        else:
+            raise PlatformError(f"XTRAIN_CUDA_ARCHS must hold words like native, 90a, ptx or ptx90, got '{word}'")
+    if not archs:
+        raise PlatformError("XTRAIN_CUDA_ARCHS names no compute capability, and no GPU was found for native")
+    return sorted(set(archs), key=lambda arch: (arch.startswith("ptx"), arch))
+
+
+def cuda_flags(archs: list[str]) -> list[str]:
+    codes = []
+    for arch in archs:
+        number = arch.removeprefix("ptx")
+        code = "compute" if arch.startswith("ptx") else "sm"
+        codes.append(f"-gencode=arch=compute_{number},code={code}_{number}")
+    strict = ["-Werror", "all-warnings"] if WERROR else []
+    own = shlex.split(os.environ.get("NVCCFLAGS", ""))
+    return [*CUDA_CODE, *codes, *strict, f'-DXT_CUDA_ARCHS="{" ".join(archs)}"', f'-DXT_VERSION="{VERSION}"', *own]
 
 
 def rename_elf_library(data: bytearray, name: bytes) -> None:
@@ -234,11 +298,61 @@ class BuildExt(build_ext):
             print("ld", output, flush=True)
             if not make(output, command, [version, *command]):
                 raise LinkError("the extension did not link, see above")
+        self.build_cuda(blas.parent / "libxtrain_cuda.so", folder)
         target = Path(self.get_ext_fullpath(ext.name))
         write_if_changed(target, output.read_bytes())
         self.place_libraries(blas.parent, target.parent)
 
+    def build_cuda(self, library: Path, folder: Path):
+        """Makes the CUDA library from cuda/*.cu and what it shares with the core; removes it where it is not wanted."""
+        sources = sorted(Path("cuda").glob("*.cu"))
+        if not sources or not wants_cuda(library):
+            library.unlink(missing_ok=True)
+            return
+        nvcc = find_nvcc()
+        version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout.split("\n")[-2]
+        flags = cuda_flags(cuda_archs(nvcc))
+        objects, todo = [], []
+        for source in sources:
+            obj = folder / source.with_suffix(".o")
+            command = [nvcc, *flags, "-MMD", "-MF", str(obj.with_suffix(".d")), "-c", str(source), "-o", str(obj)]
+            objects.append(str(obj))
+            if self.force or needs_making(obj, [version, *command]):
+                todo.append((obj, command))
+
+        def compile_one(item):
+            obj, command = item
+            sys.stdout.write(f"nvcc {command[-3]}\n")
+            return make(obj, command, [version, *command])
+
+        results = in_parallel(compile_one, todo)
+        if not all(results):
+            raise CompileError(f"{results.count(False)} of {len(sources)} CUDA files did not compile, see above")
+        objects += [str(folder / "core/dtype.o"), str(folder / "core/view.o")]
+        output = folder / "cuda/libxtrain_cuda.so"
+        command = [
+            nvcc,
+            "-shared",
+            "-cudart",
+            "static",
+            "-Xlinker",
+            "-zdefs",
+            *objects,
+            "-lpthread",
+            "-ldl",
+            "-o",
+            str(output),
+        ]
+        output.with_suffix(".d").write_text(f"libxtrain_cuda.so: {' '.join(objects)}")
+        if needs_making(output, [version, *command]):
+            print("ld", output, flush=True)
+            if not make(output, command, [version, *command]):
+                raise LinkError("the CUDA library did not link, see above")
+        write_if_changed(library, output.read_bytes())
+
     def place_libraries(self, source: Path, package: Path):
+        if not (source / "libxtrain_cuda.so").exists():
+            (package / "_lib/libxtrain_cuda.so").unlink(missing_ok=True)
         for path in source.rglob("*"):
             if path.is_file():
                 write_if_changed(package / "_lib" / path.relative_to(source), path.read_bytes())

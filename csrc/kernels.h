@@ -150,11 +150,13 @@ typedef struct XtCompare {
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1], row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).
  * Batch strides may be 0 (broadcast) for A and B. One dtype for all three; ACC accumulation; beta == 0 never reads C; K == 0 scales C.
- * Leading dimensions are >= the row length; columns have stride 1. */
+ * Leading dimensions are >= the row length; columns have stride 1. tf32: float32 operands may be rounded to TF32 (10 mantissa bits)
+ * on devices that have such units; sums stay float32. */
 typedef struct XtGemm {
     void *c;
     const void *a, *b;
     XtDtype dtype;
+    bool tf32;
     int64_t m, n, k;
     bool trans_a, trans_b;
     int64_t lda, ldb, ldc;
@@ -273,7 +275,8 @@ typedef struct XtCrossEntropyBwd {
  * sees everything; for sq == skv the usual triangle). A row that sees nothing gives out = 0 and lse = -inf.
  * lse[b,h,i] (ACC, dense) = log sum_j exp(scale * q_i . k_j). Strides are (b, head, row), the last dim is dense.
  * Bwd: with P rebuilt from lse, delta_i = dout_i . out_i: dV = P^T dO; dP = dO V^T; dS = P * (dP - delta); dQ = scale dS K;
- * dK = scale dS^T Q; dk and dv sum over the H/K query heads that share a kv head. dq, dk, dv are all written, in strides of their own. */
+ * dK = scale dS^T Q; dk and dv sum over the H/K query heads that share a kv head. dq, dk, dv are all written, in strides of their own.
+ * tf32: as in XtGemm, for the products. */
 typedef struct XtAttentionFwd {
     void *out, *lse;
     const void *q, *k, *v;
@@ -281,7 +284,7 @@ typedef struct XtAttentionFwd {
     int64_t batch, heads, kv_heads, sq, skv, dim;
     int64_t out_stride[3], q_stride[3], k_stride[3], v_stride[3];
     double scale;
-    bool causal;
+    bool causal, tf32;
 } XtAttentionFwd;
 typedef struct XtAttentionBwd {
     void *dq, *dk, *dv;
@@ -291,7 +294,7 @@ typedef struct XtAttentionBwd {
     int64_t dq_stride[3], dk_stride[3], dv_stride[3];
     int64_t dout_stride[3], q_stride[3], k_stride[3], v_stride[3], out_stride[3];
     double scale;
-    bool causal;
+    bool causal, tf32;
 } XtAttentionBwd;
 
 /* ---- optimizer: a list of dense tensors in one call ------------------------------------------------------------------------ */
@@ -299,7 +302,8 @@ typedef struct XtAttentionBwd {
 /* AdamW (Loshchilov & Hutter 2019), PyTorch's order of operations, for each tensor:
  *   p *= 1 - lr * weight_decay;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
  *   p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
- * p and g have `dtype`; m, v and master (or NULL: p is the master) have ACC. Computed in ACC; p is the rounded master when given. */
+ * p and g have `dtype`; m, v and master (or NULL: p is the master) have ACC. Computed in ACC; p is the rounded master when given.
+ * guard: one float on the device, or NULL; when it is NaN or Inf nothing is written. */
 typedef struct XtAdamWItem {
     void *p, *m, *v, *master;
     const void *g;
@@ -311,7 +315,8 @@ typedef struct XtAdamW {
     const XtAdamWItem *items; /* [count], host memory */
     int64_t count;
     double lr, beta1, beta2, eps;
-    int64_t step; /* >= 1, the step being taken */
+    int64_t step;       /* >= 1, the step being taken */
+    const float *guard; /* borrows */
 } XtAdamW;
 
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */
@@ -373,6 +378,34 @@ typedef struct XtAttentionBackend {
     XtStatus (*backward)(const XtAttentionBwd *p);
 } XtAttentionBackend;
 
+/* What an accelerator is and has done; for people and tests. */
+typedef struct XtDeviceInfo {
+    char name[256];
+    int major, minor, multiprocessors; /* compute capability */
+    int driver, runtime;               /* 13000 is 13.0 */
+    int64_t memory_total, memory_free; /* bytes, of the whole device */
+    char built_for[128];               /* compute capabilities with kernels in this library, "80 86 90a ptx120" */
+    char blas[512];                    /* which cuBLASLt was loaded, and from where; "" before the first product */
+} XtDeviceInfo;
+typedef struct XtDeviceCounters {
+    int64_t launches, synchronizations, to_host, from_host, allocations; /* since the library was opened */
+    int64_t pool_used, pool_reserved, pool_peak;                         /* bytes of the memory pool, scratch included */
+} XtDeviceCounters;
+
+/* What an accelerator's table has besides kernels. */
+typedef struct XtAccelerator {
+    int device_count;
+    XtStatus (*use)(int index); /* makes it the calling thread's device: where slots run and scratch comes from */
+    XtStatus (*info)(int index, XtDeviceInfo *out);
+    XtStatus (*counters)(int index, XtDeviceCounters *out);
+    XtStatus (*trim)(int index); /* gives unused memory of the pool back */
+    void (*reset_peak)(int index);
+    void *(*stream)(int index);                            /* of all its work */
+    XtStatus (*wait_for)(int index, void *foreign);        /* work queued from now on waits for what `foreign` holds now */
+    XtStatus (*make_wait)(int index, void *foreign);       /* and the other way round */
+    XtStatus (*pointer_device)(const void *p, int *index); /* of memory made elsewhere */
+} XtAccelerator;
+
 /* What a device offers. NULL slots are missing kernels: the coverage test lists and fails them. */
 typedef struct XtBackend {
     const char *name; /* "cpu", "cuda" */
@@ -386,7 +419,17 @@ typedef struct XtBackend {
 #undef XT_X
     const XtGemmBackend *gemm; /* ends with a NULL name */
     const XtAttentionBackend *attention;
+    const XtAccelerator *accelerator; /* NULL on the CPU */
 } XtBackend;
+
+/* A backend in a library of its own exports one function, which gets what it needs of the process that opens it. */
+typedef struct XtHost {
+    const char *version; /* of xtrain, with the size of XtBackend: a library of another build is refused */
+    size_t table_size;
+    XtStatus (*error)(XtStatus status, const char *message); /* xt_error */
+    const char *const *folders;                              /* where Python packages lie; ends with NULL; outlives the library */
+} XtHost;
+typedef XtStatus (*XtOpenBackend)(const XtHost *host, const XtBackend **out); /* "xt_open_cuda" */
 
 extern const XtBackend xt_cpu_backend;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,12 +11,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from xtrain import _C
+
+# `make test-gpu` runs the suites with tensors made on the GPU, on both sides: "cuda".
+DEVICE = os.environ.get("XTRAIN_TEST_DEVICE", "cpu")
+_C.set_default_device(DEVICE)
+torch.set_default_device(DEVICE)
+
 
 @pytest.fixture(autouse=True)
 def clean_state():
     """Every test starts from seed 0 on both sides and leaves backends and gradient mode as they were."""
-    from xtrain import _C
-
     torch.manual_seed(0)
     _C.manual_seed(0)
     yield

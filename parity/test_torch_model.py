@@ -60,7 +60,7 @@ def pair(shape: str, tied: bool, dtype=torch.float32):
     ours = Qwen3(config)
     if dtype == torch.float64:
         ours = ours.to(xt.float64)
-    state = {name: xt.from_numpy(p.detach().numpy().copy()) for name, p in theirs.named_parameters()}
+    state = {name: xt.from_numpy(p.detach().cpu().numpy().copy()) for name, p in theirs.named_parameters()}
     missing = ours.load_state_dict(state)
     assert not any(missing)
     assert {name for name, _ in ours.named_parameters()} == set(state)
@@ -79,7 +79,7 @@ def compare(
     ours, theirs_loss, theirs_logits, theirs_grads, ids, targets, loss_limit=1e-6, logit_limit=1e-5, grad_limit=1e-4
 ) -> None:
     x, y = xt.tensor(ids), xt.tensor(targets)
-    logits = ours(x).detach().numpy()
+    logits = ours(x).detach().cpu().numpy()
     assert relative(logits, theirs_logits) <= logit_limit
     assert np.abs(logits - theirs_logits).max() <= logit_limit * max(1.0, np.abs(theirs_logits).max())
     loss = ours.loss(x, y)
@@ -87,7 +87,7 @@ def compare(
     loss.backward()
     grads = {name: p.grad for name, p in ours.named_parameters()}
     assert set(grads) == set(theirs_grads)
-    worst = {name: relative(g.numpy(), theirs_grads[name]) for name, g in grads.items()}
+    worst = {name: relative(g.cpu().numpy(), theirs_grads[name]) for name, g in grads.items()}
     assert all(np.isfinite(v) and v <= grad_limit for v in worst.values()), max(worst.items(), key=lambda kv: kv[1])
 
 
@@ -104,8 +104,8 @@ def test_against_pytorch(shape: str, tied: bool, gemm: str, attention: str) -> N
         compare(
             ours,
             loss.item(),
-            logits.detach().numpy(),
-            {n: p.grad.numpy() for n, p in theirs.named_parameters()},
+            logits.detach().cpu().numpy(),
+            {n: p.grad.cpu().numpy() for n, p in theirs.named_parameters()},
             ids,
             targets,
         )
@@ -121,8 +121,8 @@ def test_against_pytorch_in_float64(shape: str) -> None:
     compare(
         ours,
         loss.item(),
-        logits.detach().numpy(),
-        {n: p.grad.numpy() for n, p in theirs.named_parameters()},
+        logits.detach().cpu().numpy(),
+        {n: p.grad.cpu().numpy() for n, p in theirs.named_parameters()},
         ids,
         targets,
         1e-13,
@@ -143,10 +143,10 @@ def test_bfloat16_model_is_as_exact_as_pytorch() -> None:
     x, y = torch.tensor(ids), torch.tensor(targets)
     low = theirs.to(torch.bfloat16)
     ours = Qwen3(pair("3x37", True)[0].config).to(xt.bfloat16)
-    ours.load_state_dict({n: xt.from_numpy(p.detach().float().numpy().copy()) for n, p in low.named_parameters()})
+    ours.load_state_dict({n: xt.from_numpy(p.detach().float().cpu().numpy().copy()) for n, p in low.named_parameters()})
     found = low(x)
     low.loss(x, y).backward()
-    peer = {n: p.grad.double().numpy() for n, p in low.named_parameters()}
+    peer = {n: p.grad.double().cpu().numpy() for n, p in low.named_parameters()}
     exact_model = TorchQwen3(ours.config, ids.shape[1]).double()
     exact_model.load_state_dict({n: p.detach().double() for n, p in low.state_dict().items()})
     exact_model.cos, exact_model.sin = rope_tables(exact_model, ours.config, ids.shape[1])
@@ -154,13 +154,16 @@ def test_bfloat16_model_is_as_exact_as_pytorch() -> None:
     exact_model.loss(x, y).backward()
 
     ours.loss(xt.tensor(ids), xt.tensor(targets)).backward()
-    logits = ours(xt.tensor(ids)).detach().to(xt.float64).numpy()
-    e = exact.detach().numpy()
+    logits = ours(xt.tensor(ids)).detach().to(xt.float64).cpu().numpy()
+    e = exact.detach().cpu().numpy()
     assert np.isfinite(logits).all()
-    limit = 2 * np.sqrt(np.mean((found.detach().double().numpy() - e) ** 2)) + 2.0**-9 * np.sqrt(np.mean(e**2))
+    limit = 2 * np.sqrt(np.mean((found.detach().double().cpu().numpy() - e) ** 2)) + 2.0**-9 * np.sqrt(np.mean(e**2))
     assert np.sqrt(np.mean((logits - e) ** 2)) <= limit
     for name, p in exact_model.named_parameters():
-        want, mine = p.grad.numpy(), {n: q.grad for n, q in ours.named_parameters()}[name].to(xt.float64).numpy()
+        want, mine = (
+            p.grad.cpu().numpy(),
+            {n: q.grad for n, q in ours.named_parameters()}[name].to(xt.float64).cpu().numpy(),
+        )
         assert np.isfinite(mine).all(), name
         limit = 2 * np.sqrt(np.mean((peer[name] - want) ** 2)) + 2.0**-9 * np.sqrt(np.mean(want**2))
         assert np.sqrt(np.mean((mine - want) ** 2)) <= limit, name
@@ -215,7 +218,7 @@ def run_hugging_face(model, ids, targets):
     logits = model(input_ids=torch.tensor(ids)).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), torch.tensor(targets).reshape(-1))
     loss.backward()
-    return loss.item(), logits.detach().numpy(), {n: p.grad.numpy() for n, p in model.named_parameters()}
+    return loss.item(), logits.detach().cpu().numpy(), {n: p.grad.cpu().numpy() for n, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -259,15 +262,19 @@ def test_transformers_generates_the_same_tokens(tmp_path) -> None:
     theirs.save_pretrained(tmp_path / "hf")
     ours = Qwen3.from_pretrained(tmp_path / "hf")
     prompt = ids[:2, :5]
-    want = theirs.generate(
-        torch.tensor(prompt),
-        attention_mask=torch.ones(2, 5, dtype=torch.long),
-        max_new_tokens=24,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    ).numpy()
-    assert np.array_equal(ours.generate(xt.tensor(prompt), 24, temperature=0.0).numpy(), want)
+    want = (
+        theirs.generate(
+            torch.tensor(prompt),
+            attention_mask=torch.ones(2, 5, dtype=torch.long),
+            max_new_tokens=24,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        .cpu()
+        .numpy()
+    )
+    assert np.array_equal(ours.generate(xt.tensor(prompt), 24, temperature=0.0).cpu().numpy(), want)
 
 
 def test_byte_tokenizer_in_transformers(tmp_path) -> None:

@@ -52,7 +52,7 @@ def to_torch(a: np.ndarray, dtype: str):
 
 def to_numpy(t) -> np.ndarray:
     t = t.detach()
-    return (t.double() if t.is_floating_point() else t).numpy()
+    return (t.double() if t.is_floating_point() else t).cpu().numpy()
 
 
 def torch_run(entry: Op, c: Case, arrays, dtype: str, dys=None):
@@ -118,7 +118,7 @@ def test_forward(entry: Op, c: Case, dtype: str) -> None:
             what = f"{entry.id} output {i} in {dtype} {name or ''}"
             if not o.dtype.is_floating_point:
                 assert o.dtype.name == str(t.dtype).removeprefix("torch."), what
-                assert np.array_equal(o.numpy(), t.numpy()), what
+                assert np.array_equal(o.cpu().numpy(), t.cpu().numpy()), what
             else:
                 judge(array(o), to_numpy(t), to_numpy(e), dtype, terms_of(entry, c, arrays), what)
 

@@ -38,7 +38,7 @@ def test_adamw(dtype: str, limit: float, options: dict) -> None:
         follow.step()
         assert math.isclose(mine.param_groups[0]["lr"], peer.param_groups[0]["lr"], rel_tol=1e-12, abs_tol=1e-15)
     for p, q in zip(ours, theirs):
-        a, b = p.detach().numpy().astype(np.float64), q.detach().double().numpy()
+        a, b = p.detach().cpu().numpy().astype(np.float64), q.detach().double().cpu().numpy()
         assert np.isfinite(a).all()
         assert np.abs(a - b).max() <= limit * max(1.0, np.abs(b).max())
 
@@ -72,7 +72,7 @@ def test_clip(max_norm: float) -> None:
     a, b = optim.clip_grad_norm_(ours, max_norm).item(), torch.nn.utils.clip_grad_norm_(theirs, max_norm).item()
     assert abs(a - b) <= 1e-6 * b
     for p, q in zip(ours, theirs):
-        x, y = p.grad.numpy(), q.grad.numpy()
+        x, y = p.grad.cpu().numpy(), q.grad.cpu().numpy()
         assert np.abs(x - y).max() <= 1e-6 * max(np.abs(y).max(), 1e-30)
 
 

@@ -155,7 +155,7 @@ def test_random_program(seed: int) -> None:
             pool.append(y)
     ours, theirs = 0.0, 0.0
     for i, y in enumerate(pool):
-        a, b = y.ours.detach().numpy(), y.theirs.detach().numpy()
+        a, b = y.ours.detach().cpu().numpy(), y.theirs.detach().cpu().numpy()
         assert np.isfinite(a).all() == np.isfinite(b).all()
         scale = np.abs(b).max(initial=1.0)
         assert np.abs(a - b).max(initial=0.0) <= 1e-12 * scale, f"value {i}"
@@ -167,6 +167,6 @@ def test_random_program(seed: int) -> None:
         a, b = leaf.ours.grad, leaf.theirs.grad
         assert (a is None) == (b is None), f"leaf {i}"
         if a is not None:
-            a, b = a.numpy(), b.numpy()
+            a, b = a.cpu().numpy(), b.cpu().numpy()
             assert np.isfinite(a).all()
             assert np.abs(a - b).max() <= 1e-10 * np.abs(b).max(initial=1.0), f"gradient of leaf {i}"

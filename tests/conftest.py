@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from xtrain import _C
+
+# `make test-gpu` runs the suites with tensors made on the GPU: "cuda".
+_C.set_default_device(os.environ.get("XTRAIN_TEST_DEVICE", "cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +34,9 @@ def clean_state():
 def no_leaks():
     """Fails the test when it leaves tensors or storages behind."""
     gc.collect()
-    before = _C.memory_stats(_C.device("cpu"))
+    before = _C.memory_stats(_C.get_default_device())
     yield
     gc.collect()
-    after = _C.memory_stats(_C.device("cpu"))
+    after = _C.memory_stats(_C.get_default_device())
     for key in ("live_tensors", "live_storages"):
         assert after[key] == before[key], f"{after[key] - before[key]} {key} leaked"

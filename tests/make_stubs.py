@@ -41,11 +41,14 @@ RETURNS = {
     "is_contiguous": "_bool", "data_ptr": "_int", "element_size": "_int", "item": "Any", "tolist": "Any",
     "numpy": "NDArray[Any]", "__array__": "NDArray[Any]", "__dlpack__": "Any", "__dlpack_device__": "tuple[_int, _int]",
     "__format__": "str", "__reduce_ex__": "Any", "retain_grad": "None", "register_hook": "Handle",
+    "cuda_device_count": "_int", "cuda_info": "dict[str, Any]", "cuda_counters": "dict[str, _int]", "cuda_stream": "_int",
+    "synchronize": "None", "set_package_folders": "None", "allow_tf32": "None", "tf32": "_bool",
+    "set_default_device": "None", "get_default_device": "_device",
 }  # fmt: skip
 PROPERTIES = {
     "shape": "tuple[_int, ...]", "dtype": "_dtype", "device": "_device", "ndim": "_int", "is_leaf": "_bool",
     "grad_fn": "str | None", "T": "Tensor", "mT": "Tensor", "data": "Tensor", "_version": "_int", "nbytes": "_int",
-    "itemsize": "_int", "name": "str", "is_floating_point": "_bool", "type": "str", "index": "_int",
+    "__cuda_array_interface__": "dict[str, Any]", "itemsize": "_int", "name": "str", "is_floating_point": "_bool", "type": "str", "index": "_int",
 }  # fmt: skip
 WRITABLE = {"requires_grad": "_bool", "grad": "Tensor | None"}
 PROTOCOL = {

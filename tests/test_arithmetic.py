@@ -22,7 +22,7 @@ def test_broadcasting_like_numpy() -> None:
         a, b = (rng.standard_normal(s) for s in sides)
         got = xt.tensor(a) + xt.tensor(b)
         assert got.shape == (a + b).shape
-        assert np.array_equal(got.numpy(), a + b)
+        assert np.array_equal(got.cpu().numpy(), a + b)
 
 
 def test_operators() -> None:
@@ -40,19 +40,19 @@ def test_operators() -> None:
         operator.gt,
         operator.ge,
     ):
-        assert np.array_equal(f(x, y).numpy(), f(a, b))
-        assert np.array_equal(f(x, 2).numpy(), f(a, 2))
-        assert np.array_equal(f(2.5, x).numpy(), f(2.5, a))
-    assert np.array_equal((x**2).numpy(), a**2)
-    assert np.array_equal((2**x).numpy(), 2**a)
-    assert np.array_equal((-x).numpy(), -a)
-    assert np.array_equal(abs(x).numpy(), abs(a))
+        assert np.array_equal(f(x, y).cpu().numpy(), f(a, b))
+        assert np.array_equal(f(x, 2).cpu().numpy(), f(a, 2))
+        assert np.array_equal(f(2.5, x).cpu().numpy(), f(2.5, a))
+    assert np.array_equal((x**2).cpu().numpy(), a**2)
+    assert np.array_equal((2**x).cpu().numpy(), 2**a)
+    assert np.array_equal((-x).cpu().numpy(), -a)
+    assert np.array_equal(abs(x).cpu().numpy(), abs(a))
     assert (x @ y).item() == a @ b
     x += y
     x -= 1
     x *= 2
     x /= 4
-    assert np.array_equal(x.numpy(), (a + b - 1) * 2 / 4)
+    assert np.array_equal(x.cpu().numpy(), (a + b - 1) * 2 / 4)
     for bad in (None, "a", [1], object(), 1j):
         with pytest.raises(TypeError):
             x + bad
@@ -64,18 +64,18 @@ def test_operators() -> None:
 def test_in_place_with_overlap() -> None:
     """x[1:] += x[:-1] reads old values, whatever the order of the loop."""
     t = xt.arange(300, dtype=xt.float32)
-    want = t.numpy().copy()
+    want = t.cpu().numpy().copy()
     want[1:] += want[:-1].copy()
     t[1:].add_(t[:-1])
-    assert np.array_equal(t.numpy(), want)
+    assert np.array_equal(t.cpu().numpy(), want)
     m = xt.arange(16, dtype=xt.float32).reshape(4, 4)
-    want = m.numpy() + m.numpy().T
+    want = m.cpu().numpy() + m.cpu().numpy().T
     m.add_(m.T)
-    assert np.array_equal(m.numpy(), want)
+    assert np.array_equal(m.cpu().numpy(), want)
     m = xt.arange(16, dtype=xt.float32).reshape(4, 4)
-    want = m.numpy().T.copy()
+    want = m.cpu().numpy().T.copy()
     m.copy_(m.T)
-    assert np.array_equal(m.numpy(), want)
+    assert np.array_equal(m.cpu().numpy(), want)
 
 
 LATTICE = ["bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -140,12 +140,12 @@ def test_nan_and_infinity() -> None:
     assert x.argmax().item() == 0
     assert math.isnan(xt.maximum(x, xt.zeros(4))[0].item())
     assert math.isnan(xt.minimum(xt.zeros(4), x)[0].item())
-    assert np.isnan(x.relu().numpy()).tolist() == [True, False, False, False]
+    assert np.isnan(x.relu().cpu().numpy()).tolist() == [True, False, False, False]
     assert (x == x).tolist() == [False, True, True, True]
-    assert np.isnan(x.exp().numpy()).tolist() == [True, False, False, False]
+    assert np.isnan(x.exp().cpu().numpy()).tolist() == [True, False, False, False]
     assert x.exp().tolist()[1:3] == [math.inf, 0.0]
     assert x.sigmoid().tolist()[1:3] == [1.0, 0.0]
-    assert np.isnan(xt.softmax(x, -1).numpy()).all()
+    assert np.isnan(xt.softmax(x, -1).cpu().numpy()).all()
     for name in ("exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "sigmoid", "erf", "abs", "neg"):
         special = np.array(
             [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 3e38, -3e38, 100.0, -100.0, 88.9, -104.0], np.float32
@@ -159,7 +159,7 @@ def test_nan_and_infinity() -> None:
                 "neg": np.negative,
                 "erf": np.vectorize(math.erf),
             }.get(name, getattr(np, name, None))(s).astype(np.float32)
-            got = getattr(xt.tensor(special), name)().numpy()
+            got = getattr(xt.tensor(special), name)().cpu().numpy()
         if name in ("sin", "cos"):
             got, want = np.where(np.abs(s) > 1e6, 0, got), np.where(np.abs(s) > 1e6, 0, want)
         close = np.isclose(got, want, rtol=3e-6, atol=2e-38, equal_nan=True)
@@ -179,24 +179,24 @@ def test_reductions_like_numpy() -> None:
             (t.amin(axis, keep), a.min(axis, keepdims=keep)),
         ]:
             assert got.shape == np.shape(want)
-            assert np.array_equal(got.numpy(), want)
-        assert np.allclose(t.mean(axis, keep).numpy(), a.mean(axis, keepdims=keep), rtol=1e-15)
+            assert np.array_equal(got.cpu().numpy(), want)
+        assert np.allclose(t.mean(axis, keep).cpu().numpy(), a.mean(axis, keepdims=keep), rtol=1e-15)
 
 
 def test_python_side_ops() -> None:
     a = rng.standard_normal((3, 4))
     t = xt.tensor(a, requires_grad=True)
     assert np.allclose(t.var().item(), a.var(ddof=1))
-    assert np.allclose(t.std(0).detach().numpy(), a.std(0, ddof=1))
+    assert np.allclose(t.std(0).detach().cpu().numpy(), a.std(0, ddof=1))
     values, indices = t.max(1)
-    assert np.array_equal(values.detach().numpy(), a.max(1))
-    assert np.array_equal(indices.numpy(), a.argmax(1))
+    assert np.array_equal(values.detach().cpu().numpy(), a.max(1))
+    assert np.array_equal(indices.cpu().numpy(), a.argmax(1))
     values, indices = t.min(0)
-    assert np.array_equal(values.detach().numpy(), a.min(0))
-    assert np.array_equal(indices.numpy(), a.argmin(0))
+    assert np.array_equal(values.detach().cpu().numpy(), a.min(0))
+    assert np.array_equal(indices.cpu().numpy(), a.argmin(0))
     assert t.max().item() == a.max()
-    assert np.array_equal(t.clamp(-0.5, 0.5).detach().numpy(), a.clip(-0.5, 0.5))
-    assert np.array_equal(xt.stack([t, t], 1).detach().numpy(), np.stack([a, a], 1))
+    assert np.array_equal(t.clamp(-0.5, 0.5).detach().cpu().numpy(), a.clip(-0.5, 0.5))
+    assert np.array_equal(xt.stack([t, t], 1).detach().cpu().numpy(), np.stack([a, a], 1))
     assert [c.shape for c in t.chunk(3, 1)] == [(3, 2), (3, 2)]
     assert t.flatten().shape == (12,)
     assert (t > 0).any().item() is bool((a > 0).any())
@@ -204,7 +204,7 @@ def test_python_side_ops() -> None:
     t.max(1).values.sum().backward()
     want = np.zeros((3, 4))
     want[np.arange(3), a.argmax(1)] = 1
-    assert np.array_equal(t.grad.numpy(), want)
+    assert np.array_equal(t.grad.cpu().numpy(), want)
 
 
 def test_low_precision_rounding_is_to_nearest_even() -> None:
@@ -217,15 +217,15 @@ def test_low_precision_rounding_is_to_nearest_even() -> None:
     words = words[np.isfinite(words)]
     with np.errstate(over="ignore"):
         half = words.astype(np.float16)
-    assert np.array_equal(xt.tensor(words).half().numpy().view(np.uint16), half.view(np.uint16))
+    assert np.array_equal(xt.tensor(words).half().cpu().numpy().view(np.uint16), half.view(np.uint16))
     big = exact(words, "bfloat16")
     assert np.array_equal(array(xt.tensor(words).bfloat16()), big)
     every = np.arange(65536, dtype=np.uint16)
-    floats = xt.from_numpy(every.view(np.float16)).float().numpy()
+    floats = xt.from_numpy(every.view(np.float16)).float().cpu().numpy()
     assert np.array_equal(floats, every.view(np.float16).astype(np.float32), equal_nan=True)
     wide = words.astype(np.float64) * (1 + 2.0**-40)  # float64 must not be rounded twice on its way to float16
     with np.errstate(over="ignore"):
-        assert np.array_equal(xt.tensor(wide).half().numpy(), wide.astype(np.float16))
+        assert np.array_equal(xt.tensor(wide).half().cpu().numpy(), wide.astype(np.float16))
 
 
 # ---- repr -------------------------------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_operators_of_masks() -> None:
         for x, y in ((a, b), (a, True), (False, b), (b[:0], b[:0]), (np.array(True), a)):
             got = function(*(xt.tensor(v) if isinstance(v, np.ndarray) else v for v in (x, y)))
             assert got.dtype is xt.bool
-            assert np.array_equal(got.numpy(), function(x, y))
+            assert np.array_equal(got.cpu().numpy(), function(x, y))
     assert (~xt.tensor(b)).tolist() == (~b).tolist()
     m = alias = xt.tensor(b)
     m &= xt.tensor(~b)

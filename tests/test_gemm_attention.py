@@ -67,14 +67,14 @@ def test_gradients_of_small_integers_are_exact(backend: str) -> None:
             dy = rng.integers(-1, 2, (3, m, n)).astype(np.float32)
             x, y = xt.tensor(a, requires_grad=True), xt.tensor(b, requires_grad=True)
             (x @ y).backward(xt.tensor(dy))
-            assert np.array_equal(x.grad.numpy(), dy @ b.T)
-            assert np.array_equal(y.grad.numpy(), np.einsum("bmk,bmn->kn", a, dy))
+            assert np.array_equal(x.grad.cpu().numpy(), dy @ b.T)
+            assert np.array_equal(y.grad.cpu().numpy(), np.einsum("bmk,bmn->kn", a, dy))
             w, c = xt.tensor(b.T.copy(), requires_grad=True), xt.tensor(np.ones(n, np.float32), requires_grad=True)
             x.grad = None
             xt.functional.linear(x, w, c).backward(xt.tensor(dy))
-            assert np.array_equal(w.grad.numpy(), np.einsum("bmk,bmn->nk", a, dy))
-            assert np.array_equal(c.grad.numpy(), dy.sum((0, 1)))
-            assert np.array_equal(x.grad.numpy(), dy @ b.T)
+            assert np.array_equal(w.grad.cpu().numpy(), np.einsum("bmk,bmn->nk", a, dy))
+            assert np.array_equal(c.grad.cpu().numpy(), dy.sum((0, 1)))
+            assert np.array_equal(x.grad.cpu().numpy(), dy @ b.T)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -142,8 +142,8 @@ def test_large_scores_do_not_overflow() -> None:
     v = xt.randn(1, 1, 4, 8)
     for backend in _C.attention_backends("cpu"):
         out = _C.scaled_dot_product_attention(q, q, v, True, None, False, backend)
-        want = np.cumsum(v.numpy()[0, 0], 0) / np.arange(1, 5)[:, None]
-        assert np.allclose(out.numpy()[0, 0], want, atol=1e-6)
+        want = np.cumsum(v.cpu().numpy()[0, 0], 0) / np.arange(1, 5)[:, None]
+        assert np.allclose(out.cpu().numpy()[0, 0], want, atol=1e-6)
 
 
 def test_rows_that_see_nothing_are_zero() -> None:
@@ -151,7 +151,7 @@ def test_rows_that_see_nothing_are_zero() -> None:
     for backend in _C.attention_backends("cpu"):
         q, k, v = (xt.randn(1, 2, n, 4).requires_grad_() for n in (5, 3, 3))
         out = _C.scaled_dot_product_attention(q, k, v, True, None, False, backend)
-        assert (out.detach().numpy()[:, :, :2] == 0).all()
+        assert (out.detach().cpu().numpy()[:, :, :2] == 0).all()
         out.sum().backward()
-        assert (q.grad.numpy()[:, :, :2] == 0).all()
-        assert all(np.isfinite(t.grad.numpy()).all() for t in (q, k, v))
+        assert (q.grad.cpu().numpy()[:, :, :2] == 0).all()
+        assert all(np.isfinite(t.grad.cpu().numpy()).all() for t in (q, k, v))

@@ -187,7 +187,7 @@ def test_overfits_every_token() -> None:
         xt.optim.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     with xt.no_grad():
-        predicted = model(x).argmax(-1).numpy()
+        predicted = model(x).argmax(-1).cpu().numpy()
     assert np.isfinite(loss.item())
     # the first token of two sequences may be the same with different successors: those cannot be told apart
     seen: dict[tuple, set] = {}
@@ -327,7 +327,7 @@ def test_bfloat16_model_trains() -> None:
 def test_generation_with_caches_is_generation_without() -> None:
     model = make()
     ids, _ = batch(model, 2, 7)
-    out = model.generate(xt.tensor(ids), 12, temperature=0.0).numpy()
+    out = model.generate(xt.tensor(ids), 12, temperature=0.0).cpu().numpy()
     current = ids
     for _ in range(12):
         with xt.no_grad():

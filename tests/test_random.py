@@ -64,14 +64,14 @@ def test_a_prefix_of_a_fill_does_not_depend_on_its_size() -> None:
 def test_distributions() -> None:
     """Moments within five standard errors."""
     n = 1_000_000
-    u, z = xt.rand(n).numpy().astype(np.float64), xt.randn(n).numpy().astype(np.float64)
+    u, z = xt.rand(n).cpu().numpy().astype(np.float64), xt.randn(n).cpu().numpy().astype(np.float64)
     assert u.min() >= 0 and u.max() < 1
     assert abs(u.mean() - 0.5) < 5 * math.sqrt(1 / 12 / n)
     assert abs(u.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / n)
     for power, moment, spread in [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)]:
         assert abs((z**power).mean() - moment) < 5 * math.sqrt(spread / n), power
     assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 5 / math.sqrt(n)
-    counts = np.bincount(xt.randint(0, 10, (n,)).numpy(), minlength=10)
+    counts = np.bincount(xt.randint(0, 10, (n,)).cpu().numpy(), minlength=10)
     assert ((counts - n / 10) ** 2 / (n / 10)).sum() < 40  # chi-squared, 9 degrees of freedom
     tail = (np.abs(z) > 3).mean()
     assert abs(tail - 0.0026998) < 5 * math.sqrt(0.0027 / n)

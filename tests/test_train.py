@@ -92,7 +92,7 @@ def test_any_split_of_the_batch_gives_the_same_gradient(tmp_path, data, pieces: 
 
         trainer.loader.next_batch = uneven
         loss = trainer.train_step()["loss"]
-        found.append((loss, [p.grad.detach().numpy().copy() for p in trainer.model.parameters()]))
+        found.append((loss, [p.grad.detach().cpu().numpy().copy() for p in trainer.model.parameters()]))
     (loss_a, a), (loss_b, b) = found
     assert abs(loss_a - loss_b) <= 1e-6 * abs(loss_a)
     for x, y in zip(a, b):
@@ -110,15 +110,15 @@ def test_a_fully_ignored_batch_costs_nothing(tmp_path, data) -> None:
 def test_nan_stops_the_run_and_names_the_place(tmp_path, data) -> None:
     out = tmp_path / "run"
     trainer = Trainer(options(data, out, save_every=3), quiet=True)
-    step = trainer.train_step
+    next_batch = trainer.loader.next_batch
 
     def poisoned():
         if trainer.step == 5:
             with xt.no_grad():
                 dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"][1, 2] = math.nan
-        return step()
+        return next_batch()
 
-    trainer.train_step = poisoned
+    trainer.loader.next_batch = poisoned
     with pytest.raises(
         NonFiniteError, match=r"step 6: .*nan.*parameter model\.layers\.0\.mlp\.up_proj\.weight.*checkpoint-00000003"
     ):
@@ -127,6 +127,45 @@ def test_nan_stops_the_run_and_names_the_place(tmp_path, data) -> None:
     assert len(metrics(out)) == 5
     xt.manual_seed(0)
     assert Trainer({"resume": str(out)}, quiet=True).run().step == 8
+
+
+def test_reading_losses_late_changes_nothing(tmp_path, data) -> None:
+    """On a GPU losses are read every few steps: the same metrics and the same weights as when every step is read."""
+    found = []
+    for name, every in (("each", 1), ("late", 3)):
+        trainer = Trainer(options(data, tmp_path / name, save_every=4), quiet=True)
+        trainer._read_every = every
+        trainer.run()
+        kept = [
+            {k: v for k, v in line.items() if "time" not in k and "per_second" not in k}
+            for line in metrics(tmp_path / name)
+        ]
+        found.append((kept, [p.cpu().numpy().copy() for p in trainer.model.state_dict().values()]))
+    assert found[0][0] == found[1][0]
+    assert all(np.array_equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    trainer = Trainer(options(data, out, save_every=0), quiet=True)
+    trainer._read_every = 5
+    next_batch, kept = trainer.loader.next_batch, []
+
+    def poisoned():
+        name = "model.layers.0.mlp.up_proj.weight"
+        weight = dict(trainer.model.named_parameters())[name]
+        if trainer.step == 2:
+            with xt.no_grad():
+                weight[1, 2] = math.nan
+        if trainer.step in (2, 4):
+            kept.append(weight.detach().cpu().numpy().copy())
+        return next_batch()
+
+    trainer.loader.next_batch = poisoned
+    with pytest.raises(NonFiniteError, match=r"step 3: .*nan.*parameter model\.layers\.0\.mlp\.up_proj\.weight"):
+        trainer.run()
+    assert np.array_equal(kept[0], kept[1], equal_nan=True)
+    assert [line["step"] for line in metrics(out)] == [1, 2]
 
 
 def test_exploding_activations_are_named(tmp_path, data) -> None:

@@ -10,7 +10,14 @@ Names, argument order, defaults and semantics are PyTorch's wherever PyTorch has
 from importlib import import_module as _import_module
 
 from ._load import _C  # isort: skip  (first: the others import _C)
-from ._backends import attention_backends, gemm_backends, use_attention_backend, use_gemm_backend
+from ._backends import (
+    attention_backends,
+    gemm_backends,
+    get_float32_matmul_precision,
+    set_float32_matmul_precision,
+    use_attention_backend,
+    use_gemm_backend,
+)
 from ._C import (
     CudaError,
     OutOfMemoryError,
@@ -31,6 +38,7 @@ from ._C import (
     from_dlpack,
     from_numpy,
     ge,
+    get_default_device,
     get_num_threads,
     get_rng_state,
     gt,
@@ -52,6 +60,7 @@ from ._C import (
     relu,
     reshape,
     rsqrt,
+    set_default_device,
     set_num_threads,
     set_rng_state,
     sigmoid,
@@ -136,10 +145,11 @@ __all__ = [
     "arange", "argmax", "argmin", "attention_backends", "bfloat16", "bool", "cat", "checkpoint", "chunk", "clamp",
     "clone", "cos", "device", "div", "double", "dtype", "empty", "empty_like", "enable_grad", "eq", "erf", "exp",
     "flatten", "float", "float16", "float32", "float64", "from_dlpack", "from_numpy", "full", "full_like", "ge",
-    "gemm_backends", "get_num_threads", "get_rng_state", "gt", "half", "int", "int32", "int64", "is_grad_enabled",
-    "isfinite", "isinf", "isnan", "le", "log", "long", "lt", "manual_seed", "matmul", "max", "maximum", "mean", "min",
-    "minimum", "mul", "ne", "neg", "no_grad", "ones", "ones_like", "permute", "pow", "rand", "rand_like", "randint",
-    "randn", "randn_like", "reciprocal", "relu", "reshape", "rsqrt", "set_grad_enabled", "set_num_threads",
+    "gemm_backends", "get_default_device", "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt",
+    "half", "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long", "lt",
+    "manual_seed", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "ne", "neg", "no_grad", "ones",
+    "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal", "relu",
+    "reshape", "rsqrt", "set_default_device", "set_float32_matmul_precision", "set_grad_enabled", "set_num_threads",
     "set_rng_state", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum",
     "tanh", "tensor", "transpose", "uint8", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var", "where",
     "zeros", "zeros_like",

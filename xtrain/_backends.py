@@ -20,8 +20,9 @@ class _UseBackend:
     """
 
     def __init__(self, name):
-        devices = ["cpu", *(f"cuda:{index}" for index in range(cuda.device_count()))]
-        known = [found for device in devices for found in self._names(device)]
+        known = self._names("cpu")
+        if name not in (None, "auto", *known) and cuda.is_available():
+            known = [*known, *(found for found in self._names("cuda") if found not in known)]
         if name not in (None, "auto", *known):
             raise ValueError(f"{type(self).__name__}: name must be one of auto, {', '.join(known)}, got {name!r}")
         self.name = None if name == "auto" else name
@@ -43,3 +44,21 @@ class use_gemm_backend(_UseBackend):
 class use_attention_backend(_UseBackend):
     __doc__ = _UseBackend.__doc__
     _names, _select = staticmethod(attention_backends), staticmethod(_C.use_attention_backend)
+
+
+def set_float32_matmul_precision(precision):
+    """Choose how float32 matrix products are computed on devices with TF32 units.
+
+    "highest" (the default): in float32. "high" or "medium": with operands rounded to TF32 (10 bits of mantissa),
+    several times faster. ValueError for other words.
+    """
+    if precision not in ("highest", "high", "medium"):
+        raise ValueError(
+            f"set_float32_matmul_precision: precision must be 'highest', 'high' or 'medium', got {precision!r}"
+        )
+    _C.allow_tf32(precision != "highest")
+
+
+def get_float32_matmul_precision():
+    """Return "high" when float32 matrix products may use TF32 units, else "highest"."""
+    return "high" if _C.tf32() else "highest"

@@ -6,6 +6,7 @@ it finds. XTRAIN_BLAS_CORE (an OpenBLAS core name such as Haswell or SkylakeX) o
 """
 
 import os as _os
+import sys as _sys
 
 import numpy as _numpy  # noqa: F401  (first: NumPy's own copy of OpenBLAS must see the variables that are hidden below)
 
@@ -28,3 +29,5 @@ def _load():
 
 
 _C = _load()
+# Where NVIDIA's wheels lie, should a CUDA device ever be asked for.
+_C.set_package_folders([folder for folder in _sys.path if folder.endswith(("site-packages", "dist-packages"))])

@@ -1,4 +1,22 @@
-"""CUDA devices as this build sees them. This build has no CUDA library, so there are none, and their memory is 0."""
+"""CUDA devices: which there are, what they hold, waiting for them. Nothing here runs before it is called.
+
+    if xt.cuda.is_available():
+        model.to("cuda")
+        ...
+        xt.cuda.synchronize()
+        print(xt.cuda.memory_summary())
+
+All work of a device is queued on one stream and runs in order; only reading a value (`item`, `numpy`, `tolist`) and
+`synchronize` wait for it. `device` arguments take a device, its name or its index; None is "cuda", the first one.
+"""
+
+from . import _C
+
+
+def _device(device):
+    if device is None:
+        return _C.device("cuda")
+    return _C.device(f"cuda:{device}") if isinstance(device, int) else _C.device(device)
 
 
 def is_available():
@@ -7,25 +25,100 @@ def is_available():
 
 
 def device_count():
-    """How many CUDA devices tensors can live on."""
-    return 0
+    """How many CUDA devices tensors can live on; 0 without a driver, a GPU, or xtrain's CUDA library."""
+    try:
+        return _C.cuda_device_count()
+    except RuntimeError:
+        return 0
+
+
+def why_unavailable():
+    """One sentence that says what is missing, or None when CUDA is available."""
+    try:
+        _C.cuda_device_count()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def get_device_name(device=None):
+    """The name of a device, such as "NVIDIA H200". RuntimeError without CUDA."""
+    return _C.cuda_info(_device(device))["name"]
+
+
+def get_device_capability(device=None):
+    """(major, minor) of a device's compute capability. RuntimeError without CUDA."""
+    return _C.cuda_info(_device(device))["capability"]
+
+
+def get_device_properties(device=None):
+    """A dict: name, capability, multiprocessors, memory_total and memory_free (bytes), driver and runtime versions
+    (13000 is 13.0), built_for (compute capabilities of xtrain's kernels) and blas. RuntimeError without CUDA."""
+    return _C.cuda_info(_device(device))
 
 
 def synchronize(device=None):
-    """Waits for the work queued on a device. RuntimeError without CUDA."""
-    raise RuntimeError("synchronize: CUDA must be available, got a build without it")
+    """Wait for the work queued on a device. RuntimeError without CUDA.
+
+    Raises what the device found meanwhile: IndexError for a token id or a label out of range, CudaError for a kernel
+    that failed.
+    """
+    _C.synchronize(_device(device))
+
+
+def counters(device=None):
+    """What a device has been asked for since the process began, as a dict of counts: kernel `launches`,
+    `synchronizations` (the host waited), copies `to_host` and `from_host`, `allocations`. RuntimeError without CUDA.
+
+    A training step is asynchronous when the counts of synchronizations and of copies to the host stand still.
+    """
+    found = _C.cuda_counters(_device(device))
+    return {name: value for name, value in found.items() if not name.startswith("pool_")}
+
+
+def current_stream(device=None):
+    """The address of the stream of a device's work, for libraries that take one. RuntimeError without CUDA."""
+    return _C.cuda_stream(_device(device))
 
 
 def memory_allocated(device=None):
     """Bytes of a device that tensors occupy; 0 without CUDA."""
-    return 0
+    return _C.memory_stats(_device(device))["allocated"]
 
 
 def max_memory_allocated(device=None):
-    """The most bytes of a device that tensors have occupied at once; 0 without CUDA."""
-    return 0
+    """The most bytes of a device's pool in use at once, the working memory of kernels included; 0 without CUDA."""
+    peak = _C.memory_stats(_device(device))["peak"]
+    return max(peak, _C.cuda_counters(_device(device))["pool_peak"]) if peak else 0
+
+
+def memory_reserved(device=None):
+    """Bytes that the pool of a device has taken from the system, in use or kept for the next tensor; 0 without CUDA."""
+    return _C.cuda_counters(_device(device))["pool_reserved"] if is_available() else 0
+
+
+def reset_peak_memory_stats(device=None):
+    """Start `max_memory_allocated` over from what is in use now."""
+    _C.memory_reset_peak(_device(device))
+
+
+def empty_cache(device=None):
+    """Give what the pool of a device keeps for reuse back to the system."""
+    _C.memory_trim(_device(device))
 
 
 def memory_summary(device=None):
-    """One line on the memory of a device, for people."""
-    return f"CUDA is not available: {memory_allocated(device)} bytes allocated, {max_memory_allocated(device)} at most"
+    """A few lines on the memory of a device, for people."""
+    missing = why_unavailable()
+    if missing:
+        return missing
+    device = _device(device)
+    stats, pool, info = _C.memory_stats(device), _C.cuda_counters(device), _C.cuda_info(device)
+    gib = 2.0**30
+    rows = [
+        ("tensors", f"{stats['allocated'] / gib:9.3f} GiB in {stats['live_storages']} storages"),
+        ("peak", f"{max_memory_allocated(device) / gib:9.3f} GiB, working memory included"),
+        ("pool", f"{pool['pool_reserved'] / gib:9.3f} GiB taken, {pool['pool_used'] / gib:.3f} GiB in use"),
+        ("device", f"{info['memory_free'] / gib:9.3f} GiB free of {info['memory_total'] / gib:.3f} GiB"),
+    ]
+    return "\n".join([f"{device} ({info['name']})", *(f"  {name:8}{text}" for name, text in rows)])

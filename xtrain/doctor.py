@@ -26,23 +26,53 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _compute_check() -> str | None:
-    """Run a small matrix product on every backend of the CPU against NumPy; None when all agree."""
+def _compute_check(device: str = "cpu") -> str | None:
+    """Run a small matrix product on every backend of a device against NumPy; None when all agree."""
     import numpy as np
 
     from . import _C, _backends
 
     random = np.random.default_rng(0)
     a, b = random.integers(-8, 8, (65, 33)).astype(np.float32), random.integers(-8, 8, (33, 17)).astype(np.float32)
-    for backend in _backends.gemm_backends("cpu"):
-        if not np.array_equal(_C.matmul(_C.tensor(a), _C.tensor(b), backend=backend).numpy(), a @ b):
+    for backend in _backends.gemm_backends(device):
+        try:
+            product = _C.matmul(_C.tensor(a, device=device), _C.tensor(b, device=device), backend=backend)
+        except RuntimeError as error:
+            return f"the {backend} matrix product fails: {error}"
+        if not np.array_equal(product.cpu().numpy(), a @ b):
             return f"the {backend} matrix product gives wrong results"
     return None
 
 
+def _cuda_rows() -> list[tuple[str, str]]:
+    """What there is of CUDA, or the one thing that is missing."""
+    from . import _backends, cuda
+
+    missing = cuda.why_unavailable()
+    if missing:
+        return [("CUDA", f"{missing.removeprefix('CUDA is not available: ')}; training runs on the CPU")]
+    rows = []
+    for index in range(cuda.device_count()):
+        info = cuda.get_device_properties(index)
+        name = f"cuda:{index}"
+        capability = ".".join(map(str, info["capability"]))
+        driver, runtime = (f"{v // 1000}.{v % 1000 // 10}" for v in (info["driver"], info["runtime"]))
+        rows.append(
+            (name, f"{info['name']}, compute capability {capability}, {info['multiprocessors']} multiprocessors")
+        )
+        rows.append((name, f"{info['memory_free'] / 2**30:.1f} of {info['memory_total'] / 2**30:.1f} GiB free"))
+        rows.append((name, f"driver for CUDA {driver}; built with CUDA {runtime} for {info['built_for']}"))
+        rows.append((name, _compute_check(name) or "matrix products of all backends agree with NumPy"))
+        blas = cuda.get_device_properties(index)["blas"]  # found by the first product
+        rows.append((name, f"cuBLAS: {blas or 'not found; products use the tiled backend'}"))
+    rows.append(("GEMM", f"{', '.join(_backends.gemm_backends('cuda'))} on CUDA"))
+    rows.append(("attention", f"{', '.join(_backends.attention_backends('cuda'))} on CUDA"))
+    return rows
+
+
 def report() -> tuple[str, bool]:
     """Return (text, whether everything required works)."""
-    from . import _C, _backends, cuda
+    from . import _C, _backends
 
     info = _C.build_info()
     rows = [
@@ -56,10 +86,7 @@ def report() -> tuple[str, bool]:
         ("threads", f"{_C.get_num_threads()} of {os.cpu_count()} processors"),
         ("GEMM", ", ".join(_backends.gemm_backends("cpu"))),
         ("attention", ", ".join(_backends.attention_backends("cpu"))),
-        (
-            "CUDA",
-            f"{cuda.device_count()} devices" if cuda.is_available() else "no usable device; training runs on the CPU",
-        ),
+        *_cuda_rows(),
     ]
     missing = []
     for package, (required, hint, purpose) in _PACKAGES.items():

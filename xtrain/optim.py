@@ -211,8 +211,12 @@ class AdamW(Optimizer):
         return loaded
 
     @no_grad()
-    def step(self, closure=None):
-        """Updates every parameter that has a gradient."""
+    def step(self, closure=None, *, guard=None):
+        """Updates every parameter that has a gradient.
+
+        guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients; when it turns out to
+        be NaN or infinite, no parameter and no moment is changed, though nobody has waited for its value.
+        """
         self._refuse_closure(closure)
         all_state = self.state
         for group in self.param_groups:
@@ -251,6 +255,7 @@ class AdamW(Optimizer):
                     group["eps"],
                     group["weight_decay"],
                     step,
+                    guard,
                 )
                 for state in states:  # only after the update went through
                     state["step"] = step

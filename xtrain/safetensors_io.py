@@ -214,4 +214,4 @@ def raw_bytes(tensor: Any) -> Any:
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.to("cpu")
-    return _C.to_bytes(tensor.contiguous())
+    return _C.to_bytes(tensor.contiguous().cpu())

@@ -73,6 +73,18 @@ def train(
     return Trainer(values, quiet=quiet).run()
 
 
+@dataclass
+class _Step:
+    """A step that has been queued: loss and norm are on the device."""
+
+    number: int
+    lr: float
+    total: int
+    pieces: list[Any]
+    loss: Any
+    norm: Any
+
+
 class Trainer:
     """One run. `values`: {dotted option name: value}, as parsed from the command line, or a TrainConfig.
 
@@ -89,6 +101,8 @@ class Trainer:
         config = self.config
         self.directory = Path(config.out)
         self.device = _resolve_device(config.device)
+        self._read_every = 1 if self.device == "cpu" else config.log_every  # reading a loss waits for the device
+        self._guard: Any = None
         if config.threads:
             _C.set_num_threads(config.threads)
         self.step, self.elapsed = 0, 0.0
@@ -175,10 +189,15 @@ class Trainer:
         """Train on the next batch and return its metrics {"loss", "lr", "grad_norm"}.
 
         The batch is processed in `grad_accum` pieces; each adds the *sum* of its token losses divided by the tokens of
-        the whole batch, so the gradient does not depend on how the batch is split. Raises NonFiniteError before
-        anything is changed.
+        the whole batch, so the gradient does not depend on how the batch is split. Raises NonFiniteError, and then
+        neither parameters nor moments have changed.
         """
-        config = self.config
+        step = self._queue_step()
+        return self._sound(step, self._read([step])[0])
+
+    def _queue_step(self) -> _Step:
+        """A step as far as it goes without waiting for the device."""
+        config, settings = self.config, self.config.optim
         ids, targets = self.loader.next_batch()
         total = max(int(np.count_nonzero(targets != -100)), 1)
         pieces = [
@@ -187,24 +206,50 @@ class Trainer:
                 np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True
             )
         ]
-        settings = config.optim
         lr = optim.lr_schedule(
             settings.schedule, self.step, settings.warmup, config.steps, settings.lr, settings.final_lr
         )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        loss, norm = self._gradients(pieces, total)
+        step = _Step(self.step + 1, lr, total, pieces, loss, norm)
+        if self._read_every == 1:
+            self._sound(step, self._read([step])[0])  # raises before anything is changed
+            self.optimizer.step()
+        else:  # NaN and infinity stay in the guard: no later step changes anything either
+            self._guard = norm if self._guard is None else norm + self._guard * 0.0
+            self.optimizer.step(guard=self._guard)
+        self.step += 1
+        return step
+
+    def _gradients(self, pieces: list[Any], total: int) -> tuple[Any, Any]:
+        """Loss and norm of the gradients, as tensors on the device; the gradients are clipped."""
         self.optimizer.zero_grad()
-        loss = 0.0
+        loss = None
         for piece_ids, piece_targets in pieces:
             part = self.model.loss(piece_ids, piece_targets, reduction="sum") * (1.0 / total)
             part.backward()
-            loss += part.item()
-        norm = optim.clip_grad_norm_(self.model.parameters(), config.clip or math.inf).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in pieces])
-        self.optimizer.step()
-        self.step += 1
-        return {"loss": loss, "lr": lr, "grad_norm": norm}
+            loss = part.detach() if loss is None else loss + part.detach()
+        return loss, optim.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+
+    @no_grad()
+    def _read(self, steps: list[_Step]) -> list[dict[str, float]]:
+        """The metrics of queued steps, in one copy to the host."""
+        numbers = _C.cat([value.reshape(1).float() for step in steps for value in (step.loss, step.norm)]).tolist()
+        return [
+            {"loss": loss, "lr": step.lr, "grad_norm": norm}
+            for step, loss, norm in zip(steps, numbers[::2], numbers[1::2], strict=True)
+        ]
+
+    def _sound(self, step: _Step, numbers: dict[str, float]) -> dict[str, float]:
+        """`numbers`, or NonFiniteError. A step that is found bad late is repeated: nothing has changed since."""
+        loss, norm = numbers["loss"], numbers["grad_norm"]
+        if math.isfinite(loss) and math.isfinite(norm):
+            return numbers
+        if self.step >= step.number:
+            self.step = step.number - 1
+            self._gradients(step.pieces, step.total)
+        raise self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
 
     def _nonfinite(self, loss: float, norm: float, pieces: list[Any]) -> NonFiniteError:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
@@ -316,21 +361,32 @@ class Trainer:
         record: dict[str, Any] = {}
         saved_at = self.step if self._checkpoint is not None else -1
         speed = _Speed(config.batch_size * config.seq_len)
+        queued: list[_Step] = []
         try:
             with StopSignals(quiet=self._quiet) as stop:
                 begun = time.monotonic() - self.elapsed
-                while self.step < config.steps and not stop.received:
-                    speed.start()
-                    record = {"step": self.step + 1, **self.train_step()}
-                    rate = speed.stop()
-                    record.update(tokens=self.step * speed.tokens, tokens_per_second=round(rate, 1))
+                while queued or (self.step < config.steps and not stop.received):
+                    if self.step < config.steps and not stop.received:
+                        if not queued:
+                            speed.start()
+                        queued.append(self._queue_step())
                     final = self.step == config.steps
-                    if final or (config.eval_every and self.step % config.eval_every == 0 and not stop.received):
-                        record.update(self._report_evaluation(sample=not final))
-                    self.elapsed = time.monotonic() - begun
-                    metrics.write({**record, "time": round(self.elapsed, 3)})
+                    evaluate = final or (config.eval_every and self.step % config.eval_every == 0)
+                    save = config.save_every and self.step % config.save_every == 0
+                    if len(queued) < self._read_every and not (evaluate or save or stop.received):
+                        continue
+                    read = self._read(queued)
+                    rate = speed.stop(len(queued))
+                    for step, numbers in zip(queued, read, strict=True):
+                        record = {"step": step.number, **self._sound(step, numbers)}
+                        record.update(tokens=step.number * speed.tokens, tokens_per_second=round(rate, 1))
+                        if step is queued[-1] and evaluate and (final or not stop.received):
+                            record.update(self._report_evaluation(sample=not final))
+                        self.elapsed = time.monotonic() - begun
+                        metrics.write({**record, "time": round(self.elapsed, 3)})
+                    queued = []
                     progress.update(self.step, record["loss"], rate)
-                    if config.save_every and self.step % config.save_every == 0 and not final:
+                    if save and not final:
                         saved_at = self._try_save(saved_at)
                 if saved_at != self.step:
                     self.save()
@@ -400,15 +456,15 @@ class _Speed:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self._recent: list[float] = []
+        self._recent: list[tuple[float, int]] = []  # (seconds, steps)
         self._begun = 0.0
 
     def start(self) -> None:
         self._begun = time.monotonic()
 
-    def stop(self) -> float:
-        self._recent = [*self._recent[-19:], time.monotonic() - self._begun]
-        return self.tokens * len(self._recent) / max(sum(self._recent), 1e-9)
+    def stop(self, steps: int) -> float:
+        self._recent = [*self._recent[-19:], (time.monotonic() - self._begun, steps)]
+        return self.tokens * sum(n for _, n in self._recent) / max(sum(t for t, _ in self._recent), 1e-9)
 
 
 def generate_text(

@@ -13,9 +13,22 @@ XtStatus xt_backend_for(XtDevice device, const XtBackend **out) {
         *out = &xt_cpu_backend;
         return XT_OK;
     }
-    return xt_error(XT_RUNTIME_ERROR, "device %s is not available: this build of xtrain has no CUDA library; use device='cpu'",
-                    xt_device_name(device));
+    XtStatus status = xt_cuda_table(out);
+    return status == XT_OK ? (*out)->accelerator->use(device.index) : status;
 }
+
+static _Thread_local XtDevice default_device;
+XtDevice xt_default_device(void) { return default_device; }
+XtStatus xt_set_default_device(XtDevice device) {
+    const XtBackend *unused;
+    XtStatus status = xt_backend_for(device, &unused);
+    if (status == XT_OK) default_device = device;
+    return status;
+}
+
+static bool tf32; /* atomic */
+void xt_allow_tf32(bool allow) { __atomic_store_n(&tf32, allow, __ATOMIC_RELAXED); }
+bool xt_tf32(void) { return __atomic_load_n(&tf32, __ATOMIC_RELAXED); }
 
 /* One choice per family. `set` tells a deliberate NULL ("auto") from "not chosen yet: read the environment". */
 typedef struct Choice {
@@ -64,22 +77,28 @@ static XtStatus find(const char *family, const void *table, size_t record, const
                     name ? name : "auto");
 }
 
-/* A name that no device knows is refused when it is chosen, not when a product is first needed. */
-XtStatus xt_use_gemm_backend(const char *name) {
+/* A name that no device knows is refused when it is chosen, not when a product is first needed. Only a name that the CPU does not
+ * know is worth opening the CUDA library for. `table` is where XtBackend keeps the family's table. */
+static XtStatus check_name(const char *function, const char *name, size_t table, size_t record) {
     const void *unused;
+    const XtBackend *cuda;
     XtDevice cpu = {XT_CPU, 0};
-    if (name && strcmp(name, "auto") &&
-        find("use_gemm_backend", xt_cpu_backend.gemm, sizeof(XtGemmBackend), name, cpu, &unused) != XT_OK)
-        return XT_VALUE_ERROR;
-    return choose(&gemm_choice, name);
+    if (!name || !strcmp(name, "auto")) return XT_OK;
+    if (find(function, *(const void *const *)((const char *)&xt_cpu_backend + table), record, name, cpu, &unused) == XT_OK)
+        return XT_OK;
+    if (xt_cuda_table(&cuda) == XT_OK &&
+        find(function, *(const void *const *)((const char *)cuda + table), record, name, cpu, &unused) == XT_OK)
+        return XT_OK;
+    return find(function, *(const void *const *)((const char *)&xt_cpu_backend + table), record, name, cpu, &unused);
+}
+
+XtStatus xt_use_gemm_backend(const char *name) {
+    XtStatus status = check_name("use_gemm_backend", name, offsetof(XtBackend, gemm), sizeof(XtGemmBackend));
+    return status == XT_OK ? choose(&gemm_choice, name) : status;
 }
 XtStatus xt_use_attention_backend(const char *name) {
-    const void *unused;
-    XtDevice cpu = {XT_CPU, 0};
-    if (name && strcmp(name, "auto") &&
-        find("use_attention_backend", xt_cpu_backend.attention, sizeof(XtAttentionBackend), name, cpu, &unused) != XT_OK)
-        return XT_VALUE_ERROR;
-    return choose(&attention_choice, name);
+    XtStatus status = check_name("use_attention_backend", name, offsetof(XtBackend, attention), sizeof(XtAttentionBackend));
+    return status == XT_OK ? choose(&attention_choice, name) : status;
 }
 
 XtStatus xt_gemm_backend(XtDevice device, const char *name, const XtGemmBackend **out) {

@@ -6,6 +6,9 @@
 
 /* The table of a device, or an error that says what is missing. CUDA's library is opened at the first call that asks for it. */
 XtStatus xt_backend_for(XtDevice device, const XtBackend **out);
+/* cuda.c: the CUDA library's table, whatever the device. Folders: where Python packages lie (NVIDIA's among them); kept, not copied. */
+XtStatus xt_cuda_table(const XtBackend **out);
+void xt_set_package_folders(const char *const *folders);
 
 /* Looks `name` up ("auto" or NULL: the choice in force, else the first) and reports what exists when it does not. */
 XtStatus xt_gemm_backend(XtDevice device, const char *name, const XtGemmBackend **out);
@@ -16,5 +19,13 @@ XtStatus xt_use_gemm_backend(const char *name);
 XtStatus xt_use_attention_backend(const char *name);
 const char *xt_gemm_backend_in_use(void);
 const char *xt_attention_backend_in_use(void);
+
+/* Where tensors are made when no device is named, per thread. Starts as the CPU; a device that cannot be used is refused. */
+XtStatus xt_set_default_device(XtDevice device);
+XtDevice xt_default_device(void);
+
+/* Whether float32 products may use TF32 units, for the whole process. Starts as no. */
+void xt_allow_tf32(bool allow);
+bool xt_tf32(void);
 
 #endif

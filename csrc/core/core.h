@@ -7,6 +7,8 @@
 typedef struct XtAllocator {
     XtStatus (*allocate)(int device_index, size_t nbytes, void **out);
     void (*release)(int device_index, void *data, size_t nbytes);
+    XtStatus (*trim)(int device_index);
+    void (*reset_peak)(int device_index);
 } XtAllocator;
 
 void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator);

@@ -22,8 +22,11 @@ typedef struct Block {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *cache[CACHE_CLASSES];
-static XtMemoryStats stats[XT_DEVICE_TYPE_COUNT];
+#define INDICES 256                      /* of devices of one type: XtDevice.index is a byte */
+static XtMemoryStats stats[1 + INDICES]; /* the CPU, then CUDA's devices */
 static XtAllocator allocators[XT_DEVICE_TYPE_COUNT];
+
+static XtMemoryStats *stats_of(XtDevice device) { return &stats[device.type == XT_CPU ? 0 : 1 + device.index]; }
 
 void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator) { allocators[type] = *allocator; }
 
@@ -83,16 +86,14 @@ static void cpu_release(void *data, size_t rounded) {
 
 static void count(XtDevice device, int64_t bytes, int blocks) {
     pthread_mutex_lock(&lock);
-    XtMemoryStats *s = &stats[device.type];
+    XtMemoryStats *s = stats_of(device);
     s->allocated += bytes;
     s->live_storages += blocks;
     if (s->allocated > s->peak) s->peak = s->allocated;
     pthread_mutex_unlock(&lock);
 }
 
-void xt_count_tensor(XtDevice device, int change) {
-    __atomic_add_fetch(&stats[device.type].live_tensors, change, __ATOMIC_RELAXED);
-}
+void xt_count_tensor(XtDevice device, int change) { __atomic_add_fetch(&stats_of(device)->live_tensors, change, __ATOMIC_RELAXED); }
 
 static void release_own(XtStorage *storage) {
     size_t rounded = (size_t)(uintptr_t)storage->owner;
@@ -162,18 +163,22 @@ void xt_storage_release(XtStorage *storage) {
 
 void xt_memory_stats(XtDevice device, XtMemoryStats *out) {
     pthread_mutex_lock(&lock);
-    *out = stats[device.type];
+    *out = *stats_of(device);
     pthread_mutex_unlock(&lock);
 }
 
 void xt_memory_reset_peak(XtDevice device) {
     pthread_mutex_lock(&lock);
-    stats[device.type].peak = stats[device.type].allocated;
+    stats_of(device)->peak = stats_of(device)->allocated;
     pthread_mutex_unlock(&lock);
+    if (allocators[device.type].reset_peak) allocators[device.type].reset_peak(device.index);
 }
 
 void xt_memory_trim(XtDevice device) {
-    if (device.type != XT_CPU) return;
+    if (device.type != XT_CPU) {
+        if (allocators[device.type].trim) allocators[device.type].trim(device.index);
+        return;
+    }
     pthread_mutex_lock(&lock);
     for (int class = 0; class < CACHE_CLASSES; class++) {
         while (cache[class]) {

@@ -82,6 +82,7 @@ static XtStatus adamw_pieces(void *context, int64_t begin, int64_t end) {
 
 XtStatus xt_cpu_adamw(const XtAdamW *p) {
     Run run = {.params = p};
+    if (p->guard && !isfinite(*p->guard)) return XT_OK;
     XtStatus status = run_allocate(&run, "adamw", p->count);
     if (status != XT_OK) return status;
     for (int64_t t = 0; t < p->count; t++) run.first[t + 1] = run.first[t] + pieces_of(p->items[t].numel);

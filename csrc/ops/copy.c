@@ -249,7 +249,7 @@ static XtStatus check_operand(XtCall *c) {
     int ndim;
     int64_t shape[XT_MAX_DIMS];
     XtStatus status = XT_OK;
-    XT_TRY(xt_check_device(c->op, "input", x, "other", other));
+    if (c->op != &xt_op_copy_) XT_TRY(xt_check_device(c->op, "input", x, "other", other));
     XT_TRY(xt_broadcast_shape(c->op, x, other, &ndim, shape));
     XT_TRY(xt_check_shape(c->op, "the result's place, input,", x, ndim, shape));
 done:
@@ -296,7 +296,8 @@ static XtStatus in_place_forward(XtCall *c) {
     if (!other && copying) {
         XT_TRY(xt_backend_of(x)->fill(&(XtFill){.dst = x->view, .value = c->arg[1].scalar}));
     } else {
-        if (other && overlaps(x, other)) XT_TRY(xt_copy_of(other, &apart));
+        if (other && !xt_device_equal(x->storage->device, other->storage->device)) XT_TRY(move(other, x->storage->device, &apart));
+        else if (other && overlaps(x, other)) XT_TRY(xt_copy_of(other, &apart));
         if (other && !copying) XT_TRY(xt_tensor_or_cast(apart ? apart : other, x->dtype, &b));
         if (copying) {
             XtView src = xt_broadcast_view(apart ? apart : other, x->ndim, x->shape);

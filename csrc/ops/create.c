@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-/* A new tensor of arg[0]'s shape; device None means the CPU. */
+/* A new tensor of arg[0]'s shape; device None means the default device. */
 static XtStatus make(XtCall *c, const XtArg *shape, const XtArg *dtype, const XtArg *device) {
-    XtDevice where = device->given ? device->device : (XtDevice){XT_CPU, 0};
+    XtDevice where = device->given ? device->device : xt_default_device();
     const XtBackend *unused;
     XtStatus status = XT_OK;
     XT_TRY(xt_backend_for(where, &unused));

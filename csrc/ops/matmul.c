@@ -112,7 +112,7 @@ XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *b
     Operand l = {0}, r = {0};
     const XtGemmBackend *gemm;
     XtStatus status = XT_OK;
-    XtGemm p = {.c = out->data, .dtype = out->dtype, .alpha = 1.0, .beta = accumulate ? 1.0 : 0.0};
+    XtGemm p = {.c = out->data, .dtype = out->dtype, .tf32 = xt_tf32(), .alpha = 1.0, .beta = accumulate ? 1.0 : 0.0};
     XT_TRY(xt_gemm_backend(out->storage->device, backend, &gemm));
     XT_TRY(prepare(a, out, false, &l));
     XT_TRY(prepare(b, out, false, &r));

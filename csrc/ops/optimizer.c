@@ -46,6 +46,12 @@ static XtStatus adamw_forward(XtCall *c) {
         if (!(value >= 0 && value < limit))
             return xt_error(XT_VALUE_ERROR, "adamw_: %s must be in [0, %g), got %g", names[i], limit, value);
     }
+    const XtTensor *guard = c->arg[11].tensor;
+    if (guard) {
+        XT_TRY(xt_check_device(c->op, "params[0]", params->tensors[0], "guard", guard));
+        XT_TRY(xt_check_dtype(c->op, "guard", guard, XT_FLOAT32));
+        XT_TRY(xt_check_ndim(c->op, "guard", guard, 0, 0));
+    }
     items = calloc((size_t)params->count, sizeof *items);
     dense = calloc((size_t)params->count, sizeof *dense);
     if (!items || !dense) {
@@ -78,7 +84,8 @@ static XtStatus adamw_forward(XtCall *c) {
                  .beta1 = c->arg[6].f,
                  .beta2 = c->arg[7].f,
                  .eps = c->arg[8].f,
-                 .step = c->arg[10].i};
+                 .step = c->arg[10].i,
+                 .guard = guard ? guard->data : NULL};
     XT_TRY(xt_backend_of(params->tensors[0])->adamw(&p));
 done:
     for (int i = 0; dense && i < params->count; i++) xt_tensor_release(dense[i]);
@@ -91,11 +98,12 @@ const XtOp xt_op_adamw_ = {
     .name = "adamw_",
     .signature =
         "params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors, lr: float, beta1: float, "
-        "beta2: float, eps: float, weight_decay: float, step: int",
+        "beta2: float, eps: float, weight_decay: float, step: int, guard: Tensor? = None",
     .forward = adamw_forward,
     .doc =
         "One AdamW step (Loshchilov & Hutter 2019) on every tensor, in place, in PyTorch's order of operations.\n"
-        "Moments and masters are float32 (float64 for float64); masters is an empty list or holds the full-precision parameters.",
+        "Moments and masters are float32 (float64 for float64); masters is an empty list or holds the full-precision parameters.\n"
+        "guard: a float32 scalar on the same device; when it is NaN or infinite, nothing is changed.",
 };
 
 static XtStatus clip_forward(XtCall *c) {
@@ -105,7 +113,7 @@ static XtStatus clip_forward(XtCall *c) {
     XtView *items = NULL;
     XtStatus status = XT_OK;
     if (!(max_norm >= 0.0)) return xt_error(XT_VALUE_ERROR, "clip_grad_norm_: max_norm must be at least 0, got %g", max_norm);
-    XtDevice device = {XT_CPU, 0};
+    XtDevice device = xt_default_device();
     if (grads->count) device = grads->tensors[0]->storage->device;
     XT_TRY(xt_tensor_empty(device, XT_FLOAT32, 0, NULL, &norm));
     items = malloc(sizeof *items * (size_t)(grads->count ? grads->count : 1));

@@ -83,7 +83,8 @@ static XtStatus forward(XtCall *c) {
                         .skv = k->shape[2],
                         .dim = q->shape[3],
                         .scale = scale_of(&c->arg[4], q->shape[3]),
-                        .causal = c->arg[3].b};
+                        .causal = c->arg[3].b,
+                        .tf32 = xt_tf32()};
     set_strides(p.out_stride, out);
     set_strides(p.q_stride, q);
     set_strides(p.k_stride, k);
@@ -134,7 +135,8 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
                         .skv = k->shape[2],
                         .dim = q->shape[3],
                         .scale = scale_of(&arg[4], q->shape[3]),
-                        .causal = arg[3].b};
+                        .causal = arg[3].b,
+                        .tf32 = xt_tf32()};
     set_strides(p.dq_stride, din[0]);
     set_strides(p.dk_stride, din[1]);
     set_strides(p.dv_stride, din[2]);

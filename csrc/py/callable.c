@@ -164,7 +164,7 @@ int py_callables_init(PyObject *module) {
         if (add(module, &function, true, (*op)->method) < 0) return -1;
     }
     const PyFunction *const functions[] = {py_convert_functions, py_dlpack_functions, py_autograd_functions, py_runtime_functions,
-                                           py_repr_functions,    py_bytes_functions,  py_testing_functions};
+                                           py_repr_functions,    py_bytes_functions,  py_testing_functions,  py_cuda_functions};
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
         for (const PyFunction *f = functions[i]; f->name != NULL; f++)
             if (add(module, f, true, false) < 0) return -1;

@@ -251,7 +251,7 @@ static PyObject *run_tensor(PyBound *bound) {
     if (tensor == NULL) return NULL;
     XtDevice device = bound->arg[2].device;
     if (!bound->arg[2].given)
-        device = py_is_tensor(bound->object[0]) ? py_tensor(bound->object[0])->storage->device : (XtDevice){0};
+        device = py_is_tensor(bound->object[0]) ? py_tensor(bound->object[0])->storage->device : xt_default_device();
     if (!xt_device_equal(device, tensor->storage->device)) {
         XtArg args[2] = {py_arg_tensor(tensor), py_arg_device(device)};
         XtTensor *moved = py_call_plain(&xt_op_to_device, args, 2);

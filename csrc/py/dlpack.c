@@ -57,10 +57,15 @@ typedef struct Export {
         DlVersioned versioned;
     };
     XtTensor *owner; /* owned alias */
+    void *stream;    /* of the consumer, on an accelerator; NULL: it will order its work itself */
     int64_t shape[XT_MAX_DIMS], strides[XT_MAX_DIMS];
 } Export;
 
+/* The memory may be given to others once the consumer's stream is done with it. */
 static void free_export(Export *export) {
+    const XtBackend *backend;
+    XtDevice device = export->owner->storage->device;
+    if (export->stream && xt_backend_for(device, &backend) == XT_OK) backend->accelerator->wait_for(device.index, export->stream);
     xt_tensor_release(export->owner);
     free(export);
 }
@@ -81,13 +86,14 @@ static void drop_versioned(PyObject *capsule) {
 }
 
 /* Takes over `tensor`. */
-static PyObject *new_capsule(XtTensor *tensor, bool versioned, bool copied) {
+static PyObject *new_capsule(XtTensor *tensor, void *stream, bool versioned, bool copied) {
     Export *export = calloc(1, sizeof *export);
     if (export == NULL) {
         xt_tensor_release(tensor);
         return PyErr_NoMemory();
     }
     export->owner = tensor;
+    export->stream = stream;
     for (int i = 0; i < tensor->ndim; i++) {
         export->shape[i] = tensor->shape[i];
         export->strides[i] = tensor->strides[i];
@@ -126,6 +132,32 @@ static int read_pair(const char *name, PyObject *object, int64_t pair[2]) {
     return 0;
 }
 
+/* Makes the consumer's stream wait for what is queued here. None is the legacy default stream (handle 1), -1 asks for nothing. */
+static int order_after(const XtTensor *tensor, PyObject *stream, void **consumer) {
+    int64_t handle = 1;
+    if (stream != Py_None && py_int64("__dlpack__", "stream", stream, &handle) != 1) {
+        if (PyErr_Occurred() == NULL) py_refuse("__dlpack__", "stream", "an int or None", stream);
+        return -1;
+    }
+    *consumer = NULL;
+    if (handle == -1) return 0;
+    if (handle == 0 || handle < -1) {
+        PyErr_Format(PyExc_BufferError, "__dlpack__: argument 'stream' must be -1, 1, 2 or a stream's address, got %lld",
+                     (long long)handle);
+        return -1;
+    }
+    const XtBackend *backend;
+    XtDevice device = tensor->storage->device;
+    XtStatus status = xt_backend_for(device, &backend);
+    if (status == XT_OK) status = backend->accelerator->make_wait(device.index, (void *)(intptr_t)handle);
+    if (status != XT_OK) {
+        py_raise(status);
+        return -1;
+    }
+    *consumer = (void *)(intptr_t)handle;
+    return 0;
+}
+
 static PyObject *run_dlpack(PyBound *bound) {
     XtTensor *tensor = bound->arg[0].tensor;
     PyObject *stream = bound->object[1], *max_version = bound->object[2], *device = bound->object[3];
@@ -135,6 +167,8 @@ static PyObject *run_dlpack(PyBound *bound) {
     if (stream != Py_None && tensor->storage->device.type == XT_CPU)
         return PyErr_Format(PyExc_BufferError, "__dlpack__: argument 'stream' must be None for a tensor on the CPU, got %R",
                             stream);
+    void *consumer = NULL;
+    if (tensor->storage->device.type != XT_CPU && order_after(tensor, stream, &consumer) < 0) return NULL;
     if (max_version != Py_None) {
         int64_t version[2];
         if (read_pair("max_version", max_version, version) < 0) return NULL;
@@ -161,7 +195,7 @@ static PyObject *run_dlpack(PyBound *bound) {
         XtStatus status = xt_tensor_alias(tensor, &out);
         if (status != XT_OK) return py_raise(status);
     }
-    return out != NULL ? new_capsule(out, versioned, to_host || (copy_given && copy)) : NULL;
+    return out != NULL ? new_capsule(out, to_host ? NULL : consumer, versioned, to_host || (copy_given && copy)) : NULL;
 }
 
 static PyObject *run_dlpack_device(PyBound *bound) {
@@ -171,10 +205,19 @@ static PyObject *run_dlpack_device(PyBound *bound) {
 
 /* ---- in -------------------------------------------------------------------------------------------------------------- */
 
+/* The producer may give the memory to others as soon as it has it back: its default stream waits for what is queued here. */
+static void hand_back(const XtStorage *storage) {
+    const XtBackend *backend;
+    XtDevice device = storage->device;
+    if (device.type == XT_CPU || xt_backend_for(device, &backend) != XT_OK) return;
+    backend->accelerator->make_wait(device.index, (void *)1);
+}
+
 /* The last view over foreign memory is gone. Any thread; deleters of Python libraries may expect the GIL. */
 static void release_managed(XtStorage *storage) {
     DlManaged *managed = storage->owner;
     if (managed->deleter == NULL || !Py_IsInitialized()) return;
+    hand_back(storage);
     PyGILState_STATE gil = PyGILState_Ensure();
     managed->deleter(managed);
     PyGILState_Release(gil);
@@ -182,6 +225,7 @@ static void release_managed(XtStorage *storage) {
 static void release_versioned(XtStorage *storage) {
     DlVersioned *versioned = storage->owner;
     if (versioned->deleter == NULL || !Py_IsInitialized()) return;
+    hand_back(storage);
     PyGILState_STATE gil = PyGILState_Ensure();
     versioned->deleter(versioned);
     PyGILState_Release(gil);
@@ -291,9 +335,23 @@ static PyObject *from_capsule(PyObject *capsule) {
     return status == XT_OK ? py_wrap(tensor) : py_raise(status);
 }
 
-/* obj.__dlpack__(max_version=(1, 1)), or without arguments for producers that know only the first protocol. */
+/* The stream on which an object's producer is to make its data ready: ours, when it says that it is on a CUDA device; else None. */
+static PyObject *stream_for(PyObject *object) {
+    PyObject *pair = PyObject_CallMethod(object, "__dlpack_device__", NULL);
+    int64_t numbers[2] = {DL_CPU, 0};
+    if (pair == NULL) PyErr_Clear(); /* __dlpack__ decides */
+    else if (read_pair("__dlpack_device__", pair, numbers) < 0) PyErr_Clear();
+    Py_XDECREF(pair);
+    const XtBackend *backend;
+    if (numbers[0] != DL_CUDA || numbers[1] < 0 || numbers[1] > UINT8_MAX) Py_RETURN_NONE;
+    XtDevice device = {.type = XT_CUDA, .index = (uint8_t)numbers[1]};
+    XtStatus status = xt_backend_for(device, &backend);
+    return status == XT_OK ? PyLong_FromVoidPtr(backend->accelerator->stream(device.index)) : py_raise(status);
+}
+
+/* obj.__dlpack__(stream=ours, max_version=(1, 1)), or without max_version for producers that know only the first protocol. */
 static PyObject *ask_for_capsule(PyObject *object) {
-    PyObject *capsule = NULL, *empty = NULL, *kwargs = NULL;
+    PyObject *capsule = NULL, *empty = NULL, *kwargs = NULL, *stream = NULL;
     PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
     if (method == NULL) {
         if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
@@ -303,12 +361,14 @@ static PyObject *ask_for_capsule(PyObject *object) {
         return NULL;
     }
     empty = PyTuple_New(0);
+    stream = stream_for(object);
+    if (empty == NULL || stream == NULL) goto done;
     kwargs = Py_BuildValue("{s:(ii)}", "max_version", DL_MAJOR, DL_MINOR);
-    if (empty == NULL || kwargs == NULL) goto done;
+    if (kwargs == NULL || (stream != Py_None && PyDict_SetItemString(kwargs, "stream", stream) < 0)) goto done;
     capsule = PyObject_Call(method, empty, kwargs);
-    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError) && PyDict_DelItemString(kwargs, "max_version") == 0) {
         PyErr_Clear();
-        capsule = PyObject_Call(method, empty, NULL);
+        capsule = PyObject_Call(method, empty, kwargs);
     }
     if (capsule != NULL && !PyCapsule_CheckExact(capsule)) {
         PyErr_Format(PyExc_BufferError, "from_dlpack: __dlpack__ must return a capsule, got %.100s", Py_TYPE(capsule)->tp_name);
@@ -318,6 +378,7 @@ done:
     Py_DECREF(method);
     Py_XDECREF(empty);
     Py_XDECREF(kwargs);
+    Py_XDECREF(stream);
     return capsule;
 }
 

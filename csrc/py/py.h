@@ -141,7 +141,7 @@ PyObject *py_run_op(PyBound *bound);
 /* Tables of the functions written in this folder. */
 extern const PyFunction py_tensor_methods[], py_convert_methods[], py_dlpack_methods[], py_autograd_methods[];
 extern const PyFunction py_convert_functions[], py_dlpack_functions[], py_autograd_functions[], py_runtime_functions[],
-    py_repr_functions[], py_bytes_functions[], py_testing_functions[];
+    py_repr_functions[], py_bytes_functions[], py_testing_functions[], py_cuda_functions[];
 
 /* ---- dtypes, devices ------------------------------------------------------------------------------------------------- */
 

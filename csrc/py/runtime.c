@@ -115,6 +115,11 @@ static PyObject *run_use_backend(PyBound *bound) {
     return py_raise(status);
 }
 
+static PyObject *run_set_default_device(PyBound *bound) {
+    return none_or_raise(xt_set_default_device(bound->arg[0].given ? bound->arg[0].device : (XtDevice){.type = XT_CPU}));
+}
+static PyObject *run_get_default_device(PyBound *Py_UNUSED(bound)) { return py_device_object(xt_default_device()); }
+
 /* ---- memory ---------------------------------------------------------------------------------------------------------- */
 
 static PyObject *run_memory_stats(PyBound *bound) {
@@ -217,6 +222,11 @@ const PyFunction py_runtime_functions[] = {
      GEMM, NULL},
     {"use_attention_backend", "name: str?", run_use_backend, "Chooses an attention for this thread; returns the choice before.",
      ATTENTION, NULL},
+    {"set_default_device", "device: device?", run_set_default_device,
+     "Where this thread makes tensors when no device is named; None is the CPU. from_numpy and from_dlpack stay where the data "
+     "are.",
+     0, NULL},
+    {"get_default_device", "", run_get_default_device, "Where this thread makes tensors when no device is named.", 0, NULL},
     {"memory_stats", "device: device = 'cpu'", run_memory_stats,
      "Bytes allocated, their peak, bytes cached, live storages and tensors.", 0, NULL},
     {"memory_reset_peak", "device: device = 'cpu'", run_memory_reset_peak, "Sets the peak to what is allocated now.", 0, NULL},

@@ -148,6 +148,31 @@ static int set_grad(PyObject *self, PyObject *value, void *Py_UNUSED(closure)) {
     return status == XT_OK ? 0 : -1;
 }
 
+/* Numba's and CuPy's protocol, version 3: an attribute that only CUDA tensors of a dtype known to NumPy have. */
+static PyObject *get_cuda_array_interface(PyObject *self, void *Py_UNUSED(closure)) {
+    static const char *const types[XT_DTYPE_COUNT] = {[XT_FLOAT32] = "<f4", [XT_FLOAT64] = "<f8", [XT_FLOAT16] = "<f2",
+                                                      [XT_INT32] = "<i4",   [XT_INT64] = "<i8",   [XT_UINT8] = "|u1",
+                                                      [XT_BOOL] = "|b1"};
+    XtTensor *tensor = py_tensor(self);
+    XtDevice device = tensor->storage->device;
+    const XtBackend *backend;
+    if (device.type != XT_CUDA || types[tensor->dtype] == NULL)
+        return PyErr_Format(PyExc_AttributeError,
+                            "__cuda_array_interface__: tensor must be on CUDA with a dtype of NumPy, got %s on %s",
+                            xt_dtype_name(tensor->dtype), xt_device_name(device));
+    if (xt_requires_grad(tensor))
+        return PyErr_Format(PyExc_RuntimeError,
+                            "__cuda_array_interface__: tensor must not require a gradient; call detach() first");
+    XtStatus status = xt_backend_for(device, &backend);
+    if (status != XT_OK) return py_raise(status);
+    int64_t bytes[XT_MAX_DIMS];
+    for (int i = 0; i < tensor->ndim; i++) bytes[i] = tensor->strides[i] * (int64_t)xt_dtype_size(tensor->dtype);
+    return Py_BuildValue("{s:N,s:N,s:s,s:(NO),s:i,s:N}", "shape", py_shape_tuple(tensor->ndim, tensor->shape), "strides",
+                         py_shape_tuple(tensor->ndim, bytes), "typestr", types[tensor->dtype], "data",
+                         PyLong_FromVoidPtr(tensor->data), Py_False, "version", 3, "stream",
+                         PyLong_FromVoidPtr(backend->accelerator->stream(device.index)));
+}
+
 static PyGetSetDef tensor_getset[] = {
     {"shape", get_shape, NULL, "Sizes of the dimensions, a tuple.", NULL},
     {"dtype", get_dtype, NULL, "Type of the elements.", NULL},
@@ -163,6 +188,7 @@ static PyGetSetDef tensor_getset[] = {
     {"data", get_data, NULL, "The same memory as a tensor that is not recorded.", NULL},
     {"_version", get_version, NULL, "How often the memory was changed in place.", NULL},
     {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"__cuda_array_interface__", get_cuda_array_interface, NULL, "The memory of a CUDA tensor, for Numba and CuPy.", NULL},
     {"itemsize", get_itemsize, NULL, "Bytes of one element.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

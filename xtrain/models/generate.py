@@ -56,7 +56,8 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
             if finished.all():
                 break
     out = out[:, :end]
-    return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out))
+    device = ids.device if isinstance(ids, _C.Tensor) else "cpu"
+    return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out), device=device)
 
 
 def _token_ids(ids):
@@ -66,7 +67,7 @@ def _token_ids(ids):
         raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(ids.shape)}")
     if ids.dtype.name not in _INTEGERS:
         raise TypeError(f"generate: ids must have an integer dtype, got {ids.dtype.name}")
-    return ids.to(_C.int64).numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
+    return ids.to(_C.int64).cpu().numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
 
 
 def _check(max_new_tokens, temperature, top_k, top_p):
@@ -83,11 +84,14 @@ def _check(max_new_tokens, temperature, top_k, top_p):
 def _last_logits(model, feed, past, caches):
     """Logits [B, V] in float64 of the token after feed [B, S], whose first token stands at position `past`."""
     batch, seq = feed.shape
+    device = next(iter(model.parameters())).device
     positions = None
     if past:
-        positions = _C.arange(past, past + seq, 1, _C.int64).unsqueeze(0).expand((batch, seq)).reshape((batch * seq,))
-    logits = model(_C.from_numpy(np.ascontiguousarray(feed)), positions, caches)
-    return _C.select(logits, 1, seq - 1).to(_C.float64).numpy()
+        positions = (
+            _C.arange(past, past + seq, 1, _C.int64, device).unsqueeze(0).expand((batch, seq)).reshape((batch * seq,))
+        )
+    logits = model(_C.tensor(feed, device=device), positions, caches)
+    return _C.select(logits, 1, seq - 1).to(_C.float64).cpu().numpy()
 
 
 def _sample(logits, temperature, top_k, top_p, random):

@@ -1,0 +1,100 @@
+/* cuda.c - what Python asks of a CUDA device besides tensors: what it is, what it has done, waiting for it. */
+#include "py.h"
+
+static const XtAccelerator *accelerator_of(XtDevice device) {
+    const XtBackend *backend;
+    if (device.type != XT_CUDA) {
+        PyErr_SetString(PyExc_ValueError, "argument 'device' must be a CUDA device, got cpu");
+        return NULL;
+    }
+    XtStatus status = xt_backend_for(device, &backend);
+    if (status == XT_OK) return backend->accelerator;
+    py_raise(status);
+    return NULL;
+}
+
+static PyObject *run_device_count(PyBound *Py_UNUSED(bound)) {
+    const XtBackend *table;
+    XtStatus status = xt_cuda_table(&table);
+    return status == XT_OK ? PyLong_FromLong(table->accelerator->device_count) : py_raise(status);
+}
+
+static PyObject *run_info(PyBound *bound) {
+    const XtAccelerator *accelerator = accelerator_of(bound->arg[0].device);
+    if (accelerator == NULL) return NULL;
+    XtDeviceInfo info;
+    XtStatus status = accelerator->info(bound->arg[0].device.index, &info);
+    if (status != XT_OK) return py_raise(status);
+    return Py_BuildValue("{s:s,s:(ii),s:i,s:i,s:i,s:L,s:L,s:s,s:s}", "name", info.name, "capability", info.major, info.minor,
+                         "multiprocessors", info.multiprocessors, "driver", info.driver, "runtime", info.runtime, "memory_total",
+                         (long long)info.memory_total, "memory_free", (long long)info.memory_free, "built_for", info.built_for,
+                         "blas", info.blas);
+}
+
+static PyObject *run_counters(PyBound *bound) {
+    const XtAccelerator *accelerator = accelerator_of(bound->arg[0].device);
+    if (accelerator == NULL) return NULL;
+    XtDeviceCounters c;
+    XtStatus status = accelerator->counters(bound->arg[0].device.index, &c);
+    if (status != XT_OK) return py_raise(status);
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "launches", (long long)c.launches, "synchronizations",
+                         (long long)c.synchronizations, "to_host", (long long)c.to_host, "from_host", (long long)c.from_host,
+                         "allocations", (long long)c.allocations, "pool_used", (long long)c.pool_used, "pool_reserved",
+                         (long long)c.pool_reserved, "pool_peak", (long long)c.pool_peak);
+}
+
+static PyObject *run_synchronize(PyBound *bound) {
+    XtDevice device = bound->arg[0].device;
+    const XtBackend *backend;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_backend_for(device, &backend);
+    if (status == XT_OK) status = backend->synchronize(device.index);
+    py_gil_enter(saved);
+    if (status != XT_OK) return py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *run_stream(PyBound *bound) {
+    const XtAccelerator *accelerator = accelerator_of(bound->arg[0].device);
+    return accelerator != NULL ? PyLong_FromVoidPtr(accelerator->stream(bound->arg[0].device.index)) : NULL;
+}
+
+/* The list is kept for the life of the process: libraries are looked for in it long after this call. */
+static PyObject *run_set_package_folders(PyBound *bound) {
+    PyObject *list = PySequence_List(bound->object[0]);
+    if (list == NULL) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    const char **folders = calloc((size_t)count + 1, sizeof *folders);
+    for (Py_ssize_t i = 0; i < count && folders != NULL; i++) {
+        const char *text = PyUnicode_AsUTF8(PyList_GET_ITEM(list, i));
+        folders[i] = text != NULL ? strdup(text) : NULL;
+        if (folders[i] != NULL) continue;
+        while (i-- > 0) free((char *)folders[i]);
+        free(folders);
+        folders = NULL;
+    }
+    Py_DECREF(list);
+    if (folders == NULL) return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory();
+    xt_set_package_folders(folders);
+    Py_RETURN_NONE;
+}
+
+static PyObject *run_allow_tf32(PyBound *bound) {
+    xt_allow_tf32(bound->arg[0].b);
+    Py_RETURN_NONE;
+}
+static PyObject *run_tf32(PyBound *Py_UNUSED(bound)) { return PyBool_FromLong(xt_tf32()); }
+
+const PyFunction py_cuda_functions[] = {
+    {"cuda_device_count", "", run_device_count, "CUDA devices. RuntimeError says why there are none.", 0, NULL},
+    {"cuda_info", "device: device = 'cuda'", run_info, "What a CUDA device is, and what the CUDA library was built for.", 0, NULL},
+    {"cuda_counters", "device: device = 'cuda'", run_counters,
+     "Kernel launches, synchronisations, copies and allocations so far, and bytes of the memory pool.", 0, NULL},
+    {"cuda_stream", "device: device = 'cuda'", run_stream, "Address of the stream on which all work of a CUDA device is queued.", 0,
+     NULL},
+    {"synchronize", "device: device = 'cuda'", run_synchronize, "Waits for the work queued on a device.", 0, NULL},
+    {"set_package_folders", "folders: object", run_set_package_folders, "Where NVIDIA's Python packages may lie.", 0, NULL},
+    {"allow_tf32", "allow: bool", run_allow_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
+    {"tf32", "", run_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
+    {NULL, NULL, NULL, NULL, 0, NULL},
+};

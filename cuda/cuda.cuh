@@ -1,0 +1,190 @@
+/* cuda.cuh - what the CUDA kernels share: launching, scratch memory, dtypes, vectors, reductions, reports from the device.
+ *
+ * A file of this room holds one kernel: a comment with the formula and the plan, the __global__ functions (`..._kernel`), and the
+ * slot, which only computes a grid and launches:
+ *
+ *     template <typename T> __global__ void silly_kernel(T *out, const T *x, int64_t n) { ... }   // out [n], x [n]
+ *     XtStatus xt_cuda_silly(const XtSilly *p) {
+ *         if (p->n == 0) return XT_OK;
+ *         return xt_by_float(p->dtype, [&](auto zero) {
+ *             using T = decltype(zero);
+ *             xt_launch(silly_kernel<T>, xt_blocks(p->n, 256), 256, 0, (T *)p->out, (const T *)p->x, p->n);
+ *             return xt_launched("silly", p->n);
+ *         });
+ *     }
+ *
+ * Everything runs on the one stream of the calling thread's device, in order, and nothing here waits for it: a slot returns when its
+ * kernels are queued. Memory comes from a pool that follows the same stream, so a block may be given back while kernels that use it
+ * are still queued. Only to_host, synchronize, stats and compare wait.
+ *
+ * Deterministic: sums have a fixed tree that depends on the shape alone; float atomics are not used.
+ */
+#ifndef XT_CUDA_CUH
+#define XT_CUDA_CUH
+
+#include "kernels.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+/* ---- the calling thread's device (runtime.cu) ----------------------------------------------------------------------------- */
+
+cudaStream_t xt_stream(void);
+int xt_device_index(void);
+int xt_multiprocessors(void);
+int xt_shared_limit(void);       /* bytes of shared memory that one block may ask for */
+int xt_compute_capability(void); /* 90 for 9.0 */
+
+/* Turns a CUDA status into an XtStatus with a message that names the slot; XT_OK for cudaSuccess. */
+XtStatus xt_cuda_error(const char *slot, cudaError_t error);
+/* After the launches of a slot: reports a failed launch with the slot's name and these sizes (at most 8). */
+XtStatus xt_launched_sizes(const char *slot, int count, const int64_t *sizes);
+template <typename... Sizes> inline XtStatus xt_launched(const char *slot, Sizes... sizes) {
+    const int64_t list[] = {(int64_t)sizes..., 0};
+    return xt_launched_sizes(slot, (int)sizeof...(sizes), list);
+}
+void xt_count_launch(void);
+
+/* Queues kernel<<<grid, block, shared>>>(arguments) on the device's stream; arguments convert to the kernel's parameter types. */
+template <typename... Parameters, typename... Arguments>
+inline void xt_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, Arguments... arguments) {
+    kernel<<<grid, block, shared, xt_stream()>>>((Parameters)arguments...);
+    xt_count_launch();
+}
+
+/* Memory for the length of a slot, 256-byte aligned, given back in stream order when the variable goes out of scope. */
+class XtScratch {
+  public:
+    XtScratch() = default;
+    XtScratch(const XtScratch &) = delete;
+    XtScratch &operator=(const XtScratch &) = delete;
+    ~XtScratch();
+    XtStatus allocate(size_t nbytes); /* once */
+    void *data = nullptr;
+
+  private:
+    int index = 0;
+};
+
+/* A few bytes of results for the host: queues the copy and waits. Counts as a synchronisation. */
+XtStatus xt_read_back(const char *slot, void *host, const void *device, size_t nbytes);
+
+/* Numbers of blocks for `items` with `per_block` each; at least 1, and no more than a grid's x takes (kernels stride over the rest). */
+inline unsigned xt_blocks(int64_t items, int64_t per_block) {
+    int64_t blocks = (items + per_block - 1) / per_block;
+    return (unsigned)(blocks < 1 ? 1 : blocks > 0x7fffffff ? 0x7fffffff : blocks);
+}
+inline int64_t xt_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* ---- what only the data can show ------------------------------------------------------------------------------------------ */
+
+/* An index out of range is written here by the kernel that meets it, and raised at the next synchronisation; the kernel then treats
+ * the element as absent (zeros). */
+typedef enum XtIndexSlot { XT_INDEX_EMBEDDING = 1, XT_INDEX_CROSS_ENTROPY = 2 } XtIndexSlot;
+typedef struct XtIndexReport {
+    unsigned taken; /* 0: none yet */
+    int slot;       /* XtIndexSlot */
+    long long position, value, limit;
+} XtIndexReport;
+XtIndexReport *xt_index_report(void); /* of this device: host memory that the device writes; hand it to the kernel */
+
+__device__ inline void xt_report_index(XtIndexReport *report, XtIndexSlot slot, int64_t position, int64_t value, int64_t limit) {
+    if (atomicCAS(&report->taken, 0u, 1u) != 0u) return;
+    report->slot = slot;
+    report->position = position;
+    report->value = value;
+    report->limit = limit;
+    __threadfence_system();
+}
+
+/* ---- dtypes ---------------------------------------------------------------------------------------------------------------- */
+
+typedef __nv_bfloat16 XtBf16;
+typedef __half XtF16;
+
+/* The dtype in which T is computed and summed (ACC in kernels.h). */
+template <typename T> struct XtAccumulator {
+    typedef float type;
+};
+template <> struct XtAccumulator<double> {
+    typedef double type;
+};
+template <typename T> using XtAcc = typename XtAccumulator<T>::type;
+
+/* A stored element as ACC, and back with rounding to nearest even. */
+__host__ __device__ inline float xt_load(float x) { return x; }
+__host__ __device__ inline double xt_load(double x) { return x; }
+__host__ __device__ inline float xt_load(XtBf16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float xt_load(XtF16 x) { return __half2float(x); }
+template <typename T> __host__ __device__ inline T xt_store(XtAcc<T> x);
+template <> __host__ __device__ inline float xt_store<float>(float x) { return x; }
+template <> __host__ __device__ inline double xt_store<double>(double x) { return x; }
+template <> __host__ __device__ inline XtBf16 xt_store<XtBf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __host__ __device__ inline XtF16 xt_store<XtF16>(float x) { return __float2half_rn(x); }
+
+/* Calls f(T()) for the C++ type of a float dtype. Ops have already refused the others. */
+template <typename F> inline XtStatus xt_by_float(XtDtype dtype, F f) {
+    switch (dtype) {
+    case XT_FLOAT32: return f(float());
+    case XT_FLOAT64: return f(double());
+    case XT_BFLOAT16: return f(XtBf16());
+    default: return f(XtF16());
+    }
+}
+
+/* N elements that are read or written at once; N * sizeof(T) is 2, 4, 8 or 16 bytes. */
+template <typename T, int N> struct alignas(sizeof(T) * N) XtVector {
+    T at[N];
+};
+/* The most elements of T that one access of 16 bytes takes. */
+template <typename T> constexpr int XT_WIDTH = 16 / (int)sizeof(T);
+
+/* Whether rows of `cols` elements, `ld` apart, can be read 16 bytes at a time from each of these pointers. */
+template <typename T> inline bool xt_aligned(int64_t cols, int64_t ld) { return cols % XT_WIDTH<T> == 0 && ld % XT_WIDTH<T> == 0; }
+template <typename T, typename... Pointers> inline bool xt_aligned(int64_t cols, int64_t ld, const void *first, Pointers... rest) {
+    return (uintptr_t)first % 16 == 0 && xt_aligned<T>(cols, ld, rest...);
+}
+
+/* ---- reductions with a fixed tree ------------------------------------------------------------------------------------------- */
+
+struct XtSum {
+    template <typename A> __device__ A operator()(A a, A b) const { return a + b; }
+};
+struct XtMax {
+    template <typename A> __device__ A operator()(A a, A b) const { return a > b ? a : b; }
+};
+
+/* All 32 lanes get the result. */
+template <typename A, typename Combine> __device__ inline A xt_warp_reduce(A value, Combine combine) {
+    for (int step = 16; step > 0; step /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, step));
+    return value;
+}
+template <typename A> __device__ inline A xt_warp_sum(A value) { return xt_warp_reduce(value, XtSum()); }
+template <typename A> __device__ inline A xt_warp_max(A value) { return xt_warp_reduce(value, XtMax()); }
+
+/* All threads of a block of whole warps (at most 1024 threads, 1-D) get the result; ends with the block in step, so that it may be
+ * called again at once. */
+template <typename A, typename Combine> __device__ inline A xt_block_reduce(A value, A neutral, Combine combine) {
+    __shared__ A of_warp[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
+    value = xt_warp_reduce(value, combine);
+    if (warps == 1) return value;
+    __syncthreads();
+    if (lane == 0) of_warp[warp] = value;
+    __syncthreads();
+    return xt_warp_reduce(lane < warps ? of_warp[lane] : neutral, combine);
+}
+template <typename A> __device__ inline A xt_block_sum(A value) { return xt_block_reduce(value, A(0), XtSum()); }
+
+/* ---- slots ------------------------------------------------------------------------------------------------------------------- */
+
+#define XT_X(slot, Params) XtStatus xt_cuda_##slot(const Params *p);
+XT_KERNELS(XT_X)
+#undef XT_X
+
+extern const XtGemmBackend xt_cuda_gemm[];           /* gemm.cu */
+extern const XtAttentionBackend xt_cuda_attention[]; /* attention.cu */
+XtStatus xt_cuda_gemm_auto(const XtGemm *p);         /* the fastest for this shape: what other kernels call */
+
+#endif

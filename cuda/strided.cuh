@@ -1,0 +1,402 @@
+/* strided.cuh - what the elementwise kernels share: conversions between dtypes, and walking views of any strides.
+ *
+ * out[i] = f(a[i], b[i], c[i]) for up to three inputs. An operation is a small struct that says its types and does a few elements:
+ *
+ *     template <typename T> struct Plus {
+ *         typedef T Out; typedef T A; typedef T B; typedef uint8_t C;              // C is not there: INPUTS is 2
+ *         static constexpr int INPUTS = 2, WIDTH = XT_WIDTH<T>, GROUP = 4;
+ *         template <int N> __device__ void run(T *out, const T *a, const T *b, const uint8_t *) const { ... }  // all [N]
+ *     };
+ *     return xt_each("plus", Plus<float>(), {&p->out, &p->a, &p->b});
+ *
+ * Plan. The host drops dimensions of size 1, sorts the rest by out's strides and merges neighbours where every operand allows; what
+ * is dense in all operands becomes one dimension. Then one of two kernels runs:
+ *   - vectors: along the last dimension out is dense and every input dense or constant. A thread does WIDTH elements at once - 16
+ *     bytes of the widest operand - four times over in large tensors, the next loads issued before the present stores. Row and
+ *     column broadcasts come here. One dimension may have a tail.
+ *   - elements: any strides. A thread does GROUP elements, a block apart from each other.
+ * Indices are 32-bit (larger tensors go in parts) and divided by multiplication; offsets are 64-bit bytes.
+ *
+ * Bytes moved: each operand once; a broadcast operand is read from cache. Every element is made by one thread from its own inputs,
+ * read before it is written: results depend on nothing else, and out may be one of the inputs.
+ */
+#ifndef XT_CUDA_STRIDED_CUH
+#define XT_CUDA_STRIDED_CUH
+
+#include "cuda.cuh"
+
+/* ---- dtypes, integers too ----------------------------------------------------------------------------------------------- */
+
+struct XtBool {
+    uint8_t byte;
+};
+
+/* Calls f(T()) for the C++ type of any dtype. */
+template <typename F> inline XtStatus xt_by_dtype(XtDtype dtype, F f) {
+    switch (dtype) {
+    case XT_INT32: return f(int32_t());
+    case XT_INT64: return f(int64_t());
+    case XT_UINT8: return f(uint8_t());
+    case XT_BOOL: return f(XtBool());
+    default: return xt_by_float(dtype, f);
+    }
+}
+
+/* Calls f(U()) for the unsigned integer as large as an element of a dtype: for kernels that only move bits. */
+template <typename F> inline XtStatus xt_by_bits(int64_t size, F f) {
+    return size == 1 ? f(uint8_t()) : size == 2 ? f(uint16_t()) : size == 4 ? f(uint32_t()) : f(uint64_t());
+}
+
+inline int64_t xt_element_size(XtDtype dtype) {
+    switch (dtype) {
+    case XT_FLOAT64:
+    case XT_INT64: return 8;
+    case XT_FLOAT32:
+    case XT_INT32: return 4;
+    case XT_BFLOAT16:
+    case XT_FLOAT16: return 2;
+    default: return 1;
+    }
+}
+
+/* Conversions, as the CPU makes them: every dtype has a wide form - float for itself and the 16-bit floats, double, int64_t for the
+ * rest. Floats to integers truncate, saturate at the ends of the type, and NaN gives 0; integers to integers wrap; to bool is
+ * x != 0. */
+__host__ __device__ inline float xt_widen(float x) { return x; }
+__host__ __device__ inline double xt_widen(double x) { return x; }
+__host__ __device__ inline float xt_widen(XtBf16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float xt_widen(XtF16 x) { return __half2float(x); }
+__host__ __device__ inline int64_t xt_widen(int32_t x) { return x; }
+__host__ __device__ inline int64_t xt_widen(int64_t x) { return x; }
+__host__ __device__ inline int64_t xt_widen(uint8_t x) { return x; }
+__host__ __device__ inline int64_t xt_widen(XtBool x) { return x.byte; }
+
+/* W is float or double; low and above are exact in both, and every value between them converts without overflow. */
+template <typename W> __host__ __device__ inline int64_t xt_saturate(W x, W low, W above, int64_t lowest, int64_t highest) {
+    if (x != x) return 0;
+    return x <= low ? lowest : x >= above ? highest : (int64_t)x;
+}
+__host__ __device__ inline int64_t xt_saturate(int64_t x, int64_t, int64_t, int64_t, int64_t) { return x; } /* wraps later */
+
+template <typename W> __host__ __device__ inline void xt_narrow(W x, float *to) { *to = (float)x; }
+template <typename W> __host__ __device__ inline void xt_narrow(W x, double *to) { *to = (double)x; }
+template <typename W> __host__ __device__ inline void xt_narrow(W x, XtBf16 *to) { *to = __float2bfloat16_rn((float)x); }
+template <typename W> __host__ __device__ inline void xt_narrow(W x, XtF16 *to) { *to = __float2half_rn((float)x); }
+template <typename W> __host__ __device__ inline void xt_narrow(W x, int32_t *to) {
+    *to = (int32_t)(uint32_t)(uint64_t)xt_saturate(x, (W)INT32_MIN, (W)2147483648.0, INT32_MIN, INT32_MAX);
+}
+template <typename W> __host__ __device__ inline void xt_narrow(W x, uint8_t *to) {
+    *to = (uint8_t)(uint64_t)xt_saturate(x, (W)0, (W)256, 0, 255);
+}
+template <typename W> __host__ __device__ inline void xt_narrow(W x, XtBool *to) { to->byte = x != 0; }
+__host__ __device__ inline void xt_narrow(int64_t x, int64_t *to) { *to = x; }
+template <typename W> __host__ __device__ inline void xt_narrow(W x, int64_t *to) {
+    *to = xt_saturate(x, (W)-9223372036854775808.0, (W)9223372036854775808.0, INT64_MIN, INT64_MAX);
+}
+
+template <typename Dst, typename Src> __host__ __device__ inline Dst xt_cast_to(Src x) {
+    Dst to;
+    xt_narrow(xt_widen(x), &to);
+    return to;
+}
+
+template <typename A, typename B> constexpr bool xt_same = false;
+template <typename A> constexpr bool xt_same<A, A> = true;
+
+/* A number from Python as a dtype. */
+template <typename T> inline T xt_scalar_as(XtScalar value) {
+    return value.is_int ? xt_cast_to<T>(value.i) : xt_cast_to<T>(value.d);
+}
+
+/* ---- division by multiplication ----------------------------------------------------------------------------------------- */
+
+/* n / divisor = (n * magic / 2^32 + n) >> shift for n < 2^31 (Granlund & Montgomery 1994). */
+struct XtDivider {
+    uint32_t divisor, magic, shift;
+};
+
+inline XtDivider xt_divider(uint32_t divisor) {
+    uint32_t shift = 0;
+    while (shift < 31 && (1u << shift) < divisor) shift++;
+    uint64_t magic = ((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor) / divisor + 1;
+    return {divisor, (uint32_t)magic, shift};
+}
+
+__device__ inline uint32_t xt_quotient(uint32_t n, XtDivider by) { return (__umulhi(n, by.magic) + n) >> by.shift; }
+
+/* ---- loops: merged dimensions of K views (host) ------------------------------------------------------------------------- */
+
+/* Operand 0 is the output. Strides in elements of the operand. ndim >= 1, also for a single element. */
+template <int K> struct XtLoop {
+    char *data[K];
+    int64_t size[K]; /* bytes of an element */
+    int ndim;
+    int64_t numel;
+    int64_t shape[XT_MAX_DIMS];
+    int64_t strides[K][XT_MAX_DIMS];
+};
+
+template <int K> inline void xt_loop_take(XtLoop<K> *loop, int to, const XtLoop<K> &from, int d) {
+    loop->shape[to] = from.shape[d];
+    for (int k = 0; k < K; k++) loop->strides[k][to] = from.strides[k][d];
+}
+
+template <int K> inline XtLoop<K> xt_loop(const XtView *const (&views)[K]) {
+    XtLoop<K> loop;
+    int n = 0;
+    loop.numel = 1;
+    for (int k = 0; k < K; k++) {
+        loop.data[k] = (char *)views[k]->data;
+        loop.size[k] = xt_element_size(views[k]->dtype);
+    }
+    for (int d = 0; d < views[0]->ndim; d++) {
+        int64_t size = views[0]->shape[d];
+        loop.numel *= size;
+        if (size == 1) continue;
+        /* In place, by out's strides, then the inputs' in order: the largest first. */
+        int at = n++;
+        for (; at > 0; at--) {
+            int k = 0;
+            while (k < K && views[k]->strides[d] == loop.strides[k][at - 1]) k++;
+            if (k == K || views[k]->strides[d] < loop.strides[k][at - 1]) break;
+            xt_loop_take(&loop, at, loop, at - 1);
+        }
+        loop.shape[at] = size;
+        for (int k = 0; k < K; k++) loop.strides[k][at] = views[k]->strides[d];
+    }
+    if (n == 0) {
+        loop.shape[n++] = 1;
+        for (int k = 0; k < K; k++) loop.strides[k][0] = 1;
+    }
+    int last = 0; /* dimensions [0, last] are merged */
+    for (int d = 1; d < n; d++) {
+        bool merge = true;
+        for (int k = 0; k < K; k++) merge = merge && loop.strides[k][last] == loop.strides[k][d] * loop.shape[d];
+        int64_t outer = loop.shape[last];
+        if (!merge) last++;
+        xt_loop_take(&loop, last, loop, d);
+        if (merge) loop.shape[last] *= outer;
+    }
+    loop.ndim = last + 1;
+    return loop;
+}
+
+/* Whether the last dimension of every operand can be read `width` elements at a time, those that stand still apart. */
+template <int K> inline bool xt_loop_has_vectors(const XtLoop<K> &loop, int64_t width) {
+    int last = loop.ndim - 1;
+    if (loop.strides[0][last] != 1 || (last > 0 && loop.shape[last] % width != 0)) return false;
+    for (int k = 0; k < K; k++) {
+        if (!loop.data[k] || (k > 0 && loop.strides[k][last] == 0)) continue;
+        if (loop.strides[k][last] != 1 || (uintptr_t)loop.data[k] % (uintptr_t)(width * loop.size[k]) != 0) return false;
+        for (int d = 0; d < last; d++)
+            if (loop.strides[k][d] % width != 0) return false;
+    }
+    return true;
+}
+
+/* ---- walks: what a kernel needs of a loop ------------------------------------------------------------------------------- */
+
+/* Items are elements, or vectors of `width` elements along the last dimension. Strides in bytes, of the last dimension per item.
+ * data[k] == NULL: an operand that is not there, because a number stands in its place; it is never read. */
+template <int K> struct XtEachWalk {
+    char *data[K];
+    uint32_t items;
+    int ndim;
+    int tail;       /* elements of the last item */
+    unsigned still; /* bit k: operand k stands still along a vector */
+    XtDivider shape[XT_MAX_DIMS];
+    int64_t strides[K][XT_MAX_DIMS];
+};
+
+template <int K> inline XtEachWalk<K> xt_each_walk(const XtLoop<K> &loop, int64_t width) {
+    XtEachWalk<K> walk;
+    int last = loop.ndim - 1;
+    int64_t items = loop.numel / loop.shape[last] * xt_divide_up(loop.shape[last], width);
+    walk.items = (uint32_t)items;
+    walk.ndim = loop.ndim;
+    walk.tail = (int)(loop.shape[last] % width ? loop.shape[last] % width : width); /* less than width in one dimension only */
+    walk.still = 0;
+    for (int d = 0; d < loop.ndim; d++)
+        walk.shape[d] = xt_divider((uint32_t)(d == last ? xt_divide_up(loop.shape[d], width) : loop.shape[d]));
+    for (int k = 0; k < K; k++) {
+        walk.data[k] = loop.data[k];
+        if (loop.strides[k][last] == 0) walk.still |= 1u << k;
+        for (int d = 0; d < loop.ndim; d++) walk.strides[k][d] = loop.strides[k][d] * loop.size[k] * (d == last ? width : 1);
+    }
+    return walk;
+}
+
+/* offset[k]: where item `item` of each operand begins, in bytes. */
+template <int K> __device__ __forceinline__ void xt_each_walk_to(const XtEachWalk<K> &walk, uint32_t item, int64_t (&offset)[K]) {
+#pragma unroll
+    for (int k = 0; k < K; k++) offset[k] = 0;
+#pragma unroll 1
+    for (int d = walk.ndim - 1; d > 0; d--) {
+        uint32_t outer = xt_quotient(item, walk.shape[d]), at = item - outer * walk.shape[d].divisor;
+#pragma unroll
+        for (int k = 0; k < K; k++) offset[k] += (int64_t)at * walk.strides[k][d];
+        item = outer;
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++) offset[k] += (int64_t)item * walk.strides[k][0];
+}
+
+/* ---- the two kernels ---------------------------------------------------------------------------------------------------- */
+
+enum { XT_EACH_THREADS = 256, XT_EACH_REPEAT = 4, XT_EACH_MOST = 1 << 30 };
+
+/* WIDTH of an operation on T that has to look at the elements: of bytes no more than 8, for each takes a register. */
+template <typename T> constexpr int XT_EACH_WIDTH = XT_WIDTH<T> < 8 ? XT_WIDTH<T> : 8;
+
+/* N elements of every input, and where the output goes. */
+template <typename F, int N> struct XtInputs {
+    XtVector<typename F::A, N> a;
+    XtVector<typename F::B, N> b;
+    XtVector<typename F::C, N> c;
+    char *out;
+};
+
+template <typename T, int N>
+__device__ __forceinline__ void xt_take_vector(XtVector<T, N> &to, const char *from, bool still, bool whole, int count) {
+    const T *element = (const T *)from;
+    if (still) {
+        T value = *element;
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = value;
+    } else if (whole) {
+        to = *(const XtVector<T, N> *)from;
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = j < count ? element[j] : T();
+    }
+}
+
+template <typename F>
+__device__ __forceinline__ void xt_take_item(XtInputs<F, F::WIDTH> &to, const XtEachWalk<F::INPUTS + 1> &walk, uint32_t item) {
+    int64_t offset[F::INPUTS + 1];
+    xt_each_walk_to(walk, item, offset);
+    bool whole = item + 1 < walk.items || walk.tail == F::WIDTH;
+    to.out = walk.data[0] + offset[0];
+    if constexpr (F::INPUTS > 0)
+        if (walk.data[1]) xt_take_vector(to.a, walk.data[1] + offset[1], walk.still & 2, whole, walk.tail);
+    if constexpr (F::INPUTS > 1)
+        if (walk.data[2]) xt_take_vector(to.b, walk.data[2] + offset[2], walk.still & 4, whole, walk.tail);
+    if constexpr (F::INPUTS > 2)
+        if (walk.data[3]) xt_take_vector(to.c, walk.data[3] + offset[3], walk.still & 8, whole, walk.tail);
+}
+
+/* Block b does items [b * threads * repeat, (b + 1) * threads * repeat). */
+template <typename F>
+__global__ void __launch_bounds__(XT_EACH_THREADS)
+    xt_vectors_kernel(F f, const __grid_constant__ XtEachWalk<F::INPUTS + 1> walk, int repeat) {
+    constexpr int N = F::WIDTH;
+    uint32_t share = XT_EACH_THREADS * (uint32_t)repeat, begin = blockIdx.x * share;
+    uint32_t end = walk.items - begin < share ? walk.items : begin + share, item = begin + threadIdx.x;
+    if (item >= end) return;
+    XtInputs<F, N> now, then;
+    xt_take_item(now, walk, item);
+#pragma unroll 1
+    for (;;) {
+        uint32_t next = item + XT_EACH_THREADS;
+        if (next < end) xt_take_item(then, walk, next);
+        XtVector<typename F::Out, N> out;
+        f.template run<N>(out.at, now.a.at, now.b.at, now.c.at);
+        if (item + 1 < walk.items || walk.tail == N) {
+            *(XtVector<typename F::Out, N> *)now.out = out;
+        } else {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                if (j < walk.tail) ((typename F::Out *)now.out)[j] = out.at[j];
+        }
+        if (next >= end) return;
+        now = then;
+        item = next;
+    }
+}
+
+/* Thread t of a block does its elements t, t + threads, ... */
+template <typename F>
+__global__ void __launch_bounds__(XT_EACH_THREADS) xt_elements_kernel(F f, const __grid_constant__ XtEachWalk<F::INPUTS + 1> walk) {
+    constexpr int N = F::GROUP;
+    uint32_t first = blockIdx.x * (uint32_t)(XT_EACH_THREADS * N) + threadIdx.x;
+    typename F::A a[N];
+    typename F::B b[N];
+    typename F::C c[N];
+    typename F::Out out[N];
+    int64_t to[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        uint32_t item = first + (uint32_t)(j * XT_EACH_THREADS);
+        a[j] = typename F::A();
+        b[j] = typename F::B();
+        c[j] = typename F::C();
+        if (item >= walk.items) continue;
+        int64_t offset[F::INPUTS + 1];
+        xt_each_walk_to(walk, item, offset);
+        to[j] = offset[0];
+        if constexpr (F::INPUTS > 0)
+            if (walk.data[1]) a[j] = *(const typename F::A *)(walk.data[1] + offset[1]);
+        if constexpr (F::INPUTS > 1)
+            if (walk.data[2]) b[j] = *(const typename F::B *)(walk.data[2] + offset[2]);
+        if constexpr (F::INPUTS > 2)
+            if (walk.data[3]) c[j] = *(const typename F::C *)(walk.data[3] + offset[3]);
+    }
+    f.template run<N>(out, a, b, c);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (first + (uint32_t)(j * XT_EACH_THREADS) < walk.items) *(typename F::Out *)(walk.data[0] + to[j]) = out[j];
+}
+
+/* ---- launching ---------------------------------------------------------------------------------------------------------- */
+
+/* Cuts a loop in two along its largest dimension, in a place that keeps vectors whole. */
+template <int K> inline void xt_loop_split(const XtLoop<K> &loop, XtLoop<K> *first, XtLoop<K> *second) {
+    int d = 0;
+    for (int i = 1; i < loop.ndim; i++)
+        if (loop.shape[i] > loop.shape[d]) d = i;
+    int64_t half = loop.shape[d] / 2;
+    if (half >= 64) half -= half % 64;
+    *first = *second = loop;
+    first->shape[d] = half;
+    second->shape[d] -= half;
+    first->numel = loop.numel / loop.shape[d] * half;
+    second->numel = loop.numel - first->numel;
+    for (int k = 0; k < K; k++)
+        if (loop.data[k]) second->data[k] += half * loop.strides[k][d] * loop.size[k];
+}
+
+/* Kernels for loops of at most XT_EACH_MOST elements; the first when xt_loop_has_vectors. */
+template <typename F> inline void xt_launch_vectors(F f, const XtLoop<F::INPUTS + 1> &loop) {
+    auto walk = xt_each_walk(loop, F::WIDTH);
+    int repeat = (int64_t)walk.items >= (int64_t)xt_multiprocessors() * 2048 * XT_EACH_REPEAT ? XT_EACH_REPEAT : 1;
+    xt_launch(xt_vectors_kernel<F>, xt_blocks(walk.items, XT_EACH_THREADS * repeat), XT_EACH_THREADS, 0, f, walk, repeat);
+}
+
+template <typename F> inline void xt_launch_elements(F f, const XtLoop<F::INPUTS + 1> &loop) {
+    auto walk = xt_each_walk(loop, 1);
+    xt_launch(xt_elements_kernel<F>, xt_blocks(walk.items, XT_EACH_THREADS * F::GROUP), XT_EACH_THREADS, 0, f, walk);
+}
+
+/* WIDTH 1: there is no kernel of vectors. */
+template <typename F> inline void xt_each_loop(F f, const XtLoop<F::INPUTS + 1> &loop) {
+    if (loop.numel > XT_EACH_MOST) {
+        XtLoop<F::INPUTS + 1> first, second;
+        xt_loop_split(loop, &first, &second);
+        xt_each_loop(f, first);
+        xt_each_loop(f, second);
+        return;
+    }
+    if constexpr (F::WIDTH > 1)
+        if (xt_loop_has_vectors(loop, F::WIDTH)) return xt_launch_vectors(f, loop);
+    xt_launch_elements(f, loop);
+}
+
+/* Runs f over all elements; views[0] is the output. An input whose data is NULL is not read. */
+template <typename F> inline XtStatus xt_each(const char *slot, F f, const XtView *const (&views)[F::INPUTS + 1]) {
+    auto loop = xt_loop(views);
+    if (loop.numel == 0) return XT_OK;
+    xt_each_loop(f, loop);
+    return xt_launched_sizes(slot, views[0]->ndim, views[0]->shape);
+}
+
+#endif
