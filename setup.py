@@ -237,6 +237,15 @@ def vendor_openblas(folder: Path) -> Path:
     return target
 
 
+def place_libraries(source: Path, cuda: Path | None, target: Path) -> None:
+    """Copies OpenBLAS's files and the CUDA library to where the extension looks for them."""
+    for path in [*source.rglob("*"), *([cuda] if cuda else [])]:
+        if path.is_file():
+            write_if_changed(target / (path.name if path == cuda else path.relative_to(source)), path.read_bytes())
+    if not cuda:
+        (target / "libxtrain_cuda.so").unlink(missing_ok=True)
+
+
 class BuildExt(build_ext):
     user_options = [*build_ext.user_options, ("check", None, "only check every source, with warnings as errors")]
     boolean_options = [*build_ext.boolean_options, "check"]
@@ -298,23 +307,28 @@ class BuildExt(build_ext):
             print("ld", output, flush=True)
             if not make(output, command, [version, *command]):
                 raise LinkError("the extension did not link, see above")
-        self.build_cuda(blas.parent / "libxtrain_cuda.so", folder)
+        cuda = self.build_cuda([folder / "core/dtype.o", folder / "core/view.o"])
         target = Path(self.get_ext_fullpath(ext.name))
         write_if_changed(target, output.read_bytes())
-        self.place_libraries(blas.parent, target.parent)
+        place_libraries(blas.parent, cuda, target.parent / "_lib")
 
-    def build_cuda(self, library: Path, folder: Path):
-        """Makes the CUDA library from cuda/*.cu and what it shares with the core; removes it where it is not wanted."""
-        sources = sorted(Path("cuda").glob("*.cu"))
-        if not sources or not wants_cuda(library):
+    def build_cuda(self, shared: list[Path]) -> Path | None:
+        """Makes the CUDA library from cuda/*.cu and the objects it shares with the core; None where it is not wanted.
+
+        It knows no Python: one build serves all.
+        """
+        folder = Path("build/obj/cuda")
+        library = folder / "libxtrain_cuda.so"
+        if not wants_cuda(library):
             library.unlink(missing_ok=True)
-            return
+            return None
         nvcc = find_nvcc()
         version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout.split("\n")[-2]
         flags = cuda_flags(cuda_archs(nvcc))
+        sources = sorted(Path("cuda").glob("*.cu"), key=lambda path: -path.stat().st_size)  # the slow ones first
         objects, todo = [], []
         for source in sources:
-            obj = folder / source.with_suffix(".o")
+            obj = folder / f"{source.stem}.o"
             command = [nvcc, *flags, "-MMD", "-MF", str(obj.with_suffix(".d")), "-c", str(source), "-o", str(obj)]
             objects.append(str(obj))
             if self.force or needs_making(obj, [version, *command]):
@@ -328,41 +342,31 @@ class BuildExt(build_ext):
         results = in_parallel(compile_one, todo)
         if not all(results):
             raise CompileError(f"{results.count(False)} of {len(sources)} CUDA files did not compile, see above")
-        objects += [str(folder / "core/dtype.o"), str(folder / "core/view.o")]
-        output = folder / "cuda/libxtrain_cuda.so"
-        command = [
-            nvcc,
+        objects += map(str, shared)
+        options = [
             "-shared",
             "-cudart",
             "static",
             "-Xlinker",
             "-zdefs",
-            *objects,
             "-lpthread",
             "-ldl",
-            "-o",
-            str(output),
-        ]
-        output.with_suffix(".d").write_text(f"libxtrain_cuda.so: {' '.join(objects)}")
-        if needs_making(output, [version, *command]):
-            print("ld", output, flush=True)
-            if not make(output, command, [version, *command]):
+        ]  # defs: no slot is missing
+        command = [nvcc, *objects, *options, "-o", str(library)]
+        library.with_suffix(".d").write_text(f"{library.name}: {' '.join(objects)}")
+        if needs_making(library, [version, *command]):
+            print("ld", library, flush=True)
+            if not make(library, command, [version, *command]):
                 raise LinkError("the CUDA library did not link, see above")
-        write_if_changed(library, output.read_bytes())
-
-    def place_libraries(self, source: Path, package: Path):
-        if not (source / "libxtrain_cuda.so").exists():
-            (package / "_lib/libxtrain_cuda.so").unlink(missing_ok=True)
-        for path in source.rglob("*"):
-            if path.is_file():
-                write_if_changed(package / "_lib" / path.relative_to(source), path.read_bytes())
+        return library
 
     def copy_extensions_to_source(self):
         package = Path(self.get_finalized_command("build_py").get_package_dir("xtrain"))
         for ext in self.extensions:
             built = Path(self.build_lib, self.get_ext_filename(self.get_ext_fullname(ext.name)))
             write_if_changed(package / built.name, built.read_bytes())
-            self.place_libraries(built.parent / "_lib", package)
+            cuda = built.parent / "_lib/libxtrain_cuda.so"
+            place_libraries(built.parent / "_lib", cuda if cuda.exists() else None, package / "_lib")
 
 
 setup(

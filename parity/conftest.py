@@ -20,11 +20,16 @@ torch.set_default_device(DEVICE)
 
 
 @pytest.fixture(autouse=True)
-def clean_state():
+def clean_state(request):
     """Every test starts from seed 0 on both sides and leaves backends and gradient mode as they were."""
+    if request.node.get_closest_marker("on_cpu"):
+        _C.set_default_device("cpu")
+        torch.set_default_device("cpu")
     torch.manual_seed(0)
     _C.manual_seed(0)
     yield
+    _C.set_default_device(DEVICE)
+    torch.set_default_device(DEVICE)
     _C.use_gemm_backend(None)
     _C.use_attention_backend(None)
     assert _C.is_grad_enabled()

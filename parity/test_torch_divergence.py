@@ -10,6 +10,8 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain.testing import first_divergence
 
+pytestmark = pytest.mark.on_cpu
+
 
 class WrongSwiglu(xt.Function):
     """silu(gate) * up, whose backward forgets a factor in the branch of the gate."""

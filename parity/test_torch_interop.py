@@ -12,6 +12,8 @@ import torch
 import xtrain as xt
 import xtrain.functional as F
 
+pytestmark = pytest.mark.on_cpu
+
 NAMES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "bool"]
 
 

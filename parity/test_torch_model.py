@@ -92,7 +92,7 @@ def compare(
 
 
 @pytest.mark.parametrize("attention", ["materialized", "reference"])
-@pytest.mark.parametrize("gemm", ["blas", "tiled", "naive"])
+@pytest.mark.parametrize("gemm", xt.gemm_backends(xt.get_default_device()))
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_pytorch(shape: str, tied: bool, gemm: str, attention: str) -> None:

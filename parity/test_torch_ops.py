@@ -55,18 +55,19 @@ def to_numpy(t) -> np.ndarray:
     return (t.double() if t.is_floating_point() else t).cpu().numpy()
 
 
-def torch_run(entry: Op, c: Case, arrays, dtype: str, dys=None):
-    """Outputs of PyTorch, and its gradients when upstream gradients are given."""
-    tensors = [to_torch(a, dtype) for a in arrays]
-    leaves = entry.differentiable(c) if dys is not None else []
-    for i in leaves:
-        tensors[i].requires_grad_()
-    outs = as_list(entry.torch(torch, *tensors, **c.kwargs))
-    if dys is None:
-        return outs, []
-    floats = [o for o in outs if o.is_floating_point()]
-    torch.autograd.backward(floats, [torch.tensor(dy).to(o.dtype) for dy, o in zip(dys, floats)])
-    return outs, [tensors[i].grad for i in leaves]
+def torch_run(entry: Op, c: Case, arrays, dtype: str, dys=None, device: str | None = None):
+    """Outputs of PyTorch, and its gradients when upstream gradients are given; without device, on the default one."""
+    with torch.device(device or torch.get_default_device()):
+        tensors = [to_torch(a, dtype) for a in arrays]
+        leaves = entry.differentiable(c) if dys is not None else []
+        for i in leaves:
+            tensors[i].requires_grad_()
+        outs = as_list(entry.torch(torch, *tensors, **c.kwargs))
+        if dys is None:
+            return outs, []
+        floats = [o for o in outs if o.is_floating_point()]
+        torch.autograd.backward(floats, [torch.tensor(dy, device=o.device).to(o.dtype) for dy, o in zip(dys, floats)])
+        return outs, [tensors[i].grad for i in leaves]
 
 
 def judge(ours, theirs, exact, dtype: str, terms: float, what: str, magnitude: float = 0.0) -> None:
@@ -88,7 +89,11 @@ def judge(ours, theirs, exact, dtype: str, terms: float, what: str, magnitude: f
 def names(entry: Op) -> list[str | None]:
     if entry.selects is None:
         return [None]
-    return list(_C.gemm_backends("cpu") if entry.selects == "gemm" else _C.attention_backends("cpu"))
+    return list(
+        _C.gemm_backends(_C.get_default_device())
+        if entry.selects == "gemm"
+        else _C.attention_backends(_C.get_default_device())
+    )
 
 
 def use(entry: Op, name: str | None) -> None:
@@ -109,7 +114,7 @@ def test_forward(entry: Op, c: Case, dtype: str) -> None:
     if dtype not in FLOATS:
         arrays = [a.astype(dtype) for a in arrays]
     theirs, _ = torch_run(entry, c, arrays, dtype)
-    exact, _ = torch_run(entry, c, arrays, "float64" if dtype in FLOATS else dtype)
+    exact, _ = torch_run(entry, c, arrays, "float64" if dtype in FLOATS else dtype, device="cpu")
     for name in names(entry):
         use(entry, name)
         ours = outputs_of(entry, c, [tensor(a, dtype if dtype in FLOATS else None) for a in arrays])
@@ -132,7 +137,7 @@ def test_backward(entry: Op, c: Case, dtype: str) -> None:
         dys = upstream(outs, dtype, entry.id + c.id)
         _, ours = gradients(entry, c, arrays, dtype, dys)
         _, theirs = torch_run(entry, c, arrays, dtype, dys)
-        _, exact = torch_run(entry, c, arrays, "float64", dys)
+        _, exact = torch_run(entry, c, arrays, "float64", dys, "cpu")
         terms = max([terms_of(entry, c, arrays), *(a.size for a in arrays)])  # a gradient may add up over everything
         magnitude = max([0.0, *(np.abs(dy).max(initial=0.0) for dy in dys)])
         for i, t, e in zip(entry.differentiable(c), theirs, exact):
@@ -160,4 +165,5 @@ def test_every_float_op_has_a_counterpart() -> None:
         "softmax",
         "scaled_dot_product_attention",
         "cross_entropy",
+        "linear_cross_entropy",
     } <= batched

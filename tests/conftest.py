@@ -18,11 +18,14 @@ _C.set_default_device(os.environ.get("XTRAIN_TEST_DEVICE", "cpu"))
 
 
 @pytest.fixture(autouse=True)
-def clean_state():
+def clean_state(request):
     """Every test starts from seed 0 and may not leave gradient mode, threads or backends changed."""
-    threads = _C.get_num_threads()
+    threads, device = _C.get_num_threads(), _C.get_default_device()
+    if request.node.get_closest_marker("on_cpu"):
+        _C.set_default_device("cpu")
     _C.manual_seed(0)
     yield
+    _C.set_default_device(device)
     _C.set_num_threads(threads)
     _C.use_gemm_backend(None)
     _C.use_attention_backend(None)

@@ -14,6 +14,8 @@ from xtrain import _C, check, cli, optable
 from xtrain.optable import TABLE, judge
 from xtrain.optable.table import T, array, op
 
+pytestmark = pytest.mark.on_cpu
+
 
 def run(*arguments: str) -> int:
     return cli.main(["check", *arguments])

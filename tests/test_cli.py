@@ -9,6 +9,8 @@ import sys
 import pytest
 from runs import arguments, options, start, text_file, xtrain
 
+pytestmark = pytest.mark.on_cpu
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

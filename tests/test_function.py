@@ -161,9 +161,9 @@ def test_checkpoint_keeps_fewer_tensors() -> None:
         return t
 
     def held(f) -> int:
-        before = _C.memory_stats(_C.device("cpu"))["allocated"]
+        before = _C.memory_stats(_C.get_default_device())["allocated"]
         y = f()
-        after = _C.memory_stats(_C.device("cpu"))["allocated"]
+        after = _C.memory_stats(_C.get_default_device())["allocated"]
         del y
         return after - before
 
@@ -220,8 +220,8 @@ def test_cycle_through_a_hook_is_collected() -> None:
         (x * 2).backward()
 
     gc.collect()
-    before = _C.memory_stats(_C.device("cpu"))["live_tensors"]
+    before = _C.memory_stats(_C.get_default_device())["live_tensors"]
     for _ in range(20):
         make()
     gc.collect()
-    assert _C.memory_stats(_C.device("cpu"))["live_tensors"] <= before + 1
+    assert _C.memory_stats(_C.get_default_device())["live_tensors"] <= before + 1

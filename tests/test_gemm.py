@@ -12,7 +12,7 @@ import pytest
 import xtrain as xt
 from xtrain import _C
 
-BACKENDS = xt.gemm_backends("cpu")
+BACKENDS = xt.gemm_backends(xt.get_default_device())
 DTYPES = ("float32", "bfloat16")
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # M x N x K: squares, nothing a multiple of anything, inner products, matrix times vector, K around a tile's edge
@@ -164,13 +164,13 @@ def test_transposes(shape, dtype: str, backend: str, layout: str) -> None:
 def test_transposes_copy_nothing(layout: str) -> None:
     """A transposed view reaches the kernel as a flag: no byte is allocated but the result, forward or backward."""
     a, b = stored(xt.randn(256, 256), layout[0]), stored(xt.randn(256, 256), layout[1])
-    cpu, one = _C.device("cpu"), 256 * 256 * 4
+    device, one = _C.get_default_device(), 256 * 256 * 4
 
     def grown(work) -> int:
-        before = _C.memory_stats(cpu)["allocated"]
-        _C.memory_reset_peak(cpu)
+        before = _C.memory_stats(device)["allocated"]
+        _C.memory_reset_peak(device)
         work()
-        return _C.memory_stats(cpu)["peak"] - before
+        return _C.memory_stats(device)["peak"] - before
 
     for backend in BACKENDS:
         assert grown(lambda name=backend: xt.matmul(a, b, backend=name)) == one
@@ -234,11 +234,15 @@ def test_batches_broadcast(left, right, layout: str, dtype: str, backend: str) -
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_batch_equals_its_products(dtype: str, backend: str) -> None:
-    """The same bits as the products one by one."""
+    """The same bits as the products one by one; cuBLAS may choose another kernel for a batch."""
     a, b = xt.randn(3, 65, 97).to(getattr(xt, dtype)), xt.randn(3, 97, 33).to(getattr(xt, dtype))
     together = values(xt.matmul(a, b, backend=backend))
     for i in range(3):
-        assert np.array_equal(together[i], values(xt.matmul(a[i], b[i], backend=backend)))
+        alone = values(xt.matmul(a[i], b[i], backend=backend))
+        if backend == "cublas":
+            assert (np.abs(together[i] - alone) <= 2 * bound(values(a[i]), values(b[i]), dtype)).all()
+        else:
+            assert np.array_equal(together[i], alone)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -382,12 +386,14 @@ def check_threads(dtype: str, shapes, layouts=LAYOUTS) -> None:
                 assert got == want, f"{name_of(shape)} {layout} {dtype}: {threads} threads"
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", (*DTYPES, "float64", "float16"))
 @pytest.mark.parametrize("shape", CUT, ids=name_of)
 def test_threads_change_no_bit_of_a_cut_product(shape, dtype: str, threads_back) -> None:
     check_threads(dtype, [shape])
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", (*DTYPES, "float64"))
 def test_threads_change_no_bit_of_any_product(dtype: str, threads_back) -> None:
     """Random shapes, all large enough to be cut, in a random layout each."""
@@ -398,6 +404,7 @@ def test_threads_change_no_bit_of_any_product(dtype: str, threads_back) -> None:
             check_threads(dtype, [shape], [random.choice(LAYOUTS)])
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", (*DTYPES, "float64"))
 def test_threads_change_no_bit_of_a_batch_or_a_sum(dtype: str, threads_back) -> None:
     """A batch has the bits of its products one by one, and beta = 1 adds the same to what is there, for any number of threads."""
@@ -436,9 +443,9 @@ def check_cut_products() -> None:
 # ---- the choice of a backend ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_cpu
 def test_backends_of_the_cpu() -> None:
-    assert BACKENDS == ["blas", "tiled", "naive"]
-    assert xt.gemm_backends() == BACKENDS == xt.gemm_backends(xt.device("cpu"))
+    assert xt.gemm_backends() == xt.gemm_backends(xt.device("cpu")) == ["blas", "tiled", "naive"]
 
 
 def sums(backend=None) -> bytes:
@@ -448,6 +455,7 @@ def sums(backend=None) -> bytes:
     return xt.matmul(a, b, backend=backend).cpu().numpy().tobytes()
 
 
+@pytest.mark.on_cpu
 def test_choices_are_obeyed() -> None:
     """By argument, by context, by nested contexts; the argument wins; the context gives the choice back, also after an error."""
     bits = {name: sums(name) for name in BACKENDS}
@@ -482,6 +490,7 @@ def test_backward_keeps_the_choice_of_the_call(name: str) -> None:
     assert gradient(name, "auto") == gradient(name, "naive") == gradient(None, name)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, "blas"), ("", "blas"), ("auto", "blas"), ("tiled", "tiled"), ("naive", "naive")]
 )
@@ -495,6 +504,7 @@ def test_environment(value, expected: str) -> None:
     subprocess.run([sys.executable, "-c", script, os.path.dirname(__file__), expected], env=environment, check=True)
 
 
+@pytest.mark.on_cpu
 def test_environment_with_an_unknown_name() -> None:
     script = "import xtrain as xt; xt.matmul(xt.ones(2, 2), xt.ones(2, 2))"
     done = subprocess.run(
@@ -505,6 +515,7 @@ def test_environment_with_an_unknown_name() -> None:
     assert "magic" in last and all(name in last for name in BACKENDS)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

@@ -26,7 +26,7 @@ def laid_out(a: np.ndarray, dtype: str, kind: int):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("backend", _C.gemm_backends("cpu"))
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
 def test_products_of_small_integers_are_exact(backend: str, dtype: str) -> None:
     """Sums stay below 2^8, which every format holds: any wrong index, tail or stride changes the result."""
     rng = np.random.default_rng(17)
@@ -39,7 +39,7 @@ def test_products_of_small_integers_are_exact(backend: str, dtype: str) -> None:
         assert np.array_equal(array(_C.matmul(x, y, backend=backend)), want), (m, n, k)
 
 
-@pytest.mark.parametrize("backend", _C.gemm_backends("cpu"))
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
 def test_batches_broadcast_exactly(backend: str) -> None:
     rng = np.random.default_rng(18)
     for _ in range(40):
@@ -57,7 +57,7 @@ def test_batches_broadcast_exactly(backend: str) -> None:
         assert np.array_equal(array(out), a @ b), (shapes, m, n, k)
 
 
-@pytest.mark.parametrize("backend", _C.gemm_backends("cpu"))
+@pytest.mark.parametrize("backend", _C.gemm_backends(_C.get_default_device()))
 def test_gradients_of_small_integers_are_exact(backend: str) -> None:
     rng = np.random.default_rng(19)
     with xt.use_gemm_backend(backend):
@@ -80,7 +80,7 @@ def test_gradients_of_small_integers_are_exact(backend: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_nan_and_infinity_reach_the_result(dtype: str) -> None:
     """0 * NaN is NaN: no backend may skip zeros of a factor."""
-    for backend in _C.gemm_backends("cpu"):
+    for backend in _C.gemm_backends(_C.get_default_device()):
         a = np.zeros((3, 40))
         b = np.ones((40, 3))
         b[7, 1] = np.nan
@@ -115,7 +115,7 @@ def test_backends_agree_over_random_shapes(dtype: str) -> None:
         want = attention(*arrays, is_causal=causal)
         dy = rng.standard_normal(want.shape)
         grads = {}
-        for backend in _C.attention_backends("cpu"):
+        for backend in _C.attention_backends(_C.get_default_device()):
             q, k, v = (heads_view(a, dtype, int(rng.integers(3))).detach().requires_grad_() for a in arrays)
             out = _C.scaled_dot_product_attention(q, k, v, causal, None, group > 1, backend)
             check_close(
@@ -140,7 +140,7 @@ def test_backends_agree_over_random_shapes(dtype: str) -> None:
 def test_large_scores_do_not_overflow() -> None:
     q = xt.full((1, 1, 4, 8), 50.0)
     v = xt.randn(1, 1, 4, 8)
-    for backend in _C.attention_backends("cpu"):
+    for backend in _C.attention_backends(_C.get_default_device()):
         out = _C.scaled_dot_product_attention(q, q, v, True, None, False, backend)
         want = np.cumsum(v.cpu().numpy()[0, 0], 0) / np.arange(1, 5)[:, None]
         assert np.allclose(out.cpu().numpy()[0, 0], want, atol=1e-6)
@@ -148,7 +148,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_rows_that_see_nothing_are_zero() -> None:
     """More queries than keys, causal: the first queries see no key at all."""
-    for backend in _C.attention_backends("cpu"):
+    for backend in _C.attention_backends(_C.get_default_device()):
         q, k, v = (xt.randn(1, 2, n, 4).requires_grad_() for n in (5, 3, 3))
         out = _C.scaled_dot_product_attention(q, k, v, True, None, False, backend)
         assert (out.detach().cpu().numpy()[:, :, :2] == 0).all()

@@ -14,6 +14,8 @@ import xtrain as xt
 from xtrain import _C
 from xtrain.optable.table import tensor
 
+pytestmark = pytest.mark.on_cpu
+
 HERE = Path(__file__).parent
 
 

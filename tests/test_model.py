@@ -54,6 +54,7 @@ def grads(model: Qwen3) -> dict[str, np.ndarray]:
 SHAPES = [(2, 4), (3, 37)]
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("b", "s"), SHAPES)
 @pytest.mark.parametrize("attention", ["reference", "materialized"])
@@ -82,6 +83,7 @@ def test_batch_is_its_sequences_bitwise(b: int, s: int, tied: bool, attention: s
                 )  # + 0.0: -0 is 0
 
 
+@pytest.mark.on_cpu
 def test_looped_sequences_add_up_to_the_batch_bitwise() -> None:
     """Sequence after sequence into .grad is the same chain of additions as the whole batch at once.
 
@@ -100,7 +102,7 @@ def test_looped_sequences_add_up_to_the_batch_bitwise() -> None:
         assert got.tobytes() == together[name].tobytes(), name
 
 
-@pytest.mark.parametrize("gemm", ["naive", "tiled", "blas"])
+@pytest.mark.parametrize("gemm", xt.gemm_backends(xt.get_default_device()))
 @pytest.mark.parametrize(("b", "s"), SHAPES)
 def test_gradient_of_a_batch_is_the_sum_over_its_sequences(b: int, s: int, gemm: str) -> None:
     model = make()
@@ -120,7 +122,7 @@ def test_gradient_of_a_batch_is_the_sum_over_its_sequences(b: int, s: int, gemm:
             check_close(got, together[name], 1e-5 * np.abs(together[name]).max(), f"gradient of {name}")
 
 
-@pytest.mark.parametrize("gemm", ["naive", "tiled", "blas"])
+@pytest.mark.parametrize("gemm", xt.gemm_backends(xt.get_default_device()))
 @pytest.mark.parametrize("attention", ["reference", "materialized"])
 def test_a_sequence_never_sees_its_neighbour(gemm: str, attention: str) -> None:
     model = make()
@@ -161,8 +163,8 @@ def test_backends_agree() -> None:
     model = make()
     ids, targets = batch(model, 3, 37)
     results = {}
-    for gemm in xt.gemm_backends():
-        for attention in xt.attention_backends():
+    for gemm in xt.gemm_backends(xt.get_default_device()):
+        for attention in xt.attention_backends(xt.get_default_device()):
             model.zero_grad()
             with xt.use_gemm_backend(gemm), xt.use_attention_backend(attention):
                 loss = model.loss(xt.tensor(ids), xt.tensor(targets))
@@ -223,7 +225,7 @@ def test_two_hundred_steps_leak_nothing() -> None:
 
     def look():
         gc.collect()
-        stats = _C.memory_stats(_C.device("cpu"))
+        stats = _C.memory_stats(_C.get_default_device())
         return (
             [stats[k] for k in ("live_tensors", "live_storages", "allocated")],
             [sys.getrefcount(o) for o in watched],
@@ -264,7 +266,7 @@ def train_bits(threads: int, steps: int = 3, **changes) -> list[bytes]:
     return [bits(loss), *(bits(p) for p in model.parameters())]
 
 
-@pytest.mark.parametrize("gemm", ["tiled", "blas"])
+@pytest.mark.parametrize("gemm", xt.gemm_backends(xt.get_default_device())[:-1])
 def test_training_gives_the_same_bits_at_any_number_of_threads(gemm: str) -> None:
     with xt.use_gemm_backend(gemm):
         want = train_bits(1)
@@ -371,4 +373,5 @@ def test_model_errors() -> None:
     ]:
         with pytest.raises(kind, match=text):
             call()
+            _C.synchronize(_C.get_default_device())
     assert np.isfinite(array(model(xt.tensor(ids)))).all()

@@ -344,7 +344,7 @@ def test_same_bits(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
 
 
 def live() -> tuple[int, int]:
-    stats = _C.memory_stats(_C.device("cpu"))
+    stats = _C.memory_stats(_C.get_default_device())
     return stats["live_tensors"], stats["live_storages"]
 
 

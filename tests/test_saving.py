@@ -62,7 +62,7 @@ def test_round_trip_of_every_dtype(tmp_path) -> None:
     tensors.pop("bfloat16")
     file.write_bytes(b"".join(bytes(memoryview(c)) for c in chunks(tensors)))
     for name, a in load_file(file).items():
-        assert a.tobytes() == np.ascontiguousarray(tensors[name].numpy()).tobytes()
+        assert a.tobytes() == np.ascontiguousarray(tensors[name].cpu().numpy()).tobytes()
 
 
 def raw(header, data: bytes = b"", length: int | None = None) -> bytes:

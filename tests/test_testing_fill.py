@@ -9,6 +9,8 @@ import xtrain as xt
 from xtrain import _C
 from xtrain.testing import fill
 
+pytestmark = pytest.mark.on_cpu
+
 INTEGERS = [397, 114, 203, 587]  # of seed 7 in [0, 1000)
 DTYPES = [xt.float64, xt.float32, xt.bfloat16, xt.float16, xt.int64, xt.int32, xt.uint8]
 

@@ -8,6 +8,8 @@ import pytest
 import xtrain as xt
 from xtrain.testing import grad_check
 
+pytestmark = pytest.mark.on_cpu
+
 RNG = np.random.default_rng
 
 

@@ -117,15 +117,15 @@ def test_operands_rounded_on_the_way(name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("backend", xt.gemm_backends("cpu"))
+@pytest.mark.parametrize("backend", xt.gemm_backends(xt.get_default_device()))
 def test_our_matrix_products(dtype, backend):
     """Real kernels: sums of 300 in every named backend, float32 accumulation."""
     xt.manual_seed(1)
     a, b = xt.randn(40, 300).to(getattr(xt, dtype)), xt.randn(300, 50).to(getattr(xt, dtype))
-    exact = a.to(xt.float64).numpy() @ b.to(xt.float64).numpy()
-    size = float((np.abs(a.to(xt.float64).numpy()) @ np.abs(b.to(xt.float64).numpy())).max())
+    exact = a.to(xt.float64).cpu().numpy() @ b.to(xt.float64).cpu().numpy()
+    size = float((np.abs(a.to(xt.float64).cpu().numpy()) @ np.abs(b.to(xt.float64).cpu().numpy())).max())
     rtol, atol = tolerance(dtype, acc="float32", accumulations=300, magnitude=size)
-    got = xt.matmul(a, b, backend=backend).to(xt.float64).numpy()
+    got = xt.matmul(a, b, backend=backend).to(xt.float64).cpu().numpy()
     assert (np.abs(got - exact) <= atol + rtol * np.abs(exact)).all()
 
 

@@ -15,6 +15,8 @@ import pytest
 
 import xtrain as xt
 
+pytestmark = pytest.mark.on_cpu
+
 SANITIZED = bool(os.environ.get("XTRAIN_SANITIZE"))
 
 

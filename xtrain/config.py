@@ -45,6 +45,24 @@ PRESETS: dict[str, dict[str, Any]] = {
         head_dim=64,
     ),
 }
+PRESETS["gpu"] = dict(
+    hidden_size=768,
+    intermediate_size=2048,
+    num_hidden_layers=8,
+    num_attention_heads=12,
+    num_key_value_heads=6,
+    head_dim=64,
+)
+# What a new run on a GPU starts from when no model is named; options that are given win.
+GPU_RUN: dict[str, Any] = {
+    "model.preset": "gpu",
+    "precision": "tf32",
+    "batch_size": 32,
+    "seq_len": 512,
+    "steps": 1500,
+    "optim.lr": 1e-3,
+    "optim.final_lr": 1e-4,
+}
 _PRESET_COMMON: dict[str, Any] = dict(
     rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True, initializer_range=0.02
 )
@@ -68,7 +86,9 @@ class ModelConfig:
     """Keys of a Hugging Face Qwen3 `config.json`. None means: from the preset, or from the model directory."""
 
     preset: str = option(
-        "default", f"{', '.join(PRESETS)}, or a Hugging Face model directory to continue from (short form: --model)"
+        "default",
+        f"{', '.join(PRESETS)} (what a GPU starts from), or a Hugging Face model directory to continue from "
+        "(short form: --model)",
     )
     vocab_size: int | None = option(None, "size of the vocabulary; 256 for bytes", "tokens", minimum=2)
     hidden_size: int | None = option(None, "width of the residual stream", "channels", minimum=1)
@@ -136,8 +156,9 @@ class TrainConfig:
     device: str = option("auto", "cpu, cuda, cuda:0, ...; auto takes a usable GPU, else the CPU", free=True)
     precision: str = option(
         "float32",
-        "dtype of parameters and activations; with bfloat16 the optimizer keeps float32 masters",
-        choices=("float32", "bfloat16"),
+        "dtype of parameters and activations; tf32: float32, and a GPU may round operands of matrix products to TF32; "
+        "with bfloat16 the optimizer keeps float32 masters",
+        choices=("float32", "tf32", "bfloat16"),
     )
     steps: int = option(1200, "length of the run", "optimizer steps", minimum=1)
     batch_size: int = option(8, "sequences in one optimizer step, all pieces together", "sequences", minimum=1)

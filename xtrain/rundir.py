@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import saving
-from .config import KEYS, PRESETS, TrainConfig, build
+from . import _C, cuda, saving
+from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build
 from .errors import CheckpointError, ConfigError
 
 RUNS = "runs"
@@ -41,6 +41,8 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
                 "resume": os.fspath(checkpoint),
             }
             return build({**base, "extend": False, **given, **place}), checkpoint
+    if "model.preset" not in given and resolve_device(given.get("device", "auto")) != "cpu":
+        given = {**GPU_RUN, **given}
     config = build({**given, "resume": ""})
     config.out = os.fspath(_new_directory(config))
     if config.data != "python" and os.path.exists(
@@ -56,6 +58,21 @@ def given_options(config: TrainConfig) -> dict[str, Any]:
     from .config import flatten
 
     return {name: value for name, value in flatten(config).items() if value != KEYS[name].default}
+
+
+def resolve_device(name: str) -> str:
+    """The device that an option names; auto is a usable GPU, else the CPU. ConfigError when it cannot be used."""
+    if name == "auto":
+        return "cuda" if cuda.is_available() else "cpu"
+    try:
+        device = _C.device(name)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r} ({error})") from None
+    if device.type != "cpu" and not cuda.is_available():
+        raise ConfigError(
+            f"device must be cpu, because no usable CUDA device was found, got {name!r}; see xtrain doctor"
+        )
+    return name
 
 
 def _new_directory(config: TrainConfig) -> Path:

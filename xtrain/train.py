@@ -100,9 +100,10 @@ class Trainer:
         self.config, self._checkpoint = rundir.plan(values or {}, self._warn)
         config = self.config
         self.directory = Path(config.out)
-        self.device = _resolve_device(config.device)
+        self.device = rundir.resolve_device(config.device)
         self._read_every = 1 if self.device == "cpu" else config.log_every  # reading a loss waits for the device
         self._guard: Any = None
+        _C.allow_tf32(config.precision == "tf32")
         if config.threads:
             _C.set_num_threads(config.threads)
         self.step, self.elapsed = 0, 0.0
@@ -133,7 +134,7 @@ class Trainer:
         return open_data(config.data, tokenizer, config.val_fraction)
 
     def _make_model(self) -> Any:
-        config, dtype = self.config, getattr(_C, self.config.precision)
+        config, dtype = self.config, _C.bfloat16 if self.config.precision == "bfloat16" else _C.float32
         if self._checkpoint is not None:
             model = saving.load_model(self._checkpoint, dtype=dtype)
         else:
@@ -488,22 +489,6 @@ def generate_text(
     if tokenizer.eos is not None and tokenizer.eos in result[prompt.shape[1] :]:
         result = result[: result.index(tokenizer.eos, prompt.shape[1])]
     return tokenizer.decode(result)
-
-
-def _resolve_device(name: str) -> str:
-    from . import cuda
-
-    if name == "auto":
-        return "cuda" if cuda.is_available() else "cpu"
-    try:
-        device = _C.device(name)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r} ({error})") from None
-    if device.type != "cpu" and not cuda.is_available():
-        raise ConfigError(
-            f"device must be cpu, because no usable CUDA device was found, got {name!r}; see xtrain doctor"
-        )
-    return name
 
 
 def _indent(text: str) -> str:

@@ -198,7 +198,7 @@ int py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     view->len = (Py_ssize_t)(itemsize * (size_t)xt_view_numel(&tensor->view));
     view->itemsize = (Py_ssize_t)itemsize;
     view->readonly = repeats(tensor);
-    view->ndim = tensor->ndim;
+    view->ndim = (flags & PyBUF_ND) ? tensor->ndim : 1; /* without a shape, memoryview takes it for a row */
     view->format = (flags & PyBUF_FORMAT) ? (char *)format_of(tensor->dtype) : NULL;
     view->shape = (flags & PyBUF_ND) ? layout->shape : NULL;
     view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? layout->strides : NULL;

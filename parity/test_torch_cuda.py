@@ -1,0 +1,80 @@
+"""On a GPU: memory shared with PyTorch both ways and in order, and matrix products against PyTorch's cuBLAS."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import xtrain as xt
+from xtrain.optable.table import array
+
+pytestmark = [
+    pytest.mark.on_cpu,
+    pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)"),
+]
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_is_shared_both_ways(dtype: str) -> None:
+    theirs = (torch.randn(5, 7, device="cuda") * 3).to(getattr(torch, dtype)).t()
+    ours = xt.from_dlpack(theirs)
+    assert ours.data_ptr() == theirs.data_ptr() and ours.dtype.name == dtype and ours.stride() == tuple(theirs.stride())
+    assert np.array_equal(array(ours), array(xt.from_dlpack(theirs.cpu())))
+    back = torch.from_dlpack(ours)
+    assert back.data_ptr() == theirs.data_ptr() and torch.equal(back, theirs)
+
+
+def test_work_of_both_sides_stays_in_order() -> None:
+    """Long chains on both streams, each reading what the other has just queued."""
+    n = 1 << 22
+    for _ in range(20):
+        x = torch.randn(n, device="cuda")
+        want = x.double()
+        for _ in range(10):
+            y = xt.from_dlpack(x) * 1.0 + 1.0
+            x = torch.from_dlpack(y) * 0.5
+            want = (want + 1.0) * 0.5
+        assert (x.double() - want).abs().max().item() < 1e-5
+
+
+def test_memory_given_back_is_not_used_too_early() -> None:
+    n = 1 << 20
+    for i in range(50):
+        x = torch.full((n,), float(i), device="cuda")
+        y = xt.from_dlpack(x)
+        del x
+        z = y + 1.0
+        for _ in range(5):
+            z = z + 0.0
+        del y
+        torch.full((n,), -1.0, device="cuda")  # PyTorch takes the same block again
+        assert z.sum().item() == (i + 1.0) * n
+
+
+def test_another_stream() -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x = torch.randn(1 << 20, device="cuda")
+        for _ in range(20):
+            x = x * 1.01
+        ours = xt.from_dlpack(x) + 0.0
+        back = torch.from_dlpack(ours) - x
+    stream.synchronize()
+    assert back.abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("shape", [(256, 256, 256), (1024, 1024, 1024), (65, 33, 97), (50, 50257, 64), (3, 1, 513)])
+def test_products_against_pytorch(shape, dtype: str) -> None:
+    m, n, k = shape
+    a, b = (torch.randn(s, device="cuda").to(getattr(torch, dtype)) for s in ((m, k), (k, n)))
+    theirs = a @ b
+    for backend in xt.gemm_backends("cuda"):
+        ours = torch.from_dlpack(xt.matmul(xt.from_dlpack(a), xt.from_dlpack(b), backend=backend))
+        exact = a.double() @ b.double()
+        size = exact.abs().max()
+        error, peer = ((t.double() - exact).abs().max() / size for t in (ours, theirs))
+        unit = {"float32": 2e-7, "float64": 4e-16, "bfloat16": 2**-8, "float16": 2**-11}[dtype]
+        assert error <= 2 * peer + unit * (4 + k**0.5 if dtype in ("float32", "float64") else 2), (backend, error, peer)
