@@ -251,6 +251,7 @@ typedef struct XtEmbeddingBwd {
 } XtEmbeddingBwd;
 
 /* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
+ * logits and dlogits have rows of stride ld >= vocab; what lies between two rows is neither used nor written. dlogits may be logits.
  * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position and value.
  * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
 typedef struct XtCrossEntropyFwd {
@@ -258,14 +259,14 @@ typedef struct XtCrossEntropyFwd {
     const void *logits;
     const int64_t *targets;
     XtDtype dtype;
-    int64_t rows, vocab, ignore_index;
+    int64_t rows, vocab, ld, ignore_index;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
     void *dlogits;
     const void *logits, *lse, *dlosses; /* dlosses ACC: [rows], or one value when dloss_stride == 0 */
     const int64_t *targets;
     XtDtype dtype;
-    int64_t rows, vocab, ignore_index, dloss_stride;
+    int64_t rows, vocab, ld, ignore_index, dloss_stride;
     double scale;
 } XtCrossEntropyBwd;
 

@@ -60,6 +60,16 @@ template <int ROW> __device__ static void row_barrier() {
     else __syncthreads();
 }
 
+/* The next scores of a row with `left` columns to go: at once, or one by one where the row ends; what lies beyond was never written. */
+template <typename A, int WIDTH> __device__ static XtVector<A, WIDTH> piece_of(const A *at, int left) {
+    if (left >= WIDTH) return *(const XtVector<A, WIDTH> *)at;
+    XtVector<A, WIDTH> piece = {};
+#pragma unroll
+    for (int w = 0; w < WIDTH; w++)
+        if (w < left) piece.at[w] = at[w];
+    return piece;
+}
+
 /* Softmax of a row held in registers, up to ROW * CHUNKS * WIDTH columns: piece c of a thread is columns (c ROW + lane) WIDTH + w.
  * P takes the place of the row of scores, in T: nobody writes before everybody has read. */
 template <typename T, int ROW, int CHUNKS>
@@ -76,7 +86,7 @@ __global__ void __launch_bounds__(THREADS) softmax_kernel(ScoreRows s, XtAcc<T> 
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             int col = (c * ROW + lane) * WIDTH;
-            if (col < seen) e[c] = *(const XtVector<A, WIDTH> *)(row + col);
+            if (col < seen) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
         }
         A max = -(A)INFINITY, sum = 0;
 #pragma unroll
@@ -123,7 +133,7 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
         A max = -(A)INFINITY, sum = 0;
 #pragma unroll 4
         for (int col = threadIdx.x * WIDTH; col < seen; col += THREADS * WIDTH) {
-            XtVector<A, WIDTH> e = *(const XtVector<A, WIDTH> *)(row + col);
+            XtVector<A, WIDTH> e = piece_of<A, WIDTH>(row + col, s.cols - col);
 #pragma unroll
             for (int w = 0; w < WIDTH; w++)
                 if (col + w < seen) max = XtMax()(max, e.at[w]);
@@ -131,7 +141,7 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
         max = row_reduce<THREADS>(max, -(A)INFINITY, XtMax());
 #pragma unroll 4
         for (int col = threadIdx.x * WIDTH; col < seen; col += THREADS * WIDTH) {
-            XtVector<A, WIDTH> e = *(const XtVector<A, WIDTH> *)(row + col);
+            XtVector<A, WIDTH> e = piece_of<A, WIDTH>(row + col, s.cols - col);
 #pragma unroll
             for (int w = 0; w < WIDTH; w++)
                 if (col + w < seen) sum += exp(e.at[w] - max);
@@ -143,7 +153,7 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 int col = start + (c * THREADS + threadIdx.x) * WIDTH;
-                if (col < seen) e[c] = *(const XtVector<A, WIDTH> *)(row + col);
+                if (col < seen) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
             }
             /* P of this step lies over scores of this step and earlier ones: the barrier says that these have been read. */
             row_barrier<THREADS>();
@@ -190,8 +200,8 @@ __global__ void __launch_bounds__(THREADS)
             for (int c = 0; c < CHUNKS; c++) {
                 int col = start + (c * ROW + lane) * WIDTH;
                 if (col >= seen) continue;
-                a[c] = *(const XtVector<A, WIDTH> *)(row + col);
-                da[c] = *(const XtVector<A, WIDTH> *)(drow + col);
+                a[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
+                da[c] = piece_of<A, WIDTH>(drow + col, s.cols - col);
             }
         };
         read(0);

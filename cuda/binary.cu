@@ -33,13 +33,31 @@ template <> struct XtArithmetic<uint8_t> {
     static constexpr bool INTEGER = true;
 };
 
-template <typename T> static __device__ __forceinline__ typename XtArithmetic<T>::W load(T x) {
-    if constexpr (XtArithmetic<T>::INTEGER) return x;
-    else return xt_load(x);
+/* N elements in the computing type, or N times the number that stands in their place; and back. */
+template <typename T, int N, typename W>
+static __device__ __forceinline__ XtVector<W, N> load(const XtPiece<T, N> &from, bool constant, W value) {
+    XtVector<W, N> to;
+    if (constant) {
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = value;
+    } else if constexpr (XtArithmetic<T>::INTEGER) {
+        XtVector<T, N> element = xt_elements(from);
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = element.at[j];
+    } else {
+        to = xt_load(from);
+    }
+    return to;
 }
-template <typename T, typename R> static __device__ __forceinline__ T store(R x) {
-    if constexpr (XtArithmetic<T>::INTEGER) return (T)x;
-    else return xt_store<T>(x);
+template <typename T, int N, typename W> static __device__ __forceinline__ XtPiece<T, N> store(const XtVector<W, N> &from) {
+    if constexpr (XtArithmetic<T>::INTEGER) {
+        XtVector<T, N> to;
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = (T)from.at[j];
+        return xt_piece(to);
+    } else {
+        return xt_store<T>(from);
+    }
 }
 
 /* By squaring, modulo 2^64; narrower types keep the low bits, which is the power modulo their size. */
@@ -63,21 +81,16 @@ template <typename T> struct XtArithmeticFn {
     static constexpr int INPUTS = 2, WIDTH = XT_EACH_WIDTH<T>, GROUP = 4;
     int op, constant;
     W value;
-    template <int N> __device__ void run(T *out, const T *as, const T *bs, const uint8_t *) const {
-        W a[N], b[N];
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            a[j] = constant == 1 ? value : load(as[j]);
-            b[j] = constant == 2 ? value : load(bs[j]);
-        }
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from_a, XtPiece<T, N> from_b, XtPiece<uint8_t, N>) const {
+        XtVector<W, N> a = load(from_a, constant == 1, value), b = load(from_b, constant == 2, value), out;
 #define XT_CASE(name, expression)                       \
     case name:                                          \
         _Pragma("unroll") for (int j = 0; j < N; j++) { \
-            W x = a[j], y = b[j];                       \
+            W x = a.at[j], y = b.at[j];                 \
             (void)y;                                    \
-            out[j] = store<T>(expression);              \
+            out.at[j] = (W)(expression);                \
         }                                               \
-        return;
+        break;
         if constexpr (XtArithmetic<T>::INTEGER) {
             switch (op) {
                 XT_CASE(XT_ADD, (U)x + (U)y)
@@ -104,6 +117,7 @@ template <typename T> struct XtArithmeticFn {
                 XT_CASE(INVERSE_SQUARE, 1 / (x * x))
             }
         }
+        return store<T>(out);
 #undef XT_CASE
     }
 };
@@ -117,18 +131,21 @@ template <typename T> struct XtComparisonFn {
     static constexpr int INPUTS = 2, WIDTH = XT_EACH_WIDTH<T>, GROUP = 4;
     int op, constant;
     W value;
-    template <int N> __device__ void run(uint8_t *out, const T *as, const T *bs, const uint8_t *) const {
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            W x = constant == 1 ? value : load(as[j]), y = constant == 2 ? value : load(bs[j]);
-            bool less = x<y, equal = x == y, greater = x> y; /* none of them with a NaN */
-            out[j] = op == XT_EQ   ? equal
-                     : op == XT_NE ? !equal
-                     : op == XT_LT ? less
-                     : op == XT_LE ? less | equal
-                     : op == XT_GT ? greater
-                                   : greater | equal;
+    template <int N> __device__ XtPiece<uint8_t, N> run(XtPiece<T, N> from_a, XtPiece<T, N> from_b, XtPiece<uint8_t, N>) const {
+        XtVector<W, N> a = load(from_a, constant == 1, value), b = load(from_b, constant == 2, value);
+        XtVector<uint8_t, N> out;
+#define XT_CASE(name, expression) \
+    case name: _Pragma("unroll") for (int j = 0; j < N; j++) out.at[j] = a.at[j] expression b.at[j]; break;
+        switch (op) { /* with a NaN only != is true */
+            XT_CASE(XT_EQ, ==)
+            XT_CASE(XT_NE, !=)
+            XT_CASE(XT_LT, <)
+            XT_CASE(XT_LE, <=)
+            XT_CASE(XT_GT, >)
+            XT_CASE(XT_GE, >=)
         }
+#undef XT_CASE
+        return xt_piece(out);
     }
 };
 
@@ -141,10 +158,11 @@ template <typename T> struct XtPowerFn {
     static constexpr int INPUTS = 2, WIDTH = 1, GROUP = 1;
     int op, constant;
     W value;
-    template <int N> __device__ void run(T *out, const T *as, const T *bs, const uint8_t *) const {
-        W x = constant == 1 ? value : load(as[0]), y = constant == 2 ? value : load(bs[0]);
-        if constexpr (XtArithmetic<T>::INTEGER) out[0] = (T)integer_power((int64_t)x, (int64_t)y);
-        else out[0] = store<T>(xt_power(x, y));
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from_a, XtPiece<T, N> from_b, XtPiece<uint8_t, N>) const {
+        XtVector<W, N> a = load(from_a, constant == 1, value), b = load(from_b, constant == 2, value), out;
+        if constexpr (XtArithmetic<T>::INTEGER) out.at[0] = (W)integer_power((int64_t)a.at[0], (int64_t)b.at[0]);
+        else out.at[0] = xt_power(a.at[0], b.at[0]);
+        return store<T>(out);
     }
 };
 

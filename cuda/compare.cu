@@ -7,6 +7,7 @@
  * thread, that is unless maximum * limit > d. (Rounding is monotone: where the rounded product exceeds d, the true one does, and
  * the rounded quotient is no larger than the maximum.) So the results are those of dividing everywhere. A thread meets its elements
  * in order and keeps the first of equals; then the smallest index among equal maxima wins.
+ * Conversions and comparisons cost more than their choice at run time: one kernel for all integers, one for the smaller floats.
  * Bytes moved: both views once, 80 to the host.
  */
 #include "reduce.cuh"
@@ -94,34 +95,70 @@ __device__ inline XtComparison join_block(XtComparison r) {
     return r;
 }
 
+/* An element of a class of dtypes: double, int64_t (integers) or float (the rest). size: bytes of one; half: it is float16. */
+struct CompareFormat {
+    int size;
+    bool half;
+};
+template <typename V> struct CompareRaw {
+    uint32_t word[sizeof(V) / 4];
+};
+template <typename V> __device__ inline CompareRaw<V> fetch(const void *x, int64_t offset, CompareFormat format) {
+    const char *at = (const char *)x + offset * format.size;
+    CompareRaw<V> raw = {};
+    if constexpr (sizeof(V) == 8)
+        if (format.size == 8) {
+            const uint2 q = *(const uint2 *)at;
+            raw.word[0] = q.x, raw.word[1] = q.y;
+            return raw;
+        }
+    if (format.size == 4) raw.word[0] = *(const uint32_t *)at;
+    else if (format.size == 2) raw.word[0] = *(const uint16_t *)at;
+    else if (format.size == 1) raw.word[0] = *(const uint8_t *)at;
+    return raw;
+}
+__device__ inline float value_of(CompareRaw<float> raw, CompareFormat format) {
+    if (format.size == 4) return __uint_as_float(raw.word[0]);
+    return format.half ? __half2float(__ushort_as_half((unsigned short)raw.word[0])) : __uint_as_float(raw.word[0] << 16);
+}
+__device__ inline double value_of(CompareRaw<double> raw, CompareFormat) {
+    return __longlong_as_double((long long)((uint64_t)raw.word[1] << 32 | raw.word[0]));
+}
+__device__ inline int64_t value_of(CompareRaw<int64_t> raw, CompareFormat format) {
+    if (format.size == 4) return (int32_t)raw.word[0];
+    return (int64_t)((uint64_t)raw.word[1] << 32 | raw.word[0]);
+}
+
 /* out, ref: any strides, of the walk's views 0 and 1; partials [blocks] */
 template <typename A, typename B>
-__global__ void __launch_bounds__(THREADS, 4) compare_kernel(XtComparison *partials, const A *out, const B *ref,
-                                                             const __grid_constant__ XtWalk walk, double rtol, double atol) {
-    typedef decltype(xt_unpack(XtPacked<A, 1>(), 0)) V;
+__global__ void __launch_bounds__(THREADS, sizeof(A) + sizeof(B) > 8 ? 3 : 4)
+    compare_kernel(XtComparison *partials, const void *out, const void *ref, CompareFormat out_format, CompareFormat ref_format,
+                   const __grid_constant__ XtWalk walk, double rtol, double atol) {
     const int64_t step = (int64_t)gridDim.x * THREADS, start = (int64_t)blockIdx.x * THREADS + threadIdx.x, n = walk.numel;
     const bool dense = walk.ndim == 0 || (walk.ndim == 1 && walk.strides[0][0] == 1 && walk.strides[1][0] == 1);
     CompareLane s = {};
     s.ratio = start < n ? 0 : -1; /* an exact match has ratio 0: the first element is the worst until one is worse */
     s.worst = start < n ? start : -1;
     for (int64_t i = start; i < n; i += AHEAD * step) {
-        XtPacked<A, 1> a[AHEAD];
-        XtPacked<B, 1> b[AHEAD];
+        CompareRaw<A> a[AHEAD];
+        CompareRaw<B> b[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int64_t at = i + k * step;
             if (at >= n) break;
             longlong2 offset = {at, at};
             if (!dense) offset = xt_walk_offsets(&walk, at);
-            a[k] = xt_fetch<A, 1>(out + offset.x);
-            b[k] = xt_fetch<B, 1>(ref + offset.y);
+            a[k] = fetch<A>(out, offset.x, out_format);
+            b[k] = fetch<B>(ref, offset.y, ref_format);
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int64_t at = i + k * step;
             if (at >= n) break;
-            if constexpr ((V)0.5 == (V)0) judge_integers(&s, at, xt_unpack(a[k], 0), xt_unpack(b[k], 0), rtol, atol);
-            else judge_floats(&s, at, xt_unpack(a[k], 0), xt_unpack(b[k], 0), rtol, atol);
+            const A x = value_of(a[k], out_format);
+            const B y = value_of(b[k], ref_format);
+            if constexpr (XT_IS_INTEGER<A>) judge_integers(&s, at, x, y, rtol, atol);
+            else judge_floats(&s, at, x, y, rtol, atol);
         }
     }
     XtComparison r;
@@ -168,19 +205,19 @@ XtStatus xt_cuda_compare(const XtCompare *p) {
     XtStatus status = scratch.allocate(blocks * sizeof(XtComparison));
     if (status != XT_OK) return status;
     XtComparison *partials = (XtComparison *)scratch.data;
+    const CompareFormat out = {(int)xt_dtype_size(p->out.dtype), p->out.dtype == XT_FLOAT16};
+    const CompareFormat ref = {(int)xt_dtype_size(p->ref.dtype), p->ref.dtype == XT_FLOAT16};
     auto launch = [&](auto a, auto b) {
-        using A = decltype(a);
-        using B = decltype(b);
-        xt_launch(compare_kernel<A, B>, blocks, THREADS, 0, partials, (const A *)p->out.data, (const B *)p->ref.data, walk, p->rtol,
-                  p->atol);
-        if (blocks > 1) xt_launch(compare_join_kernel, 1, JOIN_THREADS, 0, partials, (int)blocks);
-        return xt_launched("compare", walk.numel);
+        xt_launch(compare_kernel<decltype(a), decltype(b)>, blocks, THREADS, 0, partials, p->out.data, p->ref.data, out, ref, walk,
+                  p->rtol, p->atol);
     };
-    const bool integers = !xt_is_float(p->out.dtype);
-    if (integers)
-        status =
-            xt_by_integer(p->out.dtype, [&](auto a) { return xt_by_integer(p->ref.dtype, [&](auto b) { return launch(a, b); }); });
-    else
-        status = xt_by_float(p->out.dtype, [&](auto a) { return xt_by_float(p->ref.dtype, [&](auto b) { return launch(a, b); }); });
+    const bool out_double = p->out.dtype == XT_FLOAT64, ref_double = p->ref.dtype == XT_FLOAT64;
+    if (!xt_is_float(p->out.dtype)) launch(int64_t(), int64_t());
+    else if (out_double && ref_double) launch(double(), double());
+    else if (out_double) launch(double(), float());
+    else if (ref_double) launch(float(), double());
+    else launch(float(), float());
+    if (blocks > 1) xt_launch(compare_join_kernel, 1, JOIN_THREADS, 0, partials, (int)blocks);
+    status = xt_launched("compare", walk.numel);
     return status == XT_OK ? xt_read_back("compare", p->result, partials, sizeof *p->result) : status;
 }

@@ -151,10 +151,7 @@ template <typename T> struct XtBits {
     typedef uint8_t B;
     typedef uint8_t C;
     static constexpr int INPUTS = 1, WIDTH = XT_WIDTH<T>, GROUP = 4;
-    template <int N> __device__ void run(T *out, const T *x, const uint8_t *, const uint8_t *) const {
-#pragma unroll
-        for (int j = 0; j < N; j++) out[j] = x[j];
-    }
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> x, XtPiece<uint8_t, N>, XtPiece<uint8_t, N>) const { return x; }
 };
 
 /* Takes two neighbours of the last dimension as one element of twice the size, as often as that goes. */
@@ -199,15 +196,22 @@ static XtStatus copy_bits(const XtCopy *p, XtLoop<2> loop) {
 
 /* ---- two dtypes --------------------------------------------------------------------------------------------------------- */
 
+/* Whether a dtype's wide form is float. */
+template <typename T> constexpr bool XT_IS_FLOAT = xt_same<decltype(xt_widen(T())), float>;
+
 template <typename Dst, typename Src> struct XtConvert {
     typedef Dst Out;
     typedef Src A;
     typedef uint8_t B;
     typedef uint8_t C;
     static constexpr int INPUTS = 1, WIDTH = XT_WIDTH<Dst> < XT_WIDTH<Src> ? XT_WIDTH<Dst> : XT_WIDTH<Src>;
-    template <int N> __device__ void run(Dst *out, const Src *x, const uint8_t *, const uint8_t *) const {
+    template <int N> __device__ XtPiece<Dst, N> run(XtPiece<Src, N> from, XtPiece<uint8_t, N>, XtPiece<uint8_t, N>) const {
+        if constexpr (XT_IS_FLOAT<Dst> && XT_IS_FLOAT<Src>) return xt_store<Dst>(xt_load(from)); /* in pairs */
+        XtVector<Src, N> x = xt_elements(from);
+        XtVector<Dst, N> out;
 #pragma unroll
-        for (int j = 0; j < N; j++) out[j] = xt_cast_to<Dst>(x[j]);
+        for (int j = 0; j < N; j++) out.at[j] = xt_cast_to<Dst>(x.at[j]);
+        return xt_piece(out);
     }
 };
 

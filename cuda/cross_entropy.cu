@@ -59,20 +59,19 @@ template <typename T, int W> __device__ inline Cut cut_row(const T *x, int64_t v
     return cut;
 }
 
-/* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab]; targets [rows]. */
+/* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab], rows ld apart; targets [rows]. */
 template <typename T>
 __global__ void __launch_bounds__(512, 2)
     cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, const T *logits, const int64_t *targets, int64_t rows, int64_t vocab,
-                             int64_t ignore_index, XtIndexReport *report) {
+                             int64_t ld, int64_t ignore_index, XtIndexReport *report) {
     typedef XtAcc<T> A;
     constexpr int W = XT_WIDTH<T>;
-    typedef XtVector<T, W> Vector;
     const int thread = threadIdx.x, threads = blockDim.x;
     const T nothing = xt_store<T>((A)-INFINITY); /* exp(nothing - m) = 0 */
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T *x = logits + row * vocab; /* [vocab] */
+        const T *x = logits + row * ld; /* [vocab] */
         const Cut cut = cut_row<T, W>(x, vocab);
-        const Vector *body = (const Vector *)(x + cut.head); /* [cut.body] */
+        const T *body = x + cut.head; /* [cut.body * W] */
         int64_t target = thread == 0 ? targets[row] : 0;
 
         A first = xt_load(thread < cut.head ? x[thread] : nothing);
@@ -81,25 +80,27 @@ __global__ void __launch_bounds__(512, 2)
         A m = larger(larger(lowest(A()), first), last);
         A sum = exp_for<T>(first - m) + exp_for<T>(last - m);
         for (int64_t i = thread; i < cut.body; i += LOADS * threads) {
-            Vector q[LOADS];
+            XtPiece<T, W> q[LOADS];
 #pragma unroll
             for (int u = 0; u < LOADS; u++) {
-#pragma unroll
-                for (int j = 0; j < W; j++) q[u].at[j] = nothing;
-                if (i + u * threads < cut.body) q[u] = body[i + u * threads];
+                q[u] = xt_all<T, W>(nothing);
+                if (i + u * threads < cut.body) q[u] = xt_read<T, W>(body + (i + u * threads) * W);
             }
             A peak = m;
 #pragma unroll
-            for (int u = 0; u < LOADS; u++)
+            for (int u = 0; u < LOADS; u++) {
+                const XtVector<A, W> v = xt_load(q[u]);
 #pragma unroll
-                for (int j = 0; j < W; j++) peak = larger(peak, xt_load(q[u].at[j]));
+                for (int j = 0; j < W; j++) peak = larger(peak, v.at[j]);
+            }
             sum *= exp_for<T>(m - peak);
             m = peak;
 #pragma unroll
             for (int u = 0; u < LOADS; u++) {
+                const XtVector<A, W> v = xt_load(q[u]);
                 A part = 0;
 #pragma unroll
-                for (int j = 0; j < W; j++) part += exp_for<T>(xt_load(q[u].at[j]) - m);
+                for (int j = 0; j < W; j++) part += exp_for<T>(v.at[j] - m);
                 sum += part;
             }
         }
@@ -118,22 +119,22 @@ __global__ void __launch_bounds__(512, 2)
     }
 }
 
-/* Grid over rows * tiles, blocks of 32 to 256 threads. dlogits, logits [rows, vocab]; lse, targets [rows]; dlosses [rows], [1]. */
+/* Grid over rows * tiles, blocks of 32 to 256 threads. dlogits, logits [rows, vocab], rows ld apart; lse, targets
+ * [rows]; dlosses [rows], [1]. */
 template <typename T, int W>
 __global__ void __launch_bounds__(256, 4)
     cross_entropy_bwd_kernel(T *dlogits, const T *logits, const XtAcc<T> *lse, const XtAcc<T> *dlosses, const int64_t *targets,
-                             int64_t rows, int64_t vocab, int64_t tiles, int64_t ignore_index, int64_t dloss_stride, double scale,
-                             XtIndexReport *report) {
+                             int64_t rows, int64_t vocab, int64_t ld, int64_t tiles, int64_t ignore_index, int64_t dloss_stride,
+                             double scale, XtIndexReport *report) {
     typedef XtAcc<T> A;
-    typedef XtVector<T, W> Vector;
     const int thread = threadIdx.x, threads = blockDim.x;
     for (int64_t item = blockIdx.x; item < rows * tiles; item += gridDim.x) {
         const int64_t row = item / tiles, tile = item - row * tiles;
-        const T *x = logits + row * vocab;       /* [vocab] */
-        T *dx = dlogits + row * vocab;           /* [vocab], the same modulo 16 bytes unless W == 1 */
+        const T *x = logits + row * ld;          /* [vocab] */
+        T *dx = dlogits + row * ld;              /* [vocab], the same modulo 16 bytes unless W == 1 */
         const Cut cut = cut_row<T, W>(x, vocab); /* hence the cut of dx too */
-        const Vector *body = (const Vector *)(x + cut.head);
-        Vector *dbody = (Vector *)(dx + cut.head);
+        const T *body = x + cut.head;            /* [cut.body * W] */
+        T *dbody = dx + cut.head;                /* [cut.body * W] */
         const int64_t begin = tile * LOADS * threads + thread, step = tiles * LOADS * threads;
         const int64_t target = targets[row];
         const bool counts = target != ignore_index, known = target >= 0 && target < vocab;
@@ -141,15 +142,12 @@ __global__ void __launch_bounds__(256, 4)
         if (!counts || !known) { /* zeros, even where the logits are not finite */
             if (counts && item == row * tiles && thread == 0) xt_report_index(report, XT_INDEX_CROSS_ENTROPY, row, target, vocab);
             const T zero = xt_store<T>(A(0));
-            Vector zeros;
-#pragma unroll
-            for (int j = 0; j < W; j++) zeros.at[j] = zero;
             if (tile == 0 && thread < cut.head) dx[thread] = zero;
             if (tile == 0 && thread < cut.tail) dx[vocab - cut.tail + thread] = zero;
             for (int64_t i = begin; i < cut.body; i += step)
 #pragma unroll
                 for (int u = 0; u < LOADS; u++)
-                    if (i + u * threads < cut.body) dbody[i + u * threads] = zeros;
+                    if (i + u * threads < cut.body) xt_write(dbody + (i + u * threads) * W, xt_all<T, W>(zero));
             continue;
         }
 
@@ -161,21 +159,22 @@ __global__ void __launch_bounds__(256, 4)
             dx[v] = xt_store<T>((exp_for<T>(xt_load(x[v]) - lse_row) - A(v == target)) * factor);
         }
         for (int64_t i = begin; i < cut.body; i += step) {
-            Vector q[LOADS];
+            XtPiece<T, W> q[LOADS];
 #pragma unroll
             for (int u = 0; u < LOADS; u++)
-                if (i + u * threads < cut.body) q[u] = body[i + u * threads];
+                if (i + u * threads < cut.body) q[u] = xt_read<T, W>(body + (i + u * threads) * W);
 #pragma unroll
             for (int u = 0; u < LOADS; u++) {
                 if (i + u * threads >= cut.body) continue;
                 const int64_t from_here = target - cut.head - (i + u * threads) * W;
                 const int place = from_here >= 0 && from_here < W ? (int)from_here : -1; /* of the target in this vector */
+                XtVector<A, W> v = xt_load(q[u]);
 #pragma unroll
                 for (int j = 0; j < W; j++) {
-                    A p = exp_for<T>(xt_load(q[u].at[j]) - lse_row);
-                    q[u].at[j] = xt_store<T>((j == place ? p - 1 : p) * factor);
+                    A p = exp_for<T>(v.at[j] - lse_row);
+                    v.at[j] = (j == place ? p - 1 : p) * factor;
                 }
-                dbody[i + u * threads] = q[u];
+                xt_write(dbody + (i + u * threads) * W, xt_store<T>(v));
             }
         }
     }
@@ -191,7 +190,7 @@ XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
         using T = decltype(zero);
         using A = XtAcc<T>;
         xt_launch(cross_entropy_fwd_kernel<T>, xt_blocks(p->rows, 1), fwd_threads(p->vocab / XT_WIDTH<T>), 0, (A *)p->losses,
-                  (A *)p->lse, (const T *)p->logits, p->targets, p->rows, p->vocab, p->ignore_index, xt_index_report());
+                  (A *)p->lse, (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, p->ignore_index, xt_index_report());
         return xt_launched("cross_entropy_fwd", p->rows, p->vocab);
     });
 }
@@ -209,7 +208,7 @@ XtStatus xt_cuda_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
         const int64_t tiles = most < wanted ? most : wanted;
         xt_launch(wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>> : cross_entropy_bwd_kernel<T, 1>, xt_blocks(p->rows * tiles, 1),
                   threads, 0, (T *)p->dlogits, (const T *)p->logits, (const A *)p->lse, (const A *)p->dlosses, p->targets, p->rows,
-                  p->vocab, tiles, p->ignore_index, p->dloss_stride, p->scale, xt_index_report());
+                  p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale, xt_index_report());
         return xt_launched("cross_entropy_bwd", p->rows, p->vocab);
     });
 }

@@ -133,7 +133,7 @@ template <typename F> inline XtStatus xt_by_float(XtDtype dtype, F f) {
     }
 }
 
-/* N elements that are read or written at once; N * sizeof(T) is 2, 4, 8 or 16 bytes. */
+/* N elements side by side. */
 template <typename T, int N> struct alignas(sizeof(T) * N) XtVector {
     T at[N];
 };
@@ -144,6 +144,105 @@ template <typename T> constexpr int XT_WIDTH = 16 / (int)sizeof(T);
 template <typename T> inline bool xt_aligned(int64_t cols, int64_t ld) { return cols % XT_WIDTH<T> == 0 && ld % XT_WIDTH<T> == 0; }
 template <typename T, typename... Pointers> inline bool xt_aligned(int64_t cols, int64_t ld, const void *first, Pointers... rest) {
     return (uintptr_t)first % 16 == 0 && xt_aligned<T>(cols, ld, rest...);
+}
+
+/* ---- pieces: elements that are read or written at once ---------------------------------------------------------------------- */
+
+/* N elements as they lie in memory, in whole registers. An XtVector is for computing: assembled in registers and assigned to memory,
+ * it may be stored element by element, and one that was loaded may take a register for every 16-bit element (nvcc 13.0). */
+template <typename T, int N> struct XtPiece {
+    static constexpr int BYTES = (int)sizeof(T) * N;
+    uint32_t word[(BYTES + 3) / 4];
+};
+
+/* One access of 1, 2, 4, 8 or 16 bytes; p is aligned to that. */
+template <typename T, int N> __device__ inline XtPiece<T, N> xt_read(const T *p) {
+    constexpr int BYTES = XtPiece<T, N>::BYTES;
+    XtPiece<T, N> piece;
+    if constexpr (BYTES == 16) {
+        uint4 q = *(const uint4 *)p;
+        piece.word[0] = q.x, piece.word[1] = q.y, piece.word[2] = q.z, piece.word[3] = q.w;
+    } else if constexpr (BYTES == 8) {
+        uint2 q = *(const uint2 *)p;
+        piece.word[0] = q.x, piece.word[1] = q.y;
+    } else if constexpr (BYTES == 4) piece.word[0] = *(const uint32_t *)p;
+    else if constexpr (BYTES == 2) piece.word[0] = *(const uint16_t *)p;
+    else piece.word[0] = *(const uint8_t *)p;
+    return piece;
+}
+/* __stwb is a plain store that the compiler leaves whole. */
+template <typename T, int N> __device__ inline void xt_write(T *p, const XtPiece<T, N> &piece) {
+    constexpr int BYTES = XtPiece<T, N>::BYTES;
+    if constexpr (BYTES == 16) __stwb((uint4 *)p, make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]));
+    else if constexpr (BYTES == 8) __stwb((uint2 *)p, make_uint2(piece.word[0], piece.word[1]));
+    else if constexpr (BYTES == 4) *(uint32_t *)p = piece.word[0];
+    else if constexpr (BYTES == 2) *(uint16_t *)p = (uint16_t)piece.word[0];
+    else *(uint8_t *)p = (uint8_t)piece.word[0];
+}
+
+/* Two neighbours in one word, the first in its low half: an instruction each to widen, one to round both. */
+__device__ inline float2 xt_load_two(uint32_t bits, XtBf16) {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+}
+__device__ inline float2 xt_load_two(uint32_t bits, XtF16) {
+    __half2 pair;
+    memcpy(&pair, &bits, sizeof pair);
+    return __half22float2(pair);
+}
+__device__ inline __nv_bfloat162 xt_store_two(float low, float high, XtBf16) { return __floats2bfloat162_rn(low, high); }
+__device__ inline __half2 xt_store_two(float low, float high, XtF16) { return __floats2half2_rn(low, high); }
+
+/* The elements of a piece, and a piece of these elements; any type. */
+template <typename T, int N> __device__ inline XtVector<T, N> xt_elements(const XtPiece<T, N> &piece) {
+    XtVector<T, N> v;
+    memcpy(&v, piece.word, sizeof(T) * N);
+    return v;
+}
+template <typename T, int N> __device__ inline XtPiece<T, N> xt_piece(const XtVector<T, N> &v) {
+    XtPiece<T, N> piece;
+    if constexpr (sizeof(T) * N < sizeof(uint32_t)) piece.word[0] = 0;
+    memcpy(piece.word, &v, sizeof(T) * N);
+    return piece;
+}
+/* The same of a float dtype as ACC, and back with rounding to nearest even. */
+template <typename T, int N> __device__ inline XtVector<XtAcc<T>, N> xt_load(const XtPiece<T, N> &piece) {
+    XtVector<XtAcc<T>, N> to;
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            float2 pair = xt_load_two(piece.word[j], T());
+            to.at[2 * j] = pair.x;
+            to.at[2 * j + 1] = pair.y;
+        }
+    } else {
+        XtVector<T, N> from = xt_elements(piece);
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = xt_load(from.at[j]);
+    }
+    return to;
+}
+template <typename T, int N> __device__ inline XtPiece<T, N> xt_store(const XtVector<XtAcc<T>, N> &from) {
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        XtPiece<T, N> to;
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            auto pair = xt_store_two(from.at[2 * j], from.at[2 * j + 1], T());
+            memcpy(&to.word[j], &pair, sizeof pair);
+        }
+        return to;
+    } else {
+        XtVector<T, N> to;
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = xt_store<T>(from.at[j]);
+        return xt_piece(to);
+    }
+}
+/* N times the same. */
+template <typename T, int N> __device__ inline XtPiece<T, N> xt_all(T value) {
+    XtVector<T, N> v;
+#pragma unroll
+    for (int j = 0; j < N; j++) v.at[j] = value;
+    return xt_piece(v);
 }
 
 /* ---- reductions with a fixed tree ------------------------------------------------------------------------------------------- */

@@ -13,9 +13,8 @@ template <typename T> struct XtFillBits {
     typedef uint8_t C;
     static constexpr int INPUTS = 0, WIDTH = XT_WIDTH<T>, GROUP = 4;
     T value;
-    template <int N> __device__ void run(T *out, const uint8_t *, const uint8_t *, const uint8_t *) const {
-#pragma unroll
-        for (int j = 0; j < N; j++) out[j] = value;
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<uint8_t, N>, XtPiece<uint8_t, N>, XtPiece<uint8_t, N>) const {
+        return xt_all<T, N>(value);
     }
 };
 

@@ -15,6 +15,9 @@
  * of pointers, which a kernel writes: one more launch, whatever the batch. (Both split a batch above 32768: some of the libraries'
  * kernels put the batch in a grid's z, which ends at 65535.)
  *
+ * Edges. With 50257 columns the matrix units' fast kernels are out, however the rows are aligned: the last column is a product of
+ * its own (cut_edge), and so is the last term of a sum that long.
+ *
  * What the libraries do not take goes to the tiled kernel: sizes above int32, a problem without an algorithm, lists of pointers
  * that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault).
  */
@@ -401,12 +404,47 @@ static XtStatus run(const XtCublasLt *lt, const XtGemm *p, bool *supported) {
     return status;
 }
 
+/* What an extent has beyond a multiple of 16 bytes, when that alone keeps a large product off the fast kernels: 50257 columns or
+ * terms, though rows and pointers are aligned. 0: nothing is gained by a cut. */
+static int64_t edge(const XtGemm *p, int64_t extent) {
+    int64_t size = (int64_t)xt_dtype_size(p->dtype), width = 16 / size;
+    bool units = p->tf32 || p->dtype == XT_BFLOAT16 || p->dtype == XT_FLOAT16; /* others need no alignment */
+    bool aligned = p->lda % width == 0 && p->ldb % width == 0 && p->ldc % width == 0 &&
+                   (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) == 0;
+    bool large = extent >= 1024 && (double)p->m * (double)p->n * (double)p->k >= 1e9;
+    return units && aligned && large && p->batch[0] == 1 && p->batch[1] == 1 ? extent % width : 0;
+}
+
+/* Cuts the last columns of C, or the last terms of its sums, off into a product of their own. Sums are only cut where C is float32:
+ * it holds the sum of the first part between the two. */
+static bool cut_edge(const XtGemm *p, XtGemm part[2]) {
+    int64_t columns = edge(p, p->n), terms = p->dtype == XT_FLOAT32 ? edge(p, p->k) : 0;
+    part[0] = part[1] = *p;
+    if (columns) {
+        int64_t n = part[0].n = p->n - columns;
+        part[1].n = columns;
+        part[1].b = moved(p->b, p->trans_b ? n * p->ldb : n, p->dtype);
+        part[1].c = (void *)moved(p->c, n, p->dtype);
+    } else if (terms) {
+        int64_t k = part[0].k = p->k - terms;
+        part[1].k = terms;
+        part[1].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype);
+        part[1].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype);
+        part[1].beta = 1;
+    }
+    return columns || terms;
+}
+
 XtStatus xt_cuda_gemm_cublas(const XtGemm *p) {
     XtStatus status;
     const XtCublasLt *lt = xt_cublas_lt();
     if (!lt) return xt_cublas_missing();
     if (xt_cuda_gemm_trivial(p, &status)) return status;
-    XtGemm q = normal_form(p);
+    XtGemm q = normal_form(p), part[2];
+    if (cut_edge(&q, part)) {
+        status = xt_cuda_gemm_cublas(&part[0]);
+        return status == XT_OK ? xt_cuda_gemm_cublas(&part[1]) : status;
+    }
     bool supported = fits(&q);
     if (supported) {
         pthread_mutex_lock(&lock);

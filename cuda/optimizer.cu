@@ -116,51 +116,31 @@ typedef struct AdamWTensor {
     bool wide; /* all pointers take accesses of 16 bytes */
 } AdamWTensor;
 
-/* *to = value in one store of 8 or 16 bytes. A plain assignment may become one store per element (nvcc 13.0). */
-template <typename Vector> __device__ inline void write_whole(Vector *to, const Vector &value) {
-    if constexpr (sizeof(Vector) == 16) {
-        uint4 bits;
-        memcpy(&bits, &value, sizeof bits);
-        __stwb((uint4 *)to, bits);
-    } else if constexpr (sizeof(Vector) == 8) {
-        uint2 bits;
-        memcpy(&bits, &value, sizeof bits);
-        __stwb((uint2 *)to, bits);
-    } else {
-        *to = value;
-    }
-}
-
 /* One step of the elements [begin, end) of a tensor, W at a time; end - begin is a multiple of W. */
 template <typename T, int W>
 __device__ inline void adamw_range(const AdamWTensor &t, const AdamWNumbers<XtAcc<T>> &number, int64_t begin, int64_t end) {
     typedef XtAcc<T> A;
-    typedef XtVector<T, W> Short;
-    typedef XtVector<A, W> Full;
+    typedef XtVector<A, W> Vector;
     const A decay = (A)t.decay;
     for (int64_t i = begin + threadIdx.x * W; i < end; i += THREADS * W) {
-        const Short g = *(const Short *)((const T *)t.g + i);
-        Full m = *(const Full *)((const A *)t.m + i), v = *(const Full *)((const A *)t.v + i), w;
-        Short p;
-        if (t.master) {
-            w = *(const Full *)((const A *)t.master + i);
-        } else {
-            p = *(const Short *)((const T *)t.p + i);
-#pragma unroll
-            for (int j = 0; j < W; j++) w.at[j] = xt_load(p.at[j]);
-        }
+        const XtPiece<T, W> of_g = xt_read<T, W>((const T *)t.g + i);
+        const XtPiece<A, W> of_m = xt_read<A, W>((const A *)t.m + i), of_v = xt_read<A, W>((const A *)t.v + i);
+        Vector m, v, w;
+        if (t.master) w = xt_load(xt_read<A, W>((const A *)t.master + i));
+        else w = xt_load(xt_read<T, W>((const T *)t.p + i));
+        const Vector g = xt_load(of_g);
+        m = xt_load(of_m);
+        v = xt_load(of_v);
 #pragma unroll
         for (int j = 0; j < W; j++) {
-            const A gj = xt_load(g.at[j]);
-            m.at[j] = number.beta1 * m.at[j] + number.rest1 * gj;
-            v.at[j] = number.beta2 * v.at[j] + number.rest2 * gj * gj;
+            m.at[j] = number.beta1 * m.at[j] + number.rest1 * g.at[j];
+            v.at[j] = number.beta2 * v.at[j] + number.rest2 * g.at[j] * g.at[j];
             w.at[j] = w.at[j] * decay - number.step_size * m.at[j] / (sqrt(v.at[j]) / number.root2 + number.eps);
-            p.at[j] = xt_store<T>(w.at[j]);
         }
-        write_whole((Full *)((A *)t.m + i), m);
-        write_whole((Full *)((A *)t.v + i), v);
-        if (t.master) write_whole((Full *)((A *)t.master + i), w);
-        write_whole((Short *)((T *)t.p + i), p);
+        xt_write((A *)t.m + i, xt_piece(m));
+        xt_write((A *)t.v + i, xt_piece(v));
+        if (t.master) xt_write((A *)t.master + i, xt_piece(w));
+        xt_write((T *)t.p + i, xt_store<T>(w));
     }
 }
 
@@ -226,21 +206,20 @@ static Gradient gradient_of(const XtView *view) {
 
 /* A thread's share of the sum of x^2 over n elements of x, W at a time; n is a multiple of W. */
 template <typename T, int W> __device__ inline double squares_range(const T *x, int n) {
-    typedef XtVector<T, W> Vector;
     double sum = 0;
     for (int i = threadIdx.x; i < n / W; i += LOADS * THREADS) {
-        Vector q[LOADS];
+        XtPiece<T, W> q[LOADS];
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
-#pragma unroll
-            for (int j = 0; j < W; j++) q[u].at[j] = xt_store<T>(0);
-            if (i + u * THREADS < n / W) q[u] = ((const Vector *)x)[i + u * THREADS];
+            q[u] = xt_all<T, W>(xt_store<T>(0));
+            if (i + u * THREADS < n / W) q[u] = xt_read<T, W>(x + (i + u * THREADS) * W);
         }
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
+            const XtVector<XtAcc<T>, W> v = xt_load(q[u]);
             double part = 0;
 #pragma unroll
-            for (int j = 0; j < W; j++) part += (double)xt_load(q[u].at[j]) * (double)xt_load(q[u].at[j]);
+            for (int j = 0; j < W; j++) part += (double)v.at[j] * (double)v.at[j];
             sum += part;
         }
     }
@@ -301,18 +280,18 @@ XtStatus xt_cuda_grad_norm(const XtGradNorm *p) {
 
 /* x *= scale, for n elements of x, W at a time; n is a multiple of W. */
 template <typename T, int W> __device__ inline void scale_range(T *x, XtAcc<T> scale, int n) {
-    typedef XtVector<T, W> Vector;
     for (int i = threadIdx.x; i < n / W; i += LOADS * THREADS) {
-        Vector q[LOADS];
+        XtPiece<T, W> q[LOADS];
 #pragma unroll
         for (int u = 0; u < LOADS; u++)
-            if (i + u * THREADS < n / W) q[u] = ((const Vector *)x)[i + u * THREADS];
+            if (i + u * THREADS < n / W) q[u] = xt_read<T, W>(x + (i + u * THREADS) * W);
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
             if (i + u * THREADS >= n / W) continue;
+            XtVector<XtAcc<T>, W> v = xt_load(q[u]);
 #pragma unroll
-            for (int j = 0; j < W; j++) q[u].at[j] = xt_store<T>(xt_load(q[u].at[j]) * scale);
-            ((Vector *)x)[i + u * THREADS] = q[u];
+            for (int j = 0; j < W; j++) v.at[j] *= scale;
+            xt_write(x + (i + u * THREADS) * W, xt_store<T>(v));
         }
     }
 }

@@ -16,7 +16,7 @@ static __device__ __forceinline__ void put(T *to, const W *values, bool whole, i
             XtVector<T, WIDTH> made;
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) made.at[j] = xt_cast_to<T>(values[v * WIDTH + j]);
-            ((XtVector<T, WIDTH> *)to)[v] = made;
+            xt_write(to + v * WIDTH, xt_piece(made));
         }
     } else {
 #pragma unroll

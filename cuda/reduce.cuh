@@ -86,58 +86,96 @@ template <int VIEW> __device__ inline int64_t xt_walk_offset(const XtWalk &w, in
     return VIEW == 0 ? at.x : at.y;
 }
 
-template <typename T> constexpr bool XT_IS_BF16 = false;
-template <> inline constexpr bool XT_IS_BF16<XtBf16> = true;
+/* ---- elements by class ------------------------------------------------------------------------------------------------------- */
 
-/* N elements in one access, kept as words: unpacked where they are read, 16-bit elements would take a register each. */
-template <typename T, int N> struct XtPacked {
-    static constexpr int WORDS = ((int)sizeof(T) * N + 3) / 4;
+/* A kernel is compiled for a class C of dtypes and told at run time by `format` which it has:
+ *
+ *     float, double   themselves
+ *     uint16_t        bfloat16 (format 0), float16 (1)
+ *     int64_t         every integer dtype; format: bytes of an element. bool is stored as bytes 0 and 1
+ *
+ * All are compared in XtClassValue<C>. XT_GROUP: elements of 16 bytes, or four integers; they are read at once where aligned. */
+template <typename C> constexpr bool XT_IS_INTEGER = false;
+template <> inline constexpr bool XT_IS_INTEGER<int64_t> = true;
+template <typename C> constexpr int XT_GROUP = XT_IS_INTEGER<C> ? 4 : 16 / (int)sizeof(C);
+
+template <typename C> struct XtClass {
+    typedef C Value;
+};
+template <> struct XtClass<uint16_t> {
+    typedef float Value;
+};
+template <typename C> using XtClassValue = typename XtClass<C>::Value;
+
+/* N neighbours as read: unpacked only where they are used, 16-bit elements would take a register each. */
+template <typename C, int N> struct XtPacked {
+    static constexpr int WORDS = ((int)sizeof(C) * N + 3) / 4;
     uint32_t word[WORDS];
 };
-template <typename T, int N> __device__ inline XtPacked<T, N> xt_fetch(const T *x) {
-    XtPacked<T, N> v;
-    if constexpr (sizeof(T) * N == 16) {
-        uint4 q = *(const uint4 *)x;
+template <typename C> __device__ inline const char *xt_element(const void *x, int64_t offset, int format) {
+    return (const char *)x + offset * (XT_IS_INTEGER<C> ? format : (int)sizeof(C));
+}
+/* N is 1 or XT_GROUP<C>; a group is aligned to its bytes, or to 16. */
+template <typename C, int N> __device__ inline XtPacked<C, N> xt_fetch(const char *x, int format) {
+    XtPacked<C, N> v;
+    if constexpr (XT_IS_INTEGER<C> && N == 1) {
+        if (format == 8) {
+            const uint2 q = *(const uint2 *)x;
+            v.word[0] = q.x, v.word[1] = q.y;
+        } else if (format == 4) v.word[0] = *(const uint32_t *)x;
+        else v.word[0] = *(const uint8_t *)x;
+    } else if constexpr (XT_IS_INTEGER<C>) {
+        static_assert(N == 4, "a group");
+        if (format == 1) {
+            v.word[0] = *(const uint32_t *)x;
+        } else {
+            const uint4 q = *(const uint4 *)x;
+            v.word[0] = q.x, v.word[1] = q.y, v.word[2] = q.z, v.word[3] = q.w;
+        }
+        if (format == 8) {
+            const uint4 q = *(const uint4 *)(x + 16);
+            v.word[4] = q.x, v.word[5] = q.y, v.word[6] = q.z, v.word[7] = q.w;
+        }
+    } else if constexpr (sizeof(C) * N == 16) {
+        const uint4 q = *(const uint4 *)x;
         v.word[0] = q.x, v.word[1] = q.y, v.word[2] = q.z, v.word[3] = q.w;
-    } else if constexpr (sizeof(T) * N == 8) {
-        uint2 q = *(const uint2 *)x;
+    } else if constexpr (sizeof(C) == 8) {
+        const uint2 q = *(const uint2 *)x;
         v.word[0] = q.x, v.word[1] = q.y;
-    } else if constexpr (sizeof(T) * N == 4) v.word[0] = *(const uint32_t *)x;
-    else if constexpr (sizeof(T) * N == 2) v.word[0] = *(const uint16_t *)x;
-    else v.word[0] = *(const uint8_t *)x;
+    } else if constexpr (sizeof(C) == 4) v.word[0] = *(const uint32_t *)x;
+    else v.word[0] = *(const uint16_t *)x;
     return v;
 }
-/* Element e of them, e known to the compiler, as what it is compared in: ACC of a float, int64 or int32 of an integer. */
-template <typename T, int N> __device__ inline auto xt_unpack(const XtPacked<T, N> &v, int e) {
-    if constexpr (sizeof(T) == 8) {
-        long long bits = (long long)((uint64_t)v.word[2 * e + 1] << 32 | v.word[2 * e]);
-        if constexpr ((T)0.5 == (T)0) return (int64_t)bits;
-        else return __longlong_as_double(bits);
-    } else if constexpr (sizeof(T) == 4) {
-        if constexpr ((T)0.5 == (T)0) return (int32_t)v.word[e];
-        else return __uint_as_float(v.word[e]);
-    } else if constexpr (sizeof(T) == 2) {
-        uint32_t bits = v.word[e / 2] >> 16 * (e % 2);
-        if constexpr (XT_IS_BF16<T>) return __uint_as_float(bits << 16);
-        else return __half2float(__ushort_as_half((unsigned short)bits));
+/* Element e of them, e known to the compiler. */
+template <typename C, int N> __device__ inline XtClassValue<C> xt_unpack(const XtPacked<C, N> &v, int e, int format) {
+    if constexpr (XT_IS_INTEGER<C>) {
+        if (format == 8) return (int64_t)((uint64_t)v.word[2 * e + 1] << 32 | v.word[2 * e]);
+        if (format == 4) return (int32_t)v.word[e];
+        return v.word[0] >> 8 * e & 0xffu;
+    } else if constexpr (sizeof(C) == 8) {
+        return __longlong_as_double((long long)((uint64_t)v.word[2 * e + 1] << 32 | v.word[2 * e]));
+    } else if constexpr (sizeof(C) == 4) {
+        return __uint_as_float(v.word[e]);
     } else {
-        return (int32_t)(v.word[e / 4] >> 8 * (e % 4) & 0xffu);
+        const uint32_t bits = v.word[e / 2] >> 16 * (e % 2);
+        return format ? __half2float(__ushort_as_half((unsigned short)bits)) : __uint_as_float(bits << 16);
     }
 }
 
-/* Calls f(T()) for the C++ type of an integer dtype; bool is stored as bytes 0 and 1. */
-template <typename F> inline XtStatus xt_by_integer(XtDtype dtype, F f) {
-    switch (dtype) {
-    case XT_INT32: return f(int32_t());
-    case XT_INT64: return f(int64_t());
-    default: return f(uint8_t());
-    }
-}
 inline bool xt_is_float(XtDtype dtype) {
     return dtype == XT_FLOAT32 || dtype == XT_FLOAT64 || dtype == XT_BFLOAT16 || dtype == XT_FLOAT16;
 }
-template <typename F> inline XtStatus xt_by_number(XtDtype dtype, F f) {
-    return xt_is_float(dtype) ? xt_by_float(dtype, f) : xt_by_integer(dtype, f);
+/* Calls f(C(), format) for the class of a dtype. */
+template <typename F> inline XtStatus xt_by_class(XtDtype dtype, F f) {
+    switch (dtype) {
+    case XT_FLOAT32: return f(float(), 0);
+    case XT_FLOAT64: return f(double(), 0);
+    case XT_BFLOAT16: return f(uint16_t(), 0);
+    case XT_FLOAT16: return f(uint16_t(), 1);
+    case XT_INT32: return f(int64_t(), 4);
+    case XT_INT64: return f(int64_t(), 8);
+    default: return f(int64_t(), 1);
+    }
 }
 
 #endif

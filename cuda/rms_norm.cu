@@ -7,8 +7,9 @@
  * x, out, dy, dx [rows, cols] dense, rstd [rows] of ACC, w and dw [cols]. A row lies in the registers of the threads that share it,
  * so every element is read once and written once: 2 elements moved forward, 3 backward. Three plans, by the pieces of 16 bytes:
  *
- *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane; a block
- *              of 256 threads has 8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
+ *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane - three
+ *              where that leaves no lane idle, as for 384 and 768 columns; a block of 256 threads has 8 to 256 rows at a time. Sums
+ *              over a row are shuffles. Unaligned rows: one element a piece.
  *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has a row at a time, V pieces a thread.
  *     long     anything else, unaligned too: a block walks along a row, twice, and the second time finds it in the cache.
  *
@@ -23,34 +24,7 @@
 static constexpr int THREADS = 256;                                    /* of a narrow block */
 static constexpr int NARROW = 128, BLOCK_FWD = 4096, BLOCK_BWD = 2048; /* pieces in a row at most */
 
-/* N elements as they lie in memory: 16 bytes in four registers (the compiler would give every 16-bit element one of its own, and
- * store them one by one), or a single element. __stwb is one plain store. */
-template <typename T, int N> struct Piece {
-    uint4 bits;
-};
-template <typename T> struct Piece<T, 1> {
-    T bits;
-};
-template <typename T, int N> __device__ inline Piece<T, N> read(const T *p) { return *(const Piece<T, N> *)p; }
-template <typename T, int N> __device__ inline XtVector<T, N> unpack(const Piece<T, N> &piece) {
-    XtVector<T, N> v;
-    memcpy(&v, &piece, sizeof v);
-    return v;
-}
-template <typename T, int N> __device__ inline void write(T *p, const XtVector<T, N> &v) {
-    Piece<T, N> piece;
-    memcpy(&piece, &v, sizeof v);
-    if constexpr (N > 1) __stwb((uint4 *)p, piece.bits);
-    else *p = piece.bits;
-}
-template <typename T, int N> __device__ inline Piece<T, N> all(float value) {
-    XtVector<T, N> v;
-    Piece<T, N> piece;
-#pragma unroll
-    for (int e = 0; e < N; e++) v.at[e] = xt_store<T>((XtAcc<T>)value);
-    memcpy(&piece, &v, sizeof v);
-    return piece;
-}
+template <typename T, int N> __device__ inline XtPiece<T, N> all(float value) { return xt_all<T, N>(xt_store<T>((XtAcc<T>)value)); }
 /* 1 / sqrt(v) within 2 ulp. 0 gives Inf. */
 __device__ inline float reciprocal_root(float v) { return rsqrtf(v); }
 __device__ inline double reciprocal_root(double v) { return 1 / sqrt(v); }
@@ -62,44 +36,46 @@ template <typename A> __device__ inline A sum_of_lanes(A value, int lanes) {
 }
 
 /* A piece of N elements: its share of sum_j x_j^2. */
-template <typename T, int N> __device__ inline XtAcc<T> squares(const Piece<T, N> &piece) {
-    XtVector<T, N> x = unpack(piece);
+template <typename T, int N> __device__ inline XtAcc<T> squares(const XtPiece<T, N> &piece) {
+    XtVector<XtAcc<T>, N> x = xt_load(piece);
     XtAcc<T> sum = 0;
 #pragma unroll
-    for (int e = 0; e < N; e++) sum += xt_load(x.at[e]) * xt_load(x.at[e]);
+    for (int e = 0; e < N; e++) sum += x.at[e] * x.at[e];
     return sum;
 }
 /* A piece of out. */
 template <typename T, int N>
-__device__ inline XtVector<T, N> normalised(const Piece<T, N> &of_x, const Piece<T, N> &of_weight, XtAcc<T> rstd) {
-    XtVector<T, N> out, x = unpack(of_x), weight = unpack(of_weight);
+__device__ inline XtPiece<T, N> normalised(const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> rstd) {
+    XtVector<XtAcc<T>, N> x = xt_load(of_x), weight = xt_load(of_weight);
 #pragma unroll
-    for (int e = 0; e < N; e++) out.at[e] = xt_store<T>(xt_load(weight.at[e]) * xt_load(xt_store<T>(xt_load(x.at[e]) * rstd)));
-    return out;
+    for (int e = 0; e < N; e++) x.at[e] *= rstd;
+    x = xt_load(xt_store<T>(x));
+#pragma unroll
+    for (int e = 0; e < N; e++) x.at[e] *= weight.at[e];
+    return xt_store<T>(x);
 }
 /* A piece: its share of sum_j g_j x_j, and what its row adds to dw. */
 template <typename T, int N>
-__device__ inline XtAcc<T> dot(const Piece<T, N> &of_dy, const Piece<T, N> &of_x, const Piece<T, N> &of_weight, XtAcc<T> rstd,
+__device__ inline XtAcc<T> dot(const XtPiece<T, N> &of_dy, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> rstd,
                                XtAcc<T> *dweight) {
-    XtVector<T, N> dy = unpack(of_dy), x = unpack(of_x), weight = unpack(of_weight);
+    XtVector<XtAcc<T>, N> dy = xt_load(of_dy), x = xt_load(of_x), weight = xt_load(of_weight);
     XtAcc<T> sum = 0;
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        XtAcc<T> product = xt_load(dy.at[e]) * xt_load(x.at[e]);
-        sum += product * xt_load(weight.at[e]);
+        XtAcc<T> product = dy.at[e] * x.at[e];
+        sum += product * weight.at[e];
         dweight[e] += product * rstd;
     }
     return sum;
 }
 /* A piece of dx; shrink = rstd mean(g xh). */
 template <typename T, int N>
-__device__ inline XtVector<T, N> input_gradient(const Piece<T, N> &of_dy, const Piece<T, N> &of_x, const Piece<T, N> &of_weight,
-                                                XtAcc<T> rstd, XtAcc<T> shrink) {
-    XtVector<T, N> dx, dy = unpack(of_dy), x = unpack(of_x), weight = unpack(of_weight);
+__device__ inline XtPiece<T, N> input_gradient(const XtPiece<T, N> &of_dy, const XtPiece<T, N> &of_x,
+                                               const XtPiece<T, N> &of_weight, XtAcc<T> rstd, XtAcc<T> shrink) {
+    XtVector<XtAcc<T>, N> dx, dy = xt_load(of_dy), x = xt_load(of_x), weight = xt_load(of_weight);
 #pragma unroll
-    for (int e = 0; e < N; e++)
-        dx.at[e] = xt_store<T>(rstd * (xt_load(dy.at[e]) * xt_load(weight.at[e]) - xt_load(x.at[e]) * shrink));
-    return dx;
+    for (int e = 0; e < N; e++) dx.at[e] = rstd * (dy.at[e] * weight.at[e] - x.at[e] * shrink);
+    return xt_store<T>(dx);
 }
 /* A piece of a share of dw, as few stores as the alignment of share [P, cols] allows. */
 template <typename T, int N> __device__ inline void write_share(XtAcc<T> *share, const XtAcc<T> *sum) {
@@ -109,17 +85,17 @@ template <typename T, int N> __device__ inline void write_share(XtAcc<T> *share,
         XtVector<XtAcc<T>, W> v;
 #pragma unroll
         for (int k = 0; k < W; k++) v.at[k] = sum[e + k];
-        write<XtAcc<T>, W>(share + e, v);
+        xt_write(share + e, xt_piece(v));
     }
 }
 
 /* ---- narrow ------------------------------------------------------------------------------------------------------------------ */
 
 /* Rows that a lane has in flight, more while a row is a single piece; and blocks that a multiprocessor shall have registers for. */
-template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V == 2 ? 2 : 1;
+template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int ROWS_BWD = V == 1 ? 2 : 1;
-template <int V> constexpr int BLOCKS_FWD = V == 4 ? 3 : 4;
-template <int V> constexpr int BLOCKS_BWD = V == 4 ? 2 : V == 2 ? 3 : 4;
+template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
+template <int V> constexpr int BLOCKS_BWD = V >= 3 ? 2 : V == 2 ? 3 : 4;
 
 /* out, x [rows, cols], rstd [rows], weight [cols] or NULL. `lanes` share a row; a tile is R rows for each group of lanes. */
 template <typename T, int N, int V>
@@ -129,15 +105,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
     using A = XtAcc<T>;
     constexpr int R = ROWS_FWD<V>;
     int groups = THREADS / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-    Piece<T, N> w[V];
+    XtPiece<T, N> w[V];
 #pragma unroll
     for (int i = 0; i < V; i++) {
         int col = (i * lanes + lane) * N;
-        w[i] = weight && col < cols ? read<T, N>(weight + col) : all<T, N>(1);
+        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
     }
     int64_t tile_rows = (int64_t)groups * R, step = gridDim.x * tile_rows;
     for (int64_t tile = blockIdx.x * tile_rows; tile < rows; tile += step) {
-        Piece<T, N> v[R][V];
+        XtPiece<T, N> v[R][V];
         A sum[R];
 #pragma unroll
         for (int k = 0; k < R; k++) {
@@ -145,7 +121,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 int col = (i * lanes + lane) * N;
-                v[k][i] = r < rows && col < cols ? read<T, N>(x + r * cols + col) : all<T, N>(0);
+                v[k][i] = r < rows && col < cols ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
             }
         }
 #pragma unroll
@@ -163,7 +139,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 int col = (i * lanes + lane) * N;
-                if (col < cols) write<T, N>(out + r * cols + col, normalised<T, N>(v[k][i], w[i], sum[k]));
+                if (col < cols) xt_write(out + r * cols + col, normalised<T, N>(v[k][i], w[i], sum[k]));
             }
         }
     }
@@ -177,18 +153,18 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
     using A = XtAcc<T>;
     constexpr int R = ROWS_BWD<V>, WARPS = THREADS / 32;
     int groups = THREADS / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-    Piece<T, N> w[V];
+    XtPiece<T, N> w[V];
     A dweight[V][N];
 #pragma unroll
     for (int i = 0; i < V; i++) {
         int col = (i * lanes + lane) * N;
-        w[i] = weight && col < cols ? read<T, N>(weight + col) : all<T, N>(1);
+        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
 #pragma unroll
         for (int e = 0; e < N; e++) dweight[i][e] = 0;
     }
     int64_t tile_rows = (int64_t)groups * R, step = gridDim.x * tile_rows;
     for (int64_t tile = blockIdx.x * tile_rows; tile < rows; tile += step) {
-        Piece<T, N> xv[R][V], dv[R][V];
+        XtPiece<T, N> xv[R][V], dv[R][V];
         A scale[R];
 #pragma unroll
         for (int k = 0; k < R; k++) {
@@ -198,8 +174,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
             for (int i = 0; i < V; i++) {
                 int col = (i * lanes + lane) * N;
                 bool here = r < rows && col < cols;
-                xv[k][i] = here ? read<T, N>(x + r * cols + col) : all<T, N>(0);
-                dv[k][i] = here ? read<T, N>(dy + r * cols + col) : all<T, N>(0);
+                xv[k][i] = here ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
+                dv[k][i] = here ? xt_read<T, N>(dy + r * cols + col) : all<T, N>(0);
             }
         }
 #pragma unroll
@@ -214,7 +190,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
             for (int i = 0; i < V; i++) {
                 int col = (i * lanes + lane) * N;
                 if (r < rows && col < cols)
-                    write<T, N>(dx + r * cols + col, input_gradient<T, N>(dv[k][i], xv[k][i], w[i], scale[k], shrink));
+                    xt_write(dx + r * cols + col, input_gradient<T, N>(dv[k][i], xv[k][i], w[i], scale[k], shrink));
             }
         }
     }
@@ -248,17 +224,17 @@ __global__ void __launch_bounds__(1024) rms_norm_fwd_block_kernel(T *out, XtAcc<
                                                                   int cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
     using A = XtAcc<T>;
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-        Piece<T, N> v[V], w[V];
+        XtPiece<T, N> v[V], w[V];
         A sum = 0;
 #pragma unroll
         for (int i = 0; i < V; i++) {
             int col = (i * blockDim.x + threadIdx.x) * N;
-            v[i] = col < cols ? read<T, N>(x + r * cols + col) : all<T, N>(0);
+            v[i] = col < cols ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
         }
 #pragma unroll
         for (int i = 0; i < V; i++) { /* on its way while the row is summed */
             int col = (i * blockDim.x + threadIdx.x) * N;
-            w[i] = weight && col < cols ? read<T, N>(weight + col) : all<T, N>(1);
+            w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
         }
 #pragma unroll
         for (int i = 0; i < V; i++) sum += squares<T, N>(v[i]);
@@ -267,19 +243,19 @@ __global__ void __launch_bounds__(1024) rms_norm_fwd_block_kernel(T *out, XtAcc<
 #pragma unroll
         for (int i = 0; i < V; i++) {
             int col = (i * blockDim.x + threadIdx.x) * N;
-            if (col < cols) write<T, N>(out + r * cols + col, normalised<T, N>(v[i], w[i], sum));
+            if (col < cols) xt_write(out + r * cols + col, normalised<T, N>(v[i], w[i], sum));
         }
     }
 }
 
 /* The pieces of row r of both inputs, zeros beyond the row. */
 template <typename T, int N, int V>
-__device__ inline void read_row(Piece<T, N> *dv, Piece<T, N> *xv, const T *dy, const T *x, int64_t r, int cols) {
+__device__ inline void read_row(XtPiece<T, N> *dv, XtPiece<T, N> *xv, const T *dy, const T *x, int64_t r, int cols) {
 #pragma unroll
     for (int i = 0; i < V; i++) {
         int col = (i * blockDim.x + threadIdx.x) * N;
-        xv[i] = col < cols ? read<T, N>(x + r * cols + col) : all<T, N>(0);
-        dv[i] = col < cols ? read<T, N>(dy + r * cols + col) : all<T, N>(0);
+        xv[i] = col < cols ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
+        dv[i] = col < cols ? xt_read<T, N>(dy + r * cols + col) : all<T, N>(0);
     }
 }
 
@@ -290,12 +266,12 @@ __global__ void __launch_bounds__(1024)
                               int cols, XtAcc<T> inverse_cols) {
     using A = XtAcc<T>;
     constexpr bool AHEAD = V == 1;
-    Piece<T, N> w[V], xv[V], dv[V];
+    XtPiece<T, N> w[V], xv[V], dv[V];
     A dweight[V][N], scale = 0;
 #pragma unroll
     for (int i = 0; i < V; i++) {
         int col = (i * blockDim.x + threadIdx.x) * N;
-        w[i] = weight && col < cols ? read<T, N>(weight + col) : all<T, N>(1);
+        w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
 #pragma unroll
         for (int e = 0; e < N; e++) dweight[i][e] = 0;
     }
@@ -305,7 +281,7 @@ __global__ void __launch_bounds__(1024)
         scale = rstd[r];
     }
     for (; r < rows; r += gridDim.x) {
-        Piece<T, N> next_x[V], next_d[V];
+        XtPiece<T, N> next_x[V], next_d[V];
         A next_scale = 0;
         if (!AHEAD) {
             read_row<T, N, V>(dv, xv, dy, x, r, cols);
@@ -322,7 +298,7 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 int col = (i * blockDim.x + threadIdx.x) * N;
-                if (col < cols) write<T, N>(dx + r * cols + col, input_gradient<T, N>(dv[i], xv[i], w[i], scale, shrink));
+                if (col < cols) xt_write(dx + r * cols + col, input_gradient<T, N>(dv[i], xv[i], w[i], scale, shrink));
             }
         }
         if (AHEAD) {
@@ -350,13 +326,13 @@ __global__ void __launch_bounds__(1024) rms_norm_fwd_long_kernel(T *out, XtAcc<T
         T *to = out + r * cols;       /* [cols] */
         A sum = 0;
 #pragma unroll 4
-        for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) sum += squares<T, N>(read<T, N>(from + col));
+        for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) sum += squares<T, N>(xt_read<T, N>(from + col));
         sum = reciprocal_root(xt_block_sum(sum) * inverse_cols + eps);
         if (threadIdx.x == 0) rstd[r] = sum;
 #pragma unroll 2
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
-            Piece<T, N> w = weight ? read<T, N>(weight + col) : all<T, N>(1);
-            write<T, N>(to + col, normalised<T, N>(read<T, N>(from + col), w, sum));
+            XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
+            xt_write(to + col, normalised<T, N>(xt_read<T, N>(from + col), w, sum));
         }
     }
 }
@@ -370,15 +346,15 @@ __global__ void __launch_bounds__(1024)
         A sum = 0, scale = rstd[r], unused[N] = {};
 #pragma unroll 2
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
-            Piece<T, N> w = weight ? read<T, N>(weight + col) : all<T, N>(1);
-            sum += dot<T, N>(read<T, N>(dy + r * cols + col), read<T, N>(x + r * cols + col), w, scale, unused);
+            XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
+            sum += dot<T, N>(xt_read<T, N>(dy + r * cols + col), xt_read<T, N>(x + r * cols + col), w, scale, unused);
         }
         A shrink = scale * scale * (xt_block_sum(sum) * inverse_cols);
 #pragma unroll 2
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
-            Piece<T, N> w = weight ? read<T, N>(weight + col) : all<T, N>(1);
-            Piece<T, N> dv = read<T, N>(dy + r * cols + col), xv = read<T, N>(x + r * cols + col);
-            write<T, N>(dx + r * cols + col, input_gradient<T, N>(dv, xv, w, scale, shrink));
+            XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
+            XtPiece<T, N> dv = xt_read<T, N>(dy + r * cols + col), xv = xt_read<T, N>(x + r * cols + col);
+            xt_write(dx + r * cols + col, input_gradient<T, N>(dv, xv, w, scale, shrink));
         }
     }
 }
@@ -392,7 +368,7 @@ __global__ void __launch_bounds__(THREADS)
         A sum[N] = {};
 #pragma unroll 4
         for (int64_t r = blockIdx.y; r < rows; r += gridDim.y)
-            dot<T, N>(read<T, N>(dy + r * cols + col), read<T, N>(x + r * cols + col), all<T, N>(1), rstd[r], sum);
+            dot<T, N>(xt_read<T, N>(dy + r * cols + col), xt_read<T, N>(x + r * cols + col), all<T, N>(1), rstd[r], sum);
         write_share<T, N>(share + blockIdx.y * cols + col, sum);
     }
 }
@@ -428,21 +404,32 @@ __global__ void __launch_bounds__(SUM_COLS *SLICES)
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
-typedef enum Plan { PLAN_NARROW_1, PLAN_NARROW_2, PLAN_NARROW_4, PLAN_NARROW_PLAIN, PLAN_BLOCK, PLAN_LONG, PLAN_LONG_PLAIN } Plan;
+typedef enum Plan {
+    PLAN_NARROW_1,
+    PLAN_NARROW_2,
+    PLAN_NARROW_3,
+    PLAN_NARROW_4,
+    PLAN_NARROW_PLAIN,
+    PLAN_BLOCK,
+    PLAN_LONG,
+    PLAN_LONG_PLAIN
+} Plan;
 
 static Plan choose(bool aligned, int64_t pieces, int64_t most) {
     if (!aligned) return pieces <= NARROW ? PLAN_NARROW_PLAIN : PLAN_LONG_PLAIN;
-    return pieces <= 32       ? PLAN_NARROW_1
+    bool by_three = pieces == 24 || pieces == 48 || pieces == 96; /* 8, 16 or 32 lanes, none of them idle */
+    return by_three           ? PLAN_NARROW_3
+           : pieces <= 32     ? PLAN_NARROW_1
            : pieces <= 64     ? PLAN_NARROW_2
            : pieces <= NARROW ? PLAN_NARROW_4
            : pieces <= most   ? PLAN_BLOCK
                               : PLAN_LONG;
 }
 
-/* Lanes that share a narrow row of `pieces`. */
-static int lanes_of(int64_t pieces) {
+/* Lanes that share a narrow row of `pieces`, `each` a lane. */
+static int lanes_of(int64_t pieces, int each) {
     int lanes = 1;
-    while (lanes < 32 && lanes < pieces) lanes *= 2;
+    while (lanes < 32 && lanes * each < pieces) lanes *= 2;
     return lanes;
 }
 /* Whole warps for `count` threads, 1024 at most. */
@@ -450,7 +437,7 @@ static unsigned warps_for(int64_t count) { return count >= 1024 ? 1024 : (unsign
 
 template <typename T, int N, int V> static void fwd_narrow(const XtRmsNormFwd *p) {
     using A = XtAcc<T>;
-    int lanes = lanes_of(p->cols / N);
+    int lanes = lanes_of(p->cols / N, V);
     xt_launch(rms_norm_fwd_narrow_kernel<T, N, V>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0, (T *)p->out,
               (A *)p->rstd, (const T *)p->x, (const T *)p->weight, p->rows, (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
 }
@@ -474,6 +461,7 @@ XtStatus xt_cuda_rms_norm_fwd(const XtRmsNormFwd *p) {
         switch (choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD)) {
         case PLAN_NARROW_1: fwd_narrow<T, N, 1>(p); break;
         case PLAN_NARROW_2: fwd_narrow<T, N, 2>(p); break;
+        case PLAN_NARROW_3: fwd_narrow<T, N, 3>(p); break;
         case PLAN_NARROW_4: fwd_narrow<T, N, 4>(p); break;
         case PLAN_NARROW_PLAIN: fwd_narrow<T, 1, 4>(p); break;
         case PLAN_BLOCK: fwd_block<T, N, 4>(p); break;
@@ -493,8 +481,8 @@ static int64_t shares_of(int64_t rows, int64_t each, int64_t most) {
 template <typename T, int N, int V>
 static void bwd_narrow(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *status, int64_t *shares) {
     using A = XtAcc<T>;
-    int lanes = lanes_of(p->cols / N);
-    *shares = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, p->cols <= 256 ? 528 : 264);
+    int lanes = lanes_of(p->cols / N, V);
+    *shares = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, 132 * BLOCKS_BWD<V>);
     if (p->dweight) *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
     xt_launch(rms_norm_bwd_narrow_kernel<T, N, V>, (unsigned)*shares, THREADS, 0, (T *)p->dx, (A *)scratch->data, (const T *)p->dy,
@@ -539,6 +527,7 @@ XtStatus xt_cuda_rms_norm_bwd(const XtRmsNormBwd *p) {
             switch (choose(aligned, pieces, BLOCK_BWD)) {
             case PLAN_NARROW_1: bwd_narrow<T, N, 1>(p, &scratch, &status, &shares); break;
             case PLAN_NARROW_2: bwd_narrow<T, N, 2>(p, &scratch, &status, &shares); break;
+            case PLAN_NARROW_3: bwd_narrow<T, N, 3>(p, &scratch, &status, &shares); break;
             case PLAN_NARROW_4: bwd_narrow<T, N, 4>(p, &scratch, &status, &shares); break;
             case PLAN_NARROW_PLAIN: bwd_narrow<T, 1, 4>(p, &scratch, &status, &shares); break;
             case PLAN_BLOCK:

@@ -18,7 +18,7 @@
 #include <math.h>
 
 static constexpr int THREADS = 256;
-static constexpr int HEADS = 2;   /* in flight together */
+static constexpr int HEADS = 4;   /* in flight together */
 static constexpr int PAIRS = 256; /* of one launch: all of them up to D = 512 */
 
 template <typename A> struct RopeFrequencies {
@@ -30,27 +30,6 @@ __device__ inline float angle_of(float pos, float frequency) { return __fmul_rn(
 __device__ inline double angle_of(double pos, double frequency) { return __dmul_rn(pos, frequency); }
 __device__ inline void sine_cosine(float angle, float *s, float *c) { sincosf(angle, s, c); }
 __device__ inline void sine_cosine(double angle, double *s, double *c) { sincos(angle, s, c); }
-
-/* N elements as they lie in memory: 16 bytes in four registers (the compiler would give every 16-bit element one of its own, and
- * store them one by one), or a single element. __stwb is one plain store. */
-template <typename T, int N> struct Piece {
-    uint4 bits;
-};
-template <typename T> struct Piece<T, 1> {
-    T bits;
-};
-template <typename T, int N> __device__ inline Piece<T, N> read(const T *p) { return *(const Piece<T, N> *)p; }
-template <typename T, int N> __device__ inline XtVector<T, N> unpack(const Piece<T, N> &piece) {
-    XtVector<T, N> v;
-    memcpy(&v, &piece, sizeof v);
-    return v;
-}
-template <typename T, int N> __device__ inline void write(T *p, const XtVector<T, N> &v) {
-    Piece<T, N> piece;
-    memcpy(&piece, &v, sizeof v);
-    if constexpr (N > 1) __stwb((uint4 *)p, piece.bits);
-    else *p = piece.bits;
-}
 
 /* out, x [rows, heads, D]; pairs [first, first + count) of D/2 = half; N of them a thread. blockIdx.y takes heads_each heads. */
 template <typename T, int N>
@@ -66,12 +45,12 @@ __global__ void __launch_bounds__(THREADS, 3)
             T *to = out + r * out_row + first + i;     /* [heads], out_head apart */
             A c[N], s[N];
             for (int64_t h = head; h < end; h += HEADS) {
-                Piece<T, N> a[HEADS], b[HEADS];
+                XtPiece<T, N> a[HEADS], b[HEADS];
 #pragma unroll
                 for (int k = 0; k < HEADS; k++) {
                     if (h + k >= end) continue;
-                    a[k] = read<T, N>(from + (h + k) * x_head);
-                    b[k] = read<T, N>(from + (h + k) * x_head + half);
+                    a[k] = xt_read<T, N>(from + (h + k) * x_head);
+                    b[k] = xt_read<T, N>(from + (h + k) * x_head + half);
                 }
                 if (h == head) {
                     A pos = (A)(positions ? positions[r] : (int64_t)((uint64_t)r % (uint64_t)period));
@@ -87,15 +66,14 @@ __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
                 for (int k = 0; k < HEADS; k++) {
                     if (h + k >= end) continue;
-                    XtVector<T, N> turned_a, turned_b, of_a = unpack(a[k]), of_b = unpack(b[k]);
+                    XtVector<A, N> turned_a, turned_b, of_a = xt_load(a[k]), of_b = xt_load(b[k]);
 #pragma unroll
                     for (int e = 0; e < N; e++) {
-                        A av = xt_load(of_a.at[e]), bv = xt_load(of_b.at[e]);
-                        turned_a.at[e] = xt_store<T>(av * c[e] - bv * s[e]);
-                        turned_b.at[e] = xt_store<T>(bv * c[e] + av * s[e]);
+                        turned_a.at[e] = of_a.at[e] * c[e] - of_b.at[e] * s[e];
+                        turned_b.at[e] = of_b.at[e] * c[e] + of_a.at[e] * s[e];
                     }
-                    write<T, N>(to + (h + k) * out_head, turned_a);
-                    write<T, N>(to + (h + k) * out_head + half, turned_b);
+                    xt_write(to + (h + k) * out_head, xt_store<T>(turned_a));
+                    xt_write(to + (h + k) * out_head + half, xt_store<T>(turned_b));
                 }
             }
         }

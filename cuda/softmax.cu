@@ -12,7 +12,7 @@
  *   - split         the same with few rows: each row is cut into at most 512 pieces; one launch leaves (m, sum) of every piece,
  *                   the next joins those of its row and writes
  *
- * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow.
+ * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow (float64: 8).
  * Sums in ACC, in a tree that cols alone fixes. A row with NaN or +Inf, or of nothing but -Inf, comes out as NaN, as on the CPU.
  */
 #include "cuda.cuh"
@@ -390,7 +390,10 @@ static int64_t piece_of(int64_t cols) {
 /* Whole warps that hold `cols` elements, `each` a thread. */
 static unsigned threads_for(int64_t cols, int each) { return (unsigned)xt_divide_up(xt_divide_up(cols, each), 32) * 32; }
 
-/* N elements an access: XT_WIDTH<T> or 1. */
+/* Elements an access where alignment allows: 16 bytes; of float64 one, which is 256 bytes a warp and spares a set of kernels. */
+template <typename T> constexpr int WIDE = sizeof(T) == 8 ? 1 : XT_WIDTH<T>;
+
+/* N elements an access: WIDE<T> or 1. */
 template <typename T, int N> static XtStatus forward(const XtSoftmaxFwd *p) {
     constexpr int H = HELD<T>, SMALL = H / 4 / N > 0 ? H / 4 / N : 1; /* vectors a thread holds: H / N, or about a quarter */
     constexpr int FULL = N > 1 ? H / N : H / 2;
@@ -465,7 +468,7 @@ XtStatus xt_cuda_softmax_fwd(const XtSoftmaxFwd *p) {
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         bool wide = xt_aligned<T>(p->cols, p->cols, p->out, p->x);
-        return wide ? forward<T, XT_WIDTH<T>>(p) : forward<T, 1>(p);
+        return wide ? forward<T, WIDE<T>>(p) : forward<T, 1>(p);
     });
 }
 
@@ -474,6 +477,6 @@ XtStatus xt_cuda_softmax_bwd(const XtSoftmaxBwd *p) {
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         bool wide = xt_aligned<T>(p->cols, p->cols, p->dx, p->dy, p->p);
-        return wide ? backward<T, XT_WIDTH<T>>(p) : backward<T, 1>(p);
+        return wide ? backward<T, WIDE<T>>(p) : backward<T, 1>(p);
     });
 }

@@ -44,35 +44,38 @@ template <typename V> __device__ inline void take(StatsLane<V> *s, V v) {
     }
 }
 
-/* float for the dtypes that fit in it. */
 __device__ inline float stats_value(float v) { return v; }
 __device__ inline double stats_value(double v) { return v; }
-__device__ inline double stats_value(int32_t v) { return v; }
 __device__ inline double stats_value(int64_t v) { return (double)v; }
 
-template <typename T, bool VECTOR>
+/* C, format: reduce.cuh. */
+template <typename C, bool VECTOR>
 __global__ void __launch_bounds__(THREADS)
-    stats_kernel(StatsPartial *out, const T *x, const __grid_constant__ XtWalk walk) { // out [blocks]
-    typedef decltype(stats_value(xt_unpack(XtPacked<T, 1>(), 0))) V;
-    constexpr int N = VECTOR ? XT_WIDTH<T> : 1, AHEAD = VECTOR ? 4 : 8;
+    stats_kernel(StatsPartial *out, const void *x, int format, const __grid_constant__ XtWalk walk) { // out [blocks]
+    typedef decltype(stats_value(XtClassValue<C>())) V;
+    constexpr int N = VECTOR ? XT_GROUP<C> : 1, AHEAD = VECTOR ? 4 : 8;
     const int64_t step = (int64_t)gridDim.x * THREADS, start = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const int64_t n = walk.numel, vectors = n / N;
     StatsLane<V> s = {(V)INFINITY, -(V)INFINITY, 0, 0, 0};
     for (int64_t i = start; i < vectors; i += AHEAD * step) {
-        XtPacked<T, N> raw[AHEAD];
+        XtPacked<C, N> raw[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             const int64_t at = i + a * step;
-            if (at < vectors) raw[a] = xt_fetch<T, N>(x + (VECTOR ? at * N : xt_walk_offset<0>(walk, at)));
+            if (at < vectors)
+                raw[a] = xt_fetch<C, N>(xt_element<C>(x, VECTOR ? at * N : xt_walk_offset<0>(walk, at), format), format);
         }
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             if (i + a * step >= vectors) break;
 #pragma unroll
-            for (int e = 0; e < N; e++) take<V>(&s, stats_value(xt_unpack(raw[a], e)));
+            for (int e = 0; e < N; e++) take<V>(&s, stats_value(xt_unpack(raw[a], e, format)));
         }
     }
-    if (VECTOR && start < n - vectors * N) take<V>(&s, stats_value(xt_unpack(xt_fetch<T, 1>(x + vectors * N + start), 0)));
+    if (VECTOR && start < n - vectors * N) {
+        const XtPacked<C, 1> raw = xt_fetch<C, 1>(xt_element<C>(x, vectors * N + start, format), format);
+        take<V>(&s, stats_value(xt_unpack(raw, 0, format)));
+    }
     StatsPartial block = join_block({(double)s.min, (double)s.max, s.sum, (double)s.nan, (double)s.inf});
     if (threadIdx.x == 0) out[blockIdx.x] = block;
 }
@@ -97,12 +100,12 @@ XtStatus xt_cuda_stats(const XtStats *p) {
         status = scratch.allocate(blocks * sizeof(StatsPartial));
         if (status != XT_OK) return status;
         StatsPartial *partials = (StatsPartial *)scratch.data;
-        status = xt_by_number(p->x.dtype, [&](auto zero) {
-            using T = decltype(zero);
-            const T *x = (const T *)p->x.data;
+        status = xt_by_class(p->x.dtype, [&](auto zero, int format) {
+            using C = decltype(zero);
+            const void *x = p->x.data;
             bool dense = walk.ndim == 0 || (walk.ndim == 1 && walk.strides[0][0] == 1);
-            if (dense && (uintptr_t)x % 16 == 0) xt_launch(stats_kernel<T, true>, blocks, THREADS, 0, partials, x, walk);
-            else xt_launch(stats_kernel<T, false>, blocks, THREADS, 0, partials, x, walk);
+            if (dense && (uintptr_t)x % 16 == 0) xt_launch(stats_kernel<C, true>, blocks, THREADS, 0, partials, x, format, walk);
+            else xt_launch(stats_kernel<C, false>, blocks, THREADS, 0, partials, x, format, walk);
             if (blocks > 1) xt_launch(stats_join_kernel, 1, JOIN_THREADS, 0, partials, (int)blocks);
             return xt_launched("stats", walk.numel);
         });

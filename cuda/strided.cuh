@@ -5,15 +5,15 @@
  *     template <typename T> struct Plus {
  *         typedef T Out; typedef T A; typedef T B; typedef uint8_t C;              // C is not there: INPUTS is 2
  *         static constexpr int INPUTS = 2, WIDTH = XT_WIDTH<T>, GROUP = 4;
- *         template <int N> __device__ void run(T *out, const T *a, const T *b, const uint8_t *) const { ... }  // all [N]
+ *         template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> a, XtPiece<T, N> b, XtPiece<uint8_t, N>) const { ... }
  *     };
  *     return xt_each("plus", Plus<float>(), {&p->out, &p->a, &p->b});
  *
  * Plan. The host drops dimensions of size 1, sorts the rest by out's strides and merges neighbours where every operand allows; what
  * is dense in all operands becomes one dimension. Then one of two kernels runs:
- *   - vectors: along the last dimension out is dense and every input dense or constant. A thread does WIDTH elements at once - 16
- *     bytes of the widest operand - four times over in large tensors, the next loads issued before the present stores. Row and
- *     column broadcasts come here. One dimension may have a tail.
+ *   - vectors: along the last dimension out is dense and every input dense or constant. An item is WIDTH elements, 16 bytes of the
+ *     widest operand; a thread of a large tensor does several, all of their loads issued before the first use. Row and column
+ *     broadcasts come here. One dimension may have a tail, which a block of its own does.
  *   - elements: any strides. A thread does GROUP elements, a block apart from each other.
  * Indices are 32-bit (larger tensors go in parts) and divided by multiplication; offsets are 64-bit bytes.
  *
@@ -243,74 +243,85 @@ template <int K> __device__ __forceinline__ void xt_each_walk_to(const XtEachWal
 
 /* ---- the two kernels ---------------------------------------------------------------------------------------------------- */
 
-enum { XT_EACH_THREADS = 256, XT_EACH_REPEAT = 4, XT_EACH_MOST = 1 << 30 };
+enum { XT_EACH_THREADS = 256, XT_EACH_REPEAT = 2, XT_EACH_MOST = 1 << 30 };
 
 /* WIDTH of an operation on T that has to look at the elements: of bytes no more than 8, for each takes a register. */
 template <typename T> constexpr int XT_EACH_WIDTH = XT_WIDTH<T> < 8 ? XT_WIDTH<T> : 8;
 
 /* N elements of every input, and where the output goes. */
 template <typename F, int N> struct XtInputs {
-    XtVector<typename F::A, N> a;
-    XtVector<typename F::B, N> b;
-    XtVector<typename F::C, N> c;
+    XtPiece<typename F::A, N> a;
+    XtPiece<typename F::B, N> b;
+    XtPiece<typename F::C, N> c;
     char *out;
 };
 
-template <typename T, int N>
-__device__ __forceinline__ void xt_take_vector(XtVector<T, N> &to, const char *from, bool still, bool whole, int count) {
+/* The whole piece, or its first `count` elements; the same element N times when it stands still. */
+template <bool WHOLE, typename T, int N>
+__device__ __forceinline__ void xt_take_piece(XtPiece<T, N> &to, const char *from, bool still, int count) {
     const T *element = (const T *)from;
     if (still) {
-        T value = *element;
-#pragma unroll
-        for (int j = 0; j < N; j++) to.at[j] = value;
-    } else if (whole) {
-        to = *(const XtVector<T, N> *)from;
+        to = xt_all<T, N>(*element);
+    } else if constexpr (WHOLE) {
+        to = xt_read<T, N>(element);
     } else {
+        XtVector<T, N> v;
 #pragma unroll
-        for (int j = 0; j < N; j++) to.at[j] = j < count ? element[j] : T();
+        for (int j = 0; j < N; j++) v.at[j] = j < count ? element[j] : T();
+        to = xt_piece(v);
     }
 }
 
-template <typename F>
+template <bool WHOLE, typename F>
 __device__ __forceinline__ void xt_take_item(XtInputs<F, F::WIDTH> &to, const XtEachWalk<F::INPUTS + 1> &walk, uint32_t item) {
     int64_t offset[F::INPUTS + 1];
     xt_each_walk_to(walk, item, offset);
-    bool whole = item + 1 < walk.items || walk.tail == F::WIDTH;
     to.out = walk.data[0] + offset[0];
     if constexpr (F::INPUTS > 0)
-        if (walk.data[1]) xt_take_vector(to.a, walk.data[1] + offset[1], walk.still & 2, whole, walk.tail);
+        if (walk.data[1]) xt_take_piece<WHOLE>(to.a, walk.data[1] + offset[1], walk.still & 2, walk.tail);
     if constexpr (F::INPUTS > 1)
-        if (walk.data[2]) xt_take_vector(to.b, walk.data[2] + offset[2], walk.still & 4, whole, walk.tail);
+        if (walk.data[2]) xt_take_piece<WHOLE>(to.b, walk.data[2] + offset[2], walk.still & 4, walk.tail);
     if constexpr (F::INPUTS > 2)
-        if (walk.data[3]) xt_take_vector(to.c, walk.data[3] + offset[3], walk.still & 8, whole, walk.tail);
+        if (walk.data[3]) xt_take_piece<WHOLE>(to.c, walk.data[3] + offset[3], walk.still & 8, walk.tail);
 }
 
-/* Block b does items [b * threads * repeat, (b + 1) * threads * repeat). */
+/* Block b does the whole items [b * threads * repeat, (b + 1) * threads * repeat), repeat <= XT_EACH_REPEAT; a block past the last
+ * of them does the tail. The loads of a thread are issued together; then its items pass through one copy of f's code. */
 template <typename F>
 __global__ void __launch_bounds__(XT_EACH_THREADS)
     xt_vectors_kernel(F f, const __grid_constant__ XtEachWalk<F::INPUTS + 1> walk, int repeat) {
-    constexpr int N = F::WIDTH;
-    uint32_t share = XT_EACH_THREADS * (uint32_t)repeat, begin = blockIdx.x * share;
-    uint32_t end = walk.items - begin < share ? walk.items : begin + share, item = begin + threadIdx.x;
-    if (item >= end) return;
-    XtInputs<F, N> now, then;
-    xt_take_item(now, walk, item);
+    constexpr int N = F::WIDTH, R = XT_EACH_REPEAT;
+    typedef typename F::Out Out;
+    uint32_t begin = blockIdx.x * (XT_EACH_THREADS * (uint32_t)repeat), whole = walk.items - (walk.tail < N);
+    bool is_tail = begin >= whole;
+    int count = 0;
+    XtInputs<F, N> in[R];
+    if (is_tail) {
+        if (threadIdx.x > 0) return;
+        xt_take_item<false>(in[0], walk, whole);
+        count = 1;
+    } else {
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint32_t item = begin + (uint32_t)(r * XT_EACH_THREADS) + threadIdx.x;
+            if (r >= repeat || item >= whole) continue;
+            xt_take_item<true>(in[r], walk, item);
+            count = r + 1;
+        }
+    }
 #pragma unroll 1
-    for (;;) {
-        uint32_t next = item + XT_EACH_THREADS;
-        if (next < end) xt_take_item(then, walk, next);
-        XtVector<typename F::Out, N> out;
-        f.template run<N>(out.at, now.a.at, now.b.at, now.c.at);
-        if (item + 1 < walk.items || walk.tail == N) {
-            *(XtVector<typename F::Out, N> *)now.out = out;
+    for (; count > 0; count--) {
+        XtPiece<Out, N> out = f.template run<N>(in[0].a, in[0].b, in[0].c);
+        if (!is_tail) {
+            xt_write((Out *)in[0].out, out);
         } else {
+            XtVector<Out, N> element = xt_elements(out);
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (j < walk.tail) ((typename F::Out *)now.out)[j] = out.at[j];
+                if (j < walk.tail) ((Out *)in[0].out)[j] = element.at[j];
         }
-        if (next >= end) return;
-        now = then;
-        item = next;
+#pragma unroll
+        for (int r = 0; r + 1 < R; r++) in[r] = in[r + 1];
     }
 }
 
@@ -319,32 +330,31 @@ template <typename F>
 __global__ void __launch_bounds__(XT_EACH_THREADS) xt_elements_kernel(F f, const __grid_constant__ XtEachWalk<F::INPUTS + 1> walk) {
     constexpr int N = F::GROUP;
     uint32_t first = blockIdx.x * (uint32_t)(XT_EACH_THREADS * N) + threadIdx.x;
-    typename F::A a[N];
-    typename F::B b[N];
-    typename F::C c[N];
-    typename F::Out out[N];
+    XtVector<typename F::A, N> a;
+    XtVector<typename F::B, N> b;
+    XtVector<typename F::C, N> c;
     int64_t to[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
         uint32_t item = first + (uint32_t)(j * XT_EACH_THREADS);
-        a[j] = typename F::A();
-        b[j] = typename F::B();
-        c[j] = typename F::C();
+        a.at[j] = typename F::A();
+        b.at[j] = typename F::B();
+        c.at[j] = typename F::C();
         if (item >= walk.items) continue;
         int64_t offset[F::INPUTS + 1];
         xt_each_walk_to(walk, item, offset);
         to[j] = offset[0];
         if constexpr (F::INPUTS > 0)
-            if (walk.data[1]) a[j] = *(const typename F::A *)(walk.data[1] + offset[1]);
+            if (walk.data[1]) a.at[j] = *(const typename F::A *)(walk.data[1] + offset[1]);
         if constexpr (F::INPUTS > 1)
-            if (walk.data[2]) b[j] = *(const typename F::B *)(walk.data[2] + offset[2]);
+            if (walk.data[2]) b.at[j] = *(const typename F::B *)(walk.data[2] + offset[2]);
         if constexpr (F::INPUTS > 2)
-            if (walk.data[3]) c[j] = *(const typename F::C *)(walk.data[3] + offset[3]);
+            if (walk.data[3]) c.at[j] = *(const typename F::C *)(walk.data[3] + offset[3]);
     }
-    f.template run<N>(out, a, b, c);
+    XtVector<typename F::Out, N> out = xt_elements(f.template run<N>(xt_piece(a), xt_piece(b), xt_piece(c)));
 #pragma unroll
     for (int j = 0; j < N; j++)
-        if (first + (uint32_t)(j * XT_EACH_THREADS) < walk.items) *(typename F::Out *)(walk.data[0] + to[j]) = out[j];
+        if (first + (uint32_t)(j * XT_EACH_THREADS) < walk.items) *(typename F::Out *)(walk.data[0] + to[j]) = out.at[j];
 }
 
 /* ---- launching ---------------------------------------------------------------------------------------------------------- */
@@ -369,7 +379,8 @@ template <int K> inline void xt_loop_split(const XtLoop<K> &loop, XtLoop<K> *fir
 template <typename F> inline void xt_launch_vectors(F f, const XtLoop<F::INPUTS + 1> &loop) {
     auto walk = xt_each_walk(loop, F::WIDTH);
     int repeat = (int64_t)walk.items >= (int64_t)xt_multiprocessors() * 2048 * XT_EACH_REPEAT ? XT_EACH_REPEAT : 1;
-    xt_launch(xt_vectors_kernel<F>, xt_blocks(walk.items, XT_EACH_THREADS * repeat), XT_EACH_THREADS, 0, f, walk, repeat);
+    int64_t tail = walk.tail < F::WIDTH, blocks = xt_divide_up(walk.items - tail, XT_EACH_THREADS * repeat) + tail;
+    xt_launch(xt_vectors_kernel<F>, (unsigned)blocks, XT_EACH_THREADS, 0, f, walk, repeat);
 }
 
 template <typename F> inline void xt_launch_elements(F f, const XtLoop<F::INPUTS + 1> &loop) {

@@ -24,37 +24,18 @@ template <typename T> __device__ inline double exp_of_minus(double g) { return e
 template <typename T> __device__ inline float quotient(float a, float b) { return sizeof(T) == 2 ? __fdividef(a, b) : a / b; }
 template <typename T> __device__ inline double quotient(double a, double b) { return a / b; }
 
-/* N elements as they lie in memory: 16 bytes in four registers (the compiler would give every 16-bit element one of its own, and
- * store them one by one), or a single element. __stwb is one plain store. */
-template <typename T, int N> struct Piece {
-    uint4 bits;
-};
-template <typename T> struct Piece<T, 1> {
-    T bits;
-};
-template <typename T, int N> __device__ inline XtVector<T, N> unpack(const Piece<T, N> &piece) {
-    XtVector<T, N> v;
-    memcpy(&v, &piece, sizeof v);
-    return v;
-}
 /* `count` elements: a whole piece, or the short end of the one long row. */
-template <typename T, int N> __device__ inline Piece<T, N> read(const T *p, int64_t count) {
-    if (count >= N) return *(const Piece<T, N> *)p;
+template <typename T, int N> __device__ inline XtPiece<T, N> read(const T *p, int64_t count) {
+    if (count >= N) return xt_read<T, N>(p);
     XtVector<T, N> v;
-    Piece<T, N> piece;
 #pragma unroll
     for (int e = 0; e < N; e++) v.at[e] = e < count ? p[e] : xt_store<T>(0);
-    memcpy(&piece, &v, sizeof v);
-    return piece;
+    return xt_piece(v);
 }
-template <typename T, int N> __device__ inline void write(T *p, const XtVector<T, N> &v, int64_t count) {
-    if (count >= N) {
-        Piece<T, N> piece;
-        memcpy(&piece, &v, sizeof v);
-        if constexpr (N > 1) __stwb((uint4 *)p, piece.bits);
-        else *p = piece.bits;
-        return;
-    }
+template <typename T, int N> __device__ inline void write(T *p, const XtVector<XtAcc<T>, N> &values, int64_t count) {
+    XtPiece<T, N> piece = xt_store<T>(values);
+    if (count >= N) return xt_write(p, piece);
+    XtVector<T, N> v = xt_elements(piece);
 #pragma unroll
     for (int e = 0; e < N; e++)
         if (e < count) p[e] = v.at[e];
@@ -77,7 +58,7 @@ __global__ void __launch_bounds__(THREADS)
     using A = XtAcc<T>;
     int64_t per_row = (cols + N - 1) / N, pieces = rows * per_row, step = (int64_t)gridDim.x * (THREADS * PIECES);
     for (int64_t first = (int64_t)blockIdx.x * (THREADS * PIECES) + threadIdx.x; first < pieces; first += step) {
-        Piece<T, N> g[PIECES], u[PIECES];
+        XtPiece<T, N> g[PIECES], u[PIECES];
         Place at[PIECES];
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
@@ -90,11 +71,11 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
             if (first + k * THREADS >= pieces) continue;
-            XtVector<T, N> y, of_g = unpack(g[k]), of_u = unpack(u[k]);
+            XtVector<A, N> y, of_g = xt_load(g[k]), of_u = xt_load(u[k]);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                A x = xt_load(of_g.at[e]);
-                y.at[e] = xt_store<T>(quotient<T>(x, 1 + exp_of_minus<T>(x)) * xt_load(of_u.at[e]));
+                A x = of_g.at[e];
+                y.at[e] = quotient<T>(x, 1 + exp_of_minus<T>(x)) * of_u.at[e];
             }
             write<T, N>(out + at[k].dense, y, at[k].count);
         }
@@ -108,7 +89,7 @@ __global__ void __launch_bounds__(THREADS)
     using A = XtAcc<T>;
     int64_t per_row = (cols + N - 1) / N, pieces = rows * per_row, step = (int64_t)gridDim.x * (THREADS * PIECES);
     for (int64_t first = (int64_t)blockIdx.x * (THREADS * PIECES) + threadIdx.x; first < pieces; first += step) {
-        Piece<T, N> d[PIECES], g[PIECES], u[PIECES];
+        XtPiece<T, N> d[PIECES], g[PIECES], u[PIECES];
         Place at[PIECES];
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
@@ -122,13 +103,13 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
             if (first + k * THREADS >= pieces) continue;
-            XtVector<T, N> of_dgate, of_dup, of_d = unpack(d[k]), of_g = unpack(g[k]), of_u = unpack(u[k]);
+            XtVector<A, N> of_dgate, of_dup, of_d = xt_load(d[k]), of_g = xt_load(g[k]), of_u = xt_load(u[k]);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                A dv = xt_load(of_d.at[e]), gv = xt_load(of_g.at[e]), uv = xt_load(of_u.at[e]);
+                A dv = of_d.at[e], gv = of_g.at[e], uv = of_u.at[e];
                 A s = quotient<T>(A(1), 1 + exp_of_minus<T>(gv));
-                of_dgate.at[e] = xt_store<T>(dv * uv * s * (1 + gv * (1 - s)));
-                of_dup.at[e] = xt_store<T>(dv * gv * s);
+                of_dgate.at[e] = dv * uv * s * (1 + gv * (1 - s));
+                of_dup.at[e] = dv * gv * s;
             }
             write<T, N>(dgate + at[k].strided, of_dgate, at[k].count);
             write<T, N>(dup + at[k].strided, of_dup, at[k].count);

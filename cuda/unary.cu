@@ -1,38 +1,41 @@
 /* unary.cu - out = f(x) and dx = dy f'(x), any strides; every f and f' is one line in unary_math.cuh.
  *
  * Plan: strided.cuh with one or two inputs. The operation is chosen in the kernel, by a switch that all threads take alike; the
- * loop over a thread's elements is inside each case and not unrolled, for 16 unrolled functions would be 100 KB of code.
- * Registers cannot be indexed at run time, so the loop works on the first four bytes and moves the others up.
+ * elements of a piece are widened before it and rounded after it, so that each case is only its function. Long functions - sines,
+ * and all of float64, where a piece has two elements - are not unrolled: their code would be as large as all of the others.
  * Bytes moved: each operand once. 16-bit floats compute in float.
  */
 #include "strided.cuh"
 #include "unary_math.cuh"
 
-#include <string.h>
-
-/* out[j] = f(a[j], b[j]), one element or a pair of 16-bit elements at a time; all [N]. */
-template <int N, typename T, typename G> static __device__ __forceinline__ void in_steps(T *out, const T *a, const T *b, G f) {
-    constexpr int STEP = sizeof(T) == 2 ? 2 : 1, STEPS = N / STEP;
-    typedef XtVector<T, STEP> Word;
-    Word from_a[STEPS], from_b[STEPS], to[STEPS];
-    memcpy(from_a, a, sizeof from_a);
-    memcpy(from_b, b, sizeof from_b);
-    memcpy(to, a, sizeof to);
+/* to[j] = f(a[j], b[j]), all [N]. Registers cannot be indexed at run time, so a loop that is kept works on the first STEP of them and
+ * moves the others up. */
+template <bool KEEP_LOOP, int N, typename W, typename G>
+static __device__ __forceinline__ void apply(XtVector<W, N> &to, XtVector<W, N> a, XtVector<W, N> b, G f) {
+    if constexpr (!KEEP_LOOP) {
+#pragma unroll
+        for (int j = 0; j < N; j++) to.at[j] = f(a.at[j], b.at[j]);
+    } else {
+        constexpr int STEP = N % 2 == 0 && sizeof(W) == sizeof(float) ? 2 : 1;
+        to = a;
 #pragma unroll 1
-    for (int s = 0; s < STEPS; s++) {
-        Word made;
+        for (int s = 0; s < N; s += STEP) {
+            W made[STEP];
 #pragma unroll
-        for (int j = 0; j < STEP; j++) made.at[j] = xt_store<T>(f(xt_load(from_a[0].at[j]), xt_load(from_b[0].at[j])));
+            for (int j = 0; j < STEP; j++) made[j] = f(a.at[j], b.at[j]);
 #pragma unroll
-        for (int k = 0; k + 1 < STEPS; k++) {
-            from_a[k] = from_a[k + 1];
-            from_b[k] = from_b[k + 1];
-            to[k] = to[k + 1];
+            for (int j = 0; j + STEP < N; j++) {
+                a.at[j] = a.at[j + STEP];
+                b.at[j] = b.at[j + STEP];
+                to.at[j] = to.at[j + STEP];
+            }
+#pragma unroll
+            for (int j = 0; j < STEP; j++) to.at[N - STEP + j] = made[j];
         }
-        to[STEPS - 1] = made;
     }
-    memcpy(out, to, sizeof to);
 }
+
+template <typename W, int OP> constexpr bool IS_LONG = sizeof(W) == sizeof(double) || OP == XT_SIN || OP == XT_COS;
 
 template <typename T> struct XtUnaryFn {
     typedef T Out;
@@ -41,20 +44,23 @@ template <typename T> struct XtUnaryFn {
     typedef uint8_t C;
     static constexpr int INPUTS = 1, WIDTH = XT_EACH_WIDTH<T>, GROUP = 4;
     XtUnaryOp op;
-    template <int N> __device__ void run(T *out, const T *xs, const uint8_t *, const uint8_t *) const {
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from, XtPiece<uint8_t, N>, XtPiece<uint8_t, N>) const {
         using W = XtAcc<T>;
+        XtVector<W, N> xs = xt_load(from), ys;
         switch (op) {
-#define XT_X(name, ...)                              \
-    case XT_##name:                                  \
-        return in_steps<N>(out, xs, xs, [](W x, W) { \
-            W y;                                     \
-            __VA_ARGS__;                             \
-            return y;                                \
-        });
+#define XT_X(name, ...)                                          \
+    case XT_##name:                                              \
+        apply<IS_LONG<W, XT_##name>, N>(ys, xs, xs, [](W x, W) { \
+            W y;                                                 \
+            __VA_ARGS__;                                         \
+            return y;                                            \
+        });                                                      \
+        break;
             XT_UNARY_TABLE(XT_X)
 #undef XT_X
-        default: return;
+        default: break;
         }
+        return xt_store<T>(ys);
     }
 };
 
@@ -65,20 +71,23 @@ template <typename T> struct XtUnaryBwdFn {
     typedef uint8_t C;
     static constexpr int INPUTS = 2, WIDTH = XT_EACH_WIDTH<T>, GROUP = 4;
     XtUnaryOp op;
-    template <int N> __device__ void run(T *out, const T *dys, const T *xs, const uint8_t *) const {
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from_dy, XtPiece<T, N> from_x, XtPiece<uint8_t, N>) const {
         using W = XtAcc<T>;
+        XtVector<W, N> dys = xt_load(from_dy), xs = xt_load(from_x), dxs;
         switch (op) {
-#define XT_X(name, ...)                                  \
-    case XT_##name:                                      \
-        return in_steps<N>(out, dys, xs, [](W dy, W x) { \
-            W dx = x;                                    \
-            __VA_ARGS__;                                 \
-            return dx;                                   \
-        });
+#define XT_X(name, ...)                                               \
+    case XT_##name:                                                   \
+        apply<IS_LONG<W, XT_##name>, N>(dxs, dys, xs, [](W dy, W x) { \
+            W dx = x;                                                 \
+            __VA_ARGS__;                                              \
+            return dx;                                                \
+        });                                                           \
+        break;
             XT_UNARY_BWD_TABLE(XT_X)
 #undef XT_X
-        default: return;
+        default: break;
         }
+        return xt_store<T>(dxs);
     }
 };
 
@@ -90,9 +99,12 @@ template <typename T, typename U> struct XtIntegerUnary {
     typedef uint8_t C;
     static constexpr int INPUTS = 1, WIDTH = XT_EACH_WIDTH<T>, GROUP = 4;
     bool negate_all;
-    template <int N> __device__ void run(T *out, const T *x, const uint8_t *, const uint8_t *) const {
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from, XtPiece<uint8_t, N>, XtPiece<uint8_t, N>) const {
+        XtVector<T, N> x = xt_elements(from);
 #pragma unroll
-        for (int j = 0; j < N; j++) out[j] = negate_all || (int64_t)x[j] < 0 ? (T)(U)(U(0) - (U)x[j]) : x[j];
+        for (int j = 0; j < N; j++)
+            if (negate_all || (int64_t)x.at[j] < 0) x.at[j] = (T)(U)(U(0) - (U)x.at[j]);
+        return xt_piece(x);
     }
 };
 

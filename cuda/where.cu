@@ -10,9 +10,13 @@ template <typename T> struct XtChoose {
     typedef T B;
     typedef T C;
     static constexpr int INPUTS = 3, WIDTH = XT_EACH_WIDTH<T>, GROUP = 4;
-    template <int N> __device__ void run(T *out, const uint8_t *condition, const T *a, const T *b) const {
+    template <int N>
+    __device__ XtPiece<T, N> run(XtPiece<uint8_t, N> from_condition, XtPiece<T, N> from_a, XtPiece<T, N> from_b) const {
+        XtVector<uint8_t, N> condition = xt_elements(from_condition);
+        XtVector<T, N> a = xt_elements(from_a), b = xt_elements(from_b);
 #pragma unroll
-        for (int j = 0; j < N; j++) out[j] = condition[j] ? a[j] : b[j];
+        for (int j = 0; j < N; j++) a.at[j] = condition.at[j] ? a.at[j] : b.at[j];
+        return xt_piece(a);
     }
 };
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import xtrain as xt
+import xtrain.functional as F
 from xtrain.optable.table import array
 
 pytestmark = [
@@ -78,3 +79,31 @@ def test_products_against_pytorch(shape, dtype: str) -> None:
         error, peer = ((t.double() - exact).abs().max() / size for t in (ours, theirs))
         unit = {"float32": 2e-7, "float64": 4e-16, "bfloat16": 2**-8, "float16": 2**-11}[dtype]
         assert error <= 2 * peer + unit * (4 + k**0.5 if dtype in ("float32", "float64") else 2), (backend, error, peer)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_a_head_with_an_odd_vocabulary(precision: str) -> None:
+    """linear_cross_entropy with 50257 words: padded rows, and products that are cut at the edge for the matrix units."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    x = torch.randn(600, 384, device="cuda").to(dtype).requires_grad_()
+    w = (torch.randn(50257, 384, device="cuda") * 0.05).to(dtype).requires_grad_()
+    targets = torch.randint(0, 50257, (600,), device="cuda")
+    targets[::7] = -100
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    exact = torch.nn.functional.cross_entropy(wide[0] @ wide[1].t(), targets)
+    exact.backward()
+    torch.nn.functional.cross_entropy((x @ w.t()).float(), targets).backward()
+    ours = [xt.from_dlpack(t.detach()).requires_grad_() for t in (x, w)]
+    xt.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        loss = F.linear_cross_entropy(ours[0], ours[1], xt.from_dlpack(targets))
+        loss.backward()
+    finally:
+        xt.set_float32_matmul_precision("highest")
+    unit = {"float32": 1e-6, "tf32": 2e-3, "bfloat16": 2e-2}[precision]
+    assert loss.item() == pytest.approx(exact.item(), rel=unit)
+    for mine, theirs, want in zip(ours, (x, w), wide, strict=True):
+        size = want.grad.abs().max()
+        error = (torch.from_dlpack(mine.grad).double() - want.grad).abs().max() / size
+        peer = (theirs.grad.double() - want.grad).abs().max() / size
+        assert error <= 2 * peer + unit, (error, peer)

@@ -79,7 +79,7 @@ def test_sample(run) -> None:
         (("train", "--data", "/no/such/place"), 1, "does not exist"),
         (("train", "--model", "gigantic"), 2, "gigantic"),
         (("train", "--device", "tpu"), 2, "tpu"),
-        (("train", "--device", "cuda", "--steps", "1"), 2, "doctor"),
+        (("train", "--device", "cuda:99", "--steps", "1"), 2, "cuda:99"),
         (("train", "--resume", "/no/such/run"), 1, "does not exist"),
         (("sample",), 2, "argument"),
         (("sample", "/no/such/run"), 1, "no such directory"),

@@ -76,6 +76,7 @@ def test_resume_is_bit_identical(tmp_path, data, precision: str) -> None:
     assert (a["loader"], a["rng"], a["step"], a["tokens"]) == (b["loader"], b["rng"], b["step"], b["tokens"])
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("pieces", [2, 3, 4])
 def test_any_split_of_the_batch_gives_the_same_gradient(tmp_path, data, pieces: int) -> None:
     """Also with token counts that differ between the pieces, where averaging means would be wrong."""

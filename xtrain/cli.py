@@ -67,8 +67,8 @@ Measures this machine. Contenders take turns on the same random inputs, after a 
 
 bench gemm: matrix products of every backend beside NumPy, and PyTorch when it is installed.
   --sizes LIST          of squares, training, head (the layers of a 124M model, forward and both gradients), N, MxNxK,
-                        and MxNxK:nt (t: stored transposed) [default squares,training]
-  --dtypes LIST         of float32, bfloat16, float16, float64 [default float32,bfloat16]
+                        and MxNxK:nt (t: stored transposed) [default squares,training; on CUDA 256 to 8192,training]
+  --dtypes LIST         of float32, tf32 (CUDA), bfloat16, float16, float64 [default float32,bfloat16; on CUDA tf32 too]
   --backends LIST       names that xt.gemm_backends(device) lists [default all]
 
 bench ops: every op of the op table, forward and backward, in GB/s beside a measured copy.
@@ -77,7 +77,7 @@ bench ops: every op of the op table, forward and backward, in GB/s beside a meas
 
 both:
   --device NAME         where to measure [default cpu]
-  --threads N           CPU threads; 0 for all [threads; default 0]
+  --threads N           CPU threads; 0 for all; not with CUDA [threads; default 0]
   --json FILE           write every number to FILE
   --plot FILE           draw bars: .png, .svg or .pdf (needs the extra `plot`)
 """

@@ -11,7 +11,7 @@ from . import _C
 _Tensor = _C.Tensor
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
-_gelu = _C.gelu
+_gelu, _linear_cross_entropy = _C.gelu, _C.linear_cross_entropy
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
@@ -154,6 +154,20 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     if weight is not None:
         raise NotImplementedError(f"cross_entropy: weight must be None, got {type(weight).__name__}")
     return _cross_entropy(input, target, ignore_index, reduction)
+
+
+def linear_cross_entropy(x, weight, targets, *, ignore_index=-100, reduction="mean"):
+    """cross_entropy(linear(x, weight), targets): the head of a language model and its loss in one op.
+
+    x [rows, C], weight [V, C] of one dtype, targets [rows] int64 or int32 -> scalar for reduction "mean" (over the rows
+    that are not ignored) or "sum", [rows] for "none", in nats; float32 (float64 for float64). Rows whose target is
+    ignore_index count nothing; when all are, the mean is NaN. IndexError names the position of a target outside [0, V).
+
+    The logits stay inside, so their rows are aligned to 16 bytes whatever V is, and the backward turns them into their
+    own gradient: one buffer [rows, V] is alive where the two functions need two. A second backward through the same
+    graph (retain_graph=True) computes the logits again. On the CPU the bits are those of the two functions.
+    """
+    return _linear_cross_entropy(x, weight, targets, ignore_index=ignore_index, reduction=reduction)
 
 
 def dropout(input, p=0.5, training=True):

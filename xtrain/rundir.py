@@ -72,6 +72,8 @@ def resolve_device(name: str) -> str:
         raise ConfigError(
             f"device must be cpu, because no usable CUDA device was found, got {name!r}; see xtrain doctor"
         )
+    if device.type != "cpu" and (device.index or 0) >= cuda.device_count():
+        raise ConfigError(f"device must be one of the {cuda.device_count()} CUDA devices, counted from 0, got {name!r}")
     return name
 
 

@@ -259,6 +259,13 @@ XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out) {
     return XT_OK;
 }
 
+XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
+    XtStatus status = xt_node_saved(node, slot, out);
+    if (status != XT_OK) *out = NULL;
+    else node->saved[slot].tensor = NULL;
+    return status;
+}
+
 bool xt_node_needs(const XtNode *node, int input) { return node->edges[input].node || node->edges[input].leaf; }
 
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor) {

@@ -104,6 +104,8 @@ void xt_node_release(XtNode *node);
 XtStatus xt_node_save(XtNode *node, const XtTensor *tensor);
 /* The saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it was changed in place since, or freed by an earlier backward. */
 XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
+/* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new. */
+XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out);
 bool xt_node_needs(const XtNode *node, int input);
 /* Makes `tensor` output `index` of node. */
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor);

@@ -3,7 +3,7 @@
  *     forward    lse = m + log sum_v exp(x_v - m),  m = max_v x_v;   loss = lse - x_target
  *     backward   d lse / dx_v = exp(x_v - lse), hence  dx_v = (exp(x_v - lse) - [v == target]) dloss scale
  *
- * The probabilities are never stored: the backward makes them again from the logits and lse.
+ * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart.
  */
 #ifndef T
 #include "kernel.h"
@@ -43,7 +43,7 @@ XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
 XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, int64_t end) {
     const XtCrossEntropyFwd *p = context;
     for (int64_t r = begin; r < end; r++) {
-        const T *x = (const T *)p->logits + r * p->vocab; /* [vocab] */
+        const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
         int64_t target = p->targets[r];
         ACC max = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : max)
@@ -69,8 +69,8 @@ XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, in
 XT_FAST static XtStatus NAME(cross_entropy_bwd)(void *context, int64_t begin, int64_t end) {
     const XtCrossEntropyBwd *p = context;
     for (int64_t r = begin; r < end; r++) {
-        const T *x = (const T *)p->logits + r * p->vocab; /* [vocab] */
-        T *dx = (T *)p->dlogits + r * p->vocab;           /* [vocab] */
+        const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
+        T *dx = (T *)p->dlogits + r * p->ld;           /* [vocab] */
         int64_t target = p->targets[r];
         if (target == p->ignore_index) { /* even where the logits are not finite */
             memset(dx, 0, (size_t)p->vocab * sizeof(T));

@@ -11,14 +11,24 @@
 
 typedef enum Reduction { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE } Reduction;
 
-static XtStatus reduction_of(const XtArg *arg, Reduction *out) {
-    static const char *const names[] = {"mean", "sum", "none"};
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(arg->s, names[i])) continue;
-        *out = (Reduction)i;
-        return XT_OK;
-    }
-    return xt_error(XT_VALUE_ERROR, "cross_entropy: reduction must be 'mean', 'sum' or 'none', got '%s'", arg->s);
+/* Assumes that xt_check_targets has seen it. */
+static Reduction reduction_of(const XtArg *arg) {
+    return !strcmp(arg->s, "mean") ? REDUCE_MEAN : !strcmp(arg->s, "sum") ? REDUCE_SUM : REDUCE_NONE;
+}
+
+XtStatus xt_check_targets(const XtCall *c, int first, const char *arg_x, const XtTensor *x, const char *arg_targets) {
+    const XtTensor *targets = c->arg[first].tensor;
+    const char *reduction = c->arg[first + 2].s;
+    XtStatus status = XT_OK;
+    if (strcmp(reduction, "mean") && strcmp(reduction, "sum") && strcmp(reduction, "none"))
+        return xt_error(XT_VALUE_ERROR, "%s: reduction must be 'mean', 'sum' or 'none', got '%s'", c->op->name, reduction);
+    if (targets->dtype != XT_INT64 && targets->dtype != XT_INT32)
+        return xt_error(XT_TYPE_ERROR, "%s: %s must be int64 or int32 class indices, got %s", c->op->name, arg_targets,
+                        xt_dtype_name(targets->dtype));
+    XT_TRY(xt_check_shape(c->op, arg_targets, targets, 1, x->shape));
+    XT_TRY(xt_check_device(c->op, arg_x, x, arg_targets, targets));
+done:
+    return status;
 }
 
 static XtStatus total(XtTensor *rows, XtTensor **out) {
@@ -49,48 +59,37 @@ done:
     return status;
 }
 
-static XtStatus forward(XtCall *c) {
-    XtTensor *given = c->arg[0].tensor, *labels = c->arg[1].tensor;
-    XtTensor *logits = NULL, *targets = NULL, *losses = NULL, *lse = NULL, *sum = NULL, *count = NULL;
-    Reduction reduction = REDUCE_MEAN;
+XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) {
+    XtTensor *targets = NULL, *losses = NULL, *lse = NULL, *sum = NULL, *count = NULL;
+    Reduction reduction = reduction_of(&c->arg[first + 2]);
+    XtDtype acc = xt_dtype_accumulator(logits->dtype);
     XtStatus status = XT_OK;
-    XT_TRY(reduction_of(&c->arg[3], &reduction));
-    XT_TRY(xt_check_float(c->op, "input", given));
-    XT_TRY(xt_check_ndim(c->op, "input", given, 2, 2));
-    if (labels->dtype != XT_INT64 && labels->dtype != XT_INT32)
-        return xt_error(XT_TYPE_ERROR, "cross_entropy: target must be int64 or int32 class indices, got %s",
-                        xt_dtype_name(labels->dtype));
-    XT_TRY(xt_check_shape(c->op, "target", labels, 1, given->shape));
-    XT_TRY(xt_check_device(c->op, "input", given, "target", labels));
-    XT_TRY(xt_dense(given, &logits));
-    XT_TRY(xt_cast(labels, XT_INT64, &targets));
-    XtDtype acc = xt_dtype_accumulator(given->dtype);
-    XT_TRY(xt_empty_shape(logits, acc, 1, given->shape, &losses));
-    XT_TRY(xt_empty_shape(logits, acc, 1, given->shape, &lse));
+    XT_TRY(xt_cast(c->arg[first].tensor, XT_INT64, &targets));
+    XT_TRY(xt_empty_shape(logits, acc, 1, logits->shape, &losses));
+    XT_TRY(xt_empty_shape(logits, acc, 1, logits->shape, &lse));
     XtCrossEntropyFwd p = {.losses = losses->data,
                            .lse = lse->data,
                            .logits = logits->data,
                            .targets = targets->data,
-                           .dtype = given->dtype,
-                           .rows = given->shape[0],
-                           .vocab = given->shape[1],
-                           .ignore_index = c->arg[2].i};
+                           .dtype = logits->dtype,
+                           .rows = logits->shape[0],
+                           .vocab = logits->shape[1],
+                           .ld = ld,
+                           .ignore_index = c->arg[first + 1].i};
     XT_TRY(xt_backend_of(logits)->cross_entropy_fwd(&p));
     if (reduction != REDUCE_NONE) XT_TRY(total(losses, &sum));
     if (reduction == REDUCE_MEAN) {
-        XT_TRY(count_rows(targets, c->arg[2].i, acc, &count));
+        XT_TRY(count_rows(targets, p.ignore_index, acc, &count));
         XT_TRY(xt_binary(XT_DIV, sum, count, &c->out[0]));
     } else {
         c->out[0] = sum ? sum : losses;
         xt_tensor_retain(c->out[0]);
     }
     c->out_count = 1;
-    XT_TRY(xt_save(c, logits));
     XT_TRY(xt_save(c, targets));
     XT_TRY(xt_save(c, lse));
     XT_TRY(xt_save(c, count));
 done:
-    xt_tensor_release(logits);
     xt_tensor_release(targets);
     xt_tensor_release(losses);
     xt_tensor_release(lse);
@@ -99,30 +98,54 @@ done:
     return status;
 }
 
-static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *logits, *targets, *lse, *count, *dloss = NULL;
+XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
+                               int64_t ld) {
+    XtTensor *targets, *lse, *count, *share = NULL; /* share: of each row, [rows] or one value */
     XtStatus status = XT_OK;
-    XT_TRY(xt_node_saved(n, 0, &logits));
-    XT_TRY(xt_node_saved(n, 1, &targets));
-    XT_TRY(xt_node_saved(n, 2, &lse));
-    XT_TRY(xt_node_saved(n, 3, &count));
-    if (count) XT_TRY(xt_binary(XT_DIV, dout[0], count, &dloss));
-    else XT_TRY(xt_dense(dout[0], &dloss));
-    XT_TRY(xt_empty_like(logits, &din[0]));
-    XtCrossEntropyBwd p = {.dlogits = din[0]->data,
+    XT_TRY(xt_node_saved(n, slot, &targets));
+    XT_TRY(xt_node_saved(n, slot + 1, &lse));
+    XT_TRY(xt_node_saved(n, slot + 2, &count));
+    if (count) XT_TRY(xt_binary(XT_DIV, dloss, count, &share));
+    else XT_TRY(xt_dense(dloss, &share));
+    XtCrossEntropyBwd p = {.dlogits = dlogits->data,
                            .logits = logits->data,
                            .lse = lse->data,
-                           .dlosses = dloss->data,
+                           .dlosses = share->data,
                            .targets = targets->data,
                            .dtype = logits->dtype,
                            .rows = logits->shape[0],
                            .vocab = logits->shape[1],
-                           .ignore_index = xt_node_args(n)[2].i,
-                           .dloss_stride = dloss->ndim ? 1 : 0,
+                           .ld = ld,
+                           .ignore_index = xt_node_args(n)[first + 1].i,
+                           .dloss_stride = share->ndim ? 1 : 0,
                            .scale = 1.0};
     XT_TRY(xt_backend_of(logits)->cross_entropy_bwd(&p));
 done:
-    xt_tensor_release(dloss);
+    xt_tensor_release(share);
+    return status;
+}
+
+static XtStatus forward(XtCall *c) {
+    XtTensor *given = c->arg[0].tensor, *logits = NULL;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_float(c->op, "input", given));
+    XT_TRY(xt_check_ndim(c->op, "input", given, 2, 2));
+    XT_TRY(xt_check_targets(c, 1, "input", given, "target"));
+    XT_TRY(xt_dense(given, &logits));
+    XT_TRY(xt_save(c, logits));
+    XT_TRY(xt_rows_loss(c, 1, logits, logits->shape[1]));
+done:
+    xt_tensor_release(logits);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtTensor *logits;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_node_saved(n, 0, &logits));
+    XT_TRY(xt_empty_like(logits, &din[0]));
+    XT_TRY(xt_rows_loss_gradient(n, 1, 1, dout[0], logits, din[0], logits->shape[1]));
+done:
     return status;
 }
 

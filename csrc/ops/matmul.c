@@ -131,6 +131,7 @@ XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *b
     p.lda = l.ld;
     p.ldb = r.ld;
     p.ldc = p.n > 0 ? p.n : 1;
+    if (p.m > 1 && out->strides[out->ndim - 2] > p.ldc) p.ldc = out->strides[out->ndim - 2];
     fold_rows(&p);
     XT_TRY(gemm->run(&p));
 done:

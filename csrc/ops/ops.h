@@ -110,6 +110,7 @@ XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **ou
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
+    X(linear_cross_entropy)                                                                                                    \
     /* optimizer.c */                                                                                                          \
     X(adamw_) X(clip_grad_norm_)
 /* clang-format on */
@@ -161,12 +162,24 @@ XtStatus xt_unary(XtUnaryOp op, XtTensor *x, XtTensor **out);
 
 /* ---- matrix products (ops/matmul.c) ------------------------------------------------------------------------------------------ */
 
-/* out = a b + (accumulate ? out : 0) over the last two dims, batch dims broadcasting to out's; out dense; all of one dtype, at least 2-D.
+/* out = a b + (accumulate ? out : 0) over the last two dims, batch dims broadcasting to out's; all of one dtype, at least 2-D.
+ * out is dense, or a matrix whose rows lie further apart.
  * Transposes are read from the strides; operands are copied only when no leading dimension can describe them. */
 XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out);
 /* din[input] = a b with the input's shape, added straight to the sum under way where the tape allows. */
 XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, const char *backend, XtTensor **din);
 /* View with the last two dims swapped. */
 XtStatus xt_transposed(const XtTensor *t, XtTensor **out);
+
+/* ---- cross entropy of rows of logits (ops/cross_entropy.c) --------------------------------------------------------------------
+ * Ops whose arguments `first`, first + 1 and first + 2 are targets, ignore_index and reduction. Logits are [rows, V], rows ld apart. */
+
+/* Checks the three: targets must be class indices, one for each row of x, on its device. */
+XtStatus xt_check_targets(const XtCall *c, int first, const char *arg_x, const XtTensor *x, const char *arg_targets);
+/* Sets out[0] to the reduced loss and saves three tensors: int64 targets, lse [rows], the number of rows that count or NULL. */
+XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld);
+/* dlogits from logits, which it may be, and from the three tensors saved from slot `slot` on. */
+XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
+                               int64_t ld);
 
 #endif

@@ -6,7 +6,8 @@
 A step is forward, backward, clipping and AdamW on random tokens that lie on the device. Contenders take turns, `rounds` bursts of `steps`
 steps each; a burst is timed from an idle device to an idle device. Printed: medians of tokens per second, the ratio to PyTorch eager, the
 most device memory in use, and xtrain's kernel launches, waits and copies per step. `--looped` adds the naive way, one sequence after the
-other. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
+other. float32 is strict, tf32 lets both sides round operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here
+and autocast there. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
 faster form.
 """
 
@@ -39,7 +40,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        return F.rms_norm(x, self.weight.shape, self.weight, 1e-6)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), 1e-6)
 
 
 class Block(nn.Module):
@@ -90,11 +91,13 @@ class TorchModel(nn.Module):
         self.register_buffer("sin", angle.sin())
 
     def forward(self, ids, targets):
-        x = self.embed(ids)
+        x, cos, sin = self.embed(ids), self.cos, self.sin
+        if torch.is_autocast_enabled():
+            x, cos, sin = x.bfloat16(), cos.bfloat16(), sin.bfloat16()
         for block in self.blocks:
-            x = block(x, self.cos, self.sin)
+            x = block(x, cos, sin)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def random_tokens(batch: int, length: int, vocab: int):
@@ -103,10 +106,12 @@ def random_tokens(batch: int, length: int, vocab: int):
 
 
 class Xtrain:
-    def __init__(self, name: str, looped: bool = False) -> None:
+    def __init__(self, name: str, bf16: bool, looped: bool = False) -> None:
         batch, length, shape = CONFIGS[name]
         config = Qwen3Config(**shape)
         self.model = Qwen3(config).to("cuda")
+        if bf16:
+            self.model.bfloat16()
         self.optimizer = xt.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
         ids, targets = random_tokens(batch, length, config.vocab_size)
         rows = [slice(i, i + 1) for i in range(batch)] if looped else [slice(0, batch)]
@@ -144,8 +149,9 @@ class Xtrain:
 
 
 class Torch:
-    def __init__(self, name: str, compiled: bool) -> None:
+    def __init__(self, name: str, bf16: bool, compiled: bool) -> None:
         batch, length, shape = CONFIGS[name]
+        self.bf16 = bf16
         self.model = TorchModel(shape, length).cuda()
         self.loss = torch.compile(self.model) if compiled else self.model
         self.optimizer = torch.optim.AdamW(
@@ -154,7 +160,9 @@ class Torch:
         self.ids, self.targets = (torch.from_numpy(a).cuda() for a in random_tokens(batch, length, shape["vocab_size"]))
 
     def step(self) -> None:
-        self.loss(self.ids, self.targets).backward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16):
+            loss = self.loss(self.ids, self.targets)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -177,11 +185,12 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, steps
     tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     xt.set_float32_matmul_precision("high" if tf32 else "highest")
+    bf16 = precision == "bfloat16"
     make = {
-        "xtrain": lambda: Xtrain(name),
-        "looped": lambda: Xtrain(name, looped=True),
-        "eager": lambda: Torch(name, False),
-        "compile": lambda: Torch(name, True),
+        "xtrain": lambda: Xtrain(name, bf16),
+        "looped": lambda: Xtrain(name, bf16, looped=True),
+        "eager": lambda: Torch(name, bf16, False),
+        "compile": lambda: Torch(name, bf16, True),
     }
     batch, length, _ = CONFIGS[name]
     rows = []

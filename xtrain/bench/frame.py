@@ -26,33 +26,63 @@ TURNS = 9
 ENOUGH = 2.0  # seconds of measurement after which a slow contender has had turns enough ...
 FEWEST = 3  # ... if it has had this many
 
+# A device that works while the host goes on needs no pauses, and is steadier.
+TURNS_ON_DEVICE = 5
+ENOUGH_ON_DEVICE = 0.3
+MOST_CALLS = 4096  # that wait in the queue of a device
 
-def measure(contenders: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+
+def burst(call: Callable[[], Any], count: int, wait: Callable[[], Any] | None) -> float:
+    """Seconds of `count` calls; on a device, from when it has nothing to do until it has nothing to do again."""
+    if wait is not None:
+        wait()
+    begun = time.perf_counter()
+    for _ in range(count):
+        call()
+    if wait is not None:
+        wait()
+    return time.perf_counter() - begun
+
+
+def calls_of_a_turn(call: Callable[[], Any], wait: Callable[[], Any] | None) -> int:
+    """How many calls take about BURST seconds. One call on a device is mostly the wait: more are tried."""
+    if wait is None:
+        return max(1, round(BURST / max(burst(call, 1, None), 1e-7)))
+    count = 1
+    while True:
+        spent = max(burst(call, count, wait), 1e-7)
+        fitting = min(MOST_CALLS, max(1, round(count * BURST / spent)))
+        if spent >= BURST / 4 or fitting <= count:
+            return fitting
+        count = min(8 * count, fitting)
+
+
+def measure(
+    contenders: Mapping[Any, Callable[[], Any]], wait: Callable[[], Any] | None = None
+) -> dict[Any, list[float]]:
     """Seconds per call, one number a turn, of every contender.
 
     Contenders take turns, in an order that is reversed every time, so that a change of the machine's clock or load
     meets all of them. A turn repeats the call for about BURST seconds; a quick call runs once before the clock starts,
     to wake threads and fill caches. The first call of all is a warm-up.
+
+    wait: returns when the device has done all it was asked for. Without it, a call's work is done when it returns.
     """
+    turns, pause, enough = (TURNS, PAUSE, ENOUGH) if wait is None else (TURNS_ON_DEVICE, 0.0, ENOUGH_ON_DEVICE)
     calls, times = {}, {name: [] for name in contenders}
     for name, call in contenders.items():
         call()
-        begun = time.perf_counter()
-        call()
-        calls[name] = max(1, round(BURST / max(time.perf_counter() - begun, 1e-7)))
-    for turn in range(TURNS):
+        calls[name] = calls_of_a_turn(call, wait)
+    for turn in range(turns):
         for name in list(contenders) if turn % 2 == 0 else list(contenders)[::-1]:
             call, count = contenders[name], calls[name]
             spent = sum(times[name]) * count
-            if len(times[name]) >= FEWEST and spent > ENOUGH:
+            if len(times[name]) >= FEWEST and spent > enough:
                 continue
-            time.sleep(PAUSE)
+            time.sleep(pause)
             if count > 1:
                 call()
-            begun = time.perf_counter()
-            for _ in range(count):
-                call()
-            times[name].append((time.perf_counter() - begun) / count)
+            times[name].append(burst(call, count, wait) / count)
     return times
 
 
@@ -87,8 +117,10 @@ def machine(device: str) -> dict[str, Any]:
     from .._version import __version__
 
     info = _C.build_info()
+    gpu = {} if device == "cpu" else {"gpu": _C.cuda_info(_C.device(device))}
     return {
         "device": device,
+        **gpu,
         "cpu": cpu_name(),
         "processors": os.cpu_count(),
         "cpu_features": _C.cpu_features(),
@@ -105,6 +137,13 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def headline(facts: Mapping[str, Any]) -> str:
+    if "gpu" in facts:
+        gpu = facts["gpu"]
+        runtime, driver = (f"{gpu[part] // 1000}.{gpu[part] % 1000 // 10}" for part in ("runtime", "driver"))
+        return (
+            f"{gpu['name']} ({facts['device']}), CUDA {runtime} (driver {driver}), xtrain {facts['xtrain']}, "
+            f"Python {facts['python']}"
+        )
     return (
         f"{facts['cpu']}, {facts['threads']} threads, xtrain {facts['xtrain']} ({facts['compiler']}), "
         f"NumPy {facts['numpy']}, Python {facts['python']}"
@@ -145,10 +184,12 @@ def choose_device(text: str) -> str:
     return str(device)
 
 
-def check_threads(count: int) -> None:
-    """Use this many threads; 0 leaves xtrain's own choice."""
+def check_threads(count: int, device: str = "cpu") -> None:
+    """Use this many threads; 0 leaves xtrain's own choice. Refused for a device that has no use for them."""
     from .. import _C
 
+    if count and device != "cpu":
+        raise ConfigError(f"--threads is for the CPU; a benchmark of {device} does not depend on it: leave it out")
     if not 0 <= count <= 1024:
         raise ConfigError(f"--threads must be in [0, 1024], got {count}")
     if count:

@@ -3,10 +3,14 @@
 A product is C[M, N] = op(A) op(B) with K terms. The training shapes are those of a 124M model (C = 768, F = 3072,
 V = 50257) on 512 tokens: `nt` is the forward X W^T, `nn` the input's gradient dY W, `tn` the weight's gradient dY^T X;
 a letter says whether the stored matrix is read as it is (n) or transposed (t).
+
+On a CUDA device the baselines are cuBLAS, which is one of the backends, and PyTorch; inputs are drawn there, a sample
+of each result is judged here. "tf32" is float32 whose products may use TF32 units.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -17,11 +21,13 @@ import numpy as np
 
 from .. import _C
 from ..errors import ConfigError
-from . import frame, peers
+from . import accelerator, frame, peers
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+CUDA_DTYPES = ("float32", "tf32", "bfloat16", "float16", "float64")
 SLOW = 2.2e9  # operations above which the naive backend runs only when it is asked for: it would take seconds a turn
-ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+SLOW_ON_CUDA = 2e12
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 @dataclass(frozen=True)
@@ -108,34 +114,60 @@ def worst_error(out: Any, a: np.ndarray, b: np.ndarray, dtype: str) -> float:
     of the accumulator of the sum of |a| |b|.
     """
     rows, cols = (np.unique(np.linspace(0, n - 1, m).astype(int)) for n, m in ((a.shape[0], 8), (b.shape[1], 512)))
-    a, b = a[rows].astype(np.float64), b[:, cols].astype(np.float64)
-    exact = a @ b
+    return sample_error(out[np.ix_(rows, cols)], a[rows].astype(np.float64), b[:, cols].astype(np.float64), dtype)
+
+
+def sample_error(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: str) -> float:
+    """The same of a sample `out` [rows, cols] of the product of A's rows a and B's columns b. TF32 units drop bits of
+    both operands: 2^-10 of each.
+    """
+    exact, terms = a @ b, np.abs(a) @ np.abs(b)
     accumulator = ROUNDOFF["float64" if dtype == "float64" else "float32"]
-    bound = ROUNDOFF[dtype] * np.abs(exact) + (a.shape[1] + 2) * accumulator * (np.abs(a) @ np.abs(b)) + 1e-300
-    ratio = np.abs(out[np.ix_(rows, cols)] - exact) / bound
+    bound = ROUNDOFF[dtype] * np.abs(exact) + (a.shape[1] + 2) * accumulator * terms + 1e-300
+    if dtype == "tf32":
+        bound += 2 * 2.0**-10 * terms
+    ratio = np.abs(out - exact) / bound
     return float(ratio.max()) if np.isfinite(ratio).all() else math.inf
 
 
-def contenders(
-    shape: Shape, dtype: str, backends: list[str], explicit: bool, device: str, torch: Any
-) -> tuple[dict[str, Callable[[], Any]], list[str], np.ndarray, np.ndarray]:
-    """(name -> call, names left out, A, B as arrays)."""
+Calls = dict[str, Callable[[], Any]]
+Judge = Callable[[Any], float]
+
+
+def contenders(shape: Shape, dtype: str, backends: list[str], torch: Any) -> tuple[Calls, Judge]:
+    """(name -> call, what gives the error of a result) on the CPU."""
     ta, tb, a, b = operands(shape, dtype)
-    if device != "cpu":
-        ta, tb = (_C.to_device(t, _C.device(device)) for t in (ta, tb))
-    calls: dict[str, Callable[[], Any]] = {}
-    left_out = []
-    for name in backends:
-        if name == "naive" and shape.operations > SLOW and not explicit:
-            left_out.append(name)
-            continue
-        calls[name] = lambda name=name: _C.matmul(ta, tb, backend=name)
+    calls: Calls = {name: lambda name=name: _C.matmul(ta, tb, backend=name) for name in backends}
     product = peers.numpy_product(dtype, a, b)
     if product is not None:
         calls["NumPy"] = product
-    if torch is not None and (device == "cpu" or torch.cuda.is_available()):
-        calls["PyTorch"] = peers.torch_product(torch, dtype, a, b, device)
-    return calls, left_out, a, b
+    if torch is not None:
+        calls["PyTorch"] = peers.torch_product(torch, dtype, a, b)
+    return calls, lambda out: worst_error(host(out), a, b, dtype)
+
+
+def cuda_contenders(shape: Shape, dtype: str, backends: list[str], device: str, torch: Any) -> tuple[Calls, Judge]:
+    """The same on a CUDA device, where A and B are drawn; PyTorch reads the same memory. Only samples come to the host:
+    some eight rows of A and 512 columns of B, and of a result where they meet.
+    """
+    kind = "float32" if dtype == "tf32" else dtype
+    pair = []
+    for rows, cols, letter in ((shape.m, shape.k, shape.layout[0]), (shape.k, shape.n, shape.layout[1])):
+        stored = (cols, rows) if letter == "t" else (rows, cols)
+        t = _C.normal(stored, 0.0, 1.0, getattr(_C, kind), _C.device(device))
+        pair.append(_C.transpose(t, 0, 1) if letter == "t" else t)
+    ta, tb = pair
+    calls: Calls = {name: lambda name=name: _C.matmul(ta, tb, backend=name) for name in backends}
+    if torch is not None:
+        calls["PyTorch"] = peers.torch_call(torch, torch.from_dlpack(ta), torch.from_dlpack(tb))
+    a, b = accelerator.to_host(accelerator.spread(ta, 0, 8)), accelerator.to_host(accelerator.spread(tb, 1, 512))
+
+    def judge(out: Any) -> float:
+        mine = out if isinstance(out, _C.Tensor) else _C.from_dlpack(out)
+        sample = accelerator.spread(accelerator.spread(mine, 0, 8), 1, 512)
+        return sample_error(accelerator.to_host(sample), a, b, dtype)
+
+    return calls, judge
 
 
 def host(out: Any) -> np.ndarray:
@@ -143,17 +175,31 @@ def host(out: Any) -> np.ndarray:
     if isinstance(out, np.ndarray):
         return out.astype(np.float64)
     if isinstance(out, _C.Tensor):
-        return _C.to_device(_C.cast(out, _C.float64), _C.device("cpu")).numpy()
-    return out.double().cpu().numpy()
+        return _C.cast(out, _C.float64).numpy()
+    return out.double().numpy()
 
 
 def bench_shape(
     shape: Shape, dtype: str, backends: list[str], explicit: bool, device: str, torch: Any
 ) -> list[dict[str, Any]]:
     """One record for every contender: milliseconds, GFLOP/s, part of the best, ratios to peers, error / tolerance."""
-    calls, left_out, a, b = contenders(shape, dtype, backends, explicit, device, torch)
-    errors = {name: worst_error(host(call()), a, b, dtype) for name, call in calls.items()}
-    times = frame.measure(calls)
+    cuda = accelerator.on_cuda(device)
+    slow = shape.operations > (SLOW_ON_CUDA if cuda else SLOW) and not explicit
+    left_out = [name for name in backends if name == "naive" and slow]
+    run = [name for name in backends if name not in left_out]
+    wait = accelerator.waiter(device, torch)
+    with accelerator.precision(dtype == "tf32", torch) if cuda else contextlib.nullcontext():
+        calls, judge = (
+            cuda_contenders(shape, dtype, run, device, torch) if cuda else contenders(shape, dtype, run, torch)
+        )
+        errors = {}
+        for name, call in calls.items():
+            out = call()
+            if wait is not None:
+                wait()
+            errors[name] = judge(out)
+            del out
+        times = frame.measure(calls, wait)
     speed = {name: shape.operations / (frame.summary(t)["ms"] * 1e6) for name, t in times.items()}
     best = max(speed.values())
     records = []
@@ -169,6 +215,8 @@ def bench_shape(
             "error_over_tolerance": errors[name] if math.isfinite(errors[name]) else None,
             "right": errors[name] <= 1,
         }
+        if cuda:
+            record["percent_of_cublas"] = 100 * (speed[name] / speed["cublas"]) if "cublas" in speed else None
         for peer in ("NumPy", "PyTorch"):
             record[f"x_{peer.lower()}"] = speed[name] / speed[peer] if peer in speed else None
         records.append(record)
@@ -180,14 +228,16 @@ def bench_shape(
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "sizes": "squares,training",
-    "dtypes": "float32,bfloat16",
+    "sizes": None,
+    "dtypes": None,
     "backends": None,
     "device": "cpu",
     "threads": 0,
     "json": None,
     "plot": None,
 }
+DEFAULTS = {"sizes": "squares,training", "dtypes": "float32,bfloat16"}
+CUDA_DEFAULTS = {"sizes": "256,512,1024,2048,4096,8192,training", "dtypes": "float32,tf32,bfloat16"}
 HEADER = (
     "shape M x N x K",
     "layout",
@@ -200,6 +250,7 @@ HEADER = (
     "x NumPy",
     "x PyTorch",
 )
+CUDA_HEADER = (*HEADER[:6], "TFLOP/s", "% of cublas", "% of best", "x PyTorch")
 
 
 def row(record: dict[str, Any]) -> list[str]:
@@ -208,44 +259,66 @@ def row(record: dict[str, Any]) -> list[str]:
         return [*start, "left out", "", "", "", ""]
     ratios = [f"{record[key]:.2f}" if record[key] is not None else "" for key in ("x_numpy", "x_pytorch")]
     start[-1] += "" if record["right"] else " WRONG"
+    if "percent_of_cublas" in record:
+        part = record["percent_of_cublas"]
+        parts = [f"{part:.1f}" if part is not None else "", f"{record['percent_of_best']:.1f}"]
+        return [*start, f"{record['ms']:.4f}", f"{record['gflops'] / 1e3:.2f}", *parts, ratios[1]]
     return [*start, f"{record['ms']:.3f}", f"{record['gflops']:.1f}", f"{record['percent_of_best']:.0f}", *ratios]
 
 
 def command(values: dict[str, Any]) -> int:
     """Measure and print; 1 when a contender computed a wrong product, else 0."""
     device = frame.choose_device(values["device"])
+    cuda = accelerator.on_cuda(device)
+    defaults, known_dtypes = (CUDA_DEFAULTS, CUDA_DTYPES) if cuda else (DEFAULTS, DTYPES)
+    explicit = values["backends"] is not None
     known = _C.gemm_backends(_C.device(device))
     backends = frame.choose("backends", values["backends"], known, known)
-    dtypes = frame.choose("dtypes", values["dtypes"], DTYPES, DTYPES)
-    shapes = parse_sizes(values["sizes"])
+    dtypes = frame.choose("dtypes", values["dtypes"], known_dtypes, defaults["dtypes"].split(","))
+    shapes = parse_sizes(defaults["sizes"] if values["sizes"] is None else values["sizes"])
     frame.check_output("json", values["json"])
     frame.check_plot(values["plot"])
     frame.check_different("json", values["json"], "plot", values["plot"])
-    frame.check_threads(values["threads"])
+    frame.check_threads(values["threads"], device)
     threads = _C.get_num_threads()
-    numpy_blas = peers.NumPyBlas()
-    numpy_blas.set_threads(threads)
-    torch = peers.find_torch(threads)
+    torch = accelerator.find_torch(peers.find_torch(threads), device)
+    missing: list[str] = []
+    state = _C.get_rng_state()
+    if cuda:
+        backends, missing = accelerator.usable(backends, device, explicit)
 
     facts = frame.machine(device)
-    facts["xtrain_core"], facts["numpy_core"] = peers.xtrain_core(facts["blas"]), numpy_blas.core
     facts["torch"] = torch.__version__ if torch is not None else None
+    if not cuda:
+        numpy_blas = peers.NumPyBlas()
+        numpy_blas.set_threads(threads)
+        facts["xtrain_core"], facts["numpy_core"] = peers.xtrain_core(facts["blas"]), numpy_blas.core
     print(frame.headline(facts) + (f", PyTorch {facts['torch']}" if torch is not None else ", no PyTorch here"))
-    print(peers.cores_line(facts["xtrain_core"], facts["numpy_core"]))
+    print(f"cuBLAS: {facts['gpu']['blas']}" if cuda else peers.cores_line(facts["xtrain_core"], facts["numpy_core"]))
+    for line in missing:
+        print(line)
+    turns = frame.TURNS_ON_DEVICE if cuda else frame.TURNS
     print(
-        f"medians of up to {frame.TURNS} alternating turns, normal random data, a new result each call, inputs warm; "
+        f"medians of up to {turns} alternating turns, normal random data, a new result each call, inputs warm; "
         "ratios are of speed, above 1 is faster"
     )
     names = [[shape.name for shape in shapes], [], [shape.label for shape in shapes], dtypes, [*backends, "PyTorch"]]
-    table = frame.Table(HEADER, [*map(frame.longest, names), len("left out")], right=range(5, 10))
+    header = CUDA_HEADER if cuda else HEADER
+    table = frame.Table(header, [*map(frame.longest, names), len("left out")], right=range(5, 10))
     records: list[dict[str, Any]] = []
-    for dtype in dtypes:
-        for shape in shapes:
-            for record in bench_shape(shape, dtype, backends, values["backends"] is not None, device, torch):
-                table.add(row(record))
-                records.append(record)
+    try:
+        for dtype in dtypes:
+            for shape in shapes:
+                _C.manual_seed(0)
+                for record in bench_shape(shape, dtype, backends, explicit, device, torch):
+                    table.add(row(record))
+                    records.append(record)
+                accelerator.release(device, torch)
+    finally:
+        _C.set_rng_state(state)
     if any(record.get("left_out") for record in records):
-        print(f"left out: the naive backend above {SLOW / 1e9:g} GFLOP; --backends naive,... runs it")
+        limit = (SLOW_ON_CUDA if cuda else SLOW) / 1e9
+        print(f"left out: the naive backend above {limit:g} GFLOP; --backends naive,... runs it")
     bad = [record for record in records if not record.get("right", True)]
     for record in bad:
         print(f"wrong result: {record['contender']}, {record['shape']} {record['layout']}, {record['dtype']}")

@@ -5,11 +5,17 @@ backward. What an op reads again (a backward its inputs, for example) counts as 
 that in-place entries of the table make of their input. A copy of 24 MiB, the faster one of xtrain's and NumPy's, is
 measured in the same run; "% of copy" is the part of its rate that an op reaches. Products and attention are bound by
 arithmetic: `xtrain bench gemm` compares their backends; the naive product, which needs seconds, is left out here.
+
+On a CUDA device a tensor is several times the L2 cache, or there are several sets of inputs, used in turn; the copy is
+one of 1 GiB, by xtrain or by PyTorch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +23,8 @@ import numpy as np
 
 from .. import _C
 from ..optable import TABLE, judge, sizes
-from ..optable.table import FLOATS, Case, Op, as_list, outputs_of, tensor, upstream
-from . import frame, peers
+from ..optable.table import FLOATS, Case, N, Op, as_list, outputs_of, tensor, upstream
+from . import accelerator, frame, peers
 
 OPTIONS = {"op": None, "dtypes": "float32", "device": "cpu", "threads": 0, "json": None, "plot": None}
 HEADER = ("op", "inputs", "dtype", "backend", "forward ms", "GB/s", "% of copy", "x PyTorch")
@@ -36,97 +42,173 @@ def entries_of(ops: Sequence[str], dtype: str) -> list[Op]:
     return list({entry.id: entry for entry in chosen.values()}.values())
 
 
-def copy_rate(device: str) -> dict[str, Any]:
-    """GB/s, read and written, of copying one activation: by xtrain's kernel, and by NumPy on the host."""
-    source = np.random.default_rng(0).standard_normal(sizes.ACTIVATION, dtype=np.float32)
-    target, ours = np.empty_like(source), tensor(source, None, device)
+def copy_rate(device: str, torch: Any = None) -> dict[str, Any]:
+    """GB/s, read and written, of a copy: of one activation by xtrain's kernel and by NumPy; on a CUDA device of 1 GiB
+    by xtrain's kernel and by PyTorch.
+    """
+    calls: dict[str, Callable[[], Any]] = {}
+    if accelerator.on_cuda(device):
+        ours = accelerator.draw(N(sizes.COPIED_ON_CUDA // 4), "float32", device)
+        if torch is not None:
+            source = torch.from_dlpack(ours)
+            target = torch.empty_like(source)
+            calls["PyTorch"] = lambda: target.copy_(source)
+    else:
+        numbers = np.random.default_rng(0).standard_normal(sizes.ACTIVATION, dtype=np.float32)
+        ours, copied = tensor(numbers, None, device), np.empty_like(numbers)
+        calls["NumPy"] = lambda: np.copyto(copied, numbers)
     result = _C.clone(ours)
-    calls: dict[str, Callable[[], Any]] = {"xtrain": lambda: _C.copy_(result, ours)}
-    if device == "cpu":
-        calls["NumPy"] = lambda: np.copyto(target, source)
-    rates = {name: 2 * source.nbytes / statistics.median(t) / 1e9 for name, t in frame.measure(calls).items()}
+    calls = {"xtrain": lambda: _C.copy_(result, ours), **calls}
+    times = frame.measure(calls, accelerator.waiter(device, torch))
+    rates = {name: 2 * ours.nbytes / statistics.median(t) / 1e9 for name, t in times.items()}
     best = max(rates, key=lambda name: rates[name])
     return {"gb_per_s": rates[best], "by": best, "all": rates}
 
 
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+class HostInputs:
+    """The inputs of a case as one set of tensors on the CPU, and as PyTorch's; upstream gradients for both."""
+
+    def __init__(self, entry: Op, c: Case, dtype: str) -> None:
+        self.entry, self.dtype = entry, dtype
+        self.arrays = entry.draw(c, dtype, "bench")
+        if dtype not in FLOATS:
+            self.arrays = [a.astype(dtype) for a in self.arrays]
+        self.ours = [[tensor(a, dtype, "cpu") for a in self.arrays]]
+
+    def theirs(self, torch: Any) -> list[list[Any]]:
+        tensors = [torch.tensor(a) for a in self.arrays]
+        return [[t.to(getattr(torch, self.dtype)) if t.is_floating_point() else t for t in tensors]]
+
+    def seeds(self, outs: Sequence[Any], index: int) -> list[Any]:
+        self.dys = upstream(outs, self.dtype, self.entry.id)
+        return [_C.cast(tensor(dy, "float64", "cpu"), o.dtype) for dy, o in zip(self.dys, outs)]
+
+    def their_seeds(self, torch: Any, roots: Sequence[Any], index: int) -> list[Any]:
+        return [torch.tensor(dy).to(o.dtype) for dy, o in zip(self.dys, roots)]
+
+
+class CudaInputs:
+    """The same on a CUDA device, where everything is drawn: as many sets, used in turn, as no cache can hold. PyTorch
+    reads the same memory.
+    """
+
+    def __init__(self, entry: Op, c: Case, dtype: str, device: str) -> None:
+        self.device = device
+        _C.manual_seed(zlib.crc32(f"{entry.id}/{c.id}/bench".encode()))
+        count = sizes.sets_of(entry, c, getattr(_C, dtype).itemsize)
+        self.ours = [[accelerator.draw(s, dtype, device) for s in c.inputs] for _ in range(count)]
+        self.drawn: list[list[Any]] = [[] for _ in range(count)]
+
+    def theirs(self, torch: Any) -> list[list[Any]]:
+        return [[torch.from_dlpack(t) for t in tensors] for tensors in self.ours]
+
+    def seeds(self, outs: Sequence[Any], index: int) -> list[Any]:
+        self.drawn[index] = [accelerator.draw(N(*o.shape), o.dtype.name, self.device) for o in outs]
+        return self.drawn[index]
+
+    def their_seeds(self, torch: Any, roots: Sequence[Any], index: int) -> list[Any]:
+        return [torch.from_dlpack(dy).to(o.dtype) for dy, o in zip(self.drawn[index], roots)]
+
+
+Inputs = HostInputs | CudaInputs
+
+# ---- one entry -------------------------------------------------------------------------------------------------------
+
+
+def repeated(graphs: Sequence[tuple[Any, Any, Sequence[Any]]], run: Callable[[Any, Any], Any]) -> Callable[[], None]:
+    """A backward that repeats on the graphs (roots, seeds, leaves) in turn."""
+    turns = itertools.cycle(graphs)
+
+    def backward() -> None:
+        roots, seeds, leaves = next(turns)
+        for leaf in leaves:
+            leaf.grad = None
+        run(roots, seeds)
+
+    return backward
+
+
 def torch_calls(
-    torch: Any, entry: Op, c: Case, arrays: list[np.ndarray], dtype: str, device: str, dys: list[np.ndarray]
+    torch: Any, entry: Op, c: Case, inputs: Inputs, device: str
 ) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
-    """PyTorch's forward and backward of an entry; the backward repeats on one graph, as ours does."""
-    tensors = [torch.tensor(a).to(device) for a in arrays]
-    tensors = [t.to(getattr(torch, dtype)) if t.is_floating_point() else t for t in tensors]
+    """PyTorch's forward and backward of an entry; the backward repeats on one graph a set, as ours does."""
+    sets = inputs.theirs(torch)
+    turns = itertools.cycle(sets)
 
     def forward() -> Any:
         with torch.no_grad():
-            return entry.torch(torch, *tensors, **c.kwargs)
+            return entry.torch(torch, *next(turns), **c.kwargs)
 
-    if not entry.differentiable(c):
-        return forward, None
-    leaves = [tensors[i].detach().requires_grad_() for i in entry.differentiable(c)]
-    for i, leaf in zip(entry.differentiable(c), leaves):
-        tensors[i] = leaf
-    roots = [o for o in as_list(entry.torch(torch, *tensors, **c.kwargs)) if o.is_floating_point()]
-    seeds = [torch.tensor(dy).to(device=device, dtype=o.dtype) for dy, o in zip(dys, roots)]
+    def forward_there() -> Any:
+        with torch.device(device):
+            return forward()
 
-    def backward() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        torch.autograd.backward(roots, seeds, retain_graph=True)
+    wanted = entry.differentiable(c)
+    if not wanted:
+        return (forward if c.inputs or not accelerator.on_cuda(device) else forward_there), None
+    graphs = []
+    for index, tensors in enumerate(sets):
+        tensors = list(tensors)
+        leaves = [tensors[i].detach().requires_grad_() for i in wanted]
+        for i, leaf in zip(wanted, leaves):
+            tensors[i] = leaf
+        roots = [o for o in as_list(entry.torch(torch, *tensors, **c.kwargs)) if o.is_floating_point()]
+        graphs.append((roots, inputs.their_seeds(torch, roots, index), leaves))
+    return forward, repeated(graphs, lambda roots, seeds: torch.autograd.backward(roots, seeds, retain_graph=True))
 
-    return forward, backward
 
-
-def our_calls(
-    entry: Op, c: Case, arrays: list[np.ndarray], dtype: str, device: str
-) -> tuple[Callable[[], Any], Callable[[], Any] | None, int, int, list[np.ndarray]]:
-    """(forward, backward or None, bytes forward, bytes backward, upstream gradients)."""
-    tensors = [tensor(a, dtype, device) for a in arrays]
-    outs = outputs_of(entry, c, tensors)
-    floats = [o for o in outs if o.dtype.is_floating_point]
-    dys = upstream(floats, dtype, entry.id) if entry.differentiable(c) else []
-    moved = sum(t.nbytes for t in [*tensors, *outs])
+def our_calls(entry: Op, c: Case, inputs: Inputs) -> tuple[Callable[[], Any], Callable[[], Any] | None, int, int]:
+    """(forward, backward or None, bytes forward, bytes backward)."""
+    turns = itertools.cycle(inputs.ours)
+    moved = sum(t.nbytes for t in [*inputs.ours[0], *outputs_of(entry, c, inputs.ours[0])])
 
     def forward() -> Any:
-        return outputs_of(entry, c, tensors)
+        return outputs_of(entry, c, next(turns))
 
-    if not entry.differentiable(c):
-        return forward, None, moved, 0, dys
-    leaves = [_C.detach(tensors[i]).requires_grad_() for i in entry.differentiable(c)]
-    inputs = list(tensors)
-    for i, leaf in zip(entry.differentiable(c), leaves):
-        inputs[i] = leaf
-    roots = [o for o in outputs_of(entry, c, inputs) if o.requires_grad]
-    seeds = [_C.cast(tensor(dy, "float64", device), o.dtype) for dy, o in zip(dys, floats)]
+    wanted = entry.differentiable(c)
+    if not wanted:
+        return forward, None, moved, 0
+    graphs = []
+    for index, tensors in enumerate(inputs.ours):
+        tensors = list(tensors)
+        leaves = [_C.detach(tensors[i]).requires_grad_() for i in wanted]
+        for i, leaf in zip(wanted, leaves):
+            tensors[i] = leaf
+        outs = outputs_of(entry, c, tensors)
+        seeds = inputs.seeds([o for o in outs if o.dtype.is_floating_point], index)
+        graphs.append(([o for o in outs if o.requires_grad], seeds, leaves))
+    size = sum(t.nbytes for t in [*graphs[0][1], *graphs[0][2]])
+    return forward, repeated(graphs, lambda roots, seeds: _C.backward(roots, seeds, True)), moved, size
 
-    def backward() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        _C.backward(roots, seeds, True)
 
-    return forward, backward, moved, sum(t.nbytes for t in [*seeds, *leaves]), dys
-
-
-def bench_entry(entry: Op, dtype: str, device: str, torch: Any, copy: float) -> list[dict[str, Any]]:
+def bench_entry(
+    entry: Op, dtype: str, device: str, torch: Any, copy: float, backends: Sequence[str | None]
+) -> list[dict[str, Any]]:
     """One record a backend."""
-    c = sizes.bench_case(entry)
-    arrays = entry.draw(c, dtype, "bench")
-    if dtype not in FLOATS:
-        arrays = [a.astype(dtype) for a in arrays]
+    cuda = accelerator.on_cuda(device)
+    c = sizes.bench_case(entry, device)
+    inputs = CudaInputs(entry, c, dtype, device) if cuda else HostInputs(entry, c, dtype)
+    wait = accelerator.waiter(device, torch)
     records = []
-    for backend in judge.backends(entry, device):
-        if backend == "naive":
-            continue
+    for backend in backends:
         with judge.using(entry, backend):
-            forward, backward, *counts, dys = our_calls(entry, c, arrays, dtype, device)
+            forward, backward, *counts = our_calls(entry, c, inputs)
             calls = {("forward", "xtrain"): forward, ("backward", "xtrain"): backward}
             if torch is not None and entry.torch is not None:
-                theirs = torch_calls(torch, entry, c, arrays, dtype, device, dys)
+                theirs = torch_calls(torch, entry, c, inputs, device)
                 calls |= {("forward", "PyTorch"): theirs[0], ("backward", "PyTorch"): theirs[1]}
+                del theirs
             # Forward and backward apart: contenders take turns with their like.
             times: dict[tuple[str, str], list[float]] = {}
             for pass_ in ("forward", "backward"):
-                times |= frame.measure({k: call for k, call in calls.items() if k[0] == pass_ and call is not None})
+                times |= frame.measure({k: f for k, f in calls.items() if k[0] == pass_ and f is not None}, wait)
+            del forward, backward, calls  # and the memory of their graphs, before the next backend's
         record: dict[str, Any] = {"op": entry.id, "inputs": c.id, "dtype": dtype, "backend": backend}
+        if cuda:
+            record["sets"] = len(inputs.ours)
         for pass_, count in zip(("forward", "backward"), counts):
             if (pass_, "xtrain") not in times:
                 continue
@@ -169,32 +251,42 @@ def command(values: dict[str, Any]) -> int:
     frame.check_output("json", values["json"])
     frame.check_plot(values["plot"])
     frame.check_different("json", values["json"], "plot", values["plot"])
-    frame.check_threads(values["threads"])
-    torch = peers.find_torch(_C.get_num_threads())
-    if torch is not None and device != "cpu" and not torch.cuda.is_available():
-        torch = None
+    frame.check_threads(values["threads"], device)
+    cuda = accelerator.on_cuda(device)
+    torch = accelerator.find_torch(peers.find_torch(_C.get_num_threads()), device)
     facts = frame.machine(device)
     facts["torch"] = torch.__version__ if torch is not None else None
     print(frame.headline(facts) + (f", PyTorch {facts['torch']}" if torch is not None else ", no PyTorch here"))
-    copy = copy_rate(device)
-    facts["copy"] = copy
-    print(
-        f"a copy moves {copy['gb_per_s']:.1f} GB/s (by {copy['by']}, read and written, "
-        f"{sizes.TOKENS} x {sizes.WIDTH} float32); medians of up to {frame.TURNS} turns, random data"
-    )
     state = _C.get_rng_state()
-    entries = [(dtype, entry) for dtype in dtypes for entry in entries_of(ops, dtype)]
-    named = [[e.id for _, e in entries], [shown(sizes.bench_case(e).id) for _, e in entries], dtypes]
-    backends = [name or "" for _, e in entries for name in judge.backends(e, device) if name != "naive"]
-    table = frame.Table(HEADER, [*map(frame.longest, [*named, backends])], right=range(4, 12))
     records: list[dict[str, Any]] = []
-    try:
+    with contextlib.ExitStack() as restored:
+        restored.callback(_C.set_rng_state, state)
+        if cuda:
+            restored.enter_context(accelerator.precision(False, torch))
+            restored.enter_context(accelerator.default_device(device))
+        usable = set(accelerator.usable(_C.gemm_backends(_C.device(device)), device, False)[0]) if cuda else None
+
+        def backends(entry: Op) -> list[str | None]:
+            names = [name for name in judge.backends(entry, device) if name != "naive"]
+            return [n for n in names if n in usable] if usable is not None and entry.selects == "gemm" else names
+
+        copy = copy_rate(device, torch)
+        accelerator.release(device, torch)
+        facts["copy"] = copy
+        moved = "1 GiB" if cuda else f"{sizes.TOKENS} x {sizes.WIDTH} float32"
+        print(
+            f"a copy moves {copy['gb_per_s']:.1f} GB/s (by {copy['by']}, read and written, {moved}); medians of up to "
+            f"{frame.TURNS_ON_DEVICE if cuda else frame.TURNS} turns, random data"
+        )
+        entries = [(dtype, entry) for dtype in dtypes for entry in entries_of(ops, dtype)]
+        named = [[e.id for _, e in entries], [shown(sizes.bench_case(e, device).id) for _, e in entries], dtypes]
+        selected = [name or "" for _, e in entries for name in backends(e)]
+        table = frame.Table(HEADER, [*map(frame.longest, [*named, selected])], right=range(4, 12))
         for dtype, entry in entries:
-            for record in bench_entry(entry, dtype, device, torch, copy["gb_per_s"]):
+            for record in bench_entry(entry, dtype, device, torch, copy["gb_per_s"], backends(entry)):
                 table.add(row(record))
                 records.append(record)
-    finally:
-        _C.set_rng_state(state)
+            accelerator.release(device, torch)
     if values["json"] is not None:
         frame.write_json(values["json"], {"machine": facts, "records": records})
         print(f"written: {values['json']}")

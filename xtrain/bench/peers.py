@@ -87,16 +87,16 @@ def numpy_product(dtype: str, a: np.ndarray, b: np.ndarray) -> Callable[[], np.n
     return lambda: a @ b
 
 
-def torch_product(torch: Any, dtype: str, a: np.ndarray, b: np.ndarray, device: str) -> Callable[[], Any]:
+def torch_product(torch: Any, dtype: str, a: np.ndarray, b: np.ndarray) -> Callable[[], Any]:
+    """PyTorch's product on the CPU of the values of two arrays."""
     kind = getattr(torch, dtype)
-    # from_numpy keeps the strides, .to() and a change of dtype keep the order of the dimensions
-    ta, tb = (torch.from_numpy(x).to(device=device, dtype=kind) for x in (a, b))
+    # from_numpy keeps the strides, .to() keeps the order of the dimensions
+    return torch_call(torch, *(torch.from_numpy(x).to(kind) for x in (a, b)))
 
+
+def torch_call(torch: Any, ta: Any, tb: Any) -> Callable[[], Any]:
     def call() -> Any:
         with torch.no_grad():
-            out = torch.matmul(ta, tb)
-        if device != "cpu":
-            torch.cuda.synchronize()
-        return out
+            return torch.matmul(ta, tb)
 
     return call

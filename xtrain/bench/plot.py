@@ -9,12 +9,21 @@ from typing import Any
 
 from .frame import headline, write_file
 
-COLORS = {"blas": "#1f4e8c", "tiled": "#6f9fd8", "naive": "#c3d5ea", "NumPy": "#e0a030", "PyTorch": "#c44e1b"}
+COLORS = {
+    "blas": "#1f4e8c",
+    "cublas": "#1f4e8c",
+    "tiled": "#6f9fd8",
+    "naive": "#c3d5ea",
+    "NumPy": "#e0a030",
+    "PyTorch": "#c44e1b",
+}
 OTHERS = ("#4b8f5a", "#8a5fa8", "#7f7f7f")
 
 
 def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
-    """GFLOP/s of every contender, a group of bars a shape, a panel a dtype. The file appears whole or not at all."""
+    """GFLOP/s (TFLOP/s on a GPU) of every contender, a group of bars a shape, a panel a dtype. The file appears whole
+    or not at all.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -25,6 +34,7 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
     colors = {name: COLORS.get(name) or next(spare) for name in names}
     shapes = list(dict.fromkeys((r["shape"], r["layout"], r["label"]) for r in measured))
     width = 0.8 / max(len(names), 1)
+    unit, scale = ("GFLOP/s", 1.0) if facts["device"] == "cpu" else ("TFLOP/s", 1e-3)
 
     figure = Figure(figsize=(max(6.0, 1.2 * len(shapes) + 2.0), 3.6 * len(dtypes)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -33,7 +43,7 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
     for axes, dtype in zip(panels, dtypes):
         for i, name in enumerate(names):
             found = {
-                (r["shape"], r["layout"], r["label"]): r["gflops"]
+                (r["shape"], r["layout"], r["label"]): r["gflops"] * scale
                 for r in measured
                 if r["dtype"] == dtype and r["contender"] == name
             }
@@ -43,7 +53,7 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
                 axes.bar(places, heights, width, label=name, color=colors[name])
         axes.set_xticks(range(len(shapes)), [f"{s}\n{layout} {label}".strip() for s, layout, label in shapes])
         axes.tick_params(axis="x", labelsize="x-small")
-        axes.set_ylabel(f"{dtype}: GFLOP/s")
+        axes.set_ylabel(f"{dtype}: {unit}")
         axes.grid(axis="y", alpha=0.3)
         axes.legend(fontsize="small")
     kind = Path(path).suffix.lower().lstrip(".")

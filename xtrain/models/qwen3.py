@@ -12,7 +12,8 @@ from ..autograd import checkpoint
 from .qwen3_config import Qwen3Config
 
 _linear, _rms_norm, _rope, _swiglu = _C.linear, _C.rms_norm, _C.rope, _C.swiglu
-_attention, _embedding, _cross_entropy = _C.scaled_dot_product_attention, _C.embedding, _C.cross_entropy
+_attention, _embedding = _C.scaled_dot_product_attention, _C.embedding
+_linear_cross_entropy = _C.linear_cross_entropy
 
 
 class Attention(nn.Module):
@@ -160,8 +161,9 @@ class Qwen3(nn.Module):
         self._check_ids("targets", targets)
         if ids.shape != targets.shape:
             raise ValueError(f"Qwen3: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}")
-        logits = _linear(self.model(ids), self._head())
-        return _cross_entropy(logits, targets.reshape(-1), ignore_index, reduction)
+        return _linear_cross_entropy(
+            self.model(ids), self._head(), targets.reshape(-1), ignore_index=ignore_index, reduction=reduction
+        )
 
     def load_state_dict(self, state_dict, strict=True):
         """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .references import attention, attention_scale, cross_entropy, rms_norm, rope, sigmoid
+from .references import attention, attention_scale, cross_entropy, linear_cross_entropy, rms_norm, rope, sigmoid
 from .table import (
     FLOATS,
     TAILS,
@@ -200,9 +200,9 @@ def torch_rope(torch: Any, x: Any, *positions: Any, theta: float = 10000.0, peri
     pos = (
         positions[0].reshape(-1)
         if positions
-        else torch.arange(tokens) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
+        else torch.arange(tokens, device=x.device) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
     )
-    angle = pos.to(work)[:, None] * theta ** (-torch.arange(half, dtype=work) / half)
+    angle = pos.to(work)[:, None] * theta ** (-torch.arange(half, dtype=work, device=x.device) / half)
     cos, sin = (f(angle).to(x.dtype).reshape(*x.shape[:-2], 1, half) for f in (torch.cos, torch.sin))
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -352,6 +352,98 @@ op(
             lambda: _C.cross_entropy(f32(3, 5), i64(3), reduction="total"), V, r"cross_entropy: reduction must .*total"
         ),
         Error(lambda: _C.cross_entropy(i64(3, 5), i64(3)), T, r"cross_entropy: input must .*float.*int64"),
+    ),
+)
+
+
+def linear_cross_entropy_case(
+    rows: int, width: int, words: int, low: int = 0, high: int | None = None, **k: Any
+) -> Case:
+    """Logits of order one; targets in [low, high)."""
+    high = words if high is None else high
+    return case(N(rows, width), U(-0.7, 0.7, words, width), Ids(low, high, rows), **k)
+
+
+lce_options: dict[str, Any] = dict(
+    accumulations=lambda x, w, t, **_: x.shape[1] + w.shape[0] + len(t) + 16,
+    grad_roundings=6,
+    out_dtype="loss",
+    magnitude=lambda x, w, t, **k: linear_cross_entropy(x, w, t, magnitude=True, **k),
+    torch=lambda torch, x, w, t, **k: torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w), t, **k),
+    selects="gemm",
+    strided="close",
+)
+# (rows, C, V): V odd, V a multiple of the row unit, one of everything.
+LCE = [(4, 3, 7), (3, 5, 8), (1, 1, 1), (3, 31, 33), (5, 33, 31), (33, 8, 257)]
+for reduction in ("mean", "sum", "none"):
+    op(
+        "linear_cross_entropy",
+        "cross_entropy_fwd cross_entropy_bwd",
+        [linear_cross_entropy_case(*sizes, reduction=reduction) for sizes in LCE]
+        + [linear_cross_entropy_case(130, 64, 1003, reduction=reduction, big=True)]
+        + ([linear_cross_entropy_case(0, 3, 5, reduction=reduction, fd=False)] if reduction != "mean" else []),
+        _C.linear_cross_entropy,
+        linear_cross_entropy,
+        variant=reduction,
+        **lce_options,
+    )
+op(
+    "linear_cross_entropy",
+    "cross_entropy_fwd cross_entropy_bwd",
+    [
+        linear_cross_entropy_case(8, 3, 5, ignore_index=2),
+        linear_cross_entropy_case(33, 4, 5, ignore_index=2, reduction="sum"),
+        linear_cross_entropy_case(5, 4, 7, ignore_index=2, reduction="none"),
+        linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="none"),
+        linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="sum"),
+    ],
+    _C.linear_cross_entropy,
+    linear_cross_entropy,
+    variant="ignored",
+    **lce_options,
+    errors=(
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 5, 1]))),
+            I,
+            r"cross_entropy: target must be in \[0, 5\).*got 5 at position 1",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 1, -3]))),
+            I,
+            r"cross_entropy: target must .*got -3 at position 2",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 6), i64(3)),
+            V,
+            r"linear_cross_entropy: weight must have shape \(5, 4\), got \(5, 6\)",
+        ),
+        Error(lambda: _C.linear_cross_entropy(f32(3, 4), f32(4), i64(3)), V, r"linear_cross_entropy: weight must .*2"),
+        Error(lambda: _C.linear_cross_entropy(f32(3, 2, 4), f32(5, 4), i64(3)), V, r"linear_cross_entropy: x must .*2"),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(4)),
+            V,
+            r"linear_cross_entropy: targets must have shape \(3,\), got \(4,\)",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), f32(3)),
+            T,
+            r"linear_cross_entropy: targets must be int64 or int32 .*float32",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), _C.full((5, 4), 1.0, _C.bfloat16), i64(3)),
+            T,
+            r"linear_cross_entropy: weight must .*float32.*bfloat16",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(i64(3, 4), i64(5, 4), i64(3)),
+            T,
+            r"linear_cross_entropy: x must .*float.*int64",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), reduction="total"),
+            V,
+            r"linear_cross_entropy: reduction must .*total",
+        ),
     ),
 )
 

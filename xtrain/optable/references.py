@@ -46,6 +46,12 @@ def cross_entropy(x, target, ignore_index=-100, reduction="mean", magnitude=Fals
     return losses.sum() / ((target != ignore_index).sum() if reduction == "mean" else 1)
 
 
+def linear_cross_entropy(x, weight, target, ignore_index=-100, reduction="mean", magnitude=False):
+    """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them."""
+    logits = np.abs(x) @ np.abs(weight).T if magnitude else x @ weight.T
+    return cross_entropy(logits, target, ignore_index, reduction, magnitude)
+
+
 def attention_weights(q, k, is_causal=False, scale=None):
     """(scores, probabilities) of [B, H, Sq, Skv]; causal aligned so that the last query sees every key."""
     k = np.repeat(k, q.shape[1] // max(k.shape[1], 1), 1)

@@ -1,62 +1,103 @@
-"""What `xtrain bench ops` measures an entry on: activations of 8192 tokens x 768 channels, 24 MiB in float32.
+"""What `xtrain bench ops` measures an entry on: activations of 8192 tokens x 768 channels, 24 MiB in float32, on the
+CPU; 65536 x 1024, 256 MiB in float32, on a CUDA device.
 
-Larger than a core's caches, so that memory is what elementwise ops wait for. An entry that is not named here and whose
-inputs all have one shape (elementwise ops) gets that shape; the rest keep the largest case of the table.
+Larger than a core's caches, and several times a GPU's L2 (50 MiB on an H200), so that memory is what elementwise ops
+wait for. An entry that is not named here and whose inputs all have one shape (elementwise ops) gets that shape; the
+rest keep the largest case of the table.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .table import Case, Ids, N, Op, U, case
 
-TOKENS, WIDTH, HIDDEN, VOCABULARY, HEADS, LENGTH = 8192, 768, 3072, 8192, 12, 512
-ACTIVATION = (TOKENS, WIDTH)
-BATCH = TOKENS // LENGTH
 
-_QKV = (2, HEADS, LENGTH, WIDTH // HEADS)
+@dataclass(frozen=True)
+class Dimensions:
+    tokens: int
+    width: int
+    hidden: int
+    words: int  # of the vocabulary
+    heads: int
+    length: int  # of a sequence
+    sequences: int  # in attention
+
+    @property
+    def activation(self) -> tuple[int, int]:
+        return self.tokens, self.width
+
+
+CPU = Dimensions(tokens=8192, width=768, hidden=3072, words=8192, heads=12, length=512, sequences=2)
+CUDA = Dimensions(tokens=65536, width=1024, hidden=4096, words=50257, heads=16, length=1024, sequences=4)
+TOKENS, WIDTH = ACTIVATION = CPU.activation
+COPIED_ON_CUDA = 1 << 30  # bytes of the copy that gives a CUDA device's ceiling
+COLD = 1 << 28  # bytes of inputs on a CUDA device: smaller cases get several sets, so that no cache has the next one
+MOST_SETS = 64
+
 _HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
-BENCH: dict[str, Case] = {
-    "matmul": case(N(512, WIDTH), N(WIDTH, HIDDEN)),
-    "linear": case(N(512, WIDTH), N(HIDDEN, WIDTH)),
-    "linear:bias": case(N(512, WIDTH), N(HIDDEN, WIDTH), N(HIDDEN)),
-    "embedding": case(Ids(0, VOCABULARY, BATCH, LENGTH), N(VOCABULARY, WIDTH)),
-    "rms_norm": case(N(BATCH, LENGTH, WIDTH), N(WIDTH), eps=1e-6),
-    "rms_norm:no weight": case(N(BATCH, LENGTH, WIDTH)),
-    "rope": case(N(BATCH, LENGTH, HEADS, WIDTH // HEADS)),
-    "rope:positions": case(N(BATCH, LENGTH, HEADS, WIDTH // HEADS), Ids(0, LENGTH, TOKENS)),
-    "swiglu": case(N(TOKENS // 4, HIDDEN), N(TOKENS // 4, HIDDEN)),
-    "swiglu:halves": case(N(TOKENS // 4, 2 * HIDDEN)),
-    "softmax": case(N(TOKENS, WIDTH)),
-    "cross_entropy:mean": case(N(TOKENS // 8, VOCABULARY), Ids(0, VOCABULARY, TOKENS // 8)),
-    "scaled_dot_product_attention": case(N(*_QKV), N(*_QKV), N(*_QKV), is_causal=True),
-    "adamw_": case(*[N(*ACTIVATION)] * 3, U(0.1, 1, *ACTIVATION), **_HYPER),
-    "clip_grad_norm_": case(N(*ACTIVATION), N(WIDTH), max_norm=1.0),
-    "sum": case(N(*ACTIVATION), dim=1),
-    "mean": case(N(*ACTIVATION), dim=1),
-    "amax": case(N(*ACTIVATION), dim=1),
-    "amin": case(N(*ACTIVATION), dim=1),
-    "argmax": case(N(*ACTIVATION), dim=1),
-    "cat": case(N(TOKENS // 2, WIDTH), N(TOKENS // 2, WIDTH), dim=1),
-    "split": case(N(*ACTIVATION), split_size=WIDTH // 2, dim=1),
-    "copy_": case(N(*ACTIVATION), N(*ACTIVATION)),
-}
+
+@functools.lru_cache
+def cases_of(d: Dimensions) -> dict[str, Case]:
+    """id of an entry -> the case it is measured on."""
+    batch, per_head, rows = d.tokens // d.length, d.width // d.heads, d.tokens // 16
+    heads = (batch, d.length, d.heads, per_head)
+    qkv = (d.sequences, d.heads, d.length, per_head)
+    return {
+        "matmul": case(N(rows, d.width), N(d.width, d.hidden)),
+        "linear": case(N(rows, d.width), N(d.hidden, d.width)),
+        "linear:bias": case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden)),
+        "embedding": case(Ids(0, d.words, batch, d.length), N(d.words, d.width)),
+        "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
+        "rms_norm:no weight": case(N(batch, d.length, d.width)),
+        "rope": case(N(*heads)),
+        "rope:positions": case(N(*heads), Ids(0, d.length, d.tokens)),
+        "swiglu": case(N(d.tokens // 4, d.hidden), N(d.tokens // 4, d.hidden)),
+        "swiglu:halves": case(N(d.tokens // 4, 2 * d.hidden)),
+        "softmax": case(N(d.tokens, d.width)),
+        "cross_entropy:mean": case(N(1024, d.words), Ids(0, d.words, 1024)),
+        "linear_cross_entropy:mean": case(
+            N(rows, d.width), U(-0.1, 0.1, d.words, d.width), Ids(0, d.words, rows), reduction="mean"
+        ),
+        "scaled_dot_product_attention": case(N(*qkv), N(*qkv), N(*qkv), is_causal=True),
+        "adamw_": case(*[N(*d.activation)] * 3, U(0.1, 1, *d.activation), **_HYPER),
+        "clip_grad_norm_": case(N(*d.activation), N(d.width), max_norm=1.0),
+        "sum": case(N(*d.activation), dim=1),
+        "mean": case(N(*d.activation), dim=1),
+        "amax": case(N(*d.activation), dim=1),
+        "amin": case(N(*d.activation), dim=1),
+        "argmax": case(N(*d.activation), dim=1),
+        "cat": case(N(d.tokens // 2, d.width), N(d.tokens // 2, d.width), dim=1),
+        "split": case(N(*d.activation), split_size=d.width // 2, dim=1),
+        "copy_": case(N(*d.activation), N(*d.activation)),
+    }
+
+
+BENCH = cases_of(CPU)
 
 # These only describe memory in another way: there is a time, but nothing moves.
 VIEWS = {"reshape", "view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "detach"}
 VIEWS |= {"contiguous", "to_device", "split"}  # of a dense tensor on its own device
 
 
-def bench_case(entry: Op) -> Case:
+def bench_case(entry: Op, device: str = "cpu") -> Case:
     """The case of an entry that is measured."""
-    if entry.id in BENCH:
-        return BENCH[entry.id]
+    cases, activation = (BENCH, ACTIVATION) if device == "cpu" else (cases_of(CUDA), CUDA.activation)
+    if entry.id in cases:
+        return cases[entry.id]
     if not entry.cases[0].inputs:
         shaped = [c for c in entry.cases if "shape" in c.kwargs]
-        return replace(shaped[0], kwargs={**shaped[0].kwargs, "shape": ACTIVATION}) if shaped else entry.cases[-1]
+        return replace(shaped[0], kwargs={**shaped[0].kwargs, "shape": activation}) if shaped else entry.cases[-1]
     same = [c for c in entry.cases if c.fd and len({s.shape for s in c.inputs}) == 1 and c.inputs[0].shape != ()]
     if same and entry.op not in VIEWS and not same[0].kwargs.keys() & {"dim", "shape", "dims"}:
-        return replace(same[0], inputs=tuple(replace(s, shape=ACTIVATION) for s in same[0].inputs))
+        return replace(same[0], inputs=tuple(replace(s, shape=activation) for s in same[0].inputs))
     return max(entry.cases, key=lambda c: sum(math.prod(s.shape) for s in c.inputs))
+
+
+def sets_of(entry: Op, c: Case, itemsize: int) -> int:
+    """How many sets of a case's inputs it takes until a GPU's cache cannot have the next one; 1 where nothing moves."""
+    size = sum((itemsize if s.is_float else 1 if s.kind == "bool" else 8) * math.prod(s.shape) for s in c.inputs)
+    return 1 if entry.op in VIEWS or size < 1 << 20 else min(MOST_SETS, -(-COLD // size))
