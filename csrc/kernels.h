@@ -368,10 +368,12 @@ typedef struct XtClip {
     X(clip, XtClip)
 /* clang-format on */
 
-/* Named implementations; the first of a table is what "auto" picks unless an environment variable or a context says otherwise. */
+/* Named implementations; the first of a table that is usable is what "auto" picks unless an environment variable or a context says
+ * otherwise. */
 typedef struct XtGemmBackend {
     const char *name;
     XtStatus (*run)(const XtGemm *p);
+    bool (*usable)(void); /* NULL: always; asked for "auto" only, because asking may open a library */
 } XtGemmBackend;
 typedef struct XtAttentionBackend {
     const char *name;
@@ -401,10 +403,9 @@ typedef struct XtAccelerator {
     XtStatus (*counters)(int index, XtDeviceCounters *out);
     XtStatus (*trim)(int index); /* gives unused memory of the pool back */
     void (*reset_peak)(int index);
-    void *(*stream)(int index);                            /* of all its work */
-    XtStatus (*wait_for)(int index, void *foreign);        /* work queued from now on waits for what `foreign` holds now */
-    XtStatus (*make_wait)(int index, void *foreign);       /* and the other way round */
-    XtStatus (*pointer_device)(const void *p, int *index); /* of memory made elsewhere */
+    void *(*stream)(int index);                      /* of all its work */
+    XtStatus (*wait_for)(int index, void *foreign);  /* work queued from now on waits for what `foreign` holds now */
+    XtStatus (*make_wait)(int index, void *foreign); /* and the other way round */
 } XtAccelerator;
 
 /* What a device offers. NULL slots are missing kernels: the coverage test lists and fails them. */

@@ -83,7 +83,7 @@ inline int64_t xt_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
  * the element as absent (zeros). */
 typedef enum XtIndexSlot { XT_INDEX_EMBEDDING = 1, XT_INDEX_CROSS_ENTROPY = 2 } XtIndexSlot;
 typedef struct XtIndexReport {
-    unsigned taken; /* 0: none yet */
+    unsigned taken; /* 0: none yet, 1: being written, 2: there */
     int slot;       /* XtIndexSlot */
     long long position, value, limit;
 } XtIndexReport;
@@ -95,7 +95,8 @@ __device__ inline void xt_report_index(XtIndexReport *report, XtIndexSlot slot, 
     report->position = position;
     report->value = value;
     report->limit = limit;
-    __threadfence_system();
+    __threadfence_system(); /* the host may be looking while this kernel runs */
+    *(volatile unsigned *)&report->taken = 2;
 }
 
 /* ---- dtypes ---------------------------------------------------------------------------------------------------------------- */

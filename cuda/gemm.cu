@@ -7,14 +7,16 @@
 
 #include "cublas.cuh"
 
+static bool has_cublas(void) { return xt_cublas_lt() != NULL; }
+
 const XtGemmBackend xt_cuda_gemm[] = {
-    {"cublas", xt_cuda_gemm_cublas},
-    {"tiled", xt_cuda_gemm_tiled},
-    {"naive", xt_cuda_gemm_naive},
-    {NULL, NULL},
+    {"cublas", xt_cuda_gemm_cublas, has_cublas},
+    {"tiled", xt_cuda_gemm_tiled, NULL},
+    {"naive", xt_cuda_gemm_naive, NULL},
+    {NULL, NULL, NULL},
 };
 
-XtStatus xt_cuda_gemm_auto(const XtGemm *p) { return xt_cublas_lt() ? xt_cuda_gemm_cublas(p) : xt_cuda_gemm_tiled(p); }
+XtStatus xt_cuda_gemm_auto(const XtGemm *p) { return has_cublas() ? xt_cuda_gemm_cublas(p) : xt_cuda_gemm_tiled(p); }
 
 template <typename T> __global__ void gemm_scale_kernel(XtGemm p) { // c [batch0, batch1, M, N]
     typedef XtAcc<T> ACC;

@@ -35,7 +35,8 @@ typedef struct Device {
     char *pieces;          /* [PIECES][PIECE], pinned */
     cudaEvent_t piece_done[PIECES];
     unsigned next_piece;
-    pthread_mutex_t transfer; /* guards pieces and event */
+    pthread_mutex_t transfer; /* guards pieces; held while a copy to the host waits */
+    pthread_mutex_t ordering; /* guards event; never held for long: callers may hold locks of their own */
     XtDeviceCounters counters;
     Slot recent[RECENT];
     unsigned recent_next;
@@ -111,10 +112,10 @@ XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *size
     return xt_error(XT_CUDA_ERROR, "%s: %s (%s)", text, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* Raises what kernels have reported since the last look. The caller has waited for the stream. */
+/* Raises what kernels have reported since the last look. The caller has waited for the stream; another thread may have queued more. */
 static XtStatus look_at_report(Device *device) {
     volatile XtIndexReport *report = device->report;
-    if (!report->taken) return XT_OK;
+    if (report->taken != 2) return XT_OK;
     long long position = report->position, value = report->value, limit = report->limit;
     int slot = report->slot;
     report->taken = 0;
@@ -159,6 +160,7 @@ static XtStatus prepare(Device *device, int index) {
     device->index = index;
     device->capability = major * 10 + minor;
     pthread_mutex_init(&device->transfer, NULL);
+    pthread_mutex_init(&device->ordering, NULL);
     device->ready = true;
     return XT_OK;
 }
@@ -334,10 +336,10 @@ static void *stream_of(int index) { return use(index) == XT_OK ? devices[index].
 
 static XtStatus order(int index, cudaStream_t first, cudaStream_t then) {
     Device *device = &devices[index];
-    pthread_mutex_lock(&device->transfer);
+    pthread_mutex_lock(&device->ordering);
     cudaError_t error = cudaEventRecord(device->event, first);
     if (!error) error = cudaStreamWaitEvent(then, device->event, 0);
-    pthread_mutex_unlock(&device->transfer);
+    pthread_mutex_unlock(&device->ordering);
     return xt_cuda_error("waiting for another stream", error);
 }
 static XtStatus wait_for(int index, void *foreign) {
@@ -347,16 +349,6 @@ static XtStatus wait_for(int index, void *foreign) {
 static XtStatus make_wait(int index, void *foreign) {
     XtStatus status = use(index);
     return status == XT_OK ? order(index, devices[index].stream, (cudaStream_t)foreign) : status;
-}
-
-static XtStatus pointer_device(const void *p, int *index) {
-    cudaPointerAttributes attributes;
-    cudaError_t error = cudaPointerGetAttributes(&attributes, p);
-    if (error) return xt_cuda_error("looking a pointer up", error);
-    if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
-        return xt_error(XT_VALUE_ERROR, "the pointer does not belong to a CUDA device");
-    *index = attributes.device;
-    return XT_OK;
 }
 
 /* ---- what people ask ------------------------------------------------------------------------------------------------------------ */
@@ -403,7 +395,7 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
 /* ---- the table ------------------------------------------------------------------------------------------------------------------ */
 
 static XtAccelerator accelerator = {
-    0, use, info, counters, trim, reset_peak, stream_of, wait_for, make_wait, pointer_device,
+    0, use, info, counters, trim, reset_peak, stream_of, wait_for, make_wait,
 };
 
 static XtBackend table;

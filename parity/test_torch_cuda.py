@@ -66,6 +66,17 @@ def test_another_stream() -> None:
     assert back.abs().max().item() == 0.0
 
 
+def test_a_copy_for_another_library_is_waited_for_too() -> None:
+    """The copy itself is queued on our stream, behind a long chain; the consumer's stream has to wait for it."""
+    n = 1 << 22
+    for i in range(20):
+        x = xt.zeros(n, device="cuda")
+        for _ in range(50):
+            x = x + 1.0
+        capsule = x.__dlpack__(stream=1, max_version=(1, 0), copy=True)  # the legacy default stream, which is PyTorch's
+        assert (torch.from_dlpack(capsule) - 50.0).abs().max().item() == 0.0, i
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("shape", [(256, 256, 256), (1024, 1024, 1024), (65, 33, 97), (50, 50257, 64), (3, 1, 513)])
 def test_products_against_pytorch(shape, dtype: str) -> None:

@@ -59,3 +59,13 @@ def test_without_a_gpu_the_cpu_works_and_the_error_says_what_is_missing() -> Non
 def test_import_opens_no_cuda_library() -> None:
     code = "import xtrain; print(any('cuda' in line and '.so' in line for line in open('/proc/self/maps')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_paths_that_are_no_text_do_not_stop_the_import() -> None:
+    """sys.path may hold what imports ignore, and bytes that are not UTF-8."""
+    code = r"""
+import pathlib, sys
+sys.path[:0] = [pathlib.Path("site-packages"), b"site-packages", "/\udcff/site-packages"]
+import xtrain
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

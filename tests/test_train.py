@@ -167,6 +167,26 @@ def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> No
         trainer.run()
     assert np.array_equal(kept[0], kept[1], equal_nan=True)
     assert [line["step"] for line in metrics(out)] == [1, 2]
+    trainer.loader.next_batch = next_batch  # repaired, it goes on
+    weight = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
+    with xt.no_grad():
+        weight[1, 2] = 0.0
+    before = weight.detach().cpu().numpy().copy()
+    trainer.train_step()
+    after = weight.detach().cpu().numpy()
+    assert np.isfinite(after).all() and not np.array_equal(after, before)
+
+
+def test_a_loss_that_is_not_finite_stops_a_late_step_too(tmp_path, data) -> None:
+    """Also where the gradients are finite: the guard sees both."""
+    trainer = Trainer(options(data, tmp_path / "run", save_every=0), quiet=True)
+    trainer._read_every = 5
+    gradients = trainer._gradients
+    trainer._gradients = lambda *given: (gradients(*given)[0] * math.inf, xt.ones(()))
+    before = [p.detach().cpu().numpy().copy() for p in trainer.model.parameters()]
+    with pytest.raises(NonFiniteError, match="step 1: the loss is inf"):
+        trainer.run()
+    assert all(np.array_equal(p.detach().cpu(), b) for p, b in zip(trainer.model.parameters(), before, strict=True))
 
 
 def test_exploding_activations_are_named(tmp_path, data) -> None:

@@ -4,7 +4,7 @@ from . import _C, cuda
 
 
 def gemm_backends(device="cpu"):
-    """Names of the matrix product implementations of `device`; the first is what "auto" picks."""
+    """Names of the matrix product implementations of `device`; "auto" picks the first that can run."""
     return _C.gemm_backends(device)
 
 

@@ -29,5 +29,7 @@ def _load():
 
 
 _C = _load()
-# Where NVIDIA's wheels lie, should a CUDA device ever be asked for.
-_C.set_package_folders([folder for folder in _sys.path if folder.endswith(("site-packages", "dist-packages"))])
+# Where NVIDIA's wheels lie, should a CUDA device ever be asked for. What is not a str, imports ignore too.
+_C.set_package_folders(
+    [path for path in _sys.path if isinstance(path, str) and path.endswith(("site-packages", "dist-packages"))]
+)

@@ -218,7 +218,8 @@ class Trainer:
             self._sound(step, self._read([step])[0])  # raises before anything is changed
             self.optimizer.step()
         else:  # NaN and infinity stay in the guard: no later step changes anything either
-            self._guard = norm if self._guard is None else norm + self._guard * 0.0
+            guard = norm + loss * 0.0
+            self._guard = guard if self._guard is None else guard + self._guard * 0.0
             self.optimizer.step(guard=self._guard)
         self.step += 1
         return step
@@ -247,6 +248,7 @@ class Trainer:
         loss, norm = numbers["loss"], numbers["grad_norm"]
         if math.isfinite(loss) and math.isfinite(norm):
             return numbers
+        self._guard = None  # whoever repairs the model may go on
         if self.step >= step.number:
             self.step = step.number - 1
             self._gradients(step.pieces, step.total)

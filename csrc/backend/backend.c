@@ -106,7 +106,9 @@ XtStatus xt_gemm_backend(XtDevice device, const char *name, const XtGemmBackend 
     XtStatus status = xt_backend_for(device, &backend);
     if (status != XT_OK) return status;
     if (!name || !strcmp(name, "auto")) name = xt_gemm_backend_in_use();
-    return find("matmul", backend->gemm, sizeof(XtGemmBackend), name, device, (const void **)out);
+    const XtGemmBackend *first = backend->gemm;
+    while (!name && first->usable && !first->usable()) first++; /* the last of a table always is */
+    return find("matmul", first, sizeof(XtGemmBackend), name, device, (const void **)out);
 }
 
 XtStatus xt_attention_backend(XtDevice device, const char *name, const XtAttentionBackend **out) {

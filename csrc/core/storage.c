@@ -141,6 +141,7 @@ XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
     XtStatus status = new_storage(device, data, nbytes, release_own, (void *)(uintptr_t)rounded, out);
     if (status != XT_OK) {
         if (data && device.type == XT_CPU) cpu_release(data, rounded);
+        else if (data) allocators[device.type].release(device.index, data, rounded);
         return status;
     }
     count(device, (int64_t)rounded, 1);

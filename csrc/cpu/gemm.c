@@ -6,10 +6,10 @@
 #include <stdlib.h>
 
 const XtGemmBackend xt_cpu_gemm_backends[] = {
-    {"blas", xt_gemm_blas},
-    {"tiled", xt_gemm_tiled},
-    {"naive", xt_gemm_naive},
-    {NULL, NULL},
+    {"blas", xt_gemm_blas, NULL},
+    {"tiled", xt_gemm_tiled, NULL},
+    {"naive", xt_gemm_naive, NULL},
+    {NULL, NULL, NULL},
 };
 
 typedef struct Combine {

@@ -62,7 +62,7 @@ const XtOp xt_op_cast = {
     .backward = cast_backward,
     .doc = "The tensor in another dtype (itself when it has it). Floats round to nearest even; float to integer truncates."};
 
-/* Copies between devices go through dense memory. */
+/* Copies between devices go through dense memory; those between two accelerators through the host's. */
 static XtStatus move(XtTensor *t, XtDevice to, XtTensor **out) {
     XtDevice from = t->storage->device;
     if (xt_device_equal(from, to)) {
@@ -73,6 +73,11 @@ static XtStatus move(XtTensor *t, XtDevice to, XtTensor **out) {
     const XtBackend *target;
     XtTensor *dense = NULL;
     XtStatus status = XT_OK;
+    if (from.type != XT_CPU && to.type != XT_CPU) {
+        XT_TRY(move(t, (XtDevice){.type = XT_CPU}, &dense));
+        status = move(dense, to, out);
+        goto done;
+    }
     XT_TRY(xt_backend_for(to, &target));
     XT_TRY(xt_dense(t, &dense));
     XT_TRY(xt_tensor_empty(to, t->dtype, t->ndim, t->shape, out));

@@ -66,8 +66,9 @@ static PyObject *run_set_package_folders(PyBound *bound) {
     Py_ssize_t count = PyList_GET_SIZE(list);
     const char **folders = calloc((size_t)count + 1, sizeof *folders);
     for (Py_ssize_t i = 0; i < count && folders != NULL; i++) {
-        const char *text = PyUnicode_AsUTF8(PyList_GET_ITEM(list, i));
-        folders[i] = text != NULL ? strdup(text) : NULL;
+        PyObject *bytes = NULL; /* paths may hold bytes that are no text */
+        if (PyUnicode_FSConverter(PyList_GET_ITEM(list, i), &bytes)) folders[i] = strdup(PyBytes_AS_STRING(bytes));
+        Py_XDECREF(bytes);
         if (folders[i] != NULL) continue;
         while (i-- > 0) free((char *)folders[i]);
         free(folders);

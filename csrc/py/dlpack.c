@@ -167,8 +167,6 @@ static PyObject *run_dlpack(PyBound *bound) {
     if (stream != Py_None && tensor->storage->device.type == XT_CPU)
         return PyErr_Format(PyExc_BufferError, "__dlpack__: argument 'stream' must be None for a tensor on the CPU, got %R",
                             stream);
-    void *consumer = NULL;
-    if (tensor->storage->device.type != XT_CPU && order_after(tensor, stream, &consumer) < 0) return NULL;
     if (max_version != Py_None) {
         int64_t version[2];
         if (read_pair("max_version", max_version, version) < 0) return NULL;
@@ -195,7 +193,12 @@ static PyObject *run_dlpack(PyBound *bound) {
         XtStatus status = xt_tensor_alias(tensor, &out);
         if (status != XT_OK) return py_raise(status);
     }
-    return out != NULL ? new_capsule(out, to_host ? NULL : consumer, versioned, to_host || (copy_given && copy)) : NULL;
+    void *consumer = NULL; /* waits for a copy too, so it is asked last */
+    if (out != NULL && out->storage->device.type != XT_CPU && order_after(out, stream, &consumer) < 0) {
+        xt_tensor_release(out);
+        return NULL;
+    }
+    return out != NULL ? new_capsule(out, consumer, versioned, to_host || (copy_given && copy)) : NULL;
 }
 
 static PyObject *run_dlpack_device(PyBound *bound) {
