@@ -12,6 +12,7 @@ import pytest
 
 from xtrain import _C
 from xtrain.optable import OTHER_KERNELS, TABLE
+from xtrain.optable.identities import mhc_identities
 from xtrain.optable.judge import backends, directions, forward_tolerance, gradient_tolerance, result_dtype, use
 from xtrain.optable.table import (
     FLOATS,
@@ -148,6 +149,16 @@ def test_compare() -> None:
             _C.compare(_C.full((3, 2), 1.0), _C.full(other, 1.0), rtol, 0.0)
     with pytest.raises(TypeError, match="compare: other must be floating point like input, got int64"):
         _C.compare(_C.full((2,), 1.0), _C.full((2,), 1, "int64"), 0.0, 0.0)
+
+
+@pytest.mark.parametrize("deviation", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("rms", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("shape", [(33, 4, 40), (17, 2, 129), (9, 8, 31), (5, 1, 7), (3, 4, 1280)], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_mhc_identities(dtype: str, shape: tuple[int, int, int], rms: float, deviation: float) -> None:
+    """What the gradients of hyper-connections have to do with each other, at every scale."""
+    for name, (residual, limit) in mhc_identities(dtype, shape, rms, deviation).items():
+        assert residual <= limit, f"{name}: residual {residual:.2e}, limit {limit:.2e}"
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,12 @@ GPU_RUN: dict[str, Any] = {
     "optim.final_lr": 1e-4,
 }
 _PRESET_COMMON: dict[str, Any] = dict(
-    rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True, initializer_range=0.02
+    rope_theta=10000.0,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    initializer_range=0.02,
+    mhc_streams=0,
+    mhc_contraction="mean",
 )
 
 
@@ -104,6 +109,17 @@ class ModelConfig:
     rms_norm_eps: float | None = option(None, "added to the mean square in RMSNorm", above=0.0)
     tie_word_embeddings: bool | None = option(None, "the output layer is the embedding matrix")
     initializer_range: float | None = option(None, "standard deviation of the initial weights", above=0.0)
+    mhc_streams: int | None = option(
+        None,
+        "residual streams of hyper-connections, an extension that other readers of the model refuse; 0 for the plain "
+        "residual",
+        "streams",
+        minimum=0,
+        maximum=8,
+    )
+    mhc_contraction: str | None = option(
+        None, "how the streams become one at the end", choices=("mean", "sum", "learned")
+    )
 
 
 @dataclass
@@ -375,6 +391,8 @@ def _read_model_directory(path: str) -> dict[str, Any]:
         raise ConfigError(f"model: {file} cannot be read as JSON: {error}") from None
     if not isinstance(stored, dict):
         raise ConfigError(f"model: {file} must hold a JSON object, got {type(stored).__name__}")
+    stored.setdefault("mhc_streams", 0)
+    stored.setdefault("mhc_contraction", "mean")
     if isinstance(stored.get("rope_parameters"), dict):
         stored.setdefault("rope_theta", stored["rope_parameters"].get("rope_theta"))
     return stored

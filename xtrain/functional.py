@@ -183,3 +183,55 @@ def dropout(input, p=0.5, training=True):
         return input * 0.0
     kept = _C.uniform(input.shape, 0.0, 1.0, _C.float32, input.device) >= p
     return input * (kept.to(input.dtype) * (1.0 / (1.0 - p)))
+
+
+# ---- hyper-connections (docs/mhc.md; nn.HyperConnection puts them together) ------------------------------------------
+
+
+def mhc_pre(x, phi, alpha, bias, gamma=None, *, norm_eps=1e-6, hc_eps=1e-6):
+    """A layer's input and the coefficients of its hyper-connection, from n residual streams (Xie et al. 2025, mHC:
+    Manifold-Constrained Hyper-Connections, equations 14 to 18).
+
+    x [.., n, C] of any float dtype, n in 1..8 -> (h_in [.., C] of x's dtype, h_post [.., n], h_res [.., n, n]). phi
+    [n^2 + 2n, n C] (one row an output: n of h_pre, n of h_post, n^2 of h_res row by row), alpha [3], bias [n^2 + 2n],
+    gamma [n, C] or None (ones). Parameters and coefficients are float32, for float64 streams float64. For every token,
+    with v = x as a vector, stream after stream, and a = alpha for the three blocks of rows:
+
+        r = 1 / sqrt(mean(v^2) + norm_eps)        z = a * (r * phi (v * gamma)) + bias
+        h_pre = sigmoid(z_pre) + hc_eps           h_in = sum_j h_pre_j x_j
+        h_post = 2 sigmoid(z_post)                h_res = z_res: logits, for `sinkhorn`
+
+    A token of zeros gives z = bias and h_in = 0; its gradient with respect to x is large (r = 1 / sqrt(norm_eps)) but
+    finite. Huge z give h_pre and h_post at their ends. ValueError or TypeError for other shapes and dtypes.
+    """
+    return tuple(_C.mhc_pre(x, phi, alpha, bias, gamma, norm_eps=norm_eps, hc_eps=hc_eps))
+
+
+def sinkhorn(logits, *, iters=20, eps=1e-6, form="P", transpose=False):
+    """Nearly doubly stochastic matrices, by alternating normalisations (Sinkhorn & Knopp 1967, Concerning nonnegative
+    matrices and doubly stochastic matrices).
+
+    logits Z [.., n, n] of float32 or float64, n in 1..8 -> A of the same shape, or A^T with transpose.
+
+        form "P" (the mHC paper): A = exp(Z - column maxima); iters times: A /= column sums + eps, A /= row sums + eps
+        form "D" (DeepSeek's code): A = softmax of the rows of Z, + eps; A /= column sums + eps; iters - 1 times: rows,
+        then columns
+
+    So the rows of P and the columns of D sum to 1 within eps, the others as far as the iterations have come (logits of
+    deviation 1 after 20: mostly 3e-6; of deviation 3: up to 5e-2). D with transpose is P of Z^T, exactly for eps = 0.
+    The gradient is that of these very steps; nothing is kept of them but the logits. Finite logits give finite matrices
+    and gradients: what lies further below the maximum of its column (P) or row (D) than exp can tell (float32: 87)
+    counts as zero, and in P a row of zeros stays one. ValueError for iters < 1 and unknown forms, TypeError for other
+    dtypes.
+    """
+    return _C.sinkhorn(logits, iters=iters, eps=eps, form=form, transpose=transpose)
+
+
+def mhc_post(x, y, h_post, h_res):
+    """out_i = sum_j h_res_ij x_j + h_post_i y: the way back into the streams (Xie et al. 2025).
+
+    x [.., n, C] and y [.., C], the layer's output, of one float dtype; h_post [.., n] and the mixing matrix h_res
+    [.., n, n] (of `sinkhorn`, not logits) of float32, for float64 streams float64 -> [.., n, C]. Rows of h_res are
+    output streams. Sums in float32 (float64), rounded once.
+    """
+    return _C.mhc_post(x, y, h_post, h_res)

@@ -1,4 +1,4 @@
-"""Layers with parameters.
+"""Layers with parameters. Hyper-connections are in hyper.py.
 
 A Module keeps its parameters, buffers and sub-modules as plain attributes; `parameters()`, `state_dict()` and the rest
 find them by type.
@@ -15,8 +15,8 @@ Tensor = _C.Tensor
 _LoadResult = namedtuple("LoadResult", ("missing_keys", "unexpected_keys"))
 
 __all__ = [
-    "Dropout", "Embedding", "GELU", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm", "Sequential", "SiLU",
-    "init",
+    "Dropout", "Embedding", "GELU", "HyperConnection", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm",
+    "Sequential", "SiLU", "StreamContraction", "expand_streams", "init", "recompute_streams",
 ]  # fmt: skip
 
 
@@ -267,10 +267,14 @@ class Module:
             for name, tensor in [*module._own(False), *module._own(True)]:
                 new = converted.get(id(tensor))
                 if new is None:
-                    new = converted[id(tensor)] = _convert(tensor, dtype, device)
+                    new = converted[id(tensor)] = _convert(tensor, module._dtype_for(dtype), device)
                 if new is not tensor:
                     object.__setattr__(module, name, new)
         return self
+
+    def _dtype_for(self, dtype):
+        """What `to` makes of a dtype for this module's own tensors; hyper-connections stay wide."""
+        return dtype
 
     def float(self):
         """to(float32)."""
@@ -490,3 +494,6 @@ class Sequential(ModuleList):
         for module in self._items():
             input = module(input)
         return input
+
+
+from .hyper import HyperConnection, StreamContraction, expand_streams, recompute_streams  # noqa: E402  (needs Module)

@@ -236,7 +236,7 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
         raise CheckpointError(f"{directory} must be a model directory, but there is none")
     config = read_json(directory / "config.json")
     kind = config.get("model_type")
-    if kind != "qwen3":
+    if kind not in ("qwen3", "xtrain_qwen3_mhc"):
         raise CheckpointError(f"{directory / 'config.json'}: model_type must be qwen3, got {kind!r}")
     tensors = read_tensors(directory)
     layers = config.get("num_hidden_layers")
@@ -276,8 +276,8 @@ def _load_tensors(model: Any, tensors: dict[str, Any], directory: Path, dtype: A
                 f"{directory}: {name} must have shape {tuple(expected[name].shape)}, got {tuple(tensor.shape)}"
             )
     if dtype is None:
-        dtypes = {tensor.dtype.name for tensor in tensors.values()}
-        dtype = next(iter(tensors.values())).dtype if len(dtypes) == 1 else _C.float32
+        narrow = [tensor.dtype for name, tensor in tensors.items() if "_mhc." not in name and "stream_head" not in name]
+        dtype = narrow[0] if len({dtype.name for dtype in narrow}) == 1 else _C.float32  # hyper-connections stay wide
     model.to(dtype)
     model.load_state_dict(tensors, strict=False)  # not strict: a tied lm_head.weight is left out
 

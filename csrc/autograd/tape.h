@@ -13,7 +13,7 @@
 
 #include "../xtrain.h"
 
-#define XT_MAX_SAVED 8
+#define XT_MAX_SAVED 11
 
 struct XtNode;
 struct XtCallArgs;

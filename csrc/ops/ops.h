@@ -111,6 +111,8 @@ XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **ou
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
     X(linear_cross_entropy)                                                                                                    \
+    X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
+    /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     /* optimizer.c */                                                                                                          \
     X(adamw_) X(clip_grad_norm_)
 /* clang-format on */

@@ -59,7 +59,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)). With mhc_streams = n > 0 each + is a hyper-connection:
+    x [B*S, n, C].
+    """
 
     def __init__(self, config, dtype, device):
         eps = config.rms_norm_eps
@@ -67,10 +69,30 @@ class Block(nn.Module):
         self.mlp = MLP(config, dtype, device)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
+        self.streams = config.mhc_streams
+        if self.streams:
+            options = dict(iters=config.mhc_iters, form=config.mhc_form, device=device, dtype=dtype)
+            self.attn_mhc = nn.HyperConnection(config.hidden_size, self.streams, **options)
+            self.mlp_mhc = nn.HyperConnection(config.hidden_size, self.streams, **options)
+
+    def _attend(self, x, batch, seq, positions=None, cache=None):
+        return self.self_attn(self.input_layernorm(x), batch, seq, positions, cache)
+
+    def _feed(self, x, *_):
+        return self.mlp(self.post_attention_layernorm(x))
+
+    def parts(self):
+        """The hyper-connections with what they wrap."""
+        return (self.attn_mhc, self._attend), (self.mlp_mhc, self._feed)
 
     def forward(self, x, batch, seq, positions=None, cache=None):
-        x = x + self.self_attn(self.input_layernorm(x), batch, seq, positions, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        if self.streams:
+            for connection, sublayer in self.parts():
+                h_in, state = connection.read(x)
+                x = connection.write(state, sublayer(h_in, batch, seq, positions, cache))
+            return x
+        x = x + self._attend(x, batch, seq, positions, cache)
+        return x + self._feed(x)
 
 
 class Trunk(nn.Module):
@@ -80,18 +102,30 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device, dtype)
         self.layers = nn.ModuleList(Block(config, dtype, device) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
-        self.gradient_checkpointing = False
+        self.gradient_checkpointing, self.stream_checkpointing = False, 0
+        self.streams = config.mhc_streams
+        if self.streams:
+            mode = config.mhc_contraction
+            self.stream_head = nn.StreamContraction(config.hidden_size, self.streams, mode, device=device, dtype=dtype)
 
     def forward(self, ids, positions=None, caches=None):
         batch, seq = ids.shape
         x = self.embed_tokens(ids.reshape(batch * seq))
-        if self.gradient_checkpointing and self.training and caches is None:
+        if self.streams:
+            x = nn.expand_streams(x, self.streams)
+        training = self.training and caches is None
+        if self.gradient_checkpointing and training:
             for layer in self.layers:
                 x = checkpoint(layer, x, batch, seq, positions)
+        elif self.stream_checkpointing and self.streams and training:
+            parts = [part for layer in self.layers for part in layer.parts()]
+            for start in range(0, len(parts), self.stream_checkpointing):
+                block = parts[start : start + self.stream_checkpointing]
+                x = nn.recompute_streams(block, x, batch, seq, positions)
         else:
             for i, layer in enumerate(self.layers):
                 x = layer(x, batch, seq, positions, None if caches is None else caches[i])
-        return self.norm(x)
+        return self.norm(self.stream_head(x) if self.streams else x)
 
 
 class Qwen3(nn.Module):
@@ -103,7 +137,8 @@ class Qwen3(nn.Module):
 
     Matrices and embeddings start normal with deviation `initializer_range`, norms at one. dtype None is the config's.
     With `model.gradient_checkpointing = True` each layer is computed again in backward instead of keeping its
-    activations (same bits).
+    activations (same bits). With config.mhc_streams, `model.stream_checkpointing = k` keeps the residual streams of
+    every k-th sublayer only and computes the others again, without running any sublayer twice (same bits).
     """
 
     def __init__(self, config, device=None, dtype=None):
@@ -124,6 +159,8 @@ class Qwen3(nn.Module):
                 nn.init.normal_(module.weight, 0.0, self.config.initializer_range)
             elif isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
+            elif isinstance(module, (nn.HyperConnection, nn.StreamContraction)):
+                module.reset_parameters()
 
     @property
     def gradient_checkpointing(self):
@@ -133,6 +170,17 @@ class Qwen3(nn.Module):
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, on):
         self.model.gradient_checkpointing = bool(on)
+
+    @property
+    def stream_checkpointing(self):
+        """Sublayers in a block whose residual streams are computed again in backward; 0 keeps them all."""
+        return self.model.stream_checkpointing
+
+    @stream_checkpointing.setter
+    def stream_checkpointing(self, size):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"Qwen3: stream_checkpointing must be an integer, at least 0, got {size!r}")
+        self.model.stream_checkpointing = size
 
     def _head(self):
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
+_MHC_TYPE, _MHC_ARCHITECTURE = "xtrain_qwen3_mhc", "XtrainQwen3MhcForCausalLM"
 
 
 @dataclass
@@ -19,6 +20,12 @@ class Qwen3Config:
     independent of hidden_size / num_attention_heads. num_key_value_heads divides num_attention_heads.
     max_position_embeddings: longest sequence in tokens. dtype: of the parameters. `extra` keeps keys of a file that
     have no meaning here, so that they are written back. ValueError names the key, the rule and the value.
+
+    Extension: with mhc_streams = n, 1 to 8, every attention and feed-forward layer is wrapped in hyper-connections over
+    n residual streams (nn.HyperConnection; Xie et al. 2025). mhc_contraction ("mean", "sum", "learned") makes one
+    stream of them before the last norm; mhc_iters and mhc_form are those of functional.sinkhorn. Hugging Face's Qwen3
+    has nothing of this and would silently leave it out, so such files have model_type xtrain_qwen3_mhc, which other
+    readers refuse by name. 0 streams: the plain residual connection, and no trace of the extension in the file.
     """
 
     vocab_size: int = 151936
@@ -41,6 +48,10 @@ class Qwen3Config:
     pad_token_id: int | None = None
     use_cache: bool = True
     dtype: str = "float32"
+    mhc_streams: int = 0
+    mhc_contraction: str = "mean"
+    mhc_iters: int = 20
+    mhc_form: str = "P"
     model_type: str = "qwen3"
     architectures: list[str] = field(default_factory=lambda: ["Qwen3ForCausalLM"])
     extra: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -68,8 +79,9 @@ class Qwen3Config:
                 f"Qwen3Config: num_key_value_heads must divide num_attention_heads {self.num_attention_heads}, "
                 f"got {self.num_key_value_heads}"
             )
+        self._check_mhc()
         for name, only in (
-            ("model_type", "qwen3"),
+            ("model_type", _MHC_TYPE if self.mhc_streams else "qwen3"),
             ("hidden_act", "silu"),
             ("attention_bias", False),
             ("attention_dropout", 0),
@@ -78,6 +90,17 @@ class Qwen3Config:
                 raise ValueError(f"Qwen3Config: {name} must be {only!r}, got {getattr(self, name)!r}")
         if self.dtype not in _FLOATS:
             raise ValueError(f"Qwen3Config: dtype must be one of {', '.join(_FLOATS)}, got {self.dtype!r}")
+
+    def _check_mhc(self):
+        for name, least, most in (("mhc_streams", 0, 8), ("mhc_iters", 1, 1000)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise ValueError(f"Qwen3Config: {name} must be an integer in [{least}, {most}], got {value!r}")
+        for name, words in (("mhc_contraction", ("mean", "sum", "learned")), ("mhc_form", ("P", "D"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"Qwen3Config: {name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
+        if self.mhc_streams and self.model_type == "qwen3":  # made here; a file says so itself, see from_dict
+            self.model_type, self.architectures = _MHC_TYPE, [_MHC_ARCHITECTURE]
 
     @property
     def rope_parameters(self):
@@ -92,8 +115,14 @@ class Qwen3Config:
         if not isinstance(values, dict):
             raise ValueError(f"Qwen3Config: config must be a JSON object, got {type(values).__name__}")
         values = dict(values)
-        if values.get("model_type", "qwen3") != "qwen3":
-            raise ValueError(f"Qwen3Config: model_type must be 'qwen3', got {values['model_type']!r}")
+        kind = values.get("model_type", "qwen3")
+        if kind not in ("qwen3", _MHC_TYPE):
+            raise ValueError(f"Qwen3Config: model_type must be 'qwen3' or {_MHC_TYPE!r}, got {kind!r}")
+        if "model_type" in values and (kind == _MHC_TYPE) != bool(values.get("mhc_streams", 0)):
+            raise ValueError(
+                f"Qwen3Config: mhc_streams must be there, and above 0, exactly when model_type is {_MHC_TYPE!r}, "
+                f"got {values.get('mhc_streams')!r} with {kind!r}"
+            )
         _refuse_unsupported(values)
         _one_of_two(values, "torch_dtype", "dtype")
         if isinstance(values.get("dtype"), str):
@@ -124,7 +153,7 @@ class Qwen3Config:
         """The content of a config.json, with RoPE and dtype under their older and their newer names."""
         values = dict(self.extra)
         for f in dataclasses.fields(self):
-            if f.name != "extra":
+            if f.name != "extra" and (self.mhc_streams or not f.name.startswith("mhc_")):
                 values[f.name] = getattr(self, f.name)
         values["torch_dtype"] = self.dtype
         values["rope_parameters"] = self.rope_parameters

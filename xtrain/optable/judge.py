@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _C
 from .references import erf, sigmoid
-from .table import TINY, UNIT_ROUNDOFF, Case, Op, accumulator, array, gradients, references_of
+from .table import TINY, UNIT_ROUNDOFF, Case, Op, accumulator, array, as_list, gradients, references_of
 
 # ---- backends --------------------------------------------------------------------------------------------------------
 
@@ -61,9 +61,10 @@ def additions(entry: Op, c: Case, arrays: Sequence[np.ndarray]) -> float:
 
 
 def magnitude(entry: Op, c: Case, arrays: Sequence[np.ndarray], ref: np.ndarray) -> np.ndarray:
-    """What was added up to `ref`. When an op has several outputs its magnitude applies to those of its shape."""
-    size = None if entry.magnitude is None else np.asarray(entry.magnitude(*arrays, **c.kwargs))
-    return np.abs(ref) if size is None or size.shape != ref.shape else size
+    """What was added up to `ref`. When an op has several outputs its magnitudes apply to those of their shape."""
+    sizes = [] if entry.magnitude is None else as_list(entry.magnitude(*arrays, **c.kwargs))
+    fitting = [size for size in map(np.asarray, sizes) if size.shape == ref.shape]
+    return np.maximum.reduce(fitting) if fitting else np.abs(ref)
 
 
 def forward_tolerance(

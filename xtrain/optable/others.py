@@ -1,4 +1,4 @@
-"""Kernels that are no op: each is checked here, once for `xtrain check`; tests/test_ops.py tries them further."""
+"""Kernels that are no op, or have checks of another kind, for `xtrain check`; tests/test_ops.py tries them further."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from .identities import check as identities
 from .table import FLOATS, array, tensor
 
 
@@ -54,4 +55,8 @@ def compare(device: str) -> str:
 
 
 # slot -> (the test in tests/test_ops.py that exercises it, a check that returns what is wrong or "")
-OTHER_KERNELS: dict[str, tuple[str, Any]] = {"stats": ("test_stats", stats), "compare": ("test_compare", compare)}
+OTHER_KERNELS: dict[str, tuple[str, Any]] = {
+    "stats": ("test_stats", stats),
+    "compare": ("test_compare", compare),
+    "mhc_pre_bwd": ("test_mhc_identities", identities),  # an op, too: this is what needs no reference
+}

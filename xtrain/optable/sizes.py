@@ -12,6 +12,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from .hyper import inputs, post_inputs
 from .table import Case, Ids, N, Op, U, case
 
 
@@ -46,6 +47,7 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
     batch, per_head, rows = d.tokens // d.length, d.width // d.heads, d.tokens // 16
     heads = (batch, d.length, d.heads, per_head)
     qkv = (d.sequences, d.heads, d.length, per_head)
+    streams = (d.tokens // 4, 4, d.width)
     return {
         "matmul": case(N(rows, d.width), N(d.width, d.hidden)),
         "linear": case(N(rows, d.width), N(d.hidden, d.width)),
@@ -63,6 +65,13 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
             N(rows, d.width), U(-0.1, 0.1, d.words, d.width), Ids(0, d.words, rows), reduction="mean"
         ),
         "scaled_dot_product_attention": case(N(*qkv), N(*qkv), N(*qkv), is_causal=True),
+        "mhc_pre": case(*inputs(streams, 1.0, 1.0)),
+        "mhc_pre:no gamma": case(*inputs(streams, 1.0, 1.0, gamma=False)),
+        "sinkhorn:P": case(N(16 * d.tokens, 4, 4), form="P"),
+        "sinkhorn:D": case(N(16 * d.tokens, 4, 4), form="D"),
+        "mhc_post": case(*post_inputs(streams, 1.0)),
+        "mhc_open": case(N(d.tokens // 4, d.width), *inputs(streams, 1.0, 1.0)),
+        "mhc_close": case(*inputs(streams, 1.0, 1.0)),
         "adamw_": case(*[N(*d.activation)] * 3, U(0.1, 1, *d.activation), **_HYPER),
         "clip_grad_norm_": case(N(*d.activation), N(d.width), max_norm=1.0),
         "sum": case(N(*d.activation), dim=1),

@@ -141,7 +141,8 @@ class Op:
     call(*tensors, **kwargs) -> tensor or list of tensors
     reference(*float64 arrays, **kwargs) -> array or list of arrays (None: the call is checked elsewhere, see `note`)
     torch(torch, *tensors, **kwargs) -> tensor or list, for the parity suite (None: PyTorch has no such thing)
-    magnitude(*arrays, **kwargs): sum of absolute values of what is added up; default |reference|
+    magnitude(*arrays, **kwargs): sum of absolute values of what is added up; default |reference|; a list with several
+        outputs, told apart by their shapes
     accumulations(*arrays, **kwargs) -> number of roundings in the accumulator's format
     roundings: number of roundings to the tensor's own format
     out_dtype: dtype of the result, "same" = that of the inputs

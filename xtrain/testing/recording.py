@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .. import _C, nn
+from .. import _C, hyper, nn
 from ..autograd import Function, enable_grad
 
 _Tensor = _C.Tensor
@@ -108,8 +108,9 @@ def _options(tree):
 class Recording:
     """`with record(model) as recording:` around a forward and a backward fills recording.steps in the order of returns.
 
-    What an xt.Function calls inside belongs to it. Ops after the first gradient belong to the backward and are left
-    out. Tensors are kept, not copied. One recording at a time per process.
+    What an xt.Function calls inside belongs to it. Hyper-connections run as mhc_pre, sinkhorn and mhc_post. Ops after
+    the first gradient belong to the backward and are left out. Tensors are kept, not copied. One recording at a time
+    per process.
     """
 
     def __init__(self, model=None):
@@ -131,9 +132,11 @@ class Recording:
         self._apply = Function.__dict__["apply"]
         Function.apply = classmethod(self._function_call)
         self._before = _C.set_call_hook(self._op_call)
+        hyper.separate += 1
         return self
 
     def __exit__(self, *_):
+        hyper.separate -= 1
         _C.set_call_hook(self._before)
         Function.apply = self._apply
         for module, own in self._wrapped:

@@ -1,0 +1,800 @@
+"""Hyper-connections beyond the op table: finite differences to 1e-7, conventions, planted faults, the seed's table, the model option."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import options, text_file, weights
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C, nn
+from xtrain.config import ConfigError
+from xtrain.errors import CheckpointError
+from xtrain.models import Qwen3, Qwen3Config
+from xtrain.optable import hyper, identities
+from xtrain.optable.identities import mhc_identities
+from xtrain.optable.table import array, bits, exact, tensor
+from xtrain.testing import first_divergence
+from xtrain.train import Trainer
+
+
+def f64(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape) * scale
+
+
+# ---- finite differences: 1e-7 of the largest gradient, every element of every input --------------------------------------------------
+
+
+def difference_quotients(call, leaves: list, dys: list[np.ndarray]) -> float:
+    """The largest error of any gradient element, over the largest element of its gradient; fourth-order central differences."""
+
+    def loss() -> float:
+        with xt.no_grad():
+            return sum(float((array(o) * dy).sum()) for o, dy in zip(call(), dys))
+
+    for leaf in leaves:
+        leaf.grad = None
+        leaf.requires_grad_()
+    outs = call()
+    _C.backward(outs, [tensor(dy) for dy in dys], False)
+    worst, h = 0.0, 1e-3
+    for leaf in leaves:
+        gradient, values = array(leaf.grad).ravel(), array(leaf).copy()
+        for i in range(values.size):
+            at = []
+            for step in (-2, -1, 1, 2):
+                moved = values.copy()
+                moved.ravel()[i] += step * h
+                with xt.no_grad():
+                    leaf.copy_(tensor(moved))
+                at.append(loss())
+            with xt.no_grad():
+                leaf.copy_(tensor(values))
+            numeric = (8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h)
+            worst = max(worst, abs(numeric - gradient[i]) / np.abs(gradient).max())
+    return worst
+
+
+def pre_arguments(tokens: int, n: int, c: int, rms: float, deviation: float = 1.0) -> list:
+    k, m = n * c, n * n + 2 * n
+    parts = (f64(tokens, n, c, scale=rms), f64(m, k, scale=deviation / np.sqrt(k)), np.array([1.1, 0.9, 1.05]),
+             f64(m, scale=0.1), 1 + 0.5 * f64(n, c))  # fmt: skip
+    return [tensor(a) for a in parts]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+@pytest.mark.parametrize("rms", [0.1, 1.0, 4.0])
+def test_finite_differences_of_mhc_pre(n: int, rms: float) -> None:
+    arguments = pre_arguments(3, n, 3, rms)
+    if rms < 1:  # a step of 1e-3 would be a hundredth of x
+        arguments[0] = tensor(array(arguments[0]) / rms)
+        scale = rms
+    else:
+        scale = 1.0
+    dys = [f64(3, 3), f64(3, n), f64(3, n, n)]
+    x, *rest = arguments
+    assert difference_quotients(lambda: F.mhc_pre(x * scale, *rest), arguments, dys) <= 1e-7
+
+
+@pytest.mark.parametrize("iters", [1, 2, 20])
+@pytest.mark.parametrize("deviation", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("form", ["P", "D"])
+@pytest.mark.parametrize("n", [2, 4, 5])
+def test_finite_differences_of_sinkhorn(n: int, form: str, deviation: float, iters: int) -> None:
+    z = tensor(f64(3, n, n, scale=deviation))
+    error = difference_quotients(lambda: [F.sinkhorn(z, iters=iters, form=form)], [z], [f64(3, n, n, seed=1)])
+    assert error <= 1e-7
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_finite_differences_of_mhc_post(n: int) -> None:
+    leaves = [tensor(f64(*s)) for s in ((3, n, 5), (3, 5), (3, n), (3, n, n))]
+    assert difference_quotients(lambda: [F.mhc_post(*leaves)], leaves, [f64(3, n, 5, seed=1)]) <= 1e-7
+
+
+@pytest.mark.parametrize(("form", "transpose"), [("P", False), ("P", True), ("D", False), ("D", True)])
+@pytest.mark.parametrize("affine", [False, True])
+def test_finite_differences_of_a_layer(form: str, transpose: bool, affine: bool) -> None:
+    """Through a nonlinear sublayer, with an upstream gradient of its own: parameters of both, and the streams."""
+
+    class Sub(nn.Module):
+        def __init__(self) -> None:
+            self.weight = nn.Parameter(tensor(f64(6, 6, scale=0.5)))
+
+        def forward(self, x):
+            return (x @ self.weight).tanh()
+
+    layer = nn.HyperConnection(6, 4, Sub(), form=form, transpose=transpose, affine=affine, dtype=xt.float64)
+    with xt.no_grad():
+        layer.phi.copy_(tensor(f64(24, 24, scale=0.3)))
+        layer.alpha.copy_(tensor(np.array([1.1, 0.9, 1.05])))
+    x = tensor(f64(5, 4, 6))
+    leaves = [x, *layer.parameters()]
+    assert len(leaves) == 5 + affine
+    assert difference_quotients(lambda: [layer(x)], leaves, [f64(5, 4, 6, seed=1)]) <= 1e-7
+
+
+def test_finite_differences_of_a_learned_contraction() -> None:
+    head = nn.StreamContraction(5, 3, "learned", affine=True, dtype=xt.float64)
+    with xt.no_grad():
+        head.phi.copy_(tensor(f64(3, 15, scale=0.3)))
+        head.alpha.fill_(0.8)
+    x = tensor(f64(4, 3, 5))
+    assert difference_quotients(lambda: [head(x)], [x, *head.parameters()], [f64(4, 5, seed=1)]) <= 1e-7
+
+
+# ---- conventions ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_form_d_transposed_is_form_p_of_the_transposed_logits() -> None:
+    z = f64(50, 4, 4)
+    for eps, limit in ((0.0, 0.0), (1e-6, 9e-6)):
+        d = array(F.sinkhorn(tensor(z), form="D", transpose=True, eps=eps))
+        p = array(F.sinkhorn(tensor(np.swapaxes(z, -1, -2).copy()), form="P", eps=eps))
+        assert np.abs(d - p).max() <= limit + 1e-14
+
+
+def test_transpose_is_the_transpose() -> None:
+    z = tensor(f64(7, 3, 3))
+    for form in "PD":
+        turned = F.sinkhorn(z, form=form, transpose=True)
+        assert bits(turned) == bits(F.sinkhorn(z, form=form).transpose(-1, -2).contiguous())
+
+
+def test_rows_of_p_and_columns_of_d_are_exact_and_the_others_converge() -> None:
+    z = tensor(f64(2000, 4, 4))
+    for form, exact_axis in (("P", -1), ("D", -2)):
+        for iters, limit in ((20, 1e-2), (100, 2e-5)):
+            a = array(F.sinkhorn(z, form=form, iters=iters))
+            assert np.abs(a.sum(exact_axis) - 1).max() <= 1.1e-6
+            assert np.abs(a.sum(-3 - exact_axis) - 1).max() <= limit
+            assert (a > 0).all()
+
+
+@pytest.mark.parametrize("form", ["P", "D"])
+def test_a_row_or_column_shift_of_the_logits_changes_nothing(form: str) -> None:
+    z = f64(9, 4, 4)
+    shift = f64(9, 1, 4) if form == "P" else f64(9, 4, 1)
+    assert (
+        np.abs(array(F.sinkhorn(tensor(z), form=form)) - array(F.sinkhorn(tensor(z + shift), form=form))).max() <= 1e-14
+    )
+
+
+def test_a_layer_is_its_three_ops_bit_for_bit() -> None:
+    for dtype in (xt.float32, xt.bfloat16):
+        sub = nn.Linear(24, 24).to(dtype)
+        layer = nn.HyperConnection(24, 4, sub, affine=True)
+        nn.init.normal_(layer.phi, 0.0, 0.2)
+        nn.init.constant_(layer.alpha, 0.9)
+        x, g = (xt.randn(3, 5, 4, 24).to(dtype) for _ in range(2))
+        found = []
+        for whole in (True, False):
+            layer.requires_grad_().zero_grad()
+            leaf = x.detach().requires_grad_()
+            if whole:
+                out = layer(leaf)
+            else:
+                h_in, h_post, h_res = F.mhc_pre(leaf, layer.phi, layer.alpha, layer.bias, layer.gamma)
+                out = F.mhc_post(leaf, sub(h_in), h_post, F.sinkhorn(h_res))
+            out.backward(g)
+            found.append((out, [p.grad for p in layer.parameters()], leaf.grad))
+        (a, grads_a, dx_a), (b, grads_b, dx_b) = found
+        assert bits(a) == bits(b) and [bits(p) for p in grads_a] == [bits(p) for p in grads_b]
+        size, unit = np.abs(array(dx_b)).max(), 2.0**-8 if dtype == xt.bfloat16 else 2.0**-22
+        assert np.abs(array(dx_a) - array(dx_b)).max() <= 2 * unit * size  # one rounding instead of two
+
+
+def test_expansion_and_contraction() -> None:
+    x = xt.randn(2, 3, 5).requires_grad_()
+    streams = nn.expand_streams(x, 4)
+    assert streams.shape == (2, 3, 4, 5) and all(bits(streams[:, :, i]) == bits(x) for i in range(4))
+    streams.backward(xt.ones(2, 3, 4, 5))
+    assert (array(x.grad) == 4).all()
+    y = tensor(f64(3, 4, 5), "float32")
+    for mode, want in (("mean", array(y).mean(-2)), ("sum", array(y).sum(-2))):
+        assert np.allclose(array(nn.StreamContraction(5, 4, mode)(y)), want, atol=1e-6)
+    head = nn.StreamContraction(5, 4, "learned")
+    nn.init.zeros_(head.alpha)
+    assert np.allclose(array(head(y)), array(y).mean(-2), atol=1e-5)
+    assert [name for name, _ in head.named_parameters()] == ["phi", "alpha", "bias"]
+
+
+def test_a_new_layer_is_the_plain_residual() -> None:
+    for n in (1, 2, 4, 8):
+        layer = nn.HyperConnection(16, n, nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 16)))
+        nn.init.zeros_(layer.alpha)  # the part that depends on the token
+        x = xt.randn(7, 16)
+        out, plain = array(layer(nn.expand_streams(x, n))), array(x + layer.sublayer(x))
+        assert np.abs(out - plain[:, None]).max() <= 2e-5
+
+
+def test_parameters_stay_wide() -> None:
+    layer = nn.HyperConnection(8, 2, nn.Linear(8, 8), affine=True, dtype=xt.bfloat16)
+    assert layer.phi.dtype == layer.alpha.dtype == layer.bias.dtype == layer.gamma.dtype == xt.float32
+    model = nn.Sequential(layer).bfloat16()
+    assert layer.phi.dtype == xt.float32 and layer.sublayer.weight.dtype == xt.bfloat16
+    model(xt.randn(3, 2, 8).bfloat16()).float().sum().backward()
+    assert layer.phi.grad.dtype == xt.float32
+    assert model.double().__getitem__(0).phi.dtype == xt.float64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recomputed_streams_give_the_same_bits(dtype: str) -> None:
+    layers = [nn.HyperConnection(12, 4, nn.Sequential(nn.RMSNorm(12), nn.Linear(12, 12), nn.SiLU())) for _ in range(5)]
+    model = nn.Sequential(*layers).to(getattr(xt, dtype))
+    x = xt.randn(2, 3, 4, 12).to(getattr(xt, dtype))
+    found = []
+    for run in (model, lambda x: nn.recompute_streams(layers[2:], nn.recompute_streams(layers[:2], x))):
+        for leaf in (x, x.detach().requires_grad_()):  # the streams may be a leaf, or need no gradient at all
+            model.zero_grad()
+            out = run(leaf)
+            (out * out).sum().backward()
+            found.append([bits(out), *(bits(p.grad) for p in model.parameters())])
+            if leaf.requires_grad:
+                found[-1].append(bits(leaf.grad))
+    assert found[0] == found[2] and found[1] == found[3]
+    out = nn.recompute_streams(layers, x)
+    out.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="recompute_streams: backward must run once"):
+        out.sum().backward()
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_layers_leave_nothing_behind() -> None:
+    layers = [nn.HyperConnection(6, 2, nn.Linear(6, 6)) for _ in range(3)]
+    for run in (lambda x: nn.recompute_streams(layers, x), nn.Sequential(*layers)):
+        run(xt.randn(4, 2, 6).requires_grad_()).sum().backward()
+    for layer in layers:
+        layer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: nn.HyperConnection(0, 4), ValueError, "HyperConnection: dim must be an integer, at least 1, got 0"),
+        (lambda: nn.HyperConnection(8, 9), ValueError, "HyperConnection: n must be an integer, 1 to 8, got 9"),
+        (lambda: nn.HyperConnection(8, 2, 3), TypeError, "HyperConnection: sublayer must be callable or None, got int"),
+        (lambda: nn.HyperConnection(8, 2, form="X"), ValueError, "HyperConnection: form must be 'P' or 'D', got 'X'"),
+        (lambda: nn.HyperConnection(8, 2, iters=0), ValueError, "HyperConnection: iters must be .* at least 1, got 0"),
+        (lambda: nn.HyperConnection(8, 2)(xt.zeros(3, 2, 8)), TypeError, "sublayer must be given .*, got None"),
+        (lambda: nn.HyperConnection(8, 2, nn.SiLU())(xt.zeros(3, 4, 8)), ValueError, r"phi must .*\(24, 32\), got \(8"),
+        (lambda: nn.HyperConnection(8, 2, lambda x: x[:2])(xt.zeros(3, 2, 8)), ValueError, r"y must .*\(3, 8\), got \(2"),
+        (lambda: nn.StreamContraction(8, 2, "max"), ValueError, "mode must be 'mean', 'sum' or 'learned', got 'max'"),
+        (lambda: nn.StreamContraction(8, 2)(xt.zeros(3, 8)), ValueError, r"x must end in shape \(2, 8\), got shape \(3, 8"),
+        (lambda: nn.expand_streams(xt.zeros(3, 8), 0), ValueError, "expand_streams: n must be an integer, 1 to 8, got 0"),
+    ],
+)  # fmt: skip
+def test_bad_layers(call, error, match) -> None:
+    with pytest.raises(error, match=match):
+        call()
+
+
+# ---- degenerate inputs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_zero_tokens_and_huge_values_stay_finite(n: int, dtype: str) -> None:
+    c, wide = 6, "float64" if dtype == "float64" else "float32"
+    m = n * n + 2 * n
+    for x_scale, phi_scale in ((0.0, 1.0), (1e-20, 1.0), (1e4, 1.0), (1.0, 1e3), (1.0, 1e6), (0.0, 1e6)):
+        given = [
+            tensor(f64(3, n, c, scale=x_scale), dtype),
+            tensor(f64(m, n * c, scale=phi_scale), wide),
+            tensor(np.ones(3), wide),
+            tensor(f64(m), wide),
+            tensor(np.ones((n, c)), wide),
+        ]
+        for form in ("P", "D"):
+            leaves = [t.detach().requires_grad_() for t in given]
+            h_in, h_post, m_res, carry = _C.mhc_open(*leaves, form=form)
+            out = _C.mhc_close(carry, h_in.tanh(), h_post, m_res)
+            out.backward(tensor(f64(3, n, c), dtype))
+            for t in (h_in, h_post, m_res, out, *(leaf.grad for leaf in leaves)):
+                assert np.isfinite(array(t)).all(), (x_scale, phi_scale, form)
+            assert (array(m_res) >= 0).all() and (array(h_post) >= 0).all() and (array(h_post) <= 2).all()
+            if x_scale == 0:
+                assert (array(h_in) == 0).all()
+
+
+@pytest.mark.parametrize("form", ["P", "D"])
+def test_huge_logits(form: str) -> None:
+    """Differences that overflow the format count as infinite: the winners share, and a row nobody wants is left empty."""
+    for z in (
+        np.diag([1e4] * 4),
+        np.full((4, 4), 1e30),
+        np.full((4, 4), -1e30),
+        f64(4, 4, scale=1e6),
+        f64(4, 4, scale=200),
+    ):
+        for dtype in ("float32", "float64"):
+            logits = tensor(z, dtype).requires_grad_()
+            a = F.sinkhorn(logits, form=form)
+            a.backward(tensor(f64(4, 4), dtype))
+            assert np.isfinite(array(a)).all() and np.isfinite(array(logits.grad)).all()
+            assert (array(a) >= 0).all() and (array(a) <= 1 + 1e-6).all()
+    assert np.allclose(array(F.sinkhorn(tensor(np.diag([1e4] * 4), "float32"), form=form)), np.eye(4), atol=3e-6)
+    assert np.allclose(array(F.sinkhorn(tensor(np.full((4, 4), 1e30), "float32"), form=form)), 0.25, atol=2e-6)
+
+
+def test_one_stream_is_one() -> None:
+    for form in "PD":
+        assert np.abs(array(F.sinkhorn(tensor(f64(5, 1, 1, scale=9)), form=form)) - 1).max() <= 2e-6
+
+
+def test_hundred_repeats_give_the_same_bits() -> None:
+    given = [tensor(a, d) for a, d in zip(seed_arguments(0)[0], ["bfloat16"] + ["float32"] * 4)]
+    dys = [tensor(f64(128, 128), "bfloat16"), tensor(f64(128, 4, 128), "bfloat16")]
+    want = None
+    for repeat in range(100):
+        _C.set_num_threads((1, 2, 3, 4)[repeat % 4])
+        leaves = [t.detach().requires_grad_() for t in given]
+        h_in, h_post, m, carry = _C.mhc_open(*leaves)
+        outs = [h_in, _C.mhc_close(carry, h_in.tanh(), h_post, m)]
+        _C.backward(outs, dys, False)
+        got = [bits(t) for t in (*outs, h_post, m, *(leaf.grad for leaf in leaves))]
+        assert want is None or got == want
+        want = got
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_token_spoils_no_other(bad: float) -> None:
+    layer = nn.HyperConnection(6, 4, nn.SiLU(), affine=True)
+    x = f64(5, 4, 6)
+    good = array(layer(tensor(x, "float32")))
+    x[2, 1, 3] = bad
+    out = array(layer(tensor(x, "float32")))
+    assert np.isnan(out[2]).any() and np.array_equal(np.delete(out, 2, 0), np.delete(good, 2, 0))
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "mhc.md").read_text()
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], names)
+    assert names["y"].shape == (2, 10, 64) and names["layers"][0].phi.grad is not None
+
+
+# ---- the seed's table -----------------------------------------------------------------------------------------------------------------
+
+
+def seed_arguments(seed: int):
+    """x, phi, alpha, bias, gamma and the three gradients at the seed's shape and distribution."""
+    rng, (tokens, n, c) = np.random.default_rng(seed), (128, 4, 128)
+    m, k = n * n + 2 * n, n * c
+    given = [
+        exact(rng.standard_normal((tokens, n, c)), "bfloat16"),
+        exact(rng.standard_normal((m, k)), "float32"),
+        exact(np.array([1.1, 0.9, 1.05]), "float32"),
+        exact(0.1 * rng.standard_normal(m), "float32"),
+        exact(rng.standard_normal((n, c)), "float32"),
+    ]
+    d = [
+        exact(rng.standard_normal((tokens, c)), "bfloat16"),
+        exact(rng.standard_normal((tokens, n)), "float32"),
+        exact(rng.standard_normal((tokens, n, n)), "float32"),
+    ]
+    return given, d
+
+
+def normalised_mix(given: list[np.ndarray]) -> np.ndarray:
+    """r u of the float32 forward, every row of phi taken to the place where it comes out as it is: among the logits."""
+    x, phi, *_, gamma = given
+    m, n = len(phi), x.shape[1]
+    found = []
+    for start in range(0, m, n * n):
+        rows = phi[start : start + n * n]
+        moved = np.zeros_like(phi)
+        moved[2 * n : 2 * n + len(rows)] = rows
+        parameters = (tensor(a, "float32") for a in (moved, np.ones(3), np.zeros(m), gamma))
+        h_res = F.mhc_pre(tensor(x, "bfloat16"), *parameters)[2]
+        found.append(array(h_res).reshape(len(x), -1)[:, : len(rows)])
+    return np.concatenate(found, 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_table_of_the_seed(seed: int) -> None:
+    """The backward against its closed form in float64 on the forward's own numbers, as the seed measured its own: dgamma within 7e-5
+    in all 512 elements (the seed after its repair: 6.9e-5, before: 6.5), every component within 1e-5 of its largest value, dx of
+    bfloat16 within one unit in the last place. Then the whole chain, which has the rounding of the forward in it, too."""
+    given, d = seed_arguments(seed)
+    x, phi, alpha, bias, gamma = given
+    tokens, n, c = x.shape
+    k, v, q, g = n * c, x.reshape(len(x), -1), normalised_mix(given), gamma.reshape(-1)
+    r = 1 / np.sqrt((v * v).mean(-1, keepdims=True) + 1e-6)
+    a = np.repeat(alpha, (n, n, n * n))
+    s = 1 / (1 + np.exp(-(a * q + bias)))
+    slope = s * (1 - s)
+    dh_pre = np.einsum("tc,tic->ti", d[0], x)
+    delta = np.concatenate([dh_pre * slope[:, :n], 2 * d[1] * slope[:, n : 2 * n], d[2].reshape(tokens, -1)], 1)
+    du = r * a * delta
+    moment = du.T @ v
+    kappa = -(a * delta * q).sum(1, keepdims=True) * r * r / k
+    dx = (du @ phi) * g + kappa * v + ((s[:, :n] + 1e-6)[:, :, None] * d[0][:, None]).reshape(tokens, k)
+    blocks = np.split(delta * q, [n, 2 * n], 1)
+    want = {
+        "dx": dx.reshape(x.shape),
+        "dphi": moment * g,
+        "dalpha": np.array([b.sum() for b in blocks]),
+        "dbias": delta.sum(0),
+        "dgamma": (phi * moment).sum(0).reshape(n, c),
+    }
+    for dtype in ("float32", "bfloat16"):
+        leaves = [tensor(b, dtype if i == 0 else "float32").requires_grad_() for i, b in enumerate(given)]
+        outs = F.mhc_pre(*leaves)
+        _C.backward(list(outs), [tensor(b, o.dtype.name) for b, o in zip(d, outs)], False)
+        for (name, ref), leaf in zip(want.items(), leaves):
+            error = np.abs(array(leaf.grad) - ref)
+            if name == "dx" and dtype == "bfloat16":
+                assert (error <= 2.0**-8 * np.abs(ref) * 1.01 + 1e-5).all()
+            else:
+                assert error.max() <= 1e-6 * np.abs(ref).max(), name
+            if name == "dgamma":
+                assert error.size == 512 and error.max() <= 7e-5 and error.mean() <= 9e-6
+        leaves = [tensor(b).requires_grad_() for b in given]
+        _C.backward(list(F.mhc_pre(*leaves)), [tensor(b) for b in d], False)
+        chain = [array(leaf.grad) for leaf in leaves]
+        for (name, ref), whole in zip(want.items(), chain):
+            assert np.abs(ref - whole).max() <= 1e-5 * np.abs(whole).max(), name
+
+
+# ---- planted faults ---------------------------------------------------------------------------------------------------------------
+
+
+class Coefficients(xt.Function):
+    """mhc_pre by its formulas, with room for mistakes."""
+
+    fault = None
+
+    @staticmethod
+    def forward(ctx, x, phi, alpha, bias, gamma):
+        n = x.shape[-2]
+        v = x.reshape(len(x), -1)
+        r = xt.rsqrt((v * v).mean(-1, keepdim=True) + 1e-6)
+        u = (v * gamma.reshape(-1)) @ phi.T
+        a = xt.cat([alpha[i : i + 1].expand(size) for i, size in enumerate((n, n, n * n))])
+        z = a * (r * u) + bias
+        h_pre, h_post = xt.sigmoid(z[:, :n]) + 1e-6, xt.sigmoid(z[:, n : 2 * n]) * 2
+        ctx.save_for_backward(x, phi, gamma, a, r, u, h_pre, h_post)
+        return (h_pre.unsqueeze(-1) * x).sum(1), h_post, z[:, 2 * n :].reshape(len(x), n, n)
+
+    @staticmethod
+    def backward(ctx, dh_in, dh_post, dh_res):
+        x, phi, gamma, a, r, u, h_pre, h_post = ctx.saved_tensors
+        n, v, flat = x.shape[-2], x.reshape(len(x), -1), gamma.reshape(-1)
+        s = h_pre - 1e-6
+        parts = [
+            (dh_in.unsqueeze(1) * x).sum(-1) * s * (1 - s),
+            dh_post * h_post * (1 - h_post * 0.5),
+            dh_res.reshape(len(x), -1),
+        ]
+        delta = xt.cat(parts, 1)
+        dq = a * delta
+        du = dq * r
+        if Coefficients.fault == "missing inv_rms":  # the seed's: the branch of the logits lacks the factor
+            du = xt.cat([du[:, : 2 * n], dq[:, 2 * n :]], 1)
+        kappa = (dq * u).sum(-1, keepdim=True) * r * r * r * (-1 / v.shape[-1])
+        if Coefficients.fault == "extra r^2":  # of the seed's other kernel
+            kappa = kappa * r * r
+        moment = du.T @ v
+        dx = (du @ phi) * flat + kappa * v
+        dq_u = delta * r * u
+        dalpha = xt.stack([dq_u[:, :n].sum(), dq_u[:, n : 2 * n].sum(), dq_u[:, 2 * n :].sum()])
+        dgamma = (phi * moment).sum(0).reshape(gamma.shape)
+        return (
+            dx.reshape(x.shape) + h_pre.unsqueeze(-1) * dh_in.unsqueeze(1),
+            moment * flat,
+            dalpha,
+            delta.sum(0),
+            dgamma,
+        )
+
+
+class Balance(xt.Function):
+    """sinkhorn, form P, by its formulas. The fault: rows are shifted by their maxima although columns come first."""
+
+    fault = False
+
+    @staticmethod
+    def steps(z, shift):
+        a = (z - shift).exp()
+        for _ in range(2):
+            a = a / (a.sum(-2, keepdim=True) + 1e-6)
+            a = a / (a.sum(-1, keepdim=True) + 1e-6)
+        return a
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return Balance.steps(z, z.amax(-1 if Balance.fault else -2, True))
+
+    @staticmethod
+    def backward(ctx, dout):
+        z = ctx.saved_tensors[0].detach().requires_grad_()
+        with xt.enable_grad():
+            out = Balance.steps(z, z.detach().amax(-1 if Balance.fault else -2, True))
+        out.backward(dout)
+        return z.grad
+
+
+class Wrapped(nn.Module):
+    """A hyper-connection of the Functions above between two linear layers."""
+
+    def __init__(self, rms: float) -> None:
+        self.rms = rms
+        self.first = nn.Linear(5, 12)
+        self.phi = nn.Parameter(xt.randn(15, 12) * 0.3)
+        self.alpha, self.bias = nn.Parameter(xt.ones(3)), nn.Parameter(xt.randn(15) * 0.1)
+        self.gamma = nn.Parameter(xt.rand(3, 4) + 0.5)
+        self.sublayer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = F.rms_norm(self.first(x), 12).reshape(-1, 3, 4) * self.rms
+        h_in, h_post, h_res = Coefficients.apply(x, self.phi, self.alpha, self.bias, self.gamma)
+        return self.last(F.mhc_post(x, self.sublayer(h_in).tanh(), h_post, Balance.apply(h_res)).mean(1))
+
+
+@pytest.fixture
+def plant():
+    yield lambda **faults: (
+        setattr(Coefficients, "fault", faults.get("pre")),
+        setattr(Balance, "fault", "shift" in faults),
+    )
+    Coefficients.fault, Balance.fault = None, False
+
+
+def diverge(rms: float):
+    xt.manual_seed(0)
+    model = Wrapped(rms)
+    x = xt.randn(6, 5)
+    return first_divergence(lambda m: m(x.to(m.first.weight.dtype)).square().sum(), model)
+
+
+@pytest.mark.parametrize("rms", [0.25, 1.0, 4.0])
+def test_the_formulas_without_a_fault(rms: float, plant) -> None:
+    found = diverge(rms)
+    assert found, str(found)
+    assert any(c.phase == "formula" and c.name == "Coefficients" for c in found.comparisons)
+
+
+@pytest.mark.parametrize("rms", [0.1, 0.25, 4.0])
+def test_a_missing_factor_is_named(rms: float, plant) -> None:
+    """The branch of the logits is wrong, the two others are right, and nothing else is accused."""
+    plant(pre="missing inv_rms")
+    found = diverge(rms)
+    assert found.first.name == "Coefficients"
+    wrong = {c.what for c in found.comparisons if not c.ok}
+    assert wrong == {f"gradient of {name} through output 2" for name in ("x", "phi", "gamma")}
+    assert {c.name for c in found.comparisons if not c.ok} == {"Coefficients"}
+
+
+@pytest.mark.parametrize("rms", [0.1, 0.25, 4.0])
+def test_one_factor_too_many_is_named(rms: float, plant) -> None:
+    plant(pre="extra r^2")
+    found = diverge(rms)
+    assert found.first.name == "Coefficients"
+    assert {c.what for c in found.wrong} == {f"gradient of x through output {i}" for i in range(3)}
+
+
+def test_why_the_scale_is_varied(plant) -> None:
+    """At RMS 1, where r is 1, r^2 too many cannot be seen: this is how the seed's tests passed."""
+    plant(pre="extra r^2")
+    assert diverge(1.0)
+
+
+def test_the_wrong_shift_is_named(plant) -> None:
+    plant(shift=True)
+    found = diverge(1.0)
+    assert (found.first.phase, found.first.name, found.first.what) == ("formula", "Balance", "gradient of z")
+
+
+@pytest.mark.parametrize("fault", ["missing inv_rms", "extra r^2"])
+def test_identity_i3_sees_the_faults_at_any_scale(fault: str, monkeypatch) -> None:
+    """I3 needs no reference: planted into the gradients that it is given, both faults show at RMS 0.1 and 4."""
+    right = identities._Layer.run
+
+    def wrong(self, d, **changed):
+        outs, grads = right(self, d, **changed)
+        tokens, n, c = self.shape
+        v = self.x.reshape(tokens, -1)
+        r = 1 / np.sqrt((v * v).mean(-1, keepdims=True) + 1e-6)
+        mix = np.repeat(self.alpha, (n, n, n * n))[2 * n :] * d[2].reshape(tokens, -1)
+        u = ((v * self.gamma.reshape(-1)) @ self.phi.T)[:, 2 * n :]
+        if fault == "extra r^2":
+            change = -(mix * u).sum(-1, keepdims=True) * r**3 / (n * c) * (r * r - 1) * v
+        else:
+            change = (1 - r) * (mix @ self.phi[2 * n :]) * self.gamma.reshape(-1)
+        return outs, (grads[0] + change.reshape(self.shape), *grads[1:])
+
+    for rms in (0.1, 4.0):
+        residual, limit = mhc_identities("float32", rms=rms)["I3"]
+        assert residual <= limit
+        monkeypatch.setattr(identities._Layer, "run", wrong)
+        residual, limit = mhc_identities("float32", rms=rms)["I3"]
+        assert residual > 100 * limit
+        monkeypatch.setattr(identities._Layer, "run", right)
+
+
+# ---- the model option -------------------------------------------------------------------------------------------------------------
+
+
+def config(**changes) -> Qwen3Config:
+    sizes = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True)  # fmt: skip
+    return Qwen3Config(**{**sizes, "mhc_streams": 4, **changes})
+
+
+def make(**changes) -> Qwen3:
+    xt.manual_seed(1)
+    model = Qwen3(config(initializer_range=0.2, **changes))
+    for name, p in model.named_parameters():
+        if name.endswith("mhc.alpha"):
+            nn.init.constant_(p, 0.5)
+    return model
+
+
+def ids_of(model: Qwen3, *shape: int):
+    return tensor(np.random.default_rng(0).integers(0, model.config.vocab_size, shape))
+
+
+def losses(model: Qwen3, steps: int = 20) -> list[float]:
+    optimizer = xt.optim.AdamW(model.parameters(), lr=1e-2)
+    ids, found = ids_of(model, 2, 17), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("contraction", ["mean", "sum", "learned"])
+@pytest.mark.parametrize("streams", [1, 2, 4, 8])
+def test_a_model_with_streams_learns(streams: int, contraction: str) -> None:
+    model = make(mhc_streams=streams, mhc_contraction=contraction)
+    before = losses(model)
+    assert all(np.isfinite(before)) and before[-1] < 0.5 * before[0]
+    assert all(p.grad is not None and np.isfinite(array(p.grad)).all() for p in model.parameters())
+
+
+def test_no_streams_means_no_trace() -> None:
+    plain = config(mhc_streams=0)
+    assert not any("mhc" in key for key in plain.to_dict()) and plain.model_type == "qwen3"
+    assert not any("mhc" in name or "stream" in name for name in Qwen3(plain).state_dict())
+
+
+def test_a_batch_is_its_sequences_and_generation_its_cache() -> None:
+    model = make()
+    ids = ids_of(model, 3, 12)
+    whole = model(ids)
+    for i in range(3):
+        assert np.allclose(array(whole[i : i + 1]), array(model(ids[i : i + 1])), atol=1e-5)
+    tokens = model.generate(ids[:, :5], 7, temperature=0.0).numpy()
+    with xt.no_grad():
+        for step in range(5, 12):
+            logits = array(model(tensor(tokens[:, :step])))[:, -1]
+            assert (logits.argmax(-1) == tokens[:, step]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block", [1, 2, 4, 100])
+def test_stream_checkpointing_gives_the_same_bits(block: int, dtype: str) -> None:
+    found = []
+    for size, whole in ((0, False), (block, False), (0, True)):
+        model = make(dtype=dtype)
+        model.stream_checkpointing, model.gradient_checkpointing = size, whole
+        ids = ids_of(model, 2, 9)
+        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        found.append([bits(loss), *(bits(p.grad) for p in model.parameters())])
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(ValueError, match="Qwen3: stream_checkpointing must be an integer, at least 0, got -1"):
+        model.stream_checkpointing = -1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_saved_and_loaded(tmp_path, dtype: str) -> None:
+    model = make(dtype=dtype, mhc_contraction="learned", mhc_form="D", mhc_iters=7)
+    model.save_pretrained(tmp_path / "m")
+    again = Qwen3.from_pretrained(tmp_path / "m")
+    assert again.config == model.config and again.config.model_type == "xtrain_qwen3_mhc"
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        assert value.dtype == theirs[name].dtype and bits(value) == bits(theirs[name]), name
+    assert {t.dtype.name for n, t in ours.items() if "_mhc." in n or "stream_head" in n} == {"float32"}
+    ids = ids_of(model, 2, 5)
+    assert bits(model(ids)) == bits(again(ids))
+    assert bits(copy.deepcopy(model)(ids)) == bits(model(ids))
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        (dict(mhc_streams=9), "mhc_streams must be an integer in .0, 8., got 9"),
+        (dict(mhc_streams=True), "mhc_streams must be an integer in .0, 8., got True"),
+        (dict(mhc_iters=0), "mhc_iters must be an integer in .1, 1000., got 0"),
+        (dict(mhc_form="Q"), "mhc_form must be one of P, D, got 'Q'"),
+        (dict(mhc_contraction="max"), "mhc_contraction must be one of mean, sum, learned, got 'max'"),
+    ],
+)
+def test_bad_configurations(values, match) -> None:
+    with pytest.raises(ValueError, match=f"Qwen3Config: {match}"):
+        config(**values)
+
+
+def test_a_file_says_what_it_is(tmp_path) -> None:
+    """mhc_streams under the name of the plain model, which others would read without it, is refused, and so is the reverse."""
+    written = config().to_dict()
+    for change in (dict(model_type="qwen3"), dict(mhc_streams=0)):
+        with pytest.raises(ValueError, match="mhc_streams must be there, and above 0, exactly when model_type is"):
+            Qwen3Config.from_dict(written | change)
+    written.pop("mhc_streams")
+    with pytest.raises(ValueError, match="got None with 'xtrain_qwen3_mhc'"):
+        Qwen3Config.from_dict(written)
+    make().save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(
+        (tmp_path / "m" / "config.json").read_text().replace("xtrain_qwen3_mhc", "qwen3")
+    )
+    with pytest.raises(CheckpointError, match="mhc_streams must be there"):
+        Qwen3.from_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_healthy_model_has_no_divergence(dtype: str) -> None:
+    """The ops of the connections are isolated by name; the carry of mhc_open, which is no gradient, does not confuse it."""
+    model = make(dtype=dtype, mhc_contraction="learned")
+    ids = ids_of(model, 2, 6)
+    found = first_divergence(lambda m: m.loss(ids[:, :-1], ids[:, 1:]), model)
+    assert found, str(found)
+    seen = {(c.phase, c.name) for c in found.comparisons if c.own >= 0}
+    assert {(phase, op) for phase in ("forward", "backward") for op in ("mhc_pre", "sinkhorn", "mhc_post")} <= seen
+    assert {c.where for c in found.comparisons if c.name == "mhc_post"} == {f"model.layers.{i}" for i in range(3)}
+    assert ("formula", "mhc_pre") in seen and not any("mhc_open" in name for _, name in seen)
+
+
+# ---- training ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return text_file(tmp_path_factory.mktemp("mhc") / "text.txt")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_resume_is_bit_identical(tmp_path, data, precision: str) -> None:
+    values = dict(precision=precision, model__mhc_streams=4, model__mhc_contraction="learned", save_every=5)
+    whole = Trainer(options(data, tmp_path / "whole", **values), quiet=True).run()
+    parts = options(data, tmp_path / "parts", **values)
+    stopped = Trainer(parts, quiet=True)
+    for _ in range(5):
+        stopped.train_step()
+    stopped.directory.mkdir()
+    stopped.save()
+    xt.manual_seed(999)
+    resumed = Trainer({"resume": str(tmp_path / "parts")}, quiet=True)
+    assert resumed.step == 5 and resumed.model.config.mhc_streams == 4
+    assert resumed.run().step == 8
+    last = whole.directory / "checkpoint-00000008"
+    assert weights(last) == weights(tmp_path / "parts" / "checkpoint-00000008")
+
+
+def test_a_plain_directory_does_not_become_one_with_streams(tmp_path, data) -> None:
+    Qwen3(config(mhc_streams=0, vocab_size=256)).save_pretrained(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="model.mhc_streams must be 0, as in .*, got 4"):
+        Trainer({"data": str(data), "model.preset": str(tmp_path / "plain"), "model.mhc_streams": 4}, quiet=True)
+
+
+def test_references_of_the_table_agree_with_the_layer() -> None:
+    """The NumPy reference of the op table, and a layer put together from modules."""
+    layer = nn.HyperConnection(6, 4, lambda h: h.tanh(), affine=True, dtype=xt.float64)
+    nn.init.normal_(layer.phi, 0.0, 0.3)
+    nn.init.constant_(layer.alpha, 0.9)
+    x = f64(5, 4, 6)
+    want = hyper.layer(x, *(array(p) for p in (layer.phi, layer.alpha, layer.bias, layer.gamma)))
+    assert np.abs(array(layer(tensor(x))) - want).max() <= 1e-13

@@ -1,0 +1,262 @@
+"""Hyper-connections: layers that read from and write to n residual streams instead of one.
+
+    x = nn.expand_streams(embedded, 4)                    # [.., C] -> [.., 4, C]
+    for layer in layers:                                  # layer = nn.HyperConnection(C, 4, sublayer)
+        x = layer(x)                                      # M x + h_post sublayer(h_pre . x)
+    y = nn.StreamContraction(C, 4, "mean")(x)             # [.., 4, C] -> [.., C]
+
+Zhu et al. 2024, Hyper-Connections (arXiv:2409.19606); Xie et al. 2025, mHC: Manifold-Constrained Hyper-Connections
+(arXiv:2512.24880). The names of nn; formulas and conventions are in docs/mhc.md.
+"""
+
+import math
+
+from . import _C, _creation, functional
+from . import _init as init
+from .autograd import Function, enable_grad, no_grad
+from .nn import Module, Parameter
+
+_open, _close = _C.mhc_open, _C.mhc_close
+# Recordings raise this: what they isolate op by op must have the gradient of its own formula, which the carry of
+# mhc_open has not (csrc/ops/mhc_layer.c).
+separate = 0
+_WIDE = {"float16": _C.float32, "bfloat16": _C.float32}
+
+
+def _check_sizes(name, dim, n):
+    for key, value, most in (("dim", dim, None), ("n", n, 8)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+            rule = "at least 1" if most is None else f"1 to {most}"
+            raise ValueError(f"{name}: {key} must be an integer, {rule}, got {value!r}")
+
+
+def _wide(parameter, x):
+    """A parameter as float32 (float64 for float64 streams)."""
+    want = _WIDE.get(x.dtype.name, x.dtype)
+    return parameter if parameter is None or parameter.dtype == want else parameter.to(want)
+
+
+class _Coefficients(Module):
+    """Parameters of coefficients: float32 in models of 16-bit formats, also after `to`, as rounding them to bfloat16
+    would undo most of an optimizer's steps."""
+
+    def _make(self, rows, dim, n, alphas, affine, dtype, device):
+        dtype = _WIDE.get(dtype.name, dtype) if dtype is not None else _C.float32
+        self.phi = Parameter(_C.empty((rows, n * dim), dtype, device))
+        self.alpha = Parameter(_C.empty((alphas,), dtype, device))
+        self.bias = Parameter(_C.empty((rows,), dtype, device))
+        self.gamma = Parameter(_creation.ones((n, dim), dtype=dtype, device=device)) if affine else None
+
+    def _dtype_for(self, dtype):
+        return None if dtype is None else _WIDE.get(dtype.name, dtype)
+
+    def reset_parameters(self):
+        """alpha 0.01, phi normal with deviation 0.02, gamma one; the bias makes h_pre 1 / n."""
+        init.normal_(self.phi, 0.0, 0.02)
+        init.constant_(self.alpha, 0.01)
+        init.zeros_(self.bias)
+        with no_grad():  # sigmoid(-log(n - 1)) = 1 / n, and sigmoid(16) = 1 - 1e-7
+            _C.slice(self.bias, 0, 0, self.n).fill_(-math.log(self.n - 1) if self.n > 1 else 16.0)
+        if self.gamma is not None:
+            init.ones_(self.gamma)
+
+
+class HyperConnection(_Coefficients):
+    """A sublayer F between n residual streams: x [.., n, dim] -> M x + h_post F(h_in), h_in = sum_j h_pre_j x_j.
+
+        layer = nn.HyperConnection(dim, 4, nn.Sequential(nn.RMSNorm(dim), mlp))
+        x = layer(x)                                     # more arguments go to the sublayer
+
+    h_pre and h_post [.., n] and M = sinkhorn(h_res) [.., n, n] are made for every token from the token itself (see
+    functional.mhc_pre, sinkhorn, mhc_post, which this computes bit for bit; its backward moves less memory).
+
+    dim: channels of a stream. n: streams, 1 to 8. sublayer: any callable of h_in [.., dim] that returns that shape; a
+    Module becomes part of this one; None for use with `read` and `write`. iters, form, transpose, eps: of the
+    normalisation that makes M. norm_eps: in the RMS of a token. hc_eps: added to h_pre. affine: with a weight gamma
+    [n, dim] of the norm (the paper has it inside phi). Parameters: phi [n^2 + 2n, n dim], alpha [3], bias [n^2 + 2n],
+    gamma; float32 unless the streams are float64.
+
+    At the start (alpha 0.01, bias chosen so that h_pre = 1 / n, h_post = 1, M = 1 / n) equal streams x become
+    x + F(x) up to the small token-dependent part: the plain residual connection. With n = 1 it stays close to it: M is
+    1 up to eps.
+    """
+
+    def __init__(
+        self,
+        dim,
+        n,
+        sublayer=None,
+        *,
+        iters=20,
+        form="P",
+        transpose=False,
+        eps=1e-6,
+        norm_eps=1e-6,
+        hc_eps=1e-6,
+        affine=False,
+        device=None,
+        dtype=None,
+    ):
+        _check_sizes("HyperConnection", dim, n)
+        if sublayer is not None and not callable(sublayer):
+            raise TypeError(f"HyperConnection: sublayer must be callable or None, got {type(sublayer).__name__}")
+        if form not in ("P", "D"):
+            raise ValueError(f"HyperConnection: form must be 'P' or 'D', got {form!r}")
+        if isinstance(iters, bool) or not isinstance(iters, int) or iters < 1:
+            raise ValueError(f"HyperConnection: iters must be an integer, at least 1, got {iters!r}")
+        self.dim, self.n = dim, n
+        self.iters, self.form, self.transpose = iters, form, bool(transpose)
+        self.eps, self.norm_eps, self.hc_eps = float(eps), float(norm_eps), float(hc_eps)
+        self._make(n * n + 2 * n, dim, n, 3, affine, dtype, device)
+        self.sublayer = sublayer
+        self.reset_parameters()
+
+    def read(self, x):
+        """The sublayer's input h_in [.., dim] of streams x [.., n, dim], and what `write` needs."""
+        parameters = [_wide(p, x) for p in (self.phi, self.alpha, self.bias, self.gamma)]
+        if separate:
+            h_in, h_post, h_res = functional.mhc_pre(x, *parameters, norm_eps=self.norm_eps, hc_eps=self.hc_eps)
+            options = dict(iters=self.iters, eps=self.eps, form=self.form, transpose=self.transpose)
+            return h_in, (h_post, functional.sinkhorn(h_res, **options), x, functional.mhc_post)
+        options = (self.norm_eps, self.hc_eps, self.iters, self.eps, self.form, self.transpose)
+        h_in, *state = _open(x, *parameters, *options)
+        return h_in, (*state, _close)
+
+    def write(self, state, y):
+        """The new streams, of what `read` returned second and the sublayer's output y [.., dim]. To be called once."""
+        h_post, m, carry, close = state
+        return close(carry, y, h_post, m)
+
+    def forward(self, x, *args, **kwargs):
+        if self.sublayer is None:
+            raise TypeError("HyperConnection: sublayer must be given to call the module, got None")
+        h_in, state = self.read(x)
+        return self.write(state, self.sublayer(h_in, *args, **kwargs))
+
+    def extra_repr(self):
+        return f"{self.dim}, n={self.n}, iters={self.iters}, form={self.form!r}, transpose={self.transpose}"
+
+
+def expand_streams(x, n):
+    """n copies of x: [.., C] -> [.., n, C]. The gradient is the sum over the copies."""
+    _check_sizes("expand_streams", 1, n)
+    *tokens, dim = x.shape
+    return x.unsqueeze(-2).expand((*tokens, n, dim)).contiguous()
+
+
+class StreamContraction(_Coefficients):
+    """n streams to one: x [.., n, dim] -> [.., dim].
+
+    mode "mean" (the streams' mean), "sum", or "learned": sum_j (sigmoid(alpha r (phi v)_j + bias_j) + hc_eps) x_j with
+    v the token as a vector and r its 1 / RMS, as in functional.mhc_pre; parameters phi [n, n dim], alpha [1], bias [n]
+    and, with `affine`, gamma [n, dim]; it starts close to the mean.
+    """
+
+    def __init__(self, dim, n, mode="mean", *, norm_eps=1e-6, hc_eps=1e-6, affine=False, device=None, dtype=None):
+        _check_sizes("StreamContraction", dim, n)
+        if mode not in ("mean", "sum", "learned"):
+            raise ValueError(f"StreamContraction: mode must be 'mean', 'sum' or 'learned', got {mode!r}")
+        self.dim, self.n, self.mode = dim, n, mode
+        self.norm_eps, self.hc_eps = float(norm_eps), float(hc_eps)
+        if mode == "learned":
+            self._make(n, dim, n, 1, affine, dtype, device)
+            self.reset_parameters()
+
+    def reset_parameters(self):
+        """As HyperConnection; nothing to do for "mean" and "sum"."""
+        if self.mode == "learned":
+            super().reset_parameters()
+
+    def forward(self, x):
+        if x.ndim < 2 or tuple(x.shape[-2:]) != (self.n, self.dim):
+            raise ValueError(
+                f"StreamContraction: x must end in shape ({self.n}, {self.dim}), got shape {tuple(x.shape)}"
+            )
+        if self.mode != "learned":
+            return x.mean(-2) if self.mode == "mean" else x.sum(-2)
+        # The rows of h_post and h_res are zeros here, and what they make is not used.
+        rest, acc = self.n * self.n + self.n, _WIDE.get(x.dtype.name, x.dtype)
+        zeros = _creation.zeros((rest, self.n * self.dim), dtype=acc, device=x.device)
+        line = _creation.zeros((rest,), dtype=acc, device=x.device)
+        return functional.mhc_pre(
+            x,
+            _C.cat([_wide(self.phi, x), zeros]),
+            _C.cat([_wide(self.alpha, x), _C.slice(line, 0, 0, 2)]),
+            _C.cat([_wide(self.bias, x), line]),
+            _wide(self.gamma, x),
+            norm_eps=self.norm_eps,
+            hc_eps=self.hc_eps,
+        )[0]
+
+    def extra_repr(self):
+        return f"{self.dim}, n={self.n}, mode={self.mode!r}"
+
+
+# ---- recomputation ---------------------------------------------------------------------------------------------------
+
+
+class _Block(Function):
+    """Several hyper-connections of which only the first streams and the sublayers' outputs are kept.
+
+    The forward runs the connections without recording them; the sublayers record themselves, each from a leaf. The
+    backward runs the connections again, without the sublayers, whose outputs are there, and then walks back: through
+    `write`, through the sublayer's own record, through `read`. Gradients of parameters go straight to their leaves.
+    """
+
+    @staticmethod
+    def forward(ctx, parts, args, _anchor, x):
+        ctx.save_for_backward(x)
+        ctx.kept = []
+        for connection, sublayer in parts:
+            h_in, state = connection.read(x)
+            with enable_grad():
+                h_in = h_in.detach().requires_grad_()
+                y = sublayer(h_in, *args)
+            ctx.kept.append((connection, h_in, y))
+            x = connection.write(state, y.detach())
+        return x
+
+    @staticmethod
+    def backward(ctx, dout):
+        if ctx.kept is None:
+            raise RuntimeError("recompute_streams: backward must run once, but its graph has been freed")
+        (x,) = ctx.saved_tensors
+        kept, again = ctx.kept, []
+        ctx.kept = None
+        for connection, _, y in kept:
+            x = x.detach().requires_grad_()
+            with enable_grad():
+                read, state = connection.read(x)
+            again.append((x, read, state))
+            if len(again) < len(kept):
+                x = connection.write((*(part.detach() for part in state[:3]), state[3]), y.detach())
+        while kept:
+            (connection, h_in, y), (x, read, state) = kept.pop(), again.pop()
+            *state, close = state
+            leaves = [part.detach().requires_grad_() for part in (*state, y)]
+            with enable_grad():
+                out = connection.write((*leaves[:3], close), leaves[3])
+            _C.backward([out], [dout], False)
+            if y.requires_grad:
+                _C.backward([y], [leaves[3].grad], False)
+            into_read = _creation.zeros_like(h_in) if h_in.grad is None else h_in.grad
+            _C.backward([read, *state], [into_read, *(leaf.grad for leaf in leaves[:3])], False)
+            dout = x.grad
+        return None, None, None, dout
+
+
+def recompute_streams(parts, x, *args):
+    """Runs hyper-connections one after another, keeping of their streams only x: the others are computed again in
+    backward, without running any sublayer a second time (Xie et al. 2025, equation 20). The same bits.
+
+    parts: HyperConnections, or pairs (HyperConnection, sublayer). args: given to every sublayer. Saves n C values a
+    token for every part but the first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory.
+    """
+    parts = [part if isinstance(part, tuple) else (part, part.sublayer) for part in parts]
+    if not _C.is_grad_enabled():
+        for connection, sublayer in parts:
+            h_in, state = connection.read(x)
+            x = connection.write(state, sublayer(h_in, *args))
+        return x
+    anchor = None if x.requires_grad else _C.empty((0,), _C.float32).requires_grad_()
+    return _Block.apply(parts, args, anchor, x)
