@@ -311,6 +311,7 @@ typedef struct XtMhcPreFwd {
  * and over tokens, with S = sum_t du_t v_t^T [m, K]:
  *     dbias = sum_t delta;   dalpha = sum_t sum over the rows of the block of delta * q   (no factor alpha in either)
  *     dphi = S * gamma (each column);   dgamma_k = sum_j phi_jk S_jk   (no pass over tokens of its own)
+ *     (the CPU adds the m terms of dgamma, and dalpha and dbias, in double: they are few, large, and cancel)
  * The terms of dx in brackets are there when their pointers are. `dout` and m_res are what lets the backward of a whole layer do
  * without storing sum_i M_ij dout_i: dout is the gradient of mhc_post's out. dx_add may be dx itself (same pointer).
  * Any of dx, dphi, dalpha, dbias, dgamma may be NULL; dh_in, dh_post and dh_res are always given. Outputs are overwritten; with

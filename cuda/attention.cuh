@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+XtStatus xt_cuda_attention_flash_fwd(const XtAttentionFwd *p); /* what does not suit it goes to the next */
+XtStatus xt_cuda_attention_flash_bwd(const XtAttentionBwd *p);
 XtStatus xt_cuda_attention_materialized_fwd(const XtAttentionFwd *p);
 XtStatus xt_cuda_attention_materialized_bwd(const XtAttentionBwd *p);
 XtStatus xt_cuda_attention_reference_fwd(const XtAttentionFwd *p); /* any shape, any strides */
