@@ -93,6 +93,11 @@ def test_tests_need_no_pytorch(path):
 
 def test_one_stem_names_a_kernel_in_every_room():
     """cuda/rope.cu has a csrc/cpu/rope.c: one `ls` finds an op."""
-    stems = {path.stem for path in (ROOT / "csrc/cpu").glob("*.c")} | {"cublas", "gemm_cublas", "runtime", "attention_flash"}
+    stems = {path.stem for path in (ROOT / "csrc/cpu").glob("*.c")} | {
+        "cublas",
+        "gemm_cublas",
+        "runtime",
+        "attention_flash",
+    }
     strange = sorted(path.name for path in (ROOT / "cuda").glob("*.cu") if path.stem not in stems)
     assert not strange, f"no CPU twin: {strange}"
