@@ -416,17 +416,21 @@ def test_a_turn_waits_for_the_device(monkeypatch) -> None:
 
 
 def test_a_burst_on_a_device_is_filled(monkeypatch) -> None:
-    """Waiting takes longer than a small call: one call would make a burst far too short."""
+    """Waiting takes longer than a small call: one call would make a burst far too short. The clock is the test's own."""
+    now, queued = [0.0], [0.0]
+    monkeypatch.setattr(frame, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(frame, "BURST", 0.02)
-    device, latency = Asynchronous(), 0.001
+
+    def work(seconds: float) -> None:
+        queued[0] += seconds
 
     def wait() -> None:
-        device.wait()
-        time.sleep(latency)
+        now[0] += queued[0] + 0.001
+        queued[0] = 0.0
 
-    count = frame.calls_of_a_turn(lambda: device.work(20e-6), wait)
+    count = frame.calls_of_a_turn(lambda: work(20e-6), wait)
     assert 0.003 < count * 20e-6 < 0.03  # from one call it would be 0.0004
-    assert frame.calls_of_a_turn(lambda: device.work(0.05), wait) == 1
+    assert frame.calls_of_a_turn(lambda: work(0.05), wait) == 1
     monkeypatch.setattr(frame, "MOST_CALLS", 100)
     assert frame.calls_of_a_turn(lambda: None, lambda: None) == 100
 
