@@ -21,10 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
-import time
 
 import torch
+from gpu_timing import copy_rate, measure
 
 import xtrain as xt
 from xtrain import _C
@@ -36,41 +35,6 @@ except Exception as error:  # not installed, or not for this PyTorch
 
 EPS = 1e-6
 ITERS = 20
-
-
-def wall(call, count: int, wait) -> float:
-    wait()
-    begun = time.perf_counter()
-    for _ in range(count):
-        call()
-    wait()
-    return (time.perf_counter() - begun) / count
-
-
-def measure(calls: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each call {name: (call, wait)}."""
-    counts, times = {}, {name: [] for name in calls}
-    for name, (call, wait) in calls.items():
-        wall(call, 3, wait)
-        counts[name] = max(3, min(1000, int(0.02 / wall(call, 3, wait))))
-    for _ in range(rounds):
-        for name, (call, wait) in calls.items():
-            times[name].append(wall(call, counts[name], wait))
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def copy_rate(rounds: int) -> float:
-    """GB/s, read and written, of copying 1 GiB: the faster of the two libraries."""
-    x = torch.randn(2**28, device="cuda")
-    y, mine, to = torch.empty_like(x), xt.from_dlpack(x), xt.empty(2**28, device="cuda")
-    found = measure(
-        {
-            "PyTorch": (lambda: y.copy_(x), torch.cuda.synchronize),
-            "xtrain": (lambda: to.copy_(mine), xt.cuda.synchronize),
-        },
-        rounds,
-    )
-    return 2 * 4 * 2**28 / min(found.values()) / 1e9
 
 
 # ---- the plain forward -----------------------------------------------------------------------------------------------
@@ -244,7 +208,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--json")
     args = parser.parse_args()
-    rate = copy_rate(args.rounds)
+    rate = copy_rate(args.rounds)[0]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; copy {rate:.0f} GB/s", flush=True)
     if not liger:
         print(f"no Liger-Kernel: {type(reason).__name__}: {reason}", flush=True)
