@@ -504,3 +504,9 @@ def test_wrong_runs_are_one_sentence():
     with pytest.raises(TypeError, match="reference_context must be a context manager, got int"):
         first_divergence(lambda m: None, model, model, reference_context=3)
     assert model.weight.grad is None
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    x = xt.randn(2, 4)
+    with pytest.raises(ValueError, match="first_divergence: reference must have results that can be compared"):
+        first_divergence(lambda model: model(x).sum(), nn.Linear(4, 4), nn.Linear(4, 5))

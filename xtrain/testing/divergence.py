@@ -180,6 +180,11 @@ def first_divergence(
             for whose, place in zip(("model", "reference"), places, strict=True)
             if place is not None
         ]
+    if all(math.isnan(c.own) for c in result.comparisons):
+        raise ValueError(
+            "first_divergence: reference must have results that can be compared with those of model, got none: "
+            "their parameters or outputs differ in shape"
+        )
     return result
 
 
