@@ -3,15 +3,25 @@
 One entry serves the generated tests (tests/test_ops.py), PyTorch parity (parity/test_torch_ops.py), `xtrain check` and
 `xtrain bench ops`. Adding an op means adding an entry (see docs/add_an_op.md); the tests and `xtrain check` fail when
 an op or a kernel slot has none. The frame is in table.py; the simple families are in elementwise.py and movement.py;
-matrix products, layers, attention and the optimizer are in layers.py, hyper-connections in hyper.py. judge.py says what
-counts as right. Needs NumPy only.
+matrix products, layers and attention are in layers.py, the optimizer in optimizer.py, hyper-connections in hyper.py.
+judge.py says what counts as right. Needs NumPy only.
 """
 
 from . import elementwise, movement  # isort: skip  (the order of the entries)
-from . import layers  # isort: skip
+from . import layers, optimizer  # isort: skip
 from . import hyper  # isort: skip
-from .layers import adamw_reference, clip_reference
+from .optimizer import adamw_reference, clip_reference
 from .others import OTHER_KERNELS
 from .table import TABLE
 
-__all__ = ["OTHER_KERNELS", "TABLE", "adamw_reference", "clip_reference", "elementwise", "hyper", "layers", "movement"]
+__all__ = [
+    "OTHER_KERNELS",
+    "TABLE",
+    "adamw_reference",
+    "clip_reference",
+    "elementwise",
+    "hyper",
+    "layers",
+    "movement",
+    "optimizer",
+]

@@ -1,4 +1,4 @@
-"""Entries of the op table: matrix products, layers, attention, the optimizer."""
+"""Entries of the op table: matrix products, layers, attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from .. import _C
 from .references import attention, attention_scale, cross_entropy, linear_cross_entropy, rms_norm, rope, sigmoid
 from .table import (
-    FLOATS,
     TAILS,
     Case,
     Error,
@@ -21,14 +20,11 @@ from .table import (
     U,
     V,
     case,
-    elementwise_cases,
     f32,
     i64,
     op,
     same_torch,
 )
-
-__all__ = ["adamw_reference", "clip_reference", "elementwise_cases", "same_torch"]
 
 # ---- matrix products -------------------------------------------------------------------------------------------------
 
@@ -533,120 +529,4 @@ op(
             r"scaled_dot_product_attention: query must .*float.*int64",
         ),
     ),
-)
-
-# ---- optimizer: results are the changed tensors ----------------------------------------------------------------------
-
-HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
-
-
-def adamw_call(p: Any, g: Any, m: Any, v: Any, **hyper: Any) -> list[Any]:
-    acc = _C.float64 if p.dtype is _C.float64 else _C.float32
-    p, m, v = _C.clone(p), _C.cast(m, acc), _C.cast(v, acc)
-    m, v = _C.clone(m), _C.clone(v)
-    _C.adamw_([p], [g], [m], [v], [], *hyper.values())
-    return [p, m, v]
-
-
-def adamw_reference(
-    p: Any, g: Any, m: Any, v: Any, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int
-) -> list[Any]:
-    p = p * (1 - lr * weight_decay)
-    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-    return [p - lr / (1 - beta1**step) * m / (np.sqrt(v / (1 - beta2**step)) + eps), m, v]
-
-
-def adamw_lists(count: int, p: int = 1, **bad: Any) -> Any:
-    lists = dict(params=[f32(2)] * p, grads=[f32(2)] * count, exp_avgs=[f32(2)], exp_avg_sqs=[f32(2)], masters=[]) | bad
-    return _C.adamw_(*lists.values(), *HYPER.values())
-
-
-op(
-    "adamw_",
-    "adamw",
-    [case(*[N(*s)] * 3, U(0.1, 1, *s), **HYPER) for s in [(2, 3), (), (0,), *((n,) for n in TAILS)]]
-    + [case(*[N(129, 523)] * 3, U(0.1, 1, 129, 523), big=True, **HYPER)],
-    adamw_call,
-    adamw_reference,
-    nondiff=True,
-    strided="no",
-    out_dtype="any",
-    accumulations=24,
-    magnitude=lambda p, g, m, v, **k: np.abs(p) + np.abs(g) + np.abs(m) + np.abs(v) + g * g + 0.1,
-    errors=(
-        Error(lambda: adamw_lists(2), V, r"adamw_: grads must .*1.*2|adamw_: .*2.*1"),
-        Error(lambda: adamw_lists(1, grads=[f32(3)]), V, r"adamw_: .*grad.* must .*\(2,\).*\(3,\)"),
-        Error(
-            lambda: adamw_lists(1, exp_avgs=[_C.full((2,), 0.0, _C.bfloat16)]),
-            (T, V),
-            r"adamw_: exp_avgs.* must .*float32.*bfloat16",
-        ),
-        Error(lambda: adamw_lists(1, masters=[f32(2), f32(2)]), V, r"adamw_: masters must .*2"),
-        Error(
-            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], 0.1, 0.9, 0.9, 1e-8, 0.0, 0),
-            V,
-            r"adamw_: step must .*0",
-        ),
-        Error(
-            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], -0.1, 0.9, 0.9, 1e-8, 0.0, 1),
-            V,
-            r"adamw_: lr must .*-0.1",
-        ),
-        Error(
-            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], 0.1, 1.0, 0.9, 1e-8, 0.0, 1),
-            V,
-            r"adamw_: beta1 must .*1",
-        ),
-    ),
-)
-
-
-def clip_call(*grads: Any, max_norm: float) -> list[Any]:
-    grads_ = [_C.clone(g) for g in grads]
-    return [_C.clip_grad_norm_(grads_, max_norm), *grads_]
-
-
-def clip_reference(*grads: np.ndarray, max_norm: float) -> list[np.ndarray]:
-    norm = np.sqrt(sum(float(np.sum(g * g)) for g in grads))
-    return [np.array(norm), *(g * min(1.0, max_norm / (norm + 1e-6)) for g in grads)]
-
-
-op(
-    "clip_grad_norm_",
-    "grad_norm clip",
-    [
-        case(N(2, 3), N(5), max_norm=0.5),
-        case(N(2, 3), N(5), max_norm=1e3),
-        case(N(0), N(1), max_norm=0.1),
-        case(N(257), N(33), max_norm=math.inf),
-        case(N(301, 523), N(77), max_norm=1.0, big=True),
-    ],
-    clip_call,
-    clip_reference,
-    nondiff=True,
-    strided="no",
-    out_dtype="any",
-    accumulations=8,
-    dtypes=FLOATS[1:],
-    errors=(
-        Error(lambda: _C.clip_grad_norm_([f32(2)], -1.0), V, r"clip_grad_norm_: max_norm must .*-1"),
-        Error(lambda: _C.clip_grad_norm_([f32(2)], float("nan")), V, r"clip_grad_norm_: max_norm must .*nan"),
-        Error(lambda: _C.clip_grad_norm_([3], 1.0), T, r"clip_grad_norm_: grads.* must .*int"),
-        Error(lambda: _C.clip_grad_norm_([i64(3)], 1.0), T, r"clip_grad_norm_: .*grad.* must .*float.*int64"),
-    ),
-)
-
-# The norm is a float32 whatever the dtype, so float64 gradients are scaled by a factor of float32 precision.
-op(
-    "clip_grad_norm_",
-    "grad_norm clip",
-    [case(N(2, 3), N(5), max_norm=0.5), case(N(257), N(33), max_norm=math.inf)],
-    clip_call,
-    clip_reference,
-    variant="float64",
-    nondiff=True,
-    strided="no",
-    out_dtype="any",
-    accumulations=8 * 2.0**29,
-    dtypes=("float64",),
 )
