@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 
@@ -340,6 +341,33 @@ def test_tf32_is_asked_for() -> None:
     assert strict < 2e-6 < 1e-5 < loose < 2e-3
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_without_cublas_the_tiles_do_the_products(tmp_path) -> None:
+    """A library of that name is loaded already, and has none of its functions."""
+    fake = tmp_path / f"libcublasLt.so.{xt.cuda.get_device_properties()['runtime'] // 1000}"
+    build = ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(fake), f"-Wl,-soname,{fake.name}"]
+    subprocess.run(build, check=True, timeout=60)
+    code = """
+import xtrain as xt
+assert xt.gemm_backends("cuda") == ["tiled", "naive"], xt.gemm_backends("cuda")
+a, b = xt.randn(33, 65), xt.randn(65, 17)
+assert xt.testing.verify(a.to("cuda") @ b.to("cuda"), a @ b, accumulations=65).ok
+try:
+    xt.matmul(a.to("cuda"), b.to("cuda"), backend="cublas")
+except (ValueError, NotImplementedError) as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LD_PRELOAD": str(fake)},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cublas" in done.stdout
+
+
 # ---- other libraries -----------------------------------------------------------------------------------------------------------------
 
 
@@ -362,3 +390,20 @@ def test_dlpack_describes_the_device() -> None:
     assert x.tolist() == y.tolist()
     with pytest.raises(BufferError, match="stream"):
         x.__dlpack__(stream=0)
+
+
+def test_memory_is_shared_with_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    theirs = cupy.arange(35, dtype="float32").reshape(5, 7).T
+    ours = xt.from_dlpack(theirs)
+    assert ours.data_ptr() == theirs.data.ptr and ours.shape == (7, 5) and ours.stride() == (1, 7)
+    assert np.array_equal(ours.cpu().numpy(), cupy.asnumpy(theirs))
+    for back in (cupy.from_dlpack(ours), cupy.asarray(ours)):  # DLPack, then __cuda_array_interface__
+        assert back.data.ptr == theirs.data.ptr and back.strides == theirs.strides and bool((back == theirs).all())
+    n = 1 << 22
+    for _ in range(10):  # long chains on both streams, each reading what the other has just queued
+        x = cupy.zeros(n, dtype="float32")
+        for _ in range(10):
+            y = xt.from_dlpack(x) * 1.0 + 1.0
+            x = cupy.from_dlpack(y) * 0.5
+        assert float(abs(x - (1 - 2.0**-10)).max()) < 1e-6
