@@ -43,3 +43,13 @@ def no_leaks():
     after = _C.memory_stats(_C.get_default_device())
     for key in ("live_tensors", "live_storages"):
         assert after[key] == before[key], f"{after[key] - before[key]} {key} leaked"
+
+
+@pytest.fixture
+def short_bursts(monkeypatch):
+    """Benchmarks whose turns end at once: for tests of their numbers and tables, not of their speed."""
+    from xtrain.bench import frame
+
+    monkeypatch.setattr(frame, "BURST", 1e-5)
+    monkeypatch.setattr(frame, "TURNS", 3)
+    monkeypatch.setattr(frame, "PAUSE", 0.0)

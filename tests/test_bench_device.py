@@ -17,15 +17,7 @@ from xtrain.bench import accelerator, frame, gemm, peers
 from xtrain.bench import ops as bench_ops
 from xtrain.optable import TABLE, sizes
 
-pytestmark = pytest.mark.on_cpu
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Turns that end at once: these tests are about numbers, not about speed."""
-    monkeypatch.setattr(frame, "BURST", 1e-5)
-    monkeypatch.setattr(frame, "TURNS", 3)
-    monkeypatch.setattr(frame, "PAUSE", 0.0)
+pytestmark = [pytest.mark.on_cpu, pytest.mark.usefixtures("short_bursts")]
 
 
 def run(*arguments: str) -> int:
