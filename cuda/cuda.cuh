@@ -65,6 +65,7 @@ class XtScratch {
 
   private:
     int index = 0;
+    size_t nbytes = 0;
 };
 
 /* A few bytes of results for the host: queues the copy and waits. Counts as a synchronisation. */

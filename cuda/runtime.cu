@@ -1,11 +1,10 @@
 /* runtime.cu - devices, their stream and memory, what goes to and from the host, and errors.
  *
- * One compute stream and one memory pool per device. Memory is stream-ordered (cudaMallocAsync): giving a block back while kernels
- * that use it are queued is safe, because whoever gets it next is queued behind them. Copies from the host go through a ring of
- * pinned pieces, so they are queued like kernels and the caller's memory is free at once. Copies to the host wait, and that is also
- * where what the device has to report (an index out of range, a failed kernel) comes up.
+ * One compute stream per device; memory in its order is memory.cu's. Copies from the host go through a ring of pinned pieces, so they
+ * are queued like kernels and the caller's memory is free at once. Copies to the host wait, and that is also where what the device has
+ * to report (an index out of range, a failed kernel) comes up.
  */
-#include "cuda.cuh"
+#include "memory.cuh"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -14,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int MAX_DEVICES = 16;
 static const size_t PIECE = 256 << 10; /* bytes of a pinned piece */
 static const int PIECES = 64;          /* of the ring: 16 MiB under way at most */
 static const int RECENT = 8;           /* slots remembered for error messages */
@@ -29,7 +27,6 @@ typedef struct Device {
     bool ready;
     int index, multiprocessors, shared_limit, capability;
     cudaStream_t stream;
-    cudaMemPool_t pool;
     cudaEvent_t event;     /* to make streams wait for each other */
     XtIndexReport *report; /* mapped host memory */
     char *pieces;          /* [PIECES][PIECE], pinned */
@@ -42,9 +39,9 @@ typedef struct Device {
     unsigned recent_next;
 } Device;
 
-static Device devices[MAX_DEVICES];
+static Device devices[XT_MAX_DEVICES];
 static int device_count;
-static bool always_wait, forked; /* XTRAIN_CUDA_SYNC=1: wait after every slot */
+static bool always_wait, forked; /* XTRAIN_CUDA_SYNC=1: wait after every slot, every block from the driver */
 static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;
 static thread_local Device *current;
 
@@ -140,28 +137,30 @@ static XtStatus wait(Device *device) {
 static void in_child(void) { forked = true; }
 
 static XtStatus prepare(Device *device, int index) {
-    cudaMemPoolProps props = {};
-    props.allocType = cudaMemAllocationTypePinned;
-    props.location.type = cudaMemLocationTypeDevice;
-    props.location.id = index;
-    uint64_t keep_all = UINT64_MAX;
     int major = 0, minor = 0;
     cudaError_t error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index);
     if (!error) error = cudaDeviceGetAttribute(&device->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
     if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
     if (!error) error = cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking);
-    if (!error) error = cudaMemPoolCreate(&device->pool, &props);
-    if (!error) error = cudaMemPoolSetAttribute(device->pool, cudaMemPoolAttrReleaseThreshold, &keep_all);
     if (!error) error = cudaEventCreateWithFlags(&device->event, cudaEventDisableTiming);
     if (!error) error = cudaHostAlloc((void **)&device->report, sizeof *device->report, cudaHostAllocMapped);
-    if (error) return xt_cuda_error("opening the device", error);
+    XtStatus status = xt_cuda_error("opening the device", error);
+    if (status == XT_OK) status = xt_memory_open(index, device->stream, !always_wait);
+    if (status != XT_OK) { /* the next use tries again */
+        if (device->report) cudaFreeHost(device->report);
+        if (device->event) cudaEventDestroy(device->event);
+        if (device->stream) cudaStreamDestroy(device->stream);
+        cudaGetLastError();
+        memset(device, 0, sizeof *device);
+        return status;
+    }
     memset(device->report, 0, sizeof *device->report);
     device->index = index;
     device->capability = major * 10 + minor;
     pthread_mutex_init(&device->transfer, NULL);
     pthread_mutex_init(&device->ordering, NULL);
-    device->ready = true;
+    __atomic_store_n(&device->ready, true, __ATOMIC_RELEASE);
     return XT_OK;
 }
 
@@ -198,54 +197,34 @@ void xt_count_launch(void) { count(&current->counters.launches); }
 
 static XtStatus allocate(int index, size_t nbytes, void **out) {
     XtStatus status = use(index);
-    if (status != XT_OK) return status;
-    Device *device = &devices[index];
-    count(&device->counters.allocations);
-    cudaError_t error = cudaMallocFromPoolAsync(out, nbytes, device->pool, device->stream);
-    if (error == cudaErrorMemoryAllocation) { /* what is free in the pool may be in pieces, or not yet free */
-        cudaGetLastError();
-        cudaStreamSynchronize(device->stream);
-        count(&device->counters.synchronizations);
-        cudaMemPoolTrimTo(device->pool, 0);
-        error = cudaMallocFromPoolAsync(out, nbytes, device->pool, device->stream);
-    }
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return XT_OUT_OF_MEMORY; /* the core knows what is held, and says it */
-    }
-    return xt_cuda_error("allocating memory", error);
+    return status == XT_OK ? xt_memory_allocate(index, nbytes, out) : status;
 }
 
 /* Also called while the process ends, when the driver is gone: there is nobody to report to. */
 static void release(int index, void *data, size_t nbytes) {
-    (void)nbytes;
-    if (forked || use(index) != XT_OK) return;
-    if (cudaFreeAsync(data, devices[index].stream) != cudaSuccess) cudaGetLastError();
+    if (!forked && use(index) == XT_OK) xt_memory_release(index, data, nbytes);
 }
 
-XtStatus XtScratch::allocate(size_t nbytes) {
+XtStatus XtScratch::allocate(size_t bytes) {
     index = current->index;
-    if (nbytes == 0) return XT_OK;
-    XtStatus status = ::allocate(index, nbytes, &data);
+    if (bytes == 0) return XT_OK;
+    XtStatus status = xt_memory_allocate(index, bytes, &data);
+    nbytes = bytes;
     if (status == XT_OUT_OF_MEMORY)
-        return xt_error(status, "out of memory on cuda:%d: %.2f MiB of working memory asked", index, (double)nbytes / 1048576);
+        return xt_error(status, "out of memory on cuda:%d: %.2f MiB of working memory asked", index, (double)bytes / 1048576);
     return status;
 }
 XtScratch::~XtScratch() {
-    if (data) release(index, data, 0);
+    if (data) release(index, data, nbytes);
 }
 
 static XtStatus trim(int index) {
     XtStatus status = use(index);
-    if (status != XT_OK) return status;
-    cudaStreamSynchronize(devices[index].stream);
-    count(&devices[index].counters.synchronizations);
-    return xt_cuda_error("giving memory back", cudaMemPoolTrimTo(devices[index].pool, 0));
+    return status == XT_OK ? xt_memory_trim(index) : status;
 }
 
 static void reset_peak(int index) {
-    uint64_t zero = 0;
-    if (use(index) == XT_OK) cudaMemPoolSetAttribute(devices[index].pool, cudaMemPoolAttrUsedMemHigh, &zero);
+    if (use(index) == XT_OK) xt_memory_reset_peak(index);
 }
 
 /* ---- to and from the host ------------------------------------------------------------------------------------------------------ */
@@ -380,16 +359,8 @@ static XtStatus info(int index, XtDeviceInfo *out) {
 static XtStatus counters(int index, XtDeviceCounters *out) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
-    Device *device = &devices[index];
-    uint64_t used = 0, reserved = 0, peak = 0;
-    cudaError_t error = cudaMemPoolGetAttribute(device->pool, cudaMemPoolAttrUsedMemCurrent, &used);
-    if (!error) error = cudaMemPoolGetAttribute(device->pool, cudaMemPoolAttrReservedMemCurrent, &reserved);
-    if (!error) error = cudaMemPoolGetAttribute(device->pool, cudaMemPoolAttrUsedMemHigh, &peak);
-    *out = device->counters;
-    out->pool_used = (int64_t)used;
-    out->pool_reserved = (int64_t)reserved;
-    out->pool_peak = (int64_t)peak;
-    return xt_cuda_error("asking about memory", error);
+    *out = devices[index].counters;
+    return xt_memory_counters(index, out);
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------------------------ */
@@ -426,7 +397,7 @@ extern "C" __attribute__((visibility("default"))) XtStatus xt_open_cuda(const Xt
         cudaGetLastError();
         return refuse(error);
     }
-    if (device_count > MAX_DEVICES) device_count = MAX_DEVICES;
+    if (device_count > XT_MAX_DEVICES) device_count = XT_MAX_DEVICES;
     const char *sync = getenv("XTRAIN_CUDA_SYNC");
     always_wait = sync && sync[0] && strcmp(sync, "0") != 0;
     pthread_atfork(NULL, NULL, in_child);
