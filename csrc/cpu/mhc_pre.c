@@ -6,8 +6,8 @@
  *                dx = gamma (phi^T du) + kappa v + h_pre_j dh_in + sum_i M_ij g_i,  dphi = S gamma,  dgamma = sum_j phi_j S_j
  *
  * v = x of a token as a vector [K], a = alpha by block of rows. gamma is put into a copy of phi before anything else: phi gamma serves
- * u and dx alike. The products with phi take two tokens and four of its rows at a time, in chunks of columns that are still in the
- * cache for the next two tokens. dx is made by pieces of tokens. S is made by pieces of columns, each of which walks over all tokens
+ * u and dx alike. The products with phi take four tokens and four of its rows at a time, in chunks of columns that are still in the
+ * cache for the next tokens. dx is made by pieces of tokens. S is made by pieces of columns, each of which walks over all tokens
  * in order: no partial sums of the size of phi. dbias and dalpha are added up per piece of tokens, then over the pieces in order.
  */
 #ifndef T
@@ -93,23 +93,26 @@ XT_FAST static void NAME(mhc_fold)(void *out, const void *phi, const void *gamma
         for (int64_t i = 0; i < k; i++) to[r * k + i] = from[r * k + i] * scale[i];
 }
 
-/* u0[0..3] += rows of phi . v0, u1 alike. v0, v1, p0 .. p3 [count]. */
-XT_INLINE void NAME(mhc_mix_2x4)(ACC *u0, ACC *u1, const ACC *v0, const ACC *v1, const ACC *p0, const ACC *p1, const ACC *p2,
-                                 const ACC *p3, int64_t count) {
-    ACC a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-#pragma omp simd reduction(+ : a0, a1, a2, a3, b0, b1, b2, b3)
+/* u [4, MAX_ROWS]: the first 4 of each row += v . rows of phi. v[4], p0 .. p3 [count]. Sixteen sums stay in AVX-512 registers:
+ * twice as fast as eight; AVX2, with half the registers, spills and loses a seventh. */
+XT_INLINE void NAME(mhc_mix_4x4)(ACC *u, const ACC *const v[4], const ACC *p0, const ACC *p1, const ACC *p2, const ACC *p3,
+                                 int64_t count) {
+    const ACC *v0 = v[0], *v1 = v[1], *v2 = v[2], *v3 = v[3];
+    ACC a00 = 0, a01 = 0, a02 = 0, a03 = 0;
+    ACC a10 = 0, a11 = 0, a12 = 0, a13 = 0;
+    ACC a20 = 0, a21 = 0, a22 = 0, a23 = 0;
+    ACC a30 = 0, a31 = 0, a32 = 0, a33 = 0;
+#pragma omp simd reduction(+ : a00, a01, a02, a03, a10, a11, a12, a13, a20, a21, a22, a23, a30, a31, a32, a33)
     for (int64_t i = 0; i < count; i++) {
-        a0 += v0[i] * p0[i];
-        a1 += v0[i] * p1[i];
-        a2 += v0[i] * p2[i];
-        a3 += v0[i] * p3[i];
-        b0 += v1[i] * p0[i];
-        b1 += v1[i] * p1[i];
-        b2 += v1[i] * p2[i];
-        b3 += v1[i] * p3[i];
+        a00 += v0[i] * p0[i], a01 += v0[i] * p1[i], a02 += v0[i] * p2[i], a03 += v0[i] * p3[i];
+        a10 += v1[i] * p0[i], a11 += v1[i] * p1[i], a12 += v1[i] * p2[i], a13 += v1[i] * p3[i];
+        a20 += v2[i] * p0[i], a21 += v2[i] * p1[i], a22 += v2[i] * p2[i], a23 += v2[i] * p3[i];
+        a30 += v3[i] * p0[i], a31 += v3[i] * p1[i], a32 += v3[i] * p2[i], a33 += v3[i] * p3[i];
     }
-    u0[0] += a0, u0[1] += a1, u0[2] += a2, u0[3] += a3;
-    u1[0] += b0, u1[1] += b1, u1[2] += b2, u1[3] += b3;
+    u[0 * MAX_ROWS] += a00, u[0 * MAX_ROWS + 1] += a01, u[0 * MAX_ROWS + 2] += a02, u[0 * MAX_ROWS + 3] += a03;
+    u[1 * MAX_ROWS] += a10, u[1 * MAX_ROWS + 1] += a11, u[1 * MAX_ROWS + 2] += a12, u[1 * MAX_ROWS + 3] += a13;
+    u[2 * MAX_ROWS] += a20, u[2 * MAX_ROWS + 1] += a21, u[2 * MAX_ROWS + 2] += a22, u[2 * MAX_ROWS + 3] += a23;
+    u[3 * MAX_ROWS] += a30, u[3 * MAX_ROWS + 1] += a31, u[3 * MAX_ROWS + 2] += a32, u[3 * MAX_ROWS + 3] += a33;
 }
 
 /* h_in [cols] = sum_j h_j x_j, x [n, cols]. */
@@ -140,9 +143,9 @@ XT_INLINE void NAME(mhc_coefficients)(const XtMhcPreFwd *p, const ACC *u, double
 XT_INLINE void NAME(mhc_pre_tile)(const MhcPreJob *job, int64_t t0, int64_t count) {
     const XtMhcPreFwd *p = job->fwd;
     int64_t n = p->streams, cols = p->cols, m = job->m, k = job->k;
-    const ACC *phi = job->phi;                     /* [m, k] */
-    const T *x = (const T *)p->x + t0 * k;         /* [count, k] */
-    ACC u[(TILE + 1) * MAX_ROWS], v[TILE * CHUNK]; /* the last row of u is for a token that is not there */
+    const ACC *phi = job->phi;             /* [m, k] */
+    const T *x = (const T *)p->x + t0 * k; /* [count, k] */
+    ACC u[TILE * MAX_ROWS], v[TILE * CHUNK];
     double squares[TILE] = {0};
     memset(u, 0, sizeof u);
     for (int64_t k0 = 0; k0 < k; k0 += CHUNK) {
@@ -160,14 +163,13 @@ XT_INLINE void NAME(mhc_pre_tile)(const MhcPreJob *job, int64_t t0, int64_t coun
                 squares[t] += sum;
             }
         }
-        for (int64_t t = 0; t < count; t += 2) {
-            bool pair = t + 1 < count;
-            const ACC *v0 = v + t * CHUNK, *v1 = pair ? v0 + CHUNK : v0; /* [width] */
-            ACC *u0 = u + t * MAX_ROWS, *u1 = pair ? u0 + MAX_ROWS : u + TILE * MAX_ROWS;
+        for (int64_t t = 0; t < count; t += 4) { /* tokens beyond count leave numbers in rows of u that nobody reads */
+            const ACC *of[4];                    /* [width] */
+            for (int i = 0; i < 4; i++) of[i] = v + (t + i < count ? t + i : t) * CHUNK;
             for (int64_t r = 0; r < m; r += 4) { /* rows beyond m are the last one once more */
                 const ACC *p0 = phi + r * k + k0, *p1 = r + 1 < m ? p0 + k : p0;
                 const ACC *p2 = r + 2 < m ? p1 + k : p1, *p3 = r + 3 < m ? p2 + k : p2;
-                NAME(mhc_mix_2x4)(u0 + r, u1 + r, v0, v1, p0, p1, p2, p3, width);
+                NAME(mhc_mix_4x4)(u + t * MAX_ROWS + r, of, p0, p1, p2, p3, width);
             }
         }
     }
