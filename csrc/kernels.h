@@ -508,8 +508,9 @@ typedef struct XtDeviceInfo {
     char blas[512];                    /* which cuBLASLt was loaded, and from where; "" before the first product */
 } XtDeviceInfo;
 typedef struct XtDeviceCounters {
-    int64_t launches, synchronizations, to_host, from_host, allocations; /* since the library was opened */
-    int64_t pool_used, pool_reserved, pool_peak;                         /* bytes of the memory pool, scratch included */
+    int64_t launches, synchronizations, to_host, from_host; /* since the library was opened */
+    int64_t allocations, driver_allocations;                /* blocks asked for, and those that were not kept from before */
+    int64_t pool_used, pool_reserved, pool_peak;            /* bytes of the memory pool, scratch included */
 } XtDeviceCounters;
 
 /* What an accelerator's table has besides kernels. */

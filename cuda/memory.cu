@@ -1,13 +1,13 @@
 /* memory.cu - device memory in the order of the stream.
  *
- * Blocks come from a memory pool of the driver (cudaMallocFromPoolAsync). All work of a device is queued on one stream, so a block may
- * be used again as soon as the host gives it back, while kernels that use it are still queued: whoever gets it next is queued behind
- * them. Small blocks are therefore kept here, by size, and handed out again without a call of the driver, which costs the host as much
- * as a launch: a training step asks for more blocks than it launches kernels.
+ * Blocks come from a memory pool of the driver (cudaMallocFromPoolAsync). All work of a device is queued on one stream, so a block
+ * may be used again as soon as the host gives it back, while kernels that use it are still queued: whoever gets it next is queued
+ * behind them. Small blocks are therefore kept here, in a free list for each size class, and handed out again without a call of the
+ * driver, which costs the host as much as a launch: a training step asks for more blocks than it launches kernels.
  *
  * Sizes up to LARGEST are rounded up to one of eight steps between powers of two (at most an eighth too much); larger ones go to the
- * pool and back, which can cut and join them. No more than `limit` bytes are kept: when that is exceeded, sizes have changed, and all
- * go back to the pool.
+ * pool and back, which can cut and join them. No more than `limit` bytes are kept: beyond it, blocks of the class that has not been
+ * used for longest go back to the pool.
  */
 #include "memory.cuh"
 
@@ -17,33 +17,37 @@
 static const size_t SMALLEST = 512, LARGEST = (size_t)8 << 20, MOST_KEPT = (size_t)1 << 30;
 static const int CLASSES = 1 + 8 * 14; /* 512 bytes, then 8 steps in each of the doublings up to 8 MiB */
 
-typedef struct Shelf {
+typedef struct FreeList {
     void **blocks;
     int count, room;
-} Shelf;
+    int64_t used; /* when a block last came or went */
+} FreeList;
 typedef struct Memory {
     pthread_mutex_t lock; /* guards what follows */
     cudaStream_t stream;
     cudaMemPool_t pool;
-    Shelf shelves[CLASSES];
-    size_t kept, limit;   /* bytes on the shelves, and at most */
+    FreeList lists[CLASSES];
+    size_t kept, limit;   /* bytes in the lists, and at most */
     int64_t in_use, peak; /* bytes given out */
-    int64_t allocations, waits;
+    int64_t now;          /* counts what is given out and comes back */
+    int64_t allocations, driver_allocations, waits;
 } Memory;
 
 static Memory memories[XT_MAX_DEVICES];
 
 /* The class of a size, which is rounded up to the class's own; -1: too large for a class. */
 static int class_of(size_t *nbytes) {
+    *nbytes = (*nbytes + SMALLEST - 1) / SMALLEST * SMALLEST; /* the driver's own step */
     if (*nbytes > LARGEST) return -1;
-    if (*nbytes <= SMALLEST) {
-        *nbytes = SMALLEST;
-        return 0;
-    }
+    if (*nbytes == SMALLEST) return 0;
     int doubling = 63 - __builtin_clzll(*nbytes - 1); /* 2^doubling < nbytes <= 2^(doubling + 1) */
     size_t base = (size_t)1 << doubling, step = base / 8, steps = (*nbytes - base + step - 1) / step;
     *nbytes = base + steps * step;
     return 8 * (doubling - 9) + (int)steps;
+}
+static size_t size_of(int of) {
+    size_t base = SMALLEST << (of > 0 ? (of - 1) / 8 : 0);
+    return of > 0 ? base + base / 8 * (size_t)((of - 1) % 8 + 1) : base;
 }
 
 XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks) {
@@ -68,46 +72,47 @@ XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks) {
     return XT_OK;
 }
 
-/* The caller holds the lock. */
-static void empty_shelves(Memory *memory) {
-    for (int i = 0; i < CLASSES; i++) {
-        Shelf *shelf = &memory->shelves[i];
-        while (shelf->count)
-            if (cudaFreeAsync(shelf->blocks[--shelf->count], memory->stream) != cudaSuccess) cudaGetLastError();
-    }
+/* Here and below the caller holds the lock. */
+static void to_pool(Memory *memory, void *data) {
+    if (cudaFreeAsync(data, memory->stream) != cudaSuccess) cudaGetLastError();
+}
+
+static void empty_lists(Memory *memory) {
+    for (int i = 0; i < CLASSES; i++)
+        while (memory->lists[i].count > 0) to_pool(memory, memory->lists[i].blocks[--memory->lists[i].count]);
     memory->kept = 0;
 }
 
-/* The caller holds the lock. */
-static cudaError_t from_pool(Memory *memory, size_t nbytes, void **out) {
-    cudaError_t error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
-    if (error != cudaErrorMemoryAllocation) return error;
-    cudaGetLastError(); /* what is free may be on the shelves, in pieces, or not yet free */
-    empty_shelves(memory);
-    error = cudaStreamSynchronize(memory->stream);
-    memory->waits++;
-    if (!error) error = cudaMemPoolTrimTo(memory->pool, 0);
-    if (!error) error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
-    return error;
+/* Gives blocks back to the pool until `nbytes` more may be kept; nbytes <= limit. */
+static void make_room(Memory *memory, size_t nbytes) {
+    while (memory->kept + nbytes > memory->limit) {
+        int oldest = -1;
+        for (int i = 0; i < CLASSES; i++)
+            if (memory->lists[i].count > 0 && (oldest < 0 || memory->lists[i].used < memory->lists[oldest].used)) oldest = i;
+        FreeList *list = &memory->lists[oldest];
+        to_pool(memory, list->blocks[--list->count]);
+        memory->kept -= size_of(oldest);
+    }
 }
 
-XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
+/* Of the driver; when it has none, once more after giving it all that is free, and again when the stream has drained. */
+static XtStatus from_pool(int index, size_t nbytes, void **out) {
     Memory *memory = &memories[index];
-    cudaError_t error = cudaSuccess;
-    int of = class_of(&nbytes);
-    pthread_mutex_lock(&memory->lock);
-    if (of >= 0 && memory->shelves[of].count > 0) {
-        *out = memory->shelves[of].blocks[--memory->shelves[of].count];
-        memory->kept -= nbytes;
-    } else {
-        error = from_pool(memory, nbytes, out);
+    memory->driver_allocations++;
+    cudaError_t error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
+    if (error == cudaErrorMemoryAllocation && memory->kept > 0) {
+        cudaGetLastError();
+        empty_lists(memory);
+        error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
     }
-    if (!error) {
-        memory->allocations++;
-        memory->in_use += (int64_t)nbytes;
-        if (memory->in_use > memory->peak) memory->peak = memory->in_use;
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        memory->waits++;
+        error = cudaStreamSynchronize(memory->stream);
+        if (error) return xt_late_error(index, error);
+        error = cudaMemPoolTrimTo(memory->pool, 0);
+        if (!error) error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
     }
-    pthread_mutex_unlock(&memory->lock);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         return XT_OUT_OF_MEMORY;
@@ -115,14 +120,34 @@ XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
     return xt_cuda_error("allocating memory", error);
 }
 
-/* Whether there is room for one more; the caller holds the lock. */
-static bool grow(Shelf *shelf) {
-    if (shelf->count < shelf->room) return true;
-    int room = shelf->room ? 2 * shelf->room : 16;
-    void **blocks = (void **)realloc(shelf->blocks, (size_t)room * sizeof *blocks);
+XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
+    Memory *memory = &memories[index];
+    XtStatus status = XT_OK;
+    int of = class_of(&nbytes);
+    pthread_mutex_lock(&memory->lock);
+    if (of >= 0 && memory->lists[of].count > 0) {
+        *out = memory->lists[of].blocks[--memory->lists[of].count];
+        memory->kept -= nbytes;
+        memory->lists[of].used = ++memory->now;
+    } else {
+        status = from_pool(index, nbytes, out);
+    }
+    if (status == XT_OK) {
+        memory->allocations++;
+        memory->in_use += (int64_t)nbytes;
+        if (memory->in_use > memory->peak) memory->peak = memory->in_use;
+    }
+    pthread_mutex_unlock(&memory->lock);
+    return status;
+}
+
+static bool grow(FreeList *list) {
+    if (list->count < list->room) return true;
+    int room = list->room ? 2 * list->room : 16;
+    void **blocks = (void **)realloc(list->blocks, (size_t)room * sizeof *blocks);
     if (!blocks) return false;
-    shelf->blocks = blocks;
-    shelf->room = room;
+    list->blocks = blocks;
+    list->room = room;
     return true;
 }
 
@@ -131,12 +156,14 @@ void xt_memory_release(int index, void *data, size_t nbytes) {
     int of = class_of(&nbytes);
     pthread_mutex_lock(&memory->lock);
     memory->in_use -= (int64_t)nbytes;
-    if (of >= 0 && memory->kept + nbytes > memory->limit) empty_shelves(memory);
-    if (of >= 0 && nbytes <= memory->limit && grow(&memory->shelves[of])) {
-        memory->shelves[of].blocks[memory->shelves[of].count++] = data;
+    if (of >= 0 && nbytes <= memory->limit && grow(&memory->lists[of])) {
+        FreeList *list = &memory->lists[of];
+        make_room(memory, nbytes);
+        list->blocks[list->count++] = data;
+        list->used = ++memory->now;
         memory->kept += nbytes;
-    } else if (cudaFreeAsync(data, memory->stream) != cudaSuccess) {
-        cudaGetLastError();
+    } else {
+        to_pool(memory, data);
     }
     pthread_mutex_unlock(&memory->lock);
 }
@@ -144,12 +171,11 @@ void xt_memory_release(int index, void *data, size_t nbytes) {
 XtStatus xt_memory_trim(int index) {
     Memory *memory = &memories[index];
     pthread_mutex_lock(&memory->lock);
-    empty_shelves(memory);
-    cudaError_t error = cudaStreamSynchronize(memory->stream);
+    empty_lists(memory);
     memory->waits++;
-    if (!error) error = cudaMemPoolTrimTo(memory->pool, 0);
+    cudaError_t drained = cudaStreamSynchronize(memory->stream), error = drained ? drained : cudaMemPoolTrimTo(memory->pool, 0);
     pthread_mutex_unlock(&memory->lock);
-    return xt_cuda_error("giving memory back", error);
+    return drained ? xt_late_error(index, drained) : xt_cuda_error("giving memory back", error);
 }
 
 void xt_memory_reset_peak(int index) {
@@ -164,6 +190,7 @@ XtStatus xt_memory_counters(int index, XtDeviceCounters *out) {
     cudaError_t error = cudaMemPoolGetAttribute(memory->pool, cudaMemPoolAttrReservedMemCurrent, &reserved);
     pthread_mutex_lock(&memory->lock);
     out->allocations = memory->allocations;
+    out->driver_allocations = memory->driver_allocations;
     out->synchronizations += memory->waits;
     out->pool_used = memory->in_use;
     out->pool_peak = memory->peak;

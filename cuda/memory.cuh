@@ -6,6 +6,9 @@
 
 enum { XT_MAX_DEVICES = 16 };
 
+/* What a failed wait brings up: an error of a kernel queued earlier (runtime.cu). */
+XtStatus xt_late_error(int index, cudaError_t error);
+
 /* The calling thread's device is `index`, and `stream` its one compute stream. */
 XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks);
 /* XT_OUT_OF_MEMORY comes without a message: the caller knows what it asked for. */
@@ -13,6 +16,6 @@ XtStatus xt_memory_allocate(int index, size_t nbytes, void **out);
 void xt_memory_release(int index, void *data, size_t nbytes); /* nbytes as allocated; never fails: the process may be ending */
 XtStatus xt_memory_trim(int index);                           /* what nobody uses goes back to the driver; waits for the stream */
 void xt_memory_reset_peak(int index);
-XtStatus xt_memory_counters(int index, XtDeviceCounters *out); /* its fields pool_* and allocations */
+XtStatus xt_memory_counters(int index, XtDeviceCounters *out); /* fills pool_*, *allocations; adds its waits */
 
 #endif

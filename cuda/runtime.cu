@@ -122,6 +122,11 @@ static XtStatus look_at_report(Device *device) {
                     value, position);
 }
 
+XtStatus xt_late_error(int index, cudaError_t error) {
+    cudaGetLastError();
+    return late_error(&devices[index], error);
+}
+
 static XtStatus wait(Device *device) {
     count(&device->counters.synchronizations);
     cudaError_t error = cudaStreamSynchronize(device->stream);

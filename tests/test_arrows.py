@@ -96,6 +96,7 @@ def test_one_stem_names_a_kernel_in_every_room():
     stems = {path.stem for path in (ROOT / "csrc/cpu").glob("*.c")} | {
         "cublas",
         "gemm_cublas",
+        "memory",
         "runtime",
         "attention_flash",
     }

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -252,6 +253,77 @@ def test_memory_is_counted_and_given_back() -> None:
     xt.cuda.synchronize()
     xt.cuda.empty_cache()
     assert "GiB" in xt.cuda.memory_summary()
+
+
+def test_small_blocks_are_used_again_without_the_driver() -> None:
+    xt.cuda.empty_cache()
+    sizes = [1, 512, 513, 1000, 4096, (8 << 20) - 511, 8 << 20]  # bytes; 513 is rounded up to the class of 1000
+    drops = []
+    for _ in range(3):
+        before = xt.cuda.counters()
+        kept = [xt.empty(n, dtype=xt.uint8, device="cuda") for n in sizes]
+        assert len({t.data_ptr() for t in kept}) == len(sizes)
+        after = xt.cuda.counters()
+        assert after["allocations"] - before["allocations"] == len(sizes)
+        drops.append(after["driver_allocations"] - before["driver_allocations"])
+        del kept
+    assert drops == [len(sizes), 0, 0]
+    reserved = xt.cuda.memory_reserved()
+    xt.cuda.empty_cache()
+    assert xt.cuda.memory_reserved() < reserved
+    before = xt.cuda.counters()["driver_allocations"]
+    for _ in range(3):
+        xt.empty((8 << 20) + 1, dtype=xt.uint8, device="cuda")  # beyond the classes: cut and joined by the driver
+    assert xt.cuda.counters()["driver_allocations"] - before == 3
+
+
+def test_what_is_kept_is_bounded_and_the_next_sizes_replace_it() -> None:
+    """More than the limit of 1 GiB comes back: a later loop over other sizes is still served from what is kept."""
+    xt.cuda.empty_cache()
+    for step in (0, 1):
+        blocks = [xt.empty((4 << 20) + step, dtype=xt.uint8, device="cuda") for _ in range(300)]
+        del blocks
+    before = xt.cuda.counters()["driver_allocations"]
+    blocks = [xt.empty((4 << 20) + 1, dtype=xt.uint8, device="cuda") for _ in range(200)]
+    assert xt.cuda.counters()["driver_allocations"] == before
+    held = sum(t.nbytes for t in blocks)
+    del blocks
+    assert held <= xt.cuda.memory_reserved()
+    xt.cuda.empty_cache()
+
+
+def test_kept_blocks_serve_an_allocation_that_does_not_fit_beside_them() -> None:
+    """Free memory is filled but for what lies in the free lists: those are emptied before anything is refused."""
+    xt.cuda.empty_cache()
+    small = [xt.empty(8 << 20, dtype=xt.uint8, device="cuda") for _ in range(64)]
+    free = xt.cuda.get_device_properties()["memory_free"]
+    large = xt.empty(free - (256 << 20), dtype=xt.uint8, device="cuda")
+    del small  # 512 MiB, kept
+    assert xt.empty(384 << 20, dtype=xt.uint8, device="cuda").nbytes == 384 << 20
+    del large
+    xt.cuda.empty_cache()
+
+
+def test_threads_share_the_memory() -> None:
+    """Blocks that several threads take and give back at once never overlap."""
+
+    def work(value: int) -> bool:
+        right = True
+        for i in range(200):
+            blocks = [xt.full((64 + 17 * (i % 7),), value + k, dtype=xt.int64, device="cuda") for k in range(4)]
+            right = right and [b.sum().item() for b in blocks] == [(value + k) * len(blocks[0]) for k in range(4)]
+        return right
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(0, 40, 10)))
+
+
+def test_a_small_step_asks_the_driver_for_nothing() -> None:
+    model, (ids, targets) = make(), batch(2, 16)
+    optimizer = xt.optim.AdamW(model.parameters(), lr=1e-3)
+    train_steps(model, 3, ids, targets, optimizer)
+    found = spent(lambda: train_steps(model, 2, ids, targets, optimizer))
+    assert found["allocations"] > 100 and found["driver_allocations"] == 0
 
 
 def test_more_than_2_31_elements() -> None:

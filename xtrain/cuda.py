@@ -68,7 +68,8 @@ def synchronize(device=None):
 
 def counters(device=None):
     """What a device has been asked for since the process began, as a dict of counts: kernel `launches`,
-    `synchronizations` (the host waited), copies `to_host` and `from_host`, `allocations`. RuntimeError without CUDA.
+    `synchronizations` (the host waited), copies `to_host` and `from_host`, `allocations` (blocks of memory), and
+    `driver_allocations` (those that were not kept from before). RuntimeError without CUDA.
 
     A training step is asynchronous when the counts of synchronizations and of copies to the host stand still.
     """

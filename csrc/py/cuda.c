@@ -37,10 +37,11 @@ static PyObject *run_counters(PyBound *bound) {
     XtDeviceCounters c;
     XtStatus status = accelerator->counters(bound->arg[0].device.index, &c);
     if (status != XT_OK) return py_raise(status);
-    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "launches", (long long)c.launches, "synchronizations",
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "launches", (long long)c.launches, "synchronizations",
                          (long long)c.synchronizations, "to_host", (long long)c.to_host, "from_host", (long long)c.from_host,
-                         "allocations", (long long)c.allocations, "pool_used", (long long)c.pool_used, "pool_reserved",
-                         (long long)c.pool_reserved, "pool_peak", (long long)c.pool_peak);
+                         "allocations", (long long)c.allocations, "driver_allocations", (long long)c.driver_allocations,
+                         "pool_used", (long long)c.pool_used, "pool_reserved", (long long)c.pool_reserved, "pool_peak",
+                         (long long)c.pool_peak);
 }
 
 static PyObject *run_synchronize(PyBound *bound) {
