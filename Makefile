@@ -99,7 +99,7 @@ sanitize: $(STAMP)/unit
 
 # ---- form ----------------------------------------------------------------------------------------------------------------
 
-C_FILES = $(shell find csrc cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 lint: $(STAMP)/lint
 	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)

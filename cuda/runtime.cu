@@ -139,6 +139,19 @@ static XtStatus wait(Device *device) {
 
 static void in_child(void) { forked = true; }
 
+/* What prepare() made before something failed: the next use begins anew. */
+static void give_up(Device *device) {
+    if (device->report) cudaFreeHost(device->report);
+    if (device->event) cudaEventDestroy(device->event);
+    if (device->pool) cudaMemPoolDestroy(device->pool);
+    if (device->stream) cudaStreamDestroy(device->stream);
+    device->report = NULL;
+    device->event = NULL;
+    device->pool = NULL;
+    device->stream = NULL;
+    cudaGetLastError();
+}
+
 static XtStatus prepare(Device *device, int index) {
     cudaMemPoolProps props = {};
     props.allocType = cudaMemAllocationTypePinned;
@@ -155,7 +168,11 @@ static XtStatus prepare(Device *device, int index) {
     if (!error) error = cudaMemPoolSetAttribute(device->pool, cudaMemPoolAttrReleaseThreshold, &keep_all);
     if (!error) error = cudaEventCreateWithFlags(&device->event, cudaEventDisableTiming);
     if (!error) error = cudaHostAlloc((void **)&device->report, sizeof *device->report, cudaHostAllocMapped);
-    if (error) return xt_cuda_error("opening the device", error);
+    if (error) {
+        XtStatus status = xt_cuda_error("opening the device", error);
+        give_up(device);
+        return status;
+    }
     memset(device->report, 0, sizeof *device->report);
     device->index = index;
     device->capability = major * 10 + minor;
@@ -238,9 +255,9 @@ XtScratch::~XtScratch() {
 static XtStatus trim(int index) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
-    cudaStreamSynchronize(devices[index].stream);
-    count(&devices[index].counters.synchronizations);
-    return xt_cuda_error("giving memory back", cudaMemPoolTrimTo(devices[index].pool, 0));
+    status = wait(&devices[index]); /* an id out of range is no reason to keep the memory */
+    XtStatus trimmed = xt_cuda_error("giving memory back", cudaMemPoolTrimTo(devices[index].pool, 0));
+    return status != XT_OK ? status : trimmed;
 }
 
 static void reset_peak(int index) {
@@ -415,12 +432,10 @@ static XtStatus refuse(cudaError_t error) {
                     error == cudaSuccess || error == cudaErrorNoDevice ? "no NVIDIA GPU is visible" : cudaGetErrorString(error));
 }
 
+extern "C" __attribute__((visibility("default"))) const char *xt_cuda_contract(void) { return xt_contract(); }
+
 extern "C" __attribute__((visibility("default"))) XtStatus xt_open_cuda(const XtHost *host, const XtBackend **out) {
     host_copy = *host;
-    if (strcmp(host->version, XT_VERSION) != 0 || host->table_size != sizeof(XtBackend))
-        return xt_error(XT_RUNTIME_ERROR,
-                        "CUDA is not available: libxtrain_cuda.so is of xtrain %s, and this is %s; build it again", XT_VERSION,
-                        host->version);
     cudaError_t error = cudaGetDeviceCount(&device_count);
     if (error != cudaSuccess || device_count == 0) {
         cudaGetLastError();
