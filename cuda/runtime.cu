@@ -256,8 +256,10 @@ static XtStatus trim(int index) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
     status = wait(&devices[index]); /* an id out of range is no reason to keep the memory */
-    XtStatus trimmed = xt_cuda_error("giving memory back", cudaMemPoolTrimTo(devices[index].pool, 0));
-    return status != XT_OK ? status : trimmed;
+    cudaError_t error = cudaMemPoolTrimTo(devices[index].pool, 0);
+    if (status == XT_OK) return xt_cuda_error("giving memory back", error);
+    cudaGetLastError(); /* what the wait found came first */
+    return status;
 }
 
 static void reset_peak(int index) {

@@ -83,7 +83,6 @@ XtStatus xt_cuda_table(const XtBackend **out) {
     } else if (!*out) {
         opening = true;
         status = open_library(out);
-        opening = false;
         if (status == XT_OK) {
             xt_set_allocator(XT_CUDA, &(XtAllocator){.allocate = (*out)->allocate,
                                                      .release = (*out)->release,
@@ -91,6 +90,7 @@ XtStatus xt_cuda_table(const XtBackend **out) {
                                                      .reset_peak = (*out)->accelerator->reset_peak});
             __atomic_store_n(&opened, *out, __ATOMIC_RELEASE);
         }
+        opening = false;
     }
     pthread_mutex_unlock(&lock);
     return status;
