@@ -274,3 +274,28 @@ print(xt.cuda.is_available())
     # Before the first use there is nothing to be refused.
     fresh = "check_status = os.waitpid(pid, 0)[1] if (pid := os.fork()) else os._exit(not xt.cuda.is_available())"
     assert run(package, start + fresh + "\nprint(check_status)") == "0\n"
+
+
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
+@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
+def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path) -> None:
+    """cuda/runtime.cu with tests/fake_cudart.c for the CUDA runtime."""
+    options = ["-std=c++17", f"-I{ROOT}/csrc", f"-I{ROOT}/cuda", "-Xcompiler", "-fPIC", '-DXT_CUDA_ARCHS="90"']
+    runtime, fake, program = tmp_path / "runtime.o", tmp_path / "fake.o", tmp_path / "program"
+    subprocess.run([setup_cuda.find_nvcc(), *options, "-c", ROOT / "cuda/runtime.cu", "-o", runtime], check=True)
+    subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/fake_cudart.c", "-o", fake], check=True)
+    loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called
+    subprocess.run(["g++", runtime, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
+    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    assert said[:-5] == ["fails: opening the device: out of memory (OutOfMemory), 0 left"] * 9
+    assert said[-5:-2] == [
+        "opened, 4 made",
+        "trim: 0, 1 trims",
+        "trim: 4, giving memory back: out of memory (OutOfMemory)",
+    ]
+    assert said[-2].startswith(
+        "trim: 7, cuda:0: an earlier kernel failed: launch failure; queued last (newest first): "
+    )
+    assert re.fullmatch(
+        "child: 5, CUDA cannot be used in a process forked after its first use: .*'spawn' method", said[-1]
+    )
