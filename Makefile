@@ -1,5 +1,5 @@
 # Everything a newcomer needs, one word each; `make help` lists them. Nothing is installed outside .venv.
-#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize
+#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize, sanitize-gpu
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize sanitize-gpu lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make bench      measure against PyTorch          make lint       check format, Python and warnings"
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
+	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
 # ---- the environment: each stamp names what has been installed, and is renewed when the file that lists it changes ----------
 
@@ -97,9 +98,15 @@ sanitize: $(STAMP)/unit
 	    PYTHONMALLOC=malloc PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(SANITIZED) XTRAIN_SANITIZE=1 \
 	    $(BIN)/pytest tests --capture=sys -p no:cacheprovider $(ARGS)
 
+# parity/sanitize_gpu.py has the options, and its --logs what the processes said.
+sanitize-gpu:
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	    XTRAIN_CUDA=1 $(MAKE) --no-print-directory build && $(BIN)/python parity/sanitize_gpu.py $(ARGS); \
+	else echo "sanitize-gpu: no NVIDIA GPU on this machine, nothing was run"; fi
+
 # ---- form ----------------------------------------------------------------------------------------------------------------
 
-C_FILES = $(shell find csrc cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
 lint: $(STAMP)/lint
 	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)

@@ -7,8 +7,9 @@ are compiled in parallel, so that editing one file costs seconds. Objects live i
 the command that made it.
 
 Environment: CC; CFLAGS and LDFLAGS, added last; XTRAIN_WERROR=1: warnings are errors; XTRAIN_SANITIZE=1: ASan, UBSan.
-CUDA, from every cuda/*.cu: XTRAIN_CUDA=1 builds it, 0 leaves it out, auto (the default) builds it where nvcc and a GPU
-are; XTRAIN_CUDA_ARCHS, such as "native" or "80 90a ptx120": compute capabilities to build for; NVCC; NVCCFLAGS.
+CUDA, from every cuda/*.cu: XTRAIN_CUDA=1 builds it, 0 removes it, auto (the default) builds it where nvcc and a GPU
+are, and else keeps one that was built before; XTRAIN_CUDA_ARCHS, such as "native" or "80 90a ptx120": compute
+capabilities to build for; NVCC; NVCCFLAGS. An empty variable counts as one that is not set. setup_cuda.py has the rest.
 """
 
 import fcntl
@@ -30,6 +31,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError, PlatformError
 
 os.chdir(Path(__file__).resolve().parent)  # every relative path below starts here
+sys.path.insert(0, os.getcwd())  # pip runs this file without its folder on the path
+import setup_cuda  # noqa: E402
+
 MACOS = sys.platform == "darwin"
 VERSION = re.search(r'__version__ = "(.+)"', Path("xtrain/_version.py").read_text()).group(1)
 SANITIZE = os.environ.get("XTRAIN_SANITIZE", "0") not in ("", "0")
@@ -41,12 +45,8 @@ CODE = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-pthread
 OPTIMIZE = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-DXT_SANITIZE", *SANITIZERS]
+CUDA_LIBRARY = Path("build/obj/cuda/libxtrain_cuda.so")
 WARNINGS = ["-Wall", "-Wextra", "-Wno-pass-failed"]  # the last: clang's "loop not vectorized"
-
-
-# The library must run on machines other than the one that builds it; newer GPUs than these compile the PTX.
-CUDA_ARCHS = "native 80 86 89 90a ptx"
-CUDA_CODE = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-Wall,-Wextra,-fvisibility=hidden", "-Icsrc", "-Icuda"]
 
 
 def find_compiler() -> list[str]:
@@ -77,6 +77,13 @@ def compile_flags() -> list[str]:
     defines = [f'-DXT_VERSION="{VERSION}"', f'-DXT_BUILD_FLAGS="{" ".join(code + own)}"']
     warnings = WARNINGS + (["-Werror"] if WERROR else [])
     return [*code, *warnings, *defines, "-Icsrc", *(word for path in system for word in ("-isystem", path)), *own]
+
+
+def own_flags(source: str) -> list[str]:
+    """Flags of this file alone: a changed header makes it anew, and nothing else that does not include the header."""
+    if source != "csrc/core/contract.c":
+        return []
+    return [f'-DXT_CONTRACT="{setup_cuda.contract(VERSION)}"']
 
 
 def needs_making(path: Path, command: list[str]) -> bool:
@@ -115,61 +122,6 @@ def in_parallel(function, items) -> list:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with ThreadPoolExecutor(cpus or 1) as pool:
         return list(pool.map(function, items))
-
-
-def find_nvcc() -> str | None:
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    return shutil.which(os.environ.get("NVCC") or "nvcc") or shutil.which(f"{home}/bin/nvcc")
-
-
-def wants_cuda(library: Path) -> bool:
-    """XTRAIN_CUDA decides; auto: where nvcc is, and a GPU or a library that was built before."""
-    choice = os.environ.get("XTRAIN_CUDA", "auto")
-    if choice not in ("0", "1", "auto"):
-        raise PlatformError(f"XTRAIN_CUDA must be 0, 1 or auto, got '{choice}'")
-    if choice == "0" or SANITIZE or (choice == "auto" and not find_nvcc()):
-        return False
-    if not find_nvcc():
-        raise PlatformError("XTRAIN_CUDA=1, but no nvcc was found: install the CUDA toolkit, or set NVCC or CUDA_HOME")
-    return choice == "1" or Path("/dev/nvidiactl").exists() or library.exists()
-
-
-def native_archs() -> list[str]:
-    """Compute capabilities of this machine's GPUs, as nvcc names them; 9.0 by its own instruction set, "90a"."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True).stdout.replace(".", "").split()
-    return ["90a" if arch == "90" else arch for arch in found if arch.isdigit()]
-
-
-def cuda_archs(nvcc: str) -> list[str]:
-    """The words of XTRAIN_CUDA_ARCHS, "native" resolved and "ptx" numbered, each once: ["80", "90a", "ptx120"]."""
-    archs = []
-    for word in os.environ.get("XTRAIN_CUDA_ARCHS", CUDA_ARCHS).replace(",", " ").split():
-        if word == "ptx":
-            known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout
-            archs.append(f"ptx{max(map(int, re.findall(r'compute_([0-9]+)$', known, re.MULTILINE)))}")
-        elif word == "native":
-            archs += native_archs()
-        elif re.fullmatch(r"(ptx)?\d{2,3}[af]?", word):
-            archs.append(word)
-        else:
-            raise PlatformError(f"XTRAIN_CUDA_ARCHS must hold words like native, 90a, ptx or ptx90, got '{word}'")
-    if not archs:
-        raise PlatformError("XTRAIN_CUDA_ARCHS names no compute capability, and no GPU was found for native")
-    return sorted(set(archs), key=lambda arch: (arch.startswith("ptx"), arch))
-
-
-def cuda_flags(archs: list[str]) -> list[str]:
-    codes = []
-    for arch in archs:
-        number = arch.removeprefix("ptx")
-        code = "compute" if arch.startswith("ptx") else "sm"
-        codes.append(f"-gencode=arch=compute_{number},code={code}_{number}")
-    strict = ["-Werror", "all-warnings"] if WERROR else []
-    own = shlex.split(os.environ.get("NVCCFLAGS", ""))
-    return [*CUDA_CODE, *codes, *strict, f'-DXT_CUDA_ARCHS="{" ".join(archs)}"', f'-DXT_VERSION="{VERSION}"', *own]
 
 
 def rename_elf_library(data: bytearray, name: bytes) -> None:
@@ -237,13 +189,11 @@ def vendor_openblas(folder: Path) -> Path:
     return target
 
 
-def place_libraries(source: Path, cuda: Path | None, target: Path) -> None:
-    """Copies OpenBLAS's files and the CUDA library to where the extension looks for them."""
-    for path in [*source.rglob("*"), *([cuda] if cuda else [])]:
-        if path.is_file():
-            write_if_changed(target / (path.name if path == cuda else path.relative_to(source)), path.read_bytes())
-    if not cuda:
-        (target / "libxtrain_cuda.so").unlink(missing_ok=True)
+def place_blas(source: Path, target: Path) -> None:
+    """Copies OpenBLAS's files to where the extension looks for them."""
+    for path in source.rglob("*"):
+        if path.is_file() and path.name != CUDA_LIBRARY.name:
+            write_if_changed(target / path.relative_to(source), path.read_bytes())
 
 
 class BuildExt(build_ext):
@@ -258,14 +208,19 @@ class BuildExt(build_ext):
         Path("build").mkdir(exist_ok=True)
         with open("build/lock", "w") as lock:  # two builds of one tree take turns
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.check:
-                self.check_sources()
-            else:
-                super().run()
+            try:
+                if self.check:
+                    self.check_sources()
+                else:  # what is wrong with CUDA's variables is said before minutes of compiling
+                    self.cuda_plan = "" if SANITIZE else setup_cuda.plan(CUDA_LIBRARY)  # a sanitized build has none
+                    super().run()
+            except setup_cuda.CudaBuildError as error:
+                raise PlatformError(str(error)) from None
 
     def check_sources(self):
         command = [*find_compiler(), *compile_flags(), "-Werror", "-fsyntax-only"]
-        if not all(in_parallel(lambda source: run_compiler([*command, source]), self.extensions[0].sources)):
+        sources = self.extensions[0].sources
+        if not all(in_parallel(lambda source: run_compiler([*command, *own_flags(source), source]), sources)):
             raise CompileError("the compiler has objections, see above")
 
     def build_extension(self, ext):
@@ -278,7 +233,8 @@ class BuildExt(build_ext):
         objects, todo = [], []
         for source in ext.sources:
             obj = folder / Path(source).with_suffix(".o").relative_to("csrc")
-            command = [*compiler, *flags, "-MMD", "-MF", str(obj.with_suffix(".d")), "-c", source, "-o", str(obj)]
+            depends = ["-MMD", "-MF", str(obj.with_suffix(".d"))]
+            command = [*compiler, *flags, *own_flags(source), *depends, "-c", source, "-o", str(obj)]
             objects.append(str(obj))
             if self.force or needs_making(obj, [version, *command]):
                 todo.append((obj, command))
@@ -307,25 +263,37 @@ class BuildExt(build_ext):
             print("ld", output, flush=True)
             if not make(output, command, [version, *command]):
                 raise LinkError("the extension did not link, see above")
-        cuda = self.build_cuda([folder / "core/dtype.o", folder / "core/view.o"])
+        if self.cuda_plan == "build":
+            sources = map(Path, setup_cuda.SHARED_SOURCES)
+            self.build_cuda([folder / source.with_suffix(".o").relative_to("csrc") for source in sources])
+        elif self.cuda_plan == "remove":
+            CUDA_LIBRARY.unlink(missing_ok=True)
         target = Path(self.get_ext_fullpath(ext.name))
         write_if_changed(target, output.read_bytes())
-        place_libraries(blas.parent, cuda, target.parent / "_lib")
+        place_blas(blas.parent, target.parent / "_lib")
+        self.place_cuda(target.parent / "_lib")
 
-    def build_cuda(self, shared: list[Path]) -> Path | None:
-        """Makes the CUDA library from cuda/*.cu and the objects it shares with the core; None where it is not wanted.
+    def place_cuda(self, folder):
+        """Puts the CUDA library where the extension looks for it, or removes it from there, or leaves what is there."""
+        placed = folder / CUDA_LIBRARY.name
+        if self.cuda_plan == "remove":
+            placed.unlink(missing_ok=True)
+        elif self.cuda_plan and CUDA_LIBRARY.is_file():
+            write_if_changed(placed, CUDA_LIBRARY.read_bytes())
+        if self.cuda_plan == "keep" and placed.is_file() and setup_cuda.is_stale(placed, VERSION):
+            self.cuda_plan = "keep, and that has been said"
+            sys.stderr.write(f"{placed} is kept, but it was built from other sources: CUDA stays unavailable until it ")
+            sys.stderr.write("is built again (XTRAIN_CUDA=1 says what that takes)\n")
+
+    def build_cuda(self, shared: list[Path]) -> None:
+        """Makes the CUDA library from cuda/*.cu and the objects it shares with the core.
 
         It knows no Python: one build serves all.
         """
-        folder = Path("build/obj/cuda")
-        library = folder / "libxtrain_cuda.so"
-        if not wants_cuda(library):
-            if not SANITIZE:  # a build of its own, beside the one that stays
-                library.unlink(missing_ok=True)
-            return None
-        nvcc = find_nvcc()
-        version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout.split("\n")[-2]
-        flags = cuda_flags(cuda_archs(nvcc))
+        library, folder = CUDA_LIBRARY, CUDA_LIBRARY.parent
+        nvcc = setup_cuda.find_nvcc()
+        version = setup_cuda.nvcc_version(nvcc)
+        flags = setup_cuda.flags(setup_cuda.archs(nvcc), WERROR)
         sources = sorted(Path("cuda").glob("*.cu"), key=lambda path: -path.stat().st_size)  # the slow ones first
         objects, todo = [], []
         for source in sources:
@@ -359,15 +327,14 @@ class BuildExt(build_ext):
             print("ld", library, flush=True)
             if not make(library, command, [version, *command]):
                 raise LinkError("the CUDA library did not link, see above")
-        return library
 
     def copy_extensions_to_source(self):
         package = Path(self.get_finalized_command("build_py").get_package_dir("xtrain"))
         for ext in self.extensions:
             built = Path(self.build_lib, self.get_ext_filename(self.get_ext_fullname(ext.name)))
             write_if_changed(package / built.name, built.read_bytes())
-            cuda = built.parent / "_lib/libxtrain_cuda.so"
-            place_libraries(built.parent / "_lib", cuda if cuda.exists() else None, package / "_lib")
+            place_blas(built.parent / "_lib", package / "_lib")
+            self.place_cuda(package / "_lib")
 
 
 setup(

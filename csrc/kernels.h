@@ -542,13 +542,13 @@ typedef struct XtBackend {
     const XtAccelerator *accelerator; /* NULL on the CPU */
 } XtBackend;
 
-/* A backend in a library of its own exports one function, which gets what it needs of the process that opens it. */
+/* A backend in a library of its own exports two functions. The first is asked first, and says xt_contract() as the library was built:
+ * when that is another one, nothing else of this file can be relied on. The second gets what it needs of the process that opens it. */
 typedef struct XtHost {
-    const char *version; /* of xtrain, with the size of XtBackend: a library of another build is refused */
-    size_t table_size;
     XtStatus (*error)(XtStatus status, const char *message); /* xt_error */
     const char *const *folders;                              /* where Python packages lie; ends with NULL; outlives the library */
 } XtHost;
+typedef const char *(*XtBackendContract)(void);                               /* "xt_cuda_contract" */
 typedef XtStatus (*XtOpenBackend)(const XtHost *host, const XtBackend **out); /* "xt_open_cuda" */
 
 extern const XtBackend xt_cpu_backend;

@@ -132,7 +132,8 @@ typedef struct XtMemoryStats {
 
 void xt_memory_stats(XtDevice device, XtMemoryStats *out);
 void xt_memory_reset_peak(XtDevice device);
-void xt_memory_trim(XtDevice device); /* gives cached blocks back to the system */
+XtStatus
+xt_memory_trim(XtDevice device); /* gives cached blocks back to the system; a GPU's work is waited for, and may have failed */
 
 /* ---- views and tensors ------------------------------------------------------------------------------------------------- */
 
@@ -213,6 +214,11 @@ void xt_manual_seed(uint64_t seed);
 XtPhilox xt_random_next(void);
 void xt_random_get_state(uint64_t *seed, uint64_t *stream);
 void xt_random_set_state(uint64_t seed, uint64_t stream);
+
+/* ---- this build --------------------------------------------------------------------------------------------------------- */
+
+/* The version, and a hash of every source that the extension and a backend in a library of its own are both made from. */
+const char *xt_contract(void);
 
 #ifdef __cplusplus
 }

@@ -60,11 +60,11 @@ XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks) {
     size_t free_bytes = 0, total = 0;
     cudaError_t error = cudaMemGetInfo(&free_bytes, &total);
     if (!error) error = cudaMemPoolCreate(&memory->pool, &props);
-    if (error) return xt_cuda_error("opening the device's memory", error);
+    if (error) return xt_cuda_error("opening the device", error);
     error = cudaMemPoolSetAttribute(memory->pool, cudaMemPoolAttrReleaseThreshold, &keep_all);
     if (error) {
         cudaMemPoolDestroy(memory->pool);
-        return xt_cuda_error("opening the device's memory", error);
+        return xt_cuda_error("opening the device", error);
     }
     memory->limit = !keep_blocks ? 0 : total / 16 < MOST_KEPT ? total / 16 : MOST_KEPT;
     memory->stream = stream;
@@ -168,15 +168,12 @@ void xt_memory_release(int index, void *data, size_t nbytes) {
     pthread_mutex_unlock(&memory->lock);
 }
 
-XtStatus xt_memory_trim(int index) {
-    Memory *memory = &memories[index];
-    pthread_mutex_lock(&memory->lock);
-    empty_lists(memory);
-    memory->waits++;
-    cudaError_t drained = cudaStreamSynchronize(memory->stream), error = drained ? drained : cudaMemPoolTrimTo(memory->pool, 0);
-    pthread_mutex_unlock(&memory->lock);
-    return drained ? xt_late_error(index, drained) : xt_cuda_error("giving memory back", error);
+void xt_memory_empty_lists(int index) {
+    pthread_mutex_lock(&memories[index].lock);
+    empty_lists(&memories[index]);
+    pthread_mutex_unlock(&memories[index].lock);
 }
+cudaError_t xt_memory_trim(int index) { return cudaMemPoolTrimTo(memories[index].pool, 0); }
 
 void xt_memory_reset_peak(int index) {
     pthread_mutex_lock(&memories[index].lock);

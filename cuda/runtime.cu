@@ -141,6 +141,17 @@ static XtStatus wait(Device *device) {
 
 static void in_child(void) { forked = true; }
 
+/* What prepare() made before something failed: the next use begins anew. */
+static void give_up(Device *device) {
+    if (device->report) cudaFreeHost(device->report);
+    if (device->event) cudaEventDestroy(device->event);
+    if (device->stream) cudaStreamDestroy(device->stream);
+    device->report = NULL;
+    device->event = NULL;
+    device->stream = NULL;
+    cudaGetLastError();
+}
+
 static XtStatus prepare(Device *device, int index) {
     int major = 0, minor = 0;
     cudaError_t error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index);
@@ -152,12 +163,8 @@ static XtStatus prepare(Device *device, int index) {
     if (!error) error = cudaHostAlloc((void **)&device->report, sizeof *device->report, cudaHostAllocMapped);
     XtStatus status = xt_cuda_error("opening the device", error);
     if (status == XT_OK) status = xt_memory_open(index, device->stream, !always_wait);
-    if (status != XT_OK) { /* the next use tries again */
-        if (device->report) cudaFreeHost(device->report);
-        if (device->event) cudaEventDestroy(device->event);
-        if (device->stream) cudaStreamDestroy(device->stream);
-        cudaGetLastError();
-        memset(device, 0, sizeof *device);
+    if (status != XT_OK) {
+        give_up(device);
         return status;
     }
     memset(device->report, 0, sizeof *device->report);
@@ -225,7 +232,13 @@ XtScratch::~XtScratch() {
 
 static XtStatus trim(int index) {
     XtStatus status = use(index);
-    return status == XT_OK ? xt_memory_trim(index) : status;
+    if (status != XT_OK) return status;
+    xt_memory_empty_lists(index);
+    status = wait(&devices[index]); /* an id out of range is no reason to keep the memory */
+    cudaError_t error = xt_memory_trim(index);
+    if (status == XT_OK) return xt_cuda_error("giving memory back", error);
+    cudaGetLastError(); /* what the wait found came first */
+    return status;
 }
 
 static void reset_peak(int index) {
@@ -391,12 +404,10 @@ static XtStatus refuse(cudaError_t error) {
                     error == cudaSuccess || error == cudaErrorNoDevice ? "no NVIDIA GPU is visible" : cudaGetErrorString(error));
 }
 
+extern "C" __attribute__((visibility("default"))) const char *xt_cuda_contract(void) { return xt_contract(); }
+
 extern "C" __attribute__((visibility("default"))) XtStatus xt_open_cuda(const XtHost *host, const XtBackend **out) {
     host_copy = *host;
-    if (strcmp(host->version, XT_VERSION) != 0 || host->table_size != sizeof(XtBackend))
-        return xt_error(XT_RUNTIME_ERROR,
-                        "CUDA is not available: libxtrain_cuda.so is of xtrain %s, and this is %s; build it again", XT_VERSION,
-                        host->version);
     cudaError_t error = cudaGetDeviceCount(&device_count);
     if (error != cudaSuccess || device_count == 0) {
         cudaGetLastError();

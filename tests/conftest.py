@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# For setup_cuda; last, so that the package under test stays the installed one.
+sys.path.append(str(Path(__file__).parent.parent))
 
 from xtrain import _C
 

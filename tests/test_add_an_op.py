@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r'^```\w+ file=(\S+)(?: (before|after)="([^"]+)"| (end))?\n(.*?)^```$', re.M | re.S)
 # Enough of the tree to build the package and run the op table.
-PARTS = ["csrc", "xtrain", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
+PARTS = ["csrc", "xtrain", "tests", "setup.py", "setup_cuda.py", "pyproject.toml", "README.md", "LICENSE"]
 
 
 def apply(tree: Path, name: str, where: str, anchor: str, text: str) -> None:

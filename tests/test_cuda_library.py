@@ -1,4 +1,7 @@
-"""The CUDA library as far as it can be checked without a GPU: every slot is there, it loads, and it says what is missing."""
+"""The CUDA library as far as it can be checked without a GPU: every slot is there, it loads, and it says what is missing.
+
+What the extension does with a library that opens is tried with one of tests/fake_cuda.c, in copies of the package made of links.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import ctypes
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+import setup_cuda
 import xtrain as xt
 from xtrain import _C
 
@@ -35,14 +41,14 @@ def test_every_slot_is_written_for_cuda() -> None:
     not LIBRARY.exists() and os.environ.get("XTRAIN_CUDA") != "1",
     reason="this build has no CUDA library (XTRAIN_CUDA=1)",
 )
-def test_the_library_exports_one_function_and_needs_no_cuda_library_to_load() -> None:
+def test_the_library_exports_two_functions_and_needs_no_cuda_library_to_load() -> None:
     library = ctypes.CDLL(str(LIBRARY))
     assert library.xt_open_cuda
     if shutil.which("nm") and shutil.which("readelf"):
         names = subprocess.run(
             ["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True
         ).stdout
-        assert [line.split()[-1] for line in names.splitlines()] == ["xt_open_cuda"]
+        assert [line.split()[-1] for line in names.splitlines()] == ["xt_cuda_contract", "xt_open_cuda"]
         needed = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True, check=True).stdout
         assert not re.search(r"NEEDED.*(libcuda|libcublas|libcudart|libpython)", needed)
 
@@ -73,3 +79,225 @@ sys.path[:0] = [pathlib.Path("site-packages"), b"site-packages", "/\udcff/site-p
 import xtrain
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# ---- a library that is damaged, or of another build ---------------------------------------------------------------------------
+
+
+def make_package(folder: Path) -> Path:
+    """Puts a package `xtrain` without a CUDA library into a folder; everything else is links to the package under test."""
+    real, copy = Path(xt.__file__).parent, folder / "xtrain"
+    (copy / "_lib").mkdir(parents=True)
+    for path in [*real.iterdir(), *(real / "_lib").iterdir()]:
+        if path.name not in ("_lib", "__pycache__", LIBRARY.name):
+            (copy / path.relative_to(real)).symlink_to(path)
+    return folder
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return make_package(tmp_path)
+
+
+def run(package: Path, code: str, **environment: str) -> str:
+    """What `code` prints; it has to end well."""
+    environment = {**os.environ, "PYTHONPATH": str(package), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment, timeout=60
+    )
+    assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+WHY = "import xtrain as xt; print(xt.cuda.why_unavailable()); assert (xt.ones(2) + 1).tolist() == [2.0, 2.0]"
+
+
+def some_library() -> bytes:
+    """A whole ELF library, if not a CUDA one."""
+    return next((Path(xt.__file__).parent / "_lib").glob("libxtrain_blas*")).read_bytes()
+
+
+def end_of_segments(data: bytes) -> int:
+    """Where the last byte lies that a loader of 64-bit little-endian ELF maps."""
+    (at,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
+    headers = [struct.unpack_from("<IIQQQQ", data, at + i * size) for i in range(count)]
+    return max(offset + length for kind, _, offset, _, _, length in headers if kind == 1)
+
+
+def truncated(path: Path, size: int) -> None:
+    data = some_library()
+    path.write_bytes(data[: size if size > 0 else end_of_segments(data) + size])
+
+
+def corrupted(path: Path, offset: int, value: int) -> None:
+    data = bytearray(some_library())
+    struct.pack_into("<Q", data, offset, value)
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "missing": (lambda path: None, "this build of xtrain has no CUDA library"),
+    "empty": (lambda path: path.touch(), "is empty; build it again"),
+    "text": (lambda path: path.write_text("Not Found\n"), "is not an ELF library; build it again"),
+    "4 bytes": (lambda path: truncated(path, 4), "is truncated: it has 4 bytes and needs 64; build"),
+    "63 bytes": (lambda path: truncated(path, 63), "is truncated: it has 63 bytes and needs 64; build"),
+    "header": (lambda path: truncated(path, 64), "is truncated: it has 64 bytes and needs 120; build"),
+    "page": (lambda path: truncated(path, 4096), "is truncated: it has 4096 bytes and needs [0-9]+; build"),
+    "half": (lambda path: truncated(path, 1 << 20), "is truncated: it has 1048576 bytes and needs [0-9]+; build"),
+    "last byte": (lambda path: truncated(path, -1), "is truncated: it has [0-9]+ bytes and needs [0-9]+; build"),
+    "headers beyond": (lambda path: corrupted(path, 32, 2**63 + 8), "is truncated"),
+    "headers wrap": (lambda path: corrupted(path, 32, 2**64 - 56), "is truncated"),
+    "directory": (lambda path: path.mkdir(), "is a directory"),
+    "pipe": (lambda path: os.mkfifo(path), "is not a file"),
+    "dangling": (
+        lambda path: path.symlink_to("gone.so"),
+        "is a symbolic link to gone.so: No such file or directory; build",
+    ),
+    "circle": (lambda path: path.symlink_to(path.name), "is a symbolic link to libxtrain_cuda.so: "),
+    "another": (
+        lambda path: path.write_bytes(some_library()),
+        r"was built from other sources \(an older one\) than this",
+    ),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_a_sentence(package: Path, damage: str) -> None:
+    make, message = DAMAGES[damage]
+    make(package / "xtrain/_lib/libxtrain_cuda.so")
+    assert re.fullmatch(f"CUDA is not available: [^\n]*{message}[^\n]*\n", run(package, WHY))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+def test_a_library_that_may_not_be_read_is_a_sentence() -> None:
+    as_nobody = "import os, xtrain; os.geteuid() or os.seteuid(65534)\n"  # nothing is forbidden to root
+    with tempfile.TemporaryDirectory() as folder:  # unlike pytest's own folders, it may be entered by nobody
+        Path(folder).chmod(0o755)
+        library = make_package(Path(folder)) / "xtrain/_lib/libxtrain_cuda.so"
+        library.write_bytes(some_library())
+        library.chmod(0)
+        said = run(Path(folder), as_nobody + WHY)
+    assert re.fullmatch(r"CUDA is not available: .*libxtrain_cuda.so cannot be read: Permission denied\n", said)
+
+
+def make_fake(package: Path, contract: str) -> None:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
+    library = package / "xtrain/_lib/libxtrain_cuda.so"
+    options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
+    subprocess.run([compiler, *options, ROOT / "tests/fake_cuda.c", "-o", library], check=True)
+
+
+def our_contract() -> str:
+    before = os.getcwd()
+    os.chdir(ROOT)
+    try:
+        return setup_cuda.contract(xt.__version__)
+    finally:
+        os.chdir(before)
+
+
+def test_a_library_of_other_headers_is_refused_and_one_of_ours_is_opened(package: Path) -> None:
+    stale = f"{xt.__version__}-0123456789abcdef"
+    make_fake(package, stale)
+    ours = our_contract()
+    assert re.fullmatch(
+        rf"CUDA is not available: .*/libxtrain_cuda.so was built from other sources \({stale}\) than this extension "
+        rf"\({ours}\); build it again \(XTRAIN_CUDA=1 make build\)\n",
+        run(package, WHY),
+    )
+    make_fake(package, ours)
+    assert run(package, WHY + "; print(xt.tensor([1.0, 2.0]).to('cuda').cpu().tolist())") == "None\n[1.0, 2.0]\n"
+
+
+# ---- a library that opens ------------------------------------------------------------------------------------------------------
+
+
+def test_giving_memory_back_says_what_failed(package: Path) -> None:
+    make_fake(package, our_contract())
+    code = """
+import xtrain as xt
+xt.cuda.empty_cache()  # nothing was opened, nothing is kept
+x = xt.ones(3).to("cuda")
+try:
+    xt.cuda.empty_cache()
+except xt.CudaError as error:
+    print(error)
+"""
+    assert run(package, code) == ""
+    assert run(package, code, FAKE_CUDA_BROKEN="1") == "an earlier kernel failed\n"
+
+
+FORKED = "CUDA is not available: this process was forked after CUDA's first use; start workers with multiprocessing's 'spawn' method"
+CHILD = """
+def child():
+    for touch in (lambda: xt.ones(3).to("cuda"), xt.cuda.synchronize, lambda: xt.set_default_device("cuda")):
+        try:
+            touch()
+            return "CUDA was touched"
+        except RuntimeError as error:
+            if FORKED not in str(error):
+                return str(error)
+    if xt.cuda.is_available() or not xt.cuda.why_unavailable().startswith(FORKED):
+        return "is_available"
+    a = xt.rand(300, 300, device="cpu")
+    if not ((a @ a) - a.matmul(a, backend="naive")).abs().max().item() < 1e-2:
+        return "wrong on the CPU"
+    return ""
+
+def check(pid):
+    if pid == 0:
+        found = child()
+        print(found, flush=True) if found else None
+        os._exit(3 if found else 0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_a_forked_child_gets_a_sentence_and_the_cpu(package: Path) -> None:
+    make_fake(package, our_contract())
+    start = f"import os, warnings\nwarnings.simplefilter('ignore')\nimport xtrain as xt\nFORKED = {FORKED!r}\n{CHILD}\n"
+    used = 'x = xt.ones(3).to("cuda")\ncheck(os.fork())\nprint(x.cpu().tolist())'
+    assert run(package, start + used) == "[1.0, 1.0, 1.0]\n"
+    # The fork falls into the opening, in a thread that the child does not have.
+    opening = """
+import threading, time
+thread = threading.Thread(target=xt.cuda.is_available)
+thread.start()
+time.sleep(0.2)
+check(os.fork())
+thread.join()
+print(xt.cuda.is_available())
+"""
+    assert run(package, start + opening, FAKE_CUDA_SLOW="1") == "True\n"
+    # Before the first use there is nothing to be refused.
+    fresh = "check_status = os.waitpid(pid, 0)[1] if (pid := os.fork()) else os._exit(not xt.cuda.is_available())"
+    assert run(package, start + fresh + "\nprint(check_status)") == "0\n"
+
+
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
+@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
+def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path) -> None:
+    """cuda/runtime.cu and memory.cu with tests/fake_cudart.c for the CUDA runtime."""
+    options = ["-std=c++17", f"-I{ROOT}/csrc", f"-I{ROOT}/cuda", "-Xcompiler", "-fPIC", '-DXT_CUDA_ARCHS="90"']
+    runtime, memory, fake, program = (tmp_path / name for name in ("runtime.o", "memory.o", "fake.o", "program"))
+    for made in (runtime, memory):
+        source = ROOT / "cuda" / f"{made.stem}.cu"
+        subprocess.run([setup_cuda.find_nvcc(), *options, "-c", source, "-o", made], check=True)
+    subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/fake_cudart.c", "-o", fake], check=True)
+    loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called
+    subprocess.run(["g++", runtime, memory, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
+    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    assert said[:-5] == ["fails: opening the device: out of memory (OutOfMemory), 0 left"] * 10
+    assert said[-5:-2] == [
+        "opened, 4 made",
+        "trim: 0, 1 trims",
+        "trim: 4, giving memory back: out of memory (OutOfMemory)",
+    ]
+    assert said[-2].startswith(
+        "trim: 7, cuda:0: an earlier kernel failed: launch failure; queued last (newest first): "
+    )
+    assert re.fullmatch(
+        "child: 5, CUDA cannot be used in a process forked after its first use: .*'spawn' method", said[-1]
+    )

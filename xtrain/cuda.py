@@ -104,7 +104,7 @@ def reset_peak_memory_stats(device=None):
 
 
 def empty_cache(device=None):
-    """Give what the pool of a device keeps for reuse back to the system."""
+    """Give what the pool of a device keeps for reuse back to the system. Waits, and raises what `synchronize` would."""
     _C.memory_trim(_device(device))
 
 

@@ -8,10 +8,6 @@
 
 #include "../core/core.h"
 
-#ifndef XT_VERSION
-#define XT_VERSION "unknown"
-#endif
-
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,6 +15,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const XtBackend *opened; /* atomic */
+static bool opening, forked;    /* under the lock; the second: a parent process has used CUDA, or was about to */
 static const char *const *package_folders;
 
 void xt_set_package_folders(const char *const *folders) { package_folders = folders; }
@@ -42,29 +39,37 @@ static XtStatus open_library(const XtBackend **out) {
     char path[4096];
     static const char *const none[] = {NULL};
     XtStatus status = library_path(path, sizeof path);
+    if (status == XT_OK) status = xt_check_library(path);
     if (status != XT_OK) return status;
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return xt_error(XT_RUNTIME_ERROR,
-                        "CUDA is not available: this build of xtrain has no CUDA library (it is built when nvcc is "
-                        "found; XTRAIN_CUDA=1 insists); use device='cpu'");
-    fclose(file);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: %s", dlerror());
+    XtBackendContract contract;
     XtOpenBackend open;
+    *(void **)&contract = dlsym(library, "xt_cuda_contract");
     *(void **)&open = dlsym(library, "xt_open_cuda");
-    if (!open) {
+    const char *theirs = contract ? contract() : "an older one";
+    if (!open || strcmp(theirs, xt_contract()) != 0) {
+        status = xt_error(XT_RUNTIME_ERROR,
+                          "CUDA is not available: %s was built from other sources (%s) than this extension (%s)" XT_BUILD_AGAIN,
+                          path, theirs, xt_contract());
         dlclose(library);
-        return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: %s is not of this version of xtrain; build it again", path);
+        return status;
     }
-    XtHost host = {.version = XT_VERSION,
-                   .table_size = sizeof(XtBackend),
-                   .error = raise,
-                   .folders = package_folders ? package_folders : none};
+    XtHost host = {.error = raise, .folders = package_folders ? package_folders : none};
     status = open(&host, out);
     if (status != XT_OK) dlclose(library);
     return status;
 }
+
+/* The driver does not survive a fork, and the lock may belong to a thread that the child has not. Tensors that the child drops go to the
+ * library's release, which knows about forks too. */
+static void in_child(void) {
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    lock = fresh;
+    forked = forked || opening || opened;
+    opened = NULL;
+}
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, in_child); }
 
 XtStatus xt_cuda_table(const XtBackend **out) {
     *out = __atomic_load_n(&opened, __ATOMIC_ACQUIRE);
@@ -72,7 +77,11 @@ XtStatus xt_cuda_table(const XtBackend **out) {
     pthread_mutex_lock(&lock);
     XtStatus status = XT_OK;
     *out = opened;
-    if (!*out) {
+    if (forked) {
+        status = xt_error(XT_RUNTIME_ERROR, "CUDA is not available: this process was forked after CUDA's first use; start workers "
+                                            "with multiprocessing's 'spawn' method, or use device='cpu' in them");
+    } else if (!*out) {
+        opening = true;
         status = open_library(out);
         if (status == XT_OK) {
             xt_set_allocator(XT_CUDA, &(XtAllocator){.allocate = (*out)->allocate,
@@ -81,6 +90,7 @@ XtStatus xt_cuda_table(const XtBackend **out) {
                                                      .reset_peak = (*out)->accelerator->reset_peak});
             __atomic_store_n(&opened, *out, __ATOMIC_RELEASE);
         }
+        opening = false;
     }
     pthread_mutex_unlock(&lock);
     return status;

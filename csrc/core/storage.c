@@ -127,8 +127,8 @@ XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
     size_t rounded = 0;
     if (nbytes > 0 && device.type == XT_CPU) {
         data = cpu_allocate(nbytes, &rounded);
-        if (!data) { /* the cache may hold what is missing, in other sizes */
-            xt_memory_trim(device);
+        if (!data) {                      /* the cache may hold what is missing, in other sizes */
+            (void)xt_memory_trim(device); /* the CPU's cannot fail */
             data = cpu_allocate(nbytes, &rounded);
         }
         if (!data) return out_of_memory(device, nbytes);
@@ -175,10 +175,10 @@ void xt_memory_reset_peak(XtDevice device) {
     if (allocators[device.type].reset_peak) allocators[device.type].reset_peak(device.index);
 }
 
-void xt_memory_trim(XtDevice device) {
+XtStatus xt_memory_trim(XtDevice device) {
     if (device.type != XT_CPU) {
-        if (allocators[device.type].trim) allocators[device.type].trim(device.index);
-        return;
+        return allocators[device.type].trim ? allocators[device.type].trim(device.index)
+                                            : XT_OK; /* never opened: nothing is kept */
     }
     pthread_mutex_lock(&lock);
     for (int class = 0; class < CACHE_CLASSES; class++) {
@@ -190,4 +190,5 @@ void xt_memory_trim(XtDevice device) {
     }
     stats[XT_CPU].cached = 0;
     pthread_mutex_unlock(&lock);
+    return XT_OK;
 }

@@ -137,8 +137,9 @@ static PyObject *run_memory_reset_peak(PyBound *bound) {
 
 static PyObject *run_memory_trim(PyBound *bound) {
     PyThreadState *saved = py_gil_leave(); /* it waits for a GPU */
-    xt_memory_trim(bound->arg[0].device);
+    XtStatus status = xt_memory_trim(bound->arg[0].device);
     py_gil_enter(saved);
+    if (status != XT_OK) return py_raise(status);
     Py_RETURN_NONE;
 }
 

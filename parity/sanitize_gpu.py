@@ -1,0 +1,303 @@
+"""NVIDIA's compute-sanitizer over every kernel: the op table forward and backward at small shapes, the optimizer, a training step.
+
+    make sanitize-gpu ARGS="--tools memcheck,racecheck --cases 4 --jobs 4"
+
+    --tools   of memcheck, initcheck, racecheck, synccheck: which ones run, in turns          --jobs J   processes of a tool at once
+    --cases   at most so many cases of an entry, spread from its smallest to its largest      --part i/n this machine's share of the work
+    --big     also the cases that are large enough for many blocks                            --only R   cases whose name has R in it
+    --logs    the folder for what every process says (build/sanitize-gpu)
+
+Products are run by the tiled and the naive backend, because cuBLAS is not ours to check; attention by each of its backends. Ends
+with a line that counts cases; 1 is the status when anything was reported, or went wrong. With XTRAIN_TEST_DEVICE=cpu the cases run on the CPU, once, without a sanitizer: this tries the script. Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+import xtrain as xt
+from xtrain import _C
+from xtrain.models import Qwen3, Qwen3Config
+from xtrain.optable import OTHER_KERNELS, TABLE
+from xtrain.optable.judge import backends, using
+from xtrain.optable.table import FLOATS, Case, Op, gradients, outputs_of, tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE = os.environ.get("XTRAIN_TEST_DEVICE", "cuda")
+TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
+DTYPES = ("float32", "bfloat16")  # of the floats; the kernels of the others are the same templates
+NOT_OURS = ("cublas", "blas")
+REPORTED = 9  # the status of compute-sanitizer when it has something to say
+
+# Sizes that no case of the table has, for kernels that are chosen by size: entry, its case, what becomes of which size.
+WIDER = [
+    ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 32}),
+    ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 64}),
+    ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 128}),
+    ("rms_norm", "", {257: 4096}),
+    *[(op, "17x2x40", {17: 67, 40: 1288, 80: 2576}) for op in ("mhc_pre", "mhc_post", "mhc_close")],
+    *[(op, "1x4x257", {1: 67, 257: 1288, 1028: 5152}) for op in ("mhc_pre", "mhc_post", "mhc_close")],
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One thing to run: its name, the kernel slots that it is about, and the call."""
+
+    name: str
+    kernels: tuple[str, ...]
+    run: Callable[[], object]
+
+
+# ---- what is run -----------------------------------------------------------------------------------------------------------------
+
+
+def numel(c: Case) -> int:
+    return sum(int(np.prod(spec.shape)) for spec in c.inputs)
+
+
+def some(cases: Sequence[Case], limit: int) -> list[Case]:
+    """At most `limit` of them, from the largest to the smallest that is not empty in even steps."""
+    order = sorted(cases, key=numel, reverse=True)
+    if limit < len(order):
+        order = [c for c in order if all(0 not in spec.shape for spec in c.inputs)] or order
+    if limit >= len(order):
+        return order
+    return [order[round(i * (len(order) - 1) / max(limit - 1, 1))] for i in range(limit)]
+
+
+def wider(entry: Op) -> list[Case]:
+    found = []
+    for op, start, sizes in WIDER:
+        for c in entry.cases:
+            if entry.op == op and c.id.startswith(start) and not {*sizes} - {n for s in c.inputs for n in s.shape}:
+                specs = [dataclasses.replace(s, shape=tuple(sizes.get(n, n) for n in s.shape)) for s in c.inputs]
+                found.append(dataclasses.replace(c, inputs=tuple(specs)))
+                break
+    return found
+
+
+def run_case(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+    """Forward, and backward where there is one. Products inside other ops are the tiled backend's, too."""
+    before = _C.use_gemm_backend("tiled")
+    try:
+        with using(entry, backend):
+            arrays = entry.draw(c, dtype)
+            if dtype in FLOATS and entry.differentiable(c):
+                gradients(entry, c, arrays, dtype)
+            else:
+                outputs_of(entry, c, [tensor(a if dtype in FLOATS else a.astype(dtype), dtype) for a in arrays])
+    finally:
+        _C.use_gemm_backend(before)
+
+
+def check_other(slot: str) -> None:
+    wrong = OTHER_KERNELS[slot][1](str(_C.get_default_device()))
+    if wrong:
+        raise AssertionError(wrong)
+
+
+def bad_index(call: Callable[[], object]) -> None:
+    """What the kernels report of their data."""
+    try:
+        call()
+        _C.synchronize(_C.get_default_device())
+    except IndexError:
+        return
+    raise AssertionError("an index out of range was not reported")
+
+
+def train_steps(streams: int) -> None:
+    """Two steps of a tiny model, one of them with a guard that forbids it."""
+    sizes = dict(vocab_size=211, hidden_size=64, intermediate_size=160, num_hidden_layers=2, head_dim=16)
+    model = Qwen3(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, mhc_streams=streams, **sizes))
+    model.to(_C.get_default_device())
+    ids = tensor(np.random.default_rng(0).integers(0, 211, (2, 33)))
+    optimizer = xt.optim.AdamW(model.parameters(), lr=1e-3)
+    before = _C.use_gemm_backend("tiled")
+    try:
+        for guard in (None, tensor(np.array(np.nan, np.float32))):
+            optimizer.zero_grad()
+            model.loss(ids, ids).backward()
+            norm = xt.optim.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step(guard=norm if guard is None else guard)
+    finally:
+        _C.use_gemm_backend(before)
+
+
+def units(limit: int, big: bool, only: str) -> list[Unit]:
+    """Everything that there is to run, in an order that depends on the arguments alone."""
+    return [unit for unit in every_unit(limit, big) if only in unit.name]
+
+
+def every_unit(limit: int, big: bool) -> Iterator[Unit]:
+    for entry in TABLE:
+        names = [name for name in backends(entry) if name not in NOT_OURS]
+        cases = some([c for c in entry.cases if big or not c.big], limit)
+        for dtype in entry.dtypes:
+            if dtype in FLOATS and dtype not in DTYPES:
+                continue
+            for c in cases + (wider(entry) if dtype in FLOATS else []):
+                for name in names:
+                    label = f"{entry.id} {c.id} {dtype}{f' {name}' if name else ''}"
+                    yield Unit(label, entry.kernels, lambda e=entry, c=c, d=dtype, b=name: run_case(e, c, d, b))
+    for slot in OTHER_KERNELS:
+        yield Unit(f"kernel {slot}", (slot,), lambda slot=slot: check_other(slot))
+    weight, logits, ids = np.ones((5, 3)), np.ones((3, 5)), np.array([1, 7, 2])
+    for name, call in [
+        ("embedding", lambda: _C.embedding(tensor(ids), tensor(weight))),
+        ("cross_entropy", lambda: _C.cross_entropy(tensor(logits), tensor(ids))),
+    ]:
+        yield Unit(f"index out of range, {name}", (), lambda call=call: bad_index(call))
+    for streams in (0, 2, 4):
+        yield Unit(f"training step, {streams} streams", (), lambda streams=streams: train_steps(streams))
+
+
+def share(part: str) -> tuple[int, int]:
+    """ "2/3" -> (1, 3): every third unit, from the second on."""
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"--part must be i/n with 1 <= i <= n, got '{part}'")
+    return int(match[1]) - 1, int(match[2])
+
+
+def work(options: argparse.Namespace) -> int:
+    """Runs this process's units; waits after each, so that what fails has a name."""
+    _C.set_default_device(DEVICE)
+    _C.manual_seed(0)
+    first, step = options.part
+    mine = units(options.cases, options.big, options.only)[first::step]
+    kernels: set[str] = set()
+    for unit in mine:
+        try:
+            unit.run()
+            _C.synchronize(_C.get_default_device())
+        except BaseException:
+            print(f"in {unit.name}:", file=sys.stderr, flush=True)
+            raise
+        kernels.update(unit.kernels)
+    print(f"ran {len(mine)} cases of {' '.join(sorted(kernels))}", flush=True)
+    return 0
+
+
+# ---- under compute-sanitizer ---------------------------------------------------------------------------------------------------------
+
+
+def find_sanitizer() -> str:
+    home = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
+    places = ("compute-sanitizer", home / "bin/compute-sanitizer", home / "compute-sanitizer/compute-sanitizer")
+    found = next(filter(None, map(shutil.which, places)), None)
+    if not found:
+        sys.exit(
+            f"sanitize-gpu: compute-sanitizer must be on the PATH or in {home}/bin, and is not: it comes with the CUDA toolkit"
+        )
+    return found
+
+
+@dataclasses.dataclass
+class Outcome:
+    cases: int = 0
+    reports: int = 0
+    kernels: frozenset[str] = frozenset()
+    problem: str = ""  # what else is wrong with the run
+
+
+def read_log(text: str, status: int) -> Outcome:
+    """What one process says at its end. Racecheck's warnings are no errors to it, and reports to us."""
+    ran = re.search(r"^ran (\d+) cases of (.*)$", text, re.MULTILINE)
+    summary = re.search(r"SUMMARY: (\d+) (?:error|hazard)", text)
+    outcome = Outcome(reports=int(summary[1]) if summary else 0)
+    if ran:
+        outcome.cases, outcome.kernels = int(ran[1]), frozenset(ran[2].split())
+    if not ran:
+        outcome.problem = f"did not reach its end (status {status})"
+    elif not summary:
+        outcome.problem = "has no summary of compute-sanitizer"
+    elif status != 0 and not outcome.reports:
+        outcome.problem = f"ended with status {status}"
+    return outcome
+
+
+def run_tool(sanitizer: str, tool: str, options: argparse.Namespace) -> list[Outcome]:
+    """One tool over this machine's share of the work, in `jobs` processes at once."""
+    options.logs.mkdir(parents=True, exist_ok=True)
+    first, step = options.part
+    passed = ["--cases", str(options.cases), "--only", options.only, *(["--big"] if options.big else [])]
+
+    def one(job: int) -> Outcome:
+        part = f"{first + step * job + 1}/{step * options.jobs}"
+        log = options.logs / f"{tool}-{part.replace('/', '-of-')}.log"
+        command = [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED), "--print-limit", "50"]
+        command += [sys.executable, __file__, "--worker", "--part", part, *passed]
+        with open(log, "wb") as file:
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+        text = log.read_text(errors="replace")
+        outcome = read_log(text, status)
+        if outcome.reports or outcome.problem:
+            shown = [line for line in text.splitlines() if line.strip("= ")]
+            print("\n".join([*shown[:60], *(["..."] if len(shown) > 80 else []), *shown[60:][-20:]]))
+            print(f"sanitize-gpu: {tool} {part}: {outcome.reports} reports {outcome.problem}: {log}", flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return list(pool.map(one, range(options.jobs)))
+
+
+def has_gpu() -> bool:
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--part", type=share, default=(0, 1))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--logs", type=Path, default=ROOT / "build/sanitize-gpu")
+    parser.add_argument("--big", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    tools = [tool for tool in options.tools.split(",") if tool]
+    for tool in tools:
+        if tool not in TOOLS:
+            parser.error(f"--tools must be of {', '.join(TOOLS)}, got '{tool}'")
+    if min(options.cases, options.jobs, len(tools)) < 1:
+        parser.error("--cases, --jobs and the number of --tools must be positive")
+    if options.worker or DEVICE == "cpu":
+        return work(options)
+    if not has_gpu():
+        print("sanitize-gpu: no NVIDIA GPU on this machine, nothing was run")
+        return 0
+    sanitizer = find_sanitizer()
+    bad = cases = 0
+    for tool in tools:
+        start = time.perf_counter()
+        outcomes = run_tool(sanitizer, tool, options)
+        count, reports = sum(o.cases for o in outcomes), sum(o.reports for o in outcomes)
+        kernels = frozenset[str]().union(*(o.kernels for o in outcomes))
+        seconds = time.perf_counter() - start
+        print(f"{tool}: {count} cases of {len(kernels)} kernels, {reports} reports, {seconds:.0f} s", flush=True)
+        cases += count
+        bad += sum(bool(o.reports or o.problem) for o in outcomes) or int(count == 0)
+    print(f"sanitize-gpu: {', '.join(tools)}: {cases} cases, {f'{bad} processes FAILED' if bad else 'no reports'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
