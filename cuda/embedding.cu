@@ -8,16 +8,17 @@
  * Forward: bytes are bytes, so rows are copied in the widest unit (16 to 2 bytes) that divides the row and both addresses. A warp
  * copies CHUNK units of one row with all of its loads under way at once. Reads and writes rows * cols * sizeof(T) bytes.
  *
- * Backward: the rows of each id are listed in row order, by a stable sort of (id, row) in two digits: a launch counts the first digit
- * of each tile of the list, one puts every entry in its place by that digit and counts the second, one does the same by the second.
- * Every block adds up the counts of all tiles for itself, so three launches do; lists of more than MOST_TILES tiles go to the sort of
- * a library. A bit for each row of dweight says whether its id occurs. The list is cut into runs of RUN entries; a warp walks a run for 32 vectors of columns, adding in ACC, and writes a
- * row of dweight when the id changes. More warps of the same launch write zeros to the rows whose ids do not occur. An id that begins
- * in one run and ends in the next is finished by the first of the two warps. One that spans more leaves a partial row in each run,
- * with its id: a shorter list of the same kind, which the next launch sums, a block for an id that has any, its warps taking partial
- * rows in turns. So a token that fills half the batch is summed by as many warps as a thousand rare ones, and when ids are rare that
- * launch finds nothing to do. Beyond MOST_RUNS runs the list of partial rows is first shortened by the same kernel that made it.
- * Reads dy once and writes dweight once.
+ * Backward: the rows of each id are listed in row order, by a stable sort of (id, row) in two digits: a launch counts the first
+ * digit of each tile of the list, one puts every entry in its place by that digit and counts the second, one does the same by the
+ * second. Every block adds up the counts of all tiles for itself, so three launches do; lists of more than MOST_TILES tiles go to
+ * the sort of a library. A bit for each row of dweight says whether its id occurs. The list is cut into runs of RUN entries; a
+ * warp walks a run for 32 vectors of columns, adding in ACC, and writes a row of dweight when the id changes. More warps of the
+ * same launch write zeros to the rows whose ids do not occur. An id that begins in one run and ends in the next is finished by the
+ * first of the two warps. One that spans more leaves a partial row in each run, with its id: a shorter list of the same kind,
+ * which the next launch sums, a block for an id that has any, its warps taking partial rows in turns. So a token that fills half
+ * the batch is summed by as many warps as a thousand rare ones, and when ids are rare that launch finds nothing to do. Beyond
+ * MOST_RUNS runs the list of partial rows is first shortened by the same kernel that made it. Reads dy once and writes dweight
+ * once.
  *
  * Deterministic: places and runs depend on the ids alone, and so does the tree of every sum: the rows of a run in order, then every
  * eighth run in order, then those eight. The only atomics are on counts and bits.
@@ -93,15 +94,15 @@ __device__ inline void report_unknown(const int64_t *ids, int64_t r, int64_t voc
     const int64_t id = ids[r];
     if (id < 0 || id >= vocab) xt_report_index(report, XT_INDEX_EMBEDDING, r, id, vocab);
 }
-/* Bit key of present [vocab bits], by one lane of those with the same key. Nearly always it is there already when an id is common. */
+/* Bit key of present [vocab bits], by one lane of those with the same key. A common id nearly always finds it set. */
 __device__ inline void set_present(unsigned *present, unsigned key, bool here, int64_t vocab) {
     const unsigned same = __match_any_sync(0xffffffffu, here ? key : (unsigned)vocab), bit = 1u << key % 32;
     if (!here || key >= vocab || (same & ((1u << threadIdx.x % 32) - 1))) return;
     if (!(present[key / 32] & bit)) atomicOr(&present[key / 32], bit);
 }
 
-/* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Sets to zero `clear` [words],
- * where the next launch will count. */
+/* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Sets to zero `clear`
+ * [words], where the next launch will count. */
 __global__ void __launch_bounds__(32 * WARPS)
     embedding_count_kernel(unsigned *counts, unsigned *clear, int64_t words, const int64_t *ids, int64_t rows, int64_t vocab,
                            int bits, XtIndexReport *report) {
@@ -122,8 +123,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     for (int d = threadIdx.x; d < values; d += 32 * WARPS) counts[(int64_t)blockIdx.x * values + d] = count[d];
 }
 
-/* A block a tile. Moves the entries of the list to their places by the `bits` bits of their keys from `shift` on, those of equal bits
- * in order. counts [tiles, 1 << bits] of these bits. FIRST: the list is ids, in row order; counts the bits above these in
+/* A block a tile. Moves the entries of the list to their places by the `bits` bits of their keys from `shift` on, those of equal
+ * bits in order. counts [tiles, 1 << bits] of these bits. FIRST: the list is ids, in row order; counts the bits above these in
  * next_counts [tiles, 1 << next_bits], by tiles of the new list, and sets `present`. */
 template <bool FIRST>
 __global__ void __launch_bounds__(32 * WARPS)
@@ -438,8 +439,8 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
     }
 }
 
-/* The last level: of each id with partial rows, parts [2 * runs, cols] with part_keys [2 * runs] as above, the sum. Grid over runs, LOOK
- * of them a block, and over chunks of 32 vectors of W columns. A block is WARPS warps. */
+/* The last level: of each id with partial rows, parts [2 * runs, cols] with part_keys [2 * runs] as above, the sum. Grid over
+ * runs, LOOK of them a block, and over chunks of 32 vectors of W columns. A block is WARPS warps. */
 template <typename T, int W>
 __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, const XtAcc<T> *parts, const unsigned *part_keys,
                                                                     int64_t runs, int64_t cols, unsigned vocab) {
@@ -507,8 +508,8 @@ static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_k
               values, list->keys, list->order, list->present, entries, p->cols, (unsigned)p->vocab, tiles);
 }
 
-/* All levels. W elements of T and OF_PARTS of ACC at a time. What was in dweight is added where an id starts, and that is seen by the
- * first level. */
+/* All levels. W elements of T and OF_PARTS of ACC at a time. What was in dweight is added where an id starts, and that is seen by
+ * the first level. */
 template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbeddingBwd *p, const Sorted *sorted) {
     typedef XtAcc<T> A;
     int64_t runs = xt_divide_up(p->rows, RUN), all_parts = 2 * runs;

@@ -16,7 +16,7 @@
  *
  *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk, a warp of it per segment. A group is one load
  *               where the memory allows; four are in flight. Many warps on a multiprocessor hide the rest: hence few registers.
- *               Chunks are small, so that many take turns on a multiprocessor and none of those has long to do when others are done.
+ *               Chunks are small: many take turns on a multiprocessor, and none has long to do when the others are done.
  *   - columns:  reduced dims strided, kept dim dense. Threads side by side hold 16 bytes of columns, 32 (or 8) lanes below each
  *               other hold rows; a group is XT_GROUP rows. The next ones are on their way while some are added, as there are
  *               registers for few warps only. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has

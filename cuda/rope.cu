@@ -6,8 +6,8 @@
  *
  * Plan: a line is the D elements of one head of one row; a block has a tile of lines that follow each other, so that what it reads
  * lies together. A thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines, all on their way
- * while the block makes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than blocks
- * at work: no multiprocessor waits long for the last one. A block is (pieces of a line) x (lines).
+ * while the block makes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than
+ * blocks at work: no multiprocessor waits long for the last one. A block is (pieces of a line) x (lines).
  * Moved: every element once in and once out; one launch, no scratch, no table in memory.
  *
  * Frequencies theta^(-2i/D) are made by the host, with the same calls as on the CPU, and travel as a kernel argument: at position

@@ -94,7 +94,7 @@ template <typename T> struct XtUnaryBwdFn {
     }
 };
 
-/* ---- activations of dense 16-bit floats ---------------------------------------------------------------------------------------- */
+/* ---- activations of dense 16-bit floats ------------------------------------------------------------------------------------- */
 
 enum { DENSE_THREADS = 256, DENSE_PIECES = 4, DENSE_BLOCKS = 5 };
 
