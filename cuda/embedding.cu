@@ -8,15 +8,20 @@
  * Forward: bytes are bytes, so rows are copied in the widest unit (16 to 2 bytes) that divides the row and both addresses. A warp
  * copies CHUNK units of one row with all of its loads under way at once. Reads and writes rows * cols * sizeof(T) bytes.
  *
- * Backward: a stable radix sort of (id, row) lists the rows of each id in row order; it looks at the bits that ids below vocab have.
- * The list is cut into runs of RUN entries; a warp walks a run for 32 vectors of columns, adding in ACC, and writes a row of dweight
- * when the id changes. An id that begins in one run and ends in the next is finished by the first of the two warps. One that spans
- * more leaves a partial row in each run, with its id: a shorter list of the same kind, which the same kernel sums in the next launch,
- * until one run is left. So a token that fills half the batch is summed by as many warps as a thousand rare ones, and 65536 rows take
- * four launches, of which all but the first find nothing to do when ids are rare. More warps of the first launch write zeros to the
- * rows of dweight whose ids do not occur, which they look up in the sorted list. Reads dy once and writes dweight once.
+ * Backward: the rows of each id are listed in row order, by a stable sort of (id, row) in two digits: a launch counts the first
+ * digit of each tile of the list, one puts every entry in its place by that digit and counts the second, one does the same by the
+ * second. Every block adds up the counts of all tiles for itself, so three launches do; lists of more than MOST_TILES tiles go to
+ * the sort of a library. A bit for each row of dweight says whether its id occurs. The list is cut into runs of RUN entries; a
+ * warp walks a run for 32 vectors of columns, adding in ACC, and writes a row of dweight when the id changes. More warps of the
+ * same launch write zeros to the rows whose ids do not occur. An id that begins in one run and ends in the next is finished by the
+ * first of the two warps. One that spans more leaves a partial row in each run, with its id: a shorter list of the same kind,
+ * which the next launch sums, a block for an id that has any, its warps taking partial rows in turns. So a token that fills half
+ * the batch is summed by as many warps as a thousand rare ones, and when ids are rare that launch finds nothing to do. Beyond
+ * MOST_RUNS runs the list of partial rows is first shortened by the same kernel that made it. Reads dy once and writes dweight
+ * once.
  *
- * Deterministic: runs depend on the ids alone, and every sum is made in the order of the rows. No atomics.
+ * Deterministic: places and runs depend on the ids alone, and so does the tree of every sum: the rows of a run in order, then every
+ * eighth run in order, then those eight. The only atomics are on counts and bits.
  */
 #include "cuda.cuh"
 
@@ -25,6 +30,11 @@
 static const int WARPS = 8;   /* of a block */
 static const int CHUNK = 128; /* units copied by a warp */
 static const int RUN = 32;    /* entries of a list summed by a warp: one a lane */
+
+static const int TILE = 1024, MOST_TILES = 256; /* of our own sort: entries of a block, blocks */
+static const int DIGIT = 10;                    /* bits of a digit at most */
+static const int64_t MOST_RUNS = 4096;          /* whose partial rows the last launch adds */
+static const int LOOK = 8;                      /* runs that a block of it looks at */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
@@ -75,40 +85,218 @@ XtStatus xt_cuda_embedding_fwd(const XtEmbeddingFwd *p) {
 
 /* ---- backward: the list of rows, by id --------------------------------------------------------------------------------------- */
 
-/* keys [rows] = ids, or `vocab` for an id out of range, which sorts last and is skipped; order [rows] = 0, 1, 2, ... */
-__global__ void embedding_keys_kernel(unsigned *keys, unsigned *order, const int64_t *ids, int64_t rows, int64_t vocab,
-                                      XtIndexReport *report) {
-    for (int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; r < rows; r += (int64_t)gridDim.x * blockDim.x) {
-        const int64_t id = ids[r];
-        const bool known = id >= 0 && id < vocab;
-        if (!known) xt_report_index(report, XT_INDEX_EMBEDDING, r, id, vocab);
-        keys[r] = (unsigned)(known ? id : vocab);
+/* `vocab` for an id out of range: it sorts last and is skipped. */
+__device__ inline unsigned key_of(const int64_t *ids, int64_t r, int64_t vocab) {
+    const int64_t id = ids[r];
+    return (unsigned)(id >= 0 && id < vocab ? id : vocab);
+}
+__device__ inline void report_unknown(const int64_t *ids, int64_t r, int64_t vocab, XtIndexReport *report) {
+    const int64_t id = ids[r];
+    if (id < 0 || id >= vocab) xt_report_index(report, XT_INDEX_EMBEDDING, r, id, vocab);
+}
+/* Bit key of present [vocab bits], by one lane of those with the same key. A common id nearly always finds it set. */
+__device__ inline void set_present(unsigned *present, unsigned key, bool here, int64_t vocab) {
+    const unsigned same = __match_any_sync(0xffffffffu, here ? key : (unsigned)vocab), bit = 1u << key % 32;
+    if (!here || key >= vocab || (same & ((1u << threadIdx.x % 32) - 1))) return;
+    if (!(present[key / 32] & bit)) atomicOr(&present[key / 32], bit);
+}
+
+/* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Sets to zero `clear`
+ * [words], where the next launch will count. */
+__global__ void __launch_bounds__(32 * WARPS)
+    embedding_count_kernel(unsigned *counts, unsigned *clear, int64_t words, const int64_t *ids, int64_t rows, int64_t vocab,
+                           int bits, XtIndexReport *report) {
+    __shared__ unsigned count[1 << DIGIT];
+    const int values = 1 << bits;
+    for (int d = threadIdx.x; d < values; d += 32 * WARPS) count[d] = 0;
+    for (int64_t i = (int64_t)blockIdx.x * 32 * WARPS + threadIdx.x; i < words; i += (int64_t)gridDim.x * 32 * WARPS) clear[i] = 0;
+    __syncthreads();
+    const int64_t begin = (int64_t)blockIdx.x * TILE;
+#pragma unroll
+    for (int k = 0; k < TILE / (32 * WARPS); k++) {
+        const int64_t r = begin + k * 32 * WARPS + threadIdx.x;
+        if (r >= rows) continue;
+        report_unknown(ids, r, vocab, report);
+        atomicAdd(&count[key_of(ids, r, vocab) & (values - 1)], 1u);
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < values; d += 32 * WARPS) counts[(int64_t)blockIdx.x * values + d] = count[d];
+}
+
+/* A block a tile. Moves the entries of the list to their places by the `bits` bits of their keys from `shift` on, those of equal
+ * bits in order. counts [tiles, 1 << bits] of these bits. FIRST: the list is ids, in row order; counts the bits above these in
+ * next_counts [tiles, 1 << next_bits], by tiles of the new list, and sets `present`. */
+template <bool FIRST>
+__global__ void __launch_bounds__(32 * WARPS)
+    embedding_sort_kernel(unsigned *to_keys, unsigned *to_order, unsigned *next_counts, unsigned *present, const int64_t *ids,
+                          const unsigned *keys, const unsigned *order, const unsigned *counts, int64_t rows, int64_t vocab,
+                          int shift, int bits, int next_bits) {
+    constexpr int ITEMS = TILE / (32 * WARPS), EACH = (1 << DIGIT) / (32 * WARPS);
+    __shared__ uint16_t within[WARPS][1 << DIGIT]; /* entries of a warp; then of the warps before it */
+    __shared__ unsigned start[1 << DIGIT];         /* place of the tile's first entry with this digit */
+    __shared__ unsigned of_warp[WARPS];
+    const unsigned all = 0xffffffffu, mask = (1u << bits) - 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = 1 << bits;
+    for (int d = threadIdx.x; d < values; d += 32 * WARPS)
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) within[w][d] = 0;
+    const int64_t begin = (int64_t)blockIdx.x * TILE + warp * (TILE / WARPS) + lane;
+    unsigned key[ITEMS], row[ITEMS], rank[ITEMS];
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const int64_t i = begin + k * 32;
+        key[k] = (unsigned)vocab;
+        row[k] = (unsigned)i;
+        if (i < rows) {
+            key[k] = FIRST ? key_of(ids, i, vocab) : keys[i];
+            if (!FIRST) row[k] = order[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) { /* a warp's entries in order, 32 at a time */
+        const bool here = begin + k * 32 < rows;
+        const unsigned digit = key[k] >> shift & mask;
+        const unsigned peers = __match_any_sync(all, here ? digit : ~0u), before = peers & ((1u << lane) - 1);
+        rank[k] = here ? within[warp][digit] + __popc(before) : 0;
+        __syncwarp();
+        if (here && !before) within[warp][digit] = (uint16_t)(within[warp][digit] + __popc(peers));
+        __syncwarp();
+    }
+    /* Of each digit, how many entries there are in all tiles, and in those before this one. */
+    unsigned total[EACH], earlier[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int d = j * 32 * WARPS + threadIdx.x;
+        total[j] = earlier[j] = 0;
+        if (d >= values) continue;
+#pragma unroll 16
+        for (unsigned t = 0; t < gridDim.x; t++) {
+            const unsigned n = counts[(int64_t)t * values + d];
+            total[j] += n;
+            earlier[j] += t < blockIdx.x ? n : 0;
+        }
+        start[d] = total[j];
+    }
+    __syncthreads();  /* which ends the counting in `within`, too */
+    unsigned sum = 0; /* of digits [EACH t, EACH t + EACH), thread t */
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int d = threadIdx.x * EACH + j;
+        total[j] = d < values ? start[d] : 0;
+        sum += total[j];
+    }
+    unsigned scan = sum; /* over the threads of this warp up to this one */
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const unsigned other = __shfl_up_sync(all, scan, step);
+        if (lane >= step) scan += other;
+    }
+    if (lane == 31) of_warp[warp] = scan;
+    __syncthreads();
+    scan -= sum;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) scan += w < warp ? of_warp[w] : 0;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int d = threadIdx.x * EACH + j;
+        if (d < values) start[d] = scan;
+        scan += total[j];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int d = j * 32 * WARPS + threadIdx.x;
+        if (d < values) start[d] += earlier[j];
+    }
+    for (int d = threadIdx.x; d < values; d += 32 * WARPS) {
+        unsigned run = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const unsigned n = within[w][d];
+            within[w][d] = (uint16_t)run;
+            run += n;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const bool here = begin + k * 32 < rows;
+        if (FIRST) set_present(present, key[k], here, vocab);
+        if (!here) continue;
+        const unsigned digit = key[k] >> shift & mask, place = start[digit] + within[warp][digit] + rank[k];
+        to_keys[place] = key[k];
+        to_order[place] = row[k];
+        if (FIRST) atomicAdd(&next_counts[((int64_t)(place / TILE) << next_bits) + (key[k] >> bits)], 1u);
+    }
+}
+
+/* For the library's sort: keys [rows] of the ids, order [rows] = 0, 1, 2, ...; sets `present`. */
+__global__ void __launch_bounds__(32 * WARPS)
+    embedding_keys_kernel(unsigned *keys, unsigned *order, unsigned *present, const int64_t *ids, int64_t rows, int64_t vocab,
+                          XtIndexReport *report) {
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t first = (int64_t)blockIdx.x * blockDim.x; first < rows; first += step) {
+        const int64_t r = first + threadIdx.x;
+        const bool here = r < rows;
+        const unsigned key = here ? key_of(ids, r, vocab) : (unsigned)vocab;
+        set_present(present, key, here, vocab);
+        if (!here) continue;
+        report_unknown(ids, r, vocab, report);
+        keys[r] = key;
         order[r] = (unsigned)r;
     }
 }
 
 typedef struct Sorted {
     const unsigned *keys, *order; /* [rows]: the rows of equal keys stand together, in row order */
+    const unsigned *present;      /* [vocab bits] */
 } Sorted;
 
-/* The scratch holds two buffers of keys and two of rows, each [rows], and CUB's own. */
+/* The scratch holds two buffers of keys and two of rows, each [rows], the bits and what the sort needs. */
 static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *out) {
-    const size_t list = (size_t)xt_divide_up(p->rows * (int64_t)sizeof(unsigned), 256) * 256;
+    const int64_t list = xt_divide_up(p->rows, 64) * 64, words = xt_divide_up(p->vocab, 2048) * 64,
+                  tiles = xt_divide_up(p->rows, TILE);
     int bits = 0;
     while (bits < 32 && p->vocab >> bits) bits++;
+    const int low = (bits + 1) / 2, high = bits - low; /* digits */
+    const bool ours = tiles <= MOST_TILES && low <= DIGIT;
+    const int64_t low_counts = xt_divide_up(tiles << low, 64) * 64, high_counts = tiles << high;
     size_t temporary = 0;
+    cudaError_t error = cudaSuccess;
     cub::DoubleBuffer<unsigned> keys(NULL, NULL), order(NULL, NULL);
-    cudaError_t error = cub::DeviceRadixSort::SortPairs(NULL, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
+    if (ours) temporary = (size_t)(low_counts + high_counts) * sizeof(unsigned);
+    else error = cub::DeviceRadixSort::SortPairs(NULL, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
     if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
-    XtStatus status = scratch->allocate(4 * list + temporary);
+    XtStatus status = scratch->allocate((size_t)(4 * list + words) * sizeof(unsigned) + temporary);
     if (status != XT_OK) return status;
-    char *memory = (char *)scratch->data;
-    keys = cub::DoubleBuffer<unsigned>((unsigned *)memory, (unsigned *)(memory + list));
-    order = cub::DoubleBuffer<unsigned>((unsigned *)(memory + 2 * list), (unsigned *)(memory + 3 * list));
-    xt_launch(embedding_keys_kernel, xt_blocks(p->rows, 256), 256, 0, keys.Current(), order.Current(), p->ids, p->rows, p->vocab,
-              xt_index_report());
+    unsigned *memory = (unsigned *)scratch->data, *present = memory + 4 * list,
+             *rest = present + words; /* rest [temporary bytes] */
+    out->present = present;
+    if (ours) {
+        /* The bits and the second counts lie together. */
+        unsigned *second = rest, *counts = rest + high_counts;
+        const unsigned blocks = (unsigned)tiles;
+        xt_launch(embedding_count_kernel, blocks, 32 * WARPS, 0, counts, present, words + high_counts, p->ids, p->rows, p->vocab,
+                  low, xt_index_report());
+        if (p->vocab > 0 && p->cols > 0) {
+            xt_launch(embedding_sort_kernel<true>, blocks, 32 * WARPS, 0, memory, memory + list, second, present, p->ids,
+                      (const unsigned *)NULL, (const unsigned *)NULL, counts, p->rows, p->vocab, 0, low, high);
+            xt_launch(embedding_sort_kernel<false>, blocks, 32 * WARPS, 0, memory + 2 * list, memory + 3 * list, (unsigned *)NULL,
+                      (unsigned *)NULL, (const int64_t *)NULL, memory, memory + list, second, p->rows, p->vocab, low, high, 0);
+        }
+        out->keys = memory + 2 * list;
+        out->order = memory + 3 * list;
+        return XT_OK;
+    }
+    keys = cub::DoubleBuffer<unsigned>(memory, memory + list);
+    order = cub::DoubleBuffer<unsigned>(memory + 2 * list, memory + 3 * list);
+    error = cudaMemsetAsync(present, 0, (size_t)words * sizeof(unsigned), xt_stream());
+    if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
+    xt_launch(embedding_keys_kernel, xt_blocks(p->rows, 32 * WARPS), 32 * WARPS, 0, keys.Current(), order.Current(), present,
+              p->ids, p->rows, p->vocab, xt_index_report());
     if (p->vocab > 0 && p->cols > 0) {
-        error = cub::DeviceRadixSort::SortPairs(memory + 4 * list, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
+        error = cub::DeviceRadixSort::SortPairs(rest, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
         if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
         xt_count_launch(); /* one for all of the sort's */
     }
@@ -131,19 +319,12 @@ template <typename S, typename A, int W> __device__ inline void store_sum(S *to,
     }
 }
 
-/* Zeros to the rows [32 tile, 32 tile + 32) of dweight [vocab, cols], in W columns a lane, unless their ids are among keys [entries],
- * which are sorted. */
+/* Zeros to the rows [32 tile, 32 tile + 32) of dweight [vocab, cols], in W columns a lane, whose bits of `present` are not set. */
 template <typename T, int W>
-__device__ inline void clear_absent(T *dweight, const unsigned *keys, int64_t entries, int64_t cols, unsigned vocab, int64_t tile,
+__device__ inline void clear_absent(T *dweight, const unsigned *present, int64_t cols, int64_t vocab, int64_t tile,
                                     int64_t column) {
-    const unsigned id = (unsigned)(tile * 32) + threadIdx.x % 32;
-    int64_t low = 0, high = entries; /* keys before low are less than id, those from high on are not */
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (keys[middle] < id) low = middle + 1;
-        else high = middle;
-    }
-    unsigned absent = __ballot_sync(0xffffffffu, id < vocab && (low == entries || keys[low] != id));
+    unsigned absent = ~present[tile];
+    if (vocab - tile * 32 < 32) absent &= (1u << (vocab - tile * 32)) - 1;
     for (; absent && column < cols; absent &= absent - 1)
         xt_write(dweight + (tile * 32 + __ffs((int)absent) - 1) * cols + column, xt_all<T, W>(xt_store<T>(0)));
 }
@@ -155,7 +336,8 @@ __device__ inline void clear_absent(T *dweight, const unsigned *keys, int64_t en
 template <typename In, typename T, int W, bool ACCUMULATE>
 __global__ void __launch_bounds__(32 * WARPS, 3)
     embedding_bwd_kernel(T *dweight, XtAcc<T> *parts, unsigned *part_keys, const In *values, const unsigned *keys,
-                         const unsigned *order, int64_t entries, int64_t cols, unsigned vocab, int64_t tiles) {
+                         const unsigned *order, const unsigned *present, int64_t entries, int64_t cols, unsigned vocab,
+                         int64_t tiles) {
     typedef XtAcc<T> A;
     constexpr int GROUP = ACCUMULATE ? 4 : 8; /* entries whose loads are under way at once */
     const unsigned all = 0xffffffffu;
@@ -164,7 +346,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
     for (int64_t item = (int64_t)blockIdx.x * WARPS + warp; item < (runs + tiles) * chunks; item += (int64_t)gridDim.x * WARPS) {
         const int64_t run = item / chunks, chunk = item - run * chunks, begin = run * RUN, column = (chunk * 32 + lane) * W;
         if (run >= runs) {
-            clear_absent<T, W>(dweight, keys, entries, cols, vocab, run - runs, column);
+            clear_absent<T, W>(dweight, present, cols, vocab, run - runs, column);
             continue;
         }
         const bool inside = column < cols;
@@ -257,37 +439,105 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
     }
 }
 
-template <typename In, typename T, int W, bool ACCUMULATE>
-static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_keys, const In *values, const unsigned *keys,
-                      const unsigned *order, int64_t entries, int64_t tiles) {
-    const int64_t items = (xt_divide_up(entries, RUN) + tiles) * xt_divide_up(p->cols, 32 * W);
-    xt_launch(embedding_bwd_kernel<In, T, W, ACCUMULATE>, xt_blocks(items, WARPS), 32 * WARPS, 0, (T *)p->dweight, parts, part_keys,
-              values, keys, order, entries, p->cols, (unsigned)p->vocab, tiles);
+/* The last level: of each id with partial rows, parts [2 * runs, cols] with part_keys [2 * runs] as above, the sum. Grid over
+ * runs, LOOK of them a block, and over chunks of 32 vectors of W columns. A block is WARPS warps. */
+template <typename T, int W>
+__global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, const XtAcc<T> *parts, const unsigned *part_keys,
+                                                                    int64_t runs, int64_t cols, unsigned vocab) {
+    typedef XtAcc<T> A;
+    constexpr int GROUP = 8; /* partial rows whose loads are under way at once */
+    const unsigned all = 0xffffffffu;
+    __shared__ XtVector<A, W> tree[WARPS][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int64_t begin = (int64_t)blockIdx.x * LOOK; begin < runs; begin += (int64_t)gridDim.x * LOOK) {
+        /* Where an id leaves its first partial row: it goes on, and did not come from the run before. Alike in all warps. */
+        const bool look = lane < LOOK && begin + lane < runs;
+        const unsigned mine = look ? part_keys[2 * (begin + lane) + 1] : vocab;
+        unsigned starts = __ballot_sync(all, mine != vocab && part_keys[2 * (begin + lane)] != mine);
+        for (; starts; starts &= starts - 1) {
+            const int at = __ffs((int)starts) - 1;
+            const unsigned key = __shfl_sync(all, mine, at);
+            const int64_t first = begin + at;
+            /* The id came into runs first + 1 .. first + more: into the next one surely, and not beyond the end. */
+            int64_t more = 1, beyond = runs - first;
+            while (beyond - more > 1) {
+                const int64_t step = (beyond - more + 31) / 32, probe = more + (lane + 1) * step;
+                const int inside = __popc(__ballot_sync(all, probe < beyond && part_keys[2 * (first + probe)] == key));
+                more += inside * step;
+                if (beyond - more > step) beyond = more + step;
+            }
+            for (int64_t chunk = blockIdx.y; chunk * 32 * W < cols; chunk += gridDim.y) {
+                const int64_t column = (chunk * 32 + lane) * W;
+                XtVector<A, W> sum = {};
+                for (int64_t j = warp; column < cols && j <= more; j += GROUP * WARPS) {
+                    XtPiece<A, W> q[GROUP];
+#pragma unroll
+                    for (int u = 0; u < GROUP; u++) {
+                        const int64_t part =
+                            j + u * WARPS; /* its first one in the second place of its run, the others in the first */
+                        if (part <= more) q[u] = xt_read<A, W>(parts + (2 * (first + part) + (part == 0)) * cols + column);
+                    }
+#pragma unroll
+                    for (int u = 0; u < GROUP; u++) {
+                        if (j + u * WARPS > more) break;
+                        const XtVector<A, W> value = xt_load(q[u]);
+#pragma unroll
+                        for (int e = 0; e < W; e++) sum.at[e] += value.at[e];
+                    }
+                }
+                tree[warp][lane] = sum;
+                __syncthreads(); /* all are there */
+                if (warp == 0 && column < cols) {
+#pragma unroll
+                    for (int w = 1; w < WARPS; w++)
+#pragma unroll
+                        for (int e = 0; e < W; e++) sum.at[e] += tree[w][lane].at[e];
+                    store_sum<T>(dweight + key * cols + column, sum);
+                }
+                __syncthreads(); /* and may be overwritten */
+            }
+        }
+    }
 }
 
-/* All levels. W elements of T and OF_PARTS of ACC at a time. What was in dweight is added where an id starts, and that is seen by the
- * first level. */
+template <typename In, typename T, int W, bool ACCUMULATE>
+static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_keys, const In *values, const Sorted *list,
+                      int64_t entries, int64_t tiles) {
+    const int64_t items = (xt_divide_up(entries, RUN) + tiles) * xt_divide_up(p->cols, 32 * W);
+    xt_launch(embedding_bwd_kernel<In, T, W, ACCUMULATE>, xt_blocks(items, WARPS), 32 * WARPS, 0, (T *)p->dweight, parts, part_keys,
+              values, list->keys, list->order, list->present, entries, p->cols, (unsigned)p->vocab, tiles);
+}
+
+/* All levels. W elements of T and OF_PARTS of ACC at a time. What was in dweight is added where an id starts, and that is seen by
+ * the first level. */
 template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbeddingBwd *p, const Sorted *sorted) {
     typedef XtAcc<T> A;
-    int64_t runs = xt_divide_up(p->rows, RUN), all_parts = 0;
-    for (int64_t r = runs; r > 1; r = xt_divide_up(2 * r, RUN)) all_parts += 2 * r;
+    int64_t runs = xt_divide_up(p->rows, RUN), all_parts = 2 * runs;
+    for (int64_t r = runs; r > MOST_RUNS;) all_parts += 2 * (r = xt_divide_up(2 * r, RUN));
     XtScratch parts_scratch, keys_scratch;
-    XtStatus status = parts_scratch.allocate((size_t)(all_parts * p->cols) * sizeof(A));
-    if (status == XT_OK) status = keys_scratch.allocate((size_t)all_parts * sizeof(unsigned));
+    XtStatus status = XT_OK;
+    if (runs > 1) status = parts_scratch.allocate((size_t)(all_parts * p->cols) * sizeof(A));
+    if (status == XT_OK && runs > 1) status = keys_scratch.allocate((size_t)all_parts * sizeof(unsigned));
     if (status != XT_OK) return status;
     A *parts = (A *)parts_scratch.data;
     unsigned *part_keys = (unsigned *)keys_scratch.data;
     const T *dy = (const T *)p->dy;
-    if (p->accumulate) sum_level<T, T, W, true>(p, parts, part_keys, dy, sorted->keys, sorted->order, p->rows, 0);
-    else sum_level<T, T, W, false>(p, parts, part_keys, dy, sorted->keys, sorted->order, p->rows, xt_divide_up(p->vocab, 32));
-    while (runs > 1) {
+    if (p->accumulate) sum_level<T, T, W, true>(p, parts, part_keys, dy, sorted, p->rows, 0);
+    else sum_level<T, T, W, false>(p, parts, part_keys, dy, sorted, p->rows, xt_divide_up(p->vocab, 32));
+    while (runs > MOST_RUNS) {
         const A *values = parts;
-        const unsigned *keys = part_keys;
+        const Sorted list = {part_keys, NULL, NULL};
         const int64_t entries = 2 * runs;
         parts += entries * p->cols;
         part_keys += entries;
         runs = xt_divide_up(entries, RUN);
-        sum_level<A, T, OF_PARTS, false>(p, parts, part_keys, values, keys, NULL, entries, 0);
+        sum_level<A, T, OF_PARTS, false>(p, parts, part_keys, values, &list, entries, 0);
+    }
+    if (runs > 1) {
+        const int64_t chunks = xt_divide_up(p->cols, 32 * OF_PARTS);
+        const dim3 grid(xt_blocks(runs, LOOK), (unsigned)(chunks < 65535 ? chunks : 65535));
+        xt_launch(embedding_join_kernel<T, OF_PARTS>, grid, 32 * WARPS, 0, (T *)p->dweight, parts, part_keys, runs, p->cols,
+                  (unsigned)p->vocab);
     }
     return XT_OK;
 }

@@ -6,19 +6,21 @@
  *
  *     group     XT_GROUP = 16 bytes of neighbouring elements, added in a tree in float32 (integers exactly)
  *     lane      lane l of 32 adds groups l, l + 32, l + 64, ... of a segment in float64
- *     segment   1024, 2048 or 8192 elements: 32 lanes in a tree
+ *     segment   1024 or 2048 elements: 32 lanes in a tree
  *     chunk     up to 64 segments or, where there are more, 8 of them at least: segments s, s + 8, s + 16, ... for each s < 8,
  *               then a tree over s
- *     result    up to about 2048 chunks: the same with 32 or 1024 instead of 8
+ *     result    up to about 8192 chunks: the same with 32 or 1024 instead of 8
  *
  * so 1e8 float32 of one sign are summed to the last digit. Lanes without a group hold 0 and change nothing: where n is small, 8
  * lanes do the work of 32. Two kernels read x:
  *
  *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk, a warp of it per segment. A group is one load
  *               where the memory allows; four are in flight. Many warps on a multiprocessor hide the rest: hence few registers.
+ *               Chunks are small: many take turns on a multiprocessor, and none has long to do when the others are done.
  *   - columns:  reduced dims strided, kept dim dense. Threads side by side hold 16 bytes of columns, 32 (or 8) lanes below each
- *               other hold rows; a group is XT_GROUP rows. The lanes meet in shared memory. Where 16 bytes cannot be read at once,
- *               a thread has one column at a time.
+ *               other hold rows; a group is XT_GROUP rows. The next ones are on their way while some are added, as there are
+ *               registers for few warps only. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
+ *               one column at a time.
  *
  * What does not end there leaves partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and
  * ARGMAX are one: MIN turns the order of its elements round (-x, ~x), and the position costs little. The dtypes within a class
@@ -48,7 +50,7 @@ enum {
     THREADS = 256,
     WARPS = THREADS / 32,
     CHUNK = 64,         /* segments of a result that are one chunk */
-    MOST_CHUNKS = 2048, /* about */
+    MOST_CHUNKS = 8192, /* about */
     FEW_SEGMENTS = 16,  /* a block takes the chunk whole, though there may be few blocks: cheaper than a second launch */
     MANY_ROWS = 64,     /* there are enough blocks */
     WARP_JOIN = 256,    /* chunks up to which a warp joins them; then 1024 threads */
@@ -58,6 +60,7 @@ enum {
 /* Blocks that a multiprocessor holds, by what their registers allow. LINE: 16-byte loads, evenly spaced. */
 template <typename C, bool LINE> constexpr int ROW_BLOCKS = LINE ? (XT_IS_INTEGER<C> ? 4 : 5) : 3;
 template <int OP, bool LINE> constexpr int COLUMN_BLOCKS = 2;
+constexpr bool COLUMNS_EARLY = true; /* sums of 16-byte loads: the next are under way while these are added */
 
 template <typename H> struct ReducePartial {
     H value;
@@ -361,6 +364,7 @@ __global__ void __launch_bounds__(THREADS, ROW_BLOCKS<C, LINE>) reduce_rows_kern
 /* The block has THREADS / lanes threads side by side with GROUP columns each, or 32 with one and several lanes each. */
 template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(const ReduceJob &p, int segment, int64_t tile) {
     constexpr int GROUP = XT_GROUP<C>, AHEAD = LINE ? 8 / GROUP : 1;
+    constexpr bool EARLY = COLUMNS_EARLY && LINE && OP == SUM;             /* loads are under way while the last ones are added */
     constexpr int CELLS = THREADS * GROUP > 1024 ? THREADS * GROUP : 1024; /* of a tile: columns times lanes */
     typedef ReduceHeld<C> H;
     typedef ReducePartial<H> Partial;
@@ -381,8 +385,8 @@ template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(cons
         ReduceLane<C> s[GROUP];
 #pragma unroll
         for (int c = 0; c < GROUP; c++) lane_begin(&s[c], lane * GROUP < length ? lane * GROUP : NONE);
-        for (int i = lane * GROUP; inside && i < length; i += AHEAD * step) {
-            XtPacked<C, GROUP> raw[AHEAD][GROUP];
+        XtPacked<C, GROUP> raw[AHEAD][GROUP], next[AHEAD][GROUP];
+        auto fetch = [&](XtPacked<C, GROUP>(&to)[AHEAD][GROUP], int i) {
             int64_t offset[AHEAD];
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) {
@@ -395,7 +399,11 @@ template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(cons
 #pragma unroll
                 for (int e = 0; e < GROUP; e++)
                     if (i + a * step + e < length)
-                        raw[a][e] = xt_fetch<C, GROUP>(xt_element<C>(x, offset[a] + e * p.stride, p.format), p.format);
+                        to[a][e] = xt_fetch<C, GROUP>(xt_element<C>(x, offset[a] + e * p.stride, p.format), p.format);
+        };
+        if (EARLY && inside) fetch(raw, lane * GROUP);
+        for (int i = lane * GROUP; inside && i < length; i += AHEAD * step) {
+            fetch(EARLY ? next : raw, EARLY ? i + AHEAD * step : i);
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) {
                 const int at = i + a * step;
@@ -406,6 +414,12 @@ template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(cons
                     unpack_column<C>(v, raw[a], c, p.format);
                     lane_take<C, OP>(&s[c], v, at, length - at, p.sign);
                 }
+            }
+            if (EARLY) {
+#pragma unroll
+                for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+                    for (int e = 0; e < GROUP; e++) raw[a][e] = next[a][e];
             }
         }
 #pragma unroll
@@ -569,7 +583,7 @@ XtStatus xt_cuda_reduce(const XtReduce *p) {
     job.argmax = p->op == XT_REDUCE_ARGMAX;
     job.sign = p->op == XT_REDUCE_MIN ? -1 : 1;
     job.divisor = p->op == XT_REDUCE_MEAN ? (double)n : 1;
-    job.segment = n <= 65536 ? 1024 : n <= 8388608 ? 2048 : 8192;
+    job.segment = n <= 65536 ? 1024 : 2048;
     job.segments = n > job.segment ? (int)xt_divide_up(n, job.segment) : 1;
     job.chunk = job.segments;
     if (job.segments > CHUNK) job.chunk = WARPS * (int)xt_divide_up(job.segments, WARPS * MOST_CHUNKS);

@@ -8,8 +8,8 @@
  * so every element is read once and written once: 2 elements moved forward, 3 backward. Three plans, by the pieces of 16 bytes:
  *
  *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane - three
- *              where that leaves no lane idle, as for 384 and 768 columns; a block of 256 threads has 8 to 256 rows at a time. Sums
- *              over a row are shuffles. Unaligned rows: one element a piece.
+ *              where that leaves no lane idle, as for 384 and 768 columns, two for 128 of 16 bits; a block of 256 threads has
+ *              8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
  *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has a row at a time, V pieces a thread.
  *     long     anything else, unaligned too: a block walks along a row, twice, and the second time finds it in the cache.
  *
@@ -29,10 +29,35 @@ template <typename T, int N> __device__ inline XtPiece<T, N> all(float value) { 
 __device__ inline float reciprocal_root(float v) { return rsqrtf(v); }
 __device__ inline double reciprocal_root(double v) { return 1 / sqrt(v); }
 
-/* Over aligned runs of `lanes` lanes, a power of two. All lanes of the warp call it and get the sum of theirs. */
-template <typename A> __device__ inline A sum_of_lanes(A value, int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-    return value;
+/* R values over aligned runs of `lanes` lanes, a power of two. All lanes of the warp call it and get the sums of theirs. A step of
+ * one value does not wait for those of the others. */
+template <int R, typename A> __device__ inline void sum_of_lanes(A (&value)[R], int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+        for (int k = 0; k < R; k++) value[k] += __shfl_xor_sync(0xffffffffu, value[k], step);
+    }
+}
+
+/* a b, rounded once. Of 16 bits two at a time: the product in float32 would be exact, so it is the same. */
+template <typename T, int N> __device__ inline XtPiece<T, N> product(const XtPiece<T, N> &of_a, const XtPiece<T, N> &of_b) {
+    if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+        typedef decltype(xt_store_two(0, 0, T())) Two;
+        XtPiece<T, N> to;
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            Two a, b;
+            memcpy(&a, &of_a.word[j], sizeof a);
+            memcpy(&b, &of_b.word[j], sizeof b);
+            a = __hmul2_rn(a, b);
+            memcpy(&to.word[j], &a, sizeof a);
+        }
+        return to;
+    } else {
+        XtVector<XtAcc<T>, N> a = xt_load(of_a), b = xt_load(of_b);
+#pragma unroll
+        for (int e = 0; e < N; e++) a.at[e] *= b.at[e];
+        return xt_store<T>(a);
+    }
 }
 
 /* A piece of N elements: its share of sum_j x_j^2. */
@@ -46,13 +71,10 @@ template <typename T, int N> __device__ inline XtAcc<T> squares(const XtPiece<T,
 /* A piece of out. */
 template <typename T, int N>
 __device__ inline XtPiece<T, N> normalised(const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> rstd) {
-    XtVector<XtAcc<T>, N> x = xt_load(of_x), weight = xt_load(of_weight);
+    XtVector<XtAcc<T>, N> x = xt_load(of_x);
 #pragma unroll
     for (int e = 0; e < N; e++) x.at[e] *= rstd;
-    x = xt_load(xt_store<T>(x));
-#pragma unroll
-    for (int e = 0; e < N; e++) x.at[e] *= weight.at[e];
-    return xt_store<T>(x);
+    return product<T, N>(xt_store<T>(x), of_weight);
 }
 /* A piece: its share of sum_j g_j x_j, and what its row adds to dw. */
 template <typename T, int N>
@@ -96,6 +118,8 @@ template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int ROWS_BWD = V == 1 ? 2 : 1;
 template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
 template <int V> constexpr int BLOCKS_BWD = V >= 3 ? 2 : V == 2 ? 3 : 4;
+/* Whether the next tile is loaded before this one is summed. */
+template <int V> constexpr bool AHEAD_BWD = V == 2;
 
 /* out, x [rows, cols], rstd [rows], weight [cols] or NULL. `lanes` share a row; a tile is R rows for each group of lanes. */
 template <typename T, int N, int V>
@@ -129,8 +153,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
             sum[k] = 0;
 #pragma unroll
             for (int i = 0; i < V; i++) sum[k] += squares<T, N>(v[k][i]);
-            sum[k] = reciprocal_root(sum_of_lanes(sum[k], lanes) * inverse_cols + eps);
         }
+        sum_of_lanes<R>(sum, lanes);
+#pragma unroll
+        for (int k = 0; k < R; k++) sum[k] = reciprocal_root(sum[k] * inverse_cols + eps);
 #pragma unroll
         for (int k = 0; k < R; k++) {
             int64_t r = tile + k * groups + group;
@@ -145,6 +171,25 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
     }
 }
 
+/* The pieces of a lane in R rows of both inputs, from row `first` on, `apart` rows between them; zeros beyond the rows. */
+template <typename T, int N, int V, int R>
+__device__ inline void read_tile(XtPiece<T, N> (&dv)[R][V], XtPiece<T, N> (&xv)[R][V], XtAcc<T> (&scale)[R], const T *dy,
+                                 const T *x, const XtAcc<T> *rstd, int64_t first, int apart, int64_t rows, int cols, int lanes,
+                                 int lane) {
+#pragma unroll
+    for (int k = 0; k < R; k++) {
+        int64_t r = first + k * apart;
+        scale[k] = r < rows ? rstd[r] : XtAcc<T>(0);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            int col = (i * lanes + lane) * N;
+            bool here = r < rows && col < cols;
+            xv[k][i] = here ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
+            dv[k][i] = here ? xt_read<T, N>(dy + r * cols + col) : all<T, N>(0);
+        }
+    }
+}
+
 /* dx (or NULL), dy, x [rows, cols], rstd [rows], weight [cols] or NULL, share [gridDim.x, cols] or NULL. */
 template <typename T, int N, int V>
 __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
@@ -152,9 +197,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
                                int cols, int lanes, XtAcc<T> inverse_cols) {
     using A = XtAcc<T>;
     constexpr int R = ROWS_BWD<V>, WARPS = THREADS / 32;
+    constexpr bool AHEAD = AHEAD_BWD<V> && sizeof(T) <= 4;
     int groups = THREADS / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
-    XtPiece<T, N> w[V];
-    A dweight[V][N];
+    XtPiece<T, N> w[V], xv[R][V], dv[R][V];
+    A dweight[V][N], scale[R];
 #pragma unroll
     for (int i = 0; i < V; i++) {
         int col = (i * lanes + lane) * N;
@@ -162,35 +208,40 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
         for (int e = 0; e < N; e++) dweight[i][e] = 0;
     }
-    int64_t tile_rows = (int64_t)groups * R, step = gridDim.x * tile_rows;
-    for (int64_t tile = blockIdx.x * tile_rows; tile < rows; tile += step) {
-        XtPiece<T, N> xv[R][V], dv[R][V];
-        A scale[R];
+    int64_t tile_rows = (int64_t)groups * R, step = gridDim.x * tile_rows, tile = blockIdx.x * tile_rows;
+    if (AHEAD) read_tile<T, N, V, R>(dv, xv, scale, dy, x, rstd, tile + group, groups, rows, cols, lanes, lane);
+    for (; tile < rows; tile += step) {
+        XtPiece<T, N> next_x[R][V], next_d[R][V];
+        A next_scale[R], sum[R];
+        if (AHEAD)
+            read_tile<T, N, V, R>(next_d, next_x, next_scale, dy, x, rstd, tile + step + group, groups, rows, cols, lanes, lane);
+        else read_tile<T, N, V, R>(dv, xv, scale, dy, x, rstd, tile + group, groups, rows, cols, lanes, lane);
 #pragma unroll
         for (int k = 0; k < R; k++) {
-            int64_t r = tile + k * groups + group;
-            scale[k] = r < rows ? rstd[r] : A(0);
+            sum[k] = 0;
 #pragma unroll
-            for (int i = 0; i < V; i++) {
-                int col = (i * lanes + lane) * N;
-                bool here = r < rows && col < cols;
-                xv[k][i] = here ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
-                dv[k][i] = here ? xt_read<T, N>(dy + r * cols + col) : all<T, N>(0);
+            for (int i = 0; i < V; i++) sum[k] += dot<T, N>(dv[k][i], xv[k][i], w[i], scale[k], dweight[i]);
+        }
+        if (dx) {
+            sum_of_lanes<R>(sum, lanes);
+#pragma unroll
+            for (int k = 0; k < R; k++) {
+                int64_t r = tile + k * groups + group;
+                A shrink = scale[k] * scale[k] * (sum[k] * inverse_cols);
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    int col = (i * lanes + lane) * N;
+                    if (r < rows && col < cols)
+                        xt_write(dx + r * cols + col, input_gradient<T, N>(dv[k][i], xv[k][i], w[i], scale[k], shrink));
+                }
             }
         }
+        if (AHEAD) {
 #pragma unroll
-        for (int k = 0; k < R; k++) {
-            int64_t r = tile + k * groups + group;
-            A sum = 0;
+            for (int k = 0; k < R; k++) {
+                scale[k] = next_scale[k];
 #pragma unroll
-            for (int i = 0; i < V; i++) sum += dot<T, N>(dv[k][i], xv[k][i], w[i], scale[k], dweight[i]);
-            if (!dx) continue;
-            A shrink = scale[k] * scale[k] * (sum_of_lanes(sum, lanes) * inverse_cols);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                int col = (i * lanes + lane) * N;
-                if (r < rows && col < cols)
-                    xt_write(dx + r * cols + col, input_gradient<T, N>(dv[k][i], xv[k][i], w[i], scale[k], shrink));
+                for (int i = 0; i < V; i++) xv[k][i] = next_x[k][i], dv[k][i] = next_d[k][i];
             }
         }
     }
@@ -419,6 +470,7 @@ static Plan choose(bool aligned, int64_t pieces, int64_t most) {
     if (!aligned) return pieces <= NARROW ? PLAN_NARROW_PLAIN : PLAN_LONG_PLAIN;
     bool by_three = pieces == 24 || pieces == 48 || pieces == 96; /* 8, 16 or 32 lanes, none of them idle */
     return by_three           ? PLAN_NARROW_3
+           : pieces == 16     ? PLAN_NARROW_2 /* 8 lanes: a line of memory side by side, and a step less to add up */
            : pieces <= 32     ? PLAN_NARROW_1
            : pieces <= 64     ? PLAN_NARROW_2
            : pieces <= NARROW ? PLAN_NARROW_4

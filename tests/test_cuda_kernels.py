@@ -1,0 +1,72 @@
+"""Shapes at which CUDA kernels change their plan, beyond those of the op table: lists of ids of every kind, tiles that begin inside a
+row, tails, long sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain.optable.table import array
+
+pytestmark = [
+    pytest.mark.on_cpu,
+    pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)"),
+]
+rng = np.random.default_rng(5)
+
+
+def ids_like(kind: str, rows: int, vocab: int) -> np.ndarray:
+    if kind == "uniform":
+        return rng.integers(0, vocab, rows)
+    if kind == "one":
+        return np.full(rows, vocab // 2)
+    if kind == "half one":
+        return np.where(rng.random(rows) < 0.5, vocab - 1, rng.integers(0, vocab, rows))
+    return np.minimum(rng.zipf(1.3, rows) - 1, vocab - 1)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "one", "half one", "words"])
+@pytest.mark.parametrize(
+    "rows, cols, vocab",
+    [(31, 3, 1), (33, 8, 2), (1024, 16, 31), (1025, 33, 32), (5000, 600, 60), (9000, 8, 70000), (300000, 4, 1000)],
+)
+def test_the_gradient_of_an_embedding(kind: str, rows: int, cols: int, vocab: int) -> None:
+    """Whole numbers: every order of additions gives the same sums. The second backward adds to the first."""
+    ids = ids_like(kind, rows, vocab)
+    dy = rng.integers(-4, 5, (rows, cols)).astype(np.float32)
+    weight = xt.zeros(vocab, cols).to("cuda").requires_grad_()
+    expected = np.zeros((vocab, cols), np.float32)
+    np.add.at(expected, ids, dy)
+    for times in (1, 2):
+        F.embedding(xt.tensor(ids, device="cuda"), weight).backward(xt.tensor(dy, device="cuda"))
+        assert np.array_equal(array(weight.grad), times * expected), times
+
+
+@pytest.mark.parametrize("dtype, bound", [("float32", 2e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(
+    "rows, heads, dim", [(1, 1, 2), (3, 300, 64), (257, 7, 24), (700, 1, 128), (65, 5, 1040), (40, 257, 6)]
+)
+def test_rope_of_tiles_that_begin_inside_a_row(rows: int, heads: int, dim: int, dtype: str, bound: float) -> None:
+    x = xt.tensor(rng.standard_normal((1, rows, heads, dim)).astype(np.float32)).to(getattr(xt, dtype))
+    there, here = F.rope(x.to("cuda")).to("cpu").float(), F.rope(x).float()
+    assert np.abs(array(there) - array(here)).max() <= bound * np.abs(array(here)).max()
+
+
+@pytest.mark.parametrize("op", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize("n", [1, 7, 8, 2049, 100003, 6 << 20])
+def test_activations_of_any_length(op: str, n: int) -> None:
+    x = xt.tensor(3 * rng.standard_normal(n).astype(np.float32)).to(xt.bfloat16)
+    there, here = getattr(F, op)(x.to("cuda")).to("cpu").float(), getattr(F, op)(x).float()
+    assert (np.abs(array(there) - array(here)) <= 2**-7 * np.abs(array(here)) + 1e-30).all()
+
+
+def test_long_sums_do_not_depend_on_the_layout() -> None:
+    n = (9 << 20) + 3
+    x = rng.standard_normal(n).astype(np.float32)
+    whole, shifted = xt.tensor(x, device="cuda"), xt.tensor(np.append(x[:1], x), device="cuda")[1:]
+    assert whole.sum().item() == shifted.sum().item()
+    assert abs(whole.sum().item() - x.sum(dtype=np.float64)) <= 1e-2
+    columns = xt.tensor(x[: 20000 * 264].reshape(20000, 264), device="cuda")
+    assert np.array_equal(array(columns.sum(0)), array(columns.transpose(0, 1).contiguous().sum(1)))
