@@ -30,7 +30,6 @@
 #include "mhc_pre.cuh"
 
 static constexpr int ONCE_TILE = 16;        /* tokens of a tile: the rows of an mma */
-static constexpr int ONCE_BLOCKS = 2 * 132; /* decides about the width, on any device, so that results do not depend on it */
 static constexpr int64_t ONCE_TOKENS = 128; /* with fewer, too few groups to be worth the wait between blocks */
 typedef unsigned long long OnceWord;        /* a message: the number low, the iteration + 1 high */
 
@@ -43,7 +42,7 @@ template <int S_, int PARTS_, int WARPS_, int BLOCKS_, int STAGES_, int COLLECT_
     static constexpr int AHEAD = STAGES - 1 - LAG;   /* tiles on their way */
     static constexpr int PLACES = LAG + 1;           /* for messages */
     static constexpr int TILE_PIECES = WARPS * ONCE_TILE * 8;
-    static constexpr int BYTES = STAGES * TILE_PIECES * 16 + (WARPS * (SUMS + 32) + ONCE_TILE * S) * 4;
+    static constexpr int BYTES = STAGES * TILE_PIECES * 16 + (WARPS * (SUMS + 32) + ONCE_TILE * S + 64) * 4;
     static_assert(M == S * S + 2 * S && WARPS % S == 0 && M < 32, "whole tiles of rows, a lane for each");
     static_assert(COLLECT >= 1 && LAG > COLLECT && AHEAD >= 1,
                   "a message is sent in an iteration before the one that waits for it");
@@ -121,6 +120,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
     float *shares = (float *)(stages + STAGES * Shape::TILE_PIECES); /* [WARPS][SUMS] of tile i */
     float *own = shares + WARPS * SUMS;                              /* [WARPS][32]: sums over a warp's slices, C */
     float *h = own + WARPS * 32;                                     /* [TILE][S]: D */
+    float *affine = h + TILE * S;                                    /* [2][32]: alpha of each row, bias */
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const unsigned slice = blockIdx.x % (unsigned)p.slices, group = blockIdx.x / (unsigned)p.slices;
     const int64_t k = S * p.cols, begin = (int64_t)slice * p.width;
@@ -171,6 +171,11 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
             for (int part = 0; part < PARTS; part++) phi[q][part][nt] = make_uint2(word[0][part], word[1][part]);
         }
 
+    if (threadIdx.x < M) {
+        affine[threadIdx.x] = p.alpha[threadIdx.x < S ? 0 : threadIdx.x < 2 * S ? 1 : 2];
+        affine[32 + threadIdx.x] = p.bias[threadIdx.x];
+    }
+
     /* C: `helpers` warps for each of a tile's tokens of this block, every helpers-th slice, of which a tile has at most WARPS / helpers.
      * Token e of tile i belongs to slice (16 i + e) % slices. */
     const int slices = p.slices;
@@ -192,18 +197,19 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         /* A first look at the messages, to wait less later. Below zero is beyond count. */
         const unsigned of_c = i - COLLECT, of_d = i - LAG;
         const bool collects = of_c < count && mine < tokens_of(of_c); /* alike in a warp */
-        OnceWord found[4];
-        const OnceWord *sums =
-            group_sums + (int)(of_c % PLACES) * slices * SUMS + ((int)lane < M ? mine * M + (int)lane : TILE * M + mine);
+        OnceWord found[4] = {};
+        const OnceWord *sums = group_sums + (int)(of_c % PLACES) * slices * SUMS;
         auto look = [&](int from) {
 #pragma unroll
             for (int s = 0; s < 4; s++) {
                 found[s] = once_word(0, of_c + 1);
-                if (collects && (int)lane <= M && from + s * helpers < slices)
-                    found[s] = once_look(sums + (from + s * helpers) * SUMS);
+                if ((int)lane <= M && from + s * helpers < slices) found[s] = once_look(sums + (from + s * helpers) * SUMS);
             }
         };
-        look(helper);
+        if (collects) {
+            sums += (int)lane < M ? mine * M + (int)lane : TILE * M + mine;
+            look(helper);
+        }
         OnceWord mixed = once_word(0, of_d + 1);
         const OnceWord *mixing = group_mixing + of_d % PLACES * (TILE * S) + threadIdx.x;
         if (of_d < count && (int)threadIdx.x < tokens_of(of_d) * S) mixed = once_look(mixing);
@@ -229,7 +235,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 
         /* The waits of C and D. */
         float collected = 0;
-        for (int from = helper;;) {
+        for (int from = helper; collects;) {
             auto late = [&](int s) { return once_sent(found[s]) != of_c + 1; };
             while (late(0) || late(1) || late(2) || late(3)) {
                 __nanosleep(20);
@@ -240,7 +246,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 #pragma unroll
             for (int s = 0; s < 4; s++) collected += once_number(found[s]);
             from += 4 * helpers;
-            if (!collects || from >= slices) break;
+            if (from >= slices) break;
             look(from);
         }
         while (once_sent(mixed) != of_d + 1) {
@@ -262,10 +268,6 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         if (threadIdx.x < TILE * S) h[threadIdx.x] = once_number(mixed);
         __syncthreads();
 
-        /* A: into the stage of D's tile of iteration i - 1 */
-        if (i + AHEAD < count) load(i + AHEAD, stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES);
-        once_commit();
-
         /* B: over the warps */
         if (i < count) {
             OnceWord *to = group_sums + ((int)(i % PLACES) * slices + (int)slice) * SUMS;
@@ -283,18 +285,24 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
             }
         }
 
+        /* A: into the stage of D's tile of iteration i - 1 */
+        if (i + AHEAD < count) load(i + AHEAD, stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES);
+        once_commit();
+
         /* C: lane j < M has row j, lane M the squares */
         if (collects && helper == 0) {
-            int64_t at = ((int64_t)of_c * p.groups + group) * TILE + mine;
+            const int64_t at = ((int64_t)of_c * p.groups + group) * TILE + mine;
             float sum = 0;
-            for (int w = 0; w < helpers; w++) sum += own[(warp + w) * 32 + lane];
-            float r = 1 / sqrtf(__shfl_sync(0xffffffffu, sum, M) / (float)k + p.norm_eps), q = r * sum;
-            if (lane < S) {
-                float value = 1 / (1 + expf(-(p.alpha[0] * q + p.bias[lane]))) + p.hc_eps;
-                once_send(group_mixing + of_c % PLACES * (TILE * S) + mine * S + lane, once_word(value, of_c + 1));
-                p.h_pre[at * S + lane] = value;
-            } else if (lane < 2 * S) p.h_post[at * S + lane - S] = 2 / (1 + expf(-(p.alpha[1] * q + p.bias[lane])));
-            else if (lane < M) p.h_res[at * (S * S) + lane - 2 * S] = p.alpha[2] * q + p.bias[lane];
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                if (w < helpers) sum += own[(warp + w) * 32 + lane];
+            const float r = 1 / sqrtf(__shfl_sync(0xffffffffu, sum, M) / (float)k + p.norm_eps);
+            const float z = affine[lane] * (r * sum) + affine[32 + lane], sigmoid = 1 / (1 + expf(-z)); /* of no use beyond row M */
+            if (lane < S)
+                once_send(group_mixing + of_c % PLACES * (TILE * S) + mine * S + lane, once_word(sigmoid + p.hc_eps, of_c + 1));
+            if (lane < S) p.h_pre[at * S + lane] = sigmoid + p.hc_eps;
+            else if (lane < 2 * S) p.h_post[at * S + lane - S] = 2 * sigmoid;
+            else if (lane < M) p.h_res[at * (S * S) + lane - 2 * S] = z;
             if (lane < M) p.mix[at * M + lane] = sum;
             else if (lane == M) p.rstd[at] = r;
         }
@@ -326,13 +334,11 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 
 /* ---- the slot's part ----------------------------------------------------------------------------------------------------------- */
 
-/* Columns of a block: as few slices as its registers allow, or more where the groups would leave blocks idle; never one alone. */
+/* Columns of a block: what its registers have room for, but never all of them. 0: there is no such number. */
 inline int once_width(int64_t cols, int most) {
-    int64_t slices = xt_divide_up(cols, most), groups = ONCE_BLOCKS / slices;
-    if (groups == 0) return 0;
-    int64_t width = xt_divide_up(xt_divide_up(cols, ONCE_BLOCKS / groups), 16) * 16;
-    if (width >= cols) width = xt_divide_up(cols, 16) * 8;
-    return width < cols ? (int)width : 0;
+    if (cols > most) return most;
+    int half = (int)xt_divide_up(cols, 16) * 8;
+    return half < cols ? half : 0;
 }
 
 template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool *queued) {
