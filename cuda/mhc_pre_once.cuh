@@ -95,9 +95,8 @@ __device__ inline void once_matrix(uint32_t (&a)[4], const uint4 *row) {
                  : "memory");
 }
 
-/* cut without its tests, which cost more than the rest: for numbers that are finite. */
+/* cut of numbers that are finite, without its tests, which cost more than the rest. */
 template <int PARTS> __device__ inline void once_cut(uint32_t (&part)[PARTS], float2 v) {
-    if (!(fabsf(v.x) < INFINITY && fabsf(v.y) < INFINITY)) return cut<PARTS>(part, v.x, v.y);
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         part[i] = __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
@@ -152,25 +151,46 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
     }
 
     uint2 phi[4][PARTS][MT]; /* columns 16 q + 2 t, + 1 and 8 more, of row 8 nt + g of phi gamma, cut */
+    {
+        float2 v[4][MT][2]; /* all on their way before the first is looked at */
 #pragma unroll
-    for (int q = 0; q < 4; q++)
-#pragma unroll
-        for (int nt = 0; nt < MT; nt++) {
-            uint32_t word[2][PARTS];
+        for (int q = 0; q < 4; q++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int at = inner + 16 * q + 8 * half;
-                float2 v = make_float2(0, 0), scale = make_float2(1, 1);
-                if (at < width) {
-                    v = *(const float2 *)(p.phi + (8 * nt + g) * k + column + at + 2 * t);
-                    if (p.gamma) scale = *(const float2 *)(p.gamma + column + at + 2 * t);
+#pragma unroll
+                for (int nt = 0; nt < MT; nt++)
+                    v[q][nt][half] =
+                        at < width ? *(const float2 *)(p.phi + (8 * nt + g) * k + column + at + 2 * t) : make_float2(0, 0);
+            }
+        bool finite = true;
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int at = inner + 16 * q + 8 * half;
+                float2 scale = make_float2(1, 1);
+                if (p.gamma && at < width) scale = *(const float2 *)(p.gamma + column + at + 2 * t);
+#pragma unroll
+                for (int nt = 0; nt < MT; nt++) {
+                    v[q][nt][half].x *= scale.x, v[q][nt][half].y *= scale.y;
+                    finite = finite && fabsf(v[q][nt][half].x) < INFINITY && fabsf(v[q][nt][half].y) < INFINITY;
                 }
-                once_cut<PARTS>(word[half], make_float2(v.x * scale.x, v.y * scale.y));
             }
 #pragma unroll
-            for (int part = 0; part < PARTS; part++) phi[q][part][nt] = make_uint2(word[0][part], word[1][part]);
-        }
-
+        for (int q = 0; q < 4; q++)
+#pragma unroll
+            for (int nt = 0; nt < MT; nt++) {
+                uint32_t word[2][PARTS];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    if (finite) once_cut<PARTS>(word[half], v[q][nt][half]);
+                    else cut<PARTS>(word[half], v[q][nt][half].x, v[q][nt][half].y);
+                }
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) phi[q][part][nt] = make_uint2(word[0][part], word[1][part]);
+            }
+    }
     if (threadIdx.x < M) {
         affine[threadIdx.x] = p.alpha[threadIdx.x < S ? 0 : threadIdx.x < 2 * S ? 1 : 2];
         affine[32 + threadIdx.x] = p.bias[threadIdx.x];
@@ -346,6 +366,9 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
     int64_t tiles = xt_divide_up(p->tokens, ONCE_TILE);
     if (width == 0 || tiles >= 1 << 30 || Shape::BYTES > xt_shared_limit()) return XT_OK;
     cudaError_t error = cudaFuncSetAttribute(mhc_pre_once_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);
+    if (!error)
+        error = cudaFuncSetAttribute(mhc_pre_once_kernel<Shape>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
     if (!error)
         error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, mhc_pre_once_kernel<Shape>, Shape::THREADS, Shape::BYTES);
     if (!error) error = cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, xt_device_index());
