@@ -8,8 +8,9 @@
  * x, dx, g [T, n, C], v = a token of x as a vector [K], K = n C; phi, dphi [m, K], m = n^2 + 2n; a = alpha by block of rows.
  *
  * forward: mix makes u and sum v^2 of slices of columns, finish adds the slices in order and makes the rest, a block for each token.
- * x is read twice: its rows are too long for a tile of tokens to stay on the chip. finish goes from the last token to the first, to
- * find the last ones in the second cache. (2n + 1) C elements a token.
+ * x is read twice: its rows are too long for a tile of tokens to stay in one multiprocessor. finish goes from the last token to the
+ * first, to find the last ones in the second cache. (2n + 1) C elements a token. mhc_pre_once.cuh, where it can, does with (n + 1) C,
+ * in another order of additions.
  *
  * backward: deltas makes dh_in . x_j, du and kappa of 16 tokens a block, (n + 1) C elements a token; dx and S read x once more, with
  * dh_in and g, and write dx, (3n + 1) C; the end adds the slices of S in order, which gives dphi and dgamma, and the sums of blocks of
@@ -20,6 +21,7 @@
  * every device.
  */
 #include "mhc_pre.cuh"
+#include "mhc_pre_once.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t BLOCKS = 4 * 132; /* to keep a large device busy */
@@ -437,6 +439,10 @@ static XtStatus mix_plain(const XtMhcPreFwd *p, XtScratch *part, int64_t *slices
 
 XtStatus xt_cuda_mhc_pre_fwd(const XtMhcPreFwd *p) {
     if (p->tokens == 0) return XT_OK;
+    bool queued;
+    XtStatus once = mhc_pre_once(p, &queued);
+    if (once != XT_OK) return once;
+    if (queued) return xt_launched("mhc_pre_fwd", p->tokens, p->streams, p->cols);
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         using A = XtAcc<T>;

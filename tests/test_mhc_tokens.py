@@ -1,0 +1,78 @@
+"""mhc_pre of many bfloat16 tokens, which a GPU may compute in one pass over x: against float64, again, and a part of the tokens alone.
+
+Sizes: tokens that no tile divides; channels of one slice, two, several, and a last one of a few; too few tokens; streams of 2 and 4."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xtrain.functional as F
+from xtrain import _C
+from xtrain.optable.table import array, bits, exact, tensor
+
+SIZES = [(128, 8), (131, 24), (333, 72), (200, 264), (129, 1288), (160, 2560), (40, 264)]
+
+
+def drawn(tokens: int, n: int, c: int, rms: float) -> list[np.ndarray]:
+    """x, phi, alpha, bias, gamma: x as bfloat16 has it, the others as float32."""
+    rng = np.random.default_rng([tokens, n, c])
+    k, m = n * c, n * n + 2 * n
+    return [
+        exact(rng.standard_normal((tokens, n, c)) * rms, "bfloat16"),
+        exact(rng.standard_normal((m, k)) / np.sqrt(k), "float32"),
+        exact([1.1, 0.9, 1.05], "float32"),
+        exact(rng.standard_normal(m) * 0.3, "float32"),
+        exact(1 + 0.5 * rng.standard_normal((n, c)), "float32"),
+    ]
+
+
+def leaves_of(given: list[np.ndarray], gamma: bool, low: bool) -> list:
+    dtypes = ["bfloat16"] + ["float32"] * 4 if low else ["float64"] * 5
+    return [tensor(a, d).requires_grad_() for a, d in zip(given if gamma else given[:4], dtypes)]
+
+
+@pytest.mark.parametrize("gamma", [True, False])
+@pytest.mark.parametrize("n", [4, 2])
+@pytest.mark.parametrize(("tokens", "c"), SIZES)
+def test_many_tokens(tokens: int, c: int, n: int, gamma: bool) -> None:
+    given = drawn(tokens, n, c, (0.1, 1.0, 4.0)[c % 3])
+    leaves, exact_leaves = leaves_of(given, gamma, True), leaves_of(given, gamma, False)
+    outs, wanted = F.mhc_pre(*leaves), F.mhc_pre(*exact_leaves)
+    for name, out, want in zip(("h_in", "h_post", "h_res"), outs, wanted):
+        got, ref = array(out), array(want)
+        assert np.isfinite(got).all(), name
+        rounding = 2.0**-8 * np.abs(ref) if name == "h_in" else 0.0
+        assert (np.abs(got - ref) <= rounding + 4e-6 * np.abs(ref).max()).all(), name
+
+    # What is saved for the backward: r, u and h_pre are in every gradient.
+    dys = [np.random.default_rng(i).standard_normal(o.shape) for i, o in enumerate(wanted)]
+    dys[0] = exact(dys[0], "bfloat16")
+    _C.backward(list(outs), [tensor(d, o.dtype.name) for d, o in zip(dys, outs)], False)
+    _C.backward(list(wanted), [tensor(d) for d in dys], False)
+    for i, (leaf, want) in enumerate(zip(leaves, exact_leaves)):
+        got, ref = array(leaf.grad), array(want.grad)
+        rounding = 2.0**-8 * np.abs(ref) if i == 0 else 0.0
+        assert (np.abs(got - ref) <= rounding + 1e-5 * np.abs(ref).max()).all(), f"gradient {i}"
+
+
+@pytest.mark.parametrize("n", [4, 2])
+@pytest.mark.parametrize(("tokens", "c"), [(333, 72), (450, 264), (300, 1288)])
+def test_tokens_do_not_feel_each_other(tokens: int, c: int, n: int) -> None:
+    """The same bits again, and beside a token that is not a number; the last tokens alone may be added up in another order."""
+    given = drawn(tokens, n, c, 1.0)
+    x, *rest = given
+    parameters = [tensor(a, "float32") for a in rest]
+    first = [array(o) for o in F.mhc_pre(tensor(x, "bfloat16"), *parameters)]
+    for _ in range(5):
+        assert [bits(o) for o in F.mhc_pre(tensor(x, "bfloat16"), *parameters)] == [a.tobytes() for a in first]
+    start = tokens // 3 + 1
+    for i, (out, whole) in enumerate(zip(F.mhc_pre(tensor(x[start:], "bfloat16"), *parameters), first)):
+        limit = (2.0**-7 * np.abs(whole[start:]) if i == 0 else 0.0) + 4e-6 * np.abs(whole).max()
+        assert (np.abs(array(out) - whole[start:]) <= limit).all()
+    spoilt = x.copy()
+    spoilt[start, 1, c // 2] = np.nan
+    for out, whole in zip(F.mhc_pre(tensor(spoilt, "bfloat16"), *parameters), first):
+        got = array(out)
+        assert np.isnan(got[start]).any()
+        assert (np.delete(got, start, 0) == np.delete(whole, start, 0)).all()
