@@ -13,6 +13,7 @@ from typing import Any
 from . import _C, cuda, saving
 from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build
 from .errors import CheckpointError, ConfigError
+from .files import reason, write_text
 
 RUNS = "runs"
 METRICS = "metrics.jsonl"
@@ -164,7 +165,7 @@ class RunLock:
             raise ConfigError(f"{self._path.parent} is in use by another training process") from None
         except OSError as error:
             if self._file is None:
-                raise CheckpointError(f"{self._path.parent} cannot be written: {error.strerror or error}") from None
+                raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,26 +175,25 @@ class RunLock:
 class Metrics:
     """metrics.jsonl: one JSON object per step, flushed.
 
-    A full disk costs records, not the run: it is reported once through `warn`.
+    A full disk costs records, not the run: it is reported once through `warn`. CheckpointError when the file cannot be
+    opened, or cut back to `keep_until`, to begin with; then it is as before.
     """
 
     def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int | None = None) -> None:
         self._path, self._warn, self._failed = run / METRICS, warn, False
-        if keep_until is not None and self._path.exists():
-            self._truncate(keep_until)
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        try:
+            if keep_until is not None and self._path.exists():
+                self._truncate(keep_until)
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
 
     def _truncate(self, step: int) -> None:
         """Drop the records after `step`, which the resumed run will write again."""
         from .plot import read_metrics
 
         kept = [record for record in read_metrics(self._path) if record.get("step", 0) <= step]
-        temporary = self._path.with_name(f".{METRICS}.tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record."""

@@ -29,6 +29,7 @@ from .autograd import no_grad
 from .config import PRESETS, TrainConfig, flatten, resolve_model, to_toml, warmup_steps
 from .data import Corpus, Loader, open_data
 from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from .files import reason, write_text
 from .nonfinite import diagnose
 from .progress import Progress, clock, say
 from .stop import StopSignals
@@ -338,11 +339,9 @@ class Trainer:
 
     def _write_config(self) -> None:
         try:
-            (self.directory / "config.toml").write_text(to_toml(self.config), encoding="utf-8")
+            write_text(self.directory / "config.toml", to_toml(self.config))
         except OSError as error:
-            raise CheckpointError(
-                f"{self.directory / 'config.toml'} cannot be written: {error.strerror or error}"
-            ) from None
+            raise CheckpointError(f"{error.filename} cannot be written: {reason(error)}") from None
 
     def _introduce(self) -> None:
         config, count = self.config, sum(parameter.numel() for parameter in self.model.parameters())
@@ -451,7 +450,8 @@ class Trainer:
         except ImportError:
             self._say(plot.HINT)
         except Exception as error:  # a picture is never worth a run
-            self._warn(f"loss.png could not be drawn: {error}")
+            what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else str(error)
+            self._warn(f"loss.png could not be drawn: {what}")
 
 
 class _Speed:
