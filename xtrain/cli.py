@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from . import _early
 from ._version import __version__
 from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
 
@@ -104,7 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a sample is any text: what the locale cannot show must not end a run
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
-    return _guard(_dispatch, list(sys.argv[1:] if argv is None else argv))
+    return _guard(_answered, list(sys.argv[1:] if argv is None else argv))
+
+
+def _answered(arguments: list[str]) -> int:
+    _early.end()  # inside _guard: a Ctrl-C that waited has its answer
+    return _dispatch(arguments)
 
 
 def _dispatch(arguments: list[str]) -> int:
