@@ -365,6 +365,29 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, data) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    process = start("train", *arguments(options(data, out, steps=100000)))
+    wait_for(out / "metrics.jsonl", 3, process)
+    process.kill()
+    process.communicate()
+    assert metrics(out)[2]["step"] == 3 and not saving.find_checkpoints(out)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        Trainer(options(data, out), quiet=True)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        Trainer({"resume": str(out)}, quiet=True)
+    done = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if "starts over" in line]
+    assert told == [f"warning: the run in {out} ended before its first checkpoint: it starts over"]
+    xtrain("train", *arguments(options(data, whole)))
+    assert [r["loss"] for r in metrics(out)] == [r["loss"] for r in metrics(whole)]
+    assert weights(out / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+    again = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
+    assert again.returncode == 0 and "starts over" not in again.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, data) -> None:
     """The run saves after every step; whenever it is killed, the newest whole checkpoint is found and continues."""
     out = tmp_path / "run"

@@ -45,7 +45,7 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     if "model.preset" not in given and resolve_device(given.get("device", "auto")) != "cpu":
         given = {**GPU_RUN, **given}
     config = build({**given, "resume": ""})
-    config.out = os.fspath(_new_directory(config))
+    config.out = os.fspath(_new_directory(config, warn if resume else None))
     if config.data != "python" and os.path.exists(
         config.data
     ):  # kept absolute, so that the run can be resumed from another directory
@@ -78,12 +78,17 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def _new_directory(config: TrainConfig) -> Path:
+def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None) -> Path:
+    """The directory of a run that begins. start_over: told of a run that has no checkpoint, which `auto` begins anew;
+    None: any run is refused.
+    """
     if config.out or config.name:
         path = Path(config.out or Path(RUNS) / config.name)
         if config.name and not config.out and (os.sep in config.name or config.name in (".", "..")):
             raise ConfigError(f"name must not hold a path, got {config.name!r}; use --out")
-        if saving.find_checkpoints(path) or (path / METRICS).exists():
+        if start_over is not None and not saving.find_checkpoints(path) and (path / METRICS).exists():
+            start_over(f"the run in {path} ended before its first checkpoint: it starts over")
+        elif saving.find_checkpoints(path) or (path / METRICS).exists():
             raise ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
         return path
     preset = config.model.preset
@@ -179,17 +184,17 @@ class Metrics:
     opened, or cut back to `keep_until`, to begin with; then it is as before.
     """
 
-    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int | None = None) -> None:
+    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int) -> None:
         self._path, self._warn, self._failed = run / METRICS, warn, False
         try:
-            if keep_until is not None and self._path.exists():
+            if self._path.exists():
                 self._truncate(keep_until)
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         except OSError as error:
             raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
 
     def _truncate(self, step: int) -> None:
-        """Drop the records after `step`, which the resumed run will write again."""
+        """Drop the records after `step`, which a run that is resumed, or starts over, will write again."""
         from .plot import read_metrics
 
         kept = [record for record in read_metrics(self._path) if record.get("step", 0) <= step]

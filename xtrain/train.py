@@ -331,7 +331,7 @@ class Trainer:
                 for path in saving.set_aside_after(self.directory, self.step):
                     self._warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
             self._write_config()
-            metrics = rundir.Metrics(self.directory, self._warn, self.step if self._checkpoint is not None else None)
+            metrics = rundir.Metrics(self.directory, self._warn, keep_until=self.step)
             try:
                 return self._loop(metrics)
             finally:
