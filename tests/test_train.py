@@ -146,6 +146,25 @@ def test_reading_losses_late_changes_nothing(tmp_path, data) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_loss_is_read_once(tmp_path, data, every: int) -> None:
+    """Reading waits for the device. The reads are the concatenations of two numbers a step."""
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    trainer._read_every = every
+    reads: list[int] = []
+    before = xt._C.set_call_hook(
+        lambda op, arguments, outputs: (
+            reads.append(outputs[0].numel()) if op.__name__ == "cat" and outputs[0].ndim == 1 else None
+        )
+    )
+    try:
+        trainer.run()
+    finally:
+        xt._C.set_call_hook(before)
+    assert reads == [2 * every] * (8 // every)
+    assert set(trainer.train_step()) == {"loss", "lr", "grad_norm"}
+
+
 def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> None:
     out = tmp_path / "run"
     trainer = Trainer(options(data, out, save_every=0), quiet=True)

@@ -76,7 +76,7 @@ def train(
 
 @dataclass
 class _Step:
-    """A step that has been queued: loss and norm are on the device."""
+    """A step that has been queued: loss and norm are on the device. numbers: its metrics, once they have been read."""
 
     number: int
     lr: float
@@ -84,6 +84,7 @@ class _Step:
     pieces: list[Any]
     loss: Any
     norm: Any
+    numbers: dict[str, float] | None = None
 
 
 class Trainer:
@@ -237,12 +238,13 @@ class Trainer:
 
     @no_grad()
     def _read(self, steps: list[_Step]) -> list[dict[str, float]]:
-        """The metrics of queued steps, in one copy to the host."""
-        numbers = _C.cat([value.reshape(1).float() for step in steps for value in (step.loss, step.norm)]).tolist()
-        return [
-            {"loss": loss, "lr": step.lr, "grad_norm": norm}
-            for step, loss, norm in zip(steps, numbers[::2], numbers[1::2], strict=True)
-        ]
+        """The metrics of queued steps; of those that have not been read yet, in one copy to the host."""
+        unread = [step for step in steps if step.numbers is None]
+        if unread:
+            values = _C.cat([value.reshape(1).float() for step in unread for value in (step.loss, step.norm)]).tolist()
+            for step, loss, norm in zip(unread, values[::2], values[1::2], strict=True):
+                step.numbers = {"loss": loss, "lr": step.lr, "grad_norm": norm}
+        return [step.numbers for step in steps]
 
     def _sound(self, step: _Step, numbers: dict[str, float]) -> dict[str, float]:
         """`numbers`, or NonFiniteError. A step that is found bad late is repeated: nothing has changed since."""
