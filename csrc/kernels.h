@@ -252,7 +252,8 @@ typedef struct XtEmbeddingBwd {
 
 /* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
  * logits and dlogits have rows of stride ld >= vocab; what lies between two rows is neither used nor written. dlogits may be logits.
- * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position and value.
+ * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position and value, in the words of the op:
+ * linear_cross_entropy when `linear`, else cross_entropy.
  * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
 typedef struct XtCrossEntropyFwd {
     void *losses, *lse;
@@ -260,6 +261,7 @@ typedef struct XtCrossEntropyFwd {
     const int64_t *targets;
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index;
+    bool linear;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
     void *dlogits;
@@ -268,6 +270,7 @@ typedef struct XtCrossEntropyBwd {
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, dloss_stride;
     double scale;
+    bool linear;
 } XtCrossEntropyBwd;
 
 /* ---- manifold-constrained hyper-connections (Xie et al. 2025, arXiv:2512.24880): T tokens x n streams x C channels ---------- */

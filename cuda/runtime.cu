@@ -121,8 +121,9 @@ static XtStatus look_at_report(Device *device) {
     report->taken = 0;
     if (slot == XT_INDEX_EMBEDDING)
         return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %lld), got %lld at position %lld", limit, value, position);
-    return xt_error(XT_INDEX_ERROR, "cross_entropy: target must be in [0, %lld) or ignore_index, got %lld at position %lld", limit,
-                    value, position);
+    return xt_error(XT_INDEX_ERROR, "%s must be in [0, %lld) or ignore_index, got %lld at position %lld",
+                    slot == XT_INDEX_LINEAR_CROSS_ENTROPY ? "linear_cross_entropy: targets" : "cross_entropy: target", limit, value,
+                    position);
 }
 
 static XtStatus wait(Device *device) {
