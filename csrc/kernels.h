@@ -524,8 +524,10 @@ typedef struct XtAccelerator {
     XtStatus (*trim)(int index); /* gives unused memory of the pool back */
     void (*reset_peak)(int index);
     void *(*stream)(int index);                      /* of all its work */
-    XtStatus (*wait_for)(int index, void *foreign);  /* work queued from now on waits for what `foreign` holds now */
-    XtStatus (*make_wait)(int index, void *foreign); /* and the other way round */
+    XtStatus (*make_wait)(int index, void *foreign); /* what that stream gets from now on waits for what is queued here now */
+    /* And the other way round: work queued here from now on waits for what the legacy default stream holds now, or (every) whatever
+     * stream of the device. No handle: it is asked when memory comes back, and the stream that used it may be gone by then. */
+    XtStatus (*wait_for)(int index, bool every);
 } XtAccelerator;
 
 /* What a device offers. NULL slots are missing kernels: the coverage test lists and fails them. */
