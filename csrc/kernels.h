@@ -252,7 +252,8 @@ typedef struct XtEmbeddingBwd {
 
 /* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
  * logits and dlogits have rows of stride ld >= vocab; what lies between two rows is neither used nor written. dlogits may be logits.
- * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position and value.
+ * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position and value, in the words of the op:
+ * linear_cross_entropy when `linear`, else cross_entropy.
  * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
 typedef struct XtCrossEntropyFwd {
     void *losses, *lse;
@@ -260,6 +261,7 @@ typedef struct XtCrossEntropyFwd {
     const int64_t *targets;
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index;
+    bool linear;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
     void *dlogits;
@@ -268,6 +270,7 @@ typedef struct XtCrossEntropyBwd {
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, dloss_stride;
     double scale;
+    bool linear;
 } XtCrossEntropyBwd;
 
 /* ---- manifold-constrained hyper-connections (Xie et al. 2025, arXiv:2512.24880): T tokens x n streams x C channels ---------- */
@@ -522,8 +525,10 @@ typedef struct XtAccelerator {
     XtStatus (*trim)(int index); /* gives unused memory of the pool back */
     void (*reset_peak)(int index);
     void *(*stream)(int index);                      /* of all its work */
-    XtStatus (*wait_for)(int index, void *foreign);  /* work queued from now on waits for what `foreign` holds now */
-    XtStatus (*make_wait)(int index, void *foreign); /* and the other way round */
+    XtStatus (*make_wait)(int index, void *foreign); /* what that stream gets from now on waits for what is queued here now */
+    /* And the other way round: work queued here from now on waits for what the legacy default stream holds now, or (every) whatever
+     * stream of the device. No handle: it is asked when memory comes back, and the stream that used it may be gone by then. */
+    XtStatus (*wait_for)(int index, bool every);
 } XtAccelerator;
 
 /* What a device offers. NULL slots are missing kernels: the coverage test lists and fails them. */

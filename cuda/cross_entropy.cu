@@ -63,7 +63,7 @@ template <typename T, int W> __device__ inline Cut cut_row(const T *x, int64_t v
 template <typename T>
 __global__ void __launch_bounds__(512, 2)
     cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, const T *logits, const int64_t *targets, int64_t rows, int64_t vocab,
-                             int64_t ld, int64_t ignore_index, XtIndexReport *report) {
+                             int64_t ld, int64_t ignore_index, XtIndexReport *report, XtIndexSlot slot) {
     typedef XtAcc<T> A;
     constexpr int W = XT_WIDTH<T>;
     const int thread = threadIdx.x, threads = blockDim.x;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(512, 2)
         lse[row] = peak + log_sum;
         /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
         losses[row] = counts && known ? (peak - at_target) + log_sum : A(0);
-        if (counts && !known) xt_report_index(report, XT_INDEX_CROSS_ENTROPY, row, target, vocab);
+        if (counts && !known) xt_report_index(report, slot, row, target, vocab);
     }
 }
 
@@ -125,7 +125,7 @@ template <typename T, int W>
 __global__ void __launch_bounds__(256, 4)
     cross_entropy_bwd_kernel(T *dlogits, const T *logits, const XtAcc<T> *lse, const XtAcc<T> *dlosses, const int64_t *targets,
                              int64_t rows, int64_t vocab, int64_t ld, int64_t tiles, int64_t ignore_index, int64_t dloss_stride,
-                             double scale, XtIndexReport *report) {
+                             double scale, XtIndexReport *report, XtIndexSlot slot) {
     typedef XtAcc<T> A;
     const int thread = threadIdx.x, threads = blockDim.x;
     for (int64_t item = blockIdx.x; item < rows * tiles; item += gridDim.x) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(256, 4)
         const bool counts = target != ignore_index, known = target >= 0 && target < vocab;
 
         if (!counts || !known) { /* zeros, even where the logits are not finite */
-            if (counts && item == row * tiles && thread == 0) xt_report_index(report, XT_INDEX_CROSS_ENTROPY, row, target, vocab);
+            if (counts && item == row * tiles && thread == 0) xt_report_index(report, slot, row, target, vocab);
             const T zero = xt_store<T>(A(0));
             if (tile == 0 && thread < cut.head) dx[thread] = zero;
             if (tile == 0 && thread < cut.tail) dx[vocab - cut.tail + thread] = zero;
@@ -184,13 +184,17 @@ __global__ void __launch_bounds__(256, 4)
  * the dtype alone, so that a row's loss does not depend on its neighbours. */
 static int fwd_threads(int64_t vectors) { return vectors <= 128 ? 32 : vectors <= 1024 ? 128 : vectors <= 8192 ? 256 : 512; }
 
+/* What a report of a bad target calls the op. */
+static XtIndexSlot index_slot(bool linear) { return linear ? XT_INDEX_LINEAR_CROSS_ENTROPY : XT_INDEX_CROSS_ENTROPY; }
+
 XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
     if (p->rows == 0) return XT_OK;
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         using A = XtAcc<T>;
         xt_launch(cross_entropy_fwd_kernel<T>, xt_blocks(p->rows, 1), fwd_threads(p->vocab / XT_WIDTH<T>), 0, (A *)p->losses,
-                  (A *)p->lse, (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, p->ignore_index, xt_index_report());
+                  (A *)p->lse, (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, p->ignore_index, xt_index_report(),
+                  index_slot(p->linear));
         return xt_launched("cross_entropy_fwd", p->rows, p->vocab);
     });
 }
@@ -208,7 +212,7 @@ XtStatus xt_cuda_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
         const int64_t tiles = most < wanted ? most : wanted;
         xt_launch(wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>> : cross_entropy_bwd_kernel<T, 1>, xt_blocks(p->rows * tiles, 1),
                   threads, 0, (T *)p->dlogits, (const T *)p->logits, (const A *)p->lse, (const A *)p->dlosses, p->targets, p->rows,
-                  p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale, xt_index_report());
+                  p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale, xt_index_report(), index_slot(p->linear));
         return xt_launched("cross_entropy_bwd", p->rows, p->vocab);
     });
 }

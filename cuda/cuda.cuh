@@ -82,7 +82,7 @@ inline int64_t xt_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* An index out of range is written here by the kernel that meets it, and raised at the next synchronisation; the kernel then treats
  * the element as absent (zeros). */
-typedef enum XtIndexSlot { XT_INDEX_EMBEDDING = 1, XT_INDEX_CROSS_ENTROPY = 2 } XtIndexSlot;
+typedef enum XtIndexSlot { XT_INDEX_EMBEDDING = 1, XT_INDEX_CROSS_ENTROPY = 2, XT_INDEX_LINEAR_CROSS_ENTROPY = 3 } XtIndexSlot;
 typedef struct XtIndexReport {
     unsigned taken; /* 0: none yet, 1: being written, 2: there */
     int slot;       /* XtIndexSlot */

@@ -118,8 +118,9 @@ static XtStatus look_at_report(Device *device) {
     report->taken = 0;
     if (slot == XT_INDEX_EMBEDDING)
         return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %lld), got %lld at position %lld", limit, value, position);
-    return xt_error(XT_INDEX_ERROR, "cross_entropy: target must be in [0, %lld) or ignore_index, got %lld at position %lld", limit,
-                    value, position);
+    return xt_error(XT_INDEX_ERROR, "%s must be in [0, %lld) or ignore_index, got %lld at position %lld",
+                    slot == XT_INDEX_LINEAR_CROSS_ENTROPY ? "linear_cross_entropy: targets" : "cross_entropy: target", limit, value,
+                    position);
 }
 
 XtStatus xt_late_error(int index, cudaError_t error) {
@@ -331,21 +332,51 @@ static XtStatus synchronize(int index) {
 
 static void *stream_of(int index) { return use(index) == XT_OK ? devices[index].stream : NULL; }
 
-static XtStatus order(int index, cudaStream_t first, cudaStream_t then) {
-    Device *device = &devices[index];
-    pthread_mutex_lock(&device->ordering);
-    cudaError_t error = cudaEventRecord(device->event, first);
-    if (!error) error = cudaStreamWaitEvent(then, device->event, 0);
-    pthread_mutex_unlock(&device->ordering);
-    return xt_cuda_error("waiting for another stream", error);
+/* The driver's event of a whole context (CUDA 12.5 and newer): all that is queued on any of its streams, also on those that were
+ * destroyed with work under way. Called by address, as everything of the driver is. */
+static int (*context_current)(void **context);
+static int (*context_record)(void *context, cudaEvent_t event);
+
+static void find_context_events(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY); /* the runtime has it open; never closed here */
+    if (!driver) return;
+    *(void **)&context_current = dlsym(driver, "cuCtxGetCurrent");
+    *(void **)&context_record = dlsym(driver, "cuCtxRecordEvent");
 }
-static XtStatus wait_for(int index, void *foreign) {
-    XtStatus status = use(index);
-    return status == XT_OK ? order(index, (cudaStream_t)foreign, devices[index].stream) : status;
+
+/* Records all work of the calling thread's device. False where the driver cannot: it is too old, or a stream is being captured. */
+static bool record_device(cudaEvent_t event) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    void *context = NULL;
+    pthread_once(&once, find_context_events);
+    return context_current && context_record && context_current(&context) == 0 && context && context_record(context, event) == 0;
 }
+
 static XtStatus make_wait(int index, void *foreign) {
     XtStatus status = use(index);
-    return status == XT_OK ? order(index, devices[index].stream, (cudaStream_t)foreign) : status;
+    if (status != XT_OK) return status;
+    Device *device = &devices[index];
+    pthread_mutex_lock(&device->ordering);
+    cudaError_t error = cudaEventRecord(device->event, device->stream);
+    if (!error) error = cudaStreamWaitEvent((cudaStream_t)foreign, device->event, 0);
+    pthread_mutex_unlock(&device->ordering);
+    return xt_cuda_error("making another stream wait", error);
+}
+static XtStatus wait_for(int index, bool every) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    Device *device = &devices[index];
+    cudaError_t error = cudaSuccess;
+    pthread_mutex_lock(&device->ordering);
+    const bool recorded = !every || record_device(device->event);
+    if (!every) error = cudaEventRecord(device->event, cudaStreamLegacy);
+    if (recorded && !error) error = cudaStreamWaitEvent(device->stream, device->event, 0);
+    pthread_mutex_unlock(&device->ordering);
+    if (!recorded) { /* the host waits instead: rare, and right */
+        count(&device->counters.synchronizations);
+        error = cudaDeviceSynchronize();
+    }
+    return xt_cuda_error("waiting for other streams", error);
 }
 
 /* ---- what people ask ------------------------------------------------------------------------------------------------------------ */
@@ -384,7 +415,7 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
 /* ---- the table ------------------------------------------------------------------------------------------------------------------ */
 
 static XtAccelerator accelerator = {
-    0, use, info, counters, trim, reset_peak, stream_of, wait_for, make_wait,
+    0, use, info, counters, trim, reset_peak, stream_of, make_wait, wait_for,
 };
 
 static XtBackend table;

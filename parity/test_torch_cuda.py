@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,47 @@ def test_a_copy_for_another_library_is_waited_for_too() -> None:
             x = x + 1.0
         capsule = x.__dlpack__(stream=1, max_version=(1, 0), copy=True)  # the legacy default stream, which is PyTorch's
         assert (torch.from_dlpack(capsule) - 50.0).abs().max().item() == 0.0, i
+
+
+def test_memory_given_back_by_a_side_stream_is_not_used_too_early() -> None:
+    """PyTorch's streams keep no step with the default stream, and nobody says which of them used the memory last."""
+    stream, n = torch.cuda.Stream(), 1 << 22
+    xt.cuda.empty_cache()
+    for i in range(10):
+        x = xt.full((n,), float(i), device="cuda")
+        with torch.cuda.stream(stream):
+            theirs = torch.from_dlpack(x)
+            torch.cuda._sleep(20_000_000)  # some 10 ms in which the memory is not read yet
+            result = theirs + 1.0
+        del x, theirs
+        y = xt.full((n,), -1.0, device="cuda")  # takes the same block again
+        stream.synchronize()
+        assert (result == i + 1.0).all(), i
+        del y
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_the_consumers_stream_may_be_gone_when_the_memory_comes_back(blocking: bool) -> None:
+    """With work still under way, and with another stream made since, perhaps at its address."""
+    driver, n = ctypes.CDLL("libcuda.so.1"), 1 << 22
+    torch.ones(1, device="cuda")  # makes the context current
+    for i in range(10):
+        stream, other = ctypes.c_void_p(), ctypes.c_void_p()
+        assert driver.cuStreamCreate(ctypes.byref(stream), 0 if blocking else 1) == 0
+        x = xt.full((n,), float(i), device="cuda")
+        theirs = torch.from_dlpack(x.__dlpack__(stream=stream.value, max_version=(1, 0)))
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.value)):
+            torch.cuda._sleep(20_000_000)
+            result = theirs + 1.0
+        assert driver.cuStreamDestroy_v2(stream) == 0
+        assert driver.cuStreamCreate(ctypes.byref(other), 1) == 0
+        del x, theirs
+        y = xt.full((n,), -1.0, device="cuda")
+        torch.cuda.synchronize()
+        assert (result == i + 1.0).all(), i
+        assert driver.cuStreamDestroy_v2(other) == 0
+        del y
+    assert (xt.ones(3, device="cuda") + 1.0).tolist() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import xtrain as xt
-from xtrain import _C, cli
+from xtrain import _C, cli, files
 from xtrain.bench import frame, gemm, peers
 from xtrain.bench import ops as bench_ops
 from xtrain.optable import TABLE, sizes
@@ -63,7 +63,7 @@ def test_files_are_whole_or_not_there(tmp_path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        frame.write_file(path, broken)
+        files.write_file(path, broken)
     with pytest.raises(ValueError):
         frame.write_json(path, {"x": math.nan})
     assert path.read_text() == "before" and len(list(tmp_path.iterdir())) == 1
@@ -221,12 +221,12 @@ def test_rows_are_shown_as_they_are_known(monkeypatch, capsys, tmp_path) -> None
 def test_a_signal_leaves_no_temporary_file(tmp_path, name: str) -> None:
     script = f"""
 import os, signal
-from xtrain.bench import frame
+from xtrain import files
 def write(temporary):
     open(temporary, "w").write("half")
     os.kill(os.getpid(), signal.{name})
     for _ in range(10**7): pass
-frame.write_file({str(tmp_path / "x.json")!r}, write)
+files.write_file({str(tmp_path / "x.json")!r}, write)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 128 + getattr(signal, name), done.stderr
@@ -346,7 +346,7 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         (("gemm", "--threads", "x"), "whole number"),
         (("gemm", "--json", "/no/such/place/x"), "/no/such/place"),
         (("gemm", "--plot", "x.doc"), ".png"),
-        (("gemm", "--json", "x" * 250), "at most 243 bytes"),
+        (("gemm", "--json", "x" * 250), "at most 242 bytes"),
         (("ops", "--json", ""), "directory"),
         (("gemm", "--size", "3"), "--sizes"),
         (("gemm", "--json"), "needs a value"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
 from runs import arguments, options, start, text_file, xtrain
+
+import xtrain as xt
 
 pytestmark = pytest.mark.on_cpu
 
@@ -175,3 +178,63 @@ def test_sizes_nothing_can_hold(tmp_path, option) -> None:
     assert done.returncode in (1, 2)
     lines = [line for line in done.stderr.splitlines() if "AddressSanitizer failed to allocate" not in line]
     assert len(lines) == 1 and option[2:9] in lines[0].replace("_", "-")
+
+
+# ---- Ctrl-C while the command is importing
+
+# Stands in for NumPy, which is imported first and takes longest.
+INTERRUPTED = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(5)
+"""
+SCRIPT = """
+import sys
+from xtrain.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def interrupted(tmp_path, *command: str) -> subprocess.CompletedProcess:
+    (tmp_path / "numpy.py").write_text(INTERRUPTED)
+    root = os.path.dirname(os.path.dirname(xt.__file__))
+    path = os.pathsep.join([str(tmp_path), root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("command", [("-m", "xtrain", "doctor"), ("-mxtrain", "train"), ("SCRIPT", "--help")])
+def test_ctrl_c_during_the_import_is_quiet(tmp_path, command) -> None:
+    script = tmp_path / "bin" / "xtrain"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    done = interrupted(tmp_path, *(str(script) if word == "SCRIPT" else word for word in command))
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "xtrain: error: stopped by Ctrl-C\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("name", ["xtrain", "other"])
+def test_ctrl_c_during_the_import_is_an_exception_in_other_programs(tmp_path, name: str) -> None:
+    script = tmp_path / "bin" / name
+    script.parent.mkdir()
+    script.write_text("try:\n    import xtrain\nexcept KeyboardInterrupt:\n    print('caught')\n")
+    done = interrupted(tmp_path, str(script))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caught\n", "")
+    done = interrupted(tmp_path, "-c", "import xtrain", "-m", "xtrain")
+    assert "KeyboardInterrupt" in done.stderr
+
+
+def test_ctrl_c_is_answered_by_python_again_once_the_command_runs() -> None:
+    code = """
+import signal, sys
+from xtrain import _early, cli
+signal.signal(signal.SIGINT, _early._quiet)
+assert cli.main(["--version"]) == 0
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -226,7 +226,10 @@ def test_an_index_out_of_range_is_raised_at_the_next_wait(wait) -> None:
     with pytest.raises(IndexError, match=r"embedding: id must be in \[0, 10\), got 12 at position 1"):
         wait()
     F.cross_entropy(logits, xt.tensor([0, 9, -7], device="cuda"))
-    with pytest.raises(IndexError, match=r"cross_entropy: target must be in \[0, 10\).* got -7 at position 2"):
+    with pytest.raises(IndexError, match=r"^cross_entropy: target must be in \[0, 10\).* got -7 at position 2"):
+        wait()
+    F.linear_cross_entropy(logits[:, :4], weight, xt.tensor([0, 10, 3], device="cuda"))
+    with pytest.raises(IndexError, match=r"^linear_cross_entropy: targets must be in \[0, 10\).* got 10 at position 1"):
         wait()
     wait()
     assert (weight + 1).sum().item() == 80

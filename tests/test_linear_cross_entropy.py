@@ -121,6 +121,17 @@ def test_labels_of_32_bits_and_keywords_only() -> None:
         F.linear_cross_entropy(x, weight, targets, -100)
 
 
+@pytest.mark.parametrize("bad", [13, -1])
+def test_a_label_out_of_range_is_reported_under_this_name(bad: int) -> None:
+    x, weight, targets = inputs(9, 5, 13)
+    targets[3] = bad
+    sentence = rf"^linear_cross_entropy: targets must be in \[0, 13\) or ignore_index.*, got {bad} at position 3"
+    with pytest.raises(IndexError, match=sentence):
+        F.linear_cross_entropy(x, weight, targets).item()  # on a GPU the report comes with the next wait
+    with pytest.raises(IndexError, match=rf"^cross_entropy: target must be in .*, got {bad} at position 3"):
+        F.cross_entropy(x @ weight.T, targets).item()
+
+
 @pytest.mark.on_cpu
 def test_one_buffer_of_logits() -> None:
     """The peak of a step holds the logits once (rows padded to 8 elements), where linear and cross_entropy hold them twice."""

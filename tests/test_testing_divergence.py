@@ -510,3 +510,41 @@ def test_nothing_to_compare_is_an_error() -> None:
     x = xt.randn(2, 4)
     with pytest.raises(ValueError, match="first_divergence: reference must have results that can be compared"):
         first_divergence(lambda model: model(x).sum(), nn.Linear(4, 4), nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize("finite_differences", [True, False])
+def test_inputs_without_an_element_are_an_error(finite_differences) -> None:
+    class Net(nn.Module):
+        def __init__(self):
+            self.linear, self.norm = nn.Linear(4, 3), nn.RMSNorm(3, eps=1e-6)
+
+        def forward(self, x):
+            return self.norm(self.linear(x.to(self.linear.weight.dtype)))
+
+    x, ids = xt.randn(2, 4), xt.randint(0, 50, (2, 5))
+    net, language = Net(), Qwen3(CONFIG)
+    runs = [
+        (lambda m: m(x[:0]), net),
+        (lambda m: m(x[:0]).sum() * 3.0, net),  # one element, made of none
+        (lambda m: m(x[:0]).mean(), net),
+        (lambda m: m.loss(ids[:0], ids[:0], reduction="sum"), language),
+    ]
+    for run, model in runs:
+        with pytest.raises(ValueError, match="^first_divergence: run must compute with at least one element"):
+            first_divergence(run, model, finite_differences=finite_differences)
+    assert first_divergence(lambda m: m(xt.cat([x[:0], x])), net, finite_differences=finite_differences)
+    assert net.linear.weight.grad is None
+
+
+def test_a_reference_of_another_dtype_says_what_to_convert() -> None:
+    x, model = xt.ones(2, 3), nn.Linear(3, 2)
+    for arguments in ((model,), (model, nn.Linear(3, 2).to(xt.float64))):
+        with pytest.raises(
+            TypeError, match="^first_divergence: run must give the reference inputs of its own"
+        ) as error:
+            first_divergence(lambda m: m(x).sum(), *arguments)
+        assert "float64, and not the model's float32: convert them inside run" in str(error.value)
+        assert "weight must have the dtype of input" in str(error.value), "the op's own sentence"
+    assert first_divergence(lambda m: m(x.to(next(m.parameters()).dtype)).sum(), model), "the advice works"
+    with pytest.raises(TypeError, match="^linear: weight must have the dtype of input"):  # not about the reference
+        first_divergence(lambda m: m(x.to(xt.float64)).sum(), model, model)

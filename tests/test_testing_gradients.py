@@ -386,3 +386,12 @@ def test_a_refused_function_leaves_the_gradient():
     with pytest.raises(ValueError):
         grad_check(lambda x: x.detach(), [x])
     assert x.grad.tolist() == [1, 1, 1]
+
+
+def test_inside_no_grad_is_one_sentence() -> None:
+    x = xt.randn(3, dtype=xt.float64).requires_grad_()
+    with xt.no_grad():
+        with pytest.raises(RuntimeError, match=r"^grad_check: gradients of Tensors must be recorded, .* no_grad\(\)"):
+            grad_check(lambda x: x * x, [x])
+        assert grad_check(lambda x: float((x * x).sum()), [np.ones(3)], grads=[np.full(3, 2.0)])
+    assert grad_check(lambda x: x * x, [x])

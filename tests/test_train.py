@@ -146,6 +146,25 @@ def test_reading_losses_late_changes_nothing(tmp_path, data) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_loss_is_read_once(tmp_path, data, every: int) -> None:
+    """Reading waits for the device. The reads are the concatenations of two numbers a step."""
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    trainer._read_every = every
+    reads: list[int] = []
+    before = xt._C.set_call_hook(
+        lambda op, arguments, outputs: (
+            reads.append(outputs[0].numel()) if op.__name__ == "cat" and outputs[0].ndim == 1 else None
+        )
+    )
+    try:
+        trainer.run()
+    finally:
+        xt._C.set_call_hook(before)
+    assert reads == [2 * every] * (8 // every)
+    assert set(trainer.train_step()) == {"loss", "lr", "grad_norm"}
+
+
 def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> None:
     out = tmp_path / "run"
     trainer = Trainer(options(data, out, save_every=0), quiet=True)
@@ -362,6 +381,29 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, data) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    process = start("train", *arguments(options(data, out, steps=100000)))
+    wait_for(out / "metrics.jsonl", 3, process)
+    process.kill()
+    process.communicate()
+    assert metrics(out)[2]["step"] == 3 and not saving.find_checkpoints(out)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        Trainer(options(data, out), quiet=True)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        Trainer({"resume": str(out)}, quiet=True)
+    done = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if "starts over" in line]
+    assert told == [f"warning: the run in {out} ended before its first checkpoint: it starts over"]
+    xtrain("train", *arguments(options(data, whole)))
+    assert [r["loss"] for r in metrics(out)] == [r["loss"] for r in metrics(whole)]
+    assert weights(out / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+    again = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
+    assert again.returncode == 0 and "starts over" not in again.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

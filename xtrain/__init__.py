@@ -9,7 +9,8 @@ Names, argument order, defaults and semantics are PyTorch's wherever PyTorch has
 
 from importlib import import_module as _import_module
 
-from ._load import _C  # isort: skip  (first: the others import _C)
+from . import _early  # noqa: F401  # isort: skip  (before what takes time)
+from ._load import _C  # isort: skip  (the others import _C)
 from ._backends import (
     attention_backends,
     gemm_backends,

@@ -6,12 +6,15 @@ state then).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from . import _early
 from ._version import __version__
 from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
 
@@ -102,7 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a sample is any text: what the locale cannot show must not end a run
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
-    return _guard(_dispatch, list(sys.argv[1:] if argv is None else argv))
+    return _guard(_answered, list(sys.argv[1:] if argv is None else argv))
+
+
+def _answered(arguments: list[str]) -> int:
+    _early.end()  # inside _guard: a Ctrl-C that waited has its answer
+    return _dispatch(arguments)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -129,7 +137,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"xtrain: error: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the status still tells
+        print(f"xtrain: error: {message}", file=sys.stderr)
     return status
 
 
@@ -143,7 +152,7 @@ def _guard(command: Any, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
     except BrokenPipeError:  # `xtrain ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 1
     except Exception as error:
         if os.environ.get("XTRAIN_DEBUG"):
@@ -152,8 +161,24 @@ def _guard(command: Any, arguments: list[str]) -> int:
             return _fail(str(error), 2)
         if isinstance(error, (DataError, CheckpointError, NonFiniteError)):
             return _fail(str(error), 1)
+        if isinstance(error, OSError) and (place := _place_of(error)):
+            return _fail(f"{place}: {error.strerror or error}", 1)
         text = " ".join(str(error).split()) or "no message"
         return _fail(f"{type(error).__name__}: {text} (XTRAIN_DEBUG=1 shows where)", 1)
+
+
+def _forget_output() -> None:
+    """What is left in sys.stdout goes nowhere; Python would try once more at the end, and complain."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # there is none, or it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _place_of(error: OSError) -> str | None:
+    """The file an error is about. Everything that writes files names them; a print on a full disk does not."""
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        _forget_output()
+        return "standard output"
+    return None if error.filename is None else os.fsdecode(error.filename)
 
 
 def _train(arguments: list[str]) -> int:

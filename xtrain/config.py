@@ -207,7 +207,7 @@ class TrainConfig:
     resume: str = option(
         "",
         "continue a run, given its directory or a checkpoint; alone: that of --out or --name, else the newest; "
-        "auto: the same, but start when there is none",
+        "auto: the same, but start (over) when there is no checkpoint",
         free=True,
     )
     extend: bool = option(

@@ -23,12 +23,12 @@ import struct
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .errors import DataError
+from .files import reason, write_file
 from .tokenizer import ByteTokenizer, Tokenizer
 
 MAGIC = b"xtokens\0"
@@ -313,14 +313,18 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
     else:
         raise DataError(f"data: {source} does not exist")
     count = text_bytes = 0
-    temporary = f"{out}.tmp-{os.getpid()}"
     end = b"" if tokenizer.eos is None else np.asarray([tokenizer.eos], f"<u{width}").tobytes()
-    try:
+
+    def write(temporary: str) -> None:
+        nonlocal count, text_bytes
         with open(temporary, "wb") as stream:
             stream.write(b"\0" * _HEADER_BYTES)
             for file in files:
-                with open(file, "rb") as text:
-                    data = text.read()
+                try:
+                    with open(file, "rb") as text:
+                        data = text.read()
+                except OSError as error:
+                    raise DataError(f"data: {file}: {reason(error)}") from None
                 if not data or not _is_text(data):
                     continue
                 ids = tokenizer.encode(data).astype(f"<u{width}", copy=False)
@@ -333,11 +337,11 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
             stream.write(_HEADER.pack(MAGIC, 1, width, count, text_bytes, tokenizer.vocab_size))
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, out)
+
+    try:
+        write_file(out, write)
     except OSError as error:
-        raise DataError(f"data: {error.filename or out}: {error.strerror or error}") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        raise DataError(f"data: {out} cannot be written: {reason(error)}") from None
     return count
 
 

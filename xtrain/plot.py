@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .files import write_file
+
 HINT = "loss.png is drawn by matplotlib: pip install 'xtrain[plot]'"
 
 
@@ -31,7 +33,8 @@ def plot_loss(
     """Draw training and validation loss of the run in directory `run` and return the path of the picture.
 
     In bits per byte when `bytes_per_token` is known, else in nats per token. `path` is loss.png in the run unless
-    given; its ending (.png, .svg, .pdf) is the format. Raises ImportError when matplotlib is missing.
+    given; its ending (.png, .svg, .pdf) is the format. Raises ImportError when matplotlib is missing and
+    OSError when the picture cannot be written; then an earlier one is untouched.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,9 +67,7 @@ def plot_loss(
     axes.grid(alpha=0.3)
     axes.legend()
     path = run / "loss.png" if path is None else Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format=path.suffix[1:] or "png")
-    os.replace(temporary, path)
+    write_file(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:] or "png"))
     return path
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from . import _C, cuda, saving
 from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build
 from .errors import CheckpointError, ConfigError
+from .files import reason, write_text
 
 RUNS = "runs"
 METRICS = "metrics.jsonl"
@@ -44,7 +45,7 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     if "model.preset" not in given and resolve_device(given.get("device", "auto")) != "cpu":
         given = {**GPU_RUN, **given}
     config = build({**given, "resume": ""})
-    config.out = os.fspath(_new_directory(config))
+    config.out = os.fspath(_new_directory(config, warn if resume else None))
     if config.data != "python" and os.path.exists(
         config.data
     ):  # kept absolute, so that the run can be resumed from another directory
@@ -77,12 +78,17 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def _new_directory(config: TrainConfig) -> Path:
+def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None) -> Path:
+    """The directory of a run that begins. start_over: told of a run that has no checkpoint, which `auto` begins anew;
+    None: any run is refused.
+    """
     if config.out or config.name:
         path = Path(config.out or Path(RUNS) / config.name)
         if config.name and not config.out and (os.sep in config.name or config.name in (".", "..")):
             raise ConfigError(f"name must not hold a path, got {config.name!r}; use --out")
-        if saving.find_checkpoints(path) or (path / METRICS).exists():
+        if start_over is not None and not saving.find_checkpoints(path) and (path / METRICS).exists():
+            start_over(f"the run in {path} ended before its first checkpoint: it starts over")
+        elif saving.find_checkpoints(path) or (path / METRICS).exists():
             raise ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
         return path
     preset = config.model.preset
@@ -164,7 +170,7 @@ class RunLock:
             raise ConfigError(f"{self._path.parent} is in use by another training process") from None
         except OSError as error:
             if self._file is None:
-                raise CheckpointError(f"{self._path.parent} cannot be written: {error.strerror or error}") from None
+                raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,26 +180,25 @@ class RunLock:
 class Metrics:
     """metrics.jsonl: one JSON object per step, flushed.
 
-    A full disk costs records, not the run: it is reported once through `warn`.
+    A full disk costs records, not the run: it is reported once through `warn`. CheckpointError when the file cannot be
+    opened, or cut back to `keep_until`, to begin with; then it is as before.
     """
 
-    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int | None = None) -> None:
+    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int) -> None:
         self._path, self._warn, self._failed = run / METRICS, warn, False
-        if keep_until is not None and self._path.exists():
-            self._truncate(keep_until)
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        try:
+            if self._path.exists():
+                self._truncate(keep_until)
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
 
     def _truncate(self, step: int) -> None:
-        """Drop the records after `step`, which the resumed run will write again."""
+        """Drop the records after `step`, which a run that is resumed, or starts over, will write again."""
         from .plot import read_metrics
 
         kept = [record for record in read_metrics(self._path) if record.get("step", 0) <= step]
-        temporary = self._path.with_name(f".{METRICS}.tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record."""

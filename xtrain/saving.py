@@ -14,6 +14,7 @@ checkpoints are untouched.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .files import reason
 from .safetensors_io import SafetensorsFile, chunks
 
 FORMAT = 1
@@ -91,6 +93,8 @@ class DirectoryWriter:
             _sync_directory(self.temporary)
             old = self.final.with_name(f".{self.final.name}.old-{os.getpid()}")
             replaced = self.final.exists()
+            if replaced and not self.final.is_dir():  # a file, or a device: it must not be moved away
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if replaced:
                 os.rename(self.final, old)
             try:
@@ -116,13 +120,23 @@ def clean_temporary(directory: _PathLike) -> None:
     """Remove what interrupted saves left in `directory`; a directory that was being replaced gets its name back."""
     for path in Path(directory).glob(".*"):
         match = re.fullmatch(r"\.(.+)\.(tmp|old)-\d+", path.name)
-        if match is None or not path.is_dir():
+        if match is None:
             continue
         final = path.with_name(match[1])
-        if match[2] == "old" and not final.exists():
-            os.rename(path, final)
-        else:
+        if path.is_file() and match[2] == "tmp":  # of files.write_file
+            with contextlib.suppress(OSError):
+                path.unlink()
+        elif path.is_dir() and match[2] == "old" and not final.exists():
+            _rename(path, final)
+        elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _rename(old: Path, new: Path) -> None:
+    try:
+        os.rename(old, new)
+    except OSError as error:
+        raise CheckpointError(f"{old} cannot be renamed to {new.name}: {reason(error)}") from None
 
 
 # ---- models
@@ -348,7 +362,7 @@ def set_aside_after(run: _PathLike, step: int) -> list[Path]:
             for number in range(1, 1000):
                 target = path.with_name(f"set-aside-{number}-{path.name}")
                 if not target.exists():
-                    os.rename(path, target)
+                    _rename(path, target)
                     renamed.append(target)
                     break
     return renamed

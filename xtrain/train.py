@@ -29,6 +29,7 @@ from .autograd import no_grad
 from .config import PRESETS, TrainConfig, flatten, resolve_model, to_toml, warmup_steps
 from .data import Corpus, Loader, open_data
 from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from .files import reason, write_text
 from .nonfinite import diagnose
 from .progress import Progress, clock, say
 from .stop import StopSignals
@@ -75,7 +76,7 @@ def train(
 
 @dataclass
 class _Step:
-    """A step that has been queued: loss and norm are on the device."""
+    """A step that has been queued: loss and norm are on the device. numbers: its metrics, once they have been read."""
 
     number: int
     lr: float
@@ -83,6 +84,7 @@ class _Step:
     pieces: list[Any]
     loss: Any
     norm: Any
+    numbers: dict[str, float] | None = None
 
 
 class Trainer:
@@ -236,12 +238,13 @@ class Trainer:
 
     @no_grad()
     def _read(self, steps: list[_Step]) -> list[dict[str, float]]:
-        """The metrics of queued steps, in one copy to the host."""
-        numbers = _C.cat([value.reshape(1).float() for step in steps for value in (step.loss, step.norm)]).tolist()
-        return [
-            {"loss": loss, "lr": step.lr, "grad_norm": norm}
-            for step, loss, norm in zip(steps, numbers[::2], numbers[1::2], strict=True)
-        ]
+        """The metrics of queued steps; of those that have not been read yet, in one copy to the host."""
+        unread = [step for step in steps if step.numbers is None]
+        if unread:
+            values = _C.cat([value.reshape(1).float() for step in unread for value in (step.loss, step.norm)]).tolist()
+            for step, loss, norm in zip(unread, values[::2], values[1::2], strict=True):
+                step.numbers = {"loss": loss, "lr": step.lr, "grad_norm": norm}
+        return [step.numbers for step in steps]
 
     def _sound(self, step: _Step, numbers: dict[str, float]) -> dict[str, float]:
         """`numbers`, or NonFiniteError. A step that is found bad late is repeated: nothing has changed since."""
@@ -330,7 +333,7 @@ class Trainer:
                 for path in saving.set_aside_after(self.directory, self.step):
                     self._warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
             self._write_config()
-            metrics = rundir.Metrics(self.directory, self._warn, self.step if self._checkpoint is not None else None)
+            metrics = rundir.Metrics(self.directory, self._warn, keep_until=self.step)
             try:
                 return self._loop(metrics)
             finally:
@@ -338,11 +341,9 @@ class Trainer:
 
     def _write_config(self) -> None:
         try:
-            (self.directory / "config.toml").write_text(to_toml(self.config), encoding="utf-8")
+            write_text(self.directory / "config.toml", to_toml(self.config))
         except OSError as error:
-            raise CheckpointError(
-                f"{self.directory / 'config.toml'} cannot be written: {error.strerror or error}"
-            ) from None
+            raise CheckpointError(f"{error.filename} cannot be written: {reason(error)}") from None
 
     def _introduce(self) -> None:
         config, count = self.config, sum(parameter.numel() for parameter in self.model.parameters())
@@ -451,7 +452,8 @@ class Trainer:
         except ImportError:
             self._say(plot.HINT)
         except Exception as error:  # a picture is never worth a run
-            self._warn(f"loss.png could not be drawn: {error}")
+            what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else str(error)
+            self._warn(f"loss.png could not be drawn: {what}")
 
 
 class _Speed:

@@ -16,24 +16,23 @@ enum { BLOCK = 1024 };
 #define XT_TEMPLATE "cross_entropy.c"
 #include "each_float.h"
 
-static XtStatus check_targets(const int64_t *targets, int64_t rows, int64_t vocab, int64_t ignore_index) {
+static XtStatus check_targets(bool linear, const int64_t *targets, int64_t rows, int64_t vocab, int64_t ignore_index) {
     for (int64_t r = 0; r < rows; r++)
         if ((targets[r] < 0 || targets[r] >= vocab) && targets[r] != ignore_index)
             return xt_error(XT_INDEX_ERROR,
-                            "cross_entropy: target must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64
-                            " at position %" PRId64,
-                            vocab, ignore_index, targets[r], r);
+                            "%s must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64 " at position %" PRId64,
+                            linear ? "linear_cross_entropy: targets" : "cross_entropy: target", vocab, ignore_index, targets[r], r);
     return XT_OK;
 }
 
 XtStatus xt_cpu_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
-    XtStatus status = check_targets(p->targets, p->rows, p->vocab, p->ignore_index);
+    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index);
     if (status != XT_OK) return status;
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_fwd), (void *)p);
 }
 
 XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
-    XtStatus status = check_targets(p->targets, p->rows, p->vocab, p->ignore_index);
+    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index);
     if (status != XT_OK || p->vocab == 0) return status;
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_bwd), (void *)p);
 }

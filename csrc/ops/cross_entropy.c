@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+extern const XtOp xt_op_cross_entropy;
+
 typedef enum Reduction { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE } Reduction;
 
 /* Assumes that xt_check_targets has seen it. */
@@ -75,7 +77,8 @@ XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) 
                            .rows = logits->shape[0],
                            .vocab = logits->shape[1],
                            .ld = ld,
-                           .ignore_index = c->arg[first + 1].i};
+                           .ignore_index = c->arg[first + 1].i,
+                           .linear = c->op != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_fwd(&p));
     if (reduction != REDUCE_NONE) XT_TRY(total(losses, &sum));
     if (reduction == REDUCE_MEAN) {
@@ -118,7 +121,8 @@ XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, 
                            .ld = ld,
                            .ignore_index = xt_node_args(n)[first + 1].i,
                            .dloss_stride = share->ndim ? 1 : 0,
-                           .scale = 1.0};
+                           .scale = 1.0,
+                           .linear = xt_node_op(n) != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_bwd(&p));
 done:
     xt_tensor_release(share);

@@ -50,6 +50,12 @@ static DlDevice dl_device(XtDevice device) {
 
 /* ---- out ------------------------------------------------------------------------------------------------------------- */
 
+/* Who uses memory on an accelerator and will not say when it is done: nobody (the CPU; or a consumer that orders its work itself), the
+ * legacy default stream, which always exists, or a stream of the consumer's own. That one's handle is not kept: by the time the
+ * memory comes back the stream may have been destroyed, and its address may belong to another. */
+typedef enum User { USED_BY_NOBODY, USED_BY_DEFAULT_STREAM, USED_BY_SOME_STREAM } User;
+enum { LEGACY_STREAM = 1 }; /* its handle */
+
 /* One allocation holds either kind of managed tensor with its shape and strides. */
 typedef struct Export {
     union {
@@ -57,15 +63,16 @@ typedef struct Export {
         DlVersioned versioned;
     };
     XtTensor *owner; /* owned alias */
-    void *stream;    /* of the consumer, on an accelerator; NULL: it will order its work itself */
+    User user;
     int64_t shape[XT_MAX_DIMS], strides[XT_MAX_DIMS];
 } Export;
 
-/* The memory may be given to others once the consumer's stream is done with it. */
+/* The memory may be given to others once the consumer's stream is done with it, whatever has become of that. */
 static void free_export(Export *export) {
     const XtBackend *backend;
     XtDevice device = export->owner->storage->device;
-    if (export->stream && xt_backend_for(device, &backend) == XT_OK) backend->accelerator->wait_for(device.index, export->stream);
+    if (export->user != USED_BY_NOBODY && xt_backend_for(device, &backend) == XT_OK)
+        backend->accelerator->wait_for(device.index, export->user == USED_BY_SOME_STREAM);
     xt_tensor_release(export->owner);
     free(export);
 }
@@ -86,14 +93,14 @@ static void drop_versioned(PyObject *capsule) {
 }
 
 /* Takes over `tensor`. */
-static PyObject *new_capsule(XtTensor *tensor, void *stream, bool versioned, bool copied) {
+static PyObject *new_capsule(XtTensor *tensor, User user, bool versioned, bool copied) {
     Export *export = calloc(1, sizeof *export);
     if (export == NULL) {
         xt_tensor_release(tensor);
         return PyErr_NoMemory();
     }
     export->owner = tensor;
-    export->stream = stream;
+    export->user = user;
     for (int i = 0; i < tensor->ndim; i++) {
         export->shape[i] = tensor->shape[i];
         export->strides[i] = tensor->strides[i];
@@ -133,13 +140,13 @@ static int read_pair(const char *name, PyObject *object, int64_t pair[2]) {
 }
 
 /* Makes the consumer's stream wait for what is queued here. None is the legacy default stream (handle 1), -1 asks for nothing. */
-static int order_after(const XtTensor *tensor, PyObject *stream, void **consumer) {
-    int64_t handle = 1;
+static int order_after(const XtTensor *tensor, PyObject *stream, User *user) {
+    int64_t handle = LEGACY_STREAM;
     if (stream != Py_None && py_int64("__dlpack__", "stream", stream, &handle) != 1) {
         if (PyErr_Occurred() == NULL) py_refuse("__dlpack__", "stream", "an int or None", stream);
         return -1;
     }
-    *consumer = NULL;
+    *user = USED_BY_NOBODY;
     if (handle == -1) return 0;
     if (handle == 0 || handle < -1) {
         PyErr_Format(PyExc_BufferError, "__dlpack__: argument 'stream' must be -1, 1, 2 or a stream's address, got %lld",
@@ -148,13 +155,15 @@ static int order_after(const XtTensor *tensor, PyObject *stream, void **consumer
     }
     const XtBackend *backend;
     XtDevice device = tensor->storage->device;
+    void *consumer = (void *)(intptr_t)handle;
     XtStatus status = xt_backend_for(device, &backend);
-    if (status == XT_OK) status = backend->accelerator->make_wait(device.index, (void *)(intptr_t)handle);
+    if (status == XT_OK && consumer == backend->accelerator->stream(device.index)) return 0; /* our own: in order as it is */
+    if (status == XT_OK) status = backend->accelerator->make_wait(device.index, consumer);
     if (status != XT_OK) {
         py_raise(status);
         return -1;
     }
-    *consumer = (void *)(intptr_t)handle;
+    *user = handle == LEGACY_STREAM ? USED_BY_DEFAULT_STREAM : USED_BY_SOME_STREAM; /* 2 depends on the thread that asks */
     return 0;
 }
 
@@ -193,12 +202,12 @@ static PyObject *run_dlpack(PyBound *bound) {
         XtStatus status = xt_tensor_alias(tensor, &out);
         if (status != XT_OK) return py_raise(status);
     }
-    void *consumer = NULL; /* waits for a copy too, so it is asked last */
-    if (out != NULL && out->storage->device.type != XT_CPU && order_after(out, stream, &consumer) < 0) {
+    User user = USED_BY_NOBODY; /* waits for a copy too, so it is asked last */
+    if (out != NULL && out->storage->device.type != XT_CPU && order_after(out, stream, &user) < 0) {
         xt_tensor_release(out);
         return NULL;
     }
-    return out != NULL ? new_capsule(out, consumer, versioned, to_host || (copy_given && copy)) : NULL;
+    return out != NULL ? new_capsule(out, user, versioned, to_host || (copy_given && copy)) : NULL;
 }
 
 static PyObject *run_dlpack_device(PyBound *bound) {
@@ -213,7 +222,7 @@ static void hand_back(const XtStorage *storage) {
     const XtBackend *backend;
     XtDevice device = storage->device;
     if (device.type == XT_CPU || xt_backend_for(device, &backend) != XT_OK) return;
-    backend->accelerator->make_wait(device.index, (void *)1);
+    backend->accelerator->make_wait(device.index, (void *)LEGACY_STREAM);
 }
 
 /* The last view over foreign memory is gone. Any thread; deleters of Python libraries may expect the GIL. */

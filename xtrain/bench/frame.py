@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import platform
-import signal
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..files import NAME_MAX, write_text
 
 BURST = 0.02  # seconds of one turn: far above the clock's resolution
 PAUSE = (
@@ -150,8 +148,6 @@ def headline(facts: Mapping[str, Any]) -> str:
     )
 
 
-NAME_MAX = 255 - len(".4194304.tmp")  # what file systems allow, less what write_file appends
-
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
@@ -265,42 +261,7 @@ def longest(words: Iterable[str]) -> int:
     return max(map(len, words), default=0)
 
 
-@contextlib.contextmanager
-def ending_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP, where nobody handles them, become SystemExit inside, so that cleaning up is not skipped."""
-
-    def stop(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    kept = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                kept[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, before in kept.items():
-            signal.signal(number, before)
-
-
-def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Let `write` fill a temporary file beside `path` and put it in place in one step: whole, or not there. A link's
-    target is replaced, not the link.
-    """
-    target = os.path.realpath(path)
-    temporary = f"{target}.{os.getpid()}.tmp"
-    with ending_in_order():
-        try:
-            write(temporary)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """`value` as JSON; NaN, which JSON has not, is refused."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_file(path, lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+    write_text(path, text)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .frame import headline, write_file
+from ..files import write_file
+from .frame import headline
 
 COLORS = {
     "blas": "#1f4e8c",

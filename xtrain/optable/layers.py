@@ -401,12 +401,12 @@ op(
         Error(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 5, 1]))),
             I,
-            r"cross_entropy: target must be in \[0, 5\).*got 5 at position 1",
+            r"^linear_cross_entropy: targets must be in \[0, 5\).*got 5 at position 1",
         ),
         Error(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 1, -3]))),
             I,
-            r"cross_entropy: target must .*got -3 at position 2",
+            r"^linear_cross_entropy: targets must .*got -3 at position 2",
         ),
         Error(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 6), i64(3)),

@@ -19,7 +19,7 @@ from .. import _C, nn
 from .._backends import use_attention_backend, use_gemm_backend
 from .comparison import verify
 from .formats import format_of, tolerance
-from .recording import record
+from .recording import record, without_data
 from .torch_side import TorchRecording, from_torch, is_torch_module
 
 # An op may round several times on its way (a product, a weight, a cast): each rounding is one half unit.
@@ -144,7 +144,8 @@ def first_divergence(
     when the reference shares it. Both runs start from manual_seed(seed); the generator, parameters and their .grad are
     left as they were.
 
-    TypeError: run is not callable or returns something else. ValueError: no reference, or nothing in common with it.
+    TypeError: run is not callable, returns something else, or gives the reference inputs of another dtype than its own.
+    ValueError: no reference, nothing in common with it, or inputs without an element.
     """
     for name, value in (("run", run), ("reference_run", reference_run)):
         if not callable(value) and not (value is None and name == "reference_run"):
@@ -169,6 +170,7 @@ def first_divergence(
             reference_context,
             seed,
             "run" if reference_run is None else "reference_run",
+            model,
         )
         result = _compare(mine, other, finite_differences)
     places = [_first_nan(mine), _first_nan(other)]
@@ -217,6 +219,8 @@ def _has_nan(tensor):
 def _compare(mine, other, finite_differences):
     """The Divergence of two runs."""
     result = Divergence(_compare_parameters(mine.model, other.model))
+    if without_data(mine.all_steps, mine.model):
+        raise ValueError("first_divergence: run must compute with at least one element, got nothing but empty inputs")
     partner, result.unmatched = _match(mine.steps, other.steps)
     if not partner:
         raise ValueError("first_divergence: model and reference must have calls in common, got none of the same name")
@@ -264,14 +268,23 @@ def _gradients_kept(model):
 class _Side:
     """One of the two runs: its model, the context it runs in, and the steps it took."""
 
-    def __init__(self, model, run, context, seed, name="run"):
+    def __init__(self, model, run, context, seed, name="run", beside=None):
+        """beside: the model, when this is the run of its reference."""
         self.model, self._context = model, context
         torch = is_torch_module(model)
         state = _C.get_rng_state()
         try:
             with self.context(), TorchRecording(model) if torch else record(model) as recording:
                 _C.manual_seed(seed)
-                result = run(model)
+                try:
+                    result = run(model)
+                except (TypeError, RuntimeError) as error:  # PyTorch's is a RuntimeError
+                    if "dtype" in str(error) and (text := _other_dtypes(beside, model)):
+                        raise TypeError(
+                            f"first_divergence: {name} must give the reference inputs of its own dtype, {text}: "
+                            f"convert them inside {name}, as in x.to(next(m.parameters()).dtype) ({error})"
+                        ) from error
+                    raise
                 kind = sys.modules["torch"].Tensor if torch else _C.Tensor
                 if not (result is None or isinstance(result, kind)):
                     what = "torch.Tensor" if torch else "Tensor"
@@ -279,14 +292,26 @@ class _Side:
                         f"first_divergence: {name} must return a {what} or None, got {type(result).__name__}"
                     )
                 if result is not None and result.requires_grad:
-                    (result.sum() if torch or result.numel() > 1 else result).backward()
+                    (result.sum() if torch or result.numel() != 1 else result).backward()
         finally:
             _C.set_rng_state(state)
+        self.all_steps = recording.steps
         self.steps = [s for s in recording.steps if s.outputs and s.inputs]
 
     def context(self):
         context = self._context
         return contextlib.nullcontext() if context is None else context() if callable(context) else context
+
+
+def _other_dtypes(model, reference):
+    """The floating dtypes of two models as text, when they differ."""
+    names = []
+    for m in (model, reference):
+        parameters = m.parameters() if isinstance(m, nn.Module) or is_torch_module(m) else ()
+        names.append(sorted({str(p.dtype).rpartition(".")[2] for p in parameters if p.dtype.is_floating_point}))
+    return (
+        f"{'/'.join(names[1])}, and not the model's {'/'.join(names[0])}" if all(names) and names[0] != names[1] else ""
+    )
 
 
 def _match(mine, other):

@@ -101,7 +101,8 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
     `resolution` is the error of one element that is surely found (unless others in its block cancel it): compare it
     with `typical`. A sum in float32 hides much: fn should return the tensor and not its sum.
 
-    ValueError or TypeError: nothing to check, empty inputs, wrong dtypes or shapes.
+    ValueError or TypeError: nothing to check, empty inputs, wrong dtypes or shapes. RuntimeError: Tensors inside
+    no_grad().
     """
     inputs = _as_list(inputs)
     if not callable(fn):
@@ -117,6 +118,8 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
         raise ValueError(f"grad_check: seed must be an int of at least 0, got {seed!r}")
     random = np.random.Generator(np.random.PCG64(seed))
     if any(isinstance(x, _C.Tensor) for x in inputs):
+        if not _C.is_grad_enabled():
+            raise RuntimeError("grad_check: gradients of Tensors must be recorded, got a call inside no_grad()")
         if grads is not None:
             raise ValueError(
                 "grad_check: grads must be None for Tensors, whose gradients come from backward, got a value"

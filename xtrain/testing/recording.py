@@ -235,3 +235,25 @@ class Recording:
 def record(model=None):
     """A Recording, to be used with `with`; model is the nn.Module whose modules are to be named, or None."""
     return Recording(model)
+
+
+def without_data(steps, model):
+    """Whether some of `steps` hold no element and none computes with data: with what is neither empty, nor a value of
+    the model, nor made of nothing but these (the sum of no elements, rope's tables). Both runs agree on all of that.
+    """
+    known = {}  # address -> "model" or "empty"; everything else is data
+    if isinstance(model, nn.Module):
+        known = {x.data_ptr(): "model" for _, x in [*model.named_parameters(), *model.named_buffers()] if x.numel()}
+    found = set()
+    for step in steps:
+        kinds = {known.get(x.data_ptr(), "data") if x.numel() else "empty" for x in step.inputs}
+        kind = next((kind for kind in ("data", "empty") if kind in kinds), "model")
+        if step.outputs and not any(y.numel() for y in step.outputs):
+            kind = "empty"
+        found.add(kind)
+        for y in step.outputs:
+            if kind == "data":
+                known.pop(y.data_ptr(), None)  # written into in place
+            elif y.numel():
+                known[y.data_ptr()] = kind
+    return "empty" in found and "data" not in found

@@ -1,0 +1,198 @@
+"""Whatever cannot be written is named in one line, and leaves neither half a file nor a lost one behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import arguments, options, text_file, xtrain
+
+from xtrain import data, files, saving
+from xtrain.errors import CheckpointError, DataError
+from xtrain.train import Trainer
+
+pytestmark = pytest.mark.on_cpu
+
+# A limit on the size of files stands in for a full disk. Pipes, and so the captured output, have none.
+LIMITED = """
+import resource, signal, sys
+import xtrain.train
+from xtrain import cli
+from xtrain.bench import frame
+frame.BURST, frame.TURNS, frame.PAUSE = 1e-5, 3, 0.0  # these tests are not about speed
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(cli.main(sys.argv[2:]))
+"""
+needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_FSIZE")
+
+
+def limited(size: int, *words: str, cwd: Path) -> subprocess.CompletedProcess:
+    """`xtrain words` where no file may be larger than `size` bytes."""
+    command = [sys.executable, "-c", LIMITED, str(size), *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+def assert_one_line(done: subprocess.CompletedProcess, text: str) -> None:
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("xtrain: error: ") and len(done.stderr.splitlines()) == 1, done.stderr
+    assert text in done.stderr
+
+
+def test_write_file_names_the_file_and_leaves_what_was_there(tmp_path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("before")
+
+    def full(temporary: str) -> None:
+        Path(temporary).write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError) as error:
+        files.write_file(path, full)
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(path))
+    assert path.read_text() == "before" and names(tmp_path) == ["x.json"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        files.write_text(tmp_path / "folder", "x")
+    assert error.value.filename == str(tmp_path / "folder")
+    with pytest.raises(FileNotFoundError) as error:
+        files.write_text(tmp_path / "nowhere" / "x", "x")
+    assert error.value.filename == str(tmp_path / "nowhere" / "x")
+    assert names(tmp_path) == ["folder", "x.json"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+def test_what_is_no_regular_file_is_never_replaced(tmp_path) -> None:
+    """A rename onto a device would put a file in its place."""
+    pipe, text = tmp_path / "pipe", text_file(tmp_path / "text.txt")
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        files.write_text(pipe, "x")
+    with pytest.raises(DataError, match=f"^data: {pipe} cannot be written: it is not a regular file"):
+        data.prepare(text, pipe)
+    with (
+        pytest.raises(CheckpointError, match=f"^{pipe} cannot be written: Not a directory"),
+        saving.DirectoryWriter(pipe) as writer,
+    ):
+        writer.publish()
+    assert pipe.is_fifo() and names(tmp_path) == ["pipe", "text.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs POSIX")
+def test_a_read_only_folder(tmp_path) -> None:
+    place = tmp_path / "folder"
+    place.mkdir()
+    place.chmod(0o555)
+    code = f"""
+import os
+from xtrain import files
+if os.geteuid() == 0:  # who may write everywhere
+    os.seteuid(65534)
+try:
+    files.write_text({str(place / "x")!r}, "x")
+except PermissionError as error:
+    print(error.filename)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{place / 'x'}\n", done.stderr
+    assert not names(place)
+
+
+@needs_limits
+@pytest.mark.parametrize(
+    "words", [("check", "--op", "neg", "--json", "x.json"), ("bench", "gemm", "--sizes", "8", "--json", "x.json")]
+)
+def test_a_report_on_a_full_disk(tmp_path, words) -> None:
+    assert_one_line(limited(100, *words, cwd=tmp_path), "x.json: File too large")
+    assert not names(tmp_path)
+
+
+@needs_limits
+def test_a_plot_on_a_full_disk(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    done = limited(1000, "bench", "gemm", "--sizes", "8", "--plot", "x.png", cwd=tmp_path)
+    assert_one_line(done, "x.png: File too large")
+    assert not names(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [("--help",), ("doctor",), ("check", "--op", "neg")])
+def test_standard_output_on_a_full_disk(words) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "xtrain", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    done.stdout = ""
+    assert_one_line(done, "standard output: No space left on device")
+
+
+@needs_limits
+def test_a_token_file_on_a_full_disk(tmp_path) -> None:
+    text_file(tmp_path / "text.txt")
+    done = limited(1000, "prepare", "text.txt", "x.tokens", cwd=tmp_path)
+    assert_one_line(done, "data: x.tokens cannot be written: File too large")
+    assert_one_line(xtrain("prepare", "text.txt", ".", cwd=tmp_path), "data: . cannot be written: Is a directory")
+    assert names(tmp_path) == ["text.txt"]
+
+
+@needs_limits
+def test_a_run_on_a_full_disk(tmp_path) -> None:
+    values = arguments(options(text_file(tmp_path / "text.txt"), Path("run")))
+    assert_one_line(limited(300, "train", *values, cwd=tmp_path), "run/config.toml cannot be written: File too large")
+    assert names(tmp_path / "run") == [".lock"]
+    done = limited(3000, "train", *values, cwd=tmp_path)
+    assert_one_line(done, "run/checkpoint-00000008 cannot be written: File too large")
+    assert names(tmp_path / "run") == [".lock", "config.toml", "metrics.jsonl"]
+
+
+@needs_limits
+def test_resuming_on_a_full_disk_keeps_what_is_there(tmp_path) -> None:
+    assert xtrain("train", *arguments(options(text_file(tmp_path / "text.txt"), tmp_path / "run"))).returncode == 0
+    kept = {name: (tmp_path / "run" / name).read_bytes() for name in ("config.toml", "metrics.jsonl")}
+    checkpoint = tmp_path / "run" / "checkpoint-00000008"
+    done = limited(300, "train", "--resume", "run", "--steps", "9", "--extend", cwd=tmp_path)
+    assert_one_line(done, "run/config.toml cannot be written: File too large")
+    done = limited(1000, "train", "--resume", "run", cwd=tmp_path)
+    assert_one_line(done, "run/metrics.jsonl cannot be written: File too large")
+    for name, content in kept.items():
+        assert (tmp_path / "run" / name).read_bytes() == content
+    assert names(tmp_path / "run") == [".lock", checkpoint.name, "config.toml", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", [".lock", "config.toml", "metrics.jsonl", "checkpoint-00000008"])
+def test_a_name_of_the_run_that_is_taken(tmp_path, name: str) -> None:
+    values, taken = options(text_file(tmp_path / "text.txt"), tmp_path / "run"), tmp_path / "run" / name
+    trainer = Trainer(values, quiet=True)
+    taken.parent.mkdir()
+    if name.startswith("checkpoint"):  # a folder of that name is an earlier checkpoint
+        taken.write_text("mine")
+    else:
+        taken.mkdir()
+    reason = "Not a directory" if taken.is_file() else "Is a directory"
+    with pytest.raises(CheckpointError, match=f"^{taken} cannot be written: {reason}"):
+        trainer.run()
+    assert taken.is_dir() or taken.read_text() == "mine"
+    assert not [p for p in names(tmp_path / "run") if "tmp" in p or "old" in p]
+
+
+def test_a_plot_that_cannot_be_written_is_a_warning(tmp_path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run", plot=True))
+    (tmp_path / "run" / "loss.png").mkdir(parents=True)
+    assert trainer.run().step == 8
+    assert f"warning: loss.png could not be drawn: {tmp_path}/run/loss.png: Is a directory" in capsys.readouterr().out
+    assert "loss.png" in names(tmp_path / "run") and not [p for p in names(tmp_path / "run") if "tmp" in p]
+
+
+def test_what_a_kill_left_of_a_file_is_removed(tmp_path) -> None:
+    (tmp_path / ".config.toml.tmp-12345").write_text("half")
+    (tmp_path / ".hidden").write_text("mine")
+    saving.clean_temporary(tmp_path)
+    assert names(tmp_path) == [".hidden"]
