@@ -12,14 +12,16 @@
  * first, to find the last ones in the second cache. (2n + 1) C elements a token. mhc_pre_once.cuh, where it can, does with (n + 1) C,
  * in another order of additions.
  *
- * backward: deltas makes dh_in . x_j, du and kappa of 16 tokens a block, (n + 1) C elements a token; dx and S read x once more, with
- * dh_in and g, and write dx, (3n + 1) C; the end adds the slices of S in order, which gives dphi and dgamma, and the sums of blocks of
- * 16 tokens, which gives dbias and dalpha.
+ * backward (mhc_pre_bwd.cuh has dx and S of the case that matters): deltas makes dh_in . x_j, du and kappa of 16 tokens a block,
+ * (n + 1) C elements a token; dx and S read x once more, with dh_in and g, and write dx, (3n + 1) C; the end adds the slices of S in
+ * order, which gives dphi and dgamma, and the sums of blocks of 16 tokens, which gives dbias and dalpha.
  *
  * The products with phi run on tensor cores in the case that matters (mhc_pre.cuh: bfloat16, n = 2 or 4, aligned rows) and as plain
  * loops in all others, dx and S apart. How tokens and columns are cut into slices depends on the sizes alone: no atomics, same bits on
  * every device.
  */
+#include "mhc_pre_bwd.cuh"
+
 #include "mhc_pre.cuh"
 #include "mhc_pre_once.cuh"
 
@@ -147,22 +149,23 @@ template <typename T> struct Deltas {
     const A *m_res;                                                /* or NULL */
     A *sums;                                                       /* [blocks of 16 tokens][2 m]: delta, then delta q */
     A *du, *kappa;                                                 /* [T, m] and [T], or NULL */
-    uint2 *frag;                                                   /* and, instead of them, mhc_pre.cuh's */
-    float *coefficients;
-    int parts;
+    char *records;                                                 /* and, instead of them, mhc_pre_bwd.cuh's */
 };
 
+/* Of a block; 16 warps, a token each, where the registers allow two such blocks. */
+template <typename T, int N, int S> static constexpr int DELTAS = sizeof(T) == 2 && N == 8 && S == 4 ? 512 : THREADS;
+
 template <typename T, int N, int S>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 1)
     mhc_pre_deltas_kernel(const Deltas<T> d, const T *dh_in, const T *x, int64_t tokens, int n, int64_t cols) {
     using A = XtAcc<T>;
-    constexpr int STRIDE = XT_MHC_ROWS + 1;
+    constexpr int STRIDE = XT_MHC_ROWS + 1, BLOCK = DELTAS<T, N, S>;
     __shared__ A dots[GROUP][XT_MHC_STREAMS], delta[GROUP][STRIDE], with_q[GROUP][STRIDE], du[GROUP][STRIDE];
     __shared__ A dot[GROUP][STRIDE], kappas[GROUP];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = n * n + 2 * n;
     for (int64_t group = blockIdx.x; group * GROUP < tokens; group += gridDim.x) {
         int64_t first = group * GROUP;
-        for (int i = warp; i < GROUP; i += THREADS / 32) {
+        for (int i = warp; i < GROUP; i += BLOCK / 32) {
             A sum[S] = {};
             int64_t t = first + i;
             if (t < tokens) {
@@ -189,7 +192,7 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < GROUP * m; i += THREADS) {
+        for (int i = threadIdx.x; i < GROUP * m; i += BLOCK) {
             int token = i / m, row = i % m, block = row < n ? 0 : row < 2 * n ? 1 : 2;
             int64_t t = first + token;
             A value = 0, r = 0, u = 0;
@@ -217,8 +220,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < GROUP; i++) sum += from[i * STRIDE];
             d.sums[group * 2 * m + threadIdx.x] = sum;
-        } else if ((int)threadIdx.x >= THREADS - GROUP) {
-            int i = threadIdx.x - (THREADS - GROUP);
+        } else if ((int)threadIdx.x >= BLOCK - GROUP) {
+            int i = threadIdx.x - (BLOCK - GROUP);
             int64_t t = first + i;
             A sum = 0, r = t < tokens ? d.rstd[t] : A(0);
 #pragma unroll 8
@@ -227,26 +230,14 @@ __global__ void __launch_bounds__(THREADS)
             if (d.kappa && t < tokens) d.kappa[t] = kappas[i];
         }
         if (d.du) {
-            for (int i = threadIdx.x; i < GROUP * m; i += THREADS)
+            for (int i = threadIdx.x; i < GROUP * m; i += BLOCK)
                 if (first + i / m < tokens) d.du[first * m + i] = du[i / m][i % m];
         }
         __syncthreads();
         if constexpr (sizeof(T) == 2) {
-            if (d.frag) {
-                uint2 *frag = d.frag + group * (2 * d.parts * (m / 8) * 32);
-                if (d.parts == 3) write_cut<3>(frag, du[0], STRIDE, m / 8, threadIdx.x, THREADS);
-                else write_cut<2>(frag, du[0], STRIDE, m / 8, threadIdx.x, THREADS);
-                for (int i = threadIdx.x; i < GROUP * n * 8; i += THREADS) { /* [GROUP, n, 8] */
-                    int token = i / (n * 8), j = i / 8 % n, e = i % 8;
-                    int64_t t = first + token;
-                    if (t >= tokens) continue;
-                    A value = 0;
-                    if (e < n && d.m_res) value = d.m_res[(t * n + e) * n + j];
-                    else if (e == 4) value = d.h_pre[t * n + j];
-                    else if (e == 5) value = kappas[token];
-                    d.coefficients[(t * n + j) * 8 + e] = value;
-                }
-            }
+            if (d.records)
+                write_record<S_PARTS>(d.records + group * Record<S_PARTS>::bytes(n), du[0], STRIDE, kappas, d.h_pre, d.m_res, first,
+                                      tokens, n);
         }
         __syncthreads();
     }
@@ -395,17 +386,6 @@ static int64_t slices_of(int64_t items, int64_t tiles, int64_t least, int64_t bl
     *each = xt_divide_up(items, count < 1 ? 1 : count);
     return xt_divide_up(items, *each);
 }
-/* The same for blocks that take equally long, `at_once` of which the device holds: as few slices as fill it, three times over at most. */
-static int64_t even_slices_of(int64_t items, int64_t tiles, int64_t least, int64_t at_once, int64_t *each) {
-    int64_t count = 1, most = items / least;
-    double best = 0;
-    for (int64_t s = 1; s <= most && s * tiles <= 3 * at_once; s++) {
-        double full = (double)(s * tiles) / (double)(xt_divide_up(s * tiles, at_once) * at_once);
-        if (full > best + 0.02) best = full, count = s;
-    }
-    *each = xt_divide_up(items, count);
-    return xt_divide_up(items, *each);
-}
 static bool by_mma(XtDtype dtype, int64_t streams) {
     return dtype == XT_BFLOAT16 && (streams == 2 || streams == 4) && xt_compute_capability() >= 80;
 }
@@ -468,16 +448,6 @@ XtStatus xt_cuda_mhc_pre_fwd(const XtMhcPreFwd *p) {
     });
 }
 
-/* dx and S on tensor cores; `share` NULL: without S. */
-template <int S, int PARTS>
-static void dx_mma(const XtMhcPreBwd *p, float *share, const float *coefficients, const uint2 *frag, int64_t groups, int64_t each,
-                   int64_t slices) {
-    dim3 grid(xt_blocks(p->cols, 64), (unsigned)slices);
-    xt_launch(mhc_pre_dx_mma_kernel<S, PARTS>, grid, 32 * S, 0, (XtBf16 *)p->dx, share, (const XtBf16 *)p->x, (const float *)p->phi,
-              (const float *)p->gamma, (const XtBf16 *)p->dh_in, (const XtBf16 *)p->dout, (const XtBf16 *)p->dx_add, coefficients,
-              frag, p->tokens, p->cols, groups, each);
-}
-
 XtStatus xt_cuda_mhc_pre_bwd(const XtMhcPreBwd *p) {
     if (!p->dx && !p->dphi && !p->dalpha && !p->dbias && !p->dgamma) return XT_OK;
     return xt_by_float(p->dtype, [&](auto zero) {
@@ -485,51 +455,47 @@ XtStatus xt_cuda_mhc_pre_bwd(const XtMhcPreBwd *p) {
         using A = XtAcc<T>;
         int64_t n = p->streams, m = rows_of(n), k = n * p->cols, groups = xt_divide_up(p->tokens, GROUP), slices = 0, each = 0;
         bool whole = xt_aligned<T>(p->cols, p->cols, p->x, p->dh_in), with_s = p->dphi || p->dgamma;
-        bool mma = by_mma(p->dtype, n) && whole && xt_aligned<T>(p->cols, p->cols, p->dx, p->dout, p->dx_add, p->phi, p->gamma);
-        int parts = p->tf32 ? 2 : 3;
-        XtScratch tokens, shares; /* what tokens give: sums, then du and kappa or frag and coefficients */
+        bool mma = by_mma(p->dtype, n) && whole && xt_aligned<T>(p->cols, p->cols, p->dx, p->dout, p->dx_add);
+        XtScratch tokens, shares; /* what tokens give: sums, then du and kappa or the records of groups */
         if (p->tokens > 0) {
-            if (mma) slices = even_slices_of(groups, xt_divide_up(p->cols, 64), 2, 8 / n * 132, &each);
+            if (mma) slices = dx_slices(groups, p->cols);
             else
                 slices = slices_of(xt_divide_up(p->tokens, S_TOKENS), xt_divide_up(k, THREADS) * xt_divide_up(m, S_ROWS), 1, BLOCKS,
                                    &each);
         }
         size_t sums = (size_t)xt_divide_up(groups * 2 * m * (int64_t)sizeof(A), 256) * 256; /* bytes */
-        size_t frags = mma ? (size_t)(groups * 2 * parts * (m / 8) * 32) * sizeof(uint2) : (size_t)(p->tokens * m) * sizeof(A);
-        frags = (frags + 255) / 256 * 256;
-        size_t rest = (size_t)(p->tokens * (mma ? n * 8 : 1)) * sizeof(A);
-        XtStatus status = sums + frags + rest ? tokens.allocate(sums + frags + rest) : XT_OK;
+        size_t rows = mma ? (size_t)groups * Record<S_PARTS>::bytes((int)n) : (size_t)(p->tokens * m) * sizeof(A);
+        rows = (rows + 255) / 256 * 256;
+        size_t rest = mma ? 0 : (size_t)p->tokens * sizeof(A);
+        XtStatus status = sums + rows + rest ? tokens.allocate(sums + rows + rest) : XT_OK;
         if (status == XT_OK && with_s && slices) status = shares.allocate((size_t)(slices * m * k) * sizeof(A));
         if (status != XT_OK) return status;
-        char *of_sums = (char *)tokens.data, *of_du = of_sums + sums, *of_rest = of_du + frags;
+        char *of_sums = (char *)tokens.data, *of_du = of_sums + sums, *of_rest = of_du + rows;
         if (p->tokens > 0) {
-            const Deltas<T> d = {(const A *)p->dh_post,
-                                 (const A *)p->dh_res,
-                                 (const A *)p->alpha,
-                                 (const A *)p->bias,
-                                 (const A *)p->h_pre,
-                                 (const A *)p->rstd,
-                                 (const A *)p->mix,
-                                 (const A *)p->m_res,
-                                 (A *)of_sums,
-                                 mma ? nullptr : (A *)of_du,
-                                 mma ? nullptr : (A *)of_rest,
-                                 mma ? (uint2 *)of_du : nullptr,
-                                 mma ? (float *)of_rest : nullptr,
-                                 parts};
+            const Deltas<T> d = {(const A *)p->dh_post,      (const A *)p->dh_res,         (const A *)p->alpha,
+                                 (const A *)p->bias,         (const A *)p->h_pre,          (const A *)p->rstd,
+                                 (const A *)p->mix,          (const A *)p->m_res,          (A *)of_sums,
+                                 mma ? nullptr : (A *)of_du, mma ? nullptr : (A *)of_rest, mma ? of_du : nullptr};
             xt_mhc_plan<T>(whole, n, [&](auto width, auto streams) {
                 constexpr int N = decltype(width)::value, S = decltype(streams)::value;
-                xt_launch(mhc_pre_deltas_kernel<T, N, S>, xt_blocks(groups, 1), THREADS, 0, d, (const T *)p->dh_in, (const T *)p->x,
-                          p->tokens, (int)n, p->cols);
+                xt_launch(mhc_pre_deltas_kernel<T, N, S>, xt_blocks(groups, 1), DELTAS<T, N, S>, 0, d, (const T *)p->dh_in,
+                          (const T *)p->x, p->tokens, (int)n, p->cols);
             });
             if (mma && (p->dx || with_s)) {
-                float *share = with_s ? (float *)shares.data : nullptr;
-                const float *coefficients = (const float *)of_rest;
-                const uint2 *frag = (const uint2 *)of_du;
-                if (n == 4 && parts == 3) dx_mma<4, 3>(p, share, coefficients, frag, groups, each, slices);
-                else if (n == 4) dx_mma<4, 2>(p, share, coefficients, frag, groups, each, slices);
-                else if (parts == 3) dx_mma<2, 3>(p, share, coefficients, frag, groups, each, slices);
-                else dx_mma<2, 2>(p, share, coefficients, frag, groups, each, slices);
+                const DxMma g = {(XtBf16 *)p->dx,
+                                 with_s ? (float *)shares.data : nullptr,
+                                 (const XtBf16 *)p->x,
+                                 (const XtBf16 *)p->dh_in,
+                                 (const XtBf16 *)p->dout,
+                                 (const XtBf16 *)p->dx_add,
+                                 (const float *)p->phi,
+                                 (const float *)p->gamma,
+                                 (const uint4 *)of_du,
+                                 p->tokens,
+                                 p->cols,
+                                 groups};
+                status = n == 4 ? dx_mma<4>(g, slices) : dx_mma<2>(g, slices);
+                if (status != XT_OK) return status;
             }
             if (!mma && p->dx) {
                 const Gradients<T> g = {(T *)p->dx,           (const T *)p->x,     (const T *)p->dh_in, (const T *)p->dout,

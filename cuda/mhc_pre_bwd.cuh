@@ -1,0 +1,337 @@
+/* mhc_pre_bwd.cuh - dx and S of mhc_pre.cu on tensor cores: bfloat16 streams, n = 2 or 4, rows in whole pieces of 16 bytes.
+ *
+ *     w_t = phi^T du_t,   dx_j = gamma w + kappa x_j + h_pre_j dh_in (+ sum_i M_ij dout_i) (+ more_j)            -> dx [T, n, C]
+ *     S = sum_t du_t v_t^T, in slices of the tokens                                                             -> share [slices, m, K]
+ *
+ * Plan. 16 tokens are a group. A block has 16 WARPS channels of all streams and walks over the groups of a slice; what the next
+ * STAGES - 1 groups need is on its way to shared memory by cp.async while it computes. A warp has 16 channels of all streams, so that
+ * dout and dh_in are read by one warp only. Its part of phi and its part of S stay in registers from the first group to the last.
+ *
+ *     w    d [16 tokens, 8 channels] = a [16 tokens, rows] b [rows, 8 channels]. Columns 2 t, 2 t + 1 of the two tiles of 16 channels
+ *          stand for channels 4 t .. 4 t + 3: lane 4 g + t has 8 bytes side by side of tokens g and g + 8, of w, x, dh_in, dout and dx.
+ *     S    d [16 channels, 8 rows] += a [16 channels, 16 tokens] b [16 tokens, 8 rows], a by ldmatrix.trans from the tile of x.
+ *
+ * Precision. v has 8 significant bits, phi and du have 24, which bfloat16 parts hold: S, a float32 result, takes 3 parts of du, all
+ * of its bits. w ends in a dx of 8 bits and takes 2 parts of phi and of du, rounded to nearest, and leaves the product of the two
+ * small ones out: an error of 3 2^-16 of the sum of |phi du| at most, less than a hundredth of what rounding dx may cost.
+ *
+ * What the block needs of a group's tokens besides is a record (below), written in the order of the lanes that read it.
+ *
+ * Shared memory: a row of a tile is 2 WARPS chunks of 16 bytes, chunk c of token i in place c ^ (2 (i % 4) + i / 4 % 2). 4 tokens' two
+ * chunks (reading 8 bytes a lane) and 8 tokens' same chunk (ldmatrix) each fill the 32 banks once.
+ *
+ * Bytes: (2 n + 1) C elements a token, and n C with each of dout and more; the records once for each block of channels, from the
+ * second cache; phi and share once for each slice. Deterministic: S adds tokens in an order that T and C decide, then slices in order.
+ */
+#ifndef XT_MHC_PRE_BWD_CUH
+#define XT_MHC_PRE_BWD_CUH
+
+#include "mhc_pre.cuh"
+
+#include <cuda_pipeline.h>
+
+static constexpr int GROUP = 16; /* tokens of a group: the rows of an mma */
+
+/* The 2 parts of two numbers, side by side, each the nearest: low in the low half. A number that is not finite is its first part. */
+__device__ inline uint32_t nearest_part(float v) {
+    uint32_t bits = __float_as_uint(v), rounded = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+    if (!(fabsf(v) < INFINITY)) return v != v ? 0x7fc00000u : bits;
+    return (rounded & 0x7f800000u) == 0x7f800000u ? bits & 0xffff0000u : rounded; /* the largest stay finite */
+}
+__device__ inline void cut_nearest(uint32_t (&part)[2], float low, float high) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t a = nearest_part(low), b = nearest_part(high);
+        part[i] = a >> 16 | b;
+        low = fabsf(low) < INFINITY ? low - __uint_as_float(a) : 0.0f;
+        high = fabsf(high) < INFINITY ? high - __uint_as_float(b) : 0.0f;
+    }
+}
+
+/* The record of a group of 16 tokens: bytes and beginnings of its four arrays; mt = m / 8, PARTS of du for S. lane = 4 g + t.
+ *     for_w   uint4  [mt][32]         du of tokens g and g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
+ *                                     u = 0 and 1 the first parts, then the second parts; of the last unit the first, second parts
+ *     for_s   uint2  [PARTS][mt][32]  row 8 u + g of tokens 2 t, 2 t + 1 (x) and 2 t + 8, 2 t + 9 (y)
+ *     mixing  float4 [n][16]          M_0j .. M_n-1,j
+ *     rest    float2 [n][16]          h_pre_j, kappa */
+template <int PARTS> struct Record {
+    __host__ __device__ static constexpr int for_s(int n) { return (n * n + 2 * n) / 8 * 32 * 16; }
+    __host__ __device__ static constexpr int mixing(int n) { return for_s(n) + PARTS * (n * n + 2 * n) / 8 * 32 * 8; }
+    __host__ __device__ static constexpr int rest(int n) { return mixing(n) + n * GROUP * 16; }
+    __host__ __device__ static constexpr int bytes(int n) { return rest(n) + n * GROUP * 8; }
+};
+static constexpr int S_PARTS = 3; /* with tf32, too: 2 would be a sixth of the products less, but loading is what takes the time */
+
+/* By all threads of a block. du [GROUP][stride] and kappa [GROUP] in shared memory; h_pre [tokens, n], m_res [tokens, n, n] or NULL. */
+template <int PARTS>
+__device__ inline void write_record(char *record, const float *du, int stride, const float *kappa, const float *h_pre,
+                                    const float *m_res, int64_t first, int64_t tokens, int n) {
+    typedef Record<PARTS> R;
+    int mt = (n * n + 2 * n) / 8;
+    for (int i = threadIdx.x; i < 2 * mt * 32; i += blockDim.x) {
+        int lane = i % 32, unit = i / 32 % mt, g = lane / 4, t = lane % 4;
+        if (i < mt * 32) {
+            const float *from = du + g * stride + 2 * t;
+            uint32_t part[2][2][2]; /* of two units: g, g + 8; the parts */
+            bool last = unit == mt - 1;
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float *of = from + 8 * (last ? unit : unit / 2 * 2 + e); /* [2] */
+                cut_nearest(part[e][0], of[0], of[1]);
+                cut_nearest(part[e][1], of[8 * stride], of[8 * stride + 1]);
+            }
+            bool second = unit % 2; /* of the parts */
+            ((uint4 *)record)[i] = last     ? make_uint4(part[0][0][0], part[0][1][0], part[0][0][1], part[0][1][1])
+                                   : second ? make_uint4(part[0][0][1], part[0][1][1], part[1][0][1], part[1][1][1])
+                                            : make_uint4(part[0][0][0], part[0][1][0], part[1][0][0], part[1][1][0]);
+        } else {
+            uint32_t low[PARTS], high[PARTS];
+            const float *from = du + 2 * t * stride + 8 * unit + g;
+            cut<PARTS>(low, from[0], from[stride]);
+            cut<PARTS>(high, from[8 * stride], from[9 * stride]);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++)
+                ((uint2 *)(record + R::for_s(n)))[(p * mt + unit) * 32 + lane] = make_uint2(low[p], high[p]);
+        }
+    }
+    for (int i = threadIdx.x; i < n * GROUP; i += blockDim.x) {
+        int j = i / GROUP, token = i % GROUP;
+        int64_t t = first + token;
+        float m[4] = {};
+        for (int e = 0; m_res && t < tokens && e < n; e++) m[e] = m_res[(t * n + e) * n + j];
+        ((float4 *)(record + R::mixing(n)))[i] = make_float4(m[0], m[1], m[2], m[3]);
+        ((float2 *)(record + R::rest(n)))[i] = t < tokens ? make_float2(h_pre[t * n + j], kappa[token]) : make_float2(0, 0);
+    }
+}
+
+/* Four 8 x 8 matrices of 2-byte elements, transposed: lanes 8 i .. have the addresses of the rows of the i-th. */
+__device__ inline void load_transposed(uint32_t (&d)[4], const uint4 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+/* S_ streams, with dout, with more (dx_add); BLOCKS blocks of WARPS warps on a multiprocessor, STAGES groups in shared memory. */
+template <int S_, bool DOUT_, bool MORE_, int WARPS_, int STAGES_, int BLOCKS_, int PARTS_ = S_PARTS> struct DxShape {
+    static constexpr int S = S_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_, PARTS = PARTS_;
+    static constexpr bool DOUT = DOUT_, MORE = MORE_;
+    static constexpr int MT = (S * S + 2 * S) / 8, THREADS = 32 * WARPS, COLS = 16 * WARPS;
+    static constexpr int TILE = GROUP * 2 * WARPS, RECORD = Record<PARTS>::bytes(S) / 16; /* in pieces of 16 bytes */
+    static constexpr int DH_IN = S * TILE, OF_DOUT = DH_IN + TILE, OF_MORE = OF_DOUT + DOUT * S * TILE;
+    static constexpr int OF_RECORD = OF_MORE + MORE * S * TILE, STAGE = OF_RECORD + RECORD, BYTES = STAGES * STAGE * 16;
+    static_assert(MT * 8 == S * S + 2 * S, "rows of phi in whole tiles");
+    static_assert(WARPS % 4 == 0 && STAGES >= 2, "chunks change places within 128 bytes; a stage to compute and one to load");
+};
+
+struct DxMma {
+    XtBf16 *dx;                            /* may be NULL, like share */
+    float *share;                          /* [gridDim.y][m][K] */
+    const XtBf16 *x, *dh_in, *dout, *more; /* more may be dx */
+    const float *phi, *gamma;              /* gamma may be NULL */
+    const uint4 *records;                  /* [groups] */
+    int64_t tokens, cols, groups;
+};
+
+/* Block (COLS channels, slice of the groups: every gridDim.y-th, the last one first). */
+template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) mhc_pre_dx_mma_kernel(const DxMma p) {
+    constexpr int S = P::S, MT = P::MT, STAGES = P::STAGES, WIDE = 2 * P::WARPS; /* chunks of a row */
+    typedef XtPiece<XtBf16, 4> Piece;
+    extern __shared__ uint4 mhc_pre_stages[]; /* [STAGES][STAGE] */
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    int64_t begin = (int64_t)blockIdx.x * P::COLS, k = S * p.cols;
+    int slices = gridDim.y, group = (int)p.groups - 1 - blockIdx.y; /* the one to compute; then group - slices, .. */
+    auto twist = [](int token) { return 2 * (token % 4) + token / 4 % 2; };
+
+    const int64_t back = (int64_t)slices * GROUP * p.cols; /* elements of dh_in from a group to the next */
+
+    /* A thread loads the same chunk of every tile. */
+    int row = threadIdx.x / WIDE, chunk = threadIdx.x % WIDE, place = row * WIDE + (chunk ^ twist(row));
+    int coming = group, free = 0;        /* the group to load, and its stage */
+    int column = (int)begin + chunk * 8; /* phi alone would be larger than any memory if this were not an int */
+    bool there = column < p.cols;
+    int64_t in_dh = ((int64_t)coming * GROUP + row) * p.cols + column, size = p.tokens * p.cols;
+    auto load = [&]() {
+        if (coming < 0) return;
+        bool inside = there && in_dh < size;
+        size_t zeros = inside ? 0 : 16;
+        int64_t at = inside ? S * in_dh - (S - 1) * column : 0; /* where there is nothing, the first is not read, but could be */
+        uint4 *to = mhc_pre_stages + free * P::STAGE;
+#pragma unroll
+        for (int j = 0; j < S; j++) __pipeline_memcpy_async(to + j * P::TILE + place, p.x + at + j * p.cols, 16, zeros);
+        if (p.dx) {
+            __pipeline_memcpy_async(to + P::DH_IN + place, p.dh_in + (inside ? in_dh : 0), 16, zeros);
+#pragma unroll
+            for (int j = 0; P::DOUT && j < S; j++)
+                __pipeline_memcpy_async(to + P::OF_DOUT + j * P::TILE + place, p.dout + at + j * p.cols, 16, zeros);
+#pragma unroll
+            for (int j = 0; P::MORE && j < S; j++)
+                __pipeline_memcpy_async(to + P::OF_MORE + j * P::TILE + place, p.more + at + j * p.cols, 16, zeros);
+        }
+        const uint4 *record = p.records + (int64_t)coming * P::RECORD;
+#pragma unroll
+        for (int i = 0; i < P::RECORD; i += P::THREADS)
+            if (i + (int)threadIdx.x < P::RECORD)
+                __pipeline_memcpy_async(to + P::OF_RECORD + i + threadIdx.x, record + i + threadIdx.x, 16);
+        coming -= slices, in_dh -= back, free = free + 1 == STAGES ? 0 : free + 1;
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) {
+        load();
+        __pipeline_commit();
+    }
+
+    /* phi gamma: rows 8 u + 2 t, + 1 of channel 4 (g / 2) + 2 h + g % 2 of the warp's 16, beside each other what an mma takes: the
+     * first parts of units u and u + 1, then their second parts; of the last unit its first and second part. */
+    uint32_t phi[S][2][MT][2]; /* stream, h */
+#pragma unroll
+    for (int i = 0; i < S * 2 * MT; i++) {
+        int j = i / (2 * MT), h = i / MT % 2, u = i % MT;
+        int64_t c = begin + 16 * warp + 4 * (g / 2) + 2 * h + g % 2;
+        float v[2] = {};
+        if (p.dx && c < p.cols) {
+            const float *from = p.phi + (8 * u + 2 * t) * k + j * p.cols + c;
+            float scale = p.gamma ? p.gamma[j * p.cols + c] : 1.0f;
+            v[0] = from[0] * scale, v[1] = from[k] * scale;
+        }
+        uint32_t part[2];
+        cut_nearest(part, v[0], v[1]);
+        if (u == MT - 1) phi[j][h][u][0] = part[0], phi[j][h][u][1] = part[1];
+        else phi[j][h][u / 2 * 2][u % 2] = part[0], phi[j][h][u / 2 * 2 + 1][u % 2] = part[1];
+    }
+
+    float s[S][MT][4] = {}; /* S: channels g (0, 1) and g + 8 (2, 3) of the warp's 16, rows 8 u + 2 t, + 1 */
+    /* Where this lane's 8 bytes of token g are in a tile, those of g + 8 beyond them; and its row for ldmatrix. */
+    int own = (g * WIDE + ((2 * warp + t / 2) ^ twist(g))) * 2 + t % 2, beyond = 8 * WIDE * 2;
+    int of_matrix = (lane / 16 * 8 + lane % 8) * WIDE + ((2 * warp + lane / 8 % 2) ^ twist(lane % 8));
+    bool inside = begin + 16 * warp + 4 * t < p.cols; /* [4] channels of tokens g and g + 8 of the group */
+    XtBf16 *dx = p.dx + ((int64_t)group * GROUP + g) * k + begin + 16 * warp + 4 * t;
+    for (int now = 0; group >= 0; group -= slices, dx -= S * back, now = now + 1 == STAGES ? 0 : now + 1) {
+        __pipeline_wait_prior(STAGES - 2);
+        __syncthreads(); /* the group is there for all, and all are done with the one before it */
+        load();
+        __pipeline_commit();
+        const uint4 *stage = mhc_pre_stages + now * P::STAGE;
+        const char *record = (const char *)(stage + P::OF_RECORD);
+        if (p.share) {
+            const uint2 *for_s = (const uint2 *)(record + Record<P::PARTS>::for_s(S)) + lane;
+            uint32_t v[S][4];
+#pragma unroll
+            for (int j = 0; j < S; j++) load_transposed(v[j], stage + j * P::TILE + of_matrix);
+#pragma unroll
+            for (int part = P::PARTS - 1; part >= 0; part--)
+#pragma unroll
+                for (int u = 0; u < MT; u++) {
+                    uint2 b = for_s[(part * MT + u) * 32];
+#pragma unroll
+                    for (int j = 0; j < S; j++) mma_16(s[j][u], v[j][0], v[j][1], v[j][2], v[j][3], b.x, b.y);
+                }
+        }
+        if (!p.dx) continue;
+        uint4 du[MT];
+#pragma unroll
+        for (int u = 0; u < MT; u++) du[u] = ((const uint4 *)record)[u * 32 + lane];
+        auto two = [&](Piece(&to)[2], int tile) {
+            const XtBf16 *from = (const XtBf16 *)(stage + tile) + own * 4;
+            to[0] = xt_read<XtBf16, 4>(from), to[1] = xt_read<XtBf16, 4>(from + beyond * 4);
+        };
+        const float4 *mixing = (const float4 *)(record + Record<P::PARTS>::mixing(S)) + g;
+        const float2 *rest = (const float2 *)(record + Record<P::PARTS>::rest(S)) + g;
+        bool there[2] = {inside && (int64_t)group * GROUP + g < p.tokens, inside && (int64_t)group * GROUP + g + 8 < p.tokens};
+        Piece in[2], dout[S][2];
+        two(in, P::DH_IN);
+#pragma unroll
+        for (int j = 0; P::DOUT && j < S; j++) two(dout[j], P::OF_DOUT + j * P::TILE);
+#pragma unroll
+        for (int j = 0; j < S; j++) {
+            float w[2][4] = {}; /* channels 4 t + 2 h, + 1 of token g, then of g + 8 */
+            /* Pairs of units of 8 rows and the last unit, whose first part meets both of phi at once: small products first. */
+            static_assert(MT % 2 == 1, "pairs of units, and one");
+            const uint4 &end = du[MT - 1];
+            auto pairs = [&](int of_du, int of_phi) {
+#pragma unroll
+                for (int i = 0; i < MT - 1; i++) {
+                    int u = i / 2 * 2, h = i % 2;
+                    const uint4 &a = du[u + of_du];
+                    mma_16(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
+                }
+            };
+            pairs(1, 0);
+#pragma unroll
+            for (int h = 0; h < 2; h++) mma_8(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
+            pairs(0, 1);
+#pragma unroll
+            for (int h = 0; h < 2; h++) mma_16(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
+            pairs(0, 0);
+            Piece v[2], more[2];
+            two(v, j * P::TILE);
+            if constexpr (P::MORE) two(more, P::OF_MORE + j * P::TILE);
+#pragma unroll
+            for (int e = 0; e < 2; e++) { /* token g + 8 e */
+                float2 factor = rest[j * GROUP + 8 * e];
+                float m[4] = {};
+                if constexpr (P::DOUT) {
+                    float4 of = mixing[j * GROUP + 8 * e];
+                    m[0] = of.x, m[1] = of.y, m[2] = of.z, m[3] = of.w;
+                }
+                Piece to;
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float2 of_x = xt_load_two(v[e].word[h], XtBf16()), of_in = xt_load_two(in[e].word[h], XtBf16());
+                    float low = w[h][2 * e] + factor.y * of_x.x + factor.x * of_in.x,
+                          high = w[h][2 * e + 1] + factor.y * of_x.y + factor.x * of_in.y;
+#pragma unroll
+                    for (int o = 0; P::DOUT && o < S; o++) {
+                        float2 of_out = xt_load_two(dout[o][e].word[h], XtBf16());
+                        low += m[o] * of_out.x, high += m[o] * of_out.y;
+                    }
+                    if constexpr (P::MORE) {
+                        float2 of_more = xt_load_two(more[e].word[h], XtBf16());
+                        low += of_more.x, high += of_more.y;
+                    }
+                    __nv_bfloat162 pair = xt_store_two(low, high, XtBf16());
+                    memcpy(&to.word[h], &pair, sizeof pair);
+                }
+                if (there[e]) xt_write(dx + j * p.cols + 8 * e * k, to);
+            }
+        }
+    }
+    if (!p.share) return;
+    float *share = p.share + (int64_t)blockIdx.y * 8 * MT * k;
+#pragma unroll
+    for (int i = 0; i < S * MT * 4; i++) {
+        int j = i / (MT * 4), u = i / 4 % MT, e = i % 4;
+        int64_t of_s = begin + 16 * warp + g + e / 2 * 8;
+        if (of_s < p.cols) share[(8 * u + 2 * t + e % 2) * k + j * p.cols + of_s] = s[j][u][e];
+    }
+}
+
+/* The shapes the library runs: 3 blocks of 4 warps with 168 registers a thread and 72 KB each, or as many as there is memory for. */
+template <int S, bool DOUT, bool MORE> using DxDefault = DxShape<S, DOUT, MORE, 4, 3, S == 2 ? 4 : DOUT && MORE ? 2 : 3>;
+static constexpr int64_t DX_BLOCKS = 3 * 132; /* at once; decides about the slices, on any device */
+
+/* As many slices as make no more blocks than run at once: each costs a part of share, which is written and read again. */
+static int64_t dx_slices(int64_t groups, int64_t cols) {
+    int64_t count = DX_BLOCKS / xt_divide_up(cols, DxDefault<4, true, false>::COLS), most = groups / 2;
+    if (count > most) count = most;
+    return count < 1 ? 1 : count;
+}
+
+template <typename P> static XtStatus dx_mma_as(const DxMma &d, int64_t slices) {
+    if (P::BYTES > 48 * 1024) {
+        XtStatus status = xt_cuda_error(
+            "mhc_pre_bwd", cudaFuncSetAttribute(mhc_pre_dx_mma_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, P::BYTES));
+        if (status != XT_OK) return status;
+    }
+    xt_launch(mhc_pre_dx_mma_kernel<P>, dim3(xt_blocks(d.cols, P::COLS), (unsigned)slices), P::THREADS, P::BYTES, d);
+    return XT_OK;
+}
+template <int S> static XtStatus dx_mma(const DxMma &d, int64_t slices) {
+    bool dout = d.dx && d.dout, more = d.dx && d.more;
+    if (dout && more) return dx_mma_as<DxDefault<S, true, true>>(d, slices);
+    if (dout) return dx_mma_as<DxDefault<S, true, false>>(d, slices);
+    if (more) return dx_mma_as<DxDefault<S, false, true>>(d, slices);
+    return dx_mma_as<DxDefault<S, false, false>>(d, slices);
+}
+
+#endif
