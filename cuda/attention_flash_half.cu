@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
     T *q_tile = (T *)room, *kv_tiles = q_tile + ROWS * PITCH; // [ROWS, PITCH], [2][K and V][TILE, PITCH]
     int all_heads = (int)(p.batch * p.heads), head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
     int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: those with the most keys start first
-    int64_t b = head / p.heads, h = head % p.heads, g = h / (p.heads / p.kv_heads);
+    int heads = (int)p.heads;
+    int64_t b = head / heads, h = head % heads, g = head % heads / (heads / (int)p.kv_heads);
     const T *q = (const T *)p.q + b * p.q_stride[0] + h * p.q_stride[1]; // [sq, D]
     const T *k = (const T *)p.k + b * p.k_stride[0] + g * p.k_stride[1]; // [skv, D]
     const T *v = (const T *)p.v + b * p.v_stride[0] + g * p.v_stride[1]; // [skv, D]
@@ -146,7 +147,8 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     T *kv_tiles = dout_tile + ROWS * PITCH;                    // [2][K and V][TILE, PITCH]
     int all_heads = (int)(p.batch * p.heads), head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
     int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: those with the most keys start first
-    int64_t b = head / p.heads, h = head % p.heads, g = h / (p.heads / p.kv_heads);
+    int heads = (int)p.heads;
+    int64_t b = head / heads, h = head % heads, g = head % heads / (heads / (int)p.kv_heads);
     const T *q = (const T *)p.q + b * p.q_stride[0] + h * p.q_stride[1];             // [sq, D]
     const T *dout = (const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1]; // [sq, D]
     const T *out = (const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1];     // [sq, D]
@@ -242,8 +244,8 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     float *stat_tiles = (float *)(q_tiles + 2 * 2 * TILE * PITCH); // [2][lse and delta][TILE]
     int all_heads = (int)(p.batch * p.kv_heads), kv_head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
     int first = (int)(blockIdx.x / all_heads) * ROWS; // causal: those with the most queries start first
-    int group = (int)(p.heads / p.kv_heads);
-    int64_t b = kv_head / p.kv_heads, g = kv_head % p.kv_heads;
+    int kv_heads = (int)p.kv_heads, group = (int)p.heads / kv_heads;
+    int64_t b = kv_head / kv_heads, g = kv_head % kv_heads;
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place<P>();
 
@@ -257,7 +259,10 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
         fetch_tile<P, TILE>(tile, (const T *)p.q + b * p.q_stride[0] + h * p.q_stride[1], p.q_stride[2], start, sq);
         fetch_tile<P, TILE>(tile + TILE * PITCH, (const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1], p.dout_stride[2],
                             start, sq);
-        for (int x = threadIdx.x; x < 2 * TILE; x += P::THREADS) {
+#pragma unroll
+        for (int n = 0; n < (2 * TILE + P::THREADS - 1) / P::THREADS; n++) {
+            int x = n * P::THREADS + threadIdx.x;
+            if (2 * TILE % P::THREADS != 0 && x >= 2 * TILE) break;
             int i = start + x % TILE;
             const float *from = stats + (x < TILE ? 0 : p.batch * p.heads * sq) + row + (i < sq ? i : 0);
             __pipeline_memcpy_async(stat_tile + x, from, 4, i < sq ? 0 : 4);
@@ -339,7 +344,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
 /* Head dim, warps, strips, tile, columns, hold, blocks. */
-template <int D> struct Plans;
+template <int D, bool NARROW = false> struct Plans; // NARROW: for 99 KB of shared memory
 template <> struct Plans<32> {
     using Forward = Plan<32, 4, 2, 64, 64, true, 3>;
     using Dq = Plan<32, 4, 2, 64, 32, true, 3>;
@@ -360,7 +365,13 @@ template <> struct Plans<128> {
     using Dq = Plan<128, 4, 2, 32, 32, false, 2>;
     using Dkv = Plan<128, 4, 1, 64, 64, false, 2>;
 };
+template <> struct Plans<128, true> {
+    using Forward = Plan<128, 4, 2, 32, 32, false, 2>;
+    using Dq = Plan<128, 4, 1, 32, 32, false, 2>;
+    using Dkv = Plan<128, 4, 1, 32, 32, false, 2>;
+};
 
+/* Whether this file does it: what forward and backward have in common. */
 template <typename P> static bool fits(const P *p) {
     float scale = (float)(p->scale * LOG2_E);
     if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return false;
@@ -375,6 +386,7 @@ template <typename P> static bool fits(const P *p) {
 /* Calls f(T(), Plans<D>()). */
 template <typename F> static XtStatus by_shape(XtDtype dtype, int64_t dim, F f) {
     auto with = [&](auto plans) { return dtype == XT_BFLOAT16 ? f(XtBf16(), plans) : f(XtF16(), plans); };
+    if (dim == 128 && xt_shared_limit() < Plans<128>::Dkv::BACKWARD_BYTES) return with(Plans<128, true>());
     return dim == 32 ? with(Plans<32>()) : dim == 64 ? with(Plans<64>()) : dim == 96 ? with(Plans<96>()) : with(Plans<128>());
 }
 

@@ -91,17 +91,20 @@ template <typename P> __device__ static uint32_t turned_of(const void *tile) {
     return (uint32_t)__cvta_generic_to_shared(tile) + 2 * (lane % 16 * P::PITCH + lane / 16 * 8);
 }
 
-/* Starts the copy of rows first ... first + COUNT - 1 of x; zeros from row `rows` on. */
+/* Starts the copy of rows first ... first + COUNT - 1 of x; zeros from row `rows` on, whose addresses are not read. */
 template <typename P, int COUNT, typename T>
 __device__ static void fetch_tile(T *tile, const T *x, int64_t stride, int first, int rows) { // tile [COUNT, PITCH], x [rows, D]
-    constexpr int PIECES = P::D / 8, ALL = COUNT * PIECES;
+    constexpr int PIECES = P::D / 8, LANES = PIECES % 8 == 0 ? PIECES : 4, STEP = P::THREADS / LANES; // LANES to a row
+    int row = threadIdx.x / LANES, c = threadIdx.x % LANES, left = rows - first - row;
+    T *to = tile + row * P::PITCH + 8 * c;
+    const T *from = x + (first + row) * stride + 8 * c;
 #pragma unroll
-    for (int n = 0; n < (ALL + P::THREADS - 1) / P::THREADS; n++) {
-        int index = n * P::THREADS + threadIdx.x, row = index / PIECES, c = index % PIECES;
-        if (ALL % P::THREADS != 0 && index >= ALL) break;
-        bool there = first + row < rows;
-        __pipeline_memcpy_async(tile + row * P::PITCH + 8 * c, x + (there ? (first + row) * stride : 0) + 8 * c, 16,
-                                there ? 0 : 16);
+    for (int n = 0; n < (COUNT + STEP - 1) / STEP; n++) {
+        if (COUNT % STEP != 0 && n * STEP + row >= COUNT) break;
+#pragma unroll
+        for (int j = 0; j < PIECES; j += LANES)
+            __pipeline_memcpy_async(to + n * STEP * P::PITCH + 8 * j, from + 8 * j, 16, n * STEP < left ? 0 : 16);
+        from += STEP * stride;
     }
 }
 
