@@ -8,6 +8,8 @@
 
 XtStatus xt_cuda_attention_flash_fwd(const XtAttentionFwd *p); /* what does not suit it goes to the next */
 XtStatus xt_cuda_attention_flash_bwd(const XtAttentionBwd *p);
+XtStatus xt_cuda_attention_flash_half_fwd(const XtAttentionFwd *p); /* flash of bfloat16 and float16; hands on likewise */
+XtStatus xt_cuda_attention_flash_half_bwd(const XtAttentionBwd *p);
 XtStatus xt_cuda_attention_materialized_fwd(const XtAttentionFwd *p);
 XtStatus xt_cuda_attention_materialized_bwd(const XtAttentionBwd *p);
 XtStatus xt_cuda_attention_reference_fwd(const XtAttentionFwd *p); /* any shape, any strides */
@@ -18,6 +20,30 @@ template <typename I> __host__ __device__ inline I xt_visible_columns(bool causa
     if (!causal) return skv;
     I seen = skv - (sq - row) + 1;
     return seen < 0 ? 0 : seen;
+}
+
+/* ---- what both kinds of flash ask of a call ------------------------------------------------------------------------------------ */
+
+/* Whether every row of x [batch, heads, rows, D] starts at a multiple of 16 bytes; `width` elements have these. */
+inline bool xt_attention_aligned(const void *x, const int64_t stride[3], int64_t batch, int64_t heads, int64_t rows, int width) {
+    const int64_t shape[3] = {batch, heads, rows};
+    for (int i = 0; i < 3; i++)
+        if (shape[i] > 1 && stride[i] % width != 0) return false;
+    return (uintptr_t)x % 16 == 0;
+}
+
+/* Whether there is something to do, and rows, heads and blocks of 64 rows can be counted in 32 bits. */
+template <typename P> inline bool xt_attention_fits_int(const P *p) {
+    const int64_t most = 1 << 30;
+    if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0 || p->sq >= most || p->skv >= most) return false;
+    if (p->batch >= most || p->heads >= most || p->batch * p->heads >= most) return false;
+    return p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, 64) < most;
+}
+
+/* Lets a kernel have that much shared memory. */
+template <typename Kernel> inline XtStatus xt_attention_allow(Kernel kernel, int bytes) {
+    if (bytes <= 48 * 1024) return XT_OK;
+    return xt_cuda_error("attention", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
 #endif

@@ -1,4 +1,5 @@
 /* attention_flash.cu - attention of float32 that keeps the scores on the chip; strict float32 products on the CUDA cores.
+ * bfloat16 and float16 are in attention_flash_half.cu.
  *
  *     forward   S = scale Q K^T tile by tile; running maximum m and sum l of each row:
  *               m' = max(m, max_j s_j);  p_j = exp(s_j - m');  l = l exp(m - m') + sum_j p_j;  o = o exp(m - m') + sum_j p_j v_j
@@ -20,7 +21,7 @@
  * again for every 64 rows, mostly from L2. exp is exp2 (2 ulp) with log2 e in the scale. Deterministic: tiles in order, then heads
  * in order.
  *
- * What it does not do (other dtypes and head dims, rows not aligned to 16 bytes, TF32 on long rows) the materialized way does.
+ * What neither does (float64, other head dims, rows not aligned to 16 bytes, TF32 on long rows) the materialized way does.
  */
 #include "attention.cuh"
 
@@ -452,35 +453,23 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
-/* Whether every row of x [batch, heads, rows, D] starts at a multiple of 16 bytes. */
 static bool aligned(const void *x, const int64_t stride[3], int64_t batch, int64_t heads, int64_t rows) {
-    const int64_t shape[3] = {batch, heads, rows};
-    for (int i = 0; i < 3; i++)
-        if (shape[i] > 1 && stride[i] % 4 != 0) return false;
-    return (uintptr_t)x % 16 == 0;
+    return xt_attention_aligned(x, stride, batch, heads, rows, 4);
 }
-
 /* Whether this file does it: what forward and backward have in common. */
 template <typename P> static bool fits(const P *p) {
-    const int64_t most = 1 << 30;
     if (p->dtype != XT_FLOAT32 || (p->dim != 32 && p->dim != 64 && p->dim != 128)) return false;
     if (p->tf32 && p->skv > TF32_COLUMNS) return false;
-    if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0 || p->sq >= most || p->skv >= most) return false;
-    if (p->batch >= most || p->heads >= most || p->batch * p->heads >= most) return false;
-    if (p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, ROWS) >= most) return false;
-    return aligned(p->q, p->q_stride, p->batch, p->heads, p->sq) && aligned(p->k, p->k_stride, p->batch, p->kv_heads, p->skv) &&
-           aligned(p->v, p->v_stride, p->batch, p->kv_heads, p->skv) && aligned(p->out, p->out_stride, p->batch, p->heads, p->sq);
+    return xt_attention_fits_int(p) && aligned(p->q, p->q_stride, p->batch, p->heads, p->sq) &&
+           aligned(p->k, p->k_stride, p->batch, p->kv_heads, p->skv) && aligned(p->v, p->v_stride, p->batch, p->kv_heads, p->skv) &&
+           aligned(p->out, p->out_stride, p->batch, p->heads, p->sq);
 }
-
-template <typename Kernel> static XtStatus allow(Kernel kernel, int bytes) {
-    if (bytes <= 48 * 1024) return XT_OK;
-    return xt_cuda_error("attention", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
+template <typename P> static bool is_half(const P *p) { return p->dtype == XT_BFLOAT16 || p->dtype == XT_FLOAT16; }
 
 template <int D> static XtStatus forward(const XtAttentionFwd *p) {
     constexpr int BYTES = FORWARD_BYTES<D>;
     if (BYTES > xt_shared_limit()) return xt_cuda_attention_materialized_fwd(p);
-    XtStatus status = allow(flash_forward_kernel<D>, BYTES);
+    XtStatus status = xt_attention_allow(flash_forward_kernel<D>, BYTES);
     if (status != XT_OK) return status;
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);
     xt_launch(flash_forward_kernel<D>, blocks, THREADS, BYTES, *p);
@@ -491,8 +480,8 @@ template <int D> static XtStatus backward(const XtAttentionBwd *p) {
     constexpr int BYTES = BACKWARD_BYTES<D>;
     if (BYTES > xt_shared_limit()) return xt_cuda_attention_materialized_bwd(p);
     XtScratch deltas;
-    XtStatus status = allow(flash_dq_kernel<D>, BYTES);
-    if (status == XT_OK) status = allow(flash_dkv_kernel<D>, BYTES);
+    XtStatus status = xt_attention_allow(flash_dq_kernel<D>, BYTES);
+    if (status == XT_OK) status = xt_attention_allow(flash_dkv_kernel<D>, BYTES);
     if (status == XT_OK) status = deltas.allocate((size_t)(p->batch * p->heads * p->sq) * sizeof(float));
     if (status != XT_OK) return status;
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);
@@ -503,11 +492,13 @@ template <int D> static XtStatus backward(const XtAttentionBwd *p) {
 }
 
 XtStatus xt_cuda_attention_flash_fwd(const XtAttentionFwd *p) {
+    if (is_half(p)) return xt_cuda_attention_flash_half_fwd(p);
     if (!fits(p)) return xt_cuda_attention_materialized_fwd(p);
     return p->dim == 32 ? forward<32>(p) : p->dim == 64 ? forward<64>(p) : forward<128>(p);
 }
 
 XtStatus xt_cuda_attention_flash_bwd(const XtAttentionBwd *p) {
+    if (is_half(p)) return xt_cuda_attention_flash_half_bwd(p);
     if (!fits(p) || !aligned(p->dout, p->dout_stride, p->batch, p->heads, p->sq) ||
         !aligned(p->dq, p->dq_stride, p->batch, p->heads, p->sq) || !aligned(p->dk, p->dk_stride, p->batch, p->kv_heads, p->skv) ||
         !aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv))

@@ -443,6 +443,38 @@ except (ValueError, NotImplementedError) as error:
     assert "cublas" in done.stdout
 
 
+# ---- attention --------------------------------------------------------------------------------------------------------------------
+
+
+def attend(backend: str, tensors: list[xt.Tensor], causal: bool) -> tuple[list[np.ndarray], tuple[int, int]]:
+    """[out, dq, dk, dv] of q, k, v, dout, and the launches of forward and backward."""
+    q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
+    out = []
+    forward = spent(lambda: out.append(_C.scaled_dot_product_attention(q, k, v, causal, None, True, backend)))
+    backward = spent(lambda: out[0].backward(tensors[3]))
+    return [array(t) for t in (out[0], q.grad, k.grad, v.grad)], (forward["launches"], backward["launches"])
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str, dim: int) -> None:
+    """Tails of tiles, more queries than keys, shared kv heads, heads between rows in memory; one launch forward, two backward."""
+    rng = np.random.default_rng(dim)
+    unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    for sq, skv, causal in [(1, 65, False), (64, 64, True), (129, 129, True), (300, 257, True), (127, 511, False)]:
+        shapes = [(2, sq, 4, dim), (2, skv, 2, dim), (2, skv, 2, dim), (2, sq, 4, dim)]
+        host = [xt.tensor(rng.standard_normal(shape)).to(getattr(xt, dtype)) for shape in shapes]
+        low = [t.to("cuda").transpose(1, 2) for t in host]
+        exact, plain = attend("reference", [t.to(xt.float64).to("cuda").transpose(1, 2) for t in host], causal)
+        naive, _ = attend("materialized", low, causal)
+        ours, launches = attend("flash", low, causal)
+        assert launches == plain and launches[0] == 1  # of the reference: 1 and 2, and what a backward has besides
+        assert all(np.array_equal(a, b) for a, b in zip(ours, attend("flash", low, causal)[0]))
+        for name, a, b, c in zip(["out", "dq", "dk", "dv"], ours, naive, exact):
+            error, allowed = np.linalg.norm(a - c), 2 * max(np.linalg.norm(b - c), unit * np.linalg.norm(c))
+            assert error <= allowed, f"{name} {sq, skv, causal}: {error} of {np.linalg.norm(c)}, allowed {allowed}"
+
+
 # ---- other libraries -----------------------------------------------------------------------------------------------------------------
 
 
