@@ -252,6 +252,7 @@ class Trainer:
         if math.isfinite(loss) and math.isfinite(norm):
             return numbers
         self._guard = None  # whoever repairs the model may go on
+        self.optimizer.settle()
         if self.step >= step.number:
             self.step = step.number - 1
             self._gradients(step.pieces, step.total)
