@@ -418,7 +418,9 @@ typedef struct XtAttentionBwd {
  *   p *= 1 - lr * weight_decay;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
  *   p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
  * p and g have `dtype`; m, v and master (or NULL: p is the master) have ACC. Computed in ACC; p is the rounded master when given.
- * guard: one float on the device, or NULL; when it is NaN or Inf nothing is written. */
+ * guard: one float on the device, or NULL; when it is NaN or Inf no tensor is written.
+ * missed: one int64 on the device, or NULL: how many of the `step` steps a guard has stopped before this one; where the formula says
+ * step, step - missed is meant. missed_after, elsewhere, or NULL: gets missed, plus 1 when the guard stops this step too. */
 typedef struct XtAdamWItem {
     void *p, *m, *v, *master;
     const void *g;
@@ -431,7 +433,9 @@ typedef struct XtAdamW {
     int64_t count;
     double lr, beta1, beta2, eps;
     int64_t step;       /* >= 1, the step being taken */
-    const float *guard; /* borrows */
+    const float *guard; /* borrows, as the others do */
+    const int64_t *missed;
+    int64_t *missed_after; /* NULL without missed */
 } XtAdamW;
 
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */

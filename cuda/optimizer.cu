@@ -31,7 +31,7 @@ static const int PARAMETER_BYTES = 32764;
 #else
 static const int PARAMETER_BYTES = 4096;
 #endif
-static const int OTHER_BYTES = 128; /* of them for the kernel's other parameters */
+static const int OTHER_BYTES = 160; /* of them for the kernel's other parameters */
 
 /* Item i owns the pieces first[i] .. first[i + 1] - 1. An int is enough for 2^44 elements. */
 template <typename Item> struct Table {
@@ -116,9 +116,28 @@ typedef struct AdamWTensor {
     bool wide; /* all pointers take accesses of 16 bytes */
 } AdamWTensor;
 
-/* One step of the elements [begin, end) of a tensor, W at a time; end - begin is a multiple of W. */
+/* What the guards of earlier steps have stopped. missed, after [1]; lr and step as in XtAdamW. */
+typedef struct AdamWHistory {
+    const int64_t *missed;
+    int64_t *after;
+    double lr;
+    int64_t step;
+} AdamWHistory;
+static_assert(sizeof(AdamWBoth) + sizeof(AdamWHistory) + sizeof(float *) <= OTHER_BYTES, "beside a table");
+
+/* b^n, n >= 0. */
+__device__ inline double power(double b, int64_t n) {
+    double result = 1;
+    for (; n > 0; n >>= 1, b *= b)
+        if (n & 1) result *= b;
+    return result;
+}
+
+/* One step of the elements [begin, end) of a tensor, W at a time; end - begin is a multiple of W. step_size and root2 stand in for those
+ * of `number`. */
 template <typename T, int W>
-__device__ inline void adamw_range(const AdamWTensor &t, const AdamWNumbers<XtAcc<T>> &number, int64_t begin, int64_t end) {
+__device__ inline void adamw_range(const AdamWTensor &t, const AdamWNumbers<XtAcc<T>> &number, XtAcc<T> step_size, XtAcc<T> root2,
+                                   int64_t begin, int64_t end) {
     typedef XtAcc<T> A;
     typedef XtVector<A, W> Vector;
     const A decay = (A)t.decay;
@@ -135,7 +154,7 @@ __device__ inline void adamw_range(const AdamWTensor &t, const AdamWNumbers<XtAc
         for (int j = 0; j < W; j++) {
             m.at[j] = number.beta1 * m.at[j] + number.rest1 * g.at[j];
             v.at[j] = number.beta2 * v.at[j] + number.rest2 * g.at[j] * g.at[j];
-            w.at[j] = w.at[j] * decay - number.step_size * m.at[j] / (sqrt(v.at[j]) / number.root2 + number.eps);
+            w.at[j] = w.at[j] * decay - step_size * m.at[j] / (sqrt(v.at[j]) / root2 + number.eps);
         }
         xt_write((A *)t.m + i, xt_piece(m));
         xt_write((A *)t.v + i, xt_piece(v));
@@ -144,10 +163,15 @@ __device__ inline void adamw_range(const AdamWTensor &t, const AdamWNumbers<XtAc
     }
 }
 
-/* Grid: one block a piece. guard [1] or NULL is read here, as the norm is below: the host does not wait for it. */
+/* Grid: one block a piece. guard [1] or NULL is read here, as the norm is below: the host does not wait for it. The same goes for the
+ * number of missed steps; as long as there are none, the numbers are the host's. Several tables write the same to history.after. */
 __global__ void __launch_bounds__(THREADS, 3)
-    adamw_kernel(const __grid_constant__ Table<AdamWTensor> table, const __grid_constant__ AdamWBoth both, const float *guard) {
-    if (guard && !isfinite(*guard)) return;
+    adamw_kernel(const __grid_constant__ Table<AdamWTensor> table, const __grid_constant__ AdamWBoth both, const float *guard,
+                 const AdamWHistory history) {
+    const int64_t missed = history.missed ? *history.missed : 0;
+    const bool stopped = guard && !isfinite(*guard);
+    if (history.after && blockIdx.x == 0 && threadIdx.x == 0) *history.after = missed + stopped;
+    if (stopped) return;
     const int item = item_of(table, blockIdx.x);
     const AdamWTensor &t = table.item[item];
     const int64_t begin = (int64_t)((int)blockIdx.x - table.first[item]) * PIECE;
@@ -156,13 +180,21 @@ __global__ void __launch_bounds__(THREADS, 3)
         using T = decltype(zero);
         constexpr int W = XT_WIDTH<XtAcc<T>>; /* 16 bytes of the moments, 8 or 16 of p and g: all of them without gaps */
         const int64_t middle = t.wide ? end - (end - begin) % W : begin;
-        adamw_range<T, W>(t, numbers_for(both, XtAcc<T>()), begin, middle);
-        adamw_range<T, 1>(t, numbers_for(both, XtAcc<T>()), middle, end);
+        const AdamWNumbers<XtAcc<T>> &number = numbers_for(both, XtAcc<T>());
+        XtAcc<T> step_size = number.step_size, root2 = number.root2;
+        if (missed) {
+            const int64_t step = history.step - missed;
+            step_size = (XtAcc<T>)(history.lr / (1 - power(both.of_double.beta1, step)));
+            root2 = (XtAcc<T>)sqrt(1 - power(both.of_double.beta2, step));
+        }
+        adamw_range<T, W>(t, number, step_size, root2, begin, middle);
+        adamw_range<T, 1>(t, number, step_size, root2, middle, end);
     });
 }
 
 XtStatus xt_cuda_adamw(const XtAdamW *p) {
     const AdamWBoth both = {adamw_numbers<float>(p), adamw_numbers<double>(p)};
+    const AdamWHistory history = {p->missed, p->missed_after, p->lr, p->step};
     int64_t numel = 0;
     by_tables<AdamWTensor>(
         p->count,
@@ -181,7 +213,9 @@ XtStatus xt_cuda_adamw(const XtAdamW *p) {
             numel += from->numel;
             return t;
         },
-        [&](const Table<AdamWTensor> &table, int pieces) { xt_launch(adamw_kernel, pieces, THREADS, 0, table, both, p->guard); });
+        [&](const Table<AdamWTensor> &table, int pieces) {
+            xt_launch(adamw_kernel, pieces, THREADS, 0, table, both, p->guard, history);
+        });
     return xt_launched("adamw", p->count, numel);
 }
 

@@ -196,6 +196,39 @@ def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> No
     assert np.isfinite(after).all() and not np.array_equal(after, before)
 
 
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_after_a_bad_step_a_repaired_run_goes_on_as_if_it_had_not_been(tmp_path, data, every: int) -> None:
+    """Same bits in the end: nothing of the bad step, and of those queued behind it, is left; their batches come again."""
+    whole = Trainer(options(data, tmp_path / "whole"), quiet=True)
+    whole.run()
+    xt.manual_seed(0)
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    trainer._read_every = every
+    weight = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
+    next_batch, kept, states = trainer.loader.next_batch, [], []
+
+    def poisoned():
+        if trainer.step == 4 and not kept:
+            states.append((trainer.loader.state_dict(), xt.get_rng_state()))
+            kept.append(weight.detach()[1, 2].item())
+            with xt.no_grad():
+                weight[1, 2] = math.nan
+        return next_batch()
+
+    trainer.loader.next_batch = poisoned
+    for _ in range(2):  # unrepaired it fails in the same place
+        with pytest.raises(NonFiniteError, match="step 5: "):
+            trainer.run()
+        assert trainer.step == 4
+        assert (trainer.loader.state_dict(), xt.get_rng_state()) == states[0]
+        assert {s["step"] for s in trainer.optimizer.state_dict()["state"].values()} == {4}
+    with xt.no_grad():
+        weight[1, 2] = kept[0]
+    assert trainer.run().step == 8
+    assert [r["loss"] for r in metrics(tmp_path / "run")] == [r["loss"] for r in metrics(tmp_path / "whole")]
+    assert weights(tmp_path / "run" / "checkpoint-00000008") == weights(tmp_path / "whole" / "checkpoint-00000008")
+
+
 def test_a_loss_that_is_not_finite_stops_a_late_step_too(tmp_path, data) -> None:
     """Also where the gradients are finite: the guard sees both."""
     trainer = Trainer(options(data, tmp_path / "run", save_every=0), quiet=True)

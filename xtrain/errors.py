@@ -16,4 +16,6 @@ class CheckpointError(ValueError):
 
 
 class NonFiniteError(FloatingPointError):
-    """The loss or a gradient became NaN or infinite; the last checkpoint on disk is from before that step."""
+    """The loss or a gradient became NaN or infinite. The last checkpoint on disk is from before that step, and the
+    Trainer stands before it too.
+    """

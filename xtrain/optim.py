@@ -161,6 +161,9 @@ class AdamW(Optimizer):
     exact value; the parameter is its rounding. One call of the core per group updates all its parameters; gradients may
     be None (not updated). State per parameter: step, exp_avg, exp_avg_sq and, for 16-bit dtypes, master. `foreach` and
     `fused` are accepted and have no effect.
+
+    A step that its guard stops is no step: t does not count it. On a GPU, where nobody waits for the guard, the device
+    keeps the number of those that were stopped (state `missed`); `state_dict` and `settle` take them out of `step`.
     """
 
     def __init__(
@@ -210,17 +213,43 @@ class AdamW(Optimizer):
             loaded["master"] = param.detach().to(_C.float32)
         return loaded
 
+    @staticmethod
+    def _on_host(guard):
+        """Whether its value is there without a wait."""
+        return not isinstance(guard, _Tensor) or guard.device.type == "cpu"
+
+    def settle(self):
+        """Takes the steps that their guards have stopped out of every state's `step`. Waits for the device, if any were
+        guarded there.
+        """
+        counts = {}
+        for state in self.state.values():
+            missed = state.pop("missed", None)
+            if missed is not None:
+                if id(missed) not in counts:
+                    counts[id(missed)] = missed, missed.item()
+                state["step"] -= counts[id(missed)][1]
+
+    def state_dict(self):
+        """Optimizer.state_dict, settled."""
+        self.settle()
+        return super().state_dict()
+
     @no_grad()
     def step(self, closure=None, *, guard=None):
         """Updates every parameter that has a gradient.
 
         guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients; when it turns out to
-        be NaN or infinite, no parameter and no moment is changed, though nobody has waited for its value.
+        be NaN or infinite, no parameter and no moment is changed and no step is counted, though nobody has waited for
+        its value.
         """
         self._refuse_closure(closure)
+        on_host = self._on_host(guard)
+        if on_host and isinstance(guard, _Tensor) and guard.ndim == 0 and not math.isfinite(guard.item()):
+            return
         all_state = self.state
         for group in self.param_groups:
-            batches = {}  # (dtype, device, step) -> lists for one call; usually there is a single one
+            batches = {}  # (dtype, device, step, missed) -> lists for one call; usually there is a single one
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
@@ -229,7 +258,7 @@ class AdamW(Optimizer):
                 if state is None:
                     state = all_state[param] = self._start(param)
                 step = state["step"] + 1
-                key = (param.dtype, param.device, step)
+                key = (param.dtype, param.device, step, id(state.get("missed")))
                 batch = batches.get(key)
                 if batch is None:
                     batch = batches[key] = ([], [], [], [], [], [])
@@ -242,7 +271,13 @@ class AdamW(Optimizer):
                     masters.append(state["master"])
                 states.append(state)
             beta1, beta2 = group["betas"]
-            for (_, _, step), (params, grads, exp_avgs, exp_avg_sqs, masters, states) in batches.items():
+            for (_, device, step, _), (params, grads, exp_avgs, exp_avg_sqs, masters, states) in batches.items():
+                missed, after = states[0].get("missed"), None
+                if not on_host and any(param.numel() for param in params):
+                    missed = _C.full((), 0, _C.int64, device) if missed is None else missed
+                    after = _C.empty(
+                        (), _C.int64, device
+                    )  # another tensor: who sits this step out keeps the old number
                 _adamw(
                     params,
                     grads,
@@ -256,9 +291,13 @@ class AdamW(Optimizer):
                     group["weight_decay"],
                     step,
                     guard,
+                    missed,
+                    after,
                 )
                 for state in states:  # only after the update went through
                     state["step"] = step
+                    if after is not None:
+                        state["missed"] = after
 
 
 class SGD(Optimizer):

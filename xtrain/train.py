@@ -76,7 +76,9 @@ def train(
 
 @dataclass
 class _Step:
-    """A step that has been queued: loss and norm are on the device. numbers: its metrics, once they have been read."""
+    """A step that has been queued: loss and norm are on the device. loader and rng: the states before it. numbers: its
+    metrics, once they have been read.
+    """
 
     number: int
     lr: float
@@ -84,6 +86,8 @@ class _Step:
     pieces: list[Any]
     loss: Any
     norm: Any
+    loader: dict[str, int]
+    rng: Any
     numbers: dict[str, float] | None = None
 
 
@@ -193,7 +197,9 @@ class Trainer:
 
         The batch is processed in `grad_accum` pieces; each adds the *sum* of its token losses divided by the tokens of
         the whole batch, so the gradient does not depend on how the batch is split. Raises NonFiniteError, and then
-        neither parameters nor moments have changed.
+        the trainer stands where the last good step left it: `step`, parameters, moments, the loader's position and the
+        random state. Who repairs the cause may call train_step or run again, which begins with the batch that failed
+        (`trainer.loader.next_batch()` leaves it out), or save; nothing repaired, the same step fails again.
         """
         step = self._queue_step()
         return self._sound(step, self._read([step])[0])
@@ -201,6 +207,7 @@ class Trainer:
     def _queue_step(self) -> _Step:
         """A step as far as it goes without waiting for the device."""
         config, settings = self.config, self.config.optim
+        loader, rng = self.loader.state_dict(), _C.get_rng_state()
         ids, targets = self.loader.next_batch()
         total = max(int(np.count_nonzero(targets != -100)), 1)
         pieces = [
@@ -215,7 +222,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss, norm = self._gradients(pieces, total)
-        step = _Step(self.step + 1, lr, total, pieces, loss, norm)
+        step = _Step(self.step + 1, lr, total, pieces, loss, norm, loader, rng)
         if self._read_every == 1:
             self._sound(step, self._read([step])[0])  # raises before anything is changed
             self.optimizer.step()
@@ -247,15 +254,22 @@ class Trainer:
         return [step.numbers for step in steps]
 
     def _sound(self, step: _Step, numbers: dict[str, float]) -> dict[str, float]:
-        """`numbers`, or NonFiniteError. A step that is found bad late is repeated: nothing has changed since."""
+        """`numbers`, or NonFiniteError, and then everything is as before that step. One that is found bad late is
+        repeated for the diagnosis: nothing has changed since.
+        """
         loss, norm = numbers["loss"], numbers["grad_norm"]
         if math.isfinite(loss) and math.isfinite(norm):
             return numbers
         self._guard = None  # whoever repairs the model may go on
+        self.optimizer.settle()
         if self.step >= step.number:
             self.step = step.number - 1
+            _C.set_rng_state(step.rng)
             self._gradients(step.pieces, step.total)
-        raise self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
+        error = self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
+        self.loader.load_state_dict(step.loader)
+        _C.set_rng_state(step.rng)
+        raise error
 
     def _nonfinite(self, loss: float, norm: float, pieces: list[Any]) -> NonFiniteError:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
@@ -322,7 +336,10 @@ class Trainer:
     # ---- the run
 
     def run(self) -> Result:
-        """Train to the end or to a signal; metrics, evaluations, checkpoints and the plot go to the run's directory."""
+        """Train to the end or to a signal; metrics, evaluations, checkpoints and the plot go to the run's directory.
+
+        After a NonFiniteError (see train_step) it may be called again, and goes on after the last good step.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -82,11 +82,13 @@ static XtStatus adamw_pieces(void *context, int64_t begin, int64_t end) {
 
 XtStatus xt_cpu_adamw(const XtAdamW *p) {
     Run run = {.params = p};
-    if (p->guard && !isfinite(*p->guard)) return XT_OK;
+    const bool stopped = p->guard && !isfinite(*p->guard);
+    if (p->missed_after) *p->missed_after = *p->missed + stopped;
+    if (stopped) return XT_OK;
     XtStatus status = run_allocate(&run, "adamw", p->count);
     if (status != XT_OK) return status;
     for (int64_t t = 0; t < p->count; t++) run.first[t + 1] = run.first[t] + pieces_of(p->items[t].numel);
-    double step = (double)p->step;
+    double step = (double)(p->step - (p->missed ? *p->missed : 0));
     run.number = (AdamWNumbers){
         .beta1 = p->beta1,
         .beta2 = p->beta2,

@@ -16,7 +16,7 @@
 #include "../backend/backend.h"
 #include "../kernels.h"
 
-#define XT_MAX_ARGS 12
+#define XT_MAX_ARGS 14
 #define XT_MAX_OUTPUTS 64
 
 typedef enum XtArgKind {

@@ -52,6 +52,18 @@ static XtStatus adamw_forward(XtCall *c) {
         XT_TRY(xt_check_dtype(c->op, "guard", guard, XT_FLOAT32));
         XT_TRY(xt_check_ndim(c->op, "guard", guard, 0, 0));
     }
+    XtTensor *missed = c->arg[12].tensor, *missed_after = c->arg[13].tensor;
+    for (int i = 0; i < 2; i++) {
+        const char *name = i == 0 ? "missed" : "missed_after";
+        const XtTensor *count = i == 0 ? missed : missed_after;
+        if (!count) continue;
+        XT_TRY(xt_check_device(c->op, "params[0]", params->tensors[0], name, count));
+        XT_TRY(xt_check_dtype(c->op, name, count, XT_INT64));
+        XT_TRY(xt_check_ndim(c->op, name, count, 0, 0));
+    }
+    if (missed_after && (!missed || missed->data == missed_after->data))
+        return xt_error(XT_VALUE_ERROR, "adamw_: missed_after must come with missed and be another tensor, got %s",
+                        missed ? "the same" : "no missed");
     items = calloc((size_t)params->count, sizeof *items);
     dense = calloc((size_t)params->count, sizeof *dense);
     if (!items || !dense) {
@@ -78,6 +90,7 @@ static XtStatus adamw_forward(XtCall *c) {
         XT_TRY(xt_begin_inplace(v->tensors[i], c->op->name));
         if (masters->count) XT_TRY(xt_begin_inplace(masters->tensors[i], c->op->name));
     }
+    if (missed_after) XT_TRY(xt_begin_inplace(missed_after, c->op->name));
     XtAdamW p = {.items = items,
                  .count = params->count,
                  .lr = c->arg[5].f,
@@ -85,7 +98,9 @@ static XtStatus adamw_forward(XtCall *c) {
                  .beta2 = c->arg[7].f,
                  .eps = c->arg[8].f,
                  .step = c->arg[10].i,
-                 .guard = guard ? guard->data : NULL};
+                 .guard = guard ? guard->data : NULL,
+                 .missed = missed ? missed->data : NULL,
+                 .missed_after = missed_after ? missed_after->data : NULL};
     XT_TRY(xt_backend_of(params->tensors[0])->adamw(&p));
 done:
     for (int i = 0; dense && i < params->count; i++) xt_tensor_release(dense[i]);
@@ -98,12 +113,15 @@ const XtOp xt_op_adamw_ = {
     .name = "adamw_",
     .signature =
         "params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors, lr: float, beta1: float, "
-        "beta2: float, eps: float, weight_decay: float, step: int, guard: Tensor? = None",
+        "beta2: float, eps: float, weight_decay: float, step: int, guard: Tensor? = None, "
+        "missed: Tensor? = None, missed_after: Tensor? = None",
     .forward = adamw_forward,
     .doc =
         "One AdamW step (Loshchilov & Hutter 2019) on every tensor, in place, in PyTorch's order of operations.\n"
         "Moments and masters are float32 (float64 for float64); masters is an empty list or holds the full-precision parameters.\n"
-        "guard: a float32 scalar on the same device; when it is NaN or infinite, nothing is changed.",
+        "guard: a float32 scalar on the same device; when it is NaN or infinite, nothing is changed.\n"
+        "missed: an int64 scalar there: how many of `step` steps a guard has stopped; missed_after, another, gets their number "
+        "after this one.",
 };
 
 static XtStatus clip_forward(XtCall *c) {
