@@ -190,6 +190,8 @@ class Qwen3(nn.Module):
             raise TypeError(f"Qwen3: {name} must be a Tensor, got {type(ids).__name__}")
         if ids.ndim != 2:
             raise ValueError(f"Qwen3: {name} must have shape (B, S), got {tuple(ids.shape)}")
+        if ids.shape[1] == 0:
+            raise ValueError(f"Qwen3: {name} must have at least one token per sequence, got shape {tuple(ids.shape)}")
 
     def forward(self, ids, positions=None, caches=None):
         """ids [B, S] int64 or int32 -> logits [B, S, V].
