@@ -249,17 +249,20 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} must be a model directory, but there is none")
-    config = read_json(directory / "config.json")
-    kind = config.get("model_type")
+    values = read_json(directory / "config.json")
+    kind = values.get("model_type")
     if kind not in ("qwen3", "xtrain_qwen3_mhc"):
         raise CheckpointError(f"{directory / 'config.json'}: model_type must be qwen3, got {kind!r}")
+    try:
+        config = models.Qwen3Config.from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
     tensors = read_tensors(directory)
+    for name, shape in tensor_shapes(config):  # before anything of a size is built that the file has not
+        _check_tensor(name, shape, tensors, directory)
     random = _C.get_rng_state()
     try:
-        shape = models.Qwen3Config.from_dict(config)
-        for name, size in tensor_shapes(shape):  # before anything of a size is built that the file has not
-            _check_tensor(name, size, tensors, directory)
-        model = models.Qwen3(shape)
+        model = models.Qwen3(config)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
     finally:
