@@ -249,6 +249,13 @@ def test_missing_entries_fail(monkeypatch, capsys) -> None:
     assert check.uncovered("cpu") == []
 
 
+def test_no_case_at_all_fails(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(check.Checker, "rows", lambda self, dtypes: iter(()))
+    assert run("--op", "exp") == 1
+    text = capsys.readouterr().out
+    assert "wrong: no case was checked" in text and "all right" not in text
+
+
 def test_missing_kernels_fail(monkeypatch) -> None:
     monkeypatch.setattr(check._C, "kernels", lambda device: {"rope": False, "flux": True})
     assert check.uncovered("cpu") == ["kernel rope is missing on cpu", "kernel flux has no entry in the op table"]
@@ -295,6 +302,11 @@ def test_check_changes_no_state() -> None:
         (("--op", "rmsnorm"), "rms_norm"),
         (("--op", ","), "at least one"),
         (("--dtype", "float8"), "float8"),
+        (
+            ("--op", "sinkhorn", "--dtype", "float16"),
+            "--dtype must hold one that sinkhorn takes (float64, float32), got float16",
+        ),
+        (("--op", "exp,argmax,sinkhorn", "--dtype", "float16,bool"), "one that sinkhorn takes"),
         (("--device", "cuda:99"), "--device cuda:99: "),
         (("--device", "tpu"), "tpu"),
         (("--json", "/no/such/place/x.json"), "/no/such/place"),

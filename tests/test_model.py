@@ -359,6 +359,12 @@ def test_model_errors() -> None:
         (lambda: model(xt.tensor(ids[0])), ValueError, r"ids must have shape \(B, S\), got \(5,\)"),
         (lambda: model(ids), TypeError, "ids must be a Tensor"),
         (
+            lambda: model(xt.tensor(ids)[:, :0]),
+            ValueError,
+            r"^Qwen3: ids must have at least one token per sequence, got shape \(2, 0\)$",
+        ),
+        (lambda: model.loss(*2 * [xt.tensor(ids)[:, :0]]), ValueError, "^Qwen3: ids must have at least one token"),
+        (
             lambda: model.loss(xt.tensor(ids), xt.tensor(ids[:, :3])),
             ValueError,
             r"targets must have shape \(2, 5\), got \(2, 3\)",

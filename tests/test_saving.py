@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import xtrain as xt
 from xtrain import saving
 from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
+from xtrain.models.qwen3 import tensor_shapes
 from xtrain.optable.table import bits, tensor
 from xtrain.safetensors_io import MAX_HEADER, SafetensorsFile, chunks
 from xtrain.train import Trainer
@@ -209,6 +211,50 @@ def test_model_errors(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="holds other files"):
         model().save_pretrained(foreign)
     assert (foreign / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("streams", [0, 2])
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_of_a_config_are_those_of_its_model(tied: bool, streams: int) -> None:
+    m = model(tie_word_embeddings=tied, mhc_streams=streams, num_key_value_heads=2, num_attention_heads=4)
+    want = {name: tuple(t.shape) for name, t in saving._model_tensors(m).items()}
+    shapes = dict(tensor_shapes(m.config))
+    assert shapes == {name: shape for name, shape in want.items() if name in shapes}
+    assert all("_mhc." in name or "stream_head" in name for name in set(want) - set(shapes))
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("vocab_size", "model.embed_tokens.weight must have shape"),
+        ("hidden_size", "model.embed_tokens.weight must have shape"),
+        ("intermediate_size", "model.layers.0.mlp.gate_proj.weight must have shape"),
+        ("num_attention_heads", "model.layers.0.self_attn.q_proj.weight must have shape"),
+        ("head_dim", "model.layers.0.self_attn.q_proj.weight must have shape"),
+        ("num_hidden_layers", "lacks tensor model.layers.2.self_attn.q_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("size", [300_000, 2**40, 10**30])
+def test_an_edited_config_is_compared_before_anything_is_built(tmp_path, monkeypatch, key, text, size) -> None:
+    model().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: size}))
+    monkeypatch.setattr(Qwen3, "__init__", lambda *_: pytest.fail("built"))
+    for load in (saving.load_model, Qwen3.from_pretrained):
+        with pytest.raises(CheckpointError, match=re.escape(text)) as error:
+            load(tmp_path)
+        assert "\n" not in str(error.value) and str(error.value).count(str(tmp_path)) == 1
+
+
+def test_a_stray_tensor_does_not_stand_for_all_layers(tmp_path, monkeypatch) -> None:
+    model().save_pretrained(tmp_path)
+    tensors = dict(saving.read_tensors(tmp_path)) | {f"model.layers.{2**40 - 1}.input_layernorm.weight": xt.ones(16)}
+    (tmp_path / "model.safetensors").write_bytes(b"".join(bytes(memoryview(c)) for c in chunks(tensors)))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2**40}))
+    monkeypatch.setattr(Qwen3, "__init__", lambda *_: pytest.fail("built"))
+    with pytest.raises(CheckpointError, match="lacks tensor model.layers.2.self_attn.q_proj.weight"):
+        saving.load_model(tmp_path)
 
 
 def test_index_may_not_leave_the_directory(tmp_path) -> None:

@@ -406,6 +406,11 @@ def test_a_hook_may_raise(no_leaks):
     [
         (lambda: first_divergence(run, "model"), ValueError, "reference must be given unless model is an nn.Module"),
         (lambda: first_divergence(lambda f: f(X), xt.exp, xt.sin), ValueError, "must have calls in common"),
+        (
+            lambda: first_divergence(lambda m: m(X), nn.Linear(6, 2), "x"),
+            TypeError,
+            "^first_divergence: reference must be an nn.Module, a torch.nn.Module or a function, got str$",
+        ),
     ],
 )
 def test_bad_input(call, error, match):

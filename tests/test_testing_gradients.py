@@ -380,6 +380,16 @@ def test_bad_input(call, error, match):
         call()
 
 
+@pytest.mark.parametrize("projections", [None, 1])
+def test_a_tensor_without_dimensions(projections) -> None:
+    x, y = (xt.tensor(v, dtype=xt.float64).requires_grad_() for v in (2.0, 3.0))
+    for fn in (lambda x, y: x * x * y, lambda x, y: (x * y.reshape(1, 1), y.exp())):
+        assert grad_check(fn, [x, y], projections=projections).checked >= 2
+    assert (x.item(), y.item(), x.shape, x.grad) == (2.0, 3.0, (), None)
+    wrong = grad_check(lambda x, y: x * x.detach() * y, [x, y], projections=projections)
+    assert not wrong and (wrong.worst.input, wrong.worst.index) == (0, ())
+
+
 def test_a_refused_function_leaves_the_gradient():
     x = xt.ones(3).requires_grad_()
     x.grad = xt.ones(3)

@@ -63,6 +63,23 @@ def test_nan_never_passes():
             assert_close(out, ref, rtol=1.0, atol=1.0)
 
 
+def test_no_difference_is_not_a_difference_of_zero():
+    """Where a number stands beside NaN or Inf, the largest difference is no number either."""
+    ref = xt.tensor([1.0, 2.0, 4.0])
+    for out in (ref * math.nan, xt.tensor([1.0, math.nan, 4.5]), xt.tensor([1.0, math.inf, 4.5])):
+        r = verify(out, ref)
+        assert not r and math.isnan(r.max_abs) and math.isnan(r.max_rel) and r.worst_ratio == math.inf
+        with pytest.raises(AssertionError, match="largest difference nan, relative nan"):
+            assert_close(out, ref)
+    same = xt.tensor([math.inf, 1.0, -math.inf])
+    r = verify(same, same.clone())
+    assert r and (r.max_abs, r.max_rel) == (0, 0)
+    r = verify(xt.tensor([math.inf, 1.5, -math.inf]), same)
+    assert not r and (r.max_abs, r.max_rel) == (0.5, 0.5), "the same infinity is no difference"
+    far = verify(xt.tensor([1e200], dtype=xt.float64), xt.tensor([0.0], dtype=xt.float64), rtol=0.0, atol=0.0)
+    assert (far.max_abs, far.worst_ratio) == (1e200, math.inf), "a ratio may overflow where nothing is infinite"
+
+
 def test_infinity_equals_only_itself():
     ref = xt.tensor([1.0, math.inf, -math.inf])
     assert verify(ref.clone(), ref)
@@ -156,10 +173,14 @@ ONE = xt.ones(2, 3)
         (lambda: assert_close(1.0, 1.0, rtol=0.0, atol=0.0, accumulations=-1), ValueError, "assert_close: accumulations must be a number"),
         (lambda: assert_close([[1, 2], [3]], [1, 2]), ValueError, "assert_close: actual must be a rectangle of numbers, got a list"),
         (lambda: assert_close([1, 2], ((1, 2), (3,))), ValueError, "assert_close: expected must be a rectangle of numbers, got a tuple"),
-        (lambda: assert_close([1, None], [1, 2]), TypeError, "assert_close: arguments must hold numbers, got object"),
-        (lambda: assert_close(2**63, 1), TypeError, "assert_close: integers must fit in int64, got 9223372036854775808"),
+        (lambda: assert_close([1, None], [1, 2]), TypeError, "^assert_close: actual must hold numbers, got None$"),
+        (lambda: assert_close(ONE, None), TypeError, "^assert_close: expected must hold numbers, got None$"),
+        (lambda: assert_close(ONE, np.array(["2026"], "M8[Y]")), TypeError, r"expected must hold numbers, got datetime64\[Y\]"),
+        (lambda: assert_close(1, 1j), TypeError, "^assert_close: expected must hold real numbers, got complex128$"),
+        (lambda: assert_close(2**70, 1), TypeError, "^assert_close: actual must hold integers of 64 bits, got 1180591620717411303424"),
+        (lambda: assert_close(2**63, 1), TypeError, "^assert_close: actual must hold integers of 64 bits, got 9223372036854775808"),
         (lambda: verify(ONE, ONE).report("x"), TypeError, "report: most must be an int, got str"),
-        (lambda: assert_close("one", 1), TypeError, "assert_close: arguments must hold numbers"),
+        (lambda: assert_close("one", 1), TypeError, "^assert_close: actual must hold numbers, got 'one'$"),
         (lambda: reduce_max_abs(xt.empty(0)), ValueError, r"reduce_max_abs: tensor must not be empty, got shape \(0,\)"),
         (lambda: reduce_max_abs([1.0]), TypeError, "reduce_max_abs: tensor must be a Tensor, got list"),
     ],

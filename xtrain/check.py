@@ -17,6 +17,7 @@ import numpy as np
 
 from . import _C
 from .bench import frame
+from .errors import ConfigError
 from .optable import OTHER_KERNELS, TABLE, judge
 from .optable.table import (
     FLOATS,
@@ -267,12 +268,22 @@ def as_json(row: Row) -> dict[str, Any]:
     return record
 
 
+def check_dtypes(ops: Sequence[str], dtypes: Sequence[str]) -> None:
+    """Refuse an op, asked for by name, that would not be checked in any of these dtypes."""
+    for op in ops:
+        taken = list(dict.fromkeys(dtype for entry in TABLE if entry.op == op for dtype in entry.dtypes))
+        if taken and not set(taken) & set(dtypes):
+            raise ConfigError(f"--dtype must hold one that {op} takes ({', '.join(taken)}), got {','.join(dtypes)}")
+
+
 def command(values: dict[str, Any]) -> int:
     """Check, print, and return the exit status: 1 when anything is wrong."""
     device = frame.choose_device(values["device"])
     known = list(dict.fromkeys([*_C.op_signatures(), *(entry.op for entry in TABLE)]))
     ops = frame.choose("op", values["op"], known, known)
     dtypes = frame.choose("dtype", values["dtype"], DTYPES, DTYPES)
+    if values["op"] is not None:
+        check_dtypes(ops, dtypes)
     frame.check_output("json", values["json"])
     frame.check_threads(values["threads"])
     begun = time.perf_counter()
@@ -303,9 +314,12 @@ def command(values: dict[str, Any]) -> int:
             name = " ".join(word for word in (row.op, row.dtype, row.backend) if word)
             more = f" (and {len(row.problems) - 1} more)" if len(row.problems) > 1 else ""
             problems.append(f"{name}: {row.problems[0]}{more}")
+    cases = sum(row.cases for row in rows)
+    if not cases:
+        problems.append("no case was checked")
     for problem in problems:
         print(f"wrong: {problem}")
-    cases, seconds = sum(row.cases for row in rows), time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
     verdict = f"{len(problems)} problems" if problems else "all right"
     count = len({row.op for row in rows})
     print(f"{count} ops and kernels, {cases} cases on {device} in {seconds:.1f} s: {verdict}")

@@ -90,7 +90,7 @@ usage: xtrain check [options]
 
 Runs every op of the op table, forward and backward, in every dtype and on every backend, and compares it with plain
 NumPy in float64. Prints the worst error as a part of its computed tolerance. Exit status 1 when one is above 1, when an
-op or a kernel has no entry in the table, or when a kernel is missing.
+op or a kernel has no entry in the table, or when a kernel is missing; 2 when an op of --op takes none of the dtypes.
 
   --op LIST             names of ops [default all]
   --dtype LIST          names of dtypes [default all]

@@ -244,28 +244,39 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
     and when a tied model comes with an output layer that differs from its embedding.
     """
     from . import _C, models
+    from .models.qwen3 import tensor_shapes
 
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} must be a model directory, but there is none")
-    config = read_json(directory / "config.json")
-    kind = config.get("model_type")
+    values = read_json(directory / "config.json")
+    kind = values.get("model_type")
     if kind not in ("qwen3", "xtrain_qwen3_mhc"):
         raise CheckpointError(f"{directory / 'config.json'}: model_type must be qwen3, got {kind!r}")
+    try:
+        config = models.Qwen3Config.from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
     tensors = read_tensors(directory)
-    layers = config.get("num_hidden_layers")
-    last = f"model.layers.{layers - 1 if isinstance(layers, int) else 0}.input_layernorm.weight"
-    if layers and last not in tensors:  # before a hostile number of layers is built
-        raise CheckpointError(f"{directory} lacks tensor {last}, which does not fit its config.json")
+    for name, shape in tensor_shapes(config):  # before anything of a size is built that the file has not
+        _check_tensor(name, shape, tensors, directory)
     random = _C.get_rng_state()
     try:
-        model = models.Qwen3(models.Qwen3Config.from_dict(config))
+        model = models.Qwen3(config)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
     finally:
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
     _load_tensors(model, tensors, directory, dtype)
     return model if device is None else model.to(device)
+
+
+def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Any], directory: Path) -> None:
+    """Refuse a file without tensor `name`, or with one of another shape."""
+    if name not in tensors:
+        raise CheckpointError(f"{directory} lacks tensor {name}, which does not fit its config.json")
+    if tuple(tensors[name].shape) != tuple(shape):
+        raise CheckpointError(f"{directory}: {name} must have shape {tuple(shape)}, got {tuple(tensors[name].shape)}")
 
 
 def _load_tensors(model: Any, tensors: dict[str, Any], directory: Path, dtype: Any = None) -> None:
@@ -284,11 +295,8 @@ def _load_tensors(model: Any, tensors: dict[str, Any], directory: Path, dtype: A
     if missing or unknown:
         problem = f"lacks tensor {missing[0]}" if missing else f"holds unknown tensor {unknown[0]}"
         raise CheckpointError(f"{directory} {problem}, which does not fit its config.json")
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != tuple(expected[name].shape):
-            raise CheckpointError(
-                f"{directory}: {name} must have shape {tuple(expected[name].shape)}, got {tuple(tensor.shape)}"
-            )
+    for name in tensors:
+        _check_tensor(name, expected[name].shape, tensors, directory)
     if dtype is None:
         narrow = [tensor.dtype for name, tensor in tensors.items() if "_mhc." not in name and "stream_head" not in name]
         dtype = narrow[0] if len({dtype.name for dtype in narrow}) == 1 else _C.float32  # hyper-connections stay wide

@@ -190,6 +190,8 @@ class Qwen3(nn.Module):
             raise TypeError(f"Qwen3: {name} must be a Tensor, got {type(ids).__name__}")
         if ids.ndim != 2:
             raise ValueError(f"Qwen3: {name} must have shape (B, S), got {tuple(ids.shape)}")
+        if ids.shape[1] == 0:
+            raise ValueError(f"Qwen3: {name} must have at least one token per sequence, got shape {tuple(ids.shape)}")
 
     def forward(self, ids, positions=None, caches=None):
         """ids [B, S] int64 or int32 -> logits [B, S, V].
@@ -273,6 +275,34 @@ class Qwen3(nn.Module):
         from .. import saving
 
         saving.save_model(self, directory)
+
+
+def tensor_shapes(config):
+    """(name, shape) of what a file must hold for this config, in the order of the model; nothing is allocated.
+
+    The tensors of hyper-connections are left out: they are small when the others fit. A tied head is no tensor.
+    """
+    c, f, d = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    yield "model.embed_tokens.weight", (config.vocab_size, c)
+    for i in range(config.num_hidden_layers):
+        for part, shape in (
+            ("self_attn.q_proj", (q, c)),
+            ("self_attn.k_proj", (kv, c)),
+            ("self_attn.v_proj", (kv, c)),
+            ("self_attn.o_proj", (c, q)),
+            ("self_attn.q_norm", (d,)),
+            ("self_attn.k_norm", (d,)),
+            ("mlp.gate_proj", (f, c)),
+            ("mlp.up_proj", (f, c)),
+            ("mlp.down_proj", (c, f)),
+            ("input_layernorm", (c,)),
+            ("post_attention_layernorm", (c,)),
+        ):
+            yield f"model.layers.{i}.{part}.weight", shape
+    yield "model.norm.weight", (c,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, c)
 
 
 class KVCache:

@@ -22,9 +22,9 @@ class Verification:
     """What verify found; true when every element is right.
 
     errors of count elements are wrong. max_abs and max_rel are the largest |out - ref| and |out - ref| / |ref| (ref not
-    0) where both are finite; worst is the index of the element that exceeds its limit most (or comes nearest to it) and
-    worst_ratio by how much: above 1 is wrong. nonfinite counts the NaN and Inf of out, ref_nonfinite those of ref.
-    max_ref is the largest finite |ref|.
+    0) where both are finite, and nan when an element is wrong because one of the two is not; worst is the index of the
+    element that exceeds its limit most (or comes nearest to it) and worst_ratio by how much: above 1 is wrong.
+    nonfinite counts the NaN and Inf of out, ref_nonfinite those of ref. max_ref is the largest finite |ref|.
     """
 
     ok: bool
@@ -100,10 +100,14 @@ def verify(out, ref, *, rtol=None, atol=None, accumulations=1):
         rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     r = _C.compare(out, ref, rtol, atol)
     place = np.unravel_index(r["worst"], out.shape) if out.ndim else ()
+    nonfinite, ref_nonfinite = r["out_nan"] + r["out_inf"], r["ref_nan"] + r["ref_inf"]
+    # The kernel's ratio for a wrong element that is not finite. Of finite ones it is a distance near overflow.
+    beyond = r["worst_ratio"] == math.inf and nonfinite + ref_nonfinite > 0
+    max_abs, max_rel = (math.nan, math.nan) if beyond else (r["max_abs"], r["max_rel"])
     return Verification(
-        ok=r["errors"] == 0, errors=r["errors"], count=out.numel(), max_abs=r["max_abs"], max_rel=r["max_rel"],
-        worst=tuple(map(int, place)), worst_ratio=r["worst_ratio"], nonfinite=r["out_nan"] + r["out_inf"],
-        ref_nonfinite=r["ref_nan"] + r["ref_inf"], max_ref=r["max_ref"], rtol=rtol, atol=atol, out=out, ref=ref,
+        ok=r["errors"] == 0, errors=r["errors"], count=out.numel(), max_abs=max_abs, max_rel=max_rel,
+        worst=tuple(map(int, place)), worst_ratio=r["worst_ratio"], nonfinite=nonfinite, ref_nonfinite=ref_nonfinite,
+        max_ref=r["max_ref"], rtol=rtol, atol=atol, out=out, ref=ref,
     )  # fmt: skip
 
 
@@ -159,17 +163,17 @@ def _as_tensors(actual, expected):
     floats = any(x.dtype.is_floating_point if isinstance(x, _Tensor) else x.dtype.kind == "f" for x in given)
     devices = [x.device for x in given if isinstance(x, _Tensor)]
     out = []
-    for x in given:
+    for name, x in zip(("actual", "expected"), given, strict=True):
         if not isinstance(x, _Tensor):
             if x.dtype.kind not in "fiub":
-                raise TypeError(f"assert_close: arguments must hold numbers, got {x.dtype}")
+                raise TypeError(f"assert_close: {name} must hold {_no_number(x)}")
             if x.dtype.kind == "f":
                 x = x.astype(np.float64) if x.dtype.itemsize > 8 else x
             elif floats:
                 x = x.astype(np.float64)
             elif x.dtype not in (np.int32, np.int64, np.uint8, np.bool_):
                 if x.size and int(x.max()) >= 2**63:
-                    raise TypeError(f"assert_close: integers must fit in int64, got {int(x.max())}")
+                    raise TypeError(f"assert_close: {name} must hold integers of 64 bits, got {int(x.max())}")
                 x = x.astype(np.int64)
             x = _C.tensor(np.ascontiguousarray(x).reshape(x.shape))
         out.append(x.detach().to(devices[0]) if len(devices) == 1 else x.detach())
@@ -185,6 +189,19 @@ def _as_array(name, value):
         raise ValueError(
             f"assert_close: {name} must be a rectangle of numbers, got a {kind} whose parts differ in shape"
         ) from None
+
+
+def _no_number(array):
+    """The rule that an array of something else breaks, and by what."""
+    if array.dtype.kind == "c":
+        return f"real numbers, got {array.dtype}"
+    values = array.reshape(-1).tolist() if array.dtype.kind in "OUS" else []
+    for value in values:
+        if not isinstance(value, numbers.Real):
+            return f"numbers, got {value!r:.60}"
+    if any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values):
+        return f"integers of 64 bits, got {max(values, key=abs)}"
+    return f"numbers, got {array.dtype}"
 
 
 def _host(tensor):

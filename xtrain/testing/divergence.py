@@ -157,6 +157,13 @@ def first_divergence(
         raise TypeError(f"first_divergence: seed must be an int, got {type(seed).__name__}")
     if reference is None and not isinstance(model, nn.Module):
         raise ValueError("first_divergence: reference must be given unless model is an nn.Module, got None")
+    if isinstance(model, nn.Module) and not (
+        reference is None or isinstance(reference, nn.Module) or is_torch_module(reference) or callable(reference)
+    ):
+        raise TypeError(
+            "first_divergence: reference must be an nn.Module, a torch.nn.Module or a function, "
+            f"got {type(reference).__name__}"
+        )
     if is_torch_module(reference) and reference_run is None:
         raise ValueError("first_divergence: reference_run must be given for a PyTorch module, got None")
     if reference is None:

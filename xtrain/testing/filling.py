@@ -33,8 +33,8 @@ def fill(tensor, kind, seed=0, **options):
     diagonal(value=1)               value where the last two indices are equal, else 0; at least 2 dims
     checkerboard(value=1, other=0)  value where the sum of the indices is even, else other
 
-    Any strides. The default generator is left as it was. ValueError: an unknown kind or option, or one that the dtype
-    cannot hold.
+    Any strides; seed: 0 to 2^64 - 1. The default generator is left as it was. ValueError: an unknown kind or option, or
+    one that the dtype cannot hold.
     """
     if not isinstance(tensor, _C.Tensor):
         raise TypeError(f"fill: tensor must be a Tensor, got {type(tensor).__name__}")
@@ -42,7 +42,9 @@ def fill(tensor, kind, seed=0, **options):
         raise ValueError(f"fill: kind must be one of {', '.join(_OPTIONS)}, got {kind!r}")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise TypeError(f"fill: seed must be an int, got {type(seed).__name__}")
-    if not -(2**63) <= seed < 2**64:
+    if seed < 0:
+        raise ValueError(f"fill: seed must be at least 0, got {seed}")
+    if seed >= 2**64:
         raise ValueError(f"fill: seed must fit in 64 bits, got {seed}")
     unknown = set(options) - set(_OPTIONS[kind])
     if unknown:

@@ -488,7 +488,8 @@ def _of_tensors(fn, inputs, random):
 
     @no_grad()
     def write(number, values):
-        inputs[number].copy_(_C.tensor(np.ascontiguousarray(values)).to(inputs[number].device))
+        rows = np.ascontiguousarray(values).reshape(values.shape)  # which has a dimension, even where values have none
+        inputs[number].copy_(_C.tensor(rows).to(inputs[number].device))
 
     @no_grad()
     def loss(number, values):

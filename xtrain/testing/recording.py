@@ -1,11 +1,13 @@
 """record: every op, xt.Function and module call of a forward, its inputs and outputs, and their gradients."""
 
+import threading
 from dataclasses import dataclass, field
 
 from .. import _C, hyper, nn
 from ..autograd import Function, enable_grad
 
 _Tensor = _C.Tensor
+_under_way = threading.Lock()  # held by the one Recording that there may be
 
 
 @dataclass
@@ -109,8 +111,8 @@ class Recording:
     """`with record(model) as recording:` around a forward and a backward fills recording.steps in the order of returns.
 
     What an xt.Function calls inside belongs to it. Hyper-connections run as mhc_pre, sinkhorn and mhc_post. Ops after
-    the first gradient belong to the backward and are left out. Tensors are kept, not copied. One recording at a time
-    per process.
+    the first gradient belong to the backward and are left out. Tensors are kept, not copied. RuntimeError: another
+    recording of this process, of any thread, is under way.
     """
 
     def __init__(self, model=None):
@@ -124,11 +126,19 @@ class Recording:
         self._wrapped = []
 
     def __enter__(self):
-        if isinstance(self.model, nn.Module):
-            for name, module in self.model.named_modules():
-                own = module.__dict__.get("forward")
-                object.__setattr__(module, "forward", self._module_call(name, module, module.forward))
-                self._wrapped.append((module, own))
+        if not _under_way.acquire(blocking=False):
+            raise RuntimeError("record: a recording must end before the next begins, got one that is under way")
+        self._walking = False
+        try:
+            if isinstance(self.model, nn.Module):
+                for name, module in self.model.named_modules():
+                    own = module.__dict__.get("forward")
+                    object.__setattr__(module, "forward", self._module_call(name, module, module.forward))
+                    self._wrapped.append((module, own))
+        except BaseException:
+            self._unwrap()
+            _under_way.release()
+            raise
         self._apply = Function.__dict__["apply"]
         Function.apply = classmethod(self._function_call)
         self._before = _C.set_call_hook(self._op_call)
@@ -139,6 +149,10 @@ class Recording:
         hyper.separate -= 1
         _C.set_call_hook(self._before)
         Function.apply = self._apply
+        self._unwrap()
+        _under_way.release()
+
+    def _unwrap(self):
         for module, own in self._wrapped:
             if own is None:
                 del module.__dict__["forward"]

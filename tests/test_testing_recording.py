@@ -1,0 +1,71 @@
+"""record: one at a time, and nothing of it stays."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import xtrain as xt
+from xtrain import _C, nn
+from xtrain.testing import first_divergence, record, recording
+
+X = xt.randn(5, 6)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+
+def run(model):
+    return (model(X.to(model.first.weight.dtype)) ** 2).mean()
+
+
+def test_one_recording_at_a_time(no_leaks):
+    model = Net()
+    before = [dict(m.__dict__) for m in model.modules()]
+    apply = xt.Function.__dict__["apply"]
+    sentence = "^record: a recording must end before the next begins, got one that is under way$"
+
+    def refused(second):
+        with pytest.raises(RuntimeError, match=sentence), second:
+            pytest.fail("a second recording began")
+
+    outer = record(model)
+    with outer:
+        for second in (outer, record(model), record()):
+            refused(second)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(refused, record(model)).result()
+        with pytest.raises(RuntimeError, match=sentence):
+            first_divergence(run, model)
+        begun = len(outer.steps)
+        run(model).backward()
+    steps = len(outer.steps) - begun
+    assert steps and [dict(m.__dict__) for m in model.modules()] == before
+    assert xt.Function.__dict__["apply"] is apply and _C.set_call_hook(None) is None and recording.hyper.separate == 0
+    with outer:  # the refusals have not closed the door, and a backward of before is not this one
+        run(model)
+    assert len(outer.steps) == begun + 2 * steps
+
+
+def test_a_recording_that_cannot_begin_leaves_nothing_behind():
+    class Broken(nn.Module):
+        def __init__(self):
+            self.inner = nn.Linear(2, 2)
+
+        @property
+        def forward(self):
+            raise KeyError("no forward")
+
+    outer = nn.Module()
+    outer.first, outer.second = nn.Linear(2, 2), Broken()
+    with pytest.raises(KeyError, match="no forward"), record(outer):
+        pass
+    assert "forward" not in outer.first.__dict__ and _C.set_call_hook(None) is None and recording.hyper.separate == 0
+    with record(outer.first):
+        pass
