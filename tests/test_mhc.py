@@ -23,7 +23,8 @@ def f64(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
 
 
 def difference_quotients(call, leaves: list, dys: list[np.ndarray]) -> float:
-    """The largest error of any gradient element, over the largest element of its gradient; fourth-order central differences."""
+    """The largest error of any gradient element, over the largest element of its gradient; fourth-order central differences.
+    Infinite where a gradient or a quotient is not finite, and where a gradient is zero that should not be."""
 
     def loss() -> float:
         with xt.no_grad():
@@ -37,6 +38,7 @@ def difference_quotients(call, leaves: list, dys: list[np.ndarray]) -> float:
     worst, h = 0.0, 1e-3
     for leaf in leaves:
         gradient, values = array(leaf.grad).ravel(), array(leaf).copy()
+        quotients = np.empty(values.size)
         for i in range(values.size):
             at = []
             for step in (-2, -1, 1, 2):
@@ -47,9 +49,51 @@ def difference_quotients(call, leaves: list, dys: list[np.ndarray]) -> float:
                 at.append(loss())
             with xt.no_grad():
                 leaf.copy_(tensor(values))
-            numeric = (8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h)
-            worst = max(worst, abs(numeric - gradient[i]) / np.abs(gradient).max())
+            quotients[i] = (8 * (at[2] - at[1]) - (at[3] - at[0])) / (12 * h)
+        error, size = np.abs(quotients - gradient).max(), np.abs(gradient).max()
+        if not (np.isfinite(gradient).all() and np.isfinite(quotients).all()):
+            return float("inf")
+        # A gradient of zeros is judged by its error itself: quotients of a constant are a few roundings of the loss.
+        worst = max(worst, error / size if size else error)
     return worst
+
+
+class Planted(xt.Function):
+    """x and a gradient that its test chooses: what(the right one)."""
+
+    @staticmethod
+    def forward(ctx, x, what):
+        ctx.what = what
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dout):
+        return tensor(ctx.what(2 * array(dout))), None
+
+
+def one_of(value):
+    def change(gradient):
+        gradient.ravel()[-1] = value
+        return gradient
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda right: right * np.nan,
+        one_of(np.nan),
+        one_of(np.inf),
+        lambda right: right * 0,
+        lambda right: right * (1 + 2e-7),
+    ],
+    ids=["nan", "one nan", "one inf", "zeros", "2e-7"],
+)
+def test_finite_differences_see_a_wrong_gradient(what) -> None:
+    x, dy = tensor(f64(3, 4)), [f64(3, 4, seed=1)]
+    assert difference_quotients(lambda: [Planted.apply(x, lambda right: right)], [x], dy) <= 1e-7
+    assert not difference_quotients(lambda: [Planted.apply(x, what)], [x], dy) <= 1e-7
 
 
 def pre_arguments(tokens: int, n: int, c: int, rms: float, deviation: float = 1.0) -> list:
