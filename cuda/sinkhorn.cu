@@ -2,7 +2,7 @@
  *
  *     form P     A = exp(Z - s), s the maxima of the columns; `iters` times: columns, then rows
  *     form D     A = softmax of the rows of Z, + eps; columns; `iters` - 1 times: rows, then columns
- *     a stage    Y = A / d, d = sum along an axis + eps
+ *     a stage    Y = A / d, d = sum along an axis + eps, or 1 where that is no normal number (eps = 0 and an empty row or column)
  *     backward   E = A dA = Y dY - Y sum(Y dY), from the last stage to the first; in P, dZ = E
  *
  * logits, out, dout, dlogits [T, n, n]. G lanes have a matrix (G = 1, 2, 4 or 8, the least power of two >= n), a lane a row, in
@@ -14,6 +14,8 @@
  * lanes are spread over as many blocks as there are.
  */
 #include "mhc.cuh"
+
+#include <cfloat>
 
 static constexpr int THREADS = 128;
 static constexpr int64_t SHARED_BYTES = 48 << 10;   /* of divisors in a block */
@@ -45,13 +47,17 @@ template <int G, typename A> __device__ inline A most_of_rows(A value) {
     return value;
 }
 
+/* 1 in place of a divisor whose inverse would be infinite, as on the CPU; NaN stays. */
+__device__ inline float divisor_of(float sum) { return sum < FLT_MIN ? 1.0f : sum; }
+__device__ inline double divisor_of(double sum) { return sum < DBL_MIN ? 1.0 : sum; }
+
 /* a [G], a row, /= the sums of the columns + eps. Returns the divisor of the column of the lane's number. */
 template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at) {
     A mine = 1;
 #pragma unroll
     for (int j = 0; j < G; j++) {
         if (j >= at.n) continue;
-        A d = over_rows<G>(a[j]) + at.eps;
+        A d = divisor_of(over_rows<G>(a[j]) + at.eps);
         a[j] = at.row < at.n ? a[j] * (1 / d) : A(0);
         if (j == at.row) mine = d;
     }
@@ -62,6 +68,7 @@ template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Pla
 #pragma unroll
     for (int j = 0; j < G; j++) d += a[j];
     if (at.row >= at.n) return 1; /* all zeros */
+    d = divisor_of(d);
     A inverse = 1 / d;
 #pragma unroll
     for (int j = 0; j < G; j++) a[j] = j < at.n ? a[j] * inverse : A(0);

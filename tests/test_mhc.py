@@ -348,24 +348,42 @@ def test_zero_tokens_and_huge_values_stay_finite(n: int, dtype: str) -> None:
                 assert (array(h_in) == 0).all()
 
 
+@pytest.mark.parametrize("eps", [1e-6, 0.0, 1e-40])
 @pytest.mark.parametrize("form", ["P", "D"])
-def test_huge_logits(form: str) -> None:
+def test_huge_logits(form: str, eps: float) -> None:
     """Differences that overflow the format count as infinite: the winners share, and a row nobody wants is left empty."""
+    unwanted = np.zeros((4, 4))
+    unwanted[2] = -200
+    # One entry of the row left, which exp and the column's sum make the least that a format can tell, or less.
+    least = np.zeros((8, 8))
+    least[2] = -1e5
+    last = {"float32": -86.9, "float64": -708.3}
     for z in (
         np.diag([1e4] * 4),
         np.full((4, 4), 1e30),
         np.full((4, 4), -1e30),
         f64(4, 4, scale=1e6),
         f64(4, 4, scale=200),
+        f64(500, 4, 4, scale=60),
+        f64(500, 3, 3, scale=400),
+        f64(500, 8, 8, scale=100),
+        unwanted if form == "P" else unwanted.T.copy(),
+        least,
     ):
         for dtype in ("float32", "float64"):
-            logits = tensor(z, dtype).requires_grad_()
-            a = F.sinkhorn(logits, form=form)
-            a.backward(tensor(f64(4, 4), dtype))
+            if z is least:
+                least[2, 5] = last[dtype]
+            logits = tensor(z.T.copy() if z is least and form == "D" else z, dtype).requires_grad_()
+            a = F.sinkhorn(logits, form=form, eps=eps)
+            a.backward(tensor(f64(*z.shape), dtype))
             assert np.isfinite(array(a)).all() and np.isfinite(array(logits.grad)).all()
             assert (array(a) >= 0).all() and (array(a) <= 1 + 1e-6).all()
     assert np.allclose(array(F.sinkhorn(tensor(np.diag([1e4] * 4), "float32"), form=form)), np.eye(4), atol=3e-6)
     assert np.allclose(array(F.sinkhorn(tensor(np.full((4, 4), 1e30), "float32"), form=form)), 0.25, atol=2e-6)
+    empty = array(F.sinkhorn(tensor(unwanted if form == "P" else unwanted.T.copy(), "float32"), form=form, eps=0.0))
+    if form == "D":
+        empty = empty.T
+    assert (empty[2] == 0).all() and np.allclose(np.delete(empty, 2, 0).sum(-1), 1)
 
 
 def test_one_stream_is_one() -> None:
