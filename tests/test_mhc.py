@@ -1,8 +1,9 @@
-"""Hyper-connections beyond the op table: finite differences to 1e-7, conventions, planted faults, the seed's table, the model option."""
+"""Hyper-connections beyond the op table: finite differences to 1e-7, conventions, layers, recomputation, degenerate inputs, the seed's table."""
 
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import xtrain.functional as F
 from xtrain import _C, nn
 from xtrain.optable import hyper
 from xtrain.optable.table import array, bits, exact, tensor
+from xtrain.testing import record
 
 
 def f64(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -280,6 +282,63 @@ def test_recomputed_streams_give_the_same_bits(dtype: str) -> None:
         out.sum().backward()
 
 
+def one_after_another(layers, x, *args, **kwargs):
+    for layer in layers:
+        x = layer(x, *args, **kwargs)
+    return x
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_recomputed_sublayers_share_their_arguments(parts: int) -> None:
+    """Made by an op, by name or not, used outside, too; some of no gradient."""
+    layers = [
+        nn.HyperConnection(6, 2, lambda h, s, *, by, plus: (h @ s) * by + plus, dtype=xt.float64) for _ in range(parts)
+    ]
+    w, b, x = (tensor(f64(*shape)).requires_grad_() for shape in ((6, 6), (6,), (4, 2, 6)))
+    found = []
+    for run in (nn.recompute_streams, one_after_another):
+        leaves = [w, b, x, *(p for layer in layers for p in layer.parameters())]
+        for leaf in leaves:
+            leaf.grad = None
+        scale, shift = (w * 2).tanh(), b.exp()
+        out = run(layers, x, scale, by=0.5, plus=shift)
+        (out.square().sum() + scale.sum() + shift.sum()).backward()
+        found.append([bits(out), *(bits(leaf.grad) for leaf in leaves[3:])])
+        found.append([array(leaf.grad) for leaf in leaves])
+    assert found[0] == found[2]
+    assert max(np.abs(a - b).max() for a, b in zip(found[1], found[3])) <= 1e-14
+
+
+def test_recomputed_streams_require_what_plain_ones_do() -> None:
+    x = xt.randn(3, 2, 8)
+    hidden = xt.randn(8, 8).requires_grad_()
+    for sublayer, moves in ((nn.Linear(8, 8), False), (lambda h: h @ hidden, True), (nn.SiLU(), False)):
+        layers = [nn.HyperConnection(8, 2, part).requires_grad_(False) for part in (nn.SiLU(), sublayer, nn.SiLU())]
+        found = []
+        for run in (nn.recompute_streams, one_after_another):
+            out = run(layers, x)
+            assert out.requires_grad == moves
+            if moves:
+                hidden.grad = None
+                out.square().sum().backward()
+                found.append(bits(hidden.grad))
+        assert len(set(found)) <= 1
+        layers[2].requires_grad_()
+        assert nn.recompute_streams(layers, x).requires_grad
+    assert nn.recompute_streams([], x) is x
+
+
+def test_a_recording_of_one_thread_leaves_others_alone() -> None:
+    layer, x = nn.HyperConnection(8, 2, nn.SiLU()), xt.randn(3, 2, 8).requires_grad_()
+    seen = []
+    with record(layer):
+        thread = threading.Thread(target=lambda: seen.append(layer.read(x)[1][3]))
+        thread.start()
+        thread.join()
+        assert layer.read(x)[1][3] is F.mhc_post
+    assert seen == [_C.mhc_close] and layer.read(x)[1][3] is _C.mhc_close
+
+
 @pytest.mark.usefixtures("no_leaks")
 def test_layers_leave_nothing_behind() -> None:
     layers = [nn.HyperConnection(6, 2, nn.Linear(6, 6)) for _ in range(3)]
@@ -296,13 +355,28 @@ def test_layers_leave_nothing_behind() -> None:
         (lambda: nn.HyperConnection(8, 9), ValueError, "HyperConnection: n must be an integer, 1 to 8, got 9"),
         (lambda: nn.HyperConnection(8, 2, 3), TypeError, "HyperConnection: sublayer must be callable or None, got int"),
         (lambda: nn.HyperConnection(8, 2, form="X"), ValueError, "HyperConnection: form must be 'P' or 'D', got 'X'"),
-        (lambda: nn.HyperConnection(8, 2, iters=0), ValueError, "HyperConnection: iters must be .* at least 1, got 0"),
+        (lambda: nn.HyperConnection(8, 2, iters=0), ValueError, "HyperConnection: iters must be .* 1 to 100000, got 0"),
+        (lambda: nn.HyperConnection(8, 2, iters=10**9), ValueError, "HyperConnection: iters must be .*, got 1000000000"),
+        (lambda: nn.HyperConnection(8, 2, eps=-1), ValueError, r"HyperConnection: eps must be in \[0, 1\], got -1"),
+        (lambda: nn.HyperConnection(8, 2, hc_eps=np.nan), ValueError, r"HyperConnection: hc_eps must be in .*, got nan"),
+        (lambda: nn.HyperConnection(8, 2, norm_eps="a"), TypeError, "HyperConnection: norm_eps must be a number .*, got 'a'"),
+        (lambda: nn.HyperConnection(8, 2, transpose="no"), TypeError, "transpose must be True or False, got 'no'"),
+        (lambda: nn.HyperConnection(8, 2, dtype=xt.int64), TypeError, "dtype must be a floating point .*, got 'int64'"),
+        (lambda: nn.HyperConnection(8, 2, nn.SiLU())([1.0]), TypeError, "HyperConnection: x must be a Tensor, got list"),
+        (lambda: nn.HyperConnection(8, 2, nn.SiLU())(xt.zeros(3, 2, 8).long()), TypeError, "x must have a floating .* int64"),
+        (lambda: nn.HyperConnection(8, 2, lambda x: None)(xt.zeros(3, 2, 8)), TypeError, "sublayer must return a Tensor, got None"),
+        (lambda: nn.HyperConnection(8, 2, lambda x: x.bfloat16())(xt.zeros(3, 2, 8)), TypeError, r"return .*, float32 \(3, 8\), got bf"),
         (lambda: nn.HyperConnection(8, 2)(xt.zeros(3, 2, 8)), TypeError, "sublayer must be given .*, got None"),
-        (lambda: nn.HyperConnection(8, 2, nn.SiLU())(xt.zeros(3, 4, 8)), ValueError, r"phi must .*\(24, 32\), got \(8"),
-        (lambda: nn.HyperConnection(8, 2, lambda x: x[:2])(xt.zeros(3, 2, 8)), ValueError, r"y must .*\(3, 8\), got \(2"),
+        (lambda: nn.HyperConnection(8, 2, nn.SiLU())(xt.zeros(3, 4, 8)), ValueError, r"HyperConnection: x must end in shape \(2, 8\), got shape \(3, 4, 8\)"),
+        (lambda: nn.HyperConnection(8, 2, lambda x: x[:2])(xt.zeros(3, 2, 8)), ValueError, r"HyperConnection: sublayer must return .*\(3, 8\), got .*\(2, 8\)"),
         (lambda: nn.StreamContraction(8, 2, "max"), ValueError, "mode must be 'mean', 'sum' or 'learned', got 'max'"),
         (lambda: nn.StreamContraction(8, 2)(xt.zeros(3, 8)), ValueError, r"x must end in shape \(2, 8\), got shape \(3, 8"),
+        (lambda: nn.StreamContraction(8, 2, norm_eps=2), ValueError, r"StreamContraction: norm_eps must be in \[0, 1\], got 2"),
         (lambda: nn.expand_streams(xt.zeros(3, 8), 0), ValueError, "expand_streams: n must be an integer, 1 to 8, got 0"),
+        (lambda: nn.expand_streams(xt.tensor(1.0), 4), ValueError, r"expand_streams: x must have 1 to 7 dim.*, got shape \(\)"),
+        (lambda: nn.expand_streams(np.zeros((2, 3)), 4), TypeError, "expand_streams: x must be a Tensor, got ndarray"),
+        (lambda: nn.recompute_streams([nn.HyperConnection(8, 2)], xt.zeros(3, 2, 8)), TypeError, r"parts\[0\] must have .* got None"),
+        (lambda: nn.recompute_streams([nn.SiLU()], xt.zeros(3, 2, 8)), TypeError, r"recompute_streams: parts\[0\] must be .* got SiLU"),
     ],
 )  # fmt: skip
 def test_bad_layers(call, error, match) -> None:
