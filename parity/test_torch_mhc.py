@@ -7,6 +7,7 @@ plus a few roundings (see test_torch_ops.py).
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,6 +180,33 @@ def test_gradients_of_bfloat16_streams_are_those_of_float32(c: int, n: int, rms:
         else:
             limit = 2e-6 if name == "alpha" else 1e-6
             assert error.max() <= limit * size, f"gradient of {name}: {error.max() / size:.1e} of its largest element"
+
+
+def test_the_benchmark_sees_who_is_wrong(monkeypatch) -> None:
+    """Every contender, every result, NaN wherever it stands; a phi that lies the other way round is turned back."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "bench"))
+    gpu_mhc = pytest.importorskip("gpu_mhc")
+    given = [torch.rand(5, 2, 3) + 1, torch.rand(8, 6) + 1]
+
+    def one(function, turned=False, factor=1.0):
+        leaves = [t.clone().requires_grad_() for t in (given[0], given[1].t() if turned else given[1])]
+        run = lambda out, dy: torch.autograd.backward(out, [d * factor for d in dy], retain_graph=True)  # noqa: E731
+        found = gpu_mhc.Contender(function, leaves, [torch.ones(5, 2)] * 2, lambda: None, torch.no_grad, run)
+        found.turned = turned
+        return found
+
+    def right(x, phi):
+        return x.sum(-1), (x.flatten(1) @ phi.t())[:, :2]
+
+    found = gpu_mhc.differences({
+        "eager": one(right),
+        "same": one(right),
+        "turned": one(lambda x, phi: right(x, phi.t()), True),
+        "gradients": one(right, factor=1.25),
+        "nan last": one(lambda x, phi: (right(x, phi)[0], right(x, phi)[1] * np.nan)),
+    })  # fmt: skip
+    assert found["same"] == 0 and found["turned"] <= 1e-6 and "eager" not in found
+    assert 0.2 <= found["gradients"] <= 0.3 and found["nan last"] == np.inf
 
 
 def test_other_readers_refuse_the_extension_by_name(tmp_path) -> None:
