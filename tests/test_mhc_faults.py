@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import plant_faults
 import pytest
 
 import xtrain as xt
@@ -220,3 +221,12 @@ def test_identities_see_small_faults_and_nan(monkeypatch) -> None:
         with monkeypatch.context() as context:  # the streams' share of a layer's dx, which only the two halves make
             context.setattr(identities._Layer, "run_whole", lambda self, d, y, g: whole(self, d, y, 1.05 * g))
             assert broken(dtype) == {"I8"}
+
+
+def test_the_places_of_the_faults_to_plant_are_there() -> None:
+    """What tests/plant_faults.py, which takes minutes, puts into the kernels."""
+    for description, *fault in plant_faults.FAULTS:
+        text = plant_faults.planted(plant_faults.ROOT, *fault)
+        assert fault[2] in text, description
+    with pytest.raises(ValueError, match="must have its place once, got 0 times"):
+        plant_faults.planted(plant_faults.ROOT, "csrc/cpu/sinkhorn.c", "no such line", "")
