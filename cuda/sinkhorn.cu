@@ -19,7 +19,8 @@
 
 static constexpr int THREADS = 128;
 static constexpr int64_t SHARED_BYTES = 48 << 10;   /* of divisors in a block */
-static constexpr unsigned SCRATCH_BLOCKS = 4 * 132; /* when they lie in scratch */
+static constexpr int64_t SCRATCH_BYTES = 256 << 20; /* of all blocks, when they lie in scratch; one block's are always had */
+static constexpr int BLOCKS_A_MULTIPROCESSOR = 4;   /* then, at most */
 static constexpr unsigned EVERY_LANE = 0xffffffffu;
 
 /* What a lane knows about its place. */
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Calls f(A(), constant G). */
-template <typename F> static XtStatus by_size(XtDtype dtype, int64_t n, F f) {
+template <typename F> static void by_size(XtDtype dtype, int64_t n, F f) {
     auto sized = [&](auto zero) {
         if (n == 1) f(zero, XtMhcConstant<1>());
         else if (n == 2) f(zero, XtMhcConstant<2>());
@@ -213,7 +214,6 @@ template <typename F> static XtStatus by_size(XtDtype dtype, int64_t n, F f) {
     };
     if (dtype == XT_FLOAT64) sized(double());
     else sized(float());
-    return XT_OK;
 }
 
 XtStatus xt_cuda_sinkhorn_fwd(const XtSinkhornFwd *p) {
@@ -238,7 +238,9 @@ XtStatus xt_cuda_sinkhorn_bwd(const XtSinkhornBwd *p) {
         int64_t stages = 2 * p->iters - (p->form == XT_SINKHORN_D), nbytes = stages * THREADS * (int64_t)sizeof(A);
         bool shared = nbytes <= SHARED_BYTES;
         if (!shared) {
-            if (blocks > SCRATCH_BLOCKS) blocks = SCRATCH_BLOCKS;
+            int64_t resident = (int64_t)BLOCKS_A_MULTIPROCESSOR * xt_multiprocessors(), fit = SCRATCH_BYTES / nbytes;
+            int64_t most = fit < 1 ? 1 : fit < resident ? fit : resident;
+            if (blocks > most) blocks = (unsigned)most;
             status = scratch.allocate((size_t)nbytes * blocks);
             if (status != XT_OK) return;
         }

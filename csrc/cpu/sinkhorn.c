@@ -10,8 +10,8 @@
  * changes nothing when the first stage divides by the sums of columns (P), one from each row when it divides by those of rows (D).
  * In P this holds but for eps, whose share goes to the maximum of the column.
  *
- * With eps = 0 a row (P) or column (D) whose entries all lie beyond what exp can tell has d = 0, or so little that 1 / d is infinite.
- * It stays as it is.
+ * With eps = 0 a row (P) or column (D) whose entries all lie beyond what exp can tell has d = 0, or so little that 1 / d is
+ * infinite. It stays as it is.
  *
  * LANES matrices are worked on side by side, so that the loops over them vectorise for any n: a [n * n][LANES].
  */
@@ -101,8 +101,8 @@ XT_INLINE void NAME(sinkhorn_exp)(ACC *a, int64_t n, int64_t next, int64_t step)
     }
 }
 
-/* From logits in a to the result in a. d [stages][n][LANES], or one stage of it that is overwritten (`keep` false); `start` (or NULL)
- * [n * n][LANES]: exp(Z - s) in P, the softmax in D. */
+/* From logits in a to the result in a. d [stages][n][LANES], or one stage of it that is overwritten (`keep` false); `start` (or
+ * NULL) [n * n][LANES]: exp(Z - s) in P, the softmax in D. */
 XT_INLINE void NAME(sinkhorn_run)(ACC *a, ACC *d, bool keep, ACC *start, int64_t n, int64_t iters, ACC eps, XtSinkhornForm form) {
     size_t nbytes = (size_t)(n * n * LANES) * sizeof *a;
     int64_t ahead = keep ? n * LANES : 0;
