@@ -136,25 +136,27 @@ def test_finite_differences_of_mhc_post(n: int) -> None:
 
 
 @pytest.mark.parametrize(("form", "transpose"), [("P", False), ("P", True), ("D", False), ("D", True)])
-@pytest.mark.parametrize("affine", [False, True])
-def test_finite_differences_of_a_layer(form: str, transpose: bool, affine: bool) -> None:
+@pytest.mark.parametrize(("n", "affine"), [(1, True), (2, True), (4, False), (4, True), (8, True)])
+def test_finite_differences_of_a_layer(form: str, transpose: bool, n: int, affine: bool) -> None:
     """Through a nonlinear sublayer, with an upstream gradient of its own: parameters of both, and the streams."""
+
+    tokens, c = (3, 2) if n == 8 else (5, 6)  # 80 rows of phi: 1280 elements of 8 x 2
 
     class Sub(nn.Module):
         def __init__(self) -> None:
-            self.weight = nn.Parameter(tensor(f64(6, 6, scale=0.5)))
+            self.weight = nn.Parameter(tensor(f64(c, c, scale=0.5)))
 
         def forward(self, x):
             return (x @ self.weight).tanh()
 
-    layer = nn.HyperConnection(6, 4, Sub(), form=form, transpose=transpose, affine=affine, dtype=xt.float64)
+    layer = nn.HyperConnection(c, n, Sub(), form=form, transpose=transpose, affine=affine, dtype=xt.float64)
     with xt.no_grad():
-        layer.phi.copy_(tensor(f64(24, 24, scale=0.3)))
+        layer.phi.copy_(tensor(f64(*layer.phi.shape, scale=0.3)))
         layer.alpha.copy_(tensor(np.array([1.1, 0.9, 1.05])))
-    x = tensor(f64(5, 4, 6))
+    x = tensor(f64(tokens, n, c))
     leaves = [x, *layer.parameters()]
     assert len(leaves) == 5 + affine
-    assert difference_quotients(lambda: [layer(x)], leaves, [f64(5, 4, 6, seed=1)]) <= 1e-7
+    assert difference_quotients(lambda: [layer(x)], leaves, [f64(tokens, n, c, seed=1)]) <= 1e-7
 
 
 def test_finite_differences_of_a_learned_contraction() -> None:
