@@ -462,6 +462,19 @@ def test_huge_logits(form: str, eps: float) -> None:
     assert (empty[2] == 0).all() and np.allclose(np.delete(empty, 2, 0).sum(-1), 1)
 
 
+def test_many_iterations_do_not_depend_on_the_batch() -> None:
+    """The most that are allowed, where a GPU works on few matrices at a time."""
+    z, dout = f64(70, 4, 4), f64(70, 4, 4, seed=1)
+    found = []
+    for part in (slice(0, 70), slice(68, 70)):
+        logits = tensor(z[part], "float32").requires_grad_()
+        out = F.sinkhorn(logits, iters=100000)
+        out.backward(tensor(dout[part], "float32"))
+        found.append([array(t)[-2:] for t in (out, logits.grad)])
+        assert np.isfinite(array(logits.grad)).all()
+    assert all(np.array_equal(a, b) for a, b in zip(*found))
+
+
 def test_one_stream_is_one() -> None:
     for form in "PD":
         assert np.abs(array(F.sinkhorn(tensor(f64(5, 1, 1, scale=9)), form=form)) - 1).max() <= 2e-6

@@ -6,9 +6,10 @@
  *                dx = gamma (phi^T du) + kappa v + h_pre_j dh_in + sum_i M_ij g_i,  dphi = S gamma,  dgamma = sum_j phi_j S_j
  *
  * v = x of a token as a vector [K], a = alpha by block of rows. gamma is put into a copy of phi before anything else: phi gamma
- * serves u and dx alike. The products with phi take four tokens and four of its rows at a time, in chunks of columns that are still in the
- * cache for the next tokens. dx is made by pieces of tokens. S is made by pieces of columns, each of which walks over all tokens
- * in order: no partial sums of the size of phi. dbias and dalpha are added up per piece of tokens, then over the pieces in order.
+ * serves u and dx alike. The products with phi take four tokens and four of its rows at a time, in chunks of columns that are still
+ * in the cache for the next tokens. dx is made by pieces of tokens. S is made by pieces of columns, each of which walks over all
+ * tokens in order: no partial sums of the size of phi. dbias and dalpha are added up per piece of tokens, then over the pieces in
+ * order.
  */
 #ifndef T
 #include "kernel.h"

@@ -1,7 +1,7 @@
 /* sinkhorn.c - matrices of logits to nearly doubly stochastic ones, by a fixed number of normalisations (Sinkhorn & Knopp 1967).
  *
- *   form P   A = exp(Z - column maxima); iters times: A /= column sums + eps, A /= row sums + eps            (Xie et al. 2025, eq. 9)
- *   form D   A = softmax(rows of Z) + eps; A /= column sums + eps; iters - 1 times: rows, columns             (DeepSeek's kernels)
+ *   form P   A = exp(Z - column maxima); iters times: A /= column sums + eps, A /= row sums + eps   (Xie et al. 2025, eq. 9)
+ *   form D   A = softmax(rows of Z) + eps; A /= column sums + eps; iters - 1 times: rows, columns    (DeepSeek's kernels)
  *
  * The gradient is that of these steps, computed from the logits alone; see kernels.h, XtSinkhornBwd. `transpose` returns A^T.
  */
