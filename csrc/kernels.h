@@ -340,7 +340,8 @@ typedef enum XtSinkhornForm {
 } XtSinkhornForm;
 /* out [tokens, n, n] = A, or A^T with `transpose`, of each matrix Z in logits [tokens, n, n]; n in 1..8, iters >= 1, eps >= 0. The
  * shift is part of P's definition (its eps feels it), a row's maximum in D's softmax is not. dtype is float32 or float64.
- * Finite logits give finite results: float32 differences beyond about 87 count as infinite, and rows of zeros may be left.
+ * Finite logits give finite results, also for eps = 0: float32 differences beyond about 87 count as infinite, rows (D: columns) of zeros
+ * may be left, and a divisor (sum + eps) below the least normal number acts as 1, in the backward, too.
  * Bwd, exact for these iterations: dlogits of dout, from the logits alone. Run the forward again keeping only the divisors d (2 iters
  * vectors of n in P, 2 iters - 1 in D), then go backwards with E = Y * dY, the gradient of log Y, which starts as A * dout: for Y = A / d
  *     E_A = E_Y - Y * sum(E_Y), the sum along the axis of the stage (nothing more for the eps in d), and A = Y d for the next stage.

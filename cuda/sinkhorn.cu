@@ -2,7 +2,7 @@
  *
  *     form P     A = exp(Z - s), s the maxima of the columns; `iters` times: columns, then rows
  *     form D     A = softmax of the rows of Z, + eps; columns; `iters` - 1 times: rows, then columns
- *     a stage    Y = A / d, d = sum along an axis + eps
+ *     a stage    Y = A / d, d = sum along an axis + eps, or 1 where that is no normal number (eps = 0 and an empty row or column)
  *     backward   E = A dA = Y dY - Y sum(Y dY), from the last stage to the first; in P, dZ = E
  *
  * logits, out, dout, dlogits [T, n, n]. G lanes have a matrix (G = 1, 2, 4 or 8, the least power of two >= n), a lane a row, in
@@ -15,9 +15,12 @@
  */
 #include "mhc.cuh"
 
+#include <cfloat>
+
 static constexpr int THREADS = 128;
 static constexpr int64_t SHARED_BYTES = 48 << 10;   /* of divisors in a block */
-static constexpr unsigned SCRATCH_BLOCKS = 4 * 132; /* when they lie in scratch */
+static constexpr int64_t SCRATCH_BYTES = 256 << 20; /* of all blocks, when they lie in scratch; one block's are always had */
+static constexpr int BLOCKS_A_MULTIPROCESSOR = 4;   /* then, at most */
 static constexpr unsigned EVERY_LANE = 0xffffffffu;
 
 /* What a lane knows about its place. */
@@ -45,13 +48,17 @@ template <int G, typename A> __device__ inline A most_of_rows(A value) {
     return value;
 }
 
+/* 1 in place of a divisor whose inverse would be infinite, as on the CPU; NaN stays. */
+__device__ inline float divisor_of(float sum) { return sum < FLT_MIN ? 1.0f : sum; }
+__device__ inline double divisor_of(double sum) { return sum < DBL_MIN ? 1.0 : sum; }
+
 /* a [G], a row, /= the sums of the columns + eps. Returns the divisor of the column of the lane's number. */
 template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at) {
     A mine = 1;
 #pragma unroll
     for (int j = 0; j < G; j++) {
         if (j >= at.n) continue;
-        A d = over_rows<G>(a[j]) + at.eps;
+        A d = divisor_of(over_rows<G>(a[j]) + at.eps);
         a[j] = at.row < at.n ? a[j] * (1 / d) : A(0);
         if (j == at.row) mine = d;
     }
@@ -62,6 +69,7 @@ template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Pla
 #pragma unroll
     for (int j = 0; j < G; j++) d += a[j];
     if (at.row >= at.n) return 1; /* all zeros */
+    d = divisor_of(d);
     A inverse = 1 / d;
 #pragma unroll
     for (int j = 0; j < G; j++) a[j] = j < at.n ? a[j] * inverse : A(0);
@@ -197,7 +205,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Calls f(A(), constant G). */
-template <typename F> static XtStatus by_size(XtDtype dtype, int64_t n, F f) {
+template <typename F> static void by_size(XtDtype dtype, int64_t n, F f) {
     auto sized = [&](auto zero) {
         if (n == 1) f(zero, XtMhcConstant<1>());
         else if (n == 2) f(zero, XtMhcConstant<2>());
@@ -206,7 +214,6 @@ template <typename F> static XtStatus by_size(XtDtype dtype, int64_t n, F f) {
     };
     if (dtype == XT_FLOAT64) sized(double());
     else sized(float());
-    return XT_OK;
 }
 
 XtStatus xt_cuda_sinkhorn_fwd(const XtSinkhornFwd *p) {
@@ -231,7 +238,9 @@ XtStatus xt_cuda_sinkhorn_bwd(const XtSinkhornBwd *p) {
         int64_t stages = 2 * p->iters - (p->form == XT_SINKHORN_D), nbytes = stages * THREADS * (int64_t)sizeof(A);
         bool shared = nbytes <= SHARED_BYTES;
         if (!shared) {
-            if (blocks > SCRATCH_BLOCKS) blocks = SCRATCH_BLOCKS;
+            int64_t resident = (int64_t)BLOCKS_A_MULTIPROCESSOR * xt_multiprocessors(), fit = SCRATCH_BYTES / nbytes;
+            int64_t most = fit < 1 ? 1 : fit < resident ? fit : resident;
+            if (blocks > most) blocks = (unsigned)most;
             status = scratch.allocate((size_t)nbytes * blocks);
             if (status != XT_OK) return;
         }

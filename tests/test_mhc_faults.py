@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import plant_faults
 import pytest
 
 import xtrain as xt
@@ -187,3 +188,45 @@ def test_identity_i3_sees_the_faults_at_any_scale(fault: str, monkeypatch) -> No
         residual, limit = mhc_identities("float32", rms=rms)["I3"]
         assert residual > 100 * limit
         monkeypatch.setattr(identities._Layer, "run", right)
+
+
+def test_identities_see_small_faults_and_nan(monkeypatch) -> None:
+    """A random relative error of 1e-4 in S, which reaches dphi and dgamma alike; gradients that should be exactly 0; a layer's dx."""
+    right, whole = identities._Layer.run, identities._Layer.run_whole
+
+    def noisy(self, d, **changed):
+        outs, grads = right(self, d, **changed)
+        dphi = grads[1] * (1 + 1e-4 * np.random.default_rng(0).standard_normal(grads[1].shape))
+        dgamma = (self.phi * dphi / self.gamma.reshape(-1)).sum(0).reshape(self.gamma.shape)
+        return outs, [grads[0], dphi, *grads[2:4], dgamma]
+
+    def nonzero(value):
+        def run(self, d, **changed):
+            outs, grads = right(self, d, **changed)
+            return outs, [grads[0], grads[1] + value, *grads[2:]] if "alpha" in changed else grads
+
+        return run
+
+    def broken(dtype):
+        return {name for name, (residual, limit) in mhc_identities(dtype).items() if not residual <= limit}
+
+    for dtype in ("float64", "float32", "bfloat16"):
+        assert not broken(dtype)
+        monkeypatch.setattr(identities._Layer, "run", noisy)
+        assert "I1" in broken(dtype)
+        for value in (1e-30, np.nan):
+            monkeypatch.setattr(identities._Layer, "run", nonzero(value))
+            assert broken(dtype) == {"I8"}
+        monkeypatch.setattr(identities._Layer, "run", right)
+        with monkeypatch.context() as context:  # the streams' share of a layer's dx, which only the two halves make
+            context.setattr(identities._Layer, "run_whole", lambda self, d, y, g: whole(self, d, y, 1.05 * g))
+            assert broken(dtype) == {"I8"}
+
+
+def test_the_places_of_the_faults_to_plant_are_there() -> None:
+    """What tests/plant_faults.py, which takes minutes, puts into the kernels."""
+    for description, *fault in plant_faults.FAULTS:
+        text = plant_faults.planted(plant_faults.ROOT, *fault)
+        assert fault[2] in text, description
+    with pytest.raises(ValueError, match="must have its place once, got 0 times"):
+        plant_faults.planted(plant_faults.ROOT, "csrc/cpu/sinkhorn.c", "no such line", "")

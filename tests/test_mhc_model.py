@@ -91,8 +91,29 @@ def test_stream_checkpointing_gives_the_same_bits(block: int, dtype: str) -> Non
         loss.backward()
         found.append([bits(loss), *(bits(p.grad) for p in model.parameters())])
     assert found[0] == found[1] == found[2]
+
+
+def test_only_one_checkpointing_where_it_does_something() -> None:
+    plain, model = make(mhc_streams=0), make()
     with pytest.raises(ValueError, match="Qwen3: stream_checkpointing must be an integer, at least 0, got -1"):
         model.stream_checkpointing = -1
+    with pytest.raises(
+        ValueError, match=r"Qwen3: stream_checkpointing must be 0 without streams \(mhc_streams\), got 2"
+    ):
+        plain.stream_checkpointing = 2
+    plain.stream_checkpointing = 0
+    model.stream_checkpointing = 2
+    with pytest.raises(
+        ValueError, match="Qwen3: gradient_checkpointing must be off while stream_checkpointing is 2, got True"
+    ):
+        model.gradient_checkpointing = True
+    model.gradient_checkpointing, model.stream_checkpointing = False, 0
+    model.gradient_checkpointing = True
+    with pytest.raises(
+        ValueError, match="Qwen3: stream_checkpointing must be 0 while gradient_checkpointing is on, got 2"
+    ):
+        model.stream_checkpointing = 2
+    assert model.gradient_checkpointing and model.stream_checkpointing == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -221,8 +221,9 @@ def sinkhorn(logits, *, iters=20, eps=1e-6, form="P", transpose=False):
     deviation 1 after 20: mostly 3e-6; of deviation 3: up to 5e-2). D with transpose is P of Z^T, exactly for eps = 0.
     The gradient is that of these very steps; nothing is kept of them but the logits. Finite logits give finite matrices
     and gradients: what lies further below the maximum of its column (P) or row (D) than exp can tell (float32: 87)
-    counts as zero, and in P a row of zeros stays one. ValueError for iters < 1 and unknown forms, TypeError for other
-    dtypes.
+    counts as zero, and a row (P) or column (D) of zeros stays one: a divisor of 0 acts as 1. ValueError for iters
+    outside 1..100000, eps outside [0, 1], unknown forms, and logits that are not square or have n > 8; TypeError for
+    other dtypes.
     """
     return _C.sinkhorn(logits, iters=iters, eps=eps, form=form, transpose=transpose)
 

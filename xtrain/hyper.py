@@ -10,6 +10,8 @@ Zhu et al. 2024, Hyper-Connections (arXiv:2409.19606); Xie et al. 2025, mHC: Man
 """
 
 import math
+import numbers
+import threading
 
 from . import _C, _creation, functional
 from . import _init as init
@@ -17,9 +19,29 @@ from .autograd import Function, enable_grad, no_grad
 from .nn import Module, Parameter
 
 _open, _close = _C.mhc_open, _C.mhc_close
+
+
+class _Depth(threading.local):
+    """A count that each thread has for itself, with += and -=; false at 0."""
+
+    count = 0
+
+    def __iadd__(self, steps):
+        self.count += steps
+        return self
+
+    def __isub__(self, steps):
+        self.count -= steps
+        return self
+
+    def __bool__(self):
+        return self.count > 0
+
+
 # Recordings raise this: what they isolate op by op must have the gradient of its own formula, which the carry of
-# mhc_open has not (csrc/ops/mhc_layer.c).
-separate = 0
+# mhc_open has not (csrc/ops/mhc_layer.c). So they see mhc_pre, sinkhorn and mhc_post, and never the two halves that
+# train; that these agree with them is for tests and identities to say (docs/mhc.md).
+separate = _Depth()
 _WIDE = {"float16": _C.float32, "bfloat16": _C.float32}
 
 
@@ -28,6 +50,36 @@ def _check_sizes(name, dim, n):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
             rule = "at least 1" if most is None else f"1 to {most}"
             raise ValueError(f"{name}: {key} must be an integer, {rule}, got {value!r}")
+
+
+def _check_eps(name, **values):
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name}: {key} must be a number in [0, 1], got {value!r}")
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: {key} must be in [0, 1], got {value!r}")
+
+
+def _check_flags(name, **values):
+    for key, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: {key} must be True or False, got {value!r}")
+
+
+def _check_dtype(name, dtype):
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise TypeError(f"{name}: dtype must be a floating point dtype or None, got {getattr(dtype, 'name', dtype)!r}")
+
+
+def _check_streams(name, x, *ends):
+    """x must be a tensor of floats and end in these dims."""
+    if not isinstance(x, _C.Tensor):
+        raise TypeError(f"{name}: x must be a Tensor, got {type(x).__name__}")
+    shape = x.shape
+    if len(shape) < len(ends) or tuple(shape[len(shape) - len(ends) :]) != ends:
+        raise ValueError(f"{name}: x must end in shape {ends}, got shape {tuple(shape)}")
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name}: x must have a floating point dtype, got {x.dtype.name}")
 
 
 def _wide(parameter, x):
@@ -102,10 +154,13 @@ class HyperConnection(_Coefficients):
             raise TypeError(f"HyperConnection: sublayer must be callable or None, got {type(sublayer).__name__}")
         if form not in ("P", "D"):
             raise ValueError(f"HyperConnection: form must be 'P' or 'D', got {form!r}")
-        if isinstance(iters, bool) or not isinstance(iters, int) or iters < 1:
-            raise ValueError(f"HyperConnection: iters must be an integer, at least 1, got {iters!r}")
+        if isinstance(iters, bool) or not isinstance(iters, int) or not 1 <= iters <= 100000:
+            raise ValueError(f"HyperConnection: iters must be an integer, 1 to 100000, got {iters!r}")
+        _check_eps("HyperConnection", eps=eps, norm_eps=norm_eps, hc_eps=hc_eps)
+        _check_flags("HyperConnection", transpose=transpose, affine=affine)
+        _check_dtype("HyperConnection", dtype)
         self.dim, self.n = dim, n
-        self.iters, self.form, self.transpose = iters, form, bool(transpose)
+        self.iters, self.form, self.transpose = iters, form, transpose
         self.eps, self.norm_eps, self.hc_eps = float(eps), float(norm_eps), float(hc_eps)
         self._make(n * n + 2 * n, dim, n, 3, affine, dtype, device)
         self.sublayer = sublayer
@@ -113,6 +168,7 @@ class HyperConnection(_Coefficients):
 
     def read(self, x):
         """The sublayer's input h_in [.., dim] of streams x [.., n, dim], and what `write` needs."""
+        _check_streams("HyperConnection", x, self.n, self.dim)
         parameters = [_wide(p, x) for p in (self.phi, self.alpha, self.bias, self.gamma)]
         if separate:
             h_in, h_post, h_res = functional.mhc_pre(x, *parameters, norm_eps=self.norm_eps, hc_eps=self.hc_eps)
@@ -125,6 +181,13 @@ class HyperConnection(_Coefficients):
     def write(self, state, y):
         """The new streams, of what `read` returned second and the sublayer's output y [.., dim]. To be called once."""
         h_post, m, carry, close = state
+        if not isinstance(y, _C.Tensor):
+            raise TypeError(f"HyperConnection: sublayer must return a Tensor, got {type(y).__name__}")
+        shape = (*carry.shape[:-2], self.dim)
+        if tuple(y.shape) != shape or y.dtype is not carry.dtype:
+            wants, is_ = (f"{dtype.name} {tuple(size)}" for dtype, size in ((carry.dtype, shape), (y.dtype, y.shape)))
+            error = ValueError if y.dtype is carry.dtype else TypeError
+            raise error(f"HyperConnection: sublayer must return what it gets, {wants}, got {is_}")
         return close(carry, y, h_post, m)
 
     def forward(self, x, *args, **kwargs):
@@ -140,6 +203,9 @@ class HyperConnection(_Coefficients):
 def expand_streams(x, n):
     """n copies of x: [.., C] -> [.., n, C]. The gradient is the sum over the copies."""
     _check_sizes("expand_streams", 1, n)
+    _check_streams("expand_streams", x)
+    if not 1 <= x.ndim <= 7:
+        raise ValueError(f"expand_streams: x must have 1 to 7 dimensions, got shape {tuple(x.shape)}")
     *tokens, dim = x.shape
     return x.unsqueeze(-2).expand((*tokens, n, dim)).contiguous()
 
@@ -156,6 +222,9 @@ class StreamContraction(_Coefficients):
         _check_sizes("StreamContraction", dim, n)
         if mode not in ("mean", "sum", "learned"):
             raise ValueError(f"StreamContraction: mode must be 'mean', 'sum' or 'learned', got {mode!r}")
+        _check_eps("StreamContraction", norm_eps=norm_eps, hc_eps=hc_eps)
+        _check_flags("StreamContraction", affine=affine)
+        _check_dtype("StreamContraction", dtype)
         self.dim, self.n, self.mode = dim, n, mode
         self.norm_eps, self.hc_eps = float(norm_eps), float(hc_eps)
         if mode == "learned":
@@ -168,10 +237,7 @@ class StreamContraction(_Coefficients):
             super().reset_parameters()
 
     def forward(self, x):
-        if x.ndim < 2 or tuple(x.shape[-2:]) != (self.n, self.dim):
-            raise ValueError(
-                f"StreamContraction: x must end in shape ({self.n}, {self.dim}), got shape {tuple(x.shape)}"
-            )
+        _check_streams("StreamContraction", x, self.n, self.dim)
         if self.mode != "learned":
             return x.mean(-2) if self.mode == "mean" else x.sum(-2)
         # The rows of h_post and h_res are zeros here, and what they make is not used.
@@ -200,20 +266,30 @@ class _Block(Function):
 
     The forward runs the connections without recording them; the sublayers record themselves, each from a leaf. The
     backward runs the connections again, without the sublayers, whose outputs are there, and then walks back: through
-    `write`, through the sublayer's own record, through `read`. Gradients of parameters go straight to their leaves.
+    `write`, through the sublayer's own record, through `read`. Gradients of parameters go straight to their leaves;
+    those of arguments, which all sublayers share, add up in leaves of this block.
     """
 
     @staticmethod
-    def forward(ctx, parts, args, _anchor, x):
+    def forward(ctx, parts, names, _anchor, x, *args):
         ctx.save_for_backward(x)
         ctx.kept = []
+        needs_x, *needs = ctx.needs_input_grad[3:]
+        ctx.leaves = [arg.detach().requires_grad_() if need else arg for arg, need in zip(args, needs, strict=True)]
+        plain = len(args) - len(names)
+        named = dict(zip(names, ctx.leaves[plain:], strict=True))
+        moving = needs_x  # whether the streams would require a gradient in a plain run
         for connection, sublayer in parts:
+            moving = moving or any(p.requires_grad for p in _own_parameters(connection))
             h_in, state = connection.read(x)
             with enable_grad():
-                h_in = h_in.detach().requires_grad_()
-                y = sublayer(h_in, *args)
+                h_in = h_in.detach().requires_grad_(moving)
+                y = sublayer(h_in, *ctx.leaves[:plain], **named)
             ctx.kept.append((connection, h_in, y))
-            x = connection.write(state, y.detach())
+            x = connection.write(state, _detached(y))
+            moving = moving or y.requires_grad
+        if not moving:
+            ctx.mark_non_differentiable(x)
         return x
 
     @staticmethod
@@ -242,21 +318,51 @@ class _Block(Function):
             into_read = _creation.zeros_like(h_in) if h_in.grad is None else h_in.grad
             _C.backward([read, *state], [into_read, *(leaf.grad for leaf in leaves[:3])], False)
             dout = x.grad
-        return None, None, None, dout
+        shared, ctx.leaves = ctx.leaves, None
+        needs = ctx.needs_input_grad[4:]
+        return None, None, None, dout, *(leaf.grad if need else None for leaf, need in zip(shared, needs, strict=True))
 
 
-def recompute_streams(parts, x, *args):
+def _own_parameters(connection):
+    return (p for p in (connection.phi, connection.alpha, connection.bias, connection.gamma) if p is not None)
+
+
+def _detached(y):
+    return y.detach() if isinstance(y, _C.Tensor) else y  # `write` says what is wrong with it
+
+
+def _pairs(parts):
+    """(connection, sublayer) of each part, checked."""
+    found = []
+    for i, part in enumerate(parts):
+        pair = part if isinstance(part, tuple) else (part, getattr(part, "sublayer", None))
+        if len(pair) != 2 or not isinstance(pair[0], HyperConnection):
+            kind = type(part).__name__
+            raise TypeError(
+                f"recompute_streams: parts[{i}] must be a HyperConnection or a pair of one and a sublayer, got {kind}"
+            )
+        if not callable(pair[1]):
+            kind = "None" if pair[1] is None else type(pair[1]).__name__
+            raise TypeError(f"recompute_streams: parts[{i}] must have a callable sublayer, got {kind}")
+        found.append(pair)
+    return found
+
+
+def recompute_streams(parts, x, *args, **kwargs):
     """Runs hyper-connections one after another, keeping of their streams only x: the others are computed again in
-    backward, without running any sublayer a second time (Xie et al. 2025, equation 20). The same bits.
+    backward, without running any sublayer a second time (Xie et al. 2025, equation 20). The same bits; gradients of
+    arguments are added up over the block before they are added to what others give.
 
-    parts: HyperConnections, or pairs (HyperConnection, sublayer). args: given to every sublayer. Saves n C values a
-    token for every part but the first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory.
+    parts: HyperConnections, or pairs (HyperConnection, sublayer). args, kwargs: given to every sublayer; a tensor that
+    requires a gradient must be an argument itself, not part of one. Saves n C values a token for every part but the
+    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory.
     """
-    parts = [part if isinstance(part, tuple) else (part, part.sublayer) for part in parts]
-    if not _C.is_grad_enabled():
+    parts = _pairs(parts)
+    if not _C.is_grad_enabled() or not parts:
         for connection, sublayer in parts:
             h_in, state = connection.read(x)
-            x = connection.write(state, sublayer(h_in, *args))
+            x = connection.write(state, sublayer(h_in, *args, **kwargs))
         return x
+    # Parameters hidden in parts need a recorded node even when no argument requires a gradient.
     anchor = None if x.requires_grad else _C.empty((0,), _C.float32).requires_grad_()
-    return _Block.apply(parts, args, anchor, x)
+    return _Block.apply(parts, tuple(kwargs), anchor, x, *args, *kwargs.values())

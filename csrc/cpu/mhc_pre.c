@@ -5,10 +5,11 @@
  *     backward   delta = dz;  dq = a delta;  du = r dq;  kappa = -(dq . u) r^3 / K;  S = sum_t du_t v_t^T
  *                dx = gamma (phi^T du) + kappa v + h_pre_j dh_in + sum_i M_ij g_i,  dphi = S gamma,  dgamma = sum_j phi_j S_j
  *
- * v = x of a token as a vector [K], a = alpha by block of rows. gamma is put into a copy of phi before anything else: phi gamma serves
- * u and dx alike. The products with phi take four tokens and four of its rows at a time, in chunks of columns that are still in the
- * cache for the next tokens. dx is made by pieces of tokens. S is made by pieces of columns, each of which walks over all tokens
- * in order: no partial sums of the size of phi. dbias and dalpha are added up per piece of tokens, then over the pieces in order.
+ * v = x of a token as a vector [K], a = alpha by block of rows. gamma is put into a copy of phi before anything else: phi gamma
+ * serves u and dx alike. The products with phi take four tokens and four of its rows at a time, in chunks of columns that are still
+ * in the cache for the next tokens. dx is made by pieces of tokens. S is made by pieces of columns, each of which walks over all
+ * tokens in order: no partial sums of the size of phi. dbias and dalpha are added up per piece of tokens, then over the pieces in
+ * order.
  */
 #ifndef T
 #include "kernel.h"
@@ -153,7 +154,7 @@ XT_INLINE void NAME(mhc_pre_tile)(const MhcPreJob *job, int64_t t0, int64_t coun
         for (int64_t t = 0; t < count; t++) {
 #pragma omp simd
             for (int64_t i = 0; i < width; i++) v[t * CHUNK + i] = LOAD(x[t * k + k0 + i]);
-            /* r multiplies everything: short sums in ACC, added up in double, keep it exact to the last place on any vector width. */
+            /* r multiplies everything: short sums in ACC, added up in double, keep it exact to the last place on any vectors. */
             for (int64_t i = 0; i < width; i += 64) {
                 const ACC *part = v + t * CHUNK + i;
                 int64_t many = width - i < 64 ? width - i : 64;
@@ -323,8 +324,8 @@ XT_INLINE void NAME(mhc_outer)(ACC *s, const ACC *du, const T *x, int64_t tokens
         }
 }
 
-/* Columns [begin, end) of S, at most S_COLS, then of dphi and dgamma. S is added up in stretches of tokens, which keeps the rounding
- * of long sums small; dgamma, a short sum of large terms that cancel, in double. */
+/* Columns [begin, end) of S, at most S_COLS, then of dphi and dgamma. S is added up in stretches of tokens, which keeps the
+ * rounding of long sums small; dgamma, a short sum of large terms that cancel, in double. */
 XT_FAST static XtStatus NAME(mhc_pre_dphi)(void *context, int64_t begin, int64_t end) {
     const MhcPreJob *job = context;
     const XtMhcPreBwd *p = job->bwd;

@@ -2,7 +2,7 @@
  *
  *     form P     A = exp(Z - s), s the maxima of the columns; `iters` times: columns, then rows
  *     form D     A = softmax of the rows of Z, + eps; columns; `iters` - 1 times: rows, then columns
- *     a stage    Y = A / d, d = sum along an axis + eps
+ *     a stage    Y = A / d, d = sum along an axis + eps, or 1 where that is no normal number
  *     backward   E = A dA = Y dY - Y sum(Y dY), from the last stage to the first; in P, dZ = E
  *
  * E, the gradient of log A, needs no division: dA itself grows as d^-1 at every stage and overflows where A is small. The matrices
@@ -10,11 +10,15 @@
  * changes nothing when the first stage divides by the sums of columns (P), one from each row when it divides by those of rows (D).
  * In P this holds but for eps, whose share goes to the maximum of the column.
  *
+ * With eps = 0 a row (P) or column (D) whose entries all lie beyond what exp can tell has d = 0, or so little that 1 / d is
+ * infinite. It stays as it is.
+ *
  * LANES matrices are worked on side by side, so that the loops over them vectorise for any n: a [n * n][LANES].
  */
 #ifndef T
 #include "kernel.h"
 
+#include <float.h>
 #include <stdlib.h>
 
 #define LANES 16
@@ -47,6 +51,8 @@ XT_INLINE void NAME(sinkhorn_store)(T *to, const ACC *a, int64_t lanes, int64_t 
             for (int64_t j = 0; j < n; j++) to[l * n * n + (transpose ? j * n + i : i * n + j)] = STORE(a[(i * n + j) * LANES + l]);
 }
 
+#define LEAST_DIVISOR (IS_F64 ? (ACC)DBL_MIN : (ACC)FLT_MIN)
+
 /* One stage: a /= d, d [n][LANES] = sums + eps of the vectors whose elements are `step` apart and that start `next` apart. */
 XT_INLINE void NAME(sinkhorn_stage)(ACC *a, ACC *d, int64_t n, int64_t next, int64_t step, ACC eps) {
     for (int64_t v = 0; v < n; v++) {
@@ -54,7 +60,10 @@ XT_INLINE void NAME(sinkhorn_stage)(ACC *a, ACC *d, int64_t n, int64_t next, int
         for (int64_t l = 0; l < LANES; l++) sum[l] = eps;
         for (int64_t e = 0; e < n; e++)
             for (int64_t l = 0; l < LANES; l++) sum[l] += first[e * step * LANES + l];
-        for (int64_t l = 0; l < LANES; l++) d[v * LANES + l] = sum[l], inverse[l] = 1 / sum[l];
+        for (int64_t l = 0; l < LANES; l++) {
+            sum[l] = sum[l] < LEAST_DIVISOR ? 1 : sum[l]; /* NaN stays */
+            d[v * LANES + l] = sum[l], inverse[l] = 1 / sum[l];
+        }
         for (int64_t e = 0; e < n; e++)
             for (int64_t l = 0; l < LANES; l++) first[e * step * LANES + l] *= inverse[l];
     }
@@ -92,8 +101,8 @@ XT_INLINE void NAME(sinkhorn_exp)(ACC *a, int64_t n, int64_t next, int64_t step)
     }
 }
 
-/* From logits in a to the result in a. d [stages][n][LANES], or one stage of it that is overwritten (`keep` false); `start` (or NULL)
- * [n * n][LANES]: exp(Z - s) in P, the softmax in D. */
+/* From logits in a to the result in a. d [stages][n][LANES], or one stage of it that is overwritten (`keep` false); `start` (or
+ * NULL) [n * n][LANES]: exp(Z - s) in P, the softmax in D. */
 XT_INLINE void NAME(sinkhorn_run)(ACC *a, ACC *d, bool keep, ACC *start, int64_t n, int64_t iters, ACC eps, XtSinkhornForm form) {
     size_t nbytes = (size_t)(n * n * LANES) * sizeof *a;
     int64_t ahead = keep ? n * LANES : 0;
@@ -181,4 +190,5 @@ XT_FAST static XtStatus NAME(sinkhorn_bwd)(void *context, int64_t begin, int64_t
     return XT_OK;
 }
 
+#undef LEAST_DIVISOR
 #endif

@@ -9,7 +9,19 @@ typedef struct XtMhcPre {
     XtTensor *x, *phi, *alpha, *bias, *gamma;             /* dense; gamma may be NULL */
     XtTensor *h_in, *h_post, *h_res, *h_pre, *rstd, *mix; /* new */
 } XtMhcPre;                                               /* all owned */
-#define XT_MHC_PRE_SAVED 9
+/* What both nodes keep, in this order; mhc_open keeps more after it. */
+enum {
+    XT_MHC_X,
+    XT_MHC_PHI,
+    XT_MHC_ALPHA,
+    XT_MHC_GAMMA,
+    XT_MHC_H_PRE,
+    XT_MHC_H_POST,
+    XT_MHC_RSTD,
+    XT_MHC_MIX,
+    XT_MHC_BIAS,
+    XT_MHC_PRE_SAVED
+};
 /* Checks, runs and saves. Release `pre` whatever the status. */
 XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre);
 void xt_mhc_pre_release(XtMhcPre *pre);
@@ -32,6 +44,13 @@ XtStatus xt_sinkhorn_gradient(const XtTensor *logits, const XtTensor *dout, cons
 /* ops/mhc_post.c: din[0 .. 3] of x, y, h_post, m_res; `keep_x` false: din[0] is not made. Slots 0 .. 3 hold the inputs. */
 XtStatus xt_mhc_post_forward(XtCall *c);
 XtStatus xt_mhc_post_backward(XtNode *n, const XtTensor *dout, bool keep_x, XtTensor **din);
+
+/* Of [.., a, b]: how many matrices [a, b]. */
+static inline int64_t xt_matrices(const XtTensor *t) {
+    int64_t count = 1;
+    for (int i = 0; i < t->ndim - 2; i++) count *= t->shape[i];
+    return count;
+}
 
 /* "op: arg must have 1 to 8 streams ..." unless the dim has. */
 XtStatus xt_check_streams(const XtOp *op, const char *arg, const XtTensor *t, int64_t n);

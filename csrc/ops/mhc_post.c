@@ -1,4 +1,5 @@
-/* mhc_post.c - out_i = sum_j M_ij x_j + h_post_i y: the streams mixed, and a layer's output written to all of them (Xie et al. 2025).
+/* mhc_post.c - out_i = sum_j M_ij x_j + h_post_i y: the streams mixed, and a layer's output written to all of them
+ * (Xie et al. 2025).
  *
  *   dx_j = sum_i M_ij g_i     dy = sum_i h_post_i g_i     dh_post_i = g_i . y     dM_ij = g_i . x_j
  *
@@ -14,9 +15,8 @@ XtStatus xt_mhc_post_forward(XtCall *c) {
     XT_TRY(xt_check_float(c->op, "x", given));
     XT_TRY(xt_check_ndim(c->op, "x", given, 2, XT_MAX_DIMS));
     int ndim = given->ndim;
-    int64_t shape[XT_MAX_DIMS], n = given->shape[ndim - 2], cols = given->shape[ndim - 1], tokens = 1;
+    int64_t shape[XT_MAX_DIMS], n = given->shape[ndim - 2], cols = given->shape[ndim - 1];
     XT_TRY(xt_check_streams(c->op, "x", given, n));
-    for (int i = 0; i < ndim - 2; i++) tokens *= given->shape[i];
     memcpy(shape, given->shape, sizeof shape);
     shape[ndim - 2] = cols;
     XT_TRY(xt_check_like(c->op, "x", given, "y", c->arg[1].tensor));
@@ -37,7 +37,7 @@ XtStatus xt_mhc_post_forward(XtCall *c) {
                       .h_post = d[2]->data,
                       .m_res = d[3]->data,
                       .dtype = given->dtype,
-                      .tokens = tokens,
+                      .tokens = xt_matrices(given),
                       .streams = n,
                       .cols = cols};
     XT_TRY(xt_backend_of(given)->mhc_post_fwd(&p));
@@ -56,8 +56,6 @@ XtStatus xt_mhc_post_backward(XtNode *n, const XtTensor *dout, bool keep_x, XtTe
     for (int i = 0; i < 4; i++)
         if (i ? xt_node_needs(n, i) : wants_x && !sum) XT_TRY(xt_empty_like(saved[i], &din[i]));
     const XtTensor *x = saved[0];
-    int64_t tokens = 1;
-    for (int i = 0; i < x->ndim - 2; i++) tokens *= x->shape[i];
     XtMhcPostBwd p = {.dx = sum      ? sum->data
                             : din[0] ? din[0]->data
                                      : NULL,
@@ -71,7 +69,7 @@ XtStatus xt_mhc_post_backward(XtNode *n, const XtTensor *dout, bool keep_x, XtTe
                       .m_res = saved[3]->data,
                       .dx_add = sum ? sum->data : NULL,
                       .dtype = x->dtype,
-                      .tokens = tokens,
+                      .tokens = xt_matrices(x),
                       .streams = x->shape[x->ndim - 2],
                       .cols = x->shape[x->ndim - 1]};
     XT_TRY(xt_backend_of(x)->mhc_post_bwd(&p));

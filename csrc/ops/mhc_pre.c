@@ -3,7 +3,8 @@
  *   v = x as a vector [n C],  r = 1 / sqrt(mean(v^2) + norm_eps),  z = a (r phi (v gamma)) + bias,  a = alpha by block of rows
  *   h_pre = sigmoid(z_pre) + hc_eps,  h_post = 2 sigmoid(z_post),  h_res = z_res (logits),  h_in = sum_j h_pre_j x_j
  *
- * x [.., n, C], phi [n^2 + 2n, n C], alpha [3], bias [n^2 + 2n], gamma [n, C] or None -> h_in [.., C], h_post [.., n], h_res [.., n, n].
+ * x [.., n, C], phi [n^2 + 2n, n C], alpha [3], bias [n^2 + 2n], gamma [n, C] or None
+ *     -> h_in [.., C], h_post [.., n], h_res [.., n, n].
  * The gradients are written down in kernels.h, XtMhcPreBwd.
  */
 #include "mhc.h"
@@ -35,11 +36,11 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
     XtStatus status = XT_OK;
     XT_TRY(xt_check_float(c->op, "x", x));
     XT_TRY(xt_check_ndim(c->op, "x", x, 2, XT_MAX_DIMS));
-    int64_t shape[XT_MAX_DIMS], n = x->shape[x->ndim - 2], cols = x->shape[x->ndim - 1], rows = n * n + 2 * n, tokens = 1;
+    int64_t shape[XT_MAX_DIMS], n = x->shape[x->ndim - 2], cols = x->shape[x->ndim - 1], rows = n * n + 2 * n;
+    int64_t tokens = xt_matrices(x);
     XT_TRY(xt_check_streams(c->op, "x", x, n));
     if (cols == 0)
         return xt_error(XT_VALUE_ERROR, "%s: x must have channels, got shape %s", c->op->name, xt_shape_text(x->ndim, x->shape));
-    for (int i = 0; i < x->ndim - 2; i++) tokens *= x->shape[i];
     XT_TRY(parameter(c->op, x, "phi", c->arg[1].tensor, 2, (int64_t[]){rows, n * cols}, &pre->phi));
     XT_TRY(parameter(c->op, x, "alpha", c->arg[2].tensor, 1, (int64_t[]){3}, &pre->alpha));
     XT_TRY(parameter(c->op, x, "bias", c->arg[3].tensor, 1, &rows, &pre->bias));
@@ -77,8 +78,17 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
                      .hc_eps = hc_eps,
                      .tf32 = xt_tf32()};
     XT_TRY(xt_backend_of(x)->mhc_pre_fwd(&p));
-    XtTensor *saved[XT_MHC_PRE_SAVED] = {x,           pre->phi,  pre->alpha, pre->gamma, pre->h_pre,
-                                         pre->h_post, pre->rstd, pre->mix,   pre->bias};
+    XtTensor *saved[XT_MHC_PRE_SAVED] = {
+        [XT_MHC_X] = x,
+        [XT_MHC_PHI] = pre->phi,
+        [XT_MHC_ALPHA] = pre->alpha,
+        [XT_MHC_GAMMA] = pre->gamma,
+        [XT_MHC_H_PRE] = pre->h_pre,
+        [XT_MHC_H_POST] = pre->h_post,
+        [XT_MHC_RSTD] = pre->rstd,
+        [XT_MHC_MIX] = pre->mix,
+        [XT_MHC_BIAS] = pre->bias,
+    };
     for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_TRY(xt_save(c, saved[i]));
 done:
     return status;
@@ -95,7 +105,7 @@ XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *d
     XtTensor *saved[XT_MHC_PRE_SAVED], *sum = NULL;
     XtStatus status = XT_OK;
     for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
-    XtTensor *x = saved[0], *phi = saved[1], *alpha = saved[2], *gamma = saved[3];
+    XtTensor *x = saved[XT_MHC_X], *phi = saved[XT_MHC_PHI], *alpha = saved[XT_MHC_ALPHA], *gamma = saved[XT_MHC_GAMMA];
     int64_t rows = phi->shape[0];
     /* What x has already received from elsewhere (mhc_post, usually) is added on the way. */
     if (xt_node_needs(n, 0) && !(sum = xt_node_accumulator(n, 0))) XT_TRY(xt_empty_like(x, &din[0]));
@@ -116,17 +126,17 @@ XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *d
                      .x = x->data,
                      .phi = phi->data,
                      .alpha = alpha->data,
-                     .bias = saved[8]->data,
+                     .bias = saved[XT_MHC_BIAS]->data,
                      .gamma = gamma ? gamma->data : NULL,
-                     .h_pre = saved[4]->data,
-                     .h_post = saved[5]->data,
-                     .rstd = saved[6]->data,
-                     .mix = saved[7]->data,
+                     .h_pre = saved[XT_MHC_H_PRE]->data,
+                     .h_post = saved[XT_MHC_H_POST]->data,
+                     .rstd = saved[XT_MHC_RSTD]->data,
+                     .mix = saved[XT_MHC_MIX]->data,
                      .dout = dout ? dout->data : NULL,
                      .m_res = m_res ? m_res->data : NULL,
                      .dx_add = sum ? sum->data : NULL,
                      .dtype = x->dtype,
-                     .tokens = saved[6]->shape[0],
+                     .tokens = saved[XT_MHC_RSTD]->shape[0],
                      .streams = x->shape[x->ndim - 2],
                      .cols = x->shape[x->ndim - 1],
                      .hc_eps = xt_node_args(n)[6].f,

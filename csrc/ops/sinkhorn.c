@@ -1,7 +1,7 @@
 /* sinkhorn.c - matrices of logits to nearly doubly stochastic ones, by a fixed number of normalisations (Sinkhorn & Knopp 1967).
  *
- *   form P   A = exp(Z - column maxima); iters times: A /= column sums + eps, A /= row sums + eps            (Xie et al. 2025, eq. 9)
- *   form D   A = softmax(rows of Z) + eps; A /= column sums + eps; iters - 1 times: rows, columns             (DeepSeek's kernels)
+ *   form P   A = exp(Z - column maxima); iters times: A /= column sums + eps, A /= row sums + eps   (Xie et al. 2025, eq. 9)
+ *   form D   A = softmax(rows of Z) + eps; A /= column sums + eps; iters - 1 times: rows, columns    (DeepSeek's kernels)
  *
  * The gradient is that of these steps, computed from the logits alone; see kernels.h, XtSinkhornBwd. `transpose` returns A^T.
  */
@@ -21,19 +21,13 @@ XtStatus xt_sinkhorn_options(const XtOp *op, const XtArg *args, XtSinkhornOption
     return XT_OK;
 }
 
-static int64_t matrices(const XtTensor *logits) {
-    int64_t count = 1;
-    for (int i = 0; i < logits->ndim - 2; i++) count *= logits->shape[i];
-    return count;
-}
-
 XtStatus xt_sinkhorn(const XtTensor *logits, const XtSinkhornOptions *options, XtTensor **out) {
     XtStatus status = xt_empty_like(logits, out);
     if (status != XT_OK) return status;
     XtSinkhornFwd p = {.out = (*out)->data,
                        .logits = logits->data,
                        .dtype = logits->dtype,
-                       .tokens = matrices(logits),
+                       .tokens = xt_matrices(logits),
                        .streams = logits->shape[logits->ndim - 1],
                        .iters = options->iters,
                        .eps = options->eps,
@@ -49,7 +43,7 @@ XtStatus xt_sinkhorn_gradient(const XtTensor *logits, const XtTensor *dout, cons
                        .dout = dout->data,
                        .logits = logits->data,
                        .dtype = logits->dtype,
-                       .tokens = matrices(logits),
+                       .tokens = xt_matrices(logits),
                        .streams = logits->shape[logits->ndim - 1],
                        .iters = options->iters,
                        .eps = options->eps,

@@ -169,6 +169,11 @@ class Qwen3(nn.Module):
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, on):
+        if on and self.model.stream_checkpointing:
+            raise ValueError(
+                f"Qwen3: gradient_checkpointing must be off while stream_checkpointing is {self.stream_checkpointing}, "
+                f"got {on!r}"
+            )
         self.model.gradient_checkpointing = bool(on)
 
     @property
@@ -180,6 +185,10 @@ class Qwen3(nn.Module):
     def stream_checkpointing(self, size):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(f"Qwen3: stream_checkpointing must be an integer, at least 0, got {size!r}")
+        if size and not self.config.mhc_streams:
+            raise ValueError(f"Qwen3: stream_checkpointing must be 0 without streams (mhc_streams), got {size}")
+        if size and self.model.gradient_checkpointing:
+            raise ValueError(f"Qwen3: stream_checkpointing must be 0 while gradient_checkpointing is on, got {size}")
         self.model.stream_checkpointing = size
 
     def _head(self):
