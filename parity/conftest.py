@@ -33,3 +33,4 @@ def clean_state(request):
     _C.use_gemm_backend(None)
     _C.use_attention_backend(None)
     assert _C.is_grad_enabled()
+    assert not _C.tf32()

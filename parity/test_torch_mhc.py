@@ -66,7 +66,9 @@ def torch_layer(arrays, dtype: str, kwargs):
     h_in, h_post, h_res = torch_pre(torch, x, phi, alpha, bias, gamma)
     out = torch_post(torch, x, torch.tanh(h_in * weight), h_post, torch_sinkhorn(torch, h_res, **kwargs))
     out.backward(torch.tensor(arrays[6]).to(out.dtype))
-    return [t.detach().double().numpy() for t in (h_in, h_post, h_res, out)], [t.grad.double().numpy() for t in leaves]
+    return [t.detach().double().cpu().numpy() for t in (h_in, h_post, h_res, out)], [
+        t.grad.double().cpu().numpy() for t in leaves
+    ]
 
 
 def our_layer(arrays, dtype: str, kwargs):
@@ -126,7 +128,7 @@ def test_sinkhorn(form: str, n: int, deviation: float, dtype: str) -> None:
         leaf = to_torch(z, name)
         out = torch_sinkhorn(torch, leaf, form=form)
         out.backward(torch.tensor(d).to(out.dtype))
-        found.append((out.detach().double().numpy(), leaf.grad.double().numpy()))
+        found.append((out.detach().double().cpu().numpy(), leaf.grad.double().cpu().numpy()))
     leaf = tensor(z, dtype).requires_grad_()
     out = F.sinkhorn(leaf, form=form)
     out.backward(tensor(d, dtype))
@@ -156,7 +158,7 @@ def gradients(arrays, d, through: str) -> tuple[list[np.ndarray], list[np.ndarra
         theirs, outs, dys = (h_in, mixed), (half, _C.mhc_close(carry, tensor(y, "bfloat16"), post, m)), (dh_in, dout)
     torch.autograd.backward(theirs, [torch.tensor(a) for a in dys])
     _C.backward(list(outs), [tensor(a, o.dtype.name) for a, o in zip(dys, outs)], False)
-    return [t.grad.numpy() for t in exact_leaves], [array(t.grad) for t in ours]
+    return [t.grad.cpu().numpy() for t in exact_leaves], [array(t.grad) for t in ours]
 
 
 def gradients_given(tokens: int, n: int, c: int) -> list[np.ndarray]:

@@ -33,6 +33,9 @@ def clean_state(request):
     _C.use_attention_backend(None)
     assert _C.is_grad_enabled(), "the test left gradient mode off"
     _C.set_grad_enabled(True)
+    tf32 = _C.tf32()
+    _C.allow_tf32(False)
+    assert not tf32, "the test left TF32 on"
 
 
 @pytest.fixture

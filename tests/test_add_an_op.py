@@ -33,7 +33,8 @@ def apply(tree: Path, name: str, where: str, anchor: str, text: str) -> None:
 
 
 def run(tree: Path, *arguments: str, **environment: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(tree), **environment}
+    folders = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **environment}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

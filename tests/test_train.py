@@ -510,3 +510,17 @@ def test_two_processes_may_not_train_in_one_directory(tmp_path, data) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_the_precision_of_a_run_ends_with_it(tmp_path, data) -> None:
+    """tf32 holds inside the trainer's own steps and not for what the process computes afterwards."""
+    trainer = Trainer(options(data, tmp_path / "run", precision="tf32"), quiet=True)
+    seen = []
+    loss = trainer.model.loss
+    trainer.model.loss = lambda *args, **kwargs: (
+        seen.append(xt.get_float32_matmul_precision()),
+        loss(*args, **kwargs),
+    )[1]
+    trainer.train_step()
+    trainer.evaluate()
+    assert set(seen) == {"high"} and xt.get_float32_matmul_precision() == "highest"

@@ -14,6 +14,7 @@ any number of threads, and also when it was interrupted and resumed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import time
@@ -91,6 +92,21 @@ class _Step:
     numbers: dict[str, float] | None = None
 
 
+def _in_own_precision(method):
+    """Float32 products inside may use TF32 if this run's precision says so; outside, what was chosen before holds."""
+
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        before = _C.tf32()
+        _C.allow_tf32(self.config.precision == "tf32")
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            _C.allow_tf32(before)
+
+    return wrapped
+
+
 class Trainer:
     """One run. `values`: {dotted option name: value}, as parsed from the command line, or a TrainConfig.
 
@@ -109,7 +125,6 @@ class Trainer:
         self.device = rundir.resolve_device(config.device)
         self._read_every = 1 if self.device == "cpu" else config.log_every  # reading a loss waits for the device
         self._guard: Any = None
-        _C.allow_tf32(config.precision == "tf32")
         if config.threads:
             _C.set_num_threads(config.threads)
         self.step, self.elapsed = 0, 0.0
@@ -192,6 +207,7 @@ class Trainer:
 
     # ---- one step, evaluation, sample, checkpoint
 
+    @_in_own_precision
     def train_step(self) -> dict[str, float]:
         """Train on the next batch and return its metrics {"loss", "lr", "grad_norm"}.
 
@@ -282,6 +298,7 @@ class Trainer:
         return tensor if self.device == "cpu" else tensor.to(_C.device(self.device))
 
     @no_grad()
+    @_in_own_precision
     def evaluate(self) -> dict[str, float]:
         """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
         total, size = 0.0, self.config.batch_size
@@ -294,6 +311,7 @@ class Trainer:
             metrics["val_bpb"] = loss / math.log(2.0) / self.corpus.bytes_per_token
         return metrics
 
+    @_in_own_precision
     def sample(self) -> str | None:
         """Return a generated text (prompt included), or None when samples are off or the tokens have no tokenizer."""
         settings = self.config.sample
@@ -335,6 +353,7 @@ class Trainer:
 
     # ---- the run
 
+    @_in_own_precision
     def run(self) -> Result:
         """Train to the end or to a signal; metrics, evaluations, checkpoints and the plot go to the run's directory.
 

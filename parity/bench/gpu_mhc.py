@@ -31,7 +31,7 @@ import xtrain as xt
 from xtrain import _C
 
 try:
-    from liger_kernel.ops import mhc as liger
+    from liger_kernel.transformers import functional as liger
 except Exception as error:  # not installed, or not for this PyTorch
     liger, reason = None, error
 
