@@ -243,9 +243,10 @@ static XtStatus seed(XtTensor *root, XtTensor *gradient, XtTensor **out) {
     }
     if (!xt_same_shape(&root->view, &gradient->view) || root->dtype != gradient->dtype ||
         !xt_device_equal(root->storage->device, gradient->storage->device))
-        return xt_error(XT_RUNTIME_ERROR, "backward: gradient must be %s %s like the tensor, got %s %s", xt_dtype_name(root->dtype),
-                        xt_shape_text(root->ndim, root->shape), xt_dtype_name(gradient->dtype),
-                        xt_shape_text(gradient->ndim, gradient->shape));
+        return xt_error(XT_RUNTIME_ERROR, "backward: gradient must be %s %s on %s like the tensor, got %s %s on %s",
+                        xt_dtype_name(root->dtype), xt_shape_text(root->ndim, root->shape), xt_device_name(root->storage->device),
+                        xt_dtype_name(gradient->dtype), xt_shape_text(gradient->ndim, gradient->shape),
+                        xt_device_name(gradient->storage->device));
     return xt_tensor_alias(gradient, out);
 }
 
