@@ -372,7 +372,7 @@ static XtStatus wait_for(int index, bool every) {
     if (!every) error = cudaEventRecord(device->event, cudaStreamLegacy);
     if (recorded && !error) error = cudaStreamWaitEvent(device->stream, device->event, 0);
     pthread_mutex_unlock(&device->ordering);
-    if (!recorded) { /* the host waits instead: rare, and right */
+    if (!recorded) { /* the host waits instead; while a stream is being captured that is refused, too, and is the result */
         count(&device->counters.synchronizations);
         error = cudaDeviceSynchronize();
     }

@@ -196,3 +196,11 @@ def test_what_a_kill_left_of_a_file_is_removed(tmp_path) -> None:
     (tmp_path / ".hidden").write_text("mine")
     saving.clean_temporary(tmp_path)
     assert names(tmp_path) == [".hidden"]
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path) -> None:
+    path = tmp_path / "secret.toml"
+    path.write_text("old")
+    path.chmod(0o600)
+    files.write_text(path, "new")
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600

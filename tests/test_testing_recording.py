@@ -69,3 +69,12 @@ def test_a_recording_that_cannot_begin_leaves_nothing_behind():
     assert "forward" not in outer.first.__dict__ and _C.set_call_hook(None) is None and not recording.hyper.separate
     with record(outer.first):
         pass
+
+
+def test_a_recording_ends_also_when_a_module_was_changed_inside() -> None:
+    model = nn.Linear(2, 2)
+    with record(model):
+        del model.__dict__["forward"]
+    with record(model) as again:
+        model(xt.ones(1, 2))
+    assert again.steps and "forward" not in model.__dict__

@@ -16,7 +16,7 @@ import pytest
 from runs import arguments, options, start, text_file, weights, xtrain
 
 import xtrain as xt
-from xtrain import saving
+from xtrain import _C, saving
 from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from xtrain.train import Trainer, train
 
@@ -524,3 +524,30 @@ def test_the_precision_of_a_run_ends_with_it(tmp_path, data) -> None:
     trainer.train_step()
     trainer.evaluate()
     assert set(seen) == {"high"} and xt.get_float32_matmul_precision() == "highest"
+
+
+def test_a_resumed_run_saves_its_end_also_when_steps_were_taken_by_hand(tmp_path, data) -> None:
+    out = tmp_path / "run"
+    Trainer(options(data, out, steps=4), quiet=True).run()
+    trainer = Trainer({"resume": str(out), "steps": 8, "extend": True}, quiet=True)
+    for _ in range(4):
+        trainer.train_step()
+    assert trainer.run().step == 8
+    assert saving.find_checkpoints(out)[0].name == "checkpoint-00000008"
+
+
+def test_a_step_that_an_exception_ends_gives_its_batch_back(tmp_path, data, monkeypatch) -> None:
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    before, rng = trainer.loader.state_dict(), _C.get_rng_state()
+
+    def fail(*args, **kwargs):
+        xt.randn(3)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.model, "loss", fail)
+        with pytest.raises(MemoryError):
+            trainer.train_step()
+    assert trainer.loader.state_dict() == before and _C.get_rng_state() == rng and trainer.step == 0
+    trainer.train_step()
+    assert trainer.loader.state_dict() != before

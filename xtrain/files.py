@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,8 @@ def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> No
             if target.exists() and not target.is_file():
                 raise OSError(errno.EINVAL, "it is not a regular file")
             write(os.fspath(temporary))
+            if target.exists():
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
             os.replace(temporary, target)
         except BaseException as error:
             with contextlib.suppress(OSError):

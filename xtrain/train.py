@@ -128,6 +128,7 @@ class Trainer:
         if config.threads:
             _C.set_num_threads(config.threads)
         self.step, self.elapsed = 0, 0.0
+        self._saved_at = -1  # the step of the last checkpoint that was written or read
         self.corpus = self._open_corpus()
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
@@ -192,6 +193,7 @@ class Trainer:
                     f"and {self.config.data!r} now holds something else"
                 )
             self.step, self.elapsed = int(state["step"]), float(state["elapsed"])
+            self._saved_at = self.step
             self.loader.load_state_dict(state["loader"])
             _C.set_rng_state(tuple(state["rng"]))
         except ConfigError:
@@ -221,9 +223,20 @@ class Trainer:
         return self._sound(step, self._read([step])[0])
 
     def _queue_step(self) -> _Step:
-        """A step as far as it goes without waiting for the device."""
-        config, settings = self.config, self.config.optim
+        """A step as far as it goes without waiting for the device. What ends it early gives its batch back."""
         loader, rng = self.loader.state_dict(), _C.get_rng_state()
+        try:
+            return self._queue(loader, rng)
+        except BaseException:
+            self._give_back(loader, rng)
+            raise
+
+    def _give_back(self, loader: dict[str, int], rng: Any) -> None:
+        self.loader.load_state_dict(loader)
+        _C.set_rng_state(rng)
+
+    def _queue(self, loader: dict[str, int], rng: Any) -> _Step:
+        config, settings = self.config, self.config.optim
         ids, targets = self.loader.next_batch()
         total = max(int(np.count_nonzero(targets != -100)), 1)
         pieces = [
@@ -278,14 +291,14 @@ class Trainer:
             return numbers
         self._guard = None  # whoever repairs the model may go on
         self.optimizer.settle()
-        if self.step >= step.number:
-            self.step = step.number - 1
-            _C.set_rng_state(step.rng)
-            self._gradients(step.pieces, step.total)
-        error = self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
-        self.loader.load_state_dict(step.loader)
-        _C.set_rng_state(step.rng)
-        raise error
+        try:
+            if self.step >= step.number:
+                self.step = step.number - 1
+                _C.set_rng_state(step.rng)
+                self._gradients(step.pieces, step.total)
+            raise self._nonfinite(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
+        finally:
+            self._give_back(step.loader, step.rng)
 
     def _nonfinite(self, loss: float, norm: float, pieces: list[Any]) -> NonFiniteError:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
@@ -347,6 +360,7 @@ class Trainer:
             "config": flatten(dataclasses.replace(self.config, resume="", extend=False)),
         }
         saving.save_checkpoint(path, self.model, self.optimizer, state, self.tokenizer)
+        self._saved_at = self.step
         for old in saving.find_checkpoints(self.directory)[self.config.keep :] if self.config.keep else []:
             saving.remove_checkpoint(old)
         return path
@@ -399,7 +413,6 @@ class Trainer:
         progress = Progress(config.steps, self.step, every=config.log_every, quiet=self._quiet)
         outer, self._say = self._say, progress.message
         record: dict[str, Any] = {}
-        saved_at = self.step if self._checkpoint is not None else -1
         speed = _Speed(config.batch_size * config.seq_len)
         queued: list[_Step] = []
         try:
@@ -427,22 +440,20 @@ class Trainer:
                     queued = []
                     progress.update(self.step, record["loss"], rate)
                     if save and not final:
-                        saved_at = self._try_save(saved_at)
-                if saved_at != self.step:
+                        self._try_save()
+                if self._saved_at != self.step:
                     self.save()
         finally:
             progress.close()
             self._say = outer
         return self._finish(record, stop.received)
 
-    def _try_save(self, saved_at: int) -> int:
+    def _try_save(self) -> None:
         """Save; when that fails, warn and go on: the next save may work, and the last one of the run must."""
         try:
             self.save()
-            return self.step
         except CheckpointError as error:
             self._warn(str(error))
-            return saved_at
 
     def _report_evaluation(self, sample: bool) -> dict[str, float]:
         values = self.evaluate()

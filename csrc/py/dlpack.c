@@ -71,9 +71,11 @@ typedef struct Export {
 static void free_export(Export *export) {
     const XtBackend *backend;
     XtDevice device = export->owner->storage->device;
+    XtStatus status = XT_OK;
     if (export->user != USED_BY_NOBODY && xt_backend_for(device, &backend) == XT_OK)
-        backend->accelerator->wait_for(device.index, export->user == USED_BY_SOME_STREAM);
-    xt_tensor_release(export->owner);
+        status = backend->accelerator->wait_for(device.index, export->user == USED_BY_SOME_STREAM);
+    /* Memory that nobody could wait for (a stream of the consumer is being captured, say) is not given to others again. */
+    if (status == XT_OK) xt_tensor_release(export->owner);
     free(export);
 }
 

@@ -136,8 +136,10 @@ class Recording:
                     object.__setattr__(module, "forward", self._module_call(name, module, module.forward))
                     self._wrapped.append((module, own))
         except BaseException:
-            self._unwrap()
-            _under_way.release()
+            try:
+                self._unwrap()
+            finally:
+                _under_way.release()
             raise
         self._apply = Function.__dict__["apply"]
         Function.apply = classmethod(self._function_call)
@@ -149,13 +151,15 @@ class Recording:
         hyper.separate -= 1
         _C.set_call_hook(self._before)
         Function.apply = self._apply
-        self._unwrap()
-        _under_way.release()
+        try:
+            self._unwrap()
+        finally:
+            _under_way.release()
 
     def _unwrap(self):
         for module, own in self._wrapped:
             if own is None:
-                del module.__dict__["forward"]
+                module.__dict__.pop("forward", None)
             else:
                 object.__setattr__(module, "forward", own)
         for handle in self._handles:
