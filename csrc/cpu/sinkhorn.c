@@ -60,10 +60,10 @@ XT_INLINE void NAME(sinkhorn_stage)(ACC *a, ACC *d, int64_t n, int64_t next, int
         for (int64_t l = 0; l < LANES; l++) sum[l] = eps;
         for (int64_t e = 0; e < n; e++)
             for (int64_t l = 0; l < LANES; l++) sum[l] += first[e * step * LANES + l];
-        for (int64_t l = 0; l < LANES; l++) {
-            sum[l] = sum[l] < LEAST_DIVISOR ? 1 : sum[l]; /* NaN stays */
-            d[v * LANES + l] = sum[l], inverse[l] = 1 / sum[l];
-        }
+        bool small = false; /* looked at first: a choice in the loop below would keep it from vector instructions */
+        for (int64_t l = 0; l < LANES; l++) small |= sum[l] < LEAST_DIVISOR;
+        for (int64_t l = 0; small && l < LANES; l++) sum[l] = sum[l] < LEAST_DIVISOR ? 1 : sum[l]; /* NaN stays */
+        for (int64_t l = 0; l < LANES; l++) d[v * LANES + l] = sum[l], inverse[l] = 1 / sum[l];
         for (int64_t e = 0; e < n; e++)
             for (int64_t l = 0; l < LANES; l++) first[e * step * LANES + l] *= inverse[l];
     }
