@@ -13,7 +13,7 @@
  *
  * Precision. v has 8 significant bits, phi and du have 24, which bfloat16 parts hold: S, a float32 result, takes 3 parts of du, all
  * of its bits. w ends in a dx of 8 bits and takes 2 parts of phi and of du, rounded to nearest, and leaves the product of the two
- * small ones out: an error of 3 2^-16 of the sum of |phi du| at most, less than a hundredth of what rounding dx may cost.
+ * small ones out: an error of 3 2^-16 of the sum of |phi du| at most, little beside the rounding of dx but where terms cancel.
  *
  * What the block needs of a group's tokens besides is a record (below), written in the order of the lanes that read it.
  *
