@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
     using A = XtAcc<T>;
     constexpr int STRIDE = XT_MHC_ROWS + 1, BLOCK = DELTAS<T, N, S>;
     __shared__ A dots[GROUP][XT_MHC_STREAMS], delta[GROUP][STRIDE], with_q[GROUP][STRIDE], du[GROUP][STRIDE];
-    __shared__ A dot[GROUP][STRIDE], kappas[GROUP];
+    __shared__ A dot[GROUP][STRIDE], kappas[GROUP], scales[GROUP]; /* the last for records */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = n * n + 2 * n;
     for (int64_t group = blockIdx.x; group * GROUP < tokens; group += gridDim.x) {
         int64_t first = group * GROUP;
@@ -223,9 +223,13 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
         } else if ((int)threadIdx.x >= BLOCK - GROUP) {
             int i = threadIdx.x - (BLOCK - GROUP);
             int64_t t = first + i;
-            A sum = 0, r = t < tokens ? d.rstd[t] : A(0);
+            A sum = 0, most = 0, r = t < tokens ? d.rstd[t] : A(0);
 #pragma unroll 8
-            for (int row = 0; row < m; row++) sum += dot[i][row];
+            for (int row = 0; row < m; row++) {
+                sum += dot[i][row];
+                if constexpr (sizeof(T) == 2) most = finite_max(most, du[i][row]);
+            }
+            if constexpr (sizeof(T) == 2) scales[i] = scale_to_half(most);
             kappas[i] = -sum * r * r * r / (A)(n * cols);
             if (d.kappa && t < tokens) d.kappa[t] = kappas[i];
         }
@@ -236,8 +240,8 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
         __syncthreads();
         if constexpr (sizeof(T) == 2) {
             if (d.records)
-                write_record<S_PARTS>(d.records + group * Record<S_PARTS>::bytes(n), du[0], STRIDE, kappas, d.h_pre, d.m_res, first,
-                                      tokens, n);
+                write_record<S_PARTS>(d.records + group * Record<S_PARTS>::bytes(n), du[0], STRIDE, kappas, scales, d.h_pre,
+                                      d.m_res, first, tokens, n);
         }
         __syncthreads();
     }

@@ -11,9 +11,10 @@
  *          stand for channels 4 t .. 4 t + 3: lane 4 g + t has 8 bytes side by side of tokens g and g + 8, of w, x, dh_in, dout and dx.
  *     S    d [16 channels, 8 rows] += a [16 channels, 16 tokens] b [16 tokens, 8 rows], a by ldmatrix.trans from the tile of x.
  *
- * Precision. v has 8 significant bits, phi and du have 24, which bfloat16 parts hold: S, a float32 result, takes 3 parts of du, all
- * of its bits. w ends in a dx of 8 bits and takes 2 parts of phi and of du, rounded to nearest, and leaves the product of the two
- * small ones out: an error of 3 2^-16 of the sum of |phi du| at most, little beside the rounding of dx but where terms cancel.
+ * Precision. v has 8 significant bits, phi and du have 24. S takes 3 bfloat16 parts of du, which hold every bit. w takes 2 float16
+ * parts of phi and of du, rounded to nearest, which hold 22 bits, and leaves the product of the two small ones out: at most 3 2^-22 of
+ * the sum of |phi du|. So that they lie in the range of float16, du is scaled by a power of two for each token and phi gamma by one
+ * for the 16 channels of a warp, to largest values in [2^14, 2^15): an element 2^-17 of the largest and less has less bits.
  *
  * What the block needs of a group's tokens besides is a record (below), written in the order of the lanes that read it.
  *
@@ -32,53 +33,78 @@
 
 static constexpr int GROUP = 16; /* tokens of a group: the rows of an mma */
 
-/* The 2 parts of two numbers, side by side, each the nearest: low in the low half. A number that is not finite is its first part. */
-__device__ inline uint32_t nearest_part(float v) {
-    uint32_t bits = __float_as_uint(v), rounded = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
-    if (!(fabsf(v) < INFINITY)) return v != v ? 0x7fc00000u : bits;
-    return (rounded & 0x7f800000u) == 0x7f800000u ? bits & 0xffff0000u : rounded; /* the largest stay finite */
+/* The power of two that brings `most` >= 0 into [2^14, 2^15), as far as a float and its reciprocal can be one; 1 for 0. */
+__device__ inline float scale_to_half(float most) {
+    int exponent = (int)(__float_as_uint(most) >> 23); /* biased by 127 */
+    int scale = 127 + 127 + 14 - exponent;
+    return most > 0 ? __uint_as_float((uint32_t)(scale > 253 ? 253 : scale) << 23) : 1.0f;
 }
-__device__ inline void cut_nearest(uint32_t (&part)[2], float low, float high) {
+/* The largest absolute value that is finite, so far. */
+__device__ inline float finite_max(float most, float v) { return fabsf(v) < INFINITY ? fmaxf(most, fabsf(v)) : most; }
+
+/* The 2 float16 parts of two numbers below 2^15, side by side: low in the low half. A number that is not finite is its first part. */
+__device__ inline void cut_half(uint32_t (&part)[2], float low, float high) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint32_t a = nearest_part(low), b = nearest_part(high);
-        part[i] = a >> 16 | b;
-        low = fabsf(low) < INFINITY ? low - __uint_as_float(a) : 0.0f;
-        high = fabsf(high) < INFINITY ? high - __uint_as_float(b) : 0.0f;
+        __half2 nearest = __floats2half2_rn(low, high);
+        float2 taken = __half22float2(nearest);
+        memcpy(&part[i], &nearest, sizeof nearest);
+        low = fabsf(low) < INFINITY ? low - taken.x : 0.0f;
+        high = fabsf(high) < INFINITY ? high - taken.y : 0.0f;
     }
 }
 
-/* The record of a group of 16 tokens: bytes and beginnings of its four arrays; mt = m / 8, PARTS of du for S. lane = 4 g + t.
- *     for_w   uint4  [mt][32]         du of tokens g and g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
+/* d += a b of float16 as mma_16 and mma_8 are of bfloat16. */
+__device__ inline void half_mma_16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+}
+__device__ inline void half_mma_8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+#endif
+}
+
+/* The record of a group of 16 tokens: bytes and beginnings of its five arrays; mt = m / 8, PARTS of du for S. lane = 4 g + t.
+ *     for_w   uint4  [mt][32]         du, scaled, of tokens g and g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
  *                                     u = 0 and 1 the first parts, then the second parts; of the last unit the first, second parts
  *     for_s   uint2  [PARTS][mt][32]  row 8 u + g of tokens 2 t, 2 t + 1 (x) and 2 t + 8, 2 t + 9 (y)
  *     mixing  float4 [n][16]          M_0j .. M_n-1,j
- *     rest    float2 [n][16]          h_pre_j, kappa */
+ *     rest    float2 [n][16]          h_pre_j, kappa
+ *     scale   float  [16]             what takes the scale of du back */
 template <int PARTS> struct Record {
     __host__ __device__ static constexpr int for_s(int n) { return (n * n + 2 * n) / 8 * 32 * 16; }
     __host__ __device__ static constexpr int mixing(int n) { return for_s(n) + PARTS * (n * n + 2 * n) / 8 * 32 * 8; }
     __host__ __device__ static constexpr int rest(int n) { return mixing(n) + n * GROUP * 16; }
-    __host__ __device__ static constexpr int bytes(int n) { return rest(n) + n * GROUP * 8; }
+    __host__ __device__ static constexpr int scale(int n) { return rest(n) + n * GROUP * 8; }
+    __host__ __device__ static constexpr int bytes(int n) { return scale(n) + GROUP * 4; }
 };
 static constexpr int S_PARTS = 3; /* with tf32, too: 2 would be a sixth of the products less, but loading is what takes the time */
 
-/* By all threads of a block. du [GROUP][stride] and kappa [GROUP] in shared memory; h_pre [tokens, n], m_res [tokens, n, n] or NULL. */
+/* By all threads of a block. du [GROUP][stride], kappa and scale [GROUP] in shared memory; h_pre [tokens, n], m_res [tokens, n, n] or
+ * NULL. */
 template <int PARTS>
-__device__ inline void write_record(char *record, const float *du, int stride, const float *kappa, const float *h_pre,
-                                    const float *m_res, int64_t first, int64_t tokens, int n) {
+__device__ inline void write_record(char *record, const float *du, int stride, const float *kappa, const float *scale,
+                                    const float *h_pre, const float *m_res, int64_t first, int64_t tokens, int n) {
     typedef Record<PARTS> R;
     int mt = (n * n + 2 * n) / 8;
     for (int i = threadIdx.x; i < 2 * mt * 32; i += blockDim.x) {
         int lane = i % 32, unit = i / 32 % mt, g = lane / 4, t = lane % 4;
         if (i < mt * 32) {
             const float *from = du + g * stride + 2 * t;
+            float of_g = scale[g], of_g8 = scale[g + 8];
             uint32_t part[2][2][2]; /* of two units: g, g + 8; the parts */
             bool last = unit == mt - 1;
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const float *of = from + 8 * (last ? unit : unit / 2 * 2 + e); /* [2] */
-                cut_nearest(part[e][0], of[0], of[1]);
-                cut_nearest(part[e][1], of[8 * stride], of[8 * stride + 1]);
+                cut_half(part[e][0], of[0] * of_g, of[1] * of_g);
+                cut_half(part[e][1], of[8 * stride] * of_g8, of[8 * stride + 1] * of_g8);
             }
             bool second = unit % 2; /* of the parts */
             ((uint4 *)record)[i] = last     ? make_uint4(part[0][0][0], part[0][1][0], part[0][0][1], part[0][1][1])
@@ -101,6 +127,7 @@ __device__ inline void write_record(char *record, const float *du, int stride, c
         for (int e = 0; m_res && t < tokens && e < n; e++) m[e] = m_res[(t * n + e) * n + j];
         ((float4 *)(record + R::mixing(n)))[i] = make_float4(m[0], m[1], m[2], m[3]);
         ((float2 *)(record + R::rest(n)))[i] = t < tokens ? make_float2(h_pre[t * n + j], kappa[token]) : make_float2(0, 0);
+        if (j == 0) ((float *)(record + R::scale(n)))[token] = 1.0f / scale[token];
     }
 }
 
@@ -181,21 +208,29 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
         __pipeline_commit();
     }
 
-    /* phi gamma: rows 8 u + 2 t, + 1 of channel 4 (g / 2) + 2 h + g % 2 of the warp's 16, beside each other what an mma takes: the
-     * first parts of units u and u + 1, then their second parts; of the last unit its first and second part. */
+    /* phi gamma, scaled: rows 8 u + 2 t, + 1 of channel 4 (g / 2) + 2 h + g % 2 of the warp's 16, beside each other what an mma takes:
+     * the first parts of units u and u + 1, then their second parts; of the last unit its first and second part. */
     uint32_t phi[S][2][MT][2]; /* stream, h */
+    float whole[S * 2 * MT][2] = {}, most = 0;
 #pragma unroll
     for (int i = 0; i < S * 2 * MT; i++) {
         int j = i / (2 * MT), h = i / MT % 2, u = i % MT;
         int64_t c = begin + 16 * warp + 4 * (g / 2) + 2 * h + g % 2;
-        float v[2] = {};
         if (p.dx && c < p.cols) {
             const float *from = p.phi + (8 * u + 2 * t) * k + j * p.cols + c;
-            float scale = p.gamma ? p.gamma[j * p.cols + c] : 1.0f;
-            v[0] = from[0] * scale, v[1] = from[k] * scale;
+            float gamma = p.gamma ? p.gamma[j * p.cols + c] : 1.0f;
+            whole[i][0] = from[0] * gamma, whole[i][1] = from[k] * gamma;
         }
+        most = finite_max(finite_max(most, whole[i][0]), whole[i][1]);
+    }
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+    float scale = scale_to_half(most), unscale = 1.0f / scale;
+#pragma unroll
+    for (int i = 0; i < S * 2 * MT; i++) {
+        int j = i / (2 * MT), h = i / MT % 2, u = i % MT;
         uint32_t part[2];
-        cut_nearest(part, v[0], v[1]);
+        cut_half(part, whole[i][0] * scale, whole[i][1] * scale);
         if (u == MT - 1) phi[j][h][u][0] = part[0], phi[j][h][u][1] = part[1];
         else phi[j][h][u / 2 * 2][u % 2] = part[0], phi[j][h][u / 2 * 2 + 1][u % 2] = part[1];
     }
@@ -237,6 +272,7 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
         };
         const float4 *mixing = (const float4 *)(record + Record<P::PARTS>::mixing(S)) + g;
         const float2 *rest = (const float2 *)(record + Record<P::PARTS>::rest(S)) + g;
+        const float *unscaled = (const float *)(record + Record<P::PARTS>::scale(S)) + g; /* of token g; [8] of g + 8 */
         bool there[2] = {inside && (int64_t)group * GROUP + g < p.tokens, inside && (int64_t)group * GROUP + g + 8 < p.tokens};
         Piece in[2], dout[S][2];
         two(in, P::DH_IN);
@@ -253,15 +289,15 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
                 for (int i = 0; i < MT - 1; i++) {
                     int u = i / 2 * 2, h = i % 2;
                     const uint4 &a = du[u + of_du];
-                    mma_16(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
+                    half_mma_16(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
                 }
             };
             pairs(1, 0);
 #pragma unroll
-            for (int h = 0; h < 2; h++) mma_8(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
+            for (int h = 0; h < 2; h++) half_mma_8(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
             pairs(0, 1);
 #pragma unroll
-            for (int h = 0; h < 2; h++) mma_16(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
+            for (int h = 0; h < 2; h++) half_mma_16(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
             pairs(0, 0);
             Piece v[2], more[2];
             two(v, j * P::TILE);
@@ -269,6 +305,7 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
 #pragma unroll
             for (int e = 0; e < 2; e++) { /* token g + 8 e */
                 float2 factor = rest[j * GROUP + 8 * e];
+                float of_w = unscaled[8 * e] * unscale;
                 float m[4] = {};
                 if constexpr (P::DOUT) {
                     float4 of = mixing[j * GROUP + 8 * e];
@@ -278,8 +315,8 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     float2 of_x = xt_load_two(v[e].word[h], XtBf16()), of_in = xt_load_two(in[e].word[h], XtBf16());
-                    float low = w[h][2 * e] + factor.y * of_x.x + factor.x * of_in.x,
-                          high = w[h][2 * e + 1] + factor.y * of_x.y + factor.x * of_in.y;
+                    float low = of_w * w[h][2 * e] + factor.y * of_x.x + factor.x * of_in.x,
+                          high = of_w * w[h][2 * e + 1] + factor.y * of_x.y + factor.x * of_in.y;
 #pragma unroll
                     for (int o = 0; P::DOUT && o < S; o++) {
                         float2 of_out = xt_load_two(dout[o][e].word[h], XtBf16());

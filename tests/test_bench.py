@@ -242,13 +242,13 @@ def test_a_link_is_followed(tmp_path) -> None:
     assert len(list((tmp_path / "there").iterdir())) == 1
 
 
-@pytest.mark.parametrize("benchmark", ["gemm", "ops"])
+@pytest.mark.parametrize("table", ["gemm", "ops"])
 @pytest.mark.parametrize("other", ["x.png", "./x.png", "link.png"])
-def test_one_file_for_two_outputs(benchmark: str, other: str, capsys, tmp_path, monkeypatch) -> None:
+def test_one_file_for_two_outputs(table: str, other: str, capsys, tmp_path, monkeypatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.png").symlink_to("x.png")
-    assert run(benchmark, "--json", "x.png", "--plot", other) == 2
+    assert run(table, "--json", "x.png", "--plot", other) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and len(captured.err.strip().splitlines()) == 1
     assert captured.err.startswith("xtrain: error: --plot must be another file than --json, got")

@@ -254,7 +254,7 @@ def test_sizes_on_a_device() -> None:
     assert gemm.parse_sizes(gemm.CUDA_DEFAULTS["sizes"])[5].operations < gemm.SLOW_ON_CUDA
 
 
-@pytest.mark.parametrize("benchmark", ["gemm", "ops"])
-def test_threads_are_of_the_cpu(fake, benchmark: str, capsys) -> None:
-    assert run(benchmark, "--device", "cuda", "--threads", "2") == 2
+@pytest.mark.parametrize("table", ["gemm", "ops"])
+def test_threads_are_of_the_cpu(fake, table: str, capsys) -> None:
+    assert run(table, "--device", "cuda", "--threads", "2") == 2
     assert "--threads is for the CPU" in capsys.readouterr().err

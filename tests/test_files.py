@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,14 @@ def test_a_plot_that_cannot_be_written_is_a_warning(tmp_path, capsys) -> None:
     assert trainer.run().step == 8
     assert f"warning: loss.png could not be drawn: {tmp_path}/run/loss.png: Is a directory" in capsys.readouterr().out
     assert "loss.png" in names(tmp_path / "run") and not [p for p in names(tmp_path / "run") if "tmp" in p]
+
+
+def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path) -> None:
+    texts = [str(i) * 1_000_000 for i in range(4)]
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda text: files.write_text(tmp_path / "f", text), texts))
+        assert (tmp_path / "f").read_text() in texts and names(tmp_path) == ["f"]
 
 
 def test_what_a_kill_left_of_a_file_is_removed(tmp_path) -> None:

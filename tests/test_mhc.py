@@ -470,7 +470,7 @@ def normalised_mix(given: list[np.ndarray], dtype: str) -> np.ndarray:
 
 
 def closed_form(given: list[np.ndarray], d: list[np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """All five gradients in float64, on the normalised mix that the forward of this dtype makes."""
+    """All five gradients in float64, on the normalised mix that the forward of this dtype makes; and the sum of dx's |terms|."""
     x, phi, alpha, bias, gamma = given
     tokens, n, c = x.shape
     k, v, q, g = n * c, x.reshape(len(x), -1), normalised_mix(given, dtype), gamma.reshape(-1)
@@ -483,7 +483,9 @@ def closed_form(given: list[np.ndarray], d: list[np.ndarray], dtype: str) -> dic
     du = r * a * delta
     moment = du.T @ v
     kappa = -(a * delta * q).sum(1, keepdims=True) * r * r / k
-    dx = (du @ phi) * g + kappa * v + ((s[:, :n] + 1e-6)[:, :, None] * d[0][:, None]).reshape(tokens, k)
+    of_h_in = ((s[:, :n] + 1e-6)[:, :, None] * d[0][:, None]).reshape(tokens, k)
+    dx = (du @ phi) * g + kappa * v + of_h_in
+    terms = np.abs(du) @ np.abs(phi * g) + np.abs(kappa * v) + np.abs(of_h_in)
     blocks = np.split(delta * q, [n, 2 * n], 1)
     return {
         "dx": dx.reshape(x.shape),
@@ -491,6 +493,7 @@ def closed_form(given: list[np.ndarray], d: list[np.ndarray], dtype: str) -> dic
         "dalpha": np.array([b.sum() for b in blocks]),
         "dbias": delta.sum(0),
         "dgamma": (phi * moment).sum(0).reshape(n, c),
+        "terms": terms.reshape(x.shape),
     }
 
 
@@ -502,6 +505,7 @@ def test_the_table_of_the_seed(seed: int) -> None:
     given, d = seed_arguments(seed)
     for dtype in ("float32", "bfloat16"):
         want = closed_form(given, d, dtype)
+        want.pop("terms")
         leaves = [tensor(b, dtype if i == 0 else "float32").requires_grad_() for i, b in enumerate(given)]
         outs = F.mhc_pre(*leaves)
         _C.backward(list(outs), [tensor(b, o.dtype.name) for b, o in zip(d, outs)], False)
@@ -518,3 +522,22 @@ def test_the_table_of_the_seed(seed: int) -> None:
         chain = [array(leaf.grad) for leaf in leaves]
         for (name, ref), whole in zip(want.items(), chain):
             assert np.abs(ref - whole).max() <= 1e-5 * np.abs(whole).max(), name
+
+
+@pytest.mark.parametrize("of_phi", [1e-12, 1.0, 1e9])
+@pytest.mark.parametrize("of_d", [1e-12, 1.0, 1e9])
+def test_dx_of_bfloat16_streams_at_any_scale(of_phi: float, of_d: float) -> None:
+    """Every element of dx within its own rounding and 1e-6 of the sum of its |terms|, whatever the sizes of phi and of the gradients, and
+    with tokens and channels beside each other whose sizes are far apart (products may cut and scale their operands)."""
+    given, d = seed_arguments(5)
+    x, phi, alpha, bias, gamma = given
+    gamma = gamma * 4.0 ** (np.arange(128) % 5)
+    given = [x, exact(phi * of_phi, "float32"), exact(0.01 * alpha / of_phi, "float32"), bias, exact(gamma, "float32")]
+    of_token = of_d * 10.0 ** (np.arange(len(x)) % 7 - 3)
+    d = [exact((b.T * of_token).T, "float32" if i else "bfloat16") for i, b in enumerate(d)]
+    want = closed_form(given, d, "bfloat16")
+    leaves = [tensor(b, "float32" if i else "bfloat16").requires_grad_() for i, b in enumerate(given)]
+    outs = F.mhc_pre(*leaves)
+    _C.backward(list(outs), [tensor(b, o.dtype.name) for b, o in zip(d, outs)], False)
+    error = np.abs(array(leaves[0].grad) - want["dx"])
+    assert (error <= 2.0**-8 * 1.01 * np.abs(want["dx"]) + 1e-6 * want["terms"]).all()

@@ -186,6 +186,14 @@ def test_a_step_that_its_guard_stops_is_as_one_that_was_not_taken(where, bad, la
         check_close(a, b, 1e-6 * (1 + np.abs(b)), "parameter")
 
 
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_a_guard_of_another_dtype_is_refused_whatever_its_value(value: float) -> None:
+    param = xt.nn.Parameter(xt.ones(3))
+    param.grad = xt.ones(3)
+    with pytest.raises(TypeError, match="guard must have dtype float32"):
+        optim.AdamW([param]).step(guard=xt.tensor(value, dtype=xt.float64))
+
+
 def test_the_kernel_counts_what_guards_have_stopped() -> None:
     """missed is taken off the step, and missed_after gets the number after this one."""
     rng = np.random.default_rng(4)

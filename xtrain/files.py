@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAME_MAX = 255 - len("..tmp-4194304")  # what file systems allow, less what write_file adds
+_writing = threading.RLock()  # threads of one process would share a temporary file
 
 
 @contextlib.contextmanager
@@ -45,7 +46,7 @@ def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> No
     path = os.fspath(path)
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-    with ending_in_order():
+    with _writing, ending_in_order():
         try:
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

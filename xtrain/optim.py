@@ -245,7 +245,8 @@ class AdamW(Optimizer):
         """
         self._refuse_closure(closure)
         on_host = self._on_host(guard)
-        if on_host and isinstance(guard, _Tensor) and guard.ndim == 0 and not math.isfinite(guard.item()):
+        known = on_host and isinstance(guard, _Tensor) and (guard.ndim, guard.dtype) == (0, _C.float32)
+        if known and not math.isfinite(guard.item()):  # adamw_ refuses guards of other kinds
             return
         all_state = self.state
         for group in self.param_groups:

@@ -106,6 +106,8 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
     if resume in ("last", "auto"):
         if out or name:
             run = Path(out or Path(RUNS) / name)
+            if run.is_dir():
+                saving.clean_temporary(run)  # a run killed while its one checkpoint was replaced has it back then
         else:
             runs = [path for path in Path(RUNS).glob("*") if saving.find_checkpoints(path)]
             run = max(runs, key=lambda path: saving.find_checkpoints(path)[0].stat().st_mtime, default=Path(RUNS))
