@@ -285,7 +285,9 @@ typedef struct XtCrossEntropyBwd {
  * A token as a vector is stream-major, v[k] = x[i][c] with k = i C + c. The m rows of phi are those of h_pre [0, n), h_post [n, 2n)
  * and h_res [2n, m), the last row by row as an n x n matrix.
  * Every output element of dtype is summed in ACC and rounded once. tf32: as in XtGemm, for the three products with phi (u, w and S)
- * and for those alone; without it phi keeps all its bits (a bfloat16 or float16 stream does in any unit; phi may be split in parts). */
+ * and for those alone; without it phi and du keep all their bits in u and S (phi or du may be split in parts; a bfloat16 or float16
+ * stream keeps them in any unit), and in w where dx is float32 or float64. In a dx of 16 bits their product is within 2^-20 of the sum
+ * of |phi du| and 2^-37 of m times the largest |du| of the token times the largest |phi gamma| of the channel's neighbours. */
 
 /* With a = alpha expanded to the m rows (alpha[0] for h_pre, alpha[1] for h_post, alpha[2] for h_res), gamma = 1 where NULL:
  *     r = 1 / sqrt(mean_k v_k^2 + norm_eps)              -> rstd [T]
@@ -305,10 +307,9 @@ typedef struct XtMhcPreFwd {
     double norm_eps, hc_eps;
     bool tf32;
 } XtMhcPreFwd;
-/* Per token, with q = r u and s = h_pre - hc_eps:
- *     delta_pre_j = (sum_c dh_in_c x_jc) s_j (1 - s_j);   delta_post = dh_post * h_post (1 - h_post / 2);   delta_res = dh_res
- *     (s (1 - s) = e / (1 + e)^2 with e = exp(-|z|), z = a * q + bias made again, keeps its precision where a sigmoid is almost 1;
- *     so does h_post (1 - h_post / 2) = 2 e / (1 + e)^2)
+/* Per token, with q = r u, z = a * q + bias made again, e = exp(-|z|) and the slope of a sigmoid s' = e / (1 + e)^2, which keeps its
+ * precision where the sigmoid is almost 1:
+ *     delta_pre_j = (sum_c dh_in_c x_jc) s'_j;   delta_post = 2 dh_post s';   delta_res = dh_res
  *     dq = a * delta;   du = r dq;   w = phi^T du;   kappa = -(sum_j dq_j u_j) r^3 / K
  *     dx = gamma * w + kappa v + h_pre_j dh_in (+ sum_i m_res_ij dout_i) (+ dx_add)
  * and over tokens, with S = sum_t du_t v_t^T [m, K]:
@@ -324,12 +325,11 @@ typedef struct XtMhcPreBwd {
     void *dx, *dphi, *dalpha, *dbias, *dgamma;
     const void *dh_in, *dh_post, *dh_res;       /* [T, C] of dtype, [T, n], [T, n, n] */
     const void *x, *phi, *alpha, *bias, *gamma; /* the forward's inputs */
-    const void *h_pre, *h_post, *rstd, *mix;    /* the forward's outputs */
+    const void *h_pre, *rstd, *mix;             /* the forward's outputs */
     const void *dout, *m_res;                   /* [T, n, C] of dtype and [T, n, n], or both NULL */
     const void *dx_add;                         /* [T, n, C] of dtype, or NULL */
     XtDtype dtype;
     int64_t tokens, streams, cols;
-    double hc_eps;
     bool tf32;
 } XtMhcPreBwd;
 
@@ -498,7 +498,7 @@ typedef struct XtClip {
 typedef struct XtGemmBackend {
     const char *name;
     XtStatus (*run)(const XtGemm *p);
-    bool (*usable)(void); /* NULL: always; asked for "auto" only, because asking may open a library */
+    bool (*usable)(void); /* NULL: always; asked for "auto" and for a list of names: asking may open a library */
 } XtGemmBackend;
 typedef struct XtAttentionBackend {
     const char *name;

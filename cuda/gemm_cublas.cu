@@ -16,8 +16,8 @@
  * kernels put the batch in a grid's z, which ends at 65535.)
  *
  * Edges. With 50257 columns the matrix units' fast kernels are out, however the rows are aligned: the last column is a product of
- * its own (cut_edge), and so is the last row where A is transposed, and the last term of a sum that long. At 8192 x 384 x 50257 in
- * bfloat16: columns 3.6 -> 0.5 ms, sums 3.0 -> 0.45, rows 0.7 -> 0.42.
+ * its own (cut_edge), and so is the last row where A is transposed, and the last term of a sum that long. Where C has 16 bits, the
+ * sum without it waits in float32 for a kernel that adds it and rounds once (docs/worklog/train-step-gpu.md has what this gains).
  *
  * What the libraries do not take goes to the tiled kernel: sizes above int32, a problem without an algorithm, lists of pointers
  * that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault).
@@ -31,12 +31,12 @@
 #include <string.h>
 
 static const int MAX_DEVICES = 256, MAX_PLANS = 1024, SLOTS = 2048;
-static const int64_t MAX_BATCH = 32768;
+static const int64_t MAX_BATCH = 32768, MAX_SUMS = (int64_t)1 << 26; /* elements of C that wait in float32 */
 
 /* All that a plan depends on besides the device. Compared and hashed as bytes: no padding. */
 typedef struct Key {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t dtype, tf32, trans_a, trans_b, align_a, align_b, align_c, unused;
+    int32_t dtype, tf32, trans_a, trans_b, align_a, align_b, align_c, wide; /* wide: C is float32, whatever A and B are */
 } Key;
 static_assert(sizeof(Key) == 10 * 8 + 8 * 4, "padding in a key");
 
@@ -197,7 +197,7 @@ static XtStatus open_blas(Blas *device, const XtCublas *blas, const XtGemm *p) {
 
 /* ---- plans --------------------------------------------------------------------------------------------------------------- */
 
-static Key key_of(const XtGemm *p) {
+static Key key_of(const XtGemm *p, bool wide) {
     Key key = {};
     key.m = p->m, key.n = p->n, key.k = p->k;
     key.lda = p->lda, key.ldb = p->ldb, key.ldc = p->ldc;
@@ -208,6 +208,7 @@ static Key key_of(const XtGemm *p) {
     key.align_a = alignment(p->a, p, p->stride_a);
     key.align_b = alignment(p->b, p, p->stride_b);
     key.align_c = alignment(p->c, p, p->stride_c);
+    key.wide = wide;
     return key;
 }
 
@@ -227,10 +228,10 @@ static void drop(const XtCublasLt *lt, Plan *plan) {
 }
 
 /* A stored matrix of rows x cols, row-major, to cuBLAS one of cols x rows. */
-static XtBlasStatus make_layout(const XtCublasLt *lt, void **layout, const Key *key, int64_t rows, int64_t cols, int64_t ld,
-                                int64_t stride) {
+static XtBlasStatus make_layout(const XtCublasLt *lt, void **layout, const Key *key, int type, int64_t rows, int64_t cols,
+                                int64_t ld, int64_t stride) {
     int32_t batch = (int32_t)key->batch;
-    XtBlasStatus status = lt->layout_create(layout, type_of((XtDtype)key->dtype), (uint64_t)cols, (uint64_t)rows, ld);
+    XtBlasStatus status = lt->layout_create(layout, type, (uint64_t)cols, (uint64_t)rows, ld);
     if (status || batch == 1) return status;
     status = lt->layout_set(*layout, XT_LT_LAYOUT_BATCH_COUNT, &batch, sizeof batch);
     return status ? status : lt->layout_set(*layout, XT_LT_LAYOUT_BATCH_STRIDE, &stride, sizeof stride);
@@ -239,7 +240,8 @@ static XtBlasStatus make_layout(const XtCublasLt *lt, void **layout, const Key *
 static XtBlasStatus make_preference(const XtCublasLt *lt, void **preference, const Key *key, size_t workspace_nbytes) {
     uint64_t workspace = workspace_nbytes;
     uint32_t reduction = XT_LT_REDUCTION_IN_COMPUTE_TYPE;
-    if (key->dtype == XT_FLOAT32 || key->dtype == XT_FLOAT64) reduction |= XT_LT_REDUCTION_IN_OUTPUT_TYPE; /* which is ACC here */
+    if (key->dtype == XT_FLOAT32 || key->dtype == XT_FLOAT64 || key->wide)
+        reduction |= XT_LT_REDUCTION_IN_OUTPUT_TYPE; /* which is ACC here */
     uint32_t aligned[4] = {(uint32_t)key->align_b, (uint32_t)key->align_a, (uint32_t)key->align_c, (uint32_t)key->align_c};
     XtBlasStatus status = lt->preference_create(preference);
     if (!status) status = lt->preference_set(*preference, XT_LT_PREF_WORKSPACE, &workspace, sizeof workspace);
@@ -257,7 +259,7 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     int64_t a_rows = p->trans_a ? p->k : p->m, a_cols = p->trans_a ? p->m : p->k;
     int64_t b_rows = p->trans_b ? p->n : p->k, b_cols = p->trans_b ? p->k : p->n;
     XtLtChoice choice = {};
-    int found = 0;
+    int found = 0, type = type_of(p->dtype);
     plan->key = *key;
     *function = "cublasLtMatmulDescCreate";
     XtBlasStatus status = lt->desc_create(&plan->desc, compute_of(p), p->dtype == XT_FLOAT64 ? CUDA_R_64F : CUDA_R_32F);
@@ -265,10 +267,10 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_B, &trans_right, sizeof trans_right);
     if (!status) {
         *function = "cublasLtMatrixLayoutCreate";
-        status = make_layout(lt, &plan->a, key, a_rows, a_cols, p->lda, p->stride_a[1]);
+        status = make_layout(lt, &plan->a, key, type, a_rows, a_cols, p->lda, p->stride_a[1]);
     }
-    if (!status) status = make_layout(lt, &plan->b, key, b_rows, b_cols, p->ldb, p->stride_b[1]);
-    if (!status) status = make_layout(lt, &plan->c, key, p->m, p->n, p->ldc, p->stride_c[1]);
+    if (!status) status = make_layout(lt, &plan->b, key, type, b_rows, b_cols, p->ldb, p->stride_b[1]);
+    if (!status) status = make_layout(lt, &plan->c, key, key->wide ? CUDA_R_32F : type, p->m, p->n, p->ldc, p->stride_c[1]);
     if (!status) {
         *function = "cublasLtMatmulPreferenceCreate";
         status = make_preference(lt, &preference, key, device->workspace_nbytes);
@@ -289,10 +291,10 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     return XT_BLAS_SUCCESS;
 }
 
-static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, Plan **out) {
+static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool wide, Plan **out) {
     if (!device->plans) device->plans = (Plan *)calloc(SLOTS, sizeof *device->plans);
     if (!device->plans) return xt_error(XT_OUT_OF_MEMORY, "gemm: no memory for the plans of cuBLAS");
-    Key key = key_of(p);
+    Key key = key_of(p, wide);
     unsigned slot = hash(&key) % SLOTS;
     for (; device->plans[slot].taken; slot = (slot + 1) % SLOTS)
         if (memcmp(&device->plans[slot].key, &key, sizeof key) == 0) {
@@ -314,11 +316,11 @@ static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, Pl
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
 
-/* An even batch (all in batch[1], at most MAX_BATCH) through cuBLASLt. */
-static XtStatus run_even(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool *supported) {
+/* An even batch (all in batch[1], at most MAX_BATCH) through cuBLASLt. wide: C is float32, whatever A and B are. */
+static XtStatus run_even(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool wide, bool *supported) {
     Plan *plan = NULL;
     Scalars s;
-    XtStatus status = get_plan(lt, device, p, &plan);
+    XtStatus status = get_plan(lt, device, p, wide, &plan);
     if (status != XT_OK) return status;
     *supported = plan->supported;
     if (!plan->supported) return XT_OK;
@@ -394,7 +396,7 @@ static XtStatus run(const XtCublasLt *lt, const XtGemm *p, bool *supported) {
         q.b = moved(p->b, first * p->stride_b[1], p->dtype);
         q.c = (void *)moved(p->c, first * p->stride_c[1], p->dtype);
         bool taken = true;
-        status = run_even(lt, device, &q, &taken);
+        status = run_even(lt, device, &q, false, &taken);
         if (taken) continue;
         *supported = first > 0; /* a rest without an algorithm goes to the tiled kernel alone */
         if (first > 0) {
@@ -416,11 +418,10 @@ static int64_t edge(const XtGemm *p, int64_t extent) {
     return units && aligned && large && p->batch[0] == 1 && p->batch[1] == 1 ? extent % width : 0;
 }
 
-/* Cuts the last columns or rows of C, or the last terms of its sums, off into a product of their own. C holds the sum of the terms
- * cut off while the others are added, rounded to its dtype: at 16 bits, 7 terms of 8192 and more in a C that held nothing before. */
+/* Cuts the last columns or rows of C, or the last terms of its sums, off into a product of their own. Sums are only cut where C is
+ * float32: it holds the sum of the first part between the two. */
 static bool cut_edge(const XtGemm *p, XtGemm part[2]) {
-    bool sums = p->dtype == XT_FLOAT32 || (p->k >= 8192 && p->beta == 0);
-    int64_t columns = edge(p, p->n), rows = p->trans_a ? edge(p, p->m) : 0, terms = sums ? edge(p, p->k) : 0;
+    int64_t columns = edge(p, p->n), rows = p->trans_a ? edge(p, p->m) : 0, terms = p->dtype == XT_FLOAT32 ? edge(p, p->k) : 0;
     part[0] = part[1] = *p;
     if (columns) {
         int64_t n = part[0].n = p->n - columns;
@@ -433,13 +434,50 @@ static bool cut_edge(const XtGemm *p, XtGemm part[2]) {
         part[1].a = moved(p->a, m, p->dtype);
         part[1].c = (void *)moved(p->c, m * p->ldc, p->dtype);
     } else if (terms) {
-        int64_t k = part[1].k = p->k - terms;
-        part[0].k = terms;
-        part[0].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype);
-        part[0].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype);
+        int64_t k = part[0].k = p->k - terms;
+        part[1].k = terms;
+        part[1].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype);
+        part[1].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype);
         part[1].beta = 1;
     }
     return columns || rows || terms;
+}
+
+/* C = sums + alpha times the terms of op(A) op(B) from `first` on + beta C, rounded once. sums [M, ld]. */
+template <typename T> __global__ void gemm_last_terms_kernel(XtGemm p, const float *sums, int64_t ld, int64_t first) {
+    const T *a = (const T *)p.a, *b = (const T *)p.b;
+    T *c = (T *)p.c;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t row = i / p.n, col = i % p.n;
+        float last = 0;
+        for (int64_t k = first; k < p.k; k++)
+            last += xt_load(a[p.trans_a ? k * p.lda + row : row * p.lda + k]) *
+                    xt_load(b[p.trans_b ? col * p.ldb + k : k * p.ldb + col]);
+        float sum = sums[row * ld + col] + (float)p.alpha * last;
+        if (p.beta != 0) sum += (float)p.beta * xt_load(c[row * p.ldc + col]);
+        c[row * p.ldc + col] = xt_store<T>(sum);
+    }
+}
+
+/* One matrix of 16 bits with `terms` last terms of its sums to cut off. *taken = false: nothing was queued. */
+static XtStatus run_in_float32(const XtCublasLt *lt, const XtGemm *p, int64_t terms, bool *taken) {
+    XtScratch sums;
+    XtGemm q = *p;
+    q.k -= terms, q.beta = 0, q.ldc = (p->n + 3) / 4 * 4;
+    *taken = p->m <= MAX_SUMS / q.ldc && sums.allocate((size_t)(p->m * q.ldc) * sizeof(float)) == XT_OK;
+    if (!*taken) return XT_OK;
+    q.c = sums.data;
+    pthread_mutex_lock(&lock);
+    Blas *device = &of_device[xt_device_index()];
+    XtStatus status = open_lt(device, lt, &q);
+    if (status == XT_OK) status = run_even(lt, device, &q, true, taken);
+    pthread_mutex_unlock(&lock);
+    if (status != XT_OK || !*taken) return status;
+    unsigned blocks = xt_blocks(p->m * p->n, 256);
+    const float *from = (const float *)sums.data;
+    if (p->dtype == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 256, 0, *p, from, q.ldc, q.k);
+    else xt_launch(gemm_last_terms_kernel<XtF16>, blocks, 256, 0, *p, from, q.ldc, q.k);
+    return xt_launched("gemm", 1, 1, p->m, p->n, p->k);
 }
 
 XtStatus xt_cuda_gemm_cublas(const XtGemm *p) {
@@ -452,7 +490,12 @@ XtStatus xt_cuda_gemm_cublas(const XtGemm *p) {
         status = xt_cuda_gemm_cublas(&part[0]);
         return status == XT_OK ? xt_cuda_gemm_cublas(&part[1]) : status;
     }
-    bool supported = fits(&q);
+    bool supported = fits(&q), taken = false;
+    int64_t terms = supported && q.dtype != XT_FLOAT32 ? edge(&q, q.k) : 0;
+    if (terms) {
+        status = run_in_float32(lt, &q, terms, &taken);
+        if (status != XT_OK || taken) return status;
+    }
     if (supported) {
         pthread_mutex_lock(&lock);
         status = run(lt, &q, &supported);

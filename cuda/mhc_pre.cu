@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
     using A = XtAcc<T>;
     constexpr int STRIDE = XT_MHC_ROWS + 1, BLOCK = DELTAS<T, N, S>;
     __shared__ A dots[GROUP][XT_MHC_STREAMS], delta[GROUP][STRIDE], with_q[GROUP][STRIDE], du[GROUP][STRIDE];
-    __shared__ A dot[GROUP][STRIDE], kappas[GROUP], scales[GROUP]; /* the last for records */
+    __shared__ A dot[GROUP][STRIDE], kappas[GROUP];
+    __shared__ Scale scales[GROUP]; /* for records */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = n * n + 2 * n;
     for (int64_t group = blockIdx.x; group * GROUP < tokens; group += gridDim.x) {
         int64_t first = group * GROUP;
@@ -332,7 +333,8 @@ template <typename A> struct Sums {
     int n;
 };
 
-/* Block 0 makes dbias and dalpha: a warp has every 8th of the blocks of tokens; block b > 0 makes 32 columns of dphi and dgamma, a warp for every 8th row. */
+/* Block 0 makes dbias and dalpha: a warp has every 8th of the blocks of tokens; block b > 0 makes 32 columns of dphi and dgamma, a
+ * warp for every 8th row. */
 template <typename A> __global__ void __launch_bounds__(THREADS) mhc_pre_sums_kernel(const Sums<A> p) {
     __shared__ A of[THREADS / 32][2 * XT_MHC_ROWS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = p.n, m = n * n + 2 * n;

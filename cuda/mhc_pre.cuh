@@ -17,21 +17,28 @@
 
 static constexpr int MIX_TOKENS = 256; /* of a block; 64 of a warp */
 
-/* d += a b for a [16, 16] and b [16, 8], or a [16, 8] and b [8, 8], of bfloat16: compute capability 8.0. */
+/* d += a b for a [16, 16] and b [16, 8], or a [16, 8] and b [8, 8], of bfloat16, or float16: compute capability 8.0. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define MMA_16(type) \
+    "mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#define MMA_8(type) "mma.sync.aligned.m16n8k8.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+#else
+#define MMA_16(type) ""
+#define MMA_8(type) ""
+#endif
+template <bool HALF = false>
 __device__ inline void mma_16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#endif
+    if constexpr (HALF)
+        asm(MMA_16("f16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm(MMA_16("bf16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-__device__ inline void mma_8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b0));
-#endif
+template <bool HALF = false> __device__ inline void mma_8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+    if constexpr (HALF) asm(MMA_8("f16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b0));
+    else asm(MMA_8("bf16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
+#undef MMA_16
+#undef MMA_8
 /* Read once: leaves the first cache to phi. */
 __device__ inline XtPiece<XtBf16, 8> read_past(const XtBf16 *p) {
     XtPiece<XtBf16, 8> piece;

@@ -12,9 +12,10 @@
  *     S    d [16 channels, 8 rows] += a [16 channels, 16 tokens] b [16 tokens, 8 rows], a by ldmatrix.trans from the tile of x.
  *
  * Precision. v has 8 significant bits, phi and du have 24. S takes 3 bfloat16 parts of du, which hold every bit. w takes 2 float16
- * parts of phi and of du, rounded to nearest, which hold 22 bits, and leaves the product of the two small ones out: at most 3 2^-22 of
- * the sum of |phi du|. So that they lie in the range of float16, du is scaled by a power of two for each token and phi gamma by one
- * for the 16 channels of a warp, to largest values in [2^14, 2^15): an element 2^-17 of the largest and less has less bits.
+ * parts of phi and of du, rounded to nearest, which hold 22 bits, and leaves the product of the two small ones out. So that they lie
+ * in the range of float16, du is scaled by a power of two for each token and phi gamma by one for the 16 channels of a warp, to
+ * largest values in [2^13, 2^15). An error of 3 2^-22 of the sum of |phi du| at most where no factor is less than 2^-16 of the largest
+ * of its token, or warp; else 2^-37 of the product of the two largest for each row besides.
  *
  * What the block needs of a group's tokens besides is a record (below), written in the order of the lanes that read it.
  *
@@ -33,11 +34,17 @@
 
 static constexpr int GROUP = 16; /* tokens of a group: the rows of an mma */
 
-/* The power of two that brings `most` >= 0 into [2^14, 2^15), as far as a float and its reciprocal can be one; 1 for 0. */
-__device__ inline float scale_to_half(float most) {
-    int exponent = (int)(__float_as_uint(most) >> 23); /* biased by 127 */
-    int scale = 127 + 127 + 14 - exponent;
-    return most > 0 ? __uint_as_float((uint32_t)(scale > 253 ? 253 : scale) << 23) : 1.0f;
+/* A power of two and the root of its reciprocal. What was scaled by two of them goes back in two steps by the product of the two
+ * roots, a float like the result of each step, however large or small the two are. */
+struct Scale {
+    float by, root;
+};
+/* What brings `most` >= 0 into [2^13, 2^15), or as near as by = 2^126 does; 1 for 0. */
+__device__ inline Scale scale_to_half(float most) {
+    int power = (127 + 14 - (int)(__float_as_uint(most) >> 23)) & ~1; /* even, -114 at least */
+    if (power > 126) power = 126;
+    if (!(most > 0)) power = 0;
+    return {__uint_as_float((uint32_t)(127 + power) << 23), __uint_as_float((uint32_t)(127 - power / 2) << 23)};
 }
 /* The largest absolute value that is finite, so far. */
 __device__ inline float finite_max(float most, float v) { return fabsf(v) < INFINITY ? fmaxf(most, fabsf(v)) : most; }
@@ -54,29 +61,13 @@ __device__ inline void cut_half(uint32_t (&part)[2], float low, float high) {
     }
 }
 
-/* d += a b of float16 as mma_16 and mma_8 are of bfloat16. */
-__device__ inline void half_mma_16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#endif
-}
-__device__ inline void half_mma_8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b0));
-#endif
-}
-
 /* The record of a group of 16 tokens: bytes and beginnings of its five arrays; mt = m / 8, PARTS of du for S. lane = 4 g + t.
  *     for_w   uint4  [mt][32]         du, scaled, of tokens g and g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
  *                                     u = 0 and 1 the first parts, then the second parts; of the last unit the first, second parts
  *     for_s   uint2  [PARTS][mt][32]  row 8 u + g of tokens 2 t, 2 t + 1 (x) and 2 t + 8, 2 t + 9 (y)
  *     mixing  float4 [n][16]          M_0j .. M_n-1,j
  *     rest    float2 [n][16]          h_pre_j, kappa
- *     scale   float  [16]             what takes the scale of du back */
+ *     scale   float  [16]             the root that takes the scale of du back */
 template <int PARTS> struct Record {
     __host__ __device__ static constexpr int for_s(int n) { return (n * n + 2 * n) / 8 * 32 * 16; }
     __host__ __device__ static constexpr int mixing(int n) { return for_s(n) + PARTS * (n * n + 2 * n) / 8 * 32 * 8; }
@@ -86,10 +77,10 @@ template <int PARTS> struct Record {
 };
 static constexpr int S_PARTS = 3; /* with tf32, too: 2 would be a sixth of the products less, but loading is what takes the time */
 
-/* By all threads of a block. du [GROUP][stride], kappa and scale [GROUP] in shared memory; h_pre [tokens, n], m_res [tokens, n, n] or
- * NULL. */
+/* By all threads of a block. du [GROUP][stride], kappa and scale [GROUP] (those of du) in shared memory; h_pre [tokens, n], m_res
+ * [tokens, n, n] or NULL. */
 template <int PARTS>
-__device__ inline void write_record(char *record, const float *du, int stride, const float *kappa, const float *scale,
+__device__ inline void write_record(char *record, const float *du, int stride, const float *kappa, const Scale *scale,
                                     const float *h_pre, const float *m_res, int64_t first, int64_t tokens, int n) {
     typedef Record<PARTS> R;
     int mt = (n * n + 2 * n) / 8;
@@ -97,7 +88,7 @@ __device__ inline void write_record(char *record, const float *du, int stride, c
         int lane = i % 32, unit = i / 32 % mt, g = lane / 4, t = lane % 4;
         if (i < mt * 32) {
             const float *from = du + g * stride + 2 * t;
-            float of_g = scale[g], of_g8 = scale[g + 8];
+            float of_g = scale[g].by, of_g8 = scale[g + 8].by;
             uint32_t part[2][2][2]; /* of two units: g, g + 8; the parts */
             bool last = unit == mt - 1;
 #pragma unroll
@@ -127,7 +118,7 @@ __device__ inline void write_record(char *record, const float *du, int stride, c
         for (int e = 0; m_res && t < tokens && e < n; e++) m[e] = m_res[(t * n + e) * n + j];
         ((float4 *)(record + R::mixing(n)))[i] = make_float4(m[0], m[1], m[2], m[3]);
         ((float2 *)(record + R::rest(n)))[i] = t < tokens ? make_float2(h_pre[t * n + j], kappa[token]) : make_float2(0, 0);
-        if (j == 0) ((float *)(record + R::scale(n)))[token] = 1.0f / scale[token];
+        if (j == 0) ((float *)(record + R::scale(n)))[token] = scale[token].root;
     }
 }
 
@@ -225,12 +216,12 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
     }
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-    float scale = scale_to_half(most), unscale = 1.0f / scale;
+    Scale scale = scale_to_half(most);
 #pragma unroll
     for (int i = 0; i < S * 2 * MT; i++) {
         int j = i / (2 * MT), h = i / MT % 2, u = i % MT;
         uint32_t part[2];
-        cut_half(part, whole[i][0] * scale, whole[i][1] * scale);
+        cut_half(part, whole[i][0] * scale.by, whole[i][1] * scale.by);
         if (u == MT - 1) phi[j][h][u][0] = part[0], phi[j][h][u][1] = part[1];
         else phi[j][h][u / 2 * 2][u % 2] = part[0], phi[j][h][u / 2 * 2 + 1][u % 2] = part[1];
     }
@@ -272,7 +263,7 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
         };
         const float4 *mixing = (const float4 *)(record + Record<P::PARTS>::mixing(S)) + g;
         const float2 *rest = (const float2 *)(record + Record<P::PARTS>::rest(S)) + g;
-        const float *unscaled = (const float *)(record + Record<P::PARTS>::scale(S)) + g; /* of token g; [8] of g + 8 */
+        const float *root = (const float *)(record + Record<P::PARTS>::scale(S)) + g; /* of token g; [8] of g + 8 */
         bool there[2] = {inside && (int64_t)group * GROUP + g < p.tokens, inside && (int64_t)group * GROUP + g + 8 < p.tokens};
         Piece in[2], dout[S][2];
         two(in, P::DH_IN);
@@ -289,15 +280,15 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
                 for (int i = 0; i < MT - 1; i++) {
                     int u = i / 2 * 2, h = i % 2;
                     const uint4 &a = du[u + of_du];
-                    half_mma_16(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
+                    mma_16<true>(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
                 }
             };
             pairs(1, 0);
 #pragma unroll
-            for (int h = 0; h < 2; h++) half_mma_8(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
+            for (int h = 0; h < 2; h++) mma_8<true>(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
             pairs(0, 1);
 #pragma unroll
-            for (int h = 0; h < 2; h++) half_mma_16(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
+            for (int h = 0; h < 2; h++) mma_16<true>(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
             pairs(0, 0);
             Piece v[2], more[2];
             two(v, j * P::TILE);
@@ -305,7 +296,7 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
 #pragma unroll
             for (int e = 0; e < 2; e++) { /* token g + 8 e */
                 float2 factor = rest[j * GROUP + 8 * e];
-                float of_w = unscaled[8 * e] * unscale;
+                float of_w = root[8 * e] * scale.root;
                 float m[4] = {};
                 if constexpr (P::DOUT) {
                     float4 of = mixing[j * GROUP + 8 * e];
@@ -315,8 +306,8 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     float2 of_x = xt_load_two(v[e].word[h], XtBf16()), of_in = xt_load_two(in[e].word[h], XtBf16());
-                    float low = of_w * w[h][2 * e] + factor.y * of_x.x + factor.x * of_in.x,
-                          high = of_w * w[h][2 * e + 1] + factor.y * of_x.y + factor.x * of_in.y;
+                    float low = of_w * (of_w * w[h][2 * e]) + factor.y * of_x.x + factor.x * of_in.x,
+                          high = of_w * (of_w * w[h][2 * e + 1]) + factor.y * of_x.y + factor.x * of_in.y;
 #pragma unroll
                     for (int o = 0; P::DOUT && o < S; o++) {
                         float2 of_out = xt_load_two(dout[o][e].word[h], XtBf16());

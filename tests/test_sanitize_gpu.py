@@ -63,7 +63,7 @@ def test_every_wider_size_fits_a_case_of_the_table() -> None:
     found = sum(len(sanitize_gpu.wider(entry)) for entry in sanitize_gpu.TABLE)
     assert found >= len(sanitize_gpu.WIDER)
     wide = sanitize_gpu.wider(next(entry for entry in sanitize_gpu.TABLE if entry.id == "mhc_pre"))
-    assert [c.inputs[0].shape for c in wide] == [(67, 2, 1288), (67, 4, 1288)]
+    assert [c.inputs[0].shape for c in wide] == [(67, 2, 1288), (67, 4, 1288), (131, 2, 1288), (131, 4, 1288)]
 
 
 def test_what_fails_has_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

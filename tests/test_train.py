@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def test_any_split_of_the_batch_gives_the_same_gradient(tmp_path, data, pieces: 
     """Also with token counts that differ between the pieces, where averaging means would be wrong."""
     found = []
     for accum in (1, pieces):
-        trainer = Trainer(options(data, tmp_path / f"r{accum}", grad_accum=accum, clip=0.0, optim__lr=0.0), quiet=True)
+        settings = dict(grad_accum=accum, clip=0.0, optim__lr=0.0, precision="float32")
+        trainer = Trainer(options(data, tmp_path / f"r{accum}", **settings), quiet=True)
         batch = trainer.loader.next_batch
 
         def uneven(batch=batch):
@@ -444,6 +446,21 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, data) ->
     again = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
     assert again.returncode == 0 and "starts over" not in again.stdout
     assert weights(out / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+
+
+@pytest.mark.parametrize("resume", ["last", "auto"])
+def test_a_run_without_a_name_is_found_by_a_displaced_checkpoint(tmp_path, data, monkeypatch, resume: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("small-1", "small-2"):
+        Trainer(options(data, Path("runs") / name), quiet=True).run()
+        live = Path("runs") / name / ".checkpoint-00000099.tmp-123"  # another run may be saving just now
+        live.mkdir()
+    checkpoint = Path("runs/small-2/checkpoint-00000008")
+    for other in saving.find_checkpoints("runs/small-2")[1:]:
+        shutil.rmtree(other)
+    checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.old-123"))
+    assert Trainer({"resume": resume}, quiet=True).directory.name == "small-2"
+    assert checkpoint.is_dir() and Path("runs/small-1/.checkpoint-00000099.tmp-123").is_dir()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

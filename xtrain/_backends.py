@@ -4,7 +4,7 @@ from . import _C, cuda
 
 
 def gemm_backends(device="cpu"):
-    """Names of the matrix product implementations of `device`; "auto" picks the first that can run."""
+    """Names of the matrix products that `device` can run here; "auto" picks the first. "cublas" takes cuBLASLt."""
     return _C.gemm_backends(device)
 
 

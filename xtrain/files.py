@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-NAME_MAX = 255 - len("..tmp-4194304")  # what file systems allow, less what write_file adds
-_writing = threading.RLock()  # threads of one process would share a temporary file
+NAME_MAX = 255 - len("..tmp-4294967295")  # what file systems allow, less what write_file adds
 
 
 @contextlib.contextmanager
@@ -45,8 +44,9 @@ def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> No
     """
     path = os.fspath(path)
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-    with _writing, ending_in_order():
+    writer = threading.get_native_id()  # no two threads of a machine share one
+    temporary = target.with_name(f".{target.name}.tmp-{writer}")
+    with ending_in_order():
         try:
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -101,17 +101,21 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
     return Path(RUNS) / f"{stem}-{max(numbers, default=0) + 1}"
 
 
+def _saved(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, or else what a kill has left of one that was being replaced."""
+    return saving.find_checkpoints(run) or saving.find_displaced(run)
+
+
 def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) -> Path | None:
     """Return the checkpoint to continue from; None only for `auto` when there is no run yet."""
     if resume in ("last", "auto"):
         if out or name:
             run = Path(out or Path(RUNS) / name)
-            if run.is_dir():
-                saving.clean_temporary(run)  # a run killed while its one checkpoint was replaced has it back then
         else:
-            runs = [path for path in Path(RUNS).glob("*") if saving.find_checkpoints(path)]
-            run = max(runs, key=lambda path: saving.find_checkpoints(path)[0].stat().st_mtime, default=Path(RUNS))
-        if resume == "auto" and not saving.find_checkpoints(run):
+            saved = {path: _saved(path) for path in Path(RUNS).glob("*")}
+            runs = [path for path, found in saved.items() if found]
+            run = max(runs, key=lambda path: saved[path][0].stat().st_mtime, default=Path(RUNS))
+        if resume == "auto" and not _saved(run):
             return None
     else:
         run = Path(resume)

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class DirectoryWriter:
 
     def __init__(self, final: _PathLike) -> None:
         self.final = Path(os.path.abspath(final))
-        self.temporary = self.final.with_name(f".{self.final.name}.tmp-{os.getpid()}")
+        self._suffix = threading.get_native_id()  # no two threads of a machine share one
+        self.temporary = self.final.with_name(f".{self.final.name}.tmp-{self._suffix}")
         self._manifest: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> DirectoryWriter:
@@ -91,7 +93,7 @@ class DirectoryWriter:
         self.write(MANIFEST, [json.dumps(manifest, indent=2).encode()])  # ends with its brace: any cut is seen
         with self._clear_errors():
             _sync_directory(self.temporary)
-            old = self.final.with_name(f".{self.final.name}.old-{os.getpid()}")
+            old = self.final.with_name(f".{self.final.name}.old-{self._suffix}")
             replaced = self.final.exists()
             if replaced and not self.final.is_dir():  # a file, or a device: it must not be moved away
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -333,6 +335,11 @@ def find_checkpoints(run: _PathLike) -> list[Path]:
     return sorted(found, key=lambda path: checkpoint_step(path) or 0, reverse=True)
 
 
+def find_displaced(run: _PathLike) -> list[Path]:
+    """Return checkpoints that a killed save has renamed and not replaced; clean_temporary names them as they were."""
+    return [path for path in Path(run).glob(".*.old-*") if _STEP_NAME.fullmatch(path.name[1:].rsplit(".", 1)[0])]
+
+
 def save_checkpoint(
     directory: _PathLike,
     model: Any,
@@ -354,7 +361,7 @@ def save_checkpoint(
 def remove_checkpoint(path: _PathLike) -> None:
     """Delete a checkpoint; renamed first, so that a half-deleted one is never taken for a damaged one."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.tmp-{threading.get_native_id()}")
     try:
         os.rename(path, temporary)
     except OSError:

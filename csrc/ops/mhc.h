@@ -16,7 +16,6 @@ enum {
     XT_MHC_ALPHA,
     XT_MHC_GAMMA,
     XT_MHC_H_PRE,
-    XT_MHC_H_POST,
     XT_MHC_RSTD,
     XT_MHC_MIX,
     XT_MHC_BIAS,

@@ -84,7 +84,6 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
         [XT_MHC_ALPHA] = pre->alpha,
         [XT_MHC_GAMMA] = pre->gamma,
         [XT_MHC_H_PRE] = pre->h_pre,
-        [XT_MHC_H_POST] = pre->h_post,
         [XT_MHC_RSTD] = pre->rstd,
         [XT_MHC_MIX] = pre->mix,
         [XT_MHC_BIAS] = pre->bias,
@@ -129,7 +128,6 @@ XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *d
                      .bias = saved[XT_MHC_BIAS]->data,
                      .gamma = gamma ? gamma->data : NULL,
                      .h_pre = saved[XT_MHC_H_PRE]->data,
-                     .h_post = saved[XT_MHC_H_POST]->data,
                      .rstd = saved[XT_MHC_RSTD]->data,
                      .mix = saved[XT_MHC_MIX]->data,
                      .dout = dout ? dout->data : NULL,
@@ -139,7 +137,6 @@ XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *d
                      .tokens = saved[XT_MHC_RSTD]->shape[0],
                      .streams = x->shape[x->ndim - 2],
                      .cols = x->shape[x->ndim - 1],
-                     .hc_eps = xt_node_args(n)[6].f,
                      .tf32 = xt_tf32()};
     XT_TRY(xt_backend_of(x)->mhc_pre_bwd(&p));
 done:

@@ -94,7 +94,7 @@ static PyObject *run_backends(PyBound *bound) {
     int result = 0;
     if (bound->signature->function.tag == GEMM) {
         for (const XtGemmBackend *b = backend->gemm; b != NULL && b->name != NULL && result == 0; b++)
-            result = append_name(list, b->name);
+            if (b->usable == NULL || b->usable()) result = append_name(list, b->name);
     } else {
         for (const XtAttentionBackend *b = backend->attention; b != NULL && b->name != NULL && result == 0; b++)
             result = append_name(list, b->name);
@@ -217,8 +217,8 @@ const PyFunction py_runtime_functions[] = {
     {"get_num_threads", "", run_get_num_threads, "Threads that CPU kernels use.", 0, NULL},
     {"set_num_threads", "count: int", run_set_num_threads, "Sets how many threads CPU kernels use; results do not depend on it.", 0,
      NULL},
-    {"gemm_backends", "device: device = 'cpu'", run_backends, "Names of the matrix products of a device, the default first.", GEMM,
-     NULL},
+    {"gemm_backends", "device: device = 'cpu'", run_backends,
+     "Names of the matrix products that a device can do here, the default first.", GEMM, NULL},
     {"attention_backends", "device: device = 'cpu'", run_backends, "Names of the attentions of a device, the default first.",
      ATTENTION, NULL},
     {"use_gemm_backend", "name: str?", run_use_backend, "Chooses a matrix product for this thread; returns the choice before.",
