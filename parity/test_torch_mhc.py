@@ -166,7 +166,8 @@ def gradients(arrays, d, through: str) -> tuple[list[np.ndarray], list[np.ndarra
     torch.autograd.backward(theirs, [torch.tensor(a) for a in dys])
     _C.backward(list(outs), [tensor(a, o.dtype.name) for a, o in zip(dys, outs)], False)
     sizes = [
-        per_token[i].numpy() if i in per_token else leaf.grad.abs().max().item() for i, leaf in enumerate(exact_leaves)
+        per_token[i].cpu().numpy() if i in per_token else leaf.grad.abs().max().item()
+        for i, leaf in enumerate(exact_leaves)
     ]
     return [t.grad.cpu().numpy() for t in exact_leaves], [array(t.grad) for t in ours], sizes
 
