@@ -447,16 +447,17 @@ static bool cut_edge(const XtGemm *p, XtGemm part[2]) {
 template <typename T> __global__ void gemm_last_terms_kernel(XtGemm p, const float *sums, int64_t ld, int64_t first) {
     const T *a = (const T *)p.a, *b = (const T *)p.b;
     T *c = (T *)p.c;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
-        int64_t row = i / p.n, col = i % p.n;
-        float last = 0;
-        for (int64_t k = first; k < p.k; k++)
-            last += xt_load(a[p.trans_a ? k * p.lda + row : row * p.lda + k]) *
-                    xt_load(b[p.trans_b ? col * p.ldb + k : k * p.ldb + col]);
-        float sum = sums[row * ld + col] + (float)p.alpha * last;
-        if (p.beta != 0) sum += (float)p.beta * xt_load(c[row * p.ldc + col]);
-        c[row * p.ldc + col] = xt_store<T>(sum);
-    }
+    for (int64_t row = blockIdx.x; row < p.m; row += gridDim.x)
+        for (int64_t col = threadIdx.x; col < p.n; col += blockDim.x) {
+            float last = 0;
+            for (int64_t k = first; k < p.k; k++) {
+                int64_t of_a = p.trans_a ? k * p.lda + row : row * p.lda + k, of_b = p.trans_b ? col * p.ldb + k : k * p.ldb + col;
+                last += xt_load(a[of_a]) * xt_load(b[of_b]);
+            }
+            float sum = sums[row * ld + col] + (float)p.alpha * last;
+            if (p.beta != 0) sum += (float)p.beta * xt_load(c[row * p.ldc + col]);
+            c[row * p.ldc + col] = xt_store<T>(sum);
+        }
 }
 
 /* One matrix of 16 bits with `terms` last terms of its sums to cut off. *taken = false: nothing was queued. */
@@ -473,10 +474,10 @@ static XtStatus run_in_float32(const XtCublasLt *lt, const XtGemm *p, int64_t te
     if (status == XT_OK) status = run_even(lt, device, &q, true, taken);
     pthread_mutex_unlock(&lock);
     if (status != XT_OK || !*taken) return status;
-    unsigned blocks = xt_blocks(p->m * p->n, 256);
+    unsigned blocks = xt_blocks(p->m, 1);
     const float *from = (const float *)sums.data;
-    if (p->dtype == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 256, 0, *p, from, q.ldc, q.k);
-    else xt_launch(gemm_last_terms_kernel<XtF16>, blocks, 256, 0, *p, from, q.ldc, q.k);
+    if (p->dtype == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 128, 0, *p, from, q.ldc, q.k);
+    else xt_launch(gemm_last_terms_kernel<XtF16>, blocks, 128, 0, *p, from, q.ldc, q.k);
     return xt_launched("gemm", 1, 1, p->m, p->n, p->k);
 }
 
