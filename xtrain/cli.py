@@ -186,7 +186,7 @@ def _train(arguments: list[str]) -> int:
 
     file, values = options.parse_arguments(arguments)
     if file is not None:
-        values = {**options.read_toml(file), **values}
+        values = options.with_file(file, values)
     from .train import Trainer
 
     result = Trainer(values).run()
