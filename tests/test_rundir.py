@@ -128,6 +128,14 @@ def test_a_run_that_starts_over_does_not_go_into_another(tmp_path, data) -> None
         second.run()
 
 
+def test_a_new_run_is_not_mixed_into_one_whose_checkpoint_is_displaced(tmp_path, data) -> None:
+    (tmp_path / "run" / ".checkpoint-00000008.old-3").mkdir(parents=True)
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        trainer.run()
+    assert names(tmp_path / "run") == [".lock", "checkpoint-00000008"]
+
+
 def test_a_run_that_left_only_metrics_is_not_mixed_either(tmp_path, data) -> None:
     out = tmp_path / "run"
     trainer = Trainer(options(data, out), quiet=True)
@@ -198,7 +206,13 @@ def test_metrics_that_are_no_regular_file_are_refused(out, make) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["--resume RUN/config.toml", "RUN/config.toml --resume", "RUN/config.toml --resume auto"]
+    "form",
+    [
+        "--resume RUN/config.toml",
+        "--resume=RUN/config.toml",
+        "RUN/config.toml --resume",
+        "RUN/config.toml --resume auto",
+    ],
 )
 def test_the_config_of_a_run_means_that_run(tmp_path, data, form: str) -> None:
     for name in ("a", "b"):  # b is the newest
@@ -207,6 +221,11 @@ def test_the_config_of_a_run_means_that_run(tmp_path, data, form: str) -> None:
     assert done.returncode == 0 and "the run is in runs/a" in done.stdout, done.stdout + done.stderr
     done = xtrain("train", *form.replace("RUN/", "").split(), cwd=tmp_path / "runs" / "a")
     assert done.returncode == 0 and "8 steps in" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_file_is_no_run(tmp_path, data) -> None:
+    with pytest.raises(CheckpointError, match=f"^resume: {data} is no directory$"):
+        Trainer({"resume": str(data)}, quiet=True)
 
 
 def test_another_config_does_not_mean_a_run(tmp_path, data, monkeypatch) -> None:

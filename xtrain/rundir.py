@@ -139,6 +139,8 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
             return None, set()
     else:
         run = Path(resume)
+        if run.name == CONFIG and run.is_file():
+            run = run.parent
         if saving.checkpoint_step(run.resolve()) is not None:
             checkpoint = run.resolve()
             run = checkpoint.parent
@@ -158,6 +160,8 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
             if saving.find_checkpoints(run)
             else "holds no checkpoint"
             if run.is_dir()
+            else "is no directory"
+            if run.exists()
             else "does not exist"
         )
         raise CheckpointError(f"resume: {run} {problem}")

@@ -379,6 +379,7 @@ class Trainer:
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot be made: {error.strerror or error}") from None
         with rundir.RunLock(self.directory):
+            saving.clean_temporary(self.directory)
             self._refuse_what_is_new()
             try:
                 return self._run()
@@ -386,7 +387,6 @@ class Trainer:
                 self._known |= rundir.contents(self.directory)
 
     def _run(self) -> Result:
-        saving.clean_temporary(self.directory)
         if self._checkpoint is not None:
             for path in saving.set_aside_after(self.directory, self.step):
                 self._warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
@@ -402,10 +402,10 @@ class Trainer:
         new = {name for name, _ in rundir.contents(self.directory) - self._known}
         if self._checkpoint is None and new:
             raise rundir.holds_a_run(self.directory)
-        later = [name for name in new if (saving.checkpoint_step(name) or 0) > self.step]
-        if later:
+        newest = max(new, key=lambda name: saving.checkpoint_step(name) or 0, default="")
+        if (saving.checkpoint_step(newest) or 0) > self.step:
             raise ConfigError(
-                f"{self.directory} already holds a run that has gone on to {max(later)}; continue it with --resume"
+                f"{self.directory} already holds a run that has gone on to {newest}; continue it with --resume"
             )
 
     def _write_config(self) -> None:
