@@ -52,8 +52,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-pass-failed"]  # the last: clang's "loop n
 def find_compiler() -> list[str]:
     """$CC, else the compiler that built Python (its options dropped), else the usual names."""
     tried = []
-    for command in (os.environ.get("CC"), (sysconfig.get_config_var("CC") or "").split(" ")[0], "cc", "gcc", "clang"):
-        words = shlex.split(command or "")
+    built_python = (sysconfig.get_config_var("CC") or "").split(" ")[:1]
+    for words in (setup_cuda.words("CC"), built_python, ["cc"], ["gcc"], ["clang"]):
         if words and shutil.which(words[0]):
             return words
         tried += words[:1]
@@ -72,7 +72,7 @@ def compile_flags() -> list[str]:
     if not Path(python_include, "Python.h").exists():
         raise PlatformError(f"no Python.h in {python_include}: install Python's headers (python3-dev on Debian)")
     code = [*CODE, *(SANITIZED if SANITIZE else OPTIMIZE)]
-    own = shlex.split(os.environ.get("CFLAGS", ""))
+    own = setup_cuda.words("CFLAGS")
     system = [python_include, numpy.get_include(), scipy_openblas32.get_include_dir()]
     defines = [f'-DXT_VERSION="{VERSION}"', f'-DXT_BUILD_FLAGS="{" ".join(code + own)}"']
     warnings = WARNINGS + (["-Werror"] if WERROR else [])
@@ -106,13 +106,24 @@ def run_compiler(command: list[str]) -> bool:
     return done.returncode == 0
 
 
+def written(path: Path) -> tuple[int, int] | None:
+    """What differs once a file has been written again; None where there is none."""
+    try:
+        return path.stat().st_ino, path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def make(path: Path, command: list[str], record: list[str]) -> bool:
     """Runs the compiler to make `path`, and leaves beside it what needs_making() wants to see."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".cmd").unlink(missing_ok=True)  # until the file is whole, nothing vouches for it
+    before = written(path)
     start = time.time_ns()
     if not run_compiler(command):
         return False
+    if written(path) in (None, before):
+        raise CompileError(f"{command[0]} must write {path}, but it ended with exit status 0 and did not")
     os.utime(path, ns=(start, start))  # what is edited from now on is newer
     path.with_suffix(".cmd").write_text(shlex.join(record))
     return True
@@ -211,7 +222,9 @@ class BuildExt(build_ext):
             try:
                 if self.check:
                     self.check_sources()
-                else:  # what is wrong with CUDA's variables is said before minutes of compiling
+                else:  # what is wrong with variables is said before minutes of compiling
+                    for name in ("CC", "CFLAGS", "LDFLAGS"):
+                        setup_cuda.words(name)  # setuptools reads them, too, and says less
                     self.cuda_plan = "" if SANITIZE else setup_cuda.plan(CUDA_LIBRARY)  # a sanitized build has none
                     super().run()
             except setup_cuda.CudaBuildError as error:
@@ -255,7 +268,7 @@ class BuildExt(build_ext):
         output = folder / "_C.so"
         origin = "@loader_path" if MACOS else "$ORIGIN"
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if MACOS else ["-shared"]
-        own = shlex.split(os.environ.get("LDFLAGS", ""))
+        own = setup_cuda.words("LDFLAGS")
         options = [*(SANITIZERS if SANITIZE else []), f"-Wl,-rpath,{origin}/_lib", "-pthread", "-lm", *own]
         command = [*compiler, *shared, *objects, str(blas), *options, "-o", str(output)]
         output.with_suffix(".d").write_text(f"_C.so: {' '.join(map(str, [*objects, blas]))}")

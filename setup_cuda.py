@@ -23,11 +23,20 @@ SHARED_SOURCES = ("csrc/core/contract.c", "csrc/core/dtype.c", "csrc/core/view.c
 
 
 class CudaBuildError(Exception):
-    """What stands in the way of a CUDA build, in one sentence."""
+    """What stands in the way of a build, in one sentence."""
+
+
+def words(variable: str) -> list[str]:
+    """What an environment variable holds, split as a shell does."""
+    value = os.environ.get(variable, "")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise CudaBuildError(f"{variable} must be words as a shell reads them, got {value!r}: {error}") from None
 
 
 def ask_nvcc(nvcc: str, option: str, answer: str) -> list[str]:
-    """The lines that nvcc prints; CudaBuildError where they hold nothing like the pattern `answer`."""
+    """The lines that nvcc prints; CudaBuildError where none of them is like the pattern `answer`."""
     try:
         done = subprocess.run([nvcc, option], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
         lines = done.stdout.strip().split("\n")
@@ -89,7 +98,7 @@ def archs(nvcc: str) -> list[str]:
     found = []
     for word in (os.environ.get("XTRAIN_CUDA_ARCHS") or ARCHS).replace(",", " ").split():
         if word == "ptx":
-            known = ask_nvcc(nvcc, "--list-gpu-arch", r"compute_\d")
+            known = ask_nvcc(nvcc, "--list-gpu-arch", r"(?m)^compute_\d+$")
             newest = max(int(line.removeprefix("compute_")) for line in known if re.fullmatch(r"compute_\d+", line))
             found.append(f"ptx{newest}")
         elif word == "native":
@@ -111,8 +120,7 @@ def flags(names: list[str], werror: bool) -> list[str]:
         code = "compute" if arch.startswith("ptx") else "sm"
         codes.append(f"-gencode=arch=compute_{number},code={code}_{number}")
     strict = ["-Werror", "all-warnings"] if werror else []
-    own = shlex.split(os.environ.get("NVCCFLAGS", ""))
-    return [*CODE, *codes, *strict, f'-DXT_CUDA_ARCHS="{" ".join(names)}"', *own]
+    return [*CODE, *codes, *strict, f'-DXT_CUDA_ARCHS="{" ".join(names)}"', *words("NVCCFLAGS")]
 
 
 def shared_files() -> list[str]:

@@ -346,7 +346,7 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         (("gemm", "--threads", "x"), "whole number"),
         (("gemm", "--json", "/no/such/place/x"), "/no/such/place"),
         (("gemm", "--plot", "x.doc"), ".png"),
-        (("gemm", "--json", "x" * 250), "at most 242 bytes"),
+        (("gemm", "--json", "x" * 250), "at most 239 bytes"),
         (("ops", "--json", ""), "directory"),
         (("gemm", "--size", "3"), "--sizes"),
         (("gemm", "--json"), "needs a value"),

@@ -168,6 +168,9 @@ def test_what_is_wrong_with_the_environment_is_one_sentence(project: Project) ->
     strange = project.tool(project.folder / "strange", "\x7fELF no program")
     nothing = project.folder / "nothing"
     nothing.touch()
+    version = f'if [ "$1" = --version ]; then exec {project.nvcc} --version; fi\n'
+    list_nonsense = project.tool(project.folder / "nonsense", f"#!/bin/sh\n{version}echo compute_9x\n")
+    writes_nothing = project.tool(project.folder / "lazy", f"#!/bin/sh\n{version}")
     for changes, said in [
         (dict(NVCC="/no/such"), "NVCC must name the CUDA toolkit's nvcc, got '/no/such', which is no program"),
         (
@@ -187,11 +190,34 @@ def test_what_is_wrong_with_the_environment_is_one_sentence(project: Project) ->
             dict(NVCC=project.nvcc, XTRAIN_CUDA_ARCHS="hopper"),
             "XTRAIN_CUDA_ARCHS must hold words like native, 90a, ptx",
         ),
+        (
+            dict(NVCC=list_nonsense, XTRAIN_CUDA_ARCHS="ptx"),
+            f"'{list_nonsense} --list-gpu-arch' must answer as nvcc does, got exit status 0 and 'compute_9x': set",
+        ),
+        (
+            dict(NVCC=writes_nothing, XTRAIN_CUDA_ARCHS="90"),
+            f"{writes_nothing} must write build/obj/cuda/random.o, but it ended with exit status 0 and did not",
+        ),
+        *(
+            (
+                {"NVCC": project.nvcc, name: "-O2 'x"},
+                f'{name} must be words as a shell reads them, got "-O2 \'x": No closing quotation',
+            )
+            for name in ("NVCCFLAGS", "CFLAGS", "LDFLAGS", "CC")
+        ),
     ]:
         for choice in ("1", "auto") if "NVCC" in changes and len(changes) == 1 else ("1",):
             done = project.run(**{"XTRAIN_CUDA": choice, **changes})
             assert done.returncode == 1 and done.stderr.startswith(f"error: {said}"), done.stderr
             assert done.stderr.count("\n") == 1 and "Traceback" not in done.stdout
+
+
+def test_a_compiler_that_writes_nothing_is_named_also_where_an_older_file_lies(project: Project) -> None:
+    project.build()
+    lazy = project.tool(project.folder / "lazy", "#!/bin/sh\n")
+    done = project.run(CC=lazy)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"error: {lazy} must write build/obj/" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("file", ["/dev/nvidiactl", "/dev/dxg"])

@@ -80,6 +80,11 @@ def test_recomputed_streams_require_what_plain_ones_do() -> None:
         layers[2].requires_grad_()
         assert nn.recompute_streams(layers, x).requires_grad
     assert nn.recompute_streams([], x) is x
+    for enabled in (True, False):
+        with xt.set_grad_enabled(enabled):
+            for parts in ([], [nn.HyperConnection(4, 2, nn.SiLU())]):
+                with pytest.raises(TypeError, match="recompute_streams: x must be a Tensor, got ndarray"):
+                    nn.recompute_streams(parts, np.zeros((3, 2, 4)))
 
 
 def test_a_recording_of_one_thread_leaves_others_alone() -> None:

@@ -146,9 +146,79 @@ def test_errors() -> None:
         (lambda: optim.AdamW([p], eps=-1e-8), ValueError, "eps"),
         (lambda: optim.AdamW([p * 1]), ValueError, "leaf"),
         (lambda: optim.AdamW([{"params": [p], "speed": 3}]), TypeError, "speed"),
+        (lambda: optim.AdamW(None), TypeError, "AdamW: params must be an iterable of tensors or dicts, got NoneType"),
+        (lambda: optim.AdamW([{"params": 3}]), TypeError, "AdamW: params must be tensors, got int"),
+        (lambda: optim.AdamW([p], betas=0.9), ValueError, r"AdamW: betas must be two numbers in \[0, 1\), got 0.9"),
+        (lambda: optim.AdamW([p], betas=None), ValueError, "AdamW: betas must be two numbers .*None"),
+        (lambda: optim.AdamW([p], betas=("a", "b")), ValueError, "AdamW: betas must be two numbers .*'a', 'b'"),
+        (lambda: optim.SGD([p], dampening=math.nan), ValueError, "SGD: dampening must be a number .*nan"),
+        (lambda: optim.SGD([p], dampening="x"), ValueError, "SGD: dampening must be a number .*'x'"),
+        (lambda: optim.SGD([p], momentum="a", nesterov=True), ValueError, "SGD: momentum must be a number .*'a'"),
+        (lambda: optim.SGD([{"params": p, "nesterov": True}]), ValueError, "SGD: nesterov must have momentum > 0"),
     ]:
         with pytest.raises(kind, match=text):
             make()
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0, "a", None])
+@pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "weight_decay"])
+def test_an_edited_option_of_sgd_is_checked_before_anything_changes(name: str, bad) -> None:
+    p, q = xt.nn.Parameter(xt.ones(2)), xt.nn.Parameter(xt.ones(2))
+    optimizer = optim.SGD([{"params": p}, {"params": q}], lr=0.1, momentum=0.9)
+    optimizer.param_groups[1][name] = bad
+    p.grad, q.grad = xt.ones(2), xt.ones(2)
+    with pytest.raises(ValueError, match=f"SGD: {name} must be a number in .*, got {bad!r}"):
+        optimizer.step()
+    assert p.tolist() == q.tolist() == [1.0, 1.0]
+
+
+STEP = "load_state_dict: step of parameter 0 must be a whole number of at least 0, got"
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "text"),
+    [
+        *(("state 0", {"step": bad}, STEP) for bad in ("x", None, -5, 1.5, math.nan, math.inf, xt.tensor(1.5))),
+        ("state 0", {"exp_avg": np.zeros(3)}, "exp_avg of parameter 0 must be a Tensor, got ndarray"),
+        ("state 0", {"exp_avg_sq": None}, "exp_avg_sq of parameter 0 must be a Tensor, got NoneType"),
+        ("group 0", {"lr": math.nan}, r"AdamW: lr must be a number in \[0, inf\), got nan"),
+        ("group 0", {"betas": None}, r"AdamW: betas must be two numbers in \[0, 1\), got None"),
+        ("group 0", {"params": None}, "every group must have a list params"),
+        ("all", {"state": None}, "load_state_dict: state must be a dict, got NoneType"),
+        ("all", {"state": {0: None}}, "load_state_dict: state of parameter 0 must be a dict, got NoneType"),
+        ("all", {"param_groups": None}, "load_state_dict: param_groups must be a list of dicts, got None"),
+        ("all", {"param_groups": [None]}, "load_state_dict: param_groups must be a list of dicts, got "),
+        ("itself", None, "load_state_dict: state_dict must be a dict, got NoneType"),
+    ],
+)
+def test_a_state_that_no_optimizer_has_is_refused_on_load(where: str, change, text: str) -> None:
+    p = xt.nn.Parameter(xt.ones(3))
+    p.grad = xt.ones(3)
+    optimizer = optim.AdamW([p], lr=0.5)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    whole = {"state": {0: dict(saved["state"][0])}, "param_groups": [dict(saved["param_groups"][0])]}
+    if where != "itself":
+        {"state 0": whole["state"][0], "group 0": whole["param_groups"][0], "all": whole}[where].update(change)
+    with pytest.raises((TypeError, ValueError), match=text):
+        optimizer.load_state_dict(None if where == "itself" else whole)
+    state = optimizer.state_dict()
+    assert state["param_groups"] == saved["param_groups"]
+    assert all(state["state"][0][name] is saved["state"][0][name] for name in saved["state"][0])
+
+
+def test_what_pytorch_saves_is_taken() -> None:
+    """Steps as float tensors, and the buffers None of a run without momentum."""
+    p = xt.nn.Parameter(xt.ones(3))
+    p.grad = xt.ones(3)
+    adamw, sgd = optim.AdamW([p]), optim.SGD([p])
+    adamw.step()
+    saved = adamw.state_dict()
+    saved["state"][0]["step"] = xt.tensor(5.0)
+    adamw.load_state_dict(saved)
+    assert adamw.state[p]["step"] == 5
+    sgd.load_state_dict({**sgd.state_dict(), "state": {0: {"momentum_buffer": None}}})
+    sgd.step()
 
 
 # ---- steps that a guard stops

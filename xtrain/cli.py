@@ -164,6 +164,8 @@ def _guard(command: Any, arguments: list[str]) -> int:
         if isinstance(error, OSError) and (place := _place_of(error)):
             return _fail(f"{place}: {error.strerror or error}", 1)
         text = " ".join(str(error).split()) or "no message"
+        if isinstance(error, MemoryError) and str(error):  # xtrain's and NumPy's say what was asked
+            return _fail(text, 1)
         return _fail(f"{type(error).__name__}: {text} (XTRAIN_DEBUG=1 shows where)", 1)
 
 
@@ -186,7 +188,7 @@ def _train(arguments: list[str]) -> int:
 
     file, values = options.parse_arguments(arguments)
     if file is not None:
-        values = {**options.read_toml(file), **values}
+        values = options.with_file(file, values)
     from .train import Trainer
 
     result = Trainer(values).run()

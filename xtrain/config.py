@@ -206,8 +206,8 @@ class TrainConfig:
     out: str = option("", "directory of the run (default: runs/<name>)", free=True)
     resume: str = option(
         "",
-        "continue a run, given its directory or a checkpoint; alone: that of --out or --name, else the newest; "
-        "auto: the same, but start (over) when there is no checkpoint",
+        "continue a run, given its directory, its config.toml or a checkpoint; alone: that of --out or --name, else "
+        "the newest; auto: the same, but start (over) when there is no checkpoint",
         free=True,
     )
     extend: bool = option(

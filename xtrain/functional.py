@@ -221,9 +221,9 @@ def sinkhorn(logits, *, iters=20, eps=1e-6, form="P", transpose=False):
     deviation 1 after 20: mostly 3e-6; of deviation 3: up to 5e-2). D with transpose is P of Z^T, exactly for eps = 0.
     The gradient is that of these very steps; nothing is kept of them but the logits. Finite logits give finite matrices
     and gradients: what lies further below the maximum of its column (P) or row (D) than exp can tell (float32: 87)
-    counts as zero, and a row (P) or column (D) of zeros stays one: a divisor of 0 acts as 1. ValueError for iters
-    outside 1..100000, eps outside [0, 1], unknown forms, and logits that are not square or have n > 8; TypeError for
-    other dtypes.
+    counts as zero, and a row (P) or column (D) of zeros stays one: a divisor that is no normal number acts as 1.
+    ValueError for iters outside 1..100000, eps outside [0, 1], unknown forms, and logits that are not square or have
+    n > 8; TypeError for other dtypes.
     """
     return _C.sinkhorn(logits, iters=iters, eps=eps, form=form, transpose=transpose)
 
@@ -233,6 +233,6 @@ def mhc_post(x, y, h_post, h_res):
 
     x [.., n, C] and y [.., C], the layer's output, of one float dtype; h_post [.., n] and the mixing matrix h_res
     [.., n, n] (of `sinkhorn`, not logits) of float32, for float64 streams float64 -> [.., n, C]. Rows of h_res are
-    output streams. Sums in float32 (float64), rounded once.
+    output streams. Sums in float32 (float64), rounded once. ValueError or TypeError for other shapes and dtypes.
     """
     return _C.mhc_post(x, y, h_post, h_res)

@@ -131,6 +131,9 @@ class HyperConnection(_Coefficients):
     At the start (alpha 0.01, bias chosen so that h_pre = 1 / n, h_post = 1, M = 1 / n) equal streams x become
     x + F(x) up to the small token-dependent part: the plain residual connection. With n = 1 it stays close to it: M is
     1 up to eps.
+
+    ValueError for sizes, forms and numbers outside their ranges, and streams or a sublayer's output of another shape;
+    TypeError for values of another kind, other dtypes, and a call without a sublayer.
     """
 
     def __init__(
@@ -201,7 +204,11 @@ class HyperConnection(_Coefficients):
 
 
 def expand_streams(x, n):
-    """n copies of x: [.., C] -> [.., n, C]. The gradient is the sum over the copies."""
+    """n copies of x: [.., C] -> [.., n, C]. The gradient is the sum over the copies.
+
+    ValueError for n outside 1..8 and x without or with more than 7 dimensions; TypeError for what is no Tensor of a
+    float dtype.
+    """
     _check_sizes("expand_streams", 1, n)
     _check_streams("expand_streams", x)
     if not 1 <= x.ndim <= 7:
@@ -215,7 +222,8 @@ class StreamContraction(_Coefficients):
 
     mode "mean" (the streams' mean), "sum", or "learned": sum_j (sigmoid(alpha r (phi v)_j + bias_j) + hc_eps) x_j with
     v the token as a vector and r its 1 / RMS, as in functional.mhc_pre; parameters phi [n, n dim], alpha [1], bias [n]
-    and, with `affine`, gamma [n, dim]; it starts close to the mean.
+    and, with `affine`, gamma [n, dim]; it starts close to the mean. ValueError for sizes, modes and numbers outside
+    their ranges and streams of another shape; TypeError for values of another kind and other dtypes.
     """
 
     def __init__(self, dim, n, mode="mean", *, norm_eps=1e-6, hc_eps=1e-6, affine=False, device=None, dtype=None):
@@ -355,9 +363,12 @@ def recompute_streams(parts, x, *args, **kwargs):
 
     parts: HyperConnections, or pairs (HyperConnection, sublayer). args, kwargs: given to every sublayer; a tensor that
     requires a gradient must be an argument itself, not part of one. Saves n C values a token for every part but the
-    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory.
+    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory. No parts: x itself. TypeError for
+    other parts and for what is no Tensor; else what the HyperConnections raise.
     """
     parts = _pairs(parts)
+    if not isinstance(x, _C.Tensor):
+        raise TypeError(f"recompute_streams: x must be a Tensor, got {type(x).__name__}")
     if not _C.is_grad_enabled() or not parts:
         for connection, sublayer in parts:
             h_in, state = connection.read(x)

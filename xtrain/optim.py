@@ -1,6 +1,8 @@
 """Optimizers, gradient clipping and learning-rate schedules, with PyTorch's semantics."""
 
 import math
+import numbers
+from collections.abc import Iterable, Mapping
 
 from . import _C
 from .autograd import no_grad
@@ -19,13 +21,16 @@ class Optimizer:
     (`group["lr"] = ...`).
     """
 
+    _moments = ()  # the names of a state's tensors
+
     def __init__(self, params, defaults):
         self.defaults = defaults
         self.state = {}
         self.param_groups = []
         self._seen = set()
-        if isinstance(params, _Tensor):
-            raise TypeError(f"{self._name}: params must be an iterable of tensors or dicts, got a Tensor")
+        if isinstance(params, _Tensor) or not isinstance(params, Iterable):
+            kind = "a Tensor" if isinstance(params, _Tensor) else type(params).__name__
+            raise TypeError(f"{self._name}: params must be an iterable of tensors or dicts, got {kind}")
         params = list(params)
         if not params:
             raise ValueError(f"{self._name}: params must hold at least one tensor, got none")
@@ -44,6 +49,8 @@ class Optimizer:
         if not isinstance(group, dict) or "params" not in group:
             raise TypeError(f"{self._name}: a group must be a dict with the key params, got {type(group).__name__}")
         group = dict(group)
+        if not isinstance(group["params"], Iterable):  # a Tensor is one
+            raise TypeError(f"{self._name}: params must be tensors, got {type(group['params']).__name__}")
         params = [group["params"]] if isinstance(group["params"], _Tensor) else list(group["params"])
         unknown = [key for key in group if key not in self.defaults and key not in ("params", "name", "initial_lr")]
         if unknown:
@@ -107,11 +114,23 @@ class Optimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load_state_dict(self, state_dict):
-        """Takes over a state_dict of an optimizer with the same groups. Tensors are copied, in their own dtypes."""
+        """Takes over a state_dict of an optimizer with the same groups. Tensors are copied, in their own dtypes.
+
+        Raises ValueError or TypeError for what no state_dict holds; then nothing has changed.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict: state_dict must be a dict, got {type(state_dict).__name__}")
         if not {"state", "param_groups"} <= set(state_dict):
             found = ", ".join(map(str, state_dict)) or "nothing"
             raise ValueError(f"load_state_dict: state_dict must have state and param_groups, got {found}")
         saved = state_dict["param_groups"]
+        if not isinstance(state_dict["state"], Mapping):
+            raise TypeError(f"load_state_dict: state must be a dict, got {type(state_dict['state']).__name__}")
+        for bad in [saved] if not isinstance(saved, (list, tuple)) else saved:
+            if bad is saved or not isinstance(bad, Mapping):
+                raise TypeError(f"load_state_dict: param_groups must be a list of dicts, got {bad!r}")
+        if not all(isinstance(group.get("params"), (list, tuple)) for group in saved):
+            raise TypeError("load_state_dict: every group must have a list params, which numbers its parameters")
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
             wanted, got = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
             raise ValueError(f"load_state_dict: groups must have {wanted} parameters, got {got}")
@@ -125,17 +144,25 @@ class Optimizer:
                     f"load_state_dict: state must belong to parameters 0 to {len(params) - 1}, got {number}"
                 )
             state[params[number]] = self._load_state(params[number], number, values)
+        options = []
         for group, old in zip(self.param_groups, saved, strict=True):
-            group.update(
-                {key: value for key, value in old.items() if key != "params" and (key in group or key == "initial_lr")}
-            )
+            options.append({k: v for k, v in old.items() if k != "params" and (k in group or k == "initial_lr")})
+            self._check({**group, **options[-1]})
+        for group, loaded in zip(self.param_groups, options, strict=True):
+            group.update(loaded)
         self.state = state
 
     def _load_state(self, param, number, values):
+        if not isinstance(values, Mapping):
+            raise TypeError(f"load_state_dict: state of parameter {number} must be a dict, got {type(values).__name__}")
         loaded = {}
         for name, value in values.items():
-            if isinstance(value, _Tensor) and value.ndim == 0 and name == "step":
-                value = int(value.item())
+            if name == "step":
+                value = self._load_step(number, value)
+            elif name in self._moments and not isinstance(value, _Tensor):
+                raise TypeError(
+                    f"load_state_dict: {name} of parameter {number} must be a Tensor, got {type(value).__name__}"
+                )
             elif isinstance(value, _Tensor):
                 if tuple(value.shape) != tuple(param.shape):
                     raise ValueError(
@@ -145,6 +172,16 @@ class Optimizer:
                 value = value.detach().to(param.device).clone()
             loaded[name] = value
         return loaded
+
+    @staticmethod
+    def _load_step(number, value):
+        if isinstance(value, _Tensor) and value.ndim == 0:  # PyTorch's
+            value = value.item()
+        if not isinstance(value, numbers.Real) or not 0 <= value < 2**53 or value != int(value):
+            raise ValueError(
+                f"load_state_dict: step of parameter {number} must be a whole number of at least 0, got {value!r}"
+            )
+        return int(value)
 
     def __repr__(self):
         groups = (", ".join(f"{k}={v}" for k, v in group.items() if k != "params") for group in self.param_groups)
@@ -166,6 +203,8 @@ class AdamW(Optimizer):
     keeps the number of those that were stopped (state `missed`); `state_dict` and `settle` take them out of `step`.
     """
 
+    _moments = ("exp_avg", "exp_avg_sq", "master")
+
     def __init__(
         self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, *,
         maximize=False, foreach=None, capturable=False, differentiable=False, fused=None,
@@ -178,13 +217,15 @@ class AdamW(Optimizer):
         ):
             if value:
                 raise NotImplementedError(f"AdamW: {name} must be False, got {value!r}")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        betas = tuple(betas) if isinstance(betas, Iterable) else betas
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _check(self, group):
         for name in ("lr", "eps", "weight_decay"):
             self._range(group, name)
         betas = group["betas"]
-        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        two = isinstance(betas, (tuple, list)) and len(betas) == 2
+        if not two or not all(isinstance(beta, numbers.Real) and 0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"AdamW: betas must be two numbers in [0, 1), got {betas!r}")
 
     def _start(self, param):
@@ -207,8 +248,9 @@ class AdamW(Optimizer):
                 f"got {', '.join(loaded) or 'nothing'}"
             )
         wide = _C.float64 if param.dtype == _C.float64 else _C.float32
-        for name in ("exp_avg", "exp_avg_sq"):
-            loaded[name] = loaded[name].to(wide)
+        for name in self._moments:
+            if name in loaded:
+                loaded[name] = loaded[name].to(wide)
         if param.dtype in _16_BIT and "master" not in loaded:
             loaded["master"] = param.detach().to(_C.float32)
         return loaded
@@ -307,9 +349,9 @@ class SGD(Optimizer):
     g += weight_decay * p;  b = momentum * b + (1 - dampening) * g;  p -= lr * (g + momentum * b if nesterov else b)
     """
 
+    _moments = ("momentum_buffer",)
+
     def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError(f"SGD: nesterov must have momentum > 0 and dampening 0, got {momentum} and {dampening}")
         super().__init__(
             params,
             {
@@ -322,13 +364,23 @@ class SGD(Optimizer):
         )
 
     def _check(self, group):
-        for name in ("lr", "momentum", "weight_decay"):
+        for name in ("lr", "momentum", "dampening", "weight_decay"):
             self._range(group, name)
+        momentum, dampening = group["momentum"], group["dampening"]
+        if group["nesterov"] and (momentum <= 0 or dampening != 0):
+            raise ValueError(f"SGD: nesterov must have momentum > 0 and dampening 0, got {momentum} and {dampening}")
+
+    def _load_state(self, param, number, values):
+        if isinstance(values, Mapping) and values.get("momentum_buffer") is None:  # PyTorch's, without momentum
+            values = {name: value for name, value in values.items() if name != "momentum_buffer"}
+        return super()._load_state(param, number, values)
 
     @no_grad()
     def step(self, closure=None):
         """Updates every parameter that has a gradient."""
         self._refuse_closure(closure)
+        for group in self.param_groups:  # which may have been edited
+            self._check(group)
         for group in self.param_groups:
             lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
             for param in group["params"]:

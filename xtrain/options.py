@@ -90,6 +90,21 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     return from_tree(tree, path)
 
 
+def with_file(file: str | os.PathLike[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a TOML file, and `values` over them.
+
+    With `resume` of last or auto, and no `out` or `name`, a config.toml that a run has written means that run.
+    """
+    from .rundir import CONFIG, contents
+
+    merged = {**read_toml(file), **values}
+    folder, name = os.path.split(file)
+    of_no_run = not (values.get("out") or values.get("name"))
+    if merged.get("resume") in ("last", "auto") and of_no_run and name == CONFIG and contents(folder or "."):
+        merged["out"] = folder or "."
+    return merged
+
+
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     """Return (TOML file or None, {dotted name: checked value}) of a command line.
 

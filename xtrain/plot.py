@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,15 +15,20 @@ HINT = "loss.png is drawn by matplotlib: pip install 'xtrain[plot]'"
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl file; a line that was cut off by a crash is left out."""
+    """Return the records of a metrics.jsonl file; a line that was cut off or damaged is left out.
+
+    OSError for what is no regular file: a pipe would be waited for.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     records = []
-    with open(path, encoding="utf-8") as stream:
+    with open(path, "rb") as stream:
         for line in stream:
             try:
-                record = json.loads(line)
-            except ValueError:
+                record = json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and type(record.get("step")) is int:
                 records.append(record)
     return records
 
@@ -40,7 +46,7 @@ def plot_loss(
     from matplotlib.figure import Figure
 
     run = Path(run)
-    records = [record for record in read_metrics(run / "metrics.jsonl") if "step" in record and "loss" in record]
+    records = [record for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
     scale = 1.0 if not bytes_per_token else 1.0 / (math.log(2.0) * bytes_per_token)
     steps = [record["step"] for record in records]
     losses = [record["loss"] * scale for record in records]

@@ -17,11 +17,23 @@ from .files import reason, write_text
 
 RUNS = "runs"
 METRICS = "metrics.jsonl"
+CONFIG = "config.toml"
+Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
 
 
-def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainConfig, Path | None]:
+def contents(run: str | os.PathLike[str]) -> set[Entry]:
+    """The checkpoints and the metrics file of a run; nothing of a folder that is none."""
+    found = set()
+    for path in [*saving.find_checkpoints(run), Path(run) / METRICS]:
+        with contextlib.suppress(OSError):  # there is none, or it has just been removed
+            if path.name != METRICS or not path.is_dir():
+                found.add((path.name, path.stat().st_ino))
+    return found
+
+
+def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainConfig, Path | None, set[Entry]]:
     """Turn the options a user gave into (configuration with its run directory in `out`, checkpoint to continue from or
-    None).
+    None, contents of the directory as they were when that was decided).
 
     On resume, options that were not given keep the values of the run; one that would change what is computed is refused
     with both values.
@@ -29,7 +41,7 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     given = {name: KEYS[name].check(value) for name, value in given.items()}
     resume = given.get("resume", "")
     if resume:
-        checkpoint = _find_resume(resume, given.get("out", ""), given.get("name", ""), warn)
+        checkpoint, found = _find_resume(resume, given.get("out", ""), given.get("name", ""), warn)
         if checkpoint is not None:
             saved = saving.read_trainer_state(checkpoint).get("config")
             if not isinstance(saved, dict):
@@ -41,17 +53,18 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
                 "name": checkpoint.parent.name,
                 "resume": os.fspath(checkpoint),
             }
-            return build({**base, "extend": False, **given, **place}), checkpoint
+            return build({**base, "extend": False, **given, **place}), checkpoint, found
     if "model.preset" not in given and resolve_device(given.get("device", "auto")) != "cpu":
         given = {**GPU_RUN, **given}
     config = build({**given, "resume": ""})
-    config.out = os.fspath(_new_directory(config, warn if resume else None))
+    directory, found = _new_directory(config, warn if resume else None)
+    config.out = os.fspath(directory)
     if config.data != "python" and os.path.exists(
         config.data
     ):  # kept absolute, so that the run can be resumed from another directory
         config.data = os.path.abspath(config.data)
     config.name = config.name or Path(config.out).name
-    return config, None
+    return config, None, found
 
 
 def given_options(config: TrainConfig) -> dict[str, Any]:
@@ -78,19 +91,20 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None) -> Path:
-    """The directory of a run that begins. start_over: told of a run that has no checkpoint, which `auto` begins anew;
-    None: any run is refused.
+def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None) -> tuple[Path, set[Entry]]:
+    """The directory of a run that begins, and its contents. start_over: told of a run that has no checkpoint, which
+    `auto` begins anew; None: any run is refused.
     """
     if config.out or config.name:
         path = Path(config.out or Path(RUNS) / config.name)
         if config.name and not config.out and (os.sep in config.name or config.name in (".", "..")):
             raise ConfigError(f"name must not hold a path, got {config.name!r}; use --out")
-        if start_over is not None and not saving.find_checkpoints(path) and (path / METRICS).exists():
+        found = contents(path)
+        if start_over is not None and [name for name, _ in found] == [METRICS]:
             start_over(f"the run in {path} ended before its first checkpoint: it starts over")
-        elif saving.find_checkpoints(path) or (path / METRICS).exists():
-            raise ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
-        return path
+        elif found:
+            raise holds_a_run(path)
+        return path, found
     preset = config.model.preset
     stem = preset if preset in PRESETS else Path(preset).resolve().name
     numbers = [
@@ -98,7 +112,12 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
         for path in Path(RUNS).glob(f"{stem}-*")
         if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", path.name))
     ]
-    return Path(RUNS) / f"{stem}-{max(numbers, default=0) + 1}"
+    return Path(RUNS) / f"{stem}-{max(numbers, default=0) + 1}", set()
+
+
+def holds_a_run(path: Path) -> ConfigError:
+    """What is said where a new run would write into another."""
+    return ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
 
 
 def _saved(run: Path) -> list[Path]:
@@ -106,28 +125,34 @@ def _saved(run: Path) -> list[Path]:
     return saving.find_checkpoints(run) or saving.find_displaced(run)
 
 
-def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint to continue from; None only for `auto` when there is no run yet."""
+def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) -> tuple[Path | None, set[Entry]]:
+    """Return the checkpoint to continue from, None only for `auto` when there is no run yet, and the run's contents."""
+    checkpoint = None
     if resume in ("last", "auto"):
         if out or name:
             run = Path(out or Path(RUNS) / name)
         else:
             saved = {path: _saved(path) for path in Path(RUNS).glob("*")}
             runs = [path for path, found in saved.items() if found]
-            run = max(runs, key=lambda path: saved[path][0].stat().st_mtime, default=Path(RUNS))
+            run = max(runs, key=lambda path: saving.modified(saved[path][0]), default=Path(RUNS))
         if resume == "auto" and not _saved(run):
-            return None
+            return None, set()
     else:
         run = Path(resume)
-        checkpoint = run if saving.checkpoint_step(run.resolve()) is not None else None
-        where = run.resolve().parent if checkpoint else run
-        if out and Path(out).resolve() != where.resolve():
-            raise ConfigError(f"out must be {where} or left out when that run is resumed, got {out}")
-        if checkpoint is not None:
-            saving.verify_checkpoint(checkpoint)
-            return checkpoint.resolve()
-    if run.is_dir():
-        saving.clean_temporary(run)
+        if run.name == CONFIG and run.is_file():
+            run = run.parent
+        if saving.checkpoint_step(run.resolve()) is not None:
+            checkpoint = run.resolve()
+            run = checkpoint.parent
+        if out and Path(out).resolve() != run.resolve():
+            raise ConfigError(f"out must be {run} or left out when that run is resumed, got {out}")
+    if saving.find_displaced(run):
+        with RunLock(run):
+            saving.clean_temporary(run)
+    known = contents(run)
+    if checkpoint is not None:
+        saving.verify_checkpoint(checkpoint)
+        return checkpoint, known
     checkpoint = saving.newest_valid(run, warn)
     if checkpoint is None:
         problem = (
@@ -135,10 +160,12 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
             if saving.find_checkpoints(run)
             else "holds no checkpoint"
             if run.is_dir()
+            else "is no directory"
+            if run.exists()
             else "does not exist"
         )
         raise CheckpointError(f"resume: {run} {problem}")
-    return checkpoint
+    return checkpoint, known
 
 
 def _refuse_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -203,7 +230,7 @@ class Metrics:
         """Drop the records after `step`, which a run that is resumed, or starts over, will write again."""
         from .plot import read_metrics
 
-        kept = [record for record in read_metrics(self._path) if record.get("step", 0) <= step]
+        kept = [record for record in read_metrics(self._path) if record["step"] <= step]
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -228,6 +255,7 @@ def resolve_run_directory(path: str | os.PathLike[str]) -> Path:
     if not path.is_dir():
         raise CheckpointError(
             f"{path} must be a run, a checkpoint or a model directory, but there is no such directory"
+            + saving.displaced_hint(path)
         )
     if (path / "config.json").is_file():
         return path

@@ -6,9 +6,9 @@
     trainer_state.json                      step, positions, random state, configuration
     manifest.json                           size and SHA-256 of every file above, written last
 
-A directory appears under its name only when it is complete: it is written beside as `.NAME.tmp-PID`, every file and the
+A directory appears under its name only when it is complete: it is written beside as `.NAME.tmp-N`, every file and the
 directory are flushed to the disk, and one rename publishes it. Whatever fails on the way (a full disk, a kill), older
-checkpoints are untouched.
+checkpoints are untouched; one that is being replaced is called `.NAME.old-N` for the moment between two renames.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,9 @@ FORMAT = 1
 SHARD_BYTES = 5_000_000_000
 MANIFEST = "manifest.json"
 _STEP_NAME = re.compile(r"checkpoint-(\d+)")
+# What saves in a run write, and nothing else that a folder may hold.
+_TEMPORARY_DIRECTORY = re.compile(r"\.(checkpoint-\d{8,})\.(tmp|old)-\d+")
+_TEMPORARY_FILE = re.compile(r"\.(config\.toml|metrics\.jsonl|loss\.png)\.tmp-\d+")
 _PathLike = str | os.PathLike[str]
 
 
@@ -46,15 +50,14 @@ class DirectoryWriter:
     """
 
     def __init__(self, final: _PathLike) -> None:
-        self.final = Path(os.path.abspath(final))
-        self._suffix = threading.get_native_id()  # no two threads of a machine share one
-        self.temporary = self.final.with_name(f".{self.final.name}.tmp-{self._suffix}")
+        self._name = os.path.abspath(final)  # as the caller knows it
+        self.final = Path(os.path.realpath(final))  # a link's target is replaced, not the link
+        self.temporary = _free(self.final, "tmp")
         self._manifest: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> DirectoryWriter:
         with self._clear_errors():
             self.final.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir()
         return self
 
@@ -67,7 +70,7 @@ class DirectoryWriter:
             yield
         except OSError as error:
             raise CheckpointError(
-                f"{self.final} cannot be written: {error.strerror or error}; nothing that was saved before is lost"
+                f"{self._name} cannot be written: {error.strerror or error}; nothing that was saved before is lost"
             ) from error
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
@@ -93,21 +96,45 @@ class DirectoryWriter:
         self.write(MANIFEST, [json.dumps(manifest, indent=2).encode()])  # ends with its brace: any cut is seen
         with self._clear_errors():
             _sync_directory(self.temporary)
-            old = self.final.with_name(f".{self.final.name}.old-{self._suffix}")
-            replaced = self.final.exists()
-            if replaced and not self.final.is_dir():  # a file, or a device: it must not be moved away
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            if replaced:
-                os.rename(self.final, old)
-            try:
-                os.rename(self.temporary, self.final)
-            except OSError:
-                if replaced:
-                    os.rename(old, self.final)
-                raise
+            with _renames:
+                old = self._replace()
             _sync_directory(self.final.parent)
-        if replaced:
+        if old is not None:
             shutil.rmtree(old, ignore_errors=True)
+
+    def _replace(self) -> Path | None:
+        """Give the directory its name; what has had that name is returned under its new one."""
+        if not os.path.lexists(self.final):
+            os.rename(self.temporary, self.final)
+            return None
+        if not self.final.is_dir():  # a file, or a device: it must not be moved away
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        old = _free(self.final, "old")
+        try:
+            os.rename(self.final, old)
+            os.rename(self.temporary, self.final)
+        except BaseException:  # Ctrl-C between the two is one of them
+            if old.exists() and not self.final.exists():
+                os.rename(old, self.final)
+            raise
+        return old
+
+
+_renames = threading.Lock()  # two threads that replace one directory take turns
+
+
+def _forked() -> None:
+    global _renames
+    _renames = threading.Lock()  # the thread that held it is not in the child
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _free(final: Path, kind: str) -> Path:
+    """A name `.NAME.kind-N` that nothing has; N begins at the thread's own number: no two of a machine share one."""
+    names = (final.with_name(f".{final.name}.{kind}-{n}") for n in itertools.count(threading.get_native_id()))
+    return next(path for path in names if not os.path.lexists(path))
 
 
 def _sync_directory(path: Path) -> None:
@@ -118,20 +145,21 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def clean_temporary(directory: _PathLike) -> None:
-    """Remove what interrupted saves left in `directory`; a directory that was being replaced gets its name back."""
-    for path in Path(directory).glob(".*"):
-        match = re.fullmatch(r"\.(.+)\.(tmp|old)-\d+", path.name)
-        if match is None:
-            continue
-        final = path.with_name(match[1])
-        if path.is_file() and match[2] == "tmp":  # of files.write_file
+def clean_temporary(run: _PathLike) -> None:
+    """Remove what interrupted saves left in a run; a checkpoint that was being replaced gets its name back.
+
+    Only for the holder of the run's lock: another process may be saving. Names of other forms are left alone.
+    """
+    for path in find_displaced(run):
+        final = path.with_name(path.name[1:].partition(".")[0])
+        if not final.exists():  # of several the newest
+            _rename(path, final)
+    for path in Path(run).glob(".*"):
+        if _TEMPORARY_DIRECTORY.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+        elif _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():  # of files.write_file
             with contextlib.suppress(OSError):
                 path.unlink()
-        elif path.is_dir() and match[2] == "old" and not final.exists():
-            _rename(path, final)
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _rename(old: Path, new: Path) -> None:
@@ -250,7 +278,7 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
 
     directory = Path(directory)
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} must be a model directory, but there is none")
+        raise CheckpointError(f"{directory} must be a model directory, but there is none{displaced_hint(directory)}")
     values = read_json(directory / "config.json")
     kind = values.get("model_type")
     if kind not in ("qwen3", "xtrain_qwen3_mhc"):
@@ -271,6 +299,16 @@ def load_model(directory: _PathLike, dtype: Any = None, device: Any = None) -> A
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
     _load_tensors(model, tensors, directory, dtype)
     return model if device is None else model.to(device)
+
+
+def displaced_hint(directory: _PathLike) -> str:
+    """Return "; ..." that names what a killed save left of the missing `directory`, or ""."""
+    final = Path(os.path.realpath(directory))
+    pattern = re.compile(re.escape(f".{final.name}.old-") + r"\d+")
+    found = [path for path in final.parent.glob(".*") if pattern.fullmatch(path.name) and path.is_dir()]
+    if not found:
+        return ""
+    return f"; a save that was killed has left the earlier one as {max(found, key=modified)}: rename it back"
 
 
 def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Any], directory: Path) -> None:
@@ -336,8 +374,23 @@ def find_checkpoints(run: _PathLike) -> list[Path]:
 
 
 def find_displaced(run: _PathLike) -> list[Path]:
-    """Return checkpoints that a killed save has renamed and not replaced; clean_temporary names them as they were."""
-    return [path for path in Path(run).glob(".*.old-*") if _STEP_NAME.fullmatch(path.name[1:].rsplit(".", 1)[0])]
+    """Return checkpoints that a killed save has renamed and not replaced, newest first; clean_temporary names them as
+    they were.
+    """
+    found = []
+    for path in Path(run).glob(".checkpoint-*.old-*"):
+        match = _TEMPORARY_DIRECTORY.fullmatch(path.name)
+        if match and path.is_dir() and not path.with_name(match[1]).exists():
+            found.append(path)
+    return sorted(found, key=modified, reverse=True)
+
+
+def modified(path: Path) -> float:
+    """When `path` was last changed, in seconds; 0 when it has gone: a run that is alive removes checkpoints."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def save_checkpoint(
@@ -361,7 +414,7 @@ def save_checkpoint(
 def remove_checkpoint(path: _PathLike) -> None:
     """Delete a checkpoint; renamed first, so that a half-deleted one is never taken for a damaged one."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp-{threading.get_native_id()}")
+    temporary = _free(path, "tmp")
     try:
         os.rename(path, temporary)
     except OSError:

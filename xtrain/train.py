@@ -69,9 +69,8 @@ def train(
     NonFiniteError with one sentence.
     """
     values = rundir.given_options(config) if config is not None else {}
-    if file is not None:
-        values.update(options.read_toml(file))
-    values.update(options.from_tree(given))
+    keywords = options.from_tree(given)
+    values.update(keywords if file is None else options.with_file(file, keywords))
     return Trainer(values, quiet=quiet).run()
 
 
@@ -119,7 +118,7 @@ class Trainer:
         self._say: Callable[[str], None] = lambda text: None if quiet else say(text)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
-        self.config, self._checkpoint = rundir.plan(values or {}, self._warn)
+        self.config, self._checkpoint, self._known = rundir.plan(values or {}, self._warn)
         config = self.config
         self.directory = Path(config.out)
         self.device = rundir.resolve_device(config.device)
@@ -361,7 +360,9 @@ class Trainer:
         }
         saving.save_checkpoint(path, self.model, self.optimizer, state, self.tokenizer)
         self._saved_at = self.step
-        for old in saving.find_checkpoints(self.directory)[self.config.keep :] if self.config.keep else []:
+        self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
+        others = [other for other in saving.find_checkpoints(self.directory) if other.name != path.name]
+        for old in others[self.config.keep - 1 :] if self.config.keep else []:
             saving.remove_checkpoint(old)
         return path
 
@@ -379,19 +380,37 @@ class Trainer:
             raise CheckpointError(f"{self.directory} cannot be made: {error.strerror or error}") from None
         with rundir.RunLock(self.directory):
             saving.clean_temporary(self.directory)
-            if self._checkpoint is not None:
-                for path in saving.set_aside_after(self.directory, self.step):
-                    self._warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
-            self._write_config()
-            metrics = rundir.Metrics(self.directory, self._warn, keep_until=self.step)
+            self._refuse_what_is_new()
             try:
-                return self._loop(metrics)
+                return self._run()
             finally:
-                metrics.close()
+                self._known |= rundir.contents(self.directory)
+
+    def _run(self) -> Result:
+        if self._checkpoint is not None:
+            for path in saving.set_aside_after(self.directory, self.step):
+                self._warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
+        self._write_config()
+        metrics = rundir.Metrics(self.directory, self._warn, keep_until=self.step)
+        try:
+            return self._loop(metrics)
+        finally:
+            metrics.close()
+
+    def _refuse_what_is_new(self) -> None:
+        """Refuse a directory that another run has written to since this one was planned, or has last held the lock."""
+        new = {name for name, _ in rundir.contents(self.directory) - self._known}
+        if self._checkpoint is None and new:
+            raise rundir.holds_a_run(self.directory)
+        newest = max(new, key=lambda name: saving.checkpoint_step(name) or 0, default="")
+        if (saving.checkpoint_step(newest) or 0) > self.step:
+            raise ConfigError(
+                f"{self.directory} already holds a run that has gone on to {newest}; continue it with --resume"
+            )
 
     def _write_config(self) -> None:
         try:
-            write_text(self.directory / "config.toml", to_toml(self.config))
+            write_text(self.directory / rundir.CONFIG, to_toml(self.config))
         except OSError as error:
             raise CheckpointError(f"{error.filename} cannot be written: {reason(error)}") from None
 
