@@ -12,6 +12,7 @@ are, and else keeps one that was built before; XTRAIN_CUDA_ARCHS, such as "nativ
 capabilities to build for; NVCC; NVCCFLAGS. An empty variable counts as one that is not set. setup_cuda.py has the rest.
 """
 
+import contextlib
 import fcntl
 import os
 import platform
@@ -86,16 +87,21 @@ def own_flags(source: str) -> list[str]:
     return [f'-DXT_CONTRACT="{setup_cuda.contract(VERSION)}"']
 
 
+def times(path: Path) -> list[int]:
+    """Of the files that the depfile of `path` names; OSError or IndexError where one of them is not there."""
+    names = path.with_suffix(".d").read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    return [Path(name).stat().st_mtime_ns for name in names]
+
+
 def needs_making(path: Path, command: list[str]) -> bool:
-    """True when `command` is not what made `path`, or a file named in its depfile is newer or gone."""
+    """True when `command` is not what made `path`, or a file named in its depfile was written since, is gone, or was
+    put back with another time, be it older."""
     try:
-        if path.with_suffix(".cmd").read_text() != shlex.join(command):
-            return True
-        made = path.stat().st_mtime_ns
-        names = path.with_suffix(".d").read_text().replace("\\\n", " ").split(":", 1)[1].split()
-        return any(Path(name).stat().st_mtime_ns >= made for name in names)
+        seen, made = times(path), path.stat().st_mtime_ns
+        recorded = path.with_suffix(".cmd").read_text()
     except (OSError, IndexError):
         return True
+    return recorded != f"{shlex.join(command)}\n{seen}" or any(time >= made for time in seen)
 
 
 def run_compiler(command: list[str]) -> bool:
@@ -125,7 +131,8 @@ def make(path: Path, command: list[str], record: list[str]) -> bool:
     if written(path) in (None, before):
         raise CompileError(f"{command[0]} must write {path}, but it ended with exit status 0 and did not")
     os.utime(path, ns=(start, start))  # what is edited from now on is newer
-    path.with_suffix(".cmd").write_text(shlex.join(record))
+    with contextlib.suppress(OSError, IndexError):  # no depfile: made again by every build
+        path.with_suffix(".cmd").write_text(f"{shlex.join(record)}\n{times(path)}")
     return True
 
 

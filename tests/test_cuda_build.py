@@ -124,6 +124,14 @@ def test_an_edit_makes_anew_what_it_reaches_and_a_header_changes_the_contract(pr
     project.edit("cuda/copy.cu")
     assert project.build(**choice) == [library, "nvcc cuda/copy.cu"]
 
+    source = project.folder / "cuda/copy.cu"  # put back with its old time
+    kept, then = source.read_text(), source.stat()
+    project.edit("cuda/copy.cu")
+    assert project.build(**choice) == [library, "nvcc cuda/copy.cu"]
+    source.write_text(kept)
+    os.utime(source, ns=(then.st_atime_ns, then.st_mtime_ns))
+    assert project.build(**choice) == [library, "nvcc cuda/copy.cu"]
+
     extension = next(path for path in (project.folder / "build/obj").glob("*/_C.so")).relative_to(project.folder)
     for header, reached in [
         ("csrc/kernels.h", ["nvcc cuda/copy.cu"]),

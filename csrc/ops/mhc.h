@@ -10,17 +10,7 @@ typedef struct XtMhcPre {
     XtTensor *h_in, *h_post, *h_res, *h_pre, *rstd, *mix; /* new */
 } XtMhcPre;                                               /* all owned */
 /* What both nodes keep, in this order; mhc_open keeps more after it. */
-enum {
-    XT_MHC_X,
-    XT_MHC_PHI,
-    XT_MHC_ALPHA,
-    XT_MHC_GAMMA,
-    XT_MHC_H_PRE,
-    XT_MHC_RSTD,
-    XT_MHC_MIX,
-    XT_MHC_BIAS,
-    XT_MHC_PRE_SAVED
-};
+enum { XT_MHC_X, XT_MHC_PHI, XT_MHC_ALPHA, XT_MHC_GAMMA, XT_MHC_H_PRE, XT_MHC_RSTD, XT_MHC_MIX, XT_MHC_BIAS, XT_MHC_PRE_SAVED };
 /* Checks, runs and saves. Release `pre` whatever the status. */
 XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre);
 void xt_mhc_pre_release(XtMhcPre *pre);
