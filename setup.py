@@ -230,7 +230,7 @@ class BuildExt(build_ext):
                 if self.check:
                     self.check_sources()
                 else:  # what is wrong with variables is said before minutes of compiling
-                    for name in ("CC", "CFLAGS", "LDFLAGS"):
+                    for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "AR"):
                         setup_cuda.words(name)  # setuptools reads them, too, and says less
                     self.cuda_plan = "" if SANITIZE else setup_cuda.plan(CUDA_LIBRARY)  # a sanitized build has none
                     super().run()

@@ -256,6 +256,18 @@ def test_a_step_that_its_guard_stops_is_as_one_that_was_not_taken(where, bad, la
         check_close(a, b, 1e-6 * (1 + np.abs(b)), "parameter")
 
 
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
+def test_what_can_be_trained_with_can_be_loaded(kind) -> None:
+    """Learning rates as schedulers of NumPy make them, and tensors."""
+    for lr in (np.float32(0.1), np.float64(0.1), np.int64(1), xt.tensor(0.25)):
+        param = xt.nn.Parameter(xt.ones(3))
+        optimizer = kind([param], lr=0.1)
+        optimizer.param_groups[0]["lr"] = lr
+        param.grad = xt.ones(3)
+        optimizer.step()
+        kind([param], lr=0.1).load_state_dict(optimizer.state_dict())
+
+
 @pytest.mark.parametrize("value", [1.0, math.nan])
 def test_a_guard_of_another_dtype_is_refused_whatever_its_value(value: float) -> None:
     param = xt.nn.Parameter(xt.ones(3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from runs import options, text_file, weights, xtrain
 
 from xtrain import plot, rundir, saving
 from xtrain.errors import CheckpointError, ConfigError
+from xtrain.options import with_file
 from xtrain.train import Trainer, train
 
 pytestmark = pytest.mark.on_cpu
@@ -170,9 +172,74 @@ def test_a_save_keeps_what_it_has_just_written(tmp_path, data) -> None:
     trainer = Trainer(options(data, tmp_path / "run", keep=2), quiet=True)
     for step in (7, 8, 9):
         (tmp_path / "run" / saving.checkpoint_name(step)).mkdir(parents=True)
-    trainer.train_step()
-    path = trainer.save()
-    assert [p.name for p in saving.find_checkpoints(trainer.directory)] == ["checkpoint-00000009", path.name]
+    for _ in range(3):
+        trainer.train_step()
+        trainer.save()
+    kept = [saving.checkpoint_step(path) for path in saving.find_checkpoints(trainer.directory)]
+    assert kept == [9, 8, 7, 3, 2]  # what is later belongs to somebody else; run() sets it aside
+
+
+def test_a_handler_that_saves_while_another_save_renames_waits_for_nobody(tmp_path, monkeypatch) -> None:
+    def save(text: str) -> None:
+        with saving.DirectoryWriter(tmp_path / "m") as writer:
+            writer.write_json("a.json", text)
+            writer.publish()
+
+    save("first")
+    real, inside = os.rename, []
+
+    def rename(old, new):
+        real(old, new)
+        if not inside:  # as a signal's handler that runs between the two renames
+            inside.append(True)
+            save("inner")
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(CheckpointError, match="m cannot be written"):
+        save("outer")
+    assert json.loads((tmp_path / "m" / "a.json").read_text()) == "inner"
+
+
+def test_ctrl_c_after_the_renames_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    real = os.rename
+
+    def rename(old, new):
+        real(old, new)
+        if ".tmp-" in os.fspath(old):
+            raise KeyboardInterrupt
+
+    for stop in (False, True):
+        with saving.DirectoryWriter(tmp_path / "m") as writer:
+            writer.write_json("a.json", stop)
+            if stop:
+                monkeypatch.setattr(os, "rename", rename)
+                with pytest.raises(KeyboardInterrupt):
+                    writer.publish()
+            else:
+                writer.publish()
+    assert names(tmp_path) == ["m"] and json.loads((tmp_path / "m" / "a.json").read_text()) is True
+
+
+def test_a_config_toml_of_a_project_is_no_run(tmp_path, data, monkeypatch) -> None:
+    """The folder holds metrics of another program; the file names its own place, or none."""
+    monkeypatch.chdir(tmp_path)
+    Path("metrics.jsonl").write_text('{"step": 1, "mine": true}\n')
+    for text in ('out = "runs/foo"\n', ""):
+        Path("config.toml").write_text(text)
+        given = {name: value for name, value in options(data, Path()).items() if name != "out"}
+        Trainer(with_file("config.toml", {**given, "resume": "auto"}), quiet=True).run()
+    assert names(tmp_path) == ["config.toml", "metrics.jsonl", "runs", "text.txt"]
+    assert Path("config.toml").read_text() == "" and "mine" in Path("metrics.jsonl").read_text()
+
+
+def test_the_config_toml_of_a_run_without_a_checkpoint_continues_no_other(tmp_path, data, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Trainer(options(data, Path("runs") / name), quiet=True).run()
+    for left in (*saving.find_checkpoints("runs/a"), Path("runs/a/metrics.jsonl")):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    with pytest.raises(CheckpointError, match="runs/a holds no checkpoint"):
+        train(file="runs/a/config.toml", resume="last", quiet=True)
 
 
 # ---- metrics

@@ -74,7 +74,9 @@ class Optimizer:
 
     def _range(self, group, name, high=math.inf):
         value = group[name]
-        if not isinstance(value, (int, float)) or not 0.0 <= value < high:
+        if isinstance(value, _Tensor) and value.ndim == 0:
+            value = value.item()
+        if not isinstance(value, numbers.Real) or not 0.0 <= value < high:
             raise ValueError(f"{self._name}: {name} must be a number in [0, {high}), got {value!r}")
 
     def zero_grad(self, set_to_none=True):

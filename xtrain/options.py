@@ -95,12 +95,12 @@ def with_file(file: str | os.PathLike[str], values: Mapping[str, Any]) -> dict[s
 
     With `resume` of last or auto, and no `out` or `name`, a config.toml that a run has written means that run.
     """
-    from .rundir import CONFIG, contents
+    from .rundir import CONFIG, LOCK
 
     merged = {**read_toml(file), **values}
     folder, name = os.path.split(file)
-    of_no_run = not (values.get("out") or values.get("name"))
-    if merged.get("resume") in ("last", "auto") and of_no_run and name == CONFIG and contents(folder or "."):
+    of_a_run = name == CONFIG and os.path.exists(os.path.join(folder, LOCK))  # every run has one before its config.toml
+    if merged.get("resume") in ("last", "auto") and of_a_run and not (merged.get("out") or merged.get("name")):
         merged["out"] = folder or "."
     return merged
 

@@ -17,6 +17,7 @@ from .files import reason, write_text
 
 RUNS = "runs"
 METRICS = "metrics.jsonl"
+LOCK = ".lock"
 CONFIG = "config.toml"
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
 
@@ -189,7 +190,7 @@ class RunLock:
     """Keeps a second process from training in the same directory; released by the system even after a kill."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / ".lock"
+        self._path = run / LOCK
         self._file: Any = None
 
     def __enter__(self) -> RunLock:

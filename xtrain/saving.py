@@ -116,16 +116,18 @@ class DirectoryWriter:
         except BaseException:  # Ctrl-C between the two is one of them
             if old.exists() and not self.final.exists():
                 os.rename(old, self.final)
+            elif not self.temporary.exists():  # it came after the two
+                shutil.rmtree(old, ignore_errors=True)
             raise
         return old
 
 
-_renames = threading.Lock()  # two threads that replace one directory take turns
+_renames = threading.RLock()  # two threads that replace one directory take turns; a signal's handler may save, too
 
 
 def _forked() -> None:
     global _renames
-    _renames = threading.Lock()  # the thread that held it is not in the child
+    _renames = threading.RLock()  # the thread that held it is not in the child
 
 
 os.register_at_fork(after_in_child=_forked)

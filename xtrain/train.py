@@ -346,7 +346,7 @@ class Trainer:
         )
 
     def save(self) -> Path:
-        """Write the checkpoint of the current step, remove those beyond the newest `keep`, and return its directory."""
+        """Write the checkpoint of the current step, keep `keep` in all up to this step, and return its directory."""
         path = self.directory / saving.checkpoint_name(self.step)
         state = {
             "xtrain": _version.__version__,
@@ -361,8 +361,10 @@ class Trainer:
         saving.save_checkpoint(path, self.model, self.optimizer, state, self.tokenizer)
         self._saved_at = self.step
         self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
-        others = [other for other in saving.find_checkpoints(self.directory) if other.name != path.name]
-        for old in others[self.config.keep - 1 :] if self.config.keep else []:
+        before = [
+            old for old in saving.find_checkpoints(self.directory) if (saving.checkpoint_step(old) or 0) < self.step
+        ]
+        for old in before[self.config.keep - 1 :] if self.config.keep else []:
             saving.remove_checkpoint(old)
         return path
 
@@ -373,6 +375,7 @@ class Trainer:
         """Train to the end or to a signal; metrics, evaluations, checkpoints and the plot go to the run's directory.
 
         After a NonFiniteError (see train_step) it may be called again, and goes on after the last good step.
+        ConfigError when something else has written checkpoints or metrics into the directory since this was made.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
