@@ -62,7 +62,7 @@ __device__ inline void cut_half(uint32_t (&part)[2], float low, float high) {
 }
 
 /* The record of a group of 16 tokens: bytes and beginnings of its five arrays; mt = m / 8, PARTS of du for S. lane = 4 g + t.
- *     for_w   uint4  [mt][32]         du, scaled, of tokens g and g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
+ *     for_w   uint4  [mt][32]         scaled du of tokens g, g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
  *                                     u = 0 and 1 the first parts, then the second parts; of the last unit the first, second parts
  *     for_s   uint2  [PARTS][mt][32]  row 8 u + g of tokens 2 t, 2 t + 1 (x) and 2 t + 8, 2 t + 9 (y)
  *     mixing  float4 [n][16]          M_0j .. M_n-1,j

@@ -34,9 +34,8 @@ def apply(tree: Path, name: str, where: str, anchor: str, text: str) -> None:
 
 def run(tree: Path, *arguments: str, **environment: str) -> str:
     folders = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {
-        name: value for name, value in os.environ.items() if name != "XTRAIN_TEST_DEVICE"
-    }  # this build is for the CPU
+    # This build is for the CPU, wherever the suite runs.
+    kept = {name: value for name, value in os.environ.items() if name != "XTRAIN_TEST_DEVICE"}
     env = {**kept, "PYTHONPATH": os.pathsep.join(folders), **environment}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

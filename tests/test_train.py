@@ -439,9 +439,8 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, data) ->
     assert weights(out / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
     again = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
     assert again.returncode == 0 and "starts over" not in again.stdout
-    for checkpoint in saving.find_checkpoints(
-        out
-    ):  # killed between the two renames of a checkpoint that replaces another
+    # As a kill between the two renames leaves a checkpoint that was being replaced.
+    for checkpoint in saving.find_checkpoints(out):
         checkpoint.rename(out / f".{checkpoint.name}.old-123")
     again = xtrain("train", *arguments(options(data, out)), "--resume", "auto")
     assert again.returncode == 0 and "starts over" not in again.stdout
