@@ -206,8 +206,11 @@ def test_products_that_are_cut_at_an_edge(odd: str, dtype: str) -> None:
 
 
 def test_a_sum_that_is_cut_is_rounded_once() -> None:
-    """The last term is no bfloat16 and cancels against another: rounded to one before, nothing would be left."""
+    """Even columns: the last term is no bfloat16 and cancels against another. Odd ones: the sum before it is none and cancels against it.
+    With either rounded to bfloat16 before they meet, nothing would be left."""
     a, b = torch.ones(1024, 1040, device="cuda").bfloat16(), torch.zeros(1033, 1024, device="cuda").bfloat16()
-    a[:, 1032], b[1032], b[0] = 129 / 128, 129, -130
+    a[:, 1032] = 129 / 128
+    b[0, ::2], b[1032, ::2] = -130, 129
+    b[0, 1::2], b[1, 1::2], b[1032, 1::2] = 129, 1 / 128, -128
     found = xt.matmul(xt.from_dlpack(a[:, :1033]), xt.from_dlpack(b), backend="cublas")
     assert (array(found) == 1 / 128).all()

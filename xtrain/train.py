@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _C, _version, models, optim, options, rundir, saving
+from . import _C, _version, cuda, models, optim, options, rundir, saving
 from .autograd import no_grad
 from .config import PRESETS, TrainConfig, flatten, resolve_model, to_toml, warmup_steps
 from .data import Corpus, Loader, open_data
@@ -163,13 +163,36 @@ class Trainer:
             if keys is None:
                 model = saving.load_model(config.model.preset, dtype=dtype)
             else:
-                model = models.Qwen3(models.Qwen3Config(**keys, dtype="float32")).to(dtype)
+                planned = models.Qwen3Config(**keys, dtype="float32")
+                self._refuse_what_no_memory_holds(planned)
+                model = models.Qwen3(planned).to(dtype)
         if model.config.vocab_size < self.corpus.vocab_size:
             raise DataError(
                 f"data: {self.corpus.name} needs a vocabulary of {self.corpus.vocab_size} tokens, "
                 f"the model has {model.config.vocab_size}"
             )
         return model.to(self.device)
+
+    def _refuse_what_no_memory_holds(self, planned: models.Qwen3Config) -> None:
+        """OutOfMemoryError for a model beyond all memory there is, which the system may promise page by page until it
+        kills the process. Weights are drawn on the host in float32; training takes 16 bytes a parameter in both
+        precisions: weight, gradient and moments, and in bfloat16 the float32 weight.
+        """
+        limits = {
+            "cpu": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (16 if self.device == "cpu" else 4)
+        }
+        if self.device != "cpu":
+            limits[self.device] = cuda.get_device_properties(self.device)["memory_total"] // 16
+        device, most = min(limits.items(), key=lambda limit: limit[1])
+        count = 0
+        for _, shape in models.qwen3.tensor_shapes(planned):
+            count += math.prod(shape)
+            if count > most:
+                raise _C.OutOfMemoryError(
+                    f"model: out of memory on {device}, which can train {most / 1e9:.3g} billion parameters at most: "
+                    f"hidden_size {planned.hidden_size}, num_hidden_layers {planned.num_hidden_layers}, "
+                    f"intermediate_size {planned.intermediate_size}, vocab_size {planned.vocab_size}"
+                )
 
     def _make_optimizer(self) -> Any:
         settings = self.config.optim
