@@ -219,5 +219,5 @@ XtStatus xt_cuda_compare(const XtCompare *p) {
     else launch(float(), float());
     if (blocks > 1) xt_launch(compare_join_kernel, 1, JOIN_THREADS, 0, partials, (int)blocks);
     status = xt_launched("compare", walk.numel);
-    return status == XT_OK ? xt_read_back("compare", p->result, partials, sizeof *p->result) : status;
+    return status == XT_OK ? xt_read_back(p->result, partials, sizeof *p->result) : status;
 }

@@ -17,7 +17,8 @@
  * kernels are queued. Memory comes from a pool that follows the same stream, so a block may be given back while kernels that use it
  * are still queued. Only to_host, synchronize, stats and compare wait.
  *
- * Deterministic: sums have a fixed tree that depends on the shape alone; float atomics are not used.
+ * Deterministic: sums have a fixed tree, which depends on the shape and on nothing that differs between two runs; some also depend on
+ * pointers modulo 16 bytes or on what the device can run, as their files say. Float atomics are not used.
  */
 #ifndef XT_CUDA_CUH
 #define XT_CUDA_CUH
@@ -69,7 +70,7 @@ class XtScratch {
 };
 
 /* A few bytes of results for the host: queues the copy and waits. Counts as a synchronisation. */
-XtStatus xt_read_back(const char *slot, void *host, const void *device, size_t nbytes);
+XtStatus xt_read_back(void *host, const void *device, size_t nbytes);
 
 /* Numbers of blocks for `items` with `per_block` each; at least 1, and no more than a grid's x takes (kernels stride over the rest). */
 inline unsigned xt_blocks(int64_t items, int64_t per_block) {

@@ -7,7 +7,8 @@
  *
  * Sizes up to LARGEST are rounded up to one of eight steps between powers of two (at most an eighth too much); larger ones go to the
  * pool and back, which can cut and join them. No more than `limit` bytes are kept: beyond it, blocks of the class that has not been
- * used for longest go back to the pool.
+ * used for longest go back to the pool. With a limit of 0 nothing is kept and nothing rounded, so that compute-sanitizer sees where a
+ * block ends, what was never written and what is used after its end.
  */
 #include "memory.cuh"
 
@@ -35,8 +36,9 @@ typedef struct Memory {
 
 static Memory memories[XT_MAX_DEVICES];
 
-/* The class of a size, which is rounded up to the class's own; -1: too large for a class. */
-static int class_of(size_t *nbytes) {
+/* The class of a size, which is rounded up to the class's own; -1: too large for a class, or no block is kept. */
+static int class_of(const Memory *memory, size_t *nbytes) {
+    if (memory->limit == 0) return -1;
     *nbytes = (*nbytes + SMALLEST - 1) / SMALLEST * SMALLEST; /* the driver's own step */
     if (*nbytes > LARGEST) return -1;
     if (*nbytes == SMALLEST) return 0;
@@ -123,7 +125,7 @@ static XtStatus from_pool(int index, size_t nbytes, void **out) {
 XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
     Memory *memory = &memories[index];
     XtStatus status = XT_OK;
-    int of = class_of(&nbytes);
+    int of = class_of(memory, &nbytes);
     pthread_mutex_lock(&memory->lock);
     if (of >= 0 && memory->lists[of].count > 0) {
         *out = memory->lists[of].blocks[--memory->lists[of].count];
@@ -153,7 +155,7 @@ static bool grow(FreeList *list) {
 
 void xt_memory_release(int index, void *data, size_t nbytes) {
     Memory *memory = &memories[index];
-    int of = class_of(&nbytes);
+    int of = class_of(memory, &nbytes);
     pthread_mutex_lock(&memory->lock);
     memory->in_use -= (int64_t)nbytes;
     if (of >= 0 && nbytes <= memory->limit && grow(&memory->lists[of])) {

@@ -17,8 +17,8 @@
  * order, which gives dphi and dgamma, and the sums of blocks of 16 tokens, which gives dbias and dalpha.
  *
  * The products with phi run on tensor cores in the case that matters (mhc_pre.cuh: bfloat16, n = 2 or 4, aligned rows) and as plain
- * loops in all others, dx and S apart. How tokens and columns are cut into slices depends on the sizes alone: no atomics, same bits on
- * every device.
+ * loops in all others, dx and S apart. No atomics. How tokens and columns are cut into slices depends on the sizes alone: same bits on
+ * every device that takes the same of these ways (mhc_pre_once.cuh needs all its blocks at work at once).
  */
 #include "mhc_pre_bwd.cuh"
 

@@ -318,10 +318,7 @@ static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
     return status;
 }
 
-XtStatus xt_read_back(const char *slot, void *host, const void *device, size_t nbytes) {
-    (void)slot;
-    return to_host(current->index, host, device, nbytes);
-}
+XtStatus xt_read_back(void *host, const void *device, size_t nbytes) { return to_host(current->index, host, device, nbytes); }
 
 static XtStatus synchronize(int index) {
     XtStatus status = use(index);

@@ -109,7 +109,7 @@ XtStatus xt_cuda_stats(const XtStats *p) {
             if (blocks > 1) xt_launch(stats_join_kernel, 1, JOIN_THREADS, 0, partials, (int)blocks);
             return xt_launched("stats", walk.numel);
         });
-        if (status == XT_OK) status = xt_read_back("stats", &result, partials, sizeof result);
+        if (status == XT_OK) status = xt_read_back(&result, partials, sizeof result);
         if (status != XT_OK) return status;
     }
     p->out[0] = result.min;

@@ -261,6 +261,26 @@ def test_memory_is_counted_and_given_back() -> None:
     assert "GiB" in xt.cuda.memory_summary()
 
 
+def test_waiting_after_every_slot_recycles_and_rounds_no_block() -> None:
+    code = """if True:
+        import xtrain as xt
+        from xtrain import _C
+        xt.ones(1, device="cuda")
+        before = _C.cuda_counters(xt.device("cuda"))
+        for _ in range(3):
+            t = xt.empty(101, dtype=xt.uint8, device="cuda")
+            used = _C.cuda_counters(xt.device("cuda"))["pool_used"]
+            del t
+        after = _C.cuda_counters(xt.device("cuda"))
+        print(used - before["pool_used"], after["driver_allocations"] - before["driver_allocations"])
+    """
+    for value, found in (("1", "101 3"), ("0", "512 0")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"XTRAIN_CUDA_SYNC": value}, capture_output=True, text=True
+        )
+        assert done.stdout.split("\n")[0] == found, done.stderr
+
+
 def test_small_blocks_are_used_again_without_the_driver() -> None:
     xt.cuda.empty_cache()
     sizes = [1, 512, 513, 1000, 4096, (8 << 20) - 511]  # bytes; 513 is rounded up to the class of 1000

@@ -66,6 +66,28 @@ def test_without_a_gpu_the_cpu_works_and_the_error_says_what_is_missing() -> Non
     assert (xt.ones(2) + 1).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "get_device_name",
+        "get_device_capability",
+        "get_device_properties",
+        "synchronize",
+        "counters",
+        "current_stream",
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_reserved",
+        "reset_peak_memory_stats",
+        "empty_cache",
+    ],
+)
+def test_the_cpu_is_no_cuda_device(name: str) -> None:
+    for device in ("cpu", xt.device("cpu")):
+        with pytest.raises(ValueError, match="cuda: device must be a CUDA device, got 'cpu'"):
+            getattr(xt.cuda, name)(device)
+
+
 def test_import_opens_no_cuda_library() -> None:
     code = "import xtrain; print(any('cuda' in line and '.so' in line for line in open('/proc/self/maps')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

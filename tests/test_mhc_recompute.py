@@ -87,6 +87,27 @@ def test_recomputed_streams_require_what_plain_ones_do() -> None:
                     nn.recompute_streams(parts, np.zeros((3, 2, 4)))
 
 
+@pytest.mark.parametrize("what", ["x", "phi", "alpha", "bias", "gamma", "y"])
+def test_a_change_in_place_before_the_backward_is_refused(what: str) -> None:
+    """Each is needed to compute the streams again; a plain run refuses, too. A change before the next forward is none of these."""
+    made = []
+
+    def sublayer(h):
+        made.append(h * 2.0)
+        return made[-1]
+
+    layers = [nn.HyperConnection(8, 2, sublayer, affine=True) for _ in range(2)]
+    x = xt.randn(3, 2, 8).requires_grad_()
+    for run in (one_after_another, nn.recompute_streams):
+        streams = x * 1.0
+        out = run(layers, streams)
+        changed = {"x": streams, "y": made[-1]}.get(what) if what in "xy" else getattr(layers[0], what)
+        changed.detach().fill_(0.5)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            out.sum().backward()
+        run(layers, x * 1.0).sum().backward()
+
+
 def test_a_recording_of_one_thread_leaves_others_alone() -> None:
     layer, x = nn.HyperConnection(8, 2, nn.SiLU()), xt.randn(3, 2, 8).requires_grad_()
     seen = []

@@ -7,7 +7,8 @@
         print(xt.cuda.memory_summary())
 
 All work of a device is queued on one stream and runs in order; only reading a value (`item`, `numpy`, `tolist`) and
-`synchronize` wait for it. `device` arguments take a device, its name or its index; None is "cuda", the first one.
+`synchronize` wait for it. `device` arguments take a device, its name or its index; None is "cuda", the first one. Every
+function raises ValueError for a device that is no CUDA device.
 """
 
 from . import _C
@@ -16,7 +17,10 @@ from . import _C
 def _device(device):
     if device is None:
         return _C.device("cuda")
-    return _C.device(f"cuda:{device}") if isinstance(device, int) else _C.device(device)
+    found = _C.device(f"cuda:{device}") if isinstance(device, int) else _C.device(device)
+    if found.type != "cuda":
+        raise ValueError(f"cuda: device must be a CUDA device, got {str(device)!r}")
+    return found
 
 
 def is_available():
@@ -95,7 +99,8 @@ def max_memory_allocated(device=None):
 
 def memory_reserved(device=None):
     """Bytes that the pool of a device has taken from the system, in use or kept for the next tensor; 0 without CUDA."""
-    return _C.cuda_counters(_device(device))["pool_reserved"] if is_available() else 0
+    device = _device(device)
+    return _C.cuda_counters(device)["pool_reserved"] if is_available() else 0
 
 
 def reset_peak_memory_stats(device=None):

@@ -280,8 +280,7 @@ class _Block(Function):
 
     @staticmethod
     def forward(ctx, parts, names, _anchor, x, *args):
-        ctx.save_for_backward(x)
-        ctx.kept = []
+        first, ctx.kept = x, []
         needs_x, *needs = ctx.needs_input_grad[3:]
         ctx.leaves = [arg.detach().requires_grad_() if need else arg for arg, need in zip(args, needs, strict=True)]
         plain = len(args) - len(names)
@@ -296,6 +295,8 @@ class _Block(Function):
             ctx.kept.append((connection, h_in, y))
             x = connection.write(state, _detached(y))
             moving = moving or y.requires_grad
+        parameters = [p for connection, _ in parts for p in _own_parameters(connection)]
+        ctx.save_for_backward(first, *parameters, *(y.detach() for _, _, y in ctx.kept))  # so that changes are noticed
         if not moving:
             ctx.mark_non_differentiable(x)
         return x
@@ -304,7 +305,7 @@ class _Block(Function):
     def backward(ctx, dout):
         if ctx.kept is None:
             raise RuntimeError("recompute_streams: backward must run once, but its graph has been freed")
-        (x,) = ctx.saved_tensors
+        x, *_ = ctx.saved_tensors
         kept, again = ctx.kept, []
         ctx.kept = None
         for connection, _, y in kept:

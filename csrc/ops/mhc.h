@@ -43,5 +43,7 @@ static inline int64_t xt_matrices(const XtTensor *t) {
 
 /* "op: arg must have 1 to 8 streams ..." unless the dim has. */
 XtStatus xt_check_streams(const XtOp *op, const char *arg, const XtTensor *t, int64_t n);
+/* "op: x must have channels ..." unless its last dim has. */
+XtStatus xt_check_channels(const XtOp *op, const XtTensor *x);
 
 #endif

@@ -16,6 +16,7 @@ XtStatus xt_mhc_post_forward(XtCall *c) {
     XT_TRY(xt_check_ndim(c->op, "x", given, 2, XT_MAX_DIMS));
     int ndim = given->ndim;
     int64_t shape[XT_MAX_DIMS], n = given->shape[ndim - 2], cols = given->shape[ndim - 1];
+    XT_TRY(xt_check_channels(c->op, given));
     XT_TRY(xt_check_streams(c->op, "x", given, n));
     memcpy(shape, given->shape, sizeof shape);
     shape[ndim - 2] = cols;

@@ -17,6 +17,11 @@ XtStatus xt_check_streams(const XtOp *op, const char *arg, const XtTensor *t, in
                     xt_shape_text(t->ndim, t->shape));
 }
 
+XtStatus xt_check_channels(const XtOp *op, const XtTensor *x) {
+    if (x->shape[x->ndim - 1] > 0) return XT_OK;
+    return xt_error(XT_VALUE_ERROR, "%s: x must have channels, got shape %s", op->name, xt_shape_text(x->ndim, x->shape));
+}
+
 static XtStatus check_eps(const XtOp *op, const char *arg, double eps) {
     if (eps >= 0.0 && eps <= 1.0) return XT_OK;
     return xt_error(XT_VALUE_ERROR, "%s: %s must be in [0, 1], got %g", op->name, arg, eps);
@@ -39,8 +44,7 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
     int64_t shape[XT_MAX_DIMS], n = x->shape[x->ndim - 2], cols = x->shape[x->ndim - 1], rows = n * n + 2 * n;
     int64_t tokens = xt_matrices(x);
     XT_TRY(xt_check_streams(c->op, "x", x, n));
-    if (cols == 0)
-        return xt_error(XT_VALUE_ERROR, "%s: x must have channels, got shape %s", c->op->name, xt_shape_text(x->ndim, x->shape));
+    XT_TRY(xt_check_channels(c->op, x));
     XT_TRY(parameter(c->op, x, "phi", c->arg[1].tensor, 2, (int64_t[]){rows, n * cols}, &pre->phi));
     XT_TRY(parameter(c->op, x, "alpha", c->arg[2].tensor, 1, (int64_t[]){3}, &pre->alpha));
     XT_TRY(parameter(c->op, x, "bias", c->arg[3].tensor, 1, &rows, &pre->bias));

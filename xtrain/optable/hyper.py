@@ -324,6 +324,9 @@ op(
             lambda: bad_post(y=_C.full((3, 8), 1.0, _C.bfloat16)), T, r"mhc_post: y must have .*float32, got bfloat16"
         ),
         Error(lambda: bad_post(x=f32(3, 9, 8)), V, r"mhc_post: x must have 1 to 8 streams, got 9"),
+        Error(
+            lambda: bad_post(x=f32(3, 4, 0), y=f32(3, 0)), V, r"mhc_post: x must have channels, got shape \(3, 4, 0\)"
+        ),
     ),
 )
 
