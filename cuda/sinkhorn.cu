@@ -12,6 +12,9 @@
  *
  * A matrix is read once and written once, and takes thousands of cycles of dependent arithmetic: it is the latency that counts, so
  * lanes are spread over as many blocks as there are.
+ *
+ * In the backward, an element that becomes too small for a normal number is 0 from then on, and what it was before is kept with the
+ * stage (csrc/cpu/sinkhorn.c says why; there it is only done where it is needed).
  */
 #include "mhc.cuh"
 
@@ -48,23 +51,39 @@ template <int G, typename A> __device__ inline A most_of_rows(A value) {
     return value;
 }
 
+template <typename A> __device__ inline A least() { return sizeof(A) == 4 ? (A)FLT_MIN : (A)DBL_MIN; }
+
 /* 1 in place of a divisor whose inverse would be infinite, as on the CPU; NaN stays. */
-__device__ inline float divisor_of(float sum) { return sum < FLT_MIN ? 1.0f : sum; }
-__device__ inline double divisor_of(double sum) { return sum < DBL_MIN ? 1.0 : sum; }
+template <typename A> __device__ inline A divisor_of(A sum) { return sum < least<A>() ? A(1) : sum; }
+
+/* Of a row: what elements were before the stage (-1: none) in which they became too small for a normal number. */
+template <typename A, int G> struct Lost {
+    A value[G];
+    int stage[G];
+};
+template <int G, typename A> __device__ inline void scale(A (&a)[G], int j, A by, Lost<A, G> *lost, int stage) {
+    A y = a[j] * by;
+    if (lost && y < least<A>() && y > 0) {
+        lost->value[j] = a[j];
+        lost->stage[j] = stage;
+        y = 0;
+    }
+    a[j] = y;
+}
 
 /* a [G], a row, /= the sums of the columns + eps. Returns the divisor of the column of the lane's number. */
-template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at) {
+template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at, Lost<A, G> *lost, int stage) {
     A mine = 1;
 #pragma unroll
     for (int j = 0; j < G; j++) {
         if (j >= at.n) continue;
         A d = divisor_of(over_rows<G>(a[j]) + at.eps);
-        a[j] = at.row < at.n ? a[j] * (1 / d) : A(0);
+        if (at.row < at.n) scale<G>(a, j, 1 / d, lost, stage);
         if (j == at.row) mine = d;
     }
     return mine;
 }
-template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Place<A> &at, A eps) {
+template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Place<A> &at, A eps, Lost<A, G> *lost, int stage) {
     A d = eps;
 #pragma unroll
     for (int j = 0; j < G; j++) d += a[j];
@@ -72,14 +91,16 @@ template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Pla
     d = divisor_of(d);
     A inverse = 1 / d;
 #pragma unroll
-    for (int j = 0; j < G; j++) a[j] = j < at.n ? a[j] * inverse : A(0);
+    for (int j = 0; j < G; j++)
+        if (j < at.n) scale<G>(a, j, inverse, lost, stage);
     return d;
 }
 
-/* From logits in a to the result in a; kept: the divisors of this lane, `step` apart, or NULL. start [G]: exp(Z - s) in P, the
- * softmax in D. */
+/* From logits in a to the result in a. start [G]: exp(Z - s) in P, the softmax in D. To go back: kept, the divisors of this lane,
+ * `step` apart, and lost; else both are NULL. */
 template <int G, bool KEEP, typename A>
-__device__ inline void run(A (&a)[G], A (&start)[G], A *kept, int step, const Place<A> &at, int64_t iters, XtSinkhornForm form) {
+__device__ inline void run(A (&a)[G], A (&start)[G], A *kept, Lost<A, G> *lost, int step, const Place<A> &at, int64_t iters,
+                           XtSinkhornForm form) {
     bool inside = at.row < at.n;
     if (form == XT_SINKHORN_P) {
 #pragma unroll
@@ -95,18 +116,19 @@ __device__ inline void run(A (&a)[G], A (&start)[G], A *kept, int step, const Pl
             if (j < at.n && a[j] > most) most = a[j];
 #pragma unroll
         for (int j = 0; j < G; j++) a[j] = inside && j < at.n ? exponential(a[j] - most) : A(0);
-        divide_row<G>(a, at, A(0));
+        divide_row<G>(a, at, A(0), (Lost<A, G> *)nullptr, -1);
     }
 #pragma unroll
     for (int j = 0; j < G; j++) {
         start[j] = a[j];
+        if (KEEP) lost->stage[j] = -1;
         if (form == XT_SINKHORN_D && inside && j < at.n) a[j] += at.eps;
     }
     for (int64_t i = 0; i < iters; i++) {
-        A d = divide_columns<G>(a, at);
+        A d = divide_columns<G>(a, at, lost, (int)(2 * i));
         if (KEEP) kept[2 * i * step] = d;
         if (form == XT_SINKHORN_D && i == iters - 1) break;
-        d = divide_row<G>(a, at, at.eps);
+        d = divide_row<G>(a, at, at.eps, lost, (int)(2 * i + 1));
         if (KEEP) kept[(2 * i + 1) * step] = d;
     }
 }
@@ -134,7 +156,7 @@ __global__ void __launch_bounds__(THREADS)
         int64_t t = first + threadIdx.x / G, from = t < tokens ? t : tokens - 1;
         A a[G], start[G];
         read_row<G>(a, logits + from * n * n, at, false);
-        run<G, false>(a, start, (A *)nullptr, 0, at, iters, form);
+        run<G, false>(a, start, (A *)nullptr, (Lost<A, G> *)nullptr, 0, at, iters, form);
         if (t < tokens) write_row<G>(out + t * n * n, a, at, transpose);
     }
 }
@@ -152,9 +174,10 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t first = (int64_t)blockIdx.x * (THREADS / G); first < tokens; first += (int64_t)gridDim.x * (THREADS / G)) {
         int64_t t = first + threadIdx.x / G, from = t < tokens ? t : tokens - 1;
         A y[G], e[G], start[G], total[G];
+        Lost<A, G> lost;
         read_row<G>(y, logits + from * n * n, at, false);
         read_row<G>(e, dout + from * n * n, at, transpose);
-        run<G, true>(y, start, kept, THREADS, at, iters, form);
+        run<G, true>(y, start, kept, &lost, THREADS, at, iters, form);
 #pragma unroll
         for (int j = 0; j < G; j++) {
             e[j] *= y[j];
@@ -181,6 +204,9 @@ __global__ void __launch_bounds__(THREADS)
                     y[j] *= __shfl_sync(EVERY_LANE, d, lead + j);
                 }
             }
+#pragma unroll
+            for (int j = 0; j < G; j++)
+                if (lost.stage[j] == s) y[j] = lost.value[j];
         }
         if (form == XT_SINKHORN_P) { /* stage 0 was that of the columns: the first maximum of each gets the shift's share of eps */
 #pragma unroll

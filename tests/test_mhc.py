@@ -382,6 +382,34 @@ def test_huge_logits(form: str, eps: float) -> None:
     assert (empty[2] == 0).all() and np.allclose(np.delete(empty, 2, 0).sum(-1), 1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("n", "deviation", "iters", "options"),
+    [
+        (4, 50, 100, {}),
+        (4, 100, 1000, {}),
+        (7, 50, 300, {"eps": 0.0}),
+        (8, 100, 300, {"eps": 0.0, "transpose": True}),
+        (7, 1000, 200, {"eps": 0.0, "form": "D"}),
+        (4, 2000, 1000, {}),
+    ],
+)
+def test_elements_that_vanish_on_the_way_spoil_no_gradient(
+    n: int, deviation: float, iters: int, options: dict, dtype: str
+) -> None:
+    """Going back through the stages, an element of which only some last digits were left would come out too large, and the gradient
+    would grow at every stage, to 1e5 and to NaN. Where nothing is lost it is no larger than that of M."""
+    slow = [[-34.0, -21, 89, 137], [-68, -4, -92, 13], [-46, 26, -66, -27], [-60, 87, -65, 7]]
+    logits = f64(3000, n, n, scale=deviation)
+    if n == 4:
+        logits[0] = slow
+    d = f64(3000, n, n)
+    z = tensor(logits, dtype).requires_grad_()
+    F.sinkhorn(z, iters=iters, **options).backward(tensor(d, dtype))
+    found = array(z.grad)
+    assert np.isfinite(found).all() and np.abs(found).max() <= np.abs(d).max()
+
+
 def test_many_iterations_do_not_depend_on_the_batch() -> None:
     """The most that are allowed, where a GPU works on few matrices at a time."""
     z, dout = f64(70, 4, 4), f64(70, 4, 4, seed=1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
 from runs import options, text_file, weights
 
 import xtrain as xt
-from xtrain import nn
+from xtrain import nn, nonfinite
 from xtrain.config import ConfigError
 from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
@@ -207,3 +208,33 @@ def test_a_plain_directory_does_not_become_one_with_streams(tmp_path, data) -> N
     Qwen3(config(mhc_streams=0, vocab_size=256)).save_pretrained(tmp_path / "plain")
     with pytest.raises(ConfigError, match="model.mhc_streams must be 0, as in .*, got 4"):
         Trainer({"data": str(data), "model.preset": str(tmp_path / "plain"), "model.mhc_streams": 4}, quiet=True)
+
+
+def test_a_config_that_is_changed_is_checked_where_it_is_used(tmp_path) -> None:
+    plain = config(mhc_streams=0)
+    plain.mhc_streams = 4
+    model = Qwen3(plain)
+    model.save_pretrained(tmp_path / "streams")
+    assert Qwen3.from_pretrained(tmp_path / "streams").config.mhc_streams == 4
+    back = dataclasses.replace(plain, mhc_streams=0)
+    assert back.model_type == "qwen3" and back.architectures == ["Qwen3ForCausalLM"]
+    for name, value in (("hidden_act", "gelu"), ("head_dim", 7), ("rms_norm_eps", -1), ("mhc_streams", 9)):
+        wrong = config()
+        setattr(wrong, name, value)
+        with pytest.raises(ValueError, match=f"Qwen3Config: {name} must be .*, got {value!r}"):
+            Qwen3(wrong)
+        model.config = wrong
+        with pytest.raises(ValueError, match=f"Qwen3Config: {name} must be .*, got {value!r}"):
+            model.save_pretrained(tmp_path / "wrong")
+        assert not (tmp_path / "wrong" / "config.json").exists()
+
+
+@pytest.mark.parametrize("layer", ["attn_mhc", "mlp_mhc"])
+def test_the_first_bad_value_may_be_of_a_connection(layer: str) -> None:
+    model, ids = make(), xt.tensor([[1, 2, 3]])
+    with xt.no_grad():
+        connection = getattr(model.model.layers[1], layer)
+        connection.phi.fill_(1e38)
+        model.model.embed_tokens.weight.mul_(1e3)
+        assert nonfinite.diagnose(model, [ids]).startswith(f"h_in of model.layers.1.{layer} (")
+    assert "read" not in vars(connection) and "write" not in vars(connection)

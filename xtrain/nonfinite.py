@@ -6,6 +6,7 @@ from typing import Any
 
 from . import _C
 from .autograd import no_grad
+from .hyper import HyperConnection
 
 
 def _bad_count(tensor: Any) -> int:
@@ -46,13 +47,35 @@ def first_bad_activation(model: Any, ids: Any) -> str | None:
 
         return hook
 
+    def watch_halves(name: str, connection: HyperConnection) -> None:  # a model calls these, and not the module
+        read, write = connection.read, connection.write
+
+        def watched_read(x: Any) -> Any:
+            h_in, state = read(x)
+            if not found and _bad_count(h_in):
+                found.append(_describe("h_in of", name, h_in))
+            return h_in, state
+
+        def watched_write(state: Any, y: Any) -> Any:
+            streams = write(state, y)
+            watch(name)(connection, (), streams)
+            return streams
+
+        vars(connection).update(read=watched_read, write=watched_write)
+
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    connections = [(name, one) for name, one in model.named_modules() if isinstance(one, HyperConnection)]
     try:
+        for name, connection in connections:
+            watch_halves(name, connection)
         with no_grad():
             model(ids)
     finally:
         for handle in handles:
             handle.remove()
+        for _, connection in connections:
+            for half in ("read", "write"):
+                vars(connection).pop(half, None)
     return found[0] if found else None
 
 

@@ -144,6 +144,7 @@ class Qwen3(nn.Module):
     def __init__(self, config, device=None, dtype=None):
         if not isinstance(config, Qwen3Config):
             raise TypeError(f"Qwen3: config must be a Qwen3Config, got {type(config).__name__}")
+        config.check()
         self.config = config
         dtype = getattr(_C, config.dtype) if dtype is None else dtype
         self.model = Trunk(config, dtype, device)

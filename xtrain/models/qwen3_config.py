@@ -57,6 +57,12 @@ class Qwen3Config:
     extra: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
+        self.check()
+
+    def check(self):
+        """Raises ValueError for values that no model has. A model and a file call it, too: attributes may have been
+        set since. model_type and architectures follow mhc_streams.
+        """
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         sizes = (
@@ -99,8 +105,10 @@ class Qwen3Config:
         for name, words in (("mhc_contraction", ("mean", "sum", "learned")), ("mhc_form", ("P", "D"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"Qwen3Config: {name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
-        if self.mhc_streams and self.model_type == "qwen3":  # made here; a file says so itself, see from_dict
-            self.model_type, self.architectures = _MHC_TYPE, [_MHC_ARCHITECTURE]
+        kinds = {"qwen3": "Qwen3ForCausalLM", _MHC_TYPE: _MHC_ARCHITECTURE}
+        wanted = _MHC_TYPE if self.mhc_streams else "qwen3"  # a file says so itself, see from_dict
+        if self.model_type in kinds and self.model_type != wanted:
+            self.model_type, self.architectures = wanted, [kinds[wanted]]
 
     @property
     def rope_parameters(self):
@@ -151,6 +159,7 @@ class Qwen3Config:
 
     def to_dict(self):
         """The content of a config.json, with RoPE and dtype under their older and their newer names."""
+        self.check()
         values = dict(self.extra)
         for f in dataclasses.fields(self):
             if f.name != "extra" and (self.mhc_streams or not f.name.startswith("mhc_")):
