@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,6 +199,44 @@ def test_prepare_round_trip(tmp_path) -> None:
     assert bytes(ids) == b"hello\0world\0"
     assert (text_bytes, vocab) == (12, 256)
     assert isinstance(ids, np.memmap)
+
+
+@pytest.mark.parametrize("out", ["a.txt", "./a.txt", "link", "hard"])
+@pytest.mark.parametrize("source", ["a.txt", "link", "."])
+def test_prepare_keeps_the_text_it_is_made_of(tmp_path, monkeypatch, source: str, out: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_bytes(b"years of work")
+    Path("link").symlink_to("a.txt")
+    os.link("a.txt", "hard")
+    before = sorted(os.listdir())
+    with pytest.raises(DataError, match=f"the tokens must go into another file than the text of .*, got {out}$"):
+        data.prepare(source, out)
+    assert Path("a.txt").read_bytes() == b"years of work" and sorted(os.listdir()) == before
+
+
+def test_prepare_may_write_into_its_source_again(tmp_path) -> None:
+    """Tokens are no text, and so no part of it."""
+    (tmp_path / "a.txt").write_bytes(b"hello")
+    assert [data.prepare(tmp_path, tmp_path / "x.tokens") for _ in range(2)] == [6, 6]
+
+
+def test_files_of_runs_are_no_data(tmp_path) -> None:
+    """Only beside a run's lock: elsewhere these names are anyone's."""
+    for place in (".", "run", "mine"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "text.txt").write_text("text")
+    before = data.open_data(tmp_path)
+    for place in (".", "run"):
+        (tmp_path / place / ".lock").touch()
+        for name in ("config.toml", "metrics.jsonl", "loss.png"):
+            (tmp_path / place / name).write_text("of a run")
+        for name in ("checkpoint-00000008", "set-aside-1-checkpoint-00000009"):
+            (tmp_path / place / name).mkdir()
+            (tmp_path / place / name / "config.json").write_text("{}")
+    assert data.open_data(tmp_path).fingerprint() == before.fingerprint()
+    for name in ("config.toml", "metrics.jsonl"):
+        (tmp_path / "mine" / name).write_text("mine")
+    assert data.open_data(tmp_path).train_tokens > before.train_tokens
 
 
 def test_data_errors(tmp_path) -> None:

@@ -242,6 +242,24 @@ def test_the_config_toml_of_a_run_without_a_checkpoint_continues_no_other(tmp_pa
         train(file="runs/a/config.toml", resume="last", quiet=True)
 
 
+@pytest.mark.parametrize("place", ["texts/runs/a", "texts/more", "texts"])
+def test_a_run_inside_its_data_is_resumed_and_no_data(tmp_path, monkeypatch, place: str) -> None:
+    """Also where texts have been before it."""
+    (tmp_path / "texts" / "more").mkdir(parents=True)
+    for i, folder in enumerate((".", "more", "more")):
+        text_file(tmp_path / "texts" / folder / f"{i}.txt", 2000, seed=i)
+    monkeypatch.chdir(tmp_path / "texts")
+    given = options(Path("."), tmp_path / place, save_every=4)
+    first = Trainer(given, quiet=True)
+    first.run()
+    monkeypatch.chdir(tmp_path)
+    again = Trainer({"resume": place, "steps": 9, "extend": True}, quiet=True)
+    assert again.run().step == 9
+    other = Trainer({**given, "data": "texts", "out": "texts/other"}, quiet=True)
+    counts = {(trainer.corpus.train_tokens, trainer.corpus.val_tokens) for trainer in (first, again, other)}
+    assert len(counts) == 1
+
+
 # ---- metrics
 
 

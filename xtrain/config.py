@@ -164,7 +164,8 @@ class TrainConfig:
 
     data: str = option(
         "python",
-        "'python' (the standard library's source), a text file, a folder of texts, a token file, or a folder of those",
+        "'python' (the standard library's source), a text file, a folder of texts, a token file, or a folder of those; "
+        "what runs have written into a folder is left out",
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

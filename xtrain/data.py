@@ -8,6 +8,9 @@ A *segment* is one 1-D array of token ids; training windows never cross segments
     a token file     written by `prepare`, or a 1-D integer .npy file; memory-mapped; its last part is for validation
     a folder with *.tokens or *.npy files: one segment each; those named val* are for validation, else the last parts
 
+Hidden files, installed packages and what runs have written are left out of a folder: a run inside its own data can be
+resumed, and none trains on the records of another.
+
 Text becomes tokens through the model's tokenizer; with bytes as tokens nothing is copied or cached.
 
 A token file is: the 8 bytes "xtokens\\0"; uint32 version = 1; uint32 bytes per token = 1, 2 or 4; uint64 token count;
@@ -29,6 +32,7 @@ import numpy as np
 
 from .errors import DataError
 from .files import reason, write_file
+from .rundir import LOCK, WRITTEN
 from .tokenizer import ByteTokenizer, Tokenizer
 
 MAGIC = b"xtokens\0"
@@ -120,13 +124,15 @@ def open_data(
 
 
 def _files(root: str, suffix: str = "") -> list[str]:
-    """Relative paths below `root`, sorted, without hidden files and installed packages."""
+    """Relative paths below `root`, sorted, without hidden files, installed packages and what runs have written."""
     found = []
 
     def refuse(error: OSError) -> None:
         raise _read_error(error.filename, error)
 
     for folder, folders, names in os.walk(root, onerror=refuse):
+        if LOCK in names:
+            folders[:], names = ([n for n in part if not WRITTEN.fullmatch(n)] for part in (folders, names))
         folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
         for name in names:
             if name.endswith(suffix) and not name.startswith("."):
@@ -158,6 +164,23 @@ def _encode(text: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
 
 def _is_text(data: bytes) -> bool:
     return b"\0" not in data[:8192]
+
+
+def _holds_text(path: str) -> bool:
+    """Whether `prepare` takes text from the file: not from an empty one, nor from tokens it has written before."""
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(8192)
+    except OSError as error:
+        raise _read_error(path, error) from None
+    return bool(head) and _is_text(head)
+
+
+def _same_file(a: str, b: str) -> bool:
+    try:
+        return os.path.samefile(a, b)
+    except OSError:  # a link to nothing
+        return False
 
 
 def _in_validation(path: str, fraction: float) -> bool:
@@ -298,7 +321,7 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
     """Write the text of a file or folder (streamed, any size) as a token file and return the number of tokens.
 
     Each file is one document, followed by the tokenizer's end-of-document token. The file appears under its name when
-    it is complete.
+    it is complete. DataError when it would replace a text it is made of.
     """
     source, out = os.fspath(source), os.fspath(out)
     tokenizer = tokenizer or ByteTokenizer()
@@ -312,6 +335,8 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
         files = [source]
     else:
         raise DataError(f"data: {source} does not exist")
+    if os.path.exists(out) and any(_same_file(file, out) and _holds_text(file) for file in files):
+        raise DataError(f"data: the tokens must go into another file than the text of {source}, got {out}")
     count = text_bytes = 0
     end = b"" if tokenizer.eos is None else np.asarray([tokenizer.eos], f"<u{width}").tobytes()
 

@@ -19,6 +19,7 @@ RUNS = "runs"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 CONFIG = "config.toml"
+WRITTEN = re.compile(r"config\.toml|metrics\.jsonl|loss\.png|(set-aside-\d+-)?checkpoint-\d+")  # beside a LOCK
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
 
 
