@@ -11,6 +11,7 @@ import pytest
 from runs import arguments, options, start, text_file, xtrain
 
 import xtrain as xt
+from xtrain.train import Trainer
 
 pytestmark = pytest.mark.on_cpu
 
@@ -180,17 +181,42 @@ def test_sizes_nothing_can_hold(tmp_path, option) -> None:
     assert len(lines) == 1 and option[2:9] in lines[0].replace("_", "-")
 
 
-@pytest.mark.parametrize("option", ["hidden_size 99999999", "num_hidden_layers 99999999"])
+ONE = "hidden_size 1 head_dim 2 num_attention_heads 1 num_key_value_heads 1 intermediate_size 1 num_hidden_layers"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "hidden_size 99999999",
+        "num_hidden_layers 99999999",
+        f"{ONE} 1000000000",
+        f"{ONE} 100000000",
+        "hidden_size 1e300",
+        "num_hidden_layers 1e300",
+    ],
+)
 def test_a_model_that_memory_cannot_hold_is_one_sentence(tmp_path, option: str) -> None:
     data = text_file(tmp_path / "text.txt")
-    done = xtrain(
-        "train", "--data", str(data), "--out", str(tmp_path / "run"), *f"--model.{option}".split(), timeout=30
-    )
+    words = option.split()
+    sizes = [word for name, size in zip(words[::2], words[1::2]) for word in (f"--model.{name}", size)]
+    done = xtrain("train", "--data", str(data), "--out", str(tmp_path / "run"), *sizes, timeout=30)
     assert done.returncode == 1 and not (tmp_path / "run").exists()
     assert done.stderr.startswith("xtrain: error: model: out of memory on ") and done.stderr.count("\n") == 1, (
         done.stderr
     )
-    assert option in done.stderr
+    assert f"{words[-2]} {int(float(words[-1]))}" in done.stderr
+
+
+def test_the_coefficients_of_streams_count(tmp_path, monkeypatch) -> None:
+    """phi alone has 2 * 80 * 8 * 192 values a layer: memory that holds the plain model does not hold this one."""
+    given = options(text_file(tmp_path / "text.txt"), tmp_path / "run", model__hidden_size=192, device="cpu")
+    count = Trainer(given | {"model.mhc_streams": 8}, quiet=True).model.num_parameters()
+    sysconf = os.sysconf
+    pages = (16 * count + 100_000) // sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(os, "sysconf", lambda name: pages if name == "SC_PHYS_PAGES" else sysconf(name))
+    Trainer(given, quiet=True)
+    with pytest.raises(xt.OutOfMemoryError, match="model: out of memory on cpu, .* mhc_streams 8$"):
+        Trainer(given | {"model.mhc_streams": 8}, quiet=True)
 
 
 # ---- Ctrl-C while the command is importing

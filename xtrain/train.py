@@ -176,22 +176,21 @@ class Trainer:
     def _refuse_what_no_memory_holds(self, planned: models.Qwen3Config) -> None:
         """OutOfMemoryError for a model beyond all memory there is, which the system may promise page by page until it
         kills the process. Weights are drawn on the host in float32; training takes 16 bytes a parameter in both
-        precisions: weight, gradient and moments, and in bfloat16 the float32 weight.
+        precisions: weight, gradient and moments, and in bfloat16 the float32 weight. Modules, tensors and their graph
+        are on the host in any case: 98 kB a layer of one channel.
         """
-        limits = {
-            "cpu": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (16 if self.device == "cpu" else 4)
-        }
+        count = models.qwen3.count_parameters(planned)
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limits = [("cpu", host, 16 if self.device == "cpu" else 4, 100_000)]
         if self.device != "cpu":
-            limits[self.device] = cuda.get_device_properties(self.device)["memory_total"] // 16
-        device, most = min(limits.items(), key=lambda limit: limit[1])
-        count = 0
-        for _, shape in models.qwen3.tensor_shapes(planned):
-            count += math.prod(shape)
-            if count > most:
+            limits.append((self.device, cuda.get_device_properties(self.device)["memory_total"], 16, 0))
+        for device, memory, each, layer in limits:
+            if each * count + layer * planned.num_hidden_layers > memory:
+                names = ["hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"]
+                names += ["mhc_streams"] if planned.mhc_streams else []
                 raise _C.OutOfMemoryError(
-                    f"model: out of memory on {device}, which can train {most / 1e9:.3g} billion parameters at most: "
-                    f"hidden_size {planned.hidden_size}, num_hidden_layers {planned.num_hidden_layers}, "
-                    f"intermediate_size {planned.intermediate_size}, vocab_size {planned.vocab_size}"
+                    f"model: out of memory on {device}, whose {memory / 1e9:.3g} GB must hold {each} bytes a parameter "
+                    f"and {layer // 1000} kB a layer: {', '.join(f'{name} {getattr(planned, name)}' for name in names)}"
                 )
 
     def _make_optimizer(self) -> Any:

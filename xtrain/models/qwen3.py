@@ -7,6 +7,9 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 `state_dict()` names are the names in the files.
 """
 
+import dataclasses
+import math
+
 from .. import _C, nn
 from ..autograd import checkpoint
 from .qwen3_config import Qwen3Config
@@ -288,31 +291,52 @@ class Qwen3(nn.Module):
 
 
 def tensor_shapes(config):
-    """(name, shape) of what a file must hold for this config, in the order of the model; nothing is allocated.
-
-    The tensors of hyper-connections are left out: they are small when the others fit. A tied head is no tensor.
+    """(name, shape) of what a file must hold for this config, in the order of the model; nothing is allocated. A tied
+    head is no tensor.
     """
-    c, f, d = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    c, n = config.hidden_size, config.mhc_streams
     yield "model.embed_tokens.weight", (config.vocab_size, c)
+    layer = _layer_shapes(config)
     for i in range(config.num_hidden_layers):
-        for part, shape in (
-            ("self_attn.q_proj", (q, c)),
-            ("self_attn.k_proj", (kv, c)),
-            ("self_attn.v_proj", (kv, c)),
-            ("self_attn.o_proj", (c, q)),
-            ("self_attn.q_norm", (d,)),
-            ("self_attn.k_norm", (d,)),
-            ("mlp.gate_proj", (f, c)),
-            ("mlp.up_proj", (f, c)),
-            ("mlp.down_proj", (c, f)),
-            ("input_layernorm", (c,)),
-            ("post_attention_layernorm", (c,)),
-        ):
-            yield f"model.layers.{i}.{part}.weight", shape
+        for name, shape in layer:
+            yield f"model.layers.{i}.{name}", shape
     yield "model.norm.weight", (c,)
+    if n and config.mhc_contraction == "learned":
+        yield from _coefficient_shapes("model.stream_head", n, n * c, 1)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, c)
+
+
+def count_parameters(config):
+    """Number of trained values of a model of this config, which is not built."""
+    layer = sum(math.prod(shape) for _, shape in _layer_shapes(config))
+    rest = tensor_shapes(dataclasses.replace(config, num_hidden_layers=0))
+    return config.num_hidden_layers * layer + sum(math.prod(shape) for _, shape in rest)
+
+
+def _layer_shapes(config):
+    c, f, d, n = config.hidden_size, config.intermediate_size, config.head_dim, config.mhc_streams
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    shapes = [
+        ("self_attn.q_proj.weight", (q, c)),
+        ("self_attn.k_proj.weight", (kv, c)),
+        ("self_attn.v_proj.weight", (kv, c)),
+        ("self_attn.o_proj.weight", (c, q)),
+        ("self_attn.q_norm.weight", (d,)),
+        ("self_attn.k_norm.weight", (d,)),
+        ("mlp.gate_proj.weight", (f, c)),
+        ("mlp.up_proj.weight", (f, c)),
+        ("mlp.down_proj.weight", (c, f)),
+        ("input_layernorm.weight", (c,)),
+        ("post_attention_layernorm.weight", (c,)),
+    ]
+    for name in ("attn_mhc", "mlp_mhc") if n else ():
+        shapes += _coefficient_shapes(name, n * n + 2 * n, n * c, 3)
+    return shapes
+
+
+def _coefficient_shapes(name, rows, columns, alphas):
+    return [(f"{name}.phi", (rows, columns)), (f"{name}.alpha", (alphas,)), (f"{name}.bias", (rows,))]
 
 
 class KVCache:
