@@ -141,6 +141,9 @@ def test_saved_and_loaded(tmp_path, dtype: str) -> None:
         (dict(mhc_iters=0), "mhc_iters must be an integer in .1, 1000., got 0"),
         (dict(mhc_form="Q"), "mhc_form must be one of P, D, got 'Q'"),
         (dict(mhc_contraction="max"), "mhc_contraction must be one of mean, sum, learned, got 'max'"),
+        (dict(mhc_streams=0, mhc_iters=5), "mhc_iters must be 20 without mhc_streams, got 5"),
+        (dict(mhc_streams=0, mhc_form="D"), "mhc_form must be 'P' without mhc_streams, got 'D'"),
+        (dict(mhc_streams=0, mhc_contraction="sum"), "mhc_contraction must be 'mean' without mhc_streams, got 'sum'"),
     ],
 )
 def test_bad_configurations(values, match) -> None:
@@ -157,6 +160,8 @@ def test_a_file_says_what_it_is(tmp_path) -> None:
     written.pop("mhc_streams")
     with pytest.raises(ValueError, match="got None with 'xtrain_qwen3_mhc'"):
         Qwen3Config.from_dict(written)
+    with pytest.raises(ValueError, match="Qwen3Config: mhc_gates is not supported, got 3"):
+        Qwen3Config.from_dict(config().to_dict() | {"mhc_gates": 3})
     make().save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text(
         (tmp_path / "m" / "config.json").read_text().replace("xtrain_qwen3_mhc", "qwen3")
@@ -238,3 +243,11 @@ def test_the_first_bad_value_may_be_of_a_connection(layer: str) -> None:
         model.model.embed_tokens.weight.mul_(1e3)
         assert nonfinite.diagnose(model, [ids]).startswith(f"h_in of model.layers.1.{layer} (")
     assert "read" not in vars(connection) and "write" not in vars(connection)
+
+
+def test_a_contraction_without_streams_is_refused(tmp_path, data) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model.mhc_contraction must be mean, .* without model.mhc_streams, got 'sum'"
+    ):
+        Trainer(options(data, tmp_path / "run", model__mhc_contraction="sum"), quiet=True)
+    Trainer(options(data, tmp_path / "run", model__mhc_contraction="mean"), quiet=True)

@@ -335,6 +335,10 @@ def check(config: TrainConfig) -> None:
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads is not None and kv_heads is not None and heads % kv_heads:
         raise ConfigError(f"model.num_key_value_heads must divide model.num_attention_heads ({heads}), got {kv_heads}")
+    if model.mhc_streams == 0 and model.mhc_contraction not in (None, "mean"):
+        raise ConfigError(
+            f"model.mhc_contraction must be mean, or left out, without model.mhc_streams, got {model.mhc_contraction!r}"
+        )
     if model.head_dim is not None and model.head_dim % 2:
         raise ConfigError(f"model.head_dim must be even, got {model.head_dim}")
 

@@ -25,7 +25,8 @@ class Qwen3Config:
     n residual streams (nn.HyperConnection; Xie et al. 2025). mhc_contraction ("mean", "sum", "learned") makes one
     stream of them before the last norm; mhc_iters and mhc_form are those of functional.sinkhorn. Hugging Face's Qwen3
     has nothing of this and would silently leave it out, so such files have model_type xtrain_qwen3_mhc, which other
-    readers refuse by name. 0 streams: the plain residual connection, and no trace of the extension in the file.
+    readers refuse by name. 0 streams: the plain residual connection, the other three at their defaults, and no trace of
+    the extension in the file.
     """
 
     vocab_size: int = 151936
@@ -105,6 +106,10 @@ class Qwen3Config:
         for name, words in (("mhc_contraction", ("mean", "sum", "learned")), ("mhc_form", ("P", "D"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"Qwen3Config: {name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if not self.mhc_streams and f.name.startswith("mhc_") and value != f.default:
+                raise ValueError(f"Qwen3Config: {f.name} must be {f.default!r} without mhc_streams, got {value!r}")
         kinds = {"qwen3": "Qwen3ForCausalLM", _MHC_TYPE: _MHC_ARCHITECTURE}
         wanted = _MHC_TYPE if self.mhc_streams else "qwen3"  # a file says so itself, see from_dict
         if self.model_type in kinds and self.model_type != wanted:
@@ -139,6 +144,9 @@ class Qwen3Config:
             del values["dtype"]
         _merge_rope(values)
         known = {f.name for f in dataclasses.fields(cls)} - {"extra"}
+        for key in values:  # of a later version of the extension, perhaps: what it would change is not known
+            if key.startswith("mhc_") and key not in known and values.get("mhc_streams"):
+                raise ValueError(f"Qwen3Config: {key} is not supported, got {values[key]!r}")
         return cls(
             **{key: value for key, value in values.items() if key in known},
             extra={key: value for key, value in values.items() if key not in known},
