@@ -54,6 +54,20 @@ def test_too_many_dimensions() -> None:
             bad()
 
 
+def test_text_that_is_no_unicode_names_the_argument() -> None:
+    x = xt.zeros(2, 3, 3)
+    for call, name in [
+        (lambda bad: _C.sinkhorn(x, form=bad), "sinkhorn: argument 'form'"),
+        (lambda bad: xt.zeros(2, dtype=bad), "argument 'dtype'"),
+        (lambda bad: xt.zeros(2, device=bad), "argument 'device'"),
+        (lambda bad: x.to(bad), "to: argument 'target'"),
+    ]:
+        for bad in ("\ud800", "P" * 1000 + "\udcff"):
+            with pytest.raises(ValueError, match=f"{name} must be text without lone surrogates, got '") as error:
+                call(bad)
+            assert len(str(error.value)) < 200 and not isinstance(error.value, UnicodeEncodeError)
+
+
 def test_hostile_arguments_never_crash() -> None:
     """Every op with every kind of wrong argument, in a process of its own: an exception or a result, never a crash, and always clear text."""
     done = subprocess.run(

@@ -162,10 +162,19 @@ static int bind_tensors(const char *op, const PyParam *param, PyObject *object, 
     return 0;
 }
 
+const char *py_utf8(const char *op, const char *name, PyObject *object, Py_ssize_t *length) {
+    const char *text = PyUnicode_AsUTF8AndSize(object, length);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be text without lone surrogates, got %.100R", op, name, object);
+    }
+    return text;
+}
+
 /* The text of a str, refusing NUL bytes, which C would take for the end. */
 static int bind_text(const char *op, const char *name, PyObject *object, const char **out) {
     Py_ssize_t length;
-    const char *text = PyUnicode_AsUTF8AndSize(object, &length);
+    const char *text = py_utf8(op, name, object, &length);
     if (text == NULL) return -1;
     if (strlen(text) != (size_t)length) {
         PyErr_Format(PyExc_ValueError, "%s: argument '%s' must not contain NUL characters", op, name);

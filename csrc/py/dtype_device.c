@@ -26,7 +26,7 @@ int py_dtype(const char *op, const char *name, PyObject *object, XtDtype *out) {
         return 1;
     }
     if (!PyUnicode_Check(object)) return 0;
-    const char *text = PyUnicode_AsUTF8(object);
+    const char *text = py_utf8(op, name, object, NULL);
     if (text == NULL) return -1;
     if (py_dtype_named(text, out)) return 1;
     PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be a dtype such as 'float32' or 'bfloat16', got '%.100s'", op, name,
@@ -134,7 +134,7 @@ int py_device(const char *op, const char *name, PyObject *object, XtDevice *out)
         return 1;
     }
     if (!PyUnicode_Check(object)) return 0;
-    const char *text = PyUnicode_AsUTF8(object);
+    const char *text = py_utf8(op, name, object, NULL);
     if (text == NULL) return -1;
     if (py_device_named(text, out)) return 1;
     PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be 'cpu', 'cuda' or 'cuda:<index>', got '%.100s'", op, name, text);

@@ -148,6 +148,8 @@ extern const PyFunction py_convert_functions[], py_dlpack_functions[], py_autogr
 int py_dtypes_init(PyObject *module);
 PyObject *py_dtype_object(XtDtype dtype); /* new reference */
 PyObject *py_device_object(XtDevice device);
+/* The text of a str, or NULL with an exception that names the argument. length: NULL, or where the bytes are counted. */
+const char *py_utf8(const char *op, const char *name, PyObject *object, Py_ssize_t *length);
 /* As py_number. Both take the object or its name; an unknown name raises ValueError. */
 int py_dtype(const char *op, const char *name, PyObject *object, XtDtype *out);
 int py_device(const char *op, const char *name, PyObject *object, XtDevice *out);

@@ -108,7 +108,7 @@ static PyObject *run_to(PyBound *bound) {
         device = py_tensor(target)->storage->device;
         took_dtype = took_device = true;
     } else if (target != Py_None) {
-        const char *text = PyUnicode_Check(target) ? PyUnicode_AsUTF8(target) : NULL;
+        const char *text = PyUnicode_Check(target) ? py_utf8("to", "target", target, NULL) : NULL;
         if (PyUnicode_Check(target) && text == NULL) return NULL;
         int found = 0;
         if (text == NULL || py_dtype_named(text, &dtype)) found = took_dtype = py_dtype("to", "target", target, &dtype) == 1;
