@@ -268,12 +268,14 @@ def as_json(row: Row) -> dict[str, Any]:
     return record
 
 
-def check_dtypes(ops: Sequence[str], dtypes: Sequence[str]) -> None:
-    """Refuse an op, asked for by name, that would not be checked in any of these dtypes."""
+def check_dtypes(option: str, ops: Sequence[str], dtypes: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse an op, asked for by name, that would be left out in all of these dtypes. known: what the option takes."""
     for op in ops:
-        taken = list(dict.fromkeys(dtype for entry in TABLE if entry.op == op for dtype in entry.dtypes))
-        if taken and not set(taken) & set(dtypes):
-            raise ConfigError(f"--dtype must hold one that {op} takes ({', '.join(taken)}), got {','.join(dtypes)}")
+        entries = [entry for entry in TABLE if entry.op == op]
+        taken = list(dict.fromkeys(dtype for entry in entries for dtype in entry.dtypes if dtype in known))
+        if entries and not set(taken) & set(dtypes):
+            takes = ", ".join(taken) or f"none of {', '.join(known)}"
+            raise ConfigError(f"--{option} must hold one that {op} takes ({takes}), got {','.join(dtypes)}")
 
 
 def command(values: dict[str, Any]) -> int:
@@ -283,7 +285,7 @@ def command(values: dict[str, Any]) -> int:
     ops = frame.choose("op", values["op"], known, known)
     dtypes = frame.choose("dtype", values["dtype"], DTYPES, DTYPES)
     if values["op"] is not None:
-        check_dtypes(ops, dtypes)
+        check_dtypes("dtype", ops, dtypes, DTYPES)
     frame.check_output("json", values["json"])
     frame.check_threads(values["threads"])
     begun = time.perf_counter()

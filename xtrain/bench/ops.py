@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from ..check import check_dtypes
 from ..optable import TABLE, judge, sizes
 from ..optable.table import FLOATS, Case, N, Op, as_list, outputs_of, tensor, upstream
 from . import accelerator, frame, peers
@@ -248,6 +249,8 @@ def command(values: dict[str, Any]) -> int:
     known = list(dict.fromkeys(entry.op for entry in TABLE))
     ops = frame.choose("op", values["op"], known, known)
     dtypes = frame.choose("dtypes", values["dtypes"], FLOATS, FLOATS)
+    if values["op"] is not None:
+        check_dtypes("dtypes", ops, dtypes, FLOATS)
     frame.check_output("json", values["json"])
     frame.check_plot(values["plot"])
     frame.check_different("json", values["json"], "plot", values["plot"])
