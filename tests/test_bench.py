@@ -331,11 +331,12 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         ((), "gemm or"),
         (("--json", "x"), "gemm or"),
         (("gem",), "did you mean gemm"),
-        (("gemm", "ops"), "expected 0"),
+        (("gemm", "ops"), "expected no arguments"),
         (("gemm", "--sizes", "3x4"), "3x4"),
         (("gemm", "--sizes", ""), "at least one"),
         (("gemm", "--sizes", "0"), "got '0'"),
-        (("gemm", "--sizes", "99999999"), "99999999"),
+        (("gemm", "--sizes", "99999999"), "in [1, 1048576] with at most 2^31 elements in all, got '99999999'"),
+        (("gemm", "--sizes", "1x2x99999999"), "in [1, 1048576]"),
         (("gemm", "--sizes", "4:nx"), "4:nx"),
         (("gemm", "--dtypes", "int8"), "int8"),
         (("gemm", "--dtypes", "tf32"), "tf32"),
@@ -353,6 +354,14 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         (("ops", "--op", "rmsnorm"), "rms_norm"),
         (("ops", "--dtypes", "int64"), "int64"),
         (("ops", "--sizes", "3"), "--sizes"),
+        (
+            ("ops", "--op", "mhc_post,sinkhorn,mhc_open", "--dtypes", "bfloat16"),
+            "--dtypes must hold one that sinkhorn takes (float64, float32), got bfloat16",
+        ),
+        (
+            ("ops", "--op", "randint"),
+            "one that randint takes (none of float64, float32, bfloat16, float16), got float32",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments, text: str, capsys, tmp_path, monkeypatch) -> None:

@@ -312,7 +312,9 @@ def test_check_changes_no_state() -> None:
         (("--json", "/no/such/place/x.json"), "/no/such/place"),
         (("--json", "/"), "directory"),
         (("--opp", "add"), "--op"),
-        (("now",), "expected 0"),
+        (("now",), "expected no arguments"),
+        (("--threads", "-1"), "--threads must be in [0, 256], got -1"),
+        (("--threads", "1000"), "--threads must be in [0, 256], got 1000"),
     ],
 )
 def test_mistakes_are_one_line(arguments, text: str, capsys) -> None:

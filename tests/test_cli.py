@@ -85,12 +85,18 @@ def test_sample(run) -> None:
         (("train", "--device", "tpu"), 2, "tpu"),
         (("train", "--device", "cuda:99", "--steps", "1"), 2, "cuda:99"),
         (("train", "--resume", "/no/such/run"), 1, "does not exist"),
-        (("sample",), 2, "argument"),
+        (("sample",), 2, "expected 1 argument, got 0"),
         (("sample", "/no/such/run"), 1, "no such directory"),
         (("sample", "x", "--top-p", "7"), 2, "top-p"),
+        (
+            ("sample", "x", "--max-tokens", "1000000000000"),
+            2,
+            "--max-tokens must be in [1, 10000000], got 1000000000000",
+        ),
+        (("train", "--sample.tokens", "1000000000000"), 2, "sample.tokens must be at most 10000000, got 1000000000000"),
         (("sample", "x", "--temprature", "1"), 2, "--temperature"),
-        (("doctor", "now"), 2, "expected 0"),
-        (("prepare", "one"), 2, "expected 2"),
+        (("doctor", "now"), 2, "expected no arguments, got 1; usage: xtrain doctor"),
+        (("prepare", "one"), 2, "expected 2 arguments, got 1"),
     ],
 )
 def test_mistakes_are_one_line(args, status: int, text: str, tmp_path) -> None:

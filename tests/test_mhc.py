@@ -298,6 +298,11 @@ def test_layers_leave_nothing_behind() -> None:
         (lambda: nn.expand_streams(xt.tensor(1.0), 4), ValueError, r"expand_streams: x must have 1 to 7 dim.*, got shape \(\)"),
         (lambda: nn.expand_streams(np.zeros((2, 3)), 4), TypeError, "expand_streams: x must be a Tensor, got ndarray"),
         (lambda: nn.recompute_streams([nn.HyperConnection(8, 2)], xt.zeros(3, 2, 8)), TypeError, r"parts\[0\] must have .* got None"),
+        (lambda: nn.recompute_streams(nn.HyperConnection(8, 2), xt.zeros(3, 2, 8)), TypeError, "recompute_streams: parts must be a list .* got Hyper"),
+        (lambda: nn.HyperConnection(8, 2).write(None, xt.zeros(3, 8)), TypeError, "HyperConnection: state must be what read returned .* got None"),
+        (lambda: nn.HyperConnection(8, 2).write((1, 2, xt.zeros(3, 2, 8), 4), xt.zeros(3, 8)), TypeError, "state must be what read .* got tuple"),
+        (lambda: nn.HyperConnection(8, 2, form=np.array(["P", "D"])), ValueError, r"form must be 'P' or 'D', got array\(\['P', 'D'\]"),
+        (lambda: nn.StreamContraction(8, 2, np.array(["sum"])), ValueError, r"mode must be .*, got array\(\['sum'\]"),
         (lambda: nn.recompute_streams([nn.SiLU()], xt.zeros(3, 2, 8)), TypeError, r"recompute_streams: parts\[0\] must be .* got SiLU"),
     ],
 )  # fmt: skip

@@ -218,6 +218,7 @@ def test_generation_options() -> None:
     assert len(model.generate(ids, 20, temperature=0.0, eos=greedy[4]).tolist()[0]) <= 5
     for bad, text in [
         (dict(max_new_tokens=-1), "max_new_tokens"),
+        (dict(max_new_tokens=10**18), r"max_new_tokens must be an integer in \[0, 10000000\], got 1000000000000000000"),
         (dict(max_new_tokens=3, temperature=-1.0), "temperature"),
         (dict(max_new_tokens=3, top_k=0), "top_k"),
         (dict(max_new_tokens=3, top_p=0.0), "top_p"),

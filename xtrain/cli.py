@@ -222,16 +222,19 @@ def _simple_options(
             raise ConfigError(f"--{name} must be a {'whole ' if kind is int else ''}number, got {text!r}") from None
     if len(places) != positional:
         raise ConfigError(
-            f"expected {positional} argument{'s' * (positional > 1)}, got {len(places)}; {usage.splitlines()[0]}"
+            f"expected {positional or 'no'} argument{'s' * (positional != 1)}, got {len(places)}; "
+            f"{usage.splitlines()[0]}"
         )
     return places, values
 
 
 def _sample(arguments: list[str]) -> int:
+    from .config import LONGEST_SAMPLE
+
     known = {"prompt": None, "max_tokens": 256, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 0, "threads": 0}
     (directory,), values = _simple_options(arguments, known, 1, _SAMPLE_USAGE)
     limits = (
-        ("max_tokens", 1, None),
+        ("max_tokens", 1, LONGEST_SAMPLE),
         ("temperature", 0, None),
         ("top_k", 0, None),
         ("top_p", 0, 1),

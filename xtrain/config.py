@@ -53,6 +53,7 @@ PRESETS["gpu"] = dict(
     num_key_value_heads=6,
     head_dim=64,
 )
+LONGEST_SAMPLE = 10_000_000  # tokens; hours at a thousand a second
 # What a new run on a GPU starts from when no model is named; options that are given win.
 GPU_RUN: dict[str, Any] = {
     "model.preset": "gpu",
@@ -147,7 +148,7 @@ class SampleConfig:
     prompt: str | None = option(
         None, "text to continue (default: 'def ' for Python source, else the start of the validation data)", free=True
     )
-    tokens: int = option(200, "length of a sample; 0 for none", "tokens", minimum=0, free=True)
+    tokens: int = option(200, "length of a sample; 0 for none", "tokens", minimum=0, maximum=LONGEST_SAMPLE, free=True)
     temperature: float = option(0.7, "divides the logits; 0 takes the likeliest token", minimum=0.0, free=True)
     top_k: int = option(40, "sample among the k likeliest tokens; 0 for all", "tokens", minimum=0, free=True)
     top_p: float = option(

@@ -155,7 +155,7 @@ class HyperConnection(_Coefficients):
         _check_sizes("HyperConnection", dim, n)
         if sublayer is not None and not callable(sublayer):
             raise TypeError(f"HyperConnection: sublayer must be callable or None, got {type(sublayer).__name__}")
-        if form not in ("P", "D"):
+        if not isinstance(form, str) or form not in ("P", "D"):
             raise ValueError(f"HyperConnection: form must be 'P' or 'D', got {form!r}")
         if isinstance(iters, bool) or not isinstance(iters, int) or not 1 <= iters <= 100000:
             raise ValueError(f"HyperConnection: iters must be an integer, 1 to 100000, got {iters!r}")
@@ -183,6 +183,10 @@ class HyperConnection(_Coefficients):
 
     def write(self, state, y):
         """The new streams, of what `read` returned second and the sublayer's output y [.., dim]. To be called once."""
+        if not (
+            isinstance(state, tuple) and len(state) == 4 and isinstance(state[2], _C.Tensor) and callable(state[3])
+        ):
+            raise TypeError(f"HyperConnection: state must be what read returned second, got {type(state).__name__}")
         h_post, m, carry, close = state
         if not isinstance(y, _C.Tensor):
             raise TypeError(f"HyperConnection: sublayer must return a Tensor, got {type(y).__name__}")
@@ -228,7 +232,7 @@ class StreamContraction(_Coefficients):
 
     def __init__(self, dim, n, mode="mean", *, norm_eps=1e-6, hc_eps=1e-6, affine=False, device=None, dtype=None):
         _check_sizes("StreamContraction", dim, n)
-        if mode not in ("mean", "sum", "learned"):
+        if not isinstance(mode, str) or mode not in ("mean", "sum", "learned"):
             raise ValueError(f"StreamContraction: mode must be 'mean', 'sum' or 'learned', got {mode!r}")
         _check_eps("StreamContraction", norm_eps=norm_eps, hc_eps=hc_eps)
         _check_flags("StreamContraction", affine=affine)
@@ -342,6 +346,8 @@ def _detached(y):
 
 def _pairs(parts):
     """(connection, sublayer) of each part, checked."""
+    if not hasattr(parts, "__iter__"):
+        raise TypeError(f"recompute_streams: parts must be a list or another iterable, got {type(parts).__name__}")
     found = []
     for i, part in enumerate(parts):
         pair = part if isinstance(part, tuple) else (part, getattr(part, "sublayer", None))

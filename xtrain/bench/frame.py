@@ -186,8 +186,8 @@ def check_threads(count: int, device: str = "cpu") -> None:
 
     if count and device != "cpu":
         raise ConfigError(f"--threads is for the CPU; a benchmark of {device} does not depend on it: leave it out")
-    if not 0 <= count <= 1024:
-        raise ConfigError(f"--threads must be in [0, 1024], got {count}")
+    if not 0 <= count <= 256:
+        raise ConfigError(f"--threads must be in [0, 256], got {count}")
     if count:
         _C.set_num_threads(count)
 

@@ -73,7 +73,7 @@ def parse_sizes(text: str) -> list[Shape]:
         if word in GROUPS:
             shapes += GROUPS[word]()
             continue
-        match = re.fullmatch(r"(\d{1,7})(?:x(\d{1,7})x(\d{1,7}))?(?::([nt]{2}))?", word)
+        match = re.fullmatch(r"(\d{1,999})(?:x(\d{1,999})x(\d{1,999}))?(?::([nt]{2}))?", word)
         if match is None:
             raise ConfigError(
                 f"--sizes must be some of {', '.join(GROUPS)}, N, MxNxK or MxNxK:nt (layouts nn, nt, tn, tt), got "

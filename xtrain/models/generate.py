@@ -4,6 +4,7 @@ import numpy as np
 
 from .. import _C
 from ..autograd import no_grad
+from ..config import LONGEST_SAMPLE
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -71,8 +72,10 @@ def _token_ids(ids):
 
 
 def _check(max_new_tokens, temperature, top_k, top_p):
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise ValueError(f"generate: max_new_tokens must be an integer >= 0, got {max_new_tokens!r}")
+    if not isinstance(max_new_tokens, int) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
+        raise ValueError(
+            f"generate: max_new_tokens must be an integer in [0, {LONGEST_SAMPLE}], got {max_new_tokens!r}"
+        )
     if not 0.0 <= temperature < float("inf"):
         raise ValueError(f"generate: temperature must be a number >= 0, got {temperature!r}")
     if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
