@@ -13,7 +13,8 @@
  *                   the next joins those of its row and writes
  *
  * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow (float64: 8).
- * Sums in ACC, in a tree that cols and the plan fix; so a long row has other bits among few rows than among many. A row with NaN or +Inf, or of nothing but -Inf, comes out as NaN, as on the CPU.
+ * Sums in ACC, in a tree that cols and the plan fix; so a long row has other bits among few rows than among many. A row with NaN or
+ * +Inf, or of nothing but -Inf, comes out as NaN, as on the CPU.
  */
 #include "cuda.cuh"
 

@@ -360,7 +360,7 @@ def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
         ),
         (
             ("ops", "--op", "randint"),
-            "one that randint takes (none of float64, float32, bfloat16, float16), got float32",
+            "--op must be one that takes float64, float32, bfloat16 or float16, got randint",
         ),
     ],
 )

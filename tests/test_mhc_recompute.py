@@ -108,6 +108,29 @@ def test_a_change_in_place_before_the_backward_is_refused(what: str) -> None:
         run(layers, x * 1.0).sum().backward()
 
 
+@pytest.mark.parametrize("what", ["x", "phi", "y"])
+def test_a_change_in_place_by_a_sublayer_is_refused(what: str) -> None:
+    buffer = xt.zeros(3, 8)
+
+    def sublayer(h):
+        if what == "x":
+            streams.detach().fill_(0.5)
+        elif what == "phi":
+            layers[0].phi.detach().fill_(0.5)
+        else:
+            buffer.copy_(h.detach())
+            return buffer
+        return h * 2.0
+
+    layers = [nn.HyperConnection(8, 2, part) for part in (sublayer if what == "y" else nn.SiLU(), sublayer)]
+    x = xt.randn(3, 2, 8).requires_grad_()
+    for run in (one_after_another, nn.recompute_streams):
+        streams = x * 1.0
+        out = run(layers, streams)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            out.sum().backward()
+
+
 def test_a_recording_of_one_thread_leaves_others_alone() -> None:
     layer, x = nn.HyperConnection(8, 2, nn.SiLU()), xt.randn(3, 2, 8).requires_grad_()
     seen = []

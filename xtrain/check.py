@@ -273,9 +273,10 @@ def check_dtypes(option: str, ops: Sequence[str], dtypes: Sequence[str], known: 
     for op in ops:
         entries = [entry for entry in TABLE if entry.op == op]
         taken = list(dict.fromkeys(dtype for entry in entries for dtype in entry.dtypes if dtype in known))
+        if entries and not taken:
+            raise ConfigError(f"--op must be one that takes {', '.join(known[:-1])} or {known[-1]}, got {op}")
         if entries and not set(taken) & set(dtypes):
-            takes = ", ".join(taken) or f"none of {', '.join(known)}"
-            raise ConfigError(f"--{option} must hold one that {op} takes ({takes}), got {','.join(dtypes)}")
+            raise ConfigError(f"--{option} must hold one that {op} takes ({', '.join(taken)}), got {','.join(dtypes)}")
 
 
 def command(values: dict[str, Any]) -> int:

@@ -7,8 +7,8 @@
         print(xt.cuda.memory_summary())
 
 All work of a device is queued on one stream and runs in order; only reading a value (`item`, `numpy`, `tolist`) and
-`synchronize` wait for it. `device` arguments take a device, its name or its index; None is "cuda", the first one. Every
-function raises ValueError for a device that is no CUDA device.
+`synchronize` wait for it. `device` arguments take a device, its name or its index; None is "cuda", the first one;
+ValueError for a device that is no CUDA device.
 """
 
 from . import _C

@@ -284,7 +284,8 @@ class _Block(Function):
 
     @staticmethod
     def forward(ctx, parts, names, _anchor, x, *args):
-        first, ctx.kept = x, []
+        ctx.save_for_backward(x, *(p for connection, _ in parts for p in _own_parameters(connection)))
+        ctx.kept = []
         needs_x, *needs = ctx.needs_input_grad[3:]
         ctx.leaves = [arg.detach().requires_grad_() if need else arg for arg, need in zip(args, needs, strict=True)]
         plain = len(args) - len(names)
@@ -296,11 +297,9 @@ class _Block(Function):
             with enable_grad():
                 h_in = h_in.detach().requires_grad_(moving)
                 y = sublayer(h_in, *ctx.leaves[:plain], **named)
-            ctx.kept.append((connection, h_in, y))
             x = connection.write(state, _detached(y))
+            ctx.kept.append((connection, h_in, y, y._version))
             moving = moving or y.requires_grad
-        parameters = [p for connection, _ in parts for p in _own_parameters(connection)]
-        ctx.save_for_backward(first, *parameters, *(y.detach() for _, _, y in ctx.kept))  # so that changes are noticed
         if not moving:
             ctx.mark_non_differentiable(x)
         return x
@@ -312,7 +311,12 @@ class _Block(Function):
         x, *_ = ctx.saved_tensors
         kept, again = ctx.kept, []
         ctx.kept = None
-        for connection, _, y in kept:
+        for i, (connection, _, y, version) in enumerate(kept):
+            if y._version != version:
+                raise RuntimeError(
+                    f"recompute_streams: what sublayer {i} returned, of shape {tuple(y.shape)}, must not be changed in "
+                    f"place before backward, got version {y._version} instead of {version}"
+                )
             x = x.detach().requires_grad_()
             with enable_grad():
                 read, state = connection.read(x)
@@ -320,7 +324,7 @@ class _Block(Function):
             if len(again) < len(kept):
                 x = connection.write((*(part.detach() for part in state[:3]), state[3]), y.detach())
         while kept:
-            (connection, h_in, y), (x, read, state) = kept.pop(), again.pop()
+            (connection, h_in, y, _), (x, read, state) = kept.pop(), again.pop()
             *state, close = state
             leaves = [part.detach().requires_grad_() for part in (*state, y)]
             with enable_grad():

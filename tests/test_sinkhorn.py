@@ -1,0 +1,106 @@
+"""Sinkhorn at the ends of the formats: logits far apart, elements that vanish between stages, many iterations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_mhc import f64
+
+import xtrain.functional as F
+from xtrain.optable.table import array, tensor
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.0, 1e-40])
+@pytest.mark.parametrize("form", ["P", "D"])
+def test_huge_logits(form: str, eps: float) -> None:
+    """Differences that overflow the format count as infinite: the winners share, and a row nobody wants is left empty."""
+    unwanted = np.zeros((4, 4))
+    unwanted[2] = -200
+    # One entry of the row left, which exp and the column's sum make the least that a format can tell, or less.
+    least = np.zeros((8, 8))
+    least[2] = -1e5
+    last = {"float32": -86.9, "float64": -708.3}
+    for z in (
+        np.diag([1e4] * 4),
+        np.full((4, 4), 1e30),
+        np.full((4, 4), -1e30),
+        f64(4, 4, scale=1e6),
+        f64(4, 4, scale=200),
+        f64(500, 4, 4, scale=60),
+        f64(500, 3, 3, scale=400),
+        f64(500, 8, 8, scale=100),
+        unwanted if form == "P" else unwanted.T.copy(),
+        least,
+    ):
+        for dtype in ("float32", "float64"):
+            if z is least:
+                least[2, 5] = last[dtype]
+            logits = tensor(z.T.copy() if z is least and form == "D" else z, dtype).requires_grad_()
+            a = F.sinkhorn(logits, form=form, eps=eps)
+            a.backward(tensor(f64(*z.shape), dtype))
+            assert np.isfinite(array(a)).all() and np.isfinite(array(logits.grad)).all()
+            assert (array(a) >= 0).all() and (array(a) <= 1 + 1e-6).all()
+    assert np.allclose(array(F.sinkhorn(tensor(np.diag([1e4] * 4), "float32"), form=form)), np.eye(4), atol=3e-6)
+    assert np.allclose(array(F.sinkhorn(tensor(np.full((4, 4), 1e30), "float32"), form=form)), 0.25, atol=2e-6)
+    empty = array(F.sinkhorn(tensor(unwanted if form == "P" else unwanted.T.copy(), "float32"), form=form, eps=0.0))
+    if form == "D":
+        empty = empty.T
+    assert (empty[2] == 0).all() and np.allclose(np.delete(empty, 2, 0).sum(-1), 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("n", "deviation", "iters", "options"),
+    [
+        (4, 50, 100, {}),
+        (4, 100, 1000, {}),
+        (7, 50, 300, {"eps": 0.0}),
+        (8, 100, 300, {"eps": 0.0, "transpose": True}),
+        (7, 1000, 200, {"eps": 0.0, "form": "D"}),
+        (4, 2000, 1000, {}),
+    ],
+)
+def test_elements_that_vanish_on_the_way_spoil_no_gradient(
+    n: int, deviation: float, iters: int, options: dict, dtype: str
+) -> None:
+    """Going back through the stages, an element of which only some last digits were left would come out too large, and the gradient
+    would grow at every stage, to 1e5 and to NaN. Where nothing is lost it is no larger than that of M."""
+    slow = [[-34.0, -21, 89, 137], [-68, -4, -92, 13], [-46, 26, -66, -27], [-60, 87, -65, 7]]
+    logits = f64(3000, n, n, scale=deviation)
+    if n == 4:
+        logits[0] = slow
+    d = f64(3000, n, n)
+    z = tensor(logits, dtype).requires_grad_()
+    F.sinkhorn(z, iters=iters, **options).backward(tensor(d, dtype))
+    found = array(z.grad)
+    assert np.isfinite(found).all() and np.abs(found).max() <= np.abs(d).max()
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_a_row_that_is_small_and_recovers_has_its_gradient(eps: float) -> None:
+    """Its elements are subnormal after the first stage only. Beside any neighbours it has the same bits, and on the CPU float64's
+    gradient; on a GPU an element that was subnormal counts as 0 for the gradient (docs/mhc.md)."""
+    z, d = f64(300, 4, 4, scale=50), f64(300, 4, 4)
+    z[::16] = [[0.0] * 4, [0.0] * 4, [-86.9, -86.7, -86.8, -86.6], [-86.7, -86.9, -86.6, -86.8]]
+    found = {}
+    for name, dtype in (("alone", "float32"), ("beside", "float32"), ("wide", "float64")):
+        logits = tensor(z[::16].copy() if name != "beside" else z, dtype).requires_grad_()
+        upstream = tensor(d[::16].copy() if name != "beside" else d, dtype)
+        F.sinkhorn(logits, iters=100, eps=eps).backward(upstream)
+        found[name] = array(logits.grad) if name != "beside" else array(logits.grad)[::16]
+    assert np.array_equal(found["alone"], found["beside"])
+    if logits.device.type == "cpu":
+        assert np.abs(found["alone"] - found["wide"]).max() <= 1e-4 and np.abs(found["wide"][:, 2]).min() > 1e-4
+
+
+def test_many_iterations_do_not_depend_on_the_batch() -> None:
+    """The most that are allowed, where a GPU works on few matrices at a time."""
+    z, dout = f64(70, 4, 4), f64(70, 4, 4, seed=1)
+    found = []
+    for part in (slice(0, 70), slice(68, 70)):
+        logits = tensor(z[part], "float32").requires_grad_()
+        out = F.sinkhorn(logits, iters=100000)
+        out.backward(tensor(dout[part], "float32"))
+        found.append([array(t)[-2:] for t in (out, logits.grad)])
+        assert np.isfinite(array(logits.grad)).all()
+    assert all(np.array_equal(a, b) for a, b in zip(*found))
