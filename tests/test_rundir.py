@@ -435,3 +435,15 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path) -> None:
         write(tmp_path / "m", text)
         assert (tmp_path / "m").is_symlink() and (tmp_path / "disk" / "target" / "a").read_bytes() == text
     assert names(tmp_path) == ["disk", "m"] and names(tmp_path / "disk") == ["target"]
+
+
+def test_a_config_of_somebody_else_is_kept(tmp_path) -> None:
+    """What a run has written is known by its lock; a folder may well have a config.toml for another purpose."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "config.toml").write_text("mine = 1\n")
+    with pytest.raises(
+        ConfigError, match="out must be a folder without a config.toml that no run has written, got .*run"
+    ):
+        Trainer(options(text_file(tmp_path / "text.txt"), out), quiet=True)
+    assert (out / "config.toml").read_text() == "mine = 1\n" and [p.name for p in out.iterdir()] == ["config.toml"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from test_mhc import f64
@@ -76,21 +78,30 @@ def test_elements_that_vanish_on_the_way_spoil_no_gradient(
     assert np.isfinite(found).all() and np.abs(found).max() <= np.abs(d).max()
 
 
-@pytest.mark.parametrize("eps", [1e-6, 0.0])
-def test_a_row_that_is_small_and_recovers_has_its_gradient(eps: float) -> None:
-    """Its elements are subnormal after the first stage only. Beside any neighbours it has the same bits, and on the CPU float64's
-    gradient; on a GPU an element that was subnormal counts as 0 for the gradient (docs/mhc.md)."""
+def small_rows(dtype: str, eps: float, neighbours: bool) -> np.ndarray:
+    """Gradients of matrices with two rows whose elements are subnormal after the first stage and normal after the second."""
     z, d = f64(300, 4, 4, scale=50), f64(300, 4, 4)
     z[::16] = [[0.0] * 4, [0.0] * 4, [-86.9, -86.7, -86.8, -86.6], [-86.7, -86.9, -86.6, -86.8]]
-    found = {}
-    for name, dtype in (("alone", "float32"), ("beside", "float32"), ("wide", "float64")):
-        logits = tensor(z[::16].copy() if name != "beside" else z, dtype).requires_grad_()
-        upstream = tensor(d[::16].copy() if name != "beside" else d, dtype)
-        F.sinkhorn(logits, iters=100, eps=eps).backward(upstream)
-        found[name] = array(logits.grad) if name != "beside" else array(logits.grad)[::16]
-    assert np.array_equal(found["alone"], found["beside"])
-    if logits.device.type == "cpu":
-        assert np.abs(found["alone"] - found["wide"]).max() <= 1e-4 and np.abs(found["wide"][:, 2]).min() > 1e-4
+    z, d = (z, d) if neighbours else (z[::16].copy(), d[::16].copy())
+    logits = tensor(z, dtype).requires_grad_()
+    F.sinkhorn(logits, iters=100, eps=eps).backward(tensor(d, dtype))
+    return array(logits.grad)[::16] if neighbours else array(logits.grad)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_a_gradient_does_not_depend_on_the_neighbours(eps: float) -> None:
+    assert np.array_equal(small_rows("float32", eps, True), small_rows("float32", eps, False))
+
+
+@pytest.mark.xfail(
+    os.environ.get("XTRAIN_TEST_DEVICE", "cpu") != "cpu",
+    reason="known fault of the CUDA kernel: an element that was subnormal counts as 0 in the backward (docs/LOG.md)",
+    strict=True,
+)
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_a_row_that_is_small_and_recovers_has_its_gradient(eps: float) -> None:
+    found, wide = (small_rows(dtype, eps, False) for dtype in ("float32", "float64"))
+    assert np.abs(found - wide).max() <= 1e-4 and np.abs(wide[:, 2]).min() > 1e-4
 
 
 def test_many_iterations_do_not_depend_on_the_batch() -> None:

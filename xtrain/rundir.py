@@ -106,6 +106,8 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
             start_over(f"the run in {path} ended before its first checkpoint: it starts over")
         elif found:
             raise holds_a_run(path)
+        if (path / CONFIG).exists() and not (path / LOCK).exists():
+            raise ConfigError(f"out must be a folder without a {CONFIG} that no run has written, got {path}")
         return path, found
     preset = config.model.preset
     stem = preset if preset in PRESETS else Path(preset).resolve().name
