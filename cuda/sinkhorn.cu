@@ -13,8 +13,9 @@
  * A matrix is read once and written once, and takes thousands of cycles of dependent arithmetic: it is the latency that counts, so
  * lanes are spread over as many blocks as there are.
  *
- * In the backward, an element that becomes too small for a normal number is 0 from then on, and what it was before is kept with the
- * stage (csrc/cpu/sinkhorn.c says why; there it is only done where it is needed).
+ * The backward rebuilds the matrix before a stage as A = Y d. Where an element was too small for a normal number on the way there,
+ * that is wrong by its lost digits, and it shows at the start, which is known (csrc/cpu/sinkhorn.c). Such a matrix is done again with
+ * what its stages gave: every G-th is kept in place of the divisors, those between two are computed again.
  */
 #include "mhc.cuh"
 
@@ -51,56 +52,66 @@ template <int G, typename A> __device__ inline A most_of_rows(A value) {
     return value;
 }
 
-template <typename A> __device__ inline A least() { return sizeof(A) == 4 ? (A)FLT_MIN : (A)DBL_MIN; }
+__device__ inline float least(float) { return FLT_MIN; }
+__device__ inline double least(double) { return DBL_MIN; }
+__device__ inline float unit(float) { return FLT_EPSILON; }
+__device__ inline double unit(double) { return DBL_EPSILON; }
 
 /* 1 in place of a divisor whose inverse would be infinite, as on the CPU; NaN stays. */
-template <typename A> __device__ inline A divisor_of(A sum) { return sum < least<A>() ? A(1) : sum; }
+template <typename A> __device__ inline A divisor_of(A sum) { return sum < least(sum) ? A(1) : sum; }
 
-/* Of a row: what elements were before the stage (-1: none) in which they became too small for a normal number. */
-template <typename A, int G> struct Lost {
-    A value[G];
-    int stage[G];
-};
-template <int G, typename A> __device__ inline void scale(A (&a)[G], int j, A by, Lost<A, G> *lost, int stage) {
-    A y = a[j] * by;
-    if (lost && y < least<A>() && y > 0) {
-        lost->value[j] = a[j];
-        lost->stage[j] = stage;
-        y = 0;
-    }
-    a[j] = y;
+/* 1 / d of a divisor, which is normal (or NaN) and no larger than 2n + 1: without the cases that a division looks at, which were a
+ * third of the kernel's time. One step of Newton's leaves about half a unit in the last place. */
+__device__ inline float inverse_of(float d) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    return fmaf(r, fmaf(-d, r, 1.0f), r);
 }
+__device__ inline double inverse_of(double d) { return 1 / d; }
 
 /* a [G], a row, /= the sums of the columns + eps. Returns the divisor of the column of the lane's number. */
-template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at, Lost<A, G> *lost, int stage) {
+template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at) {
     A mine = 1;
 #pragma unroll
     for (int j = 0; j < G; j++) {
         if (j >= at.n) continue;
         A d = divisor_of(over_rows<G>(a[j]) + at.eps);
-        if (at.row < at.n) scale<G>(a, j, 1 / d, lost, stage);
+        a[j] = at.row < at.n ? a[j] * inverse_of(d) : A(0);
         if (j == at.row) mine = d;
     }
     return mine;
 }
-template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Place<A> &at, A eps, Lost<A, G> *lost, int stage) {
+template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Place<A> &at, A eps) {
     A d = eps;
 #pragma unroll
     for (int j = 0; j < G; j++) d += a[j];
     if (at.row >= at.n) return 1; /* all zeros */
     d = divisor_of(d);
-    A inverse = 1 / d;
+    A inverse = inverse_of(d);
 #pragma unroll
-    for (int j = 0; j < G; j++)
-        if (j < at.n) scale<G>(a, j, inverse, lost, stage);
+    for (int j = 0; j < G; j++) a[j] = j < at.n ? a[j] * inverse : A(0);
     return d;
 }
 
-/* From logits in a to the result in a. start [G]: exp(Z - s) in P, the softmax in D. To go back: kept, the divisors of this lane,
- * `step` apart, and lost; else both are NULL. */
-template <int G, bool KEEP, typename A>
-__device__ inline void run(A (&a)[G], A (&start)[G], A *kept, Lost<A, G> *lost, int step, const Place<A> &at, int64_t iters,
-                           XtSinkhornForm form) {
+/* e = y dy of a stage becomes a da; y [G], its result. total [G]: sum e of the columns. */
+template <int G, typename A> __device__ inline void back_columns(A (&e)[G], const A (&y)[G], A (&total)[G], const Place<A> &at) {
+#pragma unroll
+    for (int j = 0; j < G; j++) {
+        if (j >= at.n) continue;
+        total[j] = over_rows<G>(e[j]);
+        e[j] -= y[j] * total[j];
+    }
+}
+template <int G, typename A> __device__ inline void back_row(A (&e)[G], const A (&y)[G]) {
+    A sum = 0;
+#pragma unroll
+    for (int j = 0; j < G; j++) sum += e[j];
+#pragma unroll
+    for (int j = 0; j < G; j++) e[j] -= y[j] * sum;
+}
+
+/* From logits in a to what the stages begin with. start [G]: exp(Z - s) in P, the softmax in D. */
+template <int G, typename A> __device__ inline void begin(A (&a)[G], A (&start)[G], const Place<A> &at, XtSinkhornForm form) {
     bool inside = at.row < at.n;
     if (form == XT_SINKHORN_P) {
 #pragma unroll
@@ -116,19 +127,24 @@ __device__ inline void run(A (&a)[G], A (&start)[G], A *kept, Lost<A, G> *lost, 
             if (j < at.n && a[j] > most) most = a[j];
 #pragma unroll
         for (int j = 0; j < G; j++) a[j] = inside && j < at.n ? exponential(a[j] - most) : A(0);
-        divide_row<G>(a, at, A(0), (Lost<A, G> *)nullptr, -1);
+        divide_row<G>(a, at, A(0));
     }
 #pragma unroll
     for (int j = 0; j < G; j++) {
         start[j] = a[j];
-        if (KEEP) lost->stage[j] = -1;
         if (form == XT_SINKHORN_D && inside && j < at.n) a[j] += at.eps;
     }
+}
+
+/* From logits in a to the result in a; kept: the divisors of this lane, `step` apart, or NULL. start: see begin. */
+template <int G, bool KEEP, typename A>
+__device__ inline void run(A (&a)[G], A (&start)[G], A *kept, int step, const Place<A> &at, int64_t iters, XtSinkhornForm form) {
+    begin<G>(a, start, at, form);
     for (int64_t i = 0; i < iters; i++) {
-        A d = divide_columns<G>(a, at, lost, (int)(2 * i));
+        A d = divide_columns<G>(a, at);
         if (KEEP) kept[2 * i * step] = d;
         if (form == XT_SINKHORN_D && i == iters - 1) break;
-        d = divide_row<G>(a, at, at.eps, lost, (int)(2 * i + 1));
+        d = divide_row<G>(a, at, at.eps);
         if (KEEP) kept[(2 * i + 1) * step] = d;
     }
 }
@@ -156,28 +172,75 @@ __global__ void __launch_bounds__(THREADS)
         int64_t t = first + threadIdx.x / G, from = t < tokens ? t : tokens - 1;
         A a[G], start[G];
         read_row<G>(a, logits + from * n * n, at, false);
-        run<G, false>(a, start, (A *)nullptr, (Lost<A, G> *)nullptr, 0, at, iters, form);
+        run<G, false>(a, start, (A *)nullptr, 0, at, iters, form);
         if (t < tokens) write_row<G>(out + t * n * n, a, at, transpose);
     }
 }
 
-/* scratch [blocks][stages][THREADS] or NULL: then shared memory [stages][THREADS]. */
+/* Whether a matrix rebuilt from its divisors is not what its stages began with: three roundings a stage are allowed for. */
+template <int G, typename A>
+__device__ inline bool differs(const A (&rebuilt)[G], const A (&start)[G], const Place<A> &at, int64_t stages,
+                               XtSinkhornForm form) {
+    bool wrong = false;
+    A off = 2 * unit(at.eps) * (A)stages, added = form == XT_SINKHORN_D && at.row < at.n ? at.eps : A(0);
+#pragma unroll
+    for (int j = 0; j < G; j++) {
+        if (j >= at.n) continue;
+        A right = start[j] + added, error = rebuilt[j] - right;
+        wrong |= (error < 0 ? -error : error) > off * right;
+    }
+    return wrong;
+}
+
+/* There and back with what the stages gave. a [G]: logits; e: dM, becomes A dA of the start; total: of stage 0. kept: room for all
+ * stages, THREADS apart, and up to G - 1 more. */
+template <int G, typename A>
+__device__ __noinline__ void exactly(A (&a)[G], A (&e)[G], A (&total)[G], A *kept, const Place<A> &at, int64_t stages,
+                                     XtSinkhornForm form) {
+    A start[G], y[G][G]; /* y: the results of G stages */
+
+    auto stage = [&](int64_t s) {
+        if (s % 2) divide_row<G>(a, at, at.eps);
+        else divide_columns<G>(a, at);
+    };
+    begin<G>(a, start, at, form);
+    for (int64_t s = 0; s < stages; s++) {
+        if (s % G == 0)
+            for (int j = 0; j < G; j++) kept[(s + j) * THREADS] = a[j];
+        stage(s);
+    }
+    for (int j = 0; j < G; j++) e[j] *= a[j];
+    for (int64_t first = (stages - 1) / G * G; first >= 0; first -= G) {
+        int count = (int)(stages - first < G ? stages - first : G);
+        for (int j = 0; j < G; j++) a[j] = kept[(first + j) * THREADS];
+        for (int k = 0; k < count; k++) {
+            stage(first + k);
+            for (int j = 0; j < G; j++) y[k][j] = a[j];
+        }
+        for (int k = count; k-- > 0;) {
+            if ((first + k) % 2) back_row<G>(e, y[k]);
+            else back_columns<G>(e, y[k], total, at);
+        }
+    }
+}
+
+/* scratch [blocks][room][THREADS] or NULL: then shared memory [room][THREADS]; room: the stages, rounded up to G. */
 template <typename A, int G>
 __global__ void __launch_bounds__(THREADS)
-    sinkhorn_bwd_kernel(A *dlogits, const A *dout, const A *logits, A *scratch, int64_t tokens, int n, int64_t iters, A eps,
-                        XtSinkhornForm form, bool transpose) {
+    sinkhorn_bwd_kernel(A *dlogits, const A *dout, const A *logits, A *scratch, int64_t room, int64_t tokens, int n, int64_t iters,
+                        A eps, XtSinkhornForm form, bool transpose) {
     extern __shared__ double divisors[];
     int64_t stages = 2 * iters - (form == XT_SINKHORN_D);
-    A *kept = (scratch ? scratch + (int64_t)blockIdx.x * stages * THREADS : (A *)divisors) + threadIdx.x;
+    A *kept = (scratch ? scratch + (int64_t)blockIdx.x * room * THREADS : (A *)divisors) + threadIdx.x;
     const Place<A> at = {(int)threadIdx.x % G, n, eps};
     int lead = (int)threadIdx.x % 32 / G * G; /* the lane of the matrix's first row */
+    auto of_matrix = [&](bool mine) { return __ballot_sync(EVERY_LANE, mine) >> lead & ((1u << G) - 1); };
     for (int64_t first = (int64_t)blockIdx.x * (THREADS / G); first < tokens; first += (int64_t)gridDim.x * (THREADS / G)) {
         int64_t t = first + threadIdx.x / G, from = t < tokens ? t : tokens - 1;
         A y[G], e[G], start[G], total[G];
-        Lost<A, G> lost;
         read_row<G>(y, logits + from * n * n, at, false);
         read_row<G>(e, dout + from * n * n, at, transpose);
-        run<G, true>(y, start, kept, &lost, THREADS, at, iters, form);
+        run<G, true>(y, start, kept, THREADS, at, iters, form);
 #pragma unroll
         for (int j = 0; j < G; j++) {
             e[j] *= y[j];
@@ -187,32 +250,33 @@ __global__ void __launch_bounds__(THREADS)
         for (int64_t s = stages; s-- > 0;) { /* even stages are those of columns */
             d = kept[s * THREADS];
             if (s % 2) {
-                A sum = 0;
+                back_row<G>(e, y);
 #pragma unroll
-                for (int j = 0; j < G; j++) sum += e[j];
-#pragma unroll
-                for (int j = 0; j < G; j++) {
-                    e[j] -= y[j] * sum;
-                    y[j] *= d;
-                }
+                for (int j = 0; j < G; j++) y[j] *= d;
             } else {
+                back_columns<G>(e, y, total, at);
 #pragma unroll
-                for (int j = 0; j < G; j++) {
-                    if (j >= n) continue;
-                    total[j] = over_rows<G>(e[j]);
-                    e[j] -= y[j] * total[j];
-                    y[j] *= __shfl_sync(EVERY_LANE, d, lead + j);
-                }
+                for (int j = 0; j < G; j++) y[j] *= __shfl_sync(EVERY_LANE, d, lead + j);
             }
+        }
+        bool wrong = of_matrix(differs<G>(y, start, at, stages, form)) != 0;
+        if (__any_sync(EVERY_LANE, wrong)) {
+            A again[G], e_again[G], total_again[G];
+            read_row<G>(again, logits + from * n * n, at, false);
+            read_row<G>(e_again, dout + from * n * n, at, transpose);
+            exactly<G>(again, e_again, total_again, kept, at, stages, form);
 #pragma unroll
-            for (int j = 0; j < G; j++)
-                if (lost.stage[j] == s) y[j] = lost.value[j];
+            for (int j = 0; j < G; j++) {
+                if (!wrong) continue; /* a matrix's gradient does not depend on its neighbours */
+                e[j] = e_again[j];
+                total[j] = total_again[j];
+            }
         }
         if (form == XT_SINKHORN_P) { /* stage 0 was that of the columns: the first maximum of each gets the shift's share of eps */
 #pragma unroll
             for (int j = 0; j < G; j++) {
                 if (j >= n) continue;
-                unsigned ones = __ballot_sync(EVERY_LANE, start[j] == 1 && at.row < n) >> lead & ((1u << G) - 1);
+                unsigned ones = of_matrix(start[j] == 1 && at.row < n);
                 A divisor = __shfl_sync(EVERY_LANE, d, lead + j);
                 if (ones && __ffs((int)ones) - 1 == at.row) e[j] -= total[j] * eps / divisor;
             }
@@ -261,7 +325,8 @@ XtStatus xt_cuda_sinkhorn_bwd(const XtSinkhornBwd *p) {
         using A = decltype(zero);
         constexpr int G = decltype(size)::value;
         unsigned blocks = xt_blocks(p->tokens, THREADS / G);
-        int64_t stages = 2 * p->iters - (p->form == XT_SINKHORN_D), nbytes = stages * THREADS * (int64_t)sizeof(A);
+        int64_t stages = 2 * p->iters - (p->form == XT_SINKHORN_D), room = (stages + G - 1) / G * G;
+        int64_t nbytes = room * THREADS * (int64_t)sizeof(A);
         bool shared = nbytes <= SHARED_BYTES;
         if (!shared) {
             int64_t resident = (int64_t)BLOCKS_A_MULTIPROCESSOR * xt_multiprocessors(), fit = SCRATCH_BYTES / nbytes;
@@ -271,7 +336,8 @@ XtStatus xt_cuda_sinkhorn_bwd(const XtSinkhornBwd *p) {
             if (status != XT_OK) return;
         }
         xt_launch(sinkhorn_bwd_kernel<A, G>, blocks, THREADS, shared ? (size_t)nbytes : 0, (A *)p->dlogits, (const A *)p->dout,
-                  (const A *)p->logits, (A *)scratch.data, p->tokens, (int)p->streams, p->iters, (A)p->eps, p->form, p->transpose);
+                  (const A *)p->logits, (A *)scratch.data, room, p->tokens, (int)p->streams, p->iters, (A)p->eps, p->form,
+                  p->transpose);
     });
     if (status != XT_OK) return status;
     return xt_launched("sinkhorn_bwd", p->tokens, p->streams, p->iters);
