@@ -36,6 +36,22 @@ from .progress import Progress, clock, say
 from .stop import StopSignals
 from .tokenizer import ByteTokenizer, load_tokenizer
 
+# Limits of a container (a control group of version 2 or 1), as it sees its own.
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def _host_memory() -> int:
+    """Bytes that this process may have: the machine's, or a container's where that has fewer."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _MEMORY_LIMITS:
+        try:
+            limit = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if limit.isdigit():  # "max" is none
+            memory = min(memory, int(limit))
+    return memory
+
 
 @dataclass
 class Result:
@@ -180,8 +196,7 @@ class Trainer:
         are on the host in any case: 98 kB a layer of one channel.
         """
         count = models.qwen3.count_parameters(planned)
-        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limits = [("cpu", host, 16 if self.device == "cpu" else 4, 100_000)]
+        limits = [("cpu", _host_memory(), 16 if self.device == "cpu" else 4, 100_000)]
         if self.device != "cpu":
             limits.append((self.device, cuda.get_device_properties(self.device)["memory_total"], 16, 0))
         for device, memory, each, layer in limits:

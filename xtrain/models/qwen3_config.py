@@ -93,9 +93,10 @@ class Qwen3Config:
             ("attention_bias", False),
             ("attention_dropout", 0),
         ):
-            if getattr(self, name) != only:
-                raise ValueError(f"Qwen3Config: {name} must be {only!r}, got {getattr(self, name)!r}")
-        if self.dtype not in _FLOATS:
+            value = getattr(self, name)
+            if not isinstance(value, (str, int, float)) or value != only:
+                raise ValueError(f"Qwen3Config: {name} must be {only!r}, got {value!r}")
+        if not isinstance(self.dtype, str) or self.dtype not in _FLOATS:
             raise ValueError(f"Qwen3Config: dtype must be one of {', '.join(_FLOATS)}, got {self.dtype!r}")
 
     def _check_mhc(self):
@@ -104,15 +105,16 @@ class Qwen3Config:
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise ValueError(f"Qwen3Config: {name} must be an integer in [{least}, {most}], got {value!r}")
         for name, words in (("mhc_contraction", ("mean", "sum", "learned")), ("mhc_form", ("P", "D"))):
-            if getattr(self, name) not in words:
-                raise ValueError(f"Qwen3Config: {name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in words:
+                raise ValueError(f"Qwen3Config: {name} must be one of {', '.join(words)}, got {value!r}")
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if not self.mhc_streams and f.name.startswith("mhc_") and value != f.default:
                 raise ValueError(f"Qwen3Config: {f.name} must be {f.default!r} without mhc_streams, got {value!r}")
         kinds = {"qwen3": "Qwen3ForCausalLM", _MHC_TYPE: _MHC_ARCHITECTURE}
         wanted = _MHC_TYPE if self.mhc_streams else "qwen3"  # a file says so itself, see from_dict
-        if self.model_type in kinds and self.model_type != wanted:
+        if isinstance(self.model_type, str) and self.model_type in kinds and self.model_type != wanted:
             self.model_type, self.architectures = wanted, [kinds[wanted]]
 
     @property
