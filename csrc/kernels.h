@@ -345,6 +345,7 @@ typedef enum XtSinkhornForm {
  * Bwd, exact for these iterations: dlogits of dout, from the logits alone. Run the forward again keeping only the divisors d (2 iters
  * vectors of n in P, 2 iters - 1 in D), then go backwards with E = Y * dY, the gradient of log Y, which starts as A * dout: for Y = A / d
  *     E_A = E_Y - Y * sum(E_Y), the sum along the axis of the stage (nothing more for the eps in d), and A = Y d for the next stage.
+ * Where the start does not come out again (a Y too small for a normal number has lost digits), go again with every Y as it was.
  * There is no division: dA itself overflows where A is small. In the end P: dZ = E, and, as d of the first stage is the only one that s
  * changes, the (first) maximum of each column gets -sum(E_Y) eps / d of that stage more; D: with P = softmax and F = E P / (P + eps),
  * 0 where P is 0, dZ = F - P sum_row F. */

@@ -60,8 +60,8 @@ __device__ inline double unit(double) { return DBL_EPSILON; }
 /* 1 in place of a divisor whose inverse would be infinite, as on the CPU; NaN stays. */
 template <typename A> __device__ inline A divisor_of(A sum) { return sum < least(sum) ? A(1) : sum; }
 
-/* 1 / d of a divisor, which is normal (or NaN) and no larger than 2n + 1: without the cases that a division looks at, which were a
- * third of the kernel's time. One step of Newton's leaves about half a unit in the last place. */
+/* 1 / d of a divisor, which is normal (or NaN) and no larger than 2n + 1: without the other cases, for which a division looks every
+ * time. One step of Newton's leaves an error of about half a unit in the last place. */
 __device__ inline float inverse_of(float d) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Whether a matrix rebuilt from its divisors is not what its stages began with: three roundings a stage are allowed for. */
+/* Whether a matrix rebuilt from its divisors is not what its stages began with: it may have four roundings a stage. */
 template <int G, typename A>
 __device__ inline bool differs(const A (&rebuilt)[G], const A (&start)[G], const Place<A> &at, int64_t stages,
                                XtSinkhornForm form) {

@@ -76,15 +76,57 @@ def test_elements_that_vanish_on_the_way_spoil_no_gradient(
     assert np.isfinite(found).all() and np.abs(found).max() <= np.abs(d).max()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("n", "iters"), [(4, 100), (7, 40), (8, 100)])
+def test_a_matrix_that_is_done_again_has_its_gradient(n: int, iters: int, dtype: str) -> None:
+    """Some elements of a few matrices are too small to come back on the way back, but not so small that the next wider format, which
+    loses nothing, has another gradient."""
+    reach, tolerance, wider = {"float32": (43, 5e-6, np.float64), "float64": (350, 1e-12, np.longdouble)}[dtype]
+    rng = np.random.default_rng(n)
+    z, d = rng.uniform(-reach, reach, (1000, n, n)), f64(1000, n, n)
+    z, d = z.astype(dtype), d.astype(dtype)
+    logits = tensor(z, dtype).requires_grad_()
+    F.sinkhorn(logits, iters=iters, eps=0.0).backward(tensor(d, dtype))
+    assert np.abs(array(logits.grad) - gradient_of_p(z.astype(wider), d.astype(wider), iters)).max() <= tolerance
+
+
+def gradient_of_p(z: np.ndarray, d: np.ndarray, iters: int) -> np.ndarray:
+    """That of form P without eps, from what every stage gave."""
+    y = np.exp(z - z.max(-2, keepdims=True))
+    stages = []
+    for s in range(2 * iters):
+        y = y / y.sum(-1 if s % 2 else -2, keepdims=True)
+        stages.append(y)
+    e = d * y
+    for s in range(2 * iters)[::-1]:
+        e = e - stages[s] * e.sum(-1 if s % 2 else -2, keepdims=True)
+    return e
+
+
+@pytest.mark.parametrize(
+    ("n", "deviation", "iters", "dtype"), [(4, 50, 100, "float32"), (8, 100, 100, "float32"), (4, 2000, 300, "float64")]
+)
+def test_a_matrix_that_is_done_again_does_not_depend_on_the_neighbours(
+    n: int, deviation: float, iters: int, dtype: str
+) -> None:
+    z, d, found = f64(3000, n, n, scale=deviation), f64(3000, n, n), []
+    for every in (1, 13):
+        logits = tensor(z[::every].copy(), dtype).requires_grad_()
+        F.sinkhorn(logits, iters=iters).backward(tensor(d[::every].copy(), dtype))
+        found.append(array(logits.grad))
+    assert np.array_equal(found[0][::13], found[1])
+
+
 SMALL = pytest.mark.parametrize(
     ("form", "eps", "iters"), [("P", 1e-6, 20), ("P", 1e-6, 100), ("P", 0.0, 20), ("P", 0.0, 100), ("D", 0.0, 100)]
 )
 
 
 def small_rows(dtype: str, form: str, eps: float, iters: int, neighbours: bool) -> np.ndarray:
-    """Gradients of matrices with two rows (D: columns) of elements that are subnormal after the first stage, normal after the next."""
+    """Gradients of matrices with two rows (D: columns) of elements that are subnormal after columns (D: rows) have been divided for the
+    first time, and normal after the next division."""
     z, d = f64(300, 4, 4, scale=50), f64(300, 4, 4)
-    z[::16] = [[0.0] * 4, [0.0] * 4, [-86.9, -86.7, -86.8, -86.6], [-86.7, -86.9, -86.6, -86.8]]
+    z[::16] = [[0.0] * 4, [0.0] * 4, [-86.9, -86.7, -86.8, -86.75], [-86.7, -86.9, -86.75, -86.8]]
     z, d = (z, d) if neighbours else (z[::16].copy(), d[::16].copy())
     if form == "D":
         z, d = z.swapaxes(1, 2).copy(), d.swapaxes(1, 2).copy()

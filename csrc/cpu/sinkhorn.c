@@ -218,7 +218,7 @@ XT_INLINE void NAME(sinkhorn_alone)(NAME(Sinkhorn) * m, ACC *kept, const XtSinkh
 XT_FAST static XtStatus NAME(sinkhorn_bwd)(void *context, int64_t begin, int64_t end) {
     const XtSinkhornBwd *p = context;
     int64_t n = p->streams, stages = 2 * p->iters - (p->form == XT_SINKHORN_D);
-    ACC added = p->form == XT_SINKHORN_D ? (ACC)p->eps : 0, off = 2 * UNIT * (ACC)stages; /* three roundings a stage */
+    ACC added = p->form == XT_SINKHORN_D ? (ACC)p->eps : 0, off = 2 * UNIT * (ACC)stages; /* for four roundings a stage */
     NAME(Sinkhorn) m;
     size_t nbytes = (size_t)(stages * n * LANES) * sizeof(ACC);
     ACC *d = malloc(nbytes); /* [stages][n][LANES], or [stages][n * n] of one matrix, which is less */

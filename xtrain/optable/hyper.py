@@ -264,6 +264,7 @@ for form in ("P", "D"):
             # Some elements vanish between the stages.
             case(U(-43, 43, 33, 7, 7), form=form, iters=40, eps=0.0, fd=False),
             case(U(-43, 43, 33, 8, 8), form=form, iters=70, eps=0.0, fd=False),
+            case(U(-43, 43, 400, 4, 4), form=form, iters=100, eps=0.0, fd=False),
             case(N(4097, 4, 4), form=form, transpose=True, big=True),
         ],
         _C.sinkhorn,
