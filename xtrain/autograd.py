@@ -190,9 +190,8 @@ def _is_differentiable(output, ctx):
 
 class _Checkpoint(Function):
     @staticmethod
-    def forward(ctx, function, parameters, _anchor, *args):
+    def forward(ctx, function, _anchor, *args):
         ctx.function = function
-        ctx.versions = [(parameter, parameter._version) for parameter in parameters]
         ctx.args = tuple(None if isinstance(arg, _Tensor) else arg for arg in args)
         ctx.save_for_backward(*(arg if isinstance(arg, _Tensor) else None for arg in args))
         ctx.random_state = _C.get_rng_state()
@@ -200,13 +199,7 @@ class _Checkpoint(Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        for parameter, version in ctx.versions:
-            if parameter._version != version:
-                raise RuntimeError(
-                    f"checkpoint: a parameter of shape {tuple(parameter.shape)} must not be changed in place before "
-                    f"backward, got version {parameter._version} instead of {version}"
-                )
-        needs = ctx.needs_input_grad[3:]
+        needs = ctx.needs_input_grad[2:]
         args = []
         for tensor, other, need in zip(ctx.saved_tensors, ctx.args, needs, strict=True):
             if tensor is None:
@@ -230,7 +223,7 @@ class _Checkpoint(Function):
         ]
         if roots:
             _C.backward([output for output, _ in roots], [grad for _, grad in roots], False)
-        return (None, None, None, *(arg.grad if need else None for arg, need in zip(args, needs, strict=True)))
+        return (None, None, *(arg.grad if need else None for arg, need in zip(args, needs, strict=True)))
 
 
 def checkpoint(function, *args, use_reentrant=None, **kwargs):
@@ -239,16 +232,9 @@ def checkpoint(function, *args, use_reentrant=None, **kwargs):
     The second run starts from the random state of the first one, so dropout masks and results are the same bits, and so
     are all gradients. Gradients reach tensor arguments and every parameter that the function uses. `use_reentrant` is
     accepted for PyTorch scripts and has no effect.
-
-    What `function` reads must not change before backward. Backward raises RuntimeError if an argument did, or, where
-    `function` is a Module or a method of one, one of its parameters; changes of other tensors are not noticed.
     """
     if not _is_grad_enabled():
         return function(*args, **kwargs)
-    from .nn import Module  # which needs this file
-
-    owner = getattr(function, "__self__", function)
-    parameters = tuple(owner.parameters()) if isinstance(owner, Module) else ()
     if kwargs:  # as arguments, so that gradients reach tensors among them
         plain, count, names = function, len(args), tuple(kwargs)
         args = (*args, *kwargs.values())
@@ -259,4 +245,4 @@ def checkpoint(function, *args, use_reentrant=None, **kwargs):
     # Parameters hidden in `function` need a recorded node even when no argument requires a gradient.
     anchored = any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
     anchor = None if anchored else _C.empty((0,), _C.float32).requires_grad_()
-    return _Checkpoint.apply(function, parameters, anchor, *args)
+    return _Checkpoint.apply(function, anchor, *args)
