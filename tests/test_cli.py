@@ -229,8 +229,8 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch) -> None:
     given = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu")
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(sys.modules["xtrain.train"], "_MEMORY_LIMITS", (str(tmp_path / "none"), str(limit)))
-    for text in ("max\n", "1000000000000000\n"):
-        limit.write_text(text)
+    for text in (b"max\n", b"1000000000000000\n", b"", b"-1", b"\xff\xfe", b"9" * 5000, "\u0663".encode()):
+        limit.write_bytes(text)
         Trainer(given, quiet=True)
     limit.write_text("100000\n")
     with pytest.raises(xt.OutOfMemoryError, match="model: out of memory on cpu, whose 0.0001 GB must hold 16 bytes"):

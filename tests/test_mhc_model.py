@@ -143,6 +143,8 @@ def test_saved_and_loaded(tmp_path, dtype: str) -> None:
         (dict(mhc_form=np.zeros(2)), "mhc_form must be one of P, D, got array.*"),
         (dict(dtype=np.zeros(2)), "dtype must be one of float32, .*, got array.*"),
         (dict(model_type=np.zeros(2)), "model_type must be 'xtrain_qwen3_mhc', got array.*"),
+        (dict(tie_word_embeddings="false"), "tie_word_embeddings must be True or False, got 'false'"),
+        (dict(tie_word_embeddings=np.zeros(2)), "tie_word_embeddings must be True or False, got array.*"),
         (dict(attention_bias=np.zeros(2)), "attention_bias must be False, got array.*"),
         (dict(mhc_contraction="max"), "mhc_contraction must be one of mean, sum, learned, got 'max'"),
         (dict(mhc_streams=0, mhc_iters=5), "mhc_iters must be 20 without mhc_streams, got 5"),

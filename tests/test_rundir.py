@@ -98,6 +98,17 @@ def test_a_displaced_checkpoint_is_continued(data, out, resume: str) -> None:
     assert trainer.step == 8 and weights(checkpoint) == want and not list(out.glob(".checkpoint*"))
 
 
+def test_a_resumed_run_can_be_resumed_from_anywhere(tmp_path, data, out, monkeypatch) -> None:
+    monkeypatch.chdir(data.parent)
+    Trainer(
+        {**options(data, out, save_every=4, steps=12), "data": data.name, "resume": str(out), "extend": True},
+        quiet=True,
+    ).run()
+    monkeypatch.chdir("/")
+    trainer = Trainer({"resume": str(out), "extend": True, "steps": 16}, quiet=True)
+    assert trainer.step == 12 and trainer.config.data == str(data)
+
+
 def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path) -> None:
     (tmp_path / "x" / ".checkpoint-00000012.tmp-1").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):

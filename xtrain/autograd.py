@@ -231,7 +231,8 @@ def checkpoint(function, *args, use_reentrant=None, **kwargs):
 
     The second run starts from the random state of the first one, so dropout masks and results are the same bits, and so
     are all gradients. Gradients reach tensor arguments and every parameter that the function uses. `use_reentrant` is
-    accepted for PyTorch scripts and has no effect.
+    accepted for PyTorch scripts and has no effect. What `function` reads must be the same in both runs: a parameter
+    that changes between them is not noticed.
     """
     if not _is_grad_enabled():
         return function(*args, **kwargs)

@@ -182,7 +182,10 @@ class HyperConnection(_Coefficients):
         return h_in, (*state, _close)
 
     def write(self, state, y):
-        """The new streams, of what `read` returned second and the sublayer's output y [.., dim]. To be called once."""
+        """The new streams, of what `read` returned second and the sublayer's output y [.., dim]. To be called once.
+
+        state: as it is. Its parts hold one another's gradients: with another matrix in it that of x would be wrong.
+        """
         if not (
             isinstance(state, tuple) and len(state) == 4 and isinstance(state[2], _C.Tensor) and callable(state[3])
         ):
@@ -307,7 +310,9 @@ class _Block(Function):
     @staticmethod
     def backward(ctx, dout):
         if ctx.kept is None:
-            raise RuntimeError("recompute_streams: backward must run once, but its graph has been freed")
+            raise RuntimeError(
+                "recompute_streams: backward must run once, and frees its graph also with retain_graph=True"
+            )
         x, *_ = ctx.saved_tensors
         kept, again = ctx.kept, []
         ctx.kept = None
@@ -374,8 +379,10 @@ def recompute_streams(parts, x, *args, **kwargs):
 
     parts: HyperConnections, or pairs (HyperConnection, sublayer). args, kwargs: given to every sublayer; a tensor that
     requires a gradient must be an argument itself, not part of one. Saves n C values a token for every part but the
-    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory. No parts: x itself. TypeError for
-    other parts and for what is no Tensor; else what the HyperConnections raise.
+    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory. No parts: x itself. Of a part,
+    `read` and `write` are called, not `forward`, so hooks of the HyperConnection itself do not run. Backward runs once,
+    also with retain_graph=True (RuntimeError). TypeError for other parts and for what is no Tensor; else what the
+    HyperConnections raise.
     """
     parts = _pairs(parts)
     if not isinstance(x, _C.Tensor):

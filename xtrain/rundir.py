@@ -55,18 +55,21 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
                 "name": checkpoint.parent.name,
                 "resume": os.fspath(checkpoint),
             }
-            return build({**base, "extend": False, **given, **place}), checkpoint, found
+            return _with_absolute_data(build({**base, "extend": False, **given, **place})), checkpoint, found
     if "model.preset" not in given and resolve_device(given.get("device", "auto")) != "cpu":
         given = {**GPU_RUN, **given}
-    config = build({**given, "resume": ""})
+    config = _with_absolute_data(build({**given, "resume": ""}))
     directory, found = _new_directory(config, warn if resume else None)
     config.out = os.fspath(directory)
-    if config.data != "python" and os.path.exists(
-        config.data
-    ):  # kept absolute, so that the run can be resumed from another directory
-        config.data = os.path.abspath(config.data)
     config.name = config.name or Path(config.out).name
     return config, None, found
+
+
+def _with_absolute_data(config: TrainConfig) -> TrainConfig:
+    """So that the run can be resumed from another directory."""
+    if config.data != "python" and os.path.exists(config.data):
+        config.data = os.path.abspath(config.data)
+    return config
 
 
 def given_options(config: TrainConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,10 +46,10 @@ def _host_memory() -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _MEMORY_LIMITS:
         try:
-            limit = Path(path).read_text(encoding="ascii").strip()
+            limit = Path(path).read_bytes().strip()
         except OSError:
             continue
-        if limit.isdigit():  # "max" is none
+        if re.fullmatch(rb"[0-9]{1,20}", limit):  # "max" is none
             memory = min(memory, int(limit))
     return memory
 

@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 _MHC_TYPE, _MHC_ARCHITECTURE = "xtrain_qwen3_mhc", "XtrainQwen3MhcForCausalLM"
 
@@ -94,8 +96,12 @@ class Qwen3Config:
             ("attention_dropout", 0),
         ):
             value = getattr(self, name)
-            if not isinstance(value, (str, int, float)) or value != only:
+            if np.ndim(value) or value != only:
                 raise ValueError(f"Qwen3Config: {name} must be {only!r}, got {value!r}")
+        if not isinstance(self.tie_word_embeddings, (bool, np.bool_)):
+            raise ValueError(
+                f"Qwen3Config: tie_word_embeddings must be True or False, got {self.tie_word_embeddings!r}"
+            )
         if not isinstance(self.dtype, str) or self.dtype not in _FLOATS:
             raise ValueError(f"Qwen3Config: dtype must be one of {', '.join(_FLOATS)}, got {self.dtype!r}")
 
