@@ -98,10 +98,10 @@ sanitize: $(STAMP)/unit
 	    PYTHONMALLOC=malloc PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(SANITIZED) XTRAIN_SANITIZE=1 \
 	    $(BIN)/pytest tests --capture=sys -p no:cacheprovider $(ARGS)
 
-# parity/sanitize_gpu.py has the options, and its --logs what the processes said.
+# parity/support/sanitize_gpu.py has the options, and its --logs what the processes said.
 sanitize-gpu:
 	@if nvidia-smi -L >/dev/null 2>&1; then \
-	    XTRAIN_CUDA=1 $(MAKE) --no-print-directory build && $(BIN)/python parity/sanitize_gpu.py $(ARGS); \
+	    XTRAIN_CUDA=1 $(MAKE) --no-print-directory build && $(BIN)/python parity/support/sanitize_gpu.py $(ARGS); \
 	else echo "sanitize-gpu: no NVIDIA GPU on this machine, nothing was run"; fi
 
 # ---- form ----------------------------------------------------------------------------------------------------------------

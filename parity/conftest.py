@@ -1,15 +1,11 @@
-"""Shared by the parity suite: the op table of tests/ on the path, and PyTorch on one thread per test process."""
+"""Shared by the parity suite: tensors of both sides on the same device, and PyTorch on one thread per test process."""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from xtrain import _C
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-sys.path.insert(0, str(Path(__file__).parent))
 # For setup_cuda; last, so that the package under test stays the installed one.
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path.append(str(ROOT))
 
 from xtrain import _C
 

@@ -1,4 +1,4 @@
-"""Types of the compiled core. Written by tests/make_stubs.py; do not edit."""
+"""Types of the compiled core. Written by tests/support/make_stubs.py; do not edit."""
 
 import builtins
 from collections.abc import Iterator, Sequence

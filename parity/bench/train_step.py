@@ -75,7 +75,7 @@ def torch_step(name: str, precision: str, threads: int, compiled: bool):
     import numpy as np
     import torch
 
-    sys.path.insert(0, str(HERE.parent))
+    sys.path.insert(0, str(HERE.parent / "support"))
     from torch_qwen3 import TorchQwen3
 
     torch.set_num_threads(threads)

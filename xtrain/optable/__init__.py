@@ -1,6 +1,6 @@
 """THE op table: every op, its kernel slots, its inputs, its NumPy reference, its PyTorch counterpart, its error inputs.
 
-One entry serves the generated tests (tests/test_ops.py), PyTorch parity (parity/test_torch_ops.py), `xtrain check` and
+One entry serves the generated tests (tests/ops), PyTorch parity (parity/ops), `xtrain check` and
 `xtrain bench ops`. Adding an op means adding an entry (see docs/add_an_op.md); the tests and `xtrain check` fail when
 an op or a kernel slot has none. The frame is in table.py; the simple families are in elementwise.py and movement.py;
 matrix products, layers and attention are in layers.py, the optimizer in optimizer.py, hyper-connections in hyper.py.

@@ -1,4 +1,4 @@
-"""Kernels that are no op, or have checks of another kind, for `xtrain check`; tests/test_ops.py tries them further."""
+"""Kernels that are no op, or have checks of another kind, for `xtrain check`; tests/ops tries them further."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def compare(device: str) -> str:
     return ""
 
 
-# slot -> (the test in tests/test_ops.py that exercises it, a check that returns what is wrong or "")
+# slot -> (the test in tests/ops/test_ops.py that exercises it, a check that returns what is wrong or "")
 OTHER_KERNELS: dict[str, tuple[str, Any]] = {
     "stats": ("test_stats", stats),
     "compare": ("test_compare", compare),

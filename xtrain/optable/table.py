@@ -1,8 +1,8 @@
 """The frame of the op table: what an entry says, how its inputs are made, and how an answer is judged.
 
 An entry (`Op`) names an op, the kernel slots it exercises, its cases (input specifications and arguments), a NumPy
-float64 reference, a PyTorch composition for the parity suite, and its error inputs. tests/test_ops.py,
-parity/test_torch_ops.py and `xtrain check` turn every entry into tests; nothing is written per op besides the entry.
+float64 reference, a PyTorch composition for the parity suite, and its error inputs. tests/ops,
+parity/ops and `xtrain check` turn every entry into tests; nothing is written per op besides the entry.
 
 Judging: a result is first checked to be finite wherever the reference is, then `not (error <= tolerance)` fails, so
 that a NaN never passes. The tolerance is computed: (roundings * u_out + accumulations * u_acc) * magnitude, u being the

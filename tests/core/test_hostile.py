@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import SUPPORT
 
 import xtrain as xt
 from xtrain import _C
 from xtrain.optable.table import tensor
 
 pytestmark = pytest.mark.on_cpu
-
-HERE = Path(__file__).parent
 
 
 def test_sizes_that_overflow() -> None:
@@ -71,7 +69,7 @@ def test_text_that_is_no_unicode_names_the_argument() -> None:
 def test_hostile_arguments_never_crash() -> None:
     """Every op with every kind of wrong argument, in a process of its own: an exception or a result, never a crash, and always clear text."""
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(HERE / "hostile_ops.py"), "1"],
+        [sys.executable, "-X", "faulthandler", str(SUPPORT / "hostile_ops.py"), "1"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -82,7 +80,7 @@ def test_hostile_arguments_never_crash() -> None:
 
 def test_hostile_tensor_methods_never_crash() -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(HERE / "hostile_methods.py")],
+        [sys.executable, "-X", "faulthandler", str(SUPPORT / "hostile_methods.py")],
         capture_output=True,
         text=True,
         timeout=300,

@@ -6,66 +6,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch_qwen3 import TorchQwen3
+from torch_qwen3 import SHAPES, TorchQwen3, pair
 
 import xtrain as xt
 from xtrain.models import Qwen3, Qwen3Config
-
-SHAPES = {
-    "2x4": (
-        2,
-        4,
-        dict(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-        ),
-    ),
-    "3x37": (
-        3,
-        37,
-        dict(
-            vocab_size=113,
-            hidden_size=72,
-            intermediate_size=200,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            head_dim=24,
-        ),
-    ),
-}
-
-
-def pair(shape: str, tied: bool, dtype=torch.float32):
-    """Our model and PyTorch's with the same weights, and a batch for each."""
-    b, s, sizes = SHAPES[shape]
-    config = Qwen3Config(
-        num_hidden_layers=3,
-        tie_word_embeddings=tied,
-        initializer_range=0.1,
-        rope_theta=1e4,
-        max_position_embeddings=64,
-        **sizes,
-    )
-    torch.manual_seed(1)
-    theirs = TorchQwen3(config, s)
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            if "norm" in name:
-                p.uniform_(0.5, 1.5)
-    theirs = theirs.to(dtype)
-    ours = Qwen3(config)
-    if dtype == torch.float64:
-        ours = ours.to(xt.float64)
-    state = {name: xt.from_numpy(p.detach().cpu().numpy().copy()) for name, p in theirs.named_parameters()}
-    missing = ours.load_state_dict(state)
-    assert not any(missing)
-    assert {name for name, _ in ours.named_parameters()} == set(state)
-    ids = np.random.default_rng(0).integers(0, config.vocab_size, (b, s + 1))
-    return ours, theirs, ids[:, :-1].copy(), ids[:, 1:].copy()
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:

@@ -34,7 +34,7 @@ from xtrain.optable import OTHER_KERNELS, TABLE
 from xtrain.optable.judge import backends, using
 from xtrain.optable.table import FLOATS, Case, Op, gradients, outputs_of, tensor
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = os.environ.get("XTRAIN_TEST_DEVICE", "cuda")
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 DTYPES = ("float32", "bfloat16")  # of the floats; the kernels of the others are the same templates

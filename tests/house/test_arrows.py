@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 CHAIN = ["core", "backend", "autograd", "ops", "py"]  # each sees itself and those before it
 CONTRACTS = {"xtrain.h", "kernels.h"}
 MAY_SEE = {room: set(CHAIN[: i + 1]) | CONTRACTS for i, room in enumerate(CHAIN)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_mhc import f64
+from arrays import f64
 
 import xtrain.functional as F
 from xtrain.optable.table import array, tensor

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import setup_cuda
 import xtrain as xt
 
-ROOT = Path(__file__).resolve().parent.parent
 FILES = ["setup.py", "setup_cuda.py", "pyproject.toml", "README.md", "LICENSE", "xtrain/_version.py", "csrc/xtrain.h"]
 FILES += ["csrc/kernels.h", "csrc/core/philox.h", *setup_cuda.SHARED_SOURCES]
 KERNELS = {"copy.cu": "cuda.cuh", "random.cu": "core/philox.h"}  # and what each includes

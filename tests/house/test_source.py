@@ -1,11 +1,10 @@
 """Mistakes in C that a search finds: what a library must not do, and calls of the C API that leak or hide errors."""
 
 import re
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(path for path in (ROOT / "csrc").rglob("*.[ch]"))
 
 # (pattern, in which folder, what to do instead)

@@ -1,7 +1,7 @@
 """Plants faults of hyper-connections in the C kernels of copies of this tree and writes the table of docs/mhc.md: who sees which.
 
-python tests/plant_faults.py            # some minutes: builds and tests five copies, one after another; docs/mhc.md is not written to
-python tests/plant_faults.py "shift"    # the faults whose description has the word
+python tests/support/plant_faults.py            # some minutes: builds and tests five copies, one after another; docs/mhc.md is not written to
+python tests/support/plant_faults.py "shift"    # the faults whose description has the word
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from places import ROOT
+
 LEFT_OUT = (
     ".git",
     ".venv",

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from test_mhc import f64
+from arrays import f64
 
 import xtrain as xt
 import xtrain.functional as F

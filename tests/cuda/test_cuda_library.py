@@ -1,6 +1,6 @@
 """The CUDA library as far as it can be checked without a GPU: every slot is there, it loads, and it says what is missing.
 
-What the extension does with a library that opens is tried with one of tests/fake_cuda.c, in copies of the package made of links.
+What the extension does with a library that opens is tried with one of tests/support/fake_cuda.c, in copies of the package made of links.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import setup_cuda
 import xtrain as xt
 from xtrain import _C
 
-ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = Path(_C.__file__).parent / "_lib" / "libxtrain_cuda.so"
 WITHOUT_GPU = not xt.cuda.is_available()
 
@@ -207,7 +207,7 @@ def make_fake(package: Path, contract: str) -> None:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
     library = package / "xtrain/_lib/libxtrain_cuda.so"
     options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
-    subprocess.run([compiler, *options, ROOT / "tests/fake_cuda.c", "-o", library], check=True)
+    subprocess.run([compiler, *options, ROOT / "tests/support/fake_cuda.c", "-o", library], check=True)
 
 
 def our_contract() -> str:
@@ -301,13 +301,13 @@ print(xt.cuda.is_available())
 @pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
 @pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
 def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path) -> None:
-    """cuda/runtime.cu and memory.cu with tests/fake_cudart.c for the CUDA runtime."""
+    """cuda/runtime.cu and memory.cu with tests/support/fake_cudart.c for the CUDA runtime."""
     options = ["-std=c++17", f"-I{ROOT}/csrc", f"-I{ROOT}/cuda", "-Xcompiler", "-fPIC", '-DXT_CUDA_ARCHS="90"']
     runtime, memory, fake, program = (tmp_path / name for name in ("runtime.o", "memory.o", "fake.o", "program"))
     for made in (runtime, memory):
         source = ROOT / "cuda" / f"{made.stem}.cu"
         subprocess.run([setup_cuda.find_nvcc(), *options, "-c", source, "-o", made], check=True)
-    subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/fake_cudart.c", "-o", fake], check=True)
+    subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/support/fake_cudart.c", "-o", fake], check=True)
     loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called
     subprocess.run(["g++", runtime, memory, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
     said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()

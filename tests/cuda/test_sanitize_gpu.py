@@ -1,4 +1,4 @@
-"""parity/sanitize_gpu.py, with cases on the CPU and a compute-sanitizer that is a script: what is run, and what counts as a report."""
+"""parity/support/sanitize_gpu.py, with cases on the CPU and a compute-sanitizer that is a script: what is run, and what counts as a report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import sanitize_gpu
+from places import ROOT
 
 from xtrain import _C
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "parity/sanitize_gpu.py"
+SCRIPT = ROOT / "parity/support/sanitize_gpu.py"
 pytestmark = pytest.mark.on_cpu
 
 

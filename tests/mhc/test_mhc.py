@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import f64
+from places import ROOT
 
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C, nn
 from xtrain.optable import hyper
 from xtrain.optable.table import array, bits, exact, tensor
-
-
-def f64(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape) * scale
-
 
 # ---- finite differences: 1e-7 of the largest gradient, every element of every input --------------------------------------------------
 
@@ -380,7 +376,7 @@ def test_a_bad_token_spoils_no_other(bad: float) -> None:
 
 
 def test_the_example_of_the_documentation_runs() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "mhc.md").read_text()
+    text = (ROOT / "docs" / "mhc.md").read_text()
     names: dict = {}
     exec(re.search(r"```python\n(.*?)```", text, re.S)[1], names)
     assert names["y"].shape == (2, 10, 64) and names["layers"][0].phi.grad is not None

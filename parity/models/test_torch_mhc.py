@@ -7,12 +7,12 @@ plus a few roundings (see test_torch_ops.py).
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_torch_ops import judge
+from judge import judge
+from places import ROOT
 
 import xtrain as xt
 import xtrain.functional as F
@@ -197,7 +197,7 @@ def test_gradients_of_bfloat16_streams_are_those_of_float32(c: int, n: int, rms:
 
 def test_the_benchmark_sees_who_is_wrong(monkeypatch) -> None:
     """Every contender, every result, NaN wherever it stands; a phi that lies the other way round is turned back."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "bench"))
+    monkeypatch.syspath_prepend(ROOT / "parity/bench")
     gpu_mhc = pytest.importorskip("gpu_mhc")
     given = [torch.rand(5, 2, 3) + 1, torch.rand(8, 6) + 1]
 

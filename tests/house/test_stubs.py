@@ -15,7 +15,7 @@ from xtrain import _C
 def test_stub_is_what_the_core_says() -> None:
     assert make_stubs.STUB.exists()
     found = make_stubs.STUB.read_text()
-    assert make_stubs.same(found, make_stubs.stub()), "xtrain/_C.pyi is stale: run python tests/make_stubs.py"
+    assert make_stubs.same(found, make_stubs.stub()), "xtrain/_C.pyi is stale: run python tests/support/make_stubs.py"
 
 
 def test_stub_names_are_the_modules_names() -> None:

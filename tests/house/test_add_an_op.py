@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r'^```\w+ file=(\S+)(?: (before|after)="([^"]+)"| (end))?\n(.*?)^```$', re.M | re.S)
 # Enough of the tree to build the package and run the op table.
 PARTS = ["csrc", "xtrain", "tests", "setup.py", "setup_cuda.py", "pyproject.toml", "README.md", "LICENSE"]
@@ -69,6 +69,6 @@ assert np.allclose(x.grad.numpy(), [0, 0.26894142, 0.5, 0.73105858, 1])
 """
     run(tmp_path, "-c", use)
     selected = ["-k", "softplus or kernel_slot", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    report = run(tmp_path, "-m", "pytest", "tests/test_ops.py", *selected)
+    report = run(tmp_path, "-m", "pytest", "tests/ops/test_ops.py", *selected)
     passed = int(re.search(r"(\d+) passed", report)[1])
     assert passed >= 20 and "failed" not in report, report

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from xtrain import _C
 from xtrain.optable import OTHER_KERNELS, TABLE
@@ -30,8 +30,6 @@ from xtrain.optable.table import (
     tensor,
     upstream,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def rows(*, dtypes=None, big=None, differentiable=False, with_inputs=False):

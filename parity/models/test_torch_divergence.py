@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_torch_model import pair
+from torch_qwen3 import pair
 
 import xtrain as xt
 import xtrain.functional as F

@@ -224,7 +224,7 @@ def test_identities_see_small_faults_and_nan(monkeypatch) -> None:
 
 
 def test_the_places_of_the_faults_to_plant_are_there() -> None:
-    """What tests/plant_faults.py, which takes minutes, puts into the kernels."""
+    """What tests/support/plant_faults.py, which takes minutes, puts into the kernels."""
     for description, *fault in plant_faults.FAULTS:
         text = plant_faults.planted(plant_faults.ROOT, *fault)
         assert fault[2] in text, description

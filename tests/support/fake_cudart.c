@@ -1,5 +1,5 @@
 /* fake_cudart.c - a CUDA runtime that counts what is made and fails when asked, and a program that tries cuda/runtime.cu with it.
- * Compiled by tests/test_cuda_library.py where nvcc is; prints a line for every thing tried.
+ * Compiled by tests/cuda/test_cuda_library.py where nvcc is; prints a line for every thing tried.
  */
 #include "kernels.h"
 

@@ -1,7 +1,7 @@
 """Writes xtrain/_C.pyi, the type stubs of the compiled core, from the signatures the core carries.
 
-python tests/make_stubs.py            # after an op was added or its signature changed
-python tests/make_stubs.py --check    # exit status 1 when the file is not what would be written (test_stubs.py does this)
+python tests/support/make_stubs.py            # after an op was added or its signature changed
+python tests/support/make_stubs.py --check    # exit status 1 when the file is not what would be written (test_stubs.py does this)
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def python_methods() -> list[str]:
 def stub() -> str:
     """The content of _C.pyi."""
     lines = [
-        '"""Types of the compiled core. Written by tests/make_stubs.py; do not edit."""', "",
+        '"""Types of the compiled core. Written by tests/support/make_stubs.py; do not edit."""', "",
         "import builtins", "from collections.abc import Iterator, Sequence", "from typing import Any, final, overload", "",
         "from numpy.typing import NDArray", "from typing_extensions import Self", "",
         "_bool = builtins.bool", "_int = builtins.int", "_float = builtins.float", "",

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT
 from runs import arguments, options, start, text_file, weights, xtrain
 
 import xtrain as xt
 from xtrain import _C, saving
 from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from xtrain.train import Trainer, train
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
