@@ -7,7 +7,7 @@ are compiled in parallel, so that editing one file costs seconds. Objects live i
 the command that made it.
 
 Environment: CC; CFLAGS and LDFLAGS, added last; XTRAIN_WERROR=1: warnings are errors; XTRAIN_SANITIZE=1: ASan, UBSan.
-CUDA, from every cuda/*.cu: XTRAIN_CUDA=1 builds it, 0 removes it, auto (the default) builds it where nvcc and a GPU
+CUDA, from every cuda/**/*.cu: XTRAIN_CUDA=1 builds it, 0 removes it, auto (the default) builds it where nvcc and a GPU
 are, and else keeps one that was built before; XTRAIN_CUDA_ARCHS, such as "native" or "80 90a ptx120": compute
 capabilities to build for; NVCC; NVCCFLAGS. An empty variable counts as one that is not set. setup_cuda.py has the rest.
 """
@@ -306,7 +306,7 @@ class BuildExt(build_ext):
             sys.stderr.write("is built again (XTRAIN_CUDA=1 says what that takes)\n")
 
     def build_cuda(self, shared: list[Path]) -> None:
-        """Makes the CUDA library from cuda/*.cu and the objects it shares with the core.
+        """Makes the CUDA library from cuda/**/*.cu and the objects it shares with the core.
 
         It knows no Python: one build serves all.
         """
@@ -314,10 +314,10 @@ class BuildExt(build_ext):
         nvcc = setup_cuda.find_nvcc()
         version = setup_cuda.nvcc_version(nvcc)
         flags = setup_cuda.flags(setup_cuda.archs(nvcc), WERROR)
-        sources = sorted(Path("cuda").glob("*.cu"), key=lambda path: -path.stat().st_size)  # the slow ones first
+        sources = sorted(Path("cuda").rglob("*.cu"), key=lambda path: -path.stat().st_size)  # the slow ones first
         objects, todo = [], []
         for source in sources:
-            obj = folder / f"{source.stem}.o"
+            obj = folder / source.relative_to("cuda").with_suffix(".o")
             command = [nvcc, *flags, "-MMD", "-MF", str(obj.with_suffix(".d")), "-c", str(source), "-o", str(obj)]
             objects.append(str(obj))
             if self.force or needs_making(obj, [version, *command]):

@@ -11,7 +11,7 @@
 #ifndef XT_TAPE_H
 #define XT_TAPE_H
 
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #define XT_MAX_SAVED 11
 

@@ -1,5 +1,8 @@
 /* backend.c - the tables of the devices, and the choice among named GEMM and attention implementations. */
 #include "backend.h"
+#include "contract/attention.h"
+#include "contract/backend.h"
+#include "contract/gemm.h"
 
 #include <pthread.h>
 #include <stdio.h>

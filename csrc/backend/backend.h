@@ -2,7 +2,8 @@
 #ifndef XT_BACKEND_H
 #define XT_BACKEND_H
 
-#include "../kernels.h"
+#include "contract/backend.h"
+#include "kernels.h"
 
 /* The table of a device, or an error that says what is missing. CUDA's library is opened at the first call that asks for it. */
 XtStatus xt_backend_for(XtDevice device, const XtBackend **out);

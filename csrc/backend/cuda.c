@@ -5,8 +5,9 @@
  */
 #define _GNU_SOURCE /* dladdr */
 #include "backend.h"
+#include "contract/backend.h"
 
-#include "../core/core.h"
+#include "core/core.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -2,7 +2,7 @@
 #ifndef XT_CORE_H
 #define XT_CORE_H
 
-#include "../xtrain.h"
+#include "xtrain.h"
 
 typedef struct XtAllocator {
     XtStatus (*allocate)(int device_index, size_t nbytes, void **out);

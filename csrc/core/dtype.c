@@ -1,5 +1,5 @@
 /* dtype.c - element types, devices and scalars. */
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* error.c - one message per thread, set where the rule is broken and read where the exception is raised. */
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #include <stdarg.h>
 #include <stdio.h>

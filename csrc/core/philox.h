@@ -9,7 +9,7 @@
 #ifndef XT_CORE_PHILOX_H
 #define XT_CORE_PHILOX_H
 
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #include <math.h>
 #include <string.h>

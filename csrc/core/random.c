@@ -1,5 +1,5 @@
 /* random.c - the process-wide generator: a seed, and a stream number that grows by one with every fill. */
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #include <pthread.h>
 

@@ -4,8 +4,8 @@
  * every time; keeping them costs nothing and saves a page fault per 4 KiB. Blocks of at least CACHE_MIN bytes are rounded up to a size
  * class (eight per power of two, so at most 1/8 is wasted) and freed into a list per class, up to CACHE_LIMIT bytes in all.
  */
-#include "../xtrain.h"
 #include "core.h"
+#include "xtrain.h"
 
 #include <pthread.h>
 #include <stdlib.h>

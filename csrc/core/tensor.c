@@ -1,6 +1,6 @@
 /* tensor.c - tensors: a view of a counted storage, counted itself. */
-#include "../xtrain.h"
 #include "core.h"
+#include "xtrain.h"
 
 #include <stdlib.h>
 

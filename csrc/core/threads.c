@@ -7,7 +7,7 @@
  * sleep. Pieces are claimed from an atomic counter, so who runs which piece varies, what a piece computes never does.
  */
 #define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 /* view.c - sizes checked once, strides in elements. Stateless: a backend in a library of its own links it in. */
-#include "../xtrain.h"
+#include "xtrain.h"
 
 #include <stdio.h>
 

@@ -18,7 +18,7 @@
 #ifndef XT_CPU_KERNEL_H
 #define XT_CPU_KERNEL_H
 
-#include "../kernels.h"
+#include "kernels.h"
 
 #include <math.h>
 #include <string.h>
@@ -113,5 +113,9 @@ XT_INLINE int64_t xt_row_grain(int64_t cols, int64_t target) {
     int64_t grain = target / (cols > 0 ? cols : 1);
     return grain > 0 ? grain : 1;
 }
+
+#define XT_X(slot, Params) XtStatus xt_cpu_##slot(const Params *p);
+XT_KERNELS(XT_X)
+#undef XT_X
 
 #endif

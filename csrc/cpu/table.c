@@ -1,6 +1,7 @@
 /* table.c - the CPU's kernel table, generated from the list in kernels.h. */
-#include "gemm.h"
-#include "kernel.h"
+#include "contract/backend.h"
+#include "cpu/attention/attention.h"
+#include "cpu/gemm/gemm.h"
 
 extern const XtAttentionBackend xt_cpu_attention_backends[];
 

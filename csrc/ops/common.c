@@ -1,5 +1,6 @@
 /* common.c - what ops share: checks with one wording, small allocations, broadcasting. */
-#include "ops.h"
+#include "contract/reduce.h"
+#include "ops/elementwise/arithmetic.h"
 
 #include <string.h>
 

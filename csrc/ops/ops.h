@@ -12,9 +12,10 @@
 #ifndef XT_OPS_H
 #define XT_OPS_H
 
-#include "../autograd/tape.h"
-#include "../backend/backend.h"
-#include "../kernels.h"
+#include "autograd/tape.h"
+#include "backend/backend.h"
+#include "contract/backend.h"
+#include "kernels.h"
 
 #define XT_MAX_ARGS 14
 #define XT_MAX_OUTPUTS 64
@@ -158,9 +159,6 @@ XtDtype xt_result_dtype(const XtArg *a, const XtArg *b);
 XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape);
 XtView xt_broadcast_view(const XtTensor *t, int ndim, const int64_t *shape);     /* strides 0 where repeated */
 XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out); /* undoes a broadcast */
-XtStatus xt_binary(XtBinaryOp op, XtTensor *a, XtTensor *b, XtTensor **out);     /* same dtype, broadcasting, no recording */
-XtStatus xt_binary_scalar(XtBinaryOp op, XtTensor *a, double value, XtTensor **out);
-XtStatus xt_unary(XtUnaryOp op, XtTensor *x, XtTensor **out);
 
 /* ---- matrix products (ops/matmul.c) ------------------------------------------------------------------------------------------ */
 

@@ -1,4 +1,5 @@
 /* cuda.c - what Python asks of a CUDA device besides tensors: what it is, what it has done, waiting for it. */
+#include "contract/backend.h"
 #include "py.h"
 
 static const XtAccelerator *accelerator_of(XtDevice device) {

@@ -3,6 +3,7 @@
  * A capsule named "dltensor" or "dltensor_versioned" owns a managed tensor until a consumer renames it to "used_...": from then on
  * the consumer calls the deleter, once. Data from outside is checked field by field before anything reads it.
  */
+#include "contract/backend.h"
 #include "py.h"
 
 /* The structures of the DLPack specification, v1.1, as far as they are needed. */

@@ -1,4 +1,7 @@
 /* runtime.c - the process-wide things: random numbers, threads, named backends, memory, and what this build is. */
+#include "contract/attention.h"
+#include "contract/backend.h"
+#include "contract/gemm.h"
 #include "py.h"
 
 #ifndef XT_VERSION

@@ -5,6 +5,7 @@
  * outputs, the callable of an xt.Function node, and the array behind from_numpy (a subclass of ndarray may have attributes).
  * tensor_traverse shows them to the garbage collector when this object is their only owner.
  */
+#include "contract/backend.h"
 #include "py.h"
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */

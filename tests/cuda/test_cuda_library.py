@@ -32,7 +32,7 @@ def slots() -> list[str]:
 
 
 def test_every_slot_is_written_for_cuda() -> None:
-    sources = "\n".join(path.read_text() for path in (ROOT / "cuda").glob("*.cu"))
+    sources = "\n".join(path.read_text() for path in (ROOT / "cuda").rglob("*.cu"))
     missing = [slot for slot in slots() if not re.search(rf"^XtStatus xt_cuda_{slot}\(const", sources, re.M)]
     assert not missing, f"slots of kernels.h without a function in cuda/: {missing}"
 
@@ -301,11 +301,11 @@ print(xt.cuda.is_available())
 @pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
 @pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
 def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path) -> None:
-    """cuda/runtime.cu and memory.cu with tests/support/fake_cudart.c for the CUDA runtime."""
+    """cuda/runtime/device.cu and memory.cu with tests/support/fake_cudart.c for the CUDA runtime."""
     options = ["-std=c++17", f"-I{ROOT}/csrc", f"-I{ROOT}/cuda", "-Xcompiler", "-fPIC", '-DXT_CUDA_ARCHS="90"']
-    runtime, memory, fake, program = (tmp_path / name for name in ("runtime.o", "memory.o", "fake.o", "program"))
+    runtime, memory, fake, program = (tmp_path / name for name in ("device.o", "memory.o", "fake.o", "program"))
     for made in (runtime, memory):
-        source = ROOT / "cuda" / f"{made.stem}.cu"
+        source = ROOT / "cuda/runtime" / f"{made.stem}.cu"
         subprocess.run([setup_cuda.find_nvcc(), *options, "-c", source, "-o", made], check=True)
     subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/support/fake_cudart.c", "-o", fake], check=True)
     loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called

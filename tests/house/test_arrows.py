@@ -2,7 +2,7 @@
 
     xtrain -> csrc/py -> csrc/ops -> csrc/autograd -> csrc/backend -> csrc/core
 
-csrc/cpu and cuda see only kernels.h, xtrain.h and core. Python.h is seen by csrc/py alone, PyTorch by parity/ alone.
+csrc/cpu and cuda see only xtrain.h, kernels.h, contract/ and core. Python.h is seen by csrc/py alone, PyTorch by parity/ alone.
 """
 
 import ast
@@ -13,13 +13,17 @@ import pytest
 from places import ROOT
 
 CHAIN = ["core", "backend", "autograd", "ops", "py"]  # each sees itself and those before it
-CONTRACTS = {"xtrain.h", "kernels.h"}
+CONTRACTS = {"xtrain.h", "kernels.h", "contract"}
 MAY_SEE = {room: set(CHAIN[: i + 1]) | CONTRACTS for i, room in enumerate(CHAIN)}
 MAY_SEE["cpu"] = {"cpu", "core"} | CONTRACTS
 MAY_SEE["cuda"] = {"cuda", "core"} | CONTRACTS
 MAY_SEE["core"] = {"core", "xtrain.h"}
 MAY_SEE["xtrain.h"] = set()
 MAY_SEE["kernels.h"] = {"xtrain.h"}
+MAY_SEE["contract"] = {"xtrain.h", "kernels.h", "contract"}
+# csrc/ops, csrc/cpu and cuda have rooms of the same names; what does not belong to a family of kernels lies beside them.
+FAMILIES = {path.stem for path in (ROOT / "csrc/contract").glob("*.h")} - {"backend"}
+CUDA_ONLY = {"runtime", "common", "arch"}
 PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|numpy/")
 
 # What each folder of Python may not import: it belongs to parity/, or would make the import of xtrain slow.
@@ -33,7 +37,7 @@ def c_files():
 
 
 def room_of(path: Path) -> str:
-    """csrc/ops/rope.c -> ops, csrc/kernels.h -> kernels.h, cuda/rope.cu -> cuda."""
+    """csrc/ops/layers/rope.c -> ops, csrc/kernels.h -> kernels.h, cuda/layers/rope.cu -> cuda."""
     parts = path.relative_to(ROOT).parts
     return "cuda" if parts[0] == "cuda" else parts[1]
 
@@ -51,7 +55,7 @@ def test_includes_point_one_way(path):
     for number, quoted, name in includes(path):
         where = f"{path.relative_to(ROOT)}:{number}: #include {name}"
         assert room == "py" or not PYTHON_HEADERS.match(name), f"{where}: only csrc/py includes Python and NumPy"
-        candidates = [(folder / name).resolve() for folder in (path.parent, ROOT / "csrc")]
+        candidates = [(folder / name).resolve() for folder in (path.parent, ROOT / "csrc", ROOT / "cuda")]
         found = next((file for file in candidates if file.exists()), None)
         assert found or not quoted, f"{where}: no such file"
         if found and ROOT in found.parents:
@@ -91,15 +95,16 @@ def test_tests_need_no_pytorch(path):
         assert top not in PARITY_ONLY, f"{path.relative_to(ROOT)}:{number}: import {module}: belongs to parity/"
 
 
+@pytest.mark.parametrize("room", ["csrc/ops", "csrc/cpu", "cuda"])
+def test_kernel_rooms_have_the_families_of_the_contract(room):
+    found = {path.name for path in (ROOT / room).iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert found - CUDA_ONLY == FAMILIES
+
+
 def test_one_stem_names_a_kernel_in_every_room():
-    """cuda/rope.cu has a csrc/cpu/rope.c: one `ls` finds an op."""
-    stems = {path.stem for path in (ROOT / "csrc/cpu").glob("*.c")} | {
-        "cublas",
-        "gemm_cublas",
-        "memory",
-        "runtime",
-        "attention_flash",
-        "attention_flash_half",
-    }
-    strange = sorted(path.name for path in (ROOT / "cuda").glob("*.cu") if path.stem not in stems)
+    """cuda/layers/rope.cu has a csrc/cpu/layers/rope.c: `ls csrc/*/*/rope.c cuda/*/rope.cu` finds an op."""
+    twins = {path.relative_to(ROOT / "csrc/cpu").with_suffix("") for path in (ROOT / "csrc/cpu").rglob("*.c")}
+    own = {Path("gemm/cublas"), Path("attention/flash"), Path("attention/flash_half")}
+    kernels = (path.relative_to(ROOT / "cuda").with_suffix("") for path in (ROOT / "cuda").rglob("*.cu"))
+    strange = sorted(str(path) for path in kernels if path.parts[0] not in CUDA_ONLY and path not in twins | own)
     assert not strange, f"no CPU twin: {strange}"

@@ -18,7 +18,7 @@ import setup_cuda
 import xtrain as xt
 
 FILES = ["setup.py", "setup_cuda.py", "pyproject.toml", "README.md", "LICENSE", "xtrain/_version.py", "csrc/xtrain.h"]
-FILES += ["csrc/kernels.h", "csrc/core/philox.h", *setup_cuda.SHARED_SOURCES]
+FILES += ["csrc/kernels.h", "csrc/contract/backend.h", "csrc/core/philox.h", *setup_cuda.SHARED_SOURCES]
 KERNELS = {"copy.cu": "cuda.cuh", "random.cu": "core/philox.h"}  # and what each includes
 NVCC = f"""#!{sys.executable} -SE
 import os, re, sys

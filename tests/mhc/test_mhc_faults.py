@@ -229,4 +229,4 @@ def test_the_places_of_the_faults_to_plant_are_there() -> None:
         text = plant_faults.planted(plant_faults.ROOT, *fault)
         assert fault[2] in text, description
     with pytest.raises(ValueError, match="must have its place once, got 0 times"):
-        plant_faults.planted(plant_faults.ROOT, "csrc/cpu/sinkhorn.c", "no such line", "")
+        plant_faults.planted(plant_faults.ROOT, "csrc/cpu/mhc/sinkhorn.c", "no such line", "")

@@ -441,7 +441,7 @@ def test_every_kernel_slot_has_an_entry() -> None:
 
 
 def test_every_unary_and_binary_kind_has_an_entry() -> None:
-    header = ROOT / "csrc" / "kernels.h"
+    header = ROOT / "csrc" / "contract" / "elementwise.h"
     text = header.read_text()
     ids = {entry.id for entry in TABLE}
     for macro in ("XT_UNARY_OPS", "XT_BINARY_OPS"):

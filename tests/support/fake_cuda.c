@@ -1,6 +1,7 @@
 /* fake_cuda.c - a libxtrain_cuda.so whose one device is the host's memory and has no kernels: what csrc/ does with the library can be
  * tested where there is no GPU. Compiled by tests/cuda/test_cuda_library.py, with the contract it claims; the environment chooses failures.
  */
+#include "contract/backend.h"
 #include "kernels.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
-/* fake_cudart.c - a CUDA runtime that counts what is made and fails when asked, and a program that tries cuda/runtime.cu with it.
+/* fake_cudart.c - a CUDA runtime that counts what is made and fails when asked, and a program that tries cuda/runtime/device.cu with it.
  * Compiled by tests/cuda/test_cuda_library.py where nvcc is; prints a line for every thing tried.
  */
+#include "contract/backend.h"
 #include "kernels.h"
 
 #include <stdio.h>

@@ -32,28 +32,28 @@ LEFT_OUT = (
 
 # description, file, what is there, what takes its place
 FAULTS = [
-    ("none", "csrc/cpu/mhc_pre.c", "", ""),
+    ("none", "csrc/cpu/mhc/mhc_pre.c", "", ""),
     (
         "`mhc_pre`: the logits' part of du lacks r",
-        "csrc/cpu/mhc_pre.c",
+        "csrc/cpu/mhc/mhc_pre.c",
         "du[i] = r * dq;",
         "du[i] = i < 2 * p->streams ? r * dq : dq;",
     ),
     (
         "`mhc_pre`: r² too many in κ",
-        "csrc/cpu/mhc_pre.c",
+        "csrc/cpu/mhc/mhc_pre.c",
         "*kappa = -dot * r * r * r / (ACC)k;",
         "*kappa = -dot * r * r * r * r * r / (ACC)k;",
     ),
     (
         "`sinkhorn`, form P: maxima of rows instead of columns (shift)",
-        "csrc/cpu/sinkhorn.c",
+        "csrc/cpu/mhc/sinkhorn.c",
         "if (form == XT_SINKHORN_P) NAME(sinkhorn_exp)(a, n, 1, n);",
         "if (form == XT_SINKHORN_P) NAME(sinkhorn_exp)(a, n, n, 1);",
     ),
     (
         "`mhc_pre` inside a layer: M instead of Mᵀ in dx (fused)",
-        "csrc/cpu/mhc_pre.c",
+        "csrc/cpu/mhc/mhc_pre.c",
         "if (n == 4) NAME(mhc_add_rows)(w, m_res + j, 4, g, 4, cols, width);\n"
         "        else NAME(mhc_add_rows)(w, m_res + j, n, g, n, cols, width);",
         "NAME(mhc_add_rows)(w, m_res + j * n, 1, g, n, cols, width);",

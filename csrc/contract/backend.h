@@ -1,0 +1,76 @@
+/* backend.h - what a device offers: its table of kernels, its memory, and how a library of kernels is opened. */
+#ifndef XT_CONTRACT_BACKEND_H
+#define XT_CONTRACT_BACKEND_H
+
+#include "kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What an accelerator is and has done; for people and tests. */
+typedef struct XtDeviceInfo {
+    char name[256];
+    int major, minor, multiprocessors; /* compute capability */
+    int driver, runtime;               /* 13000 is 13.0 */
+    int64_t memory_total, memory_free; /* bytes, of the whole device */
+    char built_for[128];               /* compute capabilities with kernels in this library, "80 86 90a ptx120" */
+    char blas[512];                    /* which cuBLASLt was loaded, and from where; "" before the first product */
+} XtDeviceInfo;
+typedef struct XtDeviceCounters {
+    int64_t launches, synchronizations, to_host, from_host; /* since the library was opened */
+    int64_t allocations, driver_allocations;                /* blocks asked for, and those that were not kept from before */
+    int64_t pool_used, pool_reserved, pool_peak;            /* bytes of the memory pool, scratch included */
+} XtDeviceCounters;
+
+/* What an accelerator's table has besides kernels. */
+typedef struct XtAccelerator {
+    int device_count;
+    XtStatus (*use)(int index); /* makes it the calling thread's device: where slots run and scratch comes from */
+    XtStatus (*info)(int index, XtDeviceInfo *out);
+    XtStatus (*counters)(int index, XtDeviceCounters *out);
+    XtStatus (*trim)(int index); /* gives unused memory of the pool back */
+    void (*reset_peak)(int index);
+    void *(*stream)(int index);                      /* of all its work */
+    XtStatus (*make_wait)(int index, void *foreign); /* what that stream gets from now on waits for what is queued here now */
+    /* And the other way round: work queued here from now on waits for what the legacy default stream holds now, or (every) whatever
+     * stream of the device. No handle: it is asked when memory comes back, and the stream that used it may be gone by then. */
+    XtStatus (*wait_for)(int index, bool every);
+} XtAccelerator;
+
+/* The tables of named implementations: contract/gemm.h and contract/attention.h. */
+typedef struct XtGemmBackend XtGemmBackend;
+typedef struct XtAttentionBackend XtAttentionBackend;
+
+/* What a device offers. NULL slots are missing kernels: the coverage test lists and fails them. */
+typedef struct XtBackend {
+    const char *name; /* "cpu", "cuda" */
+    XtStatus (*allocate)(int device_index, size_t nbytes, void **out);
+    void (*release)(int device_index, void *data, size_t nbytes);
+    XtStatus (*to_host)(int device_index, void *host, const void *device, size_t nbytes);   /* returns when done */
+    XtStatus (*from_host)(int device_index, void *device, const void *host, size_t nbytes); /* host may be reused on return */
+    XtStatus (*synchronize)(int device_index);
+#define XT_X(slot, Params) XtStatus (*slot)(const Params *p);
+    XT_KERNELS(XT_X)
+#undef XT_X
+    const XtGemmBackend *gemm; /* ends with a NULL name */
+    const XtAttentionBackend *attention;
+    const XtAccelerator *accelerator; /* NULL on the CPU */
+} XtBackend;
+
+/* A backend in a library of its own exports two functions. The first is asked first, and says xt_contract() as the library was built:
+ * when that is another one, nothing else of this file can be relied on. The second gets what it needs of the process that opens it. */
+typedef struct XtHost {
+    XtStatus (*error)(XtStatus status, const char *message); /* xt_error */
+    const char *const *folders;                              /* where Python packages lie; ends with NULL; outlives the library */
+} XtHost;
+typedef const char *(*XtBackendContract)(void);                               /* "xt_cuda_contract" */
+typedef XtStatus (*XtOpenBackend)(const XtHost *host, const XtBackend **out); /* "xt_open_cuda" */
+
+extern const XtBackend xt_cpu_backend;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

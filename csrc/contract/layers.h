@@ -1,0 +1,121 @@
+/* layers.h - per-token layers: rows x cols, dense. The rules for all kernels are in kernels.h. */
+#ifndef XT_CONTRACT_LAYERS_H
+#define XT_CONTRACT_LAYERS_H
+
+#include "xtrain.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* out = exp(x - max) / sum exp(x - max), per row. Bwd: dx = p * (dy - sum_j dy_j p_j), p = the forward's output. */
+typedef struct XtSoftmaxFwd {
+    void *out;
+    const void *x;
+    XtDtype dtype;
+    int64_t rows, cols;
+} XtSoftmaxFwd;
+typedef struct XtSoftmaxBwd {
+    void *dx;
+    const void *dy, *p;
+    XtDtype dtype;
+    int64_t rows, cols;
+} XtSoftmaxBwd;
+
+/* RMSNorm (Zhang & Sennrich 2019): rstd = 1 / sqrt(mean(x^2) + eps); out = weight * cast(x * rstd), cast to the dtype as HF does.
+ * weight [cols] or NULL (ones). rstd [rows] of ACC is written for the backward.
+ * Bwd, with g = dy * weight and xh = x * rstd: dx = rstd * (g - xh * mean(g * xh)); dweight = sum_rows dy * xh.
+ * dx or dweight may be NULL. dweight has the dtype of weight; `accumulate` adds to it instead of overwriting it: the sum over the first
+ * piece of rows starts from what is there. */
+typedef struct XtRmsNormFwd {
+    void *out, *rstd;
+    const void *x, *weight;
+    XtDtype dtype;
+    int64_t rows, cols;
+    double eps;
+} XtRmsNormFwd;
+typedef struct XtRmsNormBwd {
+    void *dx, *dweight;
+    const void *dy, *x, *weight, *rstd;
+    XtDtype dtype;
+    int64_t rows, cols;
+    bool accumulate;
+} XtRmsNormBwd;
+
+/* Rotary embedding (Su et al. 2021), half-split form: with a = x[..., :D/2], b = x[..., D/2:], angle = pos * theta^(-2i/D),
+ * out = (a cos - b sin, b cos + a sin). inverse rotates by -angle: that is the backward. D even. cos and sin are computed in ACC and
+ * rounded to the dtype, products in ACC. x and out are [rows, heads, D] with strides (row, head, 1).
+ * pos of row r = positions[r] when given (int64, dense), else r % period (period >= 1). */
+typedef struct XtRope {
+    void *out;
+    const void *x;
+    const int64_t *positions;
+    XtDtype dtype;
+    int64_t rows, heads, dim;
+    int64_t out_stride[2], x_stride[2]; /* row, head */
+    int64_t period;
+    double theta;
+    bool inverse;
+} XtRope;
+
+/* out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) (Shazeer 2020). gate and up have rows of stride ld_in, out is dense.
+ * Bwd: dgate = dy * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = dy * silu(gate); both with row stride ld_in. */
+typedef struct XtSwigluFwd {
+    void *out;
+    const void *gate, *up;
+    XtDtype dtype;
+    int64_t rows, cols, ld_in;
+} XtSwigluFwd;
+typedef struct XtSwigluBwd {
+    void *dgate, *dup;
+    const void *dy, *gate, *up;
+    XtDtype dtype;
+    int64_t rows, cols, ld_in;
+} XtSwigluBwd;
+
+/* out[r] = weight[ids[r]]; weight [vocab, cols]. An id outside [0, vocab): XT_INDEX_ERROR with its position and value.
+ * Bwd: dweight[v] (+)= sum of dy[r] over rows with ids[r] == v, in row order; `accumulate` adds to dweight instead of overwriting it. */
+typedef struct XtEmbeddingFwd {
+    void *out;
+    const void *weight;
+    const int64_t *ids;
+    XtDtype dtype;
+    int64_t rows, cols, vocab;
+} XtEmbeddingFwd;
+typedef struct XtEmbeddingBwd {
+    void *dweight;
+    const void *dy;
+    const int64_t *ids;
+    XtDtype dtype;
+    int64_t rows, cols, vocab;
+    bool accumulate;
+} XtEmbeddingBwd;
+
+/* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
+ * logits and dlogits have rows of stride ld >= vocab; what lies between two rows is neither used nor written. dlogits may be logits.
+ * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position and value, in the words of the op:
+ * linear_cross_entropy when `linear`, else cross_entropy.
+ * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
+typedef struct XtCrossEntropyFwd {
+    void *losses, *lse;
+    const void *logits;
+    const int64_t *targets;
+    XtDtype dtype;
+    int64_t rows, vocab, ld, ignore_index;
+    bool linear;
+} XtCrossEntropyFwd;
+typedef struct XtCrossEntropyBwd {
+    void *dlogits;
+    const void *logits, *lse, *dlosses; /* dlosses ACC: [rows], or one value when dloss_stride == 0 */
+    const int64_t *targets;
+    XtDtype dtype;
+    int64_t rows, vocab, ld, ignore_index, dloss_stride;
+    double scale;
+    bool linear;
+} XtCrossEntropyBwd;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,54 @@
+/* gemm.h - what the matrix product and attention share: the named GEMMs, the BLAS, a scratch buffer per thread, block conversions.
+ *
+ * Every backend agrees on the corners: M, N or a batch of 0 does nothing; K == 0 or alpha == 0 scales C without reading A or B;
+ * beta == 0 writes C without reading it. Every backend gives the same bits for any number of threads, and for a batch the same bits
+ * as for its products one by one: tiles are a function of M, N and K only.
+ */
+#ifndef XT_CPU_GEMM_H
+#define XT_CPU_GEMM_H
+
+#include "contract/gemm.h"
+#include "cpu/kernel.h"
+
+XtStatus xt_gemm_naive(const XtGemm *p); /* three loops: the specification */
+XtStatus xt_gemm_tiled(const XtGemm *p); /* 32 x 32 tiles in plain C: no library needed */
+XtStatus xt_gemm_blas(const XtGemm *p);  /* OpenBLAS on tiles of C, one tile per thread at a time */
+
+extern const XtGemmBackend xt_cpu_gemm_backends[]; /* blas, tiled, naive */
+
+/* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C has been scaled by beta. */
+bool xt_gemm_trivial(const XtGemm *p, XtStatus *status);
+
+/* C[index of the batch] = parts[0] + parts[1] + ... + beta C; parts [count, M, N] in ACC, dense. */
+XtStatus xt_gemm_combine(const XtGemm *p, int64_t index, const void *parts, int64_t count);
+
+/* One matrix of a batch: the flat batch index as offsets in elements. */
+typedef struct XtGemmOffsets {
+    int64_t a, b, c;
+} XtGemmOffsets;
+XT_INLINE XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_t index) {
+    int64_t i = index / p->batch[1], j = index % p->batch[1];
+    XtGemmOffsets at = {i * p->stride_a[0] + j * p->stride_a[1], i * p->stride_b[0] + j * p->stride_b[1],
+                        i * p->stride_c[0] + j * p->stride_c[1]};
+    return at;
+}
+
+/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints, names with a prefix. Prepare (cheap, any thread) comes first:
+ * from then on it runs in the calling thread only, and many threads may call it. */
+enum { XT_BLAS_ROW_MAJOR = 101, XT_BLAS_N = 111, XT_BLAS_T = 112 };
+void xt_blas_prepare(void);
+void scipy_cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
+                       const float *b, int ldb, float beta, float *c, int ldc);
+void scipy_cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,
+                       const double *b, int ldb, double beta, double *c, int ldc);
+
+/* This thread's scratch memory, 64-byte aligned, uninitialised, valid until the thread asks again. Kept for the next call, given
+ * back when the thread ends. Only one user at a time: do not call a kernel that may use it while holding it. */
+XtStatus xt_scratch(size_t nbytes, void **out);
+
+/* bfloat16 or float16 rows (leading dimension ld) <-> dense float32 [rows, cols]. Store: dst = src + beta * dst, rounded once;
+ * beta == 0 does not read dst. */
+void xt_block_load(XtDtype dtype, const void *src, int64_t ld, int64_t rows, int64_t cols, float *dst);
+void xt_block_store(XtDtype dtype, const float *src, int64_t rows, int64_t cols, float beta, void *dst, int64_t ld);
+
+#endif

@@ -1,0 +1,88 @@
+/* cross_entropy.c - softmax cross-entropy of rows of logits against class indices.
+ *
+ *     forward    lse = m + log sum_v exp(x_v - m),  m = max_v x_v;   loss = lse - x_target
+ *     backward   d lse / dx_v = exp(x_v - lse), hence  dx_v = (exp(x_v - lse) - [v == target]) dloss scale
+ *
+ * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart.
+ */
+#ifndef T
+#include "contract/layers.h"
+#include "cpu/kernel.h"
+
+#include <inttypes.h>
+
+/* A large vocabulary is summed in blocks: 50000 terms added one by one would cost two digits of float32. */
+enum { BLOCK = 1024 };
+
+#define XT_TEMPLATE "cpu/layers/cross_entropy.c"
+#include "cpu/each_float.h"
+
+static XtStatus check_targets(bool linear, const int64_t *targets, int64_t rows, int64_t vocab, int64_t ignore_index) {
+    for (int64_t r = 0; r < rows; r++)
+        if ((targets[r] < 0 || targets[r] >= vocab) && targets[r] != ignore_index)
+            return xt_error(XT_INDEX_ERROR,
+                            "%s must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64 " at position %" PRId64,
+                            linear ? "linear_cross_entropy: targets" : "cross_entropy: target", vocab, ignore_index, targets[r], r);
+    return XT_OK;
+}
+
+XtStatus xt_cpu_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
+    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index);
+    if (status != XT_OK) return status;
+    return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_fwd), (void *)p);
+}
+
+XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
+    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index);
+    if (status != XT_OK || p->vocab == 0) return status;
+    return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_bwd), (void *)p);
+}
+
+#else
+
+XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, int64_t end) {
+    const XtCrossEntropyFwd *p = context;
+    for (int64_t r = begin; r < end; r++) {
+        const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
+        int64_t target = p->targets[r];
+        ACC max = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : max)
+        for (int64_t v = 0; v < p->vocab; v++) {
+            ACC value = LOAD(x[v]);
+            max = value > max ? value : max;
+        }
+        for (int64_t block = 0; block < p->vocab; block += BLOCK) {
+            int64_t last = block + BLOCK < p->vocab ? block + BLOCK : p->vocab;
+            ACC part = 0;
+#pragma omp simd reduction(+ : part)
+            for (int64_t v = block; v < last; v++) part += EXP(LOAD(x[v]) - max);
+            sum += part;
+        }
+        ACC log_sum = (ACC)log((double)sum);
+        ((ACC *)p->lse)[r] = max + log_sum;
+        /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
+        ((ACC *)p->losses)[r] = target == p->ignore_index ? 0 : (max - LOAD(x[target])) + log_sum;
+    }
+    return XT_OK;
+}
+
+XT_FAST static XtStatus NAME(cross_entropy_bwd)(void *context, int64_t begin, int64_t end) {
+    const XtCrossEntropyBwd *p = context;
+    for (int64_t r = begin; r < end; r++) {
+        const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
+        T *dx = (T *)p->dlogits + r * p->ld;           /* [vocab] */
+        int64_t target = p->targets[r];
+        if (target == p->ignore_index) { /* even where the logits are not finite */
+            memset(dx, 0, (size_t)p->vocab * sizeof(T));
+            continue;
+        }
+        ACC lse = ((const ACC *)p->lse)[r], factor = ((const ACC *)p->dlosses)[r * p->dloss_stride] * (ACC)p->scale;
+        T at_target = STORE((EXP(LOAD(x[target]) - lse) - 1) * factor); /* first: dx may be x */
+#pragma omp simd
+        for (int64_t v = 0; v < p->vocab; v++) dx[v] = STORE(EXP(LOAD(x[v]) - lse) * factor);
+        dx[target] = at_target;
+    }
+    return XT_OK;
+}
+
+#endif

@@ -1,0 +1,165 @@
+/* scaled_dot_product_attention.c - softmax(scale Q K^T + causal mask) V for every (batch, head) at once.
+ *
+ * query [B, H, S, D], key and value [B, K, T, D] with H a multiple of K (grouped-query attention: K/V are shared by stride, never copied).
+ * Any strides with a dense last dim are taken as they are: the [B*S, H*D] output of a projection goes in as a view. The result lies in
+ * memory as [B, S, H, D], so its way back to [B*S, H*D] is a view too. The formulas are in kernels.h (XtAttentionFwd, XtAttentionBwd).
+ */
+#include "contract/attention.h"
+#include "ops/ops.h"
+
+#include <math.h>
+#include <string.h>
+
+static XtStatus dense_last(XtTensor *t, XtTensor **out) {
+    if (t->strides[3] == 1 || t->shape[3] <= 1) {
+        xt_tensor_retain(t);
+        *out = t;
+        return XT_OK;
+    }
+    return xt_copy_of(t, out);
+}
+
+/* [B, H, S, D] over memory laid out as [B, S, H, D]. */
+static XtStatus empty_token_major(const XtTensor *like, const int64_t *shape, XtTensor **out) {
+    int64_t memory[4] = {shape[0], shape[2], shape[1], shape[3]};
+    XtTensor *t;
+    XtStatus status = xt_empty_shape(like, like->dtype, 4, memory, &t);
+    if (status != XT_OK) return status;
+    int64_t strides[4] = {t->strides[0], t->strides[2], t->strides[1], t->strides[3]};
+    status = xt_view_as(t, 4, shape, strides, out);
+    xt_tensor_release(t);
+    return status;
+}
+
+static void set_strides(int64_t stride[3], const XtTensor *t) { memcpy(stride, t->strides, 3 * sizeof *stride); }
+
+static double scale_of(const XtArg *arg, int64_t dim) { return arg->given ? arg->f : 1.0 / sqrt((double)(dim > 0 ? dim : 1)); }
+
+static XtStatus check(XtCall *c) {
+    const XtTensor *q = c->arg[0].tensor, *k = c->arg[1].tensor, *v = c->arg[2].tensor;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_float(c->op, "query", q));
+    XT_TRY(xt_check_ndim(c->op, "query", q, 4, 4));
+    XT_TRY(xt_check_ndim(c->op, "key", k, 4, 4));
+    XT_TRY(xt_check_ndim(c->op, "value", v, 4, 4));
+    XT_TRY(xt_check_like(c->op, "query", q, "key", k));
+    XT_TRY(xt_check_like(c->op, "query", q, "value", v));
+    int64_t want[4] = {q->shape[0], k->shape[1], k->shape[2], q->shape[3]};
+    XT_TRY(xt_check_shape(c->op, "key", k, 4, want));
+    XT_TRY(xt_check_shape(c->op, "value", v, 4, want));
+    int64_t heads = q->shape[1], kv_heads = k->shape[1];
+    if (heads != kv_heads && !c->arg[5].b)
+        return xt_error(XT_VALUE_ERROR,
+                        "scaled_dot_product_attention: key must have the %lld heads of query unless enable_gqa=True, got %lld",
+                        (long long)heads, (long long)kv_heads);
+    if (kv_heads ? heads % kv_heads : heads)
+        return xt_error(XT_VALUE_ERROR,
+                        "scaled_dot_product_attention: query heads must be a multiple of key heads, got %lld and %lld",
+                        (long long)heads, (long long)kv_heads);
+done:
+    return status;
+}
+
+static XtStatus forward(XtCall *c) {
+    XtTensor *q = NULL, *k = NULL, *v = NULL, *out = NULL, *lse = NULL;
+    const XtAttentionBackend *backend;
+    XtStatus status = XT_OK;
+    XT_TRY(check(c));
+    XT_TRY(dense_last(c->arg[0].tensor, &q));
+    XT_TRY(dense_last(c->arg[1].tensor, &k));
+    XT_TRY(dense_last(c->arg[2].tensor, &v));
+    XT_TRY(xt_attention_backend(q->storage->device, c->arg[6].given ? c->arg[6].s : NULL, &backend));
+    XT_TRY(empty_token_major(q, q->shape, &out));
+    XT_TRY(xt_empty_shape(q, xt_dtype_accumulator(q->dtype), 3, q->shape, &lse));
+    XtAttentionFwd p = {.out = out->data,
+                        .lse = lse->data,
+                        .q = q->data,
+                        .k = k->data,
+                        .v = v->data,
+                        .dtype = q->dtype,
+                        .batch = q->shape[0],
+                        .heads = q->shape[1],
+                        .kv_heads = k->shape[1],
+                        .sq = q->shape[2],
+                        .skv = k->shape[2],
+                        .dim = q->shape[3],
+                        .scale = scale_of(&c->arg[4], q->shape[3]),
+                        .causal = c->arg[3].b,
+                        .tf32 = xt_tf32()};
+    set_strides(p.out_stride, out);
+    set_strides(p.q_stride, q);
+    set_strides(p.k_stride, k);
+    set_strides(p.v_stride, v);
+    XT_TRY(backend->forward(&p));
+    XT_TRY(xt_save(c, q));
+    XT_TRY(xt_save(c, k));
+    XT_TRY(xt_save(c, v));
+    XT_TRY(xt_save(c, out));
+    XT_TRY(xt_save(c, lse));
+    c->out[c->out_count++] = out;
+    out = NULL;
+done:
+    xt_tensor_release(q);
+    xt_tensor_release(k);
+    xt_tensor_release(v);
+    xt_tensor_release(out);
+    xt_tensor_release(lse);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtTensor *saved[5], *dy = NULL;
+    const XtArg *arg = xt_node_args(n);
+    const XtAttentionBackend *backend;
+    XtStatus status = XT_OK;
+    for (int i = 0; i < 5; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
+    XtTensor *q = saved[0], *k = saved[1], *v = saved[2], *out = saved[3], *lse = saved[4];
+    XT_TRY(xt_attention_backend(q->storage->device, arg[6].given ? arg[6].s : NULL, &backend));
+    XT_TRY(dense_last(dout[0], &dy));
+    XT_TRY(empty_token_major(q, q->shape, &din[0]));
+    XT_TRY(empty_token_major(k, k->shape, &din[1]));
+    XT_TRY(empty_token_major(v, v->shape, &din[2]));
+    XtAttentionBwd p = {.dq = din[0]->data,
+                        .dk = din[1]->data,
+                        .dv = din[2]->data,
+                        .dout = dy->data,
+                        .q = q->data,
+                        .k = k->data,
+                        .v = v->data,
+                        .out = out->data,
+                        .lse = lse->data,
+                        .dtype = q->dtype,
+                        .batch = q->shape[0],
+                        .heads = q->shape[1],
+                        .kv_heads = k->shape[1],
+                        .sq = q->shape[2],
+                        .skv = k->shape[2],
+                        .dim = q->shape[3],
+                        .scale = scale_of(&arg[4], q->shape[3]),
+                        .causal = arg[3].b,
+                        .tf32 = xt_tf32()};
+    set_strides(p.dq_stride, din[0]);
+    set_strides(p.dk_stride, din[1]);
+    set_strides(p.dv_stride, din[2]);
+    set_strides(p.dout_stride, dy);
+    set_strides(p.q_stride, q);
+    set_strides(p.k_stride, k);
+    set_strides(p.v_stride, v);
+    set_strides(p.out_stride, out);
+    XT_TRY(backend->backward(&p));
+done:
+    xt_tensor_release(dy);
+    return status;
+}
+
+const XtOp xt_op_scaled_dot_product_attention = {
+    .name = "scaled_dot_product_attention",
+    .signature =
+        "query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float? = None, enable_gqa: bool = False, "
+        "backend: str? = None",
+    .forward = forward,
+    .backward = backward,
+    .doc = "softmax(scale * query @ key^T) @ value per head. query [B, H, S, D], key and value [B, K, T, D]; scale defaults to "
+           "1/sqrt(D).\n"
+           "is_causal: query i sees keys j <= i + (T - S). backend: a name of attention_backends(device).",
+};

@@ -1,0 +1,94 @@
+/* linear.c - y = x W^T + bias, one GEMM for all rows.  dx = dy W,  dW = dy^T x,  dbias = sum of dy over rows.
+ * x [..., in], weight [out, in], bias [out] or None, y [..., out].
+ */
+#include "contract/elementwise.h"
+#include "ops/ops.h"
+
+#include <string.h>
+
+static XtStatus forward(XtCall *c) {
+    XtTensor *x = c->arg[0].tensor, *w = c->arg[1].tensor, *bias = c->arg[2].tensor, *wt = NULL, *y = NULL;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_float(c->op, "input", x));
+    XT_TRY(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
+    XT_TRY(xt_check_ndim(c->op, "weight", w, 2, 2));
+    XT_TRY(xt_check_like(c->op, "input", x, "weight", w));
+    int64_t in = x->shape[x->ndim - 1], out = w->shape[0], shape[XT_MAX_DIMS], want[2] = {out, in};
+    XT_TRY(xt_check_shape(c->op, "weight", w, 2, want));
+    if (bias) {
+        XT_TRY(xt_check_like(c->op, "input", x, "bias", bias));
+        XT_TRY(xt_check_shape(c->op, "bias", bias, 1, &out));
+    }
+    XT_TRY(xt_transposed(w, &wt));
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = out;
+    int ndim = x->ndim;
+    if (ndim == 1) { /* a vector is one row */
+        int64_t row[2] = {1, in}, y_row[2] = {1, out};
+        XtTensor *matrix;
+        XT_TRY(xt_reshape(x, 2, row, &matrix));
+        status = xt_empty_shape(x, x->dtype, 2, y_row, &y);
+        if (status == XT_OK) status = xt_matmul_into(matrix, wt, false, NULL, y);
+        xt_tensor_release(matrix);
+        if (status != XT_OK) goto done;
+    } else {
+        XT_TRY(xt_empty_shape(x, x->dtype, ndim, shape, &y));
+        XT_TRY(xt_matmul_into(x, wt, false, NULL, y));
+    }
+    if (bias) {
+        XtBinary p = {.op = XT_ADD, .out = y->view, .a = y->view, .b = xt_broadcast_view(bias, y->ndim, y->shape)};
+        XT_TRY(xt_backend_of(x)->binary(&p));
+    }
+    XT_TRY(xt_save(c, x));
+    XT_TRY(xt_save(c, w));
+    if (ndim == 1) {
+        XT_TRY(xt_reshape(y, 1, shape, &c->out[0]));
+    } else {
+        c->out[0] = y;
+        y = NULL;
+    }
+    c->out_count = 1;
+done:
+    xt_tensor_release(wt);
+    xt_tensor_release(y);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtTensor *x, *w, *dy = NULL, *dyt = NULL, *rows = NULL, *dx = NULL;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_node_saved(n, 0, &x));
+    XT_TRY(xt_node_saved(n, 1, &w));
+    XT_TRY(xt_as_rows(dout[0], &dy));
+    if (xt_node_needs(n, 0)) {
+        const XtInput *in = xt_node_input(n, 0);
+        if (in->ndim == 2) {
+            XT_TRY(xt_matmul_gradient(n, 0, dy, w, NULL, din));
+        } else {
+            int64_t shape[2] = {dy->shape[0], w->shape[1]};
+            XT_TRY(xt_empty_shape(dy, dy->dtype, 2, shape, &dx));
+            XT_TRY(xt_matmul_into(dy, w, false, NULL, dx));
+            XT_TRY(xt_reshape(dx, in->ndim, in->shape, &din[0]));
+        }
+    }
+    if (xt_node_needs(n, 1)) {
+        XT_TRY(xt_transposed(dy, &dyt));
+        XT_TRY(xt_as_rows(x, &rows));
+        XT_TRY(xt_matmul_gradient(n, 1, dyt, rows, NULL, din));
+    }
+    if (xt_node_needs(n, 2)) XT_TRY(xt_sum_to(dy, 1, &dy->shape[1], &din[2]));
+done:
+    xt_tensor_release(dy);
+    xt_tensor_release(dyt);
+    xt_tensor_release(rows);
+    xt_tensor_release(dx);
+    return status;
+}
+
+const XtOp xt_op_linear = {
+    .name = "linear",
+    .signature = "input: Tensor, weight: Tensor, bias: Tensor? = None",
+    .forward = forward,
+    .backward = backward,
+    .doc = "input @ weight.T + bias. input [..., in], weight [out, in], bias [out]; all of one floating point dtype.",
+};

@@ -1,0 +1,85 @@
+/* rms_norm.c - RMSNorm over the last dim (Zhang & Sennrich 2019).
+ *
+ *   rstd = 1 / sqrt(mean(x^2) + eps)      y = weight * (x * rstd)
+ *   g = dy * weight,  xh = x * rstd:      dx = rstd * (g - xh * mean(g * xh))      dweight = sum over rows of dy * xh
+ *
+ * x [..., C], weight [C] or None, rstd [rows] is kept for the backward. QK-norm is this op on [B*S*H, D] rows.
+ */
+#include "contract/layers.h"
+#include "ops/ops.h"
+
+static XtStatus forward(XtCall *c) {
+    XtTensor *given = c->arg[0].tensor, *w = c->arg[1].tensor, *x = NULL, *weight = NULL, *y = NULL, *rstd = NULL;
+    double eps = c->arg[2].f;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_float(c->op, "input", given));
+    XT_TRY(xt_check_ndim(c->op, "input", given, 1, XT_MAX_DIMS));
+    if (!(eps >= 0.0)) return xt_error(XT_VALUE_ERROR, "rms_norm: eps must be at least 0, got %g", eps);
+    int64_t cols = given->shape[given->ndim - 1], rows = 1;
+    for (int i = 0; i < given->ndim - 1; i++) rows *= given->shape[i];
+    if (w) {
+        XT_TRY(xt_check_shape(c->op, "weight", w, 1, &cols));
+        XT_TRY(xt_check_like(c->op, "input", given, "weight", w));
+        XT_TRY(xt_dense(w, &weight));
+    }
+    XT_TRY(xt_dense(given, &x));
+    XT_TRY(xt_empty_like(x, &y));
+    XT_TRY(xt_empty_shape(x, xt_dtype_accumulator(x->dtype), 1, &rows, &rstd));
+    XtRmsNormFwd p = {.out = y->data,
+                      .rstd = rstd->data,
+                      .x = x->data,
+                      .weight = weight ? weight->data : NULL,
+                      .dtype = x->dtype,
+                      .rows = rows,
+                      .cols = cols,
+                      .eps = eps};
+    XT_TRY(xt_backend_of(x)->rms_norm_fwd(&p));
+    XT_TRY(xt_save(c, x));
+    XT_TRY(xt_save(c, weight));
+    XT_TRY(xt_save(c, rstd));
+    c->out[c->out_count++] = y;
+    y = NULL;
+done:
+    xt_tensor_release(x);
+    xt_tensor_release(weight);
+    xt_tensor_release(y);
+    xt_tensor_release(rstd);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtTensor *x, *weight, *rstd, *dy = NULL;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_node_saved(n, 0, &x));
+    XT_TRY(xt_node_saved(n, 1, &weight));
+    XT_TRY(xt_node_saved(n, 2, &rstd));
+    XT_TRY(xt_dense(dout[0], &dy));
+    if (xt_node_needs(n, 0)) XT_TRY(xt_empty_like(x, &din[0]));
+    XtTensor *sum = xt_node_needs(n, 1) ? xt_node_accumulator(n, 1) : NULL;
+    if (xt_node_needs(n, 1) && !sum) XT_TRY(xt_empty_like(weight, &din[1]));
+    XtRmsNormBwd p = {.dx = din[0] ? din[0]->data : NULL,
+                      .dweight = sum      ? sum->data
+                                 : din[1] ? din[1]->data
+                                          : NULL,
+                      .accumulate = sum != NULL,
+                      .dy = dy->data,
+                      .x = x->data,
+                      .weight = weight ? weight->data : NULL,
+                      .rstd = rstd->data,
+                      .dtype = x->dtype,
+                      .rows = rstd->shape[0],
+                      .cols = x->shape[x->ndim - 1]};
+    XT_TRY(xt_backend_of(x)->rms_norm_bwd(&p));
+done:
+    xt_tensor_release(dy);
+    return status;
+}
+
+const XtOp xt_op_rms_norm = {
+    .name = "rms_norm",
+    .signature = "input: Tensor, weight: Tensor? = None, eps: float = 1e-6",
+    .forward = forward,
+    .backward = backward,
+    .doc = "weight * input / sqrt(mean(input^2, last dim) + eps). input [..., C], weight [C] of the same dtype.\n"
+           "Statistics in float32 (float64 for float64), rounded to the dtype before the weight, as Hugging Face models do.",
+};

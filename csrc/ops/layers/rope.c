@@ -1,0 +1,122 @@
+/* rope.c - rotary position embedding (Su et al. 2021), half-split form.
+ *
+ *   a = x[..., :D/2], b = x[..., D/2:], angle_i = position * theta^(-2i/D):    y = (a cos - b sin, b cos + a sin)
+ *
+ * The map is a rotation, so the backward is the same kernel turned by -angle. x [rows, H, D] or [B, S, H, D]; the position of a row is
+ * its index in its own sequence: row % period, where the period is S (all rows for a 3-D x) unless given, or positions[row].
+ */
+#include "contract/layers.h"
+#include "ops/ops.h"
+
+#include <string.h>
+
+/* [rows, H, D] strides of x, copying only when its rows do not lie evenly. */
+static XtStatus even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
+    int d = x->ndim - 1;
+    bool even = (x->strides[d] == 1 || x->shape[d] <= 1) &&
+                (x->ndim == 3 || x->shape[0] <= 1 || x->strides[0] == x->shape[1] * x->strides[1]);
+    XtStatus status = XT_OK;
+    if (even) {
+        xt_tensor_retain(x);
+        *out = x;
+    } else {
+        status = xt_copy_of(x, out);
+    }
+    if (status != XT_OK) return status;
+    stride[0] = (*out)->strides[d - 2];
+    stride[1] = (*out)->strides[d - 1];
+    return XT_OK;
+}
+
+static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t period, double theta, bool inverse, XtTensor **out) {
+    XtTensor *x = NULL;
+    XtStatus status = XT_OK;
+    XtRope p = {.positions = positions ? positions->data : NULL,
+                .dtype = given->dtype,
+                .period = period,
+                .theta = theta,
+                .inverse = inverse};
+    int d = given->ndim - 1;
+    XT_TRY(even_rows(given, &x, p.x_stride));
+    XT_TRY(xt_empty_like(x, out));
+    p.out = (*out)->data;
+    p.x = x->data;
+    p.rows = given->ndim == 4 ? given->shape[0] * given->shape[1] : given->shape[0];
+    p.heads = given->shape[d - 1];
+    p.dim = given->shape[d];
+    p.out_stride[0] = p.heads * p.dim;
+    p.out_stride[1] = p.dim;
+    status = xt_backend_of(x)->rope(&p);
+    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
+done:
+    xt_tensor_release(x);
+    return status;
+}
+
+/* positions as one dense int64 per row; [S] serves every sequence of a 4-D x. */
+static XtStatus row_positions(const XtOp *op, const XtTensor *x, XtTensor *given, XtTensor **out) {
+    XtTensor *wide = NULL;
+    XtStatus status = XT_OK;
+    if (given->dtype != XT_INT64 && given->dtype != XT_INT32)
+        return xt_error(XT_TYPE_ERROR, "rope: positions must be int64 or int32, got %s", xt_dtype_name(given->dtype));
+    XT_TRY(xt_check_device(op, "x", x, "positions", given));
+    int64_t rows = x->ndim == 4 ? x->shape[0] * x->shape[1] : x->shape[0], n = xt_view_numel(&given->view);
+    bool per_sequence = x->ndim == 4 && given->ndim == 1 && n == x->shape[1];
+    bool per_row = (given->ndim == 1 && n == rows) ||
+                   (x->ndim == 4 && given->ndim == 2 && given->shape[0] == x->shape[0] && given->shape[1] == x->shape[1]);
+    if (!per_sequence && !per_row)
+        return xt_error(XT_VALUE_ERROR, "rope: positions must have one entry per row of x, shape (%lld,)%s, got %s",
+                        (long long)rows, x->ndim == 4 ? ", (B, S) or (S,)" : "", xt_shape_text(given->ndim, given->shape));
+    if (per_row) {
+        status = xt_cast(given, XT_INT64, out);
+    } else {
+        XtView view = xt_broadcast_view(given, 2, x->shape);
+        XT_TRY(xt_tensor_from_view(given->storage, &view, &wide));
+        status = xt_cast(wide, XT_INT64, out);
+    }
+done:
+    xt_tensor_release(wide);
+    return status;
+}
+
+static XtStatus forward(XtCall *c) {
+    XtTensor *x = c->arg[0].tensor, *positions = NULL;
+    double theta = c->arg[1].f;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_float(c->op, "x", x));
+    XT_TRY(xt_check_ndim(c->op, "x", x, 3, 4));
+    int64_t dim = x->shape[x->ndim - 1], period = x->ndim == 4 ? x->shape[1] : x->shape[0];
+    if (dim % 2)
+        return xt_error(XT_VALUE_ERROR, "rope: the last dim of x must be even, got shape %s", xt_shape_text(x->ndim, x->shape));
+    if (!(theta > 0.0)) return xt_error(XT_VALUE_ERROR, "rope: theta must be positive, got %g", theta);
+    if (c->arg[2].given && c->arg[3].given) return xt_error(XT_VALUE_ERROR, "rope: give positions or period, not both");
+    if (c->arg[3].given) period = c->arg[3].i;
+    if (c->arg[3].given && period < 1)
+        return xt_error(XT_VALUE_ERROR, "rope: period must be at least 1, got %lld", (long long)period);
+    if (c->arg[2].given) XT_TRY(row_positions(c->op, x, c->arg[2].tensor, &positions));
+    XT_TRY(rotate(x, positions, period > 0 ? period : 1, theta, false, &c->out[0]));
+    c->out_count = 1;
+    XT_TRY(xt_save(c, positions));
+done:
+    xt_tensor_release(positions);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    const XtArg *arg = xt_node_args(n);
+    const XtTensor *dy = dout[0];
+    XtTensor *positions;
+    XtStatus status = xt_node_saved(n, 0, &positions);
+    if (status != XT_OK) return status;
+    int64_t period = arg[3].given ? arg[3].i : dy->ndim == 4 ? dy->shape[1] : dy->shape[0];
+    return rotate(dout[0], positions, period > 0 ? period : 1, arg[1].f, true, &din[0]);
+}
+
+const XtOp xt_op_rope = {
+    .name = "rope",
+    .signature = "x: Tensor, theta: float = 10000.0, positions: Tensor? = None, period: int? = None",
+    .forward = forward,
+    .backward = backward,
+    .doc = "Rotary position embedding, half-split form. x [rows, H, D] or [B, S, H, D], D even.\n"
+           "Position of a row: row % period (period: S, or all rows of a 3-D x, unless given), or positions[row].",
+};

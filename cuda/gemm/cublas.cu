@@ -1,0 +1,508 @@
+/* cublas.cu - C = alpha op(A) op(B) + beta C through cuBLASLt: what "auto" picks.
+ *
+ * Row-major. cuBLAS counts down columns: it sees our row-major C [M, N] as C^T [N, M], and C^T = op(B)^T op(A)^T. So B goes in as
+ * the left operand and A as the right one, each with its own transpose flag and leading dimension, and nothing moves.
+ *
+ * Plans. Descriptors and the choice of the algorithm cost more than a small product, and are a function of the shape: they are kept
+ * in a hash table per device. The choice is the heuristic's first, for pointers aligned as these are up to 16 bytes; nothing is
+ * timed, so every run makes the same one.
+ *
+ * Deterministic and in ACC: a split along K adds its parts in a second pass, in float32 (float64), from the workspace: the other
+ * schemes add with atomics, or round the parts to the dtype. The workspace is one block per device that lives as long as the
+ * process; the lock is held while a product is queued, so that those of two threads do not come to share it.
+ *
+ * Batches. Evenly spaced matrices are one call. Two batch dims that are not one even row of matrices go through cuBLAS with lists
+ * of pointers, which a kernel writes: one more launch, whatever the batch. (Both split a batch above 32768: some of the libraries'
+ * kernels put the batch in a grid's z, which ends at 65535.)
+ *
+ * Edges. With 50257 columns the matrix units' fast kernels are out, however the rows are aligned: the last column is a product of
+ * its own (cut_edge), and so is the last row where A is transposed, and the last term of a sum that long. Where C has 16 bits, the
+ * sum without it waits in float32 for a kernel that adds it and rounds once (docs/worklog/train-step-gpu.md has what this gains).
+ *
+ * What the libraries do not take goes to the tiled kernel: sizes above int32, a problem without an algorithm, lists of pointers
+ * that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault).
+ */
+#include "gemm.cuh"
+#include "runtime/cublas.cuh"
+
+#include <new>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int MAX_DEVICES = 256, MAX_PLANS = 1024, SLOTS = 2048;
+static const int64_t MAX_BATCH = 32768, MAX_SUMS = (int64_t)1 << 26; /* elements of C that wait in float32 */
+
+/* All that a plan depends on besides the device. Compared and hashed as bytes: no padding. */
+typedef struct Key {
+    int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
+    int32_t dtype, tf32, trans_a, trans_b, align_a, align_b, align_c, wide; /* wide: C is float32, whatever A and B are */
+} Key;
+static_assert(sizeof(Key) == 10 * 8 + 8 * 4, "padding in a key");
+
+typedef struct Plan {
+    bool taken, supported; /* not supported: there is no algorithm, and nothing below is set */
+    Key key;
+    void *desc, *a, *b, *c; /* owned: the operation and three layouts */
+    XtLtAlgo algo;
+} Plan;
+
+typedef struct Blas {
+    void *lt, *blas;      /* handles, made by the first product that needs them */
+    XtScratch *workspace; /* never given back */
+    size_t workspace_nbytes;
+    Plan *plans; /* [SLOTS], open addressing */
+    int plan_count;
+} Blas;
+
+static Blas of_device[MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards them, and the use of a workspace */
+
+static XtStatus failed(const char *function, XtBlasStatus status, const XtGemm *p) {
+    const XtCublasLt *lt = xt_cublas_lt();
+    return xt_error(status == XT_BLAS_ALLOC_FAILED ? XT_OUT_OF_MEMORY : XT_CUDA_ERROR,
+                    "gemm: %s failed with %s (%d) for %s, M %lld, N %lld, K %lld, batch (%lld, %lld)", function,
+                    lt->status_name(status), status, xt_dtype_name(p->dtype), (long long)p->m, (long long)p->n, (long long)p->k,
+                    (long long)p->batch[0], (long long)p->batch[1]);
+}
+
+/* ---- the problem, put in order ------------------------------------------------------------------------------------------- */
+
+/* The leading dimension of stored rows of `cols`: one row may come with any. */
+static int64_t leading(int64_t rows, int64_t cols, int64_t ld) { return rows == 1 || ld < cols ? cols : ld; }
+
+/* p with leading dimensions that are right for one row too, and, where that is possible, with its whole batch in batch[1]. */
+static XtGemm normal_form(const XtGemm *p) {
+    XtGemm q = *p;
+    q.tf32 = p->tf32 && p->dtype == XT_FLOAT32;
+    q.lda = p->trans_a ? leading(p->k, p->m, p->lda) : leading(p->m, p->k, p->lda);
+    q.ldb = p->trans_b ? leading(p->n, p->k, p->ldb) : leading(p->k, p->n, p->ldb);
+    q.ldc = leading(p->m, p->n, p->ldc);
+    int64_t outer = p->batch[0], inner = p->batch[1];
+    int64_t *strides[3] = {q.stride_a, q.stride_b, q.stride_c};
+    bool even = true; /* the outer steps continue the inner ones */
+    for (int i = 0; i < 3; i++) even = even && strides[i][0] == inner * strides[i][1];
+    if (outer > 1 && inner > 1 && !even) return q;
+    q.batch[0] = 1;
+    q.batch[1] = outer * inner;
+    for (int i = 0; i < 3; i++) {
+        if (inner == 1) strides[i][1] = strides[i][0];
+        if (outer * inner == 1) strides[i][1] = 0;
+        strides[i][0] = 0;
+    }
+    return q;
+}
+
+static bool fits(const XtGemm *p) {
+    const int64_t sizes[] = {p->m, p->n, p->k, p->lda, p->ldb, p->ldc};
+    for (int i = 0; i < 6; i++)
+        if (sizes[i] > INT32_MAX) return false;
+    return true;
+}
+
+static const void *moved(const void *x, int64_t elements, XtDtype dtype) {
+    return (const char *)x + elements * (int64_t)xt_dtype_size(dtype);
+}
+
+/* Of every matrix of a batch that starts at x: a power of two, at most 16. */
+static int alignment(const void *x, const XtGemm *p, const int64_t stride[2]) {
+    uintptr_t bits = (uintptr_t)x | 16;
+    for (int i = 0; i < 2; i++)
+        if (p->batch[i] > 1) bits |= (uintptr_t)stride[i] * xt_dtype_size(p->dtype);
+    return (int)(bits & (~bits + 1));
+}
+
+static int type_of(XtDtype dtype) {
+    switch (dtype) {
+    case XT_FLOAT32: return CUDA_R_32F;
+    case XT_FLOAT64: return CUDA_R_64F;
+    case XT_BFLOAT16: return CUDA_R_16BF;
+    default: return CUDA_R_16F;
+    }
+}
+
+static int compute_of(const XtGemm *p) {
+    if (p->dtype == XT_FLOAT64) return XT_BLAS_COMPUTE_64F;
+    return p->tf32 ? XT_BLAS_COMPUTE_32F_TF32 : XT_BLAS_COMPUTE_32F;
+}
+
+/* alpha and beta in ACC, as cuBLAS reads them. */
+typedef struct Scalars {
+    float f[2];
+    double d[2];
+    const void *alpha, *beta;
+} Scalars;
+
+static void set_scalars(const XtGemm *p, Scalars *s) {
+    bool wide = p->dtype == XT_FLOAT64;
+    s->f[0] = (float)p->alpha, s->f[1] = (float)p->beta;
+    s->d[0] = p->alpha, s->d[1] = p->beta;
+    s->alpha = wide ? (const void *)&s->d[0] : &s->f[0];
+    s->beta = wide ? (const void *)&s->d[1] : &s->f[1];
+}
+
+/* ---- per device ---------------------------------------------------------------------------------------------------------- */
+
+/* Opening a library during the capture of a graph would leave its memory in the graph. */
+static XtStatus check_not_capturing(void) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(xt_stream(), &capture);
+    if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone)
+        return xt_error(XT_RUNTIME_ERROR, "gemm: cuBLAS must have been used once before a graph that uses it is captured");
+    return xt_cuda_error("gemm", error);
+}
+
+static XtStatus open_lt(Blas *device, const XtCublasLt *lt, const XtGemm *p) {
+    if (device->lt && device->workspace) return XT_OK;
+    XtStatus status = check_not_capturing();
+    if (status != XT_OK) return status;
+    if (!device->lt) {
+        XtBlasStatus made = lt->create(&device->lt);
+        if (made != XT_BLAS_SUCCESS) {
+            device->lt = NULL;
+            return failed("cublasLtCreate", made, p);
+        }
+    }
+    size_t nbytes = (size_t)(xt_compute_capability() >= 90 ? 32 : 8) << 20;
+    void *memory = calloc(1, sizeof(XtScratch));
+    if (!memory) return xt_error(XT_OUT_OF_MEMORY, "gemm: no memory for the workspace of cuBLAS");
+    XtScratch *workspace = new (memory) XtScratch; /* its destructor never runs */
+    status = workspace->allocate(nbytes);
+    if (status != XT_OK) {
+        free(memory);
+        return status;
+    }
+    device->workspace = workspace;
+    device->workspace_nbytes = nbytes;
+    return XT_OK;
+}
+
+static XtStatus open_blas(Blas *device, const XtCublas *blas, const XtGemm *p) {
+    if (device->blas) return XT_OK;
+    XtStatus status = check_not_capturing();
+    if (status != XT_OK) return status;
+    void *handle = NULL;
+    XtBlasStatus made = blas->create(&handle);
+    if (made != XT_BLAS_SUCCESS) return failed("cublasCreate", made, p);
+    made = blas->set_stream(handle, xt_stream()); /* first: it would put a workspace of its own in place */
+    if (!made) made = blas->set_workspace(handle, device->workspace->data, device->workspace_nbytes);
+    if (!made) made = blas->set_math(handle, XT_BLAS_MATH_FULL_PRECISION_REDUCTION);
+    if (made != XT_BLAS_SUCCESS) {
+        blas->destroy(handle);
+        return failed("cublasSetWorkspace", made, p);
+    }
+    device->blas = handle;
+    return XT_OK;
+}
+
+/* ---- plans --------------------------------------------------------------------------------------------------------------- */
+
+static Key key_of(const XtGemm *p, bool wide) {
+    Key key = {};
+    key.m = p->m, key.n = p->n, key.k = p->k;
+    key.lda = p->lda, key.ldb = p->ldb, key.ldc = p->ldc;
+    key.batch = p->batch[1];
+    key.stride_a = p->stride_a[1], key.stride_b = p->stride_b[1], key.stride_c = p->stride_c[1];
+    key.dtype = p->dtype, key.tf32 = p->tf32;
+    key.trans_a = p->trans_a, key.trans_b = p->trans_b;
+    key.align_a = alignment(p->a, p, p->stride_a);
+    key.align_b = alignment(p->b, p, p->stride_b);
+    key.align_c = alignment(p->c, p, p->stride_c);
+    key.wide = wide;
+    return key;
+}
+
+static unsigned hash(const Key *key) {
+    uint64_t words[sizeof(Key) / 8], h = 0;
+    memcpy(words, key, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) h = (h ^ words[i] ^ h >> 29) * 0x9e3779b97f4a7c15u;
+    return (unsigned)(h >> 40);
+}
+
+static void drop(const XtCublasLt *lt, Plan *plan) {
+    if (plan->desc) lt->desc_destroy(plan->desc);
+    if (plan->a) lt->layout_destroy(plan->a);
+    if (plan->b) lt->layout_destroy(plan->b);
+    if (plan->c) lt->layout_destroy(plan->c);
+    memset(plan, 0, sizeof *plan);
+}
+
+/* A stored matrix of rows x cols, row-major, to cuBLAS one of cols x rows. */
+static XtBlasStatus make_layout(const XtCublasLt *lt, void **layout, const Key *key, int type, int64_t rows, int64_t cols,
+                                int64_t ld, int64_t stride) {
+    int32_t batch = (int32_t)key->batch;
+    XtBlasStatus status = lt->layout_create(layout, type, (uint64_t)cols, (uint64_t)rows, ld);
+    if (status || batch == 1) return status;
+    status = lt->layout_set(*layout, XT_LT_LAYOUT_BATCH_COUNT, &batch, sizeof batch);
+    return status ? status : lt->layout_set(*layout, XT_LT_LAYOUT_BATCH_STRIDE, &stride, sizeof stride);
+}
+
+static XtBlasStatus make_preference(const XtCublasLt *lt, void **preference, const Key *key, size_t workspace_nbytes) {
+    uint64_t workspace = workspace_nbytes;
+    uint32_t reduction = XT_LT_REDUCTION_IN_COMPUTE_TYPE;
+    if (key->dtype == XT_FLOAT32 || key->dtype == XT_FLOAT64 || key->wide)
+        reduction |= XT_LT_REDUCTION_IN_OUTPUT_TYPE; /* which is ACC here */
+    uint32_t aligned[4] = {(uint32_t)key->align_b, (uint32_t)key->align_a, (uint32_t)key->align_c, (uint32_t)key->align_c};
+    XtBlasStatus status = lt->preference_create(preference);
+    if (!status) status = lt->preference_set(*preference, XT_LT_PREF_WORKSPACE, &workspace, sizeof workspace);
+    if (!status) status = lt->preference_set(*preference, XT_LT_PREF_REDUCTION_MASK, &reduction, sizeof reduction);
+    for (int i = 0; i < 4 && !status; i++) /* of cuBLAS' A, B, C, D */
+        status = lt->preference_set(*preference, XT_LT_PREF_ALIGNMENT_A + i, &aligned[i], sizeof aligned[i]);
+    return status;
+}
+
+/* Fills an empty plan; *function names what failed. */
+static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const XtGemm *p, const Key *key, Plan *plan,
+                              const char **function) {
+    void *preference = NULL;
+    int32_t trans_left = p->trans_b ? XT_BLAS_OP_T : XT_BLAS_OP_N, trans_right = p->trans_a ? XT_BLAS_OP_T : XT_BLAS_OP_N;
+    int64_t a_rows = p->trans_a ? p->k : p->m, a_cols = p->trans_a ? p->m : p->k;
+    int64_t b_rows = p->trans_b ? p->n : p->k, b_cols = p->trans_b ? p->k : p->n;
+    XtLtChoice choice = {};
+    int found = 0, type = type_of(p->dtype);
+    plan->key = *key;
+    *function = "cublasLtMatmulDescCreate";
+    XtBlasStatus status = lt->desc_create(&plan->desc, compute_of(p), p->dtype == XT_FLOAT64 ? CUDA_R_64F : CUDA_R_32F);
+    if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_A, &trans_left, sizeof trans_left);
+    if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_B, &trans_right, sizeof trans_right);
+    if (!status) {
+        *function = "cublasLtMatrixLayoutCreate";
+        status = make_layout(lt, &plan->a, key, type, a_rows, a_cols, p->lda, p->stride_a[1]);
+    }
+    if (!status) status = make_layout(lt, &plan->b, key, type, b_rows, b_cols, p->ldb, p->stride_b[1]);
+    if (!status) status = make_layout(lt, &plan->c, key, key->wide ? CUDA_R_32F : type, p->m, p->n, p->ldc, p->stride_c[1]);
+    if (!status) {
+        *function = "cublasLtMatmulPreferenceCreate";
+        status = make_preference(lt, &preference, key, device->workspace_nbytes);
+    }
+    if (!status) {
+        *function = "cublasLtMatmulAlgoGetHeuristic";
+        status = lt->choose(device->lt, plan->desc, plan->b, plan->a, plan->c, plan->c, preference, 1, &choice, &found);
+    }
+    if (preference) lt->preference_destroy(preference);
+    if (!status) status = found > 0 ? choice.status : XT_BLAS_NOT_SUPPORTED;
+    plan->algo = choice.algo;
+    plan->supported = status == XT_BLAS_SUCCESS;
+    if (status && status != XT_BLAS_NOT_SUPPORTED) {
+        drop(lt, plan);
+        return status;
+    }
+    plan->taken = true;
+    return XT_BLAS_SUCCESS;
+}
+
+static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool wide, Plan **out) {
+    if (!device->plans) device->plans = (Plan *)calloc(SLOTS, sizeof *device->plans);
+    if (!device->plans) return xt_error(XT_OUT_OF_MEMORY, "gemm: no memory for the plans of cuBLAS");
+    Key key = key_of(p, wide);
+    unsigned slot = hash(&key) % SLOTS;
+    for (; device->plans[slot].taken; slot = (slot + 1) % SLOTS)
+        if (memcmp(&device->plans[slot].key, &key, sizeof key) == 0) {
+            *out = &device->plans[slot];
+            return XT_OK;
+        }
+    if (device->plan_count == MAX_PLANS) { /* so many shapes: start over */
+        for (int i = 0; i < SLOTS; i++) drop(lt, &device->plans[i]);
+        device->plan_count = 0;
+        slot = hash(&key) % SLOTS;
+    }
+    const char *function;
+    XtBlasStatus status = make_plan(lt, device, p, &key, &device->plans[slot], &function);
+    if (status != XT_BLAS_SUCCESS) return failed(function, status, p);
+    device->plan_count++;
+    *out = &device->plans[slot];
+    return XT_OK;
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------------ */
+
+/* An even batch (all in batch[1], at most MAX_BATCH) through cuBLASLt. wide: C is float32, whatever A and B are. */
+static XtStatus run_even(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool wide, bool *supported) {
+    Plan *plan = NULL;
+    Scalars s;
+    XtStatus status = get_plan(lt, device, p, wide, &plan);
+    if (status != XT_OK) return status;
+    *supported = plan->supported;
+    if (!plan->supported) return XT_OK;
+    set_scalars(p, &s);
+    XtBlasStatus queued = lt->matmul(device->lt, plan->desc, s.alpha, p->b, plan->b, p->a, plan->a, s.beta, p->c, plan->c, p->c,
+                                     plan->c, &plan->algo, device->workspace->data, device->workspace_nbytes, xt_stream());
+    if (queued == XT_BLAS_NOT_SUPPORTED) *supported = plan->supported = false;
+    else if (queued != XT_BLAS_SUCCESS) return failed("cublasLtMatmul", queued, p);
+    else xt_count_launch();
+    return XT_OK;
+}
+
+/* list [3][count]: where the matrices of A, B and C are. */
+__global__ void gemm_pointers_kernel(XtGemm p, const char **list, int64_t count, int64_t size) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        XtGemmOffsets at = xt_gemm_offsets(&p, i);
+        list[i] = (const char *)p.a + at.a * size;
+        list[count + i] = (const char *)p.b + at.b * size;
+        list[2 * count + i] = (const char *)p.c + at.c * size;
+    }
+}
+
+/* Any two batch dims through cuBLAS. */
+static XtStatus run_pointers(const XtCublas *blas, Blas *device, const XtGemm *p, bool *supported) {
+    int64_t count = p->batch[0] * p->batch[1];
+    int type = type_of(p->dtype), trans_a = p->trans_a ? XT_BLAS_OP_T : XT_BLAS_OP_N,
+        trans_b = p->trans_b ? XT_BLAS_OP_T : XT_BLAS_OP_N;
+    XtScratch scratch;
+    Scalars s;
+    XtStatus status = open_blas(device, blas, p);
+    if (status == XT_OK) status = scratch.allocate((size_t)count * 3 * sizeof(void *));
+    if (status != XT_OK) return status;
+    const char **list = (const char **)scratch.data;
+    xt_launch(gemm_pointers_kernel, xt_blocks(count, 256), 256, 0, *p, list, count, (int64_t)xt_dtype_size(p->dtype));
+    set_scalars(p, &s);
+    for (int64_t first = 0; first < count; first += MAX_BATCH) {
+        int batch = (int)(count - first < MAX_BATCH ? count - first : MAX_BATCH);
+        const void *const *a = (const void *const *)(list + first), *const *b = (const void *const *)(list + count + first);
+        void *const *c = (void *const *)(list + 2 * count + first);
+        XtBlasStatus queued =
+            blas->gemm_batched(device->blas, trans_b, trans_a, (int)p->n, (int)p->m, (int)p->k, s.alpha, b, type, (int)p->ldb, a,
+                               type, (int)p->lda, s.beta, c, type, (int)p->ldc, batch, compute_of(p), XT_BLAS_GEMM_DEFAULT);
+        if (queued == XT_BLAS_NOT_SUPPORTED && first == 0) {
+            *supported = false;
+            return XT_OK;
+        }
+        if (queued != XT_BLAS_SUCCESS) return failed("cublasGemmBatchedEx", queued, p);
+        xt_count_launch();
+    }
+    return XT_OK;
+}
+
+static bool aligned_lists(const XtGemm *p) {
+    if (!p->tf32 && (p->dtype == XT_FLOAT32 || p->dtype == XT_FLOAT64)) return true;
+    return alignment(p->a, p, p->stride_a) == 16 && alignment(p->b, p, p->stride_b) == 16 && alignment(p->c, p, p->stride_c) == 16;
+}
+
+/* The lock is held. *supported = false: nothing was queued. */
+static XtStatus run(const XtCublasLt *lt, const XtGemm *p, bool *supported) {
+    Blas *device = &of_device[xt_device_index()];
+    XtStatus status = open_lt(device, lt, p);
+    if (status != XT_OK) return status;
+    if (p->batch[0] > 1) {
+        const XtCublas *blas = aligned_lists(p) ? xt_cublas() : NULL;
+        *supported = blas != NULL;
+        return blas ? run_pointers(blas, device, p, supported) : XT_OK;
+    }
+    int64_t count = p->batch[1];
+    for (int64_t first = 0; first < count && status == XT_OK && *supported; first += MAX_BATCH) {
+        XtGemm q = *p;
+        q.batch[1] = count - first < MAX_BATCH ? count - first : MAX_BATCH;
+        q.a = moved(p->a, first * p->stride_a[1], p->dtype);
+        q.b = moved(p->b, first * p->stride_b[1], p->dtype);
+        q.c = (void *)moved(p->c, first * p->stride_c[1], p->dtype);
+        bool taken = true;
+        status = run_even(lt, device, &q, false, &taken);
+        if (taken) continue;
+        *supported = first > 0; /* a rest without an algorithm goes to the tiled kernel alone */
+        if (first > 0) {
+            q.batch[1] = count - first;
+            return xt_cuda_gemm_tiled(&q);
+        }
+    }
+    return status;
+}
+
+/* What an extent has beyond a multiple of 16 bytes, when that alone keeps a large product off the fast kernels: 50257 columns or
+ * terms, though rows and pointers are aligned. 0: nothing is gained by a cut. */
+static int64_t edge(const XtGemm *p, int64_t extent) {
+    int64_t size = (int64_t)xt_dtype_size(p->dtype), width = 16 / size;
+    bool units = p->tf32 || p->dtype == XT_BFLOAT16 || p->dtype == XT_FLOAT16; /* others need no alignment */
+    bool aligned = p->lda % width == 0 && p->ldb % width == 0 && p->ldc % width == 0 &&
+                   (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) == 0;
+    bool large = extent >= 1024 && (double)p->m * (double)p->n * (double)p->k >= 1e9;
+    return units && aligned && large && p->batch[0] == 1 && p->batch[1] == 1 ? extent % width : 0;
+}
+
+/* Cuts the last columns or rows of C, or the last terms of its sums, off into a product of their own. Sums are only cut where C is
+ * float32: it holds the sum of the first part between the two. */
+static bool cut_edge(const XtGemm *p, XtGemm part[2]) {
+    int64_t columns = edge(p, p->n), rows = p->trans_a ? edge(p, p->m) : 0, terms = p->dtype == XT_FLOAT32 ? edge(p, p->k) : 0;
+    part[0] = part[1] = *p;
+    if (columns) {
+        int64_t n = part[0].n = p->n - columns;
+        part[1].n = columns;
+        part[1].b = moved(p->b, p->trans_b ? n * p->ldb : n, p->dtype);
+        part[1].c = (void *)moved(p->c, n, p->dtype);
+    } else if (rows) {
+        int64_t m = part[0].m = p->m - rows;
+        part[1].m = rows;
+        part[1].a = moved(p->a, m, p->dtype);
+        part[1].c = (void *)moved(p->c, m * p->ldc, p->dtype);
+    } else if (terms) {
+        int64_t k = part[0].k = p->k - terms;
+        part[1].k = terms;
+        part[1].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype);
+        part[1].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype);
+        part[1].beta = 1;
+    }
+    return columns || rows || terms;
+}
+
+/* C = sums + alpha times the terms of op(A) op(B) from `first` on + beta C, rounded once. sums [M, ld]. */
+template <typename T> __global__ void gemm_last_terms_kernel(XtGemm p, const float *sums, int64_t ld, int64_t first) {
+    const T *a = (const T *)p.a, *b = (const T *)p.b;
+    T *c = (T *)p.c;
+    for (int64_t row = blockIdx.x; row < p.m; row += gridDim.x)
+        for (int64_t col = threadIdx.x; col < p.n; col += blockDim.x) {
+            float last = 0;
+            for (int64_t k = first; k < p.k; k++) {
+                int64_t of_a = p.trans_a ? k * p.lda + row : row * p.lda + k, of_b = p.trans_b ? col * p.ldb + k : k * p.ldb + col;
+                last += xt_load(a[of_a]) * xt_load(b[of_b]);
+            }
+            float sum = sums[row * ld + col] + (float)p.alpha * last;
+            if (p.beta != 0) sum += (float)p.beta * xt_load(c[row * p.ldc + col]);
+            c[row * p.ldc + col] = xt_store<T>(sum);
+        }
+}
+
+/* One matrix of 16 bits with `terms` last terms of its sums to cut off. *taken = false: nothing was queued. */
+static XtStatus run_in_float32(const XtCublasLt *lt, const XtGemm *p, int64_t terms, bool *taken) {
+    XtScratch sums;
+    XtGemm q = *p;
+    q.k -= terms, q.beta = 0, q.ldc = (p->n + 3) / 4 * 4;
+    *taken = p->m <= MAX_SUMS / q.ldc && sums.allocate((size_t)(p->m * q.ldc) * sizeof(float)) == XT_OK;
+    if (!*taken) return XT_OK;
+    q.c = sums.data;
+    pthread_mutex_lock(&lock);
+    Blas *device = &of_device[xt_device_index()];
+    XtStatus status = open_lt(device, lt, &q);
+    if (status == XT_OK) status = run_even(lt, device, &q, true, taken);
+    pthread_mutex_unlock(&lock);
+    if (status != XT_OK || !*taken) return status;
+    unsigned blocks = xt_blocks(p->m, 1);
+    const float *from = (const float *)sums.data;
+    if (p->dtype == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 128, 0, *p, from, q.ldc, q.k);
+    else xt_launch(gemm_last_terms_kernel<XtF16>, blocks, 128, 0, *p, from, q.ldc, q.k);
+    return xt_launched("gemm", 1, 1, p->m, p->n, p->k);
+}
+
+XtStatus xt_cuda_gemm_cublas(const XtGemm *p) {
+    XtStatus status;
+    const XtCublasLt *lt = xt_cublas_lt();
+    if (!lt) return xt_cublas_missing();
+    if (xt_cuda_gemm_trivial(p, &status)) return status;
+    XtGemm q = normal_form(p), part[2];
+    if (cut_edge(&q, part)) {
+        status = xt_cuda_gemm_cublas(&part[0]);
+        return status == XT_OK ? xt_cuda_gemm_cublas(&part[1]) : status;
+    }
+    bool supported = fits(&q), taken = false;
+    int64_t terms = supported && q.dtype != XT_FLOAT32 ? edge(&q, q.k) : 0;
+    if (terms) {
+        status = run_in_float32(lt, &q, terms, &taken);
+        if (status != XT_OK || taken) return status;
+    }
+    if (supported) {
+        pthread_mutex_lock(&lock);
+        status = run(lt, &q, &supported);
+        pthread_mutex_unlock(&lock);
+        if (status != XT_OK) return status;
+    }
+    if (!supported) return xt_cuda_gemm_tiled(p);
+    return xt_launched("gemm", p->batch[0], p->batch[1], p->m, p->n, p->k);
+}

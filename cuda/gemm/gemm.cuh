@@ -1,0 +1,32 @@
+/* gemm.cuh - what the matrix products on CUDA share: the named GEMMs, the trivial cases, offsets in a batch.
+ *
+ * Every backend agrees on the corners, with each other and with the CPU: M, N or a batch of 0 does nothing; K == 0 or alpha == 0
+ * scales C without reading A or B; beta == 0 writes C without reading it.
+ */
+#ifndef XT_CUDA_GEMM_CUH
+#define XT_CUDA_GEMM_CUH
+
+#include "common/cuda.cuh"
+#include "contract/gemm.h"
+
+XtStatus xt_cuda_gemm_naive(const XtGemm *p);  /* one thread an element: the specification */
+XtStatus xt_cuda_gemm_tiled(const XtGemm *p);  /* tiles in shared memory and registers: no library needed */
+XtStatus xt_cuda_gemm_cublas(const XtGemm *p); /* cuBLASLt, found at run time */
+XtStatus xt_cuda_gemm_auto(const XtGemm *p);   /* the fastest for this shape: what other kernels call */
+extern const XtGemmBackend xt_cuda_gemm[];
+
+/* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C is being scaled by beta. */
+bool xt_cuda_gemm_trivial(const XtGemm *p, XtStatus *status);
+
+/* One matrix of a batch: the flat batch index as offsets in elements. */
+typedef struct XtGemmOffsets {
+    int64_t a, b, c;
+} XtGemmOffsets;
+__host__ __device__ inline XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_t index) {
+    int64_t i = index / p->batch[1], j = index % p->batch[1];
+    XtGemmOffsets at = {i * p->stride_a[0] + j * p->stride_a[1], i * p->stride_b[0] + j * p->stride_b[1],
+                        i * p->stride_c[0] + j * p->stride_c[1]};
+    return at;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* select.cu - the table of named GEMMs of CUDA, the choice of "auto", and the cases without a product.
+ *
+ * C *= beta (K == 0 or alpha == 0): one thread an element of C, the elements of all matrices of the batch in one row-major count;
+ * writes C once and reads it only when beta != 0.
+ */
+#include "gemm.cuh"
+
+#include "runtime/cublas.cuh"
+
+static bool has_cublas(void) { return xt_cublas_lt() != NULL; }
+
+const XtGemmBackend xt_cuda_gemm[] = {
+    {"cublas", xt_cuda_gemm_cublas, has_cublas},
+    {"tiled", xt_cuda_gemm_tiled, NULL},
+    {"naive", xt_cuda_gemm_naive, NULL},
+    {NULL, NULL, NULL},
+};
+
+XtStatus xt_cuda_gemm_auto(const XtGemm *p) { return has_cublas() ? xt_cuda_gemm_cublas(p) : xt_cuda_gemm_tiled(p); }
+
+template <typename T> __global__ void gemm_scale_kernel(XtGemm p) { // c [batch0, batch1, M, N]
+    typedef XtAcc<T> ACC;
+    int64_t count = p.batch[0] * p.batch[1] * p.m * p.n;
+    ACC beta = (ACC)p.beta;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t row = i / p.n;
+        T *c = (T *)p.c + xt_gemm_offsets(&p, row / p.m).c + row % p.m * p.ldc + i % p.n;
+        *c = xt_store<T>(beta == 0 ? ACC(0) : beta * xt_load(*c));
+    }
+}
+
+bool xt_cuda_gemm_trivial(const XtGemm *p, XtStatus *status) {
+    *status = XT_OK;
+    if (p->m <= 0 || p->n <= 0 || p->batch[0] <= 0 || p->batch[1] <= 0) return true;
+    if (p->k > 0 && p->alpha != 0.0) return false;
+    *status = xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        int64_t count = p->batch[0] * p->batch[1] * p->m * p->n;
+        xt_launch(gemm_scale_kernel<T>, xt_blocks(count, 256), 256, 0, *p);
+        return xt_launched("gemm", p->batch[0], p->batch[1], p->m, p->n, p->k);
+    });
+    return true;
+}

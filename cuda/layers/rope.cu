@@ -1,0 +1,148 @@
+/* rope.cu - rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864), half-split form.
+ *
+ *     a = x[:D/2], b = x[D/2:], angle_i = pos theta^(-2i/D):   out = (a cos - b sin,  b cos + a sin)
+ *
+ * x and out [rows, heads, D] with strides (row, head, 1). A rotation is orthogonal, so the backward turns dy by -angle: `inverse`.
+ *
+ * Plan: a line is the D elements of one head of one row; a block has a tile of lines that follow each other, so that what it reads
+ * lies together. A thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines, all on their way
+ * while the block makes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than
+ * blocks at work: no multiprocessor waits long for the last one. A block is (pieces of a line) x (lines).
+ * Moved: every element once in and once out; one launch, no scratch, no table in memory.
+ *
+ * Frequencies theta^(-2i/D) are made by the host, with the same calls as on the CPU, and travel as a kernel argument: at position
+ * 1e6 one ulp of a frequency is 0.06 in the angle, so they have to be the same bits. Positions and angles are rounded to ACC, as
+ * there.
+ */
+#include "common/cuda.cuh"
+#include "contract/layers.h"
+
+#include <math.h>
+
+static constexpr int THREADS = 256;
+static constexpr int ITEMS = 4;                /* lines of a thread in flight together */
+static constexpr int BLOCKS = 4;               /* that a multiprocessor shall have registers for */
+static constexpr int PAIRS = 256;              /* of one launch: all of them up to D = 512 */
+static constexpr int64_t MOST_HEADS = 1 << 30; /* of one launch */
+
+template <typename A> struct RopeFrequencies {
+    A at[PAIRS];
+};
+
+/* Rounded before the cosine sees it: not to be contracted into its first step. */
+__device__ inline float angle_of(float pos, float frequency) { return __fmul_rn(pos, frequency); }
+__device__ inline double angle_of(double pos, double frequency) { return __dmul_rn(pos, frequency); }
+__device__ inline void sine_cosine(float angle, float *s, float *c) { sincosf(angle, s, c); }
+__device__ inline void sine_cosine(double angle, double *s, double *c) { sincos(angle, s, c); }
+
+/* a / b, neither negative. A division of 64 bits costs several times one of 32. */
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+    if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (unsigned)a / (unsigned)b;
+    return a / b;
+}
+
+/* out, x [rows, heads, D], lines = rows heads; pairs [first, first + count) of D/2 = half, blockDim.x N = count. The next line of a
+ * thread is blockDim.y = step_rows heads + step_heads further. table [2, table_rows, count]: cosines, sines. */
+template <typename T, int N>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+    rope_kernel(T *out, const T *x, const int64_t *positions, int64_t lines, int heads, int64_t half, int64_t first, int count,
+                int table_rows, int step_rows, int step_heads, int64_t out_row, int64_t out_head, int64_t x_row, int64_t x_head,
+                int64_t period, bool inverse, const __grid_constant__ RopeFrequencies<XtAcc<T>> frequency) {
+    using A = XtAcc<T>;
+    extern __shared__ uint4 table[];
+    T *cosines = (T *)table, *sines = cosines + table_rows * count;
+    const int down = blockDim.y, piece = threadIdx.x * N; /* pairs [piece, piece + N) of count */
+    for (int64_t start = (int64_t)blockIdx.x * (ITEMS * down); start < lines; start += (int64_t)gridDim.x * (ITEMS * down)) {
+        const int here = (int)(lines - start < ITEMS * down ? lines - start : ITEMS * down);
+        const int64_t start_row = quotient(start, heads);
+        const int start_head = (int)(start - start_row * heads);
+        const int my_row = (start_head + (int)threadIdx.y) / heads; /* from start_row */
+        const int my_head = start_head + (int)threadIdx.y - my_row * heads;
+        XtPiece<T, N> a[ITEMS], b[ITEMS];
+        int row = my_row, head = my_head;
+        const T *from = x + start_row * x_row + (first + piece);
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            if ((int)threadIdx.y + k * down < here) {
+                a[k] = xt_read<T, N>(from + row * x_row + head * x_head);
+                b[k] = xt_read<T, N>(from + row * x_row + head * x_head + half);
+            }
+            row += step_rows;
+            head += step_heads;
+            if (head >= heads) head -= heads, row++;
+        }
+        const int entries = ((start_head + here - 1) / heads + 1) * count;
+#pragma unroll 1
+        for (int e = threadIdx.y * blockDim.x + threadIdx.x; e < entries; e += blockDim.x * down) {
+            const int r = e / count;
+            int64_t place = start_row + r;
+            place = positions ? positions[place] : place - quotient(place, period) * period;
+            A sine, cosine;
+            sine_cosine(angle_of((A)place, frequency.at[e - r * count]), &sine, &cosine);
+            cosines[e] = xt_store<T>(cosine);
+            sines[e] = xt_store<T>(inverse ? -sine : sine);
+        }
+        __syncthreads(); /* the table is there */
+        row = my_row;
+        head = my_head;
+        T *to = out + start_row * out_row + (first + piece);
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            if ((int)threadIdx.y + k * down < here) {
+                XtVector<A, N> turned_a, turned_b, of_a = xt_load(a[k]), of_b = xt_load(b[k]);
+                const XtVector<A, N> c = xt_load(xt_read<T, N>(cosines + row * count + piece));
+                const XtVector<A, N> s = xt_load(xt_read<T, N>(sines + row * count + piece));
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    turned_a.at[e] = of_a.at[e] * c.at[e] - of_b.at[e] * s.at[e];
+                    turned_b.at[e] = of_b.at[e] * c.at[e] + of_a.at[e] * s.at[e];
+                }
+                xt_write(to + row * out_row + head * out_head, xt_store<T>(turned_a));
+                xt_write(to + row * out_row + head * out_head + half, xt_store<T>(turned_b));
+            }
+            row += step_rows;
+            head += step_heads;
+            if (head >= heads) head -= heads, row++;
+        }
+        __syncthreads(); /* and may be overwritten */
+    }
+}
+
+static float power(float base, float exponent) { return powf(base, exponent); }
+static double power(double base, double exponent) { return pow(base, exponent); }
+
+/* Heads [head, head + heads). */
+template <typename T, int N> static void launch(const XtRope *p, int64_t head, int64_t heads) {
+    using A = XtAcc<T>;
+    const int64_t half = p->dim / 2, lines = p->rows * heads;
+    for (int64_t first = 0; first < half; first += PAIRS) {
+        int count = (int)(half - first < PAIRS ? half - first : PAIRS);
+        RopeFrequencies<A> frequency = {};
+        for (int i = 0; i < count; i++) frequency.at[i] = 1 / power((A)p->theta, (A)(2 * (first + i)) / (A)p->dim);
+        const int across = count / N, down = THREADS / across; /* N divides count, and count / N <= THREADS */
+        const int64_t tile = ITEMS * down, most = lines < tile ? lines : tile;
+        /* A tile may begin in the middle of a row. At most `most` rows, so 32 bytes for each piece of the tile. */
+        const int64_t table_rows = tile % heads == 0 ? tile / heads : (most + heads - 2) / heads + 1;
+        xt_launch(rope_kernel<T, N>, xt_blocks(lines, tile), dim3(across, down), (size_t)(2 * table_rows * count) * sizeof(T),
+                  (T *)p->out + head * p->out_stride[1], (const T *)p->x + head * p->x_stride[1], p->positions, lines, heads, half,
+                  first, count, table_rows, down / heads, down % heads, p->out_stride[0], p->out_stride[1], p->x_stride[0],
+                  p->x_stride[1], p->period, p->inverse, frequency);
+    }
+}
+
+XtStatus xt_cuda_rope(const XtRope *p) {
+    if (p->rows == 0 || p->heads == 0 || p->dim == 0) return XT_OK;
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        constexpr int N = XT_WIDTH<T>;
+        int64_t half = p->dim / 2;
+        bool aligned = xt_aligned<T>(half, p->x_stride[0], p->x, p->out) && xt_aligned<T>(p->x_stride[1], p->out_stride[0]) &&
+                       p->out_stride[1] % N == 0;
+        for (int64_t head = 0; head < p->heads; head += MOST_HEADS) {
+            int64_t heads = p->heads - head < MOST_HEADS ? p->heads - head : MOST_HEADS;
+            if (aligned) launch<T, N>(p, head, heads);
+            else launch<T, 1>(p, head, heads);
+        }
+        return xt_launched("rope", p->rows, p->heads, p->dim);
+    });
+}

@@ -1,0 +1,484 @@
+/* softmax.cu - softmax over rows, dense [rows, cols].
+ *
+ *     forward    p_j = exp(x_j - m) / sum_k exp(x_k - m),  m = max_k x_k
+ *     backward   dx_i = p_i (dy_i - sum_j dy_j p_j)
+ *
+ * One of four plans, by the shape:
+ *
+ *   - tiny, short   8 or 32 neighbouring threads hold a row in registers, in ACC: up to 32 elements a thread
+ *   - middle        a block holds a row in registers: up to 1024 threads x 32 elements (float64 16; the backward half)
+ *   - long          more columns than that and many rows: a block reads its row twice (the forward keeps a running maximum and
+ *                   rescales its sum, Milakov & Gimelshein 2018); the second time much of it comes from L2
+ *   - split         the same with few rows: each row is cut into at most 512 pieces; one launch leaves (m, sum) of every piece,
+ *                   the next joins those of its row and writes
+ *
+ * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow (float64: 8).
+ * Sums in ACC, in a tree that cols and the plan fix; so a long row has other bits among few rows than among many. A row with NaN or
+ * +Inf, or of nothing but -Inf, comes out as NaN, as on the CPU.
+ */
+#include "common/cuda.cuh"
+#include "contract/layers.h"
+
+#include <math.h>
+
+enum {
+    WARP_THREADS = 256,
+    LONG_THREADS = 1024,
+    SPLIT_THREADS = 256,
+    LONG_ROWS = 128, /* rows from which a block takes a whole long row */
+    MOST_PIECES = 512,
+    PIECE = 8192, /* columns of a piece at least; a multiple of STRIP */
+    STRIP = 2048, /* pieces are multiples of it, hence of 16 bytes */
+    AHEAD = 4,    /* loads in flight per thread where a row does not fit in registers */
+};
+
+/* Elements of a row that a thread holds at most: 32 registers of them. */
+template <typename T> constexpr int HELD = sizeof(XtAcc<T>) == 8 ? 16 : 32;
+
+/* exp(v), v <= 0 or NaN. Of 16-bit T by 2^(v log2 e): relative error |v| 2^-24 + 2^-22, 2^-17 where the result is above 1e-38;
+ * T rounds to 2^-9 or 2^-12. */
+template <typename T> __device__ inline XtAcc<T> exp_of(XtAcc<T> v) {
+    if constexpr (sizeof(T) == 8) return exp(v);
+    else if constexpr (sizeof(T) == 4) return expf(v);
+    else return __expf(v);
+}
+
+template <typename A> __device__ inline A no_value(void) { return -(A)INFINITY; }
+template <typename A> __device__ inline A larger(A a, A b) { return b > a ? b : a; } /* ignores a NaN in b */
+
+template <typename T, int N> __device__ inline void load(XtAcc<T> *v, const T *x) {
+    static_assert(N == 1 || N * sizeof(T) == 16, "one access");
+    if constexpr (N == 1) {
+        v[0] = xt_load(*x);
+    } else {
+        const uint4 raw = *(const uint4 *)x;
+        const XtVector<T, N> t = *(const XtVector<T, N> *)&raw;
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = xt_load(t.at[e]);
+    }
+}
+
+template <typename T, int N> __device__ inline void store(T *out, const XtAcc<T> *v) {
+    if constexpr (N == 1) {
+        *out = xt_store<T>(v[0]);
+    } else {
+        XtVector<T, N> t;
+#pragma unroll
+        for (int e = 0; e < N; e++) t.at[e] = xt_store<T>(v[e]);
+        *(uint4 *)out = *(const uint4 *)&t;
+    }
+}
+
+/* Sum of v[COUNT] in a tree; v is used up. */
+template <int COUNT, typename A> __device__ inline A sum_of(A *v) {
+    if constexpr (COUNT == 1) {
+        return v[0];
+    } else {
+#pragma unroll
+        for (int e = 0; e < COUNT / 2; e++) v[e] += v[e + COUNT / 2];
+        return sum_of<COUNT / 2>(v);
+    }
+}
+
+/* Over LANES neighbouring threads, all of which get the result; all of a warp take part. */
+template <int LANES, typename A> __device__ inline A lanes_sum(A v) {
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}
+template <int LANES, typename A> __device__ inline A lanes_max(A v) {
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, step));
+    return v;
+}
+
+/* ---- rows in registers ------------------------------------------------------------------------------------------------------- */
+
+/* A row by LANES threads, or by the whole block when LANES is 0; element e of vector k of a thread is column
+ * (k * threads + lane) * N + e. Columns past the end count as -inf. */
+template <typename T, int N, int K, int LANES>
+__device__ inline void forward_row(T *out, const T *x, int64_t cols, int lane, int threads, bool here) { // out, x [cols]
+    typedef XtAcc<T> A;
+    A v[K * N];
+    A max = no_value<A>();
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int64_t j = (int64_t)(k * threads + lane) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) v[k * N + e] = no_value<A>();
+        if (here && j < cols) load<T, N>(v + k * N, x + j);
+    }
+#pragma unroll
+    for (int e = 0; e < K * N; e++) max = larger(max, v[e]);
+    if constexpr (LANES > 0) max = lanes_max<LANES>(max);
+    else max = xt_block_reduce(max, no_value<A>(), XtMax());
+    A part[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            v[k * N + e] = exp_of<T>(v[k * N + e] - max);
+            part[k % 4] += v[k * N + e];
+        }
+    A sum = sum_of<4>(part);
+    if constexpr (LANES > 0) sum = lanes_sum<LANES>(sum);
+    else sum = xt_block_sum(sum);
+    const A scale = 1 / sum;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int64_t j = (int64_t)(k * threads + lane) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) v[k * N + e] *= scale;
+        if (here && j < cols) store<T, N>(out + j, v + k * N);
+    }
+}
+
+template <typename T, int N, int K, int LANES>
+__device__ inline void backward_row(T *dx, const T *dy, const T *p, int64_t cols, int lane, int threads, bool here) { // all [cols]
+    typedef XtAcc<T> A;
+    A g[K * N], y[K * N], part[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int64_t j = (int64_t)(k * threads + lane) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) g[k * N + e] = y[k * N + e] = 0;
+        if (here && j < cols) {
+            load<T, N>(g + k * N, dy + j);
+            load<T, N>(y + k * N, p + j);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int e = 0; e < N; e++) part[k % 4] += g[k * N + e] * y[k * N + e];
+    A dot = sum_of<4>(part);
+    if constexpr (LANES > 0) dot = lanes_sum<LANES>(dot);
+    else dot = xt_block_sum(dot);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int64_t j = (int64_t)(k * threads + lane) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) g[k * N + e] = y[k * N + e] * (g[k * N + e] - dot);
+        if (here && j < cols) store<T, N>(dx + j, g + k * N);
+    }
+}
+
+/* 32 / LANES rows a warp. A row past the end is computed from nothing and not written. */
+template <typename T, int N, int K, int LANES>
+__global__ void __launch_bounds__(WARP_THREADS)
+    softmax_fwd_warp_kernel(T *out, const T *x, int64_t rows, int64_t cols) { // out, x [rows, cols]
+    const int64_t step = (int64_t)gridDim.x * (WARP_THREADS / LANES);
+    for (int64_t first = (int64_t)blockIdx.x * (WARP_THREADS / LANES) + threadIdx.x / 32 * (32 / LANES); first < rows;
+         first += step) {
+        const int64_t row = first + threadIdx.x % 32 / LANES, offset = row < rows ? row * cols : 0;
+        forward_row<T, N, K, LANES>(out + offset, x + offset, cols, threadIdx.x % LANES, LANES, row < rows);
+    }
+}
+template <typename T, int N, int K, int LANES>
+__global__ void __launch_bounds__(WARP_THREADS)
+    softmax_bwd_warp_kernel(T *dx, const T *dy, const T *p, int64_t rows, int64_t cols) { // all [rows, cols]
+    const int64_t step = (int64_t)gridDim.x * (WARP_THREADS / LANES);
+    for (int64_t first = (int64_t)blockIdx.x * (WARP_THREADS / LANES) + threadIdx.x / 32 * (32 / LANES); first < rows;
+         first += step) {
+        const int64_t row = first + threadIdx.x % 32 / LANES, offset = row < rows ? row * cols : 0;
+        backward_row<T, N, K, LANES>(dx + offset, dy + offset, p + offset, cols, threadIdx.x % LANES, LANES, row < rows);
+    }
+}
+
+/* A row a block. */
+template <typename T, int N, int K>
+__global__ void __launch_bounds__(1024) softmax_fwd_block_kernel(T *out, const T *x, int64_t rows, int64_t cols) {
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)
+        forward_row<T, N, K, 0>(out + row * cols, x + row * cols, cols, threadIdx.x, blockDim.x, true);
+}
+template <typename T, int N, int K>
+__global__ void __launch_bounds__(1024) softmax_bwd_block_kernel(T *dx, const T *dy, const T *p, int64_t rows, int64_t cols) {
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)
+        backward_row<T, N, K, 0>(dx + row * cols, dy + row * cols, p + row * cols, cols, threadIdx.x, blockDim.x, true);
+}
+
+/* ---- rows read twice --------------------------------------------------------------------------------------------------------- */
+
+/* Maximum and sum of exp(x - maximum) of a part of a row. */
+template <typename A> struct SoftmaxPart {
+    A max, sum;
+};
+
+/* What is subtracted before exp: -inf - -inf would be NaN for a part that is nothing but -inf, where the rest of the row is not. */
+template <typename A> __device__ inline A shift_of(A max) { return max == no_value<A>() ? 0 : max; }
+
+/* All threads of the block get the join of their parts. A NaN stays in the sum. */
+template <typename T> __device__ inline SoftmaxPart<XtAcc<T>> join_block(SoftmaxPart<XtAcc<T>> part) {
+    typedef XtAcc<T> A;
+    const A max = xt_block_reduce(part.max, no_value<A>(), XtMax());
+    return {max, xt_block_sum(part.sum * exp_of<T>(part.max - shift_of(max)))};
+}
+
+/* Of x[n], by the threads of a block. */
+template <typename T, int N> __device__ inline SoftmaxPart<XtAcc<T>> forward_part(const T *x, int64_t n) {
+    typedef XtAcc<T> A;
+    constexpr int K = N == 1 ? 2 * AHEAD : AHEAD;
+    SoftmaxPart<A> s = {no_value<A>(), 0};
+    for (int64_t i = (int64_t)threadIdx.x * N; i < n; i += (int64_t)blockDim.x * N * K) {
+        A v[K * N], max = s.max, part[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t j = i + (int64_t)k * blockDim.x * N;
+#pragma unroll
+            for (int e = 0; e < N; e++) v[k * N + e] = no_value<A>();
+            if (j < n) load<T, N>(v + k * N, x + j);
+        }
+#pragma unroll
+        for (int e = 0; e < K * N; e++) max = larger(max, v[e]);
+        const A shift = shift_of(max);
+#pragma unroll
+        for (int k = 0; k < K; k++)
+#pragma unroll
+            for (int e = 0; e < N; e++) part[k % 4] += exp_of<T>(v[k * N + e] - shift);
+        s.sum = s.sum * exp_of<T>(s.max - shift) + sum_of<4>(part); /* before the first, 0 * 0 */
+        s.max = max;
+    }
+    return join_block<T>(s);
+}
+
+template <typename T, int N> __device__ inline void forward_write(T *out, const T *x, int64_t n, SoftmaxPart<XtAcc<T>> row) {
+    typedef XtAcc<T> A;
+    constexpr int K = N == 1 ? 2 * AHEAD : AHEAD;
+    const A scale = 1 / row.sum;
+    for (int64_t i = (int64_t)threadIdx.x * N; i < n; i += (int64_t)blockDim.x * N * K) {
+        A v[K * N];
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t j = i + (int64_t)k * blockDim.x * N;
+            if (j < n) load<T, N>(v + k * N, x + j);
+        }
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t j = i + (int64_t)k * blockDim.x * N;
+            if (j >= n) break;
+#pragma unroll
+            for (int e = 0; e < N; e++) v[k * N + e] = exp_of<T>(v[k * N + e] - row.max) * scale;
+            store<T, N>(out + j, v + k * N);
+        }
+    }
+}
+
+/* Sum of dy * p over n elements, by the threads of a block. */
+template <typename T, int N> __device__ inline XtAcc<T> backward_part(const T *dy, const T *p, int64_t n) {
+    typedef XtAcc<T> A;
+    constexpr int K = N == 8 ? AHEAD / 2 : AHEAD;
+    A dot = 0;
+    for (int64_t i = (int64_t)threadIdx.x * N; i < n; i += (int64_t)blockDim.x * N * K) {
+        A g[K * N], y[K * N], part[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t j = i + (int64_t)k * blockDim.x * N;
+#pragma unroll
+            for (int e = 0; e < N; e++) g[k * N + e] = y[k * N + e] = 0;
+            if (j < n) {
+                load<T, N>(g + k * N, dy + j);
+                load<T, N>(y + k * N, p + j);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < K; k++)
+#pragma unroll
+            for (int e = 0; e < N; e++) part[k % 4] += g[k * N + e] * y[k * N + e];
+        dot += sum_of<4>(part);
+    }
+    return xt_block_sum(dot);
+}
+
+template <typename T, int N> __device__ inline void backward_write(T *dx, const T *dy, const T *p, int64_t n, XtAcc<T> dot) {
+    typedef XtAcc<T> A;
+    constexpr int K = AHEAD / 2;
+    for (int64_t i = (int64_t)threadIdx.x * N; i < n; i += (int64_t)blockDim.x * N * K) {
+        A g[K * N], y[K * N];
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t j = i + (int64_t)k * blockDim.x * N;
+            if (j < n) {
+                load<T, N>(g + k * N, dy + j);
+                load<T, N>(y + k * N, p + j);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t j = i + (int64_t)k * blockDim.x * N;
+            if (j >= n) break;
+#pragma unroll
+            for (int e = 0; e < N; e++) g[k * N + e] = y[k * N + e] * (g[k * N + e] - dot);
+            store<T, N>(dx + j, g + k * N);
+        }
+    }
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(LONG_THREADS) softmax_fwd_long_kernel(T *out, const T *x, int64_t rows, int64_t cols) {
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const SoftmaxPart<XtAcc<T>> whole = forward_part<T, N>(x + row * cols, cols);
+        forward_write<T, N>(out + row * cols, x + row * cols, cols, whole);
+    }
+}
+template <typename T, int N>
+__global__ void __launch_bounds__(LONG_THREADS)
+    softmax_bwd_long_kernel(T *dx, const T *dy, const T *p, int64_t rows, int64_t cols) {
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const XtAcc<T> dot = backward_part<T, N>(dy + row * cols, p + row * cols, cols);
+        backward_write<T, N>(dx + row * cols, dy + row * cols, p + row * cols, cols, dot);
+    }
+}
+
+/* A row has `pieces` of `piece` columns, the last may be shorter; parts [rows, pieces]. */
+template <typename T, int N>
+__global__ void __launch_bounds__(SPLIT_THREADS)
+    softmax_fwd_part_kernel(SoftmaxPart<XtAcc<T>> *parts, const T *x, int64_t rows, int64_t cols, int64_t pieces, int64_t piece) {
+    for (int64_t task = blockIdx.x; task < rows * pieces; task += gridDim.x) {
+        const int64_t first = task % pieces * piece, n = cols - first < piece ? cols - first : piece;
+        const SoftmaxPart<XtAcc<T>> part = forward_part<T, N>(x + task / pieces * cols + first, n);
+        if (threadIdx.x == 0) parts[task] = part;
+    }
+}
+template <typename T, int N>
+__global__ void __launch_bounds__(SPLIT_THREADS)
+    softmax_fwd_write_kernel(T *out, const T *x, const SoftmaxPart<XtAcc<T>> *parts, int64_t rows, int64_t cols, int64_t pieces,
+                             int64_t piece) {
+    typedef XtAcc<T> A;
+    for (int64_t task = blockIdx.x; task < rows * pieces; task += gridDim.x) {
+        const int64_t row = task / pieces, first = task % pieces * piece, n = cols - first < piece ? cols - first : piece;
+        SoftmaxPart<A> s = {no_value<A>(), 0};
+        for (int64_t i = threadIdx.x; i < pieces; i += SPLIT_THREADS) {
+            const SoftmaxPart<A> t = parts[row * pieces + i];
+            const A max = larger(s.max, t.max), shift = shift_of(max);
+            s.sum = s.sum * exp_of<T>(s.max - shift) + t.sum * exp_of<T>(t.max - shift);
+            s.max = max;
+        }
+        s = join_block<T>(s);
+        forward_write<T, N>(out + row * cols + first, x + row * cols + first, n, s);
+    }
+}
+template <typename T, int N>
+__global__ void __launch_bounds__(SPLIT_THREADS)
+    softmax_bwd_part_kernel(XtAcc<T> *parts, const T *dy, const T *p, int64_t rows, int64_t cols, int64_t pieces, int64_t piece) {
+    for (int64_t task = blockIdx.x; task < rows * pieces; task += gridDim.x) {
+        const int64_t first = task % pieces * piece, n = cols - first < piece ? cols - first : piece;
+        const int64_t offset = task / pieces * cols + first;
+        const XtAcc<T> dot = backward_part<T, N>(dy + offset, p + offset, n);
+        if (threadIdx.x == 0) parts[task] = dot;
+    }
+}
+template <typename T, int N>
+__global__ void __launch_bounds__(SPLIT_THREADS)
+    softmax_bwd_write_kernel(T *dx, const T *dy, const T *p, const XtAcc<T> *parts, int64_t rows, int64_t cols, int64_t pieces,
+                             int64_t piece) {
+    for (int64_t task = blockIdx.x; task < rows * pieces; task += gridDim.x) {
+        const int64_t row = task / pieces, first = task % pieces * piece, n = cols - first < piece ? cols - first : piece;
+        const int64_t offset = row * cols + first;
+        XtAcc<T> dot = 0;
+        for (int64_t i = threadIdx.x; i < pieces; i += SPLIT_THREADS) dot += parts[row * pieces + i];
+        dot = xt_block_sum(dot);
+        backward_write<T, N>(dx + offset, dy + offset, p + offset, n, dot);
+    }
+}
+
+/* ---- the slots --------------------------------------------------------------------------------------------------------------- */
+
+/* Columns of a piece. */
+static int64_t piece_of(int64_t cols) {
+    int64_t piece = xt_divide_up(xt_divide_up(cols, MOST_PIECES), STRIP) * STRIP;
+    return piece < PIECE ? (int64_t)PIECE : piece;
+}
+
+/* Whole warps that hold `cols` elements, `each` a thread. */
+static unsigned threads_for(int64_t cols, int each) { return (unsigned)xt_divide_up(xt_divide_up(cols, each), 32) * 32; }
+
+/* Elements an access where alignment allows: 16 bytes; of float64 one, which is 256 bytes a warp and spares a set of kernels. */
+template <typename T> constexpr int WIDE = sizeof(T) == 8 ? 1 : XT_WIDTH<T>;
+
+/* N elements an access: WIDE<T> or 1. */
+template <typename T, int N> static XtStatus forward(const XtSoftmaxFwd *p) {
+    constexpr int H = HELD<T>, SMALL = H / 4 / N > 0 ? H / 4 / N : 1; /* vectors a thread holds: H / N, or about a quarter */
+    constexpr int FULL = N > 1 ? H / N : H / 2;
+    T *out = (T *)p->out;
+    const T *x = (const T *)p->x;
+    const int64_t rows = p->rows, cols = p->cols;
+    if (cols <= 8 * SMALL * N) {
+        xt_launch(softmax_fwd_warp_kernel<T, N, SMALL, 8>, xt_blocks(rows, WARP_THREADS / 8), WARP_THREADS, 0, out, x, rows, cols);
+    } else if (cols <= 32 * SMALL * N) {
+        xt_launch(softmax_fwd_warp_kernel<T, N, SMALL, 32>, xt_blocks(rows, WARP_THREADS / 32), WARP_THREADS, 0, out, x, rows,
+                  cols);
+    } else if (cols <= 32 * H) {
+        xt_launch(softmax_fwd_warp_kernel<T, N, H / N, 32>, xt_blocks(rows, WARP_THREADS / 32), WARP_THREADS, 0, out, x, rows,
+                  cols);
+    } else if (cols <= 512 * H) {
+        xt_launch(softmax_fwd_block_kernel<T, N, H / 2 / N>, xt_blocks(rows, 1), threads_for(cols, H / 2), 0, out, x, rows, cols);
+    } else if (N > 1 && cols <= 1024 * H) { /* 32 single elements a thread would need more registers than there are */
+        xt_launch(softmax_fwd_block_kernel<T, N, FULL>, xt_blocks(rows, 1), threads_for(cols, H), 0, out, x, rows, cols);
+    } else if (rows >= LONG_ROWS) {
+        xt_launch(softmax_fwd_long_kernel<T, N>, xt_blocks(rows, 1), LONG_THREADS, 0, out, x, rows, cols);
+    } else {
+        typedef SoftmaxPart<XtAcc<T>> Part;
+        const int64_t piece = piece_of(cols), pieces = xt_divide_up(cols, piece);
+        XtScratch scratch;
+        XtStatus status = scratch.allocate((size_t)(rows * pieces) * sizeof(Part));
+        if (status != XT_OK) return status;
+        Part *parts = (Part *)scratch.data; /* [rows, pieces] */
+        const unsigned blocks = xt_blocks(rows * pieces, 1);
+        xt_launch(softmax_fwd_part_kernel<T, N>, blocks, SPLIT_THREADS, 0, parts, x, rows, cols, pieces, piece);
+        xt_launch(softmax_fwd_write_kernel<T, N>, blocks, SPLIT_THREADS, 0, out, x, parts, rows, cols, pieces, piece);
+    }
+    return xt_launched("softmax_fwd", rows, cols);
+}
+
+template <typename T, int N> static XtStatus backward(const XtSoftmaxBwd *p) {
+    constexpr int H = HELD<T> / 2, SMALL = H / 4 / N > 0 ? H / 4 / N : 1; /* two inputs are held */
+    T *dx = (T *)p->dx;
+    const T *dy = (const T *)p->dy, *y = (const T *)p->p;
+    const int64_t rows = p->rows, cols = p->cols;
+    if (cols <= 8 * SMALL * N) {
+        xt_launch(softmax_bwd_warp_kernel<T, N, SMALL, 8>, xt_blocks(rows, WARP_THREADS / 8), WARP_THREADS, 0, dx, dy, y, rows,
+                  cols);
+    } else if (cols <= 32 * SMALL * N) {
+        xt_launch(softmax_bwd_warp_kernel<T, N, SMALL, 32>, xt_blocks(rows, WARP_THREADS / 32), WARP_THREADS, 0, dx, dy, y, rows,
+                  cols);
+    } else if (cols <= 32 * H) {
+        xt_launch(softmax_bwd_warp_kernel<T, N, H / N, 32>, xt_blocks(rows, WARP_THREADS / 32), WARP_THREADS, 0, dx, dy, y, rows,
+                  cols);
+    } else if (cols <= 512 * H) {
+        xt_launch(softmax_bwd_block_kernel<T, N, H / 2 / N>, xt_blocks(rows, 1), threads_for(cols, H / 2), 0, dx, dy, y, rows,
+                  cols);
+    } else if (cols <= 1024 * H) {
+        xt_launch(softmax_bwd_block_kernel<T, N, H / N>, xt_blocks(rows, 1), threads_for(cols, H), 0, dx, dy, y, rows, cols);
+    } else if (rows >= LONG_ROWS) {
+        xt_launch(softmax_bwd_long_kernel<T, N>, xt_blocks(rows, 1), LONG_THREADS, 0, dx, dy, y, rows, cols);
+    } else {
+        typedef XtAcc<T> A;
+        const int64_t piece = piece_of(cols), pieces = xt_divide_up(cols, piece);
+        XtScratch scratch;
+        XtStatus status = scratch.allocate((size_t)(rows * pieces) * sizeof(A));
+        if (status != XT_OK) return status;
+        A *parts = (A *)scratch.data; /* [rows, pieces] */
+        const unsigned blocks = xt_blocks(rows * pieces, 1);
+        xt_launch(softmax_bwd_part_kernel<T, N>, blocks, SPLIT_THREADS, 0, parts, dy, y, rows, cols, pieces, piece);
+        xt_launch(softmax_bwd_write_kernel<T, N>, blocks, SPLIT_THREADS, 0, dx, dy, y, parts, rows, cols, pieces, piece);
+    }
+    return xt_launched("softmax_bwd", rows, cols);
+}
+
+XtStatus xt_cuda_softmax_fwd(const XtSoftmaxFwd *p) {
+    if (p->rows == 0 || p->cols == 0) return XT_OK;
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        bool wide = xt_aligned<T>(p->cols, p->cols, p->out, p->x);
+        return wide ? forward<T, WIDE<T>>(p) : forward<T, 1>(p);
+    });
+}
+
+XtStatus xt_cuda_softmax_bwd(const XtSoftmaxBwd *p) {
+    if (p->rows == 0 || p->cols == 0) return XT_OK;
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        bool wide = xt_aligned<T>(p->cols, p->cols, p->dx, p->dy, p->p);
+        return wide ? backward<T, WIDE<T>>(p) : backward<T, 1>(p);
+    });
+}

@@ -1,0 +1,600 @@
+/* reduce.cu - sum, mean, max, min, argmax over the last dimensions of a view of any strides.
+ *
+ *     out[k] = reduce over i of x[k, i],  k < kept, i < n (both row-major numbers over the dims of a view)
+ *
+ * Order of additions, a function of n alone, whichever kernel runs and however the memory lies:
+ *
+ *     group     XT_GROUP = 16 bytes of neighbouring elements, added in a tree in float32 (integers exactly)
+ *     lane      lane l of 32 adds groups l, l + 32, l + 64, ... of a segment in float64
+ *     segment   1024 or 2048 elements: 32 lanes in a tree
+ *     chunk     up to 64 segments or, where there are more, 8 of them at least: segments s, s + 8, s + 16, ... for each s < 8,
+ *               then a tree over s
+ *     result    up to about 8192 chunks: the same with 32 or 1024 instead of 8
+ *
+ * so 1e8 float32 of one sign are summed to the last digit. Lanes without a group hold 0 and change nothing: where n is small, 8
+ * lanes do the work of 32. Two kernels read x:
+ *
+ *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk, a warp of it per segment. A group is one load
+ *               where the memory allows; four are in flight. Many warps on a multiprocessor hide the rest: hence few registers.
+ *               Chunks are small: many take turns on a multiprocessor, and none has long to do when the others are done.
+ *   - columns:  reduced dims strided, kept dim dense. Threads side by side hold 16 bytes of columns, 32 (or 8) lanes below each
+ *               other hold rows; a group is XT_GROUP rows. The next ones are on their way while some are added, as there are
+ *               registers for few warps only. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
+ *               one column at a time.
+ *
+ * What does not end there leaves partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and
+ * ARGMAX are one: MIN turns the order of its elements round (-x, ~x), and the position costs little. The dtypes within a class
+ * (reduce.cuh) and the five reductions share kernels, as memory binds them all: few instantiations, quickly compiled.
+ * Bytes moved: x once, out once. No atomics.
+ */
+#include "contract/reduce.h"
+#include "reduce.cuh"
+
+#include <math.h>
+
+/* ---- types ------------------------------------------------------------------------------------------------------------------- */
+
+/* Total: sum of a lane; unsigned, as overflow wraps. Held: partial results. */
+template <typename C> struct ReduceTypes {
+    typedef double Total, Held;
+};
+template <> struct ReduceTypes<int64_t> {
+    typedef uint64_t Total;
+    typedef int64_t Held;
+};
+template <typename C> using ReduceHeld = typename ReduceTypes<C>::Held;
+
+/* What a kernel does: SUM and MEAN, or MAX, MIN and ARGMAX. */
+enum { SUM, EXTREME };
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    CHUNK = 64,         /* segments of a result that are one chunk */
+    MOST_CHUNKS = 8192, /* about */
+    FEW_SEGMENTS = 16,  /* a block takes the chunk whole, though there may be few blocks: cheaper than a second launch */
+    MANY_ROWS = 64,     /* there are enough blocks */
+    WARP_JOIN = 256,    /* chunks up to which a warp joins them; then 1024 threads */
+    NONE = 0x7fffffff,  /* position of no element */
+};
+
+/* Blocks that a multiprocessor holds, by what their registers allow. LINE: 16-byte loads, evenly spaced. */
+template <typename C, bool LINE> constexpr int ROW_BLOCKS = LINE ? (XT_IS_INTEGER<C> ? 4 : 5) : 3;
+template <int OP, bool LINE> constexpr int COLUMN_BLOCKS = 2;
+constexpr bool COLUMNS_EARLY = true; /* sums of 16-byte loads: the next are under way while these are added */
+
+template <typename H> struct ReducePartial {
+    H value;
+    int64_t index; /* EXTREME only */
+};
+
+struct ReduceJob {
+    XtWalk kept;    /* 0: x, 1: out */
+    XtWalk reduced; /* 0: x */
+    const void *x;
+    void *out, *partials; /* of segments, [kept][segments], or of chunks, [kept][chunks]; NULL: the kernel writes results */
+    int format;           /* of x */
+    bool vector;          /* a group (rows), XT_GROUP columns (columns) are one access */
+    bool chunked;         /* rows: a block per chunk */
+    bool argmax;
+    XtDtype out_dtype;
+    int sign;
+    double divisor;        /* MEAN */
+    int segments, segment; /* of a kept element; elements of one */
+    int chunks, chunk;     /* of a kept element; segments of one */
+    int lanes;             /* 8 or 32 */
+    int64_t row, tiles;    /* columns: innermost kept size; tiles along it */
+    int64_t outer, stride; /* kept.numel / row; of the innermost reduced dim */
+};
+
+__device__ inline void lowest(float *v) { *v = -INFINITY; }
+__device__ inline void lowest(double *v) { *v = -INFINITY; }
+__device__ inline void lowest(int64_t *v) { *v = INT64_MIN; }
+
+/* The order turned round when sign is -1. */
+__device__ inline float turned(float v, int sign) { return v * (float)sign; }
+__device__ inline double turned(double v, int sign) { return v * (double)sign; }
+__device__ inline int64_t turned(int64_t v, int sign) { return v ^ (int64_t)(sign >> 1); }
+
+/* Element c of each of raw[GROUP]: a column of GROUP loaded rows. One branch for all. */
+template <typename C>
+__device__ inline void unpack_column(XtClassValue<C> *v, const XtPacked<C, XT_GROUP<C>> *raw, int c, int format) {
+    if (format == 0) {
+#pragma unroll
+        for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw[e], c, 0);
+    } else {
+#pragma unroll
+        for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw[e], c, XT_IS_INTEGER<C> ? format : 1);
+    }
+}
+template <typename C> __device__ inline void unpack_group(XtClassValue<C> *v, const XtPacked<C, XT_GROUP<C>> &raw, int format) {
+    if (format == 0) {
+#pragma unroll
+        for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw, e, 0);
+    } else {
+#pragma unroll
+        for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw, e, XT_IS_INTEGER<C> ? format : 1);
+    }
+}
+
+/* ---- a lane: sequential work of one thread ----------------------------------------------------------------------------------- */
+
+template <typename C> struct ReduceLane {
+    typename ReduceTypes<C>::Total total; /* SUM */
+    XtClassValue<C> best;                 /* EXTREME */
+    int at;                               /* of best, from the start of the segment */
+};
+
+/* `first`: position of the lane's first element, NONE if it has none. There the maximum is while nothing exceeds -inf. */
+template <typename C> __device__ inline void lane_begin(ReduceLane<C> *lane, int first) {
+    lane->total = 0;
+    lowest(&lane->best);
+    lane->at = first;
+}
+
+/* What stands for an element past the end. */
+template <int OP, typename V> __device__ inline V missing() {
+    V v = 0;
+    if (OP != SUM) lowest(&v);
+    return v;
+}
+
+/* Takes the group that starts at position `at`, of which `count` elements are there. */
+template <typename C, int OP>
+__device__ inline void lane_take(ReduceLane<C> *lane, XtClassValue<C> (&v)[XT_GROUP<C>], int at, int count, int sign) {
+    constexpr int GROUP = XT_GROUP<C>;
+    typedef XtClassValue<C> V;
+    if (count < GROUP) {
+#pragma unroll
+        for (int e = 0; e < GROUP; e++) v[e] = e < count ? v[e] : turned(missing<OP, V>(), sign);
+    }
+    if constexpr (OP == SUM) {
+        typedef typename ReduceTypes<C>::Total Total;
+#pragma unroll
+        for (int step = GROUP / 2; step > 0; step /= 2)
+#pragma unroll
+            for (int e = 0; e < step; e++) {
+                if constexpr (XT_IS_INTEGER<C>) v[e] = (V)((Total)v[e] + (Total)v[e + step]);
+                else v[e] += v[e + step];
+            }
+        lane->total += (Total)v[0];
+    } else {
+        int found = -1;
+#pragma unroll
+        for (int e = 0; e < GROUP; e++) {
+            const V here = turned(v[e], sign);
+            bool better = !(here <= lane->best) && lane->best == lane->best; /* larger, or the first NaN */
+            lane->best = better ? here : lane->best;
+            found = better ? e : found;
+        }
+        lane->at = found < 0 ? lane->at : at + found;
+    }
+}
+
+template <typename C, int OP> __device__ inline ReduceHeld<C> lane_value(const ReduceLane<C> *lane) {
+    return OP == SUM ? (ReduceHeld<C>)lane->total : (ReduceHeld<C>)lane->best;
+}
+
+/* ---- partial results --------------------------------------------------------------------------------------------------------- */
+
+template <int OP, typename H> __device__ inline ReducePartial<H> partial_none() { return {missing<OP, H>(), INT64_MAX}; }
+
+/* Of equals, and of NaN, the smaller index. Gives the same with a and b exchanged. */
+template <int OP, typename H> __device__ inline ReducePartial<H> join(ReducePartial<H> a, ReducePartial<H> b) {
+    if constexpr (OP == SUM) {
+        if constexpr ((H)0.5 == (H)0) a.value = (H)((uint64_t)a.value + (uint64_t)b.value);
+        else a.value += b.value;
+        return a;
+    } else {
+        bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+        bool equal = a.value == b.value || (a_nan && b_nan);
+        bool b_wins = equal ? b.index < a.index : a_nan ? false : b_nan || b.value > a.value;
+        return b_wins ? b : a;
+    }
+}
+
+/* Tree over `lanes` neighbouring threads, all of which get the result; all of a warp take part. */
+template <int OP, typename H> __device__ inline ReducePartial<H> join_lanes(ReducePartial<H> a, int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
+        ReducePartial<H> b = a;
+        b.value = __shfl_xor_sync(0xffffffffu, a.value, step);
+        if (OP == EXTREME) b.index = __shfl_xor_sync(0xffffffffu, a.index, step);
+        a = join<OP>(a, b);
+    }
+    return a;
+}
+
+/* Halves meet until one is left, in r[0]. */
+template <int OP, int COUNT, typename H> __device__ inline void join_tree(ReducePartial<H> *r) {
+    if constexpr (COUNT > 1) {
+#pragma unroll
+        for (int l = 0; l < COUNT / 2; l++) r[l] = join<OP>(r[l], r[l + COUNT / 2]);
+        join_tree<OP, COUNT / 2>(r);
+    }
+}
+
+/* Leaves r as partial result `index`, or as the result of kept element `kept`. */
+template <int OP, typename H>
+__device__ inline void keep(const ReduceJob &p, void *partials, int64_t index, int64_t kept, ReducePartial<H> r) {
+    if (partials) {
+        ((ReducePartial<H> *)partials)[index] = r;
+        return;
+    }
+    const int64_t at = xt_walk_offset<1>(p.kept, kept);
+    if (OP == EXTREME && p.argmax) {
+        ((int64_t *)p.out)[at] = r.index;
+        return;
+    }
+    H v = OP == EXTREME ? turned(r.value, p.sign) : r.value;
+    if constexpr ((H)0.5 == (H)0) {
+        switch (p.out_dtype) {
+        case XT_INT64: ((int64_t *)p.out)[at] = v; break;
+        case XT_INT32: ((int32_t *)p.out)[at] = (int32_t)v; break;
+        default: ((uint8_t *)p.out)[at] = (uint8_t)v; break;
+        }
+    } else {
+        if (OP == SUM && p.divisor != 1) v /= p.divisor; /* nothing / 0 is NaN */
+        switch (p.out_dtype) {
+        case XT_FLOAT32: ((float *)p.out)[at] = (float)v; break;
+        case XT_FLOAT64: ((double *)p.out)[at] = v; break;
+        case XT_BFLOAT16: ((XtBf16 *)p.out)[at] = xt_store<XtBf16>((float)v); break;
+        default: ((XtF16 *)p.out)[at] = xt_store<XtF16>((float)v); break;
+        }
+    }
+}
+
+__device__ inline int segment_length(const ReduceJob &p, int segment) {
+    int64_t left = p.reduced.numel - (int64_t)segment * p.segment;
+    return (int)(left < p.segment ? left : p.segment);
+}
+
+/* a / b, a % b; both >= 0. Divisions of 64 bits cost several times those of 32. */
+__device__ inline int64_t divide(int64_t a, int64_t b, int64_t *rest) {
+    int64_t quotient;
+    if (((uint64_t)a | (uint64_t)b) >> 32 == 0) quotient = (unsigned)a / (unsigned)b;
+    else quotient = a / b;
+    *rest = a - quotient * b;
+    return quotient;
+}
+
+/* Offset in x of reduced element `index`. */
+__device__ inline int64_t reduced_offset(const ReduceJob &p, int64_t index) { return xt_walk_offset<0>(p.reduced, index); }
+
+/* Takes the group of up to GROUP elements from number `index` of the row (or column) at x, each a load of its own. */
+template <typename C, int OP>
+__device__ inline void take_singly(ReduceLane<C> *s, const ReduceJob &p, const char *x, int64_t index, int at, int count) {
+    constexpr int GROUP = XT_GROUP<C>;
+    XtPacked<C, 1> raw[GROUP];
+    XtClassValue<C> v[GROUP];
+    if (p.reduced.ndim == 1) {
+        x = xt_element<C>(x, index * p.stride, p.format);
+#pragma unroll
+        for (int e = 0; e < GROUP; e++)
+            if (e < count) raw[e] = xt_fetch<C, 1>(xt_element<C>(x, e * p.stride, p.format), p.format);
+    } else {
+        int64_t offset[GROUP];
+#pragma unroll 1 /* the offsets lie in local memory: a call with the loads of others in flight would save registers there */
+        for (int e = 0; e < GROUP; e++) offset[e] = e < count ? reduced_offset(p, index + e) : 0;
+#pragma unroll
+        for (int e = 0; e < GROUP; e++)
+            if (e < count) raw[e] = xt_fetch<C, 1>(xt_element<C>(x, offset[e], p.format), p.format);
+    }
+#pragma unroll
+    for (int e = 0; e < GROUP; e++) v[e] = xt_unpack(raw[e], 0, p.format);
+    lane_take<C, OP>(s, v, at, count, p.sign);
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------------------- */
+
+/* Elements first .. first + length of the row at x, by p.lanes neighbouring threads, all of which get the result. */
+template <typename C, int OP, bool LINE>
+__device__ inline ReducePartial<ReduceHeld<C>> reduce_segment(const ReduceJob &p, const char *x, int64_t first, int length,
+                                                              int lane) {
+    constexpr int GROUP = XT_GROUP<C>, AHEAD = LINE ? 4 : 2;
+    const int step = p.lanes * GROUP;
+    ReduceLane<C> s;
+    lane_begin(&s, lane * GROUP < length ? lane * GROUP : NONE);
+    if (LINE || p.vector) { /* length is a multiple of GROUP */
+        for (int i = lane * GROUP; i < length; i += AHEAD * step) {
+            XtPacked<C, GROUP> raw[AHEAD];
+            int64_t offset[AHEAD];
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++) offset[a] = first + i + a * step;
+            if (!LINE) {
+#pragma unroll
+                for (int a = 0; a < AHEAD; a++)
+                    if (i + a * step < length) offset[a] = reduced_offset(p, offset[a]);
+            }
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++)
+                if (i + a * step < length) raw[a] = xt_fetch<C, GROUP>(xt_element<C>(x, offset[a], p.format), p.format);
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++) {
+                if (i + a * step >= length) break;
+                XtClassValue<C> v[GROUP];
+                unpack_group<C>(v, raw[a], p.format);
+                lane_take<C, OP>(&s, v, i + a * step, GROUP, p.sign);
+            }
+        }
+    } else {
+        for (int i = lane * GROUP; i < length; i += step) take_singly<C, OP>(&s, p, x, first + i, i, length - i);
+    }
+    ReducePartial<ReduceHeld<C>> r = {lane_value<C, OP>(&s), s.at == NONE ? INT64_MAX : first + s.at};
+    return join_lanes<OP>(r, p.lanes);
+}
+
+template <typename C, int OP, bool LINE>
+__global__ void __launch_bounds__(THREADS, ROW_BLOCKS<C, LINE>) reduce_rows_kernel(const __grid_constant__ ReduceJob p) {
+    typedef ReduceHeld<C> H;
+    typedef ReducePartial<H> Partial;
+    __shared__ H value[WARPS];
+    __shared__ int64_t index[WARPS];
+    const int warp = threadIdx.x / 32, in_warp = threadIdx.x % 32, lane = in_warp % p.lanes, warps = blockDim.x / 32;
+    /* Teams take one part of a kept element each: a block, or p.lanes of its threads. A warp stays together: `start` is the kept
+     * element of its first lanes. */
+    const int parts = gridDim.y, part = blockIdx.y;
+    const int teams = p.chunked ? 1 : THREADS / p.lanes, of_warp = p.chunked ? 0 : 32 / p.lanes;
+    for (int64_t start = (int64_t)blockIdx.x * teams + warp * of_warp; start < p.kept.numel; start += (int64_t)gridDim.x * teams) {
+        const int64_t mine = start + (p.chunked ? 0 : in_warp / p.lanes);
+        const bool here = mine < p.kept.numel;
+        const int64_t kept = here ? mine : 0;
+        const char *row = xt_element<C>(p.x, xt_walk_offset<0>(p.kept, kept), p.format);
+        int segment = part, end = part + 1;
+        if (p.chunked) {
+            segment *= p.chunk;
+            end = segment + p.chunk < p.segments ? segment + p.chunk : p.segments;
+            segment += warp;
+        }
+        Partial r = partial_none<OP, H>();
+        for (; segment < end; segment += warps)
+            r = join<OP>(
+                r, reduce_segment<C, OP, LINE>(p, row, (int64_t)segment * p.segment, here ? segment_length(p, segment) : 0, lane));
+        if (p.chunked) {
+            if (in_warp == 0) value[warp] = r.value, index[warp] = r.index;
+            __syncthreads(); /* all warps are there */
+            r = lane < warps ? Partial{value[lane], index[lane]} : partial_none<OP, H>();
+            if (warp == 0) r = join_lanes<OP>(r, WARPS);
+            __syncthreads(); /* and may be overwritten */
+        }
+        if (here && lane == 0 && !(p.chunked && warp > 0)) keep<OP>(p, p.partials, kept * parts + part, kept, r);
+    }
+}
+
+/* ---- columns ----------------------------------------------------------------------------------------------------------------- */
+
+/* The block has THREADS / lanes threads side by side with GROUP columns each, or 32 with one and several lanes each. */
+template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(const ReduceJob &p, int segment, int64_t tile) {
+    constexpr int GROUP = XT_GROUP<C>, AHEAD = LINE ? 8 / GROUP : 1;
+    constexpr bool EARLY = COLUMNS_EARLY && LINE && OP == SUM;             /* loads are under way while the last ones are added */
+    constexpr int CELLS = THREADS * GROUP > 1024 ? THREADS * GROUP : 1024; /* of a tile: columns times lanes */
+    typedef ReduceHeld<C> H;
+    typedef ReducePartial<H> Partial;
+    __shared__ H value[CELLS + 32]; /* [lanes][cols + 1] */
+    __shared__ int position[OP == EXTREME ? CELLS + 32 : 1];
+    const int lanes = p.lanes, across = LINE || p.vector ? THREADS / lanes : 32, cols = LINE || p.vector ? across * GROUP : 32;
+    const int here = threadIdx.x % across, step = lanes * GROUP;
+    int64_t column;
+    const int64_t outer = divide(tile, p.tiles, &column), kept = outer * p.row + column * cols; /* of the first column */
+    const int width = (int)(p.row - column * cols < cols ? p.row - column * cols : cols);
+    const int64_t first = (int64_t)segment * p.segment;
+    const int length = segment_length(p, segment), mine = LINE || p.vector ? here * GROUP : here;
+    const bool inside = mine < width;
+    const char *x = (const char *)p.x;
+    if (inside) x = xt_element<C>(x, xt_walk_offset<0>(p.kept, kept + mine), p.format);
+    if (LINE || p.vector) { /* GROUP rows that follow each other are p.stride apart */
+        const int lane = threadIdx.x / across;
+        ReduceLane<C> s[GROUP];
+#pragma unroll
+        for (int c = 0; c < GROUP; c++) lane_begin(&s[c], lane * GROUP < length ? lane * GROUP : NONE);
+        XtPacked<C, GROUP> raw[AHEAD][GROUP], next[AHEAD][GROUP];
+        auto fetch = [&](XtPacked<C, GROUP>(&to)[AHEAD][GROUP], int i) {
+            int64_t offset[AHEAD];
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++) {
+                offset[a] = first + i + a * step;
+                if (LINE) offset[a] *= p.stride;
+                else if (i + a * step < length) offset[a] = reduced_offset(p, offset[a]);
+            }
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+                for (int e = 0; e < GROUP; e++)
+                    if (i + a * step + e < length)
+                        to[a][e] = xt_fetch<C, GROUP>(xt_element<C>(x, offset[a] + e * p.stride, p.format), p.format);
+        };
+        if (EARLY && inside) fetch(raw, lane * GROUP);
+        for (int i = lane * GROUP; inside && i < length; i += AHEAD * step) {
+            fetch(EARLY ? next : raw, EARLY ? i + AHEAD * step : i);
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++) {
+                const int at = i + a * step;
+                if (at >= length) break;
+#pragma unroll
+                for (int c = 0; c < GROUP; c++) {
+                    XtClassValue<C> v[GROUP];
+                    unpack_column<C>(v, raw[a], c, p.format);
+                    lane_take<C, OP>(&s[c], v, at, length - at, p.sign);
+                }
+            }
+            if (EARLY) {
+#pragma unroll
+                for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+                    for (int e = 0; e < GROUP; e++) raw[a][e] = next[a][e];
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < GROUP; c++) {
+            value[lane * (cols + 1) + mine + c] = lane_value<C, OP>(&s[c]);
+            if (OP == EXTREME) position[lane * (cols + 1) + mine + c] = s[c].at;
+        }
+    } else {
+        for (int lane = threadIdx.x / 32; lane < lanes; lane += WARPS) {
+            ReduceLane<C> s;
+            lane_begin(&s, lane * GROUP < length ? lane * GROUP : NONE);
+            for (int i = lane * GROUP; inside && i < length; i += step) take_singly<C, OP>(&s, p, x, first + i, i, length - i);
+            value[lane * (cols + 1) + here] = lane_value<C, OP>(&s);
+            if (OP == EXTREME) position[lane * (cols + 1) + here] = s.at;
+        }
+    }
+    __syncthreads(); /* all lanes are there */
+    /* Four threads a column: thread q takes lanes q, q + 4, ... from the top of the tree down. */
+    for (int i = threadIdx.x; i < 4 * cols; i += THREADS) {
+        const int q = i % 4, c = i / 4;
+        Partial r[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            if (k >= lanes / 4) break;
+            const int cell = (q + 4 * k) * (cols + 1) + c, at = OP == EXTREME ? position[cell] : NONE;
+            r[k] = {value[cell], at == NONE ? INT64_MAX : first + at};
+        }
+        if (lanes == 32) join_tree<OP, 8>(r);
+        else join_tree<OP, 2>(r);
+        r[0] = join_lanes<OP>(r[0], 4);
+        if (q == 0) { /* over what no other thread reads */
+            value[c] = r[0].value;
+            if (OP == EXTREME) position[c] = r[0].index == INT64_MAX ? NONE : (int)(r[0].index - first);
+        }
+    }
+    __syncthreads(); /* all columns are there */
+    for (int c = threadIdx.x; c < width; c += THREADS) {
+        const int at = OP == EXTREME ? position[c] : NONE;
+        keep<OP>(p, p.partials, (kept + c) * p.segments + segment, kept + c,
+                 Partial{value[c], at == NONE ? INT64_MAX : first + at});
+    }
+    __syncthreads(); /* and may be overwritten */
+}
+
+template <typename C, int OP, bool LINE>
+__global__ void __launch_bounds__(THREADS, COLUMN_BLOCKS<OP, LINE>) reduce_columns_kernel(const __grid_constant__ ReduceJob p) {
+    for (int segment = blockIdx.y; segment < p.segments; segment += gridDim.y)
+        for (int64_t tile = blockIdx.x; tile < p.outer * p.tiles; tile += gridDim.x) reduce_tile<C, OP, LINE>(p, segment, tile);
+}
+
+/* ---- partial results to results ---------------------------------------------------------------------------------------------- */
+
+/* Each of p.kept.numel results has `items` partial results in `from`; `each` of them make one of `parts` in `to`, or the
+ * result. By `lanes` threads: 8 or 32 in blocks of THREADS, or 1024. */
+template <int OP, typename H>
+__global__ void __launch_bounds__(1024) reduce_join_kernel(const __grid_constant__ ReduceJob p, void *to, const void *from,
+                                                           int64_t items, int64_t parts, int64_t each, int lanes) {
+    __shared__ H value[32];
+    __shared__ int64_t index[32];
+    typedef ReducePartial<H> Partial;
+    const bool block = lanes > 32;
+    const int in_warp = threadIdx.x % 32, warp = threadIdx.x / 32, lane = (int)threadIdx.x % lanes;
+    const int64_t tasks = p.kept.numel * parts;
+    const int teams = (int)blockDim.x / lanes, of_warp = block ? 0 : 32 / lanes;
+    for (int64_t start = (int64_t)blockIdx.x * teams + warp * of_warp; start < tasks; start += (int64_t)gridDim.x * teams) {
+        const int64_t task = start + (block ? 0 : in_warp / lanes);
+        const bool here = task < tasks;
+        const int64_t kept = here ? task / parts : 0, first = here ? task % parts * each : 0;
+        const int64_t count = !here ? 0 : items - first < each ? items - first : each;
+        const Partial *partial = (const Partial *)from + kept * items + first;
+        Partial r = partial_none<OP, H>();
+#pragma unroll 4
+        for (int64_t s = lane; s < count; s += lanes) r = join<OP>(r, partial[s]);
+        r = join_lanes<OP>(r, block ? 32 : lanes);
+        if (block) {
+            if (in_warp == 0) value[warp] = r.value, index[warp] = r.index;
+            __syncthreads(); /* all warps are there */
+            r = join_lanes<OP>(Partial{value[in_warp], index[in_warp]}, 32);
+            __syncthreads(); /* and may be overwritten */
+        }
+        if (here && lane == 0) keep<OP>(p, to, task, kept, r);
+    }
+}
+
+/* ---- the slot ---------------------------------------------------------------------------------------------------------------- */
+
+/* Whether XT_GROUP columns side by side can be read at once everywhere, and every group of rows lies in a line. */
+template <typename C> static bool columns_aligned(const ReduceJob *p) {
+    constexpr int GROUP = XT_GROUP<C>;
+    for (int d = 0; d < p->reduced.ndim; d++)
+        if (p->reduced.strides[0][d] % GROUP != 0) return false;
+    return (p->reduced.ndim == 1 || xt_walk_row(&p->reduced) % GROUP == 0) && p->row % GROUP == 0 && (uintptr_t)p->x % 16 == 0 &&
+           xt_walk_outer_multiple(&p->kept, 0, GROUP);
+}
+
+/* Whether every group of a row can be. */
+template <typename C> static bool groups_aligned(const ReduceJob *p) {
+    constexpr int GROUP = XT_GROUP<C>;
+    for (int d = 0; d < p->kept.ndim; d++)
+        if (p->kept.strides[0][d] % GROUP != 0) return false;
+    return xt_walk_step(&p->reduced, 0) == 1 && xt_walk_row(&p->reduced) % GROUP == 0 && (uintptr_t)p->x % 16 == 0 &&
+           xt_walk_outer_multiple(&p->reduced, 0, GROUP);
+}
+
+template <int OP, typename H>
+static void launch_join(const ReduceJob *p, void *to, const void *from, int64_t items, int64_t each, int lanes) {
+    const int64_t parts = xt_divide_up(items, each);
+    const int threads = lanes > 32 ? lanes : THREADS;
+    xt_launch(reduce_join_kernel<OP, H>, xt_blocks(p->kept.numel * parts, threads / lanes), threads, 0, *p, to, from, items, parts,
+              each, lanes);
+}
+
+template <typename C, int OP> static XtStatus run(ReduceJob *p) {
+    typedef ReduceHeld<C> H;
+    const int64_t n = p->reduced.numel, kept = p->kept.numel;
+    const bool line = p->reduced.ndim == 1;
+    /* Fewer than 8 columns would leave most of a tile idle. */
+    const bool columns = n > 0 && p->row >= 8 && xt_walk_step(&p->kept, 0) == 1 && xt_walk_step(&p->reduced, 0) != 1;
+    p->lanes = n <= 8 * XT_GROUP<C> ? 8 : 32;
+    p->chunked = !columns && p->segments > 1 && (p->segments <= FEW_SEGMENTS || kept >= MANY_ROWS || p->chunks > 1);
+    const int64_t segments = p->segments > 1 && !p->chunked ? kept * p->segments : 0; /* partial results */
+    const int64_t chunks = p->chunks > 1 ? kept * p->chunks : 0;
+    XtScratch scratch;
+    if (segments + chunks > 0) {
+        XtStatus status = scratch.allocate((size_t)(segments + chunks) * sizeof(ReducePartial<H>));
+        if (status != XT_OK) return status;
+    }
+    ReducePartial<H> *of_chunks = (ReducePartial<H> *)scratch.data, *of_segments = of_chunks + chunks;
+    if (segments > 0) p->partials = of_segments;
+    else if (chunks > 0) p->partials = of_chunks;
+    if (columns) {
+        p->vector = columns_aligned<C>(p);
+        p->tiles = xt_divide_up(p->row, p->vector ? THREADS / p->lanes * XT_GROUP<C> : 32);
+        const dim3 blocks(xt_blocks(p->outer * p->tiles, 1), p->segments < 65535 ? p->segments : 65535);
+        if (p->vector && line && !XT_IS_INTEGER<C>)
+            xt_launch(reduce_columns_kernel<C, OP, !XT_IS_INTEGER<C>>, blocks, THREADS, 0, *p);
+        else xt_launch(reduce_columns_kernel<C, OP, false>, blocks, THREADS, 0, *p);
+    } else {
+        p->vector = groups_aligned<C>(p);
+        const int warps = p->chunked && p->chunk < WARPS ? p->chunk : (int)WARPS;
+        const dim3 blocks(xt_blocks(kept, p->chunked ? 1 : THREADS / p->lanes), p->chunked ? p->chunks : p->segments);
+        if (p->vector && line) xt_launch(reduce_rows_kernel<C, OP, true>, blocks, 32 * warps, 0, *p);
+        else xt_launch(reduce_rows_kernel<C, OP, false>, blocks, 32 * warps, 0, *p);
+    }
+    if (segments > 0) launch_join<OP, H>(p, chunks > 0 ? of_chunks : NULL, of_segments, p->segments, p->chunk, WARPS);
+    if (chunks > 0) launch_join<OP, H>(p, NULL, of_chunks, p->chunks, p->chunks, p->chunks <= WARP_JOIN ? 32 : 1024);
+    return xt_launched("reduce", kept, n);
+}
+
+XtStatus xt_cuda_reduce(const XtReduce *p) {
+    ReduceJob job = {};
+    const int kept_ndim = p->out.ndim;
+    const bool extreme = p->op == XT_REDUCE_MAX || p->op == XT_REDUCE_MIN; /* of these the order does not matter */
+    xt_walk_init(&job.kept, &p->x, &p->out, 0, kept_ndim, true);
+    xt_walk_init(&job.reduced, &p->x, NULL, kept_ndim, p->x.ndim - kept_ndim, extreme);
+    if (job.kept.numel == 0) return XT_OK;
+    const int64_t n = job.reduced.numel;
+    job.x = p->x.data;
+    job.out = p->out.data;
+    job.out_dtype = p->out.dtype;
+    job.argmax = p->op == XT_REDUCE_ARGMAX;
+    job.sign = p->op == XT_REDUCE_MIN ? -1 : 1;
+    job.divisor = p->op == XT_REDUCE_MEAN ? (double)n : 1;
+    job.segment = n <= 65536 ? 1024 : 2048;
+    job.segments = n > job.segment ? (int)xt_divide_up(n, job.segment) : 1;
+    job.chunk = job.segments;
+    if (job.segments > CHUNK) job.chunk = WARPS * (int)xt_divide_up(job.segments, WARPS * MOST_CHUNKS);
+    job.chunks = (int)xt_divide_up(job.segments, job.chunk);
+    job.row = xt_walk_row(&job.kept);
+    job.outer = job.kept.numel / job.row;
+    job.stride = xt_walk_step(&job.reduced, 0);
+    return xt_by_class(p->x.dtype, [&](auto zero, int format) {
+        using C = decltype(zero);
+        job.format = format;
+        return p->op == XT_REDUCE_SUM || p->op == XT_REDUCE_MEAN ? run<C, SUM>(&job) : run<C, EXTREME>(&job);
+    });
+}

@@ -1,0 +1,465 @@
+/* device.cu - devices, their stream and memory, what goes to and from the host, and errors.
+ *
+ * One compute stream per device; memory in its order is memory.cu's. Copies from the host go through a ring of pinned pieces, so they
+ * are queued like kernels and the caller's memory is free at once. Copies to the host wait, and that is also where what the device has
+ * to report (an index out of range, a failed kernel) comes up.
+ */
+#include "attention/attention.cuh"
+#include "gemm/gemm.cuh"
+#include "memory.cuh"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t PIECE = 256 << 10; /* bytes of a pinned piece */
+static const int PIECES = 64;          /* of the ring: 16 MiB under way at most */
+static const int RECENT = 8;           /* slots remembered for error messages */
+
+typedef struct Slot {
+    const char *name;
+    int count;
+    int64_t sizes[8];
+} Slot;
+
+typedef struct Device {
+    bool ready;
+    int index, multiprocessors, shared_limit, capability;
+    cudaStream_t stream;
+    cudaEvent_t event;     /* to make streams wait for each other */
+    XtIndexReport *report; /* mapped host memory */
+    char *pieces;          /* [PIECES][PIECE], pinned */
+    cudaEvent_t piece_done[PIECES];
+    unsigned next_piece;
+    pthread_mutex_t transfer; /* guards pieces; held while a copy to the host waits */
+    pthread_mutex_t ordering; /* guards event; never held for long: callers may hold locks of their own */
+    XtDeviceCounters counters;
+    Slot recent[RECENT];
+    unsigned recent_next;
+} Device;
+
+static Device devices[XT_MAX_DEVICES];
+static int device_count;
+static bool always_wait, forked; /* XTRAIN_CUDA_SYNC=1: wait after every slot, every block from the driver */
+static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;
+static thread_local Device *current;
+
+static XtHost host_copy;
+const XtHost *xt_host = &host_copy;
+
+static void count(int64_t *counter) { __atomic_add_fetch(counter, 1, __ATOMIC_RELAXED); }
+
+/* ---- errors -------------------------------------------------------------------------------------------------------------- */
+
+XtStatus xt_error(XtStatus status, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return host_copy.error(status, text);
+}
+
+static void append_slot(char *text, size_t room, const Slot *slot) {
+    size_t used = strlen(text);
+    if (used + 1 >= room) return;
+    used += (size_t)snprintf(text + used, room - used, "%s(", slot->name);
+    for (int i = 0; i < slot->count && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, i ? ", %lld" : "%lld", (long long)slot->sizes[i]);
+    if (used < room) snprintf(text + used, room - used, ")");
+}
+
+/* An error that a wait brings up belongs to a kernel queued earlier: the last ones are named. */
+static XtStatus late_error(const Device *device, cudaError_t error) {
+    char text[512] = "";
+    for (int i = 0; i < RECENT; i++) {
+        const Slot *slot = &device->recent[(device->recent_next + RECENT - 1 - i) % RECENT];
+        if (!slot->name) continue;
+        if (text[0]) strncat(text, ", ", sizeof text - strlen(text) - 1);
+        append_slot(text, sizeof text, slot);
+    }
+    return xt_error(XT_CUDA_ERROR,
+                    "cuda:%d: an earlier kernel failed: %s; queued last (newest first): %s; XTRAIN_CUDA_SYNC=1 tells which it was",
+                    device->index, cudaGetErrorString(error), text);
+}
+
+XtStatus xt_cuda_error(const char *slot, cudaError_t error) {
+    if (error == cudaSuccess) return XT_OK;
+    cudaGetLastError(); /* an error that does not stick is thereby forgotten */
+    XtStatus status = error == cudaErrorMemoryAllocation ? XT_OUT_OF_MEMORY : XT_CUDA_ERROR;
+    return xt_error(status, "%s: %s (%s)", slot, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *sizes) {
+    Device *device = current;
+    cudaError_t error = cudaPeekAtLastError();
+    Slot *last = &device->recent[device->recent_next++ % RECENT];
+    last->name = slot;
+    last->count = size_count < 8 ? size_count : 8;
+    memcpy(last->sizes, sizes, (size_t)last->count * sizeof *sizes);
+    if (error == cudaSuccess && always_wait) error = cudaStreamSynchronize(device->stream);
+    if (error == cudaSuccess) return XT_OK;
+    cudaGetLastError();
+    char text[256] = "";
+    append_slot(text, sizeof text, last);
+    if (error == cudaErrorNoKernelImageForDevice)
+        return xt_error(XT_CUDA_ERROR, "%s: this library has kernels for compute capability %s, and cuda:%d is %d.%d", text,
+                        XT_CUDA_ARCHS, device->index, device->capability / 10, device->capability % 10);
+    return xt_error(XT_CUDA_ERROR, "%s: %s (%s)", text, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+/* Raises what kernels have reported since the last look. The caller has waited for the stream; another thread may have queued more. */
+static XtStatus look_at_report(Device *device) {
+    volatile XtIndexReport *report = device->report;
+    if (report->taken != 2) return XT_OK;
+    long long position = report->position, value = report->value, limit = report->limit;
+    int slot = report->slot;
+    report->taken = 0;
+    if (slot == XT_INDEX_EMBEDDING)
+        return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %lld), got %lld at position %lld", limit, value, position);
+    return xt_error(XT_INDEX_ERROR, "%s must be in [0, %lld) or ignore_index, got %lld at position %lld",
+                    slot == XT_INDEX_LINEAR_CROSS_ENTROPY ? "linear_cross_entropy: targets" : "cross_entropy: target", limit, value,
+                    position);
+}
+
+XtStatus xt_late_error(int index, cudaError_t error) {
+    cudaGetLastError();
+    return late_error(&devices[index], error);
+}
+
+static XtStatus wait(Device *device) {
+    count(&device->counters.synchronizations);
+    cudaError_t error = cudaStreamSynchronize(device->stream);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return late_error(device, error);
+    }
+    return look_at_report(device);
+}
+
+/* ---- devices --------------------------------------------------------------------------------------------------------------- */
+
+static void in_child(void) { forked = true; }
+
+/* What prepare() made before something failed: the next use begins anew. */
+static void give_up(Device *device) {
+    if (device->report) cudaFreeHost(device->report);
+    if (device->event) cudaEventDestroy(device->event);
+    if (device->stream) cudaStreamDestroy(device->stream);
+    device->report = NULL;
+    device->event = NULL;
+    device->stream = NULL;
+    cudaGetLastError();
+}
+
+static XtStatus prepare(Device *device, int index) {
+    int major = 0, minor = 0;
+    cudaError_t error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index);
+    if (!error) error = cudaDeviceGetAttribute(&device->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+    if (!error) error = cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking);
+    if (!error) error = cudaEventCreateWithFlags(&device->event, cudaEventDisableTiming);
+    if (!error) error = cudaHostAlloc((void **)&device->report, sizeof *device->report, cudaHostAllocMapped);
+    XtStatus status = xt_cuda_error("opening the device", error);
+    if (status == XT_OK) status = xt_memory_open(index, device->stream, !always_wait);
+    if (status != XT_OK) {
+        give_up(device);
+        return status;
+    }
+    memset(device->report, 0, sizeof *device->report);
+    device->index = index;
+    device->capability = major * 10 + minor;
+    pthread_mutex_init(&device->transfer, NULL);
+    pthread_mutex_init(&device->ordering, NULL);
+    __atomic_store_n(&device->ready, true, __ATOMIC_RELEASE);
+    return XT_OK;
+}
+
+static XtStatus use(int index) {
+    if (current && current->index == index && device_count == 1 && !forked) return XT_OK;
+    if (forked)
+        return xt_error(XT_RUNTIME_ERROR, "CUDA cannot be used in a process forked after its first use: start workers with "
+                                          "multiprocessing's 'spawn' method");
+    if (index < 0 || index >= device_count)
+        return xt_error(XT_RUNTIME_ERROR, "device cuda:%d is not available: there %s %d CUDA device%s", index,
+                        device_count == 1 ? "is" : "are", device_count, device_count == 1 ? "" : "s");
+    cudaError_t error = cudaSetDevice(index);
+    if (error) return xt_cuda_error("choosing the device", error);
+    Device *device = &devices[index];
+    XtStatus status = XT_OK;
+    if (!__atomic_load_n(&device->ready, __ATOMIC_ACQUIRE)) {
+        pthread_mutex_lock(&setup);
+        if (!device->ready) status = prepare(device, index);
+        pthread_mutex_unlock(&setup);
+    }
+    if (status == XT_OK) current = device;
+    return status;
+}
+
+cudaStream_t xt_stream(void) { return current->stream; }
+int xt_multiprocessors(void) { return current->multiprocessors; }
+int xt_shared_limit(void) { return current->shared_limit; }
+int xt_compute_capability(void) { return current->capability; }
+int xt_device_index(void) { return current->index; }
+XtIndexReport *xt_index_report(void) { return current->report; }
+void xt_count_launch(void) { count(&current->counters.launches); }
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+
+static XtStatus allocate(int index, size_t nbytes, void **out) {
+    XtStatus status = use(index);
+    return status == XT_OK ? xt_memory_allocate(index, nbytes, out) : status;
+}
+
+/* Also called while the process ends, when the driver is gone: there is nobody to report to. */
+static void release(int index, void *data, size_t nbytes) {
+    if (!forked && use(index) == XT_OK) xt_memory_release(index, data, nbytes);
+}
+
+XtStatus XtScratch::allocate(size_t bytes) {
+    index = current->index;
+    if (bytes == 0) return XT_OK;
+    XtStatus status = xt_memory_allocate(index, bytes, &data);
+    nbytes = bytes;
+    if (status == XT_OUT_OF_MEMORY)
+        return xt_error(status, "out of memory on cuda:%d: %.2f MiB of working memory asked", index, (double)bytes / 1048576);
+    return status;
+}
+XtScratch::~XtScratch() {
+    if (data) release(index, data, nbytes);
+}
+
+static XtStatus trim(int index) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    xt_memory_empty_lists(index);
+    status = wait(&devices[index]); /* an id out of range is no reason to keep the memory */
+    cudaError_t error = xt_memory_trim(index);
+    if (status == XT_OK) return xt_cuda_error("giving memory back", error);
+    cudaGetLastError(); /* what the wait found came first */
+    return status;
+}
+
+static void reset_peak(int index) {
+    if (use(index) == XT_OK) xt_memory_reset_peak(index);
+}
+
+/* ---- to and from the host ------------------------------------------------------------------------------------------------------ */
+
+static XtStatus make_pieces(Device *device) {
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < PIECES && !error; i++)
+        if (!device->piece_done[i]) error = cudaEventCreateWithFlags(&device->piece_done[i], cudaEventDisableTiming);
+    if (!error) error = cudaHostAlloc((void **)&device->pieces, PIECES * PIECE, cudaHostAllocDefault);
+    return xt_cuda_error("pinning memory for transfers", error);
+}
+
+/* The next free piece of the ring; waits only when all of them are still under way. */
+static cudaError_t take_piece(Device *device, unsigned *out) {
+    *out = device->next_piece++ % PIECES;
+    cudaError_t state = cudaEventQuery(device->piece_done[*out]);
+    if (state != cudaErrorNotReady) return state;
+    cudaGetLastError();
+    count(&device->counters.synchronizations);
+    return cudaEventSynchronize(device->piece_done[*out]);
+}
+
+static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    Device *device = &devices[index];
+    count(&device->counters.from_host);
+    pthread_mutex_lock(&device->transfer);
+    if (!device->pieces) status = make_pieces(device);
+    for (size_t done = 0; status == XT_OK && done < nbytes;) {
+        size_t n = nbytes - done < PIECE ? nbytes - done : PIECE;
+        unsigned piece;
+        cudaError_t error = take_piece(device, &piece);
+        if (!error) {
+            char *pinned = device->pieces + piece * PIECE;
+            memcpy(pinned, (const char *)from + done, n);
+            error = cudaMemcpyAsync((char *)to + done, pinned, n, cudaMemcpyHostToDevice, device->stream);
+        }
+        if (!error) error = cudaEventRecord(device->piece_done[piece], device->stream);
+        if (error) {
+            cudaGetLastError();
+            status = late_error(device, error);
+        }
+        done += n;
+    }
+    pthread_mutex_unlock(&device->transfer);
+    return status;
+}
+
+/* Through pinned pieces too, a ring's length at a time. */
+static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    Device *device = &devices[index];
+    count(&device->counters.to_host);
+    pthread_mutex_lock(&device->transfer);
+    if (!device->pieces) status = make_pieces(device);
+    for (size_t done = 0; status == XT_OK && done < nbytes;) {
+        const size_t ring = PIECES * PIECE;
+        size_t n = nbytes - done < ring ? nbytes - done : ring;
+        cudaError_t error = cudaMemcpyAsync(device->pieces, (const char *)from + done, n, cudaMemcpyDeviceToHost, device->stream);
+        if (error) {
+            cudaGetLastError();
+            status = late_error(device, error);
+        } else {
+            status = wait(device);
+        }
+        if (status == XT_OK) memcpy((char *)to + done, device->pieces, n);
+        done += n;
+    }
+    pthread_mutex_unlock(&device->transfer);
+    return status;
+}
+
+XtStatus xt_read_back(void *host, const void *device, size_t nbytes) { return to_host(current->index, host, device, nbytes); }
+
+static XtStatus synchronize(int index) {
+    XtStatus status = use(index);
+    return status == XT_OK ? wait(&devices[index]) : status;
+}
+
+/* ---- other libraries' streams and memory --------------------------------------------------------------------------------------- */
+
+static void *stream_of(int index) { return use(index) == XT_OK ? devices[index].stream : NULL; }
+
+/* The driver's event of a whole context (CUDA 12.5 and newer): all that is queued on any of its streams, also on those that were
+ * destroyed with work under way. Called by address, as everything of the driver is. */
+static int (*context_current)(void **context);
+static int (*context_record)(void *context, cudaEvent_t event);
+
+static void find_context_events(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY); /* the runtime has it open; never closed here */
+    if (!driver) return;
+    *(void **)&context_current = dlsym(driver, "cuCtxGetCurrent");
+    *(void **)&context_record = dlsym(driver, "cuCtxRecordEvent");
+}
+
+/* Records all work of the calling thread's device. False where the driver cannot: it is too old, or a stream is being captured. */
+static bool record_device(cudaEvent_t event) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    void *context = NULL;
+    pthread_once(&once, find_context_events);
+    return context_current && context_record && context_current(&context) == 0 && context && context_record(context, event) == 0;
+}
+
+static XtStatus make_wait(int index, void *foreign) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    Device *device = &devices[index];
+    pthread_mutex_lock(&device->ordering);
+    cudaError_t error = cudaEventRecord(device->event, device->stream);
+    if (!error) error = cudaStreamWaitEvent((cudaStream_t)foreign, device->event, 0);
+    pthread_mutex_unlock(&device->ordering);
+    return xt_cuda_error("making another stream wait", error);
+}
+static XtStatus wait_for(int index, bool every) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    Device *device = &devices[index];
+    cudaError_t error = cudaSuccess;
+    pthread_mutex_lock(&device->ordering);
+    const bool recorded = !every || record_device(device->event);
+    if (!every) error = cudaEventRecord(device->event, cudaStreamLegacy);
+    if (recorded && !error) error = cudaStreamWaitEvent(device->stream, device->event, 0);
+    pthread_mutex_unlock(&device->ordering);
+    if (!recorded) { /* the host waits instead; while a stream is being captured that is refused, too, and is the result */
+        count(&device->counters.synchronizations);
+        error = cudaDeviceSynchronize();
+    }
+    return xt_cuda_error("waiting for other streams", error);
+}
+
+/* ---- what people ask ------------------------------------------------------------------------------------------------------------ */
+
+void xt_cublas_origin(char *text, size_t size); /* cublas.cu */
+
+static XtStatus info(int index, XtDeviceInfo *out) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    memset(out, 0, sizeof *out);
+    cudaDeviceProp properties;
+    size_t free_bytes = 0, total = 0;
+    cudaError_t error = cudaGetDeviceProperties(&properties, index);
+    if (!error) error = cudaMemGetInfo(&free_bytes, &total);
+    if (!error) error = cudaDriverGetVersion(&out->driver);
+    if (!error) error = cudaRuntimeGetVersion(&out->runtime);
+    if (error) return xt_cuda_error("asking about the device", error);
+    snprintf(out->name, sizeof out->name, "%s", properties.name);
+    out->major = properties.major;
+    out->minor = properties.minor;
+    out->multiprocessors = properties.multiProcessorCount;
+    out->memory_total = (int64_t)total;
+    out->memory_free = (int64_t)free_bytes;
+    snprintf(out->built_for, sizeof out->built_for, "%s", XT_CUDA_ARCHS);
+    xt_cublas_origin(out->blas, sizeof out->blas);
+    return XT_OK;
+}
+
+static XtStatus counters(int index, XtDeviceCounters *out) {
+    XtStatus status = use(index);
+    if (status != XT_OK) return status;
+    *out = devices[index].counters;
+    return xt_memory_counters(index, out);
+}
+
+/* ---- the table ------------------------------------------------------------------------------------------------------------------ */
+
+static XtAccelerator accelerator = {
+    0, use, info, counters, trim, reset_peak, stream_of, make_wait, wait_for,
+};
+
+static XtBackend table;
+
+/* Why there is no device to use, in words. */
+static XtStatus refuse(cudaError_t error) {
+    int driver = 0;
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (!library) return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: no NVIDIA driver (libcuda.so.1) is installed");
+    dlclose(library);
+    cudaDriverGetVersion(&driver);
+    if (error == cudaErrorInsufficientDriver)
+        return xt_error(XT_RUNTIME_ERROR,
+                        "CUDA is not available: the NVIDIA driver supports CUDA %d.%d and this library needs %d.%d or newer",
+                        driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: %s",
+                    error == cudaSuccess || error == cudaErrorNoDevice ? "no NVIDIA GPU is visible" : cudaGetErrorString(error));
+}
+
+extern "C" __attribute__((visibility("default"))) const char *xt_cuda_contract(void) { return xt_contract(); }
+
+extern "C" __attribute__((visibility("default"))) XtStatus xt_open_cuda(const XtHost *host, const XtBackend **out) {
+    host_copy = *host;
+    cudaError_t error = cudaGetDeviceCount(&device_count);
+    if (error != cudaSuccess || device_count == 0) {
+        cudaGetLastError();
+        return refuse(error);
+    }
+    if (device_count > XT_MAX_DEVICES) device_count = XT_MAX_DEVICES;
+    const char *sync = getenv("XTRAIN_CUDA_SYNC");
+    always_wait = sync && sync[0] && strcmp(sync, "0") != 0;
+    pthread_atfork(NULL, NULL, in_child);
+    accelerator.device_count = device_count;
+    table.name = "cuda";
+    table.allocate = allocate;
+    table.release = release;
+    table.to_host = to_host;
+    table.from_host = from_host;
+    table.synchronize = synchronize;
+#define XT_X(slot, Params) table.slot = xt_cuda_##slot;
+    XT_KERNELS(XT_X)
+#undef XT_X
+    table.gemm = xt_cuda_gemm;
+    table.attention = xt_cuda_attention;
+    table.accelerator = &accelerator;
+    *out = &table;
+    return XT_OK;
+}

@@ -1,0 +1,200 @@
+/* memory.cu - device memory in the order of the stream.
+ *
+ * Blocks come from a memory pool of the driver (cudaMallocFromPoolAsync). All work of a device is queued on one stream, so a block
+ * may be used again as soon as the host gives it back, while kernels that use it are still queued: whoever gets it next is queued
+ * behind them. Small blocks are therefore kept here, in a free list for each size class, and handed out again without a call of the
+ * driver, which costs the host as much as a launch: a training step asks for more blocks than it launches kernels.
+ *
+ * Sizes up to LARGEST are rounded up to one of eight steps between powers of two (at most an eighth too much); larger ones go to the
+ * pool and back, which can cut and join them. No more than `limit` bytes are kept: beyond it, blocks of the class that has not been
+ * used for longest go back to the pool. With a limit of 0 nothing is kept and nothing rounded, so that compute-sanitizer sees where a
+ * block ends, what was never written and what is used after its end.
+ */
+#include "contract/backend.h"
+#include "memory.cuh"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static const size_t SMALLEST = 512, LARGEST = (size_t)8 << 20, MOST_KEPT = (size_t)1 << 30;
+static const int CLASSES = 1 + 8 * 14; /* 512 bytes, then 8 steps in each of the doublings up to 8 MiB */
+
+typedef struct FreeList {
+    void **blocks;
+    int count, room;
+    int64_t used; /* when a block last came or went */
+} FreeList;
+typedef struct Memory {
+    pthread_mutex_t lock; /* guards what follows */
+    cudaStream_t stream;
+    cudaMemPool_t pool;
+    FreeList lists[CLASSES];
+    size_t kept, limit;   /* bytes in the lists, and at most */
+    int64_t in_use, peak; /* bytes given out */
+    int64_t now;          /* counts what is given out and comes back */
+    int64_t allocations, driver_allocations, waits;
+} Memory;
+
+static Memory memories[XT_MAX_DEVICES];
+
+/* The class of a size, which is rounded up to the class's own; -1: too large for a class, or no block is kept. */
+static int class_of(const Memory *memory, size_t *nbytes) {
+    if (memory->limit == 0) return -1;
+    *nbytes = (*nbytes + SMALLEST - 1) / SMALLEST * SMALLEST; /* the driver's own step */
+    if (*nbytes > LARGEST) return -1;
+    if (*nbytes == SMALLEST) return 0;
+    int doubling = 63 - __builtin_clzll(*nbytes - 1); /* 2^doubling < nbytes <= 2^(doubling + 1) */
+    size_t base = (size_t)1 << doubling, step = base / 8, steps = (*nbytes - base + step - 1) / step;
+    *nbytes = base + steps * step;
+    return 8 * (doubling - 9) + (int)steps;
+}
+static size_t size_of(int of) {
+    size_t base = SMALLEST << (of > 0 ? (of - 1) / 8 : 0);
+    return of > 0 ? base + base / 8 * (size_t)((of - 1) % 8 + 1) : base;
+}
+
+XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks) {
+    Memory *memory = &memories[index];
+    cudaMemPoolProps props = {};
+    props.allocType = cudaMemAllocationTypePinned;
+    props.location.type = cudaMemLocationTypeDevice;
+    props.location.id = index;
+    uint64_t keep_all = UINT64_MAX;
+    size_t free_bytes = 0, total = 0;
+    cudaError_t error = cudaMemGetInfo(&free_bytes, &total);
+    if (!error) error = cudaMemPoolCreate(&memory->pool, &props);
+    if (error) return xt_cuda_error("opening the device", error);
+    error = cudaMemPoolSetAttribute(memory->pool, cudaMemPoolAttrReleaseThreshold, &keep_all);
+    if (error) {
+        cudaMemPoolDestroy(memory->pool);
+        return xt_cuda_error("opening the device", error);
+    }
+    memory->limit = !keep_blocks ? 0 : total / 16 < MOST_KEPT ? total / 16 : MOST_KEPT;
+    memory->stream = stream;
+    pthread_mutex_init(&memory->lock, NULL);
+    return XT_OK;
+}
+
+/* Here and below the caller holds the lock. */
+static void to_pool(Memory *memory, void *data) {
+    if (cudaFreeAsync(data, memory->stream) != cudaSuccess) cudaGetLastError();
+}
+
+static void empty_lists(Memory *memory) {
+    for (int i = 0; i < CLASSES; i++)
+        while (memory->lists[i].count > 0) to_pool(memory, memory->lists[i].blocks[--memory->lists[i].count]);
+    memory->kept = 0;
+}
+
+/* Gives blocks back to the pool until `nbytes` more may be kept; nbytes <= limit. */
+static void make_room(Memory *memory, size_t nbytes) {
+    while (memory->kept + nbytes > memory->limit) {
+        int oldest = -1;
+        for (int i = 0; i < CLASSES; i++)
+            if (memory->lists[i].count > 0 && (oldest < 0 || memory->lists[i].used < memory->lists[oldest].used)) oldest = i;
+        FreeList *list = &memory->lists[oldest];
+        to_pool(memory, list->blocks[--list->count]);
+        memory->kept -= size_of(oldest);
+    }
+}
+
+/* Of the driver; when it has none, once more after giving it all that is free, and again when the stream has drained. */
+static XtStatus from_pool(int index, size_t nbytes, void **out) {
+    Memory *memory = &memories[index];
+    memory->driver_allocations++;
+    cudaError_t error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
+    if (error == cudaErrorMemoryAllocation && memory->kept > 0) {
+        cudaGetLastError();
+        empty_lists(memory);
+        error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
+    }
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        memory->waits++;
+        error = cudaStreamSynchronize(memory->stream);
+        if (error) return xt_late_error(index, error);
+        error = cudaMemPoolTrimTo(memory->pool, 0);
+        if (!error) error = cudaMallocFromPoolAsync(out, nbytes, memory->pool, memory->stream);
+    }
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return XT_OUT_OF_MEMORY;
+    }
+    return xt_cuda_error("allocating memory", error);
+}
+
+XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
+    Memory *memory = &memories[index];
+    XtStatus status = XT_OK;
+    int of = class_of(memory, &nbytes);
+    pthread_mutex_lock(&memory->lock);
+    if (of >= 0 && memory->lists[of].count > 0) {
+        *out = memory->lists[of].blocks[--memory->lists[of].count];
+        memory->kept -= nbytes;
+        memory->lists[of].used = ++memory->now;
+    } else {
+        status = from_pool(index, nbytes, out);
+    }
+    if (status == XT_OK) {
+        memory->allocations++;
+        memory->in_use += (int64_t)nbytes;
+        if (memory->in_use > memory->peak) memory->peak = memory->in_use;
+    }
+    pthread_mutex_unlock(&memory->lock);
+    return status;
+}
+
+static bool grow(FreeList *list) {
+    if (list->count < list->room) return true;
+    int room = list->room ? 2 * list->room : 16;
+    void **blocks = (void **)realloc(list->blocks, (size_t)room * sizeof *blocks);
+    if (!blocks) return false;
+    list->blocks = blocks;
+    list->room = room;
+    return true;
+}
+
+void xt_memory_release(int index, void *data, size_t nbytes) {
+    Memory *memory = &memories[index];
+    int of = class_of(memory, &nbytes);
+    pthread_mutex_lock(&memory->lock);
+    memory->in_use -= (int64_t)nbytes;
+    if (of >= 0 && nbytes <= memory->limit && grow(&memory->lists[of])) {
+        FreeList *list = &memory->lists[of];
+        make_room(memory, nbytes);
+        list->blocks[list->count++] = data;
+        list->used = ++memory->now;
+        memory->kept += nbytes;
+    } else {
+        to_pool(memory, data);
+    }
+    pthread_mutex_unlock(&memory->lock);
+}
+
+void xt_memory_empty_lists(int index) {
+    pthread_mutex_lock(&memories[index].lock);
+    empty_lists(&memories[index]);
+    pthread_mutex_unlock(&memories[index].lock);
+}
+cudaError_t xt_memory_trim(int index) { return cudaMemPoolTrimTo(memories[index].pool, 0); }
+
+void xt_memory_reset_peak(int index) {
+    pthread_mutex_lock(&memories[index].lock);
+    memories[index].peak = memories[index].in_use;
+    pthread_mutex_unlock(&memories[index].lock);
+}
+
+XtStatus xt_memory_counters(int index, XtDeviceCounters *out) {
+    Memory *memory = &memories[index];
+    uint64_t reserved = 0;
+    cudaError_t error = cudaMemPoolGetAttribute(memory->pool, cudaMemPoolAttrReservedMemCurrent, &reserved);
+    pthread_mutex_lock(&memory->lock);
+    out->allocations = memory->allocations;
+    out->driver_allocations = memory->driver_allocations;
+    out->synchronizations += memory->waits;
+    out->pool_used = memory->in_use;
+    out->pool_peak = memory->peak;
+    out->pool_reserved = (int64_t)reserved;
+    pthread_mutex_unlock(&memory->lock);
+    return xt_cuda_error("asking about memory", error);
+}
