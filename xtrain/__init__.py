@@ -7,8 +7,6 @@ Names, argument order, defaults and semantics are PyTorch's wherever PyTorch has
 `nn`, `optim`, `models`, `data`, `train`, ...) load on first use, so `import xtrain` stays cheap.
 """
 
-from importlib import import_module as _import_module
-
 from . import _early  # noqa: F401  # isort: skip  (before what takes time)
 from ._load import _C  # isort: skip  (the others import _C)
 from ._backends import (
@@ -93,6 +91,7 @@ from ._creation import (
     zeros,
     zeros_like,
 )
+from ._lazy import lazy as _lazy
 from ._tensor import (
     all,
     any,
@@ -125,20 +124,12 @@ uint8 = _C.uint8
 bool = _C.bool
 float, double, half, int, long = float32, float64, float16, int32, int64
 
-_SUBMODULES = frozenset(
-    ("autograd", "cli", "config", "cuda", "data", "doctor", "functional", "models", "nn", "optim", "plot", "progress")
-    + ("saving", "testing", "train")
-)
-
-
-def __getattr__(name):
-    if name in _SUBMODULES:
-        return _import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module 'xtrain' has no attribute {name!r}")
-
-
-def __dir__():
-    return sorted(set(globals()) | _SUBMODULES)
+_SUBMODULES = {
+    name: f".{name}"
+    for name in ("autograd", "cli", "cuda", "data", "functional", "generation", "models", "nn", "optim", "saving")
+    + ("testing", "tokenizers", "train")
+} | {"config": ".train.config", "doctor": ".cli.doctor", "plot": ".train.plot", "progress": ".train.progress"}
+__getattr__, __dir__ = _lazy(__name__, _SUBMODULES)
 
 
 __all__ = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ConfigError(ValueError):
     """An unknown option, a value of the wrong type or range, or a resume with another configuration."""
@@ -19,3 +21,18 @@ class NonFiniteError(FloatingPointError):
     """The loss or a gradient became NaN or infinite. The last checkpoint on disk is from before that step, and the
     Trainer stands before it too.
     """
+
+
+def nearest(word: str, known: Sequence[str], before: str = "") -> str:
+    """Return `; did you mean ...?` for the known word nearest to `word`."""
+    import difflib  # here: only a mistake needs it
+
+    folded = {name.lower(): name for name in known}
+    match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
+    if not match:  # the last part alone: --momentum_decay for --optim.weight_decay; then anything
+        tails = {name.rpartition(".")[2].lower(): name for name in known}
+        tail_match = difflib.get_close_matches(word.rpartition(".")[2].lower(), tails, n=1, cutoff=0.6)
+        if tail_match:
+            return f"; did you mean {before}{tails[tail_match[0]]}?"
+        match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
+    return f"; did you mean {before}{folded[match[0]]}?" if match else ""

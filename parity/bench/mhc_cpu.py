@@ -17,7 +17,7 @@ import torch
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
-from xtrain.optable.hyper import torch_post, torch_pre, torch_sinkhorn
+from xtrain.optable.mhc import torch_post, torch_pre, torch_sinkhorn
 
 
 def to_torch(a, name):

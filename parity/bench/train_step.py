@@ -27,8 +27,8 @@ LABELS = {"xtrain": "xtrain", "eager": "PyTorch eager", "compile": "torch.compil
 
 def settings(name: str):
     """(Qwen3Config, batch size, sequence length) of a preset of `xtrain train`."""
-    from xtrain.config import TrainConfig, resolve_model
     from xtrain.models import Qwen3Config
+    from xtrain.train.config import TrainConfig, resolve_model
 
     config = TrainConfig()
     config.model.preset = name

@@ -18,7 +18,7 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C, nn
 from xtrain.models import Qwen3, Qwen3Config
-from xtrain.optable.hyper import torch_post, torch_pre, torch_sinkhorn
+from xtrain.optable.mhc import torch_post, torch_pre, torch_sinkhorn
 from xtrain.optable.table import array, exact, tensor
 
 DTYPES = ("float64", "float32", "bfloat16")

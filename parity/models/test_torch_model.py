@@ -224,7 +224,7 @@ def test_transformers_generates_the_same_tokens(tmp_path) -> None:
 def test_byte_tokenizer_in_transformers(tmp_path) -> None:
     """The tokenizer files of a byte-level checkpoint encode like our tokenizer: token id = byte."""
     from xtrain import saving
-    from xtrain.tokenizer import ByteTokenizer
+    from xtrain.tokenizers import ByteTokenizer
 
     saving.save_model(
         Qwen3(

@@ -12,7 +12,7 @@ from places import ROOT
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C, nn
-from xtrain.optable import hyper
+from xtrain.optable import mhc
 from xtrain.optable.table import array, bits, exact, tensor
 
 # ---- finite differences: 1e-7 of the largest gradient, every element of every input --------------------------------------------------
@@ -313,7 +313,7 @@ def test_references_of_the_table_agree_with_the_layer() -> None:
     nn.init.normal_(layer.phi, 0.0, 0.3)
     nn.init.constant_(layer.alpha, 0.9)
     x = f64(5, 4, 6)
-    want = hyper.layer(x, *(array(p) for p in (layer.phi, layer.alpha, layer.bias, layer.gamma)))
+    want = mhc.layer(x, *(array(p) for p in (layer.phi, layer.alpha, layer.bias, layer.gamma)))
     assert np.abs(array(layer(tensor(x))) - want).max() <= 1e-13
 
 

@@ -10,13 +10,12 @@ import pytest
 from runs import options, text_file, weights
 
 import xtrain as xt
-from xtrain import nn, nonfinite
-from xtrain.config import ConfigError
-from xtrain.errors import CheckpointError
+from xtrain import nn
+from xtrain.errors import CheckpointError, ConfigError
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.optable.table import array, bits, tensor
 from xtrain.testing import first_divergence
-from xtrain.train import Trainer
+from xtrain.train import Trainer, nonfinite
 
 # ---- the model option -------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import pytest
 from runs import xtrain
 
 import xtrain as xt
-from xtrain import _C, check, cli, optable
+from xtrain import _C, cli, optable
+from xtrain.bench import check
 from xtrain.optable import TABLE, judge
 from xtrain.optable.table import T, array, op
 

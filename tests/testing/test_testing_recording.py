@@ -47,7 +47,7 @@ def test_one_recording_at_a_time(no_leaks):
         run(model).backward()
     steps = len(outer.steps) - begun
     assert steps and [dict(m.__dict__) for m in model.modules()] == before
-    assert xt.Function.__dict__["apply"] is apply and _C.set_call_hook(None) is None and not recording.hyper.separate
+    assert xt.Function.__dict__["apply"] is apply and _C.set_call_hook(None) is None and not recording.mhc.separate
     with outer:  # the refusals have not closed the door, and a backward of before is not this one
         run(model)
     assert len(outer.steps) == begun + 2 * steps
@@ -66,7 +66,7 @@ def test_a_recording_that_cannot_begin_leaves_nothing_behind():
     outer.first, outer.second = nn.Linear(2, 2), Broken()
     with pytest.raises(KeyError, match="no forward"), record(outer):
         pass
-    assert "forward" not in outer.first.__dict__ and _C.set_call_hook(None) is None and not recording.hyper.separate
+    assert "forward" not in outer.first.__dict__ and _C.set_call_hook(None) is None and not recording.mhc.separate
     with record(outer.first):
         pass
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain import data, options
-from xtrain.config import KEYS, TrainConfig, build, to_toml
+from xtrain import data
 from xtrain.errors import ConfigError, DataError
-from xtrain.tokenizer import ByteTokenizer
+from xtrain.tokenizers import ByteTokenizer
+from xtrain.train import options
+from xtrain.train.config import KEYS, TrainConfig, build, to_toml
 
 # ---- options -----------------------------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from runs import options, text_file, weights, xtrain
 
-from xtrain import plot, rundir, saving
+from xtrain import saving
 from xtrain.errors import CheckpointError, ConfigError
-from xtrain.options import with_file
-from xtrain.train import Trainer, train
+from xtrain.train import Trainer, plot, rundir, train
+from xtrain.train.options import with_file
 
 pytestmark = pytest.mark.on_cpu
 
@@ -368,7 +368,7 @@ def test_a_forked_child_can_save_while_the_parent_renames(tmp_path) -> None:
     code = """
 import os, signal
 from xtrain import saving
-with saving._renames:
+with saving.directory._renames:
     child = os.fork()
     if child == 0:
         signal.alarm(20)

@@ -21,7 +21,7 @@ from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.models.qwen3 import count_parameters, tensor_shapes
 from xtrain.optable.table import bits, tensor
-from xtrain.safetensors_io import MAX_HEADER, SafetensorsFile, chunks
+from xtrain.saving.safetensors import MAX_HEADER, SafetensorsFile, chunks
 from xtrain.train import Trainer
 
 CONFIG = dict(
@@ -217,7 +217,7 @@ def test_model_errors(tmp_path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_shapes_of_a_config_are_those_of_its_model(tied: bool, changes: dict) -> None:
     m = model(tie_word_embeddings=tied, num_key_value_heads=2, num_attention_heads=4, **changes)
-    want = [(name, tuple(t.shape)) for name, t in saving._model_tensors(m).items()]
+    want = [(name, tuple(t.shape)) for name, t in saving.model.model_tensors(m).items()]
     assert list(tensor_shapes(m.config)) == want
     assert count_parameters(m.config) == m.num_parameters()
 

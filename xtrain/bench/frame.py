@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from .. import _C
+from .._version import __version__
+from ..errors import ConfigError, nearest
 from ..files import NAME_MAX, write_text
 
 BURST = 0.02  # seconds of one turn: far above the clock's resolution
@@ -111,9 +113,6 @@ def machine(device: str) -> dict[str, Any]:
     """What a reader needs to judge a number: hardware, versions, threads, compiler, BLAS."""
     import numpy
 
-    from .. import _C
-    from .._version import __version__
-
     info = _C.build_info()
     gpu = {} if device == "cpu" else {"gpu": _C.cuda_info(_C.device(device))}
     return {
@@ -153,8 +152,6 @@ def headline(facts: Mapping[str, Any]) -> str:
 
 def choose(option: str, text: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
     """The comma-separated names of an option, each of which must be known."""
-    from ..options import nearest
-
     if text is None:
         return list(default)
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -170,8 +167,6 @@ def choose(option: str, text: str | None, known: Sequence[str], default: Sequenc
 
 def choose_device(text: str) -> str:
     """The name of a device that can be used."""
-    from .. import _C
-
     try:
         device = _C.device(text)
         _C.gemm_backends(device)
@@ -182,8 +177,6 @@ def choose_device(text: str) -> str:
 
 def check_threads(count: int, device: str = "cpu") -> None:
     """Use this many threads; 0 leaves xtrain's own choice. Refused for a device that has no use for them."""
-    from .. import _C
-
     if count and device != "cpu":
         raise ConfigError(f"--threads is for the CPU; a benchmark of {device} does not depend on it: leave it out")
     if not 0 <= count <= 256:

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from ..check import check_dtypes
 from ..optable import TABLE, judge, sizes
 from ..optable.table import FLOATS, Case, N, Op, as_list, outputs_of, tensor, upstream
 from . import accelerator, frame, peers
+from .check import check_dtypes
 
 OPTIONS = {"op": None, "dtypes": "float32", "device": "cpu", "threads": 0, "json": None, "plot": None}
 HEADER = ("op", "inputs", "dtype", "backend", "forward ms", "GB/s", "% of copy", "x PyTorch")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..errors import ConfigError
-from ..options import nearest
+from ..errors import ConfigError, nearest
 
 BENCHMARKS = ("gemm", "ops")
 

@@ -1,6 +1,13 @@
 """Transformer language models whose configuration keys and parameter names are Hugging Face's."""
 
-from .generate import generate
-from .qwen3 import Qwen3, Qwen3Config
+from .._lazy import lazy
+
+# Lazy: saving imports the registry, a module of this package, and must not import any model by it.
+_HOMES = {
+    "Qwen3": ".qwen3:Qwen3",
+    "Qwen3Config": ".qwen3_config:Qwen3Config",
+    "generate": "..generation:generate",
+}
+__getattr__, __dir__ = lazy(__name__, _HOMES)
 
 __all__ = ["Qwen3", "Qwen3Config", "generate"]

@@ -10,9 +10,11 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 import dataclasses
 import math
 
-from .. import _C, nn
+from .. import _C, generation, nn, saving
 from ..autograd import checkpoint
+from ..generation import KVCache
 from .qwen3_config import Qwen3Config
+from .registry import Architecture
 
 _linear, _rms_norm, _rope, _swiglu = _C.linear, _C.rms_norm, _C.rope, _C.swiglu
 _attention, _embedding = _C.scaled_dot_product_attention, _C.embedding
@@ -269,15 +271,11 @@ class Qwen3(nn.Module):
 
     def generate(self, ids, max_new_tokens, **options):
         """Continues ids by sampling; see xtrain.models.generate."""
-        from .generate import generate
-
-        return generate(self, ids, max_new_tokens, **options)
+        return generation.generate(self, ids, max_new_tokens, **options)
 
     @classmethod
     def from_pretrained(cls, directory, dtype=None):
         """A model from a Hugging Face model directory; dtype None keeps that of the files."""
-        from .. import saving
-
         model = saving.load_model(directory, dtype=dtype)
         if not isinstance(model, cls):
             raise ValueError(f"from_pretrained: {directory} must hold a {cls.__name__}, got {type(model).__name__}")
@@ -285,8 +283,6 @@ class Qwen3(nn.Module):
 
     def save_pretrained(self, directory):
         """Writes config.json and model.safetensors, a directory that Hugging Face's from_pretrained reads."""
-        from .. import saving
-
         saving.save_model(self, directory)
 
 
@@ -339,23 +335,12 @@ def _coefficient_shapes(name, rows, columns, alphas):
     return [(f"{name}.phi", (rows, columns)), (f"{name}.alpha", (alphas,)), (f"{name}.bias", (rows,))]
 
 
-class KVCache:
-    """Keys and values of the positions seen so far: two tensors [B, K, length, D] that fill up from the front."""
-
-    def __init__(self, shape, dtype, device):
-        self.key = _C.empty(shape, dtype, device)
-        self.value = _C.empty(shape, dtype, device)
-        self.used = 0
-
-    def append(self, key, value):
-        """Stores key and value [B, K, S, D] behind the others; returns views of everything stored.
-
-        ValueError when they do not fit; RuntimeError while recording, because gradients would stop here.
-        """
-        start, end = self.used, self.used + key.shape[2]
-        if end > self.key.shape[2]:
-            raise ValueError(f"KVCache: positions must fit into {self.key.shape[2]}, got {end}")
-        _C.slice(self.key, 2, start, end).copy_(key)
-        _C.slice(self.value, 2, start, end).copy_(value)
-        self.used = end
-        return _C.slice(self.key, 2, 0, end), _C.slice(self.value, 2, 0, end)
+ARCHITECTURE = Architecture(
+    config=Qwen3Config,
+    model=Qwen3,
+    tensor_shapes=tensor_shapes,
+    count_parameters=count_parameters,
+    sizes=("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "mhc_streams"),
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    stays_wide=lambda name: "_mhc." in name or "stream_head" in name,  # hyper-connections
+)

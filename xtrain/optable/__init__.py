@@ -3,13 +3,13 @@
 One entry serves the generated tests (tests/ops), PyTorch parity (parity/ops), `xtrain check` and
 `xtrain bench ops`. Adding an op means adding an entry (see docs/add_an_op.md); the tests and `xtrain check` fail when
 an op or a kernel slot has none. The frame is in table.py; the simple families are in elementwise.py and movement.py;
-matrix products, layers and attention are in layers.py, the optimizer in optimizer.py, hyper-connections in hyper.py.
+matrix products, layers and attention are in layers.py, the optimizer in optimizer.py, hyper-connections in mhc.py.
 judge.py says what counts as right. Needs NumPy only.
 """
 
 from . import elementwise, movement  # isort: skip  (the order of the entries)
 from . import layers, optimizer  # isort: skip
-from . import hyper  # isort: skip
+from . import mhc  # isort: skip
 from .optimizer import adamw_reference, clip_reference
 from .others import OTHER_KERNELS
 from .table import TABLE
@@ -20,8 +20,8 @@ __all__ = [
     "adamw_reference",
     "clip_reference",
     "elementwise",
-    "hyper",
     "layers",
+    "mhc",
     "movement",
     "optimizer",
 ]

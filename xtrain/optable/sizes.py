@@ -12,7 +12,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from .hyper import inputs, post_inputs
+from .mhc import inputs, post_inputs
 from .table import Case, Ids, N, Op, U, case
 
 

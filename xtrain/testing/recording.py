@@ -3,8 +3,9 @@
 import threading
 from dataclasses import dataclass, field
 
-from .. import _C, hyper, nn
+from .. import _C, nn
 from ..autograd import Function, enable_grad
+from ..nn import mhc
 
 _Tensor = _C.Tensor
 _under_way = threading.Lock()  # held by the one Recording that there may be
@@ -144,11 +145,11 @@ class Recording:
         self._apply = Function.__dict__["apply"]
         Function.apply = classmethod(self._function_call)
         self._before = _C.set_call_hook(self._op_call)
-        hyper.separate += 1
+        mhc.separate += 1
         return self
 
     def __exit__(self, *_):
-        hyper.separate -= 1
+        mhc.separate -= 1
         _C.set_call_hook(self._before)
         Function.apply = self._apply
         try:

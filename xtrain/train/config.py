@@ -16,44 +16,10 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ConfigError
+from ..errors import ConfigError, nearest
+from ..generation.sampling import LONGEST_SAMPLE
+from ..models.presets import PRESETS
 
-# Values of `--model`. All are byte-level: 256 tokens, token id = byte value, byte 0 ends a document.
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": dict(
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        head_dim=32,
-    ),
-    "tiny": dict(
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-    ),
-    "10m": dict(
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        head_dim=64,
-    ),
-}
-PRESETS["gpu"] = dict(
-    hidden_size=768,
-    intermediate_size=2048,
-    num_hidden_layers=8,
-    num_attention_heads=12,
-    num_key_value_heads=6,
-    head_dim=64,
-)
-LONGEST_SAMPLE = 10_000_000  # tokens; hours at a thousand a second
 # What a new run on a GPU starts from when no model is named; options that are given win.
 GPU_RUN: dict[str, Any] = {
     "model.preset": "gpu",
@@ -64,14 +30,6 @@ GPU_RUN: dict[str, Any] = {
     "optim.lr": 1e-3,
     "optim.final_lr": 1e-4,
 }
-_PRESET_COMMON: dict[str, Any] = dict(
-    rope_theta=10000.0,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=True,
-    initializer_range=0.02,
-    mhc_streams=0,
-    mhc_contraction="mean",
-)
 
 
 def option(
@@ -89,7 +47,7 @@ def option(
 
 @dataclass
 class ModelConfig:
-    """Keys of a Hugging Face Qwen3 `config.json`. None means: from the preset, or from the model directory."""
+    """Keys of a Hugging Face `config.json`. None means: from the preset, or from the model directory."""
 
     preset: str = option(
         "default",
@@ -367,24 +325,19 @@ def resolve_model(config: TrainConfig, data_vocab: int) -> dict[str, Any] | None
                 setattr(model, name, there)
         check(config)
         return None
-    defaults = {
-        **_PRESET_COMMON,
-        **PRESETS[model.preset],
-        "max_position_embeddings": config.seq_len,
-        "vocab_size": max(256, data_vocab),
-    }
+    keys = {**PRESETS[model.preset], "max_position_embeddings": config.seq_len, "vocab_size": max(256, data_vocab)}
     for name in names:
         if getattr(model, name) is None:
-            setattr(model, name, defaults[name])
+            setattr(model, name, keys.get(name))
+        elif name not in keys:
+            raise ConfigError(f"model.{name} must be left out for model {model.preset}, got {getattr(model, name)}")
     check(config)
-    return {name: getattr(model, name) for name in names}
+    return {name: getattr(model, name, value) for name, value in keys.items()}
 
 
 def _read_model_directory(path: str) -> dict[str, Any]:
     file = os.path.join(path, "config.json")
     if not os.path.isfile(file):
-        from .options import nearest  # here, because options.py is built on this module
-
         known = list(PRESETS)
         hint = nearest(path, known)
         raise ConfigError(

@@ -26,16 +26,19 @@ from typing import Any
 
 import numpy as np
 
-from . import _C, _version, cuda, models, optim, options, rundir, saving
-from .autograd import no_grad
+from .. import _C, _version, cuda, optim, saving
+from ..autograd import no_grad
+from ..data import Corpus, Loader, open_data
+from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from ..files import reason, write_text
+from ..generation import generate_text
+from ..models.registry import Architecture, architecture
+from ..tokenizers import ByteTokenizer, load_tokenizer
+from . import options, plot, rundir
 from .config import PRESETS, TrainConfig, flatten, resolve_model, to_toml, warmup_steps
-from .data import Corpus, Loader, open_data
-from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from .files import reason, write_text
 from .nonfinite import diagnose
 from .progress import Progress, clock, say
 from .stop import StopSignals
-from .tokenizer import ByteTokenizer, load_tokenizer
 
 # Limits of a container (a control group of version 2 or 1), as it sees its own.
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -180,9 +183,10 @@ class Trainer:
             if keys is None:
                 model = saving.load_model(config.model.preset, dtype=dtype)
             else:
-                planned = models.Qwen3Config(**keys, dtype="float32")
-                self._refuse_what_no_memory_holds(planned)
-                model = models.Qwen3(planned).to(dtype)
+                kind = architecture(keys["model_type"])
+                planned = kind.config(**keys, dtype="float32")
+                self._refuse_what_no_memory_holds(kind, planned)
+                model = kind.model(planned).to(dtype)
         if model.config.vocab_size < self.corpus.vocab_size:
             raise DataError(
                 f"data: {self.corpus.name} needs a vocabulary of {self.corpus.vocab_size} tokens, "
@@ -190,20 +194,19 @@ class Trainer:
             )
         return model.to(self.device)
 
-    def _refuse_what_no_memory_holds(self, planned: models.Qwen3Config) -> None:
+    def _refuse_what_no_memory_holds(self, kind: Architecture, planned: Any) -> None:
         """OutOfMemoryError for a model beyond all memory there is, which the system may promise page by page until it
         kills the process. Weights are drawn on the host in float32; training takes 16 bytes a parameter in both
         precisions: weight, gradient and moments, and in bfloat16 the float32 weight. Modules, tensors and their graph
         are on the host in any case: 98 kB a layer of one channel.
         """
-        count = models.qwen3.count_parameters(planned)
+        count = kind.count_parameters(planned)
         limits = [("cpu", _host_memory(), 16 if self.device == "cpu" else 4, 100_000)]
         if self.device != "cpu":
             limits.append((self.device, cuda.get_device_properties(self.device)["memory_total"], 16, 0))
         for device, memory, each, layer in limits:
             if each * count + layer * planned.num_hidden_layers > memory:
-                names = ["hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"]
-                names += ["mhc_streams"] if planned.mhc_streams else []
+                names = [name for name in kind.sizes if getattr(planned, name)]
                 raise _C.OutOfMemoryError(
                     f"model: out of memory on {device}, whose {memory / 1e9:.3g} GB must hold {each} bytes a parameter "
                     f"and {layer // 1000} kB a layer: {', '.join(f'{name} {getattr(planned, name)}' for name in names)}"
@@ -552,8 +555,6 @@ class Trainer:
         )
 
     def _draw(self) -> None:
-        from . import plot
-
         try:
             plot.plot_loss(self.directory, self.corpus.bytes_per_token)
         except ImportError:
@@ -577,29 +578,6 @@ class _Speed:
     def stop(self, steps: int) -> float:
         self._recent = [*self._recent[-19:], (time.monotonic() - self._begun, steps)]
         return self.tokens * sum(n for _, n in self._recent) / max(sum(t for t, _ in self._recent), 1e-9)
-
-
-def generate_text(
-    model: Any,
-    tokenizer: Any,
-    ids: Any,
-    tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int | None = None,
-) -> str:
-    """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token."""
-    prompt = _C.tensor(np.asarray(ids, np.int64).reshape(1, -1))
-    device = next(iter(model.parameters())).device
-    if device.type != "cpu":
-        prompt = prompt.to(device)
-    out = models.generate(model, prompt, tokens, temperature, top_k or None, top_p, eos=tokenizer.eos, seed=seed)
-    result = out.tolist()[0]
-    if tokenizer.eos is not None and tokenizer.eos in result[prompt.shape[1] :]:
-        result = result[: result.index(tokenizer.eos, prompt.shape[1])]
-    return tokenizer.decode(result)
 
 
 def _indent(text: str) -> str:

@@ -5,31 +5,18 @@ TOML files, the command line, help text, and errors that name the nearest known 
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import ConfigError, nearest
+from ..saving.places import CONFIG, LOCK
 from . import config as _config
 from .config import KEYS, SECTIONS, Key, TrainConfig
-from .errors import ConfigError
 
 _ALIASES = {"model": "model.preset"}  # `--model tiny` and `model = "tiny"`
-
-
-def nearest(word: str, known: Sequence[str], before: str = "") -> str:
-    """Return `; did you mean ...?` for the known word nearest to `word`."""
-    folded = {name.lower(): name for name in known}
-    match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
-    if not match:  # the last part alone: --momentum_decay for --optim.weight_decay; then anything
-        tails = {name.rpartition(".")[2].lower(): name for name in known}
-        tail_match = difflib.get_close_matches(word.rpartition(".")[2].lower(), tails, n=1, cutoff=0.6)
-        if tail_match:
-            return f"; did you mean {before}{tails[tail_match[0]]}?"
-        match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
-    return f"; did you mean {before}{folded[match[0]]}?" if match else ""
 
 
 def find_key(name: str, where: str = "", dashes: bool = False) -> Key:
@@ -95,8 +82,6 @@ def with_file(file: str | os.PathLike[str], values: Mapping[str, Any]) -> dict[s
 
     With `resume` of last or auto, and no `out` or `name`, a config.toml that a run has written means that run.
     """
-    from .rundir import CONFIG, LOCK
-
     merged = {**read_toml(file), **values}
     folder, name = os.path.split(file)
     of_a_run = name == CONFIG and os.path.exists(os.path.join(folder, LOCK))  # every run has one before its config.toml

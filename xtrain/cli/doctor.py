@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-from ._version import __version__
+from .._version import __version__
 
 # package -> (required, how to get it, what it is for)
 _PACKAGES = {
@@ -30,7 +30,7 @@ def _compute_check(device: str = "cpu") -> str | None:
     """Run a small matrix product on every backend of a device against NumPy; None when all agree."""
     import numpy as np
 
-    from . import _C, _backends
+    from .. import _C, _backends
 
     random = np.random.default_rng(0)
     a, b = random.integers(-8, 8, (65, 33)).astype(np.float32), random.integers(-8, 8, (33, 17)).astype(np.float32)
@@ -46,7 +46,7 @@ def _compute_check(device: str = "cpu") -> str | None:
 
 def _cuda_rows() -> list[tuple[str, str]]:
     """What there is of CUDA, or the one thing that is missing."""
-    from . import _backends, cuda
+    from .. import _backends, cuda
 
     missing = cuda.why_unavailable()
     if missing:
@@ -72,7 +72,7 @@ def _cuda_rows() -> list[tuple[str, str]]:
 
 def report() -> tuple[str, bool]:
     """Return (text, whether everything required works)."""
-    from . import _C, _backends
+    from .. import _C, _backends
 
     info = _C.build_info()
     rows = [

@@ -2,8 +2,8 @@
 
 import math
 
-from . import _C
-from .autograd import no_grad
+from .. import _C
+from ..autograd import no_grad
 
 
 @no_grad()

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import CheckpointError
+from .. import _C
+from ..errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 # The format's dtype names and their bits; those in _NAMES can become tensors, the others are only measured.
@@ -84,8 +85,6 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> Any:
         """Return tensor `name` as a new CPU tensor of the file's dtype."""
-        from . import _C
-
         entry = self.entries[name]
         if entry.dtype not in _NAMES:
             raise CheckpointError(f"{self.path}: tensor {name} has dtype {entry.dtype}, which xtrain cannot hold")
@@ -209,8 +208,6 @@ def raw_bytes(tensor: Any) -> Any:
 
     A uint8 view when it is contiguous on the CPU, of a copy otherwise.
     """
-    from . import _C
-
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.to("cpu")

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import _early
-from ._version import __version__
-from .errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from .. import _early
+from .._version import __version__
+from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError, nearest
 
 _USAGE = """\
 usage: xtrain COMMAND [options]
@@ -43,7 +43,7 @@ bit for bit.
 _SAMPLE_USAGE = """\
 usage: xtrain sample DIR [options]
 
-Generates text from the newest checkpoint of a run directory, from one checkpoint, or from any Hugging Face Qwen3
+Generates text from the newest checkpoint of a run directory, from one checkpoint, or from any Hugging Face model
 directory.
 
   --prompt TEXT         text to continue [default: the end-of-document token, else a line break]
@@ -122,14 +122,12 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in _COMMANDS:
-        from .options import nearest
-
         return _fail(f"unknown command {name!r}{nearest(name, list(_COMMANDS))}", 2)
     usage, command = _COMMANDS[name]
     if "-h" in rest or "--help" in rest:
         print(usage, end="")
         if name == "train":
-            from .options import help_text
+            from ..train.options import help_text
 
             print("\n" + help_text())
         return 0
@@ -184,12 +182,12 @@ def _place_of(error: OSError) -> str | None:
 
 
 def _train(arguments: list[str]) -> int:
-    from . import options
+    from ..train import options
 
     file, values = options.parse_arguments(arguments)
     if file is not None:
         values = options.with_file(file, values)
-    from .train import Trainer
+    from ..train import Trainer
 
     result = Trainer(values).run()
     return {None: 0, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
@@ -199,8 +197,6 @@ def _simple_options(
     arguments: list[str], known: dict[str, Any], positional: int, usage: str
 ) -> tuple[list[str], dict[str, Any]]:
     """Return (`positional` plain arguments, options by name); an option has the type of its default in `known`."""
-    from .options import nearest
-
     places, values, rest = [], dict(known), list(arguments)
     while rest:
         word = rest.pop(0)
@@ -229,7 +225,7 @@ def _simple_options(
 
 
 def _sample(arguments: list[str]) -> int:
-    from .config import LONGEST_SAMPLE
+    from ..generation import LONGEST_SAMPLE, generate_text
 
     known = {"prompt": None, "max_tokens": 256, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 0, "threads": 0}
     (directory,), values = _simple_options(arguments, known, 1, _SAMPLE_USAGE)
@@ -247,9 +243,9 @@ def _sample(arguments: list[str]) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} must be {rule}, got {values[name]}")
     if values["top_p"] == 0:
         raise ConfigError("--top-p must be greater than 0, got 0.0")
-    from . import _C, rundir, saving
-    from .tokenizer import load_tokenizer
-    from .train import generate_text
+    from .. import _C, saving
+    from ..tokenizers import load_tokenizer
+    from ..train import rundir
 
     path = rundir.resolve_run_directory(directory)
     if values["threads"]:
@@ -269,8 +265,8 @@ def _sample(arguments: list[str]) -> int:
 
 def _prepare(arguments: list[str]) -> int:
     (source, out), values = _simple_options(arguments, {"tokenizer": None}, 2, _PREPARE_USAGE)
-    from .data import prepare
-    from .tokenizer import load_tokenizer
+    from ..data import prepare
+    from ..tokenizers import load_tokenizer
 
     count = prepare(source, out, load_tokenizer(values["tokenizer"]) if values["tokenizer"] else None)
     print(f"{out}: {count:,} tokens")
@@ -287,7 +283,7 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    from .bench import run
+    from ..bench import run
 
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("bench needs to know what to measure: xtrain bench gemm or xtrain bench ops")
@@ -297,7 +293,7 @@ def _bench(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    from .check import OPTIONS, command
+    from ..bench.check import OPTIONS, command
 
     _, values = _simple_options(arguments, OPTIONS, 0, _CHECK_USAGE)
     return command(values)

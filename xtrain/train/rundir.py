@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import _C, cuda, saving
-from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build
-from .errors import CheckpointError, ConfigError
-from .files import reason, write_text
+from .. import _C, cuda, saving
+from ..errors import CheckpointError, ConfigError
+from ..files import reason, write_text
+from ..saving.places import CONFIG, LOCK, METRICS
+from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, flatten
+from .plot import read_metrics
 
 RUNS = "runs"
-METRICS = "metrics.jsonl"
-LOCK = ".lock"
-CONFIG = "config.toml"
-WRITTEN = re.compile(r"config\.toml|metrics\.jsonl|loss\.png|(set-aside-\d+-)?checkpoint-\d+")  # beside a LOCK
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
 
 
@@ -74,8 +72,6 @@ def _with_absolute_data(config: TrainConfig) -> TrainConfig:
 
 def given_options(config: TrainConfig) -> dict[str, Any]:
     """Return the options of `config` that differ from the defaults: those its maker decided."""
-    from .config import flatten
-
     return {name: value for name, value in flatten(config).items() if value != KEYS[name].default}
 
 
@@ -235,8 +231,6 @@ class Metrics:
 
     def _truncate(self, step: int) -> None:
         """Drop the records after `step`, which a run that is resumed, or starts over, will write again."""
-        from .plot import read_metrics
-
         kept = [record for record in read_metrics(self._path) if record["step"] <= step]
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 

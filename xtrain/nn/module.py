@@ -1,23 +1,16 @@
-"""Layers with parameters. Hyper-connections are in hyper.py.
+"""Module, the base of all layers, and Parameter.
 
 A Module keeps its parameters, buffers and sub-modules as plain attributes; `parameters()`, `state_dict()` and the rest
 find them by type.
 """
 
-import math
 from collections import namedtuple
 
-from . import _C, _creation, functional
-from . import _init as init
-from .autograd import no_grad
+from .. import _C
+from ..autograd import no_grad
 
 Tensor = _C.Tensor
 _LoadResult = namedtuple("LoadResult", ("missing_keys", "unexpected_keys"))
-
-__all__ = [
-    "Dropout", "Embedding", "GELU", "HyperConnection", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm",
-    "Sequential", "SiLU", "StreamContraction", "expand_streams", "init", "recompute_streams",
-]  # fmt: skip
 
 
 class Parameter(Tensor):
@@ -338,162 +331,3 @@ def _convert(tensor, dtype, device):
     if device is not None:
         data = data.to(device)
     return type(tensor)(data, tensor.requires_grad) if isinstance(tensor, Parameter) else data
-
-
-def _parameter(shape, dtype, device):
-    return Parameter(_C.empty(shape, dtype or _C.float32, device))
-
-
-class Linear(Module):
-    """y = x W^T + b: x [..., in_features] -> [..., out_features]; weight [out, in], bias [out] or None.
-
-    Both start uniform in [-1/sqrt(in), 1/sqrt(in)), PyTorch's default.
-    """
-
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = _parameter((out_features, in_features), dtype, device)
-        self.bias = _parameter((out_features,), dtype, device) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None and self.in_features > 0:
-            bound = 1.0 / math.sqrt(self.in_features)
-            init.uniform_(self.bias, -bound, bound)
-
-    def forward(self, input, _linear=_C.linear):
-        return _linear(input, self.weight, self.bias)
-
-    def extra_repr(self):
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-class Embedding(Module):
-    """Rows of a table: ids (int64 or int32, any shape) -> [*ids.shape, embedding_dim]; weight [num_embeddings,
-    embedding_dim].
-
-    The table starts standard normal.
-    """
-
-    def __init__(self, num_embeddings, embedding_dim, device=None, dtype=None):
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.weight = _parameter((num_embeddings, embedding_dim), dtype, device)
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        init.normal_(self.weight)
-
-    def forward(self, input, _embedding=_C.embedding):
-        return _embedding(input, self.weight)
-
-    def extra_repr(self):
-        return f"{self.num_embeddings}, {self.embedding_dim}"
-
-
-class RMSNorm(Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dims (see functional.rms_norm); weight starts at one."""
-
-    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        self.eps = eps
-        self.weight = (
-            Parameter(_creation.ones(self.normalized_shape, dtype=dtype, device=device)) if elementwise_affine else None
-        )
-
-    def reset_parameters(self):
-        if self.weight is not None:
-            init.ones_(self.weight)
-
-    def forward(self, input):
-        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
-
-    def extra_repr(self):
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
-
-
-class Dropout(Module):
-    """Zeroes elements with probability p and scales the rest by 1 / (1 - p) while training."""
-
-    def __init__(self, p=0.5):
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"Dropout: p must be in [0, 1], got {p}")
-        self.p = p
-
-    def forward(self, input):
-        return functional.dropout(input, self.p, self.training)
-
-    def extra_repr(self):
-        return f"p={self.p}"
-
-
-class SiLU(Module):
-    """x * sigmoid(x)."""
-
-    def forward(self, input):
-        return input.silu()
-
-
-class GELU(Module):
-    """x * Phi(x); approximate="tanh" uses the tanh formula."""
-
-    def __init__(self, approximate="none"):
-        self.approximate = approximate
-
-    def forward(self, input):
-        return functional.gelu(input, self.approximate)
-
-    def extra_repr(self):
-        return f"approximate={self.approximate!r}"
-
-
-class ModuleList(Module):
-    """A list of modules named "0", "1", ..."""
-
-    def __init__(self, modules=()):
-        self.extend(modules)
-
-    def append(self, module):
-        """Adds a module at the end; returns self."""
-        return self.extend([module])
-
-    def extend(self, modules):
-        """Adds several; returns self."""
-        for index, module in enumerate(modules, len(self)):
-            self.add_module(str(index), module)
-        return self
-
-    def _items(self):
-        return [value for name, value in self.__dict__.items() if name.isdecimal()]
-
-    def __len__(self):
-        return len(self._items())
-
-    def __iter__(self):
-        return iter(self._items())
-
-    def __getitem__(self, index):
-        found = self._items()[index]
-        return type(self)(found) if isinstance(index, slice) else found
-
-    def __setitem__(self, index, module):
-        self.add_module(str(range(len(self))[index]), module)
-
-
-class Sequential(ModuleList):
-    """Calls its modules one after another."""
-
-    def __init__(self, *modules):
-        super().__init__(modules)
-
-    def __getitem__(self, index):
-        found = self._items()[index]
-        return Sequential(*found) if isinstance(index, slice) else found
-
-    def forward(self, input):
-        for module in self._items():
-            input = module(input)
-        return input
-
-
-from .hyper import HyperConnection, StreamContraction, expand_streams, recompute_streams  # noqa: E402  (needs Module)

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _C
-from .bench import frame
-from .errors import ConfigError
-from .optable import OTHER_KERNELS, TABLE, judge
-from .optable.table import (
+from .. import _C
+from ..errors import ConfigError
+from ..optable import OTHER_KERNELS, TABLE, judge
+from ..optable.table import (
     FLOATS,
     INTS,
     Case,
@@ -31,7 +30,8 @@ from .optable.table import (
     tensor,
     upstream,
 )
-from .optable.table import judge as compare
+from ..optable.table import judge as compare
+from . import frame
 
 OPTIONS = {"op": None, "dtype": None, "device": "cpu", "threads": 0, "json": None}
 DTYPES = (*FLOATS, *INTS, "bool")

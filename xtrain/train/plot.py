@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .files import write_file
+from ..files import write_file
 
 HINT = "loss.png is drawn by matplotlib: pip install 'xtrain[plot]'"
 

@@ -13,10 +13,10 @@ import math
 import numbers
 import threading
 
-from . import _C, _creation, functional
-from . import _init as init
-from .autograd import Function, enable_grad, no_grad
-from .nn import Module, Parameter
+from .. import _C, _creation, functional
+from ..autograd import Function, enable_grad, no_grad
+from . import init
+from .module import Module, Parameter
 
 _open, _close = _C.mhc_open, _C.mhc_close
 

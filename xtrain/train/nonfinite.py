@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _C
-from .autograd import no_grad
-from .hyper import HyperConnection
+from .. import _C
+from ..autograd import no_grad
+from ..nn import HyperConnection
 
 
 def _bad_count(tensor: Any) -> int:

@@ -1,0 +1,5 @@
+"""The `xtrain` command."""
+
+from .dispatch import main
+
+__all__ = ["main"]

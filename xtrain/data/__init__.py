@@ -1,0 +1,28 @@
+"""Data: text or tokens on disk -> memory-mapped segments -> shuffled batches.
+
+A *segment* is one 1-D array of token ids; training windows never cross segments. Sources (`open_data`):
+
+    "python"         the .py files of the standard library (without installed packages), one document per file
+    a text file      memory-mapped; one segment; its last part is for validation
+    a folder         every text file below it, sorted by path, one document per file; whole files are for validation
+    a token file     written by `prepare`, or a 1-D integer .npy file; memory-mapped; its last part is for validation
+    a folder with *.tokens or *.npy files: one segment each; those named val* are for validation, else the last parts
+
+Hidden files, installed packages and what runs have written are left out of a folder: a run inside its own data can be
+resumed, and none trains on the records of another.
+
+Text becomes tokens through the model's tokenizer; with bytes as tokens nothing is copied or cached.
+
+A token file is: the 8 bytes "xtokens\\0"; uint32 version = 1; uint32 bytes per token = 1, 2 or 4; uint64 token count;
+uint64 bytes of the original text (0: unknown); uint32 vocabulary size (0: unknown); zeros up to byte 64; then the
+tokens, all little-endian unsigned.
+"""
+
+from .corpus import MAX_FOLDER_BYTES, Corpus, open_data
+from .loader import Loader, Windows, permute
+from .prepare import prepare
+from .token_files import MAGIC, open_tokens
+
+__all__ = [
+    "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Loader", "Windows", "open_data", "open_tokens", "permute", "prepare",
+]  # fmt: skip

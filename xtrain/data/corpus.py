@@ -1,0 +1,193 @@
+"""Opening a data source: segments of tokens for training and validation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import sysconfig
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError
+from ..tokenizers import ByteTokenizer, Tokenizer
+from .loader import Loader, Windows
+from .text import is_text, map_bytes, read_error, text_files
+from .token_files import open_tokens, starts_with_magic
+
+MAX_FOLDER_BYTES = 2 << 30  # of text that is read into memory; more wants `prepare`
+
+
+@dataclass
+class Corpus:
+    """What a source holds.
+
+    `train` and `val` are lists of 1-D arrays of token ids; `bytes_per_token` turns nats per token into bits per byte.
+    """
+
+    name: str
+    train: list[np.ndarray]
+    val: list[np.ndarray]
+    bytes_per_token: float | None
+    vocab_size: int
+    tokenizer: Tokenizer | None
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens for training."""
+        return sum(len(segment) for segment in self.train)
+
+    @property
+    def val_tokens(self) -> int:
+        """Tokens for validation."""
+        return sum(len(segment) for segment in self.val)
+
+    def fingerprint(self) -> str:
+        """A hash of the sizes and of 64 evenly spread pieces: tells whether a resumed run sees the same data."""
+        digest = hashlib.sha256()
+        for segment in [*self.train, *self.val]:
+            digest.update(struct.pack("<Q", len(segment)))
+            for start in np.linspace(0, max(len(segment) - 1024, 0), 64, dtype=np.int64):
+                digest.update(np.asarray(segment[start : start + 1024], dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    def loader(self, batch_size: int, seq_len: int, seed: int = 0) -> Loader:
+        """Return the shuffled training batches."""
+        return Loader(self.train, batch_size, seq_len, seed, self.vocab_size, self.name)
+
+    def val_windows(self, seq_len: int, tokens: int, vocab_size: int | None = None) -> np.ndarray:
+        """Return the fixed validation subset as int64 [windows, seq_len + 1].
+
+        Evenly spread windows of about `tokens` targets in all.
+        """
+        longest = max(map(len, self.val), default=0)  # a short validation part is evaluated in shorter sequences
+        windows = Windows(self.val, min(seq_len, max(longest - 1, 1)), f"{self.name} (validation part)", vocab_size)
+        count = min(max(tokens // seq_len, 1), len(windows))
+        return windows.gather(np.arange(count, dtype=np.int64) * len(windows) // count)
+
+
+def open_data(
+    source: str | os.PathLike[str] = "python", tokenizer: Tokenizer | None = None, val_fraction: float = 0.05
+) -> Corpus:
+    """Open a data source (see the top of this file).
+
+    Raises DataError when it is missing, unreadable, empty or has nothing to split.
+    """
+    source = os.fspath(source)
+    tokenizer = tokenizer or ByteTokenizer()
+    if source == "python":  # ./python is a file or folder of that name
+        root = sysconfig.get_paths()["stdlib"]
+        files = text_files(root, suffix=".py")
+        if not files:
+            raise DataError(f"data: this Python has no source files in {root}; give a text file or folder with --data")
+        return _from_folder("python", root, files, tokenizer, val_fraction)
+    if os.path.isdir(source):
+        files = text_files(source)
+        tokens = [file for file in files if file.endswith((".tokens", ".npy"))]
+        if tokens:
+            return _from_token_files(source, [os.path.join(source, file) for file in tokens], tokenizer, val_fraction)
+        return _from_folder(source, source, files, tokenizer, val_fraction)
+    if not os.path.exists(source):
+        raise DataError(f"data: {source} does not exist; give 'python', a text file, a folder, or a token file")
+    if source.endswith(".npy") or starts_with_magic(source):
+        return _from_token_files(source, [source], tokenizer, val_fraction)
+    segment, size = _encode(map_bytes(source), tokenizer)
+    train, val = _split_segments([segment], val_fraction, source)
+    return Corpus(source, train, val, size / len(segment), tokenizer.vocab_size, tokenizer)
+
+
+def _encode(text: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
+    """Return (tokens, bytes of text). Bytes as tokens stay the memory map they are."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return text, len(text)
+    return tokenizer.encode(text.tobytes()), len(text)
+
+
+def _in_validation(path: str, fraction: float) -> bool:
+    """Whether the file with this relative path is for validation.
+
+    Decided by its name alone, so it never changes sides.
+    """
+    return (
+        int.from_bytes(hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:8], "little")
+        < fraction * 2.0**64
+    )
+
+
+def _from_folder(name: str, root: str, files: list[str], tokenizer: Tokenizer, fraction: float) -> Corpus:
+    documents: dict[str, bytes] = {}
+    total = 0
+    for file in files:
+        path = os.path.join(root, file)
+        try:
+            with open(path, "rb") as stream:
+                data = stream.read()
+        except OSError as error:
+            raise read_error(path, error) from None
+        if data and is_text(data):
+            documents[file] = data
+            total += len(data)
+        if total > MAX_FOLDER_BYTES:
+            raise DataError(
+                f"data: {root} holds more than {MAX_FOLDER_BYTES >> 30} GiB of text; "
+                f"write a token file first: xtrain prepare {root} data.tokens"
+            )
+    if not documents:
+        raise DataError(f"data: {root} holds no text files")
+    if len(documents) == 1:
+        segment, size = _join(list(documents.values()), tokenizer)
+        train, val = _split_segments([segment], fraction, root)
+        return Corpus(name, train, val, size / len(segment), tokenizer.vocab_size, tokenizer)
+    held_out = [file for file in documents if _in_validation(file, fraction)]
+    if not held_out or len(held_out) == len(documents):  # few files: the smallest one, so that both sides have some
+        held_out = [min(documents, key=lambda file: (len(documents[file]), file))]
+    kept = set(held_out)
+    train, train_bytes = _join([data for file, data in documents.items() if file not in kept], tokenizer)
+    val, val_bytes = _join([documents[file] for file in held_out], tokenizer)
+    return Corpus(
+        name, [train], [val], (train_bytes + val_bytes) / (len(train) + len(val)), tokenizer.vocab_size, tokenizer
+    )
+
+
+def _join(documents: list[bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
+    """Return (tokens with an end-of-document token after each document, bytes of text)."""
+    size = sum(map(len, documents))
+    if isinstance(tokenizer, ByteTokenizer):
+        ids = np.frombuffer(
+            b"".join(part for data in documents for part in (data, bytes([tokenizer.eos or 0]))), np.uint8
+        )
+        return ids, len(ids)  # the separator counts as a byte of text
+    end = np.asarray([] if tokenizer.eos is None else [tokenizer.eos], np.uint32)
+    return np.concatenate([part for data in documents for part in (tokenizer.encode(data), end)]), size
+
+
+def _split_segments(
+    segments: list[np.ndarray], fraction: float, name: str
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    train, val = [], []
+    for segment in segments:
+        cut = len(segment) - max(int(len(segment) * fraction), 1)
+        train.append(segment[:cut])
+        val.append(segment[cut:])
+    if not any(map(len, train)) or not any(map(len, val)):
+        raise DataError(f"data: {name} is too short to be split into training and validation parts")
+    return train, val
+
+
+def _from_token_files(name: str, paths: list[str], tokenizer: Tokenizer, fraction: float) -> Corpus:
+    opened = [(os.path.basename(path), *open_tokens(path)) for path in paths]
+    val = [tokens for file, tokens, _, _ in opened if file.startswith("val")]
+    train = [tokens for file, tokens, _, _ in opened if not file.startswith("val")]
+    if not val or not train:
+        train, val = _split_segments([tokens for _, tokens, _, _ in opened], fraction, name)
+    known = all(text for _, _, text, _ in opened)
+    ratio = sum(text for _, _, text, _ in opened) / sum(len(tokens) for _, tokens, _, _ in opened) if known else None
+    vocab = max(vocab for _, _, _, vocab in opened)
+    if not vocab:  # unknown: one pass over the memory-mapped tokens
+        vocab = 1 + max(
+            int(segment[at : at + (1 << 24)].max())
+            for _, segment, _, _ in opened
+            for at in range(0, len(segment), 1 << 24)
+        )
+    return Corpus(name, train, val, ratio, vocab, tokenizer if tokenizer.vocab_size >= vocab else None)

@@ -1,0 +1,145 @@
+"""Windows of segments, and the shuffled batches of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import _C
+from ..errors import DataError
+
+
+class Windows:
+    """Every window of seq_len + 1 tokens that starts at a multiple of seq_len of its segment.
+
+    Raises DataError when there is none.
+    """
+
+    def __init__(
+        self, segments: list[np.ndarray], seq_len: int, name: str = "data", vocab_size: int | None = None
+    ) -> None:
+        self.seq_len = seq_len
+        self._name, self._vocab = name, vocab_size
+        self._segments = [segment for segment in segments if len(segment) > seq_len]
+        counts = [(len(segment) - 1) // seq_len for segment in self._segments]
+        self._ends = np.cumsum(counts, dtype=np.int64) if counts else np.zeros(0, np.int64)
+        if not counts:
+            longest = max(map(len, segments), default=0)
+            raise DataError(
+                f"data: {name} is too short: a sequence takes {seq_len + 1} tokens (seq_len + 1), "
+                f"the longest piece has {longest}"
+            )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def gather(self, indices: np.ndarray) -> np.ndarray:
+        """Return windows `indices` as int64 [len(indices), seq_len + 1].
+
+        A token id outside the vocabulary is an error with its position.
+        """
+        out = np.empty((len(indices), self.seq_len + 1), np.int64)
+        which = np.searchsorted(self._ends, indices, side="right")
+        for row, (index, part) in enumerate(zip(indices, which, strict=True)):
+            start = (int(index) - (int(self._ends[part - 1]) if part else 0)) * self.seq_len
+            out[row] = self._segments[part][start : start + self.seq_len + 1]
+            low, high = int(out[row].min()), int(out[row].max())
+            if low < 0 or (self._vocab is not None and high >= self._vocab):
+                bad = low if low < 0 else high
+                position = start + int(np.flatnonzero(out[row] == bad)[0])
+                raise DataError(
+                    f"data: token ids of {self._name} must be in [0, {self._vocab}), "
+                    f"got {bad} at position {position} of piece {part}"
+                )
+        return out
+
+
+class Loader:
+    """Endless batches of training windows, shuffled without replacement: every window once per epoch.
+
+    The order is a function of (seed, epoch) that needs no memory, and the position is two numbers, so a checkpoint
+    continues exactly.
+    """
+
+    def __init__(
+        self,
+        segments: list[np.ndarray],
+        batch_size: int,
+        seq_len: int,
+        seed: int = 0,
+        vocab_size: int | None = None,
+        name: str = "data",
+    ) -> None:
+        self.windows = Windows(segments, seq_len, name, vocab_size)
+        self.batch_size, self.seed = batch_size, seed
+        try:  # gathered window by window, a batch that cannot be held would fill the memory for hours first
+            np.empty((batch_size, seq_len + 1), np.int64)
+        except (MemoryError, ValueError):
+            raise DataError(
+                f"data: a batch of {batch_size} x {seq_len} tokens (batch_size x seq_len) does not fit into memory"
+            ) from None
+        self.epoch = 0
+        self.index = 0  # windows of this epoch already used
+
+    def next_batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids, targets), each int64 [batch_size, seq_len]; targets are the ids one position later."""
+        parts, wanted, total = [], self.batch_size, len(self.windows)
+        while wanted:
+            take = min(wanted, total - self.index)
+            parts.append(permute(np.arange(self.index, self.index + take), total, self.seed, self.epoch))
+            self.index += take
+            wanted -= take
+            if self.index == total:
+                self.epoch, self.index = self.epoch + 1, 0
+        block = self.windows.gather(np.concatenate(parts))
+        return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """Yield batches as tensors, without end."""
+        while True:
+            ids, targets = self.next_batch()
+            yield _C.from_numpy(ids), _C.from_numpy(targets)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position as {"epoch", "index"}."""
+        return {"epoch": self.epoch, "index": self.index}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a position of state_dict()."""
+        epoch, index = state["epoch"], state["index"]
+        if not 0 <= index < len(self.windows) or epoch < 0:
+            raise DataError(
+                f"data: the position must be inside the data ({len(self.windows)} windows), "
+                f"got epoch {epoch}, window {index}"
+            )
+        self.epoch, self.index = epoch, index
+
+
+def permute(indices: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    """Map each of `indices` (in [0, count)) through a pseudo-random permutation of [0, count) chosen by (seed, epoch).
+
+    A Feistel network of six rounds over the next even power of two, walked until it falls inside (Black & Rogaway,
+    "Ciphers with arbitrary finite domains", 2002): no table, the same on every machine and NumPy version.
+    """
+    half = max((int(count - 1).bit_length() + 1) // 2, 1)
+    mask = np.uint64((1 << half) - 1)
+    keys = [_mix(np.uint64((seed + 0x9E3779B97F4A7C15 * (6 * epoch + turn + 1)) % 2**64)) for turn in range(6)]
+    value = np.asarray(indices, np.uint64).copy()
+    todo = np.ones(len(value), bool)
+    while todo.any():
+        left, right = value[todo] >> np.uint64(half), value[todo] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        value[todo] = (left << np.uint64(half)) | right
+        todo = value >= np.uint64(count)
+    return value.astype(np.int64)
+
+
+def _mix(x: Any) -> Any:
+    """The finaliser of SplitMix64: scatters the bits of a uint64."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

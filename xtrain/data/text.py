@@ -1,0 +1,58 @@
+"""Text files: which ones a folder has, and what is in them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from ..errors import DataError
+from ..saving.places import LOCK, WRITTEN
+
+_SKIPPED = {"site-packages", "dist-packages", "__pycache__", ".git", "node_modules", ".venv"}
+
+
+def text_files(root: str, suffix: str = "") -> list[str]:
+    """Relative paths below `root`, sorted, without hidden files, installed packages and what runs have written."""
+    found = []
+
+    def refuse(error: OSError) -> None:
+        raise read_error(error.filename, error)
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        if LOCK in names:
+            folders[:], names = ([n for n in part if not WRITTEN.fullmatch(n)] for part in (folders, names))
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        for name in names:
+            if name.endswith(suffix) and not name.startswith("."):
+                found.append(os.path.relpath(os.path.join(folder, name), root))
+    return sorted(path.replace(os.sep, "/") for path in found)
+
+
+def read_error(path: str, error: OSError) -> DataError:
+    return DataError(f"data: {path} cannot be read: {error.strerror or error}")
+
+
+def map_bytes(path: str) -> np.ndarray:
+    try:
+        if not os.path.isfile(path):
+            raise DataError(f"data: {path} must be a file or a folder")
+        if os.path.getsize(path) == 0:
+            raise DataError(f"data: {path} is empty")
+        return np.memmap(path, np.uint8, "r")
+    except OSError as error:
+        raise read_error(path, error) from None
+
+
+def is_text(data: bytes) -> bool:
+    return b"\0" not in data[:8192]
+
+
+def holds_text(path: str) -> bool:
+    """Whether `prepare` takes text from the file: not from an empty one, nor from tokens it has written before."""
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(8192)
+    except OSError as error:
+        raise read_error(path, error) from None
+    return bool(head) and is_text(head)

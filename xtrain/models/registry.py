@@ -1,0 +1,53 @@
+"""Which module holds the model of a `model_type`, the key of a config.json that names an architecture.
+
+A new model is one file in this folder, which ends in `ARCHITECTURE = Architecture(...)`, and one line in MODULES.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+# model_type -> module of its ARCHITECTURE: one of this folder, or another by its full name.
+MODULES = {
+    "qwen3": ".qwen3",
+}
+_WITH_STREAMS = re.compile(r"xtrain_(\w+)_mhc")  # the model_type of an architecture with hyper-connections
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What training, saving and sampling ask about a model.
+
+    config: class whose keywords are keys of a config.json, with `from_dict`, `to_dict` and the attributes model_type,
+    vocab_size, num_hidden_layers and max_position_embeddings. model: class, built from a config, with `loss`, `forward`
+    and `make_caches`. tensor_shapes: config -> (name, shape) of what a model directory must hold. count_parameters:
+    config -> number of trained values. sizes: attributes of the config that say how large a model is, for messages.
+    tied: {tensor: the tensor that it equals} when `tie_word_embeddings` is true; a directory may leave the first out.
+    stays_wide: whether the tensor of this name is float32 in 16-bit models. generation: what generation_config.json
+    suggests.
+    """
+
+    config: Any
+    model: Any
+    tensor_shapes: Callable[[Any], Iterable[tuple[str, tuple[int, ...]]]]
+    count_parameters: Callable[[Any], int]
+    sizes: tuple[str, ...]
+    tied: Mapping[str, str] = field(default_factory=dict)
+    stays_wide: Callable[[str], bool] = lambda name: False
+    generation: Mapping[str, Any] = field(default_factory=lambda: {"do_sample": True, "temperature": 0.7, "top_k": 40})
+
+
+def architecture(model_type: Any) -> Architecture:
+    """The architecture of a `model_type`. ValueError, which names the known ones, for another."""
+    name = model_type if isinstance(model_type, str) else ""
+    if extended := _WITH_STREAMS.fullmatch(name):
+        name = extended[1]
+    if name not in MODULES:
+        raise ValueError(f"model_type must be {' or '.join(MODULES)}, got {model_type!r}")
+    # importlib, so that no arrow leads from here to a model: saving asks for a model only when it needs it, and models
+    # import saving.
+    return import_module(MODULES[name], __package__).ARCHITECTURE

@@ -1,0 +1,12 @@
+"""Layers with parameters. Hyper-connections are in mhc.py."""
+
+from . import init
+from .containers import ModuleList, Sequential
+from .layers import GELU, Dropout, Embedding, Linear, RMSNorm, SiLU
+from .mhc import HyperConnection, StreamContraction, expand_streams, recompute_streams
+from .module import Module, Parameter
+
+__all__ = [
+    "Dropout", "Embedding", "GELU", "HyperConnection", "Linear", "Module", "ModuleList", "Parameter", "RMSNorm",
+    "Sequential", "SiLU", "StreamContraction", "expand_streams", "init", "recompute_streams",
+]  # fmt: skip

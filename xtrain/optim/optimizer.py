@@ -1,0 +1,185 @@
+"""Optimizer: parameters in groups, each with options, and a state per parameter."""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+
+from .. import _C
+
+_Tensor = _C.Tensor
+
+
+class Optimizer:
+    """Parameters in groups, each with its own options, and a state per parameter.
+
+    params: tensors, or dicts {"params": tensors, option: value, ...}. `param_groups` may be edited between steps
+    (`group["lr"] = ...`).
+    """
+
+    _moments = ()  # the names of a state's tensors
+
+    def __init__(self, params, defaults):
+        self.defaults = defaults
+        self.state = {}
+        self.param_groups = []
+        self._seen = set()
+        if isinstance(params, _Tensor) or not isinstance(params, Iterable):
+            kind = "a Tensor" if isinstance(params, _Tensor) else type(params).__name__
+            raise TypeError(f"{self._name}: params must be an iterable of tensors or dicts, got {kind}")
+        params = list(params)
+        if not params:
+            raise ValueError(f"{self._name}: params must hold at least one tensor, got none")
+        if isinstance(params[0], dict):
+            for group in params:
+                self.add_param_group(group)
+        else:
+            self.add_param_group({"params": params})
+
+    @property
+    def _name(self):
+        return type(self).__name__
+
+    def add_param_group(self, group):
+        """Adds a dict {"params": tensor or tensors, option: value, ...}; the rest are the defaults."""
+        if not isinstance(group, dict) or "params" not in group:
+            raise TypeError(f"{self._name}: a group must be a dict with the key params, got {type(group).__name__}")
+        group = dict(group)
+        if not isinstance(group["params"], Iterable):  # a Tensor is one
+            raise TypeError(f"{self._name}: params must be tensors, got {type(group['params']).__name__}")
+        params = [group["params"]] if isinstance(group["params"], _Tensor) else list(group["params"])
+        unknown = [key for key in group if key not in self.defaults and key not in ("params", "name", "initial_lr")]
+        if unknown:
+            raise TypeError(f"{self._name}: options must be among {', '.join(self.defaults)}, got {unknown[0]}")
+        for param in params:
+            if not isinstance(param, _Tensor):
+                raise TypeError(f"{self._name}: params must be tensors, got {type(param).__name__}")
+            if not param.is_leaf:
+                raise ValueError(f"{self._name}: params must be leaf tensors, got the result of {param.grad_fn}")
+            if not param.dtype.is_floating_point:
+                raise TypeError(f"{self._name}: params must have a floating dtype, got {param.dtype.name}")
+        if len({id(param) for param in params} | self._seen) != len(params) + len(self._seen):
+            raise ValueError(f"{self._name}: params must be distinct, got one twice")
+        self._seen |= {id(param) for param in params}
+        group = {"params": params, **self.defaults, **{key: value for key, value in group.items() if key != "params"}}
+        self._check(group)
+        self.param_groups.append(group)
+
+    def _check(self, group):
+        """Raises ValueError for options outside their range."""
+
+    def _range(self, group, name, high=math.inf):
+        value = group[name]
+        if isinstance(value, _Tensor) and value.ndim == 0:
+            value = value.item()
+        if not isinstance(value, numbers.Real) or not 0.0 <= value < high:
+            raise ValueError(f"{self._name}: {name} must be a number in [0, {high}), got {value!r}")
+
+    def zero_grad(self, set_to_none=True):
+        """Drops all gradients, or fills them with zeros."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if set_to_none:
+                    param.grad = None
+                elif param.grad is not None:
+                    param.grad.fill_(0)
+
+    def step(self, closure=None):
+        raise NotImplementedError(f"{self._name}: step must be defined")
+
+    def _refuse_closure(self, closure):
+        if closure is not None:
+            raise NotImplementedError(
+                f"{self._name}: closure must be None (call backward, then step), got {type(closure).__name__}"
+            )
+
+    def state_dict(self):
+        """{"state": {index: {...}}, "param_groups": [...]}, PyTorch's layout; parameters are numbered through all
+        groups.
+        """
+        numbers = {}
+        groups = []
+        for group in self.param_groups:
+            for param in group["params"]:
+                numbers[id(param)] = len(numbers)
+            groups.append(
+                {
+                    **{k: v for k, v in group.items() if k != "params"},
+                    "params": [numbers[id(param)] for param in group["params"]],
+                }
+            )
+        state = {numbers[id(param)]: dict(values) for param, values in self.state.items()}
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def load_state_dict(self, state_dict):
+        """Takes over a state_dict of an optimizer with the same groups. Tensors are copied, in their own dtypes.
+
+        Raises ValueError or TypeError for what no state_dict holds; then nothing has changed.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict: state_dict must be a dict, got {type(state_dict).__name__}")
+        if not {"state", "param_groups"} <= set(state_dict):
+            found = ", ".join(map(str, state_dict)) or "nothing"
+            raise ValueError(f"load_state_dict: state_dict must have state and param_groups, got {found}")
+        saved = state_dict["param_groups"]
+        if not isinstance(state_dict["state"], Mapping):
+            raise TypeError(f"load_state_dict: state must be a dict, got {type(state_dict['state']).__name__}")
+        for bad in [saved] if not isinstance(saved, (list, tuple)) else saved:
+            if bad is saved or not isinstance(bad, Mapping):
+                raise TypeError(f"load_state_dict: param_groups must be a list of dicts, got {bad!r}")
+        if not all(isinstance(group.get("params"), (list, tuple)) for group in saved):
+            raise TypeError("load_state_dict: every group must have a list params, which numbers its parameters")
+        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+            wanted, got = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
+            raise ValueError(f"load_state_dict: groups must have {wanted} parameters, got {got}")
+        params = {}
+        for group, old in zip(self.param_groups, saved, strict=True):
+            params.update(zip(old["params"], group["params"], strict=True))
+        state = {}
+        for number, values in state_dict["state"].items():
+            if number not in params:
+                raise ValueError(
+                    f"load_state_dict: state must belong to parameters 0 to {len(params) - 1}, got {number}"
+                )
+            state[params[number]] = self._load_state(params[number], number, values)
+        options = []
+        for group, old in zip(self.param_groups, saved, strict=True):
+            options.append({k: v for k, v in old.items() if k != "params" and (k in group or k == "initial_lr")})
+            self._check({**group, **options[-1]})
+        for group, loaded in zip(self.param_groups, options, strict=True):
+            group.update(loaded)
+        self.state = state
+
+    def _load_state(self, param, number, values):
+        if not isinstance(values, Mapping):
+            raise TypeError(f"load_state_dict: state of parameter {number} must be a dict, got {type(values).__name__}")
+        loaded = {}
+        for name, value in values.items():
+            if name == "step":
+                value = self._load_step(number, value)
+            elif name in self._moments and not isinstance(value, _Tensor):
+                raise TypeError(
+                    f"load_state_dict: {name} of parameter {number} must be a Tensor, got {type(value).__name__}"
+                )
+            elif isinstance(value, _Tensor):
+                if tuple(value.shape) != tuple(param.shape):
+                    raise ValueError(
+                        f"load_state_dict: {name} of parameter {number} must have shape {tuple(param.shape)}, "
+                        f"got {tuple(value.shape)}"
+                    )
+                value = value.detach().to(param.device).clone()
+            loaded[name] = value
+        return loaded
+
+    @staticmethod
+    def _load_step(number, value):
+        if isinstance(value, _Tensor) and value.ndim == 0:  # PyTorch's
+            value = value.item()
+        if not isinstance(value, numbers.Real) or not 0 <= value < 2**53 or value != int(value):
+            raise ValueError(
+                f"load_state_dict: step of parameter {number} must be a whole number of at least 0, got {value!r}"
+            )
+        return int(value)
+
+    def __repr__(self):
+        groups = (", ".join(f"{k}={v}" for k, v in group.items() if k != "params") for group in self.param_groups)
+        return f"{self._name}(" + "; ".join(groups) + ")"

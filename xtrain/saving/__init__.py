@@ -1,0 +1,34 @@
+"""Checkpoint directories: a Hugging Face model directory plus what a run needs to continue bit for bit.
+
+    config.json generation_config.json      what every Hugging Face reader expects
+    model.safetensors tokenizer*.json
+    optimizer.safetensors                   moments and float32 masters
+    trainer_state.json                      step, positions, random state, configuration
+    manifest.json                           size and SHA-256 of every file above, written last
+
+A directory appears under its name only when it is complete: it is written beside as `.NAME.tmp-N`, every file and the
+directory are flushed to the disk, and one rename publishes it. Whatever fails on the way (a full disk, a kill), older
+checkpoints are untouched; one that is being replaced is called `.NAME.old-N` for the moment between two renames.
+"""
+
+from .checkpoint import load_checkpoint, newest_valid, read_trainer_state, save_checkpoint, verify_checkpoint
+from .directory import FORMAT, MANIFEST, DirectoryWriter
+from .model import SHARD_BYTES, load_model, read_json, read_tensors, save_model
+from .places import (
+    checkpoint_name,
+    checkpoint_step,
+    clean_temporary,
+    displaced_hint,
+    find_checkpoints,
+    find_displaced,
+    modified,
+    remove_checkpoint,
+    set_aside_after,
+)
+
+__all__ = [
+    "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryWriter", "checkpoint_name", "checkpoint_step", "clean_temporary",
+    "displaced_hint", "find_checkpoints", "find_displaced", "load_checkpoint", "load_model", "modified", "newest_valid",
+    "read_json", "read_tensors", "read_trainer_state", "remove_checkpoint", "save_checkpoint", "save_model",
+    "set_aside_after", "verify_checkpoint",
+]  # fmt: skip

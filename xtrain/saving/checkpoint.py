@@ -1,0 +1,144 @@
+"""Checkpoints: a model directory plus what a run needs to continue bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import _C
+from ..errors import CheckpointError
+from .directory import FORMAT, MANIFEST, DirectoryWriter, PathLike
+from .model import SHARD_BYTES, load_tensors, read_json, read_tensors, write_model
+from .places import find_checkpoints
+from .safetensors import SafetensorsFile, chunks
+
+
+def save_checkpoint(
+    directory: PathLike,
+    model: Any,
+    optimizer: Any = None,
+    state: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+) -> None:
+    """Write model, optimizer and `state` (JSON values) as one checkpoint directory, all or nothing."""
+    with DirectoryWriter(directory) as writer:
+        write_model(writer, model, tokenizer, SHARD_BYTES)
+        content = dict(state or {})
+        if optimizer is not None:
+            tensors, content["optimizer"] = _split_optimizer(model, optimizer)
+            writer.write("optimizer.safetensors", chunks(tensors, {"format": "pt"}))
+        writer.write_json("trainer_state.json", {"format": FORMAT, **content})
+        writer.publish()
+
+
+def verify_checkpoint(directory: PathLike) -> None:
+    """Check every file of a checkpoint against its manifest; raises CheckpointError with the first difference."""
+    directory = Path(directory)
+    manifest = read_json(directory / MANIFEST)
+    files = manifest.get("files")
+    if manifest.get("format") != FORMAT or not isinstance(files, dict):
+        raise CheckpointError(f"{directory / MANIFEST} must have format {FORMAT}, got {manifest.get('format')!r}")
+    for required in ("config.json", "trainer_state.json"):
+        if required not in files:
+            raise CheckpointError(f"{directory / MANIFEST} does not list {required}")
+    for name, expected in files.items():
+        if os.path.basename(name) != name or not isinstance(expected, dict):
+            raise CheckpointError(f"{directory / MANIFEST} must list plain file names, got {name!r}")
+        path = directory / name
+        try:
+            size = path.stat().st_size
+            if size != expected.get("size"):
+                raise CheckpointError(
+                    f"{path} is damaged: it has {size} bytes, the manifest says {expected.get('size')}"
+                )
+            with open(path, "rb") as file:
+                digest = _hash_file(file)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        if digest != expected.get("sha256"):
+            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the manifest")
+
+
+def _hash_file(file: Any) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def newest_valid(run: PathLike, warn: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint of a run that passes verification.
+
+    Each damaged one on the way is reported through `warn`.
+    """
+    for path in find_checkpoints(run):
+        try:
+            verify_checkpoint(path)
+            return path
+        except CheckpointError as error:
+            warn(f"skipping a damaged checkpoint: {error}")
+    return None
+
+
+def load_checkpoint(directory: PathLike, model: Any, optimizer: Any = None) -> dict[str, Any]:
+    """Load the tensors of a verified checkpoint into `model` and `optimizer` and return its trainer_state.json."""
+    directory = Path(directory)
+    state = read_trainer_state(directory)
+    tensors = read_tensors(directory)
+    load_tensors(model, tensors, directory, next(iter(model.parameters())).dtype)
+    if optimizer is not None:
+        with SafetensorsFile(directory / "optimizer.safetensors") as file:
+            moments = {name: file.tensor(name) for name in file.entries}
+        _join_optimizer(model, optimizer, moments, state.get("optimizer"), directory)
+    return state
+
+
+def read_trainer_state(directory: PathLike) -> dict[str, Any]:
+    """Return the trainer_state.json of a checkpoint."""
+    path = Path(directory) / "trainer_state.json"
+    state = read_json(path)
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} must have format {FORMAT}, got {state.get('format')!r}")
+    return state
+
+
+def _parameter_names(model: Any, optimizer: Any) -> list[str]:
+    """The model's name of each optimizer parameter, in the order of the optimizer's state_dict."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _split_optimizer(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ({"exp_avg.<parameter>": tensor}, the rest of the state as JSON values)."""
+    names, stored = _parameter_names(model, optimizer), optimizer.state_dict()
+    tensors: dict[str, Any] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for index, values in stored["state"].items():
+        for key, value in values.items():
+            if isinstance(value, _C.Tensor):
+                tensors[f"{key}.{names[index]}"] = value
+            else:
+                plain.setdefault(names[index], {})[key] = value
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in stored["param_groups"]]
+    for group, source in zip(groups, stored["param_groups"], strict=True):
+        group["params"] = [names[index] for index in source["params"]]
+    return tensors, {"param_groups": groups, "state": plain}
+
+
+def _join_optimizer(model: Any, optimizer: Any, tensors: dict[str, Any], plain: Any, directory: Path) -> None:
+    names = _parameter_names(model, optimizer)
+    index = {name: position for position, name in enumerate(names)}
+    try:
+        state: dict[int, dict[str, Any]] = {index[name]: dict(values) for name, values in plain["state"].items()}
+        for full, tensor in tensors.items():
+            key, _, name = full.partition(".")
+            state.setdefault(index[name], {})[key] = tensor
+        groups = [{**group, "params": [index[name] for name in group["params"]]} for group in plain["param_groups"]]
+        for group in groups:
+            group.update({key: tuple(value) for key, value in group.items() if key == "betas"})
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{directory}: the optimizer's state does not fit the model: {error}") from None

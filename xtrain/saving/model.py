@@ -1,0 +1,184 @@
+"""Model directories as Hugging Face's readers and writers know them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import _C
+from ..errors import CheckpointError
+from ..models.registry import Architecture, architecture
+from .directory import MANIFEST, DirectoryWriter, PathLike
+from .places import displaced_hint
+from .safetensors import SafetensorsFile, chunks, raw_bytes
+
+SHARD_BYTES = 5_000_000_000
+
+
+def _architecture(model: Any) -> Architecture:
+    try:
+        return architecture(model.config.model_type)
+    except ValueError as error:
+        raise CheckpointError(f"{type(model).__name__}: {error}") from None
+
+
+def _tied(model: Any) -> Mapping[str, str]:
+    """Tensors that equal another one, and which."""
+    return _architecture(model).tied if model.config.tie_word_embeddings else {}
+
+
+def model_tensors(model: Any) -> dict[str, Any]:
+    """What a directory of the model holds: the state_dict without tied tensors."""
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
+
+
+def write_model(writer: DirectoryWriter, model: Any, tokenizer: Any, shard_bytes: int) -> None:
+    config = model.config.to_dict()
+    config["dtype"] = config["torch_dtype"] = next(iter(model.parameters())).dtype.name
+    eos = getattr(tokenizer, "eos", None)
+    generation = dict(_architecture(model).generation)
+    if eos is not None:
+        config["eos_token_id"] = generation["eos_token_id"] = eos
+    writer.write_json("config.json", config)
+    writer.write_json("generation_config.json", generation)
+    for name, data in (tokenizer.files() if tokenizer is not None else {}).items():
+        writer.write(name, [data])
+    tensors, metadata = model_tensors(model), {"format": "pt"}
+    shards: list[dict[str, Any]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        writer.write("model.safetensors", chunks(tensors, metadata))
+        return
+    where = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        writer.write(file, chunks(shard, metadata))
+        where.update(dict.fromkeys(shard, file))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    writer.write_json("model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+
+
+def save_model(model: Any, directory: PathLike, *, tokenizer: Any = None, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write `model` as a Hugging Face model directory; files of more than `shard_bytes` are split.
+
+    An earlier model in `directory` is replaced in one step. Raises CheckpointError when the directory holds other files
+    or when writing fails; then the earlier model is untouched.
+    """
+    directory = Path(directory)
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
+        raise CheckpointError(f"{directory} must be new, empty or an earlier save, but it holds other files")
+    with DirectoryWriter(directory) as writer:
+        write_model(writer, model, tokenizer, shard_bytes)
+        writer.publish()
+
+
+def read_json(path: PathLike) -> dict[str, Any]:
+    """Return the JSON object in a file, or raise CheckpointError."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            value = json.load(stream)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_tensors(directory: PathLike) -> dict[str, Any]:
+    """Return {name: CPU tensor} of a model directory, in one file or in shards."""
+    directory = Path(directory)
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").is_file() or not index.is_file():
+        with SafetensorsFile(directory / "model.safetensors") as file:
+            return {name: file.tensor(name) for name in file.entries}
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+        raise CheckpointError(f"{index} must map tensor names to files in weight_map")
+    tensors: dict[str, Any] = {}
+    for name in sorted(set(where.values())):
+        if os.path.basename(name) != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index} must name .safetensors files beside it, got {name!r}")
+        with SafetensorsFile(directory / name) as file:
+            for tensor in file.entries:
+                if where.get(tensor) != name:
+                    raise CheckpointError(
+                        f"{directory / name} holds tensor {tensor}, which the index places in {where.get(tensor)}"
+                    )
+                tensors[tensor] = file.tensor(tensor)
+    missing = sorted(set(where) - set(tensors))
+    if missing:
+        raise CheckpointError(f"{index} places tensor {missing[0]} in {where[missing[0]]}, which does not hold it")
+    return tensors
+
+
+def load_model(directory: PathLike, dtype: Any = None, device: Any = None) -> Any:
+    """Return the model of a Hugging Face directory, with parameters of `dtype` (default: the dtype of the file) on
+    `device`.
+
+    Raises CheckpointError when files are missing or damaged, when a tensor is missing, unknown or of the wrong shape,
+    and when a tied model comes with an output layer that differs from its embedding.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} must be a model directory, but there is none{displaced_hint(directory)}")
+    values = read_json(directory / "config.json")
+    try:
+        kind = architecture(values.get("model_type"))
+        config = kind.config.from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
+    tensors = read_tensors(directory)
+    for name, shape in kind.tensor_shapes(config):  # before anything of a size is built that the file has not
+        _check_tensor(name, shape, tensors, directory)
+    random = _C.get_rng_state()
+    try:
+        model = kind.model(config)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
+    finally:
+        _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
+    load_tensors(model, tensors, directory, dtype)
+    return model if device is None else model.to(device)
+
+
+def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Any], directory: Path) -> None:
+    """Refuse a file without tensor `name`, or with one of another shape."""
+    if name not in tensors:
+        raise CheckpointError(f"{directory} lacks tensor {name}, which does not fit its config.json")
+    if tuple(tensors[name].shape) != tuple(shape):
+        raise CheckpointError(f"{directory}: {name} must have shape {tuple(shape)}, got {tuple(tensors[name].shape)}")
+
+
+def load_tensors(model: Any, tensors: dict[str, Any], directory: Path, dtype: Any = None) -> None:
+    expected = model_tensors(model)
+    for name, other in _tied(model).items():
+        if name in tensors and (other not in tensors or not _same_bytes(tensors[name], tensors[other])):
+            raise CheckpointError(f"{directory}: {name} must equal {other}, because tie_word_embeddings is true")
+        tensors.pop(name, None)
+    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    if missing or unknown:
+        problem = f"lacks tensor {missing[0]}" if missing else f"holds unknown tensor {unknown[0]}"
+        raise CheckpointError(f"{directory} {problem}, which does not fit its config.json")
+    for name in tensors:
+        _check_tensor(name, expected[name].shape, tensors, directory)
+    if dtype is None:
+        stays_wide = _architecture(model).stays_wide
+        narrow = [tensor.dtype for name, tensor in tensors.items() if not stays_wide(name)]
+        dtype = narrow[0] if len({dtype.name for dtype in narrow}) == 1 else _C.float32
+    model.to(dtype)
+    model.load_state_dict(tensors, strict=False)  # not strict: tied tensors are left out
+
+
+def _same_bytes(a: Any, b: Any) -> bool:
+    return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and bytes(raw_bytes(a)) == bytes(raw_bytes(b))

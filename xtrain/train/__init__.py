@@ -1,0 +1,26 @@
+"""Training a language model: what is behind `xtrain train`, as a function, a class, or parts.
+
+    from xtrain.train import train
+    result = train(data="my_texts/", steps=500, optim={"lr": 1e-3})
+    print(result.val_bpb, result.directory)
+
+Options are those of `xtrain train --help`, sections as dicts.
+
+Numbers: the loss is in nats per token; `val_bpb` is bits per byte = nats per token / ln 2 / bytes per token, on a fixed
+validation subset. Given the same options, the same data and the same machine, a run has the same bits every time, at
+any number of threads, and also when it was interrupted and resumed.
+"""
+
+from .._lazy import lazy
+
+# Lazy: help and mistakes in options need config and options only.
+_HOMES = {
+    "Result": ".trainer:Result",
+    "TrainConfig": ".config:TrainConfig",
+    "Trainer": ".trainer:Trainer",
+    "generate_text": "..generation:generate_text",
+    "train": ".trainer:train",
+}
+__getattr__, __dir__ = lazy(__name__, _HOMES)
+
+__all__ = ["Result", "TrainConfig", "Trainer", "generate_text", "train"]
