@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -396,7 +397,7 @@ def write(path: Path, text: bytes) -> None:
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")])
 def test_debris_blocks_no_save(tmp_path, kind: str, make) -> None:
     write(tmp_path / "m", b"1")
-    number = saving.threading.get_native_id()
+    number = threading.get_native_id()
     for n in (number, number + 1):
         debris = tmp_path / f".m.{kind}-{n}"
         make(debris)
@@ -408,7 +409,7 @@ def test_debris_blocks_no_save(tmp_path, kind: str, make) -> None:
 
 
 def test_debris_does_not_keep_a_checkpoint(tmp_path) -> None:
-    (tmp_path / f".checkpoint-00000001.tmp-{saving.threading.get_native_id()}").touch()
+    (tmp_path / f".checkpoint-00000001.tmp-{threading.get_native_id()}").touch()
     (tmp_path / "checkpoint-00000001").mkdir()
     saving.remove_checkpoint(tmp_path / "checkpoint-00000001")
     assert not saving.find_checkpoints(tmp_path)

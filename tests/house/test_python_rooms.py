@@ -1,0 +1,134 @@
+"""The order of rooms in xtrain/: an arrow (an import) points to the same room or to a lower one, and files have no
+circle of imports. Imports inside functions count, those for type checkers too.
+
+Two places name modules in text, where no arrow shows: the front door of a package that imports its names when they are
+first asked for (xtrain/_lazy.py), and models/registry.py, which finds a model by the model_type of a file.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+PACKAGE = ROOT / "xtrain"
+# From low to high: folders of xtrain/, and two rooms that are files.
+ORDER = [
+    "ground",  # the files beside the folders, but __main__.py
+    "nn",
+    "optim",
+    "registry",  # these files of models/
+    "saving",
+    "generation",
+    "models",
+    "tokenizers",
+    "data",
+    "train",
+    "optable",
+    "testing",
+    "bench",
+    "cli",
+]
+REGISTRY = {"models/__init__.py", "models/registry.py", "models/presets.py"}
+FILES = {
+    "xtrain"
+    + "".join(f".{part}" for part in path.relative_to(PACKAGE).with_suffix("").parts if part != "__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+LEAVES = {"xtrain._C"}  # the compiled core: it imports nothing
+
+
+def room_of(path: Path) -> int:
+    place = path.relative_to(PACKAGE)
+    room = place.parts[0] if len(place.parts) > 1 else "cli" if place.name == "__main__.py" else "ground"
+    room = "registry" if place.as_posix() in REGISTRY else room
+    assert room in ORDER, f"xtrain/{room} is a new room: give it a place in ORDER"
+    return ORDER.index(room)
+
+
+def arrows(name: str, path: Path) -> set[str]:
+    """The modules of xtrain that a file imports, anywhere in it."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "xtrain"}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package[: len(package) + 1 - node.level], *filter(None, [node.module])])
+            if not node.level:
+                base = node.module
+            if base.split(".")[0] == "xtrain":
+                inside = {f"{base}.{alias.name}" for alias in node.names}
+                found |= {one if one in FILES or one in LEAVES else base for one in inside}
+    return found - LEAVES
+
+
+GRAPH = {name: arrows(name, path) for name, path in FILES.items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_arrows_point_down(name: str) -> None:
+    room = room_of(FILES[name])
+    for seen in GRAPH[name]:
+        assert seen in FILES, f"{name} imports {seen}, which is no file of the package"
+        assert room_of(FILES[seen]) <= room, (
+            f"{name} imports {seen}: {ORDER[room]} is below {ORDER[room_of(FILES[seen])]}"
+        )
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes of a circle, or nothing."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        if name not in done:
+            for seen in graph[name]:
+                if found := walk(seen, [*path, name]):
+                    return found
+            done.add(name)
+        return []
+
+    return next((found for name in graph if (found := walk(name, []))), [])
+
+
+def test_no_circle() -> None:
+    assert not circle(GRAPH), " -> ".join(circle(GRAPH))
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()})) == {"b", "c"}, "this test sees a circle"
+
+
+def test_arrows_inside_functions_count(tmp_path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text("def f():\n    from ..nn import Module\n    import xtrain.data.loader\n")
+    assert arrows("xtrain.train.file", file) == {"xtrain.nn", "xtrain.data.loader"}
+
+
+def sources(*folders: str) -> list[Path]:
+    endings = {".c", ".h", ".cu", ".cuh", ".py", ".pyi"}
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in endings]
+
+
+def test_at_most_20_files_side_by_side() -> None:
+    count = Counter(path.parent.relative_to(ROOT) for path in sources("xtrain", "tests", "parity"))
+    assert not {str(folder): n for folder, n in count.items() if n > 20}
+
+
+def test_at_most_600_lines_a_file() -> None:
+    long = {
+        str(path.relative_to(ROOT)): n
+        for path in sources("csrc", "cuda", "xtrain", "tests", "parity")
+        if (n := path.read_text().count("\n")) > 600
+    }
+    assert not long
+
+
+def test_only_models_name_an_architecture() -> None:
+    """A second model is one file and one line: training, saving and sampling ask the registry."""
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name != "models" and "qwen" in path.read_text().lower()
+    ]
+    assert not wrong
