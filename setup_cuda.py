@@ -125,7 +125,8 @@ def flags(names: list[str], werror: bool) -> list[str]:
 
 def shared_files() -> list[str]:
     """What both the extension and the CUDA library are made from: headers of csrc/ that reach cuda/, shared sources."""
-    todo = ["csrc/xtrain.h", "csrc/kernels.h", *map(str, Path("csrc/contract").glob("*.h")), *SHARED_SOURCES, *map(str, Path("cuda").rglob("*.cu*"))]
+    starts = [*Path("csrc/contract").glob("*.h"), *Path("cuda").rglob("*.cu*")]
+    todo = ["csrc/xtrain.h", "csrc/kernels.h", *SHARED_SOURCES, *map(str, starts)]
     found = set()
     while todo:
         path = todo.pop()
