@@ -1,0 +1,45 @@
+"""An edited kernel contract recompiles its own family: few other files include csrc/contract/<family>.h, and each is named here."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+# Files of other rooms that call or list a family's kernels.
+OTHERS = {
+    "attention": {"csrc/backend/backend.c", "csrc/cpu/table.c", "csrc/py/runtime.c", "cuda/runtime/device.cu"},
+    "elementwise": {"csrc/ops/common.c", "csrc/ops/gemm/linear.c", "csrc/ops/layers/cross_entropy.c"}
+    | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu"},
+    "gemm": {"csrc/backend/backend.c", "csrc/cpu/table.c", "csrc/py/runtime.c", "cuda/runtime/device.cu"}
+    | {"csrc/cpu/attention/materialized.c", "csrc/cpu/attention/reference.c", "cuda/attention/materialized.cu"},
+    "reduce": {"csrc/ops/common.c", "csrc/ops/layers/cross_entropy.c", "csrc/py/repr.c", "csrc/py/testing.c"},
+}
+FAMILIES = sorted(path.stem for path in (ROOT / "csrc/contract").glob("*.h") if path.stem != "backend")
+
+
+def included(path: Path) -> set[Path]:
+    """Every file of the project that compiling `path` reads."""
+    found, todo = set(), [path]
+    while todo:
+        file = todo.pop()
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(), re.M):
+            places = [Path(os.path.normpath(folder / name)) for folder in (file.parent, ROOT / "csrc", ROOT / "cuda")]
+            todo += [place for place in places if place.is_file() and place not in found][:1]
+            found.update(todo[-1:])
+    return found
+
+
+READS = {
+    path: included(path) for room in ("csrc", "cuda") for path in (ROOT / room).rglob("*.c*") if path.suffix != ".cuh"
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_edited_contract_recompiles_its_family(family: str) -> None:
+    contract = ROOT / f"csrc/contract/{family}.h"
+    readers = {path.relative_to(ROOT) for path, files in READS.items() if contract in files}
+    own = {path for path in readers if path.parent.name == family}
+    assert {path.parts[:2] for path in own} >= {("csrc", "ops"), ("csrc", "cpu"), ("cuda", family)}
+    assert {str(path) for path in readers - own} == OTHERS.get(family, set())
