@@ -109,7 +109,7 @@ def test_the_trainer_reads_losses_only_now_and_then(tmp_path) -> None:
     }  # fmt: skip
     trainer = Trainer(options, quiet=True)
     trainer.train_step()
-    work = spent(lambda: [trainer._queue_step() for _ in range(5)])
+    work = spent(lambda: [trainer.stepper.queue() for _ in range(5)])
     assert (work["synchronizations"], work["to_host"]) == (0, 0)
     result = Trainer(options | {"out": str(tmp_path / "other")}, quiet=True).run()
     assert result.step == 40 and np.isfinite(result.loss)

@@ -136,7 +136,7 @@ def test_reading_losses_late_changes_nothing(tmp_path, data) -> None:
     found = []
     for name, every in (("each", 1), ("late", 3)):
         trainer = Trainer(options(data, tmp_path / name, save_every=4), quiet=True)
-        trainer._read_every = every
+        trainer.stepper.read_every = every
         trainer.run()
         kept = [
             {k: v for k, v in line.items() if "time" not in k and "per_second" not in k}
@@ -151,7 +151,7 @@ def test_reading_losses_late_changes_nothing(tmp_path, data) -> None:
 def test_a_loss_is_read_once(tmp_path, data, every: int) -> None:
     """Reading waits for the device. The reads are the concatenations of two numbers a step."""
     trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
-    trainer._read_every = every
+    trainer.stepper.read_every = every
     reads: list[int] = []
     before = xt._C.set_call_hook(
         lambda op, arguments, outputs: (
@@ -169,7 +169,7 @@ def test_a_loss_is_read_once(tmp_path, data, every: int) -> None:
 def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> None:
     out = tmp_path / "run"
     trainer = Trainer(options(data, out, save_every=0), quiet=True)
-    trainer._read_every = 5
+    trainer.stepper.read_every = 5
     next_batch, kept = trainer.loader.next_batch, []
 
     def poisoned():
@@ -204,7 +204,7 @@ def test_after_a_bad_step_a_repaired_run_goes_on_as_if_it_had_not_been(tmp_path,
     whole.run()
     xt.manual_seed(0)
     trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
-    trainer._read_every = every
+    trainer.stepper.read_every = every
     weight = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
     next_batch, kept, states = trainer.loader.next_batch, [], []
 
@@ -233,9 +233,9 @@ def test_after_a_bad_step_a_repaired_run_goes_on_as_if_it_had_not_been(tmp_path,
 def test_a_loss_that_is_not_finite_stops_a_late_step_too(tmp_path, data) -> None:
     """Also where the gradients are finite: the guard sees both."""
     trainer = Trainer(options(data, tmp_path / "run", save_every=0), quiet=True)
-    trainer._read_every = 5
-    gradients = trainer._gradients
-    trainer._gradients = lambda *given: (gradients(*given)[0] * math.inf, xt.ones(()))
+    trainer.stepper.read_every = 5
+    gradients = trainer.stepper.gradients
+    trainer.stepper.gradients = lambda *given: (gradients(*given)[0] * math.inf, xt.ones(()))
     before = [p.detach().cpu().numpy().copy() for p in trainer.model.parameters()]
     with pytest.raises(NonFiniteError, match="step 1: the loss is inf"):
         trainer.run()
@@ -283,7 +283,7 @@ def test_resume_takes_the_newest_valid_checkpoint(tmp_path, data, capsys) -> Non
     assert "warning" in said
     assert "checkpoint-00000008" in said
     assert "damaged" in said
-    trainer._quiet = True
+    trainer.report.quiet = True
     trainer.run()
     assert weights(newest) == want, "falling back further continues to the same bits"
     with pytest.raises(CheckpointError, match="holds no checkpoint|does not exist"):

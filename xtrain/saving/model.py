@@ -27,7 +27,7 @@ def _architecture(model: Any) -> Architecture:
 
 def _tied(model: Any) -> Mapping[str, str]:
     """Tensors that equal another one, and which."""
-    return _architecture(model).tied if model.config.tie_word_embeddings else {}
+    return _architecture(model).tied if getattr(model.config, "tie_word_embeddings", False) else {}
 
 
 def model_tensors(model: Any) -> dict[str, Any]:

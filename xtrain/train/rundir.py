@@ -14,7 +14,7 @@ from .. import _C, cuda, saving
 from ..errors import CheckpointError, ConfigError
 from ..files import reason, write_text
 from ..saving.places import CONFIG, LOCK, METRICS
-from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, flatten
+from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, flatten, to_toml
 from .plot import read_metrics
 
 RUNS = "runs"
@@ -104,7 +104,7 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
         if start_over is not None and [name for name, _ in found] == [METRICS]:
             start_over(f"the run in {path} ended before its first checkpoint: it starts over")
         elif found:
-            raise holds_a_run(path)
+            raise _holds_a_run(path)
         if (path / CONFIG).exists() and not (path / LOCK).exists():
             raise ConfigError(f"out must be a folder without a {CONFIG} that no run has written, got {path}")
         return path, found
@@ -118,9 +118,29 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
     return Path(RUNS) / f"{stem}-{max(numbers, default=0) + 1}", set()
 
 
-def holds_a_run(path: Path) -> ConfigError:
+def _holds_a_run(path: Path) -> ConfigError:
     """What is said where a new run would write into another."""
     return ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
+
+
+def check_unchanged(path: Path, known: set[Entry], step: int | None) -> None:
+    """Refuse a directory that another run has written to since `known` were its contents. step: where a resumed run
+    stands, None for a new one.
+    """
+    new = {name for name, _ in contents(path) - known}
+    if step is None and new:
+        raise _holds_a_run(path)
+    newest = max(new, key=lambda name: saving.checkpoint_step(name) or 0, default="")
+    if (saving.checkpoint_step(newest) or 0) > (step or 0):
+        raise ConfigError(f"{path} already holds a run that has gone on to {newest}; continue it with --resume")
+
+
+def write_config(path: Path, config: TrainConfig) -> None:
+    """Write the config.toml of a run."""
+    try:
+        write_text(path / CONFIG, to_toml(config))
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be written: {reason(error)}") from None
 
 
 def _saved(run: Path) -> list[Path]:

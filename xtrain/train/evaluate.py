@@ -1,0 +1,48 @@
+"""The validation loss and the sample of a run."""
+
+from __future__ import annotations
+
+import math
+
+from ..autograd import no_grad
+from ..generation import generate_text
+from ..tokenizers import ByteTokenizer
+from .state import State
+from .step import on_device
+
+
+@no_grad()
+def evaluate(state: State) -> dict[str, float]:
+    """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
+    total, size = 0.0, state.config.batch_size
+    for start in range(0, len(state.val), size):
+        block = state.val[start : start + size]
+        ids, targets = (on_device(part, state.device) for part in (block[:, :-1], block[:, 1:]))
+        total += state.model.loss(ids, targets, reduction="sum").item()
+    loss = total / (state.val.shape[0] * (state.val.shape[1] - 1))
+    metrics = {"val_loss": loss}
+    if state.corpus.bytes_per_token:
+        metrics["val_bpb"] = loss / math.log(2.0) / state.corpus.bytes_per_token
+    return metrics
+
+
+def sample(state: State) -> str | None:
+    """Return a generated text (prompt included), or None when samples are off or the tokens have no tokenizer."""
+    settings = state.config.sample
+    if not settings.tokens or state.tokenizer is None:
+        return None
+    if settings.prompt is None:
+        python = state.corpus.name == "python" and isinstance(state.tokenizer, ByteTokenizer)
+        ids = state.tokenizer.encode(b"def ") if python else state.val[0, :16]
+    else:
+        ids = state.tokenizer.encode(settings.prompt.encode("utf-8", "surrogateescape"))
+    return generate_text(
+        state.model,
+        state.tokenizer,
+        ids,
+        settings.tokens,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        seed=state.config.seed,
+    )

@@ -1,0 +1,93 @@
+"""The loop over the steps of a run: reads metrics, evaluates and saves when it is time, and stops on a signal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import CheckpointError
+from .progress import Progress
+from .report import Report
+from .state import State
+from .step import QueuedStep, Stepper
+from .stop import StopSignals
+
+
+def loop(
+    state: State,
+    stepper: Stepper,
+    report: Report,
+    write: Callable[[Mapping[str, Any]], None],
+    evaluate: Callable[[bool], dict[str, float]],
+    save: Callable[[], Any],
+) -> tuple[dict[str, Any], str | None]:
+    """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the signal).
+
+    write: takes the metrics of every step. evaluate: takes whether to show a sample, returns further metrics.
+    """
+    with report.progress(state) as progress, StopSignals(quiet=report.quiet) as stop:
+        record = _steps(state, stepper, report, write, evaluate, save, progress, stop)
+        if state.saved_at != state.step:
+            save()
+    return record, stop.received
+
+
+def _steps(
+    state: State,
+    stepper: Stepper,
+    report: Report,
+    write: Callable[[Mapping[str, Any]], None],
+    evaluate: Callable[[bool], dict[str, float]],
+    save: Callable[[], Any],
+    progress: Progress,
+    stop: StopSignals,
+) -> dict[str, Any]:
+    config = state.config
+    record: dict[str, Any] = {}
+    speed = _Speed(config.batch_size * config.seq_len)
+    queued: list[QueuedStep] = []
+    begun = time.monotonic() - state.elapsed
+    while queued or (state.step < config.steps and not stop.received):
+        if state.step < config.steps and not stop.received:
+            if not queued:
+                speed.start()
+            queued.append(stepper.queue())
+        final = state.step == config.steps
+        evaluating = final or (config.eval_every and state.step % config.eval_every == 0)
+        saving = config.save_every and state.step % config.save_every == 0
+        if len(queued) < stepper.read_every and not (evaluating or saving or stop.received):
+            continue
+        read = stepper.read(queued)
+        rate = speed.stop(len(queued))
+        for step, numbers in zip(queued, read, strict=True):
+            record = {"step": step.number, **stepper.check(step, numbers)}
+            record.update(tokens=step.number * speed.tokens, tokens_per_second=round(rate, 1))
+            if step is queued[-1] and evaluating and (final or not stop.received):
+                record.update(evaluate(not final))
+            state.elapsed = time.monotonic() - begun
+            write({**record, "time": round(state.elapsed, 3)})
+        queued = []
+        progress.update(state.step, record["loss"], rate)
+        if saving and not final:
+            try:
+                save()
+            except CheckpointError as error:  # the next save may work, and the last one of the run must
+                report.warn(str(error))
+    return record
+
+
+class _Speed:
+    """Tokens per second: the average over the last steps, without the time of evaluations and saves."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._recent: list[tuple[float, int]] = []  # (seconds, steps)
+        self._begun = 0.0
+
+    def start(self) -> None:
+        self._begun = time.monotonic()
+
+    def stop(self, steps: int) -> float:
+        self._recent = [*self._recent[-19:], (time.monotonic() - self._begun, steps)]
+        return self.tokens * sum(n for _, n in self._recent) / max(sum(t for t, _ in self._recent), 1e-9)

@@ -1,0 +1,54 @@
+"""The parts of a new or resumed run: corpus, model and optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .. import _C, optim, saving
+from ..data import Corpus, open_data
+from ..errors import DataError
+from ..models.presets import PRESETS
+from ..models.registry import architecture
+from ..tokenizers import ByteTokenizer, load_tokenizer
+from .config import OptimConfig, TrainConfig, resolve_model
+from .memory import check_model_fits
+
+
+def open_corpus(config: TrainConfig, checkpoint: Path | None) -> Corpus:
+    """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else bytes."""
+    source = checkpoint or (config.model.preset if config.model.preset not in PRESETS else None)
+    if source is config.model.preset and not Path(source, "config.json").is_file():
+        resolve_model(config, 0)  # raises, before any data is read
+    tokenizer = load_tokenizer(source) if source is not None else ByteTokenizer()
+    return open_data(config.data, tokenizer, config.val_fraction)
+
+
+def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str) -> Any:
+    """Load the model of the checkpoint or model directory, or draw a new one; it must know every token of the data."""
+    dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
+    keys = None if checkpoint else resolve_model(config, corpus.vocab_size)
+    if keys is None:
+        model = saving.load_model(checkpoint or config.model.preset, dtype=dtype)
+    else:
+        kind = architecture(keys["model_type"])
+        planned = kind.config(**keys, dtype="float32")
+        check_model_fits(kind, planned, device)
+        model = kind.model(planned).to(dtype)
+    if model.config.vocab_size < corpus.vocab_size:
+        raise DataError(
+            f"data: {corpus.name} needs a vocabulary of {corpus.vocab_size} tokens, "
+            f"the model has {model.config.vocab_size}"
+        )
+    return model.to(device)
+
+
+def make_optimizer(model: Any, settings: OptimConfig) -> optim.AdamW:
+    """AdamW of all parameters; vectors are not decayed."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (settings.beta1, settings.beta2)
+    return optim.AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=betas, eps=settings.eps)

@@ -1,0 +1,89 @@
+"""What a run tells its user: lines, the bar, and loss.png."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from .. import _C
+from ..files import reason
+from . import plot
+from .progress import Progress, clock, say
+from .state import State
+
+
+class Report:
+    """Lines on standard output, above the bar while there is one; nothing when quiet."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Print lines."""
+        if self._progress is not None:
+            self._progress.message(text)
+        elif not self.quiet:
+            say(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self.say(f"warning: {text}")
+
+    @contextlib.contextmanager
+    def progress(self, state: State) -> Iterator[Progress]:
+        """Show the progress of the run's steps inside the `with` block."""
+        self._progress = Progress(state.config.steps, state.step, every=state.config.log_every, quiet=self.quiet)
+        try:
+            yield self._progress
+        finally:
+            self._progress.close()
+            self._progress = None
+
+    def introduce(self, state: State) -> None:
+        """Say what will be trained, on what, and where."""
+        config, corpus = state.config, state.corpus
+        count = sum(parameter.numel() for parameter in state.model.parameters())
+        threads = f", {_C.get_num_threads()} threads" if state.device == "cpu" else ""
+        self.say(
+            f"model  {config.model.preset}: {count / 1e6:.2f} M parameters, {config.precision}, {state.device}{threads}"
+        )
+        self.say(f"data   {corpus.name}: {corpus.train_tokens:,} training, {corpus.val_tokens:,} validation tokens")
+        start = f"from step {state.step} " if state.step else ""
+        each = f"{config.batch_size} x {config.seq_len} tokens each"
+        self.say(f"run    {state.directory}: {start}to step {config.steps}, {each}")
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Say the result of an evaluation."""
+        unit, name = ("bits per byte", "val_bpb") if "val_bpb" in values else ("nats per token", "val_loss")
+        self.say(f"step {step}: validation {values[name]:.4f} {unit}")
+
+    def sample(self, text: str | None) -> None:
+        """Show a sample of an evaluation."""
+        if text:
+            self.say(_indent(text))
+
+    def finish(self, state: State, text: str | None, stopped: str | None) -> None:
+        """Draw loss.png, show the last sample, and say how the run ended and where it is."""
+        if state.config.plot:
+            self._draw(state)
+        if text:
+            self.say(f"sample:\n{_indent(text)}")
+        if stopped:
+            self.say(
+                f"stopped by {stopped} after step {state.step}; continue with: xtrain train --resume {state.directory}"
+            )
+        self.say(f"{state.step} steps in {clock(state.elapsed)}; the run is in {state.directory}")
+
+    def _draw(self, state: State) -> None:
+        try:
+            plot.plot_loss(state.directory, state.corpus.bytes_per_token)
+        except ImportError:
+            self.say(plot.HINT)
+        except Exception as error:  # a picture is never worth a run
+            what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else str(error)
+            self.warn(f"loss.png could not be drawn: {what}")
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    | {line}" for line in text.splitlines())

@@ -1,0 +1,49 @@
+"""The trainer_state.json of a checkpoint: what a run continues from, beside tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from .. import _C, _version, saving
+from ..errors import CheckpointError, ConfigError
+from .config import flatten
+from .state import State
+
+
+def trainer_state(state: State) -> dict[str, Any]:
+    """What a checkpoint of the current step holds, as JSON values."""
+    return {
+        "xtrain": _version.__version__,
+        "step": state.step,
+        "tokens": state.step * state.config.batch_size * state.config.seq_len,
+        "elapsed": state.elapsed,
+        "loader": state.loader.state_dict(),
+        "rng": list(_C.get_rng_state()),
+        "data": state.fingerprint,
+        "config": flatten(dataclasses.replace(state.config, resume="", extend=False)),
+    }
+
+
+def restore(state: State, checkpoint: Path) -> None:
+    """Continue from a checkpoint: moments, step, position in the data, and random state."""
+    stored = saving.load_checkpoint(checkpoint, state.model, state.optimizer)
+    try:
+        if stored["data"] != state.fingerprint:
+            raise ConfigError(
+                f"resume: data was {stored['config']['data']!r} in this run, "
+                f"and {state.config.data!r} now holds something else"
+            )
+        state.step, state.elapsed = int(stored["step"]), float(stored["elapsed"])
+        state.saved_at = state.step
+        state.loader.load_state_dict(stored["loader"])
+        _C.set_rng_state(tuple(stored["rng"]))
+    except ConfigError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(f"{checkpoint / 'trainer_state.json'} lacks {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is damaged: {error}") from None
+    if state.step > state.config.steps:
+        raise ConfigError(f"steps must be at least {state.step}, where the checkpoint stands, got {state.config.steps}")

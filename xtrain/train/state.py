@@ -1,0 +1,35 @@
+"""What the parts of a Trainer share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data import Corpus, Loader
+from ..tokenizers import Tokenizer
+from .config import TrainConfig
+
+
+class State:
+    """What a run is made of and where it stands. The Trainer is one; its parts read and change it.
+
+    device: where the model is. step: steps done. elapsed: seconds of training so far, over all parts of the run.
+    saved_at: the step of the last checkpoint that was written or read, -1 before. val: the validation subset, int64
+    [windows, S + 1]. fingerprint: of the corpus.
+    """
+
+    config: TrainConfig
+    directory: Path
+    device: str
+    corpus: Corpus
+    tokenizer: Tokenizer | None
+    model: Any
+    optimizer: Any
+    loader: Loader
+    val: np.ndarray
+    fingerprint: str
+    step: int = 0
+    elapsed: float = 0.0
+    saved_at: int = -1

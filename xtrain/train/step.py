@@ -1,0 +1,140 @@
+"""What one training step is: queued without waiting for the device, read later, and undone when it is not finite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import _C, optim, saving
+from ..autograd import no_grad
+from ..errors import NonFiniteError
+from .nonfinite import diagnose
+from .state import State
+
+
+def on_device(array: np.ndarray, device: str) -> Any:
+    """The array as a tensor on `device`."""
+    tensor = _C.from_numpy(np.ascontiguousarray(array))
+    return tensor if device == "cpu" else tensor.to(_C.device(device))
+
+
+@dataclass
+class QueuedStep:
+    """A step whose loss and norm are on the device. loader, rng: the states before it. numbers: its metrics, once they
+    have been read.
+    """
+
+    number: int
+    lr: float
+    total: int
+    pieces: list[Any]
+    loss: Any
+    norm: Any
+    loader: dict[str, int]
+    rng: Any
+    numbers: dict[str, float] | None = None
+
+
+class Stepper:
+    """Makes the steps of a run: changes its model, optimizer, loader, `step` and the random state, and nothing else.
+
+    read_every: steps that may be queued before they are read: reading waits for the device. With 1 each step is read
+    before the optimizer changes anything.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.read_every = 1 if state.device == "cpu" else state.config.log_every
+        self._guard: Any = None
+
+    def queue(self) -> QueuedStep:
+        """Make a step as far as it goes without waiting for the device. What ends it early gives its batch back."""
+        loader, rng = self._state.loader.state_dict(), _C.get_rng_state()
+        try:
+            return self._queue(loader, rng)
+        except BaseException:
+            self._give_back(loader, rng)
+            raise
+
+    def _give_back(self, loader: dict[str, int], rng: Any) -> None:
+        self._state.loader.load_state_dict(loader)
+        _C.set_rng_state(rng)
+
+    def _queue(self, loader: dict[str, int], rng: Any) -> QueuedStep:
+        state, config, settings = self._state, self._state.config, self._state.config.optim
+        ids, targets = state.loader.next_batch()
+        total = max(int(np.count_nonzero(targets != -100)), 1)
+        pieces = [
+            (on_device(piece_ids, state.device), on_device(piece_targets, state.device))
+            for piece_ids, piece_targets in zip(
+                np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True
+            )
+        ]
+        lr = optim.lr_schedule(
+            settings.schedule, state.step, settings.warmup, config.steps, settings.lr, settings.final_lr
+        )
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr
+        loss, norm = self.gradients(pieces, total)
+        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng)
+        if self.read_every == 1:
+            self.check(step, self.read([step])[0])  # raises before anything is changed
+            state.optimizer.step()
+        else:  # NaN and infinity stay in the guard: no later step changes anything either
+            guard = norm + loss * 0.0
+            self._guard = guard if self._guard is None else guard + self._guard * 0.0
+            state.optimizer.step(guard=self._guard)
+        state.step += 1
+        return step
+
+    def gradients(self, pieces: list[Any], total: int) -> tuple[Any, Any]:
+        """Loss and norm of the gradients, as tensors on the device; the gradients are clipped."""
+        state = self._state
+        state.optimizer.zero_grad()
+        loss = None
+        for piece_ids, piece_targets in pieces:
+            part = state.model.loss(piece_ids, piece_targets, reduction="sum") * (1.0 / total)
+            part.backward()
+            loss = part.detach() if loss is None else loss + part.detach()
+        return loss, optim.clip_grad_norm_(state.model.parameters(), state.config.clip or math.inf)
+
+    @no_grad()
+    def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
+        """The metrics of queued steps; of those that have not been read yet, in one copy to the host."""
+        unread = [step for step in steps if step.numbers is None]
+        if unread:
+            values = _C.cat([value.reshape(1).float() for step in unread for value in (step.loss, step.norm)]).tolist()
+            for step, loss, norm in zip(unread, values[::2], values[1::2], strict=True):
+                step.numbers = {"loss": loss, "lr": step.lr, "grad_norm": norm}
+        return [step.numbers for step in steps]
+
+    def check(self, step: QueuedStep, numbers: dict[str, float]) -> dict[str, float]:
+        """Return `numbers`, or raise NonFiniteError with everything as before that step. A step that is found bad late
+        is repeated for the diagnosis: nothing has changed since.
+        """
+        loss, norm = numbers["loss"], numbers["grad_norm"]
+        if math.isfinite(loss) and math.isfinite(norm):
+            return numbers
+        state = self._state
+        self._guard = None  # whoever repairs the model may go on
+        state.optimizer.settle()
+        try:
+            if state.step >= step.number:
+                state.step = step.number - 1
+                _C.set_rng_state(step.rng)
+                self.gradients(step.pieces, step.total)
+            raise self._error(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
+        finally:
+            self._give_back(step.loader, step.rng)
+
+    def _error(self, loss: float, norm: float, pieces: list[Any]) -> NonFiniteError:
+        state = self._state
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
+        found = saving.find_checkpoints(state.directory)
+        last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
+        return NonFiniteError(
+            f"step {state.step + 1}: {what}; first bad value: {diagnose(state.model, pieces)}; {last}"
+        )
