@@ -185,7 +185,7 @@ def dropout(input, p=0.5, training=True):
     return input * (kept.to(input.dtype) * (1.0 / (1.0 - p)))
 
 
-# ---- hyper-connections (docs/mhc.md; nn.HyperConnection puts them together) ------------------------------------------
+# ---- hyper-connections (docs/reference/mhc.md; nn.HyperConnection puts them together) --------------------------------
 
 
 def mhc_pre(x, phi, alpha, bias, gamma=None, *, norm_eps=1e-6, hc_eps=1e-6):

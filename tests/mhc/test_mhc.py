@@ -376,7 +376,7 @@ def test_a_bad_token_spoils_no_other(bad: float) -> None:
 
 
 def test_the_example_of_the_documentation_runs() -> None:
-    text = (ROOT / "docs" / "mhc.md").read_text()
+    text = (ROOT / "docs/how-to/mhc.md").read_text()
     names: dict = {}
     exec(re.search(r"```python\n(.*?)```", text, re.S)[1], names)
     assert names["y"].shape == (2, 10, 64) and names["layers"][0].phi.grad is not None

@@ -6,7 +6,7 @@
     y = nn.StreamContraction(C, 4, "mean")(x)             # [.., 4, C] -> [.., C]
 
 Zhu et al. 2024, Hyper-Connections (arXiv:2409.19606); Xie et al. 2025, mHC: Manifold-Constrained Hyper-Connections
-(arXiv:2512.24880). The names of nn; formulas and conventions are in docs/mhc.md.
+(arXiv:2512.24880). All names are in xtrain.nn; docs/reference/mhc.md has formulas and conventions.
 """
 
 import math
@@ -38,9 +38,9 @@ class _Depth(threading.local):
         return self.count > 0
 
 
-# Recordings raise this: what they isolate op by op must have the gradient of its own formula, which the carry of
-# mhc_open has not (csrc/ops/mhc_layer.c). So they see mhc_pre, sinkhorn and mhc_post, and never the two halves that
-# train; that these agree with them is for tests and identities to say (docs/mhc.md).
+# Recordings raise this. They isolate each op, whose gradient must be that of its own formula; the carry of mhc_open
+# has another one (csrc/ops/mhc/mhc_layer.c). So a recording sees mhc_pre, sinkhorn and mhc_post, and never the two
+# fused halves that train. Tests and identities show that both agree (docs/internals/mhc.md).
 separate = _Depth()
 _WIDE = {"float16": _C.float32, "bfloat16": _C.float32}
 

@@ -1,4 +1,4 @@
-"""Checks that a bad answer cannot pass: how `docs/numerics.md` says we know that a kernel is right.
+"""Checks that a bad answer cannot pass: how `docs/reference/numerics.md` says we know that a kernel is right.
 
 tolerance(...)            how far a result may be off, from the formats it went through
 verify(out, ref)          compares two tensors on their device; a few numbers come back

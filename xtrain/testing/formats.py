@@ -1,4 +1,4 @@
-"""Number formats, and the tolerance that follows from them. The derivation is in docs/numerics.md."""
+"""Number formats, and the tolerance that follows from them. The derivation is in docs/reference/numerics.md."""
 
 import math
 import numbers
@@ -81,7 +81,7 @@ def tolerance(compute, out=None, acc=None, accumulations=1, magnitude=1.0):
         rtol = max(u(compute), u(out), n u(acc))                       u = 2^-mantissa / 2
         atol = max(h(compute), h(out), n h(acc))                       h = 2^(exponent(magnitude) - mantissa) / 2
 
-    No constant is fitted; docs/numerics.md has the derivation and tests/testing/test_testing_tolerance.py measures it.
+    No constant is fitted: docs/reference/numerics.md derives it, tests/testing/test_testing_tolerance.py measures it.
     """
     of_compute = format_of(compute)
     of_out = of_compute if out is None else format_of(out, "out")
