@@ -2,7 +2,7 @@
 #ifndef XT_NUMPY_API_H
 #define XT_NUMPY_API_H
 
-#include "py.h"
+#include "py/py.h"
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL xt_numpy_api

@@ -167,7 +167,7 @@ PyObject *py_item(const char *op, XtTensor *tensor);      /* of a tensor with on
 XtTensor *py_on_host(XtTensor *tensor);                   /* new: itself, or a copy on the CPU; no recording */
 int py_stats(XtTensor *tensor, double out[5]);            /* as XtStats */
 
-/* numbers: tensor_number.c */
+/* numbers: tensor/number.c */
 PyObject *py_nb_add(PyObject *a, PyObject *b);
 PyObject *py_nb_subtract(PyObject *a, PyObject *b);
 PyObject *py_nb_multiply(PyObject *a, PyObject *b);
@@ -187,7 +187,7 @@ PyObject *py_nb_float(PyObject *self);
 PyObject *py_nb_index(PyObject *self);
 PyObject *py_richcompare(PyObject *a, PyObject *b, int operation);
 
-/* indexing: tensor_index.c */
+/* indexing: tensor/index.c */
 Py_ssize_t py_length(PyObject *self);
 PyObject *py_sequence_item(PyObject *self, Py_ssize_t index);
 PyObject *py_iterate(PyObject *self);

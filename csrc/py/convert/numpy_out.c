@@ -1,6 +1,6 @@
 /* numpy_out.c - from Tensor to NumPy and to anything that reads PEP 3118 buffers: the same memory, never a copy. */
 #define XT_IMPORT_ARRAY
-#include "numpy_api.h"
+#include "py/numpy_api.h"
 
 int py_numpy_init(void) {
     import_array1(-1);

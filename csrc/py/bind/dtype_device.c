@@ -1,5 +1,5 @@
 /* dtype_device.c - the types `dtype` (eight constants, compared by identity) and `device` (small values, compared by content). */
-#include "py.h"
+#include "py/py.h"
 
 /* ---- dtype ----------------------------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* args.c - the binder: the arguments of one call against a parsed signature. Each refusal names function, argument, rule, value. */
-#include "numpy_api.h"
+#include "py/numpy_api.h"
 
 /* ---- numbers --------------------------------------------------------------------------------------------------------- */
 

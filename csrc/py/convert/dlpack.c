@@ -4,7 +4,7 @@
  * the consumer calls the deleter, once. Data from outside is checked field by field before anything reads it.
  */
 #include "contract/backend.h"
-#include "py.h"
+#include "py/py.h"
 
 /* The structures of the DLPack specification, v1.1, as far as they are needed. */
 typedef struct DlDevice {

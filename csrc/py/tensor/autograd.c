@@ -1,11 +1,11 @@
-/* autograd_py.c - the tape as Python sees it: backward, hooks, grad mode, nodes whose rule is a Python callable, subclasses.
+/* autograd.c - the tape as Python sees it: backward, hooks, grad mode, nodes whose rule is a Python callable, subclasses.
  *
  * Ownership of an xt.Function node:  output tensor -> node -> Rule -> callable (usually a method bound to the context) -> what the
  * context saved. A context that saved an output closes a cycle; py_traverse_grad shows it to the garbage collector, and a backward
  * without retain_graph cuts it, because the callable is dropped once it has run. What stays out of the collector's sight are cycles
  * through several nodes of a graph that is never walked.
  */
-#include "py.h"
+#include "py/py.h"
 
 /* ---- callbacks from the tape: any thread ----------------------------------------------------------------------------- */
 

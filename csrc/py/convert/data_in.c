@@ -3,7 +3,7 @@
  * Nested lists take three walks: down the first elements for the shape, over everything for raggedness and the kind of number, and
  * over everything again to store. Elements may run Python code that changes the lists, so the last walk trusts no length.
  */
-#include "numpy_api.h"
+#include "py/numpy_api.h"
 
 typedef enum Kind { KIND_BOOL, KIND_INT, KIND_FLOAT } Kind;
 

@@ -1,5 +1,5 @@
-/* tensor_methods.c - methods that ask about a tensor, move it to another dtype or device, or copy the object. */
-#include "py.h"
+/* methods.c - methods that ask about a tensor, move it to another dtype or device, or copy the object. */
+#include "py/py.h"
 
 /* ---- questions ------------------------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-/* tensor_type.c - the heap type Tensor: life, garbage collection, attributes. Methods come from tables in the other files.
+/* type.c - the heap type Tensor: life, garbage collection, attributes. Methods come from tables in the other files.
  *
  * Ownership: a PyTensor owns one reference to an XtTensor. Several PyTensors may show one XtTensor (x.grad makes a new one each
  * time). Python objects hang below an XtTensor in four places, and cycles can run through each: hooks of leaves, hooks of node
@@ -6,7 +6,7 @@
  * tensor_traverse shows them to the garbage collector when this object is their only owner.
  */
 #include "contract/backend.h"
-#include "py.h"
+#include "py/py.h"
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
 

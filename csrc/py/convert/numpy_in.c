@@ -1,5 +1,5 @@
 /* numpy_in.c - xt.from_numpy: an array's memory as a tensor, without a copy, refusing what strides in elements cannot say. */
-#include "numpy_api.h"
+#include "py/numpy_api.h"
 
 bool py_numpy_dtype(PyArrayObject *array, XtDtype *out) {
     int type = PyArray_TYPE(array);

@@ -1,5 +1,5 @@
-/* tensor_number.c - operators of Tensor, and its conversion to one Python number. */
-#include "numpy_api.h"
+/* number.c - operators of Tensor, and its conversion to one Python number. */
+#include "py/numpy_api.h"
 
 /* ---- operators ------------------------------------------------------------------------------------------------------- */
 

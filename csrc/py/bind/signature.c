@@ -1,5 +1,5 @@
 /* signature.c - reads the signature text of an op or function once, at import. The grammar is in ops.h. */
-#include "py.h"
+#include "py/py.h"
 
 #include <ctype.h>
 

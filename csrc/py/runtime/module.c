@@ -1,5 +1,5 @@
 /* module.c - `xtrain._C`: multi-phase initialisation and the life of the module state. */
-#include "py.h"
+#include "py/py.h"
 
 PyState *xt_py;
 

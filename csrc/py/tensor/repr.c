@@ -1,7 +1,7 @@
 /* repr.c - what a tensor shows of itself: its values when they are few, statistics when they are many. */
 #include "contract/backend.h"
 #include "contract/reduce.h"
-#include "py.h"
+#include "py/py.h"
 
 #define SHOWN_ELEMENTS 1000
 

@@ -2,7 +2,7 @@
 #include "contract/attention.h"
 #include "contract/backend.h"
 #include "contract/gemm.h"
-#include "py.h"
+#include "py/py.h"
 
 #ifndef XT_VERSION
 #define XT_VERSION "unknown"

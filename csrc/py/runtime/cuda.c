@@ -1,6 +1,6 @@
 /* cuda.c - what Python asks of a CUDA device besides tensors: what it is, what it has done, waiting for it. */
 #include "contract/backend.h"
-#include "py.h"
+#include "py/py.h"
 
 static const XtAccelerator *accelerator_of(XtDevice device) {
     const XtBackend *backend;

@@ -1,6 +1,6 @@
 /* callable.c - `_C.Op`: what an op or a function of this module is in Python. One object serves as `_C.rms_norm` and, in the
  * dict of the Tensor type, as a method: __get__ binds it like a plain function. */
-#include "py.h"
+#include "py/py.h"
 
 typedef struct PyOp {
     PyObject_HEAD vectorcallfunc vectorcall;

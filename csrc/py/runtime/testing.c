@@ -1,7 +1,7 @@
 /* testing.c - what xtrain.testing needs of the core: comparing two tensors where they are, and seeing every call of an op. */
 #include "contract/backend.h"
 #include "contract/reduce.h"
-#include "py.h"
+#include "py/py.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* errors.c - the one place where a status becomes a Python exception, and where Ctrl-C reaches a running kernel. */
-#include "py.h"
+#include "py/py.h"
 
 PyObject *py_raise(XtStatus status) {
     PyObject *type = PyExc_RuntimeError;
