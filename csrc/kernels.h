@@ -6,12 +6,12 @@
  *
  * Rules that hold for every kernel unless its contract says otherwise:
  *
- *   - Arguments are right: ops check, kernels assume. What only the data can show (an index out of range) the kernel reports.
+ *   - Ops check the arguments; kernels assume they are right. A kernel reports what only the data show (an index out of range).
  *   - Outputs never overlap inputs, except that an elementwise output may be exactly one of its inputs (same data and strides).
  *   - Sizes of 0 are legal and mean "nothing to do" (reductions write their neutral element).
  *   - ACC: float64 computes in float64; float32, bfloat16 and float16 compute and keep statistics in float32.
  *   - Deterministic: same inputs, same bits, whatever the number of threads. No float atomics.
- *   - "rows x cols, dense" means row-major without gaps. `float` outputs named lse, rstd, losses have dtype ACC.
+ *   - "rows x cols, dense" means row-major without gaps. Outputs named lse, rstd and losses have dtype ACC.
  *
  * Letters: B batch, S sequence, C channels, H query heads, K kv heads, D head dim, V vocab; M, N, K in gemm only.
  */

@@ -47,7 +47,8 @@ static XtNode *heap_pop(Heap *heap) {
     return top;
 }
 
-/* *sum += gradient (gradient is borrowed). The first arrival is kept as it is; later ones are added in place when nobody else looks. */
+/* *sum += gradient, which is borrowed. The first one is kept as it is; later ones are added in place if nobody else sees the
+ * sum. */
 static XtStatus collect(XtTensor **sum, XtTensor *gradient, bool may_overwrite) {
     if (!*sum) {
         if (gradient->grad) return xt_tensor_alias(gradient, sum); /* a rule or hook from Python may return a recorded tensor */
@@ -69,7 +70,7 @@ static bool only_ours(const XtTensor *tensor) {
            __atomic_load_n(&tensor->storage->references, __ATOMIC_RELAXED) == 1;
 }
 
-/* A leaf's hooks see each backward's whole gradient, so leaves gather here first and add to .grad at the end of the walk. */
+/* A leaf's hooks get the whole gradient of a backward. So leaves gather it here and add it to .grad at the end of the walk. */
 typedef struct Leaf {
     XtTensor *tensor, *gradient; /* both owned */
     XtTensor *grown;             /* owned: its .grad, once a rule of this walk has added to it */
@@ -259,7 +260,7 @@ __attribute__((constructor)) static void make_walk_lock(void) {
     pthread_mutex_init(&walk_lock, &recursive);
     pthread_mutexattr_destroy(&recursive);
 }
-/* A child of fork has one thread, and none of the walks of the others. */
+/* A forked child has one thread: walks of the parent's other threads do not exist in it. */
 static void renew_locks(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     leaf_lock = fresh;

@@ -62,8 +62,8 @@ static XtStatus open_library(const XtBackend **out) {
     return status;
 }
 
-/* The driver does not survive a fork, and the lock may belong to a thread that the child has not. Tensors that the child drops go to the
- * library's release, which knows about forks too. */
+/* The driver does not survive a fork, and a thread that the child lacks may hold the lock. The library's release ignores tensors
+ * that a child drops. */
 static void in_child(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
     lock = fresh;

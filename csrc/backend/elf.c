@@ -1,8 +1,8 @@
-/* elf.c - whether a file can be given to dlopen at all.
+/* elf.c - checks that a library is complete before dlopen gets it.
  *
- * The loader maps what the program headers promise and reads it. Where a copy or a disk ended early, the pages are missing and the
- * process ends with SIGBUS inside dlopen; so the promises are compared with the file's size first. What is wrong in other ways (another
- * machine's code, a missing symbol) dlopen says itself.
+ * The loader maps and reads the ranges that the program headers name. In a truncated file (an interrupted copy, a full disk) their
+ * pages are missing, and the process ends with SIGBUS inside dlopen. So every range must lie inside the file. dlopen itself reports
+ * other faults: another machine's code, a missing symbol.
  */
 #include "backend.h"
 
@@ -61,7 +61,7 @@ static XtStatus check_content(int file, const char *path, uint64_t size) {
     bool whole = read_at(file, &header, sizeof header, 0);
     if (whole &&
         (header.ident[4] != IS_64_BIT || !native_order(header.ident[5]) || header.program_header_size != sizeof(ProgramHeader)))
-        return XT_OK; /* of another machine: dlopen has the words for it, and maps nothing */
+        return XT_OK; /* of another machine: dlopen maps nothing and says so */
     uint64_t needed = sizeof header;
     for (uint64_t i = 0; whole && i < header.program_header_count; i++) {
         ProgramHeader segment;

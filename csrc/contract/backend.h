@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* What an accelerator is and has done; for people and tests. */
+/* Properties and counters of an accelerator, for users and tests. */
 typedef struct XtDeviceInfo {
     char name[256];
     int major, minor, multiprocessors; /* compute capability */
@@ -19,7 +19,7 @@ typedef struct XtDeviceInfo {
 } XtDeviceInfo;
 typedef struct XtDeviceCounters {
     int64_t launches, synchronizations, to_host, from_host; /* since the library was opened */
-    int64_t allocations, driver_allocations;                /* blocks asked for, and those that were not kept from before */
+    int64_t allocations, driver_allocations;                /* blocks asked for, and those that came from the driver */
     int64_t pool_used, pool_reserved, pool_peak;            /* bytes of the memory pool, scratch included */
 } XtDeviceCounters;
 
@@ -29,12 +29,12 @@ typedef struct XtAccelerator {
     XtStatus (*use)(int index); /* makes it the calling thread's device: where slots run and scratch comes from */
     XtStatus (*info)(int index, XtDeviceInfo *out);
     XtStatus (*counters)(int index, XtDeviceCounters *out);
-    XtStatus (*trim)(int index); /* gives unused memory of the pool back */
+    XtStatus (*trim)(int index); /* returns unused memory of the pool to the driver */
     void (*reset_peak)(int index);
-    void *(*stream)(int index);                      /* of all its work */
-    XtStatus (*make_wait)(int index, void *foreign); /* what that stream gets from now on waits for what is queued here now */
-    /* And the other way round: work queued here from now on waits for what the legacy default stream holds now, or (every) whatever
-     * stream of the device. No handle: it is asked when memory comes back, and the stream that used it may be gone by then. */
+    void *(*stream)(int index);                      /* the one stream of all its work */
+    XtStatus (*make_wait)(int index, void *foreign); /* later work on `foreign` waits for the work queued here so far */
+    /* Later work here waits for the work queued so far on the legacy default stream or, with `every`, on all streams of the device.
+     * Takes no stream handle: it is called when lent memory comes back, and the stream that used it may have been destroyed. */
     XtStatus (*wait_for)(int index, bool every);
 } XtAccelerator;
 
@@ -58,8 +58,9 @@ typedef struct XtBackend {
     const XtAccelerator *accelerator; /* NULL on the CPU */
 } XtBackend;
 
-/* A backend in a library of its own exports two functions. The first is asked first, and says xt_contract() as the library was built:
- * when that is another one, nothing else of this file can be relied on. The second gets what it needs of the process that opens it. */
+/* A backend in a library of its own exports two functions. The first is called first and returns xt_contract() of the library's
+ * build: if that differs from ours, no struct of this file can be trusted. The second takes what the library needs from this
+ * process and returns the table. */
 typedef struct XtHost {
     XtStatus (*error)(XtStatus status, const char *message); /* xt_error */
     const char *const *folders;                              /* where Python packages lie; ends with NULL; outlives the library */

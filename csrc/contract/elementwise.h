@@ -1,4 +1,5 @@
-/* elementwise.h - elementwise kernels and data movement: views of any strides and equal shapes. The rules for all kernels are in kernels.h. */
+/* elementwise.h - elementwise kernels and data movement: views of any strides and equal shapes. Rules for all kernels:
+ * kernels.h. */
 #ifndef XT_CONTRACT_ELEMENTWISE_H
 #define XT_CONTRACT_ELEMENTWISE_H
 

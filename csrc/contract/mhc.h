@@ -1,4 +1,5 @@
-/* mhc.h - manifold-constrained hyper-connections (Xie et al. 2025, arXiv:2512.24880): T tokens x n streams x C channels. The rules for all kernels are in kernels.h. */
+/* mhc.h - manifold-constrained hyper-connections (Xie et al. 2025, arXiv:2512.24880): T tokens x n streams x C channels. Rules for
+ * all kernels: kernels.h. */
 #ifndef XT_CONTRACT_MHC_H
 #define XT_CONTRACT_MHC_H
 
@@ -17,10 +18,11 @@ extern "C" {
  * streams; they are never rounded to the dtype of the streams. All of it dense, with no alignment beyond that of an element.
  * A token as a vector is stream-major, v[k] = x[i][c] with k = i C + c. The m rows of phi are those of h_pre [0, n), h_post [n, 2n)
  * and h_res [2n, m), the last row by row as an n x n matrix.
- * Every output element of dtype is summed in ACC and rounded once. tf32: as in XtGemm, for the three products with phi (u, w and S)
- * and for those alone; without it phi and du keep all their bits in u and S (phi or du may be split in parts; a bfloat16 or float16
- * stream keeps them in any unit), and in w where dx is float32 or float64. In a dx of 16 bits their product is within 2^-20 of the sum
- * of |phi du| and 2^-37 of m times the largest |du| of the token times the largest |phi gamma| of the channel's neighbours. */
+ * Every output element of dtype is summed in ACC and rounded once.
+ * Precision of the products with phi, u = phi v, w = phi^T du and S = du v^T: tf32 applies to them alone, as in XtGemm. Without it
+ * u and S use every bit of phi and du (a kernel may split them into parts; 16-bit streams are exact in any unit), and so does w
+ * when dx is float32 or float64. When dx has 16 bits, the error of w is at most 2^-20 of the sum of |phi du|, plus 2^-37 of m times
+ * the largest |du| of the token times the largest |phi gamma| of the channel's neighbours. */
 
 /* With a = alpha expanded to the m rows (alpha[0] for h_pre, alpha[1] for h_post, alpha[2] for h_res), gamma = 1 where NULL:
  *     r = 1 / sqrt(mean_k v_k^2 + norm_eps)              -> rstd [T]
@@ -30,7 +32,7 @@ extern "C" {
  *     h_post = 2 sigmoid(z_post)                         -> [T, n]
  *     h_res = z_res                                      -> [T, n, n], logits
  *     h_in = sum_j h_pre_j x_j                           -> [T, C]
- * rstd, mix and h_pre are for the backward (and always written). sigmoid never overflows: 0 and 1 for huge z. */
+ * The backward reads rstd, mix and h_pre; they are always written. sigmoid never overflows: 0 and 1 for huge z. */
 typedef struct XtMhcPreFwd {
     void *h_in, *h_post, *h_res, *h_pre, *rstd, *mix;
     const void *x, *phi, *alpha, *bias; /* phi [m, K], alpha [3], bias [m] */
@@ -40,8 +42,8 @@ typedef struct XtMhcPreFwd {
     double norm_eps, hc_eps;
     bool tf32;
 } XtMhcPreFwd;
-/* Per token, with q = r u, z = a * q + bias made again, e = exp(-|z|) and the slope of a sigmoid s' = e / (1 + e)^2, which keeps its
- * precision where the sigmoid is almost 1:
+/* Per token: q = r u and z = a * q + bias are computed again. s' = e / (1 + e)^2 with e = exp(-|z|) is the slope of a sigmoid,
+ * precise also where the sigmoid is almost 1.
  *     delta_pre_j = (sum_c dh_in_c x_jc) s'_j;   delta_post = 2 dh_post s';   delta_res = dh_res
  *     dq = a * delta;   du = r dq;   w = phi^T du;   kappa = -(sum_j dq_j u_j) r^3 / K
  *     dx = gamma * w + kappa v + h_pre_j dh_in (+ sum_i m_res_ij dout_i) (+ dx_add)
@@ -49,11 +51,11 @@ typedef struct XtMhcPreFwd {
  *     dbias = sum_t delta;   dalpha = sum_t sum over the rows of the block of delta * q   (no factor alpha in either)
  *     dphi = S * gamma (each column);   dgamma_k = sum_j phi_jk S_jk   (no pass over tokens of its own)
  *     (the CPU adds the m terms of dgamma, and dalpha and dbias, in double: they are few, large, and cancel)
- * The terms of dx in brackets are there when their pointers are. `dout` and m_res are what lets the backward of a whole layer do
- * without storing sum_i M_ij dout_i: dout is the gradient of mhc_post's out. dx_add may be dx itself (same pointer).
- * Any of dx, dphi, dalpha, dbias, dgamma may be NULL; dh_in, dh_post and dh_res are always given. Outputs are overwritten; with
- * T = 0 the sums over tokens are zeros. dgamma is NULL when gamma is. r appears as often as written: once in du (in all three blocks
- * of rows), three times in kappa. The order of the sums over tokens depends on the sizes alone. */
+ * The terms of dx in brackets are added when their pointers are given. dout is the gradient of mhc_post's out: with it and m_res,
+ * the backward of a whole layer need not store sum_i M_ij dout_i. dx_add may be dx itself (same pointer).
+ * Any of dx, dphi, dalpha, dbias, dgamma may be NULL; dh_in, dh_post and dh_res are always given. Outputs are overwritten; with T =
+ * 0 the sums over tokens are zeros. dgamma is NULL when gamma is. du has the factor r in all three blocks of rows, kappa has r^3.
+ * The order of the sums over tokens depends on the sizes alone. */
 typedef struct XtMhcPreBwd {
     void *dx, *dphi, *dalpha, *dbias, *dgamma;
     const void *dh_in, *dh_post, *dh_res;       /* [T, C] of dtype, [T, n], [T, n, n] */
@@ -68,20 +70,22 @@ typedef struct XtMhcPreBwd {
 
 /* The order in which rows and columns are normalised. */
 typedef enum XtSinkhornForm {
-    XT_SINKHORN_P, /* A = exp(Z - column maxima); `iters` times: A /= column sums + eps, then A /= row sums + eps. Rows end exact. */
-    XT_SINKHORN_D, /* A = softmax of the rows of Z, + eps; A /= column sums + eps; `iters` - 1 times: rows, then columns. Columns do. */
+    XT_SINKHORN_P, /* A = exp(Z - column maxima); `iters` times: A /= column sums + eps, A /= row sums + eps. Row sums exact. */
+    XT_SINKHORN_D, /* A = row softmax of Z, + eps; A /= column sums + eps; `iters` - 1 times: rows, columns. Column sums exact. */
 } XtSinkhornForm;
-/* out [tokens, n, n] = A, or A^T with `transpose`, of each matrix Z in logits [tokens, n, n]; n in 1..8, iters >= 1, eps >= 0. The
- * shift is part of P's definition (its eps feels it), a row's maximum in D's softmax is not. dtype is float32 or float64.
- * Finite logits give finite results, also for eps = 0: float32 differences beyond about 87 count as infinite, rows (D: columns) of zeros
- * may be left, and a divisor (sum + eps) below the least normal number acts as 1, in the backward, too.
- * Bwd, exact for these iterations: dlogits of dout, from the logits alone. Run the forward again keeping only the divisors d (2 iters
- * vectors of n in P, 2 iters - 1 in D), then go backwards with E = Y * dY, the gradient of log Y, which starts as A * dout: for Y = A / d
- *     E_A = E_Y - Y * sum(E_Y), the sum along the axis of the stage (nothing more for the eps in d), and A = Y d for the next stage.
- * Where the start does not come out again (a Y too small for a normal number has lost digits), go again with every Y as it was.
- * There is no division: dA itself overflows where A is small. In the end P: dZ = E, and, as d of the first stage is the only one that s
- * changes, the (first) maximum of each column gets -sum(E_Y) eps / d of that stage more; D: with P = softmax and F = E P / (P + eps),
- * 0 where P is 0, dZ = F - P sum_row F. */
+/* out [tokens, n, n] = A, or A^T with `transpose`, of each matrix Z in logits [tokens, n, n]; n in 1..8, iters >= 1, eps >= 0;
+ * dtype is float32 or float64.
+ * Form P: the shift changes the result, because eps is added after it. Form D: the shift of its softmax does not.
+ * Finite logits give finite results, also for eps = 0: float32 differences beyond about 87 count as infinite, rows (D: columns) of
+ * zeros stay zero, and a divisor (sum + eps) below the least normal number acts as 1, also in the backward.
+ * Bwd: dlogits from dout and the logits, exact for these iterations. The forward runs again and keeps only the divisors d (2 iters
+ * vectors of n in P, 2 iters - 1 in D). The walk back carries E = Y * dY, the gradient of log Y, which starts as A * dout. For Y =
+ * A / d:
+ *     E_A = E_Y - Y * sum(E_Y), the sum along the axis of the stage (the eps in d adds no term), and A = Y d for the stage before.
+ * No step divides, because dA itself overflows where A is small. If the walk does not end at the known start (a subnormal Y has
+ * lost digits), it is repeated with every Y kept from the forward.
+ * At the start, P: dZ = E; the first maximum of each column is the shift, and also gets -sum(E_Y) eps / d of the first stage, the
+ * only stage whose d depends on the shift. D: dZ = F - P sum_row F with P = softmax and F = E P / (P + eps), 0 where P is 0. */
 typedef struct XtSinkhornFwd {
     void *out;
     const void *logits;

@@ -19,8 +19,8 @@ typedef enum XtReduceOp {
 } XtReduceOp;
 
 /* x has its kept dims first, then its reduced dims: x.shape = out.shape + reduced. Any strides.
- * SUM keeps integers in int64 (out int64), floats in ACC (out x's dtype). MEAN: floats only; of nothing is NaN. MAX, MIN: first NaN
- * wins; of nothing is refused by the op. ARGMAX: out int64, flat index among the reduced elements, first one on ties.
+ * SUM keeps integers in int64 (out int64), floats in ACC (out x's dtype). MEAN: floats only; NaN for no elements. MAX, MIN: the
+ * first NaN wins; the op refuses an empty set. ARGMAX: out int64, flat index among the reduced elements, the first one on ties.
  * The order of additions is a function of the shape alone. */
 typedef struct XtReduce {
     XtReduceOp op;

@@ -1,7 +1,7 @@
-/* contract.c - what this build of the core takes structs, tables and numbers to be.
+/* contract.c - the version and source hash by which the extension and the CUDA library know that they share their structs.
  *
- * Compiled once and linked into the extension and the CUDA library. XT_CONTRACT is for this file alone (setup_cuda.py makes it), so
- * that a changed header makes no object anew that does not include it.
+ * Compiled once and linked into both. Only this file is compiled with XT_CONTRACT (made by setup_cuda.py): an edited header
+ * recompiles the files that include it and this one.
  */
 #include "xtrain.h"
 

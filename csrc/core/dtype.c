@@ -26,7 +26,7 @@ XtDtype xt_dtype_promote(XtDtype a, XtDtype b) {
     if (fb && !fa) return b;
     if (fa && fb) {
         if (a == XT_FLOAT64 || b == XT_FLOAT64) return XT_FLOAT64;
-        return XT_FLOAT32; /* float32 with either half, or the two halves with each other */
+        return XT_FLOAT32; /* float32 with a 16-bit float, or bfloat16 with float16 */
     }
     /* bool < uint8 < int32 < int64 */
     static const int rank[XT_DTYPE_COUNT] = {[XT_BOOL] = 0, [XT_UINT8] = 1, [XT_INT32] = 2, [XT_INT64] = 3};

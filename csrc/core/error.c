@@ -9,7 +9,7 @@ static _Thread_local char message[1024];
 XtStatus xt_error(XtStatus status, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    /* Built aside: an argument may point into the old message. */
+    /* In a second buffer, because an argument may point into the old message. */
     char text[sizeof message];
     vsnprintf(text, sizeof text, format, args);
     va_end(args);

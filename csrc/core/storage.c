@@ -30,7 +30,7 @@ static XtMemoryStats *stats_of(XtDevice device) { return &stats[device.type == X
 
 void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator) { allocators[type] = *allocator; }
 
-/* A fork may happen while another thread holds the lock: the child starts with it free. */
+/* Another thread may hold the lock during a fork: the child starts with a free lock. */
 static void lock_before_fork(void) { pthread_mutex_lock(&lock); }
 static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
 __attribute__((constructor)) static void guard_forks(void) {
@@ -127,8 +127,8 @@ XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
     size_t rounded = 0;
     if (nbytes > 0 && device.type == XT_CPU) {
         data = cpu_allocate(nbytes, &rounded);
-        if (!data) {                      /* the cache may hold what is missing, in other sizes */
-            (void)xt_memory_trim(device); /* the CPU's cannot fail */
+        if (!data) {                      /* the cache may hold enough in other sizes */
+            (void)xt_memory_trim(device); /* never fails on the CPU */
             data = cpu_allocate(nbytes, &rounded);
         }
         if (!data) return out_of_memory(device, nbytes);
@@ -178,7 +178,7 @@ void xt_memory_reset_peak(XtDevice device) {
 XtStatus xt_memory_trim(XtDevice device) {
     if (device.type != XT_CPU) {
         return allocators[device.type].trim ? allocators[device.type].trim(device.index)
-                                            : XT_OK; /* never opened: nothing is kept */
+                                            : XT_OK; /* never opened: it keeps nothing */
     }
     pthread_mutex_lock(&lock);
     for (int class = 0; class < CACHE_CLASSES; class++) {

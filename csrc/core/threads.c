@@ -1,10 +1,11 @@
 /* threads.c - a small pool that runs the fixed pieces of a loop.
  *
- * Why not OpenMP: its runtime hangs in a forked child once the parent has used it, brings a second copy of itself into every process,
- * and says nothing about Ctrl-C. This pool is 200 lines, survives fork, and asks for interrupts between pieces.
+ * Why not OpenMP: its runtime hangs in a forked child once the parent has used it, brings a second copy of itself into every
+ * process,
+ * and ignores Ctrl-C. This pool is 200 lines, survives fork, and asks for interrupts between pieces.
  *
  * A job is published under a lock; workers spin a little for the next one (a training step is thousands of short loops) and then
- * sleep. Pieces are claimed from an atomic counter, so who runs which piece varies, what a piece computes never does.
+ * sleep. Pieces are claimed from an atomic counter, so a piece may run on any thread, but always computes the same.
  */
 #define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
 #include "xtrain.h"
@@ -83,7 +84,7 @@ static void *worker(void *unused) {
         pthread_mutex_unlock(&lock);
         if (!job) continue;
         run_pieces(job);
-        __atomic_sub_fetch(&job->running, 1, __ATOMIC_RELEASE); /* the last touch: the job lives on its caller's stack */
+        __atomic_sub_fetch(&job->running, 1, __ATOMIC_RELEASE); /* the last access: the job lies on its caller's stack */
     }
     return NULL;
 }
@@ -150,8 +151,8 @@ bool xt_interrupted(void) {
     return xt_interrupt_check();
 }
 
-/* Linux likes to wake a thread on the CPU of its waker, where it waits until the waker is done: after a pause, a hundred milliseconds of
- * work would run on one core. So the workers may run anywhere but on the caller's CPU. Costs a vDSO call unless the caller has moved. */
+/* Linux tends to start a woken thread on its waker's CPU, where it waits for the waker: after a pause the first 100 ms of work
+ * would run on one core. So workers may run on every CPU but the caller's. Costs a vDSO call unless the caller has moved. */
 static void keep_off_my_cpu(void) {
 #ifdef __linux__
     static int avoided = -1, known; /* under one_job: the CPU, and how many workers have been told */

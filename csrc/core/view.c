@@ -11,11 +11,11 @@ XtStatus xt_size_of(XtDtype dtype, int ndim, const int64_t *shape, int64_t *nume
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0) return xt_error(XT_VALUE_ERROR, "shape must not hold negative sizes, got %s", xt_shape_text(ndim, shape));
         if (shape[i] == 0) empty = true;
-        /* Zero sizes are left out, so that (2^62, 0, 2^62) is refused whatever the order: its strides would overflow. */
+        /* The product skips sizes of 0, so that (2^62, 0, 2^62) is refused in any order: its strides would overflow. */
         if (shape[i] > 0 && __builtin_mul_overflow(n, shape[i], &n)) overflow = true;
     }
     int64_t bytes;
-    /* One bit to spare, so that rounding up to a next piece cannot overflow: expanded views reach such sizes without memory. */
+    /* One bit stays free: rounding up to a whole piece cannot overflow. Expanded views reach such sizes without memory. */
     if (overflow || __builtin_mul_overflow(n, (int64_t)xt_dtype_size(dtype), &bytes) || bytes > INT64_MAX / 2)
         return xt_error(XT_VALUE_ERROR, "a tensor of shape %s and dtype %s has more than 2^62 bytes", xt_shape_text(ndim, shape),
                         xt_dtype_name(dtype));

@@ -1,4 +1,4 @@
-/* each_float.h - includes XT_TEMPLATE once per float dtype. No include guard: that is the point.
+/* each_float.h - includes XT_TEMPLATE once per float dtype. No include guard, on purpose.
  * Defines T (stored type), ACC (computing type), LOAD(t), STORE(acc), NAME(stem), EXP(acc), SQRT(acc) and IS_F64. */
 #define XT_JOIN_(a, b) a##_##b
 #define XT_JOIN(a, b) XT_JOIN_(a, b)

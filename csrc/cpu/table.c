@@ -1,4 +1,4 @@
-/* table.c - the CPU's kernel table, generated from the list in kernels.h. */
+/* table.c - the CPU's kernel table, generated from the list in csrc/kernels.h. */
 #include "contract/backend.h"
 #include "cpu/attention/attention.h"
 #include "cpu/gemm/gemm.h"

@@ -20,11 +20,11 @@ XtStatus xt_save(XtCall *call, XtTensor *tensor) {
     return XT_OK;
 }
 
-/* The recorded call, kept for the backward: scalar arguments, and what the inputs looked like. */
+/* The recorded call, kept for the backward: scalar arguments, and shapes, dtypes and devices of the inputs. */
 typedef struct Record {
     const XtOp *op;
     XtArg args[XT_MAX_ARGS];
-    char text[64]; /* room for string arguments, whose Python objects may go */
+    char text[64]; /* copies of string arguments, whose Python objects may be freed */
     XtInput input[];
 } Record;
 
@@ -83,7 +83,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
     }
     for (int i = 0; i < call->saved_count; i++) XT_TRY(xt_node_save(node, call->saved[i]));
     for (int i = 0; i < call->out_count; i++) {
-        if (call->out[i]->grad) { /* an op handed its input through: the output needs an identity of its own */
+        if (call->out[i]->grad) { /* the op returned its input: the output needs a record of its own */
             XtTensor *alias;
             XT_TRY(xt_tensor_alias(call->out[i], &alias));
             xt_tensor_release(call->out[i]);
@@ -96,7 +96,7 @@ done:
     return status;
 }
 
-/* Messages from below the ops (sizes, memory) do not know who asked: puts the op's name before them. */
+/* Puts the op's name before messages of lower layers (sizes, memory), which do not know the op. */
 static XtStatus name_op(const XtOp *op, XtStatus status) {
     if (status == XT_OK || status == XT_PYTHON_ERROR || status == XT_INTERRUPTED) return status;
     const char *message = xt_error_message();

@@ -22,7 +22,7 @@ bool xt_scalar_fits(XtScalar value, XtDtype dtype) {
                         high[XT_DTYPE_COUNT] = {[XT_INT32] = 0x1p31, [XT_INT64] = 0x1p63, [XT_UINT8] = 256};
     if (xt_dtype_is_float(dtype) || dtype == XT_BOOL) return true;
     if (value.is_int && dtype == XT_INT64) return true;
-    return value.d > low[dtype] - 1 && value.d < high[dtype]; /* a fraction is cut off; NaN fits nowhere */
+    return value.d > low[dtype] - 1 && value.d < high[dtype]; /* fractions are truncated; NaN never fits */
 }
 
 XtStatus xt_check_fits(const XtOp *op, const char *arg, XtScalar value, XtDtype dtype) {

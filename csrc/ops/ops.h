@@ -81,7 +81,7 @@ XtStatus xt_save(XtCall *call, XtTensor *tensor); /* retains; NULL keeps its slo
 /* In a backward: the scalar arguments of the recorded call (tensor fields are NULL). */
 const XtArg *xt_node_args(const XtNode *node);
 const XtOp *xt_node_op(const XtNode *node);
-/* In a backward: what input i looked like. */
+/* In a backward: shape, dtype and device of input i. */
 typedef struct XtInput {
     XtDevice device;
     XtDtype dtype;
@@ -128,7 +128,7 @@ extern const XtOp *const xt_ops[]; /* ends with NULL */
 /* Checks: the message names op, argument, rule and value. */
 XtStatus xt_check_float(const XtOp *op, const char *arg, const XtTensor *t);
 XtStatus xt_check_dtype(const XtOp *op, const char *arg, const XtTensor *t, XtDtype dtype);
-/* Whether a number survives being stored in dtype (fractions may be cut off); floats take everything. */
+/* Whether dtype can hold the number, fractions truncated; a float dtype holds every number. */
 bool xt_scalar_fits(XtScalar value, XtDtype dtype);
 XtStatus xt_check_fits(const XtOp *op, const char *arg, XtScalar value, XtDtype dtype);
 XtStatus xt_check_ndim(const XtOp *op, const char *arg, const XtTensor *t, int minimum, int maximum);
@@ -150,7 +150,7 @@ XtStatus xt_cast(XtTensor *t, XtDtype dtype, XtTensor **out);           /* dense
 XtStatus xt_tensor_or_cast(XtTensor *t, XtDtype dtype, XtTensor **out); /* t itself, strided or not, unless the dtype differs */
 XtStatus xt_filled(const XtTensor *like, XtDtype dtype, int ndim, const int64_t *shape, double value, XtTensor **out);
 XtStatus xt_view_as(const XtTensor *t, int ndim, const int64_t *shape, const int64_t *strides, XtTensor **out);
-bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64_t *strides); /* false: only a copy will do */
+bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64_t *strides); /* false: it takes a copy */
 XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out);             /* view when possible, else copy */
 /* [..., cols] as [all rows, cols], for at least one dim. */
 XtStatus xt_as_rows(XtTensor *t, XtTensor **out);

@@ -1,4 +1,4 @@
-/* attention.cuh - what the implementations of attention share. The formulas are in kernels.h. */
+/* attention.cuh - what the implementations of attention share. Formulas: contract/attention.h. */
 #ifndef XT_ATTENTION_CUH
 #define XT_ATTENTION_CUH
 

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
                 value = block == 0   ? dots[token][row]
                         : block == 1 ? 2 * d.dh_post[t * n + row - n]
                                      : d.dh_res[t * n * n + row - 2 * n];
-                if (block < 2) { /* s (1 - s), from z and not from s, which tells little about 1 - s when it is almost 1 */
+                if (block < 2) { /* s (1 - s) from z: from s it would lose the digits of 1 - s where s is almost 1 */
                     A z = d.alpha[block] * (r * u) + d.bias[row], e = exp(z < 0 ? z : -z);
                     value *= e / ((1 + e) * (1 + e));
                 }

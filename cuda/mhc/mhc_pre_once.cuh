@@ -1,13 +1,13 @@
 /* mhc_pre_once.cuh - the forward of mhc_pre.cu that reads x once: bfloat16, n = 2 or 4, C % 8 == 0, compute capability 9.0.
  *
- *     u = phi (v gamma),  sum v^2  ->  r, z, h_pre, h_post, h_res  ->  h_in = sum_j h_pre_j x_j         (formulas: kernels.h)
+ *     u = phi (v gamma),  sum v^2  ->  r, z, h_pre, h_post, h_res  ->  h_in = sum_j h_pre_j x_j    (formulas: contract/mhc.h)
  *
- * h_in needs a sum over the whole of a token, which no multiprocessor can hold for enough tokens at a time: phi is longer than the
- * tokens of a tile (24 rows of 4 bytes and up beside 16 of 2), and to stream it past every tile would take more than reading x twice.
- * So phi stays where it is and the tokens come by. A block has columns [q width, (q + 1) width) of all streams, for as long as the
- * kernel runs; its parts of phi gamma are in registers. `slices` blocks, one for each q, are a group; they walk over the same tiles of
- * 16 tokens together, and the groups share out the tiles. What a tile needs beyond its block, 25 sums a token, goes through the second
- * cache, while x waits in shared memory:
+ * h_in needs a sum over the whole of a token, and no multiprocessor holds enough whole tokens at a time: phi is longer than the
+ * tokens of a tile (24 rows of 4 bytes and up beside 16 of 2), and streaming it past every tile would cost more than reading x
+ * twice. So each block keeps a part of phi, and the tokens pass by. Block q has columns [q width, (q + 1) width) of all streams for
+ * as long as the kernel runs, its part of phi gamma in registers. `slices` blocks, one for each q, are a group; they walk over the
+ * same tiles of 16 tokens together, and the groups share the tiles. What a tile needs from other blocks, 25 sums a token, goes
+ * through the L2 cache, while x waits in shared memory:
  *
  *     iteration i of block q, in this order                                                         of tile
  *     A  warp w has 64 columns of one stream: loads of them begin, straight from x, 2 KB a tile     i + STAGES - 1 - LAG
@@ -15,14 +15,15 @@
  *     C  tokens that are q's own: the sums of all slices, in order -> coefficients, h_pre -> mixing i - COLLECT
  *     D  h_pre of all tokens <- mixing; h_in of the block's columns from shared memory              i - LAG
  *
- * Blocks wait for each other inside a group, so all of them must run at once: a cooperative launch, of no more than fit. A message is
- * a number and the iteration it belongs to, plus one, in one word of 64 bits that is written and read as a whole: whoever finds the
- * iteration has the number, and no fence is needed. LAG + 1 places in turn are enough: who writes one again has seen (D) what the one
- * before it led to. Nobody waits in a circle: what iteration i waits for (C, D) is sent before the end of iteration i - 1.
+ * Blocks of a group wait for each other, so all must run at once: the launch is cooperative, with no more blocks than fit. A
+ * message is one 64-bit word, written and read as a whole: a number, and its iteration plus one. A reader that finds the iteration
+ * it waits for has the number, so no fence is needed. LAG + 1 slots used in turn are enough: before a block writes a slot again,
+ * step D has given it a result of the message that was there.
+ * No deadlock: inputs of iteration i (C, D) are sent before iteration i - 1 ends.
  *
- * Moved: (n + 1) C elements a token; through the second cache 16 (m + 1) bytes more a token and slice; phi once for every group.
- * Deterministic: sums over the warp's columns, over warps, over slices in an order that n and C alone decide. What a token gets does
- * not depend on the others.
+ * Moved: (n + 1) C elements a token; through the L2 cache 16 (m + 1) bytes more a token and slice; phi once for every group.
+ * Deterministic: sums over the warp's columns, over warps, over slices in an order that n and C alone decide. No token's result
+ * depends on another token.
  */
 #ifndef XT_MHC_PRE_ONCE_CUH
 #define XT_MHC_PRE_ONCE_CUH

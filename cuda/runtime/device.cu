@@ -72,7 +72,7 @@ static void append_slot(char *text, size_t room, const Slot *slot) {
     if (used < room) snprintf(text + used, room - used, ")");
 }
 
-/* An error that a wait brings up belongs to a kernel queued earlier: the last ones are named. */
+/* A failed wait reports an error of a kernel queued earlier: the message names the last slots. */
 static XtStatus late_error(const Device *device, cudaError_t error) {
     char text[512] = "";
     for (int i = 0; i < RECENT; i++) {
@@ -88,7 +88,7 @@ static XtStatus late_error(const Device *device, cudaError_t error) {
 
 XtStatus xt_cuda_error(const char *slot, cudaError_t error) {
     if (error == cudaSuccess) return XT_OK;
-    cudaGetLastError(); /* an error that does not stick is thereby forgotten */
+    cudaGetLastError(); /* clears an error that is not sticky */
     XtStatus status = error == cudaErrorMemoryAllocation ? XT_OUT_OF_MEMORY : XT_CUDA_ERROR;
     return xt_error(status, "%s: %s (%s)", slot, cudaGetErrorString(error), cudaGetErrorName(error));
 }
@@ -144,7 +144,7 @@ static XtStatus wait(Device *device) {
 
 static void in_child(void) { forked = true; }
 
-/* What prepare() made before something failed: the next use begins anew. */
+/* Undoes a prepare() that failed half-way; the next use starts over. */
 static void give_up(Device *device) {
     if (device->report) cudaFreeHost(device->report);
     if (device->event) cudaEventDestroy(device->event);
@@ -237,7 +237,7 @@ static XtStatus trim(int index) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
     xt_memory_empty_lists(index);
-    status = wait(&devices[index]); /* an id out of range is no reason to keep the memory */
+    status = wait(&devices[index]); /* an id out of range must not keep the memory */
     cudaError_t error = xt_memory_trim(index);
     if (status == XT_OK) return xt_cuda_error("giving memory back", error);
     cudaGetLastError(); /* what the wait found came first */

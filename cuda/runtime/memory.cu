@@ -98,7 +98,7 @@ static void make_room(Memory *memory, size_t nbytes) {
     }
 }
 
-/* Of the driver; when it has none, once more after giving it all that is free, and again when the stream has drained. */
+/* Allocates from the driver. If that fails, tries again after returning all free blocks, and again after the stream has drained. */
 static XtStatus from_pool(int index, size_t nbytes, void **out) {
     Memory *memory = &memories[index];
     memory->driver_allocations++;

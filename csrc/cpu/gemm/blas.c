@@ -1,8 +1,8 @@
 /* blas.c - the matrix product through OpenBLAS, one tile of C per thread at a time.
  *
- * OpenBLAS is told to run in the calling thread only, and we hand out the tiles: its own split depends on the number of threads,
- * and so would the bits of the result; its pool would compete with ours; and the tiles of a batch keep all threads busy where its
- * threads wait for each other in every small product.
+ * OpenBLAS runs in the calling thread only, and we hand out the tiles, for three reasons. Its own split depends on the number of
+ * threads, and so would the bits of the result. Its pool would compete with ours. And tiles of a batch keep all threads busy, where
+ * its threads wait for each other in every small product.
  */
 #include "gemm.h"
 
@@ -25,13 +25,13 @@ void xt_blas_prepare(void) {
 
 /* ---- tiles --------------------------------------------------------------------------------------------------------------- */
 
-/* What decides the bits of an element of C: how K is cut into sums, where its column lies in the columns of the call, and on some
- * CPUs whether its row is among the last few of the call. So columns, and a long K into parts whose sums are added up afterwards, are
- * cut as a function of M, N and K only, but rows may be cut for the threads that are there (each cut makes the library pack the same
- * columns of B again) if every cut is at a multiple of ROWS and no call is so small that the library takes its kernels for small
- * products, which do not cut K. `same_bits` checks that it is so. */
+/* Three things decide the bits of an element of C: how K is cut into sums, where its column lies in the columns of the call and, on
+ * some CPUs, whether its row is among the last few of the call. So M, N and K alone decide the cuts of columns and of a long K,
+ * whose parts are summed afterwards. Rows may be cut for the threads at hand (each cut packs the same columns of B again), if every
+ * cut is at a multiple of ROWS and no call is so small that the library takes its kernels for small products, which do not cut K.
+ * `same_bits` checks this. */
 #define ROWS 24        /* a multiple of the rows that any kernel takes at a time */
-#define MOST_ROWS 2016 /* of a call: the library cuts more than some 4000 rows where it likes */
+#define MOST_ROWS 2016 /* of a call: beyond some 4000 rows the library chooses its own cuts */
 #define LEAST_CALL 2e6 /* multiply-adds of a call; up to 1e6 may be a small product */
 #define PACKING 32     /* multiply-adds that copying one element of an operand tile into OpenBLAS' own layout is worth */
 #define SUMMING 100    /* and those for one element of a part of K: written, read, added, in memory that is often fresh */

@@ -1,6 +1,6 @@
 /* gemm.h - what the matrix product and attention share: the named GEMMs, the BLAS, a scratch buffer per thread, block conversions.
  *
- * Every backend agrees on the corners: M, N or a batch of 0 does nothing; K == 0 or alpha == 0 scales C without reading A or B;
+ * Every backend treats the edges alike: M, N or a batch of 0 does nothing; K == 0 or alpha == 0 scales C without reading A or B;
  * beta == 0 writes C without reading it. Every backend gives the same bits for any number of threads, and for a batch the same bits
  * as for its products one by one: tiles are a function of M, N and K only.
  */

@@ -69,7 +69,7 @@ XT_FAST static XtStatus NAME(rms_norm_fwd)(void *context, int64_t begin, int64_t
     return XT_OK;
 }
 
-/* One row. Inlined once with and once without `weight`, so that the loops do not ask. All pointers are [cols]. */
+/* One row. Inlined once with and once without `weight`, so that the loops do not branch. All pointers are [cols]. */
 XT_INLINE void NAME(rms_norm_bwd_row)(T *dx, ACC *partial, const T *dy, const T *x, const T *weight, ACC rstd, int64_t cols) {
     ACC dot = 0;
 #pragma omp simd reduction(+ : dot)

@@ -1,6 +1,6 @@
 /* mhc.h - loops that mhc_pre.c and mhc_post.c share. Part of a template: included once per dtype, hence no include guard. */
 
-/* sums[i] += sum_c a_c b_ic for the `rows` rows of b, four at a time (a row that is not there is the last one, and is dropped). */
+/* sums[i] += sum_c a_c b_ic for the `rows` rows of b, four at a time (missing rows repeat the last one, and are dropped). */
 XT_INLINE void NAME(mhc_dots)(ACC *sums, const T *a, const T *b, int64_t rows, int64_t ld, int64_t count) {
     for (int64_t i = 0; i < rows; i += 4) {
         const T *b0 = b + i * ld, *b1 = b + (i + 1 < rows ? i + 1 : i) * ld; /* [count] each */

@@ -165,10 +165,10 @@ XT_INLINE void NAME(mhc_pre_tile)(const MhcPreJob *job, int64_t t0, int64_t coun
                 squares[t] += sum;
             }
         }
-        for (int64_t t = 0; t < count; t += 4) { /* tokens beyond count leave numbers in rows of u that nobody reads */
+        for (int64_t t = 0; t < count; t += 4) { /* tokens beyond count fill rows of u that nobody reads */
             const ACC *of[4];                    /* [width] */
             for (int i = 0; i < 4; i++) of[i] = v + (t + i < count ? t + i : t) * CHUNK;
-            for (int64_t r = 0; r < m; r += 4) { /* rows beyond m are the last one once more */
+            for (int64_t r = 0; r < m; r += 4) { /* rows beyond m repeat the last one */
                 const ACC *p0 = phi + r * k + k0, *p1 = r + 1 < m ? p0 + k : p0;
                 const ACC *p2 = r + 2 < m ? p1 + k : p1, *p3 = r + 3 < m ? p2 + k : p2;
                 NAME(mhc_mix_4x4)(u + t * MAX_ROWS + r, of, p0, p1, p2, p3, width);
@@ -205,7 +205,7 @@ XT_INLINE void NAME(mhc_deltas)(const XtMhcPreBwd *p, int64_t t, ACC *du, ACC *k
     for (int64_t i = 0; i < m; i++) { /* delta, dq and du of all three blocks in one place */
         int block = i < n ? 0 : i < 2 * n ? 1 : 2;
         ACC delta = block == 0 ? dh_pre[i] : block == 1 ? 2 * dh_post[i - n] : dh_res[i - 2 * n];
-        if (block < 2) { /* s (1 - s), from z and not from s, which tells little about 1 - s when it is almost 1 */
+        if (block < 2) { /* s (1 - s) from z: from s it would lose the digits of 1 - s where s is almost 1 */
             ACC z = alpha[block] * (r * u[i]) + bias[i], e = EXP(z < 0 ? z : -z);
             delta *= e / ((1 + e) * (1 + e));
         }

@@ -5,16 +5,16 @@
  *     a stage    Y = A / d, d = sum along an axis + eps, or 1 where that is no normal number
  *     backward   E = A dA = Y dY - Y sum(Y dY), from the last stage to the first; in P, dZ = E
  *
- * E, the gradient of log A, needs no division: dA itself grows as d^-1 at every stage and overflows where A is small. The matrices
- * between the stages are not kept: A = Y d gives them back on the way. Where an element was too small for a normal number on the way
- * there, that is wrong by its lost digits, rows do not sum to 1, and E would grow at every stage. It shows at the start, which is
- * known: such a matrix is done again, alone, with its stages kept.
+ * The backward carries E, the gradient of log A, because dA grows by 1 / d at every stage and overflows where A is small. It does
+ * not keep the matrices between the stages but rebuilds them: A = Y d. An element that becomes subnormal loses digits; then the
+ * rebuilt rows do not sum to 1, and E grows at every stage. This shows at the end of the walk, where the true start is known. Such
+ * a matrix alone is computed again, with its stages kept.
  *
- * Shifts: subtracting a constant from each column changes nothing when the first stage divides by the sums of columns (P), one from
- * each row when it divides by those of rows (D). In P this holds but for eps, whose share goes to the maximum of the column.
+ * Shifts. Subtracting a constant from each column changes nothing if the first stage divides by column sums (P), from each row if
+ * it divides by row sums (D). In P only eps breaks this: the maximum of the column gets the gradient of that.
  *
- * With eps = 0 a row (P) or column (D) whose entries all lie beyond what exp can tell has d = 0, or so little that 1 / d is
- * infinite. It stays as it is.
+ * With eps = 0, a row (P) or column (D) whose entries all underflow in exp has d = 0, or a d whose inverse is infinite. It stays as
+ * it is.
  *
  * LANES matrices are worked on side by side, so that the loops over them vectorise for any n: a [n * n][LANES].
  */
@@ -41,7 +41,7 @@ XtStatus xt_cpu_sinkhorn_bwd(const XtSinkhornBwd *p) {
 
 #else
 
-/* a [n * n][LANES] = `lanes` matrices from `from`; the lanes beyond are copies of the last, so that they stay harmless. */
+/* a [n * n][LANES] = `lanes` matrices from `from`; unused lanes are copies of the last, so that they stay finite. */
 XT_INLINE void NAME(sinkhorn_load)(ACC *a, const T *from, int64_t lanes, int64_t n, bool transpose) {
     for (int64_t l = 0; l < LANES; l++) {
         const T *z = from + (l < lanes ? l : lanes - 1) * n * n; /* [n, n] */
@@ -65,7 +65,7 @@ XT_INLINE void NAME(sinkhorn_stage)(ACC *a, ACC *d, int64_t n, int64_t next, int
         for (int64_t l = 0; l < LANES; l++) sum[l] = eps;
         for (int64_t e = 0; e < n; e++)
             for (int64_t l = 0; l < LANES; l++) sum[l] += first[e * step * LANES + l];
-        bool small = false; /* looked at first: a choice in the loop below would keep it from vector instructions */
+        bool small = false; /* tested first: a branch in the loop below would prevent vector instructions */
         for (int64_t l = 0; l < LANES; l++) small |= sum[l] < LEAST_DIVISOR;
         for (int64_t l = 0; small && l < LANES; l++) sum[l] = sum[l] < LEAST_DIVISOR ? 1 : sum[l]; /* NaN stays */
         for (int64_t l = 0; l < LANES; l++) d[v * LANES + l] = sum[l], inverse[l] = 1 / sum[l];

@@ -153,7 +153,7 @@ XtStatus xt_cpu_clip(const XtClip *p) {
 
 #else
 
-/* One step of n elements. Inlined once with and once without `master`, so that the loop does not ask. All pointers are [n]. */
+/* One step of n elements. Inlined once with and once without `master`, so that the loop does not branch. All pointers are [n]. */
 XT_INLINE void NAME(adamw_loop)(T *p, const T *g, ACC *m, ACC *v, ACC *master, const AdamWNumbers *number, int64_t n) {
     ACC decay = (ACC)number->decay, beta1 = (ACC)number->beta1, beta2 = (ACC)number->beta2, eps = (ACC)number->eps;
     ACC rest1 = (ACC)number->rest1, rest2 = (ACC)number->rest2, step_size = (ACC)number->step_size, root2 = (ACC)number->root2;

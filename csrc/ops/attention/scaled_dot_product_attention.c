@@ -2,7 +2,7 @@
  *
  * query [B, H, S, D], key and value [B, K, T, D] with H a multiple of K (grouped-query attention: K/V are shared by stride, never copied).
  * Any strides with a dense last dim are taken as they are: the [B*S, H*D] output of a projection goes in as a view. The result lies in
- * memory as [B, S, H, D], so its way back to [B*S, H*D] is a view too. The formulas are in kernels.h (XtAttentionFwd, XtAttentionBwd).
+ * memory as [B, S, H, D], so its way back to [B*S, H*D] is a view too. Formulas: contract/attention.h.
  */
 #include "contract/attention.h"
 #include "ops/ops.h"

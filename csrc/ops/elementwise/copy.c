@@ -52,7 +52,7 @@ static XtStatus cast_forward(XtCall *c) {
 }
 
 static XtStatus cast_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    if (!xt_dtype_is_float(dout[0]->dtype)) return XT_OK; /* an integer copy has no slope */
+    if (!xt_dtype_is_float(dout[0]->dtype)) return XT_OK; /* integers have no gradient */
     return xt_tensor_or_cast(dout[0], xt_node_input(n, 0)->dtype, &din[0]);
 }
 
@@ -262,7 +262,7 @@ done:
     return status;
 }
 
-/* Whether the two may share memory without being element for element the same. */
+/* Whether the two may overlap in memory without being the same elements. */
 static bool overlaps(const XtTensor *a, const XtTensor *b) {
     if (a->storage != b->storage) return false;
     bool same = a->data == b->data && a->dtype == b->dtype && xt_same_shape(&a->view, &b->view);

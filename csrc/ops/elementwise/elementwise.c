@@ -51,7 +51,7 @@ static XtStatus binary_forward(XtCall *c) {
     if (!l->tensor || !r->tensor) {
         const char *name = l->tensor ? "other" : "input";
         XtScalar number = l->tensor ? r->scalar : l->scalar;
-        if (code >= XT_EQ && !xt_scalar_fits(number, dtype)) dtype = XT_INT64; /* uint8 == 256 is a fair question */
+        if (code >= XT_EQ && !xt_scalar_fits(number, dtype)) dtype = XT_INT64; /* uint8 == 256 is legal, and false */
         XT_TRY(xt_check_fits(c->op, name, number, dtype));
     }
     if (dtype == XT_BOOL && (code == XT_SUB || code == XT_POW))
@@ -77,7 +77,7 @@ static XtStatus binary_forward(XtCall *c) {
     p.a = xt_broadcast_view(a ? a : b, ndim, shape);
     p.b = xt_broadcast_view(b ? b : a, ndim, shape);
     XT_TRY(xt_backend_of(like)->binary(&p));
-    if (code != XT_ADD && code != XT_SUB) { /* those need no values */
+    if (code != XT_ADD && code != XT_SUB) { /* the gradients of sums need no values */
         XT_TRY(xt_save(c, a));
         XT_TRY(xt_save(c, b));
     }

@@ -1,5 +1,5 @@
-/* view.c - other ways to look at the same memory: no element moves, except in a reshape that no strides can express.
- * The gradient of a view is the inverse view of dy; a part of a tensor gets its gradient inside zeros.
+/* view.c - views of the same memory: no element moves, except in a reshape that no strides can express. The gradient of a view is
+ * the inverse view of dy; that of a part is dy inside zeros.
  */
 #include "contract/elementwise.h"
 #include "ops/ops.h"

@@ -3,7 +3,7 @@
  *   dlogits[r, v] = (softmax(logits[r])[v] - [v == target[r]]) * dloss[r];   mean: dloss[r] = dloss / number of rows that count
  *
  * Losses are float32 for low precision logits (float64 for float64). A row whose target is ignore_index has no loss and no gradient;
- * when every row is ignored the mean is NaN, as in PyTorch. The number of counted rows stays on the device.
+ * if every row is ignored the mean is NaN, as in PyTorch. The number of counted rows stays on the device.
  */
 #include "contract/layers.h"
 #include "contract/reduce.h"
@@ -15,7 +15,7 @@ extern const XtOp xt_op_cross_entropy;
 
 typedef enum Reduction { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE } Reduction;
 
-/* Assumes that xt_check_targets has seen it. */
+/* xt_check_targets has checked it. */
 static Reduction reduction_of(const XtArg *arg) {
     return !strcmp(arg->s, "mean") ? REDUCE_MEAN : !strcmp(arg->s, "sum") ? REDUCE_SUM : REDUCE_NONE;
 }

@@ -1,4 +1,4 @@
-/* mhc.h - what the ops of hyper-connections share: mhc_pre and sinkhorn are ops of their own and the two halves of mhc_open. */
+/* mhc.h - what the ops of hyper-connections share. mhc_pre and sinkhorn are ops; mhc_open runs one after the other. */
 #ifndef XT_OPS_MHC_H
 #define XT_OPS_MHC_H
 

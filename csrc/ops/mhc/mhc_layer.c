@@ -3,10 +3,10 @@
  *   h_in, h_post, M, carry = mhc_open(x, ..)        M = sinkhorn(h_res)
  *   out = mhc_close(carry, F(h_in), h_post, M)      out_i = sum_j M_ij carry_j + h_post_i F(h_in)
  *
- * They compute what mhc_pre, sinkhorn and mhc_post do, bit for bit, with one difference on the way back: dx_j of mhc_post,
- * sum_i M_ij g_i, is as large as x and would be written only to be read again. So `carry`, x under another name, is a courier: its
- * gradient is by agreement not dx but g itself, the gradient of `out`, and mhc_open, which knows M, makes the sum where dx is
- * made. Nothing else may use carry; that is why only nn.HyperConnection calls these two.
+ * They compute what mhc_pre, sinkhorn and mhc_post do, bit for bit. One thing differs in the backward: dx_j of mhc_post, sum_i M_ij
+ * g_i, is as large as x and would be written only to be read again. So `carry`, which is x under another name, gets the gradient g
+ * of `out` instead, and mhc_open, which knows M, adds the sum where it makes dx. Nothing else may use carry, so only
+ * nn.HyperConnection calls these two.
  */
 #include "mhc.h"
 

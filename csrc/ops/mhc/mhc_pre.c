@@ -5,7 +5,7 @@
  *
  * x [.., n, C], phi [n^2 + 2n, n C], alpha [3], bias [n^2 + 2n], gamma [n, C] or None
  *     -> h_in [.., C], h_post [.., n], h_res [.., n, n].
- * The gradients are written down in kernels.h, XtMhcPreBwd.
+ * Gradients: contract/mhc.h, XtMhcPreBwd.
  */
 #include "contract/mhc.h"
 #include "mhc.h"
@@ -111,7 +111,7 @@ XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *d
     for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
     XtTensor *x = saved[XT_MHC_X], *phi = saved[XT_MHC_PHI], *alpha = saved[XT_MHC_ALPHA], *gamma = saved[XT_MHC_GAMMA];
     int64_t rows = phi->shape[0];
-    /* What x has already received from elsewhere (mhc_post, usually) is added on the way. */
+    /* The same pass adds the gradient that x has already received from elsewhere, usually from mhc_post. */
     if (xt_node_needs(n, 0) && !(sum = xt_node_accumulator(n, 0))) XT_TRY(xt_empty_like(x, &din[0]));
     if (xt_node_needs(n, 1)) XT_TRY(xt_empty_like(phi, &din[1]));
     if (xt_node_needs(n, 2)) XT_TRY(xt_empty_like(alpha, &din[2]));

@@ -3,7 +3,7 @@
  *   form P   A = exp(Z - column maxima); iters times: A /= column sums + eps, A /= row sums + eps   (Xie et al. 2025, eq. 9)
  *   form D   A = softmax(rows of Z) + eps; A /= column sums + eps; iters - 1 times: rows, columns    (DeepSeek's kernels)
  *
- * The gradient is that of these steps, computed from the logits alone; see kernels.h, XtSinkhornBwd. `transpose` returns A^T.
+ * The gradient is that of these steps, computed from the logits alone: contract/mhc.h, XtSinkhornBwd. `transpose` returns A^T.
  */
 #include "contract/mhc.h"
 #include "mhc.h"
