@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from xtrain import data
+from xtrain.cli.train import help_text, parse_arguments
 from xtrain.errors import ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
 from xtrain.train import options
@@ -21,8 +22,8 @@ from xtrain.train.config import KEYS, TrainConfig, build, to_toml
 def test_precedence(tmp_path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('steps = 7\nbatch_size = 3\nmodel = "tiny"\n[optim]\nlr = 0.5\nbeta2 = 0.9\n')
-    path, values = options.parse_arguments([str(file), "--steps", "9", "--optim.lr=0.25"])
-    config = options.make_config(path, values)
+    path, values = parse_arguments([str(file), "--steps", "9", "--optim.lr=0.25"])
+    config = build(options.with_file(path, values))
     assert (config.steps, config.batch_size, config.optim.lr, config.optim.beta2, config.model.preset) == (
         9,
         3,
@@ -34,7 +35,7 @@ def test_precedence(tmp_path) -> None:
 
 
 def test_every_option_has_a_help_text_and_shows_up() -> None:
-    text = options.help_text(200)
+    text = help_text(200)
     for name, key in KEYS.items():
         assert len(key.meta["help"]) > 8, name
         spelled = "--model " if name == "model.preset" else f"--{name if '.' in name else name.replace('_', '-')}"
@@ -57,7 +58,7 @@ def test_unknown_options_name_the_nearest(tmp_path) -> None:
         ("--model.hiden_size", "--model.hidden_size"),
     ]:
         with pytest.raises(ConfigError, match=f"unknown option {word}") as error:
-            options.parse_arguments([word, "3"])
+            parse_arguments([word, "3"])
         assert hint in str(error.value)
     file = tmp_path / "bad.toml"
     file.write_text("[optim]\nmomentum = 3\n")
@@ -85,7 +86,7 @@ def test_unknown_options_name_the_nearest(tmp_path) -> None:
 )
 def test_bad_values(args: list[str], text: str) -> None:
     with pytest.raises(ConfigError) as error:
-        build(options.parse_arguments(args)[1])
+        build(parse_arguments(args)[1])
     assert text in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -130,7 +131,7 @@ def test_saved_configuration_reads_back(tmp_path) -> None:
     )
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config), encoding="utf-8")
-    assert options.make_config(file) == config
+    assert build(options.read_toml(file)) == config
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""The `xtrain` command."""
+"""The `xtrain` command. Each subcommand imports what it needs, so that help and errors are quick.
+
+Exit status: 0 done; 1 the work failed; 2 wrong usage; 130 or 143 stopped by Ctrl-C or SIGTERM (training has saved its
+state then).
+"""
 
 from .dispatch import main
 

@@ -7,7 +7,17 @@ import os
 import platform
 import sys
 
+import numpy as np
+
+from .. import _C, _backends, cuda
 from .._version import __version__
+from .parser import simple_options
+
+_USAGE = """\
+usage: xtrain doctor
+
+Shows versions, CPU, BLAS, devices, and what is missing and how to get it.
+"""
 
 # package -> (required, how to get it, what it is for)
 _PACKAGES = {
@@ -28,10 +38,6 @@ def _version(package: str) -> str | None:
 
 def _compute_check(device: str = "cpu") -> str | None:
     """Run a small matrix product on every backend of a device against NumPy; None when all agree."""
-    import numpy as np
-
-    from .. import _C, _backends
-
     random = np.random.default_rng(0)
     a, b = random.integers(-8, 8, (65, 33)).astype(np.float32), random.integers(-8, 8, (33, 17)).astype(np.float32)
     for backend in _backends.gemm_backends(device):
@@ -46,8 +52,6 @@ def _compute_check(device: str = "cpu") -> str | None:
 
 def _cuda_rows() -> list[tuple[str, str]]:
     """What there is of CUDA, or the one thing that is missing."""
-    from .. import _backends, cuda
-
     missing = cuda.why_unavailable()
     if missing:
         return [("CUDA", f"{missing.removeprefix('CUDA is not available: ')}; training runs on the CPU")]
@@ -72,8 +76,6 @@ def _cuda_rows() -> list[tuple[str, str]]:
 
 def report() -> tuple[str, bool]:
     """Return (text, whether everything required works)."""
-    from .. import _C, _backends
-
     info = _C.build_info()
     rows = [
         ("xtrain", f"{__version__} in {os.path.dirname(os.path.abspath(__file__))}"),
@@ -102,3 +104,14 @@ def report() -> tuple[str, bool]:
         lines += ["", "missing:", *(text for _, text in missing)]
     healthy = problem is None and not any(required for required, _ in missing)
     return "\n".join(lines), healthy
+
+
+def usage() -> str:
+    return _USAGE
+
+
+def command(arguments: list[str]) -> int:
+    simple_options(arguments, {}, 0, _USAGE)
+    text, healthy = report()
+    print(text)
+    return 0 if healthy else 1

@@ -1,8 +1,8 @@
 """The configuration of a training run: one set of dataclasses.
 
 Names, types, defaults, units and help texts are all here; the command line, TOML files, `--help`, the saved
-configuration and the check on resume are generated from the fields (see options.py). Values are taken in this order,
-later wins: defaults, TOML file, command line.
+configuration and the check on resume are generated from the fields (see options.py and cli/). Values are taken in this
+order, later wins: defaults, TOML file, command line.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ GPU_RUN: dict[str, Any] = {
 }
 
 
-def option(
-    default: Any, help: str, unit: str = "", *, choices=None, minimum=None, maximum=None, above=None, free=False
-) -> Any:
-    """A field with its documentation and limits.
+_RULES = ("choices", "minimum", "maximum", "above", "alone")
 
-    `free`: a resumed run may change it, because the numbers trained do not depend on it.
+
+def option(default: Any, help: str, unit: str = "", *, free: bool = False, **rules: Any) -> Any:
+    """A field with its documentation and `rules`: choices, minimum, maximum, above (greater than).
+
+    `free`: a resumed run may change it, because the numbers trained do not depend on it. `alone`, one of the rules: the
+    value where the command line gives none.
     """
-    return field(
-        default=default,
-        metadata=dict(help=help, unit=unit, choices=choices, minimum=minimum, maximum=maximum, above=above, free=free),
-    )
+    return field(default=default, metadata=dict(help=help, unit=unit, free=free) | dict.fromkeys(_RULES) | rules)
 
 
 @dataclass
@@ -169,6 +168,7 @@ class TrainConfig:
         "continue a run, given its directory, its config.toml or a checkpoint; alone: that of --out or --name, else "
         "the newest; auto: the same, but start (over) when there is no checkpoint",
         free=True,
+        alone="last",
     )
     extend: bool = option(
         False, "with --resume: allow another --steps, which stretches the rest of the schedule", free=True

@@ -1,0 +1,80 @@
+"""`xtrain train`."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from ..train.config import KEYS, Key
+from ..train.options import with_file
+from .parser import parse
+
+_USAGE = """\
+usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ...
+
+Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
+a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C
+or SIGTERM finish the step, save and exit with status 130 or 143; a second Ctrl-C stops at once. A resumed run continues
+bit for bit.
+"""
+
+
+def usage() -> str:
+    return f"{_USAGE}\n{help_text()}\n"
+
+
+def command(arguments: list[str]) -> int:
+    file, values = parse_arguments(arguments)
+    if file is not None:
+        values = with_file(file, values)
+    from ..train import Trainer
+
+    result = Trainer(values).run()
+    return {None: 0, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """Return (TOML file or None, {dotted name: checked value}) of a command line."""
+    words, values = parse(arguments, KEYS)
+    if len(words) > 1:
+        raise ConfigError(f"unexpected argument {words[1]!r}; options are written --name value")
+    return (words[0] if words else None), values
+
+
+def help_text(width: int | None = None) -> str:
+    """Return the documentation of every option: name, meaning, unit, default."""
+    width = width or min(shutil.get_terminal_size((100, 24)).columns, 120)
+    titles = {"": "Run", "model": "Model (Hugging Face names)", "optim": "Optimizer", "sample": "Samples"}
+    groups: dict[str, list[Key]] = {title: [] for title in titles}
+    for key in KEYS.values():
+        groups[key.name.rpartition(".")[0]].append(key)
+    lines = []
+    for group, title in titles.items():
+        lines += ["", f"{title}:"]
+        for key in groups[group]:
+            lines += _describe(key, width)
+    return "\n".join(lines[1:])
+
+
+def _describe(key: Key, width: int) -> list[str]:
+    name = "model" if key.name == "model.preset" else key.name
+    spelled = f"--{name if '.' in name else name.replace('_', '-')}"
+    if key.meta["choices"]:
+        spelled += f" {{{','.join(key.meta['choices'])}}}"
+    elif key.kind is not bool:
+        spelled += {int: " N", float: " X", str: " TEXT"}[key.kind]
+    notes = [key.meta["unit"]] if key.meta["unit"] else []
+    if key.default not in (None, ""):
+        notes.append(f"default {str(key.default).lower() if key.kind is bool else key.default}")
+    elif key.default is None and "(default:" not in key.meta["help"] and key.name.startswith("model."):
+        notes.append("default from the preset")
+    text = key.meta["help"] + (f" [{'; '.join(notes)}]" if notes else "")
+    indent = 36
+    body = textwrap.wrap(text, max(width - indent, 30))
+    head = f"  {spelled}"
+    if len(head) < indent - 1:
+        return [head.ljust(indent) + body[0]] + [" " * indent + line for line in body[1:]]
+    return [head] + [" " * indent + line for line in body]
