@@ -3,7 +3,7 @@
  * Everything callable, an XtOp as well as a function written here, is one record (PyFunction: name, signature, doc, C function).
  * signature.c parses the signature once at import, callable.c makes an object of type `_C.Op` from it that binds like a method, and
  * args.c turns the positional and keyword arguments of a call into XtArg[] or raises. So the run functions below get checked
- * arguments and deal with meaning only.
+ * arguments.
  *
  * Conventions: functions that return PyObject * return a new reference or NULL with an exception set; `int` functions return 0, or
  * -1 with an exception set. The GIL is held on entry to everything here except the callbacks marked "any thread".
@@ -30,7 +30,7 @@ typedef struct PyState {
     PyObject *bfloat16;                                                           /* owned; numpy.dtype of ml_dtypes, or NULL */
     XtTensor *nothing;   /* owned; stands in for the tensor of an object that the garbage collector has cleared */
     PyObject *call_hook; /* owned; the callable of set_call_hook, or NULL */
-    int running;         /* core calls under way without the GIL, in all threads; see tensor_traverse */
+    int running;         /* core calls running without the GIL, in all threads; see tensor_traverse */
 } PyState;
 
 /* NULL before the module is initialised. One per process: the callbacks of the core carry no module. */
@@ -62,7 +62,7 @@ int py_errors_init(PyObject *module);
 PyThreadState *py_gil_leave(void);
 void py_gil_enter(PyThreadState *saved);
 
-/* Tells the hook of set_call_hook, which is there, about a call that has succeeded: testing.c. */
+/* Tells the hook of set_call_hook, which must be set, about a call that succeeded: testing.c. */
 int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count);
 
 /* xt_call without the GIL. */

@@ -22,7 +22,7 @@ PyObject *py_run_op(PyBound *bound) {
         return Py_NewRef(in_place ? bound->object[0] : Py_None);
     }
     if (count == 1 && op != &xt_op_split) {
-        /* contiguous() of a dense tensor and the like hand their input through: so does the object. */
+        /* contiguous() of a dense tensor and the like return their input: then the same object comes back. */
         PyObject *first = bound->object[0];
         if (bound->signature->param[0].kind != XT_ARG_TENSOR || out[0] != py_tensor(first)) return py_wrap(out[0]);
         xt_tensor_release(out[0]);

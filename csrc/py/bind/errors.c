@@ -69,7 +69,7 @@ XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, i
     return XT_PYTHON_ERROR;
 }
 
-/* The first output of a call, the rest let go; or NULL with an exception. */
+/* The first output of a call, the others released; or NULL with an exception. */
 static XtTensor *first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count) {
     if (status != XT_OK) {
         py_raise(status);

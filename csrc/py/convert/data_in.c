@@ -158,7 +158,7 @@ static XtTensor *from_nest(const char *op, PyObject *data, const XtDtype *dtype)
     static const XtDtype exact[] = {XT_BOOL, XT_INT64, XT_FLOAT64};
     Nest nest = {.op = op};
     if (find_shape(&nest, data) < 0) return NULL;
-    /* Before walking what may be the same list in a million places. */
+    /* Before a walk that may meet the same list a million times. */
     XtStatus status = xt_size_of(XT_FLOAT64, nest.ndim, nest.shape, NULL, NULL);
     if (status != XT_OK) {
         py_raise(status);

@@ -51,8 +51,8 @@ static DlDevice dl_device(XtDevice device) {
 
 /* ---- out ------------------------------------------------------------------------------------------------------------- */
 
-/* Who uses memory on an accelerator and will not say when it is done: nobody (the CPU; or a consumer that orders its work itself), the
- * legacy default stream, which always exists, or a stream of the consumer's own. That one's handle is not kept: by the time the
+/* Who may still use lent memory of an accelerator when it comes back: nobody (the CPU, or a consumer that orders its work itself),
+ * the legacy default stream, which always exists, or a stream of the consumer. The handle of that stream is not kept: when the
  * memory comes back the stream may have been destroyed, and its address may belong to another. */
 typedef enum User { USED_BY_NOBODY, USED_BY_DEFAULT_STREAM, USED_BY_SOME_STREAM } User;
 enum { LEGACY_STREAM = 1 }; /* its handle */
@@ -68,14 +68,14 @@ typedef struct Export {
     int64_t shape[XT_MAX_DIMS], strides[XT_MAX_DIMS];
 } Export;
 
-/* The memory may be given to others once the consumer's stream is done with it, whatever has become of that. */
+/* The memory may be reused once the consumer's stream is done with it, even if that stream has been destroyed. */
 static void free_export(Export *export) {
     const XtBackend *backend;
     XtDevice device = export->owner->storage->device;
     XtStatus status = XT_OK;
     if (export->user != USED_BY_NOBODY && xt_backend_for(device, &backend) == XT_OK)
         status = backend->accelerator->wait_for(device.index, export->user == USED_BY_SOME_STREAM);
-    /* Memory that nobody could wait for (a stream of the consumer is being captured, say) is not given to others again. */
+    /* Memory whose last use cannot be awaited (the consumer's stream is being captured, say) is never reused. */
     if (status == XT_OK) xt_tensor_release(export->owner);
     free(export);
 }
@@ -83,7 +83,7 @@ static void free_export(Export *export) {
 static void delete_managed(DlManaged *self) { free_export((Export *)self->context); }
 static void delete_versioned(DlVersioned *self) { free_export((Export *)self->context); }
 
-/* Destructors of capsules that nobody consumed. */
+/* Destructors of unconsumed capsules. */
 static void drop_managed(PyObject *capsule) {
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;
     DlManaged *managed = PyCapsule_GetPointer(capsule, "dltensor");
@@ -160,7 +160,8 @@ static int order_after(const XtTensor *tensor, PyObject *stream, User *user) {
     XtDevice device = tensor->storage->device;
     void *consumer = (void *)(intptr_t)handle;
     XtStatus status = xt_backend_for(device, &backend);
-    if (status == XT_OK && consumer == backend->accelerator->stream(device.index)) return 0; /* our own: in order as it is */
+    if (status == XT_OK && consumer == backend->accelerator->stream(device.index))
+        return 0; /* ours is in order already */
     if (status == XT_OK) status = backend->accelerator->make_wait(device.index, consumer);
     if (status != XT_OK) {
         py_raise(status);
@@ -205,7 +206,7 @@ static PyObject *run_dlpack(PyBound *bound) {
         XtStatus status = xt_tensor_alias(tensor, &out);
         if (status != XT_OK) return py_raise(status);
     }
-    User user = USED_BY_NOBODY; /* waits for a copy too, so it is asked last */
+    User user = USED_BY_NOBODY; /* last, because it also waits for a copy */
     if (out != NULL && out->storage->device.type != XT_CPU && order_after(out, stream, &user) < 0) {
         xt_tensor_release(out);
         return NULL;
@@ -220,7 +221,7 @@ static PyObject *run_dlpack_device(PyBound *bound) {
 
 /* ---- in -------------------------------------------------------------------------------------------------------------- */
 
-/* The producer may give the memory to others as soon as it has it back: its default stream waits for what is queued here. */
+/* The producer may reuse the memory as soon as it is returned: its default stream waits for the work queued here. */
 static void hand_back(const XtStorage *storage) {
     const XtBackend *backend;
     XtDevice device = storage->device;
@@ -350,7 +351,7 @@ static PyObject *from_capsule(PyObject *capsule) {
     return status == XT_OK ? py_wrap(tensor) : py_raise(status);
 }
 
-/* The stream on which an object's producer is to make its data ready: ours, when it says that it is on a CUDA device; else None. */
+/* The stream for obj.__dlpack__, on which the producer makes its data ready: ours for a CUDA device, else None. */
 static PyObject *stream_for(PyObject *object) {
     PyObject *pair = PyObject_CallMethod(object, "__dlpack_device__", NULL);
     int64_t numbers[2] = {DL_CPU, 0};

@@ -1,4 +1,4 @@
-/* numpy_in.c - xt.from_numpy: an array's memory as a tensor, without a copy, refusing what strides in elements cannot say. */
+/* numpy_in.c - xt.from_numpy: an array's memory as a tensor, without a copy, refusing what strides in elements cannot express. */
 #include "py/numpy_api.h"
 
 bool py_numpy_dtype(PyArrayObject *array, XtDtype *out) {

@@ -46,7 +46,7 @@ PyArray_Descr *py_numpy_descr(const char *op, XtDtype dtype) {
 
 /* ---- checks shared by arrays and buffers ----------------------------------------------------------------------------- */
 
-/* Elements that share memory (expand) must not be written through a view that does not know. */
+/* Elements that share memory (expand) must not be written through a view that does not show it. */
 static bool repeats(const XtTensor *tensor) {
     for (int i = 0; i < tensor->ndim; i++)
         if (tensor->strides[i] == 0 && tensor->shape[i] > 1) return true;
@@ -79,7 +79,7 @@ PyObject *py_numpy_view(const char *op, PyObject *self) {
         shape[i] = tensor->shape[i];
         strides[i] = tensor->strides[i] * (int64_t)xt_dtype_size(tensor->dtype);
     }
-    bool empty = tensor->data == NULL; /* NumPy then brings memory of its own */
+    bool empty = tensor->data == NULL; /* NumPy then allocates its own */
     int flags = empty || repeats(tensor) ? 0 : NPY_ARRAY_WRITEABLE;
     PyObject *array =
         PyArray_NewFromDescr(&PyArray_Type, descr, tensor->ndim, shape, empty ? NULL : strides, tensor->data, flags, NULL);

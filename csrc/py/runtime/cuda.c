@@ -1,4 +1,4 @@
-/* cuda.c - what Python asks of a CUDA device besides tensors: what it is, what it has done, waiting for it. */
+/* cuda.c - CUDA devices for Python: properties, counters, synchronisation. */
 #include "contract/backend.h"
 #include "py/py.h"
 

@@ -11,7 +11,7 @@ static int module_exec(PyObject *module) {
     xt_py = PyModule_GetState(module);
     if (py_numpy_init() < 0 || py_errors_init(module) < 0 || py_dtypes_init(module) < 0 || py_tensor_init(module) < 0 ||
         py_handle_init(module) < 0 || py_callables_init(module) < 0) {
-        xt_py = NULL; /* module_free lets go of what was made */
+        xt_py = NULL; /* module_free releases the parts that were made */
         return -1;
     }
     xt_interrupt_check = py_interrupt_check;

@@ -1,4 +1,4 @@
-/* runtime.c - the process-wide things: random numbers, threads, named backends, memory, and what this build is. */
+/* runtime.c - process-wide state: random numbers, threads, named backends, memory, and a description of this build. */
 #include "contract/attention.h"
 #include "contract/backend.h"
 #include "contract/gemm.h"

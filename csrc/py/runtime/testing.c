@@ -1,4 +1,4 @@
-/* testing.c - what xtrain.testing needs of the core: comparing two tensors where they are, and seeing every call of an op. */
+/* testing.c - what xtrain.testing needs from the core: comparing two tensors on their device, and a hook for every op call. */
 #include "contract/backend.h"
 #include "contract/reduce.h"
 #include "py/py.h"
@@ -88,10 +88,10 @@ static PyObject *argument_object(const PyParam *param, const XtArg *arg) {
 }
 
 int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count) {
-    static _Thread_local bool telling; /* the hook is not told of the ops it calls itself */
+    static _Thread_local bool telling; /* the hook does not see the ops it calls itself */
     if (telling) return 0;
     telling = true;
-    PyObject *hook = Py_NewRef(xt_py->call_hook); /* it may take itself away */
+    PyObject *hook = Py_NewRef(xt_py->call_hook); /* it may remove itself */
     PyObject *arguments = PyDict_New(), *outputs = NULL, *result = NULL, *module, *callable = NULL;
     if (arguments == NULL || (module = PyType_GetModule(xt_py->op_type)) == NULL) goto done;
     if ((callable = PyObject_GetAttrString(module, op->name)) == NULL) goto done;

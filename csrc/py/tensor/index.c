@@ -26,7 +26,7 @@ static int select_index(XtTensor **current, int dim, PyObject *item) {
 static int slice_range(XtTensor **current, int dim, PyObject *item) {
     Py_ssize_t start, stop, stride, size = (*current)->shape[dim];
     PySliceObject *slice = (PySliceObject *)item;
-    if (slice->step != Py_None) { /* before PySlice_Unpack, whose message for 0 says less */
+    if (slice->step != Py_None) { /* before PySlice_Unpack, whose message for 0 is vaguer */
         PyObject *number = PyNumber_Index(slice->step);
         if (number == NULL) return -1;
         int overflow;
@@ -142,7 +142,7 @@ int py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
                         "setitem: a value that requires a gradient cannot be recorded in place; use cat() or where()");
         return -1;
     }
-    /* The part below is not recorded, so copy_ could not tell. */
+    /* The part below is not recorded, so copy_ cannot check this. */
     if (xt_grad_mode() && xt_requires_grad(tensor)) {
         PyErr_SetString(PyExc_RuntimeError,
                         "setitem: a tensor that requires a gradient must not be changed in place while recording; "

@@ -3,8 +3,8 @@
 
 /* ---- operators ------------------------------------------------------------------------------------------------------- */
 
-/* Converts one side of an operator. 0: leave it to the other type. Arrays are refused here, because NumPy gives up as well
- * (`__array_ufunc__ = None`) and Python's own message would not say what to do. */
+/* Converts one side of an operator. 0: leave it to the other type. Arrays are refused here: NumPy refuses too
+ * (`__array_ufunc__ = None`), and Python's own message would not say what to do. */
 static int side(const XtOp *op, const char *name, PyObject *object, XtArg *out) {
     int found = py_operand(op->name, name, object, out);
     if (found != 0 || !PyArray_Check(object)) return found;

@@ -1,4 +1,4 @@
-/* repr.c - what a tensor shows of itself: its values when they are few, statistics when they are many. */
+/* repr.c - the text of a tensor: its values if they are few, statistics if they are many. */
 #include "contract/backend.h"
 #include "contract/reduce.h"
 #include "py/py.h"

@@ -1,4 +1,4 @@
-/* type.c - the heap type Tensor: life, garbage collection, attributes. Methods come from tables in the other files.
+/* type.c - the heap type Tensor: creation, garbage collection, attributes. Methods come from tables in the other files.
  *
  * Ownership: a PyTensor owns one reference to an XtTensor. Several PyTensors may show one XtTensor (x.grad makes a new one each
  * time). Python objects hang below an XtTensor in four places, and cycles can run through each: hooks of leaves, hooks of node
@@ -39,8 +39,8 @@ static void tensor_dealloc(PyObject *object) {
 static int tensor_traverse(PyObject *object, visitproc visit, void *arg) {
     XtTensor *tensor = ((PyTensor *)object)->tensor;
     Py_VISIT(Py_TYPE(object));
-    /* A call that runs without the GIL in another thread may take or drop references while the collector counts: then everything
-     * below counts as used from outside, and the cycle waits for a later collection. */
+    /* A call that runs without the GIL in another thread may take or drop references while the collector counts. Then everything
+     * below counts as used from outside, and a later collection frees the cycle. */
     if (tensor == NULL || xt_py == NULL || xt_py->running > 0) return 0;
     if (__atomic_load_n(&tensor->references, __ATOMIC_ACQUIRE) != 1) return 0;
     if (__atomic_load_n(&tensor->storage->references, __ATOMIC_ACQUIRE) == 1) Py_VISIT(py_array_behind(tensor->storage));
@@ -49,7 +49,7 @@ static int tensor_traverse(PyObject *object, visitproc visit, void *arg) {
 
 static int tensor_clear(PyObject *object) {
     PyTensor *self = (PyTensor *)object;
-    /* The object may still be looked at by other garbage, and a buffer of it may still be read: it keeps a valid tensor. */
+    /* Other garbage may still use the object, and a buffer of it may still be read: it keeps a valid tensor. */
     if (self->exports > 0 || self->tensor == NULL || xt_py == NULL || xt_py->nothing == NULL) return 0;
     XtTensor *old = self->tensor;
     if (old == xt_py->nothing) return 0;
