@@ -160,8 +160,7 @@ static int order_after(const XtTensor *tensor, PyObject *stream, User *user) {
     XtDevice device = tensor->storage->device;
     void *consumer = (void *)(intptr_t)handle;
     XtStatus status = xt_backend_for(device, &backend);
-    if (status == XT_OK && consumer == backend->accelerator->stream(device.index))
-        return 0; /* ours is in order already */
+    if (status == XT_OK && consumer == backend->accelerator->stream(device.index)) return 0; /* ours is in order already */
     if (status == XT_OK) status = backend->accelerator->make_wait(device.index, consumer);
     if (status != XT_OK) {
         py_raise(status);
