@@ -95,14 +95,14 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
                         most = fmaxf(most, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                     most = quad_max(most);
                     float shift = most == -INFINITY ? 0 : most * scale; // all -inf so far: that adds zeros, not NaN
-                    float fade = power_of_two(fmaf(max[m][r], scale, -shift));
+                    float fade = xt_exp2_approx(fmaf(max[m][r], scale, -shift));
                     max[m][r] = most;
 #pragma unroll
                     for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
                         for (int e = 0; e < 2; e++) {
                             float &x = s[m][n][2 * r + e];
-                            x = power_of_two(fmaf(x, scale, -shift));
+                            x = xt_exp2_approx(fmaf(x, scale, -shift));
                             part += x;
                         }
                     }
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
             Scores<P> s, ds;
             each(s, [](float &x, int, int, int) { x = 0; });
             dot_rows<P>(s, q_rows, right_of<P>(k_rows), T());
-            each(s, [&](float &x, int m, int r, int) { x = power_of_two(fmaf(x, scale, -lse[m][r])); });
+            each(s, [&](float &x, int m, int r, int) { x = xt_exp2_approx(fmaf(x, scale, -lse[m][r])); });
             each(ds, [&](float &x, int m, int r, int) { x = -delta[m][r]; });
             dot_rows<P>(ds, dout_rows, right_of<P>(v_rows), T());
 #pragma unroll
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
                 for (int m = 0; m < STRIPS; m++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        s[m][n][i] = power_of_two(fmaf(s[m][n][i], scale, i % 2 ? -shift.y : -shift.x));
+                        s[m][n][i] = xt_exp2_approx(fmaf(s[m][n][i], scale, i % 2 ? -shift.y : -shift.x));
                         ds[m][n][i] = i % 2 ? -less.y : -less.x;
                     }
                 }

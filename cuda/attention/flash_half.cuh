@@ -2,6 +2,7 @@
 #ifndef XT_ATTENTION_FLASH_HALF_CUH
 #define XT_ATTENTION_FLASH_HALF_CUH
 
+#include "arch/sm80.cuh"
 #include "attention.cuh"
 
 #include <cuda_pipeline.h>
@@ -35,60 +36,21 @@ __device__ static float quad_sum(float value) {
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-/* ---- instructions of compute capability 8.0 ------------------------------------------------------------------------------------ */
-
-/* Four 8 x 8 matrices of shared memory; lane 8 i + j says where row j of the i-th is. TURNED: transposed. */
-template <bool TURNED> __device__ static void read_matrices(uint32_t (&m)[4], uint32_t row) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    if (TURNED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                     : "r"(row)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                     : "r"(row)
-                     : "memory");
-#endif
-}
-/* d += a b, a [16, 16], b [16, 8] */
-__device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, XtBf16) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-__device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, XtF16) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-/* 2^x by the special function unit, 2 ulp; what would be subnormal is 0. */
-__device__ static float power_of_two(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-
 /* ---- tiles in shared memory ---------------------------------------------------------------------------------------------------- */
 
 /* Where this lane reads of a tile: the strips of its warp as left operand; the tile's rows as columns of a right operand; the tile as
  * it is as right operand. Then 16 rows further is 32 PITCH bytes, 16 columns 32 bytes. */
 template <typename P> __device__ static uint32_t left_of(const void *tile) {
     int lane = threadIdx.x % 32, row = (int)threadIdx.x / 32 * P::WARP_ROWS + lane % 16;
-    return (uint32_t)__cvta_generic_to_shared(tile) + 2 * (row * P::PITCH + lane / 16 * 8);
+    return xt_shared_address(tile) + 2 * (row * P::PITCH + lane / 16 * 8);
 }
 template <typename P> __device__ static uint32_t right_of(const void *tile) {
     int lane = threadIdx.x % 32;
-    return (uint32_t)__cvta_generic_to_shared(tile) + 2 * ((lane % 8 + lane / 16 * 8) * P::PITCH + lane / 8 % 2 * 8);
+    return xt_shared_address(tile) + 2 * ((lane % 8 + lane / 16 * 8) * P::PITCH + lane / 8 % 2 * 8);
 }
 template <typename P> __device__ static uint32_t turned_of(const void *tile) {
     int lane = threadIdx.x % 32;
-    return (uint32_t)__cvta_generic_to_shared(tile) + 2 * (lane % 16 * P::PITCH + lane / 16 * 8);
+    return xt_shared_address(tile) + 2 * (lane % 16 * P::PITCH + lane / 16 * 8);
 }
 
 /* Starts the copy of rows first ... first + COUNT - 1 of x; zeros from row `rows` on, whose addresses are not read. */
@@ -117,14 +79,14 @@ template <typename P> struct Left {
 #pragma unroll
             for (int m = 0; m < P::STRIPS; m++)
 #pragma unroll
-                for (int k = 0; k < P::D / 16; k++) read_matrices<false>(held[m][k], from + 32 * (m * P::PITCH + k));
+                for (int k = 0; k < P::D / 16; k++) xt_load_matrices<false>(held[m][k], from + 32 * (m * P::PITCH + k));
         }
     }
     __device__ void get(uint32_t (&a)[4], int m, int k) const {
         if constexpr (P::HOLD) {
 #pragma unroll
             for (int i = 0; i < 4; i++) a[i] = held[m][k][i];
-        } else read_matrices<false>(a, from + 32 * (m * P::PITCH + k));
+        } else xt_load_matrices<false>(a, from + 32 * (m * P::PITCH + k));
     }
 };
 
@@ -133,7 +95,7 @@ template <typename P> using Scores = float[P::STRIPS][P::COLS / 8][4];
 template <typename P> using Sums = float[P::STRIPS][P::D / 8][4];
 
 /* s += (rows of a) . (rows of b), b as right_of says */
-template <typename P, typename T> __device__ static void dot_rows(Scores<P> &s, const Left<P> &a, uint32_t b, T zero) {
+template <typename P, typename T> __device__ static void dot_rows(Scores<P> &s, const Left<P> &a, uint32_t b, T) {
 #pragma unroll
     for (int k = 0; k < P::D / 16; k++) {
         uint32_t x[P::STRIPS][4];
@@ -142,11 +104,11 @@ template <typename P, typename T> __device__ static void dot_rows(Scores<P> &s, 
 #pragma unroll
         for (int n = 0; n < P::COLS / 16; n++) {
             uint32_t y[4];
-            read_matrices<false>(y, b + 32 * (n * P::PITCH + k));
+            xt_load_matrices<false>(y, b + 32 * (n * P::PITCH + k));
 #pragma unroll
             for (int m = 0; m < P::STRIPS; m++) {
-                multiply(s[m][2 * n], x[m], y[0], y[1], zero);
-                multiply(s[m][2 * n + 1], x[m], y[2], y[3], zero);
+                xt_mma_16<T>(s[m][2 * n], x[m], y[0], y[1]);
+                xt_mma_16<T>(s[m][2 * n + 1], x[m], y[2], y[3]);
             }
         }
     }
@@ -160,7 +122,7 @@ template <typename T> __device__ static uint32_t two_of(float low, float high) {
 }
 
 /* sum += p v, p rounded to T, v as turned_of says */
-template <typename P, typename T> __device__ static void add_product(Sums<P> &sum, const Scores<P> &p, uint32_t v, T zero) {
+template <typename P, typename T> __device__ static void add_product(Sums<P> &sum, const Scores<P> &p, uint32_t v, T) {
 #pragma unroll
     for (int k = 0; k < P::COLS / 16; k++) {
         uint32_t x[P::STRIPS][4];
@@ -171,11 +133,11 @@ template <typename P, typename T> __device__ static void add_product(Sums<P> &su
 #pragma unroll
         for (int n = 0; n < P::D / 16; n++) {
             uint32_t y[4];
-            read_matrices<true>(y, v + 32 * (k * P::PITCH + n));
+            xt_load_matrices<true>(y, v + 32 * (k * P::PITCH + n));
 #pragma unroll
             for (int m = 0; m < P::STRIPS; m++) {
-                multiply(sum[m][2 * n], x[m], y[0], y[1], zero);
-                multiply(sum[m][2 * n + 1], x[m], y[2], y[3], zero);
+                xt_mma_16<T>(sum[m][2 * n], x[m], y[0], y[1]);
+                xt_mma_16<T>(sum[m][2 * n + 1], x[m], y[2], y[3]);
             }
         }
     }

@@ -8,6 +8,7 @@
 #ifndef XT_CUDA_UNARY_MATH_CUH
 #define XT_CUDA_UNARY_MATH_CUH
 
+#include "arch/sm80.cuh"
 #include "common/cuda.cuh"
 
 __device__ inline float xt_exp(float x) { return expf(x); }
@@ -43,25 +44,13 @@ template <typename T> __device__ inline XtAcc<T> xt_over_one_plus(XtAcc<T> a, Xt
     else return a / (1 + e);
 }
 
-/* One instruction each: 2^x within 2^-22 of the value and 1 / x within 1 ulp; results below 2^-126 become 0. */
-__device__ inline float xt_exp2_flush(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline float xt_reciprocal_flush(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* Phi(x) for 16-bit x, as below with a shorter P. Relative error: 5e-6 of the fit, for |x| <= 14; of g 2^-22 and, from the rounding
  * of the exponent, |x|^2 2^-24, 1.1e-5 at |x| = 13, where g is about to become 0, and 2e-6 where float16 ends. Half a unit in the
  * last place is 2e-3 of a bfloat16 and 2.4e-4 of a float16. */
 __device__ inline float xt_normal_cdf_short(float x, float *gauss) {
     float u = 0.849321800f * x; /* u^2 = x^2 / 2 log2(e) */
-    float g = xt_exp2_flush(-u * u);
-    float t = xt_reciprocal_flush(fmaf(0.31f, fabsf(x), 1.0f));
+    float g = xt_exp2_approx(-u * u);
+    float t = xt_reciprocal_approx(fmaf(0.31f, fabsf(x), 1.0f));
     float p = -0.0739291981f;
     p = p * t + 0.180450514f;
     p = p * t + 0.0157445204f;

@@ -13,6 +13,7 @@
  *
  * Deterministic: the tree of a row's sum depends on vocab, the dtype and the row's address modulo 16, not on the number of rows.
  */
+#include "arch/sm80.cuh"
 #include "common/cuda.cuh"
 #include "contract/layers.h"
 
@@ -32,11 +33,7 @@ static __device__ inline double lowest(double) { return -DBL_MAX; }
 /* 2^(t log2 e), t <= 0, in two instructions. The product rounds the exponent, which gives a relative error of |t| 2^-24 on top of
  * the 2^-22 of ex2.approx: 3e-6 for the terms that are e^-50 of the largest, less for those that matter. The logits that made t
  * were rounded to 8 or 11 bits, 2^-12 at best. Results below 2^-126 become 0. */
-static __device__ inline float exp_short(float t) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(t * 1.4426950408889634f));
-    return result;
-}
+static __device__ inline float exp_short(float t) { return xt_exp2_approx(t * 1.4426950408889634f); }
 
 /* exp as precise as logits of dtype T deserve. */
 template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t);

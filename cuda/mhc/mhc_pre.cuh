@@ -13,38 +13,15 @@
 #ifndef XT_MHC_PRE_CUH
 #define XT_MHC_PRE_CUH
 
+#include "arch/sm80.cuh"
 #include "mhc.cuh"
 
 static constexpr int MIX_TOKENS = 256; /* of a block; 64 of a warp */
 
-/* d += a b for a [16, 16] and b [16, 8], or a [16, 8] and b [8, 8], of bfloat16, or float16: compute capability 8.0. */
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define MMA_16(type) \
-    "mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#define MMA_8(type) "mma.sync.aligned.m16n8k8.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-#else
-#define MMA_16(type) ""
-#define MMA_8(type) ""
-#endif
-template <bool HALF = false>
-__device__ inline void mma_16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    if constexpr (HALF)
-        asm(MMA_16("f16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    else
-        asm(MMA_16("bf16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-template <bool HALF = false> __device__ inline void mma_8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-    if constexpr (HALF) asm(MMA_8("f16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b0));
-    else asm(MMA_8("bf16") : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b0));
-}
-#undef MMA_16
-#undef MMA_8
-/* Read once: leaves the first cache to phi. */
-__device__ inline XtPiece<XtBf16, 8> read_past(const XtBf16 *p) {
+/* Leaves the first cache to phi. */
+__device__ inline XtPiece<XtBf16, 8> read_once(const XtBf16 *p) {
     XtPiece<XtBf16, 8> piece;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(piece.word[0]), "=r"(piece.word[1]), "=r"(piece.word[2]), "=r"(piece.word[3])
-                 : "l"(p));
+    xt_read_once(piece.word, p);
     return piece;
 }
 
@@ -103,7 +80,7 @@ __global__ void __launch_bounds__(128, 2) mhc_pre_mix_mma_kernel(float *part, co
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             int64_t token = first + 8 * i + g;
-            to[i / 2][i % 2] = token < tokens && col < k ? read_past(x + token * k + col) : xt_all<XtBf16, 8>(XtBf16(0.0f));
+            to[i / 2][i % 2] = token < tokens && col < k ? read_once(x + token * k + col) : xt_all<XtBf16, 8>(XtBf16(0.0f));
         }
     };
     load(v, step);
@@ -118,12 +95,12 @@ __global__ void __launch_bounds__(128, 2) mhc_pre_mix_mma_kernel(float *part, co
         for (int p = PARTS - 1; p >= 0; p--) { /* a sum is used again after all others */
 #pragma unroll
             for (int i = 0; i < 4 * MT; i++)
-                mma_16(u[i % 4][i / 4], v[i % 4][0].word[0], v[i % 4][1].word[0], v[i % 4][0].word[1], v[i % 4][1].word[1],
-                       phi[p][i / 4].x, phi[p][i / 4].y);
+                xt_mma_16<XtBf16>(u[i % 4][i / 4], v[i % 4][0].word[0], v[i % 4][1].word[0], v[i % 4][0].word[1],
+                                  v[i % 4][1].word[1], phi[p][i / 4].x, phi[p][i / 4].y);
 #pragma unroll
             for (int i = 0; i < 4 * MT; i++)
-                mma_16(u[i % 4][i / 4], v[i % 4][0].word[2], v[i % 4][1].word[2], v[i % 4][0].word[3], v[i % 4][1].word[3],
-                       phi[p][i / 4].z, phi[p][i / 4].w);
+                xt_mma_16<XtBf16>(u[i % 4][i / 4], v[i % 4][0].word[2], v[i % 4][1].word[2], v[i % 4][0].word[3],
+                                  v[i % 4][1].word[3], phi[p][i / 4].z, phi[p][i / 4].w);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {

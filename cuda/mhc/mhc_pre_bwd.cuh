@@ -122,14 +122,6 @@ __device__ inline void write_record(char *record, const float *du, int stride, c
     }
 }
 
-/* Four 8 x 8 matrices of 2-byte elements, transposed: lanes 8 i .. have the addresses of the rows of the i-th. */
-__device__ inline void load_transposed(uint32_t (&d)[4], const uint4 *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row))
-                 : "memory");
-}
-
 /* S_ streams, with dout, with more (dx_add); BLOCKS blocks of WARPS warps on a multiprocessor, STAGES groups in shared memory. */
 template <int S_, bool DOUT_, bool MORE_, int WARPS_, int STAGES_, int BLOCKS_, int PARTS_ = S_PARTS> struct DxShape {
     static constexpr int S = S_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_, PARTS = PARTS_;
@@ -243,14 +235,14 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
             const uint2 *for_s = (const uint2 *)(record + Record<P::PARTS>::for_s(S)) + lane;
             uint32_t v[S][4];
 #pragma unroll
-            for (int j = 0; j < S; j++) load_transposed(v[j], stage + j * P::TILE + of_matrix);
+            for (int j = 0; j < S; j++) xt_load_matrices<true>(v[j], xt_shared_address(stage + j * P::TILE + of_matrix));
 #pragma unroll
             for (int part = P::PARTS - 1; part >= 0; part--)
 #pragma unroll
                 for (int u = 0; u < MT; u++) {
                     uint2 b = for_s[(part * MT + u) * 32];
 #pragma unroll
-                    for (int j = 0; j < S; j++) mma_16(s[j][u], v[j][0], v[j][1], v[j][2], v[j][3], b.x, b.y);
+                    for (int j = 0; j < S; j++) xt_mma_16<XtBf16>(s[j][u], v[j], b.x, b.y);
                 }
         }
         if (!p.dx) continue;
@@ -280,15 +272,16 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
                 for (int i = 0; i < MT - 1; i++) {
                     int u = i / 2 * 2, h = i % 2;
                     const uint4 &a = du[u + of_du];
-                    mma_16<true>(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
+                    xt_mma_16<XtF16>(w[h], a.x, a.y, a.z, a.w, phi[j][h][u + of_phi][0], phi[j][h][u + of_phi][1]);
                 }
             };
             pairs(1, 0);
 #pragma unroll
-            for (int h = 0; h < 2; h++) mma_8<true>(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
+            for (int h = 0; h < 2; h++) xt_mma_8<XtF16>(w[h], end.z, end.w, phi[j][h][MT - 1][0]);
             pairs(0, 1);
 #pragma unroll
-            for (int h = 0; h < 2; h++) mma_16<true>(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
+            for (int h = 0; h < 2; h++)
+                xt_mma_16<XtF16>(w[h], end.x, end.y, end.x, end.y, phi[j][h][MT - 1][0], phi[j][h][MT - 1][1]);
             pairs(0, 0);
             Piece v[2], more[2];
             two(v, j * P::TILE);

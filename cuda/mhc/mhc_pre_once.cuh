@@ -61,41 +61,11 @@ struct Once {
     float norm_eps, hc_eps;
 };
 
-/* ---- messages and copies ------------------------------------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------------------------------------------ */
 
 __device__ inline OnceWord once_word(float value, unsigned sent) { return (OnceWord)sent << 32 | __float_as_uint(value); }
 __device__ inline unsigned once_sent(OnceWord word) { return (unsigned)(word >> 32); }
 __device__ inline float once_number(OnceWord word) { return __uint_as_float((unsigned)word); }
-
-__device__ inline OnceWord once_look(const OnceWord *from) {
-    OnceWord word;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-    return word;
-}
-__device__ inline void once_send(OnceWord *to, OnceWord word) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
-/* Two messages, each as a whole. */
-__device__ inline void once_send(OnceWord *to, OnceWord first, OnceWord second) {
-    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
-}
-
-/* 16 bytes into shared memory, zeros unless `there`; once_arrived waits for all but the last PENDING groups of this thread. */
-__device__ inline void once_copy(uint4 *to, const XtBf16 *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
-}
-__device__ inline void once_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ inline void once_arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
-/* Four 8x8 matrices, whose rows the lanes point at: a [16, 16] in the order of mma_16. */
-__device__ inline void once_matrix(uint32_t (&a)[4], const uint4 *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(row))
-                 : "memory");
-}
 
 /* cut of numbers that are finite, without its tests, which cost more than the rest. */
 template <int PARTS> __device__ inline void once_cut(uint32_t (&part)[PARTS], float2 v) {
@@ -143,13 +113,13 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         int tokens = inside ? tokens_of(i) : 0;
 #pragma unroll
         for (int r = 0; r < TILE / 4; r++)
-            once_copy(to + r * 32 + (piece ^ (r % 2 * 4 + row)), source + r * four, row + 4 * r < tokens);
+            xt_copy_async(to + r * 32 + (piece ^ (r % 2 * 4 + row)), source + r * four, row + 4 * r < tokens);
         source += round;
     };
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if ((unsigned)i < count) load((unsigned)i, i);
-        once_commit();
+        xt_copy_commit();
     }
 
     uint2 phi[4][PARTS][MT]; /* columns 16 q + 2 t, + 1 and 8 more, of row 8 nt + g of phi gamma, cut */
@@ -225,7 +195,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 #pragma unroll
             for (int s = 0; s < 4; s++) {
                 found[s] = once_word(0, of_c + 1);
-                if ((int)lane <= M && from + s * helpers < slices) found[s] = once_look(sums + (from + s * helpers) * SUMS);
+                if ((int)lane <= M && from + s * helpers < slices) found[s] = xt_read_relaxed(sums + (from + s * helpers) * SUMS);
             }
         };
         if (collects) {
@@ -234,24 +204,24 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         }
         OnceWord mixed = once_word(0, of_d + 1);
         const OnceWord *mixing = group_mixing + of_d % PLACES * (TILE * S) + threadIdx.x;
-        if (of_d < count && (int)threadIdx.x < tokens_of(of_d) * S) mixed = once_look(mixing);
+        if (of_d < count && (int)threadIdx.x < tokens_of(of_d) * S) mixed = xt_read_relaxed(mixing);
 
         /* B: u, and the products of 8 tokens with each other, whose diagonal are the squares */
         float u[MT][4] = {}, squares[2][4] = {};
         if (i < count) {
-            once_arrived<AHEAD - 1>();
+            xt_copy_wait<AHEAD - 1>();
             __syncwarp();
             const int at = (stage * WARPS + (int)warp) * (TILE * 8) + (int)(lane % 16 * 8 + (lane / 16 ^ lane % 8));
 #pragma unroll
             for (int q = 0; q < 4; q++) {
                 uint32_t v[4];
-                once_matrix(v, stages + (at ^ 2 * q));
+                xt_load_matrices<false>(v, xt_shared_address(stages + (at ^ 2 * q)));
 #pragma unroll
                 for (int part = PARTS - 1; part >= 0; part--)
 #pragma unroll
-                    for (int nt = 0; nt < MT; nt++) mma_16(u[nt], v[0], v[1], v[2], v[3], phi[q][part][nt].x, phi[q][part][nt].y);
-                mma_16(squares[0], v[0], v[1], v[2], v[3], v[0], v[2]);
-                mma_16(squares[1], v[0], v[1], v[2], v[3], v[1], v[3]);
+                    for (int nt = 0; nt < MT; nt++) xt_mma_16<XtBf16>(u[nt], v, phi[q][part][nt].x, phi[q][part][nt].y);
+                xt_mma_16<XtBf16>(squares[0], v, v[0], v[2]);
+                xt_mma_16<XtBf16>(squares[1], v, v[1], v[3]);
             }
         }
 
@@ -263,7 +233,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
                 __nanosleep(20);
 #pragma unroll
                 for (int s = 0; s < 4; s++)
-                    if (late(s)) found[s] = once_look(sums + (from + s * helpers) * SUMS);
+                    if (late(s)) found[s] = xt_read_relaxed(sums + (from + s * helpers) * SUMS);
             }
 #pragma unroll
             for (int s = 0; s < 4; s++) collected += once_number(found[s]);
@@ -273,7 +243,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         }
         while (once_sent(mixed) != of_d + 1) {
             __nanosleep(20);
-            mixed = once_look(mixing);
+            mixed = xt_read_relaxed(mixing);
         }
 
         __syncthreads(); /* all have done with the shared memory of iteration i - 1 */
@@ -303,13 +273,13 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
                     float2 more = *(const float2 *)(shares + w * SUMS + e);
                     sum.x += more.x, sum.y += more.y;
                 }
-                once_send(to + e, once_word(sum.x, i + 1), once_word(sum.y, i + 1));
+                xt_write_relaxed(to + e, once_word(sum.x, i + 1), once_word(sum.y, i + 1));
             }
         }
 
         /* A: into the stage of D's tile of iteration i - 1 */
         if (i + AHEAD < count) load(i + AHEAD, stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES);
-        once_commit();
+        xt_copy_commit();
 
         /* C: lane j < M has row j, lane M the squares */
         if (collects && helper == 0) {
@@ -321,7 +291,8 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
             const float r = 1 / sqrtf(__shfl_sync(0xffffffffu, sum, M) / (float)k + p.norm_eps);
             const float z = affine[lane] * (r * sum) + affine[32 + lane], sigmoid = 1 / (1 + expf(-z)); /* of no use beyond row M */
             if (lane < S)
-                once_send(group_mixing + of_c % PLACES * (TILE * S) + mine * S + lane, once_word(sigmoid + p.hc_eps, of_c + 1));
+                xt_write_relaxed(group_mixing + of_c % PLACES * (TILE * S) + mine * S + lane,
+                                 once_word(sigmoid + p.hc_eps, of_c + 1));
             if (lane < S) p.h_pre[at * S + lane] = sigmoid + p.hc_eps;
             else if (lane < 2 * S) p.h_post[at * S + lane - S] = 2 * sigmoid;
             else if (lane < M) p.h_res[at * (S * S) + lane - 2 * S] = z;

@@ -17,6 +17,7 @@
  * that is wrong by its lost digits, and it shows at the start, which is known (csrc/cpu/mhc/sinkhorn.c). Such a matrix is done again with
  * what its stages gave: every G-th is kept in place of the divisors, those between two are computed again.
  */
+#include "arch/sm80.cuh"
 #include "contract/mhc.h"
 #include "mhc.cuh"
 
@@ -64,8 +65,7 @@ template <typename A> __device__ inline A divisor_of(A sum) { return sum < least
 /* 1 / d of a divisor, which is normal (or NaN) and no larger than 2n + 1: without the other cases, for which a division looks every
  * time. One step of Newton's leaves an error of about half a unit in the last place. */
 __device__ inline float inverse_of(float d) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    float r = xt_reciprocal_approx(d);
     return fmaf(r, fmaf(-d, r, 1.0f), r);
 }
 __device__ inline double inverse_of(double d) { return 1 / d; }

@@ -6,6 +6,7 @@ import pytest
 from places import ROOT
 
 FILES = sorted(path for path in (ROOT / "csrc").rglob("*.[ch]"))
+CUDA_FILES = sorted((ROOT / "cuda").rglob("*.cu*"))
 
 # (pattern, in which folder, what to do instead)
 RULES = [
@@ -51,3 +52,15 @@ def test_source_rules(path):
 def test_files_stay_small(path):
     lines = path.read_text().count("\n")
     assert lines <= 600, f"{path.relative_to(ROOT)} has {lines} lines: which two things is it?"
+
+
+def test_an_instruction_is_wrapped_once_and_in_arch():
+    wrapped = []
+    for path in CUDA_FILES:
+        text = path.read_text()
+        if path.parent.name == "arch":
+            wrapped += re.findall(r'"([a-z]\w*(?:\.[\w:]+)+)', text)
+        else:
+            assert not re.search(r"\basm\b", stripped(text)), f"{path.relative_to(ROOT)}: PTX belongs in cuda/arch"
+    assert len(wrapped) > 10
+    assert sorted(wrapped) == sorted(set(wrapped)), "an instruction is wrapped twice"
