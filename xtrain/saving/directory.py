@@ -112,7 +112,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def free_name(final: Path, kind: str) -> Path:
-    """A name `.NAME.kind-N` that nothing has; N begins at the thread's own number: no two of a machine share one."""
+    """First unused name `.NAME.kind-N`. N starts at the thread's id, which no two threads of a machine share."""
     names = (final.with_name(f".{final.name}.{kind}-{n}") for n in itertools.count(threading.get_native_id()))
     return next(path for path in names if not os.path.lexists(path))
 
