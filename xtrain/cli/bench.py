@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import ConfigError, nearest
 from .parser import simple_options
 
-_USAGE = """\
+USAGE = """\
 usage: xtrain bench gemm|ops [options]
 
 Measures this machine. Contenders take turns on the same random inputs, after a warm-up; a number is a median.
@@ -29,10 +29,6 @@ both:
 _BENCHMARKS = ("gemm", "ops")
 
 
-def usage() -> str:
-    return _USAGE
-
-
 def command(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("bench needs to know what to measure: xtrain bench gemm or xtrain bench ops")
@@ -43,5 +39,5 @@ def command(arguments: list[str]) -> int:
         from ..bench import gemm as benchmark
     else:
         from ..bench import ops as benchmark
-    _, values = simple_options(arguments[1:], benchmark.OPTIONS, 0, _USAGE)
+    _, values = simple_options(arguments[1:], benchmark.OPTIONS, 0, USAGE)
     return benchmark.command(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .parser import simple_options
 
-_USAGE = """\
+USAGE = """\
 usage: xtrain check [options]
 
 Runs every op of the op table, forward and backward, in every dtype and on every backend, and compares it with plain
@@ -19,12 +19,8 @@ op or a kernel has no entry in the table, or when a kernel is missing; 2 when an
 """
 
 
-def usage() -> str:
-    return _USAGE
-
-
 def command(arguments: list[str]) -> int:
     from ..bench import check
 
-    _, values = simple_options(arguments, check.OPTIONS, 0, _USAGE)
+    _, values = simple_options(arguments, check.OPTIONS, 0, USAGE)
     return check.command(values)

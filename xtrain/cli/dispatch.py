@@ -47,13 +47,13 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in _COMMANDS:
         return fail(f"unknown command {name!r}{nearest(name, _COMMANDS)}", 2)
     if "-h" in rest or "--help" in rest:
-        print(_module(name).usage(), end="")
+        print(_module(name).USAGE, end="")
         return 0
     return _module(name).command(rest)
 
 
 def _module(name: str) -> Any:
-    """The module of a command, with `usage()` and `command(arguments)`, which returns the exit status."""
+    """The module of a command, with USAGE and `command(arguments)`, which returns the exit status."""
     match name:
         case "train":
             from . import train as module

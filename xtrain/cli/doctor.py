@@ -13,7 +13,7 @@ from .. import _C, _backends, cuda
 from .._version import __version__
 from .parser import simple_options
 
-_USAGE = """\
+USAGE = """\
 usage: xtrain doctor
 
 Shows versions, CPU, BLAS, devices, and what is missing and how to get it.
@@ -106,12 +106,8 @@ def report() -> tuple[str, bool]:
     return "\n".join(lines), healthy
 
 
-def usage() -> str:
-    return _USAGE
-
-
 def command(arguments: list[str]) -> int:
-    simple_options(arguments, {}, 0, _USAGE)
+    simple_options(arguments, {}, 0, USAGE)
     text, healthy = report()
     print(text)
     return 0 if healthy else 1

@@ -6,7 +6,7 @@ from ..data import prepare
 from ..tokenizers import load_tokenizer
 from .parser import simple_options
 
-_USAGE = """\
+USAGE = """\
 usage: xtrain prepare SOURCE OUT.tokens [--tokenizer DIR]
 
 Writes the text of SOURCE (a file, a folder, or 'python' for the standard library's source) as a token file.
@@ -15,12 +15,8 @@ Writes the text of SOURCE (a file, a folder, or 'python' for the standard librar
 """
 
 
-def usage() -> str:
-    return _USAGE
-
-
 def command(arguments: list[str]) -> int:
-    (source, out), values = simple_options(arguments, {"tokenizer": None}, 2, _USAGE)
+    (source, out), values = simple_options(arguments, {"tokenizer": None}, 2, USAGE)
     count = prepare(source, out, load_tokenizer(values["tokenizer"]) if values["tokenizer"] else None)
     print(f"{out}: {count:,} tokens")
     return 0

@@ -9,7 +9,7 @@ from ..tokenizers import load_tokenizer
 from ..train import rundir
 from .parser import simple_options
 
-_USAGE = """\
+USAGE = """\
 usage: xtrain sample DIR [options]
 
 Generates text from the newest checkpoint of a run directory, from one checkpoint, or from any Hugging Face model
@@ -25,13 +25,9 @@ directory.
 """
 
 
-def usage() -> str:
-    return _USAGE
-
-
 def command(arguments: list[str]) -> int:
     known = {"prompt": None, "max_tokens": 256, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 0, "threads": 0}
-    (directory,), values = simple_options(arguments, known, 1, _USAGE)
+    (directory,), values = simple_options(arguments, known, 1, USAGE)
     limits = (
         ("max_tokens", 1, LONGEST_SAMPLE),
         ("temperature", 0, None),

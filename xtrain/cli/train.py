@@ -12,7 +12,7 @@ from ..train.config import KEYS, Key
 from ..train.options import with_file
 from .parser import parse
 
-_USAGE = """\
+_INTRODUCTION = """\
 usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ...
 
 Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
@@ -20,10 +20,6 @@ a Hugging Face model directory. Options come from the defaults below, then the T
 or SIGTERM finish the step, save and exit with status 130 or 143; a second Ctrl-C stops at once. A resumed run continues
 bit for bit.
 """
-
-
-def usage() -> str:
-    return f"{_USAGE}\n{help_text()}\n"
 
 
 def command(arguments: list[str]) -> int:
@@ -78,3 +74,6 @@ def _describe(key: Key, width: int) -> list[str]:
     if len(head) < indent - 1:
         return [head.ljust(indent) + body[0]] + [" " * indent + line for line in body[1:]]
     return [head] + [" " * indent + line for line in body]
+
+
+USAGE = f"{_INTRODUCTION}\n{help_text()}\n"

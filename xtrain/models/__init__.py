@@ -7,6 +7,7 @@ _HOMES = {
     "Qwen3": ".qwen3:Qwen3",
     "Qwen3Config": ".qwen3_config:Qwen3Config",
     "generate": "..generation:generate",
+    "qwen3": ".qwen3",
 }
 __getattr__, __dir__ = lazy(__name__, _HOMES)
 

@@ -8,8 +8,6 @@ from .. import _C
 from ..autograd import no_grad
 from .optimizer import Optimizer
 
-_Tensor = _C.Tensor
-_adamw = _C.adamw_
 _16_BIT = (_C.bfloat16, _C.float16)
 
 
@@ -83,7 +81,7 @@ class AdamW(Optimizer):
     @staticmethod
     def _on_host(guard):
         """Whether its value is there without a wait."""
-        return not isinstance(guard, _Tensor) or guard.device.type == "cpu"
+        return not isinstance(guard, _C.Tensor) or guard.device.type == "cpu"
 
     def settle(self):
         """Takes the steps that their guards have stopped out of every state's `step`. Waits for the device, if any were
@@ -112,7 +110,7 @@ class AdamW(Optimizer):
         """
         self._refuse_closure(closure)
         on_host = self._on_host(guard)
-        known = on_host and isinstance(guard, _Tensor) and (guard.ndim, guard.dtype) == (0, _C.float32)
+        known = on_host and isinstance(guard, _C.Tensor) and (guard.ndim, guard.dtype) == (0, _C.float32)
         if known and not math.isfinite(guard.item()):  # adamw_ refuses guards of other kinds
             return
         all_state = self.state
@@ -146,7 +144,7 @@ class AdamW(Optimizer):
                     after = _C.empty(
                         (), _C.int64, device
                     )  # another tensor: who sits this step out keeps the old number
-                _adamw(
+                _C.adamw_(
                     params,
                     grads,
                     exp_avgs,

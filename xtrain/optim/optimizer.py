@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from .. import _C
 
-_Tensor = _C.Tensor
-
 
 class Optimizer:
     """Parameters in groups, each with its own options, and a state per parameter.
@@ -23,8 +21,8 @@ class Optimizer:
         self.state = {}
         self.param_groups = []
         self._seen = set()
-        if isinstance(params, _Tensor) or not isinstance(params, Iterable):
-            kind = "a Tensor" if isinstance(params, _Tensor) else type(params).__name__
+        if isinstance(params, _C.Tensor) or not isinstance(params, Iterable):
+            kind = "a Tensor" if isinstance(params, _C.Tensor) else type(params).__name__
             raise TypeError(f"{self._name}: params must be an iterable of tensors or dicts, got {kind}")
         params = list(params)
         if not params:
@@ -46,12 +44,12 @@ class Optimizer:
         group = dict(group)
         if not isinstance(group["params"], Iterable):  # a Tensor is one
             raise TypeError(f"{self._name}: params must be tensors, got {type(group['params']).__name__}")
-        params = [group["params"]] if isinstance(group["params"], _Tensor) else list(group["params"])
+        params = [group["params"]] if isinstance(group["params"], _C.Tensor) else list(group["params"])
         unknown = [key for key in group if key not in self.defaults and key not in ("params", "name", "initial_lr")]
         if unknown:
             raise TypeError(f"{self._name}: options must be among {', '.join(self.defaults)}, got {unknown[0]}")
         for param in params:
-            if not isinstance(param, _Tensor):
+            if not isinstance(param, _C.Tensor):
                 raise TypeError(f"{self._name}: params must be tensors, got {type(param).__name__}")
             if not param.is_leaf:
                 raise ValueError(f"{self._name}: params must be leaf tensors, got the result of {param.grad_fn}")
@@ -69,7 +67,7 @@ class Optimizer:
 
     def _range(self, group, name, high=math.inf):
         value = group[name]
-        if isinstance(value, _Tensor) and value.ndim == 0:
+        if isinstance(value, _C.Tensor) and value.ndim == 0:
             value = value.item()
         if not isinstance(value, numbers.Real) or not 0.0 <= value < high:
             raise ValueError(f"{self._name}: {name} must be a number in [0, {high}), got {value!r}")
@@ -156,11 +154,11 @@ class Optimizer:
         for name, value in values.items():
             if name == "step":
                 value = self._load_step(number, value)
-            elif name in self._moments and not isinstance(value, _Tensor):
+            elif name in self._moments and not isinstance(value, _C.Tensor):
                 raise TypeError(
                     f"load_state_dict: {name} of parameter {number} must be a Tensor, got {type(value).__name__}"
                 )
-            elif isinstance(value, _Tensor):
+            elif isinstance(value, _C.Tensor):
                 if tuple(value.shape) != tuple(param.shape):
                     raise ValueError(
                         f"load_state_dict: {name} of parameter {number} must have shape {tuple(param.shape)}, "
@@ -172,7 +170,7 @@ class Optimizer:
 
     @staticmethod
     def _load_step(number, value):
-        if isinstance(value, _Tensor) and value.ndim == 0:  # PyTorch's
+        if isinstance(value, _C.Tensor) and value.ndim == 0:  # PyTorch's
             value = value.item()
         if not isinstance(value, numbers.Real) or not 0 <= value < 2**53 or value != int(value):
             raise ValueError(

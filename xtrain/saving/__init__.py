@@ -25,10 +25,11 @@ from .places import (
     remove_checkpoint,
     set_aside_after,
 )
+from .safetensors import SafetensorsFile, chunks
 
 __all__ = [
-    "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryWriter", "checkpoint_name", "checkpoint_step", "clean_temporary",
-    "displaced_hint", "find_checkpoints", "find_displaced", "load_checkpoint", "load_model", "modified", "newest_valid",
-    "read_json", "read_tensors", "read_trainer_state", "remove_checkpoint", "save_checkpoint", "save_model",
-    "set_aside_after", "verify_checkpoint",
+    "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryWriter", "SafetensorsFile", "checkpoint_name", "checkpoint_step",
+    "chunks", "clean_temporary", "displaced_hint", "find_checkpoints", "find_displaced", "load_checkpoint",
+    "load_model", "modified", "newest_valid", "read_json", "read_tensors", "read_trainer_state",
+    "remove_checkpoint", "save_checkpoint", "save_model", "set_aside_after", "verify_checkpoint",
 ]  # fmt: skip

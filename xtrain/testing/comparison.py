@@ -9,7 +9,6 @@ import numpy as np
 from .. import _C
 from .formats import format_of, is_finite, tolerance
 
-_Tensor = _C.Tensor
 _SHOWN = 5
 
 
@@ -39,8 +38,8 @@ class Verification:
     max_ref: float
     rtol: float
     atol: float
-    out: _Tensor = field(repr=False)
-    ref: _Tensor = field(repr=False)
+    out: _C.Tensor = field(repr=False)
+    ref: _C.Tensor = field(repr=False)
 
     def __bool__(self):
         return self.ok
@@ -132,7 +131,7 @@ def assert_close(actual, expected, *, rtol=None, atol=None, accumulations=1, msg
 
 def reduce_max_abs(tensor):
     """The largest absolute value, a float found on the tensor's device; NaN when one is in it. ValueError for none."""
-    if not isinstance(tensor, _Tensor):
+    if not isinstance(tensor, _C.Tensor):
         raise TypeError(f"reduce_max_abs: tensor must be a Tensor, got {type(tensor).__name__}")
     if tensor.numel() == 0:
         raise ValueError(f"reduce_max_abs: tensor must not be empty, got shape {tuple(tensor.shape)}")
@@ -142,7 +141,7 @@ def reduce_max_abs(tensor):
 
 def _check_pair(op, a_name, a, b_name, b):
     for name, value in ((a_name, a), (b_name, b)):
-        if not isinstance(value, _Tensor):
+        if not isinstance(value, _C.Tensor):
             raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
     if tuple(a.shape) != tuple(b.shape):
         raise ValueError(f"{op}: {a_name} must have shape {tuple(b.shape)}, got {tuple(a.shape)}")
@@ -158,13 +157,14 @@ def _check_pair(op, a_name, a, b_name, b):
 def _as_tensors(actual, expected):
     """Both as tensors. A value that is no tensor takes the device of the other."""
     given = [
-        x if isinstance(x, _Tensor) else _as_array(name, x) for name, x in (("actual", actual), ("expected", expected))
+        x if isinstance(x, _C.Tensor) else _as_array(name, x)
+        for name, x in (("actual", actual), ("expected", expected))
     ]
-    floats = any(x.dtype.is_floating_point if isinstance(x, _Tensor) else x.dtype.kind == "f" for x in given)
-    devices = [x.device for x in given if isinstance(x, _Tensor)]
+    floats = any(x.dtype.is_floating_point if isinstance(x, _C.Tensor) else x.dtype.kind == "f" for x in given)
+    devices = [x.device for x in given if isinstance(x, _C.Tensor)]
     out = []
     for name, x in zip(("actual", "expected"), given, strict=True):
-        if not isinstance(x, _Tensor):
+        if not isinstance(x, _C.Tensor):
             if x.dtype.kind not in "fiub":
                 raise TypeError(f"assert_close: {name} must hold {_no_number(x)}")
             if x.dtype.kind == "f":

@@ -15,7 +15,6 @@ _EVERY_ELEMENT = 4096  # larger inputs are checked in blocks
 _BLOCKS = 32
 _SINGLES = 8  # of the largest gradients, and as many at random, that are looked at one by one besides
 _SCALES = (1 / 64, 1 / 8, 1.0, 8.0, 64.0)  # of eps, tried where the caller leaves it to us
-_PROBE = 6  # evaluations of one comparison in blocks
 _SEARCH = 22  # comparisons that may be spent on naming elements, per input
 # A block may be off by this many typical elements that are each off by rtol: room for a gradient's own rounding.
 _SHARED = 5.0

@@ -7,7 +7,6 @@ from .. import _C, nn
 from ..autograd import Function, enable_grad
 from ..nn import mhc
 
-_Tensor = _C.Tensor
 _under_way = threading.Lock()  # held by the one Recording that there may be
 
 
@@ -75,7 +74,7 @@ class Step:
 def flatten(tree, label="", found=None):
     """(label, Tensor) of every tensor in nested tuples, lists and dicts."""
     found = [] if found is None else found
-    if isinstance(tree, _Tensor):
+    if isinstance(tree, _C.Tensor):
         found.append((label, tree))
     elif isinstance(tree, dict):
         for key, value in tree.items():
@@ -88,7 +87,7 @@ def flatten(tree, label="", found=None):
 
 def rebuild(tree, tensors):
     """The tree with its tensors replaced in order by those of an iterator."""
-    if isinstance(tree, _Tensor):
+    if isinstance(tree, _C.Tensor):
         return next(tensors)
     if isinstance(tree, dict):
         return {key: rebuild(value, tensors) for key, value in tree.items()}
@@ -99,7 +98,7 @@ def rebuild(tree, tensors):
 
 def _options(tree):
     """The tree as text, tensors left out."""
-    if isinstance(tree, _Tensor):
+    if isinstance(tree, _C.Tensor):
         return "Tensor"
     if isinstance(tree, dict):
         return "{" + ", ".join(f"{key}: {_options(value)}" for key, value in tree.items()) + "}"
