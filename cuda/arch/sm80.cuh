@@ -84,7 +84,7 @@ template <int PENDING> __device__ inline void xt_copy_wait() {
 
 /* ---- global memory ------------------------------------------------------------------------------------------------------------- */
 
-/* 16 bytes that are read once: they do not displace what is in the first cache. */
+/* 16 bytes that are read once: they displace nothing in the L1 cache. */
 __device__ inline void xt_read_once(uint32_t (&word)[4], const void *p) {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])

@@ -35,7 +35,7 @@ static __device__ inline double lowest(double) { return -DBL_MAX; }
  * were rounded to 8 or 11 bits, 2^-12 at best. Results below 2^-126 become 0. */
 static __device__ inline float exp_short(float t) { return xt_exp2_approx(t * 1.4426950408889634f); }
 
-/* exp as precise as logits of dtype T deserve. */
+/* exp, as precise as the rounding of dtype T can show. */
 template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t);
 template <> __device__ inline float exp_for<float>(float t) { return expf(t); }
 template <> __device__ inline double exp_for<double>(double t) { return exp(t); }

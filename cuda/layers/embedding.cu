@@ -8,17 +8,17 @@
  * Forward: bytes are bytes, so rows are copied in the widest unit (16 to 2 bytes) that divides the row and both addresses. A warp
  * copies CHUNK units of one row with all of its loads under way at once. Reads and writes rows * cols * sizeof(T) bytes.
  *
- * Backward: the rows of each id are listed in row order, by a stable sort of (id, row) in two digits: a launch counts the first
- * digit of each tile of the list, one puts every entry in its place by that digit and counts the second, one does the same by the
- * second. Every block adds up the counts of all tiles for itself, so three launches do; lists of more than MOST_TILES tiles go to
- * the sort of a library. A bit for each row of dweight says whether its id occurs. The list is cut into runs of RUN entries; a
- * warp walks a run for 32 vectors of columns, adding in ACC, and writes a row of dweight when the id changes. More warps of the
- * same launch write zeros to the rows whose ids do not occur. An id that begins in one run and ends in the next is finished by the
- * first of the two warps. One that spans more leaves a partial row in each run, with its id: a shorter list of the same kind,
- * which the next launch sums, a block for an id that has any, its warps taking partial rows in turns. So a token that fills half
- * the batch is summed by as many warps as a thousand rare ones, and when ids are rare that launch finds nothing to do. Beyond
- * MOST_RUNS runs the list of partial rows is first shortened by the same kernel that made it. Reads dy once and writes dweight
- * once.
+ * Backward, in two steps. First a stable sort of (id, row) in two digits lists the rows of each id in row order. One launch counts
+ * the first digit in each tile of the list, one places every entry by that digit and counts the second, one does the same by the
+ * second; every block adds up the counts of all tiles for itself. Lists of more than MOST_TILES tiles go to a library's sort. A bit
+ * for each row of dweight says whether its id occurs.
+ * Then the list is cut into runs of RUN entries. A warp walks a run for 32 vectors of columns, adds in ACC, and writes a row of
+ * dweight when the id changes. More warps of the same launch write zeros to the rows whose ids do not occur. If an id ends in the
+ * run after the one where it began, the first of the two warps finishes it. An id that spans more runs leaves a partial row and its
+ * id in each: a shorter list of the same kind. The next launch sums that list, a block for each id in it, whose warps take partial
+ * rows in turns. So a token that fills half the batch is summed by as many warps as a thousand rare ones, and if ids are rare that
+ * launch finds nothing to do. Beyond MOST_RUNS runs the kernel that made the list of partial rows shortens it first. Reads dy once
+ * and writes dweight once.
  *
  * Deterministic: places and runs depend on the ids alone, and so does the tree of every sum: the rows of a run in order, then every
  * eighth run in order, then those eight. The only atomics are on counts and bits.
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 template <typename U> static void copy_rows(const XtEmbeddingFwd *p, int64_t row_bytes) {
     const int64_t units = row_bytes / (int64_t)sizeof(U);
-    const int64_t chunks = units ? xt_divide_up(units, CHUNK) : 1; /* ids are looked at even when there is nothing to copy */
+    const int64_t chunks = units ? xt_divide_up(units, CHUNK) : 1; /* checks the ids even when there is nothing to copy */
     xt_launch(embedding_fwd_kernel<U>, xt_blocks(p->rows * chunks, WARPS), 32 * WARPS, 0, (U *)p->out, (const U *)p->weight, p->ids,
               p->rows, units, p->vocab, chunks, xt_index_report());
 }

@@ -1,5 +1,5 @@
-/* mhc.cuh - what the kernels of hyper-connections share. n streams; loops over them are written for S >= n, which the compiler knows:
- * S = 4 where n is 4, and 8, the contract's most, with a test everywhere else. */
+/* mhc.cuh - what the kernels of hyper-connections share. Loops over the n streams run to a compile-time S >= n: S = 4 if n is 4,
+ * else 8, the contract's most, with a test for each stream. */
 #ifndef XT_MHC_CUH
 #define XT_MHC_CUH
 
@@ -8,7 +8,7 @@
 static constexpr int XT_MHC_STREAMS = 8; /* of the contract */
 static constexpr int XT_MHC_ROWS = 80;   /* n^2 + 2n of it */
 
-/* Whether stream i is there. */
+/* Whether i is one of the n streams. */
 template <int S> __device__ inline bool xt_mhc_stream(int i, int n) { return S == 4 || i < n; }
 
 /* Lane l gets the sum of value[l] over the 32 lanes. Lanes keep half of the values at each step and hand the other half over. */

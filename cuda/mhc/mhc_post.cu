@@ -6,7 +6,7 @@
  * x, out, g, dx [T, n, C], y, dy [T, C] of one dtype; h [T, n], M [T, n, n] of ACC.
  *
  * A thread has a piece of 16 bytes of the channels of a token, in all streams: every element is read once and written once, (2n + 1) C
- * elements a token forward, (2n + 2) C backward without dx and (3n + 2) C with it. Coefficients come through the first cache, one
+ * elements a token forward, (2n + 2) C backward without dx and (3n + 2) C with it. Coefficients come through the L1 cache, one
  * address for all threads of a token. The n^2 + n sums of the backward stay in registers along the row; a warp adds them up in 31
  * exchanges for each 32, then the warps of the block in order: a fixed tree. Where rows are not aligned a piece is one element.
  */

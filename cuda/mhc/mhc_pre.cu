@@ -9,7 +9,7 @@
  *
  * forward: mix makes u and sum v^2 of slices of columns, finish adds the slices in order and makes the rest, a block for each token.
  * x is read twice: its rows are too long for a tile of tokens to stay in one multiprocessor. finish goes from the last token to the
- * first, to find the last ones in the second cache. (2n + 1) C elements a token. mhc_pre_once.cuh, where it can, does with (n + 1) C,
+ * first, to find the last ones in the L2 cache. (2n + 1) C elements a token. mhc_pre_once.cuh, where it can, does with (n + 1) C,
  * in another order of additions.
  *
  * backward (mhc_pre_bwd.cuh has dx and S of the case that matters): deltas makes dh_in . x_j, du and kappa of 16 tokens a block,

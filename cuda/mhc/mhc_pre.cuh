@@ -1,14 +1,14 @@
-/* mhc_pre.cuh - the products of mhc_pre.cu on tensor cores: bfloat16 streams, n = 2 or 4, rows in whole pieces of 16 bytes. What both
- * directions share, and of the forward (the backward is mhc_pre_bwd.cuh's)
+/* mhc_pre.cuh - the products of mhc_pre.cu on tensor cores: bfloat16 streams, n = 2 or 4, rows in whole pieces of 16 bytes. Here is
+ * what both directions share, and the product of the forward (the backward: mhc_pre_bwd.cuh):
  *
  *     mix      u_t = phi v_t and sum v_t^2, by tiles of tokens and slices of columns          -> part [slices, T, MP + 2]
  *
- * v has 8 significant bits, phi and du have 24: these are cut into PARTS bfloat16 numbers, by truncation: 3 hold every bit, 2 hold
- * more than tf32 does. A product of two cut numbers leaves out the pairs of parts below the last bit kept. m = 8 MT rows: 8 or 24.
+ * v has 8 significant bits, phi and du have 24. Phi and du are cut into PARTS bfloat16 numbers by truncation: 3 hold every bit, 2
+ * hold more than tf32 does. A product of two cut numbers omits the pairs of parts below the last bit kept. m = 8 MT rows: 8 or 24.
  *
  * mma.sync leaves open which token, row or column is the i-th, as long as the operands agree. Here lane 4 g + t owns 16 bytes of x as
  * they lie in memory, columns 8 t .. of rows g and g + 8, and fragments of phi are laid out to match, so that x does not go through
- * shared memory. 4 warps with 64 tokens each share a slice of phi through the first cache, which x bypasses.
+ * shared memory. 4 warps with 64 tokens each share a slice of phi through the L1 cache, which x bypasses.
  */
 #ifndef XT_MHC_PRE_CUH
 #define XT_MHC_PRE_CUH
@@ -18,7 +18,7 @@
 
 static constexpr int MIX_TOKENS = 256; /* of a block; 64 of a warp */
 
-/* Leaves the first cache to phi. */
+/* Leaves the L1 cache to phi. */
 __device__ inline XtPiece<XtBf16, 8> read_once(const XtBf16 *p) {
     XtPiece<XtBf16, 8> piece;
     xt_read_once(piece.word, p);

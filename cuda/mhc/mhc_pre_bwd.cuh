@@ -14,16 +14,16 @@
  * Precision. v has 8 significant bits, phi and du have 24. S takes 3 bfloat16 parts of du, which hold every bit. w takes 2 float16
  * parts of phi and of du, rounded to nearest, which hold 22 bits, and leaves the product of the two small ones out. So that they lie
  * in the range of float16, du is scaled by a power of two for each token and phi gamma by one for the 16 channels of a warp, to
- * largest values in [2^13, 2^15). An error of 3 2^-22 of the sum of |phi du| at most where no factor is less than 2^-16 of the largest
- * of its token, or warp; else 2^-37 of the product of the two largest for each row besides.
+ * largest values in [2^13, 2^15). The error is at most 3 2^-22 of the sum of |phi du| if every factor is at least 2^-16 of the
+ * largest of its token or warp. Smaller factors add at most 2^-37 of the product of the two largest for each row.
  *
- * What the block needs of a group's tokens besides is a record (below), written in the order of the lanes that read it.
+ * All else that a block needs of a group's tokens is in a record (below), in the order of the lanes that read it.
  *
  * Shared memory: a row of a tile is 2 WARPS chunks of 16 bytes, chunk c of token i in place c ^ (2 (i % 4) + i / 4 % 2). 4 tokens' two
  * chunks (reading 8 bytes a lane) and 8 tokens' same chunk (ldmatrix) each fill the 32 banks once.
  *
  * Bytes: (2 n + 1) C elements a token, and n C with each of dout and more; the records once for each block of channels, from the
- * second cache; phi and share once for each slice. Deterministic: S adds tokens in an order that T and C decide, then slices in order.
+ * L2 cache; phi and share once for each slice. Deterministic: S adds tokens in an order that T and C decide, then slices in order.
  */
 #ifndef XT_MHC_PRE_BWD_CUH
 #define XT_MHC_PRE_BWD_CUH
@@ -34,8 +34,8 @@
 
 static constexpr int GROUP = 16; /* tokens of a group: the rows of an mma */
 
-/* A power of two and the root of its reciprocal. What was scaled by two of them goes back in two steps by the product of the two
- * roots, a float like the result of each step, however large or small the two are. */
+/* A power of two and the root of its reciprocal. A value scaled by two of them is scaled back in two steps, each by the product of
+ * the two roots: that product and the result of each step are floats, however large or small the two are. */
 struct Scale {
     float by, root;
 };

@@ -10,12 +10,12 @@
  * same bits. Lanes beyond n hold zeros and divide by 1. Nothing but the divisors is kept for the backward, one for each lane and
  * stage (a lane has a row's, or the column's of its number): in shared memory, or in scratch where there are very many iterations.
  *
- * A matrix is read once and written once, and takes thousands of cycles of dependent arithmetic: it is the latency that counts, so
- * lanes are spread over as many blocks as there are.
+ * A matrix is read once and written once, but takes thousands of cycles of dependent arithmetic. Latency counts, so lanes are
+ * spread over as many blocks as possible.
  *
- * The backward rebuilds the matrix before a stage as A = Y d. Where an element was too small for a normal number on the way there,
- * that is wrong by its lost digits, and it shows at the start, which is known (csrc/cpu/mhc/sinkhorn.c). Such a matrix is done again with
- * what its stages gave: every G-th is kept in place of the divisors, those between two are computed again.
+ * The backward rebuilds the matrix before a stage as A = Y d. A subnormal element has lost digits; then the rebuilt start differs
+ * from the known one (csrc/cpu/mhc/sinkhorn.c). Such a matrix is done again from the stages of the forward: every G-th is kept in
+ * place of the divisors, and those between are computed again.
  */
 #include "arch/sm80.cuh"
 #include "contract/mhc.h"

@@ -22,7 +22,7 @@
  *               registers for few warps only. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
  *               one column at a time.
  *
- * What does not end there leaves partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and
+ * Rows that need more leave partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and
  * ARGMAX are one: MIN turns the order of its elements round (-x, ~x), and the position costs little. The dtypes within a class
  * (reduce.cuh) and the five reductions share kernels, as memory binds them all: few instantiations, quickly compiled.
  * Bytes moved: x once, out once. No atomics.

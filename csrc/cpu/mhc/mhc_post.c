@@ -3,7 +3,7 @@
  *     forward    out_i = sum_j M_ij x_j + h_i y
  *     backward   dx_j = sum_i M_ij g_i,   dy = sum_i h_i g_i,   dh_i = g_i . y,   dM_ij = g_i . x_j,   g = dout
  *
- * Tokens are independent. A token is walked in chunks of channels that stay in the first cache while they are read several times.
+ * Tokens are independent. A token is walked in chunks of channels that stay in the L1 cache while they are read several times.
  */
 #ifndef T
 #include "contract/mhc.h"
