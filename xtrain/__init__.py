@@ -9,6 +9,8 @@ Names, argument order, defaults and semantics are PyTorch's wherever PyTorch has
 
 from . import _early  # noqa: F401  # isort: skip  (before what takes time)
 from ._load import _C  # isort: skip  (the others import _C)
+from typing import TYPE_CHECKING
+
 from ._backends import (
     attention_backends,
     gemm_backends,
@@ -124,12 +126,31 @@ uint8 = _C.uint8
 bool = _C.bool
 float, double, half, int, long = float32, float64, float16, int32, int64
 
-_SUBMODULES = {
-    name: f".{name}"
-    for name in ("autograd", "cli", "cuda", "data", "functional", "generation", "models", "nn", "optim", "saving")
-    + ("testing", "tokenizers", "train")
-} | {"config": ".train.config", "doctor": ".cli.doctor", "plot": ".train.plot", "progress": ".train.progress"}
-__getattr__, __dir__ = _lazy(__name__, _SUBMODULES)
+if TYPE_CHECKING:
+    from . import autograd as autograd
+    from . import cli as cli
+    from . import cuda as cuda
+    from . import data as data
+    from . import functional as functional
+    from . import generation as generation
+    from . import models as models
+    from . import nn as nn
+    from . import optim as optim
+    from . import saving as saving
+    from . import testing as testing
+    from . import tokenizers as tokenizers
+    from . import train as train
+    from .cli import doctor as doctor
+    from .train import config as config
+    from .train import plot as plot
+    from .train import progress as progress
+else:
+    _HOMES = {
+        name: f".{name}"
+        for name in ("autograd", "cli", "cuda", "data", "functional", "generation", "models", "nn", "optim", "saving")
+        + ("testing", "tokenizers", "train")
+    } | {"config": ".train.config", "doctor": ".cli.doctor", "plot": ".train.plot", "progress": ".train.progress"}
+    __getattr__, __dir__ = _lazy(__name__, _HOMES)
 
 
 __all__ = [

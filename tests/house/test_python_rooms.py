@@ -2,10 +2,13 @@
 circle of imports. Imports inside functions count, those for type checkers too.
 
 Two places name modules in text, where no arrow shows: the front door of a package that imports its names when they are
-first asked for (xtrain/_lazy.py), and models/registry.py, which finds a model by the model_type of a file.
+first asked for (xtrain/_lazy.py), and models/registry.py, which finds a model by the model_type of a file. A door also
+has imports that type checkers and editors see in place of its text; they are left out here, as the text is, and a test
+compares the two.
 """
 
 import ast
+import importlib.util
 from collections import Counter
 from pathlib import Path
 
@@ -47,11 +50,25 @@ def room_of(path: Path) -> int:
     return ORDER.index(room)
 
 
+def for_checkers(tree: ast.Module) -> list[ast.stmt]:
+    """The imports of a door that type checkers see: those before the `else` in which it calls `lazy`."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            calls = [call for part in node.orelse for call in ast.walk(part) if isinstance(call, ast.Call)]
+            if any(ast.unparse(call.func) in ("lazy", "_lazy") for call in calls):
+                return node.body
+    return []
+
+
 def arrows(name: str, path: Path) -> set[str]:
     """The modules of xtrain that a file imports, anywhere in it."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    unseen = for_checkers(tree)
+    for node in ast.walk(tree):
+        if node in unseen:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "xtrain"}
         elif isinstance(node, ast.ImportFrom):
@@ -103,6 +120,29 @@ def test_arrows_inside_functions_count(tmp_path) -> None:
     file = tmp_path / "file.py"
     file.write_text("def f():\n    from ..nn import Module\n    import xtrain.data.loader\n")
     assert arrows("xtrain.train.file", file) == {"xtrain.nn", "xtrain.data.loader"}
+
+
+DOORS = {name: found for name, path in FILES.items() if (found := for_checkers(ast.parse(path.read_text())))}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_door_shows_what_it_opens(name: str) -> None:
+    """Type checkers see in a lazy package the names that Python finds there, each from the same module."""
+    shown = {}
+    for node in DOORS[name]:
+        assert isinstance(node, ast.ImportFrom) and FILES[name].name == "__init__.py"
+        for alias in node.names:
+            module = "." * node.level + (node.module or "")
+            known = alias.asname or alias.name
+            here = importlib.util.resolve_name(f"{module}.{alias.name}" if node.module else module + alias.name, name)
+            shown[known] = f"{module}{'.' * bool(node.module)}{alias.name}" if here in FILES else f"{module}:{known}"
+    door = importlib.import_module(name)
+    assert shown == door._HOMES
+    assert all(hasattr(door, name) for name in shown)
+
+
+def test_there_are_doors() -> None:
+    assert {"xtrain", "xtrain.models", "xtrain.train"} <= set(DOORS)
 
 
 def sources(*folders: str) -> list[Path]:

@@ -11,16 +11,23 @@ validation subset. Given the same options, the same data and the same machine, a
 any number of threads, and also when it was interrupted and resumed.
 """
 
+from typing import TYPE_CHECKING
+
 from .._lazy import lazy
 
 # Lazy: help and mistakes in options need config and options only.
-_HOMES = {
-    "Result": ".trainer:Result",
-    "TrainConfig": ".config:TrainConfig",
-    "Trainer": ".trainer:Trainer",
-    "generate_text": "..generation:generate_text",
-    "train": ".trainer:train",
-}
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+if TYPE_CHECKING:
+    from ..generation import generate_text
+    from .config import TrainConfig
+    from .trainer import Result, Trainer, train
+else:
+    _HOMES = {
+        "Result": ".trainer:Result",
+        "TrainConfig": ".config:TrainConfig",
+        "Trainer": ".trainer:Trainer",
+        "generate_text": "..generation:generate_text",
+        "train": ".trainer:train",
+    }
+    __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 __all__ = ["Result", "TrainConfig", "Trainer", "generate_text", "train"]
