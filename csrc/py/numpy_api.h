@@ -1,4 +1,4 @@
-/* numpy_api.h - NumPy's C API, imported once (numpy_out.c defines XT_IMPORT_ARRAY) and shared by every file that needs it. */
+/* numpy_api.h - NumPy's C API, imported once (py.c defines XT_IMPORT_ARRAY) and shared by every file that needs it. */
 #ifndef XT_NUMPY_API_H
 #define XT_NUMPY_API_H
 
@@ -12,10 +12,5 @@
 #include <numpy/arrayobject.h>
 
 _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "xtrain needs a 64-bit machine");
-
-/* Returns true when arrays of `array`'s dtype hold elements of *out. NULL-safe for user dtypes: bfloat16 is known by its name. */
-bool py_numpy_dtype(PyArrayObject *array, XtDtype *out);
-/* New reference, or NULL with TypeError (bfloat16 without ml_dtypes). */
-PyArray_Descr *py_numpy_descr(const char *op, XtDtype dtype);
 
 #endif

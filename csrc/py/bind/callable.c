@@ -1,46 +1,11 @@
 /* callable.c - `_C.Op`: what an op or a function of this module is in Python. One object serves as `_C.rms_norm` and, in the
  * dict of the Tensor type, as a method: __get__ binds it like a plain function. */
-#include "py/py.h"
+#include "py/bind/bind.h"
 
 typedef struct PyOp {
     PyObject_HEAD vectorcallfunc vectorcall;
     PySignature *signature; /* owned */
 } PyOp;
-
-PyObject *py_run_op(PyBound *bound) {
-    const XtOp *op = bound->signature->function.op;
-    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
-    int count;
-    XtStatus status = py_call(op, bound->arg, bound->signature->count, out, &count);
-    if (status != XT_OK) return py_raise(status);
-
-    /* copy_, add_, ...: the caller gets the object it passed, as identity matters in `x += 1`. */
-    size_t length = strlen(op->name);
-    bool in_place = op->name[length - 1] == '_' && bound->signature->param[0].kind == XT_ARG_TENSOR;
-    if (in_place || count == 0) {
-        for (int i = 0; i < count; i++) xt_tensor_release(out[i]);
-        return Py_NewRef(in_place ? bound->object[0] : Py_None);
-    }
-    if (count == 1 && op != &xt_op_split) {
-        /* contiguous() of a dense tensor and the like return their input: then the same object comes back. */
-        PyObject *first = bound->object[0];
-        if (bound->signature->param[0].kind != XT_ARG_TENSOR || out[0] != py_tensor(first)) return py_wrap(out[0]);
-        xt_tensor_release(out[0]);
-        return Py_NewRef(first);
-    }
-
-    PyObject *list = PyList_New(count);
-    for (int i = 0; i < count; i++) {
-        if (list == NULL) {
-            xt_tensor_release(out[i]);
-            continue;
-        }
-        PyObject *tensor = py_wrap(out[i]);
-        if (tensor == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, i, tensor);
-    }
-    return list;
-}
 
 static PyObject *op_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     const PySignature *signature = ((PyOp *)self)->signature;
@@ -145,8 +110,7 @@ static PyType_Spec op_spec = {
     .slots = op_slots,
 };
 
-/* Puts `function` into the module, the Tensor type, or both. */
-static int add(PyObject *module, const PyFunction *function, bool in_module, bool in_type) {
+int py_callable_add(PyObject *module, const PyFunction *function, bool in_module, bool in_type) {
     PyObject *op = op_new(function);
     if (op == NULL) return -1;
     int result = in_module ? PyModule_AddObjectRef(module, function->name, op) : 0;
@@ -155,22 +119,7 @@ static int add(PyObject *module, const PyFunction *function, bool in_module, boo
     return result;
 }
 
-int py_callables_init(PyObject *module) {
+int py_callable_init(PyObject *module) {
     xt_py->op_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &op_spec, NULL);
-    if (xt_py->op_type == NULL || PyModule_AddObjectRef(module, "Op", (PyObject *)xt_py->op_type) < 0) return -1;
-
-    for (const XtOp *const *op = xt_ops; *op != NULL; op++) {
-        PyFunction function = {(*op)->name, (*op)->signature, py_run_op, (*op)->doc, 0, *op};
-        if (add(module, &function, true, (*op)->method) < 0) return -1;
-    }
-    const PyFunction *const functions[] = {py_convert_functions, py_dlpack_functions, py_autograd_functions, py_runtime_functions,
-                                           py_repr_functions,    py_bytes_functions,  py_testing_functions,  py_cuda_functions};
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
-        for (const PyFunction *f = functions[i]; f->name != NULL; f++)
-            if (add(module, f, true, false) < 0) return -1;
-    const PyFunction *const methods[] = {py_tensor_methods, py_convert_methods, py_dlpack_methods, py_autograd_methods};
-    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++)
-        for (const PyFunction *f = methods[i]; f->name != NULL; f++)
-            if (add(module, f, false, true) < 0) return -1;
-    return 0;
+    return xt_py->op_type != NULL ? PyModule_AddObjectRef(module, "Op", (PyObject *)xt_py->op_type) : -1;
 }

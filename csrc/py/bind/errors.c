@@ -1,5 +1,5 @@
 /* errors.c - the one place where a status becomes a Python exception, and where Ctrl-C reaches a running kernel. */
-#include "py/py.h"
+#include "py/bind/bind.h"
 
 PyObject *py_raise(XtStatus status) {
     PyObject *type = PyExc_RuntimeError;
@@ -28,6 +28,13 @@ PyObject *py_raise(XtStatus status) {
     return NULL;
 }
 
+PyObject *py_none(XtStatus status) { return status == XT_OK ? Py_NewRef(Py_None) : py_raise(status); }
+
+int py_check(XtStatus status) {
+    if (status != XT_OK) py_raise(status);
+    return status == XT_OK ? 0 : -1;
+}
+
 int py_refuse(const char *op, const char *name, const char *rule, PyObject *got) {
     const char *type = got == Py_None ? "None" : Py_TYPE(got)->tp_name;
     const char *hint = strcmp(type, "numpy.ndarray") == 0 && strstr(rule, "Tensor") != NULL ? " (use xt.from_numpy)" : "";
@@ -42,59 +49,6 @@ bool py_interrupt_check(void) {
     bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0;
     PyGILState_Release(gil);
     return stop;
-}
-
-PyThreadState *py_gil_leave(void) {
-    xt_py->running++;
-    return PyEval_SaveThread();
-}
-
-void py_gil_enter(PyThreadState *saved) {
-    PyEval_RestoreThread(saved);
-    xt_py->running--;
-}
-
-static XtStatus call_quietly(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
-    *out_count = 0;
-    PyThreadState *saved = py_gil_leave();
-    XtStatus status = xt_call(op, args, count, out, out_count);
-    py_gil_enter(saved);
-    return status;
-}
-
-XtStatus py_call(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
-    XtStatus status = call_quietly(op, args, count, out, out_count);
-    if (status != XT_OK || xt_py->call_hook == NULL || py_call_seen(op, args, count, out, *out_count) == 0) return status;
-    for (int i = 0; i < *out_count; i++) xt_tensor_release(out[i]);
-    return XT_PYTHON_ERROR;
-}
-
-/* The first output of a call, the others released; or NULL with an exception. */
-static XtTensor *first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count) {
-    if (status != XT_OK) {
-        py_raise(status);
-        return NULL;
-    }
-    for (int i = 1; i < out_count; i++) xt_tensor_release(out[i]);
-    if (out_count == 0) PyErr_Format(PyExc_SystemError, "%s: gave no output", op->name);
-    return out_count > 0 ? out[0] : NULL;
-}
-
-XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count) {
-    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
-    int out_count;
-    XtStatus status = py_call(op, args, count, out, &out_count);
-    return first_output(op, status, out, out_count);
-}
-
-XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count) {
-    XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
-    int out_count;
-    bool mode = xt_grad_mode();
-    xt_set_grad_mode(false);
-    XtStatus status = call_quietly(op, args, count, out, &out_count);
-    xt_set_grad_mode(mode);
-    return first_output(op, status, out, out_count);
 }
 
 int py_errors_init(PyObject *module) {

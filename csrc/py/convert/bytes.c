@@ -1,5 +1,5 @@
 /* bytes.c - a tensor's memory as bytes, for files: any dtype, no NumPy dtype needed. */
-#include "py/numpy_api.h"
+#include "py/convert/convert.h"
 
 /* A uint8 array over the tensor's memory keeps the object alive; the memoryview keeps the array. */
 static PyObject *run_to_bytes(PyBound *bound) {

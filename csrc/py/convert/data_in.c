@@ -3,7 +3,7 @@
  * Nested lists take three walks: down the first elements for the shape, over everything for raggedness and the kind of number, and
  * over everything again to store. Elements may run Python code that changes the lists, so the last walk trusts no length.
  */
-#include "py/numpy_api.h"
+#include "py/convert/convert.h"
 
 typedef enum Kind { KIND_BOOL, KIND_INT, KIND_FLOAT } Kind;
 
@@ -272,7 +272,7 @@ static PyObject *run_from_numpy(PyBound *bound) {
     return NULL;
 }
 
-const PyFunction py_convert_functions[] = {
+const PyFunction py_data_functions[] = {
     {"tensor", "data: object, dtype: dtype? = None, device: device? = None, requires_grad: bool = False", run_tensor,
      "Copies data: a number, nested lists, a NumPy array, a Tensor or anything with a buffer or __array__.\n"
      "Without dtype, Python floats become float32, ints int64, bools bool, and arrays keep theirs.",

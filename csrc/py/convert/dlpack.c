@@ -4,7 +4,7 @@
  * the consumer calls the deleter, once. Data from outside is checked field by field before anything reads it.
  */
 #include "contract/backend.h"
-#include "py/py.h"
+#include "py/convert/convert.h"
 
 /* The structures of the DLPack specification, v1.1, as far as they are needed. */
 typedef struct DlDevice {
@@ -162,10 +162,7 @@ static int order_after(const XtTensor *tensor, PyObject *stream, User *user) {
     XtStatus status = xt_backend_for(device, &backend);
     if (status == XT_OK && consumer == backend->accelerator->stream(device.index)) return 0; /* ours is in order already */
     if (status == XT_OK) status = backend->accelerator->make_wait(device.index, consumer);
-    if (status != XT_OK) {
-        py_raise(status);
-        return -1;
-    }
+    if (py_check(status) < 0) return -1;
     *user = handle == LEGACY_STREAM ? USED_BY_DEFAULT_STREAM : USED_BY_SOME_STREAM; /* 2 depends on the thread that asks */
     return 0;
 }
@@ -261,8 +258,7 @@ static int check_device(const DlTensor *dl, XtDevice *out) {
     *out = (XtDevice){.type = XT_CUDA, .index = (uint8_t)dl->device.index};
     const XtBackend *backend;
     XtStatus status = xt_backend_for(*out, &backend);
-    if (status != XT_OK) py_raise(status);
-    return status == XT_OK ? 0 : -1;
+    return py_check(status);
 }
 
 /* Fills `view` and the bytes it spans from a foreign description. */

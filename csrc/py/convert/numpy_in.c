@@ -1,5 +1,5 @@
 /* numpy_in.c - xt.from_numpy: an array's memory as a tensor, without a copy, refusing what strides in elements cannot express. */
-#include "py/numpy_api.h"
+#include "py/convert/convert.h"
 
 bool py_numpy_dtype(PyArrayObject *array, XtDtype *out) {
     int type = PyArray_TYPE(array);
@@ -62,10 +62,7 @@ static int view_array(const char *op, PyArrayObject *array, XtView *view, size_t
     view->ndim = PyArray_NDIM(array);
     for (int i = 0; i < view->ndim; i++) view->shape[i] = PyArray_DIM(array, i);
     XtStatus status = xt_size_of(view->dtype, view->ndim, view->shape, NULL, nbytes);
-    if (status != XT_OK) {
-        py_raise(status);
-        return -1;
-    }
+    if (py_check(status) < 0) return -1;
     xt_view_set_contiguous(view); /* sizes 0 and 1 may have any strides in NumPy */
     if (*nbytes == 0) return 0;
     if ((uintptr_t)PyArray_DATA(array) % (uintptr_t)itemsize != 0)

@@ -1,11 +1,5 @@
 /* numpy_out.c - from Tensor to NumPy and to anything that reads PEP 3118 buffers: the same memory, never a copy. */
-#define XT_IMPORT_ARRAY
-#include "py/numpy_api.h"
-
-int py_numpy_init(void) {
-    import_array1(-1);
-    return 0;
-}
+#include "py/convert/convert.h"
 
 /* ---- dtypes ---------------------------------------------------------------------------------------------------------- */
 
@@ -122,7 +116,7 @@ fail:
     return NULL;
 }
 
-const PyFunction py_convert_methods[] = {
+const PyFunction py_numpy_methods[] = {
     {"numpy", "input: Tensor", run_numpy,
      "NumPy array over the same memory, which it keeps alive. TypeError on a GPU, RuntimeError when a gradient is required.\n"
      "bfloat16 needs the ml_dtypes package. Expanded tensors give read-only arrays.",

@@ -1,6 +1,6 @@
 /* cuda.c - CUDA devices for Python: properties, counters, synchronisation. */
 #include "contract/backend.h"
-#include "py/py.h"
+#include "py/runtime/runtime.h"
 
 static const XtAccelerator *accelerator_of(XtDevice device) {
     const XtBackend *backend;
@@ -52,8 +52,7 @@ static PyObject *run_synchronize(PyBound *bound) {
     XtStatus status = xt_backend_for(device, &backend);
     if (status == XT_OK) status = backend->synchronize(device.index);
     py_gil_enter(saved);
-    if (status != XT_OK) return py_raise(status);
-    Py_RETURN_NONE;
+    return py_none(status);
 }
 
 static PyObject *run_stream(PyBound *bound) {

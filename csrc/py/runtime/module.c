@@ -1,7 +1,24 @@
 /* module.c - `xtrain._C`: multi-phase initialisation and the life of the module state. */
-#include "py/py.h"
+#include "py/runtime/runtime.h"
 
-PyState *xt_py;
+/* The functions of csrc/py, and the methods of Tensor; ops come from xt_ops. */
+static const PyFunction *const functions[] = {py_data_functions, py_dlpack_functions,  py_bytes_functions, py_autograd_functions,
+                                              py_repr_functions, py_runtime_functions, py_cuda_functions,  py_testing_functions};
+static const PyFunction *const methods[] = {py_tensor_methods, py_numpy_methods, py_dlpack_methods, py_autograd_methods};
+
+static int add_callables(PyObject *module) {
+    for (const XtOp *const *op = xt_ops; *op != NULL; op++) {
+        PyFunction function = {(*op)->name, (*op)->signature, py_run_op, (*op)->doc, 0, *op};
+        if (py_callable_add(module, &function, true, (*op)->method) < 0) return -1;
+    }
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
+        for (const PyFunction *f = functions[i]; f->name != NULL; f++)
+            if (py_callable_add(module, f, true, false) < 0) return -1;
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++)
+        for (const PyFunction *f = methods[i]; f->name != NULL; f++)
+            if (py_callable_add(module, f, false, true) < 0) return -1;
+    return 0;
+}
 
 static int module_exec(PyObject *module) {
     if (xt_py != NULL) {
@@ -9,8 +26,8 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     xt_py = PyModule_GetState(module);
-    if (py_numpy_init() < 0 || py_errors_init(module) < 0 || py_dtypes_init(module) < 0 || py_tensor_init(module) < 0 ||
-        py_handle_init(module) < 0 || py_callables_init(module) < 0) {
+    if (py_numpy_init() < 0 || py_errors_init(module) < 0 || py_dtype_init(module) < 0 || py_device_init(module) < 0 ||
+        py_tensor_init(module) < 0 || py_handle_init(module) < 0 || py_callable_init(module) < 0 || add_callables(module) < 0) {
         xt_py = NULL; /* module_free releases the parts that were made */
         return -1;
     }

@@ -1,8 +1,8 @@
 /* runtime.c - process-wide state: random numbers, threads, named backends, memory, and a description of this build. */
+#include "py/runtime/runtime.h"
 #include "contract/attention.h"
 #include "contract/backend.h"
 #include "contract/gemm.h"
-#include "py/py.h"
 
 #ifndef XT_VERSION
 #define XT_VERSION "unknown"
@@ -13,11 +13,6 @@
 
 /* Present when the vendored OpenBLAS is linked in. */
 extern char *scipy_openblas_get_config(void) __attribute__((weak));
-
-static PyObject *none_or_raise(XtStatus status) {
-    if (status != XT_OK) return py_raise(status);
-    Py_RETURN_NONE;
-}
 
 /* ---- random numbers -------------------------------------------------------------------------------------------------- */
 
@@ -73,7 +68,7 @@ static PyObject *run_get_num_threads(PyBound *Py_UNUSED(bound)) { return PyLong_
 
 static PyObject *run_set_num_threads(PyBound *bound) {
     int64_t count = bound->arg[0].i;
-    return none_or_raise(xt_set_num_threads(count < 0 ? -1 : count > INT32_MAX ? INT32_MAX : (int)count));
+    return py_none(xt_set_num_threads(count < 0 ? -1 : count > INT32_MAX ? INT32_MAX : (int)count));
 }
 
 /* ---- named backends -------------------------------------------------------------------------------------------------- */
@@ -119,7 +114,7 @@ static PyObject *run_use_backend(PyBound *bound) {
 }
 
 static PyObject *run_set_default_device(PyBound *bound) {
-    return none_or_raise(xt_set_default_device(bound->arg[0].given ? bound->arg[0].device : (XtDevice){.type = XT_CPU}));
+    return py_none(xt_set_default_device(bound->arg[0].given ? bound->arg[0].device : (XtDevice){.type = XT_CPU}));
 }
 static PyObject *run_get_default_device(PyBound *Py_UNUSED(bound)) { return py_device_object(xt_default_device()); }
 
@@ -142,8 +137,7 @@ static PyObject *run_memory_trim(PyBound *bound) {
     PyThreadState *saved = py_gil_leave(); /* it waits for a GPU */
     XtStatus status = xt_memory_trim(bound->arg[0].device);
     py_gil_enter(saved);
-    if (status != XT_OK) return py_raise(status);
-    Py_RETURN_NONE;
+    return py_none(status);
 }
 
 /* ---- this build ------------------------------------------------------------------------------------------------------ */

@@ -5,7 +5,7 @@
  * without retain_graph cuts it, because the callable is dropped once it has run. What stays out of the collector's sight are cycles
  * through several nodes of a graph that is never walked.
  */
-#include "py/py.h"
+#include "py/tensor/tensor.h"
 
 /* ---- callbacks from the tape: any thread ----------------------------------------------------------------------------- */
 
@@ -14,11 +14,6 @@ static void release_object(void *context) {
     PyGILState_STATE gil = PyGILState_Ensure();
     Py_DECREF((PyObject *)context);
     PyGILState_Release(gil);
-}
-
-static PyObject *wrap_borrowed(XtTensor *tensor) {
-    xt_tensor_retain(tensor);
-    return py_wrap(tensor);
 }
 
 /* What a gradient must look like. */
@@ -47,7 +42,7 @@ static XtStatus call_hook(void *context, XtTensor *gradient, XtTensor **out) {
     XtStatus status = XT_PYTHON_ERROR;
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *callable = Py_NewRef((PyObject *)context); /* it may remove itself */
-    PyObject *argument = wrap_borrowed(gradient);
+    PyObject *argument = py_wrap_borrowed(gradient);
     PyObject *result = argument != NULL ? PyObject_CallOneArg(callable, argument) : NULL;
     if (result == Py_None) {
         status = XT_OK;
@@ -141,12 +136,7 @@ static XtStatus run_rule(XtNode *node, XtTensor *const *dout, XtTensor **din) {
         goto done;
     }
     callable = Py_NewRef(rule->callable);
-    args = PyTuple_New(node->outputs);
-    for (int i = 0; i < node->outputs && args != NULL; i++) {
-        PyObject *gradient = wrap_borrowed(dout[i]);
-        if (gradient == NULL) Py_CLEAR(args);
-        else PyTuple_SET_ITEM(args, i, gradient);
-    }
+    args = py_wrap_tuple(dout, node->outputs);
     if (args == NULL) goto done;
     result = PyObject_CallObject(callable, args); /* may run another backward, which sets `retaining` and restores it */
     if (result == NULL) goto done;
@@ -315,8 +305,7 @@ static PyObject *walk_back(int count, XtTensor *const *roots, XtTensor *const *g
     XtStatus status = xt_backward(count, roots, gradients, retain_graph);
     py_gil_enter(saved);
     retaining = outer;
-    if (status != XT_OK) return py_raise(status);
-    Py_RETURN_NONE;
+    return py_none(status);
 }
 
 static PyObject *run_backward_method(PyBound *bound) {
@@ -366,8 +355,7 @@ static PyObject *run_requires_grad(PyBound *bound) {
 
 static PyObject *run_retain_grad(PyBound *bound) {
     XtStatus status = xt_retain_grad(bound->arg[0].tensor);
-    if (status != XT_OK) return py_raise(status);
-    Py_RETURN_NONE;
+    return py_none(status);
 }
 
 static PyObject *run_is_grad_enabled(PyBound *Py_UNUSED(bound)) { return PyBool_FromLong(xt_grad_mode()); }

@@ -1,5 +1,5 @@
 /* index.c - x[...]: a chain of the ops select, slice and unsqueeze, so that it is differentiable and never copies. */
-#include "py/numpy_api.h"
+#include "py/tensor/tensor.h"
 
 /* Applies one op to *current, which is replaced. */
 static int step(XtTensor **current, const XtOp *op, const XtArg *args, int count) {

@@ -1,5 +1,5 @@
 /* methods.c - methods that ask about a tensor, move it to another dtype or device, or copy the object. */
-#include "py/py.h"
+#include "py/tensor/tensor.h"
 
 /* ---- questions ------------------------------------------------------------------------------------------------------- */
 
@@ -34,15 +34,6 @@ static PyObject *nested_list(const XtTensor *tensor, int dim, const char *at) {
         else PyList_SET_ITEM(list, i, item);
     }
     return list;
-}
-
-XtTensor *py_on_host(XtTensor *tensor) {
-    if (tensor->storage->device.type == XT_CPU) {
-        xt_tensor_retain(tensor);
-        return tensor;
-    }
-    XtArg args[2] = {py_arg_tensor(tensor), py_arg_device((XtDevice){.type = XT_CPU})};
-    return py_call_plain(&xt_op_to_device, args, 2);
 }
 
 static PyObject *run_tolist(PyBound *bound) {
@@ -165,8 +156,7 @@ static XtTensor *cloned(XtTensor *tensor) {
 /* Gives `copy` the requires_grad flag of `tensor`. */
 static int like_leaf(XtTensor *copy, const XtTensor *tensor) {
     XtStatus status = xt_set_requires_grad(copy, xt_requires_grad(tensor));
-    if (status != XT_OK) py_raise(status);
-    return status == XT_OK ? 0 : -1;
+    return py_check(status);
 }
 
 static PyObject *run_copy(PyBound *bound) {

@@ -1,7 +1,7 @@
 /* repr.c - the text of a tensor: its values if they are few, statistics if they are many. */
 #include "contract/backend.h"
 #include "contract/reduce.h"
-#include "py/py.h"
+#include "py/tensor/tensor.h"
 
 #define SHOWN_ELEMENTS 1000
 
@@ -12,8 +12,7 @@ int py_stats(XtTensor *tensor, double out[5]) {
     XtStatus status = xt_backend_for(tensor->storage->device, &backend);
     if (status == XT_OK) status = backend->stats(&params);
     py_gil_enter(saved);
-    if (status != XT_OK) py_raise(status);
-    return status == XT_OK ? 0 : -1;
+    return py_check(status);
 }
 
 /* The mean over the finite elements, from what the kernel counts. */

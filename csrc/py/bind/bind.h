@@ -1,0 +1,152 @@
+/* bind.h - from a Python call to XtArg[] and back: errors, numbers, dtypes, signatures, arguments, calls of an op.
+ *
+ * The files from the bottom up; each calls only those before it:
+ *
+ *     errors.c               a status becomes an exception
+ *     gil.c                  calls into the core without the GIL
+ *     element.c              an element of a tensor as a Python number
+ *     numbers.c, kinds.c     Python numbers and text as C values; the kinds of arguments
+ *     dtype.c, device.c      the types `dtype` and `device`
+ *     signature.c, args.c    the signature text, and the arguments of one call bound by it
+ *     callable.c             `_C.Op`, the type of everything callable
+ *     hook.c, call.c         an op run for Python, and shown to the call hook
+ */
+#ifndef XT_PY_BIND_H
+#define XT_PY_BIND_H
+
+#include "py/py.h"
+
+/* ---- errors.c -------------------------------------------------------------------------------------------------------- */
+
+/* Raises the exception of a failed status with this thread's message; returns NULL. */
+PyObject *py_raise(XtStatus status);
+/* The same where XT_OK is possible: None or NULL, 0 or -1. */
+PyObject *py_none(XtStatus status);
+int py_check(XtStatus status);
+/* Refuses an object: "op: argument 'name' must be <rule>, got <type>"; returns -1. */
+int py_refuse(const char *op, const char *name, const char *rule, PyObject *got);
+bool py_interrupt_check(void); /* any thread */
+int py_errors_init(PyObject *module);
+
+/* ---- gil.c ----------------------------------------------------------------------------------------------------------- */
+
+/* Around every call into the core that may take time. */
+PyThreadState *py_gil_leave(void);
+void py_gil_enter(PyThreadState *saved);
+
+/* xt_call without the GIL, not shown to the call hook. */
+XtStatus py_call_unseen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count);
+/* The first output of a call that ended with `status`, the rest released; or NULL with an exception. */
+XtTensor *py_first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count);
+/* The first output of an op that is neither recorded nor shown to the call hook: what csrc/py needs for itself. Returns new, or NULL
+ * with an exception. */
+XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count);
+
+static inline XtArg py_arg_tensor(XtTensor *tensor) {
+    return (XtArg){.given = tensor != NULL, .is_tensor = true, .tensor = tensor};
+}
+static inline XtArg py_arg_int(int64_t value) { return (XtArg){.given = true, .i = value}; }
+static inline XtArg py_arg_dtype(XtDtype dtype) { return (XtArg){.given = true, .i = (int64_t)dtype}; }
+static inline XtArg py_arg_device(XtDevice device) { return (XtArg){.given = true, .device = device}; }
+
+/* ---- element.c ------------------------------------------------------------------------------------------------------- */
+
+XtTensor *py_on_host(XtTensor *tensor);                   /* new: itself, or a copy on the CPU; no recording */
+PyObject *py_element(XtDtype dtype, const void *address); /* the Python number at a host address */
+PyObject *py_item(const char *op, XtTensor *tensor);      /* of a tensor with one element */
+
+/* ---- numbers.c: 1: converted, 0: not of that kind (nothing raised), -1: raised --------------------------------------- */
+
+int py_int64(const char *op, const char *name, PyObject *object, int64_t *out);
+int py_double(PyObject *object, double *out);
+int py_number(const char *op, const char *name, PyObject *object, XtScalar *out);
+int py_operand(const char *op, const char *name, PyObject *object, XtArg *out);
+/* The text of a str, or NULL with an exception that names the argument. length: NULL, or where the bytes are counted. */
+const char *py_utf8(const char *op, const char *name, PyObject *object, Py_ssize_t *length);
+
+/* ---- kinds.c --------------------------------------------------------------------------------------------------------- */
+
+#define PY_ARG_OBJECT 100 /* continues XtArgKind: anything, unconverted */
+
+int py_kind_named(const char *word);               /* -1: no such kind */
+const char *py_kind_rule(int kind, bool optional); /* "a Tensor or None", for messages */
+
+/* ---- dtype.c, device.c ----------------------------------------------------------------------------------------------- */
+
+int py_dtype_init(PyObject *module);
+int py_device_init(PyObject *module);
+PyObject *py_dtype_object(XtDtype dtype); /* new reference */
+PyObject *py_device_object(XtDevice device);
+/* As py_number. Both take the object or its name; an unknown name raises ValueError. */
+int py_dtype(const char *op, const char *name, PyObject *object, XtDtype *out);
+int py_device(const char *op, const char *name, PyObject *object, XtDevice *out);
+bool py_dtype_named(const char *text, XtDtype *out);
+bool py_device_named(const char *text, XtDevice *out);
+
+/* ---- signature.c ----------------------------------------------------------------------------------------------------- */
+
+struct PyBound;
+
+typedef struct PyFunction {
+    const char *name;      /* NULL ends a table */
+    const char *signature; /* the grammar of ops.h, and the kind `object` */
+    PyObject *(*run)(struct PyBound *bound);
+    const char *doc;
+    int tag;        /* for functions that share `run` */
+    const XtOp *op; /* the op behind it, or NULL */
+} PyFunction;
+
+typedef struct PyParam {
+    char name[32];
+    char text[32]; /* of the default, */
+    char word[32]; /* and without its quotes */
+    PyObject *key; /* owned, interned name */
+    int kind;      /* XtArgKind or PY_ARG_OBJECT */
+    bool optional; /* None is accepted */
+    bool has_default;
+    XtArg value; /* the default */
+} PyParam;
+
+typedef struct PySignature {
+    PyFunction function;
+    PyObject *text; /* owned; "(input, dim=-1, *, out=None)", as __text_signature__ wants it */
+    int count;      /* parameters */
+    int positional; /* the first so many may be given by position */
+    PyParam param[XT_MAX_ARGS];
+} PySignature;
+
+/* Returns new, or NULL with SystemError: a signature that does not parse is a bug. */
+PySignature *py_signature_new(const PyFunction *function);
+void py_signature_free(PySignature *signature);
+
+/* ---- args.c ---------------------------------------------------------------------------------------------------------- */
+
+/* The arguments of one call. */
+typedef struct PyBound {
+    const PySignature *signature;
+    XtArg arg[XT_MAX_ARGS];
+    PyObject *object[XT_MAX_ARGS]; /* borrowed from the caller; None where a default is None; NULL for other defaults */
+    PyObject *keep[XT_MAX_ARGS];   /* owned; the tuple behind a Tensors argument */
+} PyBound;
+
+int py_bind(const PySignature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyBound *bound);
+void py_bound_clear(PyBound *bound);
+
+/* ---- callable.c ------------------------------------------------------------------------------------------------------ */
+
+int py_callable_init(PyObject *module);
+/* Puts `function` into the module, the Tensor type, or both. */
+int py_callable_add(PyObject *module, const PyFunction *function, bool in_module, bool in_type);
+const PySignature *py_signature_of(PyObject *op); /* borrowed from the Op object */
+
+/* ---- hook.c, call.c -------------------------------------------------------------------------------------------------- */
+
+/* Tells the callable of set_call_hook, which must be set, about a call that succeeded. */
+int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count);
+
+/* An op with one output: returns new, or NULL with an exception. */
+XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count);
+/* What the Op object of an XtOp runs. */
+PyObject *py_run_op(PyBound *bound);
+
+#endif

@@ -1,0 +1,61 @@
+/* hook.c - the callable of set_call_hook sees every op that is called from Python. */
+#include "py/bind/bind.h"
+
+static PyObject *scalar_object(const XtScalar *scalar) {
+    return scalar->is_int ? PyLong_FromLongLong(scalar->i) : PyFloat_FromDouble(scalar->d);
+}
+
+/* The Python object that args.c would turn into `arg`. */
+static PyObject *argument_object(const PyParam *param, const XtArg *arg) {
+    switch (param->kind) {
+    case XT_ARG_TENSOR:
+        if (arg->tensor == NULL) Py_RETURN_NONE;
+        return py_wrap_borrowed(arg->tensor);
+    case XT_ARG_OPERAND: return arg->tensor != NULL ? py_wrap_borrowed(arg->tensor) : scalar_object(&arg->scalar);
+    case XT_ARG_TENSORS: return py_wrap_tuple(arg->tensors, arg->count);
+    case XT_ARG_INTS:
+        if (!arg->given && arg->count == 0) Py_RETURN_NONE;
+        if (arg->count == 1 && !arg->is_sequence) return PyLong_FromLongLong(arg->ints[0]);
+        return py_shape_tuple(arg->count, arg->ints);
+    default: break;
+    }
+    if (!arg->given) Py_RETURN_NONE;
+    switch (param->kind) {
+    case XT_ARG_NUMBER: return scalar_object(&arg->scalar);
+    case XT_ARG_INT: return PyLong_FromLongLong(arg->i);
+    case XT_ARG_FLOAT: return PyFloat_FromDouble(arg->f);
+    case XT_ARG_BOOL: return PyBool_FromLong(arg->b);
+    case XT_ARG_STR: return PyUnicode_FromString(arg->s);
+    case XT_ARG_DTYPE: return py_dtype_object((XtDtype)arg->i);
+    case XT_ARG_DEVICE: return py_device_object(arg->device);
+    default: Py_RETURN_NONE;
+    }
+}
+
+int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *out, int out_count) {
+    static _Thread_local bool telling; /* the hook does not see the ops it calls itself */
+    if (telling) return 0;
+    telling = true;
+    PyObject *hook = Py_NewRef(xt_py->call_hook); /* it may remove itself */
+    PyObject *arguments = PyDict_New(), *outputs = NULL, *result = NULL, *module, *callable = NULL;
+    if (arguments == NULL || (module = PyType_GetModule(xt_py->op_type)) == NULL) goto done;
+    if ((callable = PyObject_GetAttrString(module, op->name)) == NULL) goto done;
+    const PySignature *signature = py_signature_of(callable);
+    /* Operators and indexing leave out what has a default. */
+    for (int i = 0; i < signature->count && i < count; i++) {
+        PyObject *value = argument_object(&signature->param[i], &args[i]);
+        int stored = value != NULL ? PyDict_SetItem(arguments, signature->param[i].key, value) : -1;
+        Py_XDECREF(value);
+        if (stored < 0) goto done;
+    }
+    if ((outputs = py_wrap_tuple(out, out_count)) == NULL) goto done;
+    result = PyObject_CallFunctionObjArgs(hook, callable, arguments, outputs, NULL);
+done:
+    telling = false;
+    Py_DECREF(hook);
+    Py_XDECREF(arguments);
+    Py_XDECREF(outputs);
+    Py_XDECREF(callable);
+    Py_XDECREF(result);
+    return result != NULL ? 0 : -1;
+}
