@@ -5,7 +5,6 @@ mentions a name that B alone defines. In csrc/py the arrows also respect the ord
 """
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,10 +89,3 @@ def test_this_test_sees_a_call_back() -> None:
         "py_f", "py_t", "xt_py",
     }  # fmt: skip
     assert not defined("static int f(int a) {\nextern int g;\ntypedef int T;\nint h(int a);\n    int local = 3;\n")
-
-
-def test_at_most_20_files_side_by_side() -> None:
-    endings = {".c", ".h", ".cu", ".cuh"}
-    files = [path for folder in ("csrc", "cuda") for path in (ROOT / folder).rglob("*.*") if path.suffix in endings]
-    count = Counter(path.parent.relative_to(ROOT).as_posix() for path in files)
-    assert not {folder: n for folder, n in count.items() if n > 20}
