@@ -6,49 +6,66 @@ Philox4x32-10 keyed by (seed, fill number), counted by element index: the same n
 number of threads.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
 from . import _C
+from ._C import Tensor
+from ._types import Device, DType, Size
 
 _float32, _int64, _bool = _C.float32, _C.int64, _C.bool
 
 
-def _shape(size):
+def _shape(size: tuple[Any, ...]) -> Sequence[int]:
     if len(size) == 1 and not isinstance(size[0], int) and hasattr(size[0], "__iter__"):
         return tuple(size[0])
     return size
 
 
-def _finish(tensor, requires_grad):
+def _finish(tensor: Tensor, requires_grad: bool) -> Tensor:
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _dtype_of_value(value):
+def _dtype_of_value(value: float) -> _C.dtype:
     if isinstance(value, bool):
         return _bool
     return _int64 if isinstance(value, int) else _float32
 
 
-def empty(*size, dtype=None, device=None, requires_grad=False):
+def empty(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """Uninitialised memory of shape `size`."""
     return _finish(_C.empty(_shape(size), dtype or _float32, device), requires_grad)
 
 
-def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
+def full(
+    size: Size, fill_value: float, *, dtype: DType = None, device: Device = None, requires_grad: bool = False
+) -> Tensor:
     """`fill_value` everywhere; without dtype: bool for a bool, int64 for an int, float32 for a float."""
     shape = (size,) if isinstance(size, int) else tuple(size)
     return _finish(_C.full(shape, fill_value, dtype or _dtype_of_value(fill_value), device), requires_grad)
 
 
-def zeros(*size, dtype=None, device=None, requires_grad=False):
+def zeros(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """Zeros of shape `size`."""
     return _finish(_C.full(_shape(size), 0, dtype or _float32, device), requires_grad)
 
 
-def ones(*size, dtype=None, device=None, requires_grad=False):
+def ones(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """Ones of shape `size`."""
     return _finish(_C.full(_shape(size), 1, dtype or _float32, device), requires_grad)
 
 
-def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
+def arange(
+    start: float,
+    end: float | None = None,
+    step: float = 1,
+    *,
+    dtype: DType = None,
+    device: Device = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """start, start + step, ... below `end`, 1-D. `arange(n)` counts from 0. int64 when all three are integers, else
     float32.
     """
@@ -59,17 +76,33 @@ def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=Fa
     return _finish(_C.arange(start, end, step, dtype, device), requires_grad)
 
 
-def rand(*size, dtype=None, device=None, requires_grad=False):
+def rand(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """Uniform in [0, 1)."""
     return _finish(_C.uniform(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
 
 
-def randn(*size, dtype=None, device=None, requires_grad=False):
+def randn(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """Standard normal."""
     return _finish(_C.normal(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
 
 
-def randint(low, high, size=None, *, dtype=None, device=None, requires_grad=False):
+@overload
+def randint(
+    high: int, size: Size, /, *, dtype: DType = ..., device: Device = ..., requires_grad: bool = ...
+) -> Tensor: ...
+@overload
+def randint(
+    low: int, high: int, size: Size, *, dtype: DType = ..., device: Device = ..., requires_grad: bool = ...
+) -> Tensor: ...
+def randint(
+    low: int,
+    high: Any,
+    size: Any = None,
+    *,
+    dtype: DType = None,
+    device: Device = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Integers in [low, high), int64 by default. `randint(high, size)` starts at 0."""
     if size is None:
         low, high, size = 0, low, high
@@ -77,31 +110,33 @@ def randint(low, high, size=None, *, dtype=None, device=None, requires_grad=Fals
     return _finish(_C.randint(low, high, shape, dtype or _int64, device), requires_grad)
 
 
-def empty_like(input, *, dtype=None, device=None, requires_grad=False):
+def empty_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`empty` with the shape of input and, unless given, its dtype and device."""
     return _finish(_C.empty(input.shape, dtype or input.dtype, device or input.device), requires_grad)
 
 
-def full_like(input, fill_value, *, dtype=None, device=None, requires_grad=False):
+def full_like(
+    input: Tensor, fill_value: float, *, dtype: DType = None, device: Device = None, requires_grad: bool = False
+) -> Tensor:
     """`full` with the shape of input and, unless given, its dtype and device."""
     return _finish(_C.full(input.shape, fill_value, dtype or input.dtype, device or input.device), requires_grad)
 
 
-def zeros_like(input, *, dtype=None, device=None, requires_grad=False):
+def zeros_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`zeros` with the shape of input and, unless given, its dtype and device."""
     return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def ones_like(input, *, dtype=None, device=None, requires_grad=False):
+def ones_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`ones` with the shape of input and, unless given, its dtype and device."""
     return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def rand_like(input, *, dtype=None, device=None, requires_grad=False):
+def rand_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`rand` with the shape of input and, unless given, its dtype and device."""
     return rand(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
 
 
-def randn_like(input, *, dtype=None, device=None, requires_grad=False):
+def randn_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
     """`randn` with the shape of input and, unless given, its dtype and device."""
     return randn(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)

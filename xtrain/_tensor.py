@@ -1,26 +1,31 @@
 """Tensor methods that are compositions of the core's, and the functions of the same names."""
 
+from __future__ import annotations
+
 import builtins
-from collections import namedtuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, overload
 
 from . import _C
+from ._types import Size
 
 _Tensor = _C.Tensor
 _cat, _split, _where = _C.cat, _C.split, _C.where
 _SPLIT_PIECES, _SPLIT_SIZES = 64, 8  # what one call of the core takes
 
-_MaxResult = namedtuple("max", ("values", "indices"))
-_MinResult = namedtuple("min", ("values", "indices"))
+# Not classes: repr says max(values=..., indices=...).
+_MaxResult = NamedTuple("max", [("values", _Tensor), ("indices", _Tensor)])  # noqa: UP014
+_MinResult = NamedTuple("min", [("values", _Tensor), ("indices", _Tensor)])  # noqa: UP014
 
 
-def _axis(op, input, dim):
+def _axis(op: str, input: _Tensor, dim: int) -> int:
     ndim = input.ndim
     if not -ndim <= dim < ndim:
         raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
     return dim % ndim
 
 
-def _take(input, indices, dim):
+def _take(input: _Tensor, indices: _Tensor, dim: int) -> _Tensor:
     """input at `indices` (keepdim form) along dim, as a differentiable selection."""
     shape = [1] * input.ndim
     shape[dim] = input.shape[dim]
@@ -28,7 +33,9 @@ def _take(input, indices, dim):
     return _where(positions == indices, input, 0.0).sum(dim, True)
 
 
-def _extreme(op, result, reduce, arg, pairwise, input, dim, keepdim):
+def _extreme(
+    op: str, result: Any, reduce: Any, arg: Any, pairwise: Any, input: _Tensor, dim: int | _Tensor | None, keepdim: bool
+) -> Any:
     if dim is None:
         return reduce(input)
     if isinstance(dim, _Tensor):
@@ -42,33 +49,45 @@ def _extreme(op, result, reduce, arg, pairwise, input, dim, keepdim):
     return result(values, indices) if keepdim else result(values.squeeze(dim), indices.squeeze(dim))
 
 
-def max(input, dim=None, keepdim=False):
+@overload
+def max(input: _Tensor) -> _Tensor: ...
+@overload
+def max(input: _Tensor, other: _Tensor, /) -> _Tensor: ...
+@overload
+def max(input: _Tensor, dim: int, keepdim: bool = False) -> _MaxResult: ...
+def max(input: _Tensor, dim: int | _Tensor | None = None, keepdim: bool = False) -> Any:
     """Without dim the largest element (0-dim); with dim `(values, indices)` along it; with a second tensor the
     elementwise maximum.
     """
     return _extreme("max", _MaxResult, _C.amax, _C.argmax, _C.maximum, input, dim, keepdim)
 
 
-def min(input, dim=None, keepdim=False):
+@overload
+def min(input: _Tensor) -> _Tensor: ...
+@overload
+def min(input: _Tensor, other: _Tensor, /) -> _Tensor: ...
+@overload
+def min(input: _Tensor, dim: int, keepdim: bool = False) -> _MinResult: ...
+def min(input: _Tensor, dim: int | _Tensor | None = None, keepdim: bool = False) -> Any:
     """Without dim the smallest element (0-dim); with dim `(values, indices)` along it; with a second tensor the
     elementwise minimum.
     """
     return _extreme("min", _MinResult, _C.amin, argmin, _C.minimum, input, dim, keepdim)
 
 
-def argmin(input, dim=None, keepdim=False):
+def argmin(input: _Tensor, dim: int | None = None, keepdim: bool = False) -> _Tensor:
     """Index (int64) of the smallest element along dim, or in the flattened input; the first one on ties."""
     # -1 - x turns the order of integers round without overflow, which -x does not (uint8, the smallest int64).
     turned = -input if input.dtype.is_floating_point else -1 - input.to(_C.int64)
     return _C.argmax(turned, dim, keepdim)
 
 
-def cat(tensors, dim=0):
+def cat(tensors: Iterable[_Tensor], dim: int = 0) -> _Tensor:
     """Tensors joined along an existing dim; the other sizes must agree."""
     return _cat(list(tensors), dim)
 
 
-def stack(tensors, dim=0):
+def stack(tensors: Iterable[_Tensor], dim: int = 0) -> _Tensor:
     """Tensors of one shape joined along a new dim."""
     tensors = list(tensors)
     if not tensors:
@@ -79,7 +98,7 @@ def stack(tensors, dim=0):
     return _cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
 
-def split(input, split_size, dim=0):
+def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]:
     """Views of pieces along dim: all of `split_size` (the last may be smaller), or of the sizes in a list."""
     if isinstance(split_size, int):
         size = input.shape[_axis("split", input, dim)]
@@ -100,7 +119,7 @@ def split(input, split_size, dim=0):
     return tuple(pieces)
 
 
-def chunk(input, chunks, dim=0):
+def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
     """At most `chunks` views of equal size along dim (the last may be smaller)."""
     if chunks < 1:
         raise ValueError(f"chunk: chunks must be at least 1, got {chunks}")
@@ -110,14 +129,14 @@ def chunk(input, chunks, dim=0):
     return split(input, -(-size // chunks), dim)
 
 
-def narrow(input, dim, start, length):
+def narrow(input: _Tensor, dim: int, start: int, length: int) -> _Tensor:
     """View of `length` places along dim from `start` on."""
     if not 0 <= start <= start + length <= input.shape[_axis("narrow", input, dim)]:
         raise IndexError(f"narrow: start and length must lie in dimension {dim}, got {start} and {length}")
     return _C.slice(input, dim, start, start + length)
 
 
-def flatten(input, start_dim=0, end_dim=-1):
+def flatten(input: _Tensor, start_dim: int = 0, end_dim: int = -1) -> _Tensor:
     """The dims start_dim..end_dim made one; a view where the strides allow it."""
     if input.ndim == 0:
         return input.reshape((1,))
@@ -131,7 +150,14 @@ def flatten(input, start_dim=0, end_dim=-1):
     return input.reshape((*shape[:start], size, *shape[end + 1 :]))
 
 
-def var(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
+def var(
+    input: _Tensor,
+    dim: Size | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> _Tensor:
     """sum (x - mean)^2 / max(0, n - correction) over dim; correction is 1, or 0 with unbiased=False."""
     if correction is None:
         correction = 1 if unbiased else 0
@@ -144,17 +170,24 @@ def var(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return squares.sum(dim, keepdim) / (freedom if freedom > 0 else 0.0)
 
 
-def std(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
+def std(
+    input: _Tensor,
+    dim: Size | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> _Tensor:
     """Square root of `var`."""
     return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
 
 
-def square(input):
+def square(input: _Tensor) -> _Tensor:
     """x * x."""
     return input * input
 
 
-def clamp(input, min=None, max=None):
+def clamp(input: _Tensor, min: _Tensor | float | None = None, max: _Tensor | float | None = None) -> _Tensor:
     """Elements below `min` become min, above `max` become max; either may be None."""
     if min is None and max is None:
         raise ValueError("clamp: min or max must be given, got None for both")
@@ -163,76 +196,76 @@ def clamp(input, min=None, max=None):
     return input if max is None else _C.minimum(input, max)
 
 
-def isnan(input):
+def isnan(input: _Tensor) -> _Tensor:
     """bool: where x is not a number."""
     return input != input
 
 
-def isinf(input):
+def isinf(input: _Tensor) -> _Tensor:
     """bool: where x is +inf or -inf."""
     return abs(input) == float("inf")
 
 
-def isfinite(input):
+def isfinite(input: _Tensor) -> _Tensor:
     """bool: where x is neither NaN nor infinite."""
     return abs(input) < float("inf")
 
 
-def _count(input, dim, keepdim):
+def _count(input: _Tensor, dim: Size | None, keepdim: bool) -> _Tensor:
     return (input if input.dtype == _C.bool else input != 0).sum(dim, keepdim)
 
 
-def any(input, dim=None, keepdim=False):
+def any(input: _Tensor, dim: Size | None = None, keepdim: bool = False) -> _Tensor:
     """bool: whether some element (along dim) is not zero."""
     return _count(input, dim, keepdim) != 0
 
 
-def all(input, dim=None, keepdim=False):
+def all(input: _Tensor, dim: Size | None = None, keepdim: bool = False) -> _Tensor:
     """bool: whether no element (along dim) is zero."""
     return _count(input == 0, dim, keepdim) == 0
 
 
-def masked_fill(input, mask, value):
+def masked_fill(input: _Tensor, mask: _Tensor, value: _Tensor | float) -> _Tensor:
     """`value` where mask is true, x elsewhere."""
     return _where(mask, value, input)
 
 
-def t(input):
+def t(input: _Tensor) -> _Tensor:
     """The transpose of a matrix (a view); vectors and scalars come back as they are."""
     if input.ndim > 2:
         raise ValueError(f"t: input must have at most 2 dims, got {input.ndim}")
     return input.transpose(0, 1) if input.ndim == 2 else input
 
 
-def zero_(input):
+def zero_(input: _Tensor) -> _Tensor:
     """Zeros, in place."""
     return input.fill_(0)
 
 
-def view_as(input, other):
+def view_as(input: _Tensor, other: _Tensor) -> _Tensor:
     """view with the shape of other."""
     return input.view(other.shape)
 
 
-def expand_as(input, other):
+def expand_as(input: _Tensor, other: _Tensor) -> _Tensor:
     """expand to the shape of other."""
     return input.expand(other.shape)
 
 
-def type_as(input, other):
+def type_as(input: _Tensor, other: _Tensor) -> _Tensor:
     """Cast to the dtype of other."""
     return input.to(other.dtype)
 
 
-def is_floating_point(input):
+def is_floating_point(input: _Tensor) -> bool:
     """Whether the dtype is one of the floats."""
     return input.dtype.is_floating_point
 
 
-def _mask_operator(name, function):
+def _mask_operator(name: str, function: Callable[[Any, Any], _Tensor]) -> None:
     """The operators `name`, reflected and in place, of bool tensors (and True and False)."""
 
-    def operator(self, other):
+    def operator(self: _Tensor, other: object) -> Any:
         if not isinstance(other, (_Tensor, bool)):
             return NotImplemented
         for operand in (self, other):
@@ -240,7 +273,7 @@ def _mask_operator(name, function):
                 raise TypeError(f"{name}: operands must have dtype bool, got {operand.dtype.name}")
         return function(self, other)
 
-    def in_place(self, other):
+    def in_place(self: _Tensor, other: object) -> Any:
         result = operator(self, other)
         return result if result is NotImplemented else self.copy_(result)
 
@@ -254,7 +287,7 @@ _mask_operator("or", _C.maximum)
 _mask_operator("xor", _C.ne)
 
 
-def _invert(self):
+def _invert(self: _Tensor) -> _Tensor:
     if self.dtype != _C.bool:
         raise TypeError(f"invert: input must have dtype bool, got {self.dtype.name}")
     return self == False  # noqa: E712
@@ -264,9 +297,8 @@ _Tensor.__invert__ = _invert
 
 _METHODS = (
     max, min, argmin, split, chunk, narrow, flatten, var, std, square, clamp, isnan, isinf, isfinite, any, all,
-    masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point,
+    masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point, _C.select,
 )  # fmt: skip
 for _method in _METHODS:
     setattr(_Tensor, _method.__name__, _method)
 del _method
-_Tensor.select = _C.select

@@ -1,9 +1,19 @@
 """Gradients from Python: switching recording off and on, custom functions, activation recomputation."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from . import _C
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, Self
+
+    _P = ParamSpec("_P")
+
+_R = TypeVar("_R")
 _Tensor = _C.Tensor
 _set_grad_enabled = _C.set_grad_enabled
 _is_grad_enabled = _C.is_grad_enabled
@@ -13,22 +23,27 @@ _CO_GENERATOR = 0x20
 class _GradMode:
     """Context manager and decorator; the mode belongs to the calling thread."""
 
-    mode = False
+    mode: bool = False
+    _previous: list[bool]
 
-    def __new__(cls, function=None):
+    @overload
+    def __new__(cls) -> Self: ...
+    @overload
+    def __new__(cls, function: Callable[_P, _R]) -> Callable[_P, _R]: ...
+    def __new__(cls, function: Any = None) -> Any:
         self = object.__new__(cls)
         self._previous = []
         return self if function is None else self(function)  # `@no_grad` without parentheses
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._previous.append(_is_grad_enabled())
         _set_grad_enabled(self.mode)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         _set_grad_enabled(self._previous.pop())
 
-    def __call__(self, function):
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         code = getattr(function, "__code__", None)
         if code is not None and code.co_flags & _CO_GENERATOR:
             raise TypeError(
@@ -37,7 +52,7 @@ class _GradMode:
         mode = self.mode
 
         @functools.wraps(function)
-        def wrapper(*args, **kwargs):
+        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             previous = _is_grad_enabled()
             _set_grad_enabled(mode)
             try:
@@ -65,18 +80,18 @@ class set_grad_enabled(_GradMode):
     block.
     """
 
-    def __new__(cls, mode):
+    def __new__(cls, mode: bool) -> Self:
         self = object.__new__(cls)
         self.mode = bool(mode)
         self._previous = [_is_grad_enabled()]
         _set_grad_enabled(self.mode)
         return self
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         _set_grad_enabled(self.mode)
         return self
 
-    def __call__(self, function):
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         _set_grad_enabled(self._previous[-1])  # a decorator acts in the calls, not where it stands
         return super().__call__(function)
 
@@ -87,13 +102,18 @@ class FunctionContext:
     needs_input_grad: one bool per argument of forward.
     """
 
-    def __init__(self, needs_input_grad):
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
-        self._saved = ()
-        self._versions = ()
-        self._not_differentiable = ()
+        self._saved: tuple[_Tensor | None, ...] = ()
+        self._versions: tuple[int | None, ...] = ()
+        self._not_differentiable: tuple[_Tensor, ...] = ()
 
-    def save_for_backward(self, *tensors):
+    if TYPE_CHECKING:  # what forward leaves here may be anything
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def save_for_backward(self, *tensors: _Tensor | None) -> None:
         """Keeps tensors (or None) for backward; a later in-place change of one of them is detected there."""
         for tensor in tensors:
             if tensor is not None and not isinstance(tensor, _Tensor):
@@ -103,7 +123,8 @@ class FunctionContext:
         self._versions = tuple(None if tensor is None else tensor._version for tensor in tensors)
 
     @property
-    def saved_tensors(self):
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What was saved, a Tensor or None each. RuntimeError for one that has been changed in place since."""
         for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
             if tensor is not None and tensor._version != version:
                 raise RuntimeError(
@@ -112,7 +133,7 @@ class FunctionContext:
                 )
         return self._saved
 
-    def mark_non_differentiable(self, *outputs):
+    def mark_non_differentiable(self, *outputs: _Tensor) -> None:
         """These outputs of forward get no gradient (integers and booleans never do)."""
         self._not_differentiable = outputs
 
@@ -138,15 +159,18 @@ class Function:
     """
 
     @staticmethod
-    def forward(ctx, *args):
+    def forward(ctx: FunctionContext, *args: Any, **kwargs: Any) -> Any:
+        """The result, a tensor or a tuple of tensors, for the arguments of `apply`."""
         raise NotImplementedError("Function: a subclass must define forward(ctx, *args)")
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: FunctionContext, *grads: Any, **kwargs: Any) -> Any:
+        """The gradients by the arguments of forward, a tensor or None each, for those by its outputs."""
         raise NotImplementedError("Function: a subclass must define backward(ctx, *grads)")
 
     @classmethod
-    def apply(cls, *args):
+    def apply(cls, *args: Any) -> Any:
+        """What forward returns, with its derivative recorded. TypeError when forward returns something else."""
         recording = _is_grad_enabled()
         needs = tuple(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
         ctx = FunctionContext(needs)
@@ -164,12 +188,12 @@ class Function:
         rule = cls.backward
         count = len(outputs)
 
-        def backward(*grads):
+        def backward(*grads: Any) -> Any:
             if count != len(where):
-                every = [None] * count
+                every: list[Any] = [None] * count
                 for i, grad in zip(where, grads, strict=True):
                     every[i] = grad
-                grads = every
+                grads = tuple(every)
             return rule(ctx, *grads)
 
         inputs = [arg if isinstance(arg, _Tensor) else None for arg in args]
@@ -182,7 +206,7 @@ class Function:
         return tuple(outputs)
 
 
-def _is_differentiable(output, ctx):
+def _is_differentiable(output: Any, ctx: FunctionContext) -> bool:
     if not isinstance(output, _Tensor):
         raise TypeError(f"Function: forward must return a tensor or a tuple of tensors, got {type(output).__name__}")
     return output.dtype.is_floating_point and not any(output is other for other in ctx._not_differentiable)
@@ -190,7 +214,7 @@ def _is_differentiable(output, ctx):
 
 class _Checkpoint(Function):
     @staticmethod
-    def forward(ctx, function, _anchor, *args):
+    def forward(ctx: FunctionContext, function: Callable[..., Any], _anchor: _Tensor | None, *args: Any) -> Any:
         ctx.function = function
         ctx.args = tuple(None if isinstance(arg, _Tensor) else arg for arg in args)
         ctx.save_for_backward(*(arg if isinstance(arg, _Tensor) else None for arg in args))
@@ -198,7 +222,7 @@ class _Checkpoint(Function):
         return function(*args)
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: FunctionContext, *grads: Any) -> Any:
         needs = ctx.needs_input_grad[2:]
         args = []
         for tensor, other, need in zip(ctx.saved_tensors, ctx.args, needs, strict=True):
@@ -226,7 +250,7 @@ class _Checkpoint(Function):
         return (None, None, *(arg.grad if need else None for arg, need in zip(args, needs, strict=True)))
 
 
-def checkpoint(function, *args, use_reentrant=None, **kwargs):
+def checkpoint(function: Callable[..., _R], *args: Any, use_reentrant: bool | None = None, **kwargs: Any) -> _R:
     """function(*args, **kwargs) without keeping its activations: backward runs it again (Chen et al. 2016).
 
     The second run starts from the random state of the first one, so dropout masks and results are the same bits, and so
@@ -240,8 +264,10 @@ def checkpoint(function, *args, use_reentrant=None, **kwargs):
         plain, count, names = function, len(args), tuple(kwargs)
         args = (*args, *kwargs.values())
 
-        def function(*values):
+        def packed(*values: Any) -> _R:
             return plain(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+        function = packed
 
     # Parameters hidden in `function` need a recorded node even when no argument requires a gradient.
     anchored = any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)

@@ -11,10 +11,16 @@ All work of a device is queued on one stream and runs in order; only reading a v
 ValueError for a device that is no CUDA device.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from . import _C
 
+_Device = _C.device | str | int | None
 
-def _device(device):
+
+def _device(device: _Device) -> _C.device:
     if device is None:
         return _C.device("cuda")
     found = _C.device(f"cuda:{device}") if isinstance(device, int) else _C.device(device)
@@ -23,12 +29,12 @@ def _device(device):
     return found
 
 
-def is_available():
+def is_available() -> bool:
     """Whether tensors can live on a CUDA device."""
     return device_count() > 0
 
 
-def device_count():
+def device_count() -> int:
     """How many CUDA devices tensors can live on; 0 without a driver, a GPU, or xtrain's CUDA library."""
     try:
         return _C.cuda_device_count()
@@ -36,7 +42,7 @@ def device_count():
         return 0
 
 
-def why_unavailable():
+def why_unavailable() -> str | None:
     """One sentence that says what is missing, or None when CUDA is available."""
     try:
         _C.cuda_device_count()
@@ -45,23 +51,23 @@ def why_unavailable():
     return None
 
 
-def get_device_name(device=None):
+def get_device_name(device: _Device = None) -> str:
     """The name of a device, such as "NVIDIA H200". RuntimeError without CUDA."""
     return _C.cuda_info(_device(device))["name"]
 
 
-def get_device_capability(device=None):
+def get_device_capability(device: _Device = None) -> tuple[int, int]:
     """(major, minor) of a device's compute capability. RuntimeError without CUDA."""
     return _C.cuda_info(_device(device))["capability"]
 
 
-def get_device_properties(device=None):
+def get_device_properties(device: _Device = None) -> dict[str, Any]:
     """A dict: name, capability, multiprocessors, memory_total and memory_free (bytes), driver and runtime versions
     (13000 is 13.0), built_for (compute capabilities of xtrain's kernels) and blas. RuntimeError without CUDA."""
     return _C.cuda_info(_device(device))
 
 
-def synchronize(device=None):
+def synchronize(device: _Device = None) -> None:
     """Wait for the work queued on a device. RuntimeError without CUDA.
 
     Raises what the device found meanwhile: IndexError for a token id or a label out of range, CudaError for a kernel
@@ -70,7 +76,7 @@ def synchronize(device=None):
     _C.synchronize(_device(device))
 
 
-def counters(device=None):
+def counters(device: _Device = None) -> dict[str, int]:
     """What a device has been asked for since the process began, as a dict of counts: kernel `launches`,
     `synchronizations` (the host waited), copies `to_host` and `from_host`, `allocations` (blocks of memory), and
     `driver_allocations` (those that were not kept from before). RuntimeError without CUDA.
@@ -81,39 +87,39 @@ def counters(device=None):
     return {name: value for name, value in found.items() if not name.startswith("pool_")}
 
 
-def current_stream(device=None):
+def current_stream(device: _Device = None) -> int:
     """The address of the stream of a device's work, for libraries that take one. RuntimeError without CUDA."""
     return _C.cuda_stream(_device(device))
 
 
-def memory_allocated(device=None):
+def memory_allocated(device: _Device = None) -> int:
     """Bytes of a device that tensors occupy; 0 without CUDA."""
     return _C.memory_stats(_device(device))["allocated"]
 
 
-def max_memory_allocated(device=None):
+def max_memory_allocated(device: _Device = None) -> int:
     """The most bytes of a device's pool in use at once, the working memory of kernels included; 0 without CUDA."""
     peak = _C.memory_stats(_device(device))["peak"]
     return max(peak, _C.cuda_counters(_device(device))["pool_peak"]) if peak else 0
 
 
-def memory_reserved(device=None):
+def memory_reserved(device: _Device = None) -> int:
     """Bytes that the pool of a device has taken from the system, in use or kept for the next tensor; 0 without CUDA."""
     device = _device(device)
     return _C.cuda_counters(device)["pool_reserved"] if is_available() else 0
 
 
-def reset_peak_memory_stats(device=None):
+def reset_peak_memory_stats(device: _Device = None) -> None:
     """Start `max_memory_allocated` over from what is in use now."""
     _C.memory_reset_peak(_device(device))
 
 
-def empty_cache(device=None):
+def empty_cache(device: _Device = None) -> None:
     """Give what the pool of a device keeps for reuse back to the system. Waits, and raises what `synchronize` would."""
     _C.memory_trim(_device(device))
 
 
-def memory_summary(device=None):
+def memory_summary(device: _Device = None) -> str:
     """A few lines on the memory of a device, for people."""
     missing = why_unavailable()
     if missing:

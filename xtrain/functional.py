@@ -6,16 +6,21 @@ statistics and sums are kept in float32 (float64 for float64). A wrong argument 
 sentence, an id out of range IndexError.
 """
 
-from . import _C
+from __future__ import annotations
 
-_Tensor = _C.Tensor
+from typing import Any, overload
+
+from . import _C
+from ._C import Tensor
+from ._types import Size
+
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
 _gelu, _linear_cross_entropy = _C.gelu, _C.linear_cross_entropy
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
-def linear(input, weight, bias=None):
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b.
 
     input [..., in], weight [out, in], bias [out] or None -> [..., out]. One matrix product over all leading dims.
@@ -23,7 +28,7 @@ def linear(input, weight, bias=None):
     return _linear(input, weight, bias)
 
 
-def embedding(input, weight):
+def embedding(input: Tensor, weight: Tensor) -> Tensor:
     """y[...] = weight[input[...]].
 
     input: int64 or int32 ids of any shape, weight [V, C] -> [*input.shape, C]. IndexError names the position of an id
@@ -32,7 +37,13 @@ def embedding(input, weight):
     return _embedding(input, weight)
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None):
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Size, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor: ...
+@overload
+def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, /) -> Tensor: ...
+def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
     """y = x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang & Sennrich 2019, Root Mean Square Layer
     Normalization).
 
@@ -40,7 +51,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     float64); the quotient is rounded to the input's dtype before the weight, as Hugging Face does. eps None is the
     machine epsilon of the dtype. A tensor in second place is taken as the weight: rms_norm(x, weight, eps).
     """
-    if isinstance(normalized_shape, _Tensor):
+    if isinstance(normalized_shape, Tensor):
         if weight is not None:
             eps = weight
         weight, normalized_shape = normalized_shape, normalized_shape.shape
@@ -65,7 +76,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     return _rms_norm(input.reshape((*shape[:-dims], -1)), weight, eps).reshape(shape)
 
 
-def rope(x, *, theta=10000.0, positions=None, period=None):
+def rope(x: Tensor, *, theta: float = 10000.0, positions: Tensor | None = None, period: int | None = None) -> Tensor:
     """Rotary position embedding, half-split form (Su et al. 2021, RoFormer).
 
     x [rows, H, D] or [B, S, H, D], D even -> same shape. With a = x[..., :D/2], b = x[..., D/2:] and angle_i = position
@@ -75,34 +86,34 @@ def rope(x, *, theta=10000.0, positions=None, period=None):
     return _rope(x, theta, positions, period)
 
 
-def silu(input):
+def silu(input: Tensor) -> Tensor:
     """x * sigmoid(x), elementwise (Hendrycks & Gimpel 2016; Elfwing et al. 2017)."""
     return input.silu()
 
 
-def gelu(input, approximate="none"):
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x * Phi(x), Phi the normal distribution function (Hendrycks & Gimpel 2016); approximate="tanh" uses the tanh
     formula.
     """
     return _gelu(input, approximate)
 
 
-def relu(input):
+def relu(input: Tensor) -> Tensor:
     """max(x, 0), elementwise; the gradient at 0 is 0."""
     return input.relu()
 
 
-def sigmoid(input):
+def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + exp(-x)), elementwise."""
     return input.sigmoid()
 
 
-def tanh(input):
+def tanh(input: Tensor) -> Tensor:
     """Hyperbolic tangent, elementwise."""
     return input.tanh()
 
 
-def swiglu(gate, up=None):
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate) * up (Shazeer 2020, GLU Variants Improve Transformer).
 
     gate and up [..., F] -> [..., F]. With one tensor [..., 2F] its halves are gate and up.
@@ -110,12 +121,12 @@ def swiglu(gate, up=None):
     return _swiglu(gate, up)
 
 
-def softmax(input, dim=-1):
+def softmax(input: Tensor, dim: int = -1) -> Tensor:
     """exp(x - max) / sum exp(x - max) along dim."""
     return _softmax(input, dim)
 
 
-def log_softmax(input, dim=-1):
+def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
     """x - log(sum exp(x)) along dim, shifted by the maximum so that it does not overflow; 16-bit floats are computed in
     float32.
     """
@@ -126,8 +137,17 @@ def log_softmax(input, dim=-1):
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, backend=None
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    backend: str | None = None,
+) -> Tensor:
     """softmax(scale * Q K^T) V per head (Vaswani et al. 2017, Attention Is All You Need).
 
     query [B, H, Sq, D], key and value [B, K, Skv, D] of any strides -> [B, H, Sq, D]. scale None is 1 / sqrt(D). K must
@@ -144,7 +164,9 @@ def scaled_dot_product_attention(
     return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
 
 
-def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean"):
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: None = None, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
     """-log softmax(input)[target] per row.
 
     input [N, V] logits, target [N] int64 or int32 -> scalar for reduction "mean" (over the rows that are not ignored)
@@ -156,7 +178,9 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     return _cross_entropy(input, target, ignore_index, reduction)
 
 
-def linear_cross_entropy(x, weight, targets, *, ignore_index=-100, reduction="mean"):
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
     """cross_entropy(linear(x, weight), targets): the head of a language model and its loss in one op.
 
     x [rows, C], weight [V, C] of one dtype, targets [rows] int64 or int32 -> scalar for reduction "mean" (over the rows
@@ -170,7 +194,7 @@ def linear_cross_entropy(x, weight, targets, *, ignore_index=-100, reduction="me
     return _linear_cross_entropy(x, weight, targets, ignore_index=ignore_index, reduction=reduction)
 
 
-def dropout(input, p=0.5, training=True):
+def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """x * mask / (1 - p), mask 0 with probability p (Srivastava et al. 2014); x itself when not training or p is 0.
 
     The mask comes from the default generator: `manual_seed` repeats it on any device.
@@ -188,7 +212,16 @@ def dropout(input, p=0.5, training=True):
 # ---- hyper-connections (docs/reference/mhc.md; nn.HyperConnection puts them together) --------------------------------
 
 
-def mhc_pre(x, phi, alpha, bias, gamma=None, *, norm_eps=1e-6, hc_eps=1e-6):
+def mhc_pre(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None = None,
+    *,
+    norm_eps: float = 1e-6,
+    hc_eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor]:
     """A layer's input and the coefficients of its hyper-connection, from n residual streams (Xie et al. 2025, mHC:
     Manifold-Constrained Hyper-Connections, equations 14 to 18).
 
@@ -207,7 +240,7 @@ def mhc_pre(x, phi, alpha, bias, gamma=None, *, norm_eps=1e-6, hc_eps=1e-6):
     return tuple(_C.mhc_pre(x, phi, alpha, bias, gamma, norm_eps=norm_eps, hc_eps=hc_eps))
 
 
-def sinkhorn(logits, *, iters=20, eps=1e-6, form="P", transpose=False):
+def sinkhorn(logits: Tensor, *, iters: int = 20, eps: float = 1e-6, form: str = "P", transpose: bool = False) -> Tensor:
     """Nearly doubly stochastic matrices, by alternating normalisations (Sinkhorn & Knopp 1967, Concerning nonnegative
     matrices and doubly stochastic matrices).
 
@@ -228,7 +261,7 @@ def sinkhorn(logits, *, iters=20, eps=1e-6, form="P", transpose=False):
     return _C.sinkhorn(logits, iters=iters, eps=eps, form=form, transpose=transpose)
 
 
-def mhc_post(x, y, h_post, h_res):
+def mhc_post(x: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
     """out_i = sum_j h_res_ij x_j + h_post_i y: the way back into the streams (Xie et al. 2025).
 
     x [.., n, C] and y [.., C], the layer's output, of one float dtype; h_post [.., n] and the mixing matrix h_res
