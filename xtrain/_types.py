@@ -1,11 +1,39 @@
-"""Types that many signatures share."""
+"""Types that rooms above share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeGuard
+
+import numpy as np
 
 from . import _C
 
 DType = _C.dtype | str | None  # a dtype or its name ("float32", "bfloat16", ...); None: the function's default
 Device = _C.device | str | None  # a device or its name ("cpu", "cuda", "cuda:1"); None: the function's default
 Size = int | Sequence[int]  # of one dimension, or of several
+
+
+class Tokenizer(Protocol):
+    """What data, training, saving and sampling need of a tokenizer. eos: the token that ends a document, or None."""
+
+    vocab_size: int
+    eos: int | None
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The token ids of a text: integers [tokens]."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """The tokenizer files of a Hugging Face model directory: {name: content}."""
+        ...
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether value is a number of Python or NumPy that is not complex. Checkers know nothing of numbers.Real."""
+    return isinstance(value, numbers.Real)

@@ -33,7 +33,7 @@ ORDER = [
     "bench",
     "cli",
 ]
-REGISTRY = {"models/__init__.py", "models/registry.py", "models/presets.py"}
+REGISTRY = {"models/__init__.py", "models/language_model.py", "models/registry.py", "models/presets.py"}
 FILES = {
     "xtrain"
     + "".join(f".{part}" for part in path.relative_to(PACKAGE).with_suffix("").parts if part != "__init__"): path

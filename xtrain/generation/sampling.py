@@ -1,16 +1,35 @@
 """Sampling from a language model, one token per step, with cached keys and values."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 from ..autograd import no_grad
+
+if TYPE_CHECKING:
+    from ..models.language_model import LanguageModel
 
 LONGEST_SAMPLE = 10_000_000  # tokens; hours at a thousand a second
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 @no_grad()
-def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None, eos=None, seed=None, stream=None):
+def generate(
+    model: LanguageModel,
+    ids: Any,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos: int | Iterable[int] | None = None,
+    seed: int | None = None,
+    stream: Callable[[list[int]], object] | None = None,
+) -> Tensor:
     """Continues token ids (a tensor, array or list of integers): returns int64 [B, S + new], or [S + new] for 1-D ids.
 
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
@@ -20,7 +39,8 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     `manual_seed` repeats it. stream: called after every step with the list of the B new tokens.
 
     When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
-    goes on.
+    goes on. ValueError or TypeError for arguments outside their ranges, FloatingPointError for logits that are not
+    finite.
     """
     tokens = _token_ids(ids)
     _check(max_new_tokens, temperature, top_k, top_p)
@@ -28,7 +48,7 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     batch, start = rows.shape
     out = np.empty((batch, start + max_new_tokens), np.int64)
     out[:, :start] = rows
-    ends = () if eos is None else (int(eos),) if hasattr(eos, "__index__") else tuple(eos)
+    ends = () if eos is None else (int(eos),) if isinstance(eos, SupportsIndex) else tuple(eos)
     finished = np.zeros(batch, bool)
     if seed is None:
         seed = _C.randint(0, 2**53, (1,), _C.int64).item() if temperature > 0 else 0
@@ -61,7 +81,7 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=None, top_p=None
     return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out), device=device)
 
 
-def _token_ids(ids):
+def _token_ids(ids: Any) -> np.ndarray:
     """ids, a tensor or what NumPy makes an array of, as an int64 array [S] or [B, S]."""
     ids = ids if isinstance(ids, _C.Tensor) else np.asarray(ids)
     if ids.ndim not in (1, 2) or ids.shape[-1] == 0:
@@ -71,7 +91,7 @@ def _token_ids(ids):
     return ids.to(_C.int64).cpu().numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
 
 
-def _check(max_new_tokens, temperature, top_k, top_p):
+def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not isinstance(max_new_tokens, int) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
         raise ValueError(
             f"generate: max_new_tokens must be an integer in [0, {LONGEST_SAMPLE}], got {max_new_tokens!r}"
@@ -84,7 +104,7 @@ def _check(max_new_tokens, temperature, top_k, top_p):
         raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
 
 
-def _last_logits(model, feed, past, caches):
+def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list[Any]) -> np.ndarray:
     """Logits [B, V] in float64 of the token after feed [B, S], whose first token stands at position `past`."""
     batch, seq = feed.shape
     device = next(iter(model.parameters())).device
@@ -97,7 +117,9 @@ def _last_logits(model, feed, past, caches):
     return _C.select(logits, 1, seq - 1).to(_C.float64).cpu().numpy()
 
 
-def _sample(logits, temperature, top_k, top_p, random):
+def _sample(
+    logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None, random: np.random.Generator
+) -> np.ndarray:
     """One token per row of logits [B, V]."""
     if not np.isfinite(logits.max(axis=-1)).all():
         raise FloatingPointError("generate: logits must be finite, got NaN or infinity")

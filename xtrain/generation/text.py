@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import _C
+from .._types import Tokenizer
 from .sampling import generate
+
+if TYPE_CHECKING:
+    from ..models.language_model import LanguageModel
 
 
 def generate_text(
-    model: Any,
-    tokenizer: Any,
-    ids: Any,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    ids: np.ndarray | Sequence[int],
     tokens: int,
     *,
     temperature: float = 1.0,
@@ -21,7 +26,10 @@ def generate_text(
     top_p: float = 1.0,
     seed: int | None = None,
 ) -> str:
-    """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token."""
+    """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token.
+
+    The other arguments, and errors, are those of `generate`; top_k 0 takes all tokens.
+    """
     prompt = _C.tensor(np.asarray(ids, np.int64).reshape(1, -1))
     device = next(iter(model.parameters())).device
     if device.type != "cpu":

@@ -8,10 +8,12 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from ..generation import generate
     from . import qwen3 as qwen3
+    from .language_model import LanguageModel
     from .qwen3 import Qwen3
     from .qwen3_config import Qwen3Config
 else:
     _HOMES = {
+        "LanguageModel": ".language_model:LanguageModel",
         "Qwen3": ".qwen3:Qwen3",
         "Qwen3Config": ".qwen3_config:Qwen3Config",
         "generate": "..generation:generate",
@@ -19,4 +21,4 @@ else:
     }
     __getattr__, __dir__ = lazy(__name__, _HOMES)
 
-__all__ = ["Qwen3", "Qwen3Config", "generate"]
+__all__ = ["LanguageModel", "Qwen3", "Qwen3Config", "generate"]

@@ -2,13 +2,18 @@
 do.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 _MHC_TYPE, _MHC_ARCHITECTURE = "xtrain_qwen3_mhc", "XtrainQwen3MhcForCausalLM"
@@ -59,10 +64,10 @@ class Qwen3Config:
     architectures: list[str] = field(default_factory=lambda: ["Qwen3ForCausalLM"])
     extra: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.check()
 
-    def check(self):
+    def check(self) -> None:
         """Raises ValueError for values that no model has. A model and a file call it, too: attributes may have been
         set since. model_type and architectures follow mhc_streams.
         """
@@ -83,7 +88,7 @@ class Qwen3Config:
                 raise ValueError(f"Qwen3Config: {name} must be a positive number, got {value!r}")
         if self.head_dim % 2:
             raise ValueError(f"Qwen3Config: head_dim must be even, got {self.head_dim}")
-        if self.num_attention_heads % self.num_key_value_heads:
+        if self.num_attention_heads % self.kv_heads:
             raise ValueError(
                 f"Qwen3Config: num_key_value_heads must divide num_attention_heads {self.num_attention_heads}, "
                 f"got {self.num_key_value_heads}"
@@ -105,7 +110,7 @@ class Qwen3Config:
         if not isinstance(self.dtype, str) or self.dtype not in _FLOATS:
             raise ValueError(f"Qwen3Config: dtype must be one of {', '.join(_FLOATS)}, got {self.dtype!r}")
 
-    def _check_mhc(self):
+    def _check_mhc(self) -> None:
         for name, least, most in (("mhc_streams", 0, 8), ("mhc_iters", 1, 1000)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -124,14 +129,19 @@ class Qwen3Config:
             self.model_type, self.architectures = wanted, [kinds[wanted]]
 
     @property
-    def rope_parameters(self):
+    def kv_heads(self) -> int:
+        """num_key_value_heads; num_attention_heads where that is None."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
         """RoPE as newer files write it: {"rope_type": "default", "rope_theta": theta}."""
         return {"rope_type": "default", "rope_theta": self.rope_theta}
 
     @classmethod
-    def from_dict(cls, values):
-        """From the content of a config.json. Features that would change the result and are not supported are refused by
-        name.
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """From the content of a config.json. ValueError names a key that would change the result and is not supported,
+        or a value that no model has.
         """
         if not isinstance(values, dict):
             raise ValueError(f"Qwen3Config: config must be a JSON object, got {type(values).__name__}")
@@ -161,8 +171,10 @@ class Qwen3Config:
         )
 
     @classmethod
-    def from_json(cls, path):
-        """From a config.json, or from the directory that holds one."""
+    def from_json(cls, path: str | os.PathLike[str]) -> Self:
+        """From a config.json, or from the directory that holds one. ValueError when it is no JSON, OSError when it
+        cannot be read.
+        """
         path = os.fspath(path)
         if os.path.isdir(path):
             path = os.path.join(path, "config.json")
@@ -173,7 +185,7 @@ class Qwen3Config:
                 raise ValueError(f"Qwen3Config: {path} must be JSON, got {error}") from error
         return cls.from_dict(values)
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """The content of a config.json, with RoPE and dtype under their older and their newer names."""
         self.check()
         values = dict(self.extra)
@@ -184,14 +196,14 @@ class Qwen3Config:
         values["rope_parameters"] = self.rope_parameters
         return values
 
-    def to_json(self, path):
+    def to_json(self, path: str | os.PathLike[str]) -> None:
         """Writes to_dict() to a file."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.to_dict(), file, indent=2, sort_keys=True)
             file.write("\n")
 
 
-def _one_of_two(values, old, new):
+def _one_of_two(values: dict[str, Any], old: str, new: str) -> None:
     """Moves the older key to the newer one; both may be there when they agree."""
     if old in values:
         value = values.pop(old)
@@ -199,7 +211,7 @@ def _one_of_two(values, old, new):
             raise ValueError(f"Qwen3Config: {old} must agree with {new} {values[new]!r}, got {value!r}")
 
 
-def _merge_rope(values):
+def _merge_rope(values: dict[str, Any]) -> None:
     """RoPE moved from rope_theta and rope_scaling to rope_parameters; readers of one form alone would silently use
     10000.
     """
@@ -215,8 +227,8 @@ def _merge_rope(values):
         )
 
 
-def _refuse_unsupported(values):
-    def refuse(key):
+def _refuse_unsupported(values: dict[str, Any]) -> None:
+    def refuse(key: str) -> None:
         raise ValueError(f"Qwen3Config: {key} is not supported, got {values[key]!r}")
 
     for key in ("rope_scaling", "rope_parameters"):

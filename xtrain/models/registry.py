@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel
 
 # model_type -> module of its ARCHITECTURE: one of this folder, or another by its full name.
 MODULES = {
@@ -23,16 +26,15 @@ class Architecture:
     """What training, saving and sampling ask about a model.
 
     config: class whose keywords are keys of a config.json, with `from_dict`, `to_dict` and the attributes model_type,
-    vocab_size, num_hidden_layers and max_position_embeddings. model: class, built from a config, with `loss`, `forward`
-    and `make_caches`. tensor_shapes: config -> (name, shape) of what a model directory must hold. count_parameters:
-    config -> number of trained values. sizes: attributes of the config that say how large a model is, for messages.
-    tied: {tensor: the tensor that it equals} when `tie_word_embeddings` is true; a directory may leave the first out.
-    stays_wide: whether the tensor of this name is float32 in 16-bit models. generation: what generation_config.json
-    suggests.
+    vocab_size, num_hidden_layers and max_position_embeddings. model: class, built from a config. tensor_shapes: config
+    -> (name, shape) of what a model directory must hold. count_parameters: config -> number of trained values. sizes:
+    attributes of the config that say how large a model is, for messages. tied: {tensor: the tensor that it equals} when
+    `tie_word_embeddings` is true; a directory may leave the first out. stays_wide: whether the tensor of this name is
+    float32 in 16-bit models. generation: what generation_config.json suggests.
     """
 
-    config: Any
-    model: Any
+    config: type[Any]
+    model: Callable[[Any], LanguageModel]
     tensor_shapes: Callable[[Any], Iterable[tuple[str, tuple[int, ...]]]]
     count_parameters: Callable[[Any], int]
     sizes: tuple[str, ...]

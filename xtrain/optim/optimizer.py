@@ -1,55 +1,58 @@
 """Optimizer: parameters in groups, each with options, and a state per parameter."""
 
-import math
-import numbers
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
 
-from .. import _C
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._C import Tensor
+from .._types import is_real
 
 
 class Optimizer:
     """Parameters in groups, each with its own options, and a state per parameter.
 
     params: tensors, or dicts {"params": tensors, option: value, ...}. `param_groups` may be edited between steps
-    (`group["lr"] = ...`).
+    (`group["lr"] = ...`). TypeError or ValueError for what is no leaf tensor of floats, comes twice, or is no option.
     """
 
-    _moments = ()  # the names of a state's tensors
+    _moments: tuple[str, ...] = ()  # the names of a state's tensors
 
-    def __init__(self, params, defaults):
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
         self.defaults = defaults
-        self.state = {}
-        self.param_groups = []
-        self._seen = set()
-        if isinstance(params, _C.Tensor) or not isinstance(params, Iterable):
-            kind = "a Tensor" if isinstance(params, _C.Tensor) else type(params).__name__
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.param_groups: list[dict[str, Any]] = []
+        self._seen: set[int] = set()
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            kind = "a Tensor" if isinstance(params, Tensor) else type(params).__name__
             raise TypeError(f"{self._name}: params must be an iterable of tensors or dicts, got {kind}")
-        params = list(params)
-        if not params:
+        given: list[Any] = list(params)
+        if not given:
             raise ValueError(f"{self._name}: params must hold at least one tensor, got none")
-        if isinstance(params[0], dict):
-            for group in params:
+        if isinstance(given[0], dict):
+            for group in given:
                 self.add_param_group(group)
         else:
-            self.add_param_group({"params": params})
+            self.add_param_group({"params": given})
 
     @property
-    def _name(self):
+    def _name(self) -> str:
         return type(self).__name__
 
-    def add_param_group(self, group):
+    def add_param_group(self, group: dict[str, Any]) -> None:
         """Adds a dict {"params": tensor or tensors, option: value, ...}; the rest are the defaults."""
         if not isinstance(group, dict) or "params" not in group:
             raise TypeError(f"{self._name}: a group must be a dict with the key params, got {type(group).__name__}")
         group = dict(group)
         if not isinstance(group["params"], Iterable):  # a Tensor is one
             raise TypeError(f"{self._name}: params must be tensors, got {type(group['params']).__name__}")
-        params = [group["params"]] if isinstance(group["params"], _C.Tensor) else list(group["params"])
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         unknown = [key for key in group if key not in self.defaults and key not in ("params", "name", "initial_lr")]
         if unknown:
             raise TypeError(f"{self._name}: options must be among {', '.join(self.defaults)}, got {unknown[0]}")
         for param in params:
-            if not isinstance(param, _C.Tensor):
+            if not isinstance(param, Tensor):
                 raise TypeError(f"{self._name}: params must be tensors, got {type(param).__name__}")
             if not param.is_leaf:
                 raise ValueError(f"{self._name}: params must be leaf tensors, got the result of {param.grad_fn}")
@@ -62,17 +65,17 @@ class Optimizer:
         self._check(group)
         self.param_groups.append(group)
 
-    def _check(self, group):
+    def _check(self, group: dict[str, Any]) -> None:
         """Raises ValueError for options outside their range."""
 
-    def _range(self, group, name, high=math.inf):
+    def _range(self, group: dict[str, Any], name: str, high: float = math.inf) -> None:
         value = group[name]
-        if isinstance(value, _C.Tensor) and value.ndim == 0:
+        if isinstance(value, Tensor) and value.ndim == 0:
             value = value.item()
-        if not isinstance(value, numbers.Real) or not 0.0 <= value < high:
+        if not is_real(value) or not 0.0 <= value < high:
             raise ValueError(f"{self._name}: {name} must be a number in [0, {high}), got {value!r}")
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, or fills them with zeros."""
         for group in self.param_groups:
             for param in group["params"]:
@@ -81,21 +84,22 @@ class Optimizer:
                 elif param.grad is not None:
                     param.grad.fill_(0)
 
-    def step(self, closure=None):
+    def step(self, closure: None = None) -> None:
+        """Updates every parameter that has a gradient. NotImplementedError for a closure."""
         raise NotImplementedError(f"{self._name}: step must be defined")
 
-    def _refuse_closure(self, closure):
+    def _refuse_closure(self, closure: object) -> None:
         if closure is not None:
             raise NotImplementedError(
                 f"{self._name}: closure must be None (call backward, then step), got {type(closure).__name__}"
             )
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """{"state": {index: {...}}, "param_groups": [...]}, PyTorch's layout; parameters are numbered through all
         groups.
         """
-        numbers = {}
-        groups = []
+        numbers: dict[int, int] = {}
+        groups: list[dict[str, Any]] = []
         for group in self.param_groups:
             for param in group["params"]:
                 numbers[id(param)] = len(numbers)
@@ -108,7 +112,7 @@ class Optimizer:
         state = {numbers[id(param)]: dict(values) for param, values in self.state.items()}
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a state_dict of an optimizer with the same groups. Tensors are copied, in their own dtypes.
 
         Raises ValueError or TypeError for what no state_dict holds; then nothing has changed.
@@ -129,17 +133,17 @@ class Optimizer:
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
             wanted, got = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
             raise ValueError(f"load_state_dict: groups must have {wanted} parameters, got {got}")
-        params = {}
+        params: dict[int, Tensor] = {}
         for group, old in zip(self.param_groups, saved, strict=True):
             params.update(zip(old["params"], group["params"], strict=True))
-        state = {}
+        state: dict[Tensor, dict[str, Any]] = {}
         for number, values in state_dict["state"].items():
             if number not in params:
                 raise ValueError(
                     f"load_state_dict: state must belong to parameters 0 to {len(params) - 1}, got {number}"
                 )
             state[params[number]] = self._load_state(params[number], number, values)
-        options = []
+        options: list[dict[str, Any]] = []
         for group, old in zip(self.param_groups, saved, strict=True):
             options.append({k: v for k, v in old.items() if k != "params" and (k in group or k == "initial_lr")})
             self._check({**group, **options[-1]})
@@ -147,18 +151,18 @@ class Optimizer:
             group.update(loaded)
         self.state = state
 
-    def _load_state(self, param, number, values):
+    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(values, Mapping):
             raise TypeError(f"load_state_dict: state of parameter {number} must be a dict, got {type(values).__name__}")
-        loaded = {}
+        loaded: dict[str, Any] = {}
         for name, value in values.items():
             if name == "step":
                 value = self._load_step(number, value)
-            elif name in self._moments and not isinstance(value, _C.Tensor):
+            elif name in self._moments and not isinstance(value, Tensor):
                 raise TypeError(
                     f"load_state_dict: {name} of parameter {number} must be a Tensor, got {type(value).__name__}"
                 )
-            elif isinstance(value, _C.Tensor):
+            elif isinstance(value, Tensor):
                 if tuple(value.shape) != tuple(param.shape):
                     raise ValueError(
                         f"load_state_dict: {name} of parameter {number} must have shape {tuple(param.shape)}, "
@@ -169,15 +173,15 @@ class Optimizer:
         return loaded
 
     @staticmethod
-    def _load_step(number, value):
-        if isinstance(value, _C.Tensor) and value.ndim == 0:  # PyTorch's
+    def _load_step(number: int, value: Any) -> int:
+        if isinstance(value, Tensor) and value.ndim == 0:  # PyTorch's
             value = value.item()
-        if not isinstance(value, numbers.Real) or not 0 <= value < 2**53 or value != int(value):
+        if not is_real(value) or not 0 <= value < 2**53 or value != int(value):
             raise ValueError(
                 f"load_state_dict: step of parameter {number} must be a whole number of at least 0, got {value!r}"
             )
         return int(value)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         groups = (", ".join(f"{k}={v}" for k, v in group.items() if k != "params") for group in self.param_groups)
         return f"{self._name}(" + "; ".join(groups) + ")"

@@ -1,13 +1,20 @@
 """Learning-rate schedules."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .optimizer import Optimizer
 
 
-def lr_schedule(kind, step, warmup, total, base, final=0.0):
+def lr_schedule(kind: str, step: int, warmup: int, total: int, base: float, final: float = 0.0) -> float:
     """Learning rate of step `step` (0 is the first): linear warm-up over `warmup` steps, then from `base` to `final` at
     step `total`.
 
-    kind: "cosine" (half a cosine), "linear", or "constant" (stays at base). Steps after total keep the last value.
+    kind: "cosine" (half a cosine; Loshchilov & Hutter 2017, SGDR), "linear", or "constant" (stays at base). Steps after
+    total keep the last value. ValueError for another kind.
     """
     if kind not in ("cosine", "linear", "constant"):
         raise ValueError(f"lr_schedule: kind must be cosine, linear or constant, got {kind!r}")
@@ -24,35 +31,41 @@ class LRScheduler:
     """Multiplies each group's initial learning rate by lr_lambda(step), as PyTorch's LambdaLR does.
 
     lr_lambda: a function, or one per group. The constructor sets the rate of step 0; step() moves to the next one.
+    ValueError for another number of functions.
     """
 
-    def __init__(self, optimizer, lr_lambda, last_epoch=-1):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:
         self.optimizer = optimizer
         groups = optimizer.param_groups
-        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * len(groups)
+        self.lr_lambdas = [lr_lambda] * len(groups) if callable(lr_lambda) else list(lr_lambda)
         if len(self.lr_lambdas) != len(groups):
             raise ValueError(f"LRScheduler: lr_lambda must have {len(groups)} functions, got {len(self.lr_lambdas)}")
         for group in groups:
             group.setdefault("initial_lr", group["lr"])
-        self.base_lrs = [group["initial_lr"] for group in groups]
+        self.base_lrs: list[float] = [group["initial_lr"] for group in groups]
         self.last_epoch = last_epoch
         self.step()
 
-    def step(self):
+    def step(self) -> None:
         """Sets the rates of the next step."""
         self.last_epoch += 1
         for group, base, function in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
             group["lr"] = base * function(self.last_epoch)
 
-    def get_last_lr(self):
+    def get_last_lr(self) -> list[float]:
         """The rate of every group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """{"last_epoch", "base_lrs"}; the functions are not part of it."""
         return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a state_dict."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"] - 1

@@ -1,7 +1,11 @@
 """SGD."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._C import Tensor
 from ..autograd import no_grad
 from .optimizer import Optimizer
 
@@ -10,11 +14,21 @@ class SGD(Optimizer):
     """Stochastic gradient descent with momentum (PyTorch's form: the buffer starts as the first gradient).
 
     g += weight_decay * p;  b = momentum * b + (1 - dampening) * g;  p -= lr * (g + momentum * b if nesterov else b)
+
+    Momentum: Polyak 1964; the form nesterov: Sutskever et al. 2013. ValueError for options outside their ranges.
     """
 
     _moments = ("momentum_buffer",)
 
-    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
         super().__init__(
             params,
             {
@@ -26,20 +40,20 @@ class SGD(Optimizer):
             },
         )
 
-    def _check(self, group):
+    def _check(self, group: dict[str, Any]) -> None:
         for name in ("lr", "momentum", "dampening", "weight_decay"):
             self._range(group, name)
         momentum, dampening = group["momentum"], group["dampening"]
         if group["nesterov"] and (momentum <= 0 or dampening != 0):
             raise ValueError(f"SGD: nesterov must have momentum > 0 and dampening 0, got {momentum} and {dampening}")
 
-    def _load_state(self, param, number, values):
+    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values, Mapping) and values.get("momentum_buffer") is None:  # PyTorch's, without momentum
             values = {name: value for name, value in values.items() if name != "momentum_buffer"}
         return super()._load_state(param, number, values)
 
     @no_grad()
-    def step(self, closure=None):
+    def step(self, closure: None = None) -> None:
         """Updates every parameter that has a gradient."""
         self._refuse_closure(closure)
         for group in self.param_groups:  # which may have been edited

@@ -6,24 +6,32 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .. import _C
+from .._C import Tensor
+from .._types import Tokenizer
 from ..errors import CheckpointError
 from .directory import FORMAT, MANIFEST, DirectoryWriter, PathLike
 from .model import SHARD_BYTES, load_tensors, read_json, read_tensors, write_model
 from .places import find_checkpoints
 from .safetensors import SafetensorsFile, chunks
 
+if TYPE_CHECKING:
+    from ..models.language_model import LanguageModel
+    from ..optim import Optimizer
+
 
 def save_checkpoint(
     directory: PathLike,
-    model: Any,
-    optimizer: Any = None,
+    model: LanguageModel,
+    optimizer: Optimizer | None = None,
     state: Mapping[str, Any] | None = None,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write model, optimizer and `state` (JSON values) as one checkpoint directory, all or nothing."""
+    """Write model, optimizer and `state` (JSON values) as one checkpoint directory, all or nothing.
+
+    CheckpointError when writing fails.
+    """
     with DirectoryWriter(directory) as writer:
         write_model(writer, model, tokenizer, SHARD_BYTES)
         content = dict(state or {})
@@ -62,7 +70,7 @@ def verify_checkpoint(directory: PathLike) -> None:
             raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the manifest")
 
 
-def _hash_file(file: Any) -> str:
+def _hash_file(file: BinaryIO) -> str:
     digest = hashlib.sha256()
     while piece := file.read(1 << 20):
         digest.update(piece)
@@ -83,8 +91,10 @@ def newest_valid(run: PathLike, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def load_checkpoint(directory: PathLike, model: Any, optimizer: Any = None) -> dict[str, Any]:
-    """Load the tensors of a verified checkpoint into `model` and `optimizer` and return its trainer_state.json."""
+def load_checkpoint(directory: PathLike, model: LanguageModel, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    """Load the tensors of a verified checkpoint into `model` and `optimizer` and return its trainer_state.json.
+    CheckpointError when it does not fit them.
+    """
     directory = Path(directory)
     state = read_trainer_state(directory)
     tensors = read_tensors(directory)
@@ -97,7 +107,7 @@ def load_checkpoint(directory: PathLike, model: Any, optimizer: Any = None) -> d
 
 
 def read_trainer_state(directory: PathLike) -> dict[str, Any]:
-    """Return the trainer_state.json of a checkpoint."""
+    """Return the trainer_state.json of a checkpoint. CheckpointError when it cannot be read or has another format."""
     path = Path(directory) / "trainer_state.json"
     state = read_json(path)
     if state.get("format") != FORMAT:
@@ -105,20 +115,20 @@ def read_trainer_state(directory: PathLike) -> dict[str, Any]:
     return state
 
 
-def _parameter_names(model: Any, optimizer: Any) -> list[str]:
+def _parameter_names(model: LanguageModel, optimizer: Optimizer) -> list[str]:
     """The model's name of each optimizer parameter, in the order of the optimizer's state_dict."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _split_optimizer(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_optimizer(model: LanguageModel, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return ({"exp_avg.<parameter>": tensor}, the rest of the state as JSON values)."""
     names, stored = _parameter_names(model, optimizer), optimizer.state_dict()
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
     for index, values in stored["state"].items():
         for key, value in values.items():
-            if isinstance(value, _C.Tensor):
+            if isinstance(value, Tensor):
                 tensors[f"{key}.{names[index]}"] = value
             else:
                 plain.setdefault(names[index], {})[key] = value
@@ -128,7 +138,9 @@ def _split_optimizer(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[s
     return tensors, {"param_groups": groups, "state": plain}
 
 
-def _join_optimizer(model: Any, optimizer: Any, tensors: dict[str, Any], plain: Any, directory: Path) -> None:
+def _join_optimizer(
+    model: LanguageModel, optimizer: Optimizer, tensors: dict[str, Tensor], plain: Any, directory: Path
+) -> None:
     names = _parameter_names(model, optimizer)
     index = {name: position for position, name in enumerate(names)}
     try:

@@ -6,36 +6,42 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _C
+from .._C import Tensor
+from .._types import Device, Tokenizer
 from ..errors import CheckpointError
 from ..models.registry import Architecture, architecture
 from .directory import MANIFEST, DirectoryWriter, PathLike
 from .places import displaced_hint
 from .safetensors import SafetensorsFile, chunks, raw_bytes
 
+if TYPE_CHECKING:
+    from ..models.language_model import LanguageModel
+
 SHARD_BYTES = 5_000_000_000
 
 
-def _architecture(model: Any) -> Architecture:
+def _architecture(model: LanguageModel) -> Architecture:
     try:
         return architecture(model.config.model_type)
     except ValueError as error:
         raise CheckpointError(f"{type(model).__name__}: {error}") from None
 
 
-def _tied(model: Any) -> Mapping[str, str]:
+def _tied(model: LanguageModel) -> Mapping[str, str]:
     """Tensors that equal another one, and which."""
     return _architecture(model).tied if getattr(model.config, "tie_word_embeddings", False) else {}
 
 
-def model_tensors(model: Any) -> dict[str, Any]:
+def model_tensors(model: LanguageModel) -> dict[str, Tensor]:
     """What a directory of the model holds: the state_dict without tied tensors."""
     return {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
 
 
-def write_model(writer: DirectoryWriter, model: Any, tokenizer: Any, shard_bytes: int) -> None:
+def write_model(writer: DirectoryWriter, model: LanguageModel, tokenizer: Tokenizer | None, shard_bytes: int) -> None:
+    """Write the files of a Hugging Face model directory; a file of tensors has about `shard_bytes` bytes at most."""
     config = model.config.to_dict()
     config["dtype"] = config["torch_dtype"] = next(iter(model.parameters())).dtype.name
     eos = getattr(tokenizer, "eos", None)
@@ -47,7 +53,7 @@ def write_model(writer: DirectoryWriter, model: Any, tokenizer: Any, shard_bytes
     for name, data in (tokenizer.files() if tokenizer is not None else {}).items():
         writer.write(name, [data])
     tensors, metadata = model_tensors(model), {"format": "pt"}
-    shards: list[dict[str, Any]] = [{}]
+    shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
         if shards[-1] and size + tensor.nbytes > shard_bytes:
@@ -67,7 +73,9 @@ def write_model(writer: DirectoryWriter, model: Any, tokenizer: Any, shard_bytes
     writer.write_json("model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
 
 
-def save_model(model: Any, directory: PathLike, *, tokenizer: Any = None, shard_bytes: int = SHARD_BYTES) -> None:
+def save_model(
+    model: LanguageModel, directory: PathLike, *, tokenizer: Tokenizer | None = None, shard_bytes: int = SHARD_BYTES
+) -> None:
     """Write `model` as a Hugging Face model directory; files of more than `shard_bytes` are split.
 
     An earlier model in `directory` is replaced in one step. Raises CheckpointError when the directory holds other files
@@ -95,8 +103,8 @@ def read_json(path: PathLike) -> dict[str, Any]:
     return value
 
 
-def read_tensors(directory: PathLike) -> dict[str, Any]:
-    """Return {name: CPU tensor} of a model directory, in one file or in shards."""
+def read_tensors(directory: PathLike) -> dict[str, Tensor]:
+    """Return {name: CPU tensor} of a model directory, in one file or in shards. CheckpointError when one is damaged."""
     directory = Path(directory)
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file() or not index.is_file():
@@ -105,7 +113,7 @@ def read_tensors(directory: PathLike) -> dict[str, Any]:
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
         raise CheckpointError(f"{index} must map tensor names to files in weight_map")
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
         if os.path.basename(name) != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{index} must name .safetensors files beside it, got {name!r}")
@@ -122,7 +130,7 @@ def read_tensors(directory: PathLike) -> dict[str, Any]:
     return tensors
 
 
-def load_model(directory: PathLike, dtype: Any = None, device: Any = None) -> Any:
+def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Device = None) -> LanguageModel:
     """Return the model of a Hugging Face directory, with parameters of `dtype` (default: the dtype of the file) on
     `device`.
 
@@ -152,7 +160,7 @@ def load_model(directory: PathLike, dtype: Any = None, device: Any = None) -> An
     return model if device is None else model.to(device)
 
 
-def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Any], directory: Path) -> None:
+def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Tensor], directory: Path) -> None:
     """Refuse a file without tensor `name`, or with one of another shape."""
     if name not in tensors:
         raise CheckpointError(f"{directory} lacks tensor {name}, which does not fit its config.json")
@@ -160,7 +168,10 @@ def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Any], d
         raise CheckpointError(f"{directory}: {name} must have shape {tuple(shape)}, got {tuple(tensors[name].shape)}")
 
 
-def load_tensors(model: Any, tensors: dict[str, Any], directory: Path, dtype: Any = None) -> None:
+def load_tensors(
+    model: LanguageModel, tensors: dict[str, Tensor], directory: Path, dtype: _C.dtype | None = None
+) -> None:
+    """Move the tensors of a directory into `model`, which becomes of `dtype` (default: the dtype of the file)."""
     expected = model_tensors(model)
     for name, other in _tied(model).items():
         if name in tensors and (other not in tensors or not _same_bytes(tensors[name], tensors[other])):
@@ -180,5 +191,5 @@ def load_tensors(model: Any, tensors: dict[str, Any], directory: Path, dtype: An
     model.load_state_dict(tensors, strict=False)  # not strict: tied tensors are left out
 
 
-def _same_bytes(a: Any, b: Any) -> bool:
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and bytes(raw_bytes(a)) == bytes(raw_bytes(b))

@@ -13,9 +13,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
 
 from .. import _C
+from .._C import Tensor
 from ..errors import CheckpointError
 
 MAX_HEADER = 100_000_000
@@ -83,8 +85,8 @@ class SafetensorsFile:
             done += count
         return data
 
-    def tensor(self, name: str) -> Any:
-        """Return tensor `name` as a new CPU tensor of the file's dtype."""
+    def tensor(self, name: str) -> Tensor:
+        """Return tensor `name` as a new CPU tensor of the file's dtype. CheckpointError: xtrain has no such dtype."""
         entry = self.entries[name]
         if entry.dtype not in _NAMES:
             raise CheckpointError(f"{self.path}: tensor {name} has dtype {entry.dtype}, which xtrain cannot hold")
@@ -96,14 +98,14 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: tensor {name}: {error}") from None
 
 
-def _open(path: str) -> Any:
+def _open(path: str) -> FileIO:
     try:
         return open(path, "rb", buffering=0)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _read_header(path: str, file: Any) -> tuple[dict[str, Entry], dict[str, str]]:
+def _read_header(path: str, file: FileIO) -> tuple[dict[str, Entry], dict[str, str]]:
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(8)
     if len(prefix) < 8:
@@ -177,7 +179,7 @@ def _check_layout(path: str, entries: Mapping[str, Entry], base: int, size: int)
         raise CheckpointError(f"{path} {problem}: the header describes {end} bytes, the file has {size}")
 
 
-def chunks(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Iterator[Any]:
+def chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """Yield the pieces of a safetensors file (bytes-like, no copies of CPU tensors) that holds `tensors` (any device
     and strides).
 
@@ -203,7 +205,7 @@ def chunks(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
         yield raw_bytes(tensors[name])
 
 
-def raw_bytes(tensor: Any) -> Any:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor in row-major order.
 
     A uint8 view when it is contiguous on the CPU, of a copy otherwise.

@@ -7,29 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Protocol
 
-import numpy as np
-
+from .._types import Tokenizer
 from .byte_level import EOS_BYTE, ByteTokenizer
 from .from_file import FileTokenizer
 
 __all__ = ["EOS_BYTE", "ByteTokenizer", "FileTokenizer", "Tokenizer", "load_tokenizer"]
 
 
-class Tokenizer(Protocol):
-    """What data.py, train.py and cli.py need of a tokenizer."""
-
-    vocab_size: int
-    eos: int | None
-
-    def encode(self, text: bytes) -> np.ndarray: ...
-    def decode(self, ids: Any) -> str: ...
-    def files(self) -> dict[str, bytes]: ...
-
-
 def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
-    """Return the tokenizer of a model directory; a directory without one is byte-level."""
+    """Return the tokenizer of a model directory; a directory without one is byte-level. DataError when its
+    tokenizer.json cannot be read.
+    """
     directory = os.fspath(directory)
     path = os.path.join(directory, "tokenizer.json")
     if not os.path.isfile(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class ByteTokenizer:
         """Return the ids of `text` as uint8 [len(text)]."""
         return np.frombuffer(text, np.uint8)
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class FileTokenizer:
         encoding = self._implementation.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
         return np.asarray(encoding.ids, np.uint32)
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`."""
         return self._implementation.decode([int(i) for i in ids], skip_special_tokens=False)
 
