@@ -103,12 +103,12 @@ def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]
     if isinstance(split_size, int):
         size = input.shape[_axis("split", input, dim)]
         if split_size < 1 or size <= split_size * _SPLIT_PIECES:
-            return tuple(_split(input, split_size, dim))
+            return _split(input, split_size, dim)
         sizes = [split_size] * (size // split_size) + ([size % split_size] if size % split_size else [])
     else:
         sizes = list(split_size)
         if len(sizes) <= _SPLIT_SIZES:
-            return tuple(_split(input, tuple(sizes), dim))
+            return _split(input, tuple(sizes), dim)
         size = input.shape[_axis("split", input, dim)]
         if builtins.min(sizes) < 0 or builtins.sum(sizes) != size:
             raise ValueError(f"split: split_size must add up to {size} along dimension {dim}, got {sizes}")
@@ -265,7 +265,7 @@ def is_floating_point(input: _Tensor) -> bool:
 def _mask_operator(name: str, function: Callable[[Any, Any], _Tensor]) -> None:
     """The operators `name`, reflected and in place, of bool tensors (and True and False)."""
 
-    def operator(self: _Tensor, other: object) -> Any:
+    def operator(self: _Tensor, other: _Tensor | bool) -> _Tensor:
         if not isinstance(other, (_Tensor, bool)):
             return NotImplemented
         for operand in (self, other):
@@ -273,7 +273,7 @@ def _mask_operator(name: str, function: Callable[[Any, Any], _Tensor]) -> None:
                 raise TypeError(f"{name}: operands must have dtype bool, got {operand.dtype.name}")
         return function(self, other)
 
-    def in_place(self: _Tensor, other: object) -> Any:
+    def in_place(self: _Tensor, other: _Tensor | bool) -> _Tensor:
         result = operator(self, other)
         return result if result is NotImplemented else self.copy_(result)
 
@@ -297,7 +297,7 @@ _Tensor.__invert__ = _invert
 
 _METHODS = (
     max, min, argmin, split, chunk, narrow, flatten, var, std, square, clamp, isnan, isinf, isfinite, any, all,
-    masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point, _C.select,
+    masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point,
 )  # fmt: skip
 for _method in _METHODS:
     setattr(_Tensor, _method.__name__, _method)

@@ -237,7 +237,7 @@ def mhc_pre(
     A token of zeros gives z = bias and h_in = 0; its gradient with respect to x is large (r = 1 / sqrt(norm_eps)) but
     finite. Huge z give h_pre and h_post at their ends. ValueError or TypeError for other shapes and dtypes.
     """
-    return tuple(_C.mhc_pre(x, phi, alpha, bias, gamma, norm_eps=norm_eps, hc_eps=hc_eps))
+    return _C.mhc_pre(x, phi, alpha, bias, gamma, norm_eps=norm_eps, hc_eps=hc_eps)
 
 
 def sinkhorn(logits: Tensor, *, iters: int = 20, eps: float = 1e-6, form: str = "P", transpose: bool = False) -> Tensor:

@@ -4,10 +4,14 @@
  * argument parsing, the Python text signature, type stubs and the op table of the tests. `xt_call` runs the forward and, when an
  * input requires a gradient, records a node whose backward is the op's.
  *
- * Signature grammar, comma separated:  name: kind [= default]     a `*` alone makes the rest keyword-only
- *   Tensor  Tensor?  Tensors  Operand (Tensor or number)  int  int?  float  float?  bool  str?  dtype  dtype?  device?
- *   ints (a tuple, or the remaining positional arguments when it comes last)  ints? (an int or a tuple or None)  number
- * Defaults: None, True, False, a number, a 'word', or () .
+ * Signature grammar:  arguments -> result
+ *
+ *   Arguments, comma separated:  name: kind [= default]     a `*` alone makes the rest keyword-only
+ *     Tensor  Tensor?  Tensors  Operand (Tensor or number)  int  int?  float  float?  bool  str?  dtype  dtype?  device?
+ *     ints (a tuple, or the remaining positional arguments when it comes last)  ints? (an int or a tuple or None)  number
+ *   Defaults: None, True, False, a number, a 'word', or () .
+ *   Result of an op:  Tensor  (Tensor, Tensor) (a tuple)  (Tensor, ...) (a tuple of any length)  None
+ *     self (the object given as the first argument)
  */
 #ifndef XT_OPS_H
 #define XT_OPS_H

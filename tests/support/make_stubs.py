@@ -1,21 +1,30 @@
-"""Writes xtrain/_C.pyi, the type stubs of the compiled core, from the signatures the core carries.
+"""Writes xtrain/_C.pyi, the type stubs of the compiled core, from what the core says of itself.
 
 python tests/support/make_stubs.py            # after an op was added or its signature changed
 python tests/support/make_stubs.py --check    # exit status 1 when the file is not what would be written (test_stubs.py does this)
+
+Ops and functions have a signature in the grammar of csrc/ops/ops.h, and the texts of attributes, classes and their other
+methods begin with that grammar. Methods that xtrain/_tensor.py adds have annotations there. SLOTS has what Python itself
+fixes: len() is an int.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from xtrain import _C
+from xtrain import _C, _tensor
 
+SOURCE = ast.parse(Path(_tensor.__file__).read_text())
+PYTHON = [node for node in ast.walk(SOURCE) if isinstance(node, ast.FunctionDef)]
 STUB = Path(_C.__file__).parent / "_C.pyi"
+BASETYPE = 1 << 10  # of type.__flags__: may have subclasses
 
-KINDS = {
+# The words of the grammar, as arguments and as results. Methods of Tensor are named int, float and so on, hence _int.
+ARGUMENTS = {
     "Tensor": "Tensor",
     "Tensors": "Sequence[Tensor]",
     "Operand": "Tensor | _float",
@@ -29,68 +38,49 @@ KINDS = {
     "ints": "_int | Sequence[_int]",
     "object": "Any",
 }
-# What is returned, where it is not one Tensor.
-RETURNS = {
-    "split": "list[Tensor]", "backward": "None", "adamw_": "None", "set_grad_enabled": "None", "is_grad_enabled": "_bool",
-    "manual_seed": "None", "get_rng_state": "tuple[_int, _int]", "set_rng_state": "None", "get_num_threads": "_int",
-    "set_num_threads": "None", "gemm_backends": "list[str]", "attention_backends": "list[str]",
-    "use_gemm_backend": "str | None", "use_attention_backend": "str | None", "memory_stats": "dict[str, _int]",
-    "memory_reset_peak": "None", "memory_trim": "None", "op_signatures": "dict[str, str]", "cpu_features": "list[str]",
-    "build_info": "dict[str, str]", "stats": "tuple[_float, _float, _float, _int, _int]", "to_bytes": "memoryview",
-    "function_apply": "tuple[Tensor, ...]", "stride": "Any", "size": "Any", "numel": "_int", "dim": "_int",
-    "is_contiguous": "_bool", "data_ptr": "_int", "element_size": "_int", "item": "Any", "tolist": "Any",
-    "numpy": "NDArray[Any]", "__array__": "NDArray[Any]", "__dlpack__": "Any", "__dlpack_device__": "tuple[_int, _int]",
-    "__format__": "str", "__reduce_ex__": "Any", "retain_grad": "None", "register_hook": "Handle",
-    "cuda_device_count": "_int", "cuda_info": "dict[str, Any]", "cuda_counters": "dict[str, _int]", "cuda_stream": "_int",
-    "synchronize": "None", "set_package_folders": "None", "allow_tf32": "None", "tf32": "_bool",
-    "set_default_device": "None", "get_default_device": "_device",
-}  # fmt: skip
-PROPERTIES = {
-    "shape": "tuple[_int, ...]", "dtype": "_dtype", "device": "_device", "ndim": "_int", "is_leaf": "_bool",
-    "grad_fn": "str | None", "T": "Tensor", "mT": "Tensor", "data": "Tensor", "_version": "_int", "nbytes": "_int",
-    "__cuda_array_interface__": "dict[str, Any]", "itemsize": "_int", "name": "str", "is_floating_point": "_bool", "type": "str", "index": "_int",
-}  # fmt: skip
-WRITABLE = {"requires_grad": "_bool", "grad": "Tensor | None"}
-PROTOCOL = {
-    "bool": ("__bool__",),
-    "int": ("__int__", "__index__", "__len__", "__hash__"),
-    "float": ("__float__",),
-    "str": ("__repr__", "__str__"),
+RESULTS = {
+    **{kind: ARGUMENTS[kind] for kind in ("Tensor", "int", "float", "bool", "str", "object")},
+    "number": "_int | _float",
+    "dtype": "_dtype",
+    "device": "_device",
+    "None": "None",
+    "self": "Self",
+    "ndarray": "NDArray[Any]",
+    "memoryview": "memoryview",
+    "Handle": "Handle",
 }
-BINARY = [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "pow",
-    "rpow",
-    "matmul",
-    "rmatmul",
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-]
+
+# The methods behind Python's protocols and operators. Other operators of Tensor are BINARY or IN_PLACE.
+SLOTS = {
+    "__repr__": "(self) -> str",
+    "__str__": "(self) -> str",
+    "__hash__": "(self) -> _int",
+    "__bool__": "(self) -> _bool",
+    "__int__": "(self) -> _int",
+    "__index__": "(self) -> _int",
+    "__float__": "(self) -> _float",
+    "__len__": "(self) -> _int",
+    "__iter__": "(self) -> Iterator[Tensor]",
+    "__getitem__": "(self, index: Any) -> Tensor",
+    "__setitem__": "(self, index: Any, value: Tensor | _float) -> None",
+    "__neg__": "(self) -> Tensor",
+    "__pos__": "(self) -> Self",
+    "__abs__": "(self) -> Tensor",
+    "__matmul__": "(self, other: Tensor) -> Tensor",
+    "__rmatmul__": "(self, other: Tensor) -> Tensor",
+    "__call__": "(self, *args: Any, **kwargs: Any) -> Any",
+    "__get__": "(self, instance: Any, owner: Any = None) -> Any",
+}
+BINARY = "(self, other: Tensor | _float) -> Tensor"
+IN_PLACE = "(self, other: Tensor | _float) -> Self"
+COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+NOT_SHOWN = ("__delitem__", "__buffer__", "__release_buffer__")  # always raises; only there since Python 3.12
 
 
-def split_signature(text: str) -> list[str]:
-    """The arguments of a signature; commas inside brackets or quotes do not separate."""
-    parts, depth, quoted, start = [], 0, False, 0
-    for i, c in enumerate(text + ","):
-        quoted ^= c == "'"
-        depth += (c in "([") - (c in ")]")
-        if c == "," and not depth and not quoted:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    return [p for p in parts if p]
+def split(text: str) -> list[str]:
+    """The parts between commas that are neither quoted nor in brackets."""
+    parts = re.findall(r"(?:'[^']*'|\([^)]*\)|[^,'(])+", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def argument(text: str) -> str:
@@ -99,108 +89,121 @@ def argument(text: str) -> str:
         return text
     name, _, rest = text.partition(":")
     kind, equals, default = (part.strip() for part in rest.partition("="))
-    hint = KINDS[kind.rstrip("?")] + (" | None" if kind.endswith("?") else "")
+    hint = ARGUMENTS[kind.rstrip("?")] + (" | None" if kind.endswith("?") else "")
     return f"{name}: {hint}" + (f" = {default}" if equals else "")
 
 
+def result(text: str) -> str:
+    """`(Tensor, ...)` as Python."""
+    if text[0] == "(":
+        return f"tuple[{', '.join(part if part == '...' else result(part) for part in split(text[1:-1]))}]"
+    if text[0] in "[{":
+        return ("list[" if text[0] == "[" else "dict[str, ") + result(text[1:-1]) + "]"
+    return RESULTS[text.rstrip("?")] + (" | None" if text.endswith("?") else "")
+
+
 def define(name: str, signature: str, method: bool) -> list[str]:
-    """The definition, as lines; a last argument of sizes may also be given one by one."""
-    arguments = split_signature(signature)
-    result = RETURNS.get(name, "Tensor")
+    """The definition, as lines; a last positional argument of sizes may also be given one by one."""
+    text, _, returned = signature.rpartition("->")
+    arguments = split(text)
+    hint = result(returned.strip())
+    if hint == "Self" and not method:
+        hint = "Tensor"
     written = ["self" if method and i == 0 else argument(a) for i, a in enumerate(arguments)]
-    plain = f"def {name}({', '.join(written)}) -> {result}: ..."
-    sizes, _, kind = arguments[-1].partition(":") if arguments else ("", "", "")
-    if kind.strip() != "ints" or name == "from_bytes":
-        return [plain]
-    spread = f"def {name}({', '.join([*written[:-1], f'*{sizes}: _int'])}) -> {result}: ..."
-    return ["@overload", plain, "@overload", spread]
+    lines = [f"def {name}({', '.join(written)}) -> {hint}: ..."]
+    positional = arguments[: arguments.index("*")] if "*" in arguments else arguments
+    sizes, _, kind = positional[-1].partition(":") if positional else ("", "", "")
+    if kind.split("=")[0].strip() in ("ints", "ints?"):
+        at = len(positional) - 1
+        several = [*written[:at], f"*{sizes}: _int", *written[at + 2 :]]
+        lines = ["@overload", *lines, "@overload", f"def {name}({', '.join(several)}) -> {hint}: ..."]
+    return lines
 
 
-def indent(lines: list[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
+def annotated(name: str, function: Any) -> list[str]:
+    """A method that xtrain/_tensor.py adds, by its annotations there: its overloads, or else its definition."""
+    nodes = [node for node in PYTHON if node.name == function.__name__]
+    overloads = [node for node in nodes if node.decorator_list]
+    lines = []
+    for node in overloads or nodes:
+        first = (node.args.posonlyargs or node.args.args)[0]
+        first.annotation = None  # of self
+        text = f"({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}: ..."
+        text = re.sub(r"(?<![\w.])(int|float|bool|dtype|device)\b", r"_\1", text).replace("_Tensor", "Tensor")
+        lines += [*["@overload"][: len(overloads)], f"def {name}" + re.sub(rf"^\({first.arg}\b", "(self", text)]
+    return lines
+
+
+def is_writable(cls: type, name: str) -> bool:
+    sample = {_C.Tensor: lambda: _C.empty((2, 2)), _C.dtype: lambda: _C.float32, _C.device: lambda: _C.device("cpu")}
+    if cls not in sample:
+        return False
+    try:
+        value = sample[cls]()
+        setattr(value, name, getattr(value, name))
+    except AttributeError:
+        return False
+    return True
 
 
 def class_body(cls: type) -> list[str]:
     lines: list[str] = []
+    tensor = cls is _C.Tensor
+    if cls.__new__ is not object.__new__ and not tensor:
+        arguments = ", ".join(map(argument, split(cls.__doc__.splitlines()[0])))
+        lines.append(f"def __new__(cls, {arguments}) -> Self: ...")
     for name, value in vars(cls).items():
-        if type(value).__name__ == "getset_descriptor":
-            if name in WRITABLE:
-                lines.append(f"{name}: {WRITABLE[name]}")
+        kind = type(value).__name__
+        if kind == "getset_descriptor" and value.__doc__:
+            hint = result(value.__doc__.partition(": ")[0])
+            if is_writable(cls, name):
+                lines.append(f"{name}: {hint}")
             else:
-                lines += ["@property", f"def {name}(self) -> {PROPERTIES[name]}: ..."]
-        elif type(value).__name__ == "Op":
+                lines += ["@property", f"def {name}(self) -> {hint}: ..."]
+        elif kind == "Op":
             lines += define(name, value.signature, method=True)
-        for hint, names in PROTOCOL.items():
-            if name in names:
-                lines.append(f"def {name}(self) -> {hint if hint == 'str' else '_' + hint}: ...")
+        elif kind == "function":
+            lines += annotated(name, value)
+        elif kind == "method_descriptor" and not hasattr(object, name):
+            lines.append(f"def {name}(self) -> {result(value.__doc__.partition(': ')[0])}: ...")
+        elif kind == "wrapper_descriptor" and name in SLOTS:
+            lines.append(f"def {name}{SLOTS[name]}: ...")
+        elif kind == "wrapper_descriptor" and tensor and name not in NOT_SHOWN:
+            note = "  # pyright: ignore[reportIncompatibleMethodOverride]" if name in COMPARISONS[:2] else ""
+            in_place = name.startswith("__i")
+            lines.append(f"def {name}{IN_PLACE if in_place else BINARY}: ...{note}")
     return lines
 
 
-def tensor_body() -> list[str]:
-    lines = class_body(_C.Tensor)
-    lines += [f"def __{name}__(self, other: Tensor | _float) -> Tensor: ..." for name in BINARY]
-    lines += [f"def __{name}__(self, other: object) -> Any: ..." for name in ("eq", "ne")]
-    lines += [f"def __{name}__(self) -> Tensor: ..." for name in ("neg", "pos", "abs")]
-    lines += [
-        "def __iter__(self) -> Iterator[Tensor]: ...",
-        "def __getitem__(self, index: Any) -> Tensor: ...",
-        "def __setitem__(self, index: Any, value: Tensor | _float) -> None: ...",
-        "def __new__(cls, data: Any = ...) -> Self: ...",
-    ]
-    return lines + python_methods()
-
-
-def python_methods() -> list[str]:
-    """Methods that xtrain/_tensor.py adds."""
-    hints = {"dim": "_int | Sequence[_int] | None", "keepdim": "_bool", "other": "Tensor", "mask": "Tensor"}
-    lines = []
-    for name, value in vars(_C.Tensor).items():
-        if not inspect.isfunction(value):
-            continue
-        arguments, star = ["self"], False
-        for p in list(inspect.signature(value).parameters.values())[1:]:
-            if p.kind is p.KEYWORD_ONLY and not star:
-                arguments.append("*")
-                star = True
-            default = "" if p.default is p.empty else f" = {p.default!r}"
-            hint = "Tensor | _bool" if name.startswith("__") else hints.get(p.name, "Any")  # & | ^ take True and False
-            arguments.append(f"{p.name}: {hint}{default}")
-        result = {"split": "tuple[Tensor, ...]", "chunk": "tuple[Tensor, ...]", "max": "Any", "min": "Any",
-                  "is_floating_point": "_bool"}.get(name, "Tensor")  # fmt: skip
-        lines.append(f"def {name}({', '.join(arguments)}) -> {result}: ...")
-    return lines
+def class_lines(name: str, cls: type) -> list[str]:
+    bases = "" if cls.__base__ is object else f"({cls.__base__.__name__})"
+    body = class_body(cls) if not bases else []
+    final = [] if cls.__flags__ & BASETYPE else ["@final"]
+    return [*final, f"class {name}{bases}:" + ("" if body else " ..."), *(f"    {line}" for line in body), ""]
 
 
 def stub() -> str:
     """The content of _C.pyi."""
+    public = {name: getattr(_C, name) for name in sorted(dir(_C)) if not name.startswith("_")}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
     lines = [
         '"""Types of the compiled core. Written by tests/support/make_stubs.py; do not edit."""', "",
         "import builtins", "from collections.abc import Iterator, Sequence", "from typing import Any, final, overload", "",
         "from numpy.typing import NDArray", "from typing_extensions import Self", "",
-        "_bool = builtins.bool", "_int = builtins.int", "_float = builtins.float", "",
+        "from ._tensor import _MaxResult, _MinResult", "from ._types import Size", "",
+        *(f"_{name} = builtins.{name}" for name in ("bool", "int", "float")), "",
     ]  # fmt: skip
-    dtypes = sorted(name for name in dir(_C) if type(getattr(_C, name)).__name__ == "dtype")
-    for name, cls, arguments in (
-        ("dtype", _C.dtype, "name: str"),
-        ("device", _C.device, "type: str, index: _int | None = None"),
-    ):
-        lines += [
-            "@final",
-            f"class {name}:",
-            f"    def __new__(cls, {arguments}) -> Self: ...",
-            *indent(class_body(cls)),
-            "",
-        ]
-    lines += ["_dtype = dtype", "_device = device", ""]
-    lines += ["class Handle:", "    def remove(self) -> None: ...", ""]
-    lines += ["class OutOfMemoryError(MemoryError): ...", "class CudaError(RuntimeError): ...", ""]
-    assert issubclass(_C.OutOfMemoryError, MemoryError) and issubclass(_C.CudaError, RuntimeError)
-    lines += ["class Tensor:", *indent(tensor_body()), ""]
-    for name in sorted(dir(_C)):
-        value = getattr(_C, name)
-        if type(value).__name__ == "Op":
+    for name in sorted(classes, key=lambda name: (name not in ("dtype", "device"), name)):
+        lines += class_lines(name, classes[name])
+        if name in ("dtype", "device"):
+            lines += [f"_{name} = {name}", ""]
+    for name, value in public.items():
+        if isinstance(value, _C.Op):
             lines += define(name, value.signature, method=False)
-    lines += ["", "MAX_DIMS: _int", *(f"{name}: _dtype" for name in dtypes)]
+    lines.append("")
+    for name, value in public.items():
+        if not isinstance(value, (type, _C.Op)):
+            lines.append(f"{name}: _{type(value).__name__}")
     return "\n".join(lines) + "\n"
 
 

@@ -176,7 +176,7 @@ class Recording:
 
         def call(tree, op=op):
             result = op(**tree)
-            return result if isinstance(result, list) else [result]
+            return list(result) if isinstance(result, tuple) else [result]
 
         self._add("op", op.__name__, self._path[-1] if self._path else "", call, arguments, list(outputs), 1)
 

@@ -156,7 +156,7 @@ const XtOp xt_op_scaled_dot_product_attention = {
     .name = "scaled_dot_product_attention",
     .signature =
         "query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float? = None, enable_gqa: bool = False, "
-        "backend: str? = None",
+        "backend: str? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "softmax(scale * query @ key^T) @ value per head. query [B, H, S, D], key and value [B, K, T, D]; scale defaults to "

@@ -26,7 +26,7 @@ static XtStatus clone_forward(XtCall *c) {
 }
 
 const XtOp xt_op_clone = {.name = "clone",
-                          .signature = "input: Tensor",
+                          .signature = "input: Tensor -> Tensor",
                           .forward = clone_forward,
                           .backward = pass_backward,
                           .method = true,
@@ -39,7 +39,7 @@ static XtStatus contiguous_forward(XtCall *c) {
 }
 
 const XtOp xt_op_contiguous = {.name = "contiguous",
-                               .signature = "input: Tensor",
+                               .signature = "input: Tensor -> Tensor",
                                .forward = contiguous_forward,
                                .backward = pass_backward,
                                .method = true,
@@ -58,7 +58,7 @@ static XtStatus cast_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) 
 
 const XtOp xt_op_cast = {
     .name = "cast",
-    .signature = "input: Tensor, dtype: dtype",
+    .signature = "input: Tensor, dtype: dtype -> Tensor",
     .forward = cast_forward,
     .backward = cast_backward,
     .doc = "The tensor in another dtype (itself when it has it). Floats round to nearest even; float to integer truncates."};
@@ -102,7 +102,7 @@ static XtStatus to_device_backward(XtNode *n, XtTensor *const *dout, XtTensor **
 }
 
 const XtOp xt_op_to_device = {.name = "to_device",
-                              .signature = "input: Tensor, device: device",
+                              .signature = "input: Tensor, device: device -> Tensor",
                               .forward = to_device_forward,
                               .backward = to_device_backward,
                               .doc = "The tensor on another device (itself when it is there)."};
@@ -170,7 +170,7 @@ static XtStatus cat_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
 }
 
 const XtOp xt_op_cat = {.name = "cat",
-                        .signature = "tensors: Tensors, dim: int = 0",
+                        .signature = "tensors: Tensors, dim: int = 0 -> Tensor",
                         .forward = cat_forward,
                         .backward = cat_backward,
                         .doc = "Joins tensors of one dtype along an existing dim; the other sizes must agree."};
@@ -235,7 +235,7 @@ done:
 
 const XtOp xt_op_split = {
     .name = "split",
-    .signature = "input: Tensor, split_size: ints, dim: int = 0",
+    .signature = "input: Tensor, split_size: ints, dim: int = 0 -> (Tensor, ...)",
     .forward = split_forward,
     .backward = split_backward,
     .method = true,
@@ -333,12 +333,12 @@ done:
     return status;
 }
 
-#define IN_PLACE(stem, which, text)                                          \
-    const XtOp xt_op_##stem = {.name = #stem,                                \
-                               .signature = "input: Tensor, other: Operand", \
-                               .forward = in_place_forward,                  \
-                               .code = which,                                \
-                               .method = true,                               \
+#define IN_PLACE(stem, which, text)                                                  \
+    const XtOp xt_op_##stem = {.name = #stem,                                        \
+                               .signature = "input: Tensor, other: Operand -> self", \
+                               .forward = in_place_forward,                          \
+                               .code = which,                                        \
+                               .method = true,                                       \
                                .doc = text " Returns input. Refused while recording when input requires a gradient."};
 IN_PLACE(copy_, -1, "Overwrites input with other, which broadcasts and is cast to input's dtype.")
 IN_PLACE(add_, XT_ADD, "input += other, in input's dtype.")
@@ -347,7 +347,7 @@ IN_PLACE(mul_, XT_MUL, "input *= other, in input's dtype.")
 IN_PLACE(div_, XT_DIV, "input /= other, in input's dtype.")
 const XtOp xt_op_fill_ = {
     .name = "fill_",
-    .signature = "input: Tensor, value: number",
+    .signature = "input: Tensor, value: number -> self",
     .forward = fill_forward,
     .method = true,
     .doc = "Sets every element to value. Returns input. Refused while recording when input requires a gradient."};

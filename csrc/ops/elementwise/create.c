@@ -19,7 +19,7 @@ done:
 static XtStatus empty_forward(XtCall *c) { return make(c, &c->arg[0], &c->arg[1], &c->arg[2]); }
 
 const XtOp xt_op_empty = {.name = "empty",
-                          .signature = "shape: ints, dtype: dtype = 'float32', device: device? = None",
+                          .signature = "shape: ints, dtype: dtype = 'float32', device: device? = None -> Tensor",
                           .forward = empty_forward,
                           .doc = "Uninitialised tensor."};
 
@@ -32,7 +32,7 @@ static XtStatus full_forward(XtCall *c) {
 }
 
 const XtOp xt_op_full = {.name = "full",
-                         .signature = "shape: ints, value: number, dtype: dtype = 'float32', device: device? = None",
+                         .signature = "shape: ints, value: number, dtype: dtype = 'float32', device: device? = None -> Tensor",
                          .forward = full_forward,
                          .doc = "Tensor with every element equal to value."};
 
@@ -60,11 +60,11 @@ static XtStatus arange_forward(XtCall *c) {
     return xt_backend_of(c->out[0])->arange(&(XtArange){.dst = c->out[0]->view, .start = start, .step = step});
 }
 
-const XtOp xt_op_arange = {.name = "arange",
-                           .signature =
-                               "start: number, end: number, step: number = 1, dtype: dtype = 'int64', device: device? = None",
-                           .forward = arange_forward,
-                           .doc = "start, start + step, ... up to but without end."};
+const XtOp xt_op_arange = {
+    .name = "arange",
+    .signature = "start: number, end: number, step: number = 1, dtype: dtype = 'int64', device: device? = None -> Tensor",
+    .forward = arange_forward,
+    .doc = "start, start + step, ... up to but without end."};
 
 static XtStatus random(XtCall *c, XtRandomKind kind, double low, double high) {
     XtTensor *t = c->out[0];
@@ -89,16 +89,16 @@ static XtStatus float_fill(XtCall *c) {
 
 const XtOp xt_op_uniform = {
     .name = "uniform",
-    .signature = "shape: ints, low: float = 0.0, high: float = 1.0, dtype: dtype = 'float32', device: device? = None",
+    .signature = "shape: ints, low: float = 0.0, high: float = 1.0, dtype: dtype = 'float32', device: device? = None -> Tensor",
     .forward = float_fill,
     .code = XT_UNIFORM,
     .doc = "Independent uniform numbers in [low, high). Philox4x32-10 keyed by the seed: the same on every device."};
-const XtOp xt_op_normal = {.name = "normal",
-                           .signature =
-                               "shape: ints, mean: float = 0.0, std: float = 1.0, dtype: dtype = 'float32', device: device? = None",
-                           .forward = float_fill,
-                           .code = XT_NORMAL,
-                           .doc = "Independent normal numbers (Box-Muller on Philox4x32-10)."};
+const XtOp xt_op_normal = {
+    .name = "normal",
+    .signature = "shape: ints, mean: float = 0.0, std: float = 1.0, dtype: dtype = 'float32', device: device? = None -> Tensor",
+    .forward = float_fill,
+    .code = XT_NORMAL,
+    .doc = "Independent normal numbers (Box-Muller on Philox4x32-10)."};
 
 static XtStatus randint_forward(XtCall *c) {
     int64_t low = c->arg[0].i, high = c->arg[1].i, limit = (int64_t)1 << 53;
@@ -111,6 +111,7 @@ static XtStatus randint_forward(XtCall *c) {
 }
 
 const XtOp xt_op_randint = {.name = "randint",
-                            .signature = "low: int, high: int, shape: ints, dtype: dtype = 'int64', device: device? = None",
+                            .signature =
+                                "low: int, high: int, shape: ints, dtype: dtype = 'int64', device: device? = None -> Tensor",
                             .forward = randint_forward,
                             .doc = "Independent integers, uniform in [low, high)."};

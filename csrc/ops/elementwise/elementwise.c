@@ -271,13 +271,13 @@ done:
     return status;
 }
 
-#define BINARY(stem, which, gradient, text)                                   \
-    const XtOp xt_op_##stem = {.name = #stem,                                 \
-                               .signature = "input: Operand, other: Operand", \
-                               .forward = binary_forward,                     \
-                               .backward = gradient,                          \
-                               .code = which,                                 \
-                               .method = true,                                \
+#define BINARY(stem, which, gradient, text)                                             \
+    const XtOp xt_op_##stem = {.name = #stem,                                           \
+                               .signature = "input: Operand, other: Operand -> Tensor", \
+                               .forward = binary_forward,                               \
+                               .backward = gradient,                                    \
+                               .code = which,                                           \
+                               .method = true,                                          \
                                .doc = text " Shapes broadcast, dtypes promote."};
 BINARY(add, XT_ADD, add_backward, "input + other.")
 BINARY(sub, XT_SUB, add_backward, "input - other.")
@@ -334,13 +334,13 @@ done:
     return status;
 }
 
-#define UNARY(stem, which, text)                             \
-    const XtOp xt_op_##stem = {.name = #stem,                \
-                               .signature = "input: Tensor", \
-                               .forward = unary_forward,     \
-                               .backward = unary_backward,   \
-                               .code = which,                \
-                               .method = true,               \
+#define UNARY(stem, which, text)                                       \
+    const XtOp xt_op_##stem = {.name = #stem,                          \
+                               .signature = "input: Tensor -> Tensor", \
+                               .forward = unary_forward,               \
+                               .backward = unary_backward,             \
+                               .code = which,                          \
+                               .method = true,                         \
                                .doc = text};
 UNARY(neg, XT_NEG, "-input.")
 UNARY(abs, XT_ABS, "|input|; gradient 0 at 0.")
@@ -358,7 +358,7 @@ UNARY(erf, XT_ERF, "Error function, 2 / sqrt(pi) times the integral of exp(-t^2)
 UNARY(silu, XT_SILU, "input * sigmoid(input).")
 const XtOp xt_op_gelu = {
     .name = "gelu",
-    .signature = "input: Tensor, approximate: str = 'none'",
+    .signature = "input: Tensor, approximate: str = 'none' -> Tensor",
     .forward = unary_forward,
     .backward = unary_backward,
     .code = XT_GELU,

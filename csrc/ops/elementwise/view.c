@@ -54,7 +54,7 @@ static XtStatus reshape_backward(XtNode *n, XtTensor *const *dout, XtTensor **di
 
 const XtOp xt_op_reshape = {
     .name = "reshape",
-    .signature = "input: Tensor, shape: ints",
+    .signature = "input: Tensor, shape: ints -> Tensor",
     .forward = reshape_forward,
     .backward = reshape_backward,
     .method = true,
@@ -62,7 +62,7 @@ const XtOp xt_op_reshape = {
 };
 const XtOp xt_op_view = {
     .name = "view",
-    .signature = "input: Tensor, shape: ints",
+    .signature = "input: Tensor, shape: ints -> Tensor",
     .forward = reshape_forward,
     .backward = reshape_backward,
     .method = true,
@@ -109,7 +109,7 @@ static XtStatus transpose_backward(XtNode *n, XtTensor *const *dout, XtTensor **
 
 const XtOp xt_op_transpose = {
     .name = "transpose",
-    .signature = "input: Tensor, dim0: int, dim1: int",
+    .signature = "input: Tensor, dim0: int, dim1: int -> Tensor",
     .forward = transpose_forward,
     .backward = transpose_backward,
     .method = true,
@@ -152,7 +152,7 @@ static XtStatus permute_backward(XtNode *n, XtTensor *const *dout, XtTensor **di
 
 const XtOp xt_op_permute = {
     .name = "permute",
-    .signature = "input: Tensor, dims: ints",
+    .signature = "input: Tensor, dims: ints -> Tensor",
     .forward = permute_forward,
     .backward = permute_backward,
     .method = true,
@@ -191,7 +191,7 @@ static XtStatus expand_backward(XtNode *n, XtTensor *const *dout, XtTensor **din
 
 const XtOp xt_op_expand = {
     .name = "expand",
-    .signature = "input: Tensor, shape: ints",
+    .signature = "input: Tensor, shape: ints -> Tensor",
     .forward = expand_forward,
     .backward = expand_backward,
     .method = true,
@@ -260,7 +260,7 @@ done:
 
 const XtOp xt_op_slice = {
     .name = "slice",
-    .signature = "input: Tensor, dim: int, start: int, stop: int, step: int = 1",
+    .signature = "input: Tensor, dim: int, start: int, stop: int, step: int = 1 -> Tensor",
     .forward = slice_forward,
     .backward = slice_backward,
     .doc = "View of input[start:stop:step] along dim, with Python's rules for negative and large bounds; step >= 1.",
@@ -315,9 +315,10 @@ done:
 
 const XtOp xt_op_select = {
     .name = "select",
-    .signature = "input: Tensor, dim: int, index: int",
+    .signature = "input: Tensor, dim: int, index: int -> Tensor",
     .forward = select_forward,
     .backward = select_backward,
+    .method = true,
     .doc = "View of one index along dim, which disappears.",
 };
 
@@ -345,7 +346,7 @@ static XtStatus unsqueeze_forward(XtCall *c) {
 
 const XtOp xt_op_unsqueeze = {
     .name = "unsqueeze",
-    .signature = "input: Tensor, dim: int",
+    .signature = "input: Tensor, dim: int -> Tensor",
     .forward = unsqueeze_forward,
     .backward = reshape_backward,
     .method = true,
@@ -371,7 +372,7 @@ static XtStatus squeeze_forward(XtCall *c) {
 
 const XtOp xt_op_squeeze = {
     .name = "squeeze",
-    .signature = "input: Tensor, dim: int? = None",
+    .signature = "input: Tensor, dim: int? = None -> Tensor",
     .forward = squeeze_forward,
     .backward = reshape_backward,
     .method = true,
@@ -385,7 +386,7 @@ static XtStatus detach_forward(XtCall *c) {
 
 const XtOp xt_op_detach = {
     .name = "detach",
-    .signature = "input: Tensor",
+    .signature = "input: Tensor -> Tensor",
     .forward = detach_forward,
     .method = true,
     .doc = "The same memory without a history: gradients stop here.",

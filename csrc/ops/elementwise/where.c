@@ -67,7 +67,7 @@ done:
 
 const XtOp xt_op_where = {
     .name = "where",
-    .signature = "condition: Tensor, input: Operand, other: Operand",
+    .signature = "condition: Tensor, input: Operand, other: Operand -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "input where condition (bool) holds, else other. All three broadcast; dtypes promote.",

@@ -87,7 +87,7 @@ done:
 
 const XtOp xt_op_linear = {
     .name = "linear",
-    .signature = "input: Tensor, weight: Tensor, bias: Tensor? = None",
+    .signature = "input: Tensor, weight: Tensor, bias: Tensor? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "input @ weight.T + bias. input [..., in], weight [out, in], bias [out]; all of one floating point dtype.",

@@ -277,7 +277,7 @@ done:
 
 const XtOp xt_op_matmul = {
     .name = "matmul",
-    .signature = "input: Tensor, other: Tensor, *, backend: str? = None",
+    .signature = "input: Tensor, other: Tensor, *, backend: str? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .method = true,

@@ -157,7 +157,7 @@ done:
 
 const XtOp xt_op_cross_entropy = {
     .name = "cross_entropy",
-    .signature = "input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = 'mean'",
+    .signature = "input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = 'mean' -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "-log softmax(input)[target] per row. input [rows, V] floating point, target [rows] int64 or int32 in [0, V) or "

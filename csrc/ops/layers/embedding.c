@@ -62,7 +62,7 @@ done:
 
 const XtOp xt_op_embedding = {
     .name = "embedding",
-    .signature = "input: Tensor, weight: Tensor",
+    .signature = "input: Tensor, weight: Tensor -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "Rows of weight [V, C] picked by ids (int64 or int32, any shape) -> [*ids.shape, C]. IndexError names an id outside [0, "

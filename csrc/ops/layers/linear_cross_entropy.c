@@ -75,7 +75,7 @@ done:
 
 const XtOp xt_op_linear_cross_entropy = {
     .name = "linear_cross_entropy",
-    .signature = "x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = 'mean'",
+    .signature = "x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = 'mean' -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "cross_entropy(x @ weight.T, targets). x [rows, C], weight [V, C], targets [rows] int64 or int32 in [0, V) or "

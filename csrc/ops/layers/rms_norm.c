@@ -77,7 +77,7 @@ done:
 
 const XtOp xt_op_rms_norm = {
     .name = "rms_norm",
-    .signature = "input: Tensor, weight: Tensor? = None, eps: float = 1e-6",
+    .signature = "input: Tensor, weight: Tensor? = None, eps: float = 1e-6 -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "weight * input / sqrt(mean(input^2, last dim) + eps). input [..., C], weight [C] of the same dtype.\n"

@@ -114,7 +114,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
 
 const XtOp xt_op_rope = {
     .name = "rope",
-    .signature = "x: Tensor, theta: float = 10000.0, positions: Tensor? = None, period: int? = None",
+    .signature = "x: Tensor, theta: float = 10000.0, positions: Tensor? = None, period: int? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "Rotary position embedding, half-split form. x [rows, H, D] or [B, S, H, D], D even.\n"

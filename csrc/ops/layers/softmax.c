@@ -72,7 +72,7 @@ done:
 
 const XtOp xt_op_softmax = {
     .name = "softmax",
-    .signature = "input: Tensor, dim: int = -1",
+    .signature = "input: Tensor, dim: int = -1 -> Tensor",
     .forward = forward,
     .backward = backward,
     .method = true,

@@ -74,7 +74,7 @@ done:
 
 const XtOp xt_op_swiglu = {
     .name = "swiglu",
-    .signature = "gate: Tensor, up: Tensor? = None",
+    .signature = "gate: Tensor, up: Tensor? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "silu(gate) * up. gate and up [..., F]; or one tensor [..., 2F] whose halves they are.",

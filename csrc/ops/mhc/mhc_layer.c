@@ -63,7 +63,8 @@ done:
 const XtOp xt_op_mhc_open = {
     .name = "mhc_open",
     .signature = "x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor? = None, norm_eps: float = 1e-6, "
-                 "hc_eps: float = 1e-6, iters: int = 20, eps: float = 1e-6, form: str = 'P', transpose: bool = False",
+                 "hc_eps: float = 1e-6, iters: int = 20, eps: float = 1e-6, form: str = 'P', transpose: bool = False -> (Tensor, "
+                 "Tensor, Tensor, Tensor)",
     .forward = open_forward,
     .backward = open_backward,
     .doc = "mhc_pre and sinkhorn: (h_in, h_post, M, carry). carry is x for mhc_close and nothing else: its gradient is that of\n"
@@ -72,7 +73,7 @@ const XtOp xt_op_mhc_open = {
 
 const XtOp xt_op_mhc_close = {
     .name = "mhc_close",
-    .signature = "carry: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor",
+    .signature = "carry: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor -> Tensor",
     .forward = xt_mhc_post_forward,
     .backward = close_backward,
     .doc = "mhc_post of the carry of mhc_open. See nn.HyperConnection.",

@@ -91,7 +91,7 @@ done:
 
 const XtOp xt_op_mhc_post = {
     .name = "mhc_post",
-    .signature = "x: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor",
+    .signature = "x: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor -> Tensor",
     .forward = xt_mhc_post_forward,
     .backward = backward,
     .doc = "out_i = sum_j h_res_ij x_j + h_post_i y. x [.., n, C], y [.., C], h_post [.., n], h_res [.., n, n] -> [.., n, C].\n"

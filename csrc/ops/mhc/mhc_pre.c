@@ -173,7 +173,7 @@ done:
 const XtOp xt_op_mhc_pre = {
     .name = "mhc_pre",
     .signature = "x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor? = None, *, norm_eps: float = 1e-6, "
-                 "hc_eps: float = 1e-6",
+                 "hc_eps: float = 1e-6 -> (Tensor, Tensor, Tensor)",
     .forward = forward,
     .backward = backward,
     .doc = "Input of a layer and coefficients of its hyper-connection: (h_in [.., C], h_post [.., n], h_res [.., n, n]).\n"

@@ -90,7 +90,7 @@ done:
 
 const XtOp xt_op_sinkhorn = {
     .name = "sinkhorn",
-    .signature = "logits: Tensor, *, iters: int = 20, eps: float = 1e-6, form: str = 'P', transpose: bool = False",
+    .signature = "logits: Tensor, *, iters: int = 20, eps: float = 1e-6, form: str = 'P', transpose: bool = False -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc =

@@ -115,7 +115,7 @@ const XtOp xt_op_adamw_ = {
     .signature =
         "params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors, lr: float, beta1: float, "
         "beta2: float, eps: float, weight_decay: float, step: int, guard: Tensor? = None, "
-        "missed: Tensor? = None, missed_after: Tensor? = None",
+        "missed: Tensor? = None, missed_after: Tensor? = None -> None",
     .forward = adamw_forward,
     .doc =
         "One AdamW step (Loshchilov & Hutter 2019) on every tensor, in place, in PyTorch's order of operations.\n"
@@ -166,7 +166,7 @@ done:
 
 const XtOp xt_op_clip_grad_norm_ = {
     .name = "clip_grad_norm_",
-    .signature = "grads: Tensors, max_norm: float",
+    .signature = "grads: Tensors, max_norm: float -> Tensor",
     .forward = clip_forward,
     .doc = "Scales all tensors in place by min(1, max_norm / (norm + 1e-6)); returns their common 2-norm before that (float32 "
            "scalar).\n"

@@ -163,13 +163,13 @@ static XtStatus argmax_forward(XtCall *c) {
     return status == XT_OK ? run(c, reduced, c->arg[2].b) : status;
 }
 
-#define REDUCE(stem, which, gradient, text)                                                            \
-    const XtOp xt_op_##stem = {.name = #stem,                                                          \
-                               .signature = "input: Tensor, dim: ints? = None, keepdim: bool = False", \
-                               .forward = forward,                                                     \
-                               .backward = gradient,                                                   \
-                               .code = which,                                                          \
-                               .method = true,                                                         \
+#define REDUCE(stem, which, gradient, text)                                                                      \
+    const XtOp xt_op_##stem = {.name = #stem,                                                                    \
+                               .signature = "input: Tensor, dim: ints? = None, keepdim: bool = False -> Tensor", \
+                               .forward = forward,                                                               \
+                               .backward = gradient,                                                             \
+                               .code = which,                                                                    \
+                               .method = true,                                                                   \
                                .doc = text};
 REDUCE(sum, XT_REDUCE_SUM, sum_backward, "Sum over dim (all when None). Integers and bool give int64.")
 REDUCE(mean, XT_REDUCE_MEAN, sum_backward, "Mean over dim (all when None). Floating point only; the mean of nothing is NaN.")
@@ -177,7 +177,7 @@ REDUCE(amax, XT_REDUCE_MAX, extremum_backward, "Largest value over dim (all when
 REDUCE(amin, XT_REDUCE_MIN, extremum_backward, "Smallest value over dim (all when None). Ties share the gradient equally.")
 const XtOp xt_op_argmax = {
     .name = "argmax",
-    .signature = "input: Tensor, dim: int? = None, keepdim: bool = False",
+    .signature = "input: Tensor, dim: int? = None, keepdim: bool = False -> Tensor",
     .forward = argmax_forward,
     .code = XT_REDUCE_ARGMAX,
     .method = true,

@@ -66,7 +66,7 @@ const char *py_utf8(const char *op, const char *name, PyObject *object, Py_ssize
 
 /* ---- kinds.c --------------------------------------------------------------------------------------------------------- */
 
-#define PY_ARG_OBJECT 100 /* continues XtArgKind: anything, unconverted */
+#define PY_ARG_OBJECT 100 /* continues XtArgKind */
 
 int py_kind_named(const char *word);               /* -1: no such kind */
 const char *py_kind_rule(int kind, bool optional); /* "a Tensor or None", for messages */
@@ -87,9 +87,12 @@ bool py_device_named(const char *text, XtDevice *out);
 
 struct PyBound;
 
+/* Functions of csrc/py extend the grammar of ops.h: the kind `object` (anything, unconverted), and as results every kind, (kind, kind),
+ * [kind] for a list, {kind} for a dict by name, and the classes ndarray, memoryview and Handle. `self` is a Tensor of the class of the
+ * first argument. */
 typedef struct PyFunction {
-    const char *name;      /* NULL ends a table */
-    const char *signature; /* the grammar of ops.h, and the kind `object` */
+    const char *name; /* NULL ends a table */
+    const char *signature;
     PyObject *(*run)(struct PyBound *bound);
     const char *doc;
     int tag;        /* for functions that share `run` */
@@ -107,9 +110,15 @@ typedef struct PyParam {
     XtArg value; /* the default */
 } PyParam;
 
+/* What an op's outputs become; functions make their own objects. */
+typedef enum PyResult { PY_RESULT_OWN, PY_RESULT_NONE, PY_RESULT_SELF, PY_RESULT_TENSOR, PY_RESULT_TUPLE } PyResult;
+
 typedef struct PySignature {
     PyFunction function;
     PyObject *text; /* owned; "(input, dim=-1, *, out=None)", as __text_signature__ wants it */
+    PyObject *full; /* owned; "softmax(input: Tensor, dim: int = -1) -> Tensor", for people */
+    PyResult result;
+    int arrow;      /* where `->` begins in the signature */
     int count;      /* parameters */
     int positional; /* the first so many may be given by position */
     PyParam param[XT_MAX_ARGS];

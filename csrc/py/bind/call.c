@@ -15,6 +15,21 @@ XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count) {
     return py_first_output(op, status, out, out_count);
 }
 
+/* contiguous() of a dense tensor and the like return their input: the caller gets the object it passed. */
+static PyObject *wrap_output(const PyBound *bound, XtTensor *out) {
+    PyObject *first = bound->object[0];
+    if (bound->signature->param[0].kind != XT_ARG_TENSOR || out != py_tensor(first)) return py_wrap(out);
+    xt_tensor_release(out);
+    return Py_NewRef(first);
+}
+
+/* Takes over the references, also when it fails. */
+static PyObject *wrap_outputs(XtTensor *const *out, int count) {
+    PyObject *tuple = py_wrap_tuple(out, count);
+    for (int i = 0; i < count; i++) xt_tensor_release(out[i]);
+    return tuple;
+}
+
 PyObject *py_run_op(PyBound *bound) {
     const XtOp *op = bound->signature->function.op;
     XtTensor *out[XT_MAX_OUTPUTS] = {NULL};
@@ -22,30 +37,12 @@ PyObject *py_run_op(PyBound *bound) {
     XtStatus status = call_seen(op, bound->arg, bound->signature->count, out, &count);
     if (status != XT_OK) return py_raise(status);
 
+    switch (bound->signature->result) {
+    case PY_RESULT_TENSOR: return wrap_output(bound, py_first_output(op, status, out, count));
+    case PY_RESULT_TUPLE: return wrap_outputs(out, count);
+    default: break;
+    }
+    for (int i = 0; i < count; i++) xt_tensor_release(out[i]);
     /* copy_, add_, ...: the caller gets the object it passed, as identity matters in `x += 1`. */
-    size_t length = strlen(op->name);
-    bool in_place = op->name[length - 1] == '_' && bound->signature->param[0].kind == XT_ARG_TENSOR;
-    if (in_place || count == 0) {
-        for (int i = 0; i < count; i++) xt_tensor_release(out[i]);
-        return Py_NewRef(in_place ? bound->object[0] : Py_None);
-    }
-    if (count == 1 && op != &xt_op_split) {
-        /* contiguous() of a dense tensor and the like return their input: then the same object comes back. */
-        PyObject *first = bound->object[0];
-        if (bound->signature->param[0].kind != XT_ARG_TENSOR || out[0] != py_tensor(first)) return py_wrap(out[0]);
-        xt_tensor_release(out[0]);
-        return Py_NewRef(first);
-    }
-
-    PyObject *list = PyList_New(count);
-    for (int i = 0; i < count; i++) {
-        if (list == NULL) {
-            xt_tensor_release(out[i]);
-            continue;
-        }
-        PyObject *tensor = py_wrap(out[i]);
-        if (tensor == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, i, tensor);
-    }
-    return list;
+    return Py_NewRef(bound->signature->result == PY_RESULT_SELF ? bound->object[0] : Py_None);
 }

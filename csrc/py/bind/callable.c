@@ -45,9 +45,7 @@ const PySignature *py_signature_of(PyObject *op) { return ((PyOp *)op)->signatur
 
 static const PyFunction *function_of(PyObject *self) { return &((PyOp *)self)->signature->function; }
 
-static PyObject *op_repr(PyObject *self) {
-    return PyUnicode_FromFormat("<op %s(%s)>", function_of(self)->name, function_of(self)->signature);
-}
+static PyObject *op_repr(PyObject *self) { return PyUnicode_FromFormat("<op %U>", ((PyOp *)self)->signature->full); }
 
 static PyObject *op_name(PyObject *self, void *Py_UNUSED(closure)) { return PyUnicode_FromString(function_of(self)->name); }
 
@@ -58,8 +56,7 @@ static PyObject *op_signature(PyObject *self, void *Py_UNUSED(closure)) {
 static PyObject *op_text_signature(PyObject *self, void *Py_UNUSED(closure)) { return Py_NewRef(((PyOp *)self)->signature->text); }
 
 static PyObject *op_doc(PyObject *self, void *Py_UNUSED(closure)) {
-    const PyFunction *function = function_of(self);
-    return PyUnicode_FromFormat("%s(%s)\n\n%s", function->name, function->signature, function->doc != NULL ? function->doc : "");
+    return PyUnicode_FromFormat("%U\n\n%s", ((PyOp *)self)->signature->full, function_of(self)->doc);
 }
 
 static PyObject *op_differentiable(PyObject *self, void *Py_UNUSED(closure)) {
@@ -80,9 +77,9 @@ static PyGetSetDef op_getset[] = {
     {"__qualname__", op_name, NULL, NULL, NULL},
     {"__doc__", op_doc, NULL, NULL, NULL},
     {"__text_signature__", op_text_signature, NULL, NULL, NULL},
-    {"signature", op_signature, NULL, "The signature in the grammar of csrc/ops/ops.h: names, kinds, defaults.", NULL},
-    {"differentiable", op_differentiable, NULL, "True when the op has a backward.", NULL},
-    {"is_method", op_is_method, NULL, "True when the op is also a method of Tensor.", NULL},
+    {"signature", op_signature, NULL, "str: The signature in the grammar of csrc/ops/ops.h: names, kinds, defaults.", NULL},
+    {"differentiable", op_differentiable, NULL, "bool: True when the op has a backward.", NULL},
+    {"is_method", op_is_method, NULL, "bool: True when the op is also a method of Tensor.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -99,8 +99,8 @@ static PyObject *device_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyGetSetDef device_getset[] = {
-    {"type", device_type_name, NULL, "\"cpu\" or \"cuda\".", NULL},
-    {"index", device_index, NULL, "Number of the GPU; None for the CPU.", NULL},
+    {"type", device_type_name, NULL, "str: \"cpu\" or \"cuda\".", NULL},
+    {"index", device_index, NULL, "int?: Number of the GPU; None for the CPU.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -118,8 +118,8 @@ static PyType_Slot device_slots[] = {
     {Py_tp_richcompare, (void *)device_compare},
     {Py_tp_getset, device_getset},
     {Py_tp_methods, device_methods},
-    {Py_tp_doc,
-     "device(type, index=None)\n--\n\nWhere a tensor lives: device('cpu'), device('cuda'), device('cuda:1'), device('cuda', 1)."},
+    {Py_tp_doc, "device(type, index=None)\n--\n\ntype: device, index: int? = None\n\nWhere a tensor lives: device('cpu'), "
+                "device('cuda'), device('cuda:1'), device('cuda', 1)."},
     {0, NULL},
 };
 

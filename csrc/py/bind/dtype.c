@@ -65,9 +65,9 @@ static PyObject *dtype_repr(PyObject *self) { return PyUnicode_FromFormat("xtrai
 static PyObject *dtype_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) { return dtype_name(self, NULL); }
 
 static PyGetSetDef dtype_getset[] = {
-    {"name", dtype_name, NULL, "\"float32\" and so on.", NULL},
-    {"itemsize", dtype_itemsize, NULL, "Bytes of one element.", NULL},
-    {"is_floating_point", dtype_is_float, NULL, "True for float64, float32, bfloat16 and float16.", NULL},
+    {"name", dtype_name, NULL, "str: \"float32\" and so on.", NULL},
+    {"itemsize", dtype_itemsize, NULL, "int: Bytes of one element.", NULL},
+    {"is_floating_point", dtype_is_float, NULL, "bool: True for float64, float32, bfloat16 and float16.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -82,7 +82,8 @@ static PyType_Slot dtype_slots[] = {
     {Py_tp_repr, (void *)dtype_repr},
     {Py_tp_getset, dtype_getset},
     {Py_tp_methods, dtype_methods},
-    {Py_tp_doc, "dtype(name)\n--\n\nThe type of a tensor's elements. There is one object per dtype; compare with `is` or ==."},
+    {Py_tp_doc,
+     "dtype(name)\n--\n\nname: dtype\n\nThe type of a tensor's elements. There is one object per dtype; compare with `is` or ==."},
     {0, NULL},
 };
 

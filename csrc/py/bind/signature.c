@@ -22,11 +22,13 @@ static const char *word_end(const char *at) {
     return at;
 }
 
-/* The end of a default: the next comma outside quotes and parentheses. */
+static bool is_arrow(const char *at) { return at[0] == '-' && at[1] == '>'; }
+
+/* The end of a default: the next comma or arrow outside quotes and parentheses. */
 static const char *default_end(const char *at) {
     int depth = 0;
     bool quoted = false;
-    for (; *at != '\0' && (quoted || depth > 0 || *at != ','); at++) {
+    for (; *at != '\0' && (quoted || depth > 0 || (*at != ',' && !is_arrow(at))); at++) {
         if (*at == '\'') quoted = !quoted;
         if (!quoted && *at == '(') depth++;
         if (!quoted && *at == ')') depth--;
@@ -104,13 +106,23 @@ static bool parse_param(const char **at, PyParam *param) {
         return parse_default(param);
     }
     *at = begin;
-    return *begin == ',' || *begin == '\0';
+    return *begin == ',' || is_arrow(begin);
+}
+
+/* What an op's outputs become. The result of other functions is text for people and type stubs (tests/support/make_stubs.py). */
+static bool parse_result(PySignature *signature, const char *text) {
+    if (strcmp(text, "None") == 0) signature->result = PY_RESULT_NONE;
+    else if (strcmp(text, "Tensor") == 0) signature->result = PY_RESULT_TENSOR;
+    else if (strncmp(text, "(Tensor, ", 9) == 0) signature->result = PY_RESULT_TUPLE;
+    else if (strcmp(text, "self") == 0) signature->result = PY_RESULT_SELF;
+    else return signature->function.op == NULL && *text != '\0';
+    return signature->result != PY_RESULT_SELF || (signature->count > 0 && signature->param[0].kind == XT_ARG_TENSOR);
 }
 
 static bool parse(PySignature *signature) {
     const char *at = skip_space(signature->function.signature);
     bool keyword_only = false;
-    while (*at != '\0') {
+    while (!is_arrow(at)) {
         if (*at == '*') {
             if (keyword_only) return false;
             keyword_only = true;
@@ -122,9 +134,10 @@ static bool parse(PySignature *signature) {
         }
         at = skip_space(at);
         if (*at == ',') at = skip_space(at + 1);
-        else if (*at != '\0') return false;
+        else if (!is_arrow(at)) return false;
     }
-    return true;
+    signature->arrow = (int)(at - signature->function.signature);
+    return parse_result(signature, skip_space(at + 2));
 }
 
 /* The form inspect.signature reads: names and defaults without kinds. */
@@ -140,6 +153,17 @@ static PyObject *text_signature(const PySignature *signature) {
     }
     text[used++] = ')';
     return PyUnicode_FromStringAndSize(text, (Py_ssize_t)used);
+}
+
+/* The form that people read: kinds too, and the result. */
+static PyObject *full_text(const PySignature *signature) {
+    const char *text = signature->function.signature, *result = skip_space(text + signature->arrow + 2);
+    int length = signature->arrow;
+    while (length > 0 && isspace((unsigned char)text[length - 1])) length--;
+    PyObject *arguments = PyUnicode_FromStringAndSize(text, length);
+    PyObject *full = arguments != NULL ? PyUnicode_FromFormat("%s(%U) -> %s", signature->function.name, arguments, result) : NULL;
+    Py_XDECREF(arguments);
+    return full;
 }
 
 PySignature *py_signature_new(const PyFunction *function) {
@@ -158,7 +182,8 @@ PySignature *py_signature_new(const PyFunction *function) {
         if (signature->param[i].key == NULL) goto fail;
     }
     signature->text = text_signature(signature);
-    if (signature->text == NULL) goto fail;
+    signature->full = signature->text != NULL ? full_text(signature) : NULL;
+    if (signature->full == NULL) goto fail;
     return signature;
 fail:
     py_signature_free(signature);
@@ -169,5 +194,6 @@ void py_signature_free(PySignature *signature) {
     if (signature == NULL) return;
     for (int i = 0; i < signature->count; i++) Py_XDECREF(signature->param[i].key);
     Py_XDECREF(signature->text);
+    Py_XDECREF(signature->full);
     PyMem_Free(signature);
 }

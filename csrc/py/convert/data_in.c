@@ -273,11 +273,11 @@ static PyObject *run_from_numpy(PyBound *bound) {
 }
 
 const PyFunction py_data_functions[] = {
-    {"tensor", "data: object, dtype: dtype? = None, device: device? = None, requires_grad: bool = False", run_tensor,
+    {"tensor", "data: object, dtype: dtype? = None, device: device? = None, requires_grad: bool = False -> Tensor", run_tensor,
      "Copies data: a number, nested lists, a NumPy array, a Tensor or anything with a buffer or __array__.\n"
      "Without dtype, Python floats become float32, ints int64, bools bool, and arrays keep theirs.",
      0, NULL},
-    {"from_numpy", "array: object", run_from_numpy,
+    {"from_numpy", "array: object -> Tensor", run_from_numpy,
      "Tensor over the memory of a writable NumPy array, which it keeps alive; nothing is copied.\n"
      "Refuses negative strides, foreign byte order, misaligned or read-only arrays and dtypes without a counterpart.",
      0, NULL},

@@ -404,15 +404,15 @@ static PyObject *run_from_dlpack(PyBound *bound) {
 
 const PyFunction py_dlpack_methods[] = {
     {"__dlpack__",
-     "input: Tensor, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool? = None",
+     "input: Tensor, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool? = None -> object",
      run_dlpack, "Capsule over the same memory for another library. BufferError when that cannot be.", 0, NULL},
-    {"__dlpack_device__", "input: Tensor", run_dlpack_device, "(device type, index) in DLPack's numbers: 1 is the CPU, 2 CUDA.", 0,
-     NULL},
+    {"__dlpack_device__", "input: Tensor -> (int, int)", run_dlpack_device,
+     "(device type, index) in DLPack's numbers: 1 is the CPU, 2 CUDA.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };
 
 const PyFunction py_dlpack_functions[] = {
-    {"from_dlpack", "x: object", run_from_dlpack,
+    {"from_dlpack", "x: object -> Tensor", run_from_dlpack,
      "Tensor over the memory of a DLPack capsule or of an object with __dlpack__; nothing is copied. BufferError when the data "
      "are\n"
      "read-only, on an unknown device, or of a dtype without a counterpart.",

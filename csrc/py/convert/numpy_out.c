@@ -117,11 +117,12 @@ fail:
 }
 
 const PyFunction py_numpy_methods[] = {
-    {"numpy", "input: Tensor", run_numpy,
+    {"numpy", "input: Tensor -> ndarray", run_numpy,
      "NumPy array over the same memory, which it keeps alive. TypeError on a GPU, RuntimeError when a gradient is required.\n"
      "bfloat16 needs the ml_dtypes package. Expanded tensors give read-only arrays.",
      0, NULL},
-    {"__array__", "input: Tensor, dtype: object = None, copy: bool? = None", run_array, "NumPy's conversion protocol.", 0, NULL},
+    {"__array__", "input: Tensor, dtype: object = None, copy: bool? = None -> ndarray", run_array, "NumPy's conversion protocol.",
+     0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };
 

@@ -88,15 +88,16 @@ static PyObject *run_allow_tf32(PyBound *bound) {
 static PyObject *run_tf32(PyBound *Py_UNUSED(bound)) { return PyBool_FromLong(xt_tf32()); }
 
 const PyFunction py_cuda_functions[] = {
-    {"cuda_device_count", "", run_device_count, "CUDA devices. RuntimeError says why there are none.", 0, NULL},
-    {"cuda_info", "device: device = 'cuda'", run_info, "What a CUDA device is, and what the CUDA library was built for.", 0, NULL},
-    {"cuda_counters", "device: device = 'cuda'", run_counters,
+    {"cuda_device_count", "-> int", run_device_count, "CUDA devices. RuntimeError says why there are none.", 0, NULL},
+    {"cuda_info", "device: device = 'cuda' -> {object}", run_info,
+     "What a CUDA device is, and what the CUDA library was built for.", 0, NULL},
+    {"cuda_counters", "device: device = 'cuda' -> {int}", run_counters,
      "Kernel launches, synchronisations, copies and allocations so far, and bytes of the memory pool.", 0, NULL},
-    {"cuda_stream", "device: device = 'cuda'", run_stream, "Address of the stream on which all work of a CUDA device is queued.", 0,
-     NULL},
-    {"synchronize", "device: device = 'cuda'", run_synchronize, "Waits for the work queued on a device.", 0, NULL},
-    {"set_package_folders", "folders: object", run_set_package_folders, "Where NVIDIA's Python packages may lie.", 0, NULL},
-    {"allow_tf32", "allow: bool", run_allow_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
-    {"tf32", "", run_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
+    {"cuda_stream", "device: device = 'cuda' -> int", run_stream,
+     "Address of the stream on which all work of a CUDA device is queued.", 0, NULL},
+    {"synchronize", "device: device = 'cuda' -> None", run_synchronize, "Waits for the work queued on a device.", 0, NULL},
+    {"set_package_folders", "folders: object -> None", run_set_package_folders, "Where NVIDIA's Python packages may lie.", 0, NULL},
+    {"allow_tf32", "allow: bool -> None", run_allow_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
+    {"tf32", "-> bool", run_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

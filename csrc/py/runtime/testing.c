@@ -52,11 +52,11 @@ static PyObject *run_set_call_hook(PyBound *bound) {
 }
 
 const PyFunction py_testing_functions[] = {
-    {"compare", "input: Tensor, other: Tensor, rtol: float, atol: float", run_compare,
+    {"compare", "input: Tensor, other: Tensor, rtol: float, atol: float -> {number}", run_compare,
      "Compares input with other, the reference, on their device; only the counts and maxima of XtComparison (csrc/kernels.h) come "
      "back, as a dict.",
      0, NULL},
-    {"set_call_hook", "hook: object", run_set_call_hook,
+    {"set_call_hook", "hook: object -> object", run_set_call_hook,
      "hook(op, arguments, outputs) is called after every op of this process that it does not call itself: op is `_C.<name>`, "
      "arguments a dict by parameter name, "
      "outputs\n"

@@ -433,7 +433,7 @@ static void handle_dealloc(PyObject *self) {
 }
 
 static PyMethodDef handle_methods[] = {
-    {"remove", handle_remove, METH_NOARGS, "remove($self, /)\n--\n\nTakes the hook away; a second call does nothing."},
+    {"remove", handle_remove, METH_NOARGS, "remove($self, /)\n--\n\nNone: Removes the hook; a second call does nothing."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -455,34 +455,35 @@ int py_handle_init(PyObject *module) {
 }
 
 const PyFunction py_autograd_methods[] = {
-    {"backward", "input: Tensor, gradient: Tensor? = None, retain_graph: bool? = False", run_backward_method,
+    {"backward", "input: Tensor, gradient: Tensor? = None, retain_graph: bool? = False -> None", run_backward_method,
      "Adds d(input . gradient) / d(leaf) to the .grad of every leaf. gradient has input's shape and dtype; for one element it is "
      "1.\n"
      "The graph is freed on the way unless retain_graph is true.",
      0, NULL},
-    {"requires_grad_", "input: Tensor, requires_grad: bool = True", run_requires_grad, "Sets requires_grad; returns self.", 0,
+    {"requires_grad_", "input: Tensor, requires_grad: bool = True -> self", run_requires_grad, "Sets requires_grad; returns self.",
+     0, NULL},
+    {"retain_grad", "input: Tensor -> None", run_retain_grad, "Makes backward() keep .grad of a tensor that is not a leaf.", 0,
      NULL},
-    {"retain_grad", "input: Tensor", run_retain_grad, "Makes backward() keep .grad of a tensor that is not a leaf.", 0, NULL},
-    {"register_hook", "input: Tensor, hook: object", run_register_hook,
+    {"register_hook", "input: Tensor, hook: object -> Handle", run_register_hook,
      "hook(gradient) is called when the gradient of input is complete and may return another one. Returns a handle with remove().",
      0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };
 
 const PyFunction py_autograd_functions[] = {
-    {"backward", "tensors: Tensors, gradients: object = None, retain_graph: bool = False", run_backward,
+    {"backward", "tensors: Tensors, gradients: object = None, retain_graph: bool = False -> None", run_backward,
      "One walk back from several tensors; gradients is None or one Tensor or None per tensor.", 0, NULL},
-    {"function_apply", "name: str, backward: object, inputs: object, outputs: object", run_function_apply,
+    {"function_apply", "name: str, backward: object, inputs: object, outputs: object -> (Tensor, ...)", run_function_apply,
      "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None): backward(*output gradients) returns one "
      "gradient\n"
      "or None per input. Returns the outputs as a tuple; an output that is an input or has a graph comes back as an alias. While "
      "nothing\n"
      "is recorded or no input requires a gradient, the outputs come back unchanged.",
      0, NULL},
-    {"is_grad_enabled", "", run_is_grad_enabled, "Whether this thread records operations.", 0, NULL},
-    {"set_grad_enabled", "mode: bool", run_set_grad_enabled, "Switches recording in this thread; returns the mode before.", 0,
-     NULL},
-    {"make_subclass", "cls: object, tensor: Tensor, requires_grad: bool = False", run_make_subclass,
+    {"is_grad_enabled", "-> bool", run_is_grad_enabled, "Whether this thread records operations.", 0, NULL},
+    {"set_grad_enabled", "mode: bool -> bool", run_set_grad_enabled, "Switches recording in this thread; returns the mode before.",
+     0, NULL},
+    {"make_subclass", "cls: object, tensor: Tensor, requires_grad: bool = False -> object", run_make_subclass,
      "Instance of cls (Tensor or a subclass) over the memory of `tensor`, a leaf of its own. __init__ is not called.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

@@ -240,20 +240,22 @@ static PyObject *run_reduce(PyBound *Py_UNUSED(bound)) {
 }
 
 #define TO_DTYPE(name, dtype) \
-    {#name, "input: Tensor", run_to_dtype, "The same values in another dtype; self when that is its dtype.", dtype, NULL}
+    {#name, "input: Tensor -> Tensor", run_to_dtype, "The same values in another dtype; self when that is its dtype.", dtype, NULL}
 
 const PyFunction py_tensor_methods[] = {
-    {"stride", "input: Tensor, dim: int? = None", run_stride, "Distance between neighbours along each dimension, in elements.", 0,
+    {"stride", "input: Tensor, dim: int? = None -> object", run_stride,
+     "Distance between neighbours along each dimension, in elements.", 0, NULL},
+    {"size", "input: Tensor, dim: int? = None -> object", run_size, "The shape, or one of its sizes.", 0, NULL},
+    {"numel", "input: Tensor -> int", run_numel, "Number of elements.", 0, NULL},
+    {"dim", "input: Tensor -> int", run_dim, "Number of dimensions.", 0, NULL},
+    {"is_contiguous", "input: Tensor -> bool", run_is_contiguous, "Whether the elements lie in row-major order without gaps.", 0,
      NULL},
-    {"size", "input: Tensor, dim: int? = None", run_size, "The shape, or one of its sizes.", 0, NULL},
-    {"numel", "input: Tensor", run_numel, "Number of elements.", 0, NULL},
-    {"dim", "input: Tensor", run_dim, "Number of dimensions.", 0, NULL},
-    {"is_contiguous", "input: Tensor", run_is_contiguous, "Whether the elements lie in row-major order without gaps.", 0, NULL},
-    {"data_ptr", "input: Tensor", run_data_ptr, "Address of the first element.", 0, NULL},
-    {"element_size", "input: Tensor", run_element_size, "Bytes of one element.", 0, NULL},
-    {"item", "input: Tensor", run_item, "The only element as a Python number.", 0, NULL},
-    {"tolist", "input: Tensor", run_tolist, "The elements as nested lists of Python numbers.", 0, NULL},
-    {"to", "input: Tensor, target: object = None, dtype: dtype? = None, *, device: device? = None, copy: bool = False", run_to,
+    {"data_ptr", "input: Tensor -> int", run_data_ptr, "Address of the first element.", 0, NULL},
+    {"element_size", "input: Tensor -> int", run_element_size, "Bytes of one element.", 0, NULL},
+    {"item", "input: Tensor -> number", run_item, "The only element as a Python number.", 0, NULL},
+    {"tolist", "input: Tensor -> object", run_tolist, "The elements as nested lists of Python numbers.", 0, NULL},
+    {"to", "input: Tensor, target: object = None, dtype: dtype? = None, *, device: device? = None, copy: bool = False -> Tensor",
+     run_to,
      "The same values with another dtype, on another device, or both; `target` is a dtype, a device or a tensor to be like.\n"
      "Returns self when nothing changes, unless copy is true. Differentiable.",
      0, NULL},
@@ -264,12 +266,14 @@ const PyFunction py_tensor_methods[] = {
     TO_DTYPE(int, XT_INT32),
     TO_DTYPE(long, XT_INT64),
     TO_DTYPE(bool, XT_BOOL),
-    {"cpu", "input: Tensor", run_cpu, "The same values in host memory; self when they are there.", 0, NULL},
-    {"cuda", "input: Tensor, device: device? = None", run_cuda, "The same values on a GPU, the first one by default.", 0, NULL},
-    {"__format__", "input: Tensor, format_spec: str = ''", run_format, "A tensor of shape () formats like its number.", 0, NULL},
-    {"__copy__", "input: Tensor", run_copy, "Another object over the same memory; leaves only.", 0, NULL},
-    {"__deepcopy__", "input: Tensor, memo: object", run_deepcopy,
+    {"cpu", "input: Tensor -> Tensor", run_cpu, "The same values in host memory; self when they are there.", 0, NULL},
+    {"cuda", "input: Tensor, device: device? = None -> Tensor", run_cuda, "The same values on a GPU, the first one by default.", 0,
+     NULL},
+    {"__format__", "input: Tensor, format_spec: str = '' -> str", run_format, "A tensor of shape () formats like its number.", 0,
+     NULL},
+    {"__copy__", "input: Tensor -> self", run_copy, "Another object over the same memory; leaves only.", 0, NULL},
+    {"__deepcopy__", "input: Tensor, memo: object -> self", run_deepcopy,
      "A copy with memory, .grad and attributes of its own; leaves only.", 0, NULL},
-    {"__reduce_ex__", "input: Tensor, protocol: object", run_reduce, "Raises TypeError.", 0, NULL},
+    {"__reduce_ex__", "input: Tensor, protocol: object -> object", run_reduce, "Raises TypeError.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

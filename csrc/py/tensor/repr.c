@@ -93,7 +93,7 @@ PyObject *py_repr(PyObject *self) {
 }
 
 const PyFunction py_repr_functions[] = {
-    {"stats", "input: Tensor", run_stats,
+    {"stats", "input: Tensor -> (float, float, float, int, int)", run_stats,
      "(minimum, maximum, mean) over the finite elements, then the number of NaN and of infinite elements.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

@@ -1,0 +1,185 @@
+"""What a signature declares as the result is what a call returns: for every op, function, method and attribute of the core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import make_stubs
+import numpy as np
+import pytest
+
+from xtrain import _C
+from xtrain.optable.table import TABLE, tensor
+
+CLASSES: dict[str, Any] = {
+    "Tensor": _C.Tensor, "int": int, "float": float, "number": (int, float), "bool": bool, "str": str, "dtype": _C.dtype,
+    "device": _C.device, "object": object, "None": type(None), "Handle": _C.Handle, "memoryview": memoryview,
+    "ndarray": np.ndarray,
+}  # fmt: skip
+
+
+def agrees(value: Any, text: str, first: Any = None) -> bool:
+    """Whether a value is of the declared kind; `first` is the first argument, for `self`."""
+    inner = text[1:-1]
+    if text[0] == "(":
+        kinds = make_stubs.split(inner)
+        if kinds[-1] == "...":
+            kinds = kinds[:1] * len(value)
+        return type(value) is tuple and len(value) == len(kinds) and all(map(agrees, value, kinds))
+    if text[0] == "[":
+        return type(value) is list and all(agrees(item, inner) for item in value)
+    if text[0] == "{":
+        return type(value) is dict and all(type(key) is str and agrees(item, inner) for key, item in value.items())
+    if text == "self":
+        return type(value) is type(first)
+    if text.endswith("?"):
+        return value is None or agrees(value, text[:-1])
+    return isinstance(value, CLASSES[text]) and not (text == "int" and type(value) is bool)
+
+
+def declared(f: Any) -> str:
+    return f.signature.rpartition("->")[2].strip()
+
+
+@pytest.mark.parametrize("name", _C.op_signatures())
+def test_ops_return_what_they_declare(name: str) -> None:
+    seen, wrong = [], []
+
+    def hook(op: Any, arguments: dict[str, Any], outputs: tuple[Any, ...]) -> None:
+        if op.__name__ != name:
+            return
+        seen.append(name)
+        value, first = op(**arguments), next(iter(arguments.values()))
+        if not agrees(value, declared(op), first) or (declared(op) == "self" and value is not first):
+            wrong.append((declared(op), value))
+
+    entry = next(entry for entry in TABLE if entry.op == name)
+    case = next(case for case in entry.cases if not case.big)
+    inputs = [tensor(a, entry.dtypes[0]) for a in entry.draw(case, entry.dtypes[0])]
+    before = _C.set_call_hook(hook)
+    try:
+        entry.call(*inputs, **case.kwargs)
+    finally:
+        _C.set_call_hook(before)
+    assert seen and not wrong, wrong
+
+
+def x() -> Any:
+    return _C.tensor([[1.0, 2.0]])
+
+
+FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "allow_tf32": lambda: _C.allow_tf32(_C.tf32()),
+    "attention_backends": _C.attention_backends,
+    "backward": lambda: _C.backward([_C.tensor(1.0, requires_grad=True) * 2]),
+    "build_info": _C.build_info,
+    "compare": lambda: _C.compare(x(), x(), 0.0, 0.0),
+    "cpu_features": _C.cpu_features,
+    "cuda_counters": _C.cuda_counters,
+    "cuda_device_count": _C.cuda_device_count,
+    "cuda_info": _C.cuda_info,
+    "cuda_stream": _C.cuda_stream,
+    "from_bytes": lambda: _C.from_bytes(b"12345678", "int64", 1),
+    "from_dlpack": lambda: _C.from_dlpack(x()),
+    "from_numpy": lambda: _C.from_numpy(np.zeros(2)),
+    "function_apply": lambda: _C.function_apply("f", lambda g: g, [_C.tensor(1.0, requires_grad=True)], [x()]),
+    "gemm_backends": _C.gemm_backends,
+    "get_default_device": _C.get_default_device,
+    "get_num_threads": _C.get_num_threads,
+    "get_rng_state": _C.get_rng_state,
+    "is_grad_enabled": _C.is_grad_enabled,
+    "kernels": _C.kernels,
+    "make_subclass": lambda: _C.make_subclass(_C.Tensor, x()),
+    "manual_seed": lambda: _C.manual_seed(1),
+    "memory_reset_peak": _C.memory_reset_peak,
+    "memory_stats": _C.memory_stats,
+    "memory_trim": _C.memory_trim,
+    "op_signatures": _C.op_signatures,
+    "set_call_hook": lambda: _C.set_call_hook(None),
+    "set_default_device": lambda: _C.set_default_device(_C.get_default_device()),
+    "set_grad_enabled": lambda: _C.set_grad_enabled(True),
+    "set_num_threads": lambda: _C.set_num_threads(_C.get_num_threads()),
+    "set_package_folders": lambda: _C.set_package_folders(
+        [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    ),
+    "set_rng_state": lambda: _C.set_rng_state(_C.get_rng_state()),
+    "stats": lambda: _C.stats(x()),
+    "synchronize": lambda: _C.synchronize("cpu"),
+    "tensor": x,
+    "tf32": _C.tf32,
+    "to_bytes": lambda: _C.to_bytes(_C.tensor([1.0], device="cpu")),
+    "use_attention_backend": lambda: _C.use_attention_backend(None),
+    "use_gemm_backend": lambda: _C.use_gemm_backend(None),
+}
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "__array__": lambda t: t.__array__(),
+    "__copy__": lambda t: t.__copy__(),
+    "__deepcopy__": lambda t: t.__deepcopy__({}),
+    "__dlpack__": lambda t: t.__dlpack__(),
+    "__dlpack_device__": lambda t: t.__dlpack_device__(),
+    "__format__": lambda t: t.__format__(""),
+    "__reduce_ex__": lambda t: t.__reduce_ex__,  # calling it raises
+    "backward": lambda t: (t * 1).backward(t) if t.requires_grad_() is t else t,
+    "cuda": lambda t: t.cuda(),
+    "numpy": lambda t: t.numpy(),
+    "register_hook": lambda t: t.requires_grad_().register_hook(print),
+    "requires_grad_": lambda t: t.requires_grad_(),
+    "retain_grad": lambda t: (t.requires_grad_() * 2).retain_grad(),
+    **{
+        name: lambda t, name=name: getattr(t, name)()
+        for name in ["bfloat16", "bool", "cpu", "data_ptr", "dim", "double", "element_size", "float", "half", "int", "is_contiguous", "long", "numel", "size", "stride", "to", "tolist"]
+    },
+    "item": lambda t: t[0, 0].item(),
+}  # fmt: skip
+NEEDS_A_GPU = {"cuda_counters", "cuda_device_count", "cuda_info", "cuda_stream", "cuda"}
+
+
+def check(name: str, call: Callable[[], Any], signature: str, first: Any = None) -> None:
+    try:
+        value = call()
+    except (RuntimeError, _C.CudaError) as error:
+        assert name in NEEDS_A_GPU and "CUDA" in str(error)
+        return
+    assert agrees(value, signature, first), f"{name} -> {signature} returned {value!r}"
+
+
+def test_functions_return_what_they_declare() -> None:
+    functions = {name for name in dir(_C) if isinstance(getattr(_C, name), _C.Op)} - set(_C.op_signatures())
+    assert set(FUNCTIONS) == functions
+    for name in sorted(functions):
+        check(name, FUNCTIONS[name], declared(getattr(_C, name)))
+
+
+def test_methods_return_what_they_declare() -> None:
+    ops = set(_C.op_signatures())
+    methods = {name: f for name, f in vars(_C.Tensor).items() if isinstance(f, _C.Op) and name not in ops}
+    assert set(METHODS) == set(methods)
+    for name, f in methods.items():
+        t = _C.tensor([[1.0, 2.0]], device="cpu")
+        check(name, lambda name=name, t=t: METHODS[name](t), declared(f), t)
+
+
+def test_attributes_are_what_they_declare() -> None:
+    count = 0
+    for value in (x(), x().requires_grad_() * 2, _C.float32, _C.device("cpu"), _C.device("cuda", 1), _C.add):
+        for name, descriptor in vars(type(value)).items():
+            if type(descriptor).__name__ != "getset_descriptor" or not descriptor.__doc__:
+                continue
+            try:
+                found = getattr(value, name)
+            except AttributeError:
+                assert name == "__cuda_array_interface__"
+                continue
+            text = descriptor.__doc__.partition(": ")[0]
+            assert agrees(found, text), f"{name}: {text} is {found!r}"
+            count += 1
+    assert count > 30
+
+
+def test_this_test_sees_a_wrong_declaration() -> None:
+    t = x()
+    assert agrees((t, t), "(Tensor, Tensor)") and agrees((t, t), "(Tensor, ...)") and agrees(t, "self", t)
+    assert not agrees([t, t], "(Tensor, Tensor)") and not agrees((t, t), "(Tensor, Tensor, Tensor)")
+    assert not agrees((t, t), "Tensor") and not agrees(True, "int") and not agrees({"a": "b"}, "{int}")
