@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 from ..errors import DataError
 
 
 class Windows:
-    """Every window of seq_len + 1 tokens that starts at a multiple of seq_len of its segment.
+    """Every window of seq_len + 1 tokens that starts at a multiple of seq_len of its segment, an array [tokens].
 
-    Raises DataError when there is none.
+    DataError when there is none.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Windows:
     def gather(self, indices: np.ndarray) -> np.ndarray:
         """Return windows `indices` as int64 [len(indices), seq_len + 1].
 
-        A token id outside the vocabulary is an error with its position.
+        DataError, with its position, for a token id outside the vocabulary.
         """
         out = np.empty((len(indices), self.seq_len + 1), np.int64)
         which = np.searchsorted(self._ends, indices, side="right")
@@ -59,8 +60,9 @@ class Windows:
 class Loader:
     """Endless batches of training windows, shuffled without replacement: every window once per epoch.
 
-    The order is a function of (seed, epoch) that needs no memory, and the position is two numbers, so a checkpoint
-    continues exactly.
+    segments: arrays of token ids [tokens]. The order is a function of (seed, epoch) that needs no memory, and the
+    position is two numbers, so a checkpoint continues exactly. DataError when no segment has seq_len + 1 tokens, or a
+    batch does not fit into memory.
     """
 
     def __init__(
@@ -96,8 +98,8 @@ class Loader:
         block = self.windows.gather(np.concatenate(parts))
         return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Yield batches as tensors, without end."""
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches (ids, targets) as int64 tensors [batch_size, seq_len] on the CPU, without end."""
         while True:
             ids, targets = self.next_batch()
             yield _C.from_numpy(ids), _C.from_numpy(targets)
@@ -107,7 +109,7 @@ class Loader:
         return {"epoch": self.epoch, "index": self.index}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position of state_dict()."""
+        """Continue from a position of state_dict(). DataError for a position outside the data."""
         epoch, index = state["epoch"], state["index"]
         if not 0 <= index < len(self.windows) or epoch < 0:
             raise DataError(

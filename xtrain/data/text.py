@@ -30,10 +30,12 @@ def text_files(root: str, suffix: str = "") -> list[str]:
 
 
 def read_error(path: str, error: OSError) -> DataError:
+    """What is raised for a file that cannot be read."""
     return DataError(f"data: {path} cannot be read: {error.strerror or error}")
 
 
 def map_bytes(path: str) -> np.ndarray:
+    """The bytes of a file, memory-mapped: uint8 [size]. DataError when it is none, is empty or cannot be read."""
     try:
         if not os.path.isfile(path):
             raise DataError(f"data: {path} must be a file or a folder")
@@ -45,6 +47,7 @@ def map_bytes(path: str) -> np.ndarray:
 
 
 def is_text(data: bytes) -> bool:
+    """Whether there is no zero byte at the start."""
     return b"\0" not in data[:8192]
 
 

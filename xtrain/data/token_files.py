@@ -16,6 +16,7 @@ HEADER_BYTES = 64
 
 
 def starts_with_magic(path: str) -> bool:
+    """Whether the file is a token file."""
     try:
         with open(path, "rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC
@@ -24,7 +25,10 @@ def starts_with_magic(path: str) -> bool:
 
 
 def open_tokens(path: str | os.PathLike[str]) -> tuple[np.ndarray, int, int]:
-    """Memory-map a token file or a 1-D integer .npy file; return (tokens, bytes of text or 0, vocabulary size or 0)."""
+    """Memory-map a token file or a 1-D integer .npy file; return (tokens, bytes of text or 0, vocabulary size or 0).
+
+    DataError when the file is missing, damaged, empty or something else.
+    """
     path = os.fspath(path)
     try:
         if path.endswith(".npy"):

@@ -180,7 +180,7 @@ class Key:
     """One option: dotted name, Python type (None allowed or not), default and metadata."""
 
     name: str
-    kind: type
+    kind: type[Any]
     optional: bool
     default: Any
     meta: typing.Mapping[str, Any]
@@ -196,7 +196,7 @@ class Key:
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise ConfigError(f"{self.name} must be {_KIND_WORDS[kind]}, got {value!r}{suffix}")
         meta = self.meta
-        if kind is float and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.name} must be finite, got {value}{suffix}")
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{self.name} must be one of {', '.join(meta['choices'])}, got {value!r}{suffix}")
@@ -232,11 +232,11 @@ _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", 
 
 
 def _collect(cls: type, prefix: str = "") -> dict[str, Key]:
-    hints = typing.get_type_hints(cls)
-    keys = {}
+    hints: dict[str, Any] = typing.get_type_hints(cls)
+    keys: dict[str, Key] = {}
     for item in dataclasses.fields(cls):
         kind = hints[item.name]
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             keys.update(_collect(kind, f"{prefix}{item.name}."))
             continue
         optional = isinstance(kind, types.UnionType)
@@ -252,7 +252,7 @@ SECTIONS = ("model", "optim", "sample")
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return {dotted name: value} of a config dataclass."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         if dataclasses.is_dataclass(value):

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .. import _C
+from .._C import Tensor
 from ..autograd import no_grad
-from ..nn import HyperConnection
+from ..nn import HyperConnection, Module
 
 
-def _bad_count(tensor: Any) -> int:
+def _bad_count(tensor: Tensor) -> int:
     if not tensor.dtype.is_floating_point or tensor.numel() == 0:
         return 0
     _, _, _, nans, infinities = _C.stats(tensor.detach())
-    return int(nans) + int(infinities)
+    return nans + infinities
 
 
-def _describe(kind: str, name: str, tensor: Any) -> str:
+def _describe(kind: str, name: str, tensor: Tensor) -> str:
     return f"{kind} {name} ({_bad_count(tensor)} of {tensor.numel()} values are NaN or infinite)"
 
 
-def first_bad_parameter(model: Any) -> str | None:
+def first_bad_parameter(model: Module) -> str | None:
     """Name the first parameter with a NaN or infinite value, or None."""
     for name, parameter in model.named_parameters():
         if _bad_count(parameter):
@@ -28,7 +30,7 @@ def first_bad_parameter(model: Any) -> str | None:
     return None
 
 
-def first_bad_gradient(model: Any) -> str | None:
+def first_bad_gradient(model: Module) -> str | None:
     """Name the first gradient that backward made NaN or infinite (the last layer comes first), or None."""
     for name, parameter in reversed(list(model.named_parameters())):
         if parameter.grad is not None and _bad_count(parameter.grad):
@@ -36,12 +38,12 @@ def first_bad_gradient(model: Any) -> str | None:
     return None
 
 
-def first_bad_activation(model: Any, ids: Any) -> str | None:
+def first_bad_activation(model: Module, ids: Tensor) -> str | None:
     """Run `model(ids)` again and name the first module whose result has a NaN or infinite value, or None."""
     found: list[str] = []
 
-    def watch(name: str) -> Any:
-        def hook(module: Any, args: Any, result: Any) -> None:
+    def watch(name: str) -> Callable[[Module, Any, Any], None]:
+        def hook(module: Module, args: Any, result: Any) -> None:
             if not found and isinstance(result, _C.Tensor) and _bad_count(result):
                 found.append(_describe("output of", name or "the model (logits)", result))
 
@@ -50,13 +52,13 @@ def first_bad_activation(model: Any, ids: Any) -> str | None:
     def watch_halves(name: str, connection: HyperConnection) -> None:  # a model calls these, and not the module
         read, write = connection.read, connection.write
 
-        def watched_read(x: Any) -> Any:
+        def watched_read(x: Tensor) -> Any:
             h_in, state = read(x)
             if not found and _bad_count(h_in):
                 found.append(_describe("h_in of", name, h_in))
             return h_in, state
 
-        def watched_write(state: Any, y: Any) -> Any:
+        def watched_write(state: Any, y: Tensor) -> Tensor:
             streams = write(state, y)
             watch(name)(connection, (), streams)
             return streams
@@ -79,7 +81,7 @@ def first_bad_activation(model: Any, ids: Any) -> str | None:
     return found[0] if found else None
 
 
-def diagnose(model: Any, pieces: list[Any]) -> str:
+def diagnose(model: Module, pieces: list[Tensor]) -> str:
     """Name the first bad value of a step on the micro-batches `pieces` (token ids [B, S])."""
     found = first_bad_parameter(model)
     for ids in pieces:

@@ -60,7 +60,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         import tomllib
     except ImportError:  # Python 3.10
-        import tomli as tomllib
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]  (only Python 3.10 has it installed)
     path = os.fspath(path)
     try:
         with open(path, "rb") as stream:

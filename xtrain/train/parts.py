@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from .. import _C, optim, saving
+from .. import _C, nn, optim, saving
 from ..data import Corpus, open_data
 from ..errors import DataError
+from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
 from ..models.registry import architecture
 from ..tokenizers import ByteTokenizer, load_tokenizer
@@ -17,14 +17,16 @@ from .memory import check_model_fits
 
 def open_corpus(config: TrainConfig, checkpoint: Path | None) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else bytes."""
-    source = checkpoint or (config.model.preset if config.model.preset not in PRESETS else None)
-    if source is config.model.preset and not Path(source, "config.json").is_file():
-        resolve_model(config, 0)  # raises, before any data is read
+    source = checkpoint
+    if source is None and config.model.preset not in PRESETS:
+        source = Path(config.model.preset)
+        if not (source / "config.json").is_file():
+            resolve_model(config, 0)  # raises, before any data is read
     tokenizer = load_tokenizer(source) if source is not None else ByteTokenizer()
     return open_data(config.data, tokenizer, config.val_fraction)
 
 
-def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str) -> Any:
+def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str) -> LanguageModel:
     """Load the model of the checkpoint or model directory, or draw a new one; it must know every token of the data."""
     dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
     keys = None if checkpoint else resolve_model(config, corpus.vocab_size)
@@ -43,7 +45,7 @@ def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, dev
     return model.to(device)
 
 
-def make_optimizer(model: Any, settings: OptimConfig) -> optim.AdamW:
+def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW:
     """AdamW of all parameters; vectors are not decayed."""
     parameters = list(model.parameters())
     groups = [

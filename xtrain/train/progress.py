@@ -32,7 +32,7 @@ class Progress:
             known = all(
                 os.get_terminal_size(sys.stderr.fileno())
             )  # some terminals do not tell their size: tqdm shows nothing
-            size = {"dynamic_ncols": True} if known else {"ncols": 100, "nrows": 20}
+            size: dict[str, Any] = {"dynamic_ncols": True} if known else {"ncols": 100, "nrows": 20}
             self._bar = tqdm(total=total, initial=done, unit="step", smoothing=0.05, **size)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..data import Corpus, Loader
+from ..models.language_model import LanguageModel
+from ..optim import AdamW
 from ..tokenizers import Tokenizer
 from .config import TrainConfig
 
@@ -25,8 +26,8 @@ class State:
     device: str
     corpus: Corpus
     tokenizer: Tokenizer | None
-    model: Any
-    optimizer: Any
+    model: LanguageModel
+    optimizer: AdamW
     loader: Loader
     val: np.ndarray
     fingerprint: str

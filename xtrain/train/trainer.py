@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, saving
 from ..data import Loader
@@ -19,6 +20,9 @@ from .report import Report
 from .resume import restore, trainer_state
 from .state import State
 from .step import Stepper
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass
@@ -58,11 +62,11 @@ def train(
     return Trainer(values, quiet=quiet).run()
 
 
-def _in_own_precision(method):
+def _in_own_precision(method: Callable[Concatenate[Trainer, _P], _R]) -> Callable[Concatenate[Trainer, _P], _R]:
     """Float32 products inside may use TF32 if this run's precision says so; outside, what was chosen before holds."""
 
     @functools.wraps(method)
-    def wrapped(self, *args, **kwargs):
+    def wrapped(self: Trainer, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         before = _C.tf32()
         _C.allow_tf32(self.config.precision == "tf32")
         try:
