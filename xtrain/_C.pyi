@@ -293,15 +293,13 @@ def adamw_(
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
     masters: Sequence[Tensor],
-    lr: _float,
+    steps: Sequence[Tensor],
+    lr: Tensor,
     beta1: _float,
     beta2: _float,
     eps: _float,
     weight_decay: _float,
-    step: _int,
     guard: Tensor | None = None,
-    missed: Tensor | None = None,
-    missed_after: Tensor | None = None,
 ) -> None: ...
 def add(input: Tensor | _float, other: Tensor | _float) -> Tensor: ...
 def add_(input: Tensor, other: Tensor | _float) -> Tensor: ...

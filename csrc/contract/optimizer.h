@@ -8,28 +8,30 @@
 extern "C" {
 #endif
 
-/* AdamW (Loshchilov & Hutter 2019), PyTorch's order of operations, for each tensor:
+/* AdamW (Loshchilov & Hutter 2019), PyTorch's order of operations, for each tensor, n being the number of this step:
  *   p *= 1 - lr * weight_decay;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
- *   p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
+ *   p -= lr / (1 - beta1^n) * m / (sqrt(v / (1 - beta2^n)) + eps)
  * p and g have `dtype`; m, v and master (or NULL: p is the master) have ACC. Computed in ACC; p is the rounded master when given.
- * guard: one float on the device, or NULL; when it is NaN or Inf no tensor is written.
- * missed: one int64 on the device, or NULL: how many of the `step` steps a guard has stopped before this one; where the formula says
- * step, step - missed is meant. missed_after, elsewhere, or NULL: gets missed, plus 1 when the guard stops this step too. */
+ * beta^n is xt_power's (core/power.h), the same on every device.
+ *
+ * What changes from step to step lies on the device, so the same call made again, or replayed by a graph, is the next step:
+ *   step   one int64 a tensor, no two the same: the steps taken so far, less than XT_MOST_STEPS. n = step + 1; step becomes n.
+ *   lr     one float64.
+ *   guard  one float32, or NULL. When it is NaN or Inf the step is not taken: no tensor is written, and no step. */
+#define XT_MOST_STEPS ((int64_t)1 << 40)
 typedef struct XtAdamWItem {
     void *p, *m, *v, *master;
     const void *g;
+    int64_t *step; /* on the device */
     XtDtype dtype;
     int64_t numel;
-    double weight_decay;
 } XtAdamWItem;
 typedef struct XtAdamW {
     const XtAdamWItem *items; /* [count], host memory */
     int64_t count;
-    double lr, beta1, beta2, eps;
-    int64_t step;       /* >= 1, the step being taken */
-    const float *guard; /* borrows, as the others do */
-    const int64_t *missed;
-    int64_t *missed_after; /* NULL without missed */
+    double beta1, beta2, eps, weight_decay;
+    const double *lr;   /* on the device */
+    const float *guard; /* on the device */
 } XtAdamW;
 
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */

@@ -118,8 +118,7 @@ XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **ou
     X(linear_cross_entropy)                                                                                                    \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
-    /* optimizer.c */                                                                                                          \
-    X(adamw_) X(clip_grad_norm_)
+    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)
 /* clang-format on */
 
 #define XT_X(name) extern const XtOp xt_op_##name;

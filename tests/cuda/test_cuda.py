@@ -214,9 +214,31 @@ def test_a_bad_norm_changes_nothing() -> None:
     assert array(p.detach()).min() == array(p.detach()).max() == 1.0
     good = xt.ones((), device="cuda")
     counters = spent(lambda: optimizer.step(guard=good))
-    assert counters["synchronizations"] == counters["to_host"] == 0, "nobody waits for the number of steps"
+    assert [counters[name] for name in ("launches", "synchronizations", "to_host", "from_host")] == [1, 0, 0, 0]
     assert abs(array(p.detach()).max() - (1.0 - 0.1 * 0.01 - 0.1)) < 1e-6, "it is the first step"
+    counters = spent(lambda: [optimizer.state[p]["step"], optimizer.state_dict()])
+    assert (counters["synchronizations"], counters["to_host"]) == (2, 2), "one for each reader"
     assert optimizer.state_dict()["state"][0]["step"] == 1
+
+
+def test_a_new_learning_rate_costs_a_launch_and_no_copy() -> None:
+    params = [xt.ones(100000, device="cuda", requires_grad=True) for _ in range(4)]
+    optimizer = xt.optim.AdamW([{"params": params[:2]}, {"params": params[2:]}], lr=0.1)
+    for p in params:
+        p.grad = xt.ones(100000, device="cuda")
+    optimizer.step()
+
+    def steps(change: float) -> None:
+        for _ in range(50):
+            for group in optimizer.param_groups:
+                group["lr"] *= change
+            optimizer.step()
+
+    for change, launches in ((1.0, 2), (0.99, 4)):
+        counters = spent(lambda change=change: steps(change))
+        assert (counters["synchronizations"], counters["to_host"], counters["from_host"]) == (0, 0, 0)
+        assert counters["launches"] == 50 * launches
+    assert {state["step"] for state in optimizer.state_dict()["state"].values()} == {101}
 
 
 # ---- errors that arrive late, and memory ---------------------------------------------------------------------------------------------

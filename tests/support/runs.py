@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,10 @@ def xtrain(*args: str, timeout: float = 120, **kwargs) -> subprocess.CompletedPr
     return subprocess.run(
         [sys.executable, "-m", "xtrain", *args], capture_output=True, text=True, timeout=timeout, **kwargs
     )
+
+
+def metrics(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(directory: Path) -> bytes:

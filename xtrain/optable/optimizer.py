@@ -27,11 +27,12 @@ __all__ = ["adamw_reference", "clip_reference"]
 HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
 
-def adamw_call(p: Any, g: Any, m: Any, v: Any, **hyper: Any) -> list[Any]:
+def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **hyper: float) -> list[Any]:
     acc = _C.float64 if p.dtype is _C.float64 else _C.float32
     p, m, v = _C.clone(p), _C.cast(m, acc), _C.cast(v, acc)
     m, v = _C.clone(m), _C.clone(v)
-    _C.adamw_([p], [g], [m], [v], [], *hyper.values())
+    taken, rate = _C.full((), step - 1, _C.int64, p.device), _C.full((), lr, _C.float64, p.device)
+    _C.adamw_([p], [g], [m], [v], [], [taken], rate, *hyper.values())
     return [p, m, v]
 
 
@@ -43,9 +44,12 @@ def adamw_reference(
     return [p - lr / (1 - beta1**step) * m / (np.sqrt(v / (1 - beta2**step)) + eps), m, v]
 
 
-def adamw_lists(count: int, p: int = 1, **bad: Any) -> Any:
-    lists = dict(params=[f32(2)] * p, grads=[f32(2)] * count, exp_avgs=[f32(2)], exp_avg_sqs=[f32(2)], masters=[]) | bad
-    return _C.adamw_(*lists.values(), *HYPER.values())
+def adamw_bad(p: int = 1, **bad: Any) -> Any:
+    """A call with `p` parameters of shape (2,) and what is wrong with it."""
+    lists = {name: [f32(2) for _ in range(p)] for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")}
+    scalars = dict(masters=[], steps=[i64() for _ in range(p)], lr=_C.full((), 0.1, _C.float64))
+    hyper = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    return _C.adamw_(**(lists | scalars | hyper | bad))
 
 
 op(
@@ -61,29 +65,24 @@ op(
     accumulations=24,
     magnitude=lambda p, g, m, v, **k: np.abs(p) + np.abs(g) + np.abs(m) + np.abs(v) + g * g + 0.1,
     errors=(
-        Error(lambda: adamw_lists(2), V, r"adamw_: grads must .*1.*2|adamw_: .*2.*1"),
-        Error(lambda: adamw_lists(1, grads=[f32(3)]), V, r"adamw_: .*grad.* must .*\(2,\).*\(3,\)"),
+        Error(lambda: adamw_bad(grads=[f32(2)] * 2), V, r"adamw_: grads must .*1.*2"),
+        Error(lambda: adamw_bad(grads=[f32(3)]), V, r"adamw_: .*grad.* must .*\(2,\).*\(3,\)"),
         Error(
-            lambda: adamw_lists(1, exp_avgs=[_C.full((2,), 0.0, _C.bfloat16)]),
+            lambda: adamw_bad(exp_avgs=[_C.full((2,), 0.0, _C.bfloat16)]),
             (T, V),
             r"adamw_: exp_avgs.* must .*float32.*bfloat16",
         ),
-        Error(lambda: adamw_lists(1, masters=[f32(2), f32(2)]), V, r"adamw_: masters must .*2"),
-        Error(
-            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], 0.1, 0.9, 0.9, 1e-8, 0.0, 0),
-            V,
-            r"adamw_: step must .*0",
-        ),
-        Error(
-            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], -0.1, 0.9, 0.9, 1e-8, 0.0, 1),
-            V,
-            r"adamw_: lr must .*-0.1",
-        ),
-        Error(
-            lambda: _C.adamw_([f32(2)], [f32(2)], [f32(2)], [f32(2)], [], 0.1, 1.0, 0.9, 1e-8, 0.0, 1),
-            V,
-            r"adamw_: beta1 must .*1",
-        ),
+        Error(lambda: adamw_bad(masters=[f32(2), f32(2)]), V, r"adamw_: masters must .*2"),
+        Error(lambda: adamw_bad(steps=[i64(), i64()]), V, r"adamw_: steps must .*\(1\), got 2"),
+        Error(lambda: adamw_bad(2, steps=[i64()] * 2), V, r"adamw_: steps must be distinct tensors, got one twice"),
+        Error(lambda: adamw_bad(steps=[f32()]), T, r"adamw_: every step must have dtype int64, got float32"),
+        Error(lambda: adamw_bad(steps=[i64(1)]), V, r"adamw_: every step must have 0 dimensions, got shape \(1,\)"),
+        Error(lambda: adamw_bad(lr=f32()), T, r"adamw_: lr must have dtype float64, got float32"),
+        Error(lambda: adamw_bad(lr=_C.full((1,), 0.1, _C.float64)), V, r"adamw_: lr must have 0 dim.* \(1,\)"),
+        Error(lambda: adamw_bad(lr=0.1), T, r"adamw_: .*lr.* must be a Tensor, got float"),
+        Error(lambda: adamw_bad(guard=f32(1)), V, r"adamw_: guard must have 0 dimensions, got shape \(1,\)"),
+        Error(lambda: adamw_bad(beta1=1.0), V, r"adamw_: beta1 must .*1"),
+        Error(lambda: adamw_bad(eps=-0.1), V, r"adamw_: eps must .*-0.1"),
     ),
 )
 

@@ -1,14 +1,51 @@
 """AdamW."""
 
-import math
-import numbers
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
 
 from .. import _C
+from .._C import Tensor
+from .._types import is_real
 from ..autograd import no_grad
 from .optimizer import Optimizer
 
 _16_BIT = (_C.bfloat16, _C.float16)
+_MOST_STEPS = 2**40  # XT_MOST_STEPS of csrc/contract/optimizer.h
+
+
+class _State(MutableMapping[str, Any]):
+    """State of a parameter. `raw` has the step as a tensor on the parameter's device; here it is an int, and reading it
+    waits for that device.
+    """
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.raw[name]
+        return value.item() if name == "step" else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "step":
+            self.raw[name].fill_(int(value))
+        else:
+            self.raw[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.raw[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.raw)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 class AdamW(Optimizer):
@@ -22,16 +59,18 @@ class AdamW(Optimizer):
     be None (not updated). State per parameter: step, exp_avg, exp_avg_sq and, for 16-bit dtypes, master. `foreach` and
     `fused` are accepted and have no effect.
 
-    A step that its guard stops is no step: t does not count it. On a GPU, where nobody waits for the guard, the device
-    keeps the number of those that were stopped (state `missed`); `state_dict` and `settle` take them out of `step`.
+    Steps and learning rates lie on the parameters' device, so that a step neither waits for it nor hands it other
+    arguments than the step before. Reading a state's `step` waits; `state_dict` waits once for all of them.
     """
 
     _moments = ("exp_avg", "exp_avg_sq", "master")
 
     def __init__(
-        self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, *,
-        maximize=False, foreach=None, capturable=False, differentiable=False, fused=None,
-    ):  # fmt: skip
+        self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+        amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
+        differentiable: bool = False, fused: bool | None = None,
+    ) -> None:  # fmt: skip
         for name, value in (
             ("amsgrad", amsgrad),
             ("maximize", maximize),
@@ -42,27 +81,29 @@ class AdamW(Optimizer):
                 raise NotImplementedError(f"AdamW: {name} must be False, got {value!r}")
         betas = tuple(betas) if isinstance(betas, Iterable) else betas
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        # (number of the group, device) -> lr, and as a tensor
+        self._rates: dict[tuple[int, _C.device], tuple[float, Tensor]] = {}
 
-    def _check(self, group):
+    def _check(self, group: dict[str, Any]) -> None:
         for name in ("lr", "eps", "weight_decay"):
             self._range(group, name)
         betas = group["betas"]
         two = isinstance(betas, (tuple, list)) and len(betas) == 2
-        if not two or not all(isinstance(beta, numbers.Real) and 0.0 <= beta < 1.0 for beta in betas):
+        if not two or not all(is_real(beta) and 0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"AdamW: betas must be two numbers in [0, 1), got {betas!r}")
 
-    def _start(self, param):
+    def _start(self, param: Tensor) -> _State:
         wide = _C.float64 if param.dtype == _C.float64 else _C.float32
         state = {
-            "step": 0,
+            "step": _C.full((), 0, _C.int64, param.device),
             "exp_avg": _C.full(param.shape, 0, wide, param.device),
             "exp_avg_sq": _C.full(param.shape, 0, wide, param.device),
         }
         if param.dtype in _16_BIT:
             state["master"] = param.detach().to(_C.float32)
-        return state
+        return _State(state)
 
-    def _load_state(self, param, number, values):
+    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> _State:
         loaded = super()._load_state(param, number, values)
         missing = [name for name in ("step", "exp_avg", "exp_avg_sq") if name not in loaded]
         if missing:
@@ -70,52 +111,55 @@ class AdamW(Optimizer):
                 f"load_state_dict: state of parameter {number} must have {missing[0]}, "
                 f"got {', '.join(loaded) or 'nothing'}"
             )
+        if loaded["step"] >= _MOST_STEPS:
+            raise ValueError(
+                f"load_state_dict: step of parameter {number} must be less than 2**40, got {loaded['step']}"
+            )
+        loaded["step"] = _C.full((), loaded["step"], _C.int64, param.device)
         wide = _C.float64 if param.dtype == _C.float64 else _C.float32
         for name in self._moments:
             if name in loaded:
                 loaded[name] = loaded[name].to(wide)
         if param.dtype in _16_BIT and "master" not in loaded:
             loaded["master"] = param.detach().to(_C.float32)
-        return loaded
+        return _State(dict(loaded))
 
-    @staticmethod
-    def _on_host(guard):
-        """Whether its value is there without a wait."""
-        return not isinstance(guard, _C.Tensor) or guard.device.type == "cpu"
-
-    def settle(self):
-        """Takes the steps that their guards have stopped out of every state's `step`. Waits for the device, if any were
-        guarded there.
-        """
-        counts = {}
+    def _plain_state(self) -> dict[Tensor, dict[str, Any]]:
+        counts: dict[_C.device, list[Tensor]] = {}  # device -> the steps of all its parameters, in one copy
         for state in self.state.values():
-            missed = state.pop("missed", None)
-            if missed is not None:
-                if id(missed) not in counts:
-                    counts[id(missed)] = missed, missed.item()
-                state["step"] -= counts[id(missed)][1]
+            counts.setdefault(state.raw["step"].device, []).append(state.raw["step"].reshape(1))
+        numbers = {device: iter(_C.cat(steps).tolist()) for device, steps in counts.items()}
+        return {
+            param: {**state.raw, "step": next(numbers[state.raw["step"].device])} for param, state in self.state.items()
+        }
 
-    def state_dict(self):
-        """Optimizer.state_dict, settled."""
-        self.settle()
-        return super().state_dict()
+    def _rate(self, index: int, device: _C.device, lr: float) -> Tensor:
+        """The learning rate of a group on `device`. A new one is written in the order of the stream: steps that are
+        queued keep theirs.
+        """
+        known = self._rates.get((index, device))
+        if known is not None and known[0] == lr:
+            return known[1]
+        tensor = _C.full((), lr, _C.float64, device) if known is None else known[1].fill_(lr)
+        self._rates[index, device] = lr, tensor
+        return tensor
 
     @no_grad()
-    def step(self, closure=None, *, guard=None):
+    def step(self, closure: None = None, *, guard: Tensor | None = None) -> None:
         """Updates every parameter that has a gradient.
 
-        guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients; when it turns out to
-        be NaN or infinite, no parameter and no moment is changed and no step is counted, though nobody has waited for
+        guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients. When it turns out to
+        be NaN or infinite, this is no step: no parameter, no moment and no count of steps is changed. Nobody waits for
         its value.
         """
         self._refuse_closure(closure)
-        on_host = self._on_host(guard)
-        known = on_host and isinstance(guard, _C.Tensor) and (guard.ndim, guard.dtype) == (0, _C.float32)
-        if known and not math.isfinite(guard.item()):  # adamw_ refuses guards of other kinds
-            return
+        for group in self.param_groups:  # which may have been edited
+            self._check(group)
         all_state = self.state
-        for group in self.param_groups:
-            batches = {}  # (dtype, device, step, missed) -> lists for one call; usually there is a single one
+        for index, group in enumerate(self.param_groups):
+            batches: dict[
+                Any, tuple[list[Tensor], ...]
+            ] = {}  # (dtype, device) -> lists for one call; usually there is a single one
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
@@ -123,44 +167,19 @@ class AdamW(Optimizer):
                 state = all_state.get(param)
                 if state is None:
                     state = all_state[param] = self._start(param)
-                step = state["step"] + 1
-                key = (param.dtype, param.device, step, id(state.get("missed")))
+                raw = state.raw
+                key = (param.dtype, param.device)
                 batch = batches.get(key)
                 if batch is None:
                     batch = batches[key] = ([], [], [], [], [], [])
-                params, grads, exp_avgs, exp_avg_sqs, masters, states = batch
+                params, grads, exp_avgs, exp_avg_sqs, masters, steps = batch
                 params.append(param)
                 grads.append(grad)
-                exp_avgs.append(state["exp_avg"])
-                exp_avg_sqs.append(state["exp_avg_sq"])
-                if "master" in state:
-                    masters.append(state["master"])
-                states.append(state)
-            beta1, beta2 = group["betas"]
-            for (_, device, step, _), (params, grads, exp_avgs, exp_avg_sqs, masters, states) in batches.items():
-                missed, after = states[0].get("missed"), None
-                if not on_host and any(param.numel() for param in params):
-                    missed = _C.full((), 0, _C.int64, device) if missed is None else missed
-                    after = _C.empty(
-                        (), _C.int64, device
-                    )  # another tensor: who sits this step out keeps the old number
-                _C.adamw_(
-                    params,
-                    grads,
-                    exp_avgs,
-                    exp_avg_sqs,
-                    masters,
-                    group["lr"],
-                    beta1,
-                    beta2,
-                    group["eps"],
-                    group["weight_decay"],
-                    step,
-                    guard,
-                    missed,
-                    after,
-                )
-                for state in states:  # only after the update went through
-                    state["step"] = step
-                    if after is not None:
-                        state["missed"] = after
+                exp_avgs.append(raw["exp_avg"])
+                exp_avg_sqs.append(raw["exp_avg_sq"])
+                if "master" in raw:
+                    masters.append(raw["master"])
+                steps.append(raw["step"])
+            for (_, device), batch in batches.items():
+                lr = self._rate(index, device, float(group["lr"]))
+                _C.adamw_(*batch, lr, *group["betas"], group["eps"], group["weight_decay"], guard)

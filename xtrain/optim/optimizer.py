@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from .._C import Tensor
@@ -21,7 +21,7 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
         self.defaults = defaults
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: dict[Tensor, Any] = {}  # parameter -> a mapping from names to tensors and numbers
         self.param_groups: list[dict[str, Any]] = []
         self._seen: set[int] = set()
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
@@ -109,8 +109,12 @@ class Optimizer:
                     "params": [numbers[id(param)] for param in group["params"]],
                 }
             )
-        state = {numbers[id(param)]: dict(values) for param, values in self.state.items()}
+        state = {numbers[id(param)]: values for param, values in self._plain_state().items()}
         return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def _plain_state(self) -> dict[Tensor, dict[str, Any]]:
+        """{parameter: a dict of its state, which holds tensors and numbers}."""
+        return {param: dict(values) for param, values in self.state.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a state_dict of an optimizer with the same groups. Tensors are copied, in their own dtypes.
@@ -136,7 +140,7 @@ class Optimizer:
         params: dict[int, Tensor] = {}
         for group, old in zip(self.param_groups, saved, strict=True):
             params.update(zip(old["params"], group["params"], strict=True))
-        state: dict[Tensor, dict[str, Any]] = {}
+        state: dict[Tensor, Any] = {}
         for number, values in state_dict["state"].items():
             if number not in params:
                 raise ValueError(
@@ -151,7 +155,7 @@ class Optimizer:
             group.update(loaded)
         self.state = state
 
-    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> MutableMapping[str, Any]:
         if not isinstance(values, Mapping):
             raise TypeError(f"load_state_dict: state of parameter {number} must be a dict, got {type(values).__name__}")
         loaded: dict[str, Any] = {}

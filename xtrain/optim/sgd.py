@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from .._C import Tensor
@@ -47,7 +47,7 @@ class SGD(Optimizer):
         if group["nesterov"] and (momentum <= 0 or dampening != 0):
             raise ValueError(f"SGD: nesterov must have momentum > 0 and dampening 0, got {momentum} and {dampening}")
 
-    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> MutableMapping[str, Any]:
         if isinstance(values, Mapping) and values.get("momentum_buffer") is None:  # PyTorch's, without momentum
             values = {name: value for name, value in values.items() if name != "momentum_buffer"}
         return super()._load_state(param, number, values)

@@ -48,7 +48,7 @@ class Stepper:
     def __init__(self, state: State) -> None:
         self._state = state
         self.read_every = 1 if state.device == "cpu" else state.config.log_every
-        self._guard: Any = None
+        self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
 
     def queue(self) -> QueuedStep:
         """Make a step as far as it goes without waiting for the device. What ends it early gives its batch back."""
@@ -83,10 +83,8 @@ class Stepper:
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed
             state.optimizer.step()
-        else:  # NaN and infinity stay in the guard: no later step changes anything either
-            guard = norm + loss * 0.0
-            self._guard = guard if self._guard is None else guard + self._guard * 0.0
-            state.optimizer.step(guard=self._guard)
+        else:  # 0 times NaN or infinity is NaN, and stays in the guard: no later step changes anything either
+            state.optimizer.step(guard=self._guard.mul_(loss).mul_(norm))
         state.step += 1
         return step
 
@@ -119,8 +117,7 @@ class Stepper:
         if math.isfinite(loss) and math.isfinite(norm):
             return numbers
         state = self._state
-        self._guard = None  # whoever repairs the model may go on
-        state.optimizer.settle()
+        self._guard.fill_(0)  # whoever repairs the model may go on
         try:
             if state.step >= step.number:
                 state.step = step.number - 1

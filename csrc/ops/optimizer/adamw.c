@@ -1,0 +1,147 @@
+/* adamw.c - one AdamW step of many tensors, in place, in one call. Never recorded. */
+#include "contract/optimizer.h"
+#include "ops/ops.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static XtStatus check_list(const XtOp *op, const char *name, const XtArg *list, const XtArg *params,
+                           XtDtype (*dtype_for)(XtDtype)) {
+    if (list->count != params->count)
+        return xt_error(XT_VALUE_ERROR, "%s: %s must hold one tensor per parameter (%d), got %d", op->name, name, params->count,
+                        list->count);
+    for (int i = 0; i < list->count; i++) {
+        const XtTensor *p = params->tensors[i], *t = list->tensors[i];
+        XtDtype want = dtype_for ? dtype_for(p->dtype) : p->dtype;
+        if (!xt_same_shape(&p->view, &t->view) || t->dtype != want || !xt_device_equal(p->storage->device, t->storage->device))
+            return xt_error(XT_VALUE_ERROR, "%s: %s[%d] must be %s %s on %s, got %s %s on %s", op->name, name, i,
+                            xt_dtype_name(want), xt_shape_text(p->ndim, p->shape), xt_device_name(p->storage->device),
+                            xt_dtype_name(t->dtype), xt_shape_text(t->ndim, t->shape), xt_device_name(t->storage->device));
+        if (!xt_view_is_contiguous(&t->view))
+            return xt_error(XT_VALUE_ERROR, "%s: %s[%d] must be contiguous, got strides of a view", op->name, name, i);
+    }
+    return XT_OK;
+}
+
+static int by_address(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)*(int64_t *const *)a, y = (uintptr_t)*(int64_t *const *)b;
+    return (x > y) - (x < y);
+}
+
+/* One int64 scalar per parameter. They are distinct: a kernel counts each of them up once. */
+static XtStatus check_steps(const XtOp *op, const XtArg *steps, const XtArg *params) {
+    XtStatus status = XT_OK;
+    if (steps->count != params->count)
+        return xt_error(XT_VALUE_ERROR, "%s: steps must hold one tensor per parameter (%d), got %d", op->name, params->count,
+                        steps->count);
+    int64_t **sorted = malloc((size_t)steps->count * sizeof *sorted);
+    if (!sorted) return xt_error(XT_OUT_OF_MEMORY, "%s: out of memory", op->name);
+    for (int i = 0; i < steps->count; i++) {
+        const XtTensor *step = steps->tensors[i];
+        XT_TRY(xt_check_device(op, "params[0]", params->tensors[0], "every step", step));
+        XT_TRY(xt_check_dtype(op, "every step", step, XT_INT64));
+        XT_TRY(xt_check_ndim(op, "every step", step, 0, 0));
+        sorted[i] = step->data;
+    }
+    qsort(sorted, (size_t)steps->count, sizeof *sorted, by_address);
+    for (int i = 1; i < steps->count; i++)
+        if (sorted[i] == sorted[i - 1])
+            XT_TRY(xt_error(XT_VALUE_ERROR, "%s: steps must be distinct tensors, got one twice", op->name));
+done:
+    free(sorted);
+    return status;
+}
+
+/* A scalar on the parameters' device, whose value is not looked at: reading it would wait for that device. */
+static XtStatus check_scalar(const XtOp *op, const char *name, const XtTensor *scalar, const XtArg *params, XtDtype dtype) {
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_device(op, "params[0]", params->tensors[0], name, scalar));
+    XT_TRY(xt_check_dtype(op, name, scalar, dtype));
+    XT_TRY(xt_check_ndim(op, name, scalar, 0, 0));
+done:
+    return status;
+}
+
+static XtStatus adamw_forward(XtCall *c) {
+    const XtArg *params = &c->arg[0], *grads = &c->arg[1], *m = &c->arg[2], *v = &c->arg[3], *masters = &c->arg[4];
+    const XtArg *steps = &c->arg[5];
+    const XtTensor *lr = c->arg[6].tensor, *guard = c->arg[11].tensor;
+    XtStatus status = XT_OK;
+    XtAdamWItem *items = NULL;
+    XtTensor **dense = NULL;
+    if (params->count == 0) return XT_OK;
+    for (int i = 0; i < params->count; i++) {
+        XT_TRY(xt_check_float(c->op, "every parameter", params->tensors[i]));
+        XT_TRY(xt_check_device(c->op, "params[0]", params->tensors[0], "every parameter", params->tensors[i]));
+    }
+    XT_TRY(check_list(c->op, "params", params, params, NULL));
+    XT_TRY(check_list(c->op, "exp_avgs", m, params, xt_dtype_accumulator));
+    XT_TRY(check_list(c->op, "exp_avg_sqs", v, params, xt_dtype_accumulator));
+    if (masters->count) XT_TRY(check_list(c->op, "masters", masters, params, xt_dtype_accumulator));
+    if (grads->count != params->count)
+        return xt_error(XT_VALUE_ERROR, "adamw_: grads must hold one tensor per parameter (%d), got %d", params->count,
+                        grads->count);
+    XT_TRY(check_steps(c->op, steps, params));
+    XT_TRY(check_scalar(c->op, "lr", lr, params, XT_FLOAT64));
+    if (guard) XT_TRY(check_scalar(c->op, "guard", guard, params, XT_FLOAT32));
+    static const char *const names[] = {"beta1", "beta2", "eps", "weight_decay"};
+    for (int i = 0; i < 4; i++) {
+        double value = c->arg[7 + i].f, limit = i < 2 ? 1.0 : INFINITY;
+        if (!(value >= 0 && value < limit))
+            return xt_error(XT_VALUE_ERROR, "adamw_: %s must be in [0, %g), got %g", names[i], limit, value);
+    }
+    items = calloc((size_t)params->count, sizeof *items);
+    dense = calloc((size_t)params->count, sizeof *dense);
+    if (!items || !dense) {
+        status = xt_error(XT_OUT_OF_MEMORY, "adamw_: out of memory");
+        goto done;
+    }
+    for (int i = 0; i < params->count; i++) {
+        XtTensor *p = params->tensors[i];
+        XT_TRY(xt_check_shape(c->op, "the gradient", grads->tensors[i], p->ndim, p->shape));
+        XT_TRY(xt_check_like(c->op, "the parameter", p, "its gradient", grads->tensors[i]));
+        XT_TRY(xt_dense(grads->tensors[i], &dense[i]));
+        items[i] = (XtAdamWItem){.p = p->data,
+                                 .m = m->tensors[i]->data,
+                                 .v = v->tensors[i]->data,
+                                 .master = masters->count ? masters->tensors[i]->data : NULL,
+                                 .g = dense[i]->data,
+                                 .step = steps->tensors[i]->data,
+                                 .dtype = p->dtype,
+                                 .numel = xt_view_numel(&p->view)};
+    }
+    for (int i = 0; i < params->count; i++) {
+        XT_TRY(xt_begin_inplace(params->tensors[i], c->op->name));
+        XT_TRY(xt_begin_inplace(m->tensors[i], c->op->name));
+        XT_TRY(xt_begin_inplace(v->tensors[i], c->op->name));
+        if (masters->count) XT_TRY(xt_begin_inplace(masters->tensors[i], c->op->name));
+        XT_TRY(xt_begin_inplace(steps->tensors[i], c->op->name));
+    }
+    XtAdamW p = {.items = items,
+                 .count = params->count,
+                 .beta1 = c->arg[7].f,
+                 .beta2 = c->arg[8].f,
+                 .eps = c->arg[9].f,
+                 .weight_decay = c->arg[10].f,
+                 .lr = lr->data,
+                 .guard = guard ? guard->data : NULL};
+    XT_TRY(xt_backend_of(params->tensors[0])->adamw(&p));
+done:
+    for (int i = 0; dense && i < params->count; i++) xt_tensor_release(dense[i]);
+    free(dense);
+    free(items);
+    return status;
+}
+
+const XtOp xt_op_adamw_ = {
+    .name = "adamw_",
+    .signature =
+        "params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors, steps: Tensors, lr: Tensor, "
+        "beta1: float, beta2: float, eps: float, weight_decay: float, guard: Tensor? = None -> None",
+    .forward = adamw_forward,
+    .doc =
+        "One AdamW step (Loshchilov & Hutter 2019) on every tensor, in place, in PyTorch's order of operations.\n"
+        "Moments and masters are float32 (float64 for float64); masters is an empty list or holds the full-precision parameters.\n"
+        "steps: an int64 scalar per parameter, how many steps it has taken; each is counted up. lr: a float64 scalar.\n"
+        "guard: a float32 scalar; when it is NaN or infinite, nothing is changed. These scalars are on the parameters' device.",
+};

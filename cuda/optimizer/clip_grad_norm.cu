@@ -1,0 +1,153 @@
+/* clip_grad_norm.cu - the common norm of all gradients, and clipping by it: one launch each for a whole list of tensors (tables.cuh).
+ *
+ *     norm = sqrt(sum of g^2 over all tensors);   clip: g *= min(1, max_norm / (norm + 1e-6))
+ *
+ * Bytes: the norm reads g once; clipping reads and writes it once, or does nothing.
+ *
+ * Deterministic: clipping is elementwise. The norm is one float64 sum per piece, with a tree that depends on the dtype and on whether
+ * the tensor begins at a multiple of 16 bytes; a second launch, of one block, adds them in an order of their own.
+ */
+#include "contract/optimizer.h"
+#include "optimizer/tables.cuh"
+
+static const int LOADS = 4; /* 16-byte vectors under way in each thread */
+
+typedef struct Gradient {
+    void *data; /* [numel] */
+    int64_t numel;
+    int dtype;
+    bool wide; /* data takes 16-byte accesses */
+} Gradient;
+
+static Gradient gradient_of(const XtView *view) {
+    Gradient gradient;
+    gradient.data = view->data;
+    gradient.numel = 1;
+    for (int i = 0; i < view->ndim; i++) gradient.numel *= view->shape[i];
+    gradient.dtype = (int)view->dtype;
+    gradient.wide = (uintptr_t)view->data % 16 == 0;
+    return gradient;
+}
+
+/* A thread's share of the sum of x^2 over n elements of x, W at a time; n is a multiple of W. */
+template <typename T, int W> __device__ inline double squares_range(const T *x, int n) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < n / W; i += LOADS * THREADS) {
+        XtPiece<T, W> q[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            q[u] = xt_all<T, W>(xt_store<T>(0));
+            if (i + u * THREADS < n / W) q[u] = xt_read<T, W>(x + (i + u * THREADS) * W);
+        }
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            const XtVector<XtAcc<T>, W> v = xt_load(q[u]);
+            double part = 0;
+#pragma unroll
+            for (int j = 0; j < W; j++) part += (double)v.at[j] * (double)v.at[j];
+            sum += part;
+        }
+    }
+    return sum;
+}
+
+/* Grid: one block a piece; sums [pieces of this table]. */
+__global__ void __launch_bounds__(THREADS) squares_kernel(double *sums, const __grid_constant__ Table<Gradient> table) {
+    const int item = item_of(table, blockIdx.x);
+    const Gradient &gradient = table.item[item];
+    const int64_t begin = (int64_t)((int)blockIdx.x - table.first[item]) * PIECE;
+    const int n = gradient.numel - begin < PIECE ? (int)(gradient.numel - begin) : PIECE;
+    double sum = 0;
+    by_dtype(gradient.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const T *x = (const T *)gradient.data + begin; /* [n] */
+        const int middle = gradient.wide ? n - n % XT_WIDTH<T> : 0;
+        sum = squares_range<T, XT_WIDTH<T>>(x, middle) + squares_range<T, 1>(x + middle, n - middle);
+    });
+    sum = xt_block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+/* One block. sums [n] */
+__global__ void __launch_bounds__(1024) norm_kernel(float *norm, const double *sums, int64_t n) {
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < n; i += LOADS * 1024) {
+        double q[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) q[u] = i + u * 1024 < n ? sums[i + u * 1024] : 0;
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) sum += q[u];
+    }
+    sum = xt_block_sum(sum);
+    if (threadIdx.x == 0) norm[0] = (float)sqrt(sum);
+}
+
+XtStatus xt_cuda_grad_norm(const XtGradNorm *p) {
+    int64_t pieces = 0, numel = 0;
+    for (int64_t i = 0; i < p->count; i++) {
+        const int64_t n = gradient_of(&p->items[i]).numel;
+        pieces += xt_divide_up(n, PIECE);
+        numel += n;
+    }
+    XtScratch scratch;
+    XtStatus status = scratch.allocate((size_t)pieces * sizeof(double));
+    if (status != XT_OK) return status;
+    double *sums = (double *)scratch.data; /* [pieces] */
+    by_tables<Gradient>(
+        p->count, 0, [&](int64_t i) { return gradient_of(&p->items[i]); },
+        [&](const Table<Gradient> &table, int of_table) {
+            xt_launch(squares_kernel, of_table, THREADS, 0, sums, table);
+            sums += of_table;
+        });
+    xt_launch(norm_kernel, 1, 1024, 0, p->norm, (const double *)scratch.data, pieces);
+    return xt_launched("grad_norm", p->count, numel);
+}
+
+/* x *= scale, for n elements of x, W at a time; n is a multiple of W. */
+template <typename T, int W> __device__ inline void scale_range(T *x, XtAcc<T> scale, int n) {
+    for (int i = threadIdx.x; i < n / W; i += LOADS * THREADS) {
+        XtPiece<T, W> q[LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; u++)
+            if (i + u * THREADS < n / W) q[u] = xt_read<T, W>(x + (i + u * THREADS) * W);
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            if (i + u * THREADS >= n / W) continue;
+            XtVector<XtAcc<T>, W> v = xt_load(q[u]);
+#pragma unroll
+            for (int j = 0; j < W; j++) v.at[j] *= scale;
+            xt_write(x + (i + u * THREADS) * W, xt_store<T>(v));
+        }
+    }
+}
+
+/* Grid: one block a piece. norm [1] */
+__global__ void __launch_bounds__(THREADS)
+    clip_kernel(const float *norm, double max_norm, const __grid_constant__ Table<Gradient> table) {
+    const double coefficient = max_norm / ((double)norm[0] + 1e-6);
+    if (coefficient >= 1) return; /* false for NaN, which goes on to the gradients */
+    const int item = item_of(table, blockIdx.x);
+    const Gradient &gradient = table.item[item];
+    const int64_t begin = (int64_t)((int)blockIdx.x - table.first[item]) * PIECE;
+    const int n = gradient.numel - begin < PIECE ? (int)(gradient.numel - begin) : PIECE;
+    by_dtype(gradient.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        T *x = (T *)gradient.data + begin; /* [n] */
+        const int middle = gradient.wide ? n - n % XT_WIDTH<T> : 0;
+        scale_range<T, XT_WIDTH<T>>(x, (XtAcc<T>)coefficient, middle);
+        scale_range<T, 1>(x + middle, (XtAcc<T>)coefficient, n - middle);
+    });
+}
+
+XtStatus xt_cuda_clip(const XtClip *p) {
+    int64_t numel = 0;
+    by_tables<Gradient>(
+        p->count, 0,
+        [&](int64_t i) {
+            const Gradient gradient = gradient_of(&p->items[i]);
+            numel += gradient.numel;
+            return gradient;
+        },
+        [&](const Table<Gradient> &table, int pieces) { xt_launch(clip_kernel, pieces, THREADS, 0, p->norm, p->max_norm, table); });
+    return xt_launched("clip", p->count, numel);
+}
