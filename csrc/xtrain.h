@@ -179,6 +179,14 @@ int64_t xt_view_numel(const XtView *view);
 bool xt_view_is_contiguous(const XtView *view); /* row-major without gaps; sizes 0 and 1 have free strides */
 void xt_view_set_contiguous(XtView *view);      /* row-major strides from the shape */
 bool xt_same_shape(const XtView *a, const XtView *b);
+/* The dimensions of a loop over `count` views of equal shape: dimensions [first, first + ndim) of theirs without those of size 1,
+ * and with neighbours merged into one where every view allows it, outer stride = inner stride * inner size. The elements keep their
+ * row-major order, unless `sort` puts the larger stride of views[0] outside (where it is equal, of views[1], and so on; where all are
+ * equal the order stays): right when every element is on its own, wrong when the order of the elements matters.
+ * Writes sizes to shape, strides in elements to strides [count], and the product of the sizes to numel, which may be NULL. Returns
+ * how many dimensions are left: 0 for a single element. */
+int xt_merge_dims(int count, const XtView *const *views, int first, int ndim, bool sort, int64_t *numel, int64_t *shape,
+                  int64_t (*strides)[XT_MAX_DIMS]);
 /* "(2, 3)" in one of a few rotating per-thread buffers, for messages. */
 const char *xt_shape_text(int ndim, const int64_t *shape);
 

@@ -56,6 +56,37 @@ bool xt_same_shape(const XtView *a, const XtView *b) {
     return true;
 }
 
+int xt_merge_dims(int count, const XtView *const *views, int first, int ndim, bool sort, int64_t *numel, int64_t *shape,
+                  int64_t (*strides)[XT_MAX_DIMS]) {
+    int n = 0;
+    if (numel) *numel = 1;
+    for (int d = first; d < first + ndim; d++) {
+        int64_t size = views[0]->shape[d];
+        if (numel) *numel *= size;
+        if (size == 1) continue;
+        int at = n++;
+        for (; sort && at > 0; at--) { /* dimensions that belong inside of this one make room */
+            int k = 0;
+            while (k < count && views[k]->strides[d] == strides[k][at - 1]) k++;
+            if (k == count || views[k]->strides[d] < strides[k][at - 1]) break;
+            shape[at] = shape[at - 1];
+            for (k = 0; k < count; k++) strides[k][at] = strides[k][at - 1];
+        }
+        shape[at] = size;
+        for (int k = 0; k < count; k++) strides[k][at] = views[k]->strides[d];
+    }
+    int left = 0;
+    for (int d = 0; d < n; d++) {
+        bool merge = left > 0;
+        for (int k = 0; merge && k < count; k++) merge = strides[k][left - 1] == strides[k][d] * shape[d];
+        if (merge) left--;
+        shape[left] = merge ? shape[left] * shape[d] : shape[d];
+        for (int k = 0; k < count; k++) strides[k][left] = strides[k][d];
+        left++;
+    }
+    return left;
+}
+
 const char *xt_shape_text(int ndim, const int64_t *shape) {
     static _Thread_local char texts[4][XT_MAX_DIMS * 22 + 8];
     static _Thread_local unsigned turn;

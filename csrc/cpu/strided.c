@@ -3,56 +3,9 @@
 
 /* ---- loops and cursors ----------------------------------------------------------------------------------------------------- */
 
-/* Should dimension a come before b? Larger strides first, asking the operands in order. */
-static bool goes_before(const XtLoop *loop, int a, int b) {
-    for (int k = 0; k < loop->operands; k++)
-        if (loop->strides[k][a] != loop->strides[k][b]) return loop->strides[k][a] > loop->strides[k][b];
-    return false;
-}
-
-static void swap_dims(XtLoop *loop, int a, int b) {
-    int64_t t = loop->shape[a];
-    loop->shape[a] = loop->shape[b];
-    loop->shape[b] = t;
-    for (int k = 0; k < loop->operands; k++) {
-        t = loop->strides[k][a];
-        loop->strides[k][a] = loop->strides[k][b];
-        loop->strides[k][b] = t;
-    }
-}
-
-static bool can_merge(const XtLoop *loop, int outer, int inner) {
-    for (int k = 0; k < loop->operands; k++)
-        if (loop->strides[k][outer] != loop->strides[k][inner] * loop->shape[inner]) return false;
-    return true;
-}
-
 void xt_loop_init(XtLoop *loop, int operands, const XtView *const *views, int first, int ndim, bool sort) {
     loop->operands = operands;
-    loop->numel = 1;
-    int n = 0;
-    for (int d = first; d < first + ndim; d++) {
-        int64_t size = views[0]->shape[d];
-        loop->numel *= size;
-        if (size == 1) continue;
-        loop->shape[n] = size;
-        for (int k = 0; k < operands; k++) loop->strides[k][n] = views[k]->strides[d];
-        n++;
-    }
-    if (sort)
-        for (int i = 1; i < n; i++)
-            for (int j = i; j > 0 && goes_before(loop, j, j - 1); j--) swap_dims(loop, j, j - 1);
-    int last = 0; /* dimensions [0, last] are merged */
-    for (int d = 1; d < n; d++) {
-        if (can_merge(loop, last, d)) {
-            loop->shape[last] *= loop->shape[d];
-        } else {
-            last++;
-            loop->shape[last] = loop->shape[d];
-        }
-        for (int k = 0; k < operands; k++) loop->strides[k][last] = loop->strides[k][d];
-    }
-    loop->ndim = n > 0 ? last + 1 : 0;
+    loop->ndim = xt_merge_dims(operands, views, first, ndim, sort, &loop->numel, loop->shape, loop->strides);
 }
 
 void xt_cursor_set(XtCursor *cursor, const XtLoop *loop, int64_t index) {

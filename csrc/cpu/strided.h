@@ -18,7 +18,7 @@ enum {
     XT_EACH_GRAIN = 32768, /* elements of a parallel piece */
 };
 
-/* Dimensions shared by some views: sizes of 1 dropped, neighbours merged where every operand allows. Strides in elements. */
+/* Dimensions shared by some views, as xt_merge_dims leaves them. Strides in elements. */
 typedef struct XtLoop {
     int ndim, operands;
     int64_t numel;
@@ -26,8 +26,7 @@ typedef struct XtLoop {
     int64_t strides[XT_MAX_OPERANDS][XT_MAX_DIMS];
 } XtLoop;
 
-/* Builds the loop over dimensions [first, first + ndim) of views of equal shape there. `sort` may reorder dimensions (largest
- * stride of operand 0 first): right when every element is on its own, wrong when the order of the elements matters. */
+/* Builds the loop over dimensions [first, first + ndim) of views of equal shape there; `sort`: see xt_merge_dims. */
 void xt_loop_init(XtLoop *loop, int operands, const XtView *const *views, int first, int ndim, bool sort);
 
 /* A position in a loop: coordinates, and the element offset of each operand. */

@@ -47,18 +47,6 @@ template <typename F> inline XtStatus xt_by_bits(int64_t size, F f) {
     return size == 1 ? f(uint8_t()) : size == 2 ? f(uint16_t()) : size == 4 ? f(uint32_t()) : f(uint64_t());
 }
 
-inline int64_t xt_element_size(XtDtype dtype) {
-    switch (dtype) {
-    case XT_FLOAT64:
-    case XT_INT64: return 8;
-    case XT_FLOAT32:
-    case XT_INT32: return 4;
-    case XT_BFLOAT16:
-    case XT_FLOAT16: return 2;
-    default: return 1;
-    }
-}
-
 /* Conversions, as the CPU makes them: every dtype has a wide form - float for itself and the 16-bit floats, double, int64_t for the
  * rest. Floats to integers truncate, saturate at the ends of the type, and NaN gives 0; integers to integers wrap; to bool is
  * x != 0. */
@@ -126,7 +114,7 @@ __device__ inline uint32_t xt_quotient(uint32_t n, XtDivider by) { return (__umu
 
 /* ---- loops: merged dimensions of K views (host) ------------------------------------------------------------------------- */
 
-/* Operand 0 is the output. Strides in elements of the operand. ndim >= 1, also for a single element. */
+/* Operand 0 is the output. Dimensions as xt_merge_dims leaves them, but one of size 1 for a single element. */
 template <int K> struct XtLoop {
     char *data[K];
     int64_t size[K]; /* bytes of an element */
@@ -136,48 +124,15 @@ template <int K> struct XtLoop {
     int64_t strides[K][XT_MAX_DIMS];
 };
 
-template <int K> inline void xt_loop_take(XtLoop<K> *loop, int to, const XtLoop<K> &from, int d) {
-    loop->shape[to] = from.shape[d];
-    for (int k = 0; k < K; k++) loop->strides[k][to] = from.strides[k][d];
-}
-
 template <int K> inline XtLoop<K> xt_loop(const XtView *const (&views)[K]) {
     XtLoop<K> loop;
-    int n = 0;
-    loop.numel = 1;
+    loop.ndim = xt_merge_dims(K, views, 0, views[0]->ndim, true, &loop.numel, loop.shape, loop.strides);
     for (int k = 0; k < K; k++) {
         loop.data[k] = (char *)views[k]->data;
-        loop.size[k] = xt_element_size(views[k]->dtype);
+        loop.size[k] = (int64_t)xt_dtype_size(views[k]->dtype);
+        if (loop.ndim == 0) loop.strides[k][0] = 1;
     }
-    for (int d = 0; d < views[0]->ndim; d++) {
-        int64_t size = views[0]->shape[d];
-        loop.numel *= size;
-        if (size == 1) continue;
-        /* In place, by out's strides, then the inputs' in order: the largest first. */
-        int at = n++;
-        for (; at > 0; at--) {
-            int k = 0;
-            while (k < K && views[k]->strides[d] == loop.strides[k][at - 1]) k++;
-            if (k == K || views[k]->strides[d] < loop.strides[k][at - 1]) break;
-            xt_loop_take(&loop, at, loop, at - 1);
-        }
-        loop.shape[at] = size;
-        for (int k = 0; k < K; k++) loop.strides[k][at] = views[k]->strides[d];
-    }
-    if (n == 0) {
-        loop.shape[n++] = 1;
-        for (int k = 0; k < K; k++) loop.strides[k][0] = 1;
-    }
-    int last = 0; /* dimensions [0, last] are merged */
-    for (int d = 1; d < n; d++) {
-        bool merge = true;
-        for (int k = 0; k < K; k++) merge = merge && loop.strides[k][last] == loop.strides[k][d] * loop.shape[d];
-        int64_t outer = loop.shape[last];
-        if (!merge) last++;
-        xt_loop_take(&loop, last, loop, d);
-        if (merge) loop.shape[last] *= outer;
-    }
-    loop.ndim = last + 1;
+    if (loop.ndim == 0) loop.shape[loop.ndim++] = 1;
     return loop;
 }
 

@@ -26,7 +26,7 @@ XtStatus xt_cuda_fill(const XtFill *p) {
         memcpy(&bits, &value, sizeof value);
         return XT_OK;
     });
-    return xt_by_bits(xt_element_size(p->dst.dtype), [&](auto zero) {
+    return xt_by_bits((int64_t)xt_dtype_size(p->dst.dtype), [&](auto zero) {
         using T = decltype(zero);
         XtFillBits<T> f;
         memcpy(&f.value, &bits, sizeof f.value); /* little-endian: the low bytes */

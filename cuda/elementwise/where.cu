@@ -22,7 +22,7 @@ template <typename T> struct XtChoose {
 };
 
 XtStatus xt_cuda_where(const XtWhere *p) {
-    return xt_by_bits(xt_element_size(p->out.dtype), [&](auto zero) {
+    return xt_by_bits((int64_t)xt_dtype_size(p->out.dtype), [&](auto zero) {
         return xt_each("where", XtChoose<decltype(zero)>(), {&p->out, &p->condition, &p->a, &p->b});
     });
 }

@@ -213,7 +213,7 @@ XtStatus xt_cuda_compare(const XtCompare *p) {
                   p->rtol, p->atol);
     };
     const bool out_double = p->out.dtype == XT_FLOAT64, ref_double = p->ref.dtype == XT_FLOAT64;
-    if (!xt_is_float(p->out.dtype)) launch(int64_t(), int64_t());
+    if (!xt_dtype_is_float(p->out.dtype)) launch(int64_t(), int64_t());
     else if (out_double && ref_double) launch(double(), double());
     else if (out_double) launch(double(), float());
     else if (ref_double) launch(float(), double());

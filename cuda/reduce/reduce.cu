@@ -98,7 +98,7 @@ __device__ inline int64_t turned(int64_t v, int sign) { return v ^ (int64_t)(sig
 
 /* Element c of each of raw[GROUP]: a column of GROUP loaded rows. One branch for all. */
 template <typename C>
-__device__ inline void unpack_column(XtClassValue<C> *v, const XtPacked<C, XT_GROUP<C>> *raw, int c, int format) {
+__device__ inline void unpack_column(XtClassValue<C> *v, const XtPiece<C, XT_GROUP<C>> *raw, int c, int format) {
     if (format == 0) {
 #pragma unroll
         for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw[e], c, 0);
@@ -107,7 +107,7 @@ __device__ inline void unpack_column(XtClassValue<C> *v, const XtPacked<C, XT_GR
         for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw[e], c, XT_IS_INTEGER<C> ? format : 1);
     }
 }
-template <typename C> __device__ inline void unpack_group(XtClassValue<C> *v, const XtPacked<C, XT_GROUP<C>> &raw, int format) {
+template <typename C> __device__ inline void unpack_group(XtClassValue<C> *v, const XtPiece<C, XT_GROUP<C>> &raw, int format) {
     if (format == 0) {
 #pragma unroll
         for (int e = 0; e < XT_GROUP<C>; e++) v[e] = xt_unpack(raw, e, 0);
@@ -264,7 +264,7 @@ __device__ inline int64_t reduced_offset(const ReduceJob &p, int64_t index) { re
 template <typename C, int OP>
 __device__ inline void take_singly(ReduceLane<C> *s, const ReduceJob &p, const char *x, int64_t index, int at, int count) {
     constexpr int GROUP = XT_GROUP<C>;
-    XtPacked<C, 1> raw[GROUP];
+    XtPiece<C, 1> raw[GROUP];
     XtClassValue<C> v[GROUP];
     if (p.reduced.ndim == 1) {
         x = xt_element<C>(x, index * p.stride, p.format);
@@ -296,7 +296,7 @@ __device__ inline ReducePartial<ReduceHeld<C>> reduce_segment(const ReduceJob &p
     lane_begin(&s, lane * GROUP < length ? lane * GROUP : NONE);
     if (LINE || p.vector) { /* length is a multiple of GROUP */
         for (int i = lane * GROUP; i < length; i += AHEAD * step) {
-            XtPacked<C, GROUP> raw[AHEAD];
+            XtPiece<C, GROUP> raw[AHEAD];
             int64_t offset[AHEAD];
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) offset[a] = first + i + a * step;
@@ -386,8 +386,8 @@ template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(cons
         ReduceLane<C> s[GROUP];
 #pragma unroll
         for (int c = 0; c < GROUP; c++) lane_begin(&s[c], lane * GROUP < length ? lane * GROUP : NONE);
-        XtPacked<C, GROUP> raw[AHEAD][GROUP], next[AHEAD][GROUP];
-        auto fetch = [&](XtPacked<C, GROUP>(&to)[AHEAD][GROUP], int i) {
+        XtPiece<C, GROUP> raw[AHEAD][GROUP], next[AHEAD][GROUP];
+        auto fetch = [&](XtPiece<C, GROUP>(&to)[AHEAD][GROUP], int i) {
             int64_t offset[AHEAD];
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) {

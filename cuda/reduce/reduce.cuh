@@ -4,7 +4,7 @@
 
 #include "common/cuda.cuh"
 
-/* Dimensions shared by one or two views: sizes of 1 dropped, neighbours merged where both views allow. Strides in elements. */
+/* Dimensions shared by one or two views, as xt_merge_dims leaves them. Strides in elements; 0 of a view that is not there. */
 struct XtWalk {
     int ndim;
     int64_t numel;
@@ -12,33 +12,11 @@ struct XtWalk {
     int64_t strides[2][XT_MAX_DIMS];
 };
 
-/* The walk over dimensions [first, first + ndim) of views of equal shape there; b may be NULL. `sort` puts larger strides of `a`
- * first: right when every element is on its own, wrong when the order of the elements matters. */
+/* The walk over dimensions [first, first + ndim) of views of equal shape there; b may be NULL; `sort`: see xt_merge_dims. */
 inline void xt_walk_init(XtWalk *w, const XtView *a, const XtView *b, int first, int ndim, bool sort) {
-    int n = 0;
-    w->numel = 1;
-    for (int d = first; d < first + ndim; d++) {
-        w->numel *= a->shape[d];
-        if (a->shape[d] == 1) continue;
-        int at = n++;
-        for (; sort && at > 0 && w->strides[0][at - 1] < a->strides[d]; at--) {
-            w->shape[at] = w->shape[at - 1];
-            for (int k = 0; k < 2; k++) w->strides[k][at] = w->strides[k][at - 1];
-        }
-        w->shape[at] = a->shape[d];
-        w->strides[0][at] = a->strides[d];
-        w->strides[1][at] = b ? b->strides[d] : 0;
-    }
-    int last = 0; /* dimensions [0, last] are merged */
-    for (int d = 1; d < n; d++) {
-        bool merge = w->strides[0][last] == w->strides[0][d] * w->shape[d];
-        if (b) merge = merge && w->strides[1][last] == w->strides[1][d] * w->shape[d];
-        int64_t size = merge ? w->shape[last] * w->shape[d] : w->shape[d];
-        if (!merge) last++;
-        w->shape[last] = size;
-        for (int k = 0; k < 2; k++) w->strides[k][last] = w->strides[k][d];
-    }
-    w->ndim = n > 0 ? last + 1 : 0;
+    const XtView *views[2] = {a, b};
+    *w = {};
+    w->ndim = xt_merge_dims(b ? 2 : 1, views, first, ndim, sort, &w->numel, w->shape, w->strides);
 }
 
 /* Sizes and strides of the innermost dimension; a walk of one element has size 1. */
@@ -107,24 +85,19 @@ template <> struct XtClass<uint16_t> {
 };
 template <typename C> using XtClassValue = typename XtClass<C>::Value;
 
-/* N neighbours as read: unpacked only where they are used, 16-bit elements would take a register each. */
-template <typename C, int N> struct XtPacked {
-    static constexpr int WORDS = ((int)sizeof(C) * N + 3) / 4;
-    uint32_t word[WORDS];
-};
 template <typename C> __device__ inline const char *xt_element(const void *x, int64_t offset, int format) {
     return (const char *)x + offset * (XT_IS_INTEGER<C> ? format : (int)sizeof(C));
 }
-/* N is 1 or XT_GROUP<C>; a group is aligned to its bytes, or to 16. */
-template <typename C, int N> __device__ inline XtPacked<C, N> xt_fetch(const char *x, int format) {
-    XtPacked<C, N> v;
-    if constexpr (XT_IS_INTEGER<C> && N == 1) {
-        if (format == 8) {
-            const uint2 q = *(const uint2 *)x;
-            v.word[0] = q.x, v.word[1] = q.y;
-        } else if (format == 4) v.word[0] = *(const uint32_t *)x;
+/* N neighbours as they lie in memory, N = 1 or XT_GROUP<C>; a group is aligned to its bytes, or to 16. */
+template <typename C, int N> __device__ inline XtPiece<C, N> xt_fetch(const char *x, int format) {
+    XtPiece<C, N> v;
+    if constexpr (!XT_IS_INTEGER<C>) {
+        v = xt_read<C, N>((const C *)x);
+    } else if constexpr (N == 1) {
+        if (format == 8) v = xt_read<C, N>((const C *)x);
+        else if (format == 4) v.word[0] = *(const uint32_t *)x;
         else v.word[0] = *(const uint8_t *)x;
-    } else if constexpr (XT_IS_INTEGER<C>) {
+    } else {
         static_assert(N == 4, "a group");
         if (format == 1) {
             v.word[0] = *(const uint32_t *)x;
@@ -136,18 +109,11 @@ template <typename C, int N> __device__ inline XtPacked<C, N> xt_fetch(const cha
             const uint4 q = *(const uint4 *)(x + 16);
             v.word[4] = q.x, v.word[5] = q.y, v.word[6] = q.z, v.word[7] = q.w;
         }
-    } else if constexpr (sizeof(C) * N == 16) {
-        const uint4 q = *(const uint4 *)x;
-        v.word[0] = q.x, v.word[1] = q.y, v.word[2] = q.z, v.word[3] = q.w;
-    } else if constexpr (sizeof(C) == 8) {
-        const uint2 q = *(const uint2 *)x;
-        v.word[0] = q.x, v.word[1] = q.y;
-    } else if constexpr (sizeof(C) == 4) v.word[0] = *(const uint32_t *)x;
-    else v.word[0] = *(const uint16_t *)x;
+    }
     return v;
 }
-/* Element e of them, e known to the compiler. */
-template <typename C, int N> __device__ inline XtClassValue<C> xt_unpack(const XtPacked<C, N> &v, int e, int format) {
+/* Element e of them, e known to the compiler. Unpacked only where it is used: 16-bit elements would take a register each. */
+template <typename C, int N> __device__ inline XtClassValue<C> xt_unpack(const XtPiece<C, N> &v, int e, int format) {
     if constexpr (XT_IS_INTEGER<C>) {
         if (format == 8) return (int64_t)((uint64_t)v.word[2 * e + 1] << 32 | v.word[2 * e]);
         if (format == 4) return (int32_t)v.word[e];
@@ -162,9 +128,6 @@ template <typename C, int N> __device__ inline XtClassValue<C> xt_unpack(const X
     }
 }
 
-inline bool xt_is_float(XtDtype dtype) {
-    return dtype == XT_FLOAT32 || dtype == XT_FLOAT64 || dtype == XT_BFLOAT16 || dtype == XT_FLOAT16;
-}
 /* Calls f(C(), format) for the class of a dtype. */
 template <typename F> inline XtStatus xt_by_class(XtDtype dtype, F f) {
     switch (dtype) {

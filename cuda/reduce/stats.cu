@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t n = walk.numel, vectors = n / N;
     StatsLane<V> s = {(V)INFINITY, -(V)INFINITY, 0, 0, 0};
     for (int64_t i = start; i < vectors; i += AHEAD * step) {
-        XtPacked<C, N> raw[AHEAD];
+        XtPiece<C, N> raw[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             const int64_t at = i + a * step;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     if (VECTOR && start < n - vectors * N) {
-        const XtPacked<C, 1> raw = xt_fetch<C, 1>(xt_element<C>(x, vectors * N + start, format), format);
+        const XtPiece<C, 1> raw = xt_fetch<C, 1>(xt_element<C>(x, vectors * N + start, format), format);
         take<V>(&s, stats_value(xt_unpack(raw, 0, format)));
     }
     StatsPartial block = join_block({(double)s.min, (double)s.max, s.sum, (double)s.nan, (double)s.inf});

@@ -75,17 +75,7 @@ done:
 /* Merges batch dims that advance together in a, b and c until at most two are left; false when more remain. */
 static bool collapse_batch(const XtView *a, const XtView *b, const XtView *c, XtGemm *p) {
     int64_t shape[XT_MAX_DIMS], stride[3][XT_MAX_DIMS];
-    const XtView *views[3] = {a, b, c};
-    int n = 0;
-    for (int i = 0; i < c->ndim - 2; i++) {
-        if (c->shape[i] == 1) continue;
-        bool merge = n > 0;
-        for (int v = 0; merge && v < 3; v++) merge = stride[v][n - 1] == views[v]->strides[i] * c->shape[i];
-        if (merge) n--;
-        shape[n] = c->shape[i] * (merge ? shape[n] : 1);
-        for (int v = 0; v < 3; v++) stride[v][n] = views[v]->strides[i];
-        n++;
-    }
+    int n = xt_merge_dims(3, (const XtView *const[]){a, b, c}, 0, c->ndim - 2, false, NULL, shape, stride);
     if (n > 2) return false;
     for (int i = 0; i < 2; i++) {
         int from = n - 2 + i;
