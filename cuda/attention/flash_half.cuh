@@ -114,13 +114,6 @@ template <typename P, typename T> __device__ static void dot_rows(Scores<P> &s, 
     }
 }
 
-template <typename T> __device__ static uint32_t two_of(float low, float high) {
-    auto pair = xt_store_two(low, high, T());
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
-
 /* sum += p v, p rounded to T, v as turned_of says */
 template <typename P, typename T> __device__ static void add_product(Sums<P> &sum, const Scores<P> &p, uint32_t v, T) {
 #pragma unroll
@@ -129,7 +122,8 @@ template <typename P, typename T> __device__ static void add_product(Sums<P> &su
 #pragma unroll
         for (int m = 0; m < P::STRIPS; m++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[m][i] = two_of<T>(p[m][2 * k + i / 2][i % 2 * 2], p[m][2 * k + i / 2][i % 2 * 2 + 1]);
+            for (int i = 0; i < 4; i++)
+                x[m][i] = xt_word(xt_store_two(p[m][2 * k + i / 2][i % 2 * 2], p[m][2 * k + i / 2][i % 2 * 2 + 1], T()));
 #pragma unroll
         for (int n = 0; n < P::D / 16; n++) {
             uint32_t y[4];
@@ -168,7 +162,8 @@ __device__ static void store_rows(T *out, int64_t stride, T *tile, Sums<P> &sum,
             T *row = tile + (at.row + 16 * m + 8 * h) * P::PITCH + at.col;
 #pragma unroll
             for (int n = 0; n < P::D / 8; n++)
-                *(uint32_t *)(row + 8 * n) = two_of<T>(factor(m, h, sum[m][n][2 * h]), factor(m, h, sum[m][n][2 * h + 1]));
+                *(uint32_t *)(row + 8 * n) =
+                    xt_word(xt_store_two(factor(m, h, sum[m][n][2 * h]), factor(m, h, sum[m][n][2 * h + 1]), T()));
         }
     __syncwarp();
 #pragma unroll

@@ -112,8 +112,8 @@ template <typename T> struct XtArithmeticFn {
                 XT_CASE(XT_MINIMUM, (x < y) | (x != x) ? x : y)
                 XT_CASE(SQUARE, x * x)
                 XT_CASE(CUBE, x * x * x)
-                XT_CASE(ROOT, xt_root(x))
-                XT_CASE(INVERSE_ROOT, 1 / xt_root(x))
+                XT_CASE(ROOT, sqrt(x))
+                XT_CASE(INVERSE_ROOT, 1 / sqrt(x))
                 XT_CASE(INVERSE, 1 / x)
                 XT_CASE(INVERSE_SQUARE, 1 / (x * x))
             }
@@ -162,7 +162,7 @@ template <typename T> struct XtPowerFn {
     template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from_a, XtPiece<T, N> from_b, XtPiece<uint8_t, N>) const {
         XtVector<W, N> a = load(from_a, constant == 1, value), b = load(from_b, constant == 2, value), out;
         if constexpr (XtArithmetic<T>::INTEGER) out.at[0] = (W)integer_power((int64_t)a.at[0], (int64_t)b.at[0]);
-        else out.at[0] = xt_power(a.at[0], b.at[0]);
+        else out.at[0] = pow(a.at[0], b.at[0]);
         return store<T>(out);
     }
 };

@@ -11,32 +11,6 @@
 #include "arch/sm80.cuh"
 #include "common/cuda.cuh"
 
-__device__ inline float xt_exp(float x) { return expf(x); }
-__device__ inline double xt_exp(double x) { return exp(x); }
-__device__ inline float xt_log(float x) { return logf(x); }
-__device__ inline double xt_log(double x) { return log(x); }
-__device__ inline float xt_root(float x) { return sqrtf(x); }
-__device__ inline double xt_root(double x) { return sqrt(x); }
-__device__ inline float xt_inverse_root(float x) { return rsqrtf(x); }
-__device__ inline double xt_inverse_root(double x) { return rsqrt(x); }
-__device__ inline float xt_magnitude(float x) { return fabsf(x); }
-__device__ inline double xt_magnitude(double x) { return fabs(x); }
-__device__ inline float xt_sine(float x) { return sinf(x); }
-__device__ inline double xt_sine(double x) { return sin(x); }
-__device__ inline float xt_cosine(float x) { return cosf(x); }
-__device__ inline double xt_cosine(double x) { return cos(x); }
-__device__ inline float xt_tanh_of(float x) { return tanhf(x); }
-__device__ inline double xt_tanh_of(double x) { return tanh(x); }
-__device__ inline float xt_erf_of(float x) { return erff(x); }
-__device__ inline double xt_erf_of(double x) { return erf(x); }
-__device__ inline float xt_power(float x, float y) { return powf(x, y); }
-__device__ inline double xt_power(double x, double y) { return pow(x, y); }
-
-/* exp as precise as T deserves: of 16 bits __expf, off by 2 + 1.2 |x| ulp of float32, at most 1.3e-5 of the value and a twentieth of
- * the rounding of float16. 0, Inf and NaN come out as from expf. */
-template <typename T> __device__ inline float xt_exp_for(float x) { return sizeof(T) == 2 ? __expf(x) : expf(x); }
-template <typename T> __device__ inline double xt_exp_for(double x) { return exp(x); }
-
 /* a / (1 + e), e >= 0. For 16-bit results the approximate quotient: its 2 ulp of float32 vanish in the rounding to 8 or 11 bits. It
  * gives 0 for denominators above 2^126; a quarter of both, which is exact for 16-bit a, keeps every finite denominator below. */
 template <typename T> __device__ inline XtAcc<T> xt_over_one_plus(XtAcc<T> a, XtAcc<T> e) {
@@ -93,45 +67,45 @@ template <typename T> __device__ inline double xt_normal_cdf(double x, double *g
 
 /* X(name, statements that set y from x) */
 /* clang-format off */
-#define XT_UNARY_TABLE(X)                                                                               \
-    X(NEG, y = -x)                                                                                          \
-    X(ABS, y = xt_magnitude(x))                                                                             \
-    X(EXP, y = xt_exp(x))                                                                                   \
-    X(LOG, y = xt_log(x))                                                                                   \
-    X(SQRT, y = xt_root(x))                                                                                 \
-    X(RSQRT, y = xt_inverse_root(x))                                                                        \
-    X(RECIPROCAL, y = 1 / x)                                                                                \
-    X(SIN, y = xt_sine(x))                                                                                  \
-    X(COS, y = xt_cosine(x))                                                                                \
-    X(TANH, y = xt_tanh_of(x))                                                                              \
-    X(SIGMOID, y = xt_over_one_plus<T>(1, xt_exp_for<T>(-x)))                                                      \
-    X(RELU, y = x <= 0 ? 0 : x)                                                                             \
-    X(SILU, y = xt_over_one_plus<T>(x, xt_exp_for<T>(-x)))                                                         \
-    X(GELU, W gauss; W cdf = xt_normal_cdf<T>(x, &gauss); y = x * cdf)                                  \
-    X(GELU_TANH, y = xt_over_one_plus<T>(x, xt_exp_for<T>(-2 * (W)XT_SQRT_2_PI * (x + (W)XT_CUBIC * x * x * x))))  \
-    X(ERF, y = xt_erf_of(x))
+#define XT_UNARY_TABLE(X)                                                                                       \
+    X(NEG, y = -x)                                                                                              \
+    X(ABS, y = fabs(x))                                                                                         \
+    X(EXP, y = exp(x))                                                                                          \
+    X(LOG, y = log(x))                                                                                          \
+    X(SQRT, y = sqrt(x))                                                                                        \
+    X(RSQRT, y = rsqrt(x))                                                                                      \
+    X(RECIPROCAL, y = 1 / x)                                                                                    \
+    X(SIN, y = sin(x))                                                                                          \
+    X(COS, y = cos(x))                                                                                          \
+    X(TANH, y = tanh(x))                                                                                        \
+    X(SIGMOID, y = xt_over_one_plus<T>(1, xt_exp_for<T>(-x)))                                                   \
+    X(RELU, y = x <= 0 ? 0 : x)                                                                                 \
+    X(SILU, y = xt_over_one_plus<T>(x, xt_exp_for<T>(-x)))                                                      \
+    X(GELU, W gauss; W cdf = xt_normal_cdf<T>(x, &gauss); y = x * cdf)                                          \
+    X(GELU_TANH, y = xt_over_one_plus<T>(x, xt_exp_for<T>(-2 * (W)XT_SQRT_2_PI * (x + (W)XT_CUBIC * x * x * x)))) \
+    X(ERF, y = erf(x))
 
 /* X(name, statements that set dx from dy and x) */
-#define XT_UNARY_BWD_TABLE(X)                                                                           \
-    X(NEG, dx = -dy)                                                                                    \
-    X(ABS, dx = x > 0 ? dy : x < 0 ? -dy : dy * (x * 0))                                                \
-    X(EXP, dx = dy * xt_exp(x))                                                                         \
-    X(LOG, dx = dy / x)                                                                                 \
-    X(SQRT, dx = dy * (W)0.5 / xt_root(x))                                                              \
-    X(RSQRT, dx = dy * (W)-0.5 / (x * xt_root(x)))                                                      \
-    X(RECIPROCAL, W r = 1 / x; dx = -dy * r * r)                                                        \
-    X(SIN, dx = dy * xt_cosine(x))                                                                      \
-    X(COS, dx = -dy * xt_sine(x))                                                                       \
-    X(TANH, W e = xt_exp_for<T>(-2 * xt_magnitude(x)); W q = xt_over_one_plus<T>(1, e); dx = dy * (4 * e * q * q)) \
-    X(SIGMOID, W e = xt_exp_for<T>(-xt_magnitude(x)); W q = xt_over_one_plus<T>(1, e); dx = dy * (e * q * q))  \
-    X(RELU, dx = x <= 0 ? 0 : dy)                                                                       \
-    X(SILU, W e = xt_exp_for<T>(-xt_magnitude(x)); W q = xt_over_one_plus<T>(1, e); W s = x < 0 ? e * q : q;   \
-      dx = dy * (s + x * (e * q * q)))                                                                  \
-    X(GELU, W gauss; W cdf = xt_normal_cdf<T>(x, &gauss); dx = dy * (cdf + x * gauss * (W)XT_SQRT_2PI_INV)) \
-    X(GELU_TANH, W x2 = x * x; W u2 = 2 * (W)XT_SQRT_2_PI * (x + (W)XT_CUBIC * x2 * x);                 \
-      W e = xt_exp_for<T>(-xt_magnitude(u2)); W q = xt_over_one_plus<T>(1, e); W s = u2 < 0 ? e * q : q;       \
-      W du2 = 2 * (W)XT_SQRT_2_PI * (1 + 3 * (W)XT_CUBIC * x2); dx = dy * (s + x * (e * q * q) * du2))  \
-    X(ERF, dx = dy * ((W)XT_2_SQRT_PI * xt_exp(-x * x)))
+#define XT_UNARY_BWD_TABLE(X)                                                                                   \
+    X(NEG, dx = -dy)                                                                                            \
+    X(ABS, dx = x > 0 ? dy : x < 0 ? -dy : dy * (x * 0))                                                        \
+    X(EXP, dx = dy * exp(x))                                                                                    \
+    X(LOG, dx = dy / x)                                                                                         \
+    X(SQRT, dx = dy * (W)0.5 / sqrt(x))                                                                         \
+    X(RSQRT, dx = dy * (W)-0.5 / (x * sqrt(x)))                                                                 \
+    X(RECIPROCAL, W r = 1 / x; dx = -dy * r * r)                                                                \
+    X(SIN, dx = dy * cos(x))                                                                                    \
+    X(COS, dx = -dy * sin(x))                                                                                   \
+    X(TANH, W e = xt_exp_for<T>(-2 * fabs(x)); W q = xt_over_one_plus<T>(1, e); dx = dy * (4 * e * q * q))      \
+    X(SIGMOID, W e = xt_exp_for<T>(-fabs(x)); W q = xt_over_one_plus<T>(1, e); dx = dy * (e * q * q))           \
+    X(RELU, dx = x <= 0 ? 0 : dy)                                                                               \
+    X(SILU, W e = xt_exp_for<T>(-fabs(x)); W q = xt_over_one_plus<T>(1, e); W s = x < 0 ? e * q : q;            \
+      dx = dy * (s + x * (e * q * q)))                                                                          \
+    X(GELU, W gauss; W cdf = xt_normal_cdf<T>(x, &gauss); dx = dy * (cdf + x * gauss * (W)XT_SQRT_2PI_INV))     \
+    X(GELU_TANH, W x2 = x * x; W u2 = 2 * (W)XT_SQRT_2_PI * (x + (W)XT_CUBIC * x2 * x);                         \
+      W e = xt_exp_for<T>(-fabs(u2)); W q = xt_over_one_plus<T>(1, e); W s = u2 < 0 ? e * q : q;                \
+      W du2 = 2 * (W)XT_SQRT_2_PI * (1 + 3 * (W)XT_CUBIC * x2); dx = dy * (s + x * (e * q * q) * du2))          \
+    X(ERF, dx = dy * ((W)XT_2_SQRT_PI * exp(-x * x)))
 /* clang-format on */
 
 #endif

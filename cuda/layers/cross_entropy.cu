@@ -22,25 +22,14 @@
 
 static const int LOADS = 4; /* 16-byte vectors under way in each thread */
 
-/* Of a NaN and a number, the number: the NaN still reaches the sum. */
-static __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
-static __device__ inline double larger(double a, double b) { return fmax(a, b); }
-static __device__ inline float logarithm(float x) { return logf(x); }
-static __device__ inline double logarithm(double x) { return log(x); }
-static __device__ inline float lowest(float) { return -FLT_MAX; }
-static __device__ inline double lowest(double) { return -DBL_MAX; }
-
-/* 2^(t log2 e), t <= 0, in two instructions. The product rounds the exponent, which gives a relative error of |t| 2^-24 on top of
- * the 2^-22 of ex2.approx: 3e-6 for the terms that are e^-50 of the largest, less for those that matter. The logits that made t
- * were rounded to 8 or 11 bits, 2^-12 at best. Results below 2^-126 become 0. */
-static __device__ inline float exp_short(float t) { return xt_exp2_approx(t * 1.4426950408889634f); }
-
-/* exp, as precise as the rounding of dtype T can show. */
-template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t);
-template <> __device__ inline float exp_for<float>(float t) { return expf(t); }
-template <> __device__ inline double exp_for<double>(double t) { return exp(t); }
-template <> __device__ inline float exp_for<XtBf16>(float t) { return exp_short(t); }
-template <> __device__ inline float exp_for<XtF16>(float t) { return exp_short(t); }
+/* exp(t), t <= 0, as precise as the rounding of T can show. Of 16 bits: 2^(t log2 e) in two instructions. The product rounds the
+ * exponent, which gives a relative error of |t| 2^-24 on top of the 2^-22 of ex2.approx: 3e-6 for the terms that are e^-50 of the
+ * largest, less for those that matter. The logits that made t were rounded to 8 or 11 bits, 2^-12 at best. Results below 2^-126
+ * become 0. */
+template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t) {
+    if constexpr (sizeof(T) == 2) return xt_exp2_approx(t * 1.4426950408889634f);
+    else return exp(t);
+}
 
 /* A row of `vocab` elements = head elements, body vectors of W, tail elements. head and tail are less than W. */
 typedef struct Cut {
@@ -65,6 +54,7 @@ __global__ void __launch_bounds__(512, 2)
     typedef XtAcc<T> A;
     constexpr int W = XT_WIDTH<T>;
     const int thread = threadIdx.x, threads = blockDim.x;
+    constexpr A lowest = sizeof(A) == 8 ? (A)-DBL_MAX : (A)-FLT_MAX;
     const T nothing = xt_store<T>((A)-INFINITY); /* exp(nothing - m) = 0 */
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = logits + row * ld; /* [vocab] */
@@ -74,8 +64,9 @@ __global__ void __launch_bounds__(512, 2)
 
         A first = xt_load(thread < cut.head ? x[thread] : nothing);
         A last = xt_load(thread < cut.tail ? x[vocab - cut.tail + thread] : nothing);
-        /* m begins at the lowest finite number, not at -Inf: Inf - Inf would be NaN for a thread that sees nothing but -Inf. */
-        A m = larger(larger(lowest(A()), first), last);
+        /* m begins at the lowest finite number, not at -Inf: Inf - Inf would be NaN for a thread that sees nothing but -Inf. fmax takes
+         * the number of a NaN and a number: the NaN still reaches the sum. */
+        A m = fmax(fmax(lowest, first), last);
         A sum = exp_for<T>(first - m) + exp_for<T>(last - m);
         for (int64_t i = thread; i < cut.body; i += LOADS * threads) {
             XtPiece<T, W> q[LOADS];
@@ -89,7 +80,7 @@ __global__ void __launch_bounds__(512, 2)
             for (int u = 0; u < LOADS; u++) {
                 const XtVector<A, W> v = xt_load(q[u]);
 #pragma unroll
-                for (int j = 0; j < W; j++) peak = larger(peak, v.at[j]);
+                for (int j = 0; j < W; j++) peak = fmax(peak, v.at[j]);
             }
             sum *= exp_for<T>(m - peak);
             m = peak;
@@ -105,11 +96,11 @@ __global__ void __launch_bounds__(512, 2)
 
         const bool counts = target != ignore_index, known = target >= 0 && target < vocab;
         A at_target = thread == 0 && counts && known ? xt_load(x[target]) : A(0); /* on its way during the reductions */
-        const A peak = xt_block_reduce(m, lowest(A()), XtMax());
+        const A peak = xt_block_reduce(m, lowest, XtMax());
         sum = xt_block_sum(sum * exp_for<T>(m - peak));
         if (thread != 0) continue;
         if (sum == 0 && vocab > 0) sum = NAN; /* every logit is -Inf: the largest term is exp(-Inf + Inf) */
-        const A log_sum = logarithm(sum);
+        const A log_sum = log(sum);
         lse[row] = peak + log_sum;
         /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
         losses[row] = counts && known ? (peak - at_target) + log_sum : A(0);

@@ -42,16 +42,9 @@ template <int R, typename A> __device__ inline void sum_of_lanes(A (&value)[R], 
 /* a b, rounded once. Of 16 bits two at a time: the product in float32 would be exact, so it is the same. */
 template <typename T, int N> __device__ inline XtPiece<T, N> product(const XtPiece<T, N> &of_a, const XtPiece<T, N> &of_b) {
     if constexpr (sizeof(T) == 2 && N % 2 == 0) {
-        typedef decltype(xt_store_two(0, 0, T())) Two;
         XtPiece<T, N> to;
 #pragma unroll
-        for (int j = 0; j < N / 2; j++) {
-            Two a, b;
-            memcpy(&a, &of_a.word[j], sizeof a);
-            memcpy(&b, &of_b.word[j], sizeof b);
-            a = __hmul2_rn(a, b);
-            memcpy(&to.word[j], &a, sizeof a);
-        }
+        for (int j = 0; j < N / 2; j++) to.word[j] = xt_word(__hmul2_rn(xt_pair(of_a.word[j], T()), xt_pair(of_b.word[j], T())));
         return to;
     } else {
         XtVector<XtAcc<T>, N> a = xt_load(of_a), b = xt_load(of_b);
@@ -535,7 +528,7 @@ template <typename T, int N, int V>
 static void bwd_narrow(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *status, int64_t *shares) {
     using A = XtAcc<T>;
     int lanes = lanes_of(p->cols / N, V);
-    *shares = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, 132 * BLOCKS_BWD<V>);
+    *shares = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, XT_PLAN_MULTIPROCESSORS * BLOCKS_BWD<V>);
     if (p->dweight) *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
     xt_launch(rms_norm_bwd_narrow_kernel<T, N, V>, (unsigned)*shares, THREADS, 0, (T *)p->dx, (A *)scratch->data, (const T *)p->dy,
@@ -545,7 +538,7 @@ template <typename T, int N, int V>
 static void bwd_block(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *status, int64_t *shares) {
     using A = XtAcc<T>;
     unsigned threads = warps_for(xt_divide_up(p->cols / N, V));
-    *shares = shares_of(p->rows, 4, 264 * 512 / threads);
+    *shares = shares_of(p->rows, 4, XT_PLAN_MULTIPROCESSORS * 1024 / threads);
     if (p->dweight) *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
     xt_launch(rms_norm_bwd_block_kernel<T, N, V>, (unsigned)*shares, threads, 0, (T *)p->dx, (A *)scratch->data, (const T *)p->dy,
@@ -557,8 +550,8 @@ template <typename T, int N> static void bwd_long(const XtRmsNormBwd *p, XtScrat
         xt_launch(rms_norm_bwd_long_kernel<T, N>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->dx,
                   (const T *)p->dy, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd, p->rows, p->cols, A(1) / (A)p->cols);
     if (!p->dweight) return;
-    int64_t most = (1 << 21) / p->cols; /* 8 MB of shares */
-    *shares = shares_of(p->rows, 4, most < 1 ? 1 : most > 264 ? 264 : most);
+    int64_t fit = (1 << 21) / p->cols, most = 2 * XT_PLAN_MULTIPROCESSORS; /* 8 MB of shares */
+    *shares = shares_of(p->rows, 4, fit < 1 ? 1 : fit < most ? fit : most);
     *status = scratch->allocate((size_t)(*shares * p->cols) * sizeof(A));
     if (*status != XT_OK) return;
     dim3 grid(xt_blocks(p->cols / N, THREADS), (unsigned)*shares);

@@ -35,16 +35,7 @@ enum {
 /* Elements of a row that a thread holds at most: 32 registers of them. */
 template <typename T> constexpr int HELD = sizeof(XtAcc<T>) == 8 ? 16 : 32;
 
-/* exp(v), v <= 0 or NaN. Of 16-bit T by 2^(v log2 e): relative error |v| 2^-24 + 2^-22, 2^-17 where the result is above 1e-38;
- * T rounds to 2^-9 or 2^-12. */
-template <typename T> __device__ inline XtAcc<T> exp_of(XtAcc<T> v) {
-    if constexpr (sizeof(T) == 8) return exp(v);
-    else if constexpr (sizeof(T) == 4) return expf(v);
-    else return __expf(v);
-}
-
 template <typename A> __device__ inline A no_value(void) { return -(A)INFINITY; }
-template <typename A> __device__ inline A larger(A a, A b) { return b > a ? b : a; } /* ignores a NaN in b */
 
 template <typename T, int N> __device__ inline void load(XtAcc<T> *v, const T *x) {
     static_assert(N == 1 || N * sizeof(T) == 16, "one access");
@@ -80,18 +71,6 @@ template <int COUNT, typename A> __device__ inline A sum_of(A *v) {
     }
 }
 
-/* Over LANES neighbouring threads, all of which get the result; all of a warp take part. */
-template <int LANES, typename A> __device__ inline A lanes_sum(A v) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
-    return v;
-}
-template <int LANES, typename A> __device__ inline A lanes_max(A v) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, step));
-    return v;
-}
-
 /* ---- rows in registers ------------------------------------------------------------------------------------------------------- */
 
 /* A row by LANES threads, or by the whole block when LANES is 0; element e of vector k of a thread is column
@@ -109,19 +88,19 @@ __device__ inline void forward_row(T *out, const T *x, int64_t cols, int lane, i
         if (here && j < cols) load<T, N>(v + k * N, x + j);
     }
 #pragma unroll
-    for (int e = 0; e < K * N; e++) max = larger(max, v[e]);
-    if constexpr (LANES > 0) max = lanes_max<LANES>(max);
+    for (int e = 0; e < K * N; e++) max = XtFirstMax()(max, v[e]);
+    if constexpr (LANES > 0) max = xt_warp_reduce<LANES>(max, XtFirstMax());
     else max = xt_block_reduce(max, no_value<A>(), XtMax());
     A part[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int k = 0; k < K; k++)
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            v[k * N + e] = exp_of<T>(v[k * N + e] - max);
+            v[k * N + e] = xt_exp_for<T>(v[k * N + e] - max);
             part[k % 4] += v[k * N + e];
         }
     A sum = sum_of<4>(part);
-    if constexpr (LANES > 0) sum = lanes_sum<LANES>(sum);
+    if constexpr (LANES > 0) sum = xt_warp_sum<LANES>(sum);
     else sum = xt_block_sum(sum);
     const A scale = 1 / sum;
 #pragma unroll
@@ -152,7 +131,7 @@ __device__ inline void backward_row(T *dx, const T *dy, const T *p, int64_t cols
 #pragma unroll
         for (int e = 0; e < N; e++) part[k % 4] += g[k * N + e] * y[k * N + e];
     A dot = sum_of<4>(part);
-    if constexpr (LANES > 0) dot = lanes_sum<LANES>(dot);
+    if constexpr (LANES > 0) dot = xt_warp_sum<LANES>(dot);
     else dot = xt_block_sum(dot);
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -211,7 +190,7 @@ template <typename A> __device__ inline A shift_of(A max) { return max == no_val
 template <typename T> __device__ inline SoftmaxPart<XtAcc<T>> join_block(SoftmaxPart<XtAcc<T>> part) {
     typedef XtAcc<T> A;
     const A max = xt_block_reduce(part.max, no_value<A>(), XtMax());
-    return {max, xt_block_sum(part.sum * exp_of<T>(part.max - shift_of(max)))};
+    return {max, xt_block_sum(part.sum * xt_exp_for<T>(part.max - shift_of(max)))};
 }
 
 /* Of x[n], by the threads of a block. */
@@ -229,13 +208,13 @@ template <typename T, int N> __device__ inline SoftmaxPart<XtAcc<T>> forward_par
             if (j < n) load<T, N>(v + k * N, x + j);
         }
 #pragma unroll
-        for (int e = 0; e < K * N; e++) max = larger(max, v[e]);
+        for (int e = 0; e < K * N; e++) max = XtFirstMax()(max, v[e]);
         const A shift = shift_of(max);
 #pragma unroll
         for (int k = 0; k < K; k++)
 #pragma unroll
-            for (int e = 0; e < N; e++) part[k % 4] += exp_of<T>(v[k * N + e] - shift);
-        s.sum = s.sum * exp_of<T>(s.max - shift) + sum_of<4>(part); /* before the first, 0 * 0 */
+            for (int e = 0; e < N; e++) part[k % 4] += xt_exp_for<T>(v[k * N + e] - shift);
+        s.sum = s.sum * xt_exp_for<T>(s.max - shift) + sum_of<4>(part); /* before the first, 0 * 0 */
         s.max = max;
     }
     return join_block<T>(s);
@@ -257,7 +236,7 @@ template <typename T, int N> __device__ inline void forward_write(T *out, const 
             const int64_t j = i + (int64_t)k * blockDim.x * N;
             if (j >= n) break;
 #pragma unroll
-            for (int e = 0; e < N; e++) v[k * N + e] = exp_of<T>(v[k * N + e] - row.max) * scale;
+            for (int e = 0; e < N; e++) v[k * N + e] = xt_exp_for<T>(v[k * N + e] - row.max) * scale;
             store<T, N>(out + j, v + k * N);
         }
     }
@@ -349,8 +328,8 @@ __global__ void __launch_bounds__(SPLIT_THREADS)
         SoftmaxPart<A> s = {no_value<A>(), 0};
         for (int64_t i = threadIdx.x; i < pieces; i += SPLIT_THREADS) {
             const SoftmaxPart<A> t = parts[row * pieces + i];
-            const A max = larger(s.max, t.max), shift = shift_of(max);
-            s.sum = s.sum * exp_of<T>(s.max - shift) + t.sum * exp_of<T>(t.max - shift);
+            const A max = XtFirstMax()(s.max, t.max), shift = shift_of(max);
+            s.sum = s.sum * xt_exp_for<T>(s.max - shift) + t.sum * xt_exp_for<T>(t.max - shift);
             s.max = max;
         }
         s = join_block<T>(s);

@@ -16,14 +16,13 @@
 static constexpr int THREADS = 256;
 static constexpr int PIECES = 2; /* of one thread, in flight together */
 
-/* exp(-g), and a / b for b >= 1, to the precision that the dtype can show. With 16 bits: __expf is off by 2 + 1.2 |g| ulp, at most
- * 1.3e-5 of the value, and __fdividef by 2 ulp: together a twentieth of the rounding of float16, 2.4e-4, the finer of the two.
- * Where b is above 2^126, __fdividef gives 0: |g| is below 89 then and the quotient below 1.1e-36. b = Inf gives 0 and Inf / Inf
- * NaN in both. */
-template <typename T> __device__ inline float exp_of_minus(float g) { return sizeof(T) == 2 ? __expf(-g) : expf(-g); }
-template <typename T> __device__ inline double exp_of_minus(double g) { return exp(-g); }
-template <typename T> __device__ inline float quotient(float a, float b) { return sizeof(T) == 2 ? __fdividef(a, b) : a / b; }
-template <typename T> __device__ inline double quotient(double a, double b) { return a / b; }
+/* a / b for b = 1 + exp(-g), to the precision that the dtype can show. Of 16 bits: __fdividef is off by 2 ulp, and together with
+ * xt_exp_for that is a twentieth of the rounding of float16, 2.4e-4, the finer of the two. Where b is above 2^126, __fdividef gives
+ * 0: |g| is below 89 then and the quotient below 1.1e-36. b = Inf gives 0 and Inf / Inf NaN in both. */
+template <typename T> __device__ inline XtAcc<T> quotient(XtAcc<T> a, XtAcc<T> b) {
+    if constexpr (sizeof(T) == 2) return __fdividef(a, b);
+    else return a / b;
+}
 
 /* `count` elements: a whole piece, or the short end of the one long row. */
 template <typename T, int N> __device__ inline XtPiece<T, N> read(const T *p, int64_t count) {
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 A x = of_g.at[e];
-                y.at[e] = quotient<T>(x, 1 + exp_of_minus<T>(x)) * of_u.at[e];
+                y.at[e] = quotient<T>(x, 1 + xt_exp_for<T>(-x)) * of_u.at[e];
             }
             write<T, N>(out + at[k].dense, y, at[k].count);
         }
@@ -108,7 +107,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 A dv = of_d.at[e], gv = of_g.at[e], uv = of_u.at[e];
-                A s = quotient<T>(A(1), 1 + exp_of_minus<T>(gv));
+                A s = quotient<T>(A(1), 1 + xt_exp_for<T>(-gv));
                 of_dgate.at[e] = dv * uv * s * (1 + gv * (1 - s));
                 of_dup.at[e] = dv * gv * s;
             }

@@ -27,7 +27,7 @@
 #include "mhc_pre_once.cuh"
 
 static constexpr int THREADS = 256;
-static constexpr int64_t BLOCKS = 4 * 132; /* to keep a large device busy */
+static constexpr int64_t BLOCKS = 4 * XT_PLAN_MULTIPROCESSORS;
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------------- */
 

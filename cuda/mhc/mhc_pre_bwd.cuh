@@ -53,9 +53,8 @@ __device__ inline float finite_max(float most, float v) { return fabsf(v) < INFI
 __device__ inline void cut_half(uint32_t (&part)[2], float low, float high) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        __half2 nearest = __floats2half2_rn(low, high);
-        float2 taken = __half22float2(nearest);
-        memcpy(&part[i], &nearest, sizeof nearest);
+        part[i] = xt_word(xt_store_two(low, high, XtF16()));
+        float2 taken = xt_load_two(part[i], XtF16());
         low = fabsf(low) < INFINITY ? low - taken.x : 0.0f;
         high = fabsf(high) < INFINITY ? high - taken.y : 0.0f;
     }
@@ -310,8 +309,7 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
                         float2 of_more = xt_load_two(more[e].word[h], XtBf16());
                         low += of_more.x, high += of_more.y;
                     }
-                    __nv_bfloat162 pair = xt_store_two(low, high, XtBf16());
-                    memcpy(&to.word[h], &pair, sizeof pair);
+                    to.word[h] = xt_word(xt_store_two(low, high, XtBf16()));
                 }
                 if (there[e]) xt_write(dx + j * p.cols + 8 * e * k, to);
             }
@@ -329,7 +327,7 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
 
 /* The shapes the library runs: 3 blocks of 4 warps with 168 registers a thread and 72 KB each, or as many as there is memory for. */
 template <int S, bool DOUT, bool MORE> using DxDefault = DxShape<S, DOUT, MORE, 4, 3, S == 2 ? 4 : DOUT && MORE ? 2 : 3>;
-static constexpr int64_t DX_BLOCKS = 3 * 132; /* at once; decides about the slices, on any device */
+static constexpr int64_t DX_BLOCKS = 3 * XT_PLAN_MULTIPROCESSORS; /* at once */
 
 /* As many slices as make no more blocks than run at once: each costs a part of share, which is written and read again. */
 static int64_t dx_slices(int64_t groups, int64_t cols) {

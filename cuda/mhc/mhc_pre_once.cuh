@@ -348,7 +348,8 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
     if (error) return xt_cuda_error("mhc_pre_fwd", error);
     int64_t slices = xt_divide_up(p->cols, width), groups = (int64_t)blocks * xt_multiprocessors() / slices;
     if (groups > tiles) groups = tiles;
-    if (!cooperative || groups == 0) return XT_OK;
+    /* More slices than the plan's multiprocessors hold go the other way on larger devices, too: there they have the same bits. */
+    if (!cooperative || groups == 0 || slices > Shape::BLOCKS * XT_PLAN_MULTIPROCESSORS) return XT_OK;
 
     XtScratch messages;
     size_t sums = (size_t)(groups * Shape::PLACES * slices * Shape::SUMS),

@@ -39,21 +39,6 @@ template <typename A> struct Place {
 __device__ inline float exponential(float v) { return v * 1.44269504f < -125.5f ? 0.0f : expf(v); }
 __device__ inline double exponential(double v) { return exp(v); }
 
-/* Sums over the G lanes of a matrix: all of them get it. */
-template <int G, typename A> __device__ inline A over_rows(A value) {
-#pragma unroll
-    for (int step = G / 2; step > 0; step /= 2) value += __shfl_xor_sync(EVERY_LANE, value, step);
-    return value;
-}
-template <int G, typename A> __device__ inline A most_of_rows(A value) {
-#pragma unroll
-    for (int step = G / 2; step > 0; step /= 2) {
-        A other = __shfl_xor_sync(EVERY_LANE, value, step);
-        value = other > value ? other : value;
-    }
-    return value;
-}
-
 __device__ inline float least(float) { return FLT_MIN; }
 __device__ inline double least(double) { return DBL_MIN; }
 __device__ inline float unit(float) { return FLT_EPSILON; }
@@ -76,7 +61,7 @@ template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const
 #pragma unroll
     for (int j = 0; j < G; j++) {
         if (j >= at.n) continue;
-        A d = divisor_of(over_rows<G>(a[j]) + at.eps);
+        A d = divisor_of(xt_warp_sum<G>(a[j]) + at.eps);
         a[j] = at.row < at.n ? a[j] * inverse_of(d) : A(0);
         if (j == at.row) mine = d;
     }
@@ -99,7 +84,7 @@ template <int G, typename A> __device__ inline void back_columns(A (&e)[G], cons
 #pragma unroll
     for (int j = 0; j < G; j++) {
         if (j >= at.n) continue;
-        total[j] = over_rows<G>(e[j]);
+        total[j] = xt_warp_sum<G>(e[j]);
         e[j] -= y[j] * total[j];
     }
 }
@@ -118,7 +103,7 @@ template <int G, typename A> __device__ inline void begin(A (&a)[G], A (&start)[
 #pragma unroll
         for (int j = 0; j < G; j++) {
             if (j >= at.n) continue;
-            A most = most_of_rows<G>(inside ? a[j] : -(A)INFINITY);
+            A most = xt_warp_reduce<G>(inside ? a[j] : -(A)INFINITY, XtFirstMax());
             a[j] = inside ? exponential(a[j] - most) : A(0);
         }
     } else {

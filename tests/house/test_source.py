@@ -64,3 +64,31 @@ def test_an_instruction_is_wrapped_once_and_in_arch():
             assert not re.search(r"\basm\b", stripped(text)), f"{path.relative_to(ROOT)}: PTX belongs in cuda/arch"
     assert len(wrapped) > 10
     assert sorted(wrapped) == sorted(set(wrapped)), "an instruction is wrapped twice"
+
+
+# Uses of what one device has (file, how many, why no order of additions depends on it). Where the number of blocks decides such an
+# order, it comes from the shape and XT_PLAN_MULTIPROCESSORS: same bits on every device.
+DEVICE_SIZES = [
+    ("common/launch.cuh", 1, "the declaration"),
+    ("common/strided.cuh", 1, "vectors of a thread; every element is on its own"),
+    ("elementwise/unary.cu", 1, "pieces of a thread; every element is on its own"),
+    ("gemm/tiled.cu", 1, "size of a tile; an element of C is one chain over k whatever the tile"),
+    ("layers/cross_entropy.cu", 1, "tiles of a row in the backward; every element is on its own"),
+    ("mhc/mhc_pre_once.cuh", 2, "groups share out the tokens; the slices of a token come from the shape"),
+    ("mhc/sinkhorn.cu", 1, "blocks share out the tokens; a token's matrix is on its own"),
+    ("runtime/device.cu", 3, "the definition, and what xtrain doctor prints"),
+]
+
+
+def test_no_order_of_additions_depends_on_the_device():
+    uses, numbers = {}, {}
+    for path in CUDA_FILES:
+        name, code = str(path.relative_to(ROOT / "cuda")), stripped(path.read_text())
+        if found := re.findall(
+            r"\b(?:xt_multiprocessors|cudaOccupancy\w+|cudaDevAttrMultiProcessorCount|multiProcessorCount)\b", code
+        ):
+            uses[name] = len(found)
+        if found := [n for n in re.findall(r"\b\d+\b", code) if int(n) > 0 and int(n) % 132 == 0]:
+            numbers[name] = found
+    assert uses == {name: count for name, count, _ in DEVICE_SIZES}, "a new use: does it decide an order of additions?"
+    assert numbers == {"common/launch.cuh": ["132"]}, "132 multiprocessors are XT_PLAN_MULTIPROCESSORS"
