@@ -52,7 +52,7 @@ def test_a_second_model_goes_all_the_way(tmp_path, second, capsys) -> None:
     model = saving.load_model(newest)
     state = whole.model.state_dict()
     assert type(model) is Bigram
-    assert all(np.array_equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(np.array_equal(value.cpu(), state[name].cpu()) for name, value in model.state_dict().items())
     saving.save_model(model, tmp_path / "copy")
     again = Trainer(given(tmp_path, "again") | {"model.preset": str(tmp_path / "copy"), "steps": 2}, quiet=True)
     assert type(again.model) is Bigram and again.run().step == 2
