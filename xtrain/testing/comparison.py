@@ -1,12 +1,16 @@
 """verify, assert_close, reduce_max_abs: two tensors compared where they are."""
 
+from __future__ import annotations
+
 import math
 import numbers
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 from .formats import format_of, is_finite, tolerance
 
 _SHOWN = 5
@@ -31,25 +35,25 @@ class Verification:
     count: int
     max_abs: float
     max_rel: float
-    worst: tuple
+    worst: tuple[int, ...]
     worst_ratio: float
     nonfinite: int
     ref_nonfinite: int
     max_ref: float
     rtol: float
     atol: float
-    out: _C.Tensor = field(repr=False)
-    ref: _C.Tensor = field(repr=False)
+    out: Tensor = field(repr=False)
+    ref: Tensor = field(repr=False)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self.ok
 
     @property
-    def percent(self):
+    def percent(self) -> float:
         """Wrong elements in percent."""
         return 100.0 * self.errors / self.count
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"{self.errors} of {self.count} elements ({self.percent:.3g} %) differ by more than atol {self.atol:.3g} + "
             f"rtol {self.rtol:.3g} * |ref|: largest difference {self.max_abs:.3g}, relative {self.max_rel:.3g}; "
@@ -57,7 +61,7 @@ class Verification:
             f"{self.nonfinite} NaN or Inf, {self.ref_nonfinite} in the reference"
         )
 
-    def report(self, most=_SHOWN):
+    def report(self, most: int = _SHOWN) -> str:
         """The numbers, and the first `most` wrong elements with both values. This copies both tensors to the host."""
         if isinstance(most, bool) or not isinstance(most, numbers.Integral):
             raise TypeError(f"report: most must be an int, got {type(most).__name__}")
@@ -73,7 +77,9 @@ class Verification:
         return "\n".join(lines)
 
 
-def verify(out, ref, *, rtol=None, atol=None, accumulations=1):
+def verify(
+    out: Tensor, ref: Tensor, *, rtol: float | None = None, atol: float | None = None, accumulations: float = 1
+) -> Verification:
     """Compares tensor `out` with the reference `ref` on their device; returns a Verification, true when all is right.
 
     An element is right when |out - ref| <= atol + rtol |ref| and both are finite, or when both are the same infinity;
@@ -98,19 +104,27 @@ def verify(out, ref, *, rtol=None, atol=None, accumulations=1):
         default = tolerance(dtype, accumulations=accumulations, magnitude=magnitude)
         rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     r = _C.compare(out, ref, rtol, atol)
-    place = np.unravel_index(r["worst"], out.shape) if out.ndim else ()
-    nonfinite, ref_nonfinite = r["out_nan"] + r["out_inf"], r["ref_nan"] + r["ref_inf"]
+    errors, place = int(r["errors"]), np.unravel_index(int(r["worst"]), out.shape) if out.ndim else ()
+    nonfinite, ref_nonfinite = int(r["out_nan"] + r["out_inf"]), int(r["ref_nan"] + r["ref_inf"])
     # The kernel's ratio for a wrong element that is not finite. Of finite ones it is a distance near overflow.
     beyond = r["worst_ratio"] == math.inf and nonfinite + ref_nonfinite > 0
     max_abs, max_rel = (math.nan, math.nan) if beyond else (r["max_abs"], r["max_rel"])
     return Verification(
-        ok=r["errors"] == 0, errors=r["errors"], count=out.numel(), max_abs=max_abs, max_rel=max_rel,
+        ok=errors == 0, errors=errors, count=out.numel(), max_abs=max_abs, max_rel=max_rel,
         worst=tuple(map(int, place)), worst_ratio=r["worst_ratio"], nonfinite=nonfinite, ref_nonfinite=ref_nonfinite,
         max_ref=r["max_ref"], rtol=rtol, atol=atol, out=out, ref=ref,
     )  # fmt: skip
 
 
-def assert_close(actual, expected, *, rtol=None, atol=None, accumulations=1, msg=None):
+def assert_close(
+    actual: Any,
+    expected: Any,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    accumulations: float = 1,
+    msg: str | None = None,
+) -> None:
     """Raises AssertionError, with the first mismatches, unless `verify` finds every element right.
 
     actual and expected are tensors, arrays, lists or numbers; what is no tensor goes to the device of the other, and
@@ -129,9 +143,9 @@ def assert_close(actual, expected, *, rtol=None, atol=None, accumulations=1, msg
         raise AssertionError(f"assert_close: {found.report()}{more}")
 
 
-def reduce_max_abs(tensor):
+def reduce_max_abs(tensor: Tensor) -> float:
     """The largest absolute value, a float found on the tensor's device; NaN when one is in it. ValueError for none."""
-    if not isinstance(tensor, _C.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"reduce_max_abs: tensor must be a Tensor, got {type(tensor).__name__}")
     if tensor.numel() == 0:
         raise ValueError(f"reduce_max_abs: tensor must not be empty, got shape {tuple(tensor.shape)}")
@@ -139,9 +153,9 @@ def reduce_max_abs(tensor):
     return math.nan if nans else math.inf if infs else max(abs(low), abs(high))
 
 
-def _check_pair(op, a_name, a, b_name, b):
+def _check_pair(op: str, a_name: str, a: Tensor, b_name: str, b: Tensor) -> None:
     for name, value in ((a_name, a), (b_name, b)):
-        if not isinstance(value, _C.Tensor):
+        if not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
     if tuple(a.shape) != tuple(b.shape):
         raise ValueError(f"{op}: {a_name} must have shape {tuple(b.shape)}, got {tuple(a.shape)}")
@@ -154,17 +168,16 @@ def _check_pair(op, a_name, a, b_name, b):
         raise TypeError(f"{op}: {a_name} must be {kind} like {b_name}, got {a.dtype.name}")
 
 
-def _as_tensors(actual, expected):
+def _as_tensors(actual: Any, expected: Any) -> list[Tensor]:
     """Both as tensors. A value that is no tensor takes the device of the other."""
     given = [
-        x if isinstance(x, _C.Tensor) else _as_array(name, x)
-        for name, x in (("actual", actual), ("expected", expected))
+        x if isinstance(x, Tensor) else _as_array(name, x) for name, x in (("actual", actual), ("expected", expected))
     ]
-    floats = any(x.dtype.is_floating_point if isinstance(x, _C.Tensor) else x.dtype.kind == "f" for x in given)
-    devices = [x.device for x in given if isinstance(x, _C.Tensor)]
-    out = []
+    floats = any(x.dtype.is_floating_point if isinstance(x, Tensor) else x.dtype.kind == "f" for x in given)
+    devices = [x.device for x in given if isinstance(x, Tensor)]
+    out: list[Tensor] = []
     for name, x in zip(("actual", "expected"), given, strict=True):
-        if not isinstance(x, _C.Tensor):
+        if not isinstance(x, Tensor):
             if x.dtype.kind not in "fiub":
                 raise TypeError(f"assert_close: {name} must hold {_no_number(x)}")
             if x.dtype.kind == "f":
@@ -180,7 +193,7 @@ def _as_tensors(actual, expected):
     return out
 
 
-def _as_array(name, value):
+def _as_array(name: str, value: Any) -> np.ndarray:
     """A list, number or array as an array; what makes no rectangle is refused in words."""
     try:
         return np.asarray(value)
@@ -191,7 +204,7 @@ def _as_array(name, value):
         ) from None
 
 
-def _no_number(array):
+def _no_number(array: np.ndarray) -> str:
     """The rule that an array of something else breaks, and by what."""
     if array.dtype.kind == "c":
         return f"real numbers, got {array.dtype}"
@@ -204,17 +217,17 @@ def _no_number(array):
     return f"numbers, got {array.dtype}"
 
 
-def _host(tensor):
+def _host(tensor: Tensor) -> np.ndarray:
     return (tensor.to(_C.float64) if tensor.dtype.is_floating_point else tensor).to("cpu").numpy()
 
 
-def _value(tensor, index):
+def _value(tensor: Tensor, index: tuple[int, ...]) -> float:
     for i in index:
         tensor = _C.select(tensor, 0, i)
     return tensor.item()
 
 
-def _wrong(out, ref, rtol, atol):
+def _wrong(out: np.ndarray, ref: np.ndarray, rtol: float, atol: float) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         limit = atol + rtol * np.abs(ref.astype(np.float64))
         if out.dtype.kind != "f":  # the distance is taken before it is rounded to a double, as the kernel does
@@ -225,5 +238,5 @@ def _wrong(out, ref, rtol, atol):
         return ~np.where(finite, (distance <= limit) & np.isfinite(distance), out == ref)
 
 
-def _difference(a, b):
+def _difference(a: float, b: float) -> float:
     return abs(a - b)  # Python's numbers: exact for integers

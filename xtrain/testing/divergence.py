@@ -5,21 +5,26 @@ before. How far is it when both get the same inputs, those of the reference? Tha
 op whose own error exceeds its tolerance is the one to look at.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import math
 import numbers
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from typing import Any
 
 import numpy as np
 
 from .. import _C, nn
 from .._backends import use_attention_backend, use_gemm_backend
+from .._C import Tensor
 from .comparison import verify
 from .formats import format_of, tolerance
-from .recording import record, without_data
+from .recording import Step, record, without_data
 from .torch_side import TorchRecording, from_torch, is_torch_module
 
 # An op may round several times on its way (a product, a weight, a cast): each rounding is one half unit.
@@ -29,6 +34,7 @@ _SLACK = 4.0
 _CANCELLING = {"sinkhorn", "softmax"}
 # Of the formula of a backward, in float64, against finite differences of the op's own forward.
 _FORMULA = 1e-5
+Context = Callable[[], contextlib.AbstractContextManager[Any]] | contextlib.AbstractContextManager[Any] | None
 
 
 @dataclass
@@ -47,16 +53,16 @@ class Comparison:
     detail: str = ""
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """False when the op is wrong by itself."""
         return not self.own > 1
 
     @property
-    def place(self):
+    def place(self) -> str:
         """The op and the module it is in."""
         return f"{self.name} in {self.where}" if self.where else self.name
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.phase} of {self.place}: {self.what}"
 
 
@@ -70,28 +76,30 @@ class Divergence:
     given, it is nobody's error.
     """
 
-    comparisons: list
+    comparisons: list[Comparison]
     unmatched: int = 0
-    wrong: list = field(default_factory=list)
-    nan: list = field(default_factory=list)
+    wrong: list[Comparison] = field(default_factory=list)
+    nan: list[str] = field(default_factory=list)
 
     @property
-    def first(self):
+    def first(self) -> Comparison | None:
+        """The Comparison of the first op that is wrong by itself, or None."""
         return self.wrong[0] if self.wrong else None
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
+        """Whether no op is wrong by itself."""
         return not self.wrong
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self.ok
 
-    def __str__(self):
+    def __str__(self) -> str:
         """The verdict."""
-        isolated = sum(not math.isnan(c.own) for c in self.comparisons)
-        if self.ok:
-            return "\n".join([f"no divergence: {isolated} results are within tolerance in isolation", *self.nan])
         first = self.first
+        isolated = sum(not math.isnan(c.own) for c in self.comparisons)
+        if first is None:
+            return "\n".join([f"no divergence: {isolated} results are within tolerance in isolation", *self.nan])
         lines = [f"first divergence: {first}"]
         lines += [f"  wrong: {c.what}: {c.detail}" for c in self.wrong]
         same = [
@@ -105,7 +113,7 @@ class Divergence:
         lines += [f"also wrong by itself: {text}" for text in others]
         return "\n".join(lines + self.nan)
 
-    def table(self):
+    def table(self) -> str:
         """All comparisons as text: difference between the runs, own error / tolerance."""
         lines = [f"{'difference':>10}  {'own/limit':>9}  what"]
         for c in self.comparisons:
@@ -113,21 +121,21 @@ class Divergence:
         return "\n".join(lines)
 
 
-def _short(value):
+def _short(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.2g}"
 
 
 def first_divergence(
-    run,
-    model,
-    reference=None,
+    run: Callable[[Any], Any],
+    model: Any,
+    reference: Any = None,
     *,
-    reference_run=None,
-    context=None,
-    reference_context=None,
-    finite_differences=True,
-    seed=0,
-):
+    reference_run: Callable[[Any], Any] | None = None,
+    context: Context = None,
+    reference_context: Context = None,
+    finite_differences: bool = True,
+    seed: int = 0,
+) -> Divergence:
     """Runs run(model) and the reference, compares every intermediate and gradient in order, repeats each op in
     isolation on the reference's inputs, and names the first one whose own error exceeds its tolerance. Returns a
     Divergence.
@@ -197,7 +205,7 @@ def first_divergence(
     return result
 
 
-def _first_nan(side):
+def _first_nan(side: _Side) -> str | None:
     """Where the first NaN of a run is, as text: a parameter, an input, an output, or a gradient; None without one."""
     parameters = side.model.named_parameters() if isinstance(side.model, nn.Module) else ()
     for name, p in parameters:
@@ -219,11 +227,11 @@ def _first_nan(side):
     return None
 
 
-def _has_nan(tensor):
+def _has_nan(tensor: Tensor) -> bool:
     return tensor.dtype.is_floating_point and tensor.numel() > 0 and _C.stats(tensor.detach())[3] > 0
 
 
-def _compare(mine, other, finite_differences):
+def _compare(mine: _Side, other: _Side, finite_differences: bool) -> Divergence:
     """The Divergence of two runs."""
     result = Divergence(_compare_parameters(mine.model, other.model))
     if without_data(mine.all_steps, mine.model):
@@ -234,7 +242,7 @@ def _compare(mine, other, finite_differences):
     for a in mine.steps:
         if id(a) in partner:
             result.comparisons += _compare_forward(mine, a, other, partner[id(a)])
-    seen = set()
+    seen: set[Any] = set()
     for a in reversed(mine.steps):
         if id(a) in partner:
             result.comparisons += _compare_backward(mine, a, other, partner[id(a)])
@@ -253,13 +261,13 @@ def _compare(mine, other, finite_differences):
 
 
 @contextlib.contextmanager
-def _plain():
+def _plain() -> Iterator[None]:
     with use_gemm_backend("naive"), use_attention_backend("reference"):
         yield
 
 
 @contextlib.contextmanager
-def _gradients_kept(model):
+def _gradients_kept(model: Any) -> Iterator[None]:
     """The .grad of a model's parameters is set aside, and put back in the end."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) or is_torch_module(model) else []
     kept = [p.grad for p in parameters]
@@ -275,7 +283,9 @@ def _gradients_kept(model):
 class _Side:
     """One of the two runs: its model, the context it runs in, and the steps it took."""
 
-    def __init__(self, model, run, context, seed, name="run", beside=None):
+    def __init__(
+        self, model: Any, run: Callable[[Any], Any], context: Context, seed: int, name: str = "run", beside: Any = None
+    ) -> None:
         """beside: the model, when this is the run of its reference."""
         self.model, self._context = model, context
         torch = is_torch_module(model)
@@ -305,12 +315,12 @@ class _Side:
         self.all_steps = recording.steps
         self.steps = [s for s in recording.steps if s.outputs and s.inputs]
 
-    def context(self):
+    def context(self) -> contextlib.AbstractContextManager[Any]:
         context = self._context
         return contextlib.nullcontext() if context is None else context() if callable(context) else context
 
 
-def _other_dtypes(model, reference):
+def _other_dtypes(model: Any, reference: Any) -> str:
     """The floating dtypes of two models as text, when they differ."""
     names = []
     for m in (model, reference):
@@ -321,7 +331,7 @@ def _other_dtypes(model, reference):
     )
 
 
-def _match(mine, other):
+def _match(mine: list[Step], other: list[Step]) -> tuple[dict[int, Step], int]:
     """The counterpart of each step of mine, by id, and how many have none. Steps pair in order when name and place are
     the same; a module is left out when everything inside it is paired.
     """
@@ -334,18 +344,18 @@ def _match(mine, other):
     paired = {id(a) for a, _ in pairs}
     lonely = [s.where for s in mine if s.kind != "module" and id(s) not in paired]
 
-    def needed(step):
+    def needed(step: Step) -> bool:
         prefix = step.where + "." if step.where else ""
         return step.kind != "module" or any(w == step.where or w.startswith(prefix) for w in lonely)
 
     return {id(a): b for a, b in pairs if needed(a)}, unmatched
 
 
-def _coarser(tensors):
+def _coarser(tensors: Iterable[Tensor]) -> _C.dtype:
     return max((t.dtype for t in tensors if t.dtype.is_floating_point), key=lambda dtype: format_of(dtype).roundoff)
 
 
-def _like(value, like):
+def _like(value: Tensor, like: Tensor) -> Tensor:
     """value with the dtype class, shape and device of `like`."""
     if value.dtype.is_floating_point and value.dtype != like.dtype:
         value = value.to(like.dtype)
@@ -354,20 +364,22 @@ def _like(value, like):
     return value if tuple(value.shape) == tuple(like.shape) else value.reshape(tuple(like.shape))
 
 
-def _accumulations(step, inputs, outputs):
+def _accumulations(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:
     """Roundings that one element of an output may collect: of the longest dimension, or of all elements it sums up."""
     longest = max([1, *(n for t in inputs for n in t.shape)])
     spread = max((t.numel() for t in inputs), default=1) / max(1, min(t.numel() for t in outputs))
     return 8 + max(longest, spread)
 
 
-def _limit(step, tensors, terms, magnitude):
+def _limit(step: Step, tensors: list[Tensor], terms: float, magnitude: float) -> tuple[float, float]:
     rtol, atol = tolerance(_coarser(tensors), accumulations=terms, magnitude=magnitude)
     scale = _SLACK * math.sqrt(step.inside)  # the errors of ops in a row have random signs
     return scale * rtol, scale * atol
 
 
-def _judge(step, got, want, tensors, terms, floor=0.0):
+def _judge(
+    step: Step, got: Tensor, want: Tensor, tensors: list[Tensor], terms: float, floor: float = 0.0
+) -> tuple[float, str]:
     """(own error over tolerance, sentence)."""
     want = _place(want, got)
     stats = _C.stats(want)
@@ -382,14 +394,14 @@ def _judge(step, got, want, tensors, terms, floor=0.0):
     return found.worst_ratio, str(found)
 
 
-def _place(value, like):
+def _place(value: Tensor, like: Tensor) -> Tensor:
     """value with the shape and device of `like`, in its own dtype."""
     if value.device != like.device:
         value = value.to(like.device)
     return value if tuple(value.shape) == tuple(like.shape) else value.reshape(tuple(like.shape))
 
 
-def _distance(got, want):
+def _distance(got: Tensor, want: Tensor) -> float:
     """Largest difference of the runs over the largest reference value."""
     if got.numel() == 0 or got.numel() != want.numel():
         return math.nan
@@ -399,7 +411,7 @@ def _distance(got, want):
     return r["max_abs"] / r["max_ref"] if r["max_ref"] > 0 else r["max_abs"]
 
 
-def _shared_inputs(a, b):
+def _shared_inputs(a: Step, b: Step) -> tuple[list[Tensor], list[Tensor]] | None:
     """The reference's inputs, rounded to the model's dtypes: for the model, and for the reference. None when they
     differ in number or size.
     """
@@ -414,12 +426,12 @@ def _shared_inputs(a, b):
     return ours, [_like(x, y) for x, y in zip(ours, b.inputs, strict=True)]
 
 
-def _first_input(a, b):
+def _first_input(a: Step, b: Step) -> tuple[list[Tensor], list[Tensor]]:
     ours = [_like(b.inputs[0], a.inputs[0]), *a.inputs[1:]]
     return ours, [_like(ours[0], b.inputs[0]), *b.inputs[1:]]
 
 
-def _compare_parameters(model, reference):
+def _compare_parameters(model: Any, reference: Any) -> list[Comparison]:
     """Values of parameters of the same name: an op cannot be blamed for other weights."""
     if not isinstance(model, nn.Module) or model is reference:
         return []
@@ -440,11 +452,11 @@ def _compare_parameters(model, reference):
     return rows
 
 
-def _replayable(step):
+def _replayable(step: Step) -> bool:
     return step.name[-1] != "_" and step.unchanged
 
 
-def _compare_forward(mine, a, other, b):
+def _compare_forward(mine: _Side, a: Step, other: _Side, b: Step) -> list[Comparison]:
     if not (a.unchanged and b.unchanged) or len(a.outputs) != len(b.outputs):
         return []
     rows = [
@@ -461,15 +473,15 @@ def _compare_forward(mine, a, other, b):
         for row, x, y in zip(rows, got, want, strict=True):
             if row is not None and x.dtype.is_floating_point and 0 < x.numel() == y.numel():
                 tensors = [x, y, *shared[0]]
-                row.own, row.detail = _judge(a, x, y, tensors, _accumulations(a, shared[0], got))
+                row.own, row.detail = _judge(a, x, y, tensors, _accumulations(shared[0], got))
     return [row for row in rows if row is not None]
 
 
-def _branch(label, i, outputs):
+def _branch(label: str, i: int, outputs: int) -> str:
     return f"gradient of {label}" + (f" through output {i}" if outputs > 1 else "")
 
 
-def _compare_backward(mine, a, other, b):
+def _compare_backward(mine: _Side, a: Step, other: _Side, b: Step) -> list[Comparison]:
     if len(a.outputs) != len(b.outputs) or not _replayable(a):
         return []
     shared, rows = _shared_inputs(a, b), []
@@ -500,13 +512,13 @@ def _compare_backward(mine, a, other, b):
                     continue
                 row.own, row.detail = math.inf, f"{'no gradient' if g is None else 'a gradient where none is expected'}"
             elif 0 < g.numel() == w.numel():
-                terms = _accumulations(a, [*shared[0], x], [g])
+                terms = _accumulations([*shared[0], x], [g])
                 row.own, row.detail = _judge(a, g, w, [g, w, x, *shared[0]], terms, floor)
             rows.append(row)
     return rows
 
 
-def _check_formula(mine, a, b, seen):
+def _check_formula(mine: _Side, a: Step, b: Step, seen: set[Any]) -> list[Comparison]:
     """The backward in float64 against central differences of the forward, along one random direction per input."""
     key = (a.name, a.options, tuple((tuple(x.shape), x.dtype.name) for x in a.inputs))
     shared = _shared_inputs(a, b) if _replayable(a) and key not in seen else None
@@ -536,9 +548,10 @@ def _check_formula(mine, a, b, seen):
                 moved = (inputs[j] + direction * sign).detach()
                 sides.append(a.run([*inputs[:j], moved, *inputs[j + 1 :]]))
             for i, w in enumerate(weights):
-                if w is None or analytic[i] is None:
+                found = analytic[i]
+                if w is None or found is None:
                     continue
-                label, g = analytic[i][n]
+                label, g = found[n]
                 numeric = _dot(w, sides[0][i] - sides[1][i]) / (2 * step)
                 if not math.isfinite(numeric):
                     continue  # differences of a forward that is not finite say nothing about its backward
@@ -555,9 +568,9 @@ def _check_formula(mine, a, b, seen):
     return rows
 
 
-def _random_like(tensor, random):
+def _random_like(tensor: Tensor, random: np.random.Generator) -> Tensor:
     return _C.tensor(random.standard_normal(tuple(tensor.shape))).to(tensor.device)
 
 
-def _dot(a, b):
+def _dot(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum().item())

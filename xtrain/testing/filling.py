@@ -1,15 +1,21 @@
 """fill: test data made on the device that needs it."""
 
+from __future__ import annotations
+
 import math
 import numbers
+from collections.abc import Callable
 
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 from ..autograd import no_grad
 from .formats import is_finite
 
-_OPTIONS = {
+Shape = tuple[int, ...]
+
+_OPTIONS: dict[str, dict[str, float]] = {
     "uniform": {"low": -1.0, "high": 1.0},
     "uniform_int": {"low": -5, "high": 6},
     "normal": {"mean": 0.0, "std": 1.0},
@@ -22,7 +28,7 @@ _OPTIONS = {
 
 
 @no_grad()
-def fill(tensor, kind, seed=0, **options):
+def fill(tensor: Tensor, kind: str, seed: int = 0, **options: float) -> Tensor:
     """Fills tensor in place, on its device, and returns it: the same values for the same seed on every device.
 
     uniform(low=-1, high=1)         real numbers in [low, high); float dtypes
@@ -36,7 +42,7 @@ def fill(tensor, kind, seed=0, **options):
     Any strides; seed: 0 to 2^64 - 1. The default generator is left as it was. ValueError: an unknown kind or option, or
     one that the dtype cannot hold.
     """
-    if not isinstance(tensor, _C.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"fill: tensor must be a Tensor, got {type(tensor).__name__}")
     if not isinstance(kind, str) or kind not in _OPTIONS:
         raise ValueError(f"fill: kind must be one of {', '.join(_OPTIONS)}, got {kind!r}")
@@ -63,7 +69,7 @@ def fill(tensor, kind, seed=0, **options):
     return tensor.copy_(_MAKERS[kind](tuple(tensor.shape), tensor.dtype, tensor.device, int(seed), **chosen))
 
 
-def _check_range(kind, tensor, chosen):
+def _check_range(kind: str, tensor: Tensor, chosen: dict[str, float]) -> None:
     """ValueError for values that the dtype would wrap around or turn into infinity."""
     values = list(chosen.values())
     if kind == "uniform_int":
@@ -85,7 +91,7 @@ def _check_range(kind, tensor, chosen):
             raise ValueError(f"fill: {kind} must stay in [{low}, {high}] for {name}, got {value!r}")
 
 
-def _seeded(seed, draw):
+def _seeded(seed: int, draw: Callable[[], Tensor]) -> Tensor:
     before = _C.get_rng_state()
     _C.set_rng_state((seed, 0))
     try:
@@ -94,35 +100,35 @@ def _seeded(seed, draw):
         _C.set_rng_state(before)
 
 
-def _uniform(shape, dtype, device, seed, low, high):
+def _uniform(shape: Shape, dtype: _C.dtype, device: _C.device, seed: int, low: float, high: float) -> Tensor:
     return _seeded(seed, lambda: _C.uniform(shape, low, high, dtype, device))
 
 
-def _uniform_int(shape, dtype, device, seed, low, high):
+def _uniform_int(shape: Shape, dtype: _C.dtype, device: _C.device, seed: int, low: float, high: float) -> Tensor:
     return _seeded(seed, lambda: _C.randint(int(low), int(high), shape, _C.int64, device)).to(dtype)
 
 
-def _normal(shape, dtype, device, seed, mean, std):
+def _normal(shape: Shape, dtype: _C.dtype, device: _C.device, seed: int, mean: float, std: float) -> Tensor:
     return _seeded(seed, lambda: _C.normal(shape, mean, std, dtype, device))
 
 
-def _constant(shape, dtype, device, _seed, value=0):
+def _constant(shape: Shape, dtype: _C.dtype, device: _C.device, _seed: int, value: float = 0) -> Tensor:
     return _C.full(shape, value, dtype, device)
 
 
-def _sequential(shape, dtype, device, _seed, start, step):
+def _sequential(shape: Shape, dtype: _C.dtype, device: _C.device, _seed: int, start: float, step: float) -> Tensor:
     index = _C.arange(0, math.prod(shape), 1, _C.int64, device).reshape(shape)
     if isinstance(start, int) and isinstance(step, int):
         return (index * step + start).to(dtype)
     return (index.to(_C.float64) * float(step) + float(start)).to(dtype)
 
 
-def _along(shape, dim, device):
+def _along(shape: Shape, dim: int, device: _C.device) -> Tensor:
     """The index in dimension dim (negative), shaped to broadcast."""
     return _C.arange(0, shape[dim], 1, _C.int64, device).reshape((shape[dim],) + (1,) * (-dim - 1))
 
 
-def _diagonal(shape, dtype, device, _seed, value):
+def _diagonal(shape: Shape, dtype: _C.dtype, device: _C.device, _seed: int, value: float) -> Tensor:
     if len(shape) < 2:
         raise ValueError(f"fill: tensor must have at least 2 dims for diagonal, got shape {shape}")
     here = _C.eq(_along(shape, -2, device), _along(shape, -1, device))
@@ -130,7 +136,7 @@ def _diagonal(shape, dtype, device, _seed, value):
     return square.expand(shape)
 
 
-def _checkerboard(shape, dtype, device, _seed, value, other):
+def _checkerboard(shape: Shape, dtype: _C.dtype, device: _C.device, _seed: int, value: float, other: float) -> Tensor:
     total = _constant((1,) * len(shape), _C.int64, device, 0)
     for dim in range(-len(shape), 0):
         total = total + _along(shape, dim, device)
@@ -141,7 +147,7 @@ def _checkerboard(shape, dtype, device, _seed, value, other):
     )
 
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[..., Tensor]] = {
     "uniform": _uniform,
     "uniform_int": _uniform_int,
     "normal": _normal,

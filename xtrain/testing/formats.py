@@ -1,8 +1,12 @@
 """Number formats, and the tolerance that follows from them. The derivation is in docs/reference/numerics.md."""
 
+from __future__ import annotations
+
 import math
-import numbers
 from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from .._types import is_real
 
 
 @dataclass(frozen=True)
@@ -15,11 +19,11 @@ class Format:
     exact: bool = False
 
     @property
-    def roundoff(self):
+    def roundoff(self) -> float:
         """Largest relative error of rounding a normal number to the nearest: half a unit in the last place."""
         return 0.0 if self.exact else math.ldexp(0.5, -self.mantissa)
 
-    def half_unit(self, magnitude):
+    def half_unit(self, magnitude: float) -> float:
         """Largest absolute error of rounding a number of at most this size: 2^(exponent - mantissa) / 2. Below the
         smallest normal number the spacing of the subnormals takes over.
         """
@@ -50,16 +54,16 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-def is_finite(value):
+def is_finite(value: object) -> TypeGuard[float]:
     """Whether value is a real number, of Python or NumPy, that a float64 can hold."""
     try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
+        return is_real(value) and math.isfinite(value)
     except OverflowError:  # an int beyond every float
         return False
 
 
-def format_of(dtype, argument="compute"):
-    """The Format of a name or of a dtype object of xtrain, NumPy or PyTorch."""
+def format_of(dtype: Any, argument: str = "compute") -> Format:
+    """The Format of a name or of a dtype object of xtrain, NumPy or PyTorch. TypeError or ValueError for another."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     if not isinstance(dtype, (str, Format)) and not any(hasattr(dtype, a) for a in ("name", "__name__", "itemsize")):
         raise TypeError(f"tolerance: {argument} must be a dtype or its name, got {dtype!r}")
@@ -70,7 +74,9 @@ def format_of(dtype, argument="compute"):
     return found
 
 
-def tolerance(compute, out=None, acc=None, accumulations=1, magnitude=1.0):
+def tolerance(
+    compute: Any, out: Any = None, acc: Any = None, accumulations: float = 1, magnitude: float = 1.0
+) -> tuple[float, float]:
     """(rtol, atol): a right result differs from the exact one by at most atol + rtol |exact|.
 
     compute: format of the operands; out: of the result (default compute); acc: of the sums (default float32, float64
@@ -81,6 +87,7 @@ def tolerance(compute, out=None, acc=None, accumulations=1, magnitude=1.0):
         rtol = max(u(compute), u(out), n u(acc))                       u = 2^-mantissa / 2
         atol = max(h(compute), h(out), n h(acc))                       h = 2^(exponent(magnitude) - mantissa) / 2
 
+    ValueError for other formats and for numbers outside their ranges.
     No constant is fitted: docs/reference/numerics.md derives it, tests/testing/test_testing_tolerance.py measures it.
     """
     of_compute = format_of(compute)

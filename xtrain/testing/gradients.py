@@ -1,11 +1,16 @@
 """grad_check: gradients against finite differences. The core sees NumPy arrays and a callable: no device, no tensor."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 from ..autograd import no_grad
 from .formats import format_of, is_finite
 
@@ -22,6 +27,10 @@ _SHARED = 5.0
 _NOISE = 6.0 * math.sqrt((45**2 + 9**2 + 1) / 42.0) / 30.0
 _QUANTUM = 55 / 30  # the most that rounding every value of the function makes of a residual
 
+Loss = Callable[[int, np.ndarray], tuple[float, float]]  # (input's number, its values) -> (value, its rounding error)
+# What is checked (number, values, gradient), its loss, and what puts the values back.
+Parts = tuple[list[tuple[int, np.ndarray, np.ndarray]], Loss, Callable[[], None]]
+
 
 @dataclass(frozen=True)
 class GradMismatch:
@@ -31,13 +40,13 @@ class GradMismatch:
     """
 
     input: int
-    index: tuple
+    index: tuple[int, ...]
     numeric: float
     analytic: float
     relative: float
     size: int = 1
 
-    def __str__(self):
+    def __str__(self) -> str:
         block = f" (one of {self.size} elements moved together)" if self.size > 1 else ""
         return (
             f"input {self.input} at {self.index}{block}: gradient {self.analytic:.9g}, finite difference "
@@ -56,17 +65,17 @@ class GradCheck:
     ok: bool
     max_rel: float
     worst: GradMismatch
-    failures: list
+    failures: list[GradMismatch]
     checked: int
     rtol: float
     resolution: float = 0.0
     typical: float = 0.0
     blocks: bool = False
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self.ok
 
-    def __str__(self):
+    def __str__(self) -> str:
         head = f"{len(self.failures)} of {self.checked} gradients differ by more than {self.rtol:.3g}"
         lines = [head, *(f"  {f}" for f in self.failures[:10] or [self.worst])]
         if len(self.failures) > 10:
@@ -79,7 +88,17 @@ class GradCheck:
         return "\n".join(lines)
 
 
-def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projections=None, seed=0):
+def grad_check(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    grads: Sequence[Any] | Callable[..., Sequence[Any]] | None = None,
+    eps: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    projections: int | None = None,
+    seed: int = 0,
+) -> GradCheck:
     """Compares gradients of fn(*inputs) with central differences; returns a GradCheck, true when all agree.
 
     inputs: Tensors, on any device: fn returns a Tensor or a tuple of them, a fixed random weighting of whose elements
@@ -103,7 +122,7 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
     ValueError or TypeError: nothing to check, empty inputs, wrong dtypes or shapes. RuntimeError: Tensors inside
     no_grad().
     """
-    inputs = _as_list(inputs)
+    given = _as_list(inputs)
     if not callable(fn):
         raise TypeError(f"grad_check: fn must be callable, got {type(fn).__name__}")
     if projections is not None and (
@@ -116,21 +135,22 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"grad_check: seed must be an int of at least 0, got {seed!r}")
     random = np.random.Generator(np.random.PCG64(seed))
-    if any(isinstance(x, _C.Tensor) for x in inputs):
+    if any(isinstance(x, Tensor) for x in given):
         if not _C.is_grad_enabled():
             raise RuntimeError("grad_check: gradients of Tensors must be recorded, got a call inside no_grad()")
         if grads is not None:
             raise ValueError(
                 "grad_check: grads must be None for Tensors, whose gradients come from backward, got a value"
             )
-        checked, loss, restore = _of_tensors(fn, inputs, random)
+        checked, loss, restore = _of_tensors(fn, given, random)
     else:
-        checked, loss, restore = _of_arrays(fn, inputs, grads)
-    found, limit, resolution, typical, in_blocks = [], 0.0, 0.0, 0.0, False
+        checked, loss, restore = _of_arrays(fn, given, grads)
+    found: list[tuple[bool, GradMismatch]] = []
+    limit, resolution, typical, in_blocks = 0.0, 0.0, 0.0, False
     try:
         for number, values, analytic in checked:
             name = "float64" if values.dtype == np.float64 else "float32"
-            chosen = [d if given is None else given for d, given in zip(DEFAULTS[name], (eps, rtol, atol), strict=True)]
+            chosen = [d if own is None else own for d, own in zip(DEFAULTS[name], (eps, rtol, atol), strict=True)]
             limit = max(limit, chosen[1])
             count = projections
             if count is None:
@@ -158,30 +178,32 @@ def grad_check(fn, inputs, *, grads=None, eps=None, rtol=None, atol=None, projec
 class _Change:
     """How loss(number, values) -> (value, its rounding error) changes with the values: the host-only core."""
 
-    def __init__(self, number, loss, values, analytic, eps, rtol, atol):
+    def __init__(
+        self, number: int, loss: Loss, values: np.ndarray, analytic: np.ndarray, eps: float, rtol: float, atol: float
+    ) -> None:
         self.number, self.loss, self.values = number, loss, values
         self.x, self.g = values.reshape(-1), np.asarray(analytic, np.float64).reshape(-1)
         self.eps, self.rtol, self.atol = eps, rtol, atol
         self.resolution = 0.0
         self.here, self.rounding = loss(number, values)
 
-    def steps(self, share, scale=1.0):
+    def steps(self, share: np.ndarray, scale: float = 1.0) -> np.ndarray:
         """The step of each element of a share."""
         return self.eps * scale * np.maximum(1.0, np.abs(self.x[share].astype(np.float64)))
 
-    def moved(self, share, step):
+    def moved(self, share: np.ndarray, step: np.ndarray) -> tuple[float, np.ndarray]:
         """(value, the share's elements) after a step of theirs."""
         x = self.x.copy()
         x[share] = self.x[share] + step
         value, self.rounding = self.loss(self.number, x.reshape(self.values.shape))
         return value, x[share].astype(np.float64)
 
-    def row(self, share, numeric, analytic, relative):
+    def row(self, share: np.ndarray, numeric: float, analytic: float, relative: float) -> GradMismatch:
         index = tuple(map(int, np.unravel_index(share[0], self.values.shape)))
         relative = relative if all(map(math.isfinite, (relative, numeric, analytic))) else math.inf
         return GradMismatch(self.number, index, numeric, analytic, relative, len(share))
 
-    def element(self, j):
+    def element(self, j: int) -> GradMismatch:
         """The comparison of one element by a plain central difference."""
         share = np.array([j])
         (above, high), (below, low) = (self.moved(share, sign * self.steps(share)) for sign in (1.0, -1.0))
@@ -206,7 +228,7 @@ class _Probe:
     residual: float
     unrest: float
     given: float
-    sides: tuple = (math.nan, math.nan)
+    sides: tuple[float, float] = (math.nan, math.nan)
 
 
 class _Blocks:
@@ -217,12 +239,12 @@ class _Blocks:
     elements off by rtol; the block is halved to name it. Are many wrong? Then it exceeds rtol of the change itself.
     """
 
-    def __init__(self, change, random, scales):
+    def __init__(self, change: _Change, random: np.random.Generator, scales: tuple[float, ...]) -> None:
         self.change, self.random, self.scales = change, random, scales
         self.left = _SEARCH
         self.noise = 0.0
 
-    def check(self, count):
+    def check(self, count: int) -> tuple[list[GradMismatch], float]:
         """(the comparisons made: blocks, single elements, and the elements that were found out; the resolution)."""
         change = self.change
         finite = np.isfinite(change.g)
@@ -230,7 +252,7 @@ class _Blocks:
         for j in np.flatnonzero(~finite).tolist():  # no need to look for these
             share = np.array([j])
             rows.append(
-                change.row(share, change.element(j).numeric if len(rows) < 8 else math.nan, change.g[j], np.inf)
+                change.row(share, change.element(j).numeric if len(rows) < 8 else math.nan, float(change.g[j]), np.inf)
             )
         places = np.flatnonzero(finite)
         if not len(places):
@@ -260,7 +282,7 @@ class _Blocks:
             rows += self.singles(order, scale)
         return list({(row.index, row.size): row for row in rows}.values()), resolution
 
-    def probe(self, share, scale):
+    def probe(self, share: np.ndarray, scale: float) -> _Probe:
         """A _Probe; with the shortest step where the function is not finite at a longer one (a logarithm near 0)."""
         change = self.change
         steps = change.steps(share, scale) * self.signs[share]
@@ -271,13 +293,13 @@ class _Blocks:
             downs.append((change.here - below) - float((change.g[share] * (here - low)).sum()))
         given = float((change.g[share] * steps).sum())
         one, two, three = ((up + down) / 2 for up, down in zip(ups, downs, strict=True))
-        sides = tuple((18 * a - 9 * b + 2 * c) / 6 for a, b, c in (ups, downs))
-        found = _Probe(scale, (45 * one - 9 * two + three) / 30, 5 * one - 4 * two + three, given, sides)
+        up, down = ((18 * a - 9 * b + 2 * c) / 6 for a, b, c in (ups, downs))
+        found = _Probe(scale, (45 * one - 9 * two + three) / 30, 5 * one - 4 * two + three, given, (up, down))
         if not math.isfinite(found.residual) and scale > self.scales[0] and math.isfinite(change.here):
             return self.probe(share, self.scales[0])
         return found
 
-    def scale_of(self, shares):
+    def scale_of(self, shares: list[np.ndarray]) -> float:
         """The scale that shows an element's error best: beside longer steps noise shrinks, curvature grows."""
         best, floor = (math.inf, self.scales[0]), 0.0
         for scale in self.scales if len(self.scales) > 1 else ():
@@ -291,23 +313,23 @@ class _Blocks:
             best = min(best, (score, scale))
         return best[1]
 
-    def blur(self, probe):
+    def blur(self, probe: _Probe) -> float:
         """What noise may make of a residual."""
         unrest = abs(probe.unrest)
         unrest = max(self.noise, unrest if math.isfinite(unrest) else 0.0)
         return max(_NOISE * unrest, _QUANTUM * self.change.rounding)
 
-    def typical(self, share, scale):
+    def typical(self, share: np.ndarray, scale: float) -> tuple[float, float]:
         """(change by a typical element of a share, change that atol stands for)."""
         change = self.change
         moves = change.steps(share, scale) * change.g[share]
         return math.sqrt(float((moves * moves).mean())), change.atol * change.eps * scale
 
-    def single(self, share, probe):
+    def single(self, share: np.ndarray, probe: _Probe) -> float:
         """The residual up to which no element of a share counts as wrong."""
         return self.blur(probe) + _SHARED * self.change.rtol * sum(self.typical(share, probe.scale))
 
-    def judge(self, share, probe):
+    def judge(self, share: np.ndarray, probe: _Probe) -> list[GradMismatch]:
         """The comparisons of a block: its own, or, when it fails, those of the elements at fault."""
         row = self.row(share, probe)
         if len(share) == 1 or abs(probe.residual) <= self.single(share, probe):
@@ -315,7 +337,7 @@ class _Blocks:
         rows = self.search(share, probe, self.single(share, probe))
         return rows or [row]
 
-    def row(self, share, probe, lost=False):
+    def row(self, share: np.ndarray, probe: _Probe, lost: bool = False) -> GradMismatch:
         """What a probe says about a share as a whole; lost: an element is at fault, and could not be named."""
         change, root = self.change, math.sqrt(len(share))
         typical, atol = self.typical(share, probe.scale)
@@ -332,7 +354,7 @@ class _Blocks:
         length = float(np.linalg.norm(change.steps(share, probe.scale)))
         return change.row(share, _over(numeric, length), _over(probe.given, length), relative)
 
-    def search(self, share, probe, limit):
+    def search(self, share: np.ndarray, probe: _Probe, limit: float) -> list[GradMismatch]:
         """Halves a failing share: the elements at fault, and shares that there were no evaluations left to halve.
         limit: of the block that the share is from, as that is what is promised.
         """
@@ -354,7 +376,7 @@ class _Blocks:
                 rows += self.search(part, found, limit)
         return rows
 
-    def singles(self, order, scale):
+    def singles(self, order: np.ndarray, scale: float) -> list[GradMismatch]:
         """The largest gradients, and some at random, each by itself."""
         change = self.change
         size = np.abs(change.g[order] * change.steps(order))
@@ -364,25 +386,25 @@ class _Blocks:
         return [self.row(share, self.probe(share, scale)) for share in shares]
 
 
-def _or_inf(value):
+def _or_inf(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _over(a, b):
+def _over(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
-def _ratio(a, b):
+def _ratio(a: float, b: float) -> float:
     return _or_inf(a / b) if b > 0 else math.inf if a != 0 else 0.0
 
 
-def _as_list(inputs):
-    if isinstance(inputs, (_C.Tensor, np.ndarray)) or not hasattr(inputs, "__iter__"):
+def _as_list(inputs: Any) -> list[Any]:
+    if isinstance(inputs, (Tensor, np.ndarray)) or not hasattr(inputs, "__iter__"):
         raise TypeError(f"grad_check: inputs must be a list of Tensors or arrays, got {type(inputs).__name__}")
     return list(inputs)
 
 
-def _of_arrays(fn, inputs, grads):
+def _of_arrays(fn: Callable[..., Any], inputs: list[Any], grads: Any) -> Parts:
     """Checked (number, values, gradient), loss(number, values) and restore() for NumPy; loss gives a value and how much
     rounding it to its format loses.
     """
@@ -420,7 +442,7 @@ def _of_arrays(fn, inputs, grads):
 
     coarse = all(x.dtype == np.float32 for _, x, _ in checked)  # so far all values fit into float32: fn rounds to it
 
-    def loss(number, values):
+    def loss(number: int, values: np.ndarray) -> tuple[float, float]:
         nonlocal coarse
         value = fn(*inputs[:number], values, *inputs[number + 1 :])
         if not (isinstance(value, (int, float, np.generic, np.ndarray)) or hasattr(value, "__float__")):
@@ -437,18 +459,18 @@ def _of_arrays(fn, inputs, grads):
     return checked, loss, lambda: None
 
 
-def _got(value):
+def _got(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _check_size(i, x):
+def _check_size(i: int, x: Any) -> None:
     if math.prod(x.shape) == 0:
         raise ValueError(f"grad_check: input {i} must not be empty, got shape {tuple(x.shape)}")
 
 
-def _of_tensors(fn, inputs, random):
+def _of_tensors(fn: Callable[..., Any], inputs: list[Any], random: np.random.Generator) -> Parts:
     """The same for Tensors: backward gives the gradients, values are written into the inputs themselves."""
-    checked = [i for i, x in enumerate(inputs) if isinstance(x, _C.Tensor) and x.requires_grad]
+    checked = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
         raise ValueError("grad_check: inputs must hold a tensor with requires_grad, got none")
     if len({id(inputs[i]) for i in checked}) != len(checked):
@@ -486,12 +508,12 @@ def _of_tensors(fn, inputs, random):
     which = [i for i, y in enumerate(outputs) if y.requires_grad]
 
     @no_grad()
-    def write(number, values):
+    def write(number: int, values: np.ndarray) -> None:
         rows = np.ascontiguousarray(values).reshape(values.shape)  # which has a dimension, even where values have none
         inputs[number].copy_(_C.tensor(rows).to(inputs[number].device))
 
     @no_grad()
-    def loss(number, values):
+    def loss(number: int, values: np.ndarray) -> tuple[float, float]:
         write(number, values)
         outs = _outputs(fn, inputs)
         if [tuple(y.shape) for y in outs] != shapes:
@@ -506,17 +528,17 @@ def _of_tensors(fn, inputs, random):
                 write(other, kept)
         return total, rounding
 
-    def restore():
+    def restore() -> None:
         for number, values, _ in rows:
             write(number, values)
 
     return rows, loss, restore
 
 
-def _outputs(fn, inputs):
+def _outputs(fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
     result = fn(*inputs)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     for y in outputs:
-        if not isinstance(y, _C.Tensor):
+        if not isinstance(y, Tensor):
             raise TypeError(f"grad_check: fn must return a Tensor or a tuple of Tensors, got {type(y).__name__}")
     return outputs

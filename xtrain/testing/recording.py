@@ -1,12 +1,21 @@
 """record: every op, xt.Function and module call of a forward, its inputs and outputs, and their gradients."""
 
+from __future__ import annotations
+
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from .. import _C, nn
+from .._C import Tensor
 from ..autograd import Function, enable_grad
 from ..nn import mhc
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Gradients = list[tuple[str, Tensor | None]]  # (label, gradient), None where none arrived
 _under_way = threading.Lock()  # held by the one Recording that there may be
 
 
@@ -20,25 +29,25 @@ class Step:
     kind: str
     name: str
     where: str
-    call: object  # call(inputs) -> list of outputs, as this call with other tensors
-    inputs: list
-    labels: list
-    outputs: list
+    call: Callable[..., list[Any]]  # call(inputs) -> list of outputs, as this call with other tensors
+    inputs: list[Tensor]
+    labels: list[str]
+    outputs: list[Tensor]
     options: str = ""  # the arguments that are no tensors, as text
     inside: int = 1
-    gradients: list = field(default_factory=list)
-    parameters: dict = field(default_factory=dict)
-    versions: list = field(default_factory=list)
+    gradients: list[Tensor | None] = field(default_factory=list)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    versions: list[int] = field(default_factory=list)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name} in {self.where}" if self.where and self.kind != "module" else self.where or self.name
 
     @property
-    def unchanged(self):
+    def unchanged(self) -> bool:
         """False when an output was changed in place after the call."""
         return self.versions == [y._version for y in self.outputs]
 
-    def run(self, inputs):
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs for other inputs; nothing is recorded on the tape."""
         before = _C.set_grad_enabled(False)
         try:
@@ -46,7 +55,7 @@ class Step:
         finally:
             _C.set_grad_enabled(before)
 
-    def differentiate(self, inputs, output, gradient):
+    def differentiate(self, inputs: Sequence[Tensor], output: int, gradient: Tensor) -> Gradients | None:
         """Gradients of <outputs[output], gradient>: (label, Tensor) by every floating input, then by every parameter.
 
         None when that output has no gradient at these inputs.
@@ -64,14 +73,14 @@ class Step:
             if not outputs[output].requires_grad:
                 return None
             _C.backward([outputs[output]], [gradient], False)
-            rows = [(label, x.grad) for label, x in zip(self.labels, leaves, strict=True) if x.requires_grad]
+            rows: Gradients = [(label, x.grad) for label, x in zip(self.labels, leaves, strict=True) if x.requires_grad]
             return rows + [(name, p.grad) for name, p in self.parameters.items()]
         finally:
             for name, p in self.parameters.items():
                 p.grad = kept[name]
 
 
-def flatten(tree, label="", found=None):
+def flatten(tree: Any, label: str = "", found: list[tuple[str, Tensor]] | None = None) -> list[tuple[str, Tensor]]:
     """(label, Tensor) of every tensor in nested tuples, lists and dicts."""
     found = [] if found is None else found
     if isinstance(tree, _C.Tensor):
@@ -85,7 +94,7 @@ def flatten(tree, label="", found=None):
     return found
 
 
-def rebuild(tree, tensors):
+def rebuild(tree: Any, tensors: Iterator[Any]) -> Any:
     """The tree with its tensors replaced in order by those of an iterator."""
     if isinstance(tree, _C.Tensor):
         return next(tensors)
@@ -96,7 +105,7 @@ def rebuild(tree, tensors):
     return tree
 
 
-def _options(tree):
+def _options(tree: Any) -> str:
     """The tree as text, tensors left out."""
     if isinstance(tree, _C.Tensor):
         return "Tensor"
@@ -115,17 +124,17 @@ class Recording:
     recording of this process, of any thread, is under way.
     """
 
-    def __init__(self, model=None):
+    def __init__(self, model: Any = None) -> None:
         self.model = model
-        self.steps = []
-        self._path = []  # dotted names of the modules under way
-        self._inside = []  # per function or module under way: ops so far
+        self.steps: list[Step] = []
+        self._path: list[str] = []  # dotted names of the modules under way
+        self._inside: list[int] = []  # per function or module under way: ops so far
         self._hidden = 0  # xt.Functions under way
         self._walking = False  # a gradient has arrived
-        self._handles = []
-        self._wrapped = []
+        self._handles: list[_C.Handle] = []
+        self._wrapped: list[tuple[nn.Module, Any]] = []
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         if not _under_way.acquire(blocking=False):
             raise RuntimeError("record: a recording must end before the next begins, got one that is under way")
         self._walking = False
@@ -142,12 +151,12 @@ class Recording:
                 _under_way.release()
             raise
         self._apply = Function.__dict__["apply"]
-        Function.apply = classmethod(self._function_call)
+        Function.apply = classmethod(self._function_call)  # pyright: ignore[reportAttributeAccessIssue]  (bound by it)
         self._before = _C.set_call_hook(self._op_call)
         mhc.separate += 1
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         mhc.separate -= 1
         _C.set_call_hook(self._before)
         Function.apply = self._apply
@@ -156,7 +165,7 @@ class Recording:
         finally:
             _under_way.release()
 
-    def _unwrap(self):
+    def _unwrap(self) -> None:
         for module, own in self._wrapped:
             if own is None:
                 module.__dict__.pop("forward", None)
@@ -166,7 +175,7 @@ class Recording:
             handle.remove()
         self._wrapped, self._handles = [], []
 
-    def _op_call(self, op, arguments, outputs):
+    def _op_call(self, op: Any, arguments: dict[str, Any], outputs: tuple[Tensor, ...]) -> None:
         if self._walking:
             return
         for i in range(len(self._inside)):
@@ -180,7 +189,7 @@ class Recording:
 
         self._add("op", op.__name__, self._path[-1] if self._path else "", call, arguments, list(outputs), 1)
 
-    def _function_call(self, cls, *args):
+    def _function_call(self, cls: type[Function], *args: Any) -> Any:
         apply = self._apply.__func__
         if self._walking:
             return apply(cls, *args)
@@ -195,7 +204,7 @@ class Recording:
             names = cls.forward.__code__.co_varnames[1 : cls.forward.__code__.co_argcount]
             names = [*names, *(f"argument {i}" for i in range(len(names), len(args)))]
 
-            def call(tree, cls=cls):
+            def call(tree: Any, cls: type[Function] = cls) -> list[Any]:
                 result = cls.apply(*tree.values())
                 return list(result) if isinstance(result, tuple) else [result]
 
@@ -204,8 +213,8 @@ class Recording:
             self._add("function", cls.__name__, where, call, dict(zip(names, args)), outputs, max(1, inside))
         return result
 
-    def _module_call(self, path, module, forward):
-        def called(*args, **kwargs):
+    def _module_call(self, path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
             if self._walking or self._hidden:
                 return forward(*args, **kwargs)
             self._path.append(path)
@@ -217,7 +226,7 @@ class Recording:
                 inside = self._inside.pop()
             outputs = [y for _, y in flatten(result)]
 
-            def call(tree):
+            def call(tree: Any) -> list[Any]:
                 return [y for _, y in flatten(module(*tree["input"], **tree["options"]))]
 
             tree = {"input": args, "options": kwargs}
@@ -230,7 +239,7 @@ class Recording:
     def _add(self, kind, name, where, call, tree, outputs, inside):
         pairs = flatten(tree)  # `data` is an alias without history, and no op: nothing is recorded of recording
 
-        def replay(tensors):
+        def replay(tensors: Sequence[Any]) -> list[Any]:
             return call(rebuild(tree, iter(tensors)))
 
         step = Step(
@@ -245,21 +254,21 @@ class Recording:
                 self._handles.append(y.register_hook(lambda gradient, i=i: self._arrived(step, i, gradient)))
         return step
 
-    def _arrived(self, step, i, gradient):
+    def _arrived(self, step: Step, i: int, gradient: Tensor) -> None:
         self._walking = True
         step.gradients[i] = gradient
 
 
-def record(model=None):
+def record(model: Any = None) -> Recording:
     """A Recording, to be used with `with`; model is the nn.Module whose modules are to be named, or None."""
     return Recording(model)
 
 
-def without_data(steps, model):
+def without_data(steps: Sequence[Step], model: Any) -> bool:
     """Whether some of `steps` hold no element and none computes with data: with what is neither empty, nor a value of
     the model, nor made of nothing but these (the sum of no elements, rope's tables). Both runs agree on all of that.
     """
-    known = {}  # address -> "model" or "empty"; everything else is data
+    known: dict[int, str] = {}  # address -> "model" or "empty"; everything else is data
     if isinstance(model, nn.Module):
         known = {x.data_ptr(): "model" for _, x in [*model.named_parameters(), *model.named_buffers()] if x.numel()}
     found = set()

@@ -3,31 +3,39 @@
 PyTorch is never imported here: a module of it can only be given by a process that has.
 """
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .. import _C
-from .recording import Step
+from .._C import Tensor
+from .recording import Gradients, Step
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-def is_torch_module(model):
+def is_torch_module(model: object) -> bool:
     """Whether model is a torch.nn.Module."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def from_torch(tensor):
+def from_torch(tensor: Any) -> Tensor:
     """A Tensor on the CPU with the values of a PyTorch tensor."""
     return _C.from_dlpack(tensor.detach().to("cpu").contiguous().clone())
 
 
-def to_torch(tensor, like):
+def to_torch(tensor: Tensor, like: Any) -> Any:
     """A PyTorch tensor with the values of ours, and the dtype (when floating), shape and device of `like`."""
     torch = sys.modules["torch"]
     value = torch.from_dlpack(tensor.detach().to("cpu").clone()).reshape(like.shape)
     return value.to(like.device, like.dtype) if like.is_floating_point() else value.to(like.device)
 
 
-def _flatten(tree):
+def _flatten(tree: Any) -> list[Any]:
     torch = sys.modules["torch"]
     if isinstance(tree, torch.Tensor):
         return [tree]
@@ -38,7 +46,7 @@ def _flatten(tree):
     return [t for value in tree for t in _flatten(value)]
 
 
-def _rebuild(tree, tensors):
+def _rebuild(tree: Any, tensors: Iterator[Any]) -> Any:
     torch = sys.modules["torch"]
     if isinstance(tree, torch.Tensor):
         return next(tensors)
@@ -50,13 +58,15 @@ def _rebuild(tree, tensors):
 
 
 class TorchStep(Step):
-    """A Step whose module is PyTorch's; inputs, outputs and gradients are our tensors."""
+    """A Step whose module is PyTorch's; inputs, outputs and gradients are our tensors. leaves: inputs as PyTorch's."""
 
-    def run(self, inputs):
+    leaves: Callable[[Sequence[Tensor]], list[Any]]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         with sys.modules["torch"].no_grad():
             return [from_torch(y) for y in self.call(inputs)]
 
-    def differentiate(self, inputs, output, gradient):
+    def differentiate(self, inputs: Sequence[Tensor], output: int, gradient: Tensor) -> Gradients | None:
         torch = sys.modules["torch"]
         leaves, parameters = self.leaves(inputs), dict(self.parameters)
         floats = [(label, x) for label, x in zip(self.labels, leaves, strict=True) if x.is_floating_point()]
@@ -74,30 +84,30 @@ class TorchStep(Step):
 class TorchRecording:
     """As Recording, for the modules of a PyTorch model."""
 
-    def __init__(self, model):
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.steps = []
-        self._handles = []
+        self.steps: list[Step] = []
+        self._handles: list[Any] = []
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         for name, module in self.model.named_modules():
             hook = self._hook(name)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, path):
-        def hook(module, args, kwargs, result):
+    def _hook(self, path: str) -> Callable[..., None]:
+        def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
             tree, outputs = (args, kwargs), _flatten(result)
             given = _flatten(tree)
 
-            def leaves(inputs):
+            def leaves(inputs: Sequence[Tensor]) -> list[Any]:
                 return [to_torch(x, like).detach() for x, like in zip(inputs, given, strict=True)]
 
-            def call(inputs, ready=False):
+            def call(inputs: Sequence[Any], ready: bool = False) -> list[Any]:
                 new_args, new_kwargs = _rebuild(tree, iter(inputs if ready else leaves(inputs)))
                 return _flatten(module(*new_args, **new_kwargs))
 
