@@ -1,4 +1,4 @@
-/* kernels.h - THE list of kernels: what every backend (csrc/cpu, cuda) implements and what csrc/ops may call.
+/* kernels.h - THE lists: of kernels, which every backend (csrc/cpu, cuda) implements and csrc/ops may call, and of ops.
  *
  * A kernel is one parameter struct with its contract in contract/<family>.h, and one line in XT_KERNELS below. From that list come the
  * backend table, the slot names and the coverage test. The structs are only declared here: a file includes the families whose
@@ -54,6 +54,27 @@
     X(adamw, XtAdamW)                          \
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)
+
+/* X(op): xt_op_<op> in the file of that stem or of its family in csrc/ops, which alone expands this list. */
+#define XT_OPS(X)                                                                                                              \
+    /* elementwise.c */                                                                                                        \
+    X(add) X(sub) X(mul) X(div) X(pow) X(maximum) X(minimum) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)                               \
+    X(neg) X(abs) X(exp) X(log) X(sqrt) X(rsqrt) X(reciprocal) X(sin) X(cos) X(tanh) X(sigmoid) X(relu) X(erf) X(silu) X(gelu) \
+    /* where.c */ X(where)                                                                                                     \
+    /* reduce.c */                                                                                                             \
+    X(sum) X(mean) X(amax) X(amin) X(argmax)                                                                                   \
+    /* view.c */                                                                                                               \
+    X(reshape) X(view) X(transpose) X(permute) X(expand) X(slice) X(select) X(unsqueeze) X(squeeze) X(detach)                  \
+    /* copy.c */                                                                                                               \
+    X(clone) X(contiguous) X(cast) X(to_device) X(cat) X(split) X(copy_) X(fill_) X(add_) X(sub_) X(mul_) X(div_)              \
+    /* create.c */                                                                                                             \
+    X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
+    /* one file each */                                                                                                        \
+    X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
+    X(linear_cross_entropy)                                                                                                    \
+    X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
+    /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
+    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)
 /* clang-format on */
 
 #define XT_X(slot, Params) typedef struct Params Params;

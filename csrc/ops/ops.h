@@ -97,29 +97,7 @@ const XtInput *xt_node_input(const XtNode *node, int input);
 /* Runs op on args: grad mode, forward, recording. out[] receives new references. */
 XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **out, int *out_count);
 
-/* ---- the list: one line an op, in the file of that stem or of its family --------------------------------------------------- */
-
-/* clang-format off */
-#define XT_OPS(X)                                                                                                              \
-    /* elementwise.c */                                                                                                        \
-    X(add) X(sub) X(mul) X(div) X(pow) X(maximum) X(minimum) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)                               \
-    X(neg) X(abs) X(exp) X(log) X(sqrt) X(rsqrt) X(reciprocal) X(sin) X(cos) X(tanh) X(sigmoid) X(relu) X(erf) X(silu) X(gelu) \
-    /* where.c */ X(where)                                                                                                     \
-    /* reduce.c */                                                                                                             \
-    X(sum) X(mean) X(amax) X(amin) X(argmax)                                                                                   \
-    /* view.c */                                                                                                               \
-    X(reshape) X(view) X(transpose) X(permute) X(expand) X(slice) X(select) X(unsqueeze) X(squeeze) X(detach)                  \
-    /* copy.c */                                                                                                               \
-    X(clone) X(contiguous) X(cast) X(to_device) X(cat) X(split) X(copy_) X(fill_) X(add_) X(sub_) X(mul_) X(div_)              \
-    /* create.c */                                                                                                             \
-    X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
-    /* one file each */                                                                                                        \
-    X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy)                                                                                                    \
-    X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
-    /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
-    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)
-/* clang-format on */
+/* ---- every op of XT_OPS (kernels.h) ----------------------------------------------------------------------------------------- */
 
 #define XT_X(name) extern const XtOp xt_op_##name;
 XT_OPS(XT_X)
