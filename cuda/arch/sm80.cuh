@@ -1,7 +1,7 @@
 /* sm80.cuh - one function for each instruction that CUDA C++ does not name. All PTX of cuda/ is in arch/.
  *
- * Tensor cores, ldmatrix and cp.async need compute capability 8.0. Compiled for less they are empty, and no launcher gets there
- * (xt_compute_capability). The other instructions run on every GPU that the library supports.
+ * The tensor cores, ldmatrix and cp.async need compute capability 8.0. Compiled for less, their functions are empty; launchers ask
+ * xt_compute_capability first. The other instructions run on every GPU that the library supports.
  */
 #ifndef XT_ARCH_SM80_CUH
 #define XT_ARCH_SM80_CUH
@@ -17,7 +17,7 @@
 #define XT_PTX_80(text) ""
 #endif
 
-/* ---- tensor cores ------------------------------------------------------------------------------------------------------------- */
+/* ---- tensor cores ----------------------------------------------------------------------------------------------------------- */
 
 /* d += a b in float32: d [16, 8], a [16, 16], b [16, 8] of T, which is __nv_bfloat16 or __half. Lane 4 g + t has d of rows g (0, 1)
  * and g + 8 (2, 3), columns 2 t and 2 t + 1; a0 and a2 of row g, a1 and a3 of row g + 8, columns 2 t, + 1, and 8 more in a2 and a3;
@@ -48,13 +48,13 @@ template <typename T> __device__ inline void xt_mma_8(float (&d)[4], uint32_t a0
 }
 #undef XT_MMA
 
-/* ---- shared memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- shared memory ---------------------------------------------------------------------------------------------------------- */
 
-/* The address in the window of shared memory, as the instructions below take it. */
+/* The 32-bit address in shared memory that the instructions below take. */
 __device__ inline uint32_t xt_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Four 8 x 8 matrices of 16-bit elements: lane 8 i + j has the address of row j of matrix i. m[i] gets elements 2 t and 2 t + 1 of row g
- * of matrix i for lane 4 g + t; TRANSPOSED: of column g. */
+/* Four 8 x 8 matrices of 16-bit elements: lane 8 i + j has the address of row j of matrix i. m[i] gets elements 2 t and 2 t + 1
+ * of row g of matrix i for lane 4 g + t; TRANSPOSED: of column g. */
 template <bool TRANSPOSED> __device__ inline void xt_load_matrices(uint32_t (&m)[4], uint32_t row) {
     if constexpr (TRANSPOSED)
         asm volatile(XT_PTX_80("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];")
@@ -68,7 +68,7 @@ template <bool TRANSPOSED> __device__ inline void xt_load_matrices(uint32_t (&m)
                      : "memory");
 }
 
-/* Starts a copy of 16 bytes to shared memory: zeros, and `from` is not read, unless `there`. One instruction, where
+/* Starts a copy of 16 bytes to shared memory. Unless `there`, it writes zeros and does not read `from`. One instruction, where
  * __pipeline_memcpy_async makes two. */
 __device__ inline void xt_copy_async(void *to, const void *from, bool there) {
     asm volatile(XT_PTX_80("cp.async.cg.shared.global [%0], [%1], 16, %2;")::"r"(xt_shared_address(to)), "l"(from),
@@ -82,16 +82,16 @@ template <int PENDING> __device__ inline void xt_copy_wait() {
     asm volatile(XT_PTX_80("cp.async.wait_group %0;")::"n"(PENDING) : "memory");
 }
 
-/* ---- global memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- global memory ---------------------------------------------------------------------------------------------------------- */
 
-/* 16 bytes that are read once: they displace nothing in the L1 cache. */
+/* Reads 16 bytes without a place in the L1 cache. */
 __device__ inline void xt_read_once(uint32_t (&word)[4], const void *p) {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                  : "l"(p));
 }
 
-/* Words between blocks: each is read and written as a whole, and nothing else is ordered by it. */
+/* Messages between blocks: a word (of the two) is read and written as a whole. Orders no other access. */
 __device__ inline unsigned long long xt_read_relaxed(const unsigned long long *from) {
     unsigned long long word;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
@@ -104,9 +104,9 @@ __device__ inline void xt_write_relaxed(unsigned long long *to, unsigned long lo
     asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
 }
 
-/* ---- functions of one number ------------------------------------------------------------------------------------------------------ */
+/* ---- functions of one number ------------------------------------------------------------------------------------------------ */
 
-/* 2^x within 2^-22 of the value, and 1 / x within 1 ulp. Subnormal numbers count as 0, also as results. */
+/* 2^x with a relative error of 2^-22, and 1 / x within 1 ulp. Subnormal arguments and results are 0. */
 __device__ inline float xt_exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -5,7 +5,7 @@
 struct XtSum {
     template <typename A> __device__ A operator()(A a, A b) const { return a + b; }
 };
-/* The second unless the first is larger, and the first unless the second is larger: that is what they give for a NaN. */
+/* XtMax returns the second unless the first is larger; XtFirstMax the first unless the second is larger. They differ for NaN. */
 struct XtMax {
     template <typename A> __device__ A operator()(A a, A b) const { return a > b ? a : b; }
 };
@@ -13,7 +13,7 @@ struct XtFirstMax {
     template <typename A> __device__ A operator()(A a, A b) const { return b > a ? b : a; }
 };
 
-/* Over LANES neighbouring lanes, a power of two, each of which gets the result; all 32 lanes call it. */
+/* Reduces over LANES neighbouring lanes, a power of two; each of them gets the result. All 32 lanes must call it. */
 template <int LANES = 32, typename A, typename Combine> __device__ inline A xt_warp_reduce(A value, Combine combine) {
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, step));
@@ -21,8 +21,8 @@ template <int LANES = 32, typename A, typename Combine> __device__ inline A xt_w
 }
 template <int LANES = 32, typename A> __device__ inline A xt_warp_sum(A value) { return xt_warp_reduce<LANES>(value, XtSum()); }
 
-/* All threads of a block of whole warps (at most 1024 threads, 1-D) get the result; ends with the block in step, so that it may be
- * called again at once. */
+/* Every thread of the block gets the result. The block is 1-D, of whole warps, at most 1024 threads. Two calls in a row need no
+ * barrier between them: the first barrier in here keeps a warp from overwriting what another still reads. */
 template <typename A, typename Combine> __device__ inline A xt_block_reduce(A value, A neutral, Combine combine) {
     __shared__ A of_warp[32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;

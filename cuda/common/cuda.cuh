@@ -1,7 +1,7 @@
-/* cuda.cuh - what the CUDA kernels share: launching, scratch memory, dtypes, vectors, reductions, reports from the device.
+/* cuda.cuh - what every CUDA kernel includes: launch.cuh, pieces.cuh, block_reduce.cuh and the slots of kernels.h.
  *
- * A file of this room holds one kernel: a comment with the formula and the plan, the __global__ functions (`..._kernel`), and the
- * slot, which only computes a grid and launches:
+ * A kernel file has three parts: a comment with the formula and the plan, the __global__ functions (`..._kernel`), and the slot,
+ * which only computes a grid and launches:
  *
  *     template <typename T> __global__ void silly_kernel(T *out, const T *x, int64_t n) { ... }   // out [n], x [n]
  *     XtStatus xt_cuda_silly(const XtSilly *p) {
@@ -13,12 +13,12 @@
  *         });
  *     }
  *
- * Everything runs on the one stream of the calling thread's device, in order, and nothing here waits for it: a slot returns when its
- * kernels are queued. Memory comes from a pool that follows the same stream, so a block may be given back while kernels that use it
- * are still queued. Only to_host, synchronize, stats and compare wait.
+ * All work of a device goes to one stream, in order. A slot returns when its kernels are queued; only to_host, synchronize, stats
+ * and compare wait. The memory pool follows the same stream, so a block may be freed while kernels that use it are still queued.
  *
- * Deterministic: sums have a fixed tree, which depends on the shape and on nothing that differs between two runs; some also depend on
- * pointers modulo 16 bytes or on what the device can run, as their files say. Float atomics are not used.
+ * Deterministic: the tree of a sum depends on the shape. Some trees also depend on pointers modulo 16 bytes, or on which
+ * instructions the device has; their files say so. None depends on the number of multiprocessors (XT_PLAN_MULTIPROCESSORS), and no
+ * kernel uses float atomics.
  */
 #ifndef XT_CUDA_CUH
 #define XT_CUDA_CUH

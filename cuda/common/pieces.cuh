@@ -1,4 +1,4 @@
-/* pieces.cuh - dtypes on the device, and pieces: elements that one access reads or writes. */
+/* pieces.cuh - dtypes on the device, and pieces: the elements that one memory access reads or writes. */
 #ifndef XT_CUDA_PIECES_CUH
 #define XT_CUDA_PIECES_CUH
 
@@ -32,14 +32,14 @@ template <> __host__ __device__ inline double xt_store<double>(double x) { retur
 template <> __host__ __device__ inline XtBf16 xt_store<XtBf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __host__ __device__ inline XtF16 xt_store<XtF16>(float x) { return __float2half_rn(x); }
 
-/* exp as precise as T deserves: of 16 bits __expf, off by 2 + 1.2 |x| ulp of float32, at most 1.3e-5 of the value and a twentieth of
- * the rounding of float16. 0, Inf and NaN come out as from expf. */
+/* exp as precise as the rounding to T can show. 16-bit types use __expf: its error of 2 + 1.2 |x| ulp of float32 is at most
+ * 1.3e-5 of the value, a twentieth of float16's rounding. 0, Inf and NaN come out as from expf. */
 template <typename T> __device__ inline XtAcc<T> xt_exp_for(XtAcc<T> x) {
     if constexpr (sizeof(T) == 2) return __expf(x);
     else return exp(x);
 }
 
-/* Calls f(T()) for the C++ type of a float dtype. Ops have already refused the others. */
+/* Calls f(T()) for the C++ type of a float dtype. Ops have already rejected other dtypes. */
 template <typename F> inline XtStatus xt_by_float(XtDtype dtype, F f) {
     switch (dtype) {
     case XT_FLOAT32: return f(float());
@@ -64,14 +64,14 @@ template <typename T, typename... Pointers> inline bool xt_aligned(int64_t cols,
 
 /* ---- pieces: elements that are read or written at once ---------------------------------------------------------------------- */
 
-/* N elements as they lie in memory, in whole registers. An XtVector is for computing: assembled in registers and assigned to memory,
- * it may be stored element by element, and one that was loaded may take a register for every 16-bit element (nvcc 13.0). */
+/* N elements as they lie in memory, in whole registers. An XtVector is for computing. The compiler (nvcc 13.0) may store an
+ * XtVector element by element, and may spend a register on each 16-bit element of one that was loaded. */
 template <typename T, int N> struct XtPiece {
     static constexpr int BYTES = (int)sizeof(T) * N;
     uint32_t word[(BYTES + 3) / 4];
 };
 
-/* One access of 1, 2, 4, 8 or 16 bytes; p is aligned to that. */
+/* One access of 1, 2, 4, 8 or 16 bytes; p is aligned to its size. */
 template <typename T, int N> __device__ inline XtPiece<T, N> xt_read(const T *p) {
     constexpr int BYTES = XtPiece<T, N>::BYTES;
     XtPiece<T, N> piece;
@@ -86,7 +86,7 @@ template <typename T, int N> __device__ inline XtPiece<T, N> xt_read(const T *p)
     else piece.word[0] = *(const uint8_t *)p;
     return piece;
 }
-/* __stwb is a plain store that the compiler leaves whole. */
+/* __stwb is a plain store that the compiler does not split. */
 template <typename T, int N> __device__ inline void xt_write(T *p, const XtPiece<T, N> &piece) {
     constexpr int BYTES = XtPiece<T, N>::BYTES;
     if constexpr (BYTES == 16) __stwb((uint4 *)p, make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]));
@@ -96,7 +96,7 @@ template <typename T, int N> __device__ inline void xt_write(T *p, const XtPiece
     else *(uint8_t *)p = (uint8_t)piece.word[0];
 }
 
-/* Two neighbours in one word, the first in its low half, and the same as the pair that CUDA's functions take. */
+/* Two neighbours in one word, the first in the low half, and the same bits as the pair type of CUDA's functions. */
 __device__ inline __nv_bfloat162 xt_pair(uint32_t word, XtBf16) {
     __nv_bfloat162 pair;
     memcpy(&pair, &word, sizeof pair);
@@ -112,7 +112,7 @@ template <typename Pair> __device__ inline uint32_t xt_word(Pair pair) {
     memcpy(&word, &pair, sizeof word);
     return word;
 }
-/* An instruction each to widen, one to round both. */
+/* Widening takes one instruction an element, rounding one for both. */
 __device__ inline float2 xt_load_two(uint32_t word, XtBf16) {
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
 }
@@ -120,7 +120,7 @@ __device__ inline float2 xt_load_two(uint32_t word, XtF16) { return __half22floa
 __device__ inline __nv_bfloat162 xt_store_two(float low, float high, XtBf16) { return __floats2bfloat162_rn(low, high); }
 __device__ inline __half2 xt_store_two(float low, float high, XtF16) { return __floats2half2_rn(low, high); }
 
-/* The elements of a piece, and a piece of these elements; any type. */
+/* From a piece to its elements and back, for any type. */
 template <typename T, int N> __device__ inline XtVector<T, N> xt_elements(const XtPiece<T, N> &piece) {
     XtVector<T, N> v;
     memcpy(&v, piece.word, sizeof(T) * N);
@@ -132,7 +132,7 @@ template <typename T, int N> __device__ inline XtPiece<T, N> xt_piece(const XtVe
     memcpy(piece.word, &v, sizeof(T) * N);
     return piece;
 }
-/* The same of a float dtype as ACC, and back with rounding to nearest even. */
+/* From a piece of a float dtype to elements in ACC, and back with rounding to nearest even. */
 template <typename T, int N> __device__ inline XtVector<XtAcc<T>, N> xt_load(const XtPiece<T, N> &piece) {
     XtVector<XtAcc<T>, N> to;
     if constexpr (sizeof(T) == 2 && N % 2 == 0) {
@@ -165,7 +165,7 @@ template <typename T, int N> __device__ inline XtPiece<T, N> xt_store(const XtVe
         return xt_piece(to);
     }
 }
-/* N times the same. */
+/* A piece of N equal elements. */
 template <typename T, int N> __device__ inline XtPiece<T, N> xt_all(T value) {
     XtVector<T, N> v;
 #pragma unroll

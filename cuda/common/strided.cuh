@@ -1,24 +1,24 @@
-/* strided.cuh - what the elementwise kernels share: conversions between dtypes, and walking views of any strides.
+/* strided.cuh - what the elementwise kernels share: conversions between dtypes, and loops over views of any strides.
  *
- * out[i] = f(a[i], b[i], c[i]) for up to three inputs. An operation is a small struct that says its types and does a few elements:
+ * out[i] = f(a[i], b[i], c[i]) for up to three inputs. An operation is a small struct with its types and a function of N elements:
  *
  *     template <typename T> struct Plus {
- *         typedef T Out; typedef T A; typedef T B; typedef uint8_t C;              // C is not there: INPUTS is 2
+ *         typedef T Out; typedef T A; typedef T B; typedef uint8_t C;              // no third input: INPUTS is 2
  *         static constexpr int INPUTS = 2, WIDTH = XT_WIDTH<T>, GROUP = 4;
  *         template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> a, XtPiece<T, N> b, XtPiece<uint8_t, N>) const { ... }
  *     };
  *     return xt_each("plus", Plus<float>(), {&p->out, &p->a, &p->b});
  *
- * Plan. The host drops dimensions of size 1, sorts the rest by out's strides and merges neighbours where every operand allows; what
- * is dense in all operands becomes one dimension. Then one of two kernels runs:
- *   - vectors: along the last dimension out is dense and every input dense or constant. An item is WIDTH elements, 16 bytes of the
- *     widest operand; a thread of a large tensor does several, all of their loads issued before the first use. Row and column
- *     broadcasts come here. One dimension may have a tail, which a block of its own does.
+ * Plan. The host sorts and merges the dimensions (xt_merge_dims): what is dense in all operands becomes one dimension. Then one of
+ * two kernels runs:
+ *   - vectors: along the last dimension out is dense and every input is dense or constant, as in row and column broadcasts. An item
+ *     is WIDTH elements, 16 bytes of the widest operand. In a large tensor a thread does several items and issues all their loads
+ *     before the first use. If there is only one dimension it may have a tail, which takes a block of its own.
  *   - elements: any strides. A thread does GROUP elements, a block apart from each other.
- * Indices are 32-bit (larger tensors go in parts) and divided by multiplication; offsets are 64-bit bytes.
+ * Indices are 32-bit, and larger tensors are cut; divisions are multiplications. Offsets are 64-bit, in bytes.
  *
- * Bytes moved: each operand once; a broadcast operand is read from cache. Every element is made by one thread from its own inputs,
- * read before it is written: results depend on nothing else, and out may be one of the inputs.
+ * Bytes moved: each operand once; a broadcast operand is read from cache. One thread makes an element from its own inputs, and
+ * reads them before it writes: out may be one of the inputs.
  */
 #ifndef XT_CUDA_STRIDED_CUH
 #define XT_CUDA_STRIDED_CUH
@@ -47,9 +47,9 @@ template <typename F> inline XtStatus xt_by_bits(int64_t size, F f) {
     return size == 1 ? f(uint8_t()) : size == 2 ? f(uint16_t()) : size == 4 ? f(uint32_t()) : f(uint64_t());
 }
 
-/* Conversions, as the CPU makes them: every dtype has a wide form - float for itself and the 16-bit floats, double, int64_t for the
- * rest. Floats to integers truncate, saturate at the ends of the type, and NaN gives 0; integers to integers wrap; to bool is
- * x != 0. */
+/* Conversions, the same as on the CPU. Every dtype has a wide form: float for itself and the 16-bit floats, double, and int64_t
+ * for the rest. Floats to integers truncate, saturate at the ends of the type, and NaN gives 0. Integers to integers wrap. To
+ * bool is x != 0. */
 __host__ __device__ inline float xt_widen(float x) { return x; }
 __host__ __device__ inline double xt_widen(double x) { return x; }
 __host__ __device__ inline float xt_widen(XtBf16 x) { return __bfloat162float(x); }
@@ -59,12 +59,12 @@ __host__ __device__ inline int64_t xt_widen(int64_t x) { return x; }
 __host__ __device__ inline int64_t xt_widen(uint8_t x) { return x; }
 __host__ __device__ inline int64_t xt_widen(XtBool x) { return x.byte; }
 
-/* W is float or double; low and above are exact in both, and every value between them converts without overflow. */
+/* W is float or double. low and above are exact in both; every value between them converts without overflow. */
 template <typename W> __host__ __device__ inline int64_t xt_saturate(W x, W low, W above, int64_t lowest, int64_t highest) {
     if (x != x) return 0;
     return x <= low ? lowest : x >= above ? highest : (int64_t)x;
 }
-__host__ __device__ inline int64_t xt_saturate(int64_t x, int64_t, int64_t, int64_t, int64_t) { return x; } /* wraps later */
+__host__ __device__ inline int64_t xt_saturate(int64_t x, int64_t, int64_t, int64_t, int64_t) { return x; } /* xt_narrow wraps it */
 
 template <typename W> __host__ __device__ inline void xt_narrow(W x, float *to) { *to = (float)x; }
 template <typename W> __host__ __device__ inline void xt_narrow(W x, double *to) { *to = (double)x; }
@@ -91,7 +91,7 @@ template <typename Dst, typename Src> __host__ __device__ inline Dst xt_cast_to(
 template <typename A, typename B> constexpr bool xt_same = false;
 template <typename A> constexpr bool xt_same<A, A> = true;
 
-/* A number from Python as a dtype. */
+/* Converts a number from Python to a dtype. */
 template <typename T> inline T xt_scalar_as(XtScalar value) {
     return value.is_int ? xt_cast_to<T>(value.i) : xt_cast_to<T>(value.d);
 }
@@ -114,7 +114,7 @@ __device__ inline uint32_t xt_quotient(uint32_t n, XtDivider by) { return (__umu
 
 /* ---- loops: merged dimensions of K views (host) ------------------------------------------------------------------------- */
 
-/* Operand 0 is the output. Dimensions as xt_merge_dims leaves them, but one of size 1 for a single element. */
+/* Operand 0 is the output. Dimensions come from xt_merge_dims; a single element has one of size 1. */
 template <int K> struct XtLoop {
     char *data[K];
     int64_t size[K]; /* bytes of an element */
@@ -136,7 +136,7 @@ template <int K> inline XtLoop<K> xt_loop(const XtView *const (&views)[K]) {
     return loop;
 }
 
-/* Whether the last dimension of every operand can be read `width` elements at a time, those that stand still apart. */
+/* Whether the last dimension of every operand can be read `width` elements at a time; constant operands need not. */
 template <int K> inline bool xt_loop_has_vectors(const XtLoop<K> &loop, int64_t width) {
     int last = loop.ndim - 1;
     if (loop.strides[0][last] != 1 || (last > 0 && loop.shape[last] % width != 0)) return false;
@@ -149,16 +149,16 @@ template <int K> inline bool xt_loop_has_vectors(const XtLoop<K> &loop, int64_t 
     return true;
 }
 
-/* ---- walks: what a kernel needs of a loop ------------------------------------------------------------------------------- */
+/* ---- walks: the form of a loop for a kernel ------------------------------------------------------------------------------ */
 
 /* Items are elements, or vectors of `width` elements along the last dimension. Strides in bytes, of the last dimension per item.
- * data[k] == NULL: an operand that is not there, because a number stands in its place; it is never read. */
+ * data[k] == NULL: the operand is a number, and never read. */
 template <int K> struct XtEachWalk {
     char *data[K];
     uint32_t items;
     int ndim;
     int tail;       /* elements of the last item */
-    unsigned still; /* bit k: operand k stands still along a vector */
+    unsigned still; /* bit k: operand k is constant along a vector */
     XtDivider shape[XT_MAX_DIMS];
     int64_t strides[K][XT_MAX_DIMS];
 };
@@ -169,7 +169,7 @@ template <int K> inline XtEachWalk<K> xt_each_walk(const XtLoop<K> &loop, int64_
     int64_t items = loop.numel / loop.shape[last] * xt_divide_up(loop.shape[last], width);
     walk.items = (uint32_t)items;
     walk.ndim = loop.ndim;
-    walk.tail = (int)(loop.shape[last] % width ? loop.shape[last] % width : width); /* less than width in one dimension only */
+    walk.tail = (int)(loop.shape[last] % width ? loop.shape[last] % width : width); /* < width only if there is one dimension */
     walk.still = 0;
     for (int d = 0; d < loop.ndim; d++)
         walk.shape[d] = xt_divider((uint32_t)(d == last ? xt_divide_up(loop.shape[d], width) : loop.shape[d]));
@@ -181,7 +181,7 @@ template <int K> inline XtEachWalk<K> xt_each_walk(const XtLoop<K> &loop, int64_
     return walk;
 }
 
-/* offset[k]: where item `item` of each operand begins, in bytes. */
+/* offset[k]: byte offset of item `item` in operand k. */
 template <int K> __device__ __forceinline__ void xt_each_walk_to(const XtEachWalk<K> &walk, uint32_t item, int64_t (&offset)[K]) {
 #pragma unroll
     for (int k = 0; k < K; k++) offset[k] = 0;
@@ -200,7 +200,7 @@ template <int K> __device__ __forceinline__ void xt_each_walk_to(const XtEachWal
 
 enum { XT_EACH_THREADS = 256, XT_EACH_REPEAT = 2, XT_EACH_MOST = 1 << 30 };
 
-/* WIDTH of an operation on T that has to look at the elements: of bytes no more than 8, for each takes a register. */
+/* WIDTH of an operation that needs the elements of T one by one: at most 8, because each takes a register. */
 template <typename T> constexpr int XT_EACH_WIDTH = XT_WIDTH<T> < 8 ? XT_WIDTH<T> : 8;
 
 /* N elements of every input, and where the output goes. */
@@ -211,7 +211,7 @@ template <typename F, int N> struct XtInputs {
     char *out;
 };
 
-/* The whole piece, or its first `count` elements; the same element N times when it stands still. */
+/* Reads the whole piece, or its first `count` elements. `still`: the same element N times. */
 template <bool WHOLE, typename T, int N>
 __device__ __forceinline__ void xt_take_piece(XtPiece<T, N> &to, const char *from, bool still, int count) {
     const T *element = (const T *)from;
@@ -240,8 +240,8 @@ __device__ __forceinline__ void xt_take_item(XtInputs<F, F::WIDTH> &to, const Xt
         if (walk.data[3]) xt_take_piece<WHOLE>(to.c, walk.data[3] + offset[3], walk.still & 8, walk.tail);
 }
 
-/* Block b does the whole items [b * threads * repeat, (b + 1) * threads * repeat), repeat <= XT_EACH_REPEAT; a block past the last
- * of them does the tail. The loads of a thread are issued together; then its items pass through one copy of f's code. */
+/* Block b does the whole items [b * threads * repeat, (b + 1) * threads * repeat), repeat <= XT_EACH_REPEAT. A block past the last
+ * whole item does the tail. A thread issues its loads together, then runs one copy of f's code on item after item. */
 template <typename F>
 __global__ void __launch_bounds__(XT_EACH_THREADS)
     xt_vectors_kernel(F f, const __grid_constant__ XtEachWalk<F::INPUTS + 1> walk, int repeat) {
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(XT_EACH_THREADS) xt_elements_kernel(F f, const
 
 /* ---- launching ---------------------------------------------------------------------------------------------------------- */
 
-/* Cuts a loop in two along its largest dimension, in a place that keeps vectors whole. */
+/* Cuts a loop in two along its largest dimension, at a multiple of 64 elements to keep vectors whole. */
 template <int K> inline void xt_loop_split(const XtLoop<K> &loop, XtLoop<K> *first, XtLoop<K> *second) {
     int d = 0;
     for (int i = 1; i < loop.ndim; i++)
@@ -330,7 +330,7 @@ template <int K> inline void xt_loop_split(const XtLoop<K> &loop, XtLoop<K> *fir
         if (loop.data[k]) second->data[k] += half * loop.strides[k][d] * loop.size[k];
 }
 
-/* Kernels for loops of at most XT_EACH_MOST elements; the first when xt_loop_has_vectors. */
+/* The two kernels, for at most XT_EACH_MOST elements; xt_launch_vectors needs xt_loop_has_vectors. */
 template <typename F> inline void xt_launch_vectors(F f, const XtLoop<F::INPUTS + 1> &loop) {
     auto walk = xt_each_walk(loop, F::WIDTH);
     int repeat = (int64_t)walk.items >= (int64_t)xt_multiprocessors() * 2048 * XT_EACH_REPEAT ? XT_EACH_REPEAT : 1;
@@ -343,7 +343,7 @@ template <typename F> inline void xt_launch_elements(F f, const XtLoop<F::INPUTS
     xt_launch(xt_elements_kernel<F>, xt_blocks(walk.items, XT_EACH_THREADS * F::GROUP), XT_EACH_THREADS, 0, f, walk);
 }
 
-/* WIDTH 1: there is no kernel of vectors. */
+/* An operation of WIDTH 1 has no kernel of vectors. */
 template <typename F> inline void xt_each_loop(F f, const XtLoop<F::INPUTS + 1> &loop) {
     if (loop.numel > XT_EACH_MOST) {
         XtLoop<F::INPUTS + 1> first, second;
