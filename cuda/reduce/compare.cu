@@ -1,14 +1,17 @@
-/* compare.cu - counts the elements of `out` that are not near enough to `ref`, and finds the worst.
+/* compare.cu - counts the elements of `out` that differ too much from `ref`, and finds the worst one.
  *
- *     d = |out - ref|, limit = atol + rtol |ref|, right when d <= limit                                  (all in float64)
+ *     d = |out - ref|, limit = atol + rtol |ref|, correct if d <= limit                                  (all in float64)
  *
- * At most 1024 blocks, a number that depends on the number of elements alone, stride over both views, four of each in flight.
- * Quotients of float64 cost as much as the rest together: d / limit is only made where d > 0 and it can be a new maximum of its
- * thread, that is unless maximum * limit > d. (Rounding is monotone: where the rounded product exceeds d, the true one does, and
- * the rounded quotient is no larger than the maximum.) So the results are those of dividing everywhere. A thread meets its elements
- * in order and keeps the first of equals; then the smallest index among equal maxima wins.
- * Conversions and comparisons cost more than their choice at run time: one kernel for all integers, one for the smaller floats.
- * Bytes moved: both views once, 80 to the host.
+ * At most 1024 blocks stride over both views, with four elements of each in flight. The number of blocks depends on the number of
+ * elements alone.
+ *
+ * A division in float64 costs as much as the rest together. So a thread divides d / limit only where d > 0 and the quotient can be
+ * its new maximum, that is unless maximum * limit > d. The results are the same as with all divisions: rounding is monotone, so
+ * where the rounded product exceeds d, the exact one does, and the rounded quotient is no larger than the maximum. A thread visits
+ * its elements in order and keeps the first of equals; among equal maxima of threads the smallest index wins.
+ *
+ * A choice of dtype at run time costs less than conversions and comparisons: one kernel serves all integers, one the smaller
+ * floats. Bytes moved: both views once, 80 to the host.
  */
 #include "contract/reduce.h"
 #include "reduce.cuh"
@@ -18,17 +21,17 @@
 
 enum { THREADS = 256, JOIN_THREADS = 1024, MOST_BLOCKS = 1024, EACH = 8, AHEAD = 4 };
 
-/* Keeps d / limit defined for limit 0, where it still ranks by d, and is far below any limit that means something. */
+/* Added to the limit, so that d / limit is defined for limit 0 and then ranks by d. Far below any meaningful limit. */
 #define NO_LIMIT 0x1p-500
 
-/* What a thread has seen; wrong, out_nan ... are few enough for 32 bits each. No element: ratio -1. */
+/* Results of a thread, whose counts fit in 32 bits. A thread without elements has ratio -1. */
 struct CompareLane {
     double max_abs, max_rel, max_ref, ratio;
     int64_t worst;
     unsigned wrong, out_nan, out_inf, ref_nan, ref_inf;
 };
 
-/* Both finite. d, size = |ref|. */
+/* An element where both are finite; size = |ref|. */
 __device__ inline void take(CompareLane *s, int64_t index, double d, double size, double rtol, double atol) {
     const double limit = fma(rtol, size, atol), floor = limit + NO_LIMIT;
     s->wrong += !(d <= limit && d <= DBL_MAX);
@@ -69,7 +72,7 @@ __device__ inline void judge_floats(CompareLane *s, int64_t index, A out, B ref,
     }
 }
 
-/* Never infinite; their distance is taken before it is rounded to a double. */
+/* Integers are finite. Their distance is exact before it is rounded to a double. */
 __device__ inline void judge_integers(CompareLane *s, int64_t index, int64_t out, int64_t ref, double rtol, double atol) {
     const uint64_t gap = out > ref ? (uint64_t)out - (uint64_t)ref : (uint64_t)ref - (uint64_t)out;
     const double size = fabs((double)ref);
@@ -77,10 +80,10 @@ __device__ inline void judge_integers(CompareLane *s, int64_t index, int64_t out
     take(s, index, (double)gap, size, rtol, atol);
 }
 
-/* All threads get the result of the block. */
+/* Every thread gets the result of the block. */
 __device__ inline XtComparison join_block(XtComparison r) {
     const double ratio = xt_block_reduce(r.worst_ratio, -1.0, XtMax());
-    /* The smallest index among the threads that have the maximum: the largest of its negative. */
+    /* The smallest index among the threads with the maximum, as the largest negated index. */
     const int64_t mine = r.worst_ratio == ratio && r.worst >= 0 ? -r.worst : INT64_MIN;
     const int64_t first = xt_block_reduce(mine, (int64_t)INT64_MIN, XtMax());
     r.worst = first == INT64_MIN ? -1 : -first;
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(A) + sizeof(B) > 8 ? 3 : 4)
     const int64_t step = (int64_t)gridDim.x * THREADS, start = (int64_t)blockIdx.x * THREADS + threadIdx.x, n = walk.numel;
     const bool dense = walk.ndim == 0 || (walk.ndim == 1 && walk.strides[0][0] == 1 && walk.strides[1][0] == 1);
     CompareLane s = {};
-    s.ratio = start < n ? 0 : -1; /* an exact match has ratio 0: the first element is the worst until one is worse */
+    s.ratio = start < n ? 0 : -1; /* an exact match has ratio 0, so the first element is the worst at first */
     s.worst = start < n ? start : -1;
     for (int64_t i = start; i < n; i += AHEAD * step) {
         CompareRaw<A> a[AHEAD];
@@ -187,7 +190,7 @@ __device__ inline XtComparison nothing(void) {
 __global__ void __launch_bounds__(JOIN_THREADS) compare_join_kernel(XtComparison *partials, int count) { // [count <= JOIN_THREADS]
     XtComparison r = nothing();
     if ((int)threadIdx.x < count) r = partials[threadIdx.x];
-    r = join_block(r); /* all have read when it returns */
+    r = join_block(r); /* returns after every thread has read */
     if (threadIdx.x == 0) partials[0] = r;
 }
 
@@ -196,7 +199,7 @@ XtStatus xt_cuda_compare(const XtCompare *p) {
     result.worst = -1;
     result.worst_ratio = -1;
     *p->result = result;
-    /* Unsorted, so that an index of the walk is a row-major index. */
+    /* Unsorted: an index of the walk is a row-major index. */
     XtWalk walk;
     xt_walk_init(&walk, &p->out, &p->ref, 0, p->out.ndim, false);
     if (walk.numel == 0) return XT_OK;

@@ -2,29 +2,29 @@
  *
  *     out[k] = reduce over i of x[k, i],  k < kept, i < n (both row-major numbers over the dims of a view)
  *
- * Order of additions, a function of n alone, whichever kernel runs and however the memory lies:
+ * The order of additions is a function of n alone, whichever kernel runs and whatever the strides are:
  *
  *     group     XT_GROUP = 16 bytes of neighbouring elements, added in a tree in float32 (integers exactly)
  *     lane      lane l of 32 adds groups l, l + 32, l + 64, ... of a segment in float64
  *     segment   1024 or 2048 elements: 32 lanes in a tree
- *     chunk     up to 64 segments or, where there are more, 8 of them at least: segments s, s + 8, s + 16, ... for each s < 8,
- *               then a tree over s
+ *     chunk     all segments if there are at most 64, else 8 or more of them: segments s, s + 8, s + 16, ... for each s < 8, then
+ *               a tree over s
  *     result    up to about 8192 chunks: the same with 32 or 1024 instead of 8
  *
- * so 1e8 float32 of one sign are summed to the last digit. Lanes without a group hold 0 and change nothing: where n is small, 8
+ * So 1e8 float32 of one sign are summed to the last digit. Lanes without a group hold 0, which changes no sum: where n is small, 8
  * lanes do the work of 32. Two kernels read x:
  *
- *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk, a warp of it per segment. A group is one load
- *               where the memory allows; four are in flight. Many warps on a multiprocessor hide the rest: hence few registers.
- *               Chunks are small: many take turns on a multiprocessor, and none has long to do when the others are done.
- *   - columns:  reduced dims strided, kept dim dense. Threads side by side hold 16 bytes of columns, 32 (or 8) lanes below each
- *               other hold rows; a group is XT_GROUP rows. The next ones are on their way while some are added, as there are
- *               registers for few warps only. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
+ *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk with a warp per segment. A group is one load where
+ *               alignment allows; four are in flight. Few registers leave room for many warps, which hide the rest of the latency.
+ *               Chunks are small, so that the last block of a multiprocessor ends soon after the others.
+ *   - columns:  reduced dims strided, kept dim dense. Neighbouring threads hold 16 bytes of columns each; the 32 (or 8) lanes of a
+ *               column hold its rows. A group is XT_GROUP rows. There are registers for few warps only, so the next rows are loaded
+ *               while the last ones are added. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
  *               one column at a time.
  *
- * Rows that need more leave partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and
- * ARGMAX are one: MIN turns the order of its elements round (-x, ~x), and the position costs little. The dtypes within a class
- * (reduce.cuh) and the five reductions share kernels, as memory binds them all: few instantiations, quickly compiled.
+ * Rows that need more leave partial results (16 bytes per 1024 elements at least) for one or two more launches. MAX, MIN and ARGMAX
+ * are one kernel: MIN reverses the order of the elements (-x, ~x), and the position costs little. Memory bandwidth limits all of
+ * them, so the dtypes of a class (reduce.cuh) and the five reductions share kernels: few instantiations compile quickly.
  * Bytes moved: x once, out once. No atomics.
  */
 #include "contract/reduce.h"
@@ -34,7 +34,7 @@
 
 /* ---- types ------------------------------------------------------------------------------------------------------------------- */
 
-/* Total: sum of a lane; unsigned, as overflow wraps. Held: partial results. */
+/* Total: sum of a lane, unsigned for integers because overflow wraps. Held: partial results. */
 template <typename C> struct ReduceTypes {
     typedef double Total, Held;
 };
@@ -44,16 +44,16 @@ template <> struct ReduceTypes<int64_t> {
 };
 template <typename C> using ReduceHeld = typename ReduceTypes<C>::Held;
 
-/* What a kernel does: SUM and MEAN, or MAX, MIN and ARGMAX. */
+/* Kinds of kernels: SUM also makes MEAN; EXTREME makes MAX, MIN and ARGMAX. */
 enum { SUM, EXTREME };
 
 enum {
     THREADS = 256,
     WARPS = THREADS / 32,
-    CHUNK = 64,         /* segments of a result that are one chunk */
-    MOST_CHUNKS = 8192, /* about */
-    FEW_SEGMENTS = 16,  /* a block takes the chunk whole, though there may be few blocks: cheaper than a second launch */
-    MANY_ROWS = 64,     /* there are enough blocks */
+    CHUNK = 64,         /* up to so many segments are one chunk */
+    MOST_CHUNKS = 8192, /* about, of a result */
+    FEW_SEGMENTS = 16,  /* up to so many, a block makes the whole chunk, even with few blocks: cheaper than a second launch */
+    MANY_ROWS = 64,     /* enough rows for a block each */
     WARP_JOIN = 256,    /* chunks up to which a warp joins them; then 1024 threads */
     NONE = 0x7fffffff,  /* position of no element */
 };
@@ -61,7 +61,7 @@ enum {
 /* Blocks that a multiprocessor holds, by what their registers allow. LINE: 16-byte loads, evenly spaced. */
 template <typename C, bool LINE> constexpr int ROW_BLOCKS = LINE ? (XT_IS_INTEGER<C> ? 4 : 5) : 3;
 template <int OP, bool LINE> constexpr int COLUMN_BLOCKS = 2;
-constexpr bool COLUMNS_EARLY = true; /* sums of 16-byte loads: the next are under way while these are added */
+constexpr bool COLUMNS_EARLY = true; /* sums of 16-byte loads: the next loads start before these are added */
 
 template <typename H> struct ReducePartial {
     H value;
@@ -91,7 +91,7 @@ __device__ inline void lowest(float *v) { *v = -INFINITY; }
 __device__ inline void lowest(double *v) { *v = -INFINITY; }
 __device__ inline void lowest(int64_t *v) { *v = INT64_MIN; }
 
-/* The order turned round when sign is -1. */
+/* Reverses the order if sign is -1. */
 __device__ inline float turned(float v, int sign) { return v * (float)sign; }
 __device__ inline double turned(double v, int sign) { return v * (double)sign; }
 __device__ inline int64_t turned(int64_t v, int sign) { return v ^ (int64_t)(sign >> 1); }
@@ -125,21 +125,21 @@ template <typename C> struct ReduceLane {
     int at;                               /* of best, from the start of the segment */
 };
 
-/* `first`: position of the lane's first element, NONE if it has none. There the maximum is while nothing exceeds -inf. */
+/* `first`: position of the lane's first element, or NONE. It is the maximum while nothing exceeds -inf. */
 template <typename C> __device__ inline void lane_begin(ReduceLane<C> *lane, int first) {
     lane->total = 0;
     lowest(&lane->best);
     lane->at = first;
 }
 
-/* What stands for an element past the end. */
+/* The value of an element past the end. */
 template <int OP, typename V> __device__ inline V missing() {
     V v = 0;
     if (OP != SUM) lowest(&v);
     return v;
 }
 
-/* Takes the group that starts at position `at`, of which `count` elements are there. */
+/* Adds the group that starts at position `at` and has `count` elements. */
 template <typename C, int OP>
 __device__ inline void lane_take(ReduceLane<C> *lane, XtClassValue<C> (&v)[XT_GROUP<C>], int at, int count, int sign) {
     constexpr int GROUP = XT_GROUP<C>;
@@ -179,7 +179,7 @@ template <typename C, int OP> __device__ inline ReduceHeld<C> lane_value(const R
 
 template <int OP, typename H> __device__ inline ReducePartial<H> partial_none() { return {missing<OP, H>(), INT64_MAX}; }
 
-/* Of equals, and of NaN, the smaller index. Gives the same with a and b exchanged. */
+/* Among equals, and among NaN, the smaller index wins. Symmetric in a and b. */
 template <int OP, typename H> __device__ inline ReducePartial<H> join(ReducePartial<H> a, ReducePartial<H> b) {
     if constexpr (OP == SUM) {
         if constexpr ((H)0.5 == (H)0) a.value = (H)((uint64_t)a.value + (uint64_t)b.value);
@@ -193,7 +193,7 @@ template <int OP, typename H> __device__ inline ReducePartial<H> join(ReducePart
     }
 }
 
-/* Tree over `lanes` neighbouring threads, all of which get the result; all of a warp take part. */
+/* A tree over `lanes` neighbouring threads, each of which gets the result. Whole warps must call it. */
 template <int OP, typename H> __device__ inline ReducePartial<H> join_lanes(ReducePartial<H> a, int lanes) {
     for (int step = lanes / 2; step > 0; step /= 2) {
         ReducePartial<H> b = a;
@@ -204,7 +204,7 @@ template <int OP, typename H> __device__ inline ReducePartial<H> join_lanes(Redu
     return a;
 }
 
-/* Halves meet until one is left, in r[0]. */
+/* Joins the upper half to the lower until r[0] is the result. */
 template <int OP, int COUNT, typename H> __device__ inline void join_tree(ReducePartial<H> *r) {
     if constexpr (COUNT > 1) {
 #pragma unroll
@@ -213,7 +213,7 @@ template <int OP, int COUNT, typename H> __device__ inline void join_tree(Reduce
     }
 }
 
-/* Leaves r as partial result `index`, or as the result of kept element `kept`. */
+/* Stores r as partial result `index`, or as the result of kept element `kept`. */
 template <int OP, typename H>
 __device__ inline void keep(const ReduceJob &p, void *partials, int64_t index, int64_t kept, ReducePartial<H> r) {
     if (partials) {
@@ -260,7 +260,7 @@ __device__ inline int64_t divide(int64_t a, int64_t b, int64_t *rest) {
 /* Offset in x of reduced element `index`. */
 __device__ inline int64_t reduced_offset(const ReduceJob &p, int64_t index) { return xt_walk_offset<0>(p.reduced, index); }
 
-/* Takes the group of up to GROUP elements from number `index` of the row (or column) at x, each a load of its own. */
+/* Adds up to GROUP elements from number `index` on of the row (or column) at x, with a load for each. */
 template <typename C, int OP>
 __device__ inline void take_singly(ReduceLane<C> *s, const ReduceJob &p, const char *x, int64_t index, int at, int count) {
     constexpr int GROUP = XT_GROUP<C>;
@@ -273,7 +273,7 @@ __device__ inline void take_singly(ReduceLane<C> *s, const ReduceJob &p, const c
             if (e < count) raw[e] = xt_fetch<C, 1>(xt_element<C>(x, e * p.stride, p.format), p.format);
     } else {
         int64_t offset[GROUP];
-#pragma unroll 1 /* the offsets lie in local memory: a call with the loads of others in flight would save registers there */
+#pragma unroll 1 /* offsets are in local memory: with other loads in flight, the call would save registers there */
         for (int e = 0; e < GROUP; e++) offset[e] = e < count ? reduced_offset(p, index + e) : 0;
 #pragma unroll
         for (int e = 0; e < GROUP; e++)
@@ -286,7 +286,7 @@ __device__ inline void take_singly(ReduceLane<C> *s, const ReduceJob &p, const c
 
 /* ---- rows -------------------------------------------------------------------------------------------------------------------- */
 
-/* Elements first .. first + length of the row at x, by p.lanes neighbouring threads, all of which get the result. */
+/* Reduces elements first .. first + length of the row at x by p.lanes neighbouring threads, each of which gets the result. */
 template <typename C, int OP, bool LINE>
 __device__ inline ReducePartial<ReduceHeld<C>> reduce_segment(const ReduceJob &p, const char *x, int64_t first, int length,
                                                               int lane) {
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(THREADS, ROW_BLOCKS<C, LINE>) reduce_rows_kern
     __shared__ H value[WARPS];
     __shared__ int64_t index[WARPS];
     const int warp = threadIdx.x / 32, in_warp = threadIdx.x % 32, lane = in_warp % p.lanes, warps = blockDim.x / 32;
-    /* Teams take one part of a kept element each: a block, or p.lanes of its threads. A warp stays together: `start` is the kept
+    /* A team is a block, or p.lanes of its threads, and reduces one part of a kept element. A warp runs as one: `start` is the kept
      * element of its first lanes. */
     const int parts = gridDim.y, part = blockIdx.y;
     const int teams = p.chunked ? 1 : THREADS / p.lanes, of_warp = p.chunked ? 0 : 32 / p.lanes;
@@ -362,10 +362,10 @@ __global__ void __launch_bounds__(THREADS, ROW_BLOCKS<C, LINE>) reduce_rows_kern
 
 /* ---- columns ----------------------------------------------------------------------------------------------------------------- */
 
-/* The block has THREADS / lanes threads side by side with GROUP columns each, or 32 with one and several lanes each. */
+/* The block has THREADS / lanes threads side by side with GROUP columns each, or 32 with one column and several lanes each. */
 template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(const ReduceJob &p, int segment, int64_t tile) {
     constexpr int GROUP = XT_GROUP<C>, AHEAD = LINE ? 8 / GROUP : 1;
-    constexpr bool EARLY = COLUMNS_EARLY && LINE && OP == SUM;             /* loads are under way while the last ones are added */
+    constexpr bool EARLY = COLUMNS_EARLY && LINE && OP == SUM;             /* loads start before the last ones are added */
     constexpr int CELLS = THREADS * GROUP > 1024 ? THREADS * GROUP : 1024; /* of a tile: columns times lanes */
     typedef ReduceHeld<C> H;
     typedef ReducePartial<H> Partial;
@@ -437,7 +437,7 @@ template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(cons
             if (OP == EXTREME) position[lane * (cols + 1) + here] = s.at;
         }
     }
-    __syncthreads(); /* all lanes are there */
+    __syncthreads(); /* every lane is written */
     /* Four threads a column: thread q takes lanes q, q + 4, ... from the top of the tree down. */
     for (int i = threadIdx.x; i < 4 * cols; i += THREADS) {
         const int q = i % 4, c = i / 4;
@@ -451,18 +451,18 @@ template <typename C, int OP, bool LINE> __device__ inline void reduce_tile(cons
         if (lanes == 32) join_tree<OP, 8>(r);
         else join_tree<OP, 2>(r);
         r[0] = join_lanes<OP>(r[0], 4);
-        if (q == 0) { /* over what no other thread reads */
+        if (q == 0) { /* in a cell that no other thread reads */
             value[c] = r[0].value;
             if (OP == EXTREME) position[c] = r[0].index == INT64_MAX ? NONE : (int)(r[0].index - first);
         }
     }
-    __syncthreads(); /* all columns are there */
+    __syncthreads(); /* every column is written */
     for (int c = threadIdx.x; c < width; c += THREADS) {
         const int at = OP == EXTREME ? position[c] : NONE;
         keep<OP>(p, p.partials, (kept + c) * p.segments + segment, kept + c,
                  Partial{value[c], at == NONE ? INT64_MAX : first + at});
     }
-    __syncthreads(); /* and may be overwritten */
+    __syncthreads(); /* every column is read: the next tile may overwrite it */
 }
 
 template <typename C, int OP, bool LINE>
@@ -473,8 +473,8 @@ __global__ void __launch_bounds__(THREADS, COLUMN_BLOCKS<OP, LINE>) reduce_colum
 
 /* ---- partial results to results ---------------------------------------------------------------------------------------------- */
 
-/* Each of p.kept.numel results has `items` partial results in `from`; `each` of them make one of `parts` in `to`, or the
- * result. By `lanes` threads: 8 or 32 in blocks of THREADS, or 1024. */
+/* Each of p.kept.numel results has `items` partial results in `from`. `lanes` threads join `each` of them to one of `parts` in
+ * `to`, or to the result: 8 or 32 lanes in blocks of THREADS, or 1024. */
 template <int OP, typename H>
 __global__ void __launch_bounds__(1024) reduce_join_kernel(const __grid_constant__ ReduceJob p, void *to, const void *from,
                                                            int64_t items, int64_t parts, int64_t each, int lanes) {
@@ -507,7 +507,7 @@ __global__ void __launch_bounds__(1024) reduce_join_kernel(const __grid_constant
 
 /* ---- the slot ---------------------------------------------------------------------------------------------------------------- */
 
-/* Whether XT_GROUP columns side by side can be read at once everywhere, and every group of rows lies in a line. */
+/* Whether XT_GROUP neighbouring columns can be read at once everywhere, and the rows of every group are evenly spaced. */
 template <typename C> static bool columns_aligned(const ReduceJob *p) {
     constexpr int GROUP = XT_GROUP<C>;
     for (int d = 0; d < p->reduced.ndim; d++)
@@ -516,7 +516,7 @@ template <typename C> static bool columns_aligned(const ReduceJob *p) {
            xt_walk_outer_multiple(&p->kept, 0, GROUP);
 }
 
-/* Whether every group of a row can be. */
+/* Whether every group of a row can be read at once. */
 template <typename C> static bool groups_aligned(const ReduceJob *p) {
     constexpr int GROUP = XT_GROUP<C>;
     for (int d = 0; d < p->kept.ndim; d++)
@@ -573,7 +573,7 @@ template <typename C, int OP> static XtStatus run(ReduceJob *p) {
 XtStatus xt_cuda_reduce(const XtReduce *p) {
     ReduceJob job = {};
     const int kept_ndim = p->out.ndim;
-    const bool extreme = p->op == XT_REDUCE_MAX || p->op == XT_REDUCE_MIN; /* of these the order does not matter */
+    const bool extreme = p->op == XT_REDUCE_MAX || p->op == XT_REDUCE_MIN; /* their results do not depend on the order */
     xt_walk_init(&job.kept, &p->x, &p->out, 0, kept_ndim, true);
     xt_walk_init(&job.reduced, &p->x, NULL, kept_ndim, p->x.ndim - kept_ndim, extreme);
     if (job.kept.numel == 0) return XT_OK;

@@ -1,10 +1,10 @@
-/* reduce.cuh - walking over views of any strides, for the kernels that read a whole tensor: reduce, stats, compare. */
+/* reduce.cuh - loops over views of any strides, for the kernels that read a whole tensor: reduce, stats, compare. */
 #ifndef XT_REDUCE_CUH
 #define XT_REDUCE_CUH
 
 #include "common/cuda.cuh"
 
-/* Dimensions shared by one or two views, as xt_merge_dims leaves them. Strides in elements; 0 of a view that is not there. */
+/* Dimensions shared by one or two views, from xt_merge_dims. Strides in elements; those of a missing second view are 0. */
 struct XtWalk {
     int ndim;
     int64_t numel;
@@ -30,8 +30,8 @@ inline bool xt_walk_outer_multiple(const XtWalk *w, int view, int64_t width) {
     return true;
 }
 
-/* Element offsets of the element with row-major number `index`. A call of its own: kernels unroll loops around it. Divisions of 64
- * bits cost several times those of 32. */
+/* Offsets of the element with row-major number `index`. Not inlined, because kernels unroll loops around it. A 64-bit division
+ * costs several times a 32-bit one. */
 static __device__ __noinline__ longlong2 xt_walk_offsets(const XtWalk *w, int64_t index) {
     longlong2 at = {0, 0};
     int d = w->ndim - 1;
@@ -66,13 +66,13 @@ template <int VIEW> __device__ inline int64_t xt_walk_offset(const XtWalk &w, in
 
 /* ---- elements by class ------------------------------------------------------------------------------------------------------- */
 
-/* A kernel is compiled for a class C of dtypes and told at run time by `format` which it has:
+/* A kernel is compiled for a class C of dtypes; `format` says at run time which dtype it is:
  *
  *     float, double   themselves
  *     uint16_t        bfloat16 (format 0), float16 (1)
  *     int64_t         every integer dtype; format: bytes of an element. bool is stored as bytes 0 and 1
  *
- * All are compared in XtClassValue<C>. XT_GROUP: elements of 16 bytes, or four integers; they are read at once where aligned. */
+ * Values are compared in XtClassValue<C>. XT_GROUP: elements in 16 bytes, or four integers; they are read at once where aligned. */
 template <typename C> constexpr bool XT_IS_INTEGER = false;
 template <> inline constexpr bool XT_IS_INTEGER<int64_t> = true;
 template <typename C> constexpr int XT_GROUP = XT_IS_INTEGER<C> ? 4 : 16 / (int)sizeof(C);
@@ -88,7 +88,7 @@ template <typename C> using XtClassValue = typename XtClass<C>::Value;
 template <typename C> __device__ inline const char *xt_element(const void *x, int64_t offset, int format) {
     return (const char *)x + offset * (XT_IS_INTEGER<C> ? format : (int)sizeof(C));
 }
-/* N neighbours as they lie in memory, N = 1 or XT_GROUP<C>; a group is aligned to its bytes, or to 16. */
+/* Reads N neighbours, N = 1 or XT_GROUP<C>. A group is aligned to its size, or to 16 bytes. */
 template <typename C, int N> __device__ inline XtPiece<C, N> xt_fetch(const char *x, int format) {
     XtPiece<C, N> v;
     if constexpr (!XT_IS_INTEGER<C>) {
@@ -112,7 +112,7 @@ template <typename C, int N> __device__ inline XtPiece<C, N> xt_fetch(const char
     }
     return v;
 }
-/* Element e of them, e known to the compiler. Unpacked only where it is used: 16-bit elements would take a register each. */
+/* Element e of v; the compiler knows e. Unpack an element where it is used: unpacked 16-bit elements take a register each. */
 template <typename C, int N> __device__ inline XtClassValue<C> xt_unpack(const XtPiece<C, N> &v, int e, int format) {
     if constexpr (XT_IS_INTEGER<C>) {
         if (format == 8) return (int64_t)((uint64_t)v.word[2 * e + 1] << 32 | v.word[2 * e]);

@@ -1,8 +1,8 @@
 /* stats.cu - minimum, maximum and sum over the finite elements of a view of any strides, and the numbers of NaN and of infinities.
  *
- * At most 1024 blocks, a number that depends on the number of elements alone, stride over x: 16-byte loads, four in flight, where
- * it is dense (in any order of its dims) and aligned, else an element at a time. Each thread adds in float64; a block leaves five
- * float64, and one more block joins them with the same tree. Bytes moved: x once, 40 to the host.
+ * At most 1024 blocks stride over x; their number depends on the number of elements alone. Where x is dense (in any order of its
+ * dims) and aligned, a thread has four 16-byte loads in flight, else eight elements. Each thread adds in float64, a block writes
+ * five float64, and one more block joins them with the same tree. Bytes moved: x once, 40 to the host.
  */
 #include "contract/reduce.h"
 #include "reduce.cuh"
@@ -11,12 +11,12 @@
 
 enum { THREADS = 256, JOIN_THREADS = 1024, MOST_BLOCKS = 1024, EACH = 16 };
 
-/* As the slot's out[5]; counts are exact up to 2^53. Of no finite element, min is Inf and max -Inf. */
+/* The slot's out[5]. Counts are exact up to 2^53. Without a finite element min is Inf and max -Inf. */
 struct StatsPartial {
     double min, max, sum, nan, inf;
 };
 
-/* All threads get the result of the block. */
+/* Every thread gets the result of the block. */
 __device__ inline StatsPartial join_block(StatsPartial s) {
     s.min = -xt_block_reduce(-s.min, -(double)INFINITY, XtMax());
     s.max = xt_block_reduce(s.max, -(double)INFINITY, XtMax());
@@ -26,7 +26,7 @@ __device__ inline StatsPartial join_block(StatsPartial s) {
     return s;
 }
 
-/* V: float or double, what elements are compared in. */
+/* V: float or double, in which elements are compared. */
 template <typename V> struct StatsLane {
     V min, max;
     double sum;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(JOIN_THREADS)
     stats_join_kernel(StatsPartial *partials, int count) { // [count], count <= JOIN_THREADS
     StatsPartial s = {INFINITY, -INFINITY, 0, 0, 0};
     if ((int)threadIdx.x < count) s = partials[threadIdx.x];
-    s = join_block(s); /* all have read when it returns */
+    s = join_block(s); /* returns after every thread has read */
     if (threadIdx.x == 0) partials[0] = s;
 }
 
