@@ -6,7 +6,7 @@
 
 #include <cuda_runtime.h>
 
-/* ---- the calling thread's device (runtime.cu) ----------------------------------------------------------------------------- */
+/* ---- the calling thread's device (runtime/device.cu) ------------------------------------------------------------------------ */
 
 cudaStream_t xt_stream(void);
 int xt_device_index(void);

@@ -1,6 +1,6 @@
 /* arange.cu - dst[i] = start + i * step, dst [n] dense: in int64 when both are integers, else in float64.
  *
- * Each element from its index, so that no error builds up. Plan: one element a thread, grid stride. Bytes: dst once.
+ * Each element comes from its index, so no error accumulates. Plan: one element a thread, grid stride. Bytes moved: dst once.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"

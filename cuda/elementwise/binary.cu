@@ -1,15 +1,15 @@
 /* binary.cu - out[i] = a[i] op b[i] with broadcasting, tensors or one tensor and a number; comparisons write bool.
  *
- * Plan: strided.cuh with two inputs. The operation is chosen in the kernel, by a switch that all threads take alike. A number
- * stands in the kernel's arguments in the computing type - a 16-bit tensor does not round it - and its operand is not read. Powers
- * have a kernel of their own, one element a thread: long, and bound by arithmetic. Those by 2, 3, +-1/2, -1 and -2 are not.
- * Bytes moved: each operand once. 16-bit floats compute in float, integers wrap around.
+ * Plan: strided.cuh with two inputs. A switch in the kernel, uniform over all threads, chooses the operation. A number is a kernel
+ * argument of the computing type, so a 16-bit tensor does not round it, and its operand is never read. Powers are long and limited
+ * by arithmetic, so they have a kernel of their own, one element a thread; powers of 2, 3, +-1/2, -1 and -2 stay in the first one.
+ * Bytes moved: each operand once. 16-bit floats compute in float; integers wrap around.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"
 #include "unary_math.cuh"
 
-/* Operations that only this file knows: + and - of bool, and powers by a constant. */
+/* Operations beyond XtBinaryOp: + and - of bool, and powers with a constant exponent. */
 enum { OR = XT_BINARY_OP_COUNT, XOR, SQUARE, CUBE, ROOT, INVERSE_ROOT, INVERSE, INVERSE_SQUARE };
 
 /* W: what an operation computes in; U: unsigned for sums and products of integers. */
@@ -34,7 +34,7 @@ template <> struct XtArithmetic<uint8_t> {
     static constexpr bool INTEGER = true;
 };
 
-/* N elements in the computing type, or N times the number that stands in their place; and back. */
+/* N elements in the computing type, or N times the number; and back. */
 template <typename T, int N, typename W>
 static __device__ __forceinline__ XtVector<W, N> load(const XtPiece<T, N> &from, bool constant, W value) {
     XtVector<W, N> to;
@@ -61,7 +61,7 @@ template <typename T, int N, typename W> static __device__ __forceinline__ XtPie
     }
 }
 
-/* By squaring, modulo 2^64; narrower types keep the low bits, which is the power modulo their size. */
+/* By repeated squaring, modulo 2^64. The low bits are the power modulo the size of a narrower type. */
 static __device__ inline uint64_t integer_power(int64_t base, int64_t exponent) {
     if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent & 1 ? UINT64_MAX : 1) : 0;
     uint64_t result = 1, square = (uint64_t)base;
@@ -103,7 +103,7 @@ template <typename T> struct XtArithmeticFn {
                 XT_CASE(XOR, x ^ y)
             }
         } else {
-            switch (op) { /* x != x picks a NaN in x; a NaN in y fails the first comparison and is picked with it */
+            switch (op) { /* x != x selects a NaN in x; a NaN in y fails the first comparison, which selects y */
                 XT_CASE(XT_ADD, x + y)
                 XT_CASE(XT_SUB, x - y)
                 XT_CASE(XT_MUL, x * y)
@@ -137,7 +137,7 @@ template <typename T> struct XtComparisonFn {
         XtVector<uint8_t, N> out;
 #define XT_CASE(name, expression) \
     case name: _Pragma("unroll") for (int j = 0; j < N; j++) out.at[j] = a.at[j] expression b.at[j]; break;
-        switch (op) { /* with a NaN only != is true */
+        switch (op) { /* of a NaN only != is true */
             XT_CASE(XT_EQ, ==)
             XT_CASE(XT_NE, !=)
             XT_CASE(XT_LT, <)

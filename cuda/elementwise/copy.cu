@@ -1,12 +1,12 @@
 /* copy.cu - dst[i] = (dst dtype) src[i], any pair of dtypes, any strides (src's may be 0).
  *
- * Plans, the first that fits:
+ * The first plan that fits:
  *   - one dtype, both dense: the driver's copy.
- *   - one dtype, dst dense along its last dimension and src along another: tiles through shared memory, so that both are read and
- *     written in whole lines. 16-bit elements in pairs where sizes and strides are even, as blocks of 2 x 2.
- *   - one dtype otherwise: strided.cuh; bits only, and neighbours are taken together as a larger element where that is possible.
- *   - two dtypes: strided.cuh's vectors with a kernel per pair; where those do not fit, one kernel for all pairs, one element a
- *     thread.
+ *   - one dtype, dst dense along its last dimension and src along another: tiles in shared memory, so that global memory is read
+ *     and written in whole lines. 16-bit elements move in pairs, as blocks of 2 x 2, where sizes and strides are even.
+ *   - one dtype otherwise: strided.cuh on bits. Where possible, neighbours move together as one larger element.
+ *   - two dtypes: strided.cuh's vectors with a kernel per pair. Where vectors do not fit, one kernel serves all pairs, with one
+ *     element a thread.
  *
  * Bytes moved: dst and src once. No element depends on another.
  */
@@ -17,7 +17,7 @@
 
 enum { TILE_THREADS = 256, LEAST_TILED = 16 };
 
-/* dst[r * dst_row + c] = src[c * src_row + r] for r < rows, c < cols, in each of the outer positions. Strides in elements. */
+/* dst[r * dst_row + c] = src[c * src_row + r] for r < rows, c < cols, at each outer position. Strides in elements. */
 struct Tiles {
     char *dst;
     const char *src;
@@ -27,7 +27,7 @@ struct Tiles {
     int64_t shape[XT_MAX_DIMS], dst_stride[XT_MAX_DIMS], src_stride[XT_MAX_DIMS];
 };
 
-/* The corner (*r, *c) of this block's tile, and the matrices it is in. */
+/* The corner (*r, *c) of this block's tile, and its matrices. */
 template <typename T>
 static __device__ __forceinline__ void find_tile(const Tiles &t, int tile, int64_t *r, int64_t *c, T **dst, const T **src) {
     int64_t at = blockIdx.x, to = 0, from = 0;
@@ -46,8 +46,8 @@ static __device__ __forceinline__ void find_tile(const Tiles &t, int tile, int64
     *src = (const T *)t.src + from;
 }
 
-/* The padding puts a column of the tile into 32 different banks: rows are an odd number of words apart (of double words: whose two
- * halves of a warp go one after the other). */
+/* The padding puts a column of the tile into 32 different banks, because rows are an odd number of words apart. (Of 8-byte
+ * elements: an odd number of double words, and the two halves of a warp take turns.) */
 template <typename T, int TILE> __global__ void __launch_bounds__(TILE_THREADS) transpose_kernel(const __grid_constant__ Tiles t) {
     constexpr int PAD = sizeof(T) < 4 ? 4 / sizeof(T) : 1, STEP = TILE_THREADS / TILE, COUNT = TILE / STEP;
     __shared__ T tile[TILE][TILE + PAD]; /* [c][r] */
@@ -72,8 +72,8 @@ template <typename T, int TILE> __global__ void __launch_bounds__(TILE_THREADS) 
     }
 }
 
-/* 16-bit elements, tiles of 64 x 64. A lane reads rows (2l, 2l + 1) of columns (2p, 2p + 1) as two words, and the tile holds words
- * of two columns: row r at [r % 2 * 32 + r / 2][p], so that the lanes of a warp meet 32 different banks both ways. */
+/* 16-bit elements, tiles of 64 x 64. Lane l reads rows 2l and 2l + 1 of columns 2p and 2p + 1 as two words. The tile holds words
+ * of two columns, row r at [r % 2 * 32 + r / 2][p]: the lanes of a warp use 32 different banks in both directions. */
 __global__ void __launch_bounds__(TILE_THREADS) transpose_pairs_kernel(const __grid_constant__ Tiles t) {
     constexpr int TILE = 64, HALF = TILE / 2, WARPS = TILE_THREADS / 32;
     __shared__ uint32_t tile[TILE][HALF + 1];
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(TILE_THREADS) transpose_pairs_kernel(const __g
 #pragma unroll
     for (int j = 0; j < HALF / WARPS; j++) {
         int64_t r = r0 + 2 * lane, c = c0 + 2 * (warp + j * WARPS);
-        bool inside = r < t.rows && c < t.cols; /* both even: so are their neighbours */
+        bool inside = r < t.rows && c < t.cols; /* sizes are even: the neighbours are inside too */
         held[j][0] = inside ? *(const uint32_t *)(src + c * t.src_row + r) : 0;
         held[j][1] = inside ? *(const uint32_t *)(src + (c + 1) * t.src_row + r) : 0;
     }
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(TILE_THREADS) transpose_pairs_kernel(const __g
     }
 }
 
-/* Fills *t and returns true when src is dense along another dimension than dst, both long enough to bother. */
+/* Fills *t and returns true if src is dense along another dimension than dst, and both dimensions are long enough for tiles. */
 static bool find_transpose(Tiles *t, const XtLoop<2> &loop) {
     int last = loop.ndim - 1, d = last - 1;
     if (last < 1 || loop.strides[0][last] != 1 || loop.strides[1][last] <= 1 || loop.shape[last] < LEAST_TILED) return false;
@@ -155,7 +155,7 @@ template <typename T> struct XtBits {
     template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> x, XtPiece<uint8_t, N>, XtPiece<uint8_t, N>) const { return x; }
 };
 
-/* Takes two neighbours of the last dimension as one element of twice the size, as often as that goes. */
+/* Joins two neighbours of the last dimension to one element of twice the size, as often as possible. */
 static void widen(XtLoop<2> *loop) {
     for (;;) {
         int last = loop->ndim - 1;
@@ -172,7 +172,7 @@ static void widen(XtLoop<2> *loop) {
             loop->size[k] = twice;
             for (int d = 0; d < last; d++) loop->strides[k][d] /= 2;
         }
-        if (loop->shape[last] == 1 && last > 0) loop->ndim--; /* what is left may be a transpose */
+        if (loop->shape[last] == 1 && last > 0) loop->ndim--; /* the rest may be a transpose */
     }
 }
 
@@ -197,7 +197,7 @@ static XtStatus copy_bits(const XtCopy *p, XtLoop<2> loop) {
 
 /* ---- two dtypes --------------------------------------------------------------------------------------------------------- */
 
-/* Whether a dtype's wide form is float. */
+/* Whether the wide form of T is float. */
 template <typename T> constexpr bool XT_IS_FLOAT = xt_same<decltype(xt_widen(T())), float>;
 
 template <typename Dst, typename Src> struct XtConvert {
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(XT_EACH_THREADS)
     }
 }
 
-/* dst and src differ, and src is not bool: as a source, bool is uint8. */
+/* dst and src differ. src is not bool: its caller reads bool as uint8. */
 static void convert(XtDtype dst, XtDtype src, const XtLoop<2> &loop) {
     if (loop.numel > XT_EACH_MOST) {
         XtLoop<2> first, second;

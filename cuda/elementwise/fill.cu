@@ -1,6 +1,7 @@
 /* fill.cu - dst[i] = value, any strides.
  *
- * The host makes the value's bits, so that a kernel per element size is enough. Plan: strided.cuh without inputs. Bytes: dst once.
+ * The host makes the bits of the value, so one kernel per element size is enough. Plan: strided.cuh without inputs. Bytes moved:
+ * dst once.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"

@@ -1,13 +1,13 @@
-/* random.cu - uniform, normal and integer fills of a dense dst [n]; what a word becomes is in core/philox.h, bit for bit the same
- * as on the CPU.
+/* random.cu - uniform, normal and integer fills of a dense dst [n], bit for bit those of the CPU: both use core/philox.h.
  *
- * Plan: a thread makes whole Philox blocks of four words: four floats, or two integers. Grid stride. Bytes moved: dst once.
+ * Plan: a thread makes a Philox block of four words at a time, which is four floats or two integers. Grid stride. Bytes moved: dst
+ * once.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"
 #include "core/philox.h"
 
-/* to[0..N) = values as T; `whole`: all N are wanted and `to` is aligned for vectors. */
+/* to[0..N) = values as T. `whole`: all N are inside and `to` is aligned for a vector. */
 template <int N, typename T, typename W>
 static __device__ __forceinline__ void put(T *to, const W *values, bool whole, int64_t count) {
     constexpr int WIDTH = N < XT_WIDTH<T> ? N : XT_WIDTH<T>;

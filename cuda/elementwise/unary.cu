@@ -1,19 +1,19 @@
 /* unary.cu - out = f(x) and dx = dy f'(x), any strides; every f and f' is one line in unary_math.cuh.
  *
- * Plan: strided.cuh with one or two inputs. The operation is chosen in the kernel, by a switch that all threads take alike; the
- * elements of a piece are widened before it and rounded after it, so that each case is only its function. Long functions - sines,
- * and all of float64, where a piece has two elements - are not unrolled: their code would be as large as all of the others.
- * Bytes moved: each operand once. 16-bit floats compute in float.
+ * Plan: strided.cuh with one or two inputs. A switch in the kernel, uniform over all threads, chooses the operation. The kernel
+ * widens the elements of a piece before the switch and rounds them after it, so each case is only its function. The loop over a
+ * piece is not unrolled for long functions (sines, and all of float64, where a piece has two elements): their code would be as
+ * large as all the rest. Bytes moved: each operand once. 16-bit floats compute in float.
  *
- * An activation of 16-bit numbers that lie side by side has less time for each than the walk and the switch leave: it has a kernel
- * for itself, in which a thread loads PIECES pieces, a block apart, before it uses the first.
+ * Index arithmetic and the switch take longer than memory gives a dense 16-bit element. So the activations of dense 16-bit tensors
+ * have kernels of their own, in which a thread loads DENSE_PIECES pieces, a block apart, before it uses the first.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"
 #include "unary_math.cuh"
 
-/* to[j] = f(a[j], b[j]), all [N]. Registers cannot be indexed at run time, so a loop that is kept works on the first STEP of them and
- * moves the others up. */
+/* to[j] = f(a[j], b[j]), all [N]. Registers cannot be indexed at run time: a loop that is not unrolled works on the first STEP
+ * elements and then moves the others down to their place. */
 template <bool KEEP_LOOP, int N, typename W, typename G>
 static __device__ __forceinline__ void apply(XtVector<W, N> &to, XtVector<W, N> a, XtVector<W, N> b, G f) {
     if constexpr (!KEEP_LOOP) {
@@ -117,8 +117,8 @@ template <typename T, XtUnaryOp OP, int N> __device__ __forceinline__ XtPiece<T,
     return xt_store<T>(values);
 }
 
-/* out, x [n], aligned to pieces; a thread does `each` <= DENSE_PIECES of them. The first block does what is left beyond the last
- * whole piece, too. */
+/* out, x [n], aligned to pieces. A thread does `each` <= DENSE_PIECES pieces. Block 0 also does the elements after the last whole
+ * piece. */
 template <typename T, XtUnaryOp OP>
 __global__ void __launch_bounds__(DENSE_THREADS, DENSE_BLOCKS) unary_dense_kernel(T *out, const T *x, int64_t n, int each) {
     constexpr int N = XT_WIDTH<T>, P = DENSE_PIECES;
@@ -146,7 +146,7 @@ template <typename T, XtUnaryOp OP> static void launch_dense(const XtLoop<2> &lo
               (const T *)loop.data[1], loop.numel, each);
 }
 
-/* Whether it was one of these. */
+/* Runs such a kernel and returns true, if there is one for p. */
 template <typename T> static bool run_dense(const XtUnary *p) {
     if constexpr (sizeof(T) == 2) {
         const bool here = p->op == XT_RELU || p->op == XT_SILU || p->op == XT_GELU || p->op == XT_GELU_TANH;
@@ -166,7 +166,7 @@ template <typename T> static bool run_dense(const XtUnary *p) {
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------- */
 
-/* NEG and ABS of an integer dtype by its unsigned twin U; the smallest integer is its own negative. */
+/* NEG and ABS of an integer dtype, computed in the unsigned type U: the smallest integer is its own negative. */
 template <typename T, typename U> struct XtIntegerUnary {
     typedef T Out;
     typedef T A;

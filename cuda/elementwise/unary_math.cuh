@@ -1,8 +1,8 @@
 /* unary_math.cuh - functions of one number and their derivatives, in float and double.
  *
- * XT_UNARY_TABLE lists y = f(x), XT_UNARY_BWD_TABLE the statements that set dx from dy and x; T is the stored dtype, W the
- * computing one. The same formulas as on the CPU; where they differ in rounding, both are within a few ulp. The forms in
- * e = exp(-|x|) keep their relative precision far out. GELU_TANH is x sigmoid(2u), the same as x (1 + tanh(u)) / 2 and kinder to
+ * XT_UNARY_TABLE lists y = f(x), XT_UNARY_BWD_TABLE the statements that set dx from dy and x. T is the stored dtype, W the
+ * computing one. The formulas are the CPU's; results that round differently are within a few ulp on both. The forms in e =
+ * exp(-|x|) keep their relative precision for large |x|. GELU_TANH is x sigmoid(2u): equal to x (1 + tanh(u)) / 2, and precise for
  * small results.
  */
 #ifndef XT_CUDA_UNARY_MATH_CUH
@@ -11,16 +11,16 @@
 #include "arch/sm80.cuh"
 #include "common/cuda.cuh"
 
-/* a / (1 + e), e >= 0. For 16-bit results the approximate quotient: its 2 ulp of float32 vanish in the rounding to 8 or 11 bits. It
- * gives 0 for denominators above 2^126; a quarter of both, which is exact for 16-bit a, keeps every finite denominator below. */
+/* a / (1 + e), e >= 0. 16-bit results use the approximate quotient: its 2 ulp of float32 vanish in the rounding to 8 or 11 bits. It
+ * gives 0 for denominators above 2^126; a quarter of a and of 1 + e, exact for 16-bit a, keeps finite denominators below that. */
 template <typename T> __device__ inline XtAcc<T> xt_over_one_plus(XtAcc<T> a, XtAcc<T> e) {
     if constexpr (sizeof(T) == 2) return __fdividef(0.25f * a, fmaf(0.25f, e, 0.25f));
     else return a / (1 + e);
 }
 
-/* Phi(x) for 16-bit x, as below with a shorter P. Relative error: 5e-6 of the fit, for |x| <= 14; of g 2^-22 and, from the rounding
- * of the exponent, |x|^2 2^-24, 1.1e-5 at |x| = 13, where g is about to become 0, and 2e-6 where float16 ends. Half a unit in the
- * last place is 2e-3 of a bfloat16 and 2.4e-4 of a float16. */
+/* Phi(x) for 16-bit x, as below with a shorter P. Relative errors: the fit 5e-6 for |x| <= 14; g 2^-22; the rounding of the
+ * exponent |x|^2 2^-24, which is 1.1e-5 at |x| = 13, just before g becomes 0, and 2e-6 at the smallest float16 result. For
+ * comparison, half a unit in the last place is 2e-3 of a bfloat16 and 2.4e-4 of a float16. */
 __device__ inline float xt_normal_cdf_short(float x, float *gauss) {
     float u = 0.849321800f * x; /* u^2 = x^2 / 2 log2(e) */
     float g = xt_exp2_approx(-u * u);
@@ -37,7 +37,7 @@ __device__ inline float xt_normal_cdf_short(float x, float *gauss) {
 }
 
 /* Standard normal distribution Phi(x), and gauss = exp(-x^2 / 2) for the density. Both tails keep their relative precision:
- * erfc(z) = exp(-z^2) t P(t), t = 1 / (1 + z / 2), z = |x| / sqrt(2), P fitted for least relative error. */
+ * erfc(z) = exp(-z^2) t P(t), t = 1 / (1 + z / 2), z = |x| / sqrt(2), P fitted for the least relative error. */
 template <typename T> __device__ inline float xt_normal_cdf(float x, float *gauss) {
     if constexpr (sizeof(T) == 2) return xt_normal_cdf_short(x, gauss);
     float g = expf(-0.5f * x * x);

@@ -1,6 +1,6 @@
 /* where.cu - out[i] = condition[i] ? a[i] : b[i], any strides.
  *
- * Only bits move, so a kernel per element size is enough. Plan: strided.cuh with three inputs. Bytes: all four once.
+ * Only bits move, so one kernel per element size is enough. Plan: strided.cuh with three inputs. Bytes moved: all four once.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"

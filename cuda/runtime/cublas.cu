@@ -1,8 +1,8 @@
 /* cublas.cu - finds and opens cuBLASLt and cuBLAS of the major version that the CUDA runtime has.
  *
- * In this order: what the process has already opened (PyTorch's, say: a second copy would cost half a gigabyte), NVIDIA's Python
- * packages in the folders of the host, the loader's own places, the CUDA toolkit. The first use decides, for the whole process, so
- * that results do not change on the way.
+ * It looks, in this order, at: libraries that the process has already opened (PyTorch's, for example; a second copy would cost half
+ * a gigabyte), NVIDIA's Python packages in the folders that the host names, the places of the dynamic loader, the CUDA toolkit. The
+ * first use decides for the process, so results do not change later.
  */
 #include "contract/backend.h"
 #include "cublas.cuh"
@@ -19,17 +19,17 @@
 #define NUMBER_TEXT(x) TEXT_OF(x)
 #define MAJOR (CUDART_VERSION / 1000)
 
-extern const XtHost *xt_host; /* runtime.cu */
+extern const XtHost *xt_host; /* device.cu */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below */
 static bool tried_lt, tried_blas, has_lt, has_blas;
 static XtCublasLt lt;
 static XtCublas blas;
-static char origin[512], reason[512]; /* reason: why a file that is there could not be opened */
+static char origin[512], reason[512]; /* reason: why an existing file could not be opened */
 
 static void file_name(char *text, size_t size, const char *stem) { snprintf(text, size, "lib%s.so.%d", stem, MAJOR); }
 
-/* NULL when there is no such file or it does not load. */
+/* Returns NULL if there is no such file, or if it does not load. */
 static void *open_in(const char *folder, const char *below, const char *name) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s%s/%s", folder, below, name) >= (int)sizeof path || access(path, R_OK) != 0) return NULL;
@@ -56,7 +56,7 @@ static void *find_lt(const char *name) {
     return library;
 }
 
-/* Whether the library has every function; fills `functions`, an array of pointers in the order of the names. */
+/* Whether the library has every function. Fills `functions`, an array of pointers in the order of the names. */
 static bool take_symbols(void *library, const char *const *names, int count, void **functions) {
     for (int i = 0; i < count; i++) {
         functions[i] = dlsym(library, names[i]);

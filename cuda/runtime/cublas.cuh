@@ -1,7 +1,7 @@
-/* cublas.cuh - the part of NVIDIA's cuBLAS that gemm_cublas.cu calls, found and opened at run time.
+/* cublas.cuh - the part of NVIDIA's cuBLAS that gemm/cublas.cu calls, found and opened at run time.
  *
- * Neither its headers nor its libraries are needed to build: the few functions, constants and structures are declared here, by the
- * ABI of cuBLAS 12 and 13. Handles and descriptors are opaque pointers, enumerations travel as int.
+ * A build needs neither its headers nor its libraries: the functions, constants and structures in use are declared here, by the ABI
+ * of cuBLAS 12 and 13. Handles and descriptors are opaque pointers, enumerations are int.
  */
 #ifndef XT_CUDA_CUBLAS_CUH
 #define XT_CUDA_CUBLAS_CUH
@@ -64,7 +64,7 @@ typedef struct XtLtChoice { /* cublasLtMatmulHeuristicResult_t */
        const void *beta, const void *c, void *c_layout, void *d, void *d_layout, const XtLtAlgo *algo, void *workspace, \
        size_t workspace_nbytes, cudaStream_t stream))
 
-/* cuBLAS, for batches whose matrices are not evenly spaced. */
+/* cuBLAS, for batches of matrices that are not evenly spaced. */
 #define XT_BLAS_FUNCTIONS(X) \
     X(create, Create_v2, XtBlasStatus, (void **handle)) \
     X(destroy, Destroy_v2, XtBlasStatus, (void *handle)) \
@@ -86,14 +86,14 @@ typedef struct XtCublas {
 } XtCublas;
 #undef XT_X
 
-/* The libraries, opened by the first call; NULL when they cannot be found, for the rest of the process. Any thread. */
+/* The libraries. The first call opens them; if it finds none, every call of the process returns NULL. Any thread. */
 const XtCublasLt *xt_cublas_lt(void);
-const XtCublas *xt_cublas(void); /* from the folder of the other */
+const XtCublas *xt_cublas(void); /* from the same folder as cuBLASLt */
 
-/* The error of a missing cuBLASLt: what was looked for, where, and what works without it. */
+/* The error of a missing cuBLASLt. It names the file, the places that were searched, and what works without it. */
 XtStatus xt_cublas_missing(void);
 
-/* For people: the version and path of the cuBLASLt in use, "" before the first use or when there is none. */
+/* The version and path of the cuBLASLt in use, for display; "" before the first use or if there is none. */
 void xt_cublas_origin(char *text, size_t size);
 
 #endif

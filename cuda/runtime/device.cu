@@ -1,8 +1,8 @@
-/* device.cu - devices, their stream and memory, what goes to and from the host, and errors.
+/* device.cu - devices, their streams, copies between host and device, and errors.
  *
- * One compute stream per device; memory in its order is memory.cu's. Copies from the host go through a ring of pinned pieces, so they
- * are queued like kernels and the caller's memory is free at once. Copies to the host wait, and that is also where what the device has
- * to report (an index out of range, a failed kernel) comes up.
+ * A device has one compute stream; memory.cu allocates in its order. Copies from the host go through a ring of pinned pieces: they
+ * are queued like kernels, and the caller may reuse its memory at once. Copies to the host wait for the stream, and then raise what
+ * the device has reported: an index out of range, a failed kernel.
  */
 #include "attention/attention.cuh"
 #include "gemm/gemm.cuh"
@@ -16,8 +16,8 @@
 #include <string.h>
 
 static const size_t PIECE = 256 << 10; /* bytes of a pinned piece */
-static const int PIECES = 64;          /* of the ring: 16 MiB under way at most */
-static const int RECENT = 8;           /* slots remembered for error messages */
+static const int PIECES = 64;          /* in the ring: at most 16 MiB in flight */
+static const int RECENT = 8;           /* slots kept for error messages */
 
 typedef struct Slot {
     const char *name;
@@ -35,7 +35,7 @@ typedef struct Device {
     cudaEvent_t piece_done[PIECES];
     unsigned next_piece;
     pthread_mutex_t transfer; /* guards pieces; held while a copy to the host waits */
-    pthread_mutex_t ordering; /* guards event; never held for long: callers may hold locks of their own */
+    pthread_mutex_t ordering; /* guards event; held briefly, because callers may hold locks of their own */
     XtDeviceCounters counters;
     Slot recent[RECENT];
     unsigned recent_next;
@@ -43,7 +43,7 @@ typedef struct Device {
 
 static Device devices[XT_MAX_DEVICES];
 static int device_count;
-static bool always_wait, forked; /* XTRAIN_CUDA_SYNC=1: wait after every slot, every block from the driver */
+static bool always_wait, forked; /* always_wait (XTRAIN_CUDA_SYNC=1): wait after every slot, and get every block from the driver */
 static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;
 static thread_local Device *current;
 
@@ -72,7 +72,7 @@ static void append_slot(char *text, size_t room, const Slot *slot) {
     if (used < room) snprintf(text + used, room - used, ")");
 }
 
-/* A failed wait reports an error of a kernel queued earlier: the message names the last slots. */
+/* A failed wait means that a kernel queued earlier failed: the message names the last slots. */
 static XtStatus late_error(const Device *device, cudaError_t error) {
     char text[512] = "";
     for (int i = 0; i < RECENT; i++) {
@@ -111,7 +111,8 @@ XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *size
     return xt_error(XT_CUDA_ERROR, "%s: %s (%s)", text, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* Raises what kernels have reported since the last look. The caller has waited for the stream; another thread may have queued more. */
+/* Raises the index that a kernel has reported, if any. The caller has waited for the stream; another thread may have queued
+ * more. */
 static XtStatus look_at_report(Device *device) {
     volatile XtIndexReport *report = device->report;
     if (report->taken != 2) return XT_OK;
@@ -144,7 +145,7 @@ static XtStatus wait(Device *device) {
 
 static void in_child(void) { forked = true; }
 
-/* Undoes a prepare() that failed half-way; the next use starts over. */
+/* Undoes a prepare() that failed part of the way, so that the next use starts over. */
 static void give_up(Device *device) {
     if (device->report) cudaFreeHost(device->report);
     if (device->event) cudaEventDestroy(device->event);
@@ -215,7 +216,7 @@ static XtStatus allocate(int index, size_t nbytes, void **out) {
     return status == XT_OK ? xt_memory_allocate(index, nbytes, out) : status;
 }
 
-/* Also called while the process ends, when the driver is gone: there is nobody to report to. */
+/* Also called while the process ends and the driver is gone, so it reports no error. */
 static void release(int index, void *data, size_t nbytes) {
     if (!forked && use(index) == XT_OK) xt_memory_release(index, data, nbytes);
 }
@@ -237,10 +238,10 @@ static XtStatus trim(int index) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
     xt_memory_empty_lists(index);
-    status = wait(&devices[index]); /* an id out of range must not keep the memory */
+    status = wait(&devices[index]); /* after an index out of range the memory is returned all the same */
     cudaError_t error = xt_memory_trim(index);
     if (status == XT_OK) return xt_cuda_error("giving memory back", error);
-    cudaGetLastError(); /* what the wait found came first */
+    cudaGetLastError(); /* the error of the wait came first */
     return status;
 }
 
@@ -248,7 +249,7 @@ static void reset_peak(int index) {
     if (use(index) == XT_OK) xt_memory_reset_peak(index);
 }
 
-/* ---- to and from the host ------------------------------------------------------------------------------------------------------ */
+/* ---- to and from the host --------------------------------------------------------------------------------------------------- */
 
 static XtStatus make_pieces(Device *device) {
     cudaError_t error = cudaSuccess;
@@ -258,7 +259,7 @@ static XtStatus make_pieces(Device *device) {
     return xt_cuda_error("pinning memory for transfers", error);
 }
 
-/* The next free piece of the ring; waits only when all of them are still under way. */
+/* The next free piece of the ring. Waits only if all pieces are in flight. */
 static cudaError_t take_piece(Device *device, unsigned *out) {
     *out = device->next_piece++ % PIECES;
     cudaError_t state = cudaEventQuery(device->piece_done[*out]);
@@ -295,7 +296,7 @@ static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) 
     return status;
 }
 
-/* Through pinned pieces too, a ring's length at a time. */
+/* Through the pinned pieces too, at most a whole ring at a time. */
 static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
@@ -327,23 +328,23 @@ static XtStatus synchronize(int index) {
     return status == XT_OK ? wait(&devices[index]) : status;
 }
 
-/* ---- other libraries' streams and memory --------------------------------------------------------------------------------------- */
+/* ---- other libraries' streams and memory ------------------------------------------------------------------------------------ */
 
 static void *stream_of(int index) { return use(index) == XT_OK ? devices[index].stream : NULL; }
 
-/* The driver's event of a whole context (CUDA 12.5 and newer): all that is queued on any of its streams, also on those that were
- * destroyed with work under way. Called by address, as everything of the driver is. */
+/* The driver's event of a whole context (CUDA 12.5 and newer) covers the work of all its streams, also of streams that were
+ * destroyed with work in flight. The library does not link to the driver, so it looks up the function's address. */
 static int (*context_current)(void **context);
 static int (*context_record)(void *context, cudaEvent_t event);
 
 static void find_context_events(void) {
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY); /* the runtime has it open; never closed here */
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY); /* the runtime has opened it; never closed here */
     if (!driver) return;
     *(void **)&context_current = dlsym(driver, "cuCtxGetCurrent");
     *(void **)&context_record = dlsym(driver, "cuCtxRecordEvent");
 }
 
-/* Records all work of the calling thread's device. False where the driver cannot: it is too old, or a stream is being captured. */
+/* Records all work of the calling thread's device. False if the driver is too old, or if a stream is being captured. */
 static bool record_device(cudaEvent_t event) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     void *context = NULL;
@@ -371,14 +372,14 @@ static XtStatus wait_for(int index, bool every) {
     if (!every) error = cudaEventRecord(device->event, cudaStreamLegacy);
     if (recorded && !error) error = cudaStreamWaitEvent(device->stream, device->event, 0);
     pthread_mutex_unlock(&device->ordering);
-    if (!recorded) { /* the host waits instead; while a stream is being captured that is refused, too, and is the result */
+    if (!recorded) { /* the host waits instead; while a stream is being captured that fails too, and its error is the result */
         count(&device->counters.synchronizations);
         error = cudaDeviceSynchronize();
     }
     return xt_cuda_error("waiting for other streams", error);
 }
 
-/* ---- what people ask ------------------------------------------------------------------------------------------------------------ */
+/* ---- what people ask -------------------------------------------------------------------------------------------------------- */
 
 void xt_cublas_origin(char *text, size_t size); /* cublas.cu */
 
@@ -411,7 +412,7 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
     return xt_memory_counters(index, out);
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------------------ */
+/* ---- the table -------------------------------------------------------------------------------------------------------------- */
 
 static XtAccelerator accelerator = {
     0, use, info, counters, trim, reset_peak, stream_of, make_wait, wait_for,
@@ -419,7 +420,7 @@ static XtAccelerator accelerator = {
 
 static XtBackend table;
 
-/* Why there is no device to use, in words. */
+/* The reason why there is no usable device, as a sentence. */
 static XtStatus refuse(cudaError_t error) {
     int driver = 0;
     void *library = dlopen("libcuda.so.1", RTLD_LAZY);

@@ -1,14 +1,15 @@
 /* memory.cu - device memory in the order of the stream.
  *
  * Blocks come from a memory pool of the driver (cudaMallocFromPoolAsync). All work of a device is queued on one stream, so a block
- * may be used again as soon as the host gives it back, while kernels that use it are still queued: whoever gets it next is queued
- * behind them. Small blocks are therefore kept here, in a free list for each size class, and handed out again without a call of the
- * driver, which costs the host as much as a launch: a training step asks for more blocks than it launches kernels.
+ * may be used again as soon as the host frees it, even while kernels that use it are queued: the next user is queued behind them.
  *
- * Sizes up to LARGEST are rounded up to one of eight steps between powers of two (at most an eighth too much); larger ones go to the
- * pool and back, which can cut and join them. No more than `limit` bytes are kept: beyond it, blocks of the class that has not been
- * used for longest go back to the pool. With a limit of 0 nothing is kept and nothing rounded, so that compute-sanitizer sees where a
- * block ends, what was never written and what is used after its end.
+ * Freed small blocks stay here, in a free list for each size class, and are handed out again without a driver call. A driver call
+ * costs the host as much as a launch, and a training step asks for more blocks than it launches kernels.
+ *
+ * Sizes up to LARGEST are rounded up to one of eight steps between powers of two, at most an eighth too much. Larger blocks return
+ * to the pool, which can split and join them. At most `limit` bytes stay in the lists; above it, the class that was unused for
+ * longest returns blocks to the pool. With a limit of 0 no block stays and no size is rounded, so that compute-sanitizer sees reads
+ * past a block, of memory never written, and after a free.
  */
 #include "contract/backend.h"
 #include "memory.cuh"
@@ -17,30 +18,30 @@
 #include <stdlib.h>
 
 static const size_t SMALLEST = 512, LARGEST = (size_t)8 << 20, MOST_KEPT = (size_t)1 << 30;
-static const int CLASSES = 1 + 8 * 14; /* 512 bytes, then 8 steps in each of the doublings up to 8 MiB */
+static const int CLASSES = 1 + 8 * 14; /* 512 bytes, then 8 steps in each doubling up to 8 MiB */
 
 typedef struct FreeList {
     void **blocks;
     int count, room;
-    int64_t used; /* when a block last came or went */
+    int64_t used; /* time (`now`) of the last allocation or free in this class */
 } FreeList;
 typedef struct Memory {
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     cudaStream_t stream;
     cudaMemPool_t pool;
     FreeList lists[CLASSES];
-    size_t kept, limit;   /* bytes in the lists, and at most */
-    int64_t in_use, peak; /* bytes given out */
-    int64_t now;          /* counts what is given out and comes back */
+    size_t kept, limit;   /* bytes in the lists, and their maximum */
+    int64_t in_use, peak; /* bytes allocated */
+    int64_t now;          /* number of allocations and frees so far */
     int64_t allocations, driver_allocations, waits;
 } Memory;
 
 static Memory memories[XT_MAX_DEVICES];
 
-/* The class of a size, which is rounded up to the class's own; -1: too large for a class, or no block is kept. */
+/* The class of a size; rounds *nbytes up to the size of the class. -1: too large for a class, or no blocks are kept. */
 static int class_of(const Memory *memory, size_t *nbytes) {
     if (memory->limit == 0) return -1;
-    *nbytes = (*nbytes + SMALLEST - 1) / SMALLEST * SMALLEST; /* the driver's own step */
+    *nbytes = (*nbytes + SMALLEST - 1) / SMALLEST * SMALLEST; /* the granularity of the driver */
     if (*nbytes > LARGEST) return -1;
     if (*nbytes == SMALLEST) return 0;
     int doubling = 63 - __builtin_clzll(*nbytes - 1); /* 2^doubling < nbytes <= 2^(doubling + 1) */
@@ -75,7 +76,7 @@ XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks) {
     return XT_OK;
 }
 
-/* Here and below the caller holds the lock. */
+/* The caller of this and of the following functions holds the lock. */
 static void to_pool(Memory *memory, void *data) {
     if (cudaFreeAsync(data, memory->stream) != cudaSuccess) cudaGetLastError();
 }
@@ -86,7 +87,7 @@ static void empty_lists(Memory *memory) {
     memory->kept = 0;
 }
 
-/* Gives blocks back to the pool until `nbytes` more may be kept; nbytes <= limit. */
+/* Returns blocks to the pool until `nbytes` more may be kept; nbytes <= limit. */
 static void make_room(Memory *memory, size_t nbytes) {
     while (memory->kept + nbytes > memory->limit) {
         int oldest = -1;
