@@ -3,13 +3,13 @@
  *     forward    lse = M + log sum_v exp(x_v - M),  M = max_v x_v;   loss = (M - x_target) + log sum
  *     backward   dx_v = (exp(x_v - lse) - [v == target]) dloss scale
  *
- * Vocabularies are seldom a multiple of eight (50257), so rows begin anywhere. A row is cut into a head of single elements up to
- * the first multiple of 16 bytes, a body of 16-byte vectors, and a tail: every row runs at full width, whatever its address.
+ * A vocabulary is seldom a multiple of eight (50257), so a row may begin at any address. A row is cut into a head of single
+ * elements up to the first multiple of 16 bytes, a body of 16-byte vectors, and a tail: most of every row moves 16 bytes at a time.
  *
- * Forward: one block a row, one pass. A thread keeps the largest logit it has seen, m, and sum exp(x - m); a group of LOADS vectors
- * first raises m, then rescales the sum once and adds its terms. Logits are read once: rows * vocab * sizeof(T) bytes.
- * Backward: elementwise, a row cut into tiles when there are few rows; reads and writes the logits' bytes once. The probabilities
- * are made again from lse. An element is read and written by one thread, hence dlogits may be the logits.
+ * Forward: one block a row, one pass. A thread keeps the largest logit it has seen, m, and sum exp(x - m). For each group of LOADS
+ * vectors it raises m, rescales the sum once, and adds the terms. Logits are read once: rows * vocab * sizeof(T) bytes. Backward:
+ * elementwise, from lse; if there are few rows, a row is cut into tiles. Reads and writes the bytes of the logits once. One thread
+ * reads and writes an element, so dlogits may be the logits.
  *
  * Deterministic: the tree of a row's sum depends on vocab, the dtype and the row's address modulo 16, not on the number of rows.
  */
@@ -20,12 +20,11 @@
 #include <float.h>
 #include <math.h>
 
-static const int LOADS = 4; /* 16-byte vectors under way in each thread */
+static const int LOADS = 4; /* 16-byte vectors that a thread has in flight */
 
-/* exp(t), t <= 0, as precise as the rounding of T can show. Of 16 bits: 2^(t log2 e) in two instructions. The product rounds the
- * exponent, which gives a relative error of |t| 2^-24 on top of the 2^-22 of ex2.approx: 3e-6 for the terms that are e^-50 of the
- * largest, less for those that matter. The logits that made t were rounded to 8 or 11 bits, 2^-12 at best. Results below 2^-126
- * become 0. */
+/* exp(t), t <= 0, as precise as the rounding of T can show. 16-bit types use 2^(t log2 e), two instructions. The product rounds the
+ * exponent, which adds a relative error of |t| 2^-24 to the 2^-22 of ex2.approx: 3e-6 for terms that are e^-50 of the largest, less
+ * for larger terms. The logits in t were rounded to 8 or 11 bits, 2^-12 at best. Results below 2^-126 become 0. */
 template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t) {
     if constexpr (sizeof(T) == 2) return xt_exp2_approx(t * 1.4426950408889634f);
     else return exp(t);
@@ -64,8 +63,8 @@ __global__ void __launch_bounds__(512, 2)
 
         A first = xt_load(thread < cut.head ? x[thread] : nothing);
         A last = xt_load(thread < cut.tail ? x[vocab - cut.tail + thread] : nothing);
-        /* m begins at the lowest finite number, not at -Inf: Inf - Inf would be NaN for a thread that sees nothing but -Inf. fmax takes
-         * the number of a NaN and a number: the NaN still reaches the sum. */
+        /* m begins at the lowest finite number: with -Inf, a thread that sees only -Inf would compute -Inf + Inf = NaN. fmax of
+         * a NaN and a number is the number; the NaN still reaches the sum. */
         A m = fmax(fmax(lowest, first), last);
         A sum = exp_for<T>(first - m) + exp_for<T>(last - m);
         for (int64_t i = thread; i < cut.body; i += LOADS * threads) {
@@ -95,14 +94,14 @@ __global__ void __launch_bounds__(512, 2)
         }
 
         const bool counts = target != ignore_index, known = target >= 0 && target < vocab;
-        A at_target = thread == 0 && counts && known ? xt_load(x[target]) : A(0); /* on its way during the reductions */
+        A at_target = thread == 0 && counts && known ? xt_load(x[target]) : A(0); /* loaded during the reductions */
         const A peak = xt_block_reduce(m, lowest, XtMax());
         sum = xt_block_sum(sum * exp_for<T>(m - peak));
         if (thread != 0) continue;
         if (sum == 0 && vocab > 0) sum = NAN; /* every logit is -Inf: the largest term is exp(-Inf + Inf) */
         const A log_sum = log(sum);
         lse[row] = peak + log_sum;
-        /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
+        /* Not lse - x: for large logits lse has lost these digits to rounding. */
         losses[row] = counts && known ? (peak - at_target) + log_sum : A(0);
         if (counts && !known) xt_report_index(report, slot, row, target, vocab);
     }
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(256, 4)
         const int64_t row = item / tiles, tile = item - row * tiles;
         const T *x = logits + row * ld;          /* [vocab] */
         T *dx = dlogits + row * ld;              /* [vocab], the same modulo 16 bytes unless W == 1 */
-        const Cut cut = cut_row<T, W>(x, vocab); /* hence the cut of dx too */
+        const Cut cut = cut_row<T, W>(x, vocab); /* also the cut of dx */
         const T *body = x + cut.head;            /* [cut.body * W] */
         T *dbody = dx + cut.head;                /* [cut.body * W] */
         const int64_t begin = tile * LOADS * threads + thread, step = tiles * LOADS * threads;
@@ -169,11 +168,11 @@ __global__ void __launch_bounds__(256, 4)
     }
 }
 
-/* A row's block: as many threads as have something to do, and more of them for rows that would otherwise take long. From vocab and
- * the dtype alone, so that a row's loss does not depend on its neighbours. */
+/* Threads of a row's block: more for longer rows, and none idle. They depend on vocab and the dtype alone, so that a row's loss
+ * does not depend on the other rows. */
 static int fwd_threads(int64_t vectors) { return vectors <= 128 ? 32 : vectors <= 1024 ? 128 : vectors <= 8192 ? 256 : 512; }
 
-/* What a report of a bad target calls the op. */
+/* The op that a report of a bad target names. */
 static XtIndexSlot index_slot(bool linear) { return linear ? XT_INDEX_LINEAR_CROSS_ENTROPY : XT_INDEX_CROSS_ENTROPY; }
 
 XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
@@ -196,7 +195,7 @@ XtStatus xt_cuda_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
         const bool wide = ((uintptr_t)p->dlogits - (uintptr_t)p->logits) % 16 == 0; /* one cut fits both */
         const int64_t vectors = p->vocab / (wide ? XT_WIDTH<T> : 1);
         const int threads = vectors <= 32 * LOADS ? 32 : vectors <= 128 * LOADS ? 128 : 256;
-        /* Elementwise: how a row is cut into tiles changes no result. */
+        /* Elementwise: the tiles of a row change no result. */
         const int64_t most = xt_divide_up(vectors + 1, threads * LOADS), wanted = xt_divide_up(16 * xt_multiprocessors(), p->rows);
         const int64_t tiles = most < wanted ? most : wanted;
         xt_launch(wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>> : cross_entropy_bwd_kernel<T, 1>, xt_blocks(p->rows * tiles, 1),

@@ -5,8 +5,8 @@
  *
  *     weight, dweight [vocab, cols]; ids [rows]; out, dy [rows, cols]
  *
- * Forward: bytes are bytes, so rows are copied in the widest unit (16 to 2 bytes) that divides the row and both addresses. A warp
- * copies CHUNK units of one row with all of its loads under way at once. Reads and writes rows * cols * sizeof(T) bytes.
+ * Forward: a copy of bytes, in the widest unit (16 to 2 bytes) that divides the row and both addresses. A warp copies CHUNK units
+ * of one row and issues all its loads first. Reads and writes rows * cols * sizeof(T) bytes.
  *
  * Backward, in two steps. First a stable sort of (id, row) in two digits lists the rows of each id in row order. One launch counts
  * the first digit in each tile of the list, one places every entry by that digit and counts the second, one does the same by the
@@ -20,8 +20,8 @@
  * launch finds nothing to do. Beyond MOST_RUNS runs the kernel that made the list of partial rows shortens it first. Reads dy once
  * and writes dweight once.
  *
- * Deterministic: places and runs depend on the ids alone, and so does the tree of every sum: the rows of a run in order, then every
- * eighth run in order, then those eight. The only atomics are on counts and bits.
+ * Deterministic: the place of every entry depends on the ids alone, and so does the tree of every sum: the rows of a run in order,
+ * then every eighth run in order, then those eight. Atomics only count and set bits.
  */
 #include "common/cuda.cuh"
 #include "contract/layers.h"
@@ -30,12 +30,12 @@
 
 static const int WARPS = 8;   /* of a block */
 static const int CHUNK = 128; /* units copied by a warp */
-static const int RUN = 32;    /* entries of a list summed by a warp: one a lane */
+static const int RUN = 32;    /* entries that a warp sums, one a lane */
 
-static const int TILE = 1024, MOST_TILES = 256; /* of our own sort: entries of a block, blocks */
+static const int TILE = 1024, MOST_TILES = 256; /* of our own sort: entries of a block, and the most blocks */
 static const int DIGIT = 10;                    /* bits of a digit at most */
-static const int64_t MOST_RUNS = 4096;          /* whose partial rows the last launch adds */
-static const int LOOK = 8;                      /* runs that a block of it looks at */
+static const int64_t MOST_RUNS = 4096;          /* up to so many, the last launch adds the partial rows */
+static const int LOOK = 8;                      /* runs that a block of that launch looks at */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
@@ -95,15 +95,15 @@ __device__ inline void report_unknown(const int64_t *ids, int64_t r, int64_t voc
     const int64_t id = ids[r];
     if (id < 0 || id >= vocab) xt_report_index(report, XT_INDEX_EMBEDDING, r, id, vocab);
 }
-/* Bit key of present [vocab bits], by one lane of those with the same key. A common id nearly always finds it set. */
+/* Sets bit key of present [vocab bits], once for the lanes with the same key. A common id nearly always finds it set. */
 __device__ inline void set_present(unsigned *present, unsigned key, bool here, int64_t vocab) {
     const unsigned same = __match_any_sync(0xffffffffu, here ? key : (unsigned)vocab), bit = 1u << key % 32;
     if (!here || key >= vocab || (same & ((1u << threadIdx.x % 32) - 1))) return;
     if (!(present[key / 32] & bit)) atomicOr(&present[key / 32], bit);
 }
 
-/* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Sets to zero `clear`
- * [words], where the next launch will count. */
+/* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Also zeroes `clear`
+ * [words], the counters of the next launch. */
 __global__ void __launch_bounds__(32 * WARPS)
     embedding_count_kernel(unsigned *counts, unsigned *clear, int64_t words, const int64_t *ids, int64_t rows, int64_t vocab,
                            int bits, XtIndexReport *report) {
@@ -124,16 +124,16 @@ __global__ void __launch_bounds__(32 * WARPS)
     for (int d = threadIdx.x; d < values; d += 32 * WARPS) counts[(int64_t)blockIdx.x * values + d] = count[d];
 }
 
-/* A block a tile. Moves the entries of the list to their places by the `bits` bits of their keys from `shift` on, those of equal
- * bits in order. counts [tiles, 1 << bits] of these bits. FIRST: the list is ids, in row order; counts the bits above these in
- * next_counts [tiles, 1 << next_bits], by tiles of the new list, and sets `present`. */
+/* A block a tile. Sorts the list by `bits` bits of the keys from bit `shift` on; the sort is stable. counts [tiles, 1 << bits]
+ * of these bits. FIRST: the list is ids, in row order. The kernel then also counts the bits above these in next_counts [tiles, 1
+ * << next_bits], by tiles of the new list, and sets `present`. */
 template <bool FIRST>
 __global__ void __launch_bounds__(32 * WARPS)
     embedding_sort_kernel(unsigned *to_keys, unsigned *to_order, unsigned *next_counts, unsigned *present, const int64_t *ids,
                           const unsigned *keys, const unsigned *order, const unsigned *counts, int64_t rows, int64_t vocab,
                           int shift, int bits, int next_bits) {
     constexpr int ITEMS = TILE / (32 * WARPS), EACH = (1 << DIGIT) / (32 * WARPS);
-    __shared__ uint16_t within[WARPS][1 << DIGIT]; /* entries of a warp; then of the warps before it */
+    __shared__ uint16_t within[WARPS][1 << DIGIT]; /* entries of this warp, then of the warps before it */
     __shared__ unsigned start[1 << DIGIT];         /* place of the tile's first entry with this digit */
     __shared__ unsigned of_warp[WARPS];
     const unsigned all = 0xffffffffu, mask = (1u << bits) - 1;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         if (here && !before) within[warp][digit] = (uint16_t)(within[warp][digit] + __popc(peers));
         __syncwarp();
     }
-    /* Of each digit, how many entries there are in all tiles, and in those before this one. */
+    /* The entries of each digit in all tiles, and in the tiles before this one. */
     unsigned total[EACH], earlier[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         }
         start[d] = total[j];
     }
-    __syncthreads();  /* which ends the counting in `within`, too */
+    __syncthreads();  /* also ends the counting in `within` */
     unsigned sum = 0; /* of digits [EACH t, EACH t + EACH), thread t */
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
@@ -250,11 +250,11 @@ __global__ void __launch_bounds__(32 * WARPS)
 }
 
 typedef struct Sorted {
-    const unsigned *keys, *order; /* [rows]: the rows of equal keys stand together, in row order */
+    const unsigned *keys, *order; /* [rows]: sorted by key, rows of equal keys in order */
     const unsigned *present;      /* [vocab bits] */
 } Sorted;
 
-/* The scratch holds two buffers of keys and two of rows, each [rows], the bits and what the sort needs. */
+/* The scratch memory holds two buffers of keys and two of rows, each [rows], the bits, and the temporary memory of the sort. */
 static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *out) {
     const int64_t list = xt_divide_up(p->rows, 64) * 64, words = xt_divide_up(p->vocab, 2048) * 64,
                   tiles = xt_divide_up(p->rows, TILE);
@@ -275,7 +275,7 @@ static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *o
              *rest = present + words; /* rest [temporary bytes] */
     out->present = present;
     if (ours) {
-        /* The bits and the second counts lie together. */
+        /* The bits and the second counts are adjacent: one launch clears both. */
         unsigned *second = rest, *counts = rest + high_counts;
         const unsigned blocks = (unsigned)tiles;
         xt_launch(embedding_count_kernel, blocks, 32 * WARPS, 0, counts, present, words + high_counts, p->ids, p->rows, p->vocab,
@@ -320,7 +320,7 @@ template <typename S, typename A, int W> __device__ inline void store_sum(S *to,
     }
 }
 
-/* Zeros to the rows [32 tile, 32 tile + 32) of dweight [vocab, cols], in W columns a lane, whose bits of `present` are not set. */
+/* Zeroes the rows [32 tile, 32 tile + 32) of dweight [vocab, cols] whose bits of `present` are not set, W columns a lane. */
 template <typename T, int W>
 __device__ inline void clear_absent(T *dweight, const unsigned *present, int64_t cols, int64_t vocab, int64_t tile,
                                     int64_t column) {
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
                          const unsigned *order, const unsigned *present, int64_t entries, int64_t cols, unsigned vocab,
                          int64_t tiles) {
     typedef XtAcc<T> A;
-    constexpr int GROUP = ACCUMULATE ? 4 : 8; /* entries whose loads are under way at once */
+    constexpr int GROUP = ACCUMULATE ? 4 : 8; /* entries whose loads are in flight at once */
     const unsigned all = 0xffffffffu;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t runs = (entries + RUN - 1) / RUN, chunks = (cols + 32 * W - 1) / (32 * W);
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
             continue;
         }
         const bool inside = column < cols;
-        const In *source = values + (inside ? column : 0); /* rows of cols; lanes outside read what is there and write nothing */
+        const In *source = values + (inside ? column : 0); /* rows of cols; lanes outside read column 0 on and write nothing */
 
         /* This run's entries, one a lane, and the next run's. */
         const int64_t here = begin + lane, there = here + RUN;
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
         const unsigned before = begin > 0 ? keys[begin - 1] : vocab, before_last = begin > RUN ? keys[begin - RUN - 1] : vocab;
         const unsigned after_next = begin + 2 * RUN < entries ? keys[begin + 2 * RUN] : vocab;
 
-        /* The same as bits, alike in all lanes. */
+        /* The same as bits, equal in all lanes. */
         const unsigned after = __shfl_sync(all, next_key, 0);
         unsigned left = __shfl_up_sync(all, key, 1), right = __shfl_down_sync(all, key, 1);
         if (lane == 0) left = before;
@@ -372,7 +372,8 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
         const unsigned first_key = __shfl_sync(all, key, 0), last_key = __shfl_sync(all, key, RUN - 1);
         bool came = (live & ~starts) & 1u, goes = (live & ~ends) >> (RUN - 1) & 1u;
 
-        /* Ids in two runs and no more: the first id may be the last warp's to finish, the last id may be this one's. */
+        /* Ids in exactly two runs: the warp of the first run finishes them. That is the warp before this one for the first id,
+         * this warp for the last id. */
         const unsigned of_first = __ballot_sync(all, key == first_key), of_last = __ballot_sync(all, next_key == last_key);
         if (came && before_last != first_key && after != first_key) {
             live &= ~of_first;
@@ -424,7 +425,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
                     open = false;
                 }
             }
-            live = next_live; /* the low bits; the highest of them ends the id */
+            live = next_live; /* the next run's entries of this id, the low bits; the highest ends the id */
             ends = next_live & ~(next_live >> 1);
             starts = next_live = 0;
             key = next_key;
@@ -433,7 +434,7 @@ __global__ void __launch_bounds__(32 * WARPS, 3)
         if (!goes || !inside) continue;
         store_sum<A>(parts + (2 * run + !open) * cols + column, sum);
         if (!open) continue;
-        /* The whole run is one id. The other part joins it to the next run; there is nothing left for it to add. */
+        /* The whole run is one id. The second part only continues the id into the next run: its sum is 0. */
 #pragma unroll
         for (int j = 0; j < W; j++) sum.at[j] = 0;
         store_sum<A>(parts + (2 * run + 1) * cols + column, sum);
@@ -446,12 +447,12 @@ template <typename T, int W>
 __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, const XtAcc<T> *parts, const unsigned *part_keys,
                                                                     int64_t runs, int64_t cols, unsigned vocab) {
     typedef XtAcc<T> A;
-    constexpr int GROUP = 8; /* partial rows whose loads are under way at once */
+    constexpr int GROUP = 8; /* partial rows whose loads are in flight at once */
     const unsigned all = 0xffffffffu;
     __shared__ XtVector<A, W> tree[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int64_t begin = (int64_t)blockIdx.x * LOOK; begin < runs; begin += (int64_t)gridDim.x * LOOK) {
-        /* Where an id leaves its first partial row: it goes on, and did not come from the run before. Alike in all warps. */
+        /* Runs where an id has its first partial row: it goes on, and did not come from the run before. Equal in all warps. */
         const bool look = lane < LOOK && begin + lane < runs;
         const unsigned mine = look ? part_keys[2 * (begin + lane) + 1] : vocab;
         unsigned starts = __ballot_sync(all, mine != vocab && part_keys[2 * (begin + lane)] != mine);
@@ -459,7 +460,7 @@ __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, 
             const int at = __ffs((int)starts) - 1;
             const unsigned key = __shfl_sync(all, mine, at);
             const int64_t first = begin + at;
-            /* The id came into runs first + 1 .. first + more: into the next one surely, and not beyond the end. */
+            /* The id came into runs first + 1 .. first + more. more is 1 at least; a search finds it. */
             int64_t more = 1, beyond = runs - first;
             while (beyond - more > 1) {
                 const int64_t step = (beyond - more + 31) / 32, probe = more + (lane + 1) * step;
@@ -475,7 +476,7 @@ __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, 
 #pragma unroll
                     for (int u = 0; u < GROUP; u++) {
                         const int64_t part =
-                            j + u * WARPS; /* its first one in the second place of its run, the others in the first */
+                            j + u * WARPS; /* the first is the second part of its run, the others are first parts */
                         if (part <= more) q[u] = xt_read<A, W>(parts + (2 * (first + part) + (part == 0)) * cols + column);
                     }
 #pragma unroll
@@ -487,7 +488,7 @@ __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, 
                     }
                 }
                 tree[warp][lane] = sum;
-                __syncthreads(); /* all are there */
+                __syncthreads(); /* every warp has written */
                 if (warp == 0 && column < cols) {
 #pragma unroll
                     for (int w = 1; w < WARPS; w++)
@@ -495,7 +496,7 @@ __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, 
                         for (int e = 0; e < W; e++) sum.at[e] += tree[w][lane].at[e];
                     store_sum<T>(dweight + key * cols + column, sum);
                 }
-                __syncthreads(); /* and may be overwritten */
+                __syncthreads(); /* warp 0 has read: the next chunk may overwrite */
             }
         }
     }
@@ -509,8 +510,8 @@ static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_k
               values, list->keys, list->order, list->present, entries, p->cols, (unsigned)p->vocab, tiles);
 }
 
-/* All levels. W elements of T and OF_PARTS of ACC at a time. What was in dweight is added where an id starts, and that is seen by
- * the first level. */
+/* All levels. W elements of T and OF_PARTS of ACC at a time. To accumulate, the first level adds the old dweight where an id
+ * starts. */
 template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbeddingBwd *p, const Sorted *sorted) {
     typedef XtAcc<T> A;
     int64_t runs = xt_divide_up(p->rows, RUN), all_parts = 2 * runs;

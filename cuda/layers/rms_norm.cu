@@ -4,34 +4,36 @@
  *     backward   with g = dy w:  d rstd / dx_i = -rstd^3 x_i / cols, hence
  *                dx_i = rstd (g_i - xh_i mean_j(g_j xh_j)),   dw_j = sum_rows dy_j xh_j
  *
- * x, out, dy, dx [rows, cols] dense, rstd [rows] of ACC, w and dw [cols]. A row lies in the registers of the threads that share it,
- * so every element is read once and written once: 2 elements moved forward, 3 backward. Three plans, by the pieces of 16 bytes:
+ * x, out, dy, dx [rows, cols] dense, rstd [rows] of ACC, w and dw [cols]. A row is held in the registers of the threads that share
+ * it, so every element is read once and written once: 2 elements moved forward, 3 backward. Three plans, by the number of 16-byte
+ * pieces in a row:
  *
- *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane - three
- *              where that leaves no lane idle, as for 384 and 768 columns, two for 128 of 16 bits; a block of 256 threads has
- *              8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
- *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has a row at a time, V pieces a thread.
- *     long     anything else, unaligned too: a block walks along a row, twice, and the second time finds it in the cache.
+ *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane. V is
+ *     three
+ *              where that leaves no lane idle, as for 384 and 768 columns, and two for 128 columns of 16 bits. A block of 256
+ *              threads has 8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
+ *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has one row at a time, V pieces a thread.
+ *     long     all other rows, also unaligned ones: a block reads a row twice, the second time from the cache.
  *
- * dw: block b of P owns the rows (or tiles of rows) b, b + P, b + 2P, ... and keeps its share of dw in registers, in ACC. Shares go
- * to scratch, [P, cols], and a second launch adds them: 64 slices of the shares in order, dw itself first when it accumulates, then
- * the slices in a tree. P depends on rows and cols alone, so the bits do not depend on the device. P is two to four blocks for each
- * of 132 multiprocessors, to keep enough loads in flight; P cols is bounded, to keep the shares in the cache. The long plan makes
- * dx and the shares of dw in launches of their own.
+ * dw: block b of P owns the rows (or tiles of rows) b, b + P, b + 2P, ... and keeps its share of dw in registers, in ACC. The
+ * shares go to scratch memory, [P, cols]. A second launch adds them: 64 slices of the shares, each in order (after dw itself, to
+ * accumulate), then the slices in a tree. P depends on rows and cols alone, so every device gets the same bits. P is two to four
+ * blocks for each of XT_PLAN_MULTIPROCESSORS, which keeps enough loads in flight; P cols is bounded, so that the shares stay in the
+ * cache. The long plan makes dx and the shares of dw in separate launches.
  */
 #include "common/cuda.cuh"
 #include "contract/layers.h"
 
 static constexpr int THREADS = 256;                                    /* of a narrow block */
-static constexpr int NARROW = 128, BLOCK_FWD = 4096, BLOCK_BWD = 2048; /* pieces in a row at most */
+static constexpr int NARROW = 128, BLOCK_FWD = 4096, BLOCK_BWD = 2048; /* most pieces in a row */
 
 template <typename T, int N> __device__ inline XtPiece<T, N> all(float value) { return xt_all<T, N>(xt_store<T>((XtAcc<T>)value)); }
 /* 1 / sqrt(v) within 2 ulp. 0 gives Inf. */
 __device__ inline float reciprocal_root(float v) { return rsqrtf(v); }
 __device__ inline double reciprocal_root(double v) { return 1 / sqrt(v); }
 
-/* R values over aligned runs of `lanes` lanes, a power of two. All lanes of the warp call it and get the sums of theirs. A step of
- * one value does not wait for those of the others. */
+/* Sums R values over aligned groups of `lanes` lanes, a power of two. All lanes of the warp call it; each gets the sums of its
+ * group. The R sums are independent, so their shuffles overlap. */
 template <int R, typename A> __device__ inline void sum_of_lanes(A (&value)[R], int lanes) {
     for (int step = lanes / 2; step > 0; step /= 2) {
 #pragma unroll
@@ -39,7 +41,7 @@ template <int R, typename A> __device__ inline void sum_of_lanes(A (&value)[R], 
     }
 }
 
-/* a b, rounded once. Of 16 bits two at a time: the product in float32 would be exact, so it is the same. */
+/* a b, rounded once. 16-bit types multiply two at a time; that rounds like the product in float32, which is exact. */
 template <typename T, int N> __device__ inline XtPiece<T, N> product(const XtPiece<T, N> &of_a, const XtPiece<T, N> &of_b) {
     if constexpr (sizeof(T) == 2 && N % 2 == 0) {
         XtPiece<T, N> to;
@@ -54,7 +56,7 @@ template <typename T, int N> __device__ inline XtPiece<T, N> product(const XtPie
     }
 }
 
-/* A piece of N elements: its share of sum_j x_j^2. */
+/* The share of a piece in sum_j x_j^2. */
 template <typename T, int N> __device__ inline XtAcc<T> squares(const XtPiece<T, N> &piece) {
     XtVector<XtAcc<T>, N> x = xt_load(piece);
     XtAcc<T> sum = 0;
@@ -70,7 +72,7 @@ __device__ inline XtPiece<T, N> normalised(const XtPiece<T, N> &of_x, const XtPi
     for (int e = 0; e < N; e++) x.at[e] *= rstd;
     return product<T, N>(xt_store<T>(x), of_weight);
 }
-/* A piece: its share of sum_j g_j x_j, and what its row adds to dw. */
+/* The share of a piece in sum_j g_j x_j; adds its row's part to dw. */
 template <typename T, int N>
 __device__ inline XtAcc<T> dot(const XtPiece<T, N> &of_dy, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> rstd,
                                XtAcc<T> *dweight) {
@@ -93,7 +95,7 @@ __device__ inline XtPiece<T, N> input_gradient(const XtPiece<T, N> &of_dy, const
     for (int e = 0; e < N; e++) dx.at[e] = rstd * (dy.at[e] * weight.at[e] - x.at[e] * shrink);
     return xt_store<T>(dx);
 }
-/* A piece of a share of dw, as few stores as the alignment of share [P, cols] allows. */
+/* Writes a piece of a share of dw, with as few stores as the alignment of share [P, cols] allows. */
 template <typename T, int N> __device__ inline void write_share(XtAcc<T> *share, const XtAcc<T> *sum) {
     constexpr int W = N == 1 ? 1 : XT_WIDTH<XtAcc<T>>;
 #pragma unroll
@@ -107,7 +109,7 @@ template <typename T, int N> __device__ inline void write_share(XtAcc<T> *share,
 
 /* ---- narrow ------------------------------------------------------------------------------------------------------------------ */
 
-/* Rows that a lane has in flight, more while a row is a single piece; and blocks that a multiprocessor shall have registers for. */
+/* Rows that a lane has in flight, more if a row is one piece a lane; and blocks that fit in a multiprocessor by their registers. */
 template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int ROWS_BWD = V == 1 ? 2 : 1;
 template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
@@ -277,7 +279,7 @@ __global__ void __launch_bounds__(1024) rms_norm_fwd_block_kernel(T *out, XtAcc<
             v[i] = col < cols ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
         }
 #pragma unroll
-        for (int i = 0; i < V; i++) { /* on its way while the row is summed */
+        for (int i = 0; i < V; i++) { /* loaded while the row is summed */
             int col = (i * blockDim.x + threadIdx.x) * N;
             w[i] = weight && col < cols ? xt_read<T, N>(weight + col) : all<T, N>(1);
         }
@@ -304,7 +306,7 @@ __device__ inline void read_row(XtPiece<T, N> *dv, XtPiece<T, N> *xv, const T *d
     }
 }
 
-/* The next row is loaded before this one is summed, where the registers allow it. */
+/* Loads the next row before it sums this one, if there are registers for it. */
 template <typename T, int N, int V>
 __global__ void __launch_bounds__(1024)
     rms_norm_bwd_block_kernel(T *dx, XtAcc<T> *share, const T *dy, const T *x, const T *weight, const XtAcc<T> *rstd, int64_t rows,
@@ -442,7 +444,7 @@ __global__ void __launch_bounds__(SUM_COLS *SLICES)
             __syncthreads();
             if (threadIdx.x < apart) tree[threadIdx.x] += tree[threadIdx.x + apart];
         }
-        /* What is left of column t is in entry t, which thread t alone touches until the next barrier. */
+        /* Entry t has the sum of column t. Only thread t touches it before the next barrier. */
         if (threadIdx.x < SUM_COLS && col < cols) dweight[col] = xt_store<T>(tree[threadIdx.x]);
     }
 }
@@ -462,9 +464,9 @@ typedef enum Plan {
 
 static Plan choose(bool aligned, int64_t pieces, int64_t most) {
     if (!aligned) return pieces <= NARROW ? PLAN_NARROW_PLAIN : PLAN_LONG_PLAIN;
-    bool by_three = pieces == 24 || pieces == 48 || pieces == 96; /* 8, 16 or 32 lanes, none of them idle */
+    bool by_three = pieces == 24 || pieces == 48 || pieces == 96; /* 8, 16 or 32 lanes, none idle */
     return by_three           ? PLAN_NARROW_3
-           : pieces == 16     ? PLAN_NARROW_2 /* 8 lanes: a line of memory side by side, and a step less to add up */
+           : pieces == 16     ? PLAN_NARROW_2 /* 8 lanes read a whole line of memory, and their sum takes one step less */
            : pieces <= 32     ? PLAN_NARROW_1
            : pieces <= 64     ? PLAN_NARROW_2
            : pieces <= NARROW ? PLAN_NARROW_4
@@ -518,7 +520,7 @@ XtStatus xt_cuda_rms_norm_fwd(const XtRmsNormFwd *p) {
     });
 }
 
-/* Shares of dw, for `each` rows at least but for the last one, `most` of them at most. */
+/* Number of shares of dw: at most `most`, each of at least `each` rows (the last may have fewer). */
 static int64_t shares_of(int64_t rows, int64_t each, int64_t most) {
     int64_t count = xt_divide_up(rows, each);
     return count < most ? count : most;

@@ -4,15 +4,15 @@
  *
  * x and out [rows, heads, D] with strides (row, head, 1). A rotation is orthogonal, so the backward turns dy by -angle: `inverse`.
  *
- * Plan: a line is the D elements of one head of one row; a block has a tile of lines that follow each other, so that what it reads
- * lies together. A thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines, all on their way
- * while the block makes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than
- * blocks at work: no multiprocessor waits long for the last one. A block is (pieces of a line) x (lines).
- * Moved: every element once in and once out; one launch, no scratch, no table in memory.
+ * Plan: a line is the D elements of one head of one row. A block has a tile of consecutive lines, which are close in memory. A
+ * thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines. It loads them all while the block
+ * computes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than resident blocks,
+ * so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines). Moved: every element once in and once
+ * out; one launch, no scratch memory, no table in global memory.
  *
- * Frequencies theta^(-2i/D) are made by the host, with the same calls as on the CPU, and travel as a kernel argument: at position
- * 1e6 one ulp of a frequency is 0.06 in the angle, so they have to be the same bits. Positions and angles are rounded to ACC, as
- * there.
+ * The host computes the frequencies theta^(-2i/D) with the calls of the CPU kernel and passes them as a kernel argument. They must
+ * be the same bits: at position 1e6 one ulp of a frequency is 0.06 in the angle. Positions and angles are rounded to ACC, as on the
+ * CPU.
  */
 #include "common/cuda.cuh"
 #include "contract/layers.h"
@@ -21,7 +21,7 @@
 
 static constexpr int THREADS = 256;
 static constexpr int ITEMS = 4;                /* lines of a thread in flight together */
-static constexpr int BLOCKS = 4;               /* that a multiprocessor shall have registers for */
+static constexpr int BLOCKS = 4;               /* that fit in a multiprocessor by their registers */
 static constexpr int PAIRS = 256;              /* of one launch: all of them up to D = 512 */
 static constexpr int64_t MOST_HEADS = 1 << 30; /* of one launch */
 
@@ -29,13 +29,13 @@ template <typename A> struct RopeFrequencies {
     A at[PAIRS];
 };
 
-/* Rounded before the cosine sees it: not to be contracted into its first step. */
+/* Rounded to ACC: the compiler must not fuse the product with the first step of the cosine. */
 __device__ inline float angle_of(float pos, float frequency) { return __fmul_rn(pos, frequency); }
 __device__ inline double angle_of(double pos, double frequency) { return __dmul_rn(pos, frequency); }
 __device__ inline void sine_cosine(float angle, float *s, float *c) { sincosf(angle, s, c); }
 __device__ inline void sine_cosine(double angle, double *s, double *c) { sincos(angle, s, c); }
 
-/* a / b, neither negative. A division of 64 bits costs several times one of 32. */
+/* a / b, both >= 0. A 64-bit division costs several times a 32-bit one. */
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
     if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (unsigned)a / (unsigned)b;
     return a / b;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
             cosines[e] = xt_store<T>(cosine);
             sines[e] = xt_store<T>(inverse ? -sine : sine);
         }
-        __syncthreads(); /* the table is there */
+        __syncthreads(); /* the table is complete */
         row = my_row;
         head = my_head;
         T *to = out + start_row * out_row + (first + piece);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
             head += step_heads;
             if (head >= heads) head -= heads, row++;
         }
-        __syncthreads(); /* and may be overwritten */
+        __syncthreads(); /* every thread has read the table: the next tile may overwrite it */
     }
 }
 

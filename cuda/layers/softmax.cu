@@ -7,14 +7,14 @@
  *
  *   - tiny, short   8 or 32 neighbouring threads hold a row in registers, in ACC: up to 32 elements a thread
  *   - middle        a block holds a row in registers: up to 1024 threads x 32 elements (float64 16; the backward half)
- *   - long          more columns than that and many rows: a block reads its row twice (the forward keeps a running maximum and
- *                   rescales its sum, Milakov & Gimelshein 2018); the second time much of it comes from L2
- *   - split         the same with few rows: each row is cut into at most 512 pieces; one launch leaves (m, sum) of every piece,
- *                   the next joins those of its row and writes
+ *   - long          more columns and many rows: a block reads its row twice, the second time much of it from L2. The forward keeps
+ *     a running maximum and rescales its sum (Milakov & Gimelshein 2018)
+ *   - split         more columns and few rows: each row is cut into at most 512 pieces. One launch writes (m, sum) of every piece,
+ *                   the next joins the pieces of its row and writes the result
  *
- * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow (float64: 8).
- * Sums in ACC, in a tree that cols and the plan fix; so a long row has other bits among few rows than among many. A row with NaN or
- * +Inf, or of nothing but -Inf, comes out as NaN, as on the CPU.
+ * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow (float64:
+ * 8). Sums are in ACC, in a tree that depends on cols and the plan: a long row among few rows has other bits than among many. A row
+ * with NaN or +Inf, or of -Inf only, gives NaN, as on the CPU.
  */
 #include "common/cuda.cuh"
 #include "contract/layers.h"
@@ -25,14 +25,14 @@ enum {
     WARP_THREADS = 256,
     LONG_THREADS = 1024,
     SPLIT_THREADS = 256,
-    LONG_ROWS = 128, /* rows from which a block takes a whole long row */
+    LONG_ROWS = 128, /* with so many rows, a block has a whole long row */
     MOST_PIECES = 512,
     PIECE = 8192, /* columns of a piece at least; a multiple of STRIP */
     STRIP = 2048, /* pieces are multiples of it, hence of 16 bytes */
     AHEAD = 4,    /* loads in flight per thread where a row does not fit in registers */
 };
 
-/* Elements of a row that a thread holds at most: 32 registers of them. */
+/* Most elements of a row that a thread holds: 32 registers. */
 template <typename T> constexpr int HELD = sizeof(XtAcc<T>) == 8 ? 16 : 32;
 
 template <typename A> __device__ inline A no_value(void) { return -(A)INFINITY; }
@@ -60,7 +60,7 @@ template <typename T, int N> __device__ inline void store(T *out, const XtAcc<T>
     }
 }
 
-/* Sum of v[COUNT] in a tree; v is used up. */
+/* Sum of v[COUNT] in a tree; overwrites v. */
 template <int COUNT, typename A> __device__ inline A sum_of(A *v) {
     if constexpr (COUNT == 1) {
         return v[0];
@@ -73,8 +73,8 @@ template <int COUNT, typename A> __device__ inline A sum_of(A *v) {
 
 /* ---- rows in registers ------------------------------------------------------------------------------------------------------- */
 
-/* A row by LANES threads, or by the whole block when LANES is 0; element e of vector k of a thread is column
- * (k * threads + lane) * N + e. Columns past the end count as -inf. */
+/* One row by LANES threads, or by the whole block if LANES is 0. Element e of vector k of a thread is column (k * threads +
+ * lane) * N + e. Columns past the end count as -inf. */
 template <typename T, int N, int K, int LANES>
 __device__ inline void forward_row(T *out, const T *x, int64_t cols, int lane, int threads, bool here) { // out, x [cols]
     typedef XtAcc<T> A;
@@ -142,7 +142,7 @@ __device__ inline void backward_row(T *dx, const T *dy, const T *p, int64_t cols
     }
 }
 
-/* 32 / LANES rows a warp. A row past the end is computed from nothing and not written. */
+/* 32 / LANES rows a warp. The lanes of a row past the end compute with -inf and write nothing. */
 template <typename T, int N, int K, int LANES>
 __global__ void __launch_bounds__(WARP_THREADS)
     softmax_fwd_warp_kernel(T *out, const T *x, int64_t rows, int64_t cols) { // out, x [rows, cols]
@@ -183,17 +183,18 @@ template <typename A> struct SoftmaxPart {
     A max, sum;
 };
 
-/* What is subtracted before exp: -inf - -inf would be NaN for a part that is nothing but -inf, where the rest of the row is not. */
+/* The number to subtract before exp: 0 for a part of -inf only, because -inf - -inf is NaN and the rest of the row may be
+ * finite. */
 template <typename A> __device__ inline A shift_of(A max) { return max == no_value<A>() ? 0 : max; }
 
-/* All threads of the block get the join of their parts. A NaN stays in the sum. */
+/* Joins the parts of a block's threads; every thread gets the result. A NaN stays in the sum. */
 template <typename T> __device__ inline SoftmaxPart<XtAcc<T>> join_block(SoftmaxPart<XtAcc<T>> part) {
     typedef XtAcc<T> A;
     const A max = xt_block_reduce(part.max, no_value<A>(), XtMax());
     return {max, xt_block_sum(part.sum * xt_exp_for<T>(part.max - shift_of(max)))};
 }
 
-/* Of x[n], by the threads of a block. */
+/* The part of x[n], by the threads of a block. */
 template <typename T, int N> __device__ inline SoftmaxPart<XtAcc<T>> forward_part(const T *x, int64_t n) {
     typedef XtAcc<T> A;
     constexpr int K = N == 1 ? 2 * AHEAD : AHEAD;
@@ -214,7 +215,7 @@ template <typename T, int N> __device__ inline SoftmaxPart<XtAcc<T>> forward_par
         for (int k = 0; k < K; k++)
 #pragma unroll
             for (int e = 0; e < N; e++) part[k % 4] += xt_exp_for<T>(v[k * N + e] - shift);
-        s.sum = s.sum * xt_exp_for<T>(s.max - shift) + sum_of<4>(part); /* before the first, 0 * 0 */
+        s.sum = s.sum * xt_exp_for<T>(s.max - shift) + sum_of<4>(part); /* 0 * 0 the first time */
         s.max = max;
     }
     return join_block<T>(s);
@@ -371,7 +372,7 @@ static int64_t piece_of(int64_t cols) {
 /* Whole warps that hold `cols` elements, `each` a thread. */
 static unsigned threads_for(int64_t cols, int each) { return (unsigned)xt_divide_up(xt_divide_up(cols, each), 32) * 32; }
 
-/* Elements an access where alignment allows: 16 bytes; of float64 one, which is 256 bytes a warp and spares a set of kernels. */
+/* Elements an access if aligned: 16 bytes. float64 takes one: a warp still reads 256 bytes, and the kernels for N = 1 serve. */
 template <typename T> constexpr int WIDE = sizeof(T) == 8 ? 1 : XT_WIDTH<T>;
 
 /* N elements an access: WIDE<T> or 1. */
@@ -391,7 +392,7 @@ template <typename T, int N> static XtStatus forward(const XtSoftmaxFwd *p) {
                   cols);
     } else if (cols <= 512 * H) {
         xt_launch(softmax_fwd_block_kernel<T, N, H / 2 / N>, xt_blocks(rows, 1), threads_for(cols, H / 2), 0, out, x, rows, cols);
-    } else if (N > 1 && cols <= 1024 * H) { /* 32 single elements a thread would need more registers than there are */
+    } else if (N > 1 && cols <= 1024 * H) { /* for N = 1, 32 elements a thread would need too many registers */
         xt_launch(softmax_fwd_block_kernel<T, N, FULL>, xt_blocks(rows, 1), threads_for(cols, H), 0, out, x, rows, cols);
     } else if (rows >= LONG_ROWS) {
         xt_launch(softmax_fwd_long_kernel<T, N>, xt_blocks(rows, 1), LONG_THREADS, 0, out, x, rows, cols);

@@ -5,10 +5,10 @@
  *
  * gate, up, dgate, dup [rows, cols] with rows ld_in apart (two tensors, or the halves of one); out and dy [rows, cols] dense.
  *
- * Plan: a thread takes two pieces of 16 bytes of a row, 256 pieces apart, and loads both before it computes. Without gaps between
- * the rows everything is one long row, so that only its last piece may be short. Unaligned views: one element a piece.
- * Moved: 3 elements read or written per output forward, 5 backward; at 2 bytes each the exponential and the division have to be
- * cheap (below). Every output depends on its own inputs alone; all of them are read before they are overwritten.
+ * Plan: a thread has two 16-byte pieces of a row, 256 pieces apart, and loads both before it computes. Without gaps between the
+ * rows all of them are one long row, and only its last piece may be short. Unaligned views: one element a piece. Moved: 3 elements
+ * read or written per output forward, 5 backward; at 2 bytes each the exponential and the division must be cheap (below). An output
+ * depends on its own inputs alone, which are read before they are overwritten.
  */
 #include "common/cuda.cuh"
 #include "contract/layers.h"
@@ -16,9 +16,9 @@
 static constexpr int THREADS = 256;
 static constexpr int PIECES = 2; /* of one thread, in flight together */
 
-/* a / b for b = 1 + exp(-g), to the precision that the dtype can show. Of 16 bits: __fdividef is off by 2 ulp, and together with
- * xt_exp_for that is a twentieth of the rounding of float16, 2.4e-4, the finer of the two. Where b is above 2^126, __fdividef gives
- * 0: |g| is below 89 then and the quotient below 1.1e-36. b = Inf gives 0 and Inf / Inf NaN in both. */
+/* a / b for b = 1 + exp(-g), to the precision that T can show. 16-bit types use __fdividef: its error of 2 ulp and that of
+ * xt_exp_for together are a twentieth of float16's rounding, 2.4e-4. For b above 2^126, __fdividef gives 0; |g| is below 89 then
+ * and the quotient below 1.1e-36. b = Inf gives 0 and Inf / Inf gives NaN, as a plain division does. */
 template <typename T> __device__ inline XtAcc<T> quotient(XtAcc<T> a, XtAcc<T> b) {
     if constexpr (sizeof(T) == 2) return __fdividef(a, b);
     else return a / b;
