@@ -5,8 +5,8 @@
  * piece is not unrolled for long functions (sines, and all of float64, where a piece has two elements): their code would be as
  * large as all the rest. Bytes moved: each operand once. 16-bit floats compute in float.
  *
- * Index arithmetic and the switch take longer than memory gives a dense 16-bit element. So the activations of dense 16-bit tensors
- * have kernels of their own, in which a thread loads DENSE_PIECES pieces, a block apart, before it uses the first.
+ * For a dense 16-bit element, index arithmetic and the switch would take longer than memory does. So the activations of dense
+ * 16-bit tensors have a kernel of their own, in which a thread loads DENSE_PIECES pieces, a block apart, before it uses the first.
  */
 #include "common/strided.cuh"
 #include "contract/elementwise.h"

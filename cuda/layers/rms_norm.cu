@@ -8,9 +8,8 @@
  * it, so every element is read once and written once: 2 elements moved forward, 3 backward. Three plans, by the number of 16-byte
  * pieces in a row:
  *
- *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane. V is
- *     three
- *              where that leaves no lane idle, as for 384 and 768 columns, and two for 128 columns of 16 bits. A block of 256
+ *     narrow   up to 128 pieces (QK-norm; cols <= 1024 in bfloat16): 1 to 32 lanes of a warp share a row, V pieces a lane. V is 3
+ *              where that leaves no lane idle, as for 384 and 768 columns, and 2 for 128 columns of 16 bits. A block of 256
  *              threads has 8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
  *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has one row at a time, V pieces a thread.
  *     long     all other rows, also unaligned ones: a block reads a row twice, the second time from the cache.

@@ -7,8 +7,8 @@
  * Plan: a line is the D elements of one head of one row. A block has a tile of consecutive lines, which are close in memory. A
  * thread has 16 bytes of a (8 pairs in bfloat16) and the matching 16 bytes of b of ITEMS lines. It loads them all while the block
  * computes the cosines and sines of the tile's rows, each once, in shared memory. There are many more tiles than resident blocks,
- * so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines). Moved: every element once in and once
- * out; one launch, no scratch memory, no table in global memory.
+ * so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines).
+ * Moved: every element once in and once out; one launch, no scratch memory, no table in global memory.
  *
  * The host computes the frequencies theta^(-2i/D) with the calls of the CPU kernel and passes them as a kernel argument. They must
  * be the same bits: at position 1e6 one ulp of a frequency is 0.06 in the angle. Positions and angles are rounded to ACC, as on the

@@ -7,13 +7,13 @@
  *
  *   - tiny, short   8 or 32 neighbouring threads hold a row in registers, in ACC: up to 32 elements a thread
  *   - middle        a block holds a row in registers: up to 1024 threads x 32 elements (float64 16; the backward half)
- *   - long          more columns and many rows: a block reads its row twice, the second time much of it from L2. The forward keeps
- *     a running maximum and rescales its sum (Milakov & Gimelshein 2018)
+ *   - long          more columns and many rows: a block reads its row twice, the second time much of it from L2. The forward
+ *                   keeps a running maximum and rescales its sum (Milakov & Gimelshein 2018)
  *   - split         more columns and few rows: each row is cut into at most 512 pieces. One launch writes (m, sum) of every piece,
  *                   the next joins the pieces of its row and writes the result
  *
- * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access where cols and pointers allow (float64:
- * 8). Sums are in ACC, in a tree that depends on cols and the plan: a long row among few rows has other bits than among many. A row
+ * Bytes moved: the inputs once (long, split: twice), the output once. 16 bytes an access if cols and pointers allow (float64: 8).
+ * Sums are in ACC, in a tree that depends on cols and the plan: a long row among few rows has other bits than among many. A row
  * with NaN or +Inf, or of -Inf only, gives NaN, as on the CPU.
  */
 #include "common/cuda.cuh"

@@ -1,14 +1,15 @@
-/* mhc_post.cu - the way back into the streams of hyper-connections (Xie et al. 2025, https://arxiv.org/abs/2512.24880).
+/* mhc_post.cu - writes a layer's output back to the streams of hyper-connections (Xie et al. 2025,
+ * https://arxiv.org/abs/2512.24880).
  *
  *     forward    out_i = sum_j M_ij x_j + h_i y
  *     backward   dx_j = sum_i M_ij g_i (+ dx_add_j),   dy = sum_i h_i g_i,   dh_i = g_i . y,   dM_ij = g_i . x_j,   g = dout
  *
  * x, out, g, dx [T, n, C], y, dy [T, C] of one dtype; h [T, n], M [T, n, n] of ACC.
  *
- * A thread has a piece of 16 bytes of the channels of a token, in all streams: every element is read once and written once, (2n + 1) C
- * elements a token forward, (2n + 2) C backward without dx and (3n + 2) C with it. Coefficients come through the L1 cache, one
- * address for all threads of a token. The n^2 + n sums of the backward stay in registers along the row; a warp adds them up in 31
- * exchanges for each 32, then the warps of the block in order: a fixed tree. Where rows are not aligned a piece is one element.
+ * A thread has 16 bytes of the channels of a token, in all streams: every element is read once and written once, (2n + 1) C
+ * elements a token forward, (2n + 2) C backward without dx and (3n + 2) C with it. All threads of a token read the same
+ * coefficients, through the L1 cache. Along a row, the n^2 + n sums of the backward stay in registers. Then a warp adds up 32 of
+ * them with 31 exchanges, and the warps of the block follow in order: a fixed tree. Unaligned rows: one element a thread.
  */
 #include "contract/mhc.h"
 #include "mhc.cuh"

@@ -1,4 +1,4 @@
-/* mhc_pre.cu - the way out of the streams of hyper-connections (Xie et al. 2025, https://arxiv.org/abs/2512.24880).
+/* mhc_pre.cu - makes a layer's input from the streams of hyper-connections (Xie et al. 2025, https://arxiv.org/abs/2512.24880).
  *
  *     forward    r = (mean v^2 + norm_eps)^-1/2,  u = phi (v gamma),  z = a r u + bias
  *                h_pre = sigmoid(z_pre) + hc_eps,  h_post = 2 sigmoid(z_post),  h_res = z_res,  h_in = sum_j h_pre_j x_j
@@ -7,18 +7,19 @@
  *
  * x, dx, g [T, n, C], v = a token of x as a vector [K], K = n C; phi, dphi [m, K], m = n^2 + 2n; a = alpha by block of rows.
  *
- * forward: mix makes u and sum v^2 of slices of columns, finish adds the slices in order and makes the rest, a block for each token.
- * x is read twice: its rows are too long for a tile of tokens to stay in one multiprocessor. finish goes from the last token to the
- * first, to find the last ones in the L2 cache. (2n + 1) C elements a token. mhc_pre_once.cuh, where it can, does with (n + 1) C,
- * in another order of additions.
+ * Forward, in two launches. mix computes u and sum v^2 of slices of columns. finish, a block for each token, adds the slices in
+ * order and computes the rest. x is read twice, because a multiprocessor cannot hold the rows of a tile of tokens. finish goes from
+ * the last token to the first, since the last ones are still in the L2 cache. (2n + 1) C elements a token. Where mhc_pre_once.cuh
+ * supports the call it moves (n + 1) C, in another order of additions.
  *
- * backward (mhc_pre_bwd.cuh has dx and S of the case that matters): deltas makes dh_in . x_j, du and kappa of 16 tokens a block,
- * (n + 1) C elements a token; dx and S read x once more, with dh_in and g, and write dx, (3n + 1) C; the end adds the slices of S in
- * order, which gives dphi and dgamma, and the sums of blocks of 16 tokens, which gives dbias and dalpha.
+ * Backward, in three steps. deltas computes dh_in . x_j, du and kappa of 16 tokens a block, (n + 1) C elements a token. dx and S
+ * read x once more, with dh_in and g, and write dx, (3n + 1) C. sums adds the slices of S in order, which gives dphi and dgamma,
+ * and the sums of the blocks of 16 tokens, which gives dbias and dalpha.
  *
- * The products with phi run on tensor cores in the case that matters (mhc_pre.cuh: bfloat16, n = 2 or 4, aligned rows) and as plain
- * loops in all others, dx and S apart. No atomics. How tokens and columns are cut into slices depends on the sizes alone: same bits on
- * every device that takes the same of these ways (mhc_pre_once.cuh needs all its blocks at work at once).
+ * bfloat16 with n = 2 or 4 and aligned rows uses tensor cores for the products with phi (mhc_pre.cuh, mhc_pre_bwd.cuh). All other
+ * cases are plain loops, with a launch for dx and one for S. No atomics. The slices of tokens and columns depend on the sizes
+ * alone. So devices that choose the same of these ways get the same bits; the choice depends on the compute capability, and
+ * mhc_pre_once.cuh also needs room for all its blocks at once.
  */
 #include "contract/mhc.h"
 #include "mhc_pre_bwd.cuh"
@@ -29,12 +30,12 @@
 static constexpr int THREADS = 256;
 static constexpr int64_t BLOCKS = 4 * XT_PLAN_MULTIPROCESSORS;
 
-/* ---- forward ------------------------------------------------------------------------------------------------------------------- */
+/* ---- forward ---------------------------------------------------------------------------------------------------------------- */
 
 static constexpr int CHUNK = 256; /* columns of a tile that are in shared memory */
 
-/* part [gridDim.y][tokens][stride]: u [m], then at stride - 2 the sum of squares. Block (TOKENS tokens, slice of `each` columns); warp w
- * has the rows w, w + 8, .. of phi, ROWS at most. */
+/* part [gridDim.y][tokens][stride]: u [m], then at stride - 2 the sum of squares. Block (TOKENS tokens, slice of `each`
+ * columns). Warp w has rows w, w + 8, .. of phi, at most ROWS. */
 template <typename T, int ROWS, int TOKENS>
 __global__ void __launch_bounds__(THREADS)
     mhc_pre_mix_kernel(XtAcc<T> *part, const T *x, const XtAcc<T> *phi, const XtAcc<T> *gamma, int64_t tokens, int m, int64_t k,
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t back = blockIdx.x; back < tokens; back += gridDim.x) {
         int64_t t = tokens - 1 - back, c = (int64_t)threadIdx.x * N;
         const T *from = x + t * n * cols; /* [n, cols] */
-        XtPiece<T, N> v[S];               /* on their way while the coefficients are made */
+        XtPiece<T, N> v[S];               /* loaded while the coefficients are computed */
 #pragma unroll
         for (int j = 0; j < S; j++)
             if (xt_mhc_stream<S>(j, n) && c < cols) v[j] = xt_read<T, N>(from + j * cols + c);
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- backward: what every token gives -------------------------------------------------------------------------------------------- */
+/* ---- backward: what every token gives --------------------------------------------------------------------------------------- */
 
 template <typename T> struct Deltas {
     using A = XtAcc<T>;
@@ -150,10 +151,10 @@ template <typename T> struct Deltas {
     const A *m_res;                                                /* or NULL */
     A *sums;                                                       /* [blocks of 16 tokens][2 m]: delta, then delta q */
     A *du, *kappa;                                                 /* [T, m] and [T], or NULL */
-    char *records;                                                 /* and, instead of them, mhc_pre_bwd.cuh's */
+    char *records;                                                 /* or, in place of du and kappa, those of mhc_pre_bwd.cuh */
 };
 
-/* Of a block; 16 warps, a token each, where the registers allow two such blocks. */
+/* Threads of a block: 16 warps, a token each, if a multiprocessor has registers for two such blocks. */
 template <typename T, int N, int S> static constexpr int DELTAS = sizeof(T) == 2 && N == 8 && S == 4 ? 512 : THREADS;
 
 template <typename T, int N, int S>
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
                 value = block == 0   ? dots[token][row]
                         : block == 1 ? 2 * d.dh_post[t * n + row - n]
                                      : d.dh_res[t * n * n + row - 2 * n];
-                if (block < 2) { /* s (1 - s) from z: from s it would lose the digits of 1 - s where s is almost 1 */
+                if (block < 2) { /* s (1 - s) from z: where s is almost 1, 1 - s would lose digits */
                     A z = d.alpha[block] * (r * u) + d.bias[row], e = exp(z < 0 ? z : -z);
                     value *= e / ((1 + e) * (1 + e));
                 }
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
             dot[token][row] = dq * u;
         }
         __syncthreads();
-        /* Two kinds of sums over the tokens in order, and kappa of each token, by threads of their own. */
+        /* Some threads add two sums over the tokens in order, others compute kappa of each token. */
         if ((int)threadIdx.x < 2 * m) {
             const A *from = (int)threadIdx.x < m ? &delta[0][threadIdx.x] : &with_q[0][threadIdx.x - m];
             A sum = 0;
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(DELTAS<T, N, S>, DELTAS<T, N, S> == 512 ? 2 : 
     }
 }
 
-/* ---- backward: dx and S in plain loops ------------------------------------------------------------------------------------------- */
+/* ---- backward: dx and S in plain loops -------------------------------------------------------------------------------------- */
 
 template <typename T> struct Gradients {
     using A = XtAcc<T>;
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(THREADS) mhc_pre_dx_kernel(const Gradients<T> 
     }
 }
 
-static constexpr int S_ROWS = 24, S_TOKENS = 32; /* rows of S that a thread has; tokens whose du is in shared memory */
+static constexpr int S_ROWS = 24, S_TOKENS = 32; /* rows of S of a thread; tokens whose du is in shared memory at once */
 
 /* share [gridDim.z][m][k]. Block (256 columns, S_ROWS rows, slice of `each` tokens). */
 template <typename T>
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(THREADS)
         if (row + r < m) share[((int64_t)blockIdx.z * m + row + r) * k + col] = s[r];
 }
 
-/* ---- backward: sums over slices -------------------------------------------------------------------------------------------------- */
+/* ---- backward: sums over slices --------------------------------------------------------------------------------------------- */
 
 template <typename A> struct Sums {
     A *dphi, *dgamma, *dalpha, *dbias;   /* each may be NULL */
@@ -334,8 +335,8 @@ template <typename A> struct Sums {
     int n;
 };
 
-/* Block 0 makes dbias and dalpha: a warp has every 8th of the blocks of tokens; block b > 0 makes 32 columns of dphi and dgamma, a
- * warp for every 8th row. */
+/* Block 0 computes dbias and dalpha; a warp has every 8th block of tokens. Block b > 0 computes 32 columns of dphi and dgamma; a
+ * warp has every 8th row. */
 template <typename A> __global__ void __launch_bounds__(THREADS) mhc_pre_sums_kernel(const Sums<A> p) {
     __shared__ A of[THREADS / 32][2 * XT_MHC_ROWS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = p.n, m = n * n + 2 * n;
@@ -382,10 +383,10 @@ template <typename A> __global__ void __launch_bounds__(THREADS) mhc_pre_sums_ke
     }
 }
 
-/* ---- slots ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- slots ------------------------------------------------------------------------------------------------------------------ */
 
 static int rows_of(int64_t n) { return (int)(n * n + 2 * n); }
-/* Slices so that `tiles` of them make BLOCKS blocks, of `least` of the `items` at least; *each of them in a slice. */
+/* How many slices of `items` make about `blocks` blocks with `tiles` tiles; a slice has *each items, at least `least`. */
 static int64_t slices_of(int64_t items, int64_t tiles, int64_t least, int64_t blocks, int64_t *each) {
     int64_t count = blocks / tiles, most = items / least;
     if (count > most) count = most;
@@ -397,7 +398,7 @@ static bool by_mma(XtDtype dtype, int64_t streams) {
     return dtype == XT_BFLOAT16 && (streams == 2 || streams == 4) && xt_compute_capability() >= 80;
 }
 
-/* part of the whole of x: returns the slices it is in. */
+/* Computes part of all of x; *slices: how many there are. */
 template <int MT, int PARTS> static XtStatus mix_mma(const XtMhcPreFwd *p, XtScratch *part, int64_t *slices) {
     int64_t k = p->streams * p->cols, steps = xt_divide_up(k, 32), tiles = xt_divide_up(p->tokens, MIX_TOKENS), each;
     XtScratch frag;
@@ -463,7 +464,7 @@ XtStatus xt_cuda_mhc_pre_bwd(const XtMhcPreBwd *p) {
         int64_t n = p->streams, m = rows_of(n), k = n * p->cols, groups = xt_divide_up(p->tokens, GROUP), slices = 0, each = 0;
         bool whole = xt_aligned<T>(p->cols, p->cols, p->x, p->dh_in), with_s = p->dphi || p->dgamma;
         bool mma = by_mma(p->dtype, n) && whole && xt_aligned<T>(p->cols, p->cols, p->dx, p->dout, p->dx_add);
-        XtScratch tokens, shares; /* what tokens give: sums, then du and kappa or the records of groups */
+        XtScratch tokens, shares; /* tokens: sums, then du and kappa, or the records of groups */
         if (p->tokens > 0) {
             if (mma) slices = dx_slices(groups, p->cols);
             else

@@ -6,9 +6,9 @@
  * v has 8 significant bits, phi and du have 24. Phi and du are cut into PARTS bfloat16 numbers by truncation: 3 hold every bit, 2
  * hold more than tf32 does. A product of two cut numbers omits the pairs of parts below the last bit kept. m = 8 MT rows: 8 or 24.
  *
- * mma.sync leaves open which token, row or column is the i-th, as long as the operands agree. Here lane 4 g + t owns 16 bytes of x as
- * they lie in memory, columns 8 t .. of rows g and g + 8, and fragments of phi are laid out to match, so that x does not go through
- * shared memory. 4 warps with 64 tokens each share a slice of phi through the L1 cache, which x bypasses.
+ * The rows and columns of an mma may stand for any tokens and columns, as long as the operands agree. Here lane 4 g + t has 16
+ * bytes of x as they lie in memory, columns 8 t .. of rows g and g + 8, and the fragments of phi are laid out to match: x needs no
+ * shared memory. 4 warps with 64 tokens each share a slice of phi in the L1 cache, which x bypasses.
  */
 #ifndef XT_MHC_PRE_CUH
 #define XT_MHC_PRE_CUH
@@ -18,14 +18,14 @@
 
 static constexpr int MIX_TOKENS = 256; /* of a block; 64 of a warp */
 
-/* Leaves the L1 cache to phi. */
+/* x bypasses the L1 cache, which is for phi. */
 __device__ inline XtPiece<XtBf16, 8> read_once(const XtBf16 *p) {
     XtPiece<XtBf16, 8> piece;
     xt_read_once(piece.word, p);
     return piece;
 }
 
-/* Parts of two numbers, side by side: low in the low half. A number that is not finite is its first part. */
+/* Cuts two numbers into parts: those of `low` are in the low halves. A number that is not finite is its own first part. */
 template <int PARTS> __device__ inline void cut(uint32_t (&part)[PARTS], float low, float high) {
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
@@ -38,9 +38,10 @@ template <int PARTS> __device__ inline void cut(uint32_t (&part)[PARTS], float l
     }
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------------------- */
+/* ---- forward ---------------------------------------------------------------------------------------------------------------- */
 
-/* frag [steps][PARTS][MT][32 lanes]: a lane's 8 columns 32 step + 8 t .. of row 8 nt + g of phi gamma; zeros beyond K. */
+/* frag [steps][PARTS][MT][32 lanes]: lane 4 g + t has the 8 columns 32 step + 8 t .. of row 8 nt + g of phi gamma; zeros beyond
+ * K. */
 template <int MT, int PARTS>
 __global__ void __launch_bounds__(256)
     mhc_pre_cut_kernel(uint4 *frag, const float *phi, const float *gamma, int64_t k, int64_t steps) {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(128, 2) mhc_pre_mix_mma_kernel(float *part, co
     if (first >= tokens) return;
     int64_t step = blockIdx.y * each, end = step + each < steps ? step + each : steps;
     float u[4][MT][4] = {}, squares[4][2] = {};
-    XtPiece<XtBf16, 8> v[4][2], next[4][2], after[4][2]; /* two steps are on their way */
+    XtPiece<XtBf16, 8> v[4][2], next[4][2], after[4][2]; /* the loads of two steps are in flight */
     auto load = [&](XtPiece<XtBf16, 8>(&to)[4][2], int64_t s) {
         int64_t col = s * 32 + 8 * t;
 #pragma unroll
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(128, 2) mhc_pre_mix_mma_kernel(float *part, co
 #pragma unroll
         for (int i = 0; i < PARTS * MT; i++) phi[i / MT][i % MT] = b[i * 32];
 #pragma unroll
-        for (int p = PARTS - 1; p >= 0; p--) { /* a sum is used again after all others */
+        for (int p = PARTS - 1; p >= 0; p--) { /* the order of products leaves most time between two uses of a sum */
 #pragma unroll
             for (int i = 0; i < 4 * MT; i++)
                 xt_mma_16<XtBf16>(u[i % 4][i / 4], v[i % 4][0].word[0], v[i % 4][1].word[0], v[i % 4][0].word[1],

@@ -1,26 +1,26 @@
 /* mhc_pre_bwd.cuh - dx and S of mhc_pre.cu on tensor cores: bfloat16 streams, n = 2 or 4, rows in whole pieces of 16 bytes.
  *
- *     w_t = phi^T du_t,   dx_j = gamma w + kappa x_j + h_pre_j dh_in (+ sum_i M_ij dout_i) (+ more_j)            -> dx [T, n, C]
- *     S = sum_t du_t v_t^T, in slices of the tokens                                                             -> share [slices, m, K]
+ *     w_t = phi^T du_t,   dx_j = gamma w + kappa x_j + h_pre_j dh_in (+ sum_i M_ij dout_i) (+ more_j)      -> dx [T, n, C]
+ *     S = sum_t du_t v_t^T, in slices of the tokens                                                       -> share [slices, m, K]
  *
- * Plan. 16 tokens are a group. A block has 16 WARPS channels of all streams and walks over the groups of a slice; what the next
- * STAGES - 1 groups need is on its way to shared memory by cp.async while it computes. A warp has 16 channels of all streams, so that
- * dout and dh_in are read by one warp only. Its part of phi and its part of S stay in registers from the first group to the last.
+ * Plan. 16 tokens are a group. A block has 16 WARPS channels of all streams and walks over the groups of a slice. While it computes
+ * one group, cp.async loads the next STAGES - 1 groups to shared memory. A warp has 16 channels of all streams, so only one warp
+ * reads those channels of dout and dh_in. Its parts of phi and of S stay in registers from the first group to the last.
  *
- *     w    d [16 tokens, 8 channels] = a [16 tokens, rows] b [rows, 8 channels]. Columns 2 t, 2 t + 1 of the two tiles of 16 channels
- *          stand for channels 4 t .. 4 t + 3: lane 4 g + t has 8 bytes side by side of tokens g and g + 8, of w, x, dh_in, dout and dx.
+ *     w    d [16 tokens, 8 channels] = a [16 tokens, rows] b [rows, 8 channels]. Columns 2 t, 2 t + 1 of the two tiles stand for
+ *          channels 4 t .. 4 t + 3: lane 4 g + t has 8 adjacent bytes of tokens g and g + 8, of w, x, dh_in, dout and dx.
  *     S    d [16 channels, 8 rows] += a [16 channels, 16 tokens] b [16 tokens, 8 rows], a by ldmatrix.trans from the tile of x.
  *
  * Precision. v has 8 significant bits, phi and du have 24. S takes 3 bfloat16 parts of du, which hold every bit. w takes 2 float16
- * parts of phi and of du, rounded to nearest, which hold 22 bits, and leaves the product of the two small ones out. So that they lie
- * in the range of float16, du is scaled by a power of two for each token and phi gamma by one for the 16 channels of a warp, to
- * largest values in [2^13, 2^15). The error is at most 3 2^-22 of the sum of |phi du| if every factor is at least 2^-16 of the
- * largest of its token or warp. Smaller factors add at most 2^-37 of the product of the two largest for each row.
+ * parts of phi and of du, rounded to nearest, which hold 22 bits, and omits the product of the two small parts. To fit the range of
+ * float16, du is scaled by a power of two for each token, and phi gamma by one for the 16 channels of a warp: the largest value
+ * comes to [2^13, 2^15). The error is at most 3 2^-22 of the sum of |phi du| if every factor is at least 2^-16 of the largest of
+ * its token or warp. Smaller factors add at most 2^-37 of the product of the two largest for each row.
  *
  * All else that a block needs of a group's tokens is in a record (below), in the order of the lanes that read it.
  *
- * Shared memory: a row of a tile is 2 WARPS chunks of 16 bytes, chunk c of token i in place c ^ (2 (i % 4) + i / 4 % 2). 4 tokens' two
- * chunks (reading 8 bytes a lane) and 8 tokens' same chunk (ldmatrix) each fill the 32 banks once.
+ * Shared memory: a row of a tile is 2 WARPS chunks of 16 bytes, chunk c of token i at place c ^ (2 (i % 4) + i / 4 % 2). Both ways
+ * of reading use each of the 32 banks once: two chunks of 4 tokens (8 bytes a lane), and the same chunk of 8 tokens (ldmatrix).
  *
  * Bytes: (2 n + 1) C elements a token, and n C with each of dout and more; the records once for each block of channels, from the
  * L2 cache; phi and share once for each slice. Deterministic: S adds tokens in an order that T and C decide, then slices in order.
@@ -39,17 +39,18 @@ static constexpr int GROUP = 16; /* tokens of a group: the rows of an mma */
 struct Scale {
     float by, root;
 };
-/* What brings `most` >= 0 into [2^13, 2^15), or as near as by = 2^126 does; 1 for 0. */
+/* Scales `most` >= 0 into [2^13, 2^15), or as near as 2^126 can; the scale of 0 is 1. */
 __device__ inline Scale scale_to_half(float most) {
     int power = (127 + 14 - (int)(__float_as_uint(most) >> 23)) & ~1; /* even, -114 at least */
     if (power > 126) power = 126;
     if (!(most > 0)) power = 0;
     return {__uint_as_float((uint32_t)(127 + power) << 23), __uint_as_float((uint32_t)(127 - power / 2) << 23)};
 }
-/* The largest absolute value that is finite, so far. */
+/* The larger of `most` and |v|, if v is finite. */
 __device__ inline float finite_max(float most, float v) { return fabsf(v) < INFINITY ? fmaxf(most, fabsf(v)) : most; }
 
-/* The 2 float16 parts of two numbers below 2^15, side by side: low in the low half. A number that is not finite is its first part. */
+/* Cuts two numbers below 2^15 into 2 float16 parts: those of `low` are in the low halves. A number that is not finite is its own
+ * first part. */
 __device__ inline void cut_half(uint32_t (&part)[2], float low, float high) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -60,9 +61,10 @@ __device__ inline void cut_half(uint32_t (&part)[2], float low, float high) {
     }
 }
 
-/* The record of a group of 16 tokens: bytes and beginnings of its five arrays; mt = m / 8, PARTS of du for S. lane = 4 g + t.
- *     for_w   uint4  [mt][32]         scaled du of tokens g, g + 8, rows 8 u + 2 t, + 1, as operands of mma lie in registers: of units
- *                                     u = 0 and 1 the first parts, then the second parts; of the last unit the first, second parts
+/* The record of a group of 16 tokens: its size and the offsets of its five arrays, in bytes. mt = m / 8, PARTS of du for S,
+ * lane = 4 g + t.
+ *     for_w   uint4  [mt][32]         scaled du of tokens g, g + 8, rows 8 u + 2 t, + 1, in the order of mma operands: of units 0
+ *                                     and 1 the first parts, then the second parts; of the last unit the first, second parts
  *     for_s   uint2  [PARTS][mt][32]  row 8 u + g of tokens 2 t, 2 t + 1 (x) and 2 t + 8, 2 t + 9 (y)
  *     mixing  float4 [n][16]          M_0j .. M_n-1,j
  *     rest    float2 [n][16]          h_pre_j, kappa
@@ -74,10 +76,10 @@ template <int PARTS> struct Record {
     __host__ __device__ static constexpr int scale(int n) { return rest(n) + n * GROUP * 8; }
     __host__ __device__ static constexpr int bytes(int n) { return scale(n) + GROUP * 4; }
 };
-static constexpr int S_PARTS = 3; /* with tf32, too: 2 would be a sixth of the products less, but loading is what takes the time */
+static constexpr int S_PARTS = 3; /* also with tf32: 2 would save a sixth of the products, but loads limit the kernel */
 
-/* By all threads of a block. du [GROUP][stride], kappa and scale [GROUP] (those of du) in shared memory; h_pre [tokens, n], m_res
- * [tokens, n, n] or NULL. */
+/* All threads of a block call it. du [GROUP][stride], kappa and the scale of du [GROUP] are in shared memory; h_pre [tokens, n],
+ * m_res [tokens, n, n] or NULL. */
 template <int PARTS>
 __device__ inline void write_record(char *record, const float *du, int stride, const float *kappa, const Scale *scale,
                                     const float *h_pre, const float *m_res, int64_t first, int64_t tokens, int n) {
@@ -157,14 +159,14 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
     /* A thread loads the same chunk of every tile. */
     int row = threadIdx.x / WIDE, chunk = threadIdx.x % WIDE, place = row * WIDE + (chunk ^ twist(row));
     int coming = group, free = 0;        /* the group to load, and its stage */
-    int column = (int)begin + chunk * 8; /* phi alone would be larger than any memory if this were not an int */
+    int column = (int)begin + chunk * 8; /* fits an int: a larger phi would fit no memory */
     bool there = column < p.cols;
     int64_t in_dh = ((int64_t)coming * GROUP + row) * p.cols + column, size = p.tokens * p.cols;
     auto load = [&]() {
         if (coming < 0) return;
         bool inside = there && in_dh < size;
         size_t zeros = inside ? 0 : 16;
-        int64_t at = inside ? S * in_dh - (S - 1) * column : 0; /* where there is nothing, the first is not read, but could be */
+        int64_t at = inside ? S * in_dh - (S - 1) * column : 0; /* outside: any valid address, which is not read */
         uint4 *to = mhc_pre_stages + free * P::STAGE;
 #pragma unroll
         for (int j = 0; j < S; j++) __pipeline_memcpy_async(to + j * P::TILE + place, p.x + at + j * p.cols, 16, zeros);
@@ -190,8 +192,8 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
         __pipeline_commit();
     }
 
-    /* phi gamma, scaled: rows 8 u + 2 t, + 1 of channel 4 (g / 2) + 2 h + g % 2 of the warp's 16, beside each other what an mma takes:
-     * the first parts of units u and u + 1, then their second parts; of the last unit its first and second part. */
+    /* phi gamma, scaled: rows 8 u + 2 t, + 1 of channel 4 (g / 2) + 2 h + g % 2 of the warp's 16. The last index has what one
+     * mma takes: the first parts of units u and u + 1, then their second parts; of the last unit its first and second part. */
     uint32_t phi[S][2][MT][2]; /* stream, h */
     float whole[S * 2 * MT][2] = {}, most = 0;
 #pragma unroll
@@ -218,14 +220,14 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
     }
 
     float s[S][MT][4] = {}; /* S: channels g (0, 1) and g + 8 (2, 3) of the warp's 16, rows 8 u + 2 t, + 1 */
-    /* Where this lane's 8 bytes of token g are in a tile, those of g + 8 beyond them; and its row for ldmatrix. */
+    /* Place of this lane's 8 bytes of token g in a tile, distance to those of g + 8, and place of its row for ldmatrix. */
     int own = (g * WIDE + ((2 * warp + t / 2) ^ twist(g))) * 2 + t % 2, beyond = 8 * WIDE * 2;
     int of_matrix = (lane / 16 * 8 + lane % 8) * WIDE + ((2 * warp + lane / 8 % 2) ^ twist(lane % 8));
     bool inside = begin + 16 * warp + 4 * t < p.cols; /* [4] channels of tokens g and g + 8 of the group */
     XtBf16 *dx = p.dx + ((int64_t)group * GROUP + g) * k + begin + 16 * warp + 4 * t;
     for (int now = 0; group >= 0; group -= slices, dx -= S * back, now = now + 1 == STAGES ? 0 : now + 1) {
         __pipeline_wait_prior(STAGES - 2);
-        __syncthreads(); /* the group is there for all, and all are done with the one before it */
+        __syncthreads(); /* the group has arrived for all threads, and all are done with the group before it */
         load();
         __pipeline_commit();
         const uint4 *stage = mhc_pre_stages + now * P::STAGE;
@@ -263,7 +265,8 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
 #pragma unroll
         for (int j = 0; j < S; j++) {
             float w[2][4] = {}; /* channels 4 t + 2 h, + 1 of token g, then of g + 8 */
-            /* Pairs of units of 8 rows and the last unit, whose first part meets both of phi at once: small products first. */
+            /* Pairs of units of 8 rows, then the last unit, whose first part meets both parts of phi in one mma. Small products
+             * come first. */
             static_assert(MT % 2 == 1, "pairs of units, and one");
             const uint4 &end = du[MT - 1];
             auto pairs = [&](int of_du, int of_phi) {
@@ -325,11 +328,11 @@ template <typename P> __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) m
     }
 }
 
-/* The shapes the library runs: 3 blocks of 4 warps with 168 registers a thread and 72 KB each, or as many as there is memory for. */
+/* The shapes that the library runs: 3 blocks of 4 warps with 168 registers a thread and 72 KB each, or as many as fit in memory. */
 template <int S, bool DOUT, bool MORE> using DxDefault = DxShape<S, DOUT, MORE, 4, 3, S == 2 ? 4 : DOUT && MORE ? 2 : 3>;
-static constexpr int64_t DX_BLOCKS = 3 * XT_PLAN_MULTIPROCESSORS; /* at once */
+static constexpr int64_t DX_BLOCKS = 3 * XT_PLAN_MULTIPROCESSORS; /* resident */
 
-/* As many slices as make no more blocks than run at once: each costs a part of share, which is written and read again. */
+/* As many slices as give no more blocks than are resident at once: each slice writes a part of share, which is read again. */
 static int64_t dx_slices(int64_t groups, int64_t cols) {
     int64_t count = DX_BLOCKS / xt_divide_up(cols, DxDefault<4, true, false>::COLS), most = groups / 2;
     if (count > most) count = most;

@@ -32,8 +32,8 @@
 #include "mhc_pre.cuh"
 
 static constexpr int ONCE_TILE = 16;        /* tokens of a tile: the rows of an mma */
-static constexpr int64_t ONCE_TOKENS = 128; /* with fewer, too few groups to be worth the wait between blocks */
-typedef unsigned long long OnceWord;        /* a message: the number low, the iteration + 1 high */
+static constexpr int64_t ONCE_TOKENS = 128; /* with fewer, waiting between blocks costs more than it saves */
+typedef unsigned long long OnceWord;        /* a message: the number in the low half, the iteration + 1 in the high half */
 
 /* S streams. BLOCKS of WARPS warps on a multiprocessor; STAGES tiles in shared memory; C and D this many iterations behind B. */
 template <int S_, int PARTS_, int WARPS_, int BLOCKS_, int STAGES_, int COLLECT_, int LAG_> struct OnceShape {
@@ -41,7 +41,7 @@ template <int S_, int PARTS_, int WARPS_, int BLOCKS_, int STAGES_, int COLLECT_
     static constexpr int MT = (S * S + 2 * S) / 8, M = 8 * MT, THREADS = 32 * WARPS;
     static constexpr int SUMS = ONCE_TILE * (M + 1); /* of a tile: u [16, M], then squares [16] */
     static constexpr int EACH = WARPS / S;           /* warps of a stream */
-    static constexpr int AHEAD = STAGES - 1 - LAG;   /* tiles on their way */
+    static constexpr int AHEAD = STAGES - 1 - LAG;   /* tiles in flight */
     static constexpr int PLACES = LAG + 1;           /* for messages */
     static constexpr int TILE_PIECES = WARPS * ONCE_TILE * 8;
     static constexpr int BYTES = STAGES * TILE_PIECES * 16 + (WARPS * (SUMS + 32) + ONCE_TILE * S + 64) * 4;
@@ -61,13 +61,13 @@ struct Once {
     float norm_eps, hc_eps;
 };
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------------ */
+/* ---- messages --------------------------------------------------------------------------------------------------------------- */
 
 __device__ inline OnceWord once_word(float value, unsigned sent) { return (OnceWord)sent << 32 | __float_as_uint(value); }
 __device__ inline unsigned once_sent(OnceWord word) { return (unsigned)(word >> 32); }
 __device__ inline float once_number(OnceWord word) { return __uint_as_float((unsigned)word); }
 
-/* cut of numbers that are finite, without its tests, which cost more than the rest. */
+/* cut for finite numbers: without the tests, which cost more than the rest. */
 template <int PARTS> __device__ inline void once_cut(uint32_t (&part)[PARTS], float2 v) {
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
@@ -77,10 +77,10 @@ template <int PARTS> __device__ inline void once_cut(uint32_t (&part)[PARTS], fl
     }
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------------------------------------- */
 
-/* Block (group, slice). A stage is [WARPS][16 tokens][8 pieces of 16 bytes]; piece c of token r lies at c ^ r % 8, so that neither a
- * column of pieces (B) nor a row (A, D) meets a bank twice. */
+/* Block (group, slice). A stage is [WARPS][16 tokens][8 pieces of 16 bytes]. Piece c of token r is at c ^ r % 8: neither a
+ * column of pieces (B) nor a row (A, D) uses a bank twice. */
 template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS) mhc_pre_once_kernel(const Once p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     constexpr int S = Shape::S, PARTS = Shape::PARTS, WARPS = Shape::WARPS, MT = Shape::MT, M = Shape::M, SUMS = Shape::SUMS;
@@ -124,7 +124,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 
     uint2 phi[4][PARTS][MT]; /* columns 16 q + 2 t, + 1 and 8 more, of row 8 nt + g of phi gamma, cut */
     {
-        float2 v[4][MT][2]; /* all on their way before the first is looked at */
+        float2 v[4][MT][2]; /* issues all loads before the first use */
 #pragma unroll
         for (int q = 0; q < 4; q++)
 #pragma unroll
@@ -168,13 +168,13 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         affine[32 + threadIdx.x] = p.bias[threadIdx.x];
     }
 
-    /* C: `helpers` warps for each of a tile's tokens of this block, every helpers-th slice, of which a tile has at most WARPS / helpers.
-     * Token e of tile i belongs to slice (16 i + e) % slices. */
+    /* C: token e of tile i belongs to slice (16 i + e) % slices, so a tile has at most WARPS / helpers tokens of this block.
+     * `helpers` warps share a token; each adds every helpers-th slice. */
     const int slices = p.slices;
     int helpers = WARPS;
     while (WARPS / helpers * slices < TILE) helpers /= 2;
     const int helper = (int)warp % helpers, skip = TILE % slices;
-    int mine = (int)slice + (int)warp / helpers * slices; /* the warp's token of the tile that C is at, if it has one */
+    int mine = (int)slice + (int)warp / helpers * slices; /* the warp's token in the tile of C, if there is one */
     const int beyond = mine - (int)slice;                 /* mine stays in [beyond, beyond + slices) */
 
     OnceWord *const group_sums = p.sums + (int64_t)(group * PLACES * (unsigned)slices) * SUMS;
@@ -186,9 +186,9 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 
     int stage = 0; /* of tile i */
     for (unsigned i = 0; i < count + LAG; i++) {
-        /* A first look at the messages, to wait less later. Below zero is beyond count. */
+        /* Asks for the messages early, to wait less later. As unsigned, a negative iteration is beyond count. */
         const unsigned of_c = i - COLLECT, of_d = i - LAG;
-        const bool collects = of_c < count && mine < tokens_of(of_c); /* alike in a warp */
+        const bool collects = of_c < count && mine < tokens_of(of_c); /* equal in a warp */
         OnceWord found[4] = {};
         const OnceWord *sums = group_sums + (int)(of_c % PLACES) * slices * SUMS;
         auto look = [&](int from) {
@@ -206,7 +206,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
         const OnceWord *mixing = group_mixing + of_d % PLACES * (TILE * S) + threadIdx.x;
         if (of_d < count && (int)threadIdx.x < tokens_of(of_d) * S) mixed = xt_read_relaxed(mixing);
 
-        /* B: u, and the products of 8 tokens with each other, whose diagonal are the squares */
+        /* B: u, and the products of 8 tokens with each other, with the squares on the diagonal */
         float u[MT][4] = {}, squares[2][4] = {};
         if (i < count) {
             xt_copy_wait<AHEAD - 1>();
@@ -225,7 +225,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
             }
         }
 
-        /* The waits of C and D. */
+        /* C and D wait. */
         float collected = 0;
         for (int from = helper; collects;) {
             auto late = [&](int s) { return once_sent(found[s]) != of_c + 1; };
@@ -246,7 +246,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
             mixed = xt_read_relaxed(mixing);
         }
 
-        __syncthreads(); /* all have done with the shared memory of iteration i - 1 */
+        __syncthreads(); /* every thread is done with the shared memory of iteration i - 1 */
         if (i < count) {
             float *to = shares + warp * SUMS + g * M + 2 * t;
 #pragma unroll
@@ -289,7 +289,7 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
             for (int w = 0; w < WARPS; w++)
                 if (w < helpers) sum += own[(warp + w) * 32 + lane];
             const float r = 1 / sqrtf(__shfl_sync(0xffffffffu, sum, M) / (float)k + p.norm_eps);
-            const float z = affine[lane] * (r * sum) + affine[32 + lane], sigmoid = 1 / (1 + expf(-z)); /* of no use beyond row M */
+            const float z = affine[lane] * (r * sum) + affine[32 + lane], sigmoid = 1 / (1 + expf(-z)); /* unused beyond row M */
             if (lane < S)
                 xt_write_relaxed(group_mixing + of_c % PLACES * (TILE * S) + mine * S + lane,
                                  once_word(sigmoid + p.hc_eps, of_c + 1));
@@ -325,9 +325,9 @@ template <typename Shape> __global__ void __launch_bounds__(Shape::THREADS, Shap
 #endif
 }
 
-/* ---- the slot's part ----------------------------------------------------------------------------------------------------------- */
+/* ---- the slot's part -------------------------------------------------------------------------------------------------------- */
 
-/* Columns of a block: what its registers have room for, but never all of them. 0: there is no such number. */
+/* Columns of a block: as many as its registers hold, but fewer than all. 0: impossible. */
 inline int once_width(int64_t cols, int most) {
     if (cols > most) return most;
     int half = (int)xt_divide_up(cols, 16) * 8;
@@ -348,7 +348,7 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
     if (error) return xt_cuda_error("mhc_pre_fwd", error);
     int64_t slices = xt_divide_up(p->cols, width), groups = (int64_t)blocks * xt_multiprocessors() / slices;
     if (groups > tiles) groups = tiles;
-    /* More slices than the plan's multiprocessors hold go the other way on larger devices, too: there they have the same bits. */
+    /* Calls with more slices than XT_PLAN_MULTIPROCESSORS hold take the other way on larger devices too, for the same bits. */
     if (!cooperative || groups == 0 || slices > Shape::BLOCKS * XT_PLAN_MULTIPROCESSORS) return XT_OK;
 
     XtScratch messages;
@@ -389,7 +389,7 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
     config.attrs = &together;
     config.numAttrs = 1;
     error = cudaLaunchKernelEx(&config, mhc_pre_once_kernel<Shape>, once);
-    if (error == cudaErrorCooperativeLaunchTooLarge) { /* a part of the device is not ours */
+    if (error == cudaErrorCooperativeLaunchTooLarge) { /* another process or a limit has part of the device */
         cudaGetLastError();
         return XT_OK;
     }
@@ -401,7 +401,7 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
 /* STREAMS, PARTS; blocks of 8 warps, two of them on a multiprocessor, 6 tiles of 16 KB each. */
 template <int S, int PARTS> using OnceBest = OnceShape<S, PARTS, 8, 2, 6, 1, 3>;
 
-/* *queued is false, and nothing has happened, where this path does not take the call. */
+/* *queued is false if this path does not support the call; then it has done nothing. */
 static XtStatus mhc_pre_once(const XtMhcPreFwd *p, bool *queued) {
     *queued = false;
     if (p->dtype != XT_BFLOAT16 || (p->streams != 2 && p->streams != 4) || p->tokens < ONCE_TOKENS) return XT_OK;

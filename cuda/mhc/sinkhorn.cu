@@ -2,20 +2,20 @@
  *
  *     form P     A = exp(Z - s), s the maxima of the columns; `iters` times: columns, then rows
  *     form D     A = softmax of the rows of Z, + eps; columns; `iters` - 1 times: rows, then columns
- *     a stage    Y = A / d, d = sum along an axis + eps, or 1 where that is no normal number (eps = 0 and an empty row or column)
+ *     a stage    Y = A / d, d = sum along an axis + eps, or 1 if that is not a normal number (eps = 0, a row or column of zeros)
  *     backward   E = A dA = Y dY - Y sum(Y dY), from the last stage to the first; in P, dZ = E
  *
- * logits, out, dout, dlogits [T, n, n]. G lanes have a matrix (G = 1, 2, 4 or 8, the least power of two >= n), a lane a row, in
- * registers: sums along rows are a lane's own, sums along columns are exchanges among the G lanes, in which all of them get the
- * same bits. Lanes beyond n hold zeros and divide by 1. Nothing but the divisors is kept for the backward, one for each lane and
- * stage (a lane has a row's, or the column's of its number): in shared memory, or in scratch where there are very many iterations.
+ * logits, out, dout, dlogits [T, n, n]. G lanes have a matrix in registers, a row a lane; G = 1, 2, 4 or 8 is the least power of
+ * two >= n. A lane sums its row; the G lanes exchange values to sum the columns, and all get the same bits. Lanes beyond n hold
+ * zeros and divide by 1. The backward keeps only the divisors, one for each lane and stage: lane i has that of row i, or of column
+ * i. They are in shared memory, or in scratch memory for very many iterations.
  *
  * A matrix is read once and written once, but takes thousands of cycles of dependent arithmetic. Latency counts, so lanes are
  * spread over as many blocks as possible.
  *
  * The backward rebuilds the matrix before a stage as A = Y d. A subnormal element has lost digits; then the rebuilt start differs
- * from the known one (csrc/cpu/mhc/sinkhorn.c). Such a matrix is done again from the stages of the forward: every G-th is kept in
- * place of the divisors, and those between are computed again.
+ * from the known one (csrc/cpu/mhc/sinkhorn.c). Such a matrix is done again with the results of the stages: the kernel stores every
+ * G-th result in place of the divisors, and computes those between again.
  */
 #include "arch/sm80.cuh"
 #include "contract/mhc.h"
@@ -25,17 +25,17 @@
 
 static constexpr int THREADS = 128;
 static constexpr int64_t SHARED_BYTES = 48 << 10;   /* of divisors in a block */
-static constexpr int64_t SCRATCH_BYTES = 256 << 20; /* of all blocks, when they lie in scratch; one block's are always had */
-static constexpr int BLOCKS_A_MULTIPROCESSOR = 4;   /* then, at most */
+static constexpr int64_t SCRATCH_BYTES = 256 << 20; /* of all blocks, in scratch memory; that of one block may exceed it */
+static constexpr int BLOCKS_A_MULTIPROCESSOR = 4;   /* at most, if the divisors are in scratch memory */
 static constexpr unsigned EVERY_LANE = 0xffffffffu;
 
-/* What a lane knows about its place. */
+/* A lane's row, and the numbers that every stage needs. */
 template <typename A> struct Place {
     int row, n;
     A eps;
 };
 
-/* 0 where float32 has no normal number left, as on the CPU: a row of subnormal numbers would be scaled up to anything. */
+/* 0 where the result would be subnormal in float32, as on the CPU: scaled up, a row of such numbers would have no precision. */
 __device__ inline float exponential(float v) { return v * 1.44269504f < -125.5f ? 0.0f : expf(v); }
 __device__ inline double exponential(double v) { return exp(v); }
 
@@ -44,18 +44,18 @@ __device__ inline double least(double) { return DBL_MIN; }
 __device__ inline float unit(float) { return FLT_EPSILON; }
 __device__ inline double unit(double) { return DBL_EPSILON; }
 
-/* 1 in place of a divisor whose inverse would be infinite, as on the CPU; NaN stays. */
+/* 1 in place of a divisor whose inverse may be infinite, as on the CPU; NaN stays. */
 template <typename A> __device__ inline A divisor_of(A sum) { return sum < least(sum) ? A(1) : sum; }
 
-/* 1 / d of a divisor, which is normal (or NaN) and no larger than 2n + 1: without the other cases, for which a division looks every
- * time. One step of Newton's leaves an error of about half a unit in the last place. */
+/* 1 / d of a divisor, which is normal (or NaN) and at most 2n + 1. A division would also check for all other cases. One Newton step
+ * leaves an error of about half a unit in the last place. */
 __device__ inline float inverse_of(float d) {
     float r = xt_reciprocal_approx(d);
     return fmaf(r, fmaf(-d, r, 1.0f), r);
 }
 __device__ inline double inverse_of(double d) { return 1 / d; }
 
-/* a [G], a row, /= the sums of the columns + eps. Returns the divisor of the column of the lane's number. */
+/* Divides the row a [G] by the sums of the columns + eps. Lane i returns the divisor of column i. */
 template <int G, typename A> __device__ inline A divide_columns(A (&a)[G], const Place<A> &at) {
     A mine = 1;
 #pragma unroll
@@ -71,7 +71,7 @@ template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Pla
     A d = eps;
 #pragma unroll
     for (int j = 0; j < G; j++) d += a[j];
-    if (at.row >= at.n) return 1; /* all zeros */
+    if (at.row >= at.n) return 1; /* a row of zeros */
     d = divisor_of(d);
     A inverse = inverse_of(d);
 #pragma unroll
@@ -79,7 +79,7 @@ template <int G, typename A> __device__ inline A divide_row(A (&a)[G], const Pla
     return d;
 }
 
-/* e = y dy of a stage becomes a da; y [G], its result. total [G]: sum e of the columns. */
+/* Turns e = y dy of a stage into a da. y [G]: the result of the stage. total [G]: the sums of e over the columns. */
 template <int G, typename A> __device__ inline void back_columns(A (&e)[G], const A (&y)[G], A (&total)[G], const Place<A> &at) {
 #pragma unroll
     for (int j = 0; j < G; j++) {
@@ -96,7 +96,7 @@ template <int G, typename A> __device__ inline void back_row(A (&e)[G], const A 
     for (int j = 0; j < G; j++) e[j] -= y[j] * sum;
 }
 
-/* From logits in a to what the stages begin with. start [G]: exp(Z - s) in P, the softmax in D. */
+/* Turns the logits in a into the matrix before the first stage. start [G]: exp(Z - s) in P, the softmax in D. */
 template <int G, typename A> __device__ inline void begin(A (&a)[G], A (&start)[G], const Place<A> &at, XtSinkhornForm form) {
     bool inside = at.row < at.n;
     if (form == XT_SINKHORN_P) {
@@ -122,7 +122,7 @@ template <int G, typename A> __device__ inline void begin(A (&a)[G], A (&start)[
     }
 }
 
-/* From logits in a to the result in a; kept: the divisors of this lane, `step` apart, or NULL. start: see begin. */
+/* Turns the logits in a into the result. kept: the divisors of this lane, `step` apart, or NULL. start: see begin. */
 template <int G, bool KEEP, typename A>
 __device__ inline void run(A (&a)[G], A (&start)[G], A *kept, int step, const Place<A> &at, int64_t iters, XtSinkhornForm form) {
     begin<G>(a, start, at, form);
@@ -149,7 +149,7 @@ template <int G, typename A> __device__ inline void write_row(A *to, const A (&a
         if (j < at.n && at.row < at.n) to[transpose ? j * at.n + at.row : at.row * at.n + j] = a[j];
 }
 
-/* Whole warps take part in every exchange: lanes beyond the last matrix work on a copy of it, which they do not write. */
+/* Exchanges need whole warps: lanes beyond the last matrix work on a copy of it and do not write. */
 template <typename A, int G>
 __global__ void __launch_bounds__(THREADS)
     sinkhorn_fwd_kernel(A *out, const A *logits, int64_t tokens, int n, int64_t iters, A eps, XtSinkhornForm form, bool transpose) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Whether a matrix rebuilt from its divisors is not what its stages began with: it may have four roundings a stage. */
+/* Whether a matrix rebuilt from its divisors differs from `start` by more than four roundings a stage. */
 template <int G, typename A>
 __device__ inline bool differs(const A (&rebuilt)[G], const A (&start)[G], const Place<A> &at, int64_t stages,
                                XtSinkhornForm form) {
@@ -178,8 +178,8 @@ __device__ inline bool differs(const A (&rebuilt)[G], const A (&start)[G], const
     return wrong;
 }
 
-/* There and back with what the stages gave. a [G]: logits; e: dM, becomes A dA of the start; total: of stage 0. kept: room for all
- * stages, THREADS apart, and up to G - 1 more. */
+/* Forward and backward with the exact results of the stages. a [G]: logits; e: dM, becomes A dA of the start; total: of stage 0.
+ * kept: room for all stages, THREADS apart, and up to G - 1 more. */
 template <int G, typename A>
 __device__ __noinline__ void exactly(A (&a)[G], A (&e)[G], A (&total)[G], A *kept, const Place<A> &at, int64_t stages,
                                      XtSinkhornForm form) {
@@ -210,7 +210,8 @@ __device__ __noinline__ void exactly(A (&a)[G], A (&e)[G], A (&total)[G], A *kep
     }
 }
 
-/* scratch [blocks][room][THREADS] or NULL: then shared memory [room][THREADS]; room: the stages, rounded up to G. */
+/* Divisors are in scratch [blocks][room][THREADS], or in shared memory [room][THREADS] if it is NULL. room: the stages, rounded up
+ * to G. */
 template <typename A, int G>
 __global__ void __launch_bounds__(THREADS)
     sinkhorn_bwd_kernel(A *dlogits, const A *dout, const A *logits, A *scratch, int64_t room, int64_t tokens, int n, int64_t iters,
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(THREADS)
             total[j] = 0;
         }
         A d = 1;
-        for (int64_t s = stages; s-- > 0;) { /* even stages are those of columns */
+        for (int64_t s = stages; s-- > 0;) { /* even stages divide columns */
             d = kept[s * THREADS];
             if (s % 2) {
                 back_row<G>(e, y);
@@ -258,7 +259,8 @@ __global__ void __launch_bounds__(THREADS)
                 total[j] = total_again[j];
             }
         }
-        if (form == XT_SINKHORN_P) { /* stage 0 was that of the columns: the first maximum of each gets the shift's share of eps */
+        /* P: the shift changes the result, because stage 0 adds eps after it. Its gradient goes to each column's first maximum. */
+        if (form == XT_SINKHORN_P) {
 #pragma unroll
             for (int j = 0; j < G; j++) {
                 if (j >= n) continue;

@@ -15,8 +15,8 @@
  * 8 lanes do the work of 32. Two kernels read x:
  *
  *   - rows:     a warp per segment (8 lanes for a short row), or a block per chunk with a warp per segment. A group is one load
- *     where alignment allows; four are in flight. Few registers leave room for many warps, which hide the rest of the latency.
- *     Chunks are small, so that the last block of a multiprocessor ends soon after the others.
+ *               if aligned; four are in flight. Few registers leave room for many warps, which hide the rest of the latency.
+ *               Chunks are small, so that the last block of a multiprocessor ends soon after the others.
  *   - columns:  reduced dims strided, kept dim dense. Neighbouring threads hold 16 bytes of columns each; the 32 (or 8) lanes of a
  *               column hold its rows. A group is XT_GROUP rows. There are registers for few warps only, so the next rows are loaded
  *               while the last ones are added. The lanes meet in shared memory. Where 16 bytes cannot be read at once, a thread has
