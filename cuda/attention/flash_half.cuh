@@ -1,4 +1,4 @@
-/* flash_half.cuh - tiles, tensor core fragments and their products for attention_flash_half.cu. */
+/* flash_half.cuh - tiles, tensor core fragments and their products for flash_half.cu. */
 #ifndef XT_ATTENTION_FLASH_HALF_CUH
 #define XT_ATTENTION_FLASH_HALF_CUH
 
@@ -7,10 +7,10 @@
 
 #include <cuda_pipeline.h>
 
-/* How a kernel cuts its work. TILE rows of the other side are in shared memory at once (and as many on their way), COLS of them, or
- * fewer, are scores in registers. HOLD: the left operands that stay the same are kept in registers, too. */
+/* How a kernel cuts its work. TILE rows of the other side are in shared memory, and the next TILE are in flight. The scores of
+ * at most COLS of them are in registers. HOLD: the left operands that stay the same are in registers too. */
 template <int D_, int WARPS, int STRIPS_, int TILE_, int COLS_, bool HOLD_, int BLOCKS_> struct Plan {
-    static constexpr int D = D_, STRIPS = STRIPS_, TILE = TILE_, COLS = COLS_, BLOCKS = BLOCKS_; // BLOCKS on a multiprocessor
+    static constexpr int D = D_, STRIPS = STRIPS_, TILE = TILE_, COLS = COLS_, BLOCKS = BLOCKS_; // BLOCKS a multiprocessor
     static constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * STRIPS, ROWS = WARPS * WARP_ROWS, PITCH = D + 8;
     static constexpr bool HOLD = HOLD_;
     static constexpr int FORWARD_BYTES = 2 * PITCH * (ROWS + 4 * TILE),
@@ -26,7 +26,7 @@ template <typename P> __device__ static Place my_place() {
     return {(int)threadIdx.x / 32 * P::WARP_ROWS + (int)threadIdx.x % 32 / 4, 2 * ((int)threadIdx.x % 4)};
 }
 
-/* Over the 4 threads that share a row. */
+/* Maximum and sum over the 4 threads that share a row. */
 __device__ static float quad_max(float value) {
     value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
     return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
@@ -36,10 +36,10 @@ __device__ static float quad_sum(float value) {
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-/* ---- tiles in shared memory ---------------------------------------------------------------------------------------------------- */
+/* ---- tiles in shared memory ------------------------------------------------------------------------------------------------- */
 
-/* Where this lane reads of a tile: the strips of its warp as left operand; the tile's rows as columns of a right operand; the tile as
- * it is as right operand. Then 16 rows further is 32 PITCH bytes, 16 columns 32 bytes. */
+/* The address at which this lane reads a tile: the strips of its warp as left operand; the rows of the tile as columns of a right
+ * operand; the tile itself as right operand. 16 rows further is 32 PITCH bytes, 16 columns further 32 bytes. */
 template <typename P> __device__ static uint32_t left_of(const void *tile) {
     int lane = threadIdx.x % 32, row = (int)threadIdx.x / 32 * P::WARP_ROWS + lane % 16;
     return xt_shared_address(tile) + 2 * (row * P::PITCH + lane / 16 * 8);
@@ -53,7 +53,7 @@ template <typename P> __device__ static uint32_t turned_of(const void *tile) {
     return xt_shared_address(tile) + 2 * (lane % 16 * P::PITCH + lane / 16 * 8);
 }
 
-/* Starts the copy of rows first ... first + COUNT - 1 of x; zeros from row `rows` on, whose addresses are not read. */
+/* Starts the copy of rows first ... first + COUNT - 1 of x. Rows from `rows` on are zeros, and their addresses are not read. */
 template <typename P, int COUNT, typename T>
 __device__ static void fetch_tile(T *tile, const T *x, int64_t stride, int first, int rows) { // tile [COUNT, PITCH], x [rows, D]
     constexpr int PIECES = P::D / 8, LANES = PIECES % 8 == 0 ? PIECES : 4, STEP = P::THREADS / LANES; // LANES to a row
@@ -70,10 +70,10 @@ __device__ static void fetch_tile(T *tile, const T *x, int64_t stride, int first
     }
 }
 
-/* The left operands of a warp: its strips of a tile, read when they are needed or once. */
+/* The left operands of a warp: its strips of a tile, read once (HOLD) or at each use. */
 template <typename P> struct Left {
     uint32_t held[P::HOLD ? P::STRIPS : 1][P::HOLD ? P::D / 16 : 1][4], from;
-    __device__ void prepare(const void *tile) { // which has come
+    __device__ void prepare(const void *tile) { // a tile that has arrived
         from = left_of<P>(tile);
         if constexpr (P::HOLD) {
 #pragma unroll
@@ -137,7 +137,7 @@ template <typename P, typename T> __device__ static void add_product(Sums<P> &su
     }
 }
 
-/* Every element of a thread's part: f(element, strip m, half h, column 8 n + e). */
+/* Calls f(element, strip m, half h, column 8 n + e) for every element of a thread's part. */
 template <int STRIPS, int PIECES, typename F> __device__ static void each(float (&s)[STRIPS][PIECES][4], F f) {
 #pragma unroll
     for (int m = 0; m < STRIPS; m++)
@@ -147,7 +147,7 @@ template <int STRIPS, int PIECES, typename F> __device__ static void each(float 
             for (int i = 0; i < 4; i++) f(s[m][n][i], m, i / 2, 8 * n + i % 2);
 }
 
-/* The warp's rows of the block's, times factor(m, h), for those below `rows`; by way of its rows of a tile, which nobody needs. */
+/* Stores the warp's rows below `rows`, each through factor(m, h, value). Its rows of the tile, no longer needed, are the buffer. */
 template <typename P, typename T, typename Factor>
 __device__ static void store_rows(T *out, int64_t stride, T *tile, Sums<P> &sum, int first, int rows,
                                   Factor factor) { // out [rows, D], tile [ROWS, PITCH]

@@ -1,17 +1,17 @@
-/* tiled.cu - C = alpha op(A) op(B) + beta C in tiles, with the plain units of the GPU: needs no library, written to be read.
+/* tiled.cu - C = alpha op(A) op(B) + beta C in tiles, without tensor cores or a library.
  *
  * op(A) [M, K], op(B) [K, N], C [M, N], for each of batch0 x batch1 matrices.
  *
  * Why tiles, twice. A block of 16 x 16 threads makes TILE x TILE elements of C. It walks along K in steps of DEPTH, and copies a
  * TILE x DEPTH piece of op(A) and a DEPTH x TILE piece of op(B) to shared memory: each element that comes from memory is used TILE
  * times. Within the block each thread makes EACH x EACH elements in registers (TILE = 16 EACH): each value that comes from shared
- * memory is used EACH times. With EACH = 8 the threads multiply more than they load, and the arithmetic is what takes time.
+ * memory is used EACH times. With EACH = 8 the threads multiply more than they load: arithmetic limits the kernel.
  *
  * Transposes. Neighbouring threads copy neighbouring elements of memory, whichever way the operand lies; the piece always lands in
  * shared memory as [DEPTH][TILE], in ACC. So one inner loop serves every transpose and dtype, and nothing is rewritten in memory.
  *
- * Latency. There are two buffers: while the threads multiply out of one, the elements of the next step are on their way to
- * registers, and go into the other. One barrier a step.
+ * Latency. There are two buffers. While the threads multiply from one, they load the elements of the next step to registers, and
+ * then store them in the other. One barrier a step.
  *
  * Memory: A is read N / TILE times and B M / TILE times, mostly from the L2 cache; C is written once, and read when beta != 0.
  * Deterministic: an element of C is one chain of additions over k from 0 upwards, whatever the tile and the batch.
@@ -117,7 +117,7 @@ template <typename T, int EACH> __global__ void __launch_bounds__(THREADS, EACH 
                 for (int j = 0; j < EACH; j++) sum[i][j] += row[i / GROUP].at[i % GROUP] * col[j / GROUP].at[j % GROUP];
         }
         now ^= 1;
-        if (more) { /* nobody reads this buffer: the barrier of the step before has passed */
+        if (more) { /* no thread reads this buffer any more: the last step's barrier has passed */
             deposit<LD, COUNT>(a_piece[now], a_next, &a);
             deposit<LD, COUNT>(b_piece[now], b_next, &b);
         }
@@ -149,7 +149,7 @@ template <typename T, int EACH> static XtStatus run(const XtGemm *p) {
     return xt_launched("gemm_tiled", p->batch[0], p->batch[1], p->m, p->n, p->k);
 }
 
-/* The largest tile that still gives every multiprocessor one: the bits of C do not depend on it. */
+/* The largest tile that still gives every multiprocessor a tile. The bits of C do not depend on it. */
 XtStatus xt_cuda_gemm_tiled(const XtGemm *p) {
     XtStatus status;
     if (xt_cuda_gemm_trivial(p, &status)) return status;
