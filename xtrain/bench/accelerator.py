@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 from ..errors import ConfigError
 from ..optable.table import Spec
 
 
 def on_cuda(device: str) -> bool:
+    """Whether the device of this name is a GPU."""
     return device != "cpu"
 
 
@@ -65,6 +67,7 @@ def default_device(device: str) -> Iterator[None]:
 def precision(tf32: bool, torch: Any) -> Iterator[None]:
     """float32 products strictly in float32, or with TF32 units, in both libraries; 16-bit sums are kept in float32."""
     before, kept = _C.tf32(), {}
+    products = None if torch is None else torch.backends.cuda.matmul
     wanted = {
         "allow_tf32": tf32,
         "allow_bf16_reduced_precision_reduction": False,
@@ -72,15 +75,15 @@ def precision(tf32: bool, torch: Any) -> Iterator[None]:
     }
     try:
         _C.allow_tf32(tf32)
-        if torch is not None:
+        if products is not None:
             for name, value in wanted.items():
-                kept[name] = getattr(torch.backends.cuda.matmul, name)
-                setattr(torch.backends.cuda.matmul, name, value)
+                kept[name] = getattr(products, name)
+                setattr(products, name, value)
         yield
     finally:
         _C.allow_tf32(before)
         for name, value in kept.items():
-            setattr(torch.backends.cuda.matmul, name, value)
+            setattr(products, name, value)
 
 
 def usable(names: Sequence[str], device: str, explicit: bool) -> tuple[list[str], list[str]]:
@@ -105,7 +108,7 @@ def usable(names: Sequence[str], device: str, explicit: bool) -> tuple[list[str]
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def draw(spec: Spec, dtype: str, device: str) -> Any:
+def draw(spec: Spec, dtype: str, device: str) -> Tensor:
     """Random values of a specification, made on the device; the seed is the caller's (`_C.manual_seed`)."""
     place, kind = _C.device(device), getattr(_C, dtype)
     if spec.kind == "normal":
@@ -124,7 +127,7 @@ def draw(spec: Spec, dtype: str, device: str) -> Any:
     raise AssertionError(f"no benchmark draws inputs of the kind {spec.kind} on a device")
 
 
-def spread(t: Any, dim: int, count: int) -> Any:
+def spread(t: Tensor, dim: int, count: int) -> Tensor:
     """A view of at least `count` (fewer if there are none) and less than twice as many of t's slices: evenly apart, the
     last one among them.
     """
@@ -133,6 +136,6 @@ def spread(t: Any, dim: int, count: int) -> Any:
     return _C.slice(t, dim, (n - 1) % step, n, step)
 
 
-def to_host(t: Any) -> np.ndarray:
+def to_host(t: Tensor) -> np.ndarray:
     """The values of a (small) tensor as a float64 array."""
     return _C.to_device(_C.cast(_C.contiguous(t), _C.float64), _C.device("cpu")).numpy()

@@ -112,7 +112,16 @@ class Checker:
                     row.add("forward", where, np.inf, raised(error))
             row.milliseconds += (time.perf_counter() - begun) * 1e3
 
-    def forward(self, c, dtype, arrays, refs, tolerances, row: Row, where: str) -> None:
+    def forward(
+        self,
+        c: Case,
+        dtype: str,
+        arrays: list[np.ndarray],
+        refs: list[np.ndarray],
+        tolerances: dict[tuple[int, str], Any],
+        row: Row,
+        where: str,
+    ) -> None:
         outs = outputs_of(self.entry, c, [tensor(a, dtype, self.device) for a in arrays])
         if len(outs) != len(refs):
             row.add("forward", where, np.inf, f"{len(outs)} results, expected {len(refs)}")
@@ -130,7 +139,9 @@ class Checker:
                     tolerances[i, name] = judge.forward_tolerance(self.entry, c, arrays, refs, i, dtype, name)
                 row.add("forward", where, *compare(array(out), ref, tolerances[i, name]))
 
-    def backward(self, c, dtype, arrays, shared: dict[str, Any], row: Row, where: str) -> None:
+    def backward(
+        self, c: Case, dtype: str, arrays: list[np.ndarray], shared: dict[str, Any], row: Row, where: str
+    ) -> None:
         """float64 is compared with slopes; what is lower with the float64 gradient, which is itself compared first."""
         for i, ratio, wrong in shared["judged"]:
             row.add("backward", where, ratio, wrong and f"float64 gradient of input {i}: {wrong}")
@@ -174,7 +185,14 @@ class Checker:
         self.slopes[c.id] = judge.slopes(self.entry, c, arrays, dys, rng) if c.fd else {}
         return self.slopes[c.id]
 
-    def against_slopes(self, c, arrays, dys, got, slopes) -> Iterator[tuple[int, float, str]]:
+    def against_slopes(
+        self,
+        c: Case,
+        arrays: list[np.ndarray],
+        dys: list[np.ndarray],
+        got: list[Any],
+        slopes: dict[int, list[judge.Slope]],
+    ) -> Iterator[tuple[int, float, str]]:
         for i in self.entry.differentiable(c):
             if got[i] is None or got[i].shape != arrays[i].shape or not np.isfinite(array(got[i])).all():
                 yield i, np.inf, "missing, of another shape, or not finite"

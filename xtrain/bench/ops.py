@@ -136,12 +136,13 @@ def torch_calls(
     torch: Any, entry: Op, c: Case, inputs: Inputs, device: str
 ) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
     """PyTorch's forward and backward of an entry; the backward repeats on one graph a set, as ours does."""
-    sets = inputs.theirs(torch)
+    compose, sets = entry.torch, inputs.theirs(torch)
+    assert compose is not None, "bench_entry asks before"
     turns = itertools.cycle(sets)
 
     def forward() -> Any:
         with torch.no_grad():
-            return entry.torch(torch, *next(turns), **c.kwargs)
+            return compose(torch, *next(turns), **c.kwargs)
 
     def forward_there() -> Any:
         with torch.device(device):
@@ -156,7 +157,7 @@ def torch_calls(
         leaves = [tensors[i].detach().requires_grad_() for i in wanted]
         for i, leaf in zip(wanted, leaves):
             tensors[i] = leaf
-        roots = [o for o in as_list(entry.torch(torch, *tensors, **c.kwargs)) if o.is_floating_point()]
+        roots = [o for o in as_list(compose(torch, *tensors, **c.kwargs)) if o.is_floating_point()]
         graphs.append((roots, inputs.their_seeds(torch, roots, index), leaves))
     return forward, repeated(graphs, lambda roots, seeds: torch.autograd.backward(roots, seeds, retain_graph=True))
 

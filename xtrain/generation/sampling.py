@@ -51,7 +51,7 @@ def generate(
     ends = () if eos is None else (int(eos),) if isinstance(eos, SupportsIndex) else tuple(eos)
     finished = np.zeros(batch, bool)
     if seed is None:
-        seed = _C.randint(0, 2**53, (1,), _C.int64).item() if temperature > 0 else 0
+        seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0
     random = np.random.Generator(np.random.PCG64(seed))
 
     limit = model.config.max_position_embeddings

@@ -19,6 +19,7 @@ square root of the sum of their squares. With v a token as a vector, r its 1 / R
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ SLOWEST = {2: 1e-3, 3: 2e-4}  # what 100 iterations leave of logits of deviation
 class _Layer:
     """Inputs of mhc_pre, drawn, and its gradients for given gradients of its results."""
 
-    def __init__(self, dtype: str, shape: tuple[int, int, int], rms: float, deviation: float, device: str | None):
+    def __init__(
+        self, dtype: str, shape: tuple[int, int, int], rms: float, deviation: float, device: str | None
+    ) -> None:
         tokens, n, c = self.shape = shape
         self.dtype, self.device = dtype, device
         self.wide = "float64" if dtype == "float64" else "float32"
@@ -50,9 +53,8 @@ class _Layer:
         return tensor(np.asarray(a, np.float64), dtype, self.device)
 
     def _leaves(self, changed: dict[str, np.ndarray]) -> list[Any]:
-        names = ("x", "phi", "alpha", "bias", "gamma")
-        values = [(changed.get(name, getattr(self, name)), self.dtype if name == "x" else self.wide) for name in names]
-        return [self.tensor(a, dtype).requires_grad_() for a, dtype in values]
+        values = {name: getattr(self, name) for name in ("x", "phi", "alpha", "bias", "gamma")} | changed
+        return [self.tensor(a, self.dtype if name == "x" else self.wide).requires_grad_() for name, a in values.items()]
 
     def run(self, d: list[np.ndarray], **changed: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """(h_in, h_post, h_res), (dx, dphi, dalpha, dbias, dgamma)."""
@@ -69,7 +71,7 @@ class _Layer:
         return array(m), self._back(given, [h_in, out], [dh_in, g])[1]
 
     def _back(
-        self, given: list[Any], outs: list[Any], d: list[np.ndarray]
+        self, given: list[Any], outs: Sequence[Any], d: list[np.ndarray]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         _C.backward(outs, [self.tensor(a, o.dtype.name) for a, o in zip(d, outs)], False)
         return [array(o) for o in outs], [array(t.grad) for t in given]

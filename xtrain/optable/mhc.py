@@ -55,7 +55,7 @@ def wide(t: Any) -> Any:
     return t if t.dtype is _C.float64 else _C.cast(t, _C.float32)
 
 
-def call_pre(x: Any, *parameters: Any, **options: Any) -> list[Any]:
+def call_pre(x: Any, *parameters: Any, **options: Any) -> tuple[Any, Any, Any]:
     return _C.mhc_pre(x, *map(wide, parameters), **options)
 
 
@@ -197,7 +197,7 @@ def terms(x: Any, *rest: Any, **options: Any) -> float:
 
 def bad_pre(**changed: Any) -> Any:
     """mhc_pre of 4 streams of 8 channels with one argument changed."""
-    good = dict(x=f32(3, 4, 8), phi=f32(24, 32), alpha=f32(3), bias=f32(24))
+    good: dict[str, Any] = dict(x=f32(3, 4, 8), phi=f32(24, 32), alpha=f32(3), bias=f32(24))
     return _C.mhc_pre(**(good | changed))
 
 
@@ -296,7 +296,7 @@ for form in ("P", "D"):
 
 def bad_post(**changed: Any) -> Any:
     """mhc_post of 4 streams of 8 channels with one argument changed."""
-    good = dict(x=f32(3, 4, 8), y=f32(3, 8), h_post=f32(3, 4), h_res=f32(3, 4, 4))
+    good: dict[str, Any] = dict(x=f32(3, 4, 8), y=f32(3, 8), h_post=f32(3, 4), h_res=f32(3, 4, 4))
     return _C.mhc_post(**(good | changed))
 
 

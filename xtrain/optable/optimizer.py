@@ -24,10 +24,10 @@ from .table import (
 
 __all__ = ["adamw_reference", "clip_reference"]
 
-HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+HYPER: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
 
-def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **hyper: float) -> list[Any]:
+def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **hyper: Any) -> list[Any]:
     acc = _C.float64 if p.dtype is _C.float64 else _C.float32
     p, m, v = _C.clone(p), _C.cast(m, acc), _C.cast(v, acc)
     m, v = _C.clone(m), _C.clone(v)
@@ -46,9 +46,11 @@ def adamw_reference(
 
 def adamw_bad(p: int = 1, **bad: Any) -> Any:
     """A call with `p` parameters of shape (2,) and what is wrong with it."""
-    lists = {name: [f32(2) for _ in range(p)] for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")}
-    scalars = dict(masters=[], steps=[i64() for _ in range(p)], lr=_C.full((), 0.1, _C.float64))
-    hyper = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    lists: dict[str, Any] = {
+        name: [f32(2) for _ in range(p)] for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")
+    }
+    scalars: dict[str, Any] = dict(masters=[], steps=[i64() for _ in range(p)], lr=_C.full((), 0.1, _C.float64))
+    hyper: dict[str, Any] = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
     return _C.adamw_(**(lists | scalars | hyper | bad))
 
 
@@ -117,7 +119,7 @@ op(
     errors=(
         Error(lambda: _C.clip_grad_norm_([f32(2)], -1.0), V, r"clip_grad_norm_: max_norm must .*-1"),
         Error(lambda: _C.clip_grad_norm_([f32(2)], float("nan")), V, r"clip_grad_norm_: max_norm must .*nan"),
-        Error(lambda: _C.clip_grad_norm_([3], 1.0), T, r"clip_grad_norm_: grads.* must .*int"),
+        Error(lambda: _C.clip_grad_norm_([3], 1.0), T, r"clip_grad_norm_: grads.* must .*int"),  # pyright: ignore[reportArgumentType]  (refused)
         Error(lambda: _C.clip_grad_norm_([i64(3)], 1.0), T, r"clip_grad_norm_: .*grad.* must .*float.*int64"),
     ),
 )

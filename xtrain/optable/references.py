@@ -13,6 +13,10 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
+def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return gate * sigmoid(gate) * up
+
+
 def gelu(x: np.ndarray, tanh: bool = False) -> np.ndarray:
     if tanh:
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -23,19 +27,22 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * weight
 
 
-def rope(x, theta=10000.0, positions=None, period=None):
+def rope(
+    x: np.ndarray, theta: float = 10000.0, positions: np.ndarray | None = None, period: int | None = None
+) -> np.ndarray:
     """Half-split rotation. Tokens are all leading dims; position = token % period; for [B, S, H, D] the period is S."""
     half = x.shape[-1] // 2
     tokens = math.prod(x.shape[:-2])
-    if positions is None:
-        positions = np.arange(tokens) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
-    angle = np.reshape(positions, -1)[:, None] * theta ** (-np.arange(half) / half)
+    counted = np.arange(tokens) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
+    angle = np.reshape(counted if positions is None else positions, -1)[:, None] * theta ** (-np.arange(half) / half)
     cos, sin = (f(angle).reshape(*x.shape[:-2], 1, half) for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def cross_entropy(x, target, ignore_index=-100, reduction="mean", magnitude=False):
+def cross_entropy(
+    x: np.ndarray, target: np.ndarray, ignore_index: int = -100, reduction: str = "mean", magnitude: bool = False
+) -> np.ndarray:
     """Negative log likelihood of the rows of x. magnitude=True: the absolute values that are added, summed, instead."""
     peak = x.max(1) if x.size else np.zeros(len(x))
     lse = peak + np.log(np.exp(x - peak[:, None]).sum(1))
@@ -46,13 +53,22 @@ def cross_entropy(x, target, ignore_index=-100, reduction="mean", magnitude=Fals
     return losses.sum() / ((target != ignore_index).sum() if reduction == "mean" else 1)
 
 
-def linear_cross_entropy(x, weight, target, ignore_index=-100, reduction="mean", magnitude=False):
+def linear_cross_entropy(
+    x: np.ndarray,
+    weight: np.ndarray,
+    target: np.ndarray,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    magnitude: bool = False,
+) -> np.ndarray:
     """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them."""
     logits = np.abs(x) @ np.abs(weight).T if magnitude else x @ weight.T
     return cross_entropy(logits, target, ignore_index, reduction, magnitude)
 
 
-def attention_weights(q, k, is_causal=False, scale=None):
+def attention_weights(
+    q: np.ndarray, k: np.ndarray, is_causal: bool = False, scale: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """(scores, probabilities) of [B, H, Sq, Skv]; causal aligned so that the last query sees every key."""
     k = np.repeat(k, q.shape[1] // max(k.shape[1], 1), 1)
     scores = q @ k.swapaxes(-1, -2) * (scale if scale is not None else 1 / math.sqrt(q.shape[-1]))
@@ -63,11 +79,25 @@ def attention_weights(q, k, is_causal=False, scale=None):
     return scores, p / p.sum(-1, keepdims=True)
 
 
-def attention(q, k, v, is_causal=False, scale=None, enable_gqa=False):
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> np.ndarray:
     return attention_weights(q, k, is_causal, scale)[1] @ np.repeat(v, q.shape[1] // max(v.shape[1], 1), 1)
 
 
-def attention_scale(q, k, v, is_causal=False, scale=None, enable_gqa=False):
+def attention_scale(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> np.ndarray:
     """A score of size s moves its probability by s * u: P (1 + |scores|) |v|."""
     scores, p = attention_weights(q, k, is_causal, scale)
     bound = attention_weights(np.abs(q), np.abs(k), False, scale)[0]
@@ -102,12 +132,12 @@ def philox_words(seed: int, stream: int, count: int) -> np.ndarray:
     return philox_block(counter, (seed & 0xFFFFFFFF, seed >> 32)).reshape(-1)[:count]
 
 
-def philox_uniform(seed, shape, low, high, stream=0):
+def philox_uniform(seed: int, shape: tuple[int, ...], low: float, high: float, stream: int = 0) -> np.ndarray:
     words = philox_words(seed, stream, math.prod(shape))
     return (low + (high - low) * ((words >> np.uint64(8)) * 2.0**-24)).reshape(shape)
 
 
-def philox_normal(seed, shape, mean, std, stream=0):
+def philox_normal(seed: int, shape: tuple[int, ...], mean: float, std: float, stream: int = 0) -> np.ndarray:
     """Box-Muller on the pairs of words (0, 1) and (2, 3) of a block."""
     count = math.prod(shape)
     words = philox_words(seed, stream, (count + 3) // 4 * 4).reshape(-1, 2)
@@ -119,7 +149,7 @@ def philox_normal(seed, shape, mean, std, stream=0):
     return (mean + std * z).reshape(shape)
 
 
-def philox_randint(seed, shape, low, high, stream=0):
+def philox_randint(seed: int, shape: tuple[int, ...], low: int, high: int, stream: int = 0) -> np.ndarray:
     words = philox_words(seed, stream, 2 * math.prod(shape)).reshape(-1, 2)
     value = words[:, 0] | words[:, 1] << np.uint64(32)
     return (low + (value % np.uint64(high - low)).astype(np.int64)).reshape(shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .mhc import inputs, post_inputs
 from .table import Case, Ids, N, Op, U, case
@@ -38,7 +39,7 @@ COPIED_ON_CUDA = 1 << 30  # bytes of the copy that gives a CUDA device's ceiling
 COLD = 1 << 28  # bytes of inputs on a CUDA device: smaller cases get several sets, so that no cache has the next one
 MOST_SETS = 64
 
-_HYPER = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+_HYPER: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
 
 @functools.lru_cache

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from .._C import Tensor
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTS = ("int64", "int32", "uint8")
@@ -130,7 +131,7 @@ class Error:
     """A call that must raise `type` with a message that matches `match` (op, argument, rule, value)."""
 
     call: Callable[[], Any]
-    type: type[BaseException]
+    type: type[BaseException] | tuple[type[BaseException], ...]
     match: str
 
 
@@ -204,12 +205,12 @@ def same_torch(name: str) -> Any:
     return lambda torch, *a, **k: getattr(torch, name)(*a, **k)
 
 
-def f32(*shape: int) -> Any:
+def f32(*shape: int) -> Tensor:
     """Ones, for error inputs."""
     return _C.full(shape, 1.0, _C.float32)
 
 
-def i64(*shape: int) -> Any:
+def i64(*shape: int) -> Tensor:
     """Zeros of int64, for error inputs."""
     return _C.full(shape, 0, _C.int64)
 
@@ -217,19 +218,18 @@ def i64(*shape: int) -> Any:
 # ---- between NumPy and xtrain ----------------------------------------------------------------------------------------
 
 
-def dtype_of(name: str) -> Any:
+def dtype_of(name: str) -> _C.dtype:
     return getattr(_C, name)
 
 
-def tensor(a: np.ndarray, dtype: str | None = None, device: str | None = None) -> Any:
+def tensor(a: np.ndarray, dtype: str | None = None, device: str | None = None) -> Tensor:
     """A copy of `a` as a tensor; float arrays become `dtype`, through float64, which no format rounds twice from.
 
     device: None is the default device."""
     t = _C.tensor(np.asarray(a, order="C"), device="cpu")
     if dtype is not None and a.dtype.kind == "f" and str(a.dtype) != dtype:
         t = _C.cast(t, dtype_of(dtype))
-    device = _C.get_default_device() if device is None else _C.device(device)
-    return _C.to_device(t, device)
+    return _C.to_device(t, _C.get_default_device() if device is None else device)
 
 
 def exact(a: np.ndarray, dtype: str) -> np.ndarray:
@@ -243,7 +243,7 @@ def exact(a: np.ndarray, dtype: str) -> np.ndarray:
     return a.astype(dtype).astype(np.float64)
 
 
-def array(t: Any) -> np.ndarray:
+def array(t: Tensor) -> np.ndarray:
     """The values of a tensor: float64 for float tensors, the tensor's own type otherwise."""
     t = _C.detach(t)
     if t.device.type != "cpu":
@@ -251,7 +251,7 @@ def array(t: Any) -> np.ndarray:
     return (_C.cast(t, _C.float64) if t.dtype.is_floating_point else t).numpy()
 
 
-def bits(t: Any) -> bytes:
+def bits(t: Tensor) -> bytes:
     """The bytes of a tensor: equal bytes, equal bits. bfloat16 and float16 widen exactly, which keeps them apart."""
     return array(t).tobytes()
 
