@@ -1,10 +1,10 @@
-/* py.h - how Python meets the core: the one struct of module state, and the object that shows a tensor to Python.
+/* py.h - the state of the module `xtrain._C`, and the Python object of a tensor.
  *
  * Everything callable, an XtOp as well as a function written here, is one record (PyFunction in bind/bind.h: name, signature, C
- * function, doc). At import the signature is parsed once and becomes an object of type `_C.Op`; a call of that object turns Python's
- * arguments into XtArg[] or raises. So the run functions get checked arguments and deal with meaning only.
+ * function, doc). At import each record becomes an object of type `_C.Op`, with its signature parsed. A call of that object turns
+ * Python's arguments into XtArg[] or raises, so the C function gets checked arguments.
  *
- * The rooms, each with a header; a file calls files of its own room and of the rooms before it, and no two files call each other:
+ * Rooms, each with a header. A file calls its own room and the rooms above it in this list; no calls form a circle:
  *
  *     py.c      module state, wrapping a tensor
  *     bind/     errors, numbers, dtypes, signatures, arguments, calls of an op
@@ -33,7 +33,7 @@ typedef struct PyState {
     PyObject *dtype[XT_DTYPE_COUNT];                                              /* owned; the only instances of dtype_type */
     PyObject *out_of_memory_error, *cuda_error;                                   /* owned */
     PyObject *bfloat16;                                                           /* owned; numpy.dtype of ml_dtypes, or NULL */
-    XtTensor *nothing;   /* owned; stands in for the tensor of an object that the garbage collector has cleared */
+    XtTensor *nothing;   /* owned; replaces the tensor of an object that the garbage collector has cleared */
     PyObject *call_hook; /* owned; the callable of set_call_hook, or NULL */
     int running;         /* core calls running without the GIL, in all threads; see tensor_traverse */
 } PyState;

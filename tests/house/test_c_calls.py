@@ -22,7 +22,7 @@ VARIABLE = re.compile(r"^(\w[\w \t*]*?)\b(\w+)(?:\[\w*\])*\s*(?:=|;)", re.M)
 
 def defined(code: str) -> set[str]:
     found = [*FUNCTION.findall(code), *VARIABLE.findall(code)]
-    hidden = {"static", "extern", "typedef", "return", "struct", "enum", "union"}
+    hidden = {"static", "XT_INLINE", "extern", "typedef", "return", "struct", "enum", "union"}
     return {
         name for before, name in found if not hidden & set(before.split()) and name not in {"NAME", "__attribute__"}
     }

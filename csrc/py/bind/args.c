@@ -1,4 +1,4 @@
-/* args.c - the binder: the arguments of one call against a parsed signature. Each refusal names function, argument, rule, value. */
+/* args.c - binds the arguments of one call by a parsed signature. Error messages name function, argument, rule and value. */
 #include "py/bind/bind.h"
 #include "py/numpy_api.h"
 
@@ -126,7 +126,7 @@ static int bind_one(const char *op, const PyParam *param, PyObject *object, XtAr
 /* ---- all arguments --------------------------------------------------------------------------------------------------- */
 
 static int find_param(const PySignature *signature, PyObject *key) {
-    for (int i = 0; i < signature->count; i++) /* keywords in source code are interned, as our keys are */
+    for (int i = 0; i < signature->count; i++) /* names in source code are interned, like our keys */
         if (signature->param[i].key == key) return i;
     for (int i = 0; i < signature->count; i++)
         if (PyUnicode_Compare(signature->param[i].key, key) == 0) return i;

@@ -1,4 +1,4 @@
-/* bind.h - from a Python call to XtArg[] and back: errors, numbers, dtypes, signatures, arguments, calls of an op.
+/* bind.h - from a Python call to XtArg[], and from an XtStatus to an exception: errors, numbers, dtypes, signatures, arguments, calls of an op.
  *
  * The files from the bottom up; each calls only those before it:
  *
@@ -38,8 +38,8 @@ void py_gil_enter(PyThreadState *saved);
 XtStatus py_call_unseen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count);
 /* The first output of a call that ended with `status`, the rest released; or NULL with an exception. */
 XtTensor *py_first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count);
-/* The first output of an op that is neither recorded nor shown to the call hook: what csrc/py needs for itself. Returns new, or NULL
- * with an exception. */
+/* The first output of an op that is neither recorded nor shown to the call hook: for calls that csrc/py makes on its own behalf. Returns new,
+ * or NULL with an exception. */
 XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count);
 
 static inline XtArg py_arg_tensor(XtTensor *tensor) {
@@ -51,7 +51,7 @@ static inline XtArg py_arg_device(XtDevice device) { return (XtArg){.given = tru
 
 /* ---- element.c ------------------------------------------------------------------------------------------------------- */
 
-XtTensor *py_on_host(XtTensor *tensor);                   /* new: itself, or a copy on the CPU; no recording */
+XtTensor *py_on_host(XtTensor *tensor);                   /* new: itself, or an unrecorded copy on the CPU */
 PyObject *py_element(XtDtype dtype, const void *address); /* the Python number at a host address */
 PyObject *py_item(const char *op, XtTensor *tensor);      /* of a tensor with one element */
 
@@ -115,12 +115,12 @@ typedef enum PyResult { PY_RESULT_OWN, PY_RESULT_NONE, PY_RESULT_SELF, PY_RESULT
 
 typedef struct PySignature {
     PyFunction function;
-    PyObject *text; /* owned; "(input, dim=-1, *, out=None)", as __text_signature__ wants it */
+    PyObject *text; /* owned; "(input, dim=-1, *, out=None)", for __text_signature__ */
     PyObject *full; /* owned; "softmax(input: Tensor, dim: int = -1) -> Tensor", for people */
     PyResult result;
     int arrow;      /* where `->` begins in the signature */
     int count;      /* parameters */
-    int positional; /* the first so many may be given by position */
+    int positional; /* number of those that may be given by position */
     PyParam param[XT_MAX_ARGS];
 } PySignature;
 

@@ -1,5 +1,5 @@
-/* callable.c - `_C.Op`: what an op or a function of this module is in Python. One object serves as `_C.rms_norm` and, in the
- * dict of the Tensor type, as a method: __get__ binds it like a plain function. */
+/* callable.c - `_C.Op`, the type of every op and function of this module. One object is `_C.softmax` and, in the dict of the
+ * Tensor type, the method: __get__ binds it like a plain function. */
 #include "py/bind/bind.h"
 
 typedef struct PyOp {
@@ -69,7 +69,7 @@ static PyObject *op_is_method(PyObject *self, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(op != NULL && op->method);
 }
 
-/* copy and pickle take a string as "find me under this name". */
+/* copy and pickle look up a string as a name in the module. */
 static PyObject *op_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) { return op_name(self, NULL); }
 
 static PyGetSetDef op_getset[] = {
@@ -77,9 +77,9 @@ static PyGetSetDef op_getset[] = {
     {"__qualname__", op_name, NULL, NULL, NULL},
     {"__doc__", op_doc, NULL, NULL, NULL},
     {"__text_signature__", op_text_signature, NULL, NULL, NULL},
-    {"signature", op_signature, NULL, "str: The signature in the grammar of csrc/ops/ops.h: names, kinds, defaults.", NULL},
-    {"differentiable", op_differentiable, NULL, "bool: True when the op has a backward.", NULL},
-    {"is_method", op_is_method, NULL, "bool: True when the op is also a method of Tensor.", NULL},
+    {"signature", op_signature, NULL, "str: The signature in the grammar of csrc/ops/ops.h: arguments and result.", NULL},
+    {"differentiable", op_differentiable, NULL, "bool: Whether the op has a backward.", NULL},
+    {"is_method", op_is_method, NULL, "bool: Whether the op is also a method of Tensor.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -89,7 +89,7 @@ static PyMemberDef op_members[] = {
 };
 
 static PyMethodDef op_methods[] = {
-    {"__reduce__", op_reduce, METH_NOARGS, "Copied and pickled by name."},
+    {"__reduce__", op_reduce, METH_NOARGS, "For copy and pickle: the name."},
     {NULL, NULL, 0, NULL},
 };
 

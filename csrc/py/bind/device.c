@@ -105,7 +105,7 @@ static PyGetSetDef device_getset[] = {
 };
 
 static PyMethodDef device_methods[] = {
-    {"__reduce__", device_reduce, METH_NOARGS, "Copied and pickled by its text."},
+    {"__reduce__", device_reduce, METH_NOARGS, "For copy and pickle: the text."},
     {NULL, NULL, 0, NULL},
 };
 

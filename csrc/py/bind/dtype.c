@@ -67,12 +67,12 @@ static PyObject *dtype_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) { re
 static PyGetSetDef dtype_getset[] = {
     {"name", dtype_name, NULL, "str: \"float32\" and so on.", NULL},
     {"itemsize", dtype_itemsize, NULL, "int: Bytes of one element.", NULL},
-    {"is_floating_point", dtype_is_float, NULL, "bool: True for float64, float32, bfloat16 and float16.", NULL},
+    {"is_floating_point", dtype_is_float, NULL, "bool: Whether it is float64, float32, bfloat16 or float16.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef dtype_methods[] = {
-    {"__reduce__", dtype_reduce, METH_NOARGS, "Copied and pickled by name."},
+    {"__reduce__", dtype_reduce, METH_NOARGS, "For copy and pickle: the name."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* errors.c - the one place where a status becomes a Python exception, and where Ctrl-C reaches a running kernel. */
+/* errors.c - turns an XtStatus into a Python exception, and tells running kernels of Ctrl-C. */
 #include "py/bind/bind.h"
 
 PyObject *py_raise(XtStatus status) {
@@ -11,7 +11,7 @@ PyObject *py_raise(XtStatus status) {
     case XT_NOT_IMPLEMENTED: type = PyExc_NotImplementedError; break;
     case XT_CUDA_ERROR: type = xt_py->cuda_error; break;
     case XT_INTERRUPTED:
-        /* py_interrupt_check left what the signal handler raised in this thread. */
+        /* py_interrupt_check left the signal handler's exception in this thread. */
         if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
         return NULL;
     case XT_PYTHON_ERROR:
@@ -45,7 +45,7 @@ int py_refuse(const char *op, const char *name, const char *rule, PyObject *got)
 bool py_interrupt_check(void) {
     if (!Py_IsInitialized()) return false;
     PyGILState_STATE gil = PyGILState_Ensure();
-    /* Handlers run in the main thread only; elsewhere this does nothing. What a handler raises stays in this thread's state. */
+    /* Handlers run in the main thread only; elsewhere this does nothing. Their exception stays set in this thread. */
     bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0;
     PyGILState_Release(gil);
     return stop;

@@ -5,7 +5,7 @@ static PyObject *scalar_object(const XtScalar *scalar) {
     return scalar->is_int ? PyLong_FromLongLong(scalar->i) : PyFloat_FromDouble(scalar->d);
 }
 
-/* The Python object that args.c would turn into `arg`. */
+/* The inverse of args.c: a Python object that binds to `arg`. */
 static PyObject *argument_object(const PyParam *param, const XtArg *arg) {
     switch (param->kind) {
     case XT_ARG_TENSOR:
@@ -41,7 +41,7 @@ int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *
     if (arguments == NULL || (module = PyType_GetModule(xt_py->op_type)) == NULL) goto done;
     if ((callable = PyObject_GetAttrString(module, op->name)) == NULL) goto done;
     const PySignature *signature = py_signature_of(callable);
-    /* Operators and indexing leave out what has a default. */
+    /* Operators and indexing leave out arguments that have a default. */
     for (int i = 0; i < signature->count && i < count; i++) {
         PyObject *value = argument_object(&signature->param[i], &args[i]);
         int stored = value != NULL ? PyDict_SetItem(arguments, signature->param[i].key, value) : -1;

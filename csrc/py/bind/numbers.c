@@ -59,7 +59,7 @@ int py_number(const char *op, const char *name, PyObject *object, XtScalar *out)
                 item = PyArray_ToScalar(PyArray_DATA((PyArrayObject *)object), (PyArrayObject *)object);
             }
             if (item == NULL) return -1;
-            /* An object array may hold another array: look one level deep only. */
+            /* An object array may hold another array: one level is enough. */
             int found = PyArray_Check(item) ? 0 : py_number(op, name, item, out);
             Py_DECREF(item);
             return found;

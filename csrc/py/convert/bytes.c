@@ -53,7 +53,7 @@ static PyObject *run_from_bytes(PyBound *bound) {
 
 const PyFunction py_bytes_functions[] = {
     {"to_bytes", "input: Tensor -> memoryview", run_to_bytes,
-     "memoryview (uint8, zero copy) of the memory of a contiguous CPU tensor of any dtype.", 0, NULL},
+     "The memory of a contiguous CPU tensor of any dtype as uint8, without a copy.", 0, NULL},
     {"from_bytes", "buffer: object, dtype: dtype, shape: ints -> Tensor", run_from_bytes,
      "New tensor with a copy of the bytes of a C-contiguous buffer, whose size must be that of dtype and shape.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},

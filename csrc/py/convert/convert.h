@@ -11,7 +11,7 @@ PyObject *py_array_behind(const XtStorage *storage);      /* borrowed: the array
 XtTensor *py_from_array(const char *op, PyObject *array); /* zero copy, new */
 PyObject *py_numpy_view(const char *op, PyObject *self);  /* ndarray over the same memory */
 
-/* Returns true when arrays of `array`'s dtype hold elements of *out. NULL-safe for user dtypes: bfloat16 is known by its name. */
+/* Returns false when no dtype of ours is that of `array`. bfloat16, a user dtype of NumPy, is known by its name. */
 bool py_numpy_dtype(PyArrayObject *array, XtDtype *out);
 /* New reference, or NULL with TypeError (bfloat16 without ml_dtypes). */
 PyArray_Descr *py_numpy_descr(const char *op, XtDtype dtype);

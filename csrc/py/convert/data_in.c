@@ -138,7 +138,7 @@ static int walk(Nest *nest, PyObject *object, int depth) {
     return result;
 }
 
-/* Casts a tensor that we own, when it must be. */
+/* Takes over `tensor`; returns it cast to dtype. */
 static XtTensor *as_dtype(XtTensor *tensor, XtDtype dtype) {
     if (tensor == NULL || tensor->dtype == dtype) return tensor;
     XtArg args[2] = {py_arg_tensor(tensor), py_arg_dtype(dtype)};
@@ -180,7 +180,7 @@ static XtTensor *from_nest(const char *op, PyObject *data, const XtDtype *dtype)
     return as_dtype(tensor, dtype != NULL ? *dtype : nest.kind == KIND_FLOAT ? XT_FLOAT32 : exact[nest.kind]);
 }
 
-/* Copies an array of any strides, byte order and alignment; dtypes that we lack are cast when the caller says to what. */
+/* Copies an array of any strides, byte order and alignment; an array of a dtype that xtrain lacks is cast if the caller names a dtype. */
 static XtTensor *copy_array(const char *op, PyArrayObject *array, const XtDtype *dtype) {
     XtDtype held;
     XtTensor *tensor = NULL;
@@ -228,14 +228,14 @@ static XtTensor *copy_tensor(XtTensor *source, const XtDtype *dtype) {
     return copy;
 }
 
-/* Whether NumPy should read it: __array__, a buffer, or NumPy's own. */
+/* Whether NumPy reads it: an array or scalar of NumPy, an object with a buffer or __array__. */
 static bool is_array_like(PyObject *object) {
     if (PyArray_Check(object) || PyArray_CheckScalar(object)) return true;
     if (PyBytes_Check(object) || PyUnicode_Check(object) || PyList_Check(object) || PyTuple_Check(object)) return false;
     return PyObject_CheckBuffer(object) || PyObject_HasAttrString(object, "__array__");
 }
 
-XtTensor *py_from_data(const char *op, PyObject *data, const XtDtype *dtype) {
+static XtTensor *from_data(const char *op, PyObject *data, const XtDtype *dtype) {
     if (py_is_tensor(data)) return copy_tensor(py_tensor(data), dtype);
     if (!is_array_like(data)) return from_nest(op, data, dtype);
     PyObject *array = PyArray_FromAny(data, NULL, 0, 0, 0, NULL);
@@ -247,7 +247,7 @@ XtTensor *py_from_data(const char *op, PyObject *data, const XtDtype *dtype) {
 
 static PyObject *run_tensor(PyBound *bound) {
     XtDtype dtype = (XtDtype)bound->arg[1].i;
-    XtTensor *tensor = py_from_data("tensor", bound->object[0], bound->arg[1].given ? &dtype : NULL);
+    XtTensor *tensor = from_data("tensor", bound->object[0], bound->arg[1].given ? &dtype : NULL);
     if (tensor == NULL) return NULL;
     XtDevice device = bound->arg[2].device;
     if (!bound->arg[2].given)

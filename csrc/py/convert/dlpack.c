@@ -225,7 +225,7 @@ static void hand_back(const XtStorage *storage) {
     backend->accelerator->make_wait(device.index, (void *)LEGACY_STREAM);
 }
 
-/* The last view over foreign memory is gone. Any thread; deleters of Python libraries may expect the GIL. */
+/* Called when no tensor uses the foreign memory any more. Any thread; deleters of Python libraries may expect the GIL. */
 static void release_managed(XtStorage *storage) {
     DlManaged *managed = storage->owner;
     if (managed->deleter == NULL || !Py_IsInitialized()) return;
@@ -320,7 +320,7 @@ static PyObject *from_capsule(PyObject *capsule) {
     }
     void *managed = PyCapsule_GetPointer(capsule, versioned ? "dltensor_versioned" : "dltensor");
     const DlVersioned *header = managed;
-    if (versioned && header->major != DL_MAJOR) /* nothing behind the version may be read */
+    if (versioned && header->major != DL_MAJOR) /* another major version has other fields */
         return PyErr_Format(PyExc_BufferError, "from_dlpack: DLPack major version must be %d, got %u", DL_MAJOR,
                             (unsigned)header->major);
     if (versioned && (header->flags & DL_READ_ONLY))
@@ -350,7 +350,7 @@ static PyObject *from_capsule(PyObject *capsule) {
 static PyObject *stream_for(PyObject *object) {
     PyObject *pair = PyObject_CallMethod(object, "__dlpack_device__", NULL);
     int64_t numbers[2] = {DL_CPU, 0};
-    if (pair == NULL) PyErr_Clear(); /* __dlpack__ decides */
+    if (pair == NULL) PyErr_Clear(); /* then __dlpack__ decides */
     else if (read_pair("__dlpack_device__", pair, numbers) < 0) PyErr_Clear();
     Py_XDECREF(pair);
     const XtBackend *backend;
@@ -413,9 +413,8 @@ const PyFunction py_dlpack_methods[] = {
 
 const PyFunction py_dlpack_functions[] = {
     {"from_dlpack", "x: object -> Tensor", run_from_dlpack,
-     "Tensor over the memory of a DLPack capsule or of an object with __dlpack__; nothing is copied. BufferError when the data "
-     "are\n"
-     "read-only, on an unknown device, or of a dtype without a counterpart.",
+     "Tensor over the memory of a DLPack capsule or of an object with __dlpack__; nothing is copied.\n"
+     "BufferError for data that are read-only, on an unknown device, or of a dtype without a counterpart.",
      0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

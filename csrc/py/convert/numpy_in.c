@@ -15,14 +15,14 @@ bool py_numpy_dtype(PyArrayObject *array, XtDtype *out) {
     case NPY_LONGLONG: *out = size == 4 ? XT_INT32 : XT_INT64; return size == 4 || size == 8;
     default: break;
     }
-    /* ml_dtypes.bfloat16 is a user dtype; its number is given out at run time, its name is not. */
+    /* ml_dtypes.bfloat16 is a user dtype: its number differs from process to process, its name does not. */
     if (!PyTypeNum_ISUSERDEF(type) || size != 2) return false;
     const char *name = PyArray_DESCR(array)->typeobj->tp_name, *dot = strrchr(name, '.');
     *out = XT_BFLOAT16;
     return strcmp(dot != NULL ? dot + 1 : name, "bfloat16") == 0;
 }
 
-/* The last view over the memory is gone. Any thread. */
+/* Called when no tensor uses the memory any more. Any thread. */
 static void release_array(XtStorage *storage) {
     if (!Py_IsInitialized()) return;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -32,7 +32,7 @@ static void release_array(XtStorage *storage) {
 
 PyObject *py_array_behind(const XtStorage *storage) { return storage->release == release_array ? storage->owner : NULL; }
 
-/* Raises "op: array must <rule>" with one argument's text. */
+/* Raises "op: array must <rule>". */
 static int refuse_array(PyObject *type, const char *op, const char *rule) {
     PyErr_Format(type, "%s: array must %s", op, rule);
     return -1;

@@ -60,14 +60,14 @@ static PyObject *run_stream(PyBound *bound) {
     return accelerator != NULL ? PyLong_FromVoidPtr(accelerator->stream(bound->arg[0].device.index)) : NULL;
 }
 
-/* The list is kept for the life of the process: libraries are looked for in it long after this call. */
+/* The list is never freed: a CUDA library may be opened at any time after this call. */
 static PyObject *run_set_package_folders(PyBound *bound) {
     PyObject *list = PySequence_List(bound->object[0]);
     if (list == NULL) return NULL;
     Py_ssize_t count = PyList_GET_SIZE(list);
     const char **folders = calloc((size_t)count + 1, sizeof *folders);
     for (Py_ssize_t i = 0; i < count && folders != NULL; i++) {
-        PyObject *bytes = NULL; /* paths may hold bytes that are no text */
+        PyObject *bytes = NULL; /* a path may hold bytes that are not valid text */
         if (PyUnicode_FSConverter(PyList_GET_ITEM(list, i), &bytes)) folders[i] = strdup(PyBytes_AS_STRING(bytes));
         Py_XDECREF(bytes);
         if (folders[i] != NULL) continue;
@@ -88,16 +88,18 @@ static PyObject *run_allow_tf32(PyBound *bound) {
 static PyObject *run_tf32(PyBound *Py_UNUSED(bound)) { return PyBool_FromLong(xt_tf32()); }
 
 const PyFunction py_cuda_functions[] = {
-    {"cuda_device_count", "-> int", run_device_count, "CUDA devices. RuntimeError says why there are none.", 0, NULL},
+    {"cuda_device_count", "-> int", run_device_count, "Number of CUDA devices. RuntimeError gives the reason if there are none.", 0,
+     NULL},
     {"cuda_info", "device: device = 'cuda' -> {object}", run_info,
-     "What a CUDA device is, and what the CUDA library was built for.", 0, NULL},
+     "Name, capability, memory and versions of a CUDA device, and the architectures that the CUDA library was built for.", 0, NULL},
     {"cuda_counters", "device: device = 'cuda' -> {int}", run_counters,
      "Kernel launches, synchronisations, copies and allocations so far, and bytes of the memory pool.", 0, NULL},
     {"cuda_stream", "device: device = 'cuda' -> int", run_stream,
      "Address of the stream on which all work of a CUDA device is queued.", 0, NULL},
     {"synchronize", "device: device = 'cuda' -> None", run_synchronize, "Waits for the work queued on a device.", 0, NULL},
-    {"set_package_folders", "folders: object -> None", run_set_package_folders, "Where NVIDIA's Python packages may lie.", 0, NULL},
-    {"allow_tf32", "allow: bool -> None", run_allow_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
+    {"set_package_folders", "folders: object -> None", run_set_package_folders,
+     "Sets the folders in which NVIDIA's Python packages are looked for.", 0, NULL},
+    {"allow_tf32", "allow: bool -> None", run_allow_tf32, "Sets whether float32 products may use TF32 units.", 0, NULL},
     {"tf32", "-> bool", run_tf32, "Whether float32 products may use TF32 units.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

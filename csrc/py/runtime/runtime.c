@@ -11,7 +11,7 @@
 #define XT_BUILD_FLAGS ""
 #endif
 
-/* Present when the vendored OpenBLAS is linked in. */
+/* NULL unless the vendored OpenBLAS is linked in. */
 extern char *scipy_openblas_get_config(void) __attribute__((weak));
 
 /* ---- random numbers -------------------------------------------------------------------------------------------------- */
@@ -208,35 +208,35 @@ static PyObject *run_build_info(PyBound *Py_UNUSED(bound)) {
 }
 
 const PyFunction py_runtime_functions[] = {
-    {"manual_seed", "seed: object -> None", run_manual_seed, "Starts the random numbers over from a 64-bit seed.", 0, NULL},
-    {"get_rng_state", "-> (int, int)", run_get_rng_state, "(seed, stream): all there is to the generator.", 0, NULL},
-    {"set_rng_state", "state: object -> None", run_set_rng_state, "Continues from a pair that get_rng_state returned.", 0, NULL},
-    {"get_num_threads", "-> int", run_get_num_threads, "Threads that CPU kernels use.", 0, NULL},
+    {"manual_seed", "seed: object -> None", run_manual_seed, "Restarts the random numbers from a 64-bit seed.", 0, NULL},
+    {"get_rng_state", "-> (int, int)", run_get_rng_state, "(seed, stream), the whole state of the generator.", 0, NULL},
+    {"set_rng_state", "state: object -> None", run_set_rng_state, "Sets the state to a pair that get_rng_state returned.", 0, NULL},
+    {"get_num_threads", "-> int", run_get_num_threads, "Number of threads of CPU kernels.", 0, NULL},
     {"set_num_threads", "count: int -> None", run_set_num_threads,
-     "Sets how many threads CPU kernels use; results do not depend on it.", 0, NULL},
+     "Sets the number of threads of CPU kernels; results do not depend on it.", 0, NULL},
     {"gemm_backends", "device: device = 'cpu' -> [str]", run_backends,
-     "Names of the matrix products that a device can do here, the default first.", GEMM, NULL},
+     "Names of the usable GEMM implementations of a device, the default first.", GEMM, NULL},
     {"attention_backends", "device: device = 'cpu' -> [str]", run_backends,
-     "Names of the attentions of a device, the default first.", ATTENTION, NULL},
+     "Names of the attention implementations of a device, the default first.", ATTENTION, NULL},
     {"use_gemm_backend", "name: str? -> str?", run_use_backend,
-     "Chooses a matrix product for this thread; returns the choice before.", GEMM, NULL},
+     "Chooses a GEMM implementation for this thread; returns the previous choice.", GEMM, NULL},
     {"use_attention_backend", "name: str? -> str?", run_use_backend,
-     "Chooses an attention for this thread; returns the choice before.", ATTENTION, NULL},
+     "Chooses an attention implementation for this thread; returns the previous choice.", ATTENTION, NULL},
     {"set_default_device", "device: device? -> None", run_set_default_device,
-     "Where this thread makes tensors when no device is named; None is the CPU. from_numpy and from_dlpack stay where the data "
-     "are.",
+     "Sets the device of new tensors of this thread when a call names none; None is the CPU. from_numpy and from_dlpack keep the "
+     "device of their data.",
      0, NULL},
-    {"get_default_device", "-> device", run_get_default_device, "Where this thread makes tensors when no device is named.", 0,
-     NULL},
+    {"get_default_device", "-> device", run_get_default_device, "The device of new tensors of this thread when a call names none.",
+     0, NULL},
     {"memory_stats", "device: device = 'cpu' -> {int}", run_memory_stats,
      "Bytes allocated, their peak, bytes cached, live storages and tensors.", 0, NULL},
-    {"memory_reset_peak", "device: device = 'cpu' -> None", run_memory_reset_peak, "Sets the peak to what is allocated now.", 0,
+    {"memory_reset_peak", "device: device = 'cpu' -> None", run_memory_reset_peak, "Sets the peak to the bytes allocated now.", 0,
      NULL},
-    {"memory_trim", "device: device = 'cpu' -> None", run_memory_trim, "Gives cached blocks back to the system.", 0, NULL},
+    {"memory_trim", "device: device = 'cpu' -> None", run_memory_trim, "Returns cached blocks to the system.", 0, NULL},
     {"op_signatures", "-> {str}", run_op_signatures, "Name -> signature of every op, in the grammar of csrc/ops/ops.h.", 0, NULL},
     {"kernels", "device: device = 'cpu' -> {bool}", run_kernels,
      "Slot -> whether the device has it, for every kernel of csrc/kernels.h.", 0, NULL},
     {"cpu_features", "-> [str]", run_cpu_features, "Vector instruction sets of this CPU.", 0, NULL},
-    {"build_info", "-> {str}", run_build_info, "version, compiler, flags and blas of this build.", 0, NULL},
+    {"build_info", "-> {str}", run_build_info, "Version, compiler, flags and BLAS of this build.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

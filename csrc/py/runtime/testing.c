@@ -53,14 +53,14 @@ static PyObject *run_set_call_hook(PyBound *bound) {
 
 const PyFunction py_testing_functions[] = {
     {"compare", "input: Tensor, other: Tensor, rtol: float, atol: float -> {number}", run_compare,
-     "Compares input with other, the reference, on their device; only the counts and maxima of XtComparison (csrc/kernels.h) come "
-     "back, as a dict.",
+     "Compares input with other, the reference, on their device; returns the counts and maxima of XtComparison "
+     "(csrc/contract/reduce.h).",
      0, NULL},
     {"set_call_hook", "hook: object -> object", run_set_call_hook,
-     "hook(op, arguments, outputs) is called after every op of this process that it does not call itself: op is `_C.<name>`, "
-     "arguments a dict by parameter name, "
-     "outputs\n"
-     "a tuple of Tensors. None ends it. Returns the hook before.",
+     "hook(op, arguments, outputs) is called after every op of this process, except ops that the hook itself calls.\n"
+     "op is `_C.<name>`, arguments a dict by parameter name, outputs a tuple of Tensors. None removes the hook. Returns the "
+     "previous "
+     "hook.",
      0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

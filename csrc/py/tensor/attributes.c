@@ -1,4 +1,4 @@
-/* attributes.c - what a tensor says of itself: shape, dtype, device, gradient. */
+/* attributes.c - the attributes of Tensor: shape, dtype, device, gradient and so on. */
 #include "contract/backend.h"
 #include "py/tensor/tensor.h"
 
@@ -107,14 +107,14 @@ PyGetSetDef py_tensor_attributes[] = {
     {"device", get_device, NULL, "device: Where the memory is.", NULL},
     {"ndim", get_ndim, NULL, "int: Number of dimensions.", NULL},
     {"requires_grad", get_requires_grad, set_requires_grad,
-     "bool: Whether operations on this tensor are recorded. Settable on leaves.", NULL},
-    {"grad", get_grad, set_grad, "Tensor?: The gradient that backward() gathered, or None.", NULL},
-    {"is_leaf", get_is_leaf, NULL, "bool: True when no recorded operation made this tensor.", NULL},
+     "bool: Whether operations on this tensor are recorded. Can be set on leaves.", NULL},
+    {"grad", get_grad, set_grad, "Tensor?: The gradient that backward() accumulated, or None.", NULL},
+    {"is_leaf", get_is_leaf, NULL, "bool: Whether no recorded operation made this tensor.", NULL},
     {"grad_fn", get_grad_fn, NULL, "str?: Name of the recorded operation that made this tensor, or None.", NULL},
     {"T", get_T, NULL, "Tensor: View with the dimensions reversed.", NULL},
     {"mT", get_mT, NULL, "Tensor: View with the last two dimensions swapped.", NULL},
     {"data", get_data, NULL, "Tensor: The same memory as a tensor that is not recorded.", NULL},
-    {"_version", get_version, NULL, "int: How often the memory was changed in place.", NULL},
+    {"_version", get_version, NULL, "int: Number of changes of the memory in place.", NULL},
     {"nbytes", get_nbytes, NULL, "int: Bytes of all elements.", NULL},
     {"__cuda_array_interface__", get_cuda_array_interface, NULL, "{object}: The memory of a CUDA tensor, for Numba and CuPy.",
      NULL},

@@ -1,9 +1,9 @@
-/* autograd.c - the tape as Python sees it: backward, hooks, grad mode, nodes whose rule is a Python callable, subclasses.
+/* autograd.c - autograd for Python: backward, hooks, grad mode, nodes with a backward written in Python, subclasses.
  *
  * Ownership of an xt.Function node:  output tensor -> node -> Rule -> callable (usually a method bound to the context) -> what the
- * context saved. A context that saved an output closes a cycle; py_traverse_grad shows it to the garbage collector, and a backward
- * without retain_graph cuts it, because the callable is dropped once it has run. What stays out of the collector's sight are cycles
- * through several nodes of a graph that is never walked.
+ * context saved. A context that saved an output closes a cycle; py_traverse_grad visits it for the garbage collector, and a backward
+ * without retain_graph breaks it by dropping the callable after its run. The collector does not see cycles through several nodes: one
+ * stays in memory until a backward walks its graph.
  */
 #include "py/tensor/tensor.h"
 
@@ -16,7 +16,7 @@ static void release_object(void *context) {
     PyGILState_Release(gil);
 }
 
-/* What a gradient must look like. */
+/* What a gradient must agree with. */
 typedef struct Like {
     int ndim;
     const int64_t *shape;
@@ -67,7 +67,7 @@ typedef struct Rule {
     char name[64];      /* what XtNode.name points at */
 } Rule;
 
-/* Whether the walk under way in this thread keeps its graph. */
+/* Whether the backward that runs in this thread keeps its graph. */
 static _Thread_local bool retaining;
 
 static void release_rule(void *context) {
@@ -76,7 +76,7 @@ static void release_rule(void *context) {
     free(rule);
 }
 
-/* What the gradient for edge `i` must look like; false when none is wanted. */
+/* What the gradient for edge `i` must agree with; false when the edge needs none. */
 static bool wanted_like(const XtNode *node, int i, Like *out) {
     const XtEdge *edge = &node->edges[i];
     if (edge->leaf != NULL) {
@@ -172,7 +172,7 @@ int py_traverse_grad(XtTensor *tensor, visitproc visit, void *arg) {
 
 /* ---- function_apply -------------------------------------------------------------------------------------------------- */
 
-/* Whether `tensor` is one of the inputs of the call, or has a place in a graph already. */
+/* Whether `tensor` is an input of the call or is in a graph already. */
 static bool needs_alias(XtTensor *tensor, XtTensor *const *inputs, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (inputs[i] == tensor) return true;
@@ -195,7 +195,7 @@ static XtStatus new_node(const char *name, PyObject *callable, XtTensor *const *
     return XT_OK;
 }
 
-/* Attaches output `i`; returns the object to hand out. */
+/* Attaches output `i`; returns the object for the caller. */
 static PyObject *attach(XtNode *node, int i, PyObject *output, XtTensor *const *inputs, Py_ssize_t count) {
     XtTensor *tensor = py_tensor(output);
     XtStatus status;
@@ -458,7 +458,7 @@ const PyFunction py_autograd_methods[] = {
     {"backward", "input: Tensor, gradient: Tensor? = None, retain_graph: bool? = False -> None", run_backward_method,
      "Adds d(input . gradient) / d(leaf) to the .grad of every leaf. gradient has input's shape and dtype; for one element it is "
      "1.\n"
-     "The graph is freed on the way unless retain_graph is true.",
+     "Frees the graph as it goes unless retain_graph is true.",
      0, NULL},
     {"requires_grad_", "input: Tensor, requires_grad: bool = True -> self", run_requires_grad, "Sets requires_grad; returns self.",
      0, NULL},
@@ -472,13 +472,13 @@ const PyFunction py_autograd_methods[] = {
 
 const PyFunction py_autograd_functions[] = {
     {"backward", "tensors: Tensors, gradients: object = None, retain_graph: bool = False -> None", run_backward,
-     "One walk back from several tensors; gradients is None or one Tensor or None per tensor.", 0, NULL},
+     "Backward from several tensors at once; gradients is None, or one Tensor or None per tensor.", 0, NULL},
     {"function_apply", "name: str, backward: object, inputs: object, outputs: object -> (Tensor, ...)", run_function_apply,
-     "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None): backward(*output gradients) returns one "
-     "gradient\n"
-     "or None per input. Returns the outputs as a tuple; an output that is an input or has a graph comes back as an alias. While "
-     "nothing\n"
-     "is recorded or no input requires a gradient, the outputs come back unchanged.",
+     "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None).\n"
+     "backward(*output gradients) returns one gradient or None per input. Returns the outputs as a tuple; an output that is an "
+     "input "
+     "or has a graph comes back as an alias.\n"
+     "If nothing is recorded or no input requires a gradient, the outputs come back unchanged.",
      0, NULL},
     {"is_grad_enabled", "-> bool", run_is_grad_enabled, "Whether this thread records operations.", 0, NULL},
     {"set_grad_enabled", "mode: bool -> bool", run_set_grad_enabled, "Switches recording in this thread; returns the mode before.",

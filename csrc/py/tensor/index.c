@@ -66,7 +66,7 @@ static bool is_int(PyObject *item) {
     return PyIndex_Check(item);
 }
 
-/* Counts the dims that a key consumes and refuses what cannot be a key. */
+/* Counts the dims that a key consumes; refuses other objects. */
 static int check_key(XtTensor *tensor, PyObject *const *items, Py_ssize_t count, int *consumed) {
     int dims = 0, ellipses = 0, added = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -115,7 +115,7 @@ static XtTensor *indexed(XtTensor *tensor, PyObject *key) {
             result = select_index(&current, dim, item);
         }
     }
-    if (result == 0 && current == tensor) { /* x[:], x[...]: the same elements under a new name */
+    if (result == 0 && current == tensor) { /* x[:], x[...]: all elements, as another tensor */
         XtArg args[2] = {py_arg_tensor(current), {.given = true, .is_sequence = true, .count = current->ndim}};
         memcpy(args[1].ints, current->shape, sizeof args[1].ints);
         result = step(&current, &xt_op_view, args, 2);

@@ -1,4 +1,4 @@
-/* methods.c - methods that ask about a tensor, move it to another dtype or device, or copy the object. */
+/* methods.c - methods of Tensor: questions, other dtypes and devices, copies of the object. */
 #include "py/tensor/tensor.h"
 
 /* ---- questions ------------------------------------------------------------------------------------------------------- */

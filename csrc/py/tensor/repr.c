@@ -5,7 +5,7 @@
 
 #define SHOWN_ELEMENTS 1000
 
-int py_stats(XtTensor *tensor, double out[5]) {
+static int stats_of(XtTensor *tensor, double out[5]) {
     const XtBackend *backend;
     XtStats params = {.x = tensor->view, .out = out};
     PyThreadState *saved = py_gil_leave();
@@ -15,7 +15,7 @@ int py_stats(XtTensor *tensor, double out[5]) {
     return py_check(status);
 }
 
-/* The mean over the finite elements, from what the kernel counts. */
+/* The mean over the finite elements, from the sum and counts of the kernel. */
 static double mean_of(const XtTensor *tensor, const double stats[5]) {
     double finite = (double)xt_view_numel(&tensor->view) - stats[3] - stats[4];
     return finite > 0 ? stats[2] / finite : Py_NAN;
@@ -24,13 +24,13 @@ static double mean_of(const XtTensor *tensor, const double stats[5]) {
 static PyObject *run_stats(PyBound *bound) {
     XtTensor *tensor = bound->arg[0].tensor;
     double s[5];
-    if (py_stats(tensor, s) < 0) return NULL;
+    if (stats_of(tensor, s) < 0) return NULL;
     bool none = (double)xt_view_numel(&tensor->view) - s[3] - s[4] <= 0;
     return Py_BuildValue("(dddLL)", none ? Py_NAN : s[0], none ? Py_NAN : s[1], mean_of(tensor, s), (long long)s[3],
                          (long long)s[4]);
 }
 
-/* The values as NumPy prints them, indented to stand behind "tensor(". */
+/* The values as NumPy prints them, indented for a place after "tensor(". */
 static PyObject *values_text(PyObject *self) {
     XtTensor *host = py_on_host(py_tensor(self)), *plain = NULL;
     PyObject *wrapped = NULL, *array = NULL, *numpy = NULL, *function = NULL, *kwargs = NULL, *args = NULL, *text = NULL;
@@ -65,7 +65,7 @@ done:
 static PyObject *statistics_text(XtTensor *tensor) {
     double s[5];
     char text[192];
-    if (py_stats(tensor, s) < 0) return NULL;
+    if (stats_of(tensor, s) < 0) return NULL;
     double finite = (double)xt_view_numel(&tensor->view) - s[3] - s[4];
     if (finite > 0)
         snprintf(text, sizeof text, "min=%.4g, max=%.4g, mean=%.4g, nan=%.0f, inf=%.0f", s[0], s[1], mean_of(tensor, s), s[3],

@@ -1,9 +1,9 @@
-/* type.c - the heap type Tensor: creation, garbage collection, attributes. Methods come from tables in the other files.
+/* type.c - the heap type Tensor: creation, garbage collection, slots. Attributes, operators and methods are in the other files.
  *
- * Ownership: a PyTensor owns one reference to an XtTensor. Several PyTensors may show one XtTensor (x.grad makes a new one each
- * time). Python objects hang below an XtTensor in four places, and cycles can run through each: hooks of leaves, hooks of node
+ * Ownership: a PyTensor owns one reference to an XtTensor. Several PyTensors may share one XtTensor (x.grad makes a new one each
+ * time). An XtTensor owns Python objects in four places, and reference cycles can run through each: hooks of leaves, hooks of node
  * outputs, the callable of an xt.Function node, and the array behind from_numpy (a subclass of ndarray may have attributes).
- * tensor_traverse shows them to the garbage collector when this object is their only owner.
+ * tensor_traverse visits them for the garbage collector when this object is their only owner.
  */
 #include "py/tensor/tensor.h"
 
