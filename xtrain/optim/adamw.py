@@ -12,6 +12,8 @@ from ..autograd import no_grad
 from .optimizer import Optimizer
 
 _16_BIT = (_C.bfloat16, _C.float16)
+_L = list[Tensor]
+_Lists = tuple[_L, _L, _L, _L, _L, _L]  # params, grads, exp_avgs, exp_avg_sqs, masters, steps
 _MOST_STEPS = 2**40  # XT_MOST_STEPS of csrc/contract/optimizer.h
 
 
@@ -79,8 +81,8 @@ class AdamW(Optimizer):
         ):
             if value:
                 raise NotImplementedError(f"AdamW: {name} must be False, got {value!r}")
-        betas = tuple(betas) if isinstance(betas, Iterable) else betas
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        pair = tuple(betas) if isinstance(betas, Iterable) else betas
+        super().__init__(params, {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay})
         # (number of the group, device) -> lr, and as a tensor
         self._rates: dict[tuple[int, _C.device], tuple[float, Tensor]] = {}
 
@@ -157,9 +159,7 @@ class AdamW(Optimizer):
             self._check(group)
         all_state = self.state
         for index, group in enumerate(self.param_groups):
-            batches: dict[
-                Any, tuple[list[Tensor], ...]
-            ] = {}  # (dtype, device) -> lists for one call; usually there is a single one
+            batches: dict[tuple[_C.dtype, _C.device], _Lists] = {}  # lists for one call; usually there is a single one
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
@@ -180,6 +180,7 @@ class AdamW(Optimizer):
                 if "master" in raw:
                     masters.append(raw["master"])
                 steps.append(raw["step"])
+            beta1, beta2 = group["betas"]
             for (_, device), batch in batches.items():
                 lr = self._rate(index, device, float(group["lr"]))
-                _C.adamw_(*batch, lr, *group["betas"], group["eps"], group["weight_decay"], guard)
+                _C.adamw_(*batch, lr, beta1, beta2, group["eps"], group["weight_decay"], guard)

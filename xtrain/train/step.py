@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .. import _C, optim, saving
+from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import NonFiniteError
+from .config import warmup_steps
 from .nonfinite import diagnose
 from .state import State
 
+Piece = tuple[Tensor, Tensor]  # ids and targets, int64 [B, S]
 
-def on_device(array: np.ndarray, device: str) -> Any:
+
+def on_device(array: np.ndarray, device: str) -> Tensor:
     """The array as a tensor on `device`."""
     tensor = _C.from_numpy(np.ascontiguousarray(array))
     return tensor if device == "cpu" else tensor.to(_C.device(device))
@@ -23,19 +26,19 @@ def on_device(array: np.ndarray, device: str) -> Any:
 
 @dataclass
 class QueuedStep:
-    """A step whose loss and norm are on the device. loader, rng: the states before it. numbers: its metrics, once they
-    have been read.
+    """A step whose loss and norm are on the device. loader, rng: the states before it. numbers: its metrics, nothing
+    before they have been read.
     """
 
     number: int
     lr: float
     total: int
-    pieces: list[Any]
-    loss: Any
-    norm: Any
+    pieces: list[Piece]
+    loss: Tensor
+    norm: Tensor
     loader: dict[str, int]
-    rng: Any
-    numbers: dict[str, float] | None = None
+    rng: tuple[int, int]
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 class Stepper:
@@ -59,11 +62,11 @@ class Stepper:
             self._give_back(loader, rng)
             raise
 
-    def _give_back(self, loader: dict[str, int], rng: Any) -> None:
+    def _give_back(self, loader: dict[str, int], rng: tuple[int, int]) -> None:
         self._state.loader.load_state_dict(loader)
         _C.set_rng_state(rng)
 
-    def _queue(self, loader: dict[str, int], rng: Any) -> QueuedStep:
+    def _queue(self, loader: dict[str, int], rng: tuple[int, int]) -> QueuedStep:
         state, config, settings = self._state, self._state.config, self._state.config.optim
         ids, targets = state.loader.next_batch()
         total = max(int(np.count_nonzero(targets != -100)), 1)
@@ -74,7 +77,7 @@ class Stepper:
             )
         ]
         lr = optim.lr_schedule(
-            settings.schedule, state.step, settings.warmup, config.steps, settings.lr, settings.final_lr
+            settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr
         )
         for group in state.optimizer.param_groups:
             group["lr"] = lr
@@ -88,21 +91,23 @@ class Stepper:
         state.step += 1
         return step
 
-    def gradients(self, pieces: list[Any], total: int) -> tuple[Any, Any]:
+    def gradients(self, pieces: list[Piece], total: int) -> tuple[Tensor, Tensor]:
         """Loss and norm of the gradients, as tensors on the device; the gradients are clipped."""
         state = self._state
         state.optimizer.zero_grad()
-        loss = None
+        losses: list[Tensor] = []
         for piece_ids, piece_targets in pieces:
             part = state.model.loss(piece_ids, piece_targets, reduction="sum") * (1.0 / total)
             part.backward()
-            loss = part.detach() if loss is None else loss + part.detach()
-        return loss, optim.clip_grad_norm_(state.model.parameters(), state.config.clip or math.inf)
+            losses.append(part.detach())
+        return sum(losses[1:], losses[0]), optim.clip_grad_norm_(
+            state.model.parameters(), state.config.clip or math.inf
+        )
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
         """The metrics of queued steps; of those that have not been read yet, in one copy to the host."""
-        unread = [step for step in steps if step.numbers is None]
+        unread = [step for step in steps if not step.numbers]
         if unread:
             values = _C.cat([value.reshape(1).float() for step in unread for value in (step.loss, step.norm)]).tolist()
             for step, loss, norm in zip(unread, values[::2], values[1::2], strict=True):
@@ -127,7 +132,7 @@ class Stepper:
         finally:
             self._give_back(step.loader, step.rng)
 
-    def _error(self, loss: float, norm: float, pieces: list[Any]) -> NonFiniteError:
+    def _error(self, loss: float, norm: float, pieces: list[Tensor]) -> NonFiniteError:
         state = self._state
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)
