@@ -218,6 +218,7 @@ class Outcome:
     reports: int = 0
     kernels: frozenset[str] = frozenset()
     problem: str = ""  # what else is wrong with the run
+    said: list[str] = dataclasses.field(default_factory=list)  # lines to print, if anything is wrong
 
 
 def read_log(text: str, status: int) -> Outcome:
@@ -253,12 +254,18 @@ def run_tool(sanitizer: str, tool: str, options: argparse.Namespace) -> list[Out
         outcome = read_log(text, status)
         if outcome.reports or outcome.problem:
             shown = [line for line in text.splitlines() if line.strip("= ")]
-            print("\n".join([*shown[:60], *(["..."] if len(shown) > 80 else []), *shown[60:][-20:]]))
-            print(f"sanitize-gpu: {tool} {part}: {outcome.reports} reports {outcome.problem}: {log}", flush=True)
+            outcome.said += [*shown[:60], *(["..."] if len(shown) > 80 else []), *shown[60:][-20:]]
+            outcome.said += [f"sanitize-gpu: {tool} {part}: {outcome.reports} reports {outcome.problem}: {log}"]
         return outcome
 
+    outcomes = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        return list(pool.map(one, range(options.jobs)))
+        for outcome in pool.map(one, range(options.jobs)):
+            # Here and not in `one`: the prints of two threads mix within a line.
+            for line in outcome.said:
+                print(line, flush=True)
+            outcomes.append(outcome)
+    return outcomes
 
 
 def has_gpu() -> bool:

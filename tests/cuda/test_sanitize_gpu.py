@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import sanitize_gpu
 from places import ROOT
+from runs import HANGS
 
 from xtrain import _C
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.on_cpu
 def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "XTRAIN_TEST_DEVICE": "cuda", **environment}
     command = [sys.executable, SCRIPT, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
 
 
 # ---- what is run -----------------------------------------------------------------------------------------------------------------
@@ -123,6 +125,20 @@ def test_the_verdict_is_the_status(tools: Path, summary: str, status: int, dies:
         assert re.search(rf"^sanitize-gpu: racecheck 2/2: {said}", done.stdout, re.MULTILINE), done.stdout
         assert re.fullmatch(r"sanitize-gpu: memcheck, racecheck: \d+ cases, 4 processes FAILED", last)
     assert len(list((tools / "logs").iterdir())) == 4
+
+
+def test_one_thread_prints(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text and end of line are two writes where Python does not buffer its output (PYTHONUNBUFFERED): two threads' lines would mix."""
+    fake = dict(PATH=f"{tools}:{os.environ['PATH']}", FAKE_SUMMARY=NO_ERRORS, FAKE_STATUS="0", FAKE_DIES="1")
+    monkeypatch.setattr(sanitize_gpu, "DEVICE", "cuda")
+    monkeypatch.setattr(sanitize_gpu, "UNRECYCLED", os.environ | fake)
+    monkeypatch.setenv("PATH", fake["PATH"])
+    printed = []
+    monkeypatch.setattr("builtins.print", lambda text, **_: printed.append((threading.current_thread(), text)))
+    assert sanitize_gpu.main(["--tools", "memcheck", "--jobs", "3", "--logs", str(tools / "logs")]) == 1
+    assert {thread for thread, _ in printed} == {threading.main_thread()}
+    of = [re.match(r"sanitize-gpu: memcheck (\d)/3: ", text) for _, text in printed]
+    assert [match[1] for match in of if match] == ["1", "2", "3"]
 
 
 def test_what_is_missing_is_a_line(tools: Path) -> None:
