@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -13,6 +14,10 @@ from places import ROOT
 sys.path.append(str(ROOT))
 
 from xtrain import _C
+
+# A shell without job control starts `pytest ... &` with SIGINT ignored. Children would inherit that, and Ctrl-C would not reach them.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `make test-gpu` runs the suites with tensors made on the GPU: "cuda".
 _C.set_default_device(os.environ.get("XTRAIN_TEST_DEVICE", "cpu"))

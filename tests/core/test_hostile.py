@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from places import SUPPORT
+from runs import HANGS
 
 import xtrain as xt
 from xtrain import _C
@@ -72,7 +73,7 @@ def test_hostile_arguments_never_crash() -> None:
         [sys.executable, "-X", "faulthandler", str(SUPPORT / "hostile_ops.py"), "1"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert int(done.stdout.split()[-1]) > 10_000
@@ -83,7 +84,7 @@ def test_hostile_tensor_methods_never_crash() -> None:
         [sys.executable, "-X", "faulthandler", str(SUPPORT / "hostile_methods.py")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "alive" in done.stdout

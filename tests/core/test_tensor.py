@@ -8,13 +8,12 @@ import gc
 import math
 import operator
 import pickle
-import subprocess
-import sys
 import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 from xtrain import _C
@@ -172,7 +171,7 @@ def test_bfloat16_crosses_with_ml_dtypes() -> None:
 
 def test_bfloat16_without_ml_dtypes_is_a_clear_error() -> None:
     code = "import sys; sys.modules['ml_dtypes'] = None\nimport xtrain as xt\ntry:\n xt.zeros(2, dtype=xt.bfloat16).numpy()\nexcept Exception as e:\n print(type(e).__name__, e)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    out = python("-c", code).stdout
     assert "ml_dtypes" in out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.on_cpu
 SANITIZED = bool(os.environ.get("XTRAIN_SANITIZE"))
 
 
-def run(code: str, *args: str, timeout: float = 120) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=timeout)
+def run(code: str, **kwargs) -> subprocess.CompletedProcess:
+    return python("-c", code, **kwargs)
 
 
 LOOPS = {
@@ -33,40 +33,43 @@ LOOPS = {
 
 
 @pytest.mark.skipif(sys.platform == "win32" or SANITIZED, reason="POSIX signals; timing")
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", LOOPS)
-def test_ctrl_c_is_answered_within_200_ms(name: str) -> None:
+def test_ctrl_c_is_answered_within_200_ms(name: str, threads: int) -> None:
+    """Of processor time, which does not depend on other processes. On one thread it is the time on an idle machine; on two it may be
+    spent twice."""
     code = f"""
-import sys, time
+import os, signal, threading, time
 import xtrain as xt
 from xtrain.models import Qwen3, Qwen3Config
+xt.set_num_threads({threads})
+sent = []
+def send():
+    while time.process_time() < begun + 0.3:
+        time.sleep(0.01)
+    sent.append(time.process_time())
+    os.kill(os.getpid(), signal.SIGINT)
 def loop():
-    print("ready", flush=True)
 {chr(10).join("    " + line for line in LOOPS[name].splitlines())}
+begun = time.process_time()
+threading.Thread(target=send).start()
 try:
     loop()
 except KeyboardInterrupt:
-    print("stopped", time.time(), (xt.ones(2) + 1).tolist(), flush=True)
+    print(time.process_time() - sent[0], (xt.ones(2) + 1).tolist())
 """
     delays = []
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout.readline().strip() == "ready"
-            time.sleep(0.3)
-            sent = time.time()
-            process.send_signal(signal.SIGINT)
-            line = process.stdout.readline()
-            assert line.startswith("stopped"), line
-            assert line.endswith("[2.0, 2.0]\n"), "the process goes on working"
-            delays.append(float(line.split()[1]) - sent)
-        finally:
-            process.kill()
-            process.wait()
-    assert statistics.median(delays) < 0.2, f"Ctrl-C took {delays} s"
+        done = run(code, cpu=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("[2.0, 2.0]\n"), "the process goes on working"
+        delays.append(float(done.stdout.split()[0]))
+    assert statistics.median(delays) < 0.2 * threads, f"Ctrl-C took {delays} s"
 
 
 def test_other_threads_run_during_a_kernel() -> None:
-    """The GIL is released: a Python thread counts on while a long product runs."""
+    """The GIL is released: a Python thread counts on while a long product runs. A busy machine may keep it waiting, so that it has
+    more than one product's time; with the GIL kept it would count in none."""
     x, ticks, done = xt.rand(900, 900), [], threading.Event()
 
     def tick() -> None:
@@ -74,15 +77,19 @@ def test_other_threads_run_during_a_kernel() -> None:
             ticks.append(time.perf_counter())
             time.sleep(0.002)
 
+    def share() -> float:
+        begun = time.perf_counter()
+        xt.matmul(x, x, backend="naive")
+        ended = time.perf_counter()
+        return sum(begun < t < ended for t in ticks) * 0.002 / (ended - begun)
+
     thread = threading.Thread(target=tick)
     thread.start()
-    begun = time.perf_counter()
-    xt.matmul(x, x, backend="naive")
-    ended = time.perf_counter()
-    done.set()
-    thread.join()
-    during = [t for t in ticks if begun < t < ended]
-    assert len(during) >= 0.02 * (ended - begun) / 0.002
+    try:
+        assert any(share() >= 0.02 for _ in range(10))
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_ops_from_many_threads() -> None:
@@ -161,18 +168,25 @@ import threading, time
 import xtrain as xt
 x = xt.rand(1200, 1200)
 threading.Thread(target=lambda: [x.matmul(x, backend="naive") for _ in range(1000)], daemon=True).start()
-time.sleep(0.2)
+begun = time.process_time()
+while time.process_time() < begun + 0.2:
+    time.sleep(0.01)
 """
-    done = run(code, timeout=30)
+    done = run(code, cpu=60)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(SANITIZED, reason="timing")
-def test_import_time() -> None:
-    """`import xtrain` costs at most 60 ms more than `import numpy`: medians of alternating runs, imports cached."""
-    code = "import time; t = time.perf_counter(); import numpy; u = time.perf_counter(); import xtrain; print(u - t, time.perf_counter() - u)"
-    run(code)
-    samples = [float(run(code).stdout.split()[1]) for _ in range(7)]
+def test_import_time(tmp_path) -> None:
+    """`import xtrain` costs at most 60 ms of processor time more than `import numpy`: the median of 7, imports cached."""
+    code = "import time, numpy; t = time.process_time(); import xtrain; print(time.process_time() - t)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # no threads of NumPy's that spin
+    run(code, env=environment)
+    samples = [float(run(code, env=environment).stdout) for _ in range(7)]
     assert statistics.median(samples) <= 0.060, (
         f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in samples]} above numpy"
     )

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from runs import HANGS
 
 import xtrain as xt
 import xtrain.functional as F
@@ -416,7 +417,7 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 print(x.tolist())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[1.0, 1.0, 1.0]\n"
 
@@ -424,7 +425,7 @@ print(x.tolist())
 def test_a_hidden_gpu_leaves_the_cpu() -> None:
     code = "import xtrain as xt; print(xt.cuda.why_unavailable()); print(xt.ones(2).tolist())"
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "XTRAIN_TEST_DEVICE": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=HANGS)
     assert done.stdout == "CUDA is not available: no NVIDIA GPU is visible\n[1.0, 1.0]\n"
 
 
@@ -469,7 +470,7 @@ def test_without_cublas_the_tiles_do_the_products(tmp_path) -> None:
     """A library of that name is loaded already, and has none of its functions."""
     fake = tmp_path / f"libcublasLt.so.{xt.cuda.get_device_properties()['runtime'] // 1000}"
     build = ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(fake), f"-Wl,-soname,{fake.name}"]
-    subprocess.run(build, check=True, timeout=60)
+    subprocess.run(build, check=True, timeout=HANGS)
     code = """
 import xtrain as xt
 assert xt.gemm_backends("cuda") == ["tiled", "naive"], xt.gemm_backends("cuda")
@@ -485,7 +486,7 @@ except (ValueError, NotImplementedError) as error:
         capture_output=True,
         text=True,
         env=os.environ | {"LD_PRELOAD": str(fake)},
-        timeout=120,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stderr
     assert "cublas" in done.stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from runs import HANGS
 
 import setup_cuda
 import xtrain as xt
@@ -100,7 +101,7 @@ import pathlib, sys
 sys.path[:0] = [pathlib.Path("site-packages"), b"site-packages", "/\udcff/site-packages"]
 import xtrain
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANGS)
 
 
 # ---- a library that is damaged, or of another build ---------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def run(package: Path, code: str, **environment: str) -> str:
     """What `code` prints; it has to end well."""
     environment = {**os.environ, "PYTHONPATH": str(package), **environment}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment, timeout=HANGS
     )
     assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -282,17 +283,19 @@ def test_a_forked_child_gets_a_sentence_and_the_cpu(package: Path) -> None:
     start = f"import os, warnings\nwarnings.simplefilter('ignore')\nimport xtrain as xt\nFORKED = {FORKED!r}\n{CHILD}\n"
     used = 'x = xt.ones(3).to("cuda")\ncheck(os.fork())\nprint(x.cpu().tolist())'
     assert run(package, start + used) == "[1.0, 1.0, 1.0]\n"
-    # The fork falls into the opening, in a thread that the child does not have.
+    # The fork falls into the opening, in a thread that the child does not have; synchronize() opens without the GIL.
     opening = """
 import threading, time
-thread = threading.Thread(target=xt.cuda.is_available)
+thread = threading.Thread(target=xt.cuda.synchronize, daemon=True)
 thread.start()
-time.sleep(0.2)
+while not os.path.exists("opening"):
+    time.sleep(0.001)
 check(os.fork())
+open("go", "w").close()
 thread.join()
 print(xt.cuda.is_available())
 """
-    assert run(package, start + opening, FAKE_CUDA_SLOW="1") == "True\n"
+    assert run(package, start + opening, FAKE_CUDA_WAITS="1") == "True\n"
     # Before the first use there is nothing to be refused.
     fresh = "check_status = os.waitpid(pid, 0)[1] if (pid := os.fork()) else os._exit(not xt.cuda.is_available())"
     assert run(package, start + fresh + "\nprint(check_status)") == "0\n"
@@ -310,7 +313,7 @@ def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: 
     subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/support/fake_cudart.c", "-o", fake], check=True)
     loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called
     subprocess.run(["g++", runtime, memory, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
-    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=HANGS).stdout.splitlines()
     assert said[:-5] == ["fails: opening the device: out of memory (OutOfMemory), 0 left"] * 10
     assert said[-5:-2] == [
         "opened, 4 made",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from runs import HANGS
 
 import setup_cuda
 import xtrain as xt
@@ -57,8 +58,8 @@ class Project:
             (folder / "cuda" / name).write_text(f'#include "{header}"\n')
         self.tools.mkdir()
         for name in ("cc", "gcc", "clang", "as", "ld"):  # a PATH that has no nvcc, whatever this machine has
-            if found := shutil.which(name):
-                (self.tools / name).symlink_to(found)
+            if found := shutil.which(name):  # which may be ccache, and looks for the compiler on the PATH
+                self.tool(self.tools / name, f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {found} "$@"\n')
         self.nvcc = self.tool(folder / "toolkit/bin/nvcc", NVCC)
         self.built = folder / "build/obj/cuda/libxtrain_cuda.so"
         self.placed = folder / "xtrain/_lib/libxtrain_cuda.so"
@@ -84,7 +85,7 @@ class Project:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANGS,
         )
 
     def build(self, **changes: str) -> list[str]:

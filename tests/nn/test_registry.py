@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from bigram import Bigram, BigramConfig
-from runs import options, text_file, weights
+from runs import options, python, text_file, weights
 
 from xtrain import cli, saving
 from xtrain.errors import CheckpointError, ConfigError
@@ -82,5 +80,5 @@ def test_saving_imports_no_model() -> None:
     code = (
         "import sys, xtrain.saving, xtrain.models, xtrain.train.config; assert 'xtrain.models.qwen3' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr

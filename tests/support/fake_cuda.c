@@ -4,6 +4,7 @@
 #include "contract/backend.h"
 #include "kernels.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -49,7 +50,10 @@ EXPORTED const char *xt_cuda_contract(void) { return FAKE_CONTRACT; }
 
 EXPORTED XtStatus xt_open_cuda(const XtHost *asked, const XtBackend **out) {
     host = *asked;
-    if (getenv("FAKE_CUDA_SLOW")) usleep(500 * 1000);
+    if (getenv("FAKE_CUDA_WAITS")) { /* the first time: says that it is opening, until it may go on */
+        int file = open("opening", O_CREAT | O_EXCL, 0600);
+        while (file >= 0 && access("go", F_OK) != 0) usleep(1000);
+    }
     *out = &table;
     return XT_OK;
 }

@@ -1,14 +1,18 @@
-"""Small training runs for the tests of training, checkpoints and the command line."""
+"""Child processes of the tests, and small training runs for the tests of training, checkpoints and the command line."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+
+HANGS = 600  # seconds after which a child counts as hung, however busy the machine is
 
 TINY = {
     "model.hidden_size": 16, "model.intermediate_size": 32, "model.num_hidden_layers": 1, "model.num_attention_heads": 2,
@@ -48,11 +52,26 @@ def start(*args: str, **kwargs) -> subprocess.Popen:
     )
 
 
-def xtrain(*args: str, timeout: float = 120, **kwargs) -> subprocess.CompletedProcess:
+def python(*args: str, cpu: int | None = None, **kwargs) -> subprocess.CompletedProcess:
+    """Runs Python and waits. `cpu`: seconds of processor time, in all threads, after which the system kills it. What is promised
+    of speed is tested in these, which a busy machine gives later but does not take away."""
+    if cpu is not None:
+        kwargs["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+    return subprocess.run([sys.executable, *args], **{"capture_output": True, "text": True, "timeout": HANGS, **kwargs})
+
+
+def xtrain(*args: str, **kwargs) -> subprocess.CompletedProcess:
     """Runs the command and waits."""
-    return subprocess.run(
-        [sys.executable, "-m", "xtrain", *args], capture_output=True, text=True, timeout=timeout, **kwargs
-    )
+    return python("-m", "xtrain", *args, **kwargs)
+
+
+def wait_until(condition, process: subprocess.Popen, what: str) -> None:
+    """Returns when the condition holds; AssertionError when the process ends before."""
+    deadline = time.monotonic() + HANGS
+    while not condition():
+        assert process.poll() is None, f"{what}: the process ended: {process.stderr.read()}"
+        assert time.monotonic() < deadline, f"{what}: not within {HANGS} s"
+        time.sleep(0.01)
 
 
 def metrics(directory: Path) -> list[dict]:

@@ -9,10 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
+from clock import Clock
+from runs import HANGS, python
 
 import xtrain as xt
 from xtrain import _C, cli, files
@@ -42,11 +43,11 @@ def test_contenders_take_turns(monkeypatch) -> None:
 def test_a_slow_contender_gets_fewer_turns(monkeypatch) -> None:
     monkeypatch.setattr(frame, "TURNS", 50)
     monkeypatch.setattr(frame, "ENOUGH", 0.05)
-
-    times = frame.measure({"slow": lambda: time.sleep(0.02), "quick": lambda: None})
-    assert frame.FEWEST <= len(times["slow"]) <= 6
-    assert len(times["quick"]) == 50
-    assert times["slow"][0] >= 0.02
+    clock = Clock()
+    monkeypatch.setattr(frame, "time", clock)
+    times = frame.measure({"slow": lambda: clock.sleep(0.02), "quick": lambda: clock.sleep(1e-6)})
+    assert times["slow"] == pytest.approx([0.02] * frame.FEWEST, abs=1e-8)
+    assert times["quick"] == pytest.approx([1e-6] * 50, abs=1e-8)
 
 
 def test_summary_is_a_median() -> None:
@@ -174,10 +175,7 @@ def test_cores_can_be_chosen_apart(variable: str, side: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "XTRAIN_BLAS_CORE")}
 
     def cores(**more: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment | more, capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
+        return python("-c", script, env=environment | more, check=True).stdout.split()
 
     usual, chosen = cores(), cores(**{variable: "Nehalem"})
     mine = 0 if side == "xtrain" else 1
@@ -222,13 +220,14 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, name: str) -> None:
     script = f"""
 import os, signal
 from xtrain import files
+signal.signal(signal.{name}, signal.SIG_DFL)  # under nohup SIGHUP is ignored
 def write(temporary):
     open(temporary, "w").write("half")
     os.kill(os.getpid(), signal.{name})
     for _ in range(10**7): pass
 files.write_file({str(tmp_path / "x.json")!r}, write)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = python("-c", script)
     assert done.returncode == 128 + getattr(signal, name), done.stderr
     assert not list(tmp_path.iterdir()) and done.stderr == ""
 
@@ -265,7 +264,7 @@ def test_standard_output_is_no_report(tmp_path) -> None:
         with open(tmp_path / "out.txt", "w") as out:
             done = subprocess.run(
                 [sys.executable, "-m", "xtrain", "bench", "gemm", "--sizes", "4", "--json", path],
-                stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
+                stdout=out, stderr=subprocess.PIPE, text=True, timeout=HANGS,
             )  # fmt: skip
         assert done.returncode == 2 and "--json must not be the file that standard output goes to" in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.txt", "stdout"] and link.is_symlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -275,11 +276,12 @@ def test_kernels_lists_the_header() -> None:
 
 @pytest.mark.slow
 def test_every_entry_is_run(tmp_path) -> None:
-    """The whole table, as a user runs it: all right, well under two minutes, one record for each op, dtype and backend."""
-    done = xtrain("check", "--json", str(tmp_path / "check.json"))
+    """The whole table, as a user runs it: all right, within two minutes of processor time, one record for each op, dtype and backend."""
+    limit = None if os.environ.get("XTRAIN_SANITIZE") else 120
+    done = xtrain("check", "--threads", "2", "--json", str(tmp_path / "check.json"), cpu=limit)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     record = json.loads((tmp_path / "check.json").read_text())
-    assert record["problems"] == [] and record["seconds"] < 120
+    assert record["problems"] == [] and record["seconds"] > 0
     found = {(row["op"], row["dtype"]) for row in record["rows"]}
     assert found >= {(entry.op, dtype) for entry in TABLE for dtype in entry.dtypes}
     assert {row["backend"] for row in record["rows"] if row["op"] == "matmul"} == set(xt.gemm_backends())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import arguments, options, start, text_file, xtrain
+from runs import arguments, options, python, start, text_file, xtrain
 
 import xtrain as xt
 from xtrain.train import Trainer
@@ -181,7 +181,7 @@ def test_a_name_that_is_not_unicode_is_saved(tmp_path) -> None:
 )
 def test_sizes_nothing_can_hold(tmp_path, option) -> None:
     values = options(text_file(tmp_path / "text.txt"), tmp_path / "run")
-    done = xtrain("train", *arguments(values), option, timeout=30)
+    done = xtrain("train", *arguments(values), option, cpu=30)
     assert done.returncode in (1, 2)
     lines = [line for line in done.stderr.splitlines() if "AddressSanitizer failed to allocate" not in line]
     assert len(lines) == 1 and option[2:9] in lines[0].replace("_", "-")
@@ -205,7 +205,7 @@ def test_a_model_that_memory_cannot_hold_is_one_sentence(tmp_path, option: str) 
     data = text_file(tmp_path / "text.txt")
     words = option.split()
     sizes = [word for name, size in zip(words[::2], words[1::2]) for word in (f"--model.{name}", size)]
-    done = xtrain("train", "--data", str(data), "--out", str(tmp_path / "run"), *sizes, timeout=30)
+    done = xtrain("train", "--data", str(data), "--out", str(tmp_path / "run"), *sizes, cpu=30)
     assert done.returncode == 1 and not (tmp_path / "run").exists()
     assert done.stderr.startswith("xtrain: error: model: out of memory on ") and done.stderr.count("\n") == 1, (
         done.stderr
@@ -257,9 +257,7 @@ def interrupted(tmp_path, *command: str) -> subprocess.CompletedProcess:
     (tmp_path / "numpy.py").write_text(INTERRUPTED)
     root = os.path.dirname(os.path.dirname(xt.__file__))
     path = os.pathsep.join([str(tmp_path), root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path}
-    )
+    return python(*command, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -293,5 +291,5 @@ signal.signal(signal.SIGINT, _early._quiet)
 assert cli.main(["--version"]) == 0
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from runs import arguments, options, text_file, xtrain
+from runs import arguments, options, python, text_file, xtrain
 
 from xtrain import data, files, saving
 from xtrain.errors import CheckpointError, DataError
@@ -32,10 +32,9 @@ sys.exit(cli.main(sys.argv[2:]))
 needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_FSIZE")
 
 
-def limited(size: int, *words: str, cwd: Path) -> subprocess.CompletedProcess:
+def limited(size: int, *words: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:
     """`xtrain words` where no file may be larger than `size` bytes."""
-    command = [sys.executable, "-c", LIMITED, str(size), *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return python("-c", LIMITED, str(size), *words, cwd=cwd, **kwargs)
 
 
 def names(place: Path) -> list[str]:
@@ -102,7 +101,7 @@ try:
 except PermissionError as error:
     print(error.filename)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.stdout == f"{place / 'x'}\n", done.stderr
     assert not names(place)
 
@@ -118,18 +117,25 @@ def test_a_report_on_a_full_disk(tmp_path, words) -> None:
 
 @needs_limits
 def test_a_plot_on_a_full_disk(tmp_path) -> None:
-    pytest.importorskip("matplotlib.font_manager")  # writes its cache of fonts, if there is none
-    done = limited(1000, "bench", "gemm", "--sizes", "8", "--plot", "x.png", cwd=tmp_path)
+    pytest.importorskip("matplotlib")
+    place, cache = tmp_path / "place", tmp_path / "cache"
+    place.mkdir()
+    cache.mkdir()
+    # Matplotlib says on stderr that it makes its cache of fonts, which may take seconds, or that it cannot: it is made before, and in
+    # a folder of our own, where no other process holds the lock.
+    environment = os.environ | {"MPLCONFIGDIR": str(cache)}
+    made = python("-c", "import matplotlib.font_manager", env=environment)
+    assert made.returncode == 0 and names(cache), made.stderr
+    done = limited(1000, "bench", "gemm", "--sizes", "8", "--plot", "x.png", cwd=place, env=environment)
     assert_one_line(done, "x.png: File too large")
-    assert not names(tmp_path)
+    assert not names(place)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("words", [("--help",), ("doctor",), ("check", "--op", "neg")])
 def test_standard_output_on_a_full_disk(words) -> None:
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "xtrain", *words]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = xtrain(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     done.stdout = ""
     assert_one_line(done, "standard output: No space left on device")
 

@@ -6,13 +6,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from runs import options, text_file, weights, xtrain
+from runs import options, python, text_file, weights, xtrain
 
 from xtrain import saving
 from xtrain.errors import CheckpointError, ConfigError
@@ -382,7 +380,7 @@ with saving.directory._renames:
 
 
 def run_alone(code: str, place: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120)
+    done = python("-c", code, cwd=place)
     assert done.returncode == 0, done.stderr
     assert names(place) == ["m"]
 

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import struct
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from runs import options, text_file, weights
+from runs import options, python, text_file, weights
 from safetensors.numpy import load_file
 
 import xtrain as xt
@@ -393,7 +392,7 @@ except CheckpointError as e:
     print("refused:", e)
 m.loss(xt.zeros(1, 4, dtype=xt.int64), xt.zeros(1, 4, dtype=xt.int64)).backward()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert "refused:" in done.stdout
     assert "cannot be written" in done.stdout

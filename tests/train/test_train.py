@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from places import ROOT
-from runs import arguments, metrics, options, start, text_file, weights, xtrain
+from runs import HANGS, arguments, metrics, options, python, start, text_file, wait_until, weights, xtrain
 
 import xtrain as xt
 from xtrain import _C, saving
@@ -207,13 +207,38 @@ def test_train_function_takes_sections_as_dicts(tmp_path, data) -> None:
 
 
 def wait_for(path: Path, lines: int, process: subprocess.Popen) -> None:
-    deadline = time.time() + 60
-    while time.time() < deadline:
-        if path.exists() and path.read_text().count("\n") >= lines:
-            return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    raise AssertionError("the run did not start")
+    wait_until(
+        lambda: path.exists() and path.read_text().count("\n") >= lines, process, f"{lines} lines of {path.name}"
+    )
+
+
+# `xtrain train` that stays in its fourth step, at work, until the file named first is there.
+HELD = """
+import os, sys
+import xtrain as xt
+from xtrain import cli
+from xtrain.data import Loader
+next_batch, calls, x = Loader.next_batch, [], xt.ones(200, 200)
+def held(self):
+    calls.append(1)
+    if len(calls) == 4:
+        print("held", flush=True, file=sys.stderr)
+        while not os.path.exists(sys.argv[1]):
+            x @ x
+    return next_batch(self)
+Loader.next_batch = held
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def held_run(go: Path, *arguments: str) -> subprocess.Popen:
+    """Such a run, in its fourth step."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD, go, "train", *arguments],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr.readline() == "held\n", process.stderr.read()
+    return process
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -221,19 +246,17 @@ def wait_for(path: Path, lines: int, process: subprocess.Popen) -> None:
 def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path, data, number, status) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     long = dict(steps=120, batch_size=8, seq_len=64)
-    process = start("train", *arguments(options(data, out, **long)))
+    process = held_run(tmp_path / "go", *arguments(options(data, out, **long)))
     try:
-        wait_for(out / "metrics.jsonl", 3, process)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        (tmp_path / "go").touch()
+        _, stderr = process.communicate(timeout=HANGS)
     finally:
         process.kill()
-    assert process.returncode == status, stdout + stderr
+    assert process.returncode == status, stderr
     assert "Traceback" not in stderr
     checkpoint = saving.newest_valid(out, print)
-    stopped_at = saving.checkpoint_step(checkpoint)
-    assert 3 <= stopped_at < 120
-    assert len(metrics(out)) == stopped_at
+    assert saving.checkpoint_step(checkpoint) == len(metrics(out)) == 4
     assert Trainer({"resume": str(out)}, quiet=True).run().step == 120
     xt.manual_seed(0)
     Trainer(options(data, whole, **long), quiet=True).run()
@@ -243,33 +266,22 @@ def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path,
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
+    """In a step that would never end."""
     out = tmp_path / "run"
-    process = start(
-        "train",
-        *arguments(
-            options(
-                data,
-                out,
-                steps=100000,
-                batch_size=64,
-                seq_len=256,
-                model__hidden_size=256,
-                model__intermediate_size=1024,
-            )
-        ),
-    )
+    process = held_run(tmp_path / "never", *arguments(options(data, out)))
     try:
-        wait_for(out / "metrics.jsonl", 1, process)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.02)
+        assert [process.stderr.readline() for _ in range(2)] == [
+            "\n",
+            "SIGINT: finishing this step, then saving; once more stops at once\n",
+        ]
         process.send_signal(signal.SIGINT)
-        begun = time.time()
-        _, stderr = process.communicate(timeout=30)
-        assert time.time() - begun < 5
+        _, stderr = process.communicate(timeout=HANGS)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in stderr
+    assert len(metrics(out)) == 3 and not saving.find_checkpoints(out)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -344,7 +356,7 @@ def test_a_reader_who_leaves_does_not_end_the_run(tmp_path, data) -> None:
     process = start("train", *arguments(options(data, out, steps=30)))
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=HANGS) == 0
     assert saving.find_checkpoints(out)[0].name.endswith("30")
 
 
@@ -360,7 +372,7 @@ def test_the_example_of_the_readme_runs(tmp_path) -> None:
     assert len(lines) <= 15, f"the example has {len(lines)} lines"
     short = re.sub(r"range\(\d+\)", "range(3)", code)
     assert short != code
-    done = subprocess.run([sys.executable, "-c", short], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = python("-c", short, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("def ")
     assert list(tmp_path.glob("*/model.safetensors"))
