@@ -1,8 +1,8 @@
 /* power.h - b^n of every device, for the bias corrections of optimizers. C and CUDA.
  *
  * The library's pow() of the host and that of a GPU differ in their last bit, and square-and-multiply in float64 loses a bit for each
- * doubling of n. Here the factors are pairs of float64 (about 106 bits), rounded once at the end: for n < 2^40 the result is less than
- * 0.51 units in the last place away from b^n.
+ * doubling of n. Here the factors are pairs of float64 (about 106 bits), rounded once at the end: for n < 2^40
+ * and b^n > 2^-900 the result is less than 0.51 units in the last place away from b^n. 1 - b^n is 1 long before that bound.
  *
  * Bit for bit the same everywhere: products are fused multiply-adds, which no compiler may contract further.
  */

@@ -1,8 +1,7 @@
 /* threads.c - a small pool that runs the fixed pieces of a loop.
  *
  * Why not OpenMP: its runtime hangs in a forked child once the parent has used it, brings a second copy of itself into every
- * process,
- * and ignores Ctrl-C. This pool is 200 lines, survives fork, and asks for interrupts between pieces.
+ * process, and ignores Ctrl-C. This pool is 200 lines, survives fork, and asks for interrupts between pieces.
  *
  * A job is published under a lock; workers spin a little for the next one (a training step is thousands of short loops) and then
  * sleep. Pieces are claimed from an atomic counter, so a piece may run on any thread, but always computes the same.

@@ -135,13 +135,13 @@ bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64
 XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out);             /* view when possible, else copy */
 /* [..., cols] as [all rows, cols], for at least one dim. */
 XtStatus xt_as_rows(XtTensor *t, XtTensor **out);
-/* The dtype of two operands (ops/elementwise.c): a number or a 0-dim tensor counts only when it is of a higher kind. */
+/* The dtype of two operands (ops/elementwise/elementwise.c): a number or a 0-dim tensor counts only when it is of a higher kind. */
 XtDtype xt_result_dtype(const XtArg *a, const XtArg *b);
 XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape);
 XtView xt_broadcast_view(const XtTensor *t, int ndim, const int64_t *shape);     /* strides 0 where repeated */
 XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out); /* undoes a broadcast */
 
-/* ---- matrix products (ops/matmul.c) ------------------------------------------------------------------------------------------ */
+/* ---- matrix products (ops/gemm/matmul.c) ------------------------------------------------------------------------------------------ */
 
 /* out = a b + (accumulate ? out : 0) over the last two dims, batch dims broadcasting to out's; all of one dtype, at least 2-D.
  * out is dense, or a matrix whose rows lie further apart.
@@ -152,7 +152,7 @@ XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, cons
 /* View with the last two dims swapped. */
 XtStatus xt_transposed(const XtTensor *t, XtTensor **out);
 
-/* ---- cross entropy of rows of logits (ops/cross_entropy.c) --------------------------------------------------------------------
+/* ---- cross entropy of rows of logits (ops/layers/cross_entropy.c) --------------------------------------------------------------------
  * Ops whose arguments `first`, first + 1 and first + 2 are targets, ignore_index and reduction. Logits are [rows, V], rows ld apart. */
 
 /* Checks the three: targets must be class indices, one for each row of x, on its device. */

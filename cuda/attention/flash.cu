@@ -1,5 +1,5 @@
 /* flash.cu - attention of float32 that keeps the scores on the chip; strict float32 products on the CUDA cores.
- * bfloat16 and float16 are in attention_flash_half.cu.
+ * bfloat16 and float16 are in flash_half.cu.
  *
  *     forward   S = scale Q K^T tile by tile; running maximum m and sum l of each row:
  *               m' = max(m, max_j s_j);  p_j = exp(s_j - m');  l = l exp(m - m') + sum_j p_j;  o = o exp(m - m') + sum_j p_j v_j

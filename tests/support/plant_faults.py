@@ -1,6 +1,6 @@
-"""Plants faults of hyper-connections in the C kernels of copies of this tree and writes the table of docs/worklog/mhc.md.
+"""Plants faults of hyper-connections in the C kernels of copies of this tree and prints the table of docs/worklog/mhc.md.
 
-python tests/support/plant_faults.py            # some minutes: builds and tests five copies, one after another; does not write to docs/worklog/mhc.md
+python tests/support/plant_faults.py            # some minutes: builds and tests five copies, one after another
 python tests/support/plant_faults.py "shift"    # the faults whose description has the word
 """
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from runs import arguments, options, python, start, text_file, xtrain
@@ -70,6 +71,8 @@ def test_sample(run) -> None:
     assert a.stdout != c.stdout
     newest = sorted((place / "run").glob("checkpoint-*"))[-1]
     assert xtrain("sample", str(newest), "--max-tokens", "3").returncode == 0
+    dashes = xtrain("sample", str(newest), "--prompt", "--- title", "--max-tokens", "3")
+    assert dashes.returncode == 0 and dashes.stdout.startswith("--- title")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,7 @@ def test_doctor() -> None:
     assert done.returncode == 0, done.stdout
     for word in ("xtrain", "Python", "numpy", "OpenBLAS", "CPU", "CUDA"):
         assert word.lower() in done.stdout.lower(), word
+    assert f" in {Path(xt.__file__).parent}\n" in done.stdout
 
 
 def test_version() -> None:

@@ -77,6 +77,32 @@ def test_a_loss_is_read_once(tmp_path, data, every: int) -> None:
     assert set(trainer.train_step()) == {"loss", "lr", "grad_norm"}
 
 
+def test_a_bad_step_that_nobody_read_is_not_counted(tmp_path, data) -> None:
+    """An exception ends the loop while a bad step is queued: the run goes on from the step before it."""
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    trainer.stepper.read_every = 8
+    next_batch, weight = trainer.loader.next_batch, dict(trainer.model.named_parameters())["model.norm.weight"]
+
+    def failing():
+        if trainer.step == 3:
+            with xt.no_grad():
+                weight[0] = math.nan
+        if trainer.step == 5:
+            raise OSError("the data is gone")
+        return next_batch()
+
+    trainer.loader.next_batch = failing
+    with pytest.raises(OSError, match="the data is gone"):
+        trainer.run()
+    assert trainer.step == 3
+    assert {state["step"] for state in trainer.optimizer.state.values()} == {3}
+    trainer.loader.next_batch = next_batch
+    with xt.no_grad():
+        weight[0] = 1.0
+    assert trainer.run().step == 8
+    assert {state["step"] for state in trainer.optimizer.state.values()} == {8}
+
+
 def test_a_bad_step_that_is_found_late_has_changed_nothing(tmp_path, data) -> None:
     out = tmp_path / "run"
     trainer = Trainer(options(data, out, save_every=0), quiet=True)

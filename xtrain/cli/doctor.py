@@ -78,7 +78,7 @@ def report() -> tuple[str, bool]:
     """Return (text, whether everything required works)."""
     info = _C.build_info()
     rows = [
-        ("xtrain", f"{__version__} in {os.path.dirname(os.path.abspath(__file__))}"),
+        ("xtrain", f"{__version__} in {os.path.dirname(os.path.abspath(_C.__file__))}"),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         ("compiler", f"{info.get('compiler', 'unknown')}"),

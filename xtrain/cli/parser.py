@@ -40,13 +40,15 @@ def parse(arguments: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str],
 
 
 def _take_value(name: str, key: Key, rest: list[str]) -> str:
-    """The value of an option that has none behind `=`; it is taken out of the words that follow."""
+    """The value of an option that has none behind `=`; it is taken out of the words that follow. The value of a text of
+    `simple_options` may begin with `--`.
+    """
     if key.kind is bool:
         return rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
     alone = not rest or rest[0].startswith("--")
     if key.meta["alone"] is not None and (alone or rest[0].endswith(".toml")):
         return key.meta["alone"]
-    if alone:
+    if not rest or (alone and not key.meta.get("any_word")):
         raise ConfigError(f"--{name} needs a value" + (f": {key.meta['help']}" if key.meta["help"] else ""))
     return rest.pop(0)
 
@@ -64,9 +66,15 @@ def simple_options(
     arguments: Sequence[str], known: Mapping[str, Any], words: int, usage: str
 ) -> tuple[list[str], dict[str, Any]]:
     """Return (as many plain words, options by name); an option has the type of its default in `known`, None is text."""
-    rules = option(None, "").metadata
+    rules, text = option(None, "").metadata, option(None, "", any_word=True).metadata
     keys = {
-        name: Key(f"--{name.replace('_', '-')}", str if value is None else type(value), False, value, rules)
+        name: Key(
+            f"--{name.replace('_', '-')}",
+            str if value is None else type(value),
+            False,
+            value,
+            text if value is None else rules,
+        )
         for name, value in known.items()
     }
     found, values = parse(arguments, keys)

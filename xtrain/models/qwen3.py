@@ -270,7 +270,7 @@ class Qwen3(nn.Module):
         return [KVCache(shape, weight.dtype, weight.device) for _ in range(config.num_hidden_layers)]
 
     def generate(self, ids, max_new_tokens, **options):
-        """Continues ids by sampling; see xtrain.models.generate."""
+        """Continues ids by sampling; see xtrain.generation.generate."""
         return generation.generate(self, ids, max_new_tokens, **options)
 
     @classmethod

@@ -33,7 +33,9 @@ class _State(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == "step":
-            self.raw[name].fill_(int(value))
+            if not isinstance(value, int) or not 0 <= value < _MOST_STEPS:
+                raise ValueError(f"AdamW: step must be an integer in [0, 2**40), got {value!r}")
+            self.raw[name].fill_(value)
         else:
             self.raw[name] = value
 
@@ -61,8 +63,8 @@ class AdamW(Optimizer):
     be None (not updated). State per parameter: step, exp_avg, exp_avg_sq and, for 16-bit dtypes, master. `foreach` and
     `fused` are accepted and have no effect.
 
-    Steps and learning rates lie on the parameters' device, so that a step neither waits for it nor hands it other
-    arguments than the step before. Reading a state's `step` waits; `state_dict` waits once for all of them.
+    Steps and learning rates lie on the parameters' device: a step does not wait for it, and its launch has the same
+    arguments each time. Reading a state's `step` waits; `state_dict` waits once for all of them.
     """
 
     _moments = ("exp_avg", "exp_avg_sq", "master")
@@ -150,9 +152,8 @@ class AdamW(Optimizer):
     def step(self, closure: None = None, *, guard: Tensor | None = None) -> None:
         """Updates every parameter that has a gradient.
 
-        guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients. When it turns out to
-        be NaN or infinite, this is no step: no parameter, no moment and no count of steps is changed. Nobody waits for
-        its value.
+        guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients. If it is
+        NaN or infinite, the step changes no parameter, moment or count. The host does not read it.
         """
         self._refuse_closure(closure)
         for group in self.param_groups:  # which may have been edited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,32 +49,37 @@ def _steps(
     speed = _Speed(config.batch_size * config.seq_len)
     queued: list[QueuedStep] = []
     begun = time.monotonic() - state.elapsed
-    while queued or (state.step < config.steps and not stop.received):
-        if state.step < config.steps and not stop.received:
-            if not queued:
-                speed.start()
-            queued.append(stepper.queue())
-        final = state.step == config.steps
-        evaluating = final or (config.eval_every and state.step % config.eval_every == 0)
-        saving = config.save_every and state.step % config.save_every == 0
-        if len(queued) < stepper.read_every and not (evaluating or saving or stop.received):
-            continue
-        read = stepper.read(queued)
-        rate = speed.stop(len(queued))
-        for step, numbers in zip(queued, read, strict=True):
-            record = {"step": step.number, **stepper.check(step, numbers)}
-            record.update(tokens=step.number * speed.tokens, tokens_per_second=round(rate, 1))
-            if step is queued[-1] and evaluating and (final or not stop.received):
-                record.update(evaluate(not final))
-            state.elapsed = time.monotonic() - begun
-            write({**record, "time": round(state.elapsed, 3)})
-        queued = []
-        progress.update(state.step, record["loss"], rate)
-        if saving and not final:
-            try:
-                save()
-            except CheckpointError as error:  # the next save may work, and the last one of the run must
-                report.warn(str(error))
+    try:
+        while queued or (state.step < config.steps and not stop.received):
+            if state.step < config.steps and not stop.received:
+                if not queued:
+                    speed.start()
+                queued.append(stepper.queue())
+            final = state.step == config.steps
+            evaluating = final or (config.eval_every and state.step % config.eval_every == 0)
+            saving = config.save_every and state.step % config.save_every == 0
+            if len(queued) < stepper.read_every and not (evaluating or saving or stop.received):
+                continue
+            read = stepper.read(queued)
+            rate = speed.stop(len(queued))
+            for step, numbers in zip(queued, read, strict=True):
+                record = {"step": step.number, **stepper.check(step, numbers)}
+                record.update(tokens=step.number * speed.tokens, tokens_per_second=round(rate, 1))
+                if step is queued[-1] and evaluating and (final or not stop.received):
+                    record.update(evaluate(not final))
+                state.elapsed = time.monotonic() - begun
+                write({**record, "time": round(state.elapsed, 3)})
+            queued = []
+            progress.update(state.step, record["loss"], rate)
+            if saving and not final:
+                try:
+                    save()
+                except CheckpointError as error:  # the next save may work, and the last one of the run must
+                    report.warn(str(error))
+    except BaseException:
+        with contextlib.suppress(Exception):  # the device may be lost
+            stepper.rewind(queued)
+        raise
     return record
 
 

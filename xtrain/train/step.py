@@ -114,6 +114,17 @@ class Stepper:
                 step.numbers = {"loss": loss, "lr": step.lr, "grad_norm": norm}
         return [step.numbers for step in steps]
 
+    def rewind(self, steps: list[QueuedStep]) -> None:
+        """Put the state before the first of the queued `steps` that is not finite, if there is one: the optimizer took
+        neither it nor those behind it. For steps that an exception has left unread.
+        """
+        for step, numbers in zip(steps, self.read(steps), strict=True):
+            if not all(map(math.isfinite, numbers.values())):
+                self._guard.fill_(0)
+                self._state.step = step.number - 1
+                self._give_back(step.loader, step.rng)
+                return
+
     def check(self, step: QueuedStep, numbers: dict[str, float]) -> dict[str, float]:
         """Return `numbers`, or raise NonFiniteError with everything as before that step. A step that is found bad late
         is repeated for the diagnosis: nothing has changed since.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -119,7 +120,12 @@ class Trainer(State):
         (`trainer.loader.next_batch()` leaves it out), or save; nothing repaired, the same step fails again.
         """
         step = self.stepper.queue()
-        return self.stepper.check(step, self.stepper.read([step])[0])
+        try:
+            return self.stepper.check(step, self.stepper.read([step])[0])
+        except BaseException:
+            with contextlib.suppress(Exception):  # the device may be lost
+                self.stepper.rewind([step])
+            raise
 
     @_in_own_precision
     def evaluate(self) -> dict[str, float]:

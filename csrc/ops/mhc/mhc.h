@@ -5,7 +5,7 @@
 #include "contract/mhc.h"
 #include "ops/ops.h"
 
-/* ops/mhc_pre.c. Arguments 0 .. 6 of both ops: x, phi, alpha, bias, gamma, norm_eps, hc_eps; slots 0 .. 8 of both nodes. */
+/* ops/mhc/mhc_pre.c. Arguments 0 .. 6 of both ops: x, phi, alpha, bias, gamma, norm_eps, hc_eps; slots 0 .. 8 of both nodes. */
 typedef struct XtMhcPre {
     XtTensor *x, *phi, *alpha, *bias, *gamma;             /* dense; gamma may be NULL */
     XtTensor *h_in, *h_post, *h_res, *h_pre, *rstd, *mix; /* new */
@@ -19,7 +19,7 @@ void xt_mhc_pre_release(XtMhcPre *pre);
 XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *dh_post, const XtTensor *dh_res,
                              const XtTensor *dout, const XtTensor *m_res, XtTensor **din);
 
-/* ops/sinkhorn.c. args: iters, eps, form, transpose, in this order. */
+/* ops/mhc/sinkhorn.c. args: iters, eps, form, transpose, in this order. */
 typedef struct XtSinkhornOptions {
     int64_t iters;
     double eps;
@@ -31,7 +31,7 @@ XtStatus xt_sinkhorn_options(const XtOp *op, const XtArg *args, XtSinkhornOption
 XtStatus xt_sinkhorn(const XtTensor *logits, const XtSinkhornOptions *options, XtTensor **out);
 XtStatus xt_sinkhorn_gradient(const XtTensor *logits, const XtTensor *dout, const XtSinkhornOptions *options, XtTensor **dlogits);
 
-/* ops/mhc_post.c: din[0 .. 3] of x, y, h_post, m_res; `keep_x` false: din[0] is not made. Slots 0 .. 3 hold the inputs. */
+/* ops/mhc/mhc_post.c: din[0 .. 3] of x, y, h_post, m_res; `keep_x` false: din[0] is not made. Slots 0 .. 3 hold the inputs. */
 XtStatus xt_mhc_post_forward(XtCall *c);
 XtStatus xt_mhc_post_backward(XtNode *n, const XtTensor *dout, bool keep_x, XtTensor **din);
 

@@ -476,8 +476,7 @@ const PyFunction py_autograd_functions[] = {
     {"function_apply", "name: str, backward: object, inputs: object, outputs: object -> (Tensor, ...)", run_function_apply,
      "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None).\n"
      "backward(*output gradients) returns one gradient or None per input. Returns the outputs as a tuple; an output that is an "
-     "input "
-     "or has a graph comes back as an alias.\n"
+     "input or has a graph comes back as an alias.\n"
      "If nothing is recorded or no input requires a gradient, the outputs come back unchanged.",
      0, NULL},
     {"is_grad_enabled", "-> bool", run_is_grad_enabled, "Whether this thread records operations.", 0, NULL},
