@@ -4,13 +4,25 @@ A Module keeps its parameters, buffers and sub-modules as plain attributes; `par
 find them by type.
 """
 
-from collections import namedtuple
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _C
+from .._C import Tensor
+from .._types import Device
 from ..autograd import no_grad
 
-Tensor = _C.Tensor
-_LoadResult = namedtuple("LoadResult", ("missing_keys", "unexpected_keys"))
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class LoadResult(NamedTuple):
+    """What load_state_dict returns: names that only one of the two sides has."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Parameter(Tensor):
@@ -18,24 +30,24 @@ class Parameter(Tensor):
     otherwise.
     """
 
-    def __new__(cls, data, requires_grad=True):
+    def __new__(cls, data: Tensor, requires_grad: bool = True) -> Self:
         return _C.make_subclass(cls, data, requires_grad)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copy = type(self)(self.detach().clone(), self.requires_grad)
         memo[id(self)] = copy
         return copy
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "Parameter containing:\n" + super().__repr__()
 
 
 class Module:
     """Base of all layers: define `forward`, assign parameters and sub-modules as attributes in `__init__`."""
 
-    training = True
-    _buffers = None  # name -> persistent, made by register_buffer
-    _forward_hooks = None
+    training: bool = True
+    _buffers: dict[str, bool] | None = None  # name -> persistent, made by register_buffer
+    _forward_hooks: list[Callable[..., Any]] | None = None
 
     def forward(self, *args, **kwargs):
         raise NotImplementedError(f"{type(self).__name__}: forward must be defined")
@@ -49,7 +61,7 @@ class Module:
                     result = changed
         return result
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if (
             isinstance(value, Tensor)
             and not isinstance(value, Parameter)
@@ -62,20 +74,20 @@ class Module:
 
     # ---- what is inside
 
-    def named_children(self):
+    def named_children(self) -> Iterator[tuple[str, Module]]:
         """(name, module) of the direct sub-modules, each module once."""
-        seen = set()
+        seen: set[int] = set()
         for name, value in self.__dict__.items():
             if isinstance(value, Module) and id(value) not in seen:
                 seen.add(id(value))
                 yield name, value
 
-    def children(self):
+    def children(self) -> Iterator[Module]:
         """The direct sub-modules."""
         for _, module in self.named_children():
             yield module
 
-    def named_modules(self, memo=None, prefix=""):
+    def named_modules(self, memo: set[int] | None = None, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """(dotted name, module) of this module and all below it, each module once, parents first."""
         memo = set() if memo is None else memo
         if id(self) in memo:
@@ -86,12 +98,12 @@ class Module:
             if isinstance(value, Module):
                 yield from value.named_modules(memo, f"{prefix}.{name}" if prefix else name)
 
-    def modules(self):
+    def modules(self) -> Iterator[Module]:
         """This module and all below it."""
         for _, module in self.named_modules():
             yield module
 
-    def _own(self, buffers):
+    def _own(self, buffers: bool) -> Iterator[tuple[str, Any]]:
         """(name, tensor) of this module alone."""
         kept = self._buffers or {}
         for name, value in self.__dict__.items():
@@ -101,34 +113,43 @@ class Module:
             elif isinstance(value, Parameter):
                 yield name, value
 
-    def _named_tensors(self, buffers, prefix, recurse, remove_duplicate):
-        seen = set()
+    def _named_tensors(
+        self, buffers: bool, prefix: str, recurse: bool, remove_duplicate: bool
+    ) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
         for module_name, module in self.named_modules(prefix=prefix) if recurse else ((prefix, self),):
             for name, tensor in module._own(buffers):
                 if not remove_duplicate or id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{module_name}.{name}" if module_name else name, tensor
 
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
         """(dotted name, Parameter); a parameter that is shared comes once, under its first name."""
         return self._named_tensors(False, prefix, recurse, remove_duplicate)
 
-    def parameters(self, recurse=True):
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         """All parameters, each once."""
         for _, parameter in self.named_parameters(recurse=recurse):
             yield parameter
 
-    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         """(dotted name, Tensor) of the buffers."""
         return self._named_tensors(True, prefix, recurse, remove_duplicate)
 
-    def buffers(self, recurse=True):
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """All buffers, each once."""
         for _, buffer in self.named_buffers(recurse=recurse):
             yield buffer
 
-    def register_buffer(self, name, tensor, persistent=True):
-        """A tensor (or None) that moves with the module but is not trained; persistent ones are part of state_dict."""
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """A tensor (or None) that moves with the module but is not trained; persistent ones are part of state_dict.
+
+        ValueError for a name that has a dot or is taken.
+        """
         if (
             not isinstance(name, str)
             or not name
@@ -141,7 +162,7 @@ class Module:
         object.__setattr__(self, "_buffers", {**(self._buffers or {}), name: bool(persistent)})
         setattr(self, name, tensor)
 
-    def register_parameter(self, name, parameter):
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
         """The same as assigning the attribute."""
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(
@@ -149,13 +170,13 @@ class Module:
             )
         setattr(self, name, parameter)
 
-    def add_module(self, name, module):
+    def add_module(self, name: str, module: Module | None) -> None:
         """The same as assigning the attribute."""
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"add_module: module must be a Module or None, got {type(module).__name__}")
         setattr(self, name, module)
 
-    def register_forward_hook(self, hook):
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> _HookHandle:
         """Calls hook(module, args, result) after every forward; what it returns, if not None, replaces the result.
 
         Returns a handle whose remove() ends it.
@@ -165,19 +186,19 @@ class Module:
 
     # ---- reading and writing all values
 
-    def state_dict(self, prefix=""):
+    def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
         """{dotted name: tensor} of parameters and persistent buffers; the tensors share memory with the module."""
-        state = {}
+        state: dict[str, Tensor] = {}
         for module_name, module in self.named_modules(prefix=prefix.removesuffix(".")):
             start = f"{module_name}." if module_name else ""
             for name, tensor in module._own(False):
                 state[start + name] = tensor.detach()
             for name, tensor in module._own(True):
-                if module._buffers[name]:
+                if (module._buffers or {})[name]:
                     state[start + name] = tensor.detach()
         return state
 
-    def load_state_dict(self, state_dict, strict=True):
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> LoadResult:
         """Copies the values in, casting to this module's dtypes. Nothing is changed unless everything fits.
 
         ValueError names missing and unexpected keys (only when strict) and every shape that differs. Returns
@@ -204,34 +225,34 @@ class Module:
             for key, tensor in own.items():
                 if key in state_dict:
                     tensor.copy_(state_dict[key])
-        return _LoadResult(missing, unexpected)
+        return LoadResult(missing, unexpected)
 
     # ---- changing all of it
 
-    def apply(self, function):
+    def apply(self, function: Callable[[Module], object]) -> Self:
         """Calls function(module) for every module, children first; returns self."""
         for module in self.children():
             module.apply(function)
         function(self)
         return self
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> Self:
         """Training mode on or off (dropout looks at it), here and below; returns self."""
         for module in self.modules():
             object.__setattr__(module, "training", bool(mode))
         return self
 
-    def eval(self):
+    def eval(self) -> Self:
         """train(False)."""
         return self.train(False)
 
-    def requires_grad_(self, requires_grad=True):
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freezes or unfreezes all parameters; returns self."""
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, or fills them with zeros."""
         for parameter in self.parameters():
             if set_to_none:
@@ -239,11 +260,12 @@ class Module:
             elif parameter.grad is not None:
                 parameter.grad.fill_(0)
 
-    def to(self, *args, dtype=None, device=None):
+    def to(self, *args: _C.dtype | _C.device | str, dtype: _C.dtype | None = None, device: Device = None) -> Self:
         """Casts floating parameters and buffers to a dtype and moves them to a device; returns self.
 
         to(dtype), to(device), to(device, dtype) or keywords. Parameters that are shared stay shared. Converted
         parameters are new objects: make the optimizer after this call. Gradients are dropped by a conversion.
+        TypeError for an integer dtype.
         """
         for arg in args:
             if isinstance(arg, _C.dtype):
@@ -254,43 +276,43 @@ class Module:
                 raise TypeError(f"to: arguments must be a dtype or a device, got {type(arg).__name__}")
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"to: dtype must be a floating dtype, got {dtype.name}")
-        device = None if device is None else _C.device(device)
-        converted = {}
+        place = None if device is None else _C.device(device)
+        converted: dict[int, Tensor] = {}
         for module in self.modules():
             for name, tensor in [*module._own(False), *module._own(True)]:
                 new = converted.get(id(tensor))
                 if new is None:
-                    new = converted[id(tensor)] = _convert(tensor, module._dtype_for(dtype), device)
+                    new = converted[id(tensor)] = _convert(tensor, module._dtype_for(dtype), place)
                 if new is not tensor:
                     object.__setattr__(module, name, new)
         return self
 
-    def _dtype_for(self, dtype):
+    def _dtype_for(self, dtype: _C.dtype | None) -> _C.dtype | None:
         """What `to` makes of a dtype for this module's own tensors; hyper-connections stay wide."""
         return dtype
 
-    def float(self):
+    def float(self) -> Self:
         """to(float32)."""
         return self.to(_C.float32)
 
-    def double(self):
+    def double(self) -> Self:
         """to(float64)."""
         return self.to(_C.float64)
 
-    def half(self):
+    def half(self) -> Self:
         """to(float16)."""
         return self.to(_C.float16)
 
-    def bfloat16(self):
+    def bfloat16(self) -> Self:
         """to(bfloat16)."""
         return self.to(_C.bfloat16)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         """What stands between the brackets of repr; subclasses override it."""
         return ""
 
-    def __repr__(self):
-        runs = []  # [first name, last name, count, text]: equal neighbours take one line
+    def __repr__(self) -> str:
+        runs: list[Any] = []  # [first name, last name, count, text]: equal neighbours take one line
         for name, module in self.named_children():
             text = repr(module).replace("\n", "\n  ")
             if runs and runs[-1][3] == text and name.isdecimal():
@@ -311,19 +333,19 @@ class _HookHandle:
     def __init__(self, module, hook):
         self._module, self._hook = module, hook
 
-    def remove(self):
+    def remove(self) -> None:
         """Ends the hook; a second call does nothing."""
         if self._module is not None:
             self._module._forward_hooks.remove(self._hook)
             self._module = None
 
 
-def _some(names, most=5):
+def _some(names: list[str], most: int = 5) -> str:
     text = ", ".join(names[:most]) or "none"
     return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
-def _convert(tensor, dtype, device):
+def _convert(tensor: Tensor, dtype: _C.dtype | None, device: _C.device | None) -> Tensor:
     want = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
     if tensor.dtype == want and (device is None or tensor.device == device):
         return tensor
