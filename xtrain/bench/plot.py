@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_file
+from ..train.plot import new_figure
 from .frame import headline
 
 COLORS = {
@@ -25,9 +26,6 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
     """GFLOP/s (TFLOP/s on a GPU) of every contender, a group of bars a shape, a panel a dtype. The file appears whole
     or not at all.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     measured = [record for record in records if "gflops" in record]
     dtypes = list(dict.fromkeys(record["dtype"] for record in measured))
     names = list(dict.fromkeys(record["contender"] for record in measured))
@@ -37,8 +35,7 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
     width = 0.8 / max(len(names), 1)
     unit, scale = ("GFLOP/s", 1.0) if facts["device"] == "cpu" else ("TFLOP/s", 1e-3)
 
-    figure = Figure(figsize=(max(6.0, 1.2 * len(shapes) + 2.0), 3.6 * len(dtypes)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(max(6.0, 1.2 * len(shapes) + 2.0), 3.6 * len(dtypes))
     figure.suptitle(headline(facts), fontsize="small")
     panels = figure.subplots(len(dtypes), 1, squeeze=False)[:, 0]
     for axes, dtype in zip(panels, dtypes):
@@ -63,13 +60,9 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
 
 def plot_ops(path: str | os.PathLike[str], facts: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
     """The part of a copy's rate that every op reaches, forward and backward. The file appears whole or not at all."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     measured = [r for r in records if any(r.get(p, {}).get("percent_of_copy") for p in ("forward", "backward"))]
     names = [" ".join(word for word in (r["op"], r["dtype"], r["backend"]) if word) for r in measured]
-    figure = Figure(figsize=(8.0, 0.22 * max(len(measured), 4) + 1.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 0.22 * max(len(measured), 4) + 1.5)
     figure.suptitle(headline(facts), fontsize="small")
     axes = figure.add_subplot()
     for pass_, shift, color in (("forward", -0.2, "#1f4e8c"), ("backward", 0.2, "#e0a030")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from importlib import import_module
 
 import numpy as np
 
@@ -27,19 +28,19 @@ class FileTokenizer:
     def __init__(self, directory: str) -> None:
         path = os.path.join(directory, "tokenizer.json")
         try:
-            from tokenizers import Tokenizer as Implementation
+            implementation = import_module("tokenizers").Tokenizer  # not `import`: checkers take this folder for it
         except ImportError:
             raise DataError(f"{path} needs the package tokenizers: pip install 'xtrain[hf]'") from None
         try:
-            self._implementation = Implementation.from_file(path)
+            self._implementation = implementation.from_file(path)
         except Exception as error:  # the package raises bare Exception
             raise DataError(f"{path} cannot be read: {error}") from None
-        self._files = {}
+        self._files: dict[str, bytes] = {}
         for name in _COPIED:
             if os.path.isfile(os.path.join(directory, name)):
                 with open(os.path.join(directory, name), "rb") as stream:
                     self._files[name] = stream.read()
-        self.vocab_size = self._implementation.get_vocab_size()
+        self.vocab_size: int = self._implementation.get_vocab_size()
         self.eos = self._find_eos(directory)
 
     def _find_eos(self, directory: str) -> int | None:

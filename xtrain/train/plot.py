@@ -33,6 +33,16 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
+def new_figure(width: float, height: float) -> Any:
+    """An empty Figure of matplotlib of this size in inches, which needs no display. ImportError without matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]  (an extra)
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  (an extra)
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def plot_loss(
     run: str | os.PathLike[str], bytes_per_token: float | None = 1.0, path: str | os.PathLike[str] | None = None
 ) -> Path:
@@ -42,9 +52,7 @@ def plot_loss(
     given; its ending (.png, .svg, .pdf) is the format. Raises ImportError when matplotlib is missing and
     OSError when the picture cannot be written; then an earlier one is untouched.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    figure = new_figure(8.0, 4.5)
     run = Path(run)
     records = [record for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
     scale = 1.0 if not bytes_per_token else 1.0 / (math.log(2.0) * bytes_per_token)
@@ -52,8 +60,6 @@ def plot_loss(
     losses = [record["loss"] * scale for record in records]
     evaluated = [record for record in records if "val_loss" in record]
 
-    figure = Figure(figsize=(8.0, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot(steps, losses, color="#9db8d9", linewidth=0.8, label="training, each step")
     axes.plot(steps, _smooth(losses), color="#1f4e8c", linewidth=1.6, label="training, smoothed")
