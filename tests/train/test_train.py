@@ -332,7 +332,7 @@ def test_a_run_without_a_name_is_found_by_a_displaced_checkpoint(tmp_path, data,
 def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, data) -> None:
     """The run saves after every step; whenever it is killed, the newest whole checkpoint is found and continues."""
     out = tmp_path / "run"
-    values = options(data, out, steps=4000, save_every=1, keep=3)
+    values = options(data, out, steps=100000, save_every=1, keep=3)
     process = start("train", *arguments(values))
     wait_for(out / "metrics.jsonl", 3, process)
     for delay in (0.011, 0.037, 0.083, 0.15):
