@@ -1,9 +1,9 @@
-/* bind.h - from a Python call to XtArg[], and from an XtStatus to an exception: errors, numbers, dtypes, signatures, arguments, calls of an op.
+/* bind.h - from a Python call to XtArg[], and from an XtStatus to an exception.
  *
  * The files from the bottom up; each calls only those before it:
  *
  *     errors.c               a status becomes an exception
- *     gil.c                  calls into the core without the GIL
+ *     plain.c                calls of ops on our own behalf
  *     element.c              an element of a tensor as a Python number
  *     numbers.c, kinds.c     Python numbers and text as C values; the kinds of arguments
  *     dtype.c, device.c      the types `dtype` and `device`
@@ -28,18 +28,30 @@ int py_refuse(const char *op, const char *name, const char *rule, PyObject *got)
 bool py_interrupt_check(void); /* any thread */
 int py_errors_init(PyObject *module);
 
-/* ---- gil.c ----------------------------------------------------------------------------------------------------------- */
+/* ---- calls into the core, plain.c ------------------------------------------------------------------------------------ */
 
-/* Around every call into the core that may take time. */
-PyThreadState *py_gil_leave(void);
-void py_gil_enter(PyThreadState *saved);
+/* Around every call into the core that may take time: other Python threads run meanwhile. Inline, as every op passes here. */
+static inline PyThreadState *py_gil_leave(void) {
+    xt_py->running++;
+    return PyEval_SaveThread();
+}
+static inline void py_gil_enter(PyThreadState *saved) {
+    PyEval_RestoreThread(saved);
+    xt_py->running--;
+}
 
 /* xt_call without the GIL, not shown to the call hook. */
-XtStatus py_call_unseen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count);
+static inline XtStatus py_call_unseen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
+    *out_count = 0;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_call(op, args, count, out, out_count);
+    py_gil_enter(saved);
+    return status;
+}
+
 /* The first output of a call that ended with `status`, the rest released; or NULL with an exception. */
 XtTensor *py_first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count);
-/* The first output of an op that is neither recorded nor shown to the call hook: for calls that csrc/py makes on its own behalf. Returns new,
- * or NULL with an exception. */
+/* The first output of an op, neither recorded nor shown to the call hook. Returns new, or NULL with an exception. */
 XtTensor *py_call_plain(const XtOp *op, const XtArg *args, int count);
 
 static inline XtArg py_arg_tensor(XtTensor *tensor) {
@@ -87,9 +99,9 @@ bool py_device_named(const char *text, XtDevice *out);
 
 struct PyBound;
 
-/* Functions of csrc/py extend the grammar of ops.h: the kind `object` (anything, unconverted), and as results every kind, (kind, kind),
- * [kind] for a list, {kind} for a dict by name, and the classes ndarray, memoryview and Handle. `self` is a Tensor of the class of the
- * first argument. */
+/* Functions of csrc/py extend the grammar of ops.h. Arguments: the kind `object` (anything, unconverted). Results: every kind,
+ * (kind, kind), [kind] for a list, {kind} for a dict by name, the classes ndarray, memoryview and Handle; `self` is a Tensor of the
+ * class of the first argument. */
 typedef struct PyFunction {
     const char *name; /* NULL ends a table */
     const char *signature;

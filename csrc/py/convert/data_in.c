@@ -180,7 +180,7 @@ static XtTensor *from_nest(const char *op, PyObject *data, const XtDtype *dtype)
     return as_dtype(tensor, dtype != NULL ? *dtype : nest.kind == KIND_FLOAT ? XT_FLOAT32 : exact[nest.kind]);
 }
 
-/* Copies an array of any strides, byte order and alignment; an array of a dtype that xtrain lacks is cast if the caller names a dtype. */
+/* Copies an array of any strides, byte order and alignment. An array of a dtype that xtrain lacks needs `dtype`, and is cast. */
 static XtTensor *copy_array(const char *op, PyArrayObject *array, const XtDtype *dtype) {
     XtDtype held;
     XtTensor *tensor = NULL;

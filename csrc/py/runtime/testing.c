@@ -58,8 +58,8 @@ const PyFunction py_testing_functions[] = {
      0, NULL},
     {"set_call_hook", "hook: object -> object", run_set_call_hook,
      "hook(op, arguments, outputs) is called after every op of this process, except ops that the hook itself calls.\n"
-     "op is `_C.<name>`, arguments a dict by parameter name, outputs a tuple of Tensors. None removes the hook. Returns the "
-     "previous hook.",
+     "op is `_C.<name>`, arguments a dict by parameter name, outputs a tuple of Tensors.\n"
+     "None removes the hook. Returns the previous hook.",
      0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

@@ -1,9 +1,9 @@
 /* autograd.c - autograd for Python: backward, hooks, grad mode, nodes with a backward written in Python, subclasses.
  *
  * Ownership of an xt.Function node:  output tensor -> node -> Rule -> callable (usually a method bound to the context) -> what the
- * context saved. A context that saved an output closes a cycle; py_traverse_grad visits it for the garbage collector, and a backward
- * without retain_graph breaks it by dropping the callable after its run. The collector does not see cycles through several nodes: one
- * stays in memory until a backward walks its graph.
+ * context saved. A context that saved an output closes a cycle. py_traverse_grad visits it for the collector, and a backward
+ * without retain_graph breaks it by dropping the callable after its run. The collector does not see cycles through several nodes:
+ * they stay in memory until a backward walks their graph.
  */
 #include "py/tensor/tensor.h"
 
@@ -475,8 +475,8 @@ const PyFunction py_autograd_functions[] = {
      "Backward from several tensors at once; gradients is None, or one Tensor or None per tensor.", 0, NULL},
     {"function_apply", "name: str, backward: object, inputs: object, outputs: object -> (Tensor, ...)", run_function_apply,
      "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None).\n"
-     "backward(*output gradients) returns one gradient or None per input. Returns the outputs as a tuple; an output that is an "
-     "input or has a graph comes back as an alias.\n"
+     "backward(*output gradients) returns one gradient or None per input. Returns the outputs as a tuple;\n"
+     "an output that is an input or has a graph comes back as an alias.\n"
      "If nothing is recorded or no input requires a gradient, the outputs come back unchanged.",
      0, NULL},
     {"is_grad_enabled", "-> bool", run_is_grad_enabled, "Whether this thread records operations.", 0, NULL},

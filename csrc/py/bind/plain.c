@@ -1,25 +1,6 @@
-/* gil.c - calls into the core without the GIL, so that other Python threads run meanwhile. */
+/* plain.c - calls of ops that csrc/py makes on its own behalf: not recorded, not shown to the call hook. */
 #include "py/bind/bind.h"
 
-PyThreadState *py_gil_leave(void) {
-    xt_py->running++;
-    return PyEval_SaveThread();
-}
-
-void py_gil_enter(PyThreadState *saved) {
-    PyEval_RestoreThread(saved);
-    xt_py->running--;
-}
-
-XtStatus py_call_unseen(const XtOp *op, const XtArg *args, int count, XtTensor **out, int *out_count) {
-    *out_count = 0;
-    PyThreadState *saved = py_gil_leave();
-    XtStatus status = xt_call(op, args, count, out, out_count);
-    py_gil_enter(saved);
-    return status;
-}
-
-/* The first output of a call, the others released; or NULL with an exception. */
 XtTensor *py_first_output(const XtOp *op, XtStatus status, XtTensor *const *out, int out_count) {
     if (status != XT_OK) {
         py_raise(status);
