@@ -341,6 +341,31 @@ def exp(input: Tensor) -> Tensor: ...
 def expand(input: Tensor, shape: _int | Sequence[_int]) -> Tensor: ...
 @overload
 def expand(input: Tensor, *shape: _int) -> Tensor: ...
+def explain_attention(
+    sizes: _int | Sequence[_int],
+    dtype: _dtype | str = "float32",
+    backward: _bool = False,
+    strides: _int | Sequence[_int] = (),
+    offset: _int = 0,
+    scale: _float | None = None,
+    tf32: _bool = False,
+    device: _device | str = "cpu",
+    backend: str | None = None,
+) -> list[tuple[str, str, str | None]]: ...
+def explain_gemm(
+    sizes: _int | Sequence[_int],
+    dtype_a: _dtype | str = "float32",
+    dtype_b: _dtype | str | None = None,
+    dtype_c: _dtype | str | None = None,
+    layout: str = "nn",
+    ld: _int | Sequence[_int] = (),
+    batch: _int | Sequence[_int] = (),
+    strides: _int | Sequence[_int] = (),
+    offset: _int = 0,
+    tf32: _bool = False,
+    device: _device | str = "cpu",
+    backend: str | None = None,
+) -> list[tuple[str, str, str | None]]: ...
 def fill_(input: Tensor, value: _float) -> Tensor: ...
 @overload
 def from_bytes(buffer: Any, dtype: _dtype | str, shape: _int | Sequence[_int]) -> Tensor: ...

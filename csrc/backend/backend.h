@@ -1,4 +1,4 @@
-/* backend.h - which kernel table serves which device, and which named GEMM or attention implementation is in force. */
+/* backend.h - which kernel table serves which device, and which implementation computes a product or attention. */
 #ifndef XT_BACKEND_H
 #define XT_BACKEND_H
 
@@ -14,9 +14,19 @@ void xt_set_package_folders(const char *const *folders);
 XtStatus xt_check_library(const char *path);
 #define XT_BUILD_AGAIN "; build it again (XTRAIN_CUDA=1 make build)"
 
-/* Looks `name` up ("auto" or NULL: the choice in force, else the first) and reports what exists when it does not. */
-XtStatus xt_gemm_backend(XtDevice device, const char *name, const XtGemmBackend **out);
-XtStatus xt_attention_backend(XtDevice device, const char *name, const XtAttentionBackend **out);
+/* select.c: computes p with the first implementation, from `name` on, that supports it. "auto" or NULL is the choice in force for this
+ * thread, else the whole table. An unknown name, or one that this machine lacks something for, is an error. */
+typedef struct XtGemm XtGemm; /* contract/gemm.h */
+typedef struct XtAttentionFwd XtAttentionFwd;
+typedef struct XtAttentionBwd XtAttentionBwd;
+XtStatus xt_gemm(XtDevice device, const char *name, const XtGemm *p);
+XtStatus xt_attention_fwd(XtDevice device, const char *name, const XtAttentionFwd *p);
+XtStatus xt_attention_bwd(XtDevice device, const char *name, const XtAttentionBwd *p);
+
+/* The same in two steps, for showing it: where the search begins, and the error of a product that no implementation supports. */
+XtStatus xt_gemm_from(XtDevice device, const char *name, const XtGemmBackend **first, const XtDeviceTraits **traits);
+XtStatus xt_attention_from(XtDevice device, const char *name, const XtAttentionBackend **first, const XtDeviceTraits **traits);
+XtStatus xt_gemm_refuse(const XtGemm *p);
 
 /* The choice in force for this thread (NULL or "auto": none). Starts from XTRAIN_GEMM / XTRAIN_ATTENTION. `name` is copied. */
 XtStatus xt_use_gemm_backend(const char *name);

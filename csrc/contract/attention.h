@@ -2,6 +2,7 @@
 #ifndef XT_CONTRACT_ATTENTION_H
 #define XT_CONTRACT_ATTENTION_H
 
+#include "contract/traits.h"
 #include "xtrain.h"
 
 #ifdef __cplusplus
@@ -34,13 +35,29 @@ typedef struct XtAttentionBwd {
     bool causal, tf32;
 } XtAttentionBwd;
 
-/* A named implementation. The first usable one of a table is what "auto" picks, unless an environment variable or a context says
- * otherwise. */
+/* A row of a device's table of implementations, as in XtGemmBackend. Forward and backward are chosen each on its own: an alignment or
+ * a size may suit one and not the other. supports: NULL where it does p, else why not; without it, it does every problem, as the last
+ * row of a table. */
 typedef struct XtAttentionBackend {
-    const char *name;
+    const char *name;   /* what users choose */
+    const char *kernel; /* the stem of its source file; rows of one name stand together and differ in this */
+    const char *(*supports_fwd)(const XtAttentionFwd *p, const XtDeviceTraits *device);
     XtStatus (*forward)(const XtAttentionFwd *p);
+    const char *(*supports_bwd)(const XtAttentionBwd *p, const XtDeviceTraits *device);
     XtStatus (*backward)(const XtAttentionBwd *p);
 } XtAttentionBackend;
+
+/* The choice: the first row, from `first` on, that supports p. Functions of their arguments alone. */
+static inline const XtAttentionBackend *xt_attention_select_fwd(const XtAttentionBackend *first, const XtAttentionFwd *p,
+                                                                const XtDeviceTraits *device) {
+    while (first->supports_fwd && first->supports_fwd(p, device)) first++;
+    return first;
+}
+static inline const XtAttentionBackend *xt_attention_select_bwd(const XtAttentionBackend *first, const XtAttentionBwd *p,
+                                                                const XtDeviceTraits *device) {
+    while (first->supports_bwd && first->supports_bwd(p, device)) first++;
+    return first;
+}
 
 #ifdef __cplusplus
 }

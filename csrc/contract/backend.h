@@ -2,6 +2,7 @@
 #ifndef XT_CONTRACT_BACKEND_H
 #define XT_CONTRACT_BACKEND_H
 
+#include "contract/traits.h"
 #include "kernels.h"
 
 #ifdef __cplusplus
@@ -28,6 +29,7 @@ typedef struct XtAccelerator {
     int device_count;
     XtStatus (*use)(int index); /* makes it the calling thread's device: where slots run and scratch comes from */
     XtStatus (*info)(int index, XtDeviceInfo *out);
+    const XtDeviceTraits *(*traits)(int index); /* of a device that has been in use */
     XtStatus (*counters)(int index, XtDeviceCounters *out);
     XtStatus (*trim)(int index); /* returns unused memory of the pool to the driver */
     void (*reset_peak)(int index);
@@ -53,7 +55,7 @@ typedef struct XtBackend {
 #define XT_X(slot, Params) XtStatus (*slot)(const Params *p);
     XT_KERNELS(XT_X)
 #undef XT_X
-    const XtGemmBackend *gemm; /* ends with a NULL name */
+    const XtGemmBackend *gemm; /* the tables of implementations */
     const XtAttentionBackend *attention;
     const XtAccelerator *accelerator; /* NULL on the CPU */
 } XtBackend;

@@ -2,6 +2,7 @@
 #ifndef XT_CONTRACT_GEMM_H
 #define XT_CONTRACT_GEMM_H
 
+#include "contract/traits.h"
 #include "xtrain.h"
 
 #ifdef __cplusplus
@@ -10,13 +11,14 @@ extern "C" {
 
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1], row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).
- * Batch strides may be 0 (broadcast) for A and B. One dtype for all three; ACC accumulation; beta == 0 never reads C; K == 0 scales C.
+ * Batch strides may be 0 (broadcast) for A and B. Sums in ACC of C's dtype; beta == 0 never reads C; K == 0 scales C.
+ * Every implementation takes one floating point dtype for all three so far; what none of them takes is refused by name.
  * Leading dimensions are >= the row length; columns have stride 1. tf32: float32 operands may be rounded to TF32 (10 mantissa bits)
  * on devices that have such units; sums stay float32. */
 typedef struct XtGemm {
     void *c;
     const void *a, *b;
-    XtDtype dtype;
+    XtDtype dtype_a, dtype_b, dtype_c;
     bool tf32;
     int64_t m, n, k;
     bool trans_a, trans_b;
@@ -26,13 +28,27 @@ typedef struct XtGemm {
     double alpha, beta;
 } XtGemm;
 
-/* A named implementation. The first usable one of a table is what "auto" picks, unless an environment variable or a context says
- * otherwise. */
+/* A row of a device's table of implementations. The preferred rows come first, and a NULL name ends the table. */
 typedef struct XtGemmBackend {
-    const char *name;
-    XtStatus (*run)(const XtGemm *p);
-    bool (*usable)(void); /* NULL: always; asked for "auto" and for a list of names: asking may open a library */
+    const char *name;        /* what users choose */
+    const char *kernel;      /* the stem of its source file; rows of one name stand together and differ in this */
+    XtStatus (*check)(void); /* NULL: it runs on every machine. Else XT_OK, or the error that names what this machine lacks */
+    const char *(*supports)(const XtGemm *p, const XtDeviceTraits *device); /* NULL: it does p; else why not, in a few words */
+    XtStatus (*run)(const XtGemm *p);                                       /* of a problem that it supports */
 } XtGemmBackend;
+
+/* The choice: the first row, from `first` on, that supports p; a NULL name when there is none. A function of its arguments alone.
+ * No implementation hands a problem on to another: this is where that is decided. */
+static inline const XtGemmBackend *xt_gemm_select(const XtGemmBackend *first, const XtGemm *p, const XtDeviceTraits *device) {
+    while (first->name && first->supports(p, device)) first++;
+    return first;
+}
+
+/* What all implementations ask of the dtypes so far. NULL, or the reason. */
+static inline const char *xt_gemm_one_dtype(const XtGemm *p) {
+    bool one = p->dtype_a == p->dtype_c && p->dtype_b == p->dtype_c && xt_dtype_is_float(p->dtype_c);
+    return one ? NULL : "A, B and C must have one floating point dtype";
+}
 
 #ifdef __cplusplus
 }

@@ -7,13 +7,16 @@
 
 #include <math.h>
 
-XtStatus xt_cuda_attention_flash_fwd(const XtAttentionFwd *p); /* what does not suit it goes to the next */
-XtStatus xt_cuda_attention_flash_bwd(const XtAttentionBwd *p);
-XtStatus xt_cuda_attention_flash_half_fwd(const XtAttentionFwd *p); /* flash of bfloat16 and float16; hands on likewise */
-XtStatus xt_cuda_attention_flash_half_bwd(const XtAttentionBwd *p);
-XtStatus xt_cuda_attention_materialized_fwd(const XtAttentionFwd *p);
-XtStatus xt_cuda_attention_materialized_bwd(const XtAttentionBwd *p);
-XtStatus xt_cuda_attention_reference_fwd(const XtAttentionFwd *p); /* any shape, any strides */
+/* What select.cu puts in its table: supports and run, forward and backward. The reference supports every problem. */
+#define XT_ATTENTION(name)                                                                                      \
+    const char *xt_cuda_attention_##name##_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device); \
+    const char *xt_cuda_attention_##name##_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device); \
+    XtStatus xt_cuda_attention_##name##_fwd(const XtAttentionFwd *p);                                           \
+    XtStatus xt_cuda_attention_##name##_bwd(const XtAttentionBwd *p);
+XT_ATTENTION(flash_half)
+XT_ATTENTION(flash)
+XT_ATTENTION(materialized)
+XtStatus xt_cuda_attention_reference_fwd(const XtAttentionFwd *p);
 XtStatus xt_cuda_attention_reference_bwd(const XtAttentionBwd *p);
 
 extern const XtAttentionBackend xt_cuda_attention[];
@@ -35,12 +38,31 @@ inline bool xt_attention_aligned(const void *x, const int64_t stride[3], int64_t
     return (uintptr_t)x % 16 == 0;
 }
 
-/* Whether there is something to do, and rows, heads and blocks of 64 rows can be counted in 32 bits. */
-template <typename P> inline bool xt_attention_fits_int(const P *p) {
+inline bool xt_attention_all_aligned(const XtAttentionFwd *p, int width) {
+    return xt_attention_aligned(p->q, p->q_stride, p->batch, p->heads, p->sq, width) &&
+           xt_attention_aligned(p->k, p->k_stride, p->batch, p->kv_heads, p->skv, width) &&
+           xt_attention_aligned(p->v, p->v_stride, p->batch, p->kv_heads, p->skv, width) &&
+           xt_attention_aligned(p->out, p->out_stride, p->batch, p->heads, p->sq, width);
+}
+inline bool xt_attention_all_aligned(const XtAttentionBwd *p, int width) {
+    return xt_attention_aligned(p->q, p->q_stride, p->batch, p->heads, p->sq, width) &&
+           xt_attention_aligned(p->k, p->k_stride, p->batch, p->kv_heads, p->skv, width) &&
+           xt_attention_aligned(p->v, p->v_stride, p->batch, p->kv_heads, p->skv, width) &&
+           xt_attention_aligned(p->out, p->out_stride, p->batch, p->heads, p->sq, width) &&
+           xt_attention_aligned(p->dout, p->dout_stride, p->batch, p->heads, p->sq, width) &&
+           xt_attention_aligned(p->dq, p->dq_stride, p->batch, p->heads, p->sq, width) &&
+           xt_attention_aligned(p->dk, p->dk_stride, p->batch, p->kv_heads, p->skv, width) &&
+           xt_attention_aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv, width);
+}
+
+/* Something to do; rows, heads and blocks of 64 rows that are counted in 32 bits; rows that are aligned. NULL, or what is missing. */
+template <typename P> inline const char *xt_attention_unfit(const P *p, int width) {
     const int64_t most = 1 << 30;
-    if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0 || p->sq >= most || p->skv >= most) return false;
-    if (p->batch >= most || p->heads >= most || p->batch * p->heads >= most) return false;
-    return p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, 64) < most;
+    if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0) return "there is nothing to do";
+    bool counted = p->sq < most && p->skv < most && p->batch < most && p->heads < most && p->batch * p->heads < most &&
+                   p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, 64) < most;
+    if (!counted) return "rows, heads or blocks are not counted in 32 bits";
+    return xt_attention_all_aligned(p, width) ? NULL : "a tensor has rows that are not aligned to 16 bytes";
 }
 
 /* Lets a kernel have that much shared memory. */

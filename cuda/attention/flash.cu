@@ -21,7 +21,7 @@
  * again for every 64 rows, mostly from L2. exp is exp2 (2 ulp) with log2 e in the scale. Deterministic: tiles in order, then heads
  * in order.
  *
- * What neither does (float64, other head dims, rows not aligned to 16 bytes, TF32 on long rows) the materialized way does.
+ * Not supported: other dtypes and head dims, rows that are not aligned to 16 bytes, TF32 on long rows.
  */
 #include "attention.cuh"
 
@@ -453,22 +453,22 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
-static bool aligned(const void *x, const int64_t stride[3], int64_t batch, int64_t heads, int64_t rows) {
-    return xt_attention_aligned(x, stride, batch, heads, rows, 4);
+template <typename P> static const char *supports(const P *p, const XtDeviceTraits *device, int bytes) {
+    if (p->dtype != XT_FLOAT32) return "the dtype is not float32";
+    if (p->dim != 32 && p->dim != 64 && p->dim != 128) return "the head dim is not 32, 64 or 128";
+    if (p->tf32 && p->skv > TF32_COLUMNS) return "TF32 products of more than 1024 keys are faster on tensor cores";
+    if (bytes > device->shared_limit) return "a block cannot have so much shared memory";
+    return xt_attention_unfit(p, 4);
 }
-/* Whether this file does it: what forward and backward have in common. */
-template <typename P> static bool fits(const P *p) {
-    if (p->dtype != XT_FLOAT32 || (p->dim != 32 && p->dim != 64 && p->dim != 128)) return false;
-    if (p->tf32 && p->skv > TF32_COLUMNS) return false;
-    return xt_attention_fits_int(p) && aligned(p->q, p->q_stride, p->batch, p->heads, p->sq) &&
-           aligned(p->k, p->k_stride, p->batch, p->kv_heads, p->skv) && aligned(p->v, p->v_stride, p->batch, p->kv_heads, p->skv) &&
-           aligned(p->out, p->out_stride, p->batch, p->heads, p->sq);
+const char *xt_cuda_attention_flash_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
+    return supports(p, device, p->dim == 32 ? FORWARD_BYTES<32> : p->dim == 64 ? FORWARD_BYTES<64> : FORWARD_BYTES<128>);
 }
-template <typename P> static bool is_half(const P *p) { return p->dtype == XT_BFLOAT16 || p->dtype == XT_FLOAT16; }
+const char *xt_cuda_attention_flash_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
+    return supports(p, device, p->dim == 32 ? BACKWARD_BYTES<32> : p->dim == 64 ? BACKWARD_BYTES<64> : BACKWARD_BYTES<128>);
+}
 
 template <int D> static XtStatus forward(const XtAttentionFwd *p) {
     constexpr int BYTES = FORWARD_BYTES<D>;
-    if (BYTES > xt_shared_limit()) return xt_cuda_attention_materialized_fwd(p);
     XtStatus status = xt_attention_allow(flash_forward_kernel<D>, BYTES);
     if (status != XT_OK) return status;
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);
@@ -478,7 +478,6 @@ template <int D> static XtStatus forward(const XtAttentionFwd *p) {
 
 template <int D> static XtStatus backward(const XtAttentionBwd *p) {
     constexpr int BYTES = BACKWARD_BYTES<D>;
-    if (BYTES > xt_shared_limit()) return xt_cuda_attention_materialized_bwd(p);
     XtScratch deltas;
     XtStatus status = xt_attention_allow(flash_dq_kernel<D>, BYTES);
     if (status == XT_OK) status = xt_attention_allow(flash_dkv_kernel<D>, BYTES);
@@ -492,16 +491,9 @@ template <int D> static XtStatus backward(const XtAttentionBwd *p) {
 }
 
 XtStatus xt_cuda_attention_flash_fwd(const XtAttentionFwd *p) {
-    if (is_half(p)) return xt_cuda_attention_flash_half_fwd(p);
-    if (!fits(p)) return xt_cuda_attention_materialized_fwd(p);
     return p->dim == 32 ? forward<32>(p) : p->dim == 64 ? forward<64>(p) : forward<128>(p);
 }
 
 XtStatus xt_cuda_attention_flash_bwd(const XtAttentionBwd *p) {
-    if (is_half(p)) return xt_cuda_attention_flash_half_bwd(p);
-    if (!fits(p) || !aligned(p->dout, p->dout_stride, p->batch, p->heads, p->sq) ||
-        !aligned(p->dq, p->dq_stride, p->batch, p->heads, p->sq) || !aligned(p->dk, p->dk_stride, p->batch, p->kv_heads, p->skv) ||
-        !aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv))
-        return xt_cuda_attention_materialized_bwd(p);
     return p->dim == 32 ? backward<32>(p) : p->dim == 64 ? backward<64>(p) : backward<128>(p);
 }

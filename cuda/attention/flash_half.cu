@@ -22,7 +22,7 @@
  * Three launches in all: forward; dQ, which also writes delta and lse log2 e; dK and dV. Bytes: each tensor once, and the other side's
  * tiles again for every ROWS rows, mostly from L2. Deterministic: tiles in order, then heads in order.
  *
- * What it does not do (other head dims, rows not aligned to 16 bytes, a scale that is not positive) the materialized way does.
+ * Not supported: other dtypes and head dims, rows that are not aligned to 16 bytes, a scale that is not positive.
  */
 #include "flash_half.cuh"
 
@@ -371,23 +371,36 @@ template <> struct Plans<128, true> {
     using Dkv = Plan<128, 4, 1, 32, 32, false, 2>;
 };
 
-/* Whether this file does it: what forward and backward have in common. */
-template <typename P> static bool fits(const P *p) {
+/* Calls f(Plans<D>()) for one of the four head dims and this much shared memory a block. */
+template <typename F> static auto by_plan(int64_t dim, int shared_limit, F f) {
+    if (dim == 128 && shared_limit < Plans<128>::Dkv::BACKWARD_BYTES) return f(Plans<128, true>());
+    return dim == 32 ? f(Plans<32>()) : dim == 64 ? f(Plans<64>()) : dim == 96 ? f(Plans<96>()) : f(Plans<128>());
+}
+
+template <typename P> static const char *supports(const P *p, const XtDeviceTraits *device, int bytes) {
     float scale = (float)(p->scale * LOG2_E);
-    if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return false;
-    if (p->dim != 32 && p->dim != 64 && p->dim != 96 && p->dim != 128) return false;
-    if (xt_compute_capability() < 80 || !(scale > 0 && scale < INFINITY)) return false; // the largest score has the largest product
-    return xt_attention_fits_int(p) && xt_attention_aligned(p->q, p->q_stride, p->batch, p->heads, p->sq, 8) &&
-           xt_attention_aligned(p->k, p->k_stride, p->batch, p->kv_heads, p->skv, 8) &&
-           xt_attention_aligned(p->v, p->v_stride, p->batch, p->kv_heads, p->skv, 8) &&
-           xt_attention_aligned(p->out, p->out_stride, p->batch, p->heads, p->sq, 8);
+    if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return "the dtype is not bfloat16 or float16";
+    if (p->dim != 32 && p->dim != 64 && p->dim != 96 && p->dim != 128) return "the head dim is not 32, 64, 96 or 128";
+    if (device->capability < 80) return "the compute capability is below 8.0";
+    if (!(scale > 0 && scale < INFINITY)) return "the scale is not positive"; // the largest score has the largest product
+    if (bytes > device->shared_limit) return "a block cannot have so much shared memory";
+    return xt_attention_unfit(p, 8);
+}
+const char *xt_cuda_attention_flash_half_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
+    return supports(p, device,
+                    by_plan(p->dim, device->shared_limit, [](auto plans) { return +decltype(plans)::Forward::FORWARD_BYTES; }));
+}
+const char *xt_cuda_attention_flash_half_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
+    return supports(p, device, by_plan(p->dim, device->shared_limit, [](auto plans) {
+                        constexpr int DQ = decltype(plans)::Dq::BACKWARD_BYTES, DKV = decltype(plans)::Dkv::BACKWARD_BYTES;
+                        return DQ > DKV ? DQ : DKV;
+                    }));
 }
 
 /* Calls f(T(), Plans<D>()). */
 template <typename F> static XtStatus by_shape(XtDtype dtype, int64_t dim, F f) {
-    auto with = [&](auto plans) { return dtype == XT_BFLOAT16 ? f(XtBf16(), plans) : f(XtF16(), plans); };
-    if (dim == 128 && xt_shared_limit() < Plans<128>::Dkv::BACKWARD_BYTES) return with(Plans<128, true>());
-    return dim == 32 ? with(Plans<32>()) : dim == 64 ? with(Plans<64>()) : dim == 96 ? with(Plans<96>()) : with(Plans<128>());
+    return by_plan(dim, xt_shared_limit(),
+                   [&](auto plans) { return dtype == XT_BFLOAT16 ? f(XtBf16(), plans) : f(XtF16(), plans); });
 }
 
 template <typename T, typename P> static XtStatus run_forward(const XtAttentionFwd *p) {
@@ -412,27 +425,13 @@ template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(co
 }
 
 XtStatus xt_cuda_attention_flash_half_fwd(const XtAttentionFwd *p) {
-    if (!fits(p)) return xt_cuda_attention_materialized_fwd(p);
-    return by_shape(p->dtype, p->dim, [&](auto zero, auto plans) {
-        using T = decltype(zero);
-        using P = typename decltype(plans)::Forward;
-        if (P::FORWARD_BYTES > xt_shared_limit()) return xt_cuda_attention_materialized_fwd(p);
-        return run_forward<T, P>(p);
-    });
+    return by_shape(p->dtype, p->dim,
+                    [&](auto zero, auto plans) { return run_forward<decltype(zero), typename decltype(plans)::Forward>(p); });
 }
 
 XtStatus xt_cuda_attention_flash_half_bwd(const XtAttentionBwd *p) {
-    if (!fits(p) || !xt_attention_aligned(p->dout, p->dout_stride, p->batch, p->heads, p->sq, 8) ||
-        !xt_attention_aligned(p->dq, p->dq_stride, p->batch, p->heads, p->sq, 8) ||
-        !xt_attention_aligned(p->dk, p->dk_stride, p->batch, p->kv_heads, p->skv, 8) ||
-        !xt_attention_aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv, 8))
-        return xt_cuda_attention_materialized_bwd(p);
     return by_shape(p->dtype, p->dim, [&](auto zero, auto plans) {
-        using T = decltype(zero);
-        using Dq = typename decltype(plans)::Dq;
-        using Dkv = typename decltype(plans)::Dkv;
-        if (Dq::BACKWARD_BYTES > xt_shared_limit() || Dkv::BACKWARD_BYTES > xt_shared_limit())
-            return xt_cuda_attention_materialized_bwd(p);
-        return run_backward<T, Dq, Dkv>(p);
+        using Plans = decltype(plans);
+        return run_backward<decltype(zero), typename Plans::Dq, typename Plans::Dkv>(p);
     });
 }

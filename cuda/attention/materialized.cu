@@ -285,10 +285,10 @@ template <typename P> static Shape shape_of(const P *p) {
             p->skv,   p->dim, group,    group * p->sq, p->causal,   p->tf32 || p->dtype != acc};
 }
 
-/* Whether there is something to multiply, in sizes that the kernels above count in 32 bits. */
-static bool fits(const Shape &s) {
-    return s.batch > 0 && s.heads > 0 && s.sq > 0 && s.skv > 0 && s.dim > 0 && s.skv < (1 << 30) && s.rows < (1 << 30) &&
-           s.batch * s.heads < (1 << 30);
+static const char *supports(const Shape &s) {
+    if (s.batch <= 0 || s.heads <= 0 || s.sq <= 0 || s.skv <= 0 || s.dim <= 0) return "there is nothing to multiply";
+    bool counted = s.skv < (1 << 30) && s.rows < (1 << 30) && s.batch * s.heads < (1 << 30);
+    return counted ? NULL : "keys, rows or heads are not counted in 32 bits"; // by the kernels above
 }
 
 static int64_t size_of(XtDtype dtype) { return dtype == XT_FLOAT64 ? 8 : dtype == XT_FLOAT32 ? 4 : 2; }
@@ -309,14 +309,20 @@ static Matrix from(Matrix a, int64_t b, int64_t n, int64_t row) {
 /* c (+)= alpha op(a) op(b) for `batch` x `kv` of them; c is m x n. */
 static XtStatus multiply(const Shape &s, Matrix c, Matrix a, bool trans_a, Matrix b, bool trans_b, const int64_t batch[2],
                          int64_t m, int64_t n, int64_t k, double alpha, bool add) {
-    XtGemm p = {c.data, a.data, b.data, c.dtype, s.tf32,         m, n, k, trans_a, trans_b, a.ld, b.ld, c.ld, {batch[0], batch[1]},
-                {},     {},     {},     alpha,   add ? 1.0 : 0.0};
+    XtGemm p = {};
+    p.c = c.data, p.a = a.data, p.b = b.data;
+    p.dtype_a = a.dtype, p.dtype_b = b.dtype, p.dtype_c = c.dtype, p.tf32 = s.tf32;
+    p.m = m, p.n = n, p.k = k;
+    p.trans_a = trans_a, p.trans_b = trans_b;
+    p.lda = a.ld, p.ldb = b.ld, p.ldc = c.ld;
+    p.alpha = alpha, p.beta = add ? 1.0 : 0.0;
     for (int i = 0; i < 2; i++) {
+        p.batch[i] = batch[i];
         p.stride_a[i] = a.stride[i];
         p.stride_b[i] = b.stride[i];
         p.stride_c[i] = c.stride[i];
     }
-    return xt_cuda_gemm_auto(&p);
+    return xt_cuda_multiply(&p);
 }
 
 /* A tensor [B, heads, seq, D] of the caller. */
@@ -484,14 +490,17 @@ template <typename T> static XtStatus backward(const Shape &s, const XtAttention
     return give(s, dv_heads, dv);
 }
 
+const char *xt_cuda_attention_materialized_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *) {
+    return supports(shape_of(p));
+}
+const char *xt_cuda_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *) {
+    return supports(shape_of(p));
+}
+
 XtStatus xt_cuda_attention_materialized_fwd(const XtAttentionFwd *p) {
-    Shape s = shape_of(p);
-    if (!fits(s)) return xt_cuda_attention_reference_fwd(p);
-    return xt_by_float(p->dtype, [&](auto zero) { return forward<decltype(zero)>(s, p); });
+    return xt_by_float(p->dtype, [&](auto zero) { return forward<decltype(zero)>(shape_of(p), p); });
 }
 
 XtStatus xt_cuda_attention_materialized_bwd(const XtAttentionBwd *p) {
-    Shape s = shape_of(p);
-    if (!fits(s)) return xt_cuda_attention_reference_bwd(p);
-    return xt_by_float(p->dtype, [&](auto zero) { return backward<decltype(zero)>(s, p); });
+    return xt_by_float(p->dtype, [&](auto zero) { return backward<decltype(zero)>(shape_of(p), p); });
 }

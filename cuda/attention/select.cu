@@ -1,9 +1,18 @@
-/* select.cu - the table of named attention implementations; "auto" picks the first. */
+/* select.cu - the table of attention implementations of CUDA. */
 #include "attention.cuh"
 
+#define ROW(name, kernel)                       \
+    {name,                                      \
+     #kernel,                                   \
+     xt_cuda_attention_##kernel##_supports_fwd, \
+     xt_cuda_attention_##kernel##_fwd,          \
+     xt_cuda_attention_##kernel##_supports_bwd, \
+     xt_cuda_attention_##kernel##_bwd}
+
 const XtAttentionBackend xt_cuda_attention[] = {
-    {"flash", xt_cuda_attention_flash_fwd, xt_cuda_attention_flash_bwd},
-    {"materialized", xt_cuda_attention_materialized_fwd, xt_cuda_attention_materialized_bwd},
-    {"reference", xt_cuda_attention_reference_fwd, xt_cuda_attention_reference_bwd},
-    {nullptr, nullptr, nullptr},
+    ROW("flash", flash_half),
+    ROW("flash", flash),
+    ROW("materialized", materialized),
+    {"reference", "reference", NULL, xt_cuda_attention_reference_fwd, NULL, xt_cuda_attention_reference_bwd},
+    {},
 };

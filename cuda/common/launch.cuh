@@ -17,6 +17,8 @@ int xt_multiprocessors(void);
 constexpr int XT_PLAN_MULTIPROCESSORS = 132;
 int xt_shared_limit(void);       /* bytes of shared memory that one block may ask for */
 int xt_compute_capability(void); /* 90 for 9.0 */
+/* Both, and more, for the choice of an implementation (contract/traits.h). */
+const struct XtDeviceTraits *xt_traits(void);
 
 /* Converts a CUDA status to an XtStatus and a message that names the slot; XT_OK for cudaSuccess. */
 XtStatus xt_cuda_error(const char *slot, cudaError_t error);

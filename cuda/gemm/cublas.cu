@@ -16,11 +16,12 @@
  * kernels put the batch in a grid's z, which ends at 65535.)
  *
  * Edges. With 50257 columns the matrix units' fast kernels are out, however the rows are aligned: the last column is a product of
- * its own (cut_edge), and so is the last row where A is transposed, and the last term of a sum that long. Where C has 16 bits, the
+ * its own (cut_edges), and so is the last row where A is transposed, and the last term of a sum that long. Where C has 16 bits, the
  * sum without it waits in float32 for a kernel that adds it and rounds once (docs/worklog/train-step-gpu.md has what this gains).
  *
- * What the libraries do not take goes to the tiled kernel: sizes above int32, a problem without an algorithm, lists of pointers
- * that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault).
+ * Not supported: sizes above int32, a problem for which the heuristic has no algorithm, lists of pointers that are not 16-byte
+ * aligned (cuBLAS cannot see those, and its kernels of matrix units would fault). What the library refuses after it has offered an
+ * algorithm is an error.
  */
 #include "gemm.cuh"
 #include "runtime/cublas.cuh"
@@ -36,12 +37,12 @@ static const int64_t MAX_BATCH = 32768, MAX_SUMS = (int64_t)1 << 26; /* elements
 /* All that a plan depends on besides the device. Compared and hashed as bytes: no padding. */
 typedef struct Key {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t dtype, tf32, trans_a, trans_b, align_a, align_b, align_c, wide; /* wide: C is float32, whatever A and B are */
+    int32_t dtype_a, dtype_b, dtype_c, tf32, trans, align_a, align_b, align_c; /* trans: 1 for A, 2 for B */
 } Key;
 static_assert(sizeof(Key) == 10 * 8 + 8 * 4, "padding in a key");
 
 typedef struct Plan {
-    bool taken, supported; /* not supported: there is no algorithm, and nothing below is set */
+    bool taken, supported; /* not supported: there is no algorithm */
     Key key;
     void *desc, *a, *b, *c; /* owned: the operation and three layouts */
     XtLtAlgo algo;
@@ -52,6 +53,7 @@ typedef struct Blas {
     XtScratch *workspace; /* never given back */
     size_t workspace_nbytes;
     Plan *plans; /* [SLOTS], open addressing */
+    Plan *last;  /* that was asked for: a product needs its plan to be selected and to run */
     int plan_count;
 } Blas;
 
@@ -62,7 +64,7 @@ static XtStatus failed(const char *function, XtBlasStatus status, const XtGemm *
     const XtCublasLt *lt = xt_cublas_lt();
     return xt_error(status == XT_BLAS_ALLOC_FAILED ? XT_OUT_OF_MEMORY : XT_CUDA_ERROR,
                     "gemm: %s failed with %s (%d) for %s, M %lld, N %lld, K %lld, batch (%lld, %lld)", function,
-                    lt->status_name(status), status, xt_dtype_name(p->dtype), (long long)p->m, (long long)p->n, (long long)p->k,
+                    lt->status_name(status), status, xt_dtype_name(p->dtype_a), (long long)p->m, (long long)p->n, (long long)p->k,
                     (long long)p->batch[0], (long long)p->batch[1]);
 }
 
@@ -74,7 +76,7 @@ static int64_t leading(int64_t rows, int64_t cols, int64_t ld) { return rows == 
 /* p with leading dimensions that are right for one row too, and, where that is possible, with its whole batch in batch[1]. */
 static XtGemm normal_form(const XtGemm *p) {
     XtGemm q = *p;
-    q.tf32 = p->tf32 && p->dtype == XT_FLOAT32;
+    q.tf32 = p->tf32 && p->dtype_a == XT_FLOAT32;
     q.lda = p->trans_a ? leading(p->k, p->m, p->lda) : leading(p->m, p->k, p->lda);
     q.ldb = p->trans_b ? leading(p->n, p->k, p->ldb) : leading(p->k, p->n, p->ldb);
     q.ldc = leading(p->m, p->n, p->ldc);
@@ -105,10 +107,10 @@ static const void *moved(const void *x, int64_t elements, XtDtype dtype) {
 }
 
 /* Of every matrix of a batch that starts at x: a power of two, at most 16. */
-static int alignment(const void *x, const XtGemm *p, const int64_t stride[2]) {
+static int alignment(const void *x, const XtGemm *p, const int64_t stride[2], XtDtype dtype) {
     uintptr_t bits = (uintptr_t)x | 16;
     for (int i = 0; i < 2; i++)
-        if (p->batch[i] > 1) bits |= (uintptr_t)stride[i] * xt_dtype_size(p->dtype);
+        if (p->batch[i] > 1) bits |= (uintptr_t)stride[i] * xt_dtype_size(dtype);
     return (int)(bits & (~bits + 1));
 }
 
@@ -122,7 +124,7 @@ static int type_of(XtDtype dtype) {
 }
 
 static int compute_of(const XtGemm *p) {
-    if (p->dtype == XT_FLOAT64) return XT_BLAS_COMPUTE_64F;
+    if (p->dtype_c == XT_FLOAT64) return XT_BLAS_COMPUTE_64F;
     return p->tf32 ? XT_BLAS_COMPUTE_32F_TF32 : XT_BLAS_COMPUTE_32F;
 }
 
@@ -134,7 +136,7 @@ typedef struct Scalars {
 } Scalars;
 
 static void set_scalars(const XtGemm *p, Scalars *s) {
-    bool wide = p->dtype == XT_FLOAT64;
+    bool wide = p->dtype_c == XT_FLOAT64;
     s->f[0] = (float)p->alpha, s->f[1] = (float)p->beta;
     s->d[0] = p->alpha, s->d[1] = p->beta;
     s->alpha = wide ? (const void *)&s->d[0] : &s->f[0];
@@ -197,18 +199,17 @@ static XtStatus open_blas(Blas *device, const XtCublas *blas, const XtGemm *p) {
 
 /* ---- plans --------------------------------------------------------------------------------------------------------------- */
 
-static Key key_of(const XtGemm *p, bool wide) {
+static Key key_of(const XtGemm *p) {
     Key key = {};
     key.m = p->m, key.n = p->n, key.k = p->k;
     key.lda = p->lda, key.ldb = p->ldb, key.ldc = p->ldc;
     key.batch = p->batch[1];
     key.stride_a = p->stride_a[1], key.stride_b = p->stride_b[1], key.stride_c = p->stride_c[1];
-    key.dtype = p->dtype, key.tf32 = p->tf32;
-    key.trans_a = p->trans_a, key.trans_b = p->trans_b;
-    key.align_a = alignment(p->a, p, p->stride_a);
-    key.align_b = alignment(p->b, p, p->stride_b);
-    key.align_c = alignment(p->c, p, p->stride_c);
-    key.wide = wide;
+    key.dtype_a = p->dtype_a, key.dtype_b = p->dtype_b, key.dtype_c = p->dtype_c, key.tf32 = p->tf32;
+    key.trans = (p->trans_a ? 1 : 0) | (p->trans_b ? 2 : 0);
+    key.align_a = alignment(p->a, p, p->stride_a, p->dtype_a);
+    key.align_b = alignment(p->b, p, p->stride_b, p->dtype_b);
+    key.align_c = alignment(p->c, p, p->stride_c, p->dtype_c);
     return key;
 }
 
@@ -240,7 +241,7 @@ static XtBlasStatus make_layout(const XtCublasLt *lt, void **layout, const Key *
 static XtBlasStatus make_preference(const XtCublasLt *lt, void **preference, const Key *key, size_t workspace_nbytes) {
     uint64_t workspace = workspace_nbytes;
     uint32_t reduction = XT_LT_REDUCTION_IN_COMPUTE_TYPE;
-    if (key->dtype == XT_FLOAT32 || key->dtype == XT_FLOAT64 || key->wide)
+    if (key->dtype_c == XT_FLOAT32 || key->dtype_c == XT_FLOAT64)
         reduction |= XT_LT_REDUCTION_IN_OUTPUT_TYPE; /* which is ACC here */
     uint32_t aligned[4] = {(uint32_t)key->align_b, (uint32_t)key->align_a, (uint32_t)key->align_c, (uint32_t)key->align_c};
     XtBlasStatus status = lt->preference_create(preference);
@@ -259,18 +260,18 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     int64_t a_rows = p->trans_a ? p->k : p->m, a_cols = p->trans_a ? p->m : p->k;
     int64_t b_rows = p->trans_b ? p->n : p->k, b_cols = p->trans_b ? p->k : p->n;
     XtLtChoice choice = {};
-    int found = 0, type = type_of(p->dtype);
+    int found = 0;
     plan->key = *key;
     *function = "cublasLtMatmulDescCreate";
-    XtBlasStatus status = lt->desc_create(&plan->desc, compute_of(p), p->dtype == XT_FLOAT64 ? CUDA_R_64F : CUDA_R_32F);
+    XtBlasStatus status = lt->desc_create(&plan->desc, compute_of(p), p->dtype_c == XT_FLOAT64 ? CUDA_R_64F : CUDA_R_32F);
     if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_A, &trans_left, sizeof trans_left);
     if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_B, &trans_right, sizeof trans_right);
     if (!status) {
         *function = "cublasLtMatrixLayoutCreate";
-        status = make_layout(lt, &plan->a, key, type, a_rows, a_cols, p->lda, p->stride_a[1]);
+        status = make_layout(lt, &plan->a, key, type_of(p->dtype_a), a_rows, a_cols, p->lda, p->stride_a[1]);
     }
-    if (!status) status = make_layout(lt, &plan->b, key, type, b_rows, b_cols, p->ldb, p->stride_b[1]);
-    if (!status) status = make_layout(lt, &plan->c, key, key->wide ? CUDA_R_32F : type, p->m, p->n, p->ldc, p->stride_c[1]);
+    if (!status) status = make_layout(lt, &plan->b, key, type_of(p->dtype_b), b_rows, b_cols, p->ldb, p->stride_b[1]);
+    if (!status) status = make_layout(lt, &plan->c, key, type_of(p->dtype_c), p->m, p->n, p->ldc, p->stride_c[1]);
     if (!status) {
         *function = "cublasLtMatmulPreferenceCreate";
         status = make_preference(lt, &preference, key, device->workspace_nbytes);
@@ -291,46 +292,165 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     return XT_BLAS_SUCCESS;
 }
 
-static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool wide, Plan **out) {
+static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, Plan **out) {
     if (!device->plans) device->plans = (Plan *)calloc(SLOTS, sizeof *device->plans);
     if (!device->plans) return xt_error(XT_OUT_OF_MEMORY, "gemm: no memory for the plans of cuBLAS");
-    Key key = key_of(p, wide);
+    Key key = key_of(p);
+    *out = device->last;
+    if (*out && memcmp(&(*out)->key, &key, sizeof key) == 0) return XT_OK;
     unsigned slot = hash(&key) % SLOTS;
     for (; device->plans[slot].taken; slot = (slot + 1) % SLOTS)
         if (memcmp(&device->plans[slot].key, &key, sizeof key) == 0) {
-            *out = &device->plans[slot];
+            *out = device->last = &device->plans[slot];
             return XT_OK;
         }
     if (device->plan_count == MAX_PLANS) { /* so many shapes: start over */
         for (int i = 0; i < SLOTS; i++) drop(lt, &device->plans[i]);
         device->plan_count = 0;
+        device->last = NULL;
         slot = hash(&key) % SLOTS;
     }
     const char *function;
     XtBlasStatus status = make_plan(lt, device, p, &key, &device->plans[slot], &function);
     if (status != XT_BLAS_SUCCESS) return failed(function, status, p);
     device->plan_count++;
-    *out = &device->plans[slot];
+    *out = device->last = &device->plans[slot];
     return XT_OK;
+}
+
+/* ---- what a product is cut into ------------------------------------------------------------------------------------------ */
+
+/* What an extent has beyond a multiple of 16 bytes, when that alone keeps a large product off the fast kernels: 50257 columns or
+ * terms, though rows and pointers are aligned. 0: nothing is gained by a cut. */
+static int64_t edge(const XtGemm *p, int64_t extent) {
+    int64_t size = (int64_t)xt_dtype_size(p->dtype_c), width = 16 / size;
+    bool units = p->tf32 || p->dtype_c == XT_BFLOAT16 || p->dtype_c == XT_FLOAT16; /* others need no alignment */
+    bool aligned = p->lda % width == 0 && p->ldb % width == 0 && p->ldc % width == 0 &&
+                   (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) == 0;
+    bool large = extent >= 1024 && (double)p->m * (double)p->n * (double)p->k >= 1e9;
+    return units && aligned && large && p->batch[0] == 1 && p->batch[1] == 1 ? extent % width : 0;
+}
+
+/* What is cut off: last columns of C, or last rows, or last terms of the sums. */
+typedef struct Edges {
+    int64_t columns, rows, terms;
+} Edges;
+
+static Edges edges_of(const XtGemm *p) {
+    Edges e = {edge(p, p->n), 0, 0};
+    if (!e.columns && p->trans_a) e.rows = edge(p, p->m);
+    if (!e.columns && !e.rows) e.terms = edge(p, p->k);
+    return e;
+}
+
+/* Terms only where C is float32: it holds the sum of the first part between the two products. */
+static bool in_two_products(const XtGemm *p, Edges e) { return e.columns || e.rows || (e.terms && p->dtype_c == XT_FLOAT32); }
+
+static void cut_edges(const XtGemm *p, Edges e, XtGemm part[2]) {
+    part[0] = part[1] = *p;
+    if (e.columns) {
+        int64_t n = part[0].n = p->n - e.columns;
+        part[1].n = e.columns;
+        part[1].b = moved(p->b, p->trans_b ? n * p->ldb : n, p->dtype_b);
+        part[1].c = (void *)moved(p->c, n, p->dtype_c);
+    } else if (e.rows) {
+        int64_t m = part[0].m = p->m - e.rows;
+        part[1].m = e.rows;
+        part[1].a = moved(p->a, m, p->dtype_a);
+        part[1].c = (void *)moved(p->c, m * p->ldc, p->dtype_c);
+    } else {
+        int64_t k = part[0].k = p->k - e.terms;
+        part[1].k = e.terms;
+        part[1].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype_a);
+        part[1].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype_b);
+        part[1].beta = 1;
+    }
+}
+
+/* The first part of sums of 16 bits: float32, in `sums`. */
+static XtGemm without_terms(const XtGemm *p, int64_t terms, void *sums) {
+    XtGemm q = *p;
+    q.k -= terms, q.beta = 0, q.ldc = (p->n + 3) / 4 * 4;
+    q.c = sums, q.dtype_c = XT_FLOAT32;
+    return q;
+}
+
+static bool in_pieces(const XtGemm *p) { return p->batch[0] == 1 && p->batch[1] > MAX_BATCH; }
+
+/* Matrices first ... of an even batch, at most MAX_BATCH. */
+static XtGemm piece_of(const XtGemm *p, int64_t first) {
+    XtGemm q = *p;
+    q.batch[1] = p->batch[1] - first < MAX_BATCH ? p->batch[1] - first : MAX_BATCH;
+    q.a = moved(p->a, first * p->stride_a[1], p->dtype_a);
+    q.b = moved(p->b, first * p->stride_b[1], p->dtype_b);
+    q.c = (void *)moved(p->c, first * p->stride_c[1], p->dtype_c);
+    return q;
+}
+
+/* ---- what is supported --------------------------------------------------------------------------------------------------- */
+
+static bool aligned_lists(const XtGemm *p) {
+    if (!p->tf32 && (p->dtype_c == XT_FLOAT32 || p->dtype_c == XT_FLOAT64)) return true;
+    return alignment(p->a, p, p->stride_a, p->dtype_a) == 16 && alignment(p->b, p, p->stride_b, p->dtype_b) == 16 &&
+           alignment(p->c, p, p->stride_c, p->dtype_c) == 16;
+}
+
+/* Whether the heuristic has an algorithm for an even product. What fails on the way is not the answer: it fails in run_even, too. */
+static bool has_algorithm(const XtGemm *p) {
+    const XtCublasLt *lt = xt_cublas_lt();
+    Plan *plan = NULL;
+    pthread_mutex_lock(&lock);
+    Blas *device = &of_device[xt_device_index()];
+    XtStatus status = open_lt(device, lt, p);
+    if (status == XT_OK) status = get_plan(lt, device, p, &plan);
+    bool found = status != XT_OK || plan->supported;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* Whether last terms are added to the rest of the sums in float32. */
+static bool goes_through_float32(const XtGemm *p, Edges e) {
+    if (!e.terms) return false;
+    XtGemm q = without_terms(p, e.terms, NULL);
+    return q.m <= MAX_SUMS / q.ldc && has_algorithm(&q);
+}
+
+const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device) {
+    const char *reason = xt_gemm_one_dtype(p);
+    if (reason) return reason;
+    if (!device->has_cublaslt()) return "libcublasLt was not found";
+    if (!xt_gemm_multiplies(p)) return NULL;
+    XtGemm q = normal_form(p);
+    Edges e = edges_of(&q);
+    if (in_two_products(&q, e) || in_pieces(&q)) return NULL; /* each of them is selected on its own */
+    if (!fits(&q)) return "a size or a leading dimension is above 2^31 - 1";
+    if (q.batch[0] > 1) {
+        if (!aligned_lists(&q)) return "the batch is not evenly spaced, and its matrices are not aligned to 16 bytes";
+        return device->has_cublas() ? NULL : "the batch is not evenly spaced, and libcublas was not found";
+    }
+    return goes_through_float32(&q, e) || has_algorithm(&q) ? NULL : "cuBLASLt has no algorithm for it";
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
 
-/* An even batch (all in batch[1], at most MAX_BATCH) through cuBLASLt. wide: C is float32, whatever A and B are. */
-static XtStatus run_even(const XtCublasLt *lt, Blas *device, const XtGemm *p, bool wide, bool *supported) {
+/* An even batch (all in batch[1], at most MAX_BATCH) through cuBLASLt. */
+static XtStatus run_even(const XtGemm *p) {
+    const XtCublasLt *lt = xt_cublas_lt();
     Plan *plan = NULL;
     Scalars s;
-    XtStatus status = get_plan(lt, device, p, wide, &plan);
-    if (status != XT_OK) return status;
-    *supported = plan->supported;
-    if (!plan->supported) return XT_OK;
     set_scalars(p, &s);
-    XtBlasStatus queued = lt->matmul(device->lt, plan->desc, s.alpha, p->b, plan->b, p->a, plan->a, s.beta, p->c, plan->c, p->c,
-                                     plan->c, &plan->algo, device->workspace->data, device->workspace_nbytes, xt_stream());
-    if (queued == XT_BLAS_NOT_SUPPORTED) *supported = plan->supported = false;
-    else if (queued != XT_BLAS_SUCCESS) return failed("cublasLtMatmul", queued, p);
-    else xt_count_launch();
-    return XT_OK;
+    pthread_mutex_lock(&lock);
+    Blas *device = &of_device[xt_device_index()];
+    XtStatus status = open_lt(device, lt, p);
+    if (status == XT_OK) status = get_plan(lt, device, p, &plan);
+    if (status == XT_OK) {
+        XtBlasStatus queued = lt->matmul(device->lt, plan->desc, s.alpha, p->b, plan->b, p->a, plan->a, s.beta, p->c, plan->c, p->c,
+                                         plan->c, &plan->algo, device->workspace->data, device->workspace_nbytes, xt_stream());
+        if (queued != XT_BLAS_SUCCESS) status = failed("cublasLtMatmul", queued, p);
+        else xt_count_launch();
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 /* list [3][count]: where the matrices of A, B and C are. */
@@ -343,104 +463,31 @@ __global__ void gemm_pointers_kernel(XtGemm p, const char **list, int64_t count,
     }
 }
 
-/* Any two batch dims through cuBLAS. */
-static XtStatus run_pointers(const XtCublas *blas, Blas *device, const XtGemm *p, bool *supported) {
+/* Any two batch dims through cuBLAS. The lock is held. */
+static XtStatus run_lists(Blas *device, const XtGemm *p) {
+    const XtCublas *blas = xt_cublas();
     int64_t count = p->batch[0] * p->batch[1];
-    int type = type_of(p->dtype), trans_a = p->trans_a ? XT_BLAS_OP_T : XT_BLAS_OP_N,
-        trans_b = p->trans_b ? XT_BLAS_OP_T : XT_BLAS_OP_N;
+    int trans_a = p->trans_a ? XT_BLAS_OP_T : XT_BLAS_OP_N, trans_b = p->trans_b ? XT_BLAS_OP_T : XT_BLAS_OP_N;
     XtScratch scratch;
     Scalars s;
-    XtStatus status = open_blas(device, blas, p);
+    XtStatus status = open_lt(device, xt_cublas_lt(), p); /* for the workspace */
+    if (status == XT_OK) status = open_blas(device, blas, p);
     if (status == XT_OK) status = scratch.allocate((size_t)count * 3 * sizeof(void *));
     if (status != XT_OK) return status;
     const char **list = (const char **)scratch.data;
-    xt_launch(gemm_pointers_kernel, xt_blocks(count, 256), 256, 0, *p, list, count, (int64_t)xt_dtype_size(p->dtype));
+    xt_launch(gemm_pointers_kernel, xt_blocks(count, 256), 256, 0, *p, list, count, (int64_t)xt_dtype_size(p->dtype_c));
     set_scalars(p, &s);
     for (int64_t first = 0; first < count; first += MAX_BATCH) {
         int batch = (int)(count - first < MAX_BATCH ? count - first : MAX_BATCH);
         const void *const *a = (const void *const *)(list + first), *const *b = (const void *const *)(list + count + first);
         void *const *c = (void *const *)(list + 2 * count + first);
-        XtBlasStatus queued =
-            blas->gemm_batched(device->blas, trans_b, trans_a, (int)p->n, (int)p->m, (int)p->k, s.alpha, b, type, (int)p->ldb, a,
-                               type, (int)p->lda, s.beta, c, type, (int)p->ldc, batch, compute_of(p), XT_BLAS_GEMM_DEFAULT);
-        if (queued == XT_BLAS_NOT_SUPPORTED && first == 0) {
-            *supported = false;
-            return XT_OK;
-        }
+        XtBlasStatus queued = blas->gemm_batched(device->blas, trans_b, trans_a, (int)p->n, (int)p->m, (int)p->k, s.alpha, b,
+                                                 type_of(p->dtype_b), (int)p->ldb, a, type_of(p->dtype_a), (int)p->lda, s.beta, c,
+                                                 type_of(p->dtype_c), (int)p->ldc, batch, compute_of(p), XT_BLAS_GEMM_DEFAULT);
         if (queued != XT_BLAS_SUCCESS) return failed("cublasGemmBatchedEx", queued, p);
         xt_count_launch();
     }
     return XT_OK;
-}
-
-static bool aligned_lists(const XtGemm *p) {
-    if (!p->tf32 && (p->dtype == XT_FLOAT32 || p->dtype == XT_FLOAT64)) return true;
-    return alignment(p->a, p, p->stride_a) == 16 && alignment(p->b, p, p->stride_b) == 16 && alignment(p->c, p, p->stride_c) == 16;
-}
-
-/* The lock is held. *supported = false: nothing was queued. */
-static XtStatus run(const XtCublasLt *lt, const XtGemm *p, bool *supported) {
-    Blas *device = &of_device[xt_device_index()];
-    XtStatus status = open_lt(device, lt, p);
-    if (status != XT_OK) return status;
-    if (p->batch[0] > 1) {
-        const XtCublas *blas = aligned_lists(p) ? xt_cublas() : NULL;
-        *supported = blas != NULL;
-        return blas ? run_pointers(blas, device, p, supported) : XT_OK;
-    }
-    int64_t count = p->batch[1];
-    for (int64_t first = 0; first < count && status == XT_OK && *supported; first += MAX_BATCH) {
-        XtGemm q = *p;
-        q.batch[1] = count - first < MAX_BATCH ? count - first : MAX_BATCH;
-        q.a = moved(p->a, first * p->stride_a[1], p->dtype);
-        q.b = moved(p->b, first * p->stride_b[1], p->dtype);
-        q.c = (void *)moved(p->c, first * p->stride_c[1], p->dtype);
-        bool taken = true;
-        status = run_even(lt, device, &q, false, &taken);
-        if (taken) continue;
-        *supported = first > 0; /* a rest without an algorithm goes to the tiled kernel alone */
-        if (first > 0) {
-            q.batch[1] = count - first;
-            return xt_cuda_gemm_tiled(&q);
-        }
-    }
-    return status;
-}
-
-/* What an extent has beyond a multiple of 16 bytes, when that alone keeps a large product off the fast kernels: 50257 columns or
- * terms, though rows and pointers are aligned. 0: nothing is gained by a cut. */
-static int64_t edge(const XtGemm *p, int64_t extent) {
-    int64_t size = (int64_t)xt_dtype_size(p->dtype), width = 16 / size;
-    bool units = p->tf32 || p->dtype == XT_BFLOAT16 || p->dtype == XT_FLOAT16; /* others need no alignment */
-    bool aligned = p->lda % width == 0 && p->ldb % width == 0 && p->ldc % width == 0 &&
-                   (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) == 0;
-    bool large = extent >= 1024 && (double)p->m * (double)p->n * (double)p->k >= 1e9;
-    return units && aligned && large && p->batch[0] == 1 && p->batch[1] == 1 ? extent % width : 0;
-}
-
-/* Cuts the last columns or rows of C, or the last terms of its sums, off into a product of their own. Sums are only cut where C is
- * float32: it holds the sum of the first part between the two. */
-static bool cut_edge(const XtGemm *p, XtGemm part[2]) {
-    int64_t columns = edge(p, p->n), rows = p->trans_a ? edge(p, p->m) : 0, terms = p->dtype == XT_FLOAT32 ? edge(p, p->k) : 0;
-    part[0] = part[1] = *p;
-    if (columns) {
-        int64_t n = part[0].n = p->n - columns;
-        part[1].n = columns;
-        part[1].b = moved(p->b, p->trans_b ? n * p->ldb : n, p->dtype);
-        part[1].c = (void *)moved(p->c, n, p->dtype);
-    } else if (rows) {
-        int64_t m = part[0].m = p->m - rows;
-        part[1].m = rows;
-        part[1].a = moved(p->a, m, p->dtype);
-        part[1].c = (void *)moved(p->c, m * p->ldc, p->dtype);
-    } else if (terms) {
-        int64_t k = part[0].k = p->k - terms;
-        part[1].k = terms;
-        part[1].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype);
-        part[1].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype);
-        part[1].beta = 1;
-    }
-    return columns || rows || terms;
 }
 
 /* C = sums + alpha times the terms of op(A) op(B) from `first` on + beta C, rounded once. sums [M, ld]. */
@@ -460,49 +507,49 @@ template <typename T> __global__ void gemm_last_terms_kernel(XtGemm p, const flo
         }
 }
 
-/* One matrix of 16 bits with `terms` last terms of its sums to cut off. *taken = false: nothing was queued. */
-static XtStatus run_in_float32(const XtCublasLt *lt, const XtGemm *p, int64_t terms, bool *taken) {
-    XtScratch sums;
-    XtGemm q = *p;
-    q.k -= terms, q.beta = 0, q.ldc = (p->n + 3) / 4 * 4;
-    *taken = p->m <= MAX_SUMS / q.ldc && sums.allocate((size_t)(p->m * q.ldc) * sizeof(float)) == XT_OK;
-    if (!*taken) return XT_OK;
-    q.c = sums.data;
+static XtStatus run_pointers(const XtGemm *p) {
     pthread_mutex_lock(&lock);
-    Blas *device = &of_device[xt_device_index()];
-    XtStatus status = open_lt(device, lt, &q);
-    if (status == XT_OK) status = run_even(lt, device, &q, true, taken);
+    XtStatus status = run_lists(&of_device[xt_device_index()], p);
     pthread_mutex_unlock(&lock);
-    if (status != XT_OK || !*taken) return status;
+    return status;
+}
+
+/* One matrix of 16 bits whose sums wait in float32 for their last terms. */
+static XtStatus run_in_float32(const XtGemm *p, int64_t terms) {
+    XtScratch sums;
+    XtGemm q = without_terms(p, terms, NULL);
+    XtStatus status = sums.allocate((size_t)(p->m * q.ldc) * sizeof(float));
+    if (status != XT_OK) return status;
+    q.c = sums.data;
+    status = run_even(&q);
+    if (status != XT_OK) return status;
     unsigned blocks = xt_blocks(p->m, 1);
     const float *from = (const float *)sums.data;
-    if (p->dtype == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 128, 0, *p, from, q.ldc, q.k);
+    if (p->dtype_c == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 128, 0, *p, from, q.ldc, q.k);
     else xt_launch(gemm_last_terms_kernel<XtF16>, blocks, 128, 0, *p, from, q.ldc, q.k);
-    return xt_launched("gemm", 1, 1, p->m, p->n, p->k);
+    return XT_OK;
 }
 
 XtStatus xt_cuda_gemm_cublas(const XtGemm *p) {
     XtStatus status;
-    const XtCublasLt *lt = xt_cublas_lt();
-    if (!lt) return xt_cublas_missing();
     if (xt_cuda_gemm_trivial(p, &status)) return status;
-    XtGemm q = normal_form(p), part[2];
-    if (cut_edge(&q, part)) {
-        status = xt_cuda_gemm_cublas(&part[0]);
-        return status == XT_OK ? xt_cuda_gemm_cublas(&part[1]) : status;
+    XtGemm q = normal_form(p);
+    Edges e = edges_of(&q);
+    if (in_two_products(&q, e)) {
+        XtGemm part[2];
+        cut_edges(&q, e, part);
+        status = xt_cuda_multiply(&part[0]);
+        return status == XT_OK ? xt_cuda_multiply(&part[1]) : status;
     }
-    bool supported = fits(&q), taken = false;
-    int64_t terms = supported && q.dtype != XT_FLOAT32 ? edge(&q, q.k) : 0;
-    if (terms) {
-        status = run_in_float32(lt, &q, terms, &taken);
-        if (status != XT_OK || taken) return status;
+    if (in_pieces(&q)) {
+        for (int64_t first = 0; first < q.batch[1] && status == XT_OK; first += MAX_BATCH) {
+            XtGemm piece = piece_of(&q, first);
+            status = xt_cuda_multiply(&piece);
+        }
+        return status;
     }
-    if (supported) {
-        pthread_mutex_lock(&lock);
-        status = run(lt, &q, &supported);
-        pthread_mutex_unlock(&lock);
-        if (status != XT_OK) return status;
-    }
-    if (!supported) return xt_cuda_gemm_tiled(p);
-    return xt_launched("gemm", p->batch[0], p->batch[1], p->m, p->n, p->k);
+    if (q.batch[0] > 1) status = run_pointers(&q);
+    else if (goes_through_float32(&q, e)) status = run_in_float32(&q, e.terms);
+    else status = run_even(&q);
+    return status == XT_OK ? xt_launched("gemm", p->batch[0], p->batch[1], p->m, p->n, p->k) : status;
 }

@@ -12,9 +12,15 @@
 XtStatus xt_cuda_gemm_naive(const XtGemm *p);  /* one thread an element: the specification */
 XtStatus xt_cuda_gemm_tiled(const XtGemm *p);  /* tiles in shared memory and registers: no library needed */
 XtStatus xt_cuda_gemm_cublas(const XtGemm *p); /* cuBLASLt, found at run time */
-XtStatus xt_cuda_gemm_auto(const XtGemm *p);   /* the fastest for this shape: what other kernels call */
-extern const XtGemmBackend xt_cuda_gemm[];
+const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device);
 
+extern const XtGemmBackend xt_cuda_gemm[];  /* cublas, tiled, naive */
+XtStatus xt_cuda_multiply(const XtGemm *p); /* selects and runs: what other kernels call; all three of one floating point dtype */
+
+/* Whether there is a sum to compute: C has elements, and not all of them are beta times what was there. */
+inline bool xt_gemm_multiplies(const XtGemm *p) {
+    return p->m > 0 && p->n > 0 && p->batch[0] > 0 && p->batch[1] > 0 && p->k > 0 && p->alpha != 0.0;
+}
 /* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C is being scaled by beta. */
 bool xt_cuda_gemm_trivial(const XtGemm *p, XtStatus *status);
 

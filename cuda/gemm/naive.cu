@@ -35,7 +35,7 @@ template <typename T> __global__ void gemm_naive_kernel(XtGemm p) {
 XtStatus xt_cuda_gemm_naive(const XtGemm *p) {
     XtStatus status;
     if (xt_cuda_gemm_trivial(p, &status)) return status;
-    return xt_by_float(p->dtype, [&](auto zero) {
+    return xt_by_float(p->dtype_c, [&](auto zero) {
         using T = decltype(zero);
         int64_t squares = xt_divide_up(p->m, SQUARE) * xt_divide_up(p->n, SQUARE);
         unsigned blocks = xt_blocks(p->batch[0] * p->batch[1] * squares, 1);

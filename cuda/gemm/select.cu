@@ -1,4 +1,4 @@
-/* select.cu - the table of named GEMMs of CUDA, the choice of "auto", and the cases without a product.
+/* select.cu - the table of named GEMMs of CUDA, products of other kernels, and the cases without a product.
  *
  * C *= beta (K == 0 or alpha == 0): one thread an element of C, the elements of all matrices of the batch in one row-major count;
  * writes C once and reads it only when beta != 0.
@@ -7,16 +7,19 @@
 
 #include "runtime/cublas.cuh"
 
-static bool has_cublas(void) { return xt_cublas_lt() != NULL; }
+static const char *any_of_one_dtype(const XtGemm *p, const XtDeviceTraits *device) {
+    (void)device;
+    return xt_gemm_one_dtype(p);
+}
 
 const XtGemmBackend xt_cuda_gemm[] = {
-    {"cublas", xt_cuda_gemm_cublas, has_cublas},
-    {"tiled", xt_cuda_gemm_tiled, NULL},
-    {"naive", xt_cuda_gemm_naive, NULL},
-    {NULL, NULL, NULL},
+    {"cublas", "cublas", xt_cublas_check, xt_cuda_gemm_cublas_supports, xt_cuda_gemm_cublas},
+    {"tiled", "tiled", NULL, any_of_one_dtype, xt_cuda_gemm_tiled},
+    {"naive", "naive", NULL, any_of_one_dtype, xt_cuda_gemm_naive},
+    {},
 };
 
-XtStatus xt_cuda_gemm_auto(const XtGemm *p) { return has_cublas() ? xt_cuda_gemm_cublas(p) : xt_cuda_gemm_tiled(p); }
+XtStatus xt_cuda_multiply(const XtGemm *p) { return xt_gemm_select(xt_cuda_gemm, p, xt_traits())->run(p); }
 
 template <typename T> __global__ void gemm_scale_kernel(XtGemm p) { // c [batch0, batch1, M, N]
     typedef XtAcc<T> ACC;
@@ -31,9 +34,9 @@ template <typename T> __global__ void gemm_scale_kernel(XtGemm p) { // c [batch0
 
 bool xt_cuda_gemm_trivial(const XtGemm *p, XtStatus *status) {
     *status = XT_OK;
+    if (xt_gemm_multiplies(p)) return false;
     if (p->m <= 0 || p->n <= 0 || p->batch[0] <= 0 || p->batch[1] <= 0) return true;
-    if (p->k > 0 && p->alpha != 0.0) return false;
-    *status = xt_by_float(p->dtype, [&](auto zero) {
+    *status = xt_by_float(p->dtype_c, [&](auto zero) {
         using T = decltype(zero);
         int64_t count = p->batch[0] * p->batch[1] * p->m * p->n;
         xt_launch(gemm_scale_kernel<T>, xt_blocks(count, 256), 256, 0, *p);

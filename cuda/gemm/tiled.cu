@@ -154,7 +154,7 @@ XtStatus xt_cuda_gemm_tiled(const XtGemm *p) {
     XtStatus status;
     if (xt_cuda_gemm_trivial(p, &status)) return status;
     int enough = xt_multiprocessors();
-    return xt_by_float(p->dtype, [&](auto zero) {
+    return xt_by_float(p->dtype_c, [&](auto zero) {
         using T = decltype(zero);
         if constexpr (sizeof(T) < 8) /* 8 x 8 sums of float64 do not fit in the registers */
             if (count_tiles(p, SIDE * 8) >= enough) return run<T, 8>(p);

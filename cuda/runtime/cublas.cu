@@ -113,10 +113,14 @@ static void open_blas(void) {
 }
 
 const XtCublasLt *xt_cublas_lt(void) {
+    static const XtCublasLt *opened; /* atomic; every product asks several times */
+    const XtCublasLt *found = __atomic_load_n(&opened, __ATOMIC_ACQUIRE);
+    if (found) return found;
     pthread_mutex_lock(&lock);
     if (!tried_lt) open_lt();
     tried_lt = true;
-    const XtCublasLt *found = has_lt ? &lt : NULL;
+    found = has_lt ? &lt : NULL;
+    __atomic_store_n(&opened, found, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&lock);
     return found;
 }
@@ -131,7 +135,8 @@ const XtCublas *xt_cublas(void) {
     return found;
 }
 
-XtStatus xt_cublas_missing(void) {
+XtStatus xt_cublas_check(void) {
+    if (xt_cublas_lt()) return XT_OK;
     const char *first = xt_host && xt_host->folders && xt_host->folders[0] ? xt_host->folders[0] : "no folder";
     if (reason[0])
         return xt_error(

@@ -90,8 +90,8 @@ typedef struct XtCublas {
 const XtCublasLt *xt_cublas_lt(void);
 const XtCublas *xt_cublas(void); /* from the same folder as cuBLASLt */
 
-/* The error of a missing cuBLASLt. It names the file, the places that were searched, and what works without it. */
-XtStatus xt_cublas_missing(void);
+/* XT_OK, or the error of a missing cuBLASLt. It names the file, the places that were searched, and what works without it. */
+XtStatus xt_cublas_check(void);
 
 /* The version and path of the cuBLASLt in use, for display; "" before the first use or if there is none. */
 void xt_cublas_origin(char *text, size_t size);

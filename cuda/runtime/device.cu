@@ -5,6 +5,7 @@
  * the device has reported: an index out of range, a failed kernel.
  */
 #include "attention/attention.cuh"
+#include "cublas.cuh"
 #include "gemm/gemm.cuh"
 #include "memory.cuh"
 
@@ -27,7 +28,8 @@ typedef struct Slot {
 
 typedef struct Device {
     bool ready;
-    int index, multiprocessors, shared_limit, capability;
+    int index, multiprocessors;
+    XtDeviceTraits traits;
     cudaStream_t stream;
     cudaEvent_t event;     /* to make streams wait for each other */
     XtIndexReport *report; /* mapped host memory */
@@ -107,7 +109,7 @@ XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *size
     append_slot(text, sizeof text, last);
     if (error == cudaErrorNoKernelImageForDevice)
         return xt_error(XT_CUDA_ERROR, "%s: this library has kernels for compute capability %s, and cuda:%d is %d.%d", text,
-                        XT_CUDA_ARCHS, device->index, device->capability / 10, device->capability % 10);
+                        XT_CUDA_ARCHS, device->index, device->traits.capability / 10, device->traits.capability % 10);
     return xt_error(XT_CUDA_ERROR, "%s: %s (%s)", text, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
@@ -156,10 +158,13 @@ static void give_up(Device *device) {
     cudaGetLastError();
 }
 
+static bool has_cublaslt(void) { return xt_cublas_lt() != NULL; }
+static bool has_cublas(void) { return xt_cublas() != NULL; }
+
 static XtStatus prepare(Device *device, int index) {
     int major = 0, minor = 0;
     cudaError_t error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index);
-    if (!error) error = cudaDeviceGetAttribute(&device->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    if (!error) error = cudaDeviceGetAttribute(&device->traits.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
     if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
     if (!error) error = cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking);
@@ -173,7 +178,9 @@ static XtStatus prepare(Device *device, int index) {
     }
     memset(device->report, 0, sizeof *device->report);
     device->index = index;
-    device->capability = major * 10 + minor;
+    device->traits.capability = major * 10 + minor;
+    device->traits.has_cublaslt = has_cublaslt;
+    device->traits.has_cublas = has_cublas;
     pthread_mutex_init(&device->transfer, NULL);
     pthread_mutex_init(&device->ordering, NULL);
     __atomic_store_n(&device->ready, true, __ATOMIC_RELEASE);
@@ -203,8 +210,9 @@ static XtStatus use(int index) {
 
 cudaStream_t xt_stream(void) { return current->stream; }
 int xt_multiprocessors(void) { return current->multiprocessors; }
-int xt_shared_limit(void) { return current->shared_limit; }
-int xt_compute_capability(void) { return current->capability; }
+const XtDeviceTraits *xt_traits(void) { return &current->traits; }
+int xt_shared_limit(void) { return current->traits.shared_limit; }
+int xt_compute_capability(void) { return current->traits.capability; }
 int xt_device_index(void) { return current->index; }
 XtIndexReport *xt_index_report(void) { return current->report; }
 void xt_count_launch(void) { count(&current->counters.launches); }
@@ -381,8 +389,6 @@ static XtStatus wait_for(int index, bool every) {
 
 /* ---- what people ask -------------------------------------------------------------------------------------------------------- */
 
-void xt_cublas_origin(char *text, size_t size); /* cublas.cu */
-
 static XtStatus info(int index, XtDeviceInfo *out) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
@@ -405,6 +411,8 @@ static XtStatus info(int index, XtDeviceInfo *out) {
     return XT_OK;
 }
 
+static const XtDeviceTraits *traits_of(int index) { return &devices[index].traits; }
+
 static XtStatus counters(int index, XtDeviceCounters *out) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
@@ -415,7 +423,7 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
 /* ---- the table -------------------------------------------------------------------------------------------------------------- */
 
 static XtAccelerator accelerator = {
-    0, use, info, counters, trim, reset_peak, stream_of, make_wait, wait_for,
+    0, use, info, traits_of, counters, trim, reset_peak, stream_of, make_wait, wait_for,
 };
 
 static XtBackend table;

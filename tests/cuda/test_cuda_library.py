@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fake_library import make_fake, make_package, our_contract, run
 from places import ROOT
 from runs import HANGS
 
@@ -107,29 +108,9 @@ import xtrain
 # ---- a library that is damaged, or of another build ---------------------------------------------------------------------------
 
 
-def make_package(folder: Path) -> Path:
-    """Puts a package `xtrain` without a CUDA library into a folder; everything else is links to the package under test."""
-    real, copy = Path(xt.__file__).parent, folder / "xtrain"
-    (copy / "_lib").mkdir(parents=True)
-    for path in [*real.iterdir(), *(real / "_lib").iterdir()]:
-        if path.name not in ("_lib", "__pycache__", LIBRARY.name):
-            (copy / path.relative_to(real)).symlink_to(path)
-    return folder
-
-
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     return make_package(tmp_path)
-
-
-def run(package: Path, code: str, **environment: str) -> str:
-    """What `code` prints; it has to end well."""
-    environment = {**os.environ, "PYTHONPATH": str(package), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment, timeout=HANGS
-    )
-    assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout
 
 
 WHY = "import xtrain as xt; print(xt.cuda.why_unavailable()); assert (xt.ones(2) + 1).tolist() == [2.0, 2.0]"
@@ -202,22 +183,6 @@ def test_a_library_that_may_not_be_read_is_a_sentence() -> None:
         library.chmod(0)
         said = run(Path(folder), as_nobody + WHY)
     assert re.fullmatch(r"CUDA is not available: .*libxtrain_cuda.so cannot be read: Permission denied\n", said)
-
-
-def make_fake(package: Path, contract: str) -> None:
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
-    library = package / "xtrain/_lib/libxtrain_cuda.so"
-    options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
-    subprocess.run([compiler, *options, ROOT / "tests/support/fake_cuda.c", "-o", library], check=True)
-
-
-def our_contract() -> str:
-    before = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        return setup_cuda.contract(xt.__version__)
-    finally:
-        os.chdir(before)
 
 
 def test_a_library_of_other_headers_is_refused_and_one_of_ours_is_opened(package: Path) -> None:

@@ -22,7 +22,7 @@ MAY_SEE["xtrain.h"] = set()
 MAY_SEE["kernels.h"] = {"xtrain.h"}
 MAY_SEE["contract"] = {"xtrain.h", "kernels.h", "contract"}
 # csrc/ops, csrc/cpu and cuda have rooms of the same names; what does not belong to a family of kernels lies beside them.
-FAMILIES = {path.stem for path in (ROOT / "csrc/contract").glob("*.h")} - {"backend"}
+FAMILIES = {path.stem for path in (ROOT / "csrc/contract").glob("*.h")} - {"backend", "traits"}
 CUDA_ONLY = {"runtime", "common", "arch"}
 PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|numpy/")
 

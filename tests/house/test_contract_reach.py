@@ -9,10 +9,10 @@ from places import ROOT
 
 # Files of other rooms that call or list a family's kernels.
 OTHERS = {
-    "attention": {"csrc/backend/backend.c", "csrc/cpu/table.c", "csrc/py/runtime/runtime.c", "cuda/runtime/device.cu"},
+    "attention": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"},
     "elementwise": {"csrc/ops/common.c", "csrc/ops/gemm/linear.c", "csrc/ops/layers/cross_entropy.c"}
     | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu"},
-    "gemm": {"csrc/backend/backend.c", "csrc/cpu/table.c", "csrc/py/runtime/runtime.c", "cuda/runtime/device.cu"}
+    "gemm": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"}
     | {"csrc/cpu/attention/materialized.c", "csrc/cpu/attention/reference.c", "cuda/attention/materialized.cu"},
     "reduce": {
         "csrc/ops/common.c",
@@ -21,7 +21,7 @@ OTHERS = {
         "csrc/py/runtime/testing.c",
     },
 }
-FAMILIES = sorted(path.stem for path in (ROOT / "csrc/contract").glob("*.h") if path.stem != "backend")
+FAMILIES = sorted(path.stem for path in (ROOT / "csrc/contract").glob("*.h") if path.stem not in ("backend", "traits"))
 
 
 def included(path: Path) -> set[Path]:

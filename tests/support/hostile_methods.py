@@ -103,6 +103,8 @@ for n in (
     "use_gemm_backend",
     "attention_backends",
     "use_attention_backend",
+    "explain_gemm",
+    "explain_attention",
     "memory_stats",
     "memory_reset_peak",
     "memory_trim",

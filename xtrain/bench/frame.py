@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -86,6 +87,19 @@ def measure(
     return times
 
 
+def repeated(graphs: Sequence[tuple[Any, Any, Sequence[Any]]], run: Callable[[Any, Any], Any]) -> Callable[[], None]:
+    """A backward that repeats on the graphs (roots, seeds, leaves) in turn."""
+    turns = itertools.cycle(graphs)
+
+    def backward() -> None:
+        roots, seeds, leaves = next(turns)
+        for leaf in leaves:
+            leaf.grad = None
+        run(roots, seeds)
+
+    return backward
+
+
 def summary(times: Sequence[float]) -> dict[str, float]:
     """The median and the extremes of measured seconds, in milliseconds."""
     return {
@@ -94,6 +108,15 @@ def summary(times: Sequence[float]) -> dict[str, float]:
         "ms_max": max(times) * 1e3,
         "turns": len(times),
     }
+
+
+def method(device: str) -> str:
+    """How numbers are measured, for people."""
+    turns = TURNS if device == "cpu" else TURNS_ON_DEVICE
+    return (
+        f"medians of up to {turns} alternating turns, normal random data, a new result each call, inputs warm; "
+        "ratios are of speed, above 1 is faster"
+    )
 
 
 # ---- what was measured, and on what ----------------------------------------------------------------------------------

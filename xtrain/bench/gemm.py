@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import _C
 from ..errors import ConfigError
-from . import accelerator, frame, peers
+from . import accelerator, explain, frame, peers
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 CUDA_DTYPES = ("float32", "tf32", "bfloat16", "float16", "float64")
@@ -235,6 +235,7 @@ OPTIONS = {
     "threads": 0,
     "json": None,
     "plot": None,
+    "explain": False,
 }
 DEFAULTS = {"sizes": "squares,training", "dtypes": "float32,bfloat16"}
 CUDA_DEFAULTS = {"sizes": "256,512,1024,2048,4096,8192,training", "dtypes": "float32,tf32,bfloat16"}
@@ -266,8 +267,15 @@ def row(record: dict[str, Any]) -> list[str]:
     return [*start, f"{record['ms']:.3f}", f"{record['gflops']:.1f}", f"{record['percent_of_best']:.0f}", *ratios]
 
 
+def show_choice(shapes: list[Shape], dtypes: list[str], device: str, backend: str | None) -> None:
+    for dtype in dtypes:
+        for shape in shapes:
+            rows = explain.of_product((shape.m, shape.n, shape.k), dtype, shape.layout, device, backend)
+            print("\n".join(explain.lines(f"{shape.name}:{shape.layout} {dtype} on {device}", rows)))
+
+
 def command(values: dict[str, Any]) -> int:
-    """Measure and print; 1 when a contender computed a wrong product, else 0."""
+    """Measure and print; 1 when a contender computed a wrong product, else 0. --explain: only what is chosen."""
     device = frame.choose_device(values["device"])
     cuda = accelerator.on_cuda(device)
     defaults, known_dtypes = (CUDA_DEFAULTS, CUDA_DTYPES) if cuda else (DEFAULTS, DTYPES)
@@ -280,6 +288,9 @@ def command(values: dict[str, Any]) -> int:
     frame.check_plot(values["plot"])
     frame.check_different("json", values["json"], "plot", values["plot"])
     frame.check_threads(values["threads"], device)
+    if values["explain"]:
+        show_choice(shapes, dtypes, device, backends[0] if explicit else None)
+        return 0
     threads = _C.get_num_threads()
     torch = accelerator.find_torch(peers.find_torch(threads), device)
     missing: list[str] = []
@@ -297,11 +308,7 @@ def command(values: dict[str, Any]) -> int:
     print(f"cuBLAS: {facts['gpu']['blas']}" if cuda else peers.cores_line(facts["xtrain_core"], facts["numpy_core"]))
     for line in missing:
         print(line)
-    turns = frame.TURNS_ON_DEVICE if cuda else frame.TURNS
-    print(
-        f"medians of up to {turns} alternating turns, normal random data, a new result each call, inputs warm; "
-        "ratios are of speed, above 1 is faster"
-    )
+    print(frame.method(device))
     names = [[shape.name for shape in shapes], [], [shape.label for shape in shapes], dtypes, [*backends, "PyTorch"]]
     header = CUDA_HEADER if cuda else HEADER
     table = frame.Table(header, [*map(frame.longest, names), len("left out")], right=range(5, 10))

@@ -119,19 +119,6 @@ Inputs = HostInputs | CudaInputs
 # ---- one entry -------------------------------------------------------------------------------------------------------
 
 
-def repeated(graphs: Sequence[tuple[Any, Any, Sequence[Any]]], run: Callable[[Any, Any], Any]) -> Callable[[], None]:
-    """A backward that repeats on the graphs (roots, seeds, leaves) in turn."""
-    turns = itertools.cycle(graphs)
-
-    def backward() -> None:
-        roots, seeds, leaves = next(turns)
-        for leaf in leaves:
-            leaf.grad = None
-        run(roots, seeds)
-
-    return backward
-
-
 def torch_calls(
     torch: Any, entry: Op, c: Case, inputs: Inputs, device: str
 ) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
@@ -159,7 +146,9 @@ def torch_calls(
             tensors[i] = leaf
         roots = [o for o in as_list(compose(torch, *tensors, **c.kwargs)) if o.is_floating_point()]
         graphs.append((roots, inputs.their_seeds(torch, roots, index), leaves))
-    return forward, repeated(graphs, lambda roots, seeds: torch.autograd.backward(roots, seeds, retain_graph=True))
+    return forward, frame.repeated(
+        graphs, lambda roots, seeds: torch.autograd.backward(roots, seeds, retain_graph=True)
+    )
 
 
 def our_calls(entry: Op, c: Case, inputs: Inputs) -> tuple[Callable[[], Any], Callable[[], Any] | None, int, int]:
@@ -183,7 +172,7 @@ def our_calls(entry: Op, c: Case, inputs: Inputs) -> tuple[Callable[[], Any], Ca
         seeds = inputs.seeds([o for o in outs if o.dtype.is_floating_point], index)
         graphs.append(([o for o in outs if o.requires_grad], seeds, leaves))
     size = sum(t.nbytes for t in [*graphs[0][1], *graphs[0][2]])
-    return forward, repeated(graphs, lambda roots, seeds: _C.backward(roots, seeds, True)), moved, size
+    return forward, frame.repeated(graphs, lambda roots, seeds: _C.backward(roots, seeds, True)), moved, size
 
 
 def bench_entry(

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import _C, _backends, cuda
 from .._version import __version__
+from ..bench import explain
 from .parser import simple_options
 
 USAGE = """\
@@ -69,6 +70,7 @@ def _cuda_rows() -> list[tuple[str, str]]:
         rows.append((name, _compute_check(name) or "matrix products of all backends agree with NumPy"))
         blas = cuda.get_device_properties(index)["blas"]  # found by the first product
         rows.append((name, f"cuBLAS: {blas or 'not found; products use the tiled backend'}"))
+        rows += [(name, f"{problem}: {found}") for problem, found in explain.usual(name)]
     rows.append(("GEMM", f"{', '.join(_backends.gemm_backends('cuda'))} on CUDA"))
     rows.append(("attention", f"{', '.join(_backends.attention_backends('cuda'))} on CUDA"))
     return rows
@@ -88,6 +90,7 @@ def report() -> tuple[str, bool]:
         ("threads", f"{_C.get_num_threads()} of {os.cpu_count()} processors"),
         ("GEMM", ", ".join(_backends.gemm_backends("cpu"))),
         ("attention", ", ".join(_backends.attention_backends("cpu"))),
+        *(("cpu", f"{problem}: {found}") for problem, found in explain.usual("cpu")),
         *_cuda_rows(),
     ]
     missing = []

@@ -9,6 +9,8 @@ XtStatus xt_attention_reference_fwd(const XtAttentionFwd *p);
 XtStatus xt_attention_reference_bwd(const XtAttentionBwd *p);
 XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p);
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p);
+const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device);
+const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device);
 
 extern const XtAttentionBackend xt_cpu_attention_backends[]; /* materialized, reference */
 

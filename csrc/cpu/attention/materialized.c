@@ -30,26 +30,42 @@ static int64_t block_rows(int64_t sq, int64_t skv) {
 /* Leading dimension of a block of scores: rows start on cache lines, and not all in the same cache set. */
 static int64_t padded(int64_t skv) { return (skv + 15) / 16 * 16 + 16; }
 
-/* What cblas can take as a matrix in place: rows that do not overlap, sizes of 32 bits. */
-static bool blas_rows(const int64_t stride[3], int64_t dim) { return stride[2] >= dim && stride[2] <= INT32_MAX; }
-
 #include "cpu/each_float.h"
 
+/* Whether cblas takes it as a matrix in place: rows that do not overlap, a leading dimension of 32 bits. */
+static bool blas_rows(const int64_t stride[3], int64_t dim) { return stride[2] >= dim && stride[2] <= INT32_MAX; }
+
+static const char *unfit_sizes(int64_t skv, int64_t dim) {
+    if (dim <= 0 || skv <= 0) return "there is nothing to multiply";
+    return skv >= INT32_MAX - 32 || dim > INT32_MAX ? "the keys or the head dim are not counted in 32 bits" : NULL;
+}
+#define UNFIT_ROWS "rows of a tensor lie closer than the head dim, or 2^31 elements apart"
+
+const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
+    (void)device;
+    bool rows = blas_rows(p->q_stride, p->dim) && blas_rows(p->k_stride, p->dim) && blas_rows(p->v_stride, p->dim) &&
+                blas_rows(p->out_stride, p->dim);
+    const char *sizes = unfit_sizes(p->skv, p->dim);
+    return sizes || rows ? sizes : UNFIT_ROWS;
+}
+
 XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
-    bool fits = p->dim > 0 && p->skv > 0 && p->skv < INT32_MAX - 32 && p->dim <= INT32_MAX && blas_rows(p->q_stride, p->dim) &&
-                blas_rows(p->k_stride, p->dim) && blas_rows(p->v_stride, p->dim) && blas_rows(p->out_stride, p->dim);
-    if (!fits) return xt_attention_reference_fwd(p);
     int64_t rows = block_rows(p->sq, p->skv), blocks = (p->sq + rows - 1) / rows;
     int64_t grain = xt_row_grain(2 * rows * p->skv * p->dim, PIECE_WORK);
     xt_blas_prepare();
     return xt_parallel(p->batch * p->heads * blocks, grain, XT_BY_FLOAT(p->dtype, forward_blocks), (void *)p);
 }
 
+const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
+    (void)device;
+    bool rows = blas_rows(p->q_stride, p->dim) && blas_rows(p->k_stride, p->dim) && blas_rows(p->v_stride, p->dim) &&
+                blas_rows(p->dout_stride, p->dim) && blas_rows(p->dq_stride, p->dim) && blas_rows(p->dk_stride, p->dim) &&
+                blas_rows(p->dv_stride, p->dim);
+    const char *sizes = unfit_sizes(p->skv, p->dim);
+    return sizes || rows ? sizes : UNFIT_ROWS;
+}
+
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
-    bool fits = p->dim > 0 && p->skv > 0 && p->skv < INT32_MAX - 32 && p->dim <= INT32_MAX && blas_rows(p->q_stride, p->dim) &&
-                blas_rows(p->k_stride, p->dim) && blas_rows(p->v_stride, p->dim) && blas_rows(p->dout_stride, p->dim) &&
-                blas_rows(p->dq_stride, p->dim) && blas_rows(p->dk_stride, p->dim) && blas_rows(p->dv_stride, p->dim);
-    if (!fits) return xt_attention_reference_bwd(p);
     xt_blas_prepare();
     return xt_parallel(p->batch * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), (void *)p);
 }

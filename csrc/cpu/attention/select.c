@@ -2,7 +2,8 @@
 #include "attention.h"
 
 const XtAttentionBackend xt_cpu_attention_backends[] = {
-    {"materialized", xt_attention_materialized_fwd, xt_attention_materialized_bwd},
-    {"reference", xt_attention_reference_fwd, xt_attention_reference_bwd},
-    {NULL, NULL, NULL},
+    {"materialized", "materialized", xt_attention_materialized_supports_fwd, xt_attention_materialized_fwd,
+     xt_attention_materialized_supports_bwd, xt_attention_materialized_bwd},
+    {"reference", "reference", NULL, xt_attention_reference_fwd, NULL, xt_attention_reference_bwd},
+    {0},
 };

@@ -162,7 +162,7 @@ static void float_vector(const XtGemm *p, const Tile *t, void *c, double beta) {
     int step_x = (int)(row ? (p->trans_a ? p->lda : 1) : (p->trans_b ? 1 : p->ldb));
     int64_t matrix = row ? t->b : t->a, x = row ? t->a : t->b;
     const void *matrices = row ? p->b : p->a, *vectors = row ? p->a : p->b;
-    if (p->dtype == XT_FLOAT32)
+    if (p->dtype_c == XT_FLOAT32)
         scipy_cblas_sgemv(XT_BLAS_ROW_MAJOR, flag, rows, cols, (float)p->alpha, (const float *)matrices + matrix, ld,
                           (const float *)vectors + x, step_x, (float)beta, (float *)c + t->c, step_y);
     else
@@ -180,7 +180,7 @@ static XtStatus float_tiles(void *context, int64_t begin, int64_t end) {
         Tile t = get_tile(plan, index);
         int rows = (int)t.rows, cols = (int)t.cols, depth = (int)t.depth;
         if (p->m == 1 || p->n == 1) float_vector(p, &t, c, beta);
-        else if (p->dtype == XT_FLOAT32)
+        else if (p->dtype_c == XT_FLOAT32)
             scipy_cblas_sgemm(XT_BLAS_ROW_MAJOR, ta, tb, rows, cols, depth, (float)p->alpha, (const float *)p->a + t.a, lda,
                               (const float *)p->b + t.b, ldb, (float)beta, (float *)c + t.c, (int)t.ldc);
         else
@@ -207,7 +207,8 @@ static bool cut_changes_nothing(XtDtype dtype) {
         else ((double *)a)[i] = value / 3;
     }
     for (int layout = 0; same && layout < 4; layout++) {
-        XtGemm p = {.dtype = dtype, .m = M, .n = N, .k = K, .a = a, .b = b, .c = c, .alpha = 1, .batch = {1, 1}};
+        XtGemm p = {.m = M, .n = N, .k = K, .a = a, .b = b, .c = c, .alpha = 1, .batch = {1, 1}};
+        p.dtype_a = p.dtype_b = p.dtype_c = dtype;
         p.trans_a = layout & 1, p.trans_b = layout & 2;
         p.lda = p.trans_a ? M : K, p.ldb = p.trans_b ? K : N, p.ldc = N;
         Plan whole = {.p = &p, .unit = ROWS, .tiles_m = 1, .tiles_n = 1, .part_k = K, .parts = 1}, cut = whole;
@@ -257,34 +258,41 @@ static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
         for (int64_t k = 0; k < t.depth; k += K_BLOCK) {
             int64_t depth = t.depth - k < K_BLOCK ? t.depth - k : K_BLOCK;
             int64_t a_cols = p->trans_a ? t.rows : depth, b_cols = p->trans_b ? depth : t.cols;
-            xt_block_load(p->dtype, a + t.a + k * (p->trans_a ? p->lda : 1), p->lda, p->trans_a ? depth : t.rows, a_cols, a_block);
-            xt_block_load(p->dtype, b + t.b + k * (p->trans_b ? 1 : p->ldb), p->ldb, p->trans_b ? t.cols : depth, b_cols, b_block);
+            xt_block_load(p->dtype_a, a + t.a + k * (p->trans_a ? p->lda : 1), p->lda, p->trans_a ? depth : t.rows, a_cols,
+                          a_block);
+            xt_block_load(p->dtype_b, b + t.b + k * (p->trans_b ? 1 : p->ldb), p->ldb, p->trans_b ? t.cols : depth, b_cols,
+                          b_block);
             scipy_cblas_sgemm(XT_BLAS_ROW_MAJOR, blas_flag(p->trans_a), blas_flag(p->trans_b), (int)t.rows, (int)t.cols, (int)depth,
                               (float)p->alpha, a_block, (int)a_cols, b_block, (int)b_cols, k ? 1.0f : 0.0f, c, ldc);
         }
-        if (!plan->workspace) xt_block_store(p->dtype, c_block, t.rows, t.cols, (float)p->beta, (uint16_t *)p->c + t.c, p->ldc);
+        if (!plan->workspace) xt_block_store(p->dtype_c, c_block, t.rows, t.cols, (float)p->beta, (uint16_t *)p->c + t.c, p->ldc);
     }
     return XT_OK;
 }
 
 /* ---- the whole ----------------------------------------------------------------------------------------------------------- */
 
+/* Any M: rows are cut. */
+const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device) {
+    (void)device;
+    bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX && p->lda <= INT32_MAX && p->ldb <= INT32_MAX && p->ldc <= INT32_MAX;
+    return fits ? xt_gemm_one_dtype(p) : "N, K or a leading dimension is above 2^31 - 1";
+}
+
 XtStatus xt_gemm_blas(const XtGemm *p) {
     XtStatus status;
     if (xt_gemm_trivial(p, &status)) return status;
-    bool low = p->dtype == XT_BFLOAT16 || p->dtype == XT_FLOAT16;
-    bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX && p->lda <= INT32_MAX && p->ldb <= INT32_MAX && p->ldc <= INT32_MAX;
-    if (!fits) return xt_gemm_tiled(p);
+    bool low = p->dtype_c == XT_BFLOAT16 || p->dtype_c == XT_FLOAT16;
     xt_blas_prepare();
     int64_t matrices = p->batch[0] * p->batch[1];
-    bool any_rows = !low && p->m > 1 && p->n > 1 && same_bits(p->dtype);
+    bool any_rows = !low && p->m > 1 && p->n > 1 && same_bits(p->dtype_c);
     Plan plan = make_plan(p, matrices, any_rows ? xt_num_threads() : 0);
     XtBody body = low ? low_tiles : float_tiles;
     int64_t pieces = plan.tiles_m * plan.tiles_n * plan.parts;
     int64_t grain = xt_row_grain(most_rows(&plan) * most_columns(&plan) * plan.part_k, (int64_t)SMALL);
     if (plan.parts == 1) return xt_parallel(matrices * pieces, grain, body, &plan);
 
-    size_t nbytes = (size_t)(plan.parts * p->m * p->n) * xt_dtype_size(xt_dtype_accumulator(p->dtype));
+    size_t nbytes = (size_t)(plan.parts * p->m * p->n) * xt_dtype_size(xt_dtype_accumulator(p->dtype_c));
     plan.workspace = malloc(nbytes);
     if (!plan.workspace) return xt_error(XT_OUT_OF_MEMORY, "matmul: no memory for %zu bytes of partial sums", nbytes);
     for (plan.first = 0; plan.first < matrices; plan.first++) {

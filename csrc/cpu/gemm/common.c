@@ -19,13 +19,13 @@ bool xt_gemm_trivial(const XtGemm *p, XtStatus *status) {
     if (p->m <= 0 || p->n <= 0 || p->batch[0] <= 0 || p->batch[1] <= 0) return true;
     if (p->k > 0 && p->alpha != 0.0) return false;
     *status =
-        xt_parallel(p->batch[0] * p->batch[1] * p->m, xt_row_grain(p->n, 65536), XT_BY_FLOAT(p->dtype, scale_rows), (void *)p);
+        xt_parallel(p->batch[0] * p->batch[1] * p->m, xt_row_grain(p->n, 65536), XT_BY_FLOAT(p->dtype_c, scale_rows), (void *)p);
     return true;
 }
 
 XtStatus xt_gemm_combine(const XtGemm *p, int64_t index, const void *parts, int64_t count) {
     Combine combine = {p, parts, index, count};
-    return xt_parallel(p->m, xt_row_grain(p->n * count, 65536), XT_BY_FLOAT(p->dtype, combine_rows), &combine);
+    return xt_parallel(p->m, xt_row_grain(p->n * count, 65536), XT_BY_FLOAT(p->dtype_c, combine_rows), &combine);
 }
 
 void xt_block_load(XtDtype dtype, const void *src, int64_t ld, int64_t rows, int64_t cols, float *dst) {

@@ -13,6 +13,7 @@
 XtStatus xt_gemm_naive(const XtGemm *p); /* three loops: the specification */
 XtStatus xt_gemm_tiled(const XtGemm *p); /* 32 x 32 tiles in plain C: no library needed */
 XtStatus xt_gemm_blas(const XtGemm *p);  /* OpenBLAS on tiles of C, one tile per thread at a time */
+const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device);
 
 extern const XtGemmBackend xt_cpu_gemm_backends[]; /* blas, tiled, naive */
 

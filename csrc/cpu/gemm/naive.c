@@ -13,7 +13,7 @@ XtStatus xt_gemm_naive(const XtGemm *p) {
     XtStatus status;
     if (xt_gemm_trivial(p, &status)) return status;
     int64_t rows = p->batch[0] * p->batch[1] * p->m;
-    return xt_parallel(rows, xt_row_grain(p->n * p->k, 65536), XT_BY_FLOAT(p->dtype, naive_rows), (void *)p);
+    return xt_parallel(rows, xt_row_grain(p->n * p->k, 65536), XT_BY_FLOAT(p->dtype_c, naive_rows), (void *)p);
 }
 #else
 

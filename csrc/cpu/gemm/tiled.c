@@ -16,7 +16,8 @@ XtStatus xt_gemm_tiled(const XtGemm *p) {
     XtStatus status;
     if (xt_gemm_trivial(p, &status)) return status;
     int64_t tiles = ((p->m - 1) / TILE + 1) * ((p->n - 1) / TILE + 1);
-    return xt_parallel(p->batch[0] * p->batch[1] * tiles, xt_row_grain(p->k, 2048), XT_BY_FLOAT(p->dtype, tiled_tiles), (void *)p);
+    return xt_parallel(p->batch[0] * p->batch[1] * tiles, xt_row_grain(p->k, 2048), XT_BY_FLOAT(p->dtype_c, tiled_tiles),
+                       (void *)p);
 }
 #else
 

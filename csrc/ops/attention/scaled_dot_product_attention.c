@@ -62,13 +62,11 @@ done:
 
 static XtStatus forward(XtCall *c) {
     XtTensor *q = NULL, *k = NULL, *v = NULL, *out = NULL, *lse = NULL;
-    const XtAttentionBackend *backend;
     XtStatus status = XT_OK;
     XT_TRY(check(c));
     XT_TRY(dense_last(c->arg[0].tensor, &q));
     XT_TRY(dense_last(c->arg[1].tensor, &k));
     XT_TRY(dense_last(c->arg[2].tensor, &v));
-    XT_TRY(xt_attention_backend(q->storage->device, c->arg[6].given ? c->arg[6].s : NULL, &backend));
     XT_TRY(empty_token_major(q, q->shape, &out));
     XT_TRY(xt_empty_shape(q, xt_dtype_accumulator(q->dtype), 3, q->shape, &lse));
     XtAttentionFwd p = {.out = out->data,
@@ -90,7 +88,7 @@ static XtStatus forward(XtCall *c) {
     set_strides(p.q_stride, q);
     set_strides(p.k_stride, k);
     set_strides(p.v_stride, v);
-    XT_TRY(backend->forward(&p));
+    XT_TRY(xt_attention_fwd(q->storage->device, c->arg[6].given ? c->arg[6].s : NULL, &p));
     XT_TRY(xt_save(c, q));
     XT_TRY(xt_save(c, k));
     XT_TRY(xt_save(c, v));
@@ -110,11 +108,9 @@ done:
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *saved[5], *dy = NULL;
     const XtArg *arg = xt_node_args(n);
-    const XtAttentionBackend *backend;
     XtStatus status = XT_OK;
     for (int i = 0; i < 5; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
     XtTensor *q = saved[0], *k = saved[1], *v = saved[2], *out = saved[3], *lse = saved[4];
-    XT_TRY(xt_attention_backend(q->storage->device, arg[6].given ? arg[6].s : NULL, &backend));
     XT_TRY(dense_last(dout[0], &dy));
     XT_TRY(empty_token_major(q, q->shape, &din[0]));
     XT_TRY(empty_token_major(k, k->shape, &din[1]));
@@ -146,7 +142,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     set_strides(p.k_stride, k);
     set_strides(p.v_stride, v);
     set_strides(p.out_stride, out);
-    XT_TRY(backend->backward(&p));
+    XT_TRY(xt_attention_bwd(q->storage->device, arg[6].given ? arg[6].s : NULL, &p));
 done:
     xt_tensor_release(dy);
     return status;

@@ -101,10 +101,14 @@ static void fold_rows(XtGemm *p) {
 
 XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out) {
     Operand l = {0}, r = {0};
-    const XtGemmBackend *gemm;
     XtStatus status = XT_OK;
-    XtGemm p = {.c = out->data, .dtype = out->dtype, .tf32 = xt_tf32(), .alpha = 1.0, .beta = accumulate ? 1.0 : 0.0};
-    XT_TRY(xt_gemm_backend(out->storage->device, backend, &gemm));
+    XtGemm p = {.c = out->data,
+                .dtype_a = a->dtype,
+                .dtype_b = b->dtype,
+                .dtype_c = out->dtype,
+                .tf32 = xt_tf32(),
+                .alpha = 1.0,
+                .beta = accumulate ? 1.0 : 0.0};
     XT_TRY(prepare(a, out, false, &l));
     XT_TRY(prepare(b, out, false, &r));
     if (!collapse_batch(&l.view, &r.view, &out->view, &p)) {
@@ -124,7 +128,7 @@ XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *b
     p.ldc = p.n > 0 ? p.n : 1;
     if (p.m > 1 && out->strides[out->ndim - 2] > p.ldc) p.ldc = out->strides[out->ndim - 2];
     fold_rows(&p);
-    XT_TRY(gemm->run(&p));
+    XT_TRY(xt_gemm(out->storage->device, backend, &p));
 done:
     xt_tensor_release(l.tensor);
     xt_tensor_release(r.tensor);

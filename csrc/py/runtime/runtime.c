@@ -1,8 +1,6 @@
-/* runtime.c - process-wide state: random numbers, threads, named backends, memory, and a description of this build. */
+/* runtime.c - process-wide state: random numbers, threads, the default device, memory, and a description of this build. */
 #include "py/runtime/runtime.h"
-#include "contract/attention.h"
 #include "contract/backend.h"
-#include "contract/gemm.h"
 
 #ifndef XT_VERSION
 #define XT_VERSION "unknown"
@@ -71,47 +69,7 @@ static PyObject *run_set_num_threads(PyBound *bound) {
     return py_none(xt_set_num_threads(count < 0 ? -1 : count > INT32_MAX ? INT32_MAX : (int)count));
 }
 
-/* ---- named backends -------------------------------------------------------------------------------------------------- */
-
-static int append_name(PyObject *list, const char *name) {
-    PyObject *text = PyUnicode_FromString(name);
-    if (text == NULL) return -1;
-    int result = PyList_Append(list, text);
-    Py_DECREF(text);
-    return result;
-}
-
-enum { GEMM, ATTENTION };
-
-static PyObject *run_backends(PyBound *bound) {
-    const XtBackend *backend;
-    XtStatus status = xt_backend_for(bound->arg[0].device, &backend);
-    if (status != XT_OK) return py_raise(status);
-    PyObject *list = PyList_New(0);
-    if (list == NULL) return NULL;
-    int result = 0;
-    if (bound->signature->function.tag == GEMM) {
-        for (const XtGemmBackend *b = backend->gemm; b != NULL && b->name != NULL && result == 0; b++)
-            if (b->usable == NULL || b->usable()) result = append_name(list, b->name);
-    } else {
-        for (const XtAttentionBackend *b = backend->attention; b != NULL && b->name != NULL && result == 0; b++)
-            result = append_name(list, b->name);
-    }
-    if (result < 0) Py_CLEAR(list);
-    return list;
-}
-
-static PyObject *run_use_backend(PyBound *bound) {
-    bool gemm = bound->signature->function.tag == GEMM;
-    const char *before = gemm ? xt_gemm_backend_in_use() : xt_attention_backend_in_use();
-    PyObject *previous = before != NULL ? PyUnicode_FromString(before) : Py_NewRef(Py_None);
-    if (previous == NULL) return NULL;
-    const char *name = bound->arg[0].given ? bound->arg[0].s : NULL;
-    XtStatus status = gemm ? xt_use_gemm_backend(name) : xt_use_attention_backend(name);
-    if (status == XT_OK) return previous;
-    Py_DECREF(previous);
-    return py_raise(status);
-}
+/* ---- the default device ----------------------------------------------------------------------------------------------- */
 
 static PyObject *run_set_default_device(PyBound *bound) {
     return py_none(xt_set_default_device(bound->arg[0].given ? bound->arg[0].device : (XtDevice){.type = XT_CPU}));
@@ -170,6 +128,14 @@ static PyObject *run_kernels(PyBound *bound) {
     return dict;
 }
 
+static int append_name(PyObject *list, const char *name) {
+    PyObject *text = PyUnicode_FromString(name);
+    if (text == NULL) return -1;
+    int result = PyList_Append(list, text);
+    Py_DECREF(text);
+    return result;
+}
+
 static PyObject *run_cpu_features(PyBound *Py_UNUSED(bound)) {
     PyObject *list = PyList_New(0);
     if (list == NULL) return NULL;
@@ -214,14 +180,6 @@ const PyFunction py_runtime_functions[] = {
     {"get_num_threads", "-> int", run_get_num_threads, "Number of threads of CPU kernels.", 0, NULL},
     {"set_num_threads", "count: int -> None", run_set_num_threads,
      "Sets the number of threads of CPU kernels; results do not depend on it.", 0, NULL},
-    {"gemm_backends", "device: device = 'cpu' -> [str]", run_backends,
-     "Names of the usable GEMM implementations of a device, the default first.", GEMM, NULL},
-    {"attention_backends", "device: device = 'cpu' -> [str]", run_backends,
-     "Names of the attention implementations of a device, the default first.", ATTENTION, NULL},
-    {"use_gemm_backend", "name: str? -> str?", run_use_backend,
-     "Chooses a GEMM implementation for this thread; returns the previous choice.", GEMM, NULL},
-    {"use_attention_backend", "name: str? -> str?", run_use_backend,
-     "Chooses an attention implementation for this thread; returns the previous choice.", ATTENTION, NULL},
     {"set_default_device", "device: device? -> None", run_set_default_device,
      "Sets the device of new tensors of this thread when a call names none; None is the CPU. from_numpy and from_dlpack keep the "
      "device of their data.",

@@ -4,6 +4,6 @@
 
 #include "py/tensor/tensor.h"
 
-extern const PyFunction py_runtime_functions[], py_cuda_functions[], py_testing_functions[];
+extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[];
 
 #endif

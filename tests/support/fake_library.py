@@ -1,0 +1,53 @@
+"""Copies of the package, made of links, with another CUDA library: one of fake_cuda.c, say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from places import ROOT
+from runs import HANGS
+
+import setup_cuda
+import xtrain as xt
+
+LIBRARY = "libxtrain_cuda.so"
+
+
+def make_package(folder: Path) -> Path:
+    """Puts a package `xtrain` without a CUDA library into a folder; everything else is links to the package under test."""
+    real, copy = Path(xt.__file__).parent, folder / "xtrain"
+    (copy / "_lib").mkdir(parents=True)
+    for path in [*real.iterdir(), *(real / "_lib").iterdir()]:
+        if path.name not in ("_lib", "__pycache__", LIBRARY):
+            (copy / path.relative_to(real)).symlink_to(path)
+    return folder
+
+
+def run(package: Path, code: str, **environment: str) -> str:
+    """What `code` prints; it has to end well."""
+    environment = {**os.environ, "PYTHONPATH": str(package), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment, timeout=HANGS
+    )
+    assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def make_fake(package: Path, contract: str) -> None:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
+    library = package / f"xtrain/_lib/{LIBRARY}"
+    options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
+    subprocess.run([compiler, *options, ROOT / "tests/support/fake_cuda.c", "-o", library], check=True)
+
+
+def our_contract() -> str:
+    before = os.getcwd()
+    os.chdir(ROOT)
+    try:
+        return setup_cuda.contract(xt.__version__)
+    finally:
+        os.chdir(before)

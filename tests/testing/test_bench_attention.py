@@ -1,0 +1,148 @@
+"""`xtrain bench attention`, and what `--explain` and `xtrain doctor` say about the choice among implementations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import xtrain as xt
+from xtrain import _C, cli
+from xtrain.bench import attention, explain, frame
+from xtrain.cli import doctor
+
+pytestmark = [pytest.mark.on_cpu, pytest.mark.usefixtures("short_bursts")]
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["bench", *arguments])
+
+
+def test_sizes() -> None:
+    shapes = attention.parse_sizes("2x12x4x512x64, 1x1x1x7x33:full")
+    assert [(s.name, s.sizes, s.causal) for s in shapes] == [
+        ("2x12x4x512x64", (2, 12, 4, 512, 64), True),
+        ("1x1x1x7x33:full", (1, 1, 1, 7, 33), False),
+    ]
+    assert shapes[1].operations(False) == 4 * 7 * 7 * 33 and shapes[1].operations(True) == 10 * 7 * 7 * 33
+    assert shapes[0].operations(False) == 2 * 2 * 12 * 512 * 512 * 64
+
+
+def test_bench_attention(tmp_path, capsys) -> None:
+    report = tmp_path / "attention.json"
+    assert run("attention", "--sizes", "2x4x2x17x32,1x1x1x5x7:full", "--json", str(report)) == 0
+    text = capsys.readouterr().out
+    assert "WRONG" not in text and "left out" not in text
+    records = json.loads(report.read_text())["records"]
+    found = {(r["shape"], r["dtype"], r["pass"], r["contender"]) for r in records}
+    for name in xt.attention_backends():
+        for shape in ("2x4x2x17x32", "1x1x1x5x7:full"):
+            for dtype in ("float32", "bfloat16"):
+                assert {(shape, dtype, "forward", name), (shape, dtype, "backward", name)} <= found
+    for r in records:
+        assert r["right"] and r["ms"] > 0 and r["turns"] >= frame.FEWEST and 0 < r["percent_of_best"] <= 100
+
+
+@pytest.mark.parametrize("dtype", attention.DTYPES)
+@pytest.mark.parametrize("name", ["out", "dq"])
+def test_a_wrong_result_is_seen(name: str, dtype: str) -> None:
+    shape = attention.Shape(2, 4, 2, 33, 16)
+    tensors = attention.draw(shape, dtype, "cpu")
+    _, _, out, dq = attention.our_calls(shape, tensors, "materialized")
+    assert max(attention.worst_error(shape, dtype, tensors, out, dq)) <= 1
+    for factor in (1.3, float("nan")):
+        results = [x * factor if n == name else x for n, x in (("out", out), ("dq", dq))]
+        errors = attention.worst_error(shape, dtype, tensors, *results)
+        assert not errors[("out", "dq").index(name)] <= 1
+
+
+def test_a_wrong_result_is_no_result(monkeypatch, capsys) -> None:
+    right = attention.our_calls
+
+    def wrong(shape, tensors, backend):
+        forward, backward, out, dq = right(shape, tensors, backend)
+        return forward, backward, out, dq * 2.0 if backend == "reference" else dq
+
+    monkeypatch.setattr(attention, "our_calls", wrong)
+    assert run("attention", "--sizes", "1x1x1x9x8", "--dtypes", "float32") == 1
+    text = capsys.readouterr().out
+    assert "wrong result: reference, 1x1x1x9x8 backward, float32" in text and text.count("wrong result") == 1
+
+
+def test_the_reference_is_left_out_of_large_shapes_unless_asked_for(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(attention, "SLOW", 1e3)
+    assert run("attention", "--sizes", "1x1x1x16x8", "--dtypes", "float32") == 0
+    text = capsys.readouterr().out
+    assert "left out: the reference" in text and "| reference" not in text
+    assert run("attention", "--sizes", "1x1x1x16x8", "--dtypes", "float32", "--backends", "reference") == 0
+    text = capsys.readouterr().out
+    assert "left out" not in text and "| reference" in text and "materialized" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["attention", "--sizes", "1x2x3"], ["--sizes", "BxHxKxSxD", "'1x2x3'"]),
+        (["attention", "--sizes", "1x3x2x4x4"], ["--sizes", "multiple of K", "'1x3x2x4x4'"]),
+        (["attention", "--sizes", ","], ["--sizes", "at least one"]),
+        (["attention", "--backends", "flsh"], ["--backends", "materialized, reference", "'flsh'"]),
+        (["attention", "--dtypes", "int32"], ["--dtypes", "float32, bfloat16", "'int32'"]),
+        (["attention", "--plot", "x.png"], ["--plot"]),
+        (["atention"], ["gemm or attention or ops", "'atention'", "attention"]),
+        (["gemm", "--explain", "--sizes", "x"], ["--sizes", "'x'"]),
+    ],
+)
+def test_mistakes(arguments, words, capsys) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and all(word in error for word in words), error
+
+
+# ---- explain ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_explain_measures_nothing(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(frame, "measure", None)
+    assert run("gemm", "--explain", "--sizes", "64,3x5x7:tn", "--dtypes", "float32") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "64x64x64:nn float32 on cpu: blas",
+        "  blas   yes",
+        "3x5x7:tn float32 on cpu: blas",
+        "  blas   yes",
+    ]
+    assert run("gemm", "--explain", "--sizes", "64", "--dtypes", "bfloat16", "--backends", "tiled") == 0
+    assert capsys.readouterr().out.splitlines() == ["64x64x64:nn bfloat16 on cpu: tiled", "  tiled  yes"]
+    assert run("attention", "--explain", "--sizes", "1x2x1x8x4", "--dtypes", "float64") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "1x2x1x8x4 float64 forward on cpu: materialized",
+        "  materialized  yes",
+        "1x2x1x8x4 float64 backward on cpu: materialized",
+        "  materialized  yes",
+    ]
+    for command in (["gemm"], ["attention"]):  # the default sizes
+        assert run(*command, "--explain") == 0
+        assert capsys.readouterr().out.count(" on cpu: ") > 3
+
+
+def test_explain_says_why_not(monkeypatch, capsys) -> None:
+    """What is before the chosen one is shown with its reason; what comes after it is not."""
+    large = _C.explain_gemm((4, 2**31, 4))
+    assert explain.lines("4x2147483648x4", large) == [
+        "4x2147483648x4: tiled",
+        "  blas   no   N, K or a leading dimension is above 2^31 - 1",
+        "  tiled  yes",
+    ]
+    rows = [("flash", "flash_half", "the dtype is not bfloat16 or float16"), ("flash", "flash", None), ("x", "x", None)]
+    assert explain.lines("p", rows) == [
+        "p: flash",
+        "  flash_half  no   the dtype is not bfloat16 or float16",
+        "  flash       yes",
+    ]
+    assert explain.summary(["a", "b", "c"], ["flash", "flash_half", "flash"]) == "flash for a, c; flash_half for b"
+
+
+def test_doctor_shows_the_choice() -> None:
+    text, _ = doctor.report()
+    assert "cpu " in text and "product 8192x3072x768:nt: blas for float32, bfloat16, float16, float64" in text
+    for pass_ in ("forward", "backward"):
+        assert f"attention 8x12x12x1024x64 {pass_}: materialized for float32, bfloat16, float16, float64" in text
