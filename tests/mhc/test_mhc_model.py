@@ -184,7 +184,8 @@ def test_a_healthy_model_has_no_divergence(dtype: str) -> None:
     assert found, str(found)
     seen = {(c.phase, c.name) for c in found.comparisons if c.own >= 0}
     assert {(phase, op) for phase in ("forward", "backward") for op in ("mhc_pre", "sinkhorn", "mhc_post")} <= seen
-    assert {c.where for c in found.comparisons if c.name == "mhc_post"} == {f"model.layers.{i}" for i in range(3)}
+    places = {f"model.layers.{i}.{part}_mhc" for i in range(3) for part in ("attn", "mlp")}
+    assert {c.where for c in found.comparisons if c.name == "mhc_post"} == places
     assert ("formula", "mhc_pre") in seen and not any("mhc_open" in name for _, name in seen)
 
 

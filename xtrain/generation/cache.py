@@ -9,12 +9,13 @@ from .._C import Tensor
 class KVCache:
     """Keys and values of the positions seen so far: two tensors [B, K, length, D] that fill up from the front.
 
-    shape: (B, K, length, D). used: positions stored.
+    The first ones that are appended give K, D, dtype and device. used: positions stored.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: _C.dtype, device: _C.device) -> None:
-        self.key = _C.empty(shape, dtype, device)
-        self.value = _C.empty(shape, dtype, device)
+    def __init__(self, batch: int, length: int) -> None:
+        self.batch, self.length = batch, length
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
         self.used = 0
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,9 +24,14 @@ class KVCache:
         ValueError when they do not fit; RuntimeError while recording, because gradients would stop here.
         """
         start, end = self.used, self.used + key.shape[2]
-        if end > self.key.shape[2]:
-            raise ValueError(f"KVCache: positions must fit into {self.key.shape[2]}, got {end}")
-        _C.slice(self.key, 2, start, end).copy_(key)
-        _C.slice(self.value, 2, start, end).copy_(value)
+        if end > self.length:
+            raise ValueError(f"KVCache: positions must fit into {self.length}, got {end}")
+        keys = self.key = self._room(key) if self.key is None else self.key
+        values = self.value = self._room(value) if self.value is None else self.value
+        _C.slice(keys, 2, start, end).copy_(key)
+        _C.slice(values, 2, start, end).copy_(value)
         self.used = end
-        return _C.slice(self.key, 2, 0, end), _C.slice(self.value, 2, 0, end)
+        return _C.slice(keys, 2, 0, end), _C.slice(values, 2, 0, end)
+
+    def _room(self, first: Tensor) -> Tensor:
+        return _C.empty((self.batch, first.shape[1], self.length, first.shape[3]), first.dtype, first.device)

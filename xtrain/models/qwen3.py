@@ -10,15 +10,12 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 import dataclasses
 import math
 
-from .. import _C, generation, nn, saving
+from .. import _C, functional, generation, nn, saving
 from ..autograd import checkpoint
 from ..generation import KVCache
+from ..nn.module import is_stock
 from .qwen3_config import Qwen3Config
 from .registry import Architecture
-
-_linear, _rms_norm, _rope, _swiglu = _C.linear, _C.rms_norm, _C.rope, _C.swiglu
-_attention, _embedding = _C.scaled_dot_product_attention, _C.embedding
-_linear_cross_entropy = _C.linear_cross_entropy
 
 
 class Attention(nn.Module):
@@ -27,26 +24,26 @@ class Attention(nn.Module):
     def __init__(self, config, dtype, device):
         c, h, k, d = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = h, k, d
-        self.theta, self.eps = float(config.rope_theta), float(config.rms_norm_eps)
+        self.theta, eps = float(config.rope_theta), float(config.rms_norm_eps)
         self.q_proj = nn.Linear(c, h * d, False, device, dtype)
         self.k_proj = nn.Linear(c, k * d, False, device, dtype)
         self.v_proj = nn.Linear(c, k * d, False, device, dtype)
         self.o_proj = nn.Linear(h * d, c, False, device, dtype)
-        self.q_norm = nn.RMSNorm(d, self.eps, device=device, dtype=dtype)
-        self.k_norm = nn.RMSNorm(d, self.eps, device=device, dtype=dtype)
+        self.q_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype)
+        self.k_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype)
 
     def forward(self, x, batch, seq, positions=None, cache=None):
-        h, k, d = self.heads, self.kv_heads, self.head_dim
-        eps, theta = self.eps, self.theta
-        # q, k: normalised per head before RoPE; rows of [B*S*heads, D] for the norm, [B, S, heads, D] for everything.
-        q = _rms_norm(self.q_proj(x).view(batch, seq, h, d), self.q_norm.weight, eps)
-        key = _rms_norm(self.k_proj(x).view(batch, seq, k, d), self.k_norm.weight, eps)
-        q = _rope(q, theta, positions, None if positions is not None else seq).transpose(1, 2)
-        key = _rope(key, theta, positions, None if positions is not None else seq).transpose(1, 2)
+        h, k, d, theta = self.heads, self.kv_heads, self.head_dim, self.theta
+        period = None if positions is not None else seq
+        # q, k [B, S, heads, D]: each head is normalised before RoPE.
+        q = self.q_norm(self.q_proj(x).view(batch, seq, h, d))
+        key = self.k_norm(self.k_proj(x).view(batch, seq, k, d))
+        q = _C.rope(q, theta, positions, period).transpose(1, 2)
+        key = _C.rope(key, theta, positions, period).transpose(1, 2)
         value = self.v_proj(x).view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
             key, value = cache.append(key, value)
-        y = _attention(q, key, value, True, None, h != k)
+        y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k)
         return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
 
 
@@ -60,7 +57,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(f, c, False, device, dtype)
 
     def forward(self, x):
-        return self.down_proj(_swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Block(nn.Module):
@@ -93,8 +90,7 @@ class Block(nn.Module):
     def forward(self, x, batch, seq, positions=None, cache=None):
         if self.streams:
             for connection, sublayer in self.parts():
-                h_in, state = connection.read(x)
-                x = connection.write(state, sublayer(h_in, batch, seq, positions, cache))
+                x = connection(x, batch, seq, positions, cache, sublayer=sublayer)
             return x
         x = x + self._attend(x, batch, seq, positions, cache)
         return x + self._feed(x)
@@ -113,6 +109,13 @@ class Trunk(nn.Module):
             mode = config.mhc_contraction
             self.stream_head = nn.StreamContraction(config.hidden_size, self.streams, mode, device=device, dtype=dtype)
 
+    def _recomputes_streams(self):
+        """Whether the parts of the layers may run without the layers; when not, the layers are called."""
+        return bool(self.stream_checkpointing and self.streams) and all(
+            is_stock(layer, Block) and all(is_stock(part, nn.HyperConnection) for part, _ in layer.parts())
+            for layer in self.layers
+        )
+
     def forward(self, ids, positions=None, caches=None):
         batch, seq = ids.shape
         x = self.embed_tokens(ids.reshape(batch * seq))
@@ -122,7 +125,7 @@ class Trunk(nn.Module):
         if self.gradient_checkpointing and training:
             for layer in self.layers:
                 x = checkpoint(layer, x, batch, seq, positions)
-        elif self.stream_checkpointing and self.streams and training:
+        elif self._recomputes_streams() and training:
             parts = [part for layer in self.layers for part in layer.parts()]
             for start in range(0, len(parts), self.stream_checkpointing):
                 block = parts[start : start + self.stream_checkpointing]
@@ -144,6 +147,10 @@ class Qwen3(nn.Module):
     With `model.gradient_checkpointing = True` each layer is computed again in backward instead of keeping its
     activations (same bits). With config.mhc_streams, `model.stream_checkpointing = k` keeps the residual streams of
     every k-th sublayer only and computes the others again, without running any sublayer twice (same bits).
+
+    Any sub-module may be replaced, subclassed, wrapped or hooked; forward, loss and generate follow. The head is tied
+    to the token table while lm_head is None: it reads embed_tokens.weight and does not call embed_tokens. With
+    changed layers or connections, `stream_checkpointing` may keep all streams (see nn.recompute_streams).
     """
 
     def __init__(self, config, device=None, dtype=None):
@@ -197,8 +204,13 @@ class Qwen3(nn.Module):
             raise ValueError(f"Qwen3: stream_checkpointing must be 0 while gradient_checkpointing is on, got {size}")
         self.model.stream_checkpointing = size
 
-    def _head(self):
-        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+    def _table(self):
+        """The weight [V, C] of the head that is tied to the token table."""
+        weight = getattr(self.model.embed_tokens, "weight", None)
+        if not isinstance(weight, _C.Tensor):
+            kind = type(self.model.embed_tokens).__name__
+            raise TypeError(f"Qwen3: embed_tokens must have a weight while lm_head is None, got {kind}")
+        return weight
 
     def _check_ids(self, name, ids):
         if not isinstance(ids, _C.Tensor):
@@ -216,19 +228,29 @@ class Qwen3(nn.Module):
         """
         self._check_ids("ids", ids)
         batch, seq = ids.shape
-        return _linear(self.model(ids, positions, caches), self._head()).view(batch, seq, self.config.vocab_size)
+        x = self.model(ids, positions, caches)
+        logits = _C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x)
+        return logits.view(batch, seq, logits.shape[-1])
 
     def loss(self, ids, targets, ignore_index=-100, reduction="mean"):
         """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
         "none" -> [B*S].
+
+        One op computes head and loss, see functional.linear_cross_entropy, unless the head is not a plain nn.Linear
+        without bias, or head or model have hooks or another `forward`: then it is the cross entropy of self(ids).
         """
         self._check_ids("ids", ids)
         self._check_ids("targets", targets)
         if ids.shape != targets.shape:
             raise ValueError(f"Qwen3: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}")
-        return _linear_cross_entropy(
-            self.model(ids), self._head(), targets.reshape(-1), ignore_index=ignore_index, reduction=reduction
-        )
+        options = dict(ignore_index=ignore_index, reduction=reduction)
+        head, targets = self.lm_head, targets.reshape(-1)
+        whole = is_stock(self, type(self)) and type(self).forward is Qwen3.forward
+        if whole and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
+            weight = self._table() if head is None else head.weight
+            return _C.linear_cross_entropy(self.model(ids), weight, targets, **options)
+        logits = self(ids)
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
 
     def load_state_dict(self, state_dict, strict=True):
         """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it
@@ -250,7 +272,7 @@ class Qwen3(nn.Module):
         """
         count = sum(parameter.numel() for parameter in self.parameters())
         if not embeddings and self.lm_head is not None:
-            count -= self.model.embed_tokens.weight.numel()
+            count -= sum(parameter.numel() for parameter in self.model.embed_tokens.parameters())
         return count
 
     def flops_per_token(self, seq_len):
@@ -265,9 +287,7 @@ class Qwen3(nn.Module):
 
     def make_caches(self, batch, length):
         """Empty key/value caches for `length` positions of `batch` sequences, one per layer."""
-        config, weight = self.config, self.model.embed_tokens.weight
-        shape = (batch, config.num_key_value_heads, length, config.head_dim)
-        return [KVCache(shape, weight.dtype, weight.device) for _ in range(config.num_hidden_layers)]
+        return [KVCache(batch, length) for _ in self.model.layers]
 
     def generate(self, ids, max_new_tokens, **options):
         """Continues ids by sampling; see xtrain.generation.generate."""

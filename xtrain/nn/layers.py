@@ -29,8 +29,8 @@ class Linear(Module):
             bound = 1.0 / math.sqrt(self.in_features)
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, input, _linear=_C.linear):
-        return _linear(input, self.weight, self.bias)
+    def forward(self, input):
+        return _C.linear(input, self.weight, self.bias)
 
     def extra_repr(self):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -51,8 +51,8 @@ class Embedding(Module):
     def reset_parameters(self):
         init.normal_(self.weight)
 
-    def forward(self, input, _embedding=_C.embedding):
-        return _embedding(input, self.weight)
+    def forward(self, input):
+        return _C.embedding(input, self.weight)
 
     def extra_repr(self):
         return f"{self.num_embeddings}, {self.embedding_dim}"
@@ -73,7 +73,10 @@ class RMSNorm(Module):
             init.ones_(self.weight)
 
     def forward(self, input):
-        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        weight, eps = self.weight, self.eps
+        if weight is None or eps is None or len(self.normalized_shape) != 1:
+            return functional.rms_norm(input, self.normalized_shape, weight, eps)
+        return _C.rms_norm(input, weight, eps)  # checks the last dim by the weight
 
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"

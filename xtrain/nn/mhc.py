@@ -16,9 +16,7 @@ import threading
 from .. import _C, _creation, functional
 from ..autograd import Function, enable_grad, no_grad
 from . import init
-from .module import Module, Parameter
-
-_open, _close = _C.mhc_open, _C.mhc_close
+from .module import Module, Parameter, is_stock
 
 
 class _Depth(threading.local):
@@ -82,10 +80,10 @@ def _check_streams(name, x, *ends):
         raise TypeError(f"{name}: x must have a floating point dtype, got {x.dtype.name}")
 
 
-def _wide(parameter, x):
-    """A parameter as float32 (float64 for float64 streams)."""
+def _wide(x, *parameters):
+    """Parameters as float32 (float64 for float64 streams x); None stays None."""
     want = _WIDE.get(x.dtype.name, x.dtype)
-    return parameter if parameter is None or parameter.dtype == want else parameter.to(want)
+    return [p if p is None or p.dtype is want else p.to(want) for p in parameters]
 
 
 class _Coefficients(Module):
@@ -113,20 +111,34 @@ class _Coefficients(Module):
             init.ones_(self.gamma)
 
 
+class _State(tuple):
+    """What `HyperConnection.write` needs of one `read`: (connection, op that writes, h_post, M, carry).
+
+    Nobody else may use the parts. The gradient of carry is right only beside the h_post and M of the same mhc_open;
+    mhc_close refuses others.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _):
+        raise TypeError("HyperConnection: state must be what read returned, got a copy of it")
+
+
 class HyperConnection(_Coefficients):
     """A sublayer F between n residual streams: x [.., n, dim] -> M x + h_post F(h_in), h_in = sum_j h_pre_j x_j.
 
         layer = nn.HyperConnection(dim, 4, nn.Sequential(nn.RMSNorm(dim), mlp))
         x = layer(x)                                     # more arguments go to the sublayer
+        x = layer(x, sublayer=other)                     # with another sublayer in this call
 
     h_pre and h_post [.., n] and M = sinkhorn(h_res) [.., n, n] are made for every token from the token itself (see
     functional.mhc_pre, sinkhorn, mhc_post, which this computes bit for bit; its backward moves less memory).
 
     dim: channels of a stream. n: streams, 1 to 8. sublayer: any callable of h_in [.., dim] that returns that shape; a
-    Module becomes part of this one; None for use with `read` and `write`. iters, form, transpose, eps: of the
-    normalisation that makes M. norm_eps: in the RMS of a token. hc_eps: added to h_pre. affine: with a weight gamma
-    [n, dim] of the norm (the paper has it inside phi). Parameters: phi [n^2 + 2n, n dim], alpha [3], bias [n^2 + 2n],
-    gamma; float32 unless the streams are float64.
+    Module becomes part of this one; None when each call brings its own, or for `read` and `write`. iters, form,
+    transpose, eps: of the normalisation that makes M. norm_eps: in the RMS of a token. hc_eps: added to h_pre. affine:
+    with a weight gamma [n, dim] of the norm (the paper has it inside phi). Parameters: phi [n^2 + 2n, n dim], alpha
+    [3], bias [n^2 + 2n], gamma; float32 unless the streams are float64.
 
     At the start (alpha 0.01, bias chosen so that h_pre = 1 / n, h_post = 1, M = 1 / n) equal streams x become
     x + F(x) up to the small token-dependent part: the plain residual connection. With n = 1 it stays close to it: M is
@@ -170,27 +182,29 @@ class HyperConnection(_Coefficients):
         self.reset_parameters()
 
     def read(self, x):
-        """The sublayer's input h_in [.., dim] of streams x [.., n, dim], and what `write` needs."""
+        """(h_in, state): the sublayer's input h_in [.., dim] of streams x [.., n, dim], and what `write` needs."""
         _check_streams("HyperConnection", x, self.n, self.dim)
-        parameters = [_wide(p, x) for p in (self.phi, self.alpha, self.bias, self.gamma)]
+        parameters = _wide(x, self.phi, self.alpha, self.bias, self.gamma)
         if separate:
             h_in, h_post, h_res = functional.mhc_pre(x, *parameters, norm_eps=self.norm_eps, hc_eps=self.hc_eps)
             options = dict(iters=self.iters, eps=self.eps, form=self.form, transpose=self.transpose)
-            return h_in, (h_post, functional.sinkhorn(h_res, **options), x, functional.mhc_post)
+            return h_in, _State((self, functional.mhc_post, h_post, functional.sinkhorn(h_res, **options), x))
         options = (self.norm_eps, self.hc_eps, self.iters, self.eps, self.form, self.transpose)
-        h_in, *state = _open(x, *parameters, *options)
-        return h_in, (*state, _close)
+        h_in, *parts = _C.mhc_open(x, *parameters, *options)
+        return h_in, _State((self, _C.mhc_close, *parts))
 
     def write(self, state, y):
-        """The new streams, of what `read` returned second and the sublayer's output y [.., dim]. To be called once.
+        """The new streams [.., n, dim], of the state that `read` returned and the sublayer's output y [.., dim].
 
-        state: as it is. Its parts hold one another's gradients: with another matrix in it that of x would be wrong.
+        state: of this HyperConnection, unchanged. Each write with it makes new streams of the x that was read.
+        TypeError for another kind of state and for a y of another dtype; ValueError for the state of another
+        HyperConnection and for a y of another shape.
         """
-        if not (
-            isinstance(state, tuple) and len(state) == 4 and isinstance(state[2], _C.Tensor) and callable(state[3])
-        ):
+        if not isinstance(state, _State):
             raise TypeError(f"HyperConnection: state must be what read returned second, got {type(state).__name__}")
-        h_post, m, carry, close = state
+        connection, op, h_post, m, carry = state
+        if connection is not self:
+            raise ValueError("HyperConnection: state must be what its own read returned, got that of another")
         if not isinstance(y, _C.Tensor):
             raise TypeError(f"HyperConnection: sublayer must return a Tensor, got {type(y).__name__}")
         shape = (*carry.shape[:-2], self.dim)
@@ -198,13 +212,14 @@ class HyperConnection(_Coefficients):
             wants, is_ = (f"{dtype.name} {tuple(size)}" for dtype, size in ((carry.dtype, shape), (y.dtype, y.shape)))
             error = ValueError if y.dtype is carry.dtype else TypeError
             raise error(f"HyperConnection: sublayer must return what it gets, {wants}, got {is_}")
-        return close(carry, y, h_post, m)
+        return op(carry, y, h_post, m)
 
-    def forward(self, x, *args, **kwargs):
-        if self.sublayer is None:
+    def forward(self, x, *args, sublayer=None, **kwargs):
+        sublayer = self.sublayer if sublayer is None else sublayer
+        if sublayer is None:
             raise TypeError("HyperConnection: sublayer must be given to call the module, got None")
         h_in, state = self.read(x)
-        return self.write(state, self.sublayer(h_in, *args, **kwargs))
+        return self.write(state, sublayer(h_in, *args, **kwargs))
 
     def extra_repr(self):
         return f"{self.dim}, n={self.n}, iters={self.iters}, form={self.form!r}, transpose={self.transpose}"
@@ -259,12 +274,13 @@ class StreamContraction(_Coefficients):
         rest, acc = self.n * self.n + self.n, _WIDE.get(x.dtype.name, x.dtype)
         zeros = _creation.zeros((rest, self.n * self.dim), dtype=acc, device=x.device)
         line = _creation.zeros((rest,), dtype=acc, device=x.device)
+        phi, alpha, bias, gamma = _wide(x, self.phi, self.alpha, self.bias, self.gamma)
         return functional.mhc_pre(
             x,
-            _C.cat([_wide(self.phi, x), zeros]),
-            _C.cat([_wide(self.alpha, x), _C.slice(line, 0, 0, 2)]),
-            _C.cat([_wide(self.bias, x), line]),
-            _wide(self.gamma, x),
+            _C.cat([phi, zeros]),
+            _C.cat([alpha, _C.slice(line, 0, 0, 2)]),
+            _C.cat([bias, line]),
+            gamma,
             norm_eps=self.norm_eps,
             hc_eps=self.hc_eps,
         )[0]
@@ -276,13 +292,31 @@ class StreamContraction(_Coefficients):
 # ---- recomputation ---------------------------------------------------------------------------------------------------
 
 
+class _Sublayer(Function):
+    """A sublayer that has run before, in the second run of its connection: y of h_in. The gradient goes through the
+    record of the first run, which starts at the leaf h_in.
+    """
+
+    @staticmethod
+    def forward(ctx, _read, first_run):
+        ctx.first_run = first_run
+        return first_run[1].detach()
+
+    @staticmethod
+    def backward(ctx, dy):
+        h_in, y = ctx.first_run
+        if y.requires_grad:
+            _C.backward([y], [dy], False)
+        return h_in.grad, None
+
+
 class _Block(Function):
     """Several hyper-connections of which only the first streams and the sublayers' outputs are kept.
 
     The forward runs the connections without recording them; the sublayers record themselves, each from a leaf. The
-    backward runs the connections again, without the sublayers, whose outputs are there, and then walks back: through
-    `write`, through the sublayer's own record, through `read`. Gradients of parameters go straight to their leaves;
-    those of arguments, which all sublayers share, add up in leaves of this block.
+    backward runs the connections again, with the outputs that the sublayers gave, and then walks back through one after
+    another. Gradients of parameters go straight to their leaves; those of arguments, which all sublayers share, add up
+    in leaves of this block.
     """
 
     @staticmethod
@@ -316,7 +350,7 @@ class _Block(Function):
         x, *_ = ctx.saved_tensors
         kept, again = ctx.kept, []
         ctx.kept = None
-        for i, (connection, _, y, version) in enumerate(kept):
+        for i, (connection, h_in, y, version) in enumerate(kept):
             if y._version != version:
                 raise RuntimeError(
                     f"recompute_streams: what sublayer {i} returned, of shape {tuple(y.shape)}, must not be changed in "
@@ -325,20 +359,13 @@ class _Block(Function):
             x = x.detach().requires_grad_()
             with enable_grad():
                 read, state = connection.read(x)
-            again.append((x, read, state))
-            if len(again) < len(kept):
-                x = connection.write((*(part.detach() for part in state[:3]), state[3]), y.detach())
-        while kept:
-            (connection, h_in, y, _), (x, read, state) = kept.pop(), again.pop()
-            *state, close = state
-            leaves = [part.detach().requires_grad_() for part in (*state, y)]
-            with enable_grad():
-                out = connection.write((*leaves[:3], close), leaves[3])
+                out = connection.write(state, _Sublayer.apply(read, (h_in, y)))
+            again.append((x, out))
+            x = out
+        del kept, connection, h_in, y, read, state, out  # each block's memory goes when the walk has passed it
+        while again:
+            x, out = again.pop()
             _C.backward([out], [dout], False)
-            if y.requires_grad:
-                _C.backward([y], [leaves[3].grad], False)
-            into_read = _creation.zeros_like(h_in) if h_in.grad is None else h_in.grad
-            _C.backward([read, *state], [into_read, *(leaf.grad for leaf in leaves[:3])], False)
             dout = x.grad
         shared, ctx.leaves = ctx.leaves, None
         needs = ctx.needs_input_grad[4:]
@@ -379,18 +406,18 @@ def recompute_streams(parts, x, *args, **kwargs):
 
     parts: HyperConnections, or pairs (HyperConnection, sublayer). args, kwargs: given to every sublayer; a tensor that
     requires a gradient must be an argument itself, not part of one. Saves n C values a token for every part but the
-    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory. No parts: x itself. Of a part,
-    `read` and `write` are called, not `forward`, so hooks of the HyperConnection itself do not run. Backward runs once,
-    also with retain_graph=True (RuntimeError). TypeError for other parts and for what is no Tensor; else what the
-    HyperConnections raise.
+    first; blocks of about sqrt(n L / (n + 2)) out of L parts need the least memory. No parts: x itself. It calls `read`
+    and `write` of a HyperConnection, not the module. When one of them is of a subclass, has a hook, or has another
+    `forward`, all are called as modules, and every stream is kept. Backward runs once, also with retain_graph=True
+    (RuntimeError). TypeError for other parts and for what is no Tensor; else what the HyperConnections raise.
     """
     parts = _pairs(parts)
     if not isinstance(x, _C.Tensor):
         raise TypeError(f"recompute_streams: x must be a Tensor, got {type(x).__name__}")
-    if not _C.is_grad_enabled() or not parts:
+    if not parts or not _C.is_grad_enabled() or not all(is_stock(part[0], HyperConnection) for part in parts):
         for connection, sublayer in parts:
-            h_in, state = connection.read(x)
-            x = connection.write(state, sublayer(h_in, *args, **kwargs))
+            its_own = sublayer is connection.sublayer
+            x = connection(x, *args, **kwargs) if its_own else connection(x, *args, sublayer=sublayer, **kwargs)
         return x
     # Parameters hidden in parts need a recorded node even when no argument requires a gradient.
     anchor = None if x.requires_grad else _C.empty((0,), _C.float32).requires_grad_()

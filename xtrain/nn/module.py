@@ -52,6 +52,12 @@ class Module:
     def forward(self, *args, **kwargs):
         raise NotImplementedError(f"{type(self).__name__}: forward must be defined")
 
+    _defined_forward = forward  # of each class, so that is_stock sees when a class was given another one later
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        cls._defined_forward = cls.forward
+
     def __call__(self, *args, **kwargs):
         result = self.forward(*args, **kwargs)
         if self._forward_hooks:
@@ -327,6 +333,25 @@ class Module:
         if not lines:
             return f"{type(self).__name__}({extra})"
         return "\n".join([f"{type(self).__name__}({extra}", *lines, ")"])
+
+
+_defined_call = Module.__call__
+
+
+def is_stock(module, kind):
+    """Whether calling `module` runs the forward that the class `kind` was defined with, and nothing else: its class is
+    exactly `kind`, it has no forward hook, and nobody has replaced `forward` or `__call__`, of it or of the class.
+
+    Code that computes with a member's parameters and does not call the member, as a fused op does, asks this in every
+    forward and calls the member when the answer is False. The wrappers of testing.record do not count: a recording
+    sees the ops that train.
+    """
+    if type(module) is not kind or module._forward_hooks:
+        return False
+    if kind.forward is not kind._defined_forward or kind.__call__ is not _defined_call:
+        return False
+    own = module.__dict__.get("forward")
+    return own is None or getattr(own, "records_stock", False)
 
 
 class _HookHandle:

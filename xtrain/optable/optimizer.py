@@ -24,15 +24,15 @@ from .table import (
 
 __all__ = ["adamw_reference", "clip_reference"]
 
-HYPER: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+SETTINGS: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
 
-def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **hyper: Any) -> list[Any]:
+def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **settings: Any) -> list[Any]:
     acc = _C.float64 if p.dtype is _C.float64 else _C.float32
     p, m, v = _C.clone(p), _C.cast(m, acc), _C.cast(v, acc)
     m, v = _C.clone(m), _C.clone(v)
     taken, rate = _C.full((), step - 1, _C.int64, p.device), _C.full((), lr, _C.float64, p.device)
-    _C.adamw_([p], [g], [m], [v], [], [taken], rate, *hyper.values())
+    _C.adamw_([p], [g], [m], [v], [], [taken], rate, *settings.values())
     return [p, m, v]
 
 
@@ -50,15 +50,15 @@ def adamw_bad(p: int = 1, **bad: Any) -> Any:
         name: [f32(2) for _ in range(p)] for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")
     }
     scalars: dict[str, Any] = dict(masters=[], steps=[i64() for _ in range(p)], lr=_C.full((), 0.1, _C.float64))
-    hyper: dict[str, Any] = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
-    return _C.adamw_(**(lists | scalars | hyper | bad))
+    settings: dict[str, Any] = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    return _C.adamw_(**(lists | scalars | settings | bad))
 
 
 op(
     "adamw_",
     "adamw",
-    [case(*[N(*s)] * 3, U(0.1, 1, *s), **HYPER) for s in [(2, 3), (), (0,), *((n,) for n in TAILS)]]
-    + [case(*[N(129, 523)] * 3, U(0.1, 1, 129, 523), big=True, **HYPER)],
+    [case(*[N(*s)] * 3, U(0.1, 1, *s), **SETTINGS) for s in [(2, 3), (), (0,), *((n,) for n in TAILS)]]
+    + [case(*[N(129, 523)] * 3, U(0.1, 1, 129, 523), big=True, **SETTINGS)],
     adamw_call,
     adamw_reference,
     nondiff=True,

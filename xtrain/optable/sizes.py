@@ -39,7 +39,7 @@ COPIED_ON_CUDA = 1 << 30  # bytes of the copy that gives a CUDA device's ceiling
 COLD = 1 << 28  # bytes of inputs on a CUDA device: smaller cases get several sets, so that no cache has the next one
 MOST_SETS = 64
 
-_HYPER: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+_ADAMW: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
 
 @functools.lru_cache
@@ -73,7 +73,7 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "mhc_post": case(*post_inputs(streams, 1.0)),
         "mhc_open": case(N(d.tokens // 4, d.width), *inputs(streams, 1.0, 1.0)),
         "mhc_close": case(*inputs(streams, 1.0, 1.0)),
-        "adamw_": case(*[N(*d.activation)] * 3, U(0.1, 1, *d.activation), **_HYPER),
+        "adamw_": case(*[N(*d.activation)] * 3, U(0.1, 1, *d.activation), **_ADAMW),
         "clip_grad_norm_": case(N(*d.activation), N(d.width), max_norm=1.0),
         "sum": case(N(*d.activation), dim=1),
         "mean": case(N(*d.activation), dim=1),

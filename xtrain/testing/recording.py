@@ -11,6 +11,7 @@ from .. import _C, nn
 from .._C import Tensor
 from ..autograd import Function, enable_grad
 from ..nn import mhc
+from ..nn.module import is_stock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -234,6 +235,7 @@ class Recording:
             step.parameters = dict(module.named_parameters())
             return result
 
+        called.records_stock = is_stock(module, type(module))
         return called
 
     def _add(self, kind, name, where, call, tree, outputs, inside):

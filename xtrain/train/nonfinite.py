@@ -49,8 +49,8 @@ def first_bad_activation(model: Module, ids: Tensor) -> str | None:
 
         return hook
 
-    def watch_halves(name: str, connection: HyperConnection) -> None:  # a model calls these, and not the module
-        read, write = connection.read, connection.write
+    def watch_read(name: str, connection: HyperConnection) -> None:  # its result goes into the sublayer
+        read = connection.read
 
         def watched_read(x: Tensor) -> Any:
             h_in, state = read(x)
@@ -58,26 +58,20 @@ def first_bad_activation(model: Module, ids: Tensor) -> str | None:
                 found.append(_describe("h_in of", name, h_in))
             return h_in, state
 
-        def watched_write(state: Any, y: Tensor) -> Tensor:
-            streams = write(state, y)
-            watch(name)(connection, (), streams)
-            return streams
-
-        vars(connection).update(read=watched_read, write=watched_write)
+        vars(connection)["read"] = watched_read
 
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
     connections = [(name, one) for name, one in model.named_modules() if isinstance(one, HyperConnection)]
     try:
         for name, connection in connections:
-            watch_halves(name, connection)
+            watch_read(name, connection)
         with no_grad():
             model(ids)
     finally:
         for handle in handles:
             handle.remove()
         for _, connection in connections:
-            for half in ("read", "write"):
-                vars(connection).pop(half, None)
+            vars(connection).pop("read", None)
     return found[0] if found else None
 
 

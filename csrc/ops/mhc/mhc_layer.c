@@ -5,12 +5,15 @@
  *
  * They compute what mhc_pre, sinkhorn and mhc_post do, bit for bit. One thing differs in the backward: dx_j of mhc_post, sum_i M_ij
  * g_i, is as large as x and would be written only to be read again. So `carry`, which is x under another name, gets the gradient g
- * of `out` instead, and mhc_open, which knows M, adds the sum where it makes dx. Nothing else may use carry, so only
- * nn.HyperConnection calls these two.
+ * of `out` instead, and mhc_open, which keeps M, adds the sum where it makes dx. This is right only for the M of the same mhc_open:
+ * mhc_close refuses a carry that requires a gradient unless carry, h_post and h_res are outputs of one mhc_open, whose backward
+ * refuses an M or h_post that was changed in place. Another op that used carry would get a wrong gradient to it; only
+ * nn.HyperConnection calls these two, and it keeps carry to itself.
  */
 #include "mhc.h"
 
-enum { SAVED_LOGITS = XT_MHC_PRE_SAVED, SAVED_M };
+enum { SAVED_LOGITS = XT_MHC_PRE_SAVED, SAVED_M, SAVED_H_POST };
+enum { OUT_H_IN, OUT_H_POST, OUT_M, OUT_CARRY, OUT_COUNT };
 
 static XtStatus open_forward(XtCall *c) {
     XtMhcPre pre = {0};
@@ -23,8 +26,9 @@ static XtStatus open_forward(XtCall *c) {
     XT_TRY(xt_tensor_alias(pre.x, &carry));
     XT_TRY(xt_save(c, pre.h_res));
     XT_TRY(xt_save(c, m));
-    c->out[0] = pre.h_in, c->out[1] = pre.h_post, c->out[2] = m, c->out[3] = carry;
-    c->out_count = 4;
+    XT_TRY(xt_save(c, pre.h_post));
+    c->out[OUT_H_IN] = pre.h_in, c->out[OUT_H_POST] = pre.h_post, c->out[OUT_M] = m, c->out[OUT_CARRY] = carry;
+    c->out_count = OUT_COUNT;
     pre.h_in = pre.h_post = m = carry = NULL;
 done:
     xt_mhc_pre_release(&pre);
@@ -34,19 +38,56 @@ done:
 }
 
 static XtStatus open_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *logits, *m, *dlogits = NULL, *d[4] = {NULL};
+    XtTensor *logits, *m, *h_post, *dlogits = NULL, *d[OUT_COUNT] = {NULL};
     XtSinkhornOptions options;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, SAVED_LOGITS, &logits));
     XT_TRY(xt_node_saved(n, SAVED_M, &m));
-    for (int i = 0; i < 4; i++) XT_TRY(xt_dense(dout[i], &d[i]));
+    XT_TRY(xt_node_saved(n, SAVED_H_POST, &h_post)); /* for its version: dh_post is that of the values made here */
+    for (int i = 0; i < OUT_COUNT; i++) XT_TRY(xt_dense(dout[i], &d[i]));
     XT_TRY(xt_sinkhorn_options(xt_node_op(n), xt_node_args(n) + 7, &options));
-    XT_TRY(xt_sinkhorn_gradient(logits, d[2], &options, &dlogits));
-    XT_TRY(xt_mhc_pre_backward(n, d[0], d[1], dlogits, d[3], m, din));
+    XT_TRY(xt_sinkhorn_gradient(logits, d[OUT_M], &options, &dlogits));
+    XT_TRY(xt_mhc_pre_backward(n, d[OUT_H_IN], d[OUT_H_POST], dlogits, d[OUT_CARRY], m, din));
 done:
-    for (int i = 0; i < 4; i++) xt_tensor_release(d[i]);
+    for (int i = 0; i < OUT_COUNT; i++) xt_tensor_release(d[i]);
     xt_tensor_release(dlogits);
     return status;
+}
+
+static bool made_by_open(const XtTensor *t) { return t->grad && t->grad->node && t->grad->node->backward == open_backward; }
+
+/* What a message says that t is; `open` is the node it should be of, or NULL. */
+static const char *origin(const XtTensor *t, const XtNode *open) {
+    if (!xt_requires_grad(t)) return "a tensor without a gradient";
+    if (!t->grad->node) return "a leaf";
+    if (!open || !made_by_open(t)) return t->grad->node->name;
+    return t->grad->node == open ? "another output of it" : "an output of another mhc_open";
+}
+
+/* The gradient of carry is right only beside the h_post and M of the mhc_open that made it. */
+static XtStatus check_one_open(const XtCall *c) {
+    static const struct {
+        const char *name;
+        int arg, output;
+    } part[] = {{"h_post", 2, OUT_H_POST}, {"h_res", 3, OUT_M}};
+    const XtTensor *carry = c->arg[0].tensor;
+    if (!c->record || !xt_requires_grad(carry)) return XT_OK;
+    if (!made_by_open(carry) || carry->grad->output != OUT_CARRY)
+        return xt_error(XT_RUNTIME_ERROR, "mhc_close: carry must be output %d of mhc_open when it requires a gradient, got %s",
+                        OUT_CARRY, origin(carry, NULL));
+    const XtNode *open = carry->grad->node;
+    for (int i = 0; i < 2; i++) {
+        const XtTensor *t = c->arg[part[i].arg].tensor;
+        if (t->grad && t->grad->node == open && t->grad->output == part[i].output) continue;
+        return xt_error(XT_RUNTIME_ERROR, "mhc_close: %s must be output %d of the mhc_open that made carry, got %s", part[i].name,
+                        part[i].output, origin(t, open));
+    }
+    return XT_OK;
+}
+
+static XtStatus close_forward(XtCall *c) {
+    XtStatus status = check_one_open(c);
+    return status == XT_OK ? xt_mhc_post_forward(c) : status;
 }
 
 static XtStatus close_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -67,14 +108,15 @@ const XtOp xt_op_mhc_open = {
                  "Tensor, Tensor, Tensor)",
     .forward = open_forward,
     .backward = open_backward,
-    .doc = "mhc_pre and sinkhorn: (h_in, h_post, M, carry). carry is x for mhc_close and nothing else: its gradient is that of\n"
-           "mhc_close's result. See nn.HyperConnection.",
+    .doc = "mhc_pre and sinkhorn: (h_in, h_post, M, carry). carry is x, for mhc_close alone: its gradient is that of mhc_close's\n"
+           "result. RuntimeError in backward when M or h_post was changed in place. See nn.HyperConnection.",
 };
 
 const XtOp xt_op_mhc_close = {
     .name = "mhc_close",
     .signature = "carry: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor -> Tensor",
-    .forward = xt_mhc_post_forward,
+    .forward = close_forward,
     .backward = close_backward,
-    .doc = "mhc_post of the carry of mhc_open. See nn.HyperConnection.",
+    .doc = "mhc_post of the carry of mhc_open. RuntimeError when carry requires a gradient and carry, h_post and h_res are not\n"
+           "outputs of one mhc_open. See nn.HyperConnection.",
 };
