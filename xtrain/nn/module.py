@@ -54,7 +54,7 @@ class Module:
 
     _defined_forward = forward  # of each class, so that is_stock sees when a class was given another one later
 
-    def __init_subclass__(cls, **options):
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._defined_forward = cls.forward
 
@@ -338,7 +338,7 @@ class Module:
 _defined_call = Module.__call__
 
 
-def is_stock(module, kind):
+def is_stock(module: Any, kind: type[Module]) -> bool:
     """Whether calling `module` runs the forward that the class `kind` was defined with, and nothing else: its class is
     exactly `kind`, it has no forward hook, and nobody has replaced `forward` or `__call__`, of it or of the class.
 
