@@ -28,7 +28,7 @@ template <typename I> __host__ __device__ inline I xt_visible_columns(bool causa
     return seen < 0 ? 0 : seen;
 }
 
-/* ---- what both kinds of flash ask of a call ------------------------------------------------------------------------------------ */
+/* ---- what both kinds of flash ask of a call --------------------------------------------------------------------------------- */
 
 /* Whether every row of x [batch, heads, rows, D] starts at a multiple of 16 bytes; `width` elements have these. */
 inline bool xt_attention_aligned(const void *x, const int64_t stride[3], int64_t batch, int64_t heads, int64_t rows, int width) {
@@ -55,7 +55,8 @@ inline bool xt_attention_all_aligned(const XtAttentionBwd *p, int width) {
            xt_attention_aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv, width);
 }
 
-/* Something to do; rows, heads and blocks of 64 rows that are counted in 32 bits; rows that are aligned. NULL, or what is missing. */
+/* Something to do; rows, heads and blocks of 64 rows that are counted in 32 bits; rows that are aligned. NULL, or what is
+ * missing. */
 template <typename P> inline const char *xt_attention_unfit(const P *p, int width) {
     const int64_t most = 1 << 30;
     if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0) return "there is nothing to do";
@@ -63,12 +64,6 @@ template <typename P> inline const char *xt_attention_unfit(const P *p, int widt
                    p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, 64) < most;
     if (!counted) return "rows, heads or blocks are not counted in 32 bits";
     return xt_attention_all_aligned(p, width) ? NULL : "a tensor has rows that are not aligned to 16 bytes";
-}
-
-/* Lets a kernel have that much shared memory. */
-template <typename Kernel> inline XtStatus xt_attention_allow(Kernel kernel, int bytes) {
-    if (bytes <= 48 * 1024) return XT_OK;
-    return xt_cuda_error("attention", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
 #endif

@@ -469,7 +469,7 @@ const char *xt_cuda_attention_flash_supports_bwd(const XtAttentionBwd *p, const 
 
 template <int D> static XtStatus forward(const XtAttentionFwd *p) {
     constexpr int BYTES = FORWARD_BYTES<D>;
-    XtStatus status = xt_attention_allow(flash_forward_kernel<D>, BYTES);
+    XtStatus status = xt_allow_shared("attention", flash_forward_kernel<D>, BYTES);
     if (status != XT_OK) return status;
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);
     xt_launch(flash_forward_kernel<D>, blocks, THREADS, BYTES, *p);
@@ -479,8 +479,8 @@ template <int D> static XtStatus forward(const XtAttentionFwd *p) {
 template <int D> static XtStatus backward(const XtAttentionBwd *p) {
     constexpr int BYTES = BACKWARD_BYTES<D>;
     XtScratch deltas;
-    XtStatus status = xt_attention_allow(flash_dq_kernel<D>, BYTES);
-    if (status == XT_OK) status = xt_attention_allow(flash_dkv_kernel<D>, BYTES);
+    XtStatus status = xt_allow_shared("attention", flash_dq_kernel<D>, BYTES);
+    if (status == XT_OK) status = xt_allow_shared("attention", flash_dkv_kernel<D>, BYTES);
     if (status == XT_OK) status = deltas.allocate((size_t)(p->batch * p->heads * p->sq) * sizeof(float));
     if (status != XT_OK) return status;
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);

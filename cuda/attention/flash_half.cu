@@ -404,7 +404,7 @@ template <typename F> static XtStatus by_shape(XtDtype dtype, int64_t dim, F f) 
 }
 
 template <typename T, typename P> static XtStatus run_forward(const XtAttentionFwd *p) {
-    XtStatus status = xt_attention_allow(flash_half_forward_kernel<T, P>, P::FORWARD_BYTES);
+    XtStatus status = xt_allow_shared("attention", flash_half_forward_kernel<T, P>, P::FORWARD_BYTES);
     if (status != XT_OK) return status;
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, P::ROWS) * p->batch * p->heads);
     xt_launch(flash_half_forward_kernel<T, P>, blocks, P::THREADS, P::FORWARD_BYTES, *p);
@@ -413,8 +413,8 @@ template <typename T, typename P> static XtStatus run_forward(const XtAttentionF
 
 template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(const XtAttentionBwd *p) {
     XtScratch stats;
-    XtStatus status = xt_attention_allow(flash_half_dq_kernel<T, Dq>, Dq::BACKWARD_BYTES);
-    if (status == XT_OK) status = xt_attention_allow(flash_half_dkv_kernel<T, Dkv>, Dkv::BACKWARD_BYTES);
+    XtStatus status = xt_allow_shared("attention", flash_half_dq_kernel<T, Dq>, Dq::BACKWARD_BYTES);
+    if (status == XT_OK) status = xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv>, Dkv::BACKWARD_BYTES);
     if (status == XT_OK) status = stats.allocate((size_t)(2 * p->batch * p->heads * p->sq) * sizeof(float));
     if (status != XT_OK) return status;
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, Dq::ROWS) * p->batch * p->heads);

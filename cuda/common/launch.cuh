@@ -37,6 +37,12 @@ inline void xt_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size
     xt_count_launch();
 }
 
+/* Lets a kernel have `bytes` of dynamic shared memory; it must ask for more than 48 KiB. */
+template <typename Kernel> inline XtStatus xt_allow_shared(const char *slot, Kernel kernel, int bytes) {
+    if (bytes <= 48 * 1024) return XT_OK;
+    return xt_cuda_error(slot, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 /* Scratch memory of a slot, 256-byte aligned. The destructor frees it in stream order. */
 class XtScratch {
   public:
