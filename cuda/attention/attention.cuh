@@ -55,8 +55,7 @@ inline bool xt_attention_all_aligned(const XtAttentionBwd *p, int width) {
            xt_attention_aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv, width);
 }
 
-/* Something to do; rows, heads and blocks of 64 rows that are counted in 32 bits; rows that are aligned. NULL, or what is
- * missing. */
+/* NULL, or the first reason against flash: nothing to do, rows, heads or blocks of 64 rows beyond 32 bits, rows not aligned. */
 template <typename P> inline const char *xt_attention_unfit(const P *p, int width) {
     const int64_t most = 1 << 30;
     if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0) return "there is nothing to do";

@@ -8,14 +8,14 @@
  *               dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO, the latter two also over the query heads of a group
  *
  * Plan: a block owns 64 rows of a head: of Q for out and dQ, of K for dK and dV. It walks through the tiles of the other side, of
- * 64 or 32 rows, and skips those that the causal mask empties. A tile of scores is 64 x COLS: warp w has rows 16 w ... 16 w + 15,
- * a thread 4 rows times COLS/8 columns, and later the same 4 rows times D/8 elements of the head dim. So a row never leaves its
- * warp: maxima and sums go through 8 lanes, and P or dS passes from the product that makes it to the one that uses it through the
- * warp's own part of shared memory. The products read 16 bytes at a time, one read for 8 to 11 multiply-adds.
+ * 64 or 32 rows, and skips those that the causal mask empties. A tile of scores is 64 x COLS: warp w has rows 16 w ... 16 w + 15, a
+ * thread 4 rows times COLS/8 columns, and later the same 4 rows times D/8 elements of the head dim. So a row never leaves its warp:
+ * 8 lanes share maxima and sums, and P or dS passes from one product to the next through the warp's own part of shared memory. The
+ * products read 16 bytes at a time, one read for 8 to 11 multiply-adds.
  *
- * Shared memory: a row of a tile is D floats, its 16-byte chunk c in place c ^ (row / 4 % 8): whether a warp reads one chunk of
- * rows 4 apart or all chunks of a row, the banks differ. Tiles come by cp.async; the next K, or dO, or V, is on its way while the
- * block computes. Rows beyond the end are zeros.
+ * Shared memory: a row of a tile is D floats, its 16-byte chunk c at place c ^ (row / 4 % 8). A warp that reads one chunk of rows 4
+ * apart, or all chunks of a row, uses different banks. cp.async loads the next K, or dO, or V, while the block computes. Rows
+ * beyond the end are zeros.
  *
  * Three launches in all: forward; dQ, which also writes delta; dK and dV. Bytes: each tensor once, and the other side's tiles
  * again for every 64 rows, mostly from L2. exp is exp2 (2 ulp) with log2 e in the scale. Deterministic: tiles in order, then heads
@@ -31,10 +31,10 @@
 #define ROWS 64 /* of a block, 16 a warp */
 #define LOG2_E 1.4426950408889634
 #define LN_2 0.6931471805599453f
-#define TF32_COLUMNS 1024 /* longer rows leave the tensor units more to win than the scores cost to write */
+#define TF32_COLUMNS 1024 /* in longer rows, tensor cores save more time than writing the scores costs */
 
 /* A warp's lanes are 4 groups of rows times 8 groups of columns, numbered so that lanes i and i ^ 1 share rows and lanes i and
- * i ^ 2 share columns: reads of the same 16 bytes by such neighbours are joined. */
+ * i ^ 2 share columns: the hardware joins reads of the same 16 bytes by such neighbours. */
 typedef struct Place {
     int row;    /* the first of 4 */
     int across; /* 0 ... 7: columns 4 across + 32 h + (0 ... 3) of a tile of scores, and the same of the head dim */
@@ -45,7 +45,7 @@ __device__ static Place my_place() {
     return {16 * warp + 4 * ((lane >> 1 & 1) + 2 * (lane >> 4 & 1)), (lane & 1) + 2 * (lane >> 2 & 3)};
 }
 
-/* Over the 8 threads that share rows. */
+/* Maximum or sum over the 8 threads that share rows. */
 __device__ static float reduce_across(float value, bool maximum) {
 #pragma unroll
     for (int i = 0; i < 3; i++) {
@@ -135,7 +135,7 @@ __device__ static void add_product(float (&sum)[4][D / 8], const float *p, const
     }
 }
 
-/* The thread's part of a tile of scores. */
+/* Stores the thread's part of a tile of scores. */
 template <int COLS> __device__ static void put_scores(float *p, const float (&s)[4][COLS / 8], Place at) { // p [ROWS, COLS]
 #pragma unroll
     for (int r = 0; r < 4; r++)
@@ -174,7 +174,7 @@ __device__ static void mask(float (&s)[4][COLS / 8], Place at, float value, From
     }
 }
 
-/* Row at.row + r of the block's rows, times factor(r), for those below `rows`. */
+/* Stores row at.row + r of the block, times factor(r), for rows below `rows`. */
 template <int D, typename Factor>
 __device__ static void store_rows(float *out, int64_t stride, const float (&sum)[4][D / 8], Place at, int first, int rows,
                                   Factor factor) { // out [rows, D]
@@ -189,7 +189,7 @@ __device__ static void store_rows(float *out, int64_t stride, const float (&sum)
     }
 }
 
-/* Tiles of 16 columns that the first `columns` columns of a tile take. */
+/* How many groups of 16 columns the first `columns` columns of a tile are. */
 template <int COLS> __device__ static int sixteens(int columns) {
     return columns < 0 ? 0 : columns > COLS ? COLS / 16 : (columns + 15) / 16;
 }
@@ -204,7 +204,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
     float *q_tile = (float *)room, *k_tile = q_tile + ROWS * D;     // [ROWS, D], [COLS, D]
     float *v_tile = k_tile + COLS * D, *p_tile = v_tile + COLS * D; // [COLS, D], [ROWS, COLS]
     int all_heads = (int)(p.batch * p.heads), head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
-    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: those with the most keys start first
+    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: rows with the most keys start first
     int64_t b = head / p.heads, h = head % p.heads, g = h / (p.heads / p.kv_heads);
     const float *q = (const float *)p.q + b * p.q_stride[0] + h * p.q_stride[1]; // [sq, D]
     const float *k = (const float *)p.k + b * p.k_stride[0] + g * p.k_stride[1]; // [skv, D]
@@ -212,7 +212,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place();
 
-    /* Row i sees the keys before min(skv, i + past); end is what the block's last row sees. */
+    /* Row i sees the keys before min(skv, i + past); the block's last row sees those before end. */
     int past = p.causal ? skv - sq + 1 : skv, end = min(skv, min(first + ROWS, sq) - 1 + past);
     float max[4], sum[4], o[4][D / 8];
 #pragma unroll
@@ -230,11 +230,11 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
     for (int start = 0; start < end; start += COLS) {
         float s[4][COLS / 8];
         __pipeline_wait_prior(0);
-        __syncthreads(); // Q and K are there, V and P have been used
+        __syncthreads(); // Q and K have arrived, V and P are free
         fetch_tile<D, COLS>(v_tile, v, p.v_stride[2], start, skv);
         __pipeline_commit();
         dot_rows<D, COLS>(s, q_tile, k_tile, at);
-        __syncthreads(); // K has been used
+        __syncthreads(); // K is free
         if (start + COLS < end) fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], start + COLS, skv);
         __pipeline_commit();
 
@@ -248,9 +248,9 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
         for (int r = 0; r < 4; r++) {
             float most = max[r], part = 0;
 #pragma unroll
-            for (int j = 0; j < COLS / 8; j++) most = fmaxf(most, s[r][j]); // passes over NaN: its exp is NaN, and so is the sum
+            for (int j = 0; j < COLS / 8; j++) most = fmaxf(most, s[r][j]); // ignores NaN: its exp is NaN, and so is the sum
             most = reduce_across(most, true);
-            float shift = most == -INFINITY ? 0 : most; // all -inf so far: that adds zeros, not NaN
+            float shift = most == -INFINITY ? 0 : most; // all scores are -inf so far: exp gives zeros, not NaN
             float fade = exp2f(max[r] - shift);
             max[r] = most;
 #pragma unroll
@@ -264,7 +264,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
         }
         put_scores<COLS>(p_tile, s, at);
         __pipeline_wait_prior(1);
-        __syncthreads(); // V is there, and P
+        __syncthreads(); // V has arrived, P is complete
         /* the warp's last row sees the most */
         add_product<D, COLS>(o, p_tile, v_tile, at, 0, sixteens<COLS>(min(skv, first + at.row / 16 * 16 + 15 + past) - start));
     }
@@ -274,7 +274,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
         bool some = i + past > 0;
         sum[r] = reduce_across(sum[r], false);
         if (at.across == 0 && i < sq) {
-            float lse = max[r] == -INFINITY ? NAN : (max[r] + log2f(sum[r])) * LN_2; // only -inf: what exp(-inf - -inf) gives
+            float lse = max[r] == -INFINITY ? NAN : (max[r] + log2f(sum[r])) * LN_2; // only -inf: NaN, as exp(-inf - -inf) is
             ((float *)p.lse)[(int64_t)head * sq + i] = some ? lse : -INFINITY;
         }
         sum[r] = 1 / sum[r];
@@ -286,12 +286,12 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
 
 /* ---- backward ---------------------------------------------------------------------------------------------------------------- */
 
-/* Rows of the other side in a tile: what leaves two blocks to a multiprocessor. */
+/* Rows of the other side in a tile: few enough for two blocks a multiprocessor. */
 template <int D> constexpr int BACKWARD_COLS = D == 128 ? 32 : 64;
 template <int D> constexpr int BACKWARD_BLOCKS = D == 32 ? 4 : 2;
 template <int D> constexpr int BACKWARD_BYTES = (2 * (ROWS + BACKWARD_COLS<D>)*D + (ROWS + 2) * BACKWARD_COLS<D>)*4;
 
-/* dQ, and delta for the next kernel. */
+/* Computes dQ, and delta for the next kernel. */
 template <int D> __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dq_kernel(XtAttentionBwd p, float *deltas) {
     constexpr int COLS = BACKWARD_COLS<D>; // deltas [B, H, sq]
     extern __shared__ float4 room[];
@@ -299,7 +299,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) 
     float *k_tile = dout_tile + ROWS * D, *v_tile = k_tile + COLS * D; // [COLS, D] each
     float *p_tile = v_tile + COLS * D;                                 // [ROWS, COLS]
     int all_heads = (int)(p.batch * p.heads), head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
-    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: those with the most keys start first
+    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: rows with the most keys start first
     int64_t b = head / p.heads, h = head % p.heads, g = h / (p.heads / p.kv_heads);
     const float *q = (const float *)p.q + b * p.q_stride[0] + h * p.q_stride[1];             // [sq, D]
     const float *dout = (const float *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1]; // [sq, D]
@@ -348,25 +348,25 @@ template <int D> __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) 
 #pragma unroll
             for (int j = 0; j < COLS / 8; j++) s[r][j] = exp2f(fmaf(s[r][j], scale, -lse[r]));
         put_scores<COLS>(p_tile, s, at);
-        __syncwarp(); // makes the registers of P free for dP; each thread reads back only what it wrote
+        __syncwarp(); // frees the registers of P for dP; a thread reads back only what it wrote
         dot_rows<D, COLS>(s, dout_tile, v_tile, at);
         differentiate<COLS>(s, p_tile, at, [&](int r, int) { return delta[r]; });
         if (!whole) mask<COLS>(s, at, 0, from, to);
         put_scores<COLS>(p_tile, s, at);
-        __syncthreads(); // dS is there, V has been used
+        __syncthreads(); // dS is complete, V is free
         if (start + COLS < end) fetch_tile<D, COLS>(v_tile, v, p.v_stride[2], start + COLS, skv);
         add_product<D, COLS>(dq, p_tile, k_tile, at, 0, sixteens<COLS>(min(skv, first + at.row / 16 * 16 + 15 + past) - start));
-        __syncthreads(); // K has been used
+        __syncthreads(); // K is free
         if (start + COLS < end) fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], start + COLS, skv);
         __pipeline_commit();
         __pipeline_wait_prior(0);
-        __syncthreads(); // K and V are there
+        __syncthreads(); // K and V have arrived
     }
     store_rows<D>((float *)p.dq + b * p.dq_stride[0] + h * p.dq_stride[1], p.dq_stride[2], dq, at, first, sq,
                   [&](int, float x) { return (float)p.scale * x; });
 }
 
-/* dK and dV: here the rows of a tile of scores are keys, its columns queries. */
+/* Computes dK and dV. Here the rows of a tile of scores are keys, its columns queries. */
 template <int D>
 __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(XtAttentionBwd p, const float *deltas) {
     constexpr int COLS = BACKWARD_COLS<D>; // deltas [B, H, sq]
@@ -376,13 +376,13 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
     float *p_tile = dout_tile + COLS * D;                                  // [ROWS, COLS]
     float *lse_tile = p_tile + ROWS * COLS, *delta_tile = lse_tile + COLS; // [COLS] each
     int all_heads = (int)(p.batch * p.kv_heads), kv_head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
-    int first = (int)(blockIdx.x / all_heads) * ROWS; // causal: those with the most queries start first
+    int first = (int)(blockIdx.x / all_heads) * ROWS; // causal: keys with the most queries start first
     int group = (int)(p.heads / p.kv_heads);
     int64_t b = kv_head / p.kv_heads, g = kv_head % p.kv_heads;
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place();
 
-    /* Key j is seen by the queries from max(0, j - ahead) on. Steps: tiles of queries of one head after the other. */
+    /* Queries from max(0, j - ahead) on see key j. Steps: tiles of queries of one head after the other. */
     int ahead = p.causal ? skv - sq : skv, top = max(0, first - ahead) / COLS * COLS;
     int tiles = (sq - top + COLS - 1) / COLS;
     int64_t steps = (int64_t)group * tiles;
@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
         int begin = max(0, first + at.row / 16 * 16 - ahead - start) / 16, end = sixteens<COLS>(sq - start); // of the warp
         float s[4][COLS / 8];
         __pipeline_wait_prior(0);
-        __syncthreads(); // Q and dO are there
+        __syncthreads(); // Q and dO have arrived
         dot_rows<D, COLS>(s, k_tile, q_tile, at);
 #pragma unroll
         for (int j = 0; j < COLS / 8; j++) {
@@ -431,17 +431,17 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
         }
         if (!whole) mask<COLS>(s, at, 0, from, to);
         put_scores<COLS>(p_tile, s, at);
-        __syncwarp(); // P is there
+        __syncwarp(); // P is complete
         add_product<D, COLS>(dv, p_tile, dout_tile, at, begin, end);
         dot_rows<D, COLS>(s, v_tile, dout_tile, at);
         differentiate<COLS>(s, p_tile, at, [&](int, int j) { return delta_tile[4 * at.across + j / 4 * 32 + j % 4]; });
         if (!whole) mask<COLS>(s, at, 0, from, to);
         __syncwarp(); // the warp has used P
         put_scores<COLS>(p_tile, s, at);
-        __syncthreads(); // dS is there, dO has been used
+        __syncthreads(); // dS is complete, dO is free
         if (step + 1 < steps) fetch_dout(step + 1);
         add_product<D, COLS>(dk, p_tile, q_tile, at, begin, end);
-        __syncthreads(); // Q has been used
+        __syncthreads(); // Q is free
         if (step + 1 < steps) fetch_queries(step + 1);
         __pipeline_commit();
     }

@@ -1,7 +1,8 @@
 /* flash_half.cu - attention of bfloat16 and float16 that keeps the scores on the chip; products on tensor cores.
  *
  *     forward   S = Q K^T tile by tile; running maximum m and sum l of each row, c = scale log2 e:
- *               m' = max(m, max_j s_j);  p_j = 2^(c s_j - c m');  l = l 2^(c m - c m') + sum_j p_j;  o = o 2^(c m - c m') + sum_j p_j v_j
+ *               m' = max(m, max_j s_j);  p_j = 2^(c s_j - c m');  l = l 2^(c m - c m') + sum_j p_j
+ *               o = o 2^(c m - c m') + sum_j p_j v_j
  *               out = o / l;  lse = scale m + log l
  *     backward  P = exp(scale S - lse);  dP = dO V^T;  delta_i = dout_i . out_i;  dS = P (dP - delta)
  *               dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO, the latter two also over the query heads of a group
@@ -9,18 +10,18 @@
  * Everything is summed in float32. P and dS are rounded to the dtype for the product that uses them; l sums the unrounded p.
  *
  * Plan: a block owns ROWS rows of a head, a warp 16 STRIPS of them: of Q for out and dQ, of K for dK and dV. It walks through the
- * tiles of the other side and skips those that the causal mask empties for it. Products are mma.sync.m16n8k16: lane 4 g + t has of a
- * 16 x 8 piece of a result the rows g and g + 8, columns 2 t and 2 t + 1, which is also what it needs of a left operand. So the
+ * tiles of the other side and skips those that the causal mask empties for it. Products are mma.sync.m16n8k16: lane 4 g + t has of
+ * a 16 x 8 piece of a result the rows g and g + 8, columns 2 t and 2 t + 1, which is also what it needs of a left operand. So the
  * scores never leave the registers: S, or S^T = K Q^T for dK and dV, becomes P or dS in place and is the left operand of the next
- * product. A row belongs to 4 lanes. Right operands come by ldmatrix, transposed where the sum is over the rows of the tile; with two
- * strips a warp uses each one twice, without which shared memory would be the limit.
+ * product. A row belongs to 4 lanes. ldmatrix loads right operands, transposed where the sum is over the rows of the tile. With two
+ * strips a warp uses each of them twice; with one, shared memory would limit the kernel.
  *
- * Shared memory: a row of a tile is D elements and 16 bytes of padding, so that 8 rows at the same place have different banks. Tiles
- * come by cp.async, the next one while the block computes. Rows beyond the end are zeros. Results go through the warp's own rows of a
- * tile to be stored 16 bytes at a time.
+ * Shared memory: a row of a tile is D elements and 16 bytes of padding, so that 8 rows at the same place have different banks.
+ * cp.async loads the next tile while the block computes. Rows beyond the end are zeros. A warp puts its results in its own rows of
+ * a tile, to store them 16 bytes at a time.
  *
- * Three launches in all: forward; dQ, which also writes delta and lse log2 e; dK and dV. Bytes: each tensor once, and the other side's
- * tiles again for every ROWS rows, mostly from L2. Deterministic: tiles in order, then heads in order.
+ * Three launches in all: forward; dQ, which also writes delta and lse log2 e; dK and dV. Bytes: each tensor once, and the other
+ * side's tiles again for every ROWS rows, mostly from L2. Deterministic: tiles in order, then heads in order.
  *
  * Not supported: other dtypes and head dims, rows that are not aligned to 16 bytes, a scale that is not positive.
  */
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
     extern __shared__ float4 room[];
     T *q_tile = (T *)room, *kv_tiles = q_tile + ROWS * PITCH; // [ROWS, PITCH], [2][K and V][TILE, PITCH]
     int all_heads = (int)(p.batch * p.heads), head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
-    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: those with the most keys start first
+    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: rows with the most keys start first
     int heads = (int)p.heads;
     int64_t b = head / heads, h = head % heads, g = head % heads / (heads / (int)p.kv_heads);
     const T *q = (const T *)p.q + b * p.q_stride[0] + h * p.q_stride[1]; // [sq, D]
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
         fetch_tile<P, TILE>(tile + TILE * PITCH, v, p.v_stride[2], start, skv);
     };
 
-    /* Row i sees the keys before min(skv, i + past); end is what the block's last row sees, warp_end what the warp's sees. */
+    /* Row i sees the keys before min(skv, i + past); the last row of the block sees those before end, of the warp before
+     * warp_end. */
     int past = p.causal ? skv - sq + 1 : skv, end = min(skv, min(first + ROWS, sq) - 1 + past);
     int warp_first = first + (int)threadIdx.x / 32 * P::WARP_ROWS;
     int warp_end = warp_first < sq ? min(skv, min(warp_first + P::WARP_ROWS, sq) - 1 + past) : 0;
@@ -91,10 +93,10 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
                 for (int r = 0; r < 2; r++) {
                     float most = max[m][r], part = 0;
 #pragma unroll
-                    for (int n = 0; n < TILE / 8; n++) // passes over NaN: its p is NaN, and so is the sum
+                    for (int n = 0; n < TILE / 8; n++) // ignores NaN: its p is NaN, and so is the sum
                         most = fmaxf(most, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                     most = quad_max(most);
-                    float shift = most == -INFINITY ? 0 : most * scale; // all -inf so far: that adds zeros, not NaN
+                    float shift = most == -INFINITY ? 0 : most * scale; // all scores are -inf so far: exp gives zeros, not NaN
                     float fade = xt_exp2_approx(fmaf(max[m][r], scale, -shift));
                     max[m][r] = most;
 #pragma unroll
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
             add_product<P>(o, s, turned_of<P>(tile + TILE * PITCH), T());
         }
         __pipeline_wait_prior(0);
-        __syncthreads(); // the next tile is there, this one has been used
+        __syncthreads(); // the next tile has arrived, this one is free
     }
 #pragma unroll
     for (int m = 0; m < STRIPS; m++) {
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
             int i = first + at.row + 16 * m + 8 * r;
             sum[m][r] = quad_sum(sum[m][r]);
             if (at.col == 0 && i < sq) {
-                float most = max[m][r]; // only -inf: what exp(-inf - -inf) gives
+                float most = max[m][r]; // only -inf: NaN, as exp(-inf - -inf) is
                 float lse = most == -INFINITY ? NAN : fmaf(most, scale, log2f(sum[m][r])) * LN_2;
                 ((float *)p.lse)[(int64_t)head * sq + i] = i + past > 0 ? lse : -INFINITY;
             }
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
 
 /* ---- backward ---------------------------------------------------------------------------------------------------------------- */
 
-/* dQ, and for the next kernel lse log2 e and delta. */
+/* Computes dQ, and for the next kernel lse log2 e and delta. */
 template <typename T, typename P>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     flash_half_dq_kernel(XtAttentionBwd p, float *stats) { // stats [2][B, H, sq]
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     T *q_tile = (T *)room, *dout_tile = q_tile + ROWS * PITCH; // [ROWS, PITCH] each
     T *kv_tiles = dout_tile + ROWS * PITCH;                    // [2][K and V][TILE, PITCH]
     int all_heads = (int)(p.batch * p.heads), head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
-    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: those with the most keys start first
+    int first = (int)((gridDim.x - 1 - blockIdx.x) / all_heads) * ROWS; // causal: rows with the most keys start first
     int heads = (int)p.heads;
     int64_t b = head / heads, h = head % heads, g = head % heads / (heads / (int)p.kv_heads);
     const T *q = (const T *)p.q + b * p.q_stride[0] + h * p.q_stride[1];             // [sq, D]
@@ -227,13 +229,13 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
             add_product<P>(dq, ds, turned_of<P>(k_rows), T());
         }
         __pipeline_wait_prior(0);
-        __syncthreads(); // the next tiles are there, these have been used
+        __syncthreads(); // the next tiles have arrived, these are free
     }
     store_rows<P>((T *)p.dq + b * p.dq_stride[0] + h * p.dq_stride[1], p.dq_stride[2], q_tile, dq, first, sq,
                   [&](int, int, float x) { return (float)p.scale * x; });
 }
 
-/* dK and dV: here the rows of the scores are keys, the columns queries. */
+/* Computes dK and dV. Here the rows of the scores are keys, the columns queries. */
 template <typename T, typename P>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     flash_half_dkv_kernel(XtAttentionBwd p, const float *stats) { // stats [2][B, H, sq]
@@ -243,13 +245,13 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     T *q_tiles = v_tile + ROWS * PITCH;                            // [2][Q and dO][TILE, PITCH]
     float *stat_tiles = (float *)(q_tiles + 2 * 2 * TILE * PITCH); // [2][lse and delta][TILE]
     int all_heads = (int)(p.batch * p.kv_heads), kv_head = blockIdx.x % all_heads, sq = (int)p.sq, skv = (int)p.skv;
-    int first = (int)(blockIdx.x / all_heads) * ROWS; // causal: those with the most queries start first
+    int first = (int)(blockIdx.x / all_heads) * ROWS; // causal: keys with the most queries start first
     int kv_heads = (int)p.kv_heads, group = (int)p.heads / kv_heads;
     int64_t b = kv_head / kv_heads, g = kv_head % kv_heads;
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place<P>();
 
-    /* Key j is seen by the queries from max(0, j - ahead) on. One head after the other, its tiles of queries from `top` on. */
+    /* Queries from max(0, j - ahead) on see key j. Steps: of one head after the other, the tiles of queries from `top` on. */
     int ahead = p.causal ? skv - sq : skv, top = max(0, first - ahead) / TILE * TILE;
     int warp_first = first + (int)threadIdx.x / 32 * P::WARP_ROWS;
     auto fetch = [&](int member, int start, int stage) {
@@ -333,7 +335,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
         }
         member = next_member, start = next, stage ^= 1;
         __pipeline_wait_prior(0);
-        __syncthreads(); // the next tiles are there, these have been used
+        __syncthreads(); // the next tiles have arrived, these are free
     }
     store_rows<P>((T *)p.dk + b * p.dk_stride[0] + g * p.dk_stride[1], p.dk_stride[2], k_tile, dk, first, skv,
                   [&](int, int, float x) { return (float)p.scale * x; });

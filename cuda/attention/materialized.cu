@@ -4,22 +4,23 @@
  *     backward  S = scale Q K^T;  dP = dO V^T;  [ P = exp(S - lse), dS = P (dP - delta), delta_i = dout_i . out_i ];
  *               dV = P^T dO;  dQ = scale dS K;  dK = scale dS^T Q
  *
- * The brackets are the kernels of this file: three launches forward and six backward, whatever the batch and the number of heads, and
- * one for each copy below.
+ * The brackets are the kernels of this file: three launches forward and six backward, whatever the batch and the number of heads,
+ * and one for each copy below.
  *
  * Grouped queries: the G = H/K query heads that share a kv head are stacked into one matrix of R = G * sq rows, row m * sq + i for
  * query i of head m. A product then has batch (B, K) and M = R, and the sums of dK and dV over the group are part of its inner
- * dimension, added up in ACC and rounded once. Where the strides do not give such a matrix (G > 1 in memory [B, S, H, D]), q and dout
- * are copied to [B, H, sq, D] first and results copied back: B * S * H * D elements, small beside B * H * S * S. K and V are never
- * repeated.
+ * dimension, added up in ACC and rounded once. Where the strides do not give such a matrix (G > 1 in memory [B, S, H, D]), q and
+ * dout are copied to [B, H, sq, D] first and results copied back: B * S * H * D elements, small beside B * H * S * S. K and V are
+ * never repeated.
  *
- * bfloat16 and float16: scores rounded to 8 or 11 bits would cost more precision than all the rest, so q, k, v and dout are widened to
- * float32 for the products that make S and dP. Such numbers fit into TF32, whose units then multiply exactly: the scores are right to
- * float32. P and dS are rounded to the dtype, each written over the row of float32 scores that it comes from (twice the row length
- * apart, in elements), and multiplied in the dtype.
+ * bfloat16 and float16: scores rounded to 8 or 11 bits would lose more precision than all other roundings. So q, k, v and dout are
+ * widened to float32 for the products that make S and dP. Such numbers fit in TF32, which multiplies them exactly: the scores have
+ * the precision of float32. P and dS are rounded to the dtype, each written over its row of float32 scores (rows are twice as long,
+ * in elements), and multiplied in the dtype.
  *
- * Scratch: the scores of all rows if they fit into SCORE_BYTES, else of as many batch entries, heads of one entry, or rows of one head
- * as do: the steps are a function of the shape alone. When the rows of one kv head are cut, dK and dV add up the steps in the dtype.
+ * Scratch memory: the scores of all rows if they fit in SCORE_BYTES, else of as many batch entries, heads of one entry, or rows of
+ * one head as fit. The steps are a function of the shape alone. If the rows of one kv head are cut, dK and dV add up the steps in
+ * the dtype.
  *
  * The score kernels move each score once in and once out, in 16-byte pieces: rows of scores start at multiples of 32 bytes. A row
  * belongs to a warp (up to 1024 columns of float32) or to a block of 256 threads; it is read up to the diagonal only, and zeros are
@@ -62,7 +63,8 @@ template <int ROW> __device__ static void row_barrier() {
     else __syncthreads();
 }
 
-/* The next scores of a row with `left` columns to go: at once, or one by one where the row ends; what lies beyond was never written. */
+/* The next scores of a row with `left` columns to go: at once, or one by one at the end of the row. Memory beyond was never
+ * written. */
 template <typename A, int WIDTH> __device__ static XtVector<A, WIDTH> piece_of(const A *at, int left) {
     if (left >= WIDTH) return *(const XtVector<A, WIDTH> *)at;
     XtVector<A, WIDTH> piece = {};
@@ -73,7 +75,7 @@ template <typename A, int WIDTH> __device__ static XtVector<A, WIDTH> piece_of(c
 }
 
 /* Softmax of a row held in registers, up to ROW * CHUNKS * WIDTH columns: piece c of a thread is columns (c ROW + lane) WIDTH + w.
- * P takes the place of the row of scores, in T: nobody writes before everybody has read. */
+ * P replaces the row of scores, in T: no thread writes before all have read. */
 template <typename T, int ROW, int CHUNKS>
 __global__ void __launch_bounds__(THREADS) softmax_kernel(ScoreRows s, XtAcc<T> *scores, XtAcc<T> *lse) { // lse [B, H, sq]
     using A = XtAcc<T>;
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
                 int col = start + (c * THREADS + threadIdx.x) * WIDTH;
                 if (col < seen) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
             }
-            /* P of this step lies over scores of this step and earlier ones: the barrier says that these have been read. */
+            /* P of this step overwrites scores of this step and earlier ones: the barrier makes sure that they have been read. */
             row_barrier<THREADS>();
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
@@ -182,8 +184,9 @@ template <typename T> __device__ static const T *head_row(const HeadRows &a, uns
     return (const T *)a.data + b * a.stride[0] + h * a.stride[1] + i * a.stride[2];
 }
 
-/* S -> P and dP -> dS, in place and in T, for rows of any length: CHUNKS pieces a thread at a time. A step reads its scores, waits for
- * the others to have done so, and writes over scores of this step and earlier ones. The first step is read before delta is summed. */
+/* S -> P and dP -> dS, in place and in T, for rows of any length: CHUNKS pieces a thread at a time. A step reads its scores,
+ * waits until all threads have read theirs, and overwrites scores of this step and earlier ones. The first step reads before
+ * delta is summed. */
 template <typename T, int ROW, int CHUNKS>
 __global__ void __launch_bounds__(THREADS)
     differentiate_kernel(ScoreRows s, XtAcc<T> *scores, XtAcc<T> *dscores, const XtAcc<T> *lse, HeadRows dout, HeadRows out,
@@ -280,7 +283,7 @@ typedef struct Shape {
 template <typename P> static Shape shape_of(const P *p) {
     int64_t group = p->heads / (p->kv_heads > 0 ? p->kv_heads : 1);
     XtDtype acc = p->dtype == XT_FLOAT64 ? XT_FLOAT64 : XT_FLOAT32;
-    /* tf32 is exact for what the small dtypes are widened from; their other products do not look at it */
+    /* tf32 is exact for numbers that were 16-bit; the products of 16-bit types ignore it */
     return {p->dtype, acc,    p->batch, p->heads,      p->kv_heads, p->sq,
             p->skv,   p->dim, group,    group * p->sq, p->causal,   p->tf32 || p->dtype != acc};
 }
@@ -355,7 +358,7 @@ static XtStatus make_room(const Shape &s, const Heads &x, XtDtype dtype, XtScrat
     return XT_OK;
 }
 
-/* A factor in `dtype`: where it lies, or a copy in `room`. */
+/* A factor in `dtype`: in place, or a copy in `room`. */
 static XtStatus take(const Shape &s, const Heads &x, XtDtype dtype, XtScratch *room, Matrix *out) {
     if (dtype == s.dtype && stacked(s, x, out)) return XT_OK;
     XtCopy copy;
@@ -364,7 +367,7 @@ static XtStatus take(const Shape &s, const Heads &x, XtDtype dtype, XtScratch *r
     return xt_cuda_copy(&copy);
 }
 
-/* Where a result is computed: in place, or in `room`, from where `give` brings it home. */
+/* Where a result is computed: in place, or in `room`; then `give` copies it to its tensor. */
 static XtStatus target(const Shape &s, const Heads &x, XtScratch *room, Matrix *out) {
     XtView view;
     return stacked(s, x, out) ? XT_OK : make_room(s, x, s.dtype, room, out, &view);
@@ -376,9 +379,10 @@ static XtStatus give(const Shape &s, const Heads &x, const Matrix &from) {
     return xt_cuda_copy(&copy);
 }
 
-/* ---- steps through what does not fit into scratch at once ------------------------------------------------------------------- */
+/* ---- steps, where the scores do not fit in scratch at once ------------------------------------------------------------------ */
 
-/* Batch entries, kv heads and stacked rows whose scores are in scratch; of whole heads unless kv = 1, whole entries unless batch = 1. */
+/* Batch entries, kv heads and stacked rows whose scores are in scratch; of whole heads unless kv = 1, whole entries unless batch
+ * = 1. */
 typedef struct Part {
     int64_t b, n, row;      /* the first */
     int64_t batch[2], rows; /* how many */

@@ -1,23 +1,23 @@
 /* cublas.cu - C = alpha op(A) op(B) + beta C through cuBLASLt: what "auto" picks.
  *
- * Row-major. cuBLAS counts down columns: it sees our row-major C [M, N] as C^T [N, M], and C^T = op(B)^T op(A)^T. So B goes in as
- * the left operand and A as the right one, each with its own transpose flag and leading dimension, and nothing moves.
+ * Row-major. cuBLAS counts down columns: it sees our row-major C [M, N] as C^T [N, M], and C^T = op(B)^T op(A)^T. So B is its
+ * left operand and A its right one, each with its own transpose flag and leading dimension. No matrix is transposed in memory.
  *
  * Plans. Descriptors and the choice of the algorithm cost more than a small product, and are a function of the shape: they are kept
  * in a hash table per device. The choice is the heuristic's first, for pointers aligned as these are up to 16 bytes; nothing is
  * timed, so every run makes the same one.
  *
- * Deterministic and in ACC: a split along K adds its parts in a second pass, in float32 (float64), from the workspace: the other
- * schemes add with atomics, or round the parts to the dtype. The workspace is one block per device that lives as long as the
- * process; the lock is held while a product is queued, so that those of two threads do not come to share it.
+ * Deterministic and in ACC: a split along K adds its parts in a second pass, in float32 (float64), from the workspace. The other
+ * schemes of cuBLAS add with atomics, or round the parts to the dtype. The workspace is one block per device, for the life of the
+ * process. The lock is held while a product is queued, so that the products of two threads do not share it.
  *
  * Batches. Evenly spaced matrices are one call. Two batch dims that are not one even row of matrices go through cuBLAS with lists
  * of pointers, which a kernel writes: one more launch, whatever the batch. (Both split a batch above 32768: some of the libraries'
  * kernels put the batch in a grid's z, which ends at 65535.)
  *
- * Edges. With 50257 columns the matrix units' fast kernels are out, however the rows are aligned: the last column is a product of
- * its own (cut_edges), and so is the last row where A is transposed, and the last term of a sum that long. Where C has 16 bits, the
- * sum without it waits in float32 for a kernel that adds it and rounds once (docs/worklog/train-step-gpu.md has what this gains).
+ * Edges. With 50257 columns cuBLAS has no fast tensor core kernel, however the rows are aligned. So the last column is a product of
+ * its own (cut_edges), and so is the last row where A is transposed, and the last term of a sum that long. If C has 16 bits, the
+ * sum without that term stays in float32; a kernel adds the term and rounds once (gains: docs/worklog/train-step-gpu.md).
  *
  * Not supported: sizes above int32, a problem for which the heuristic has no algorithm, lists of pointers that are not 16-byte
  * aligned (cuBLAS cannot see those, and its kernels of matrix units would fault). What the library refuses after it has offered an
@@ -32,7 +32,8 @@
 #include <string.h>
 
 static const int MAX_DEVICES = 256, MAX_PLANS = 1024, SLOTS = 2048;
-static const int64_t MAX_BATCH = 32768, MAX_SUMS = (int64_t)1 << 26; /* elements of C that wait in float32 */
+static const int64_t MAX_BATCH = 32768,
+                     MAX_SUMS = (int64_t)1 << 26; /* elements of C that are kept in float32 for their last terms */
 
 /* All that a plan depends on besides the device. Compared and hashed as bytes: no padding. */
 typedef struct Key {
@@ -42,7 +43,7 @@ typedef struct Key {
 static_assert(sizeof(Key) == 10 * 8 + 8 * 4, "padding in a key");
 
 typedef struct Plan {
-    bool taken, supported; /* not supported: there is no algorithm */
+    bool taken, supported; /* supported: the heuristic has an algorithm */
     Key key;
     void *desc, *a, *b, *c; /* owned: the operation and three layouts */
     XtLtAlgo algo;
@@ -50,15 +51,15 @@ typedef struct Plan {
 
 typedef struct Blas {
     void *lt, *blas;      /* handles, made by the first product that needs them */
-    XtScratch *workspace; /* never given back */
+    XtScratch *workspace; /* never freed */
     size_t workspace_nbytes;
     Plan *plans; /* [SLOTS], open addressing */
-    Plan *last;  /* that was asked for: a product needs its plan to be selected and to run */
+    Plan *last;  /* the last plan in use: a product needs it once to select and once to run */
     int plan_count;
 } Blas;
 
 static Blas of_device[MAX_DEVICES];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards them, and the use of a workspace */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the devices above, and the use of a workspace */
 
 static XtStatus failed(const char *function, XtBlasStatus status, const XtGemm *p) {
     const XtCublasLt *lt = xt_cublas_lt();
@@ -70,7 +71,7 @@ static XtStatus failed(const char *function, XtBlasStatus status, const XtGemm *
 
 /* ---- the problem, put in order ------------------------------------------------------------------------------------------- */
 
-/* The leading dimension of stored rows of `cols`: one row may come with any. */
+/* The leading dimension of stored rows of `cols` elements; a single row may come with any. */
 static int64_t leading(int64_t rows, int64_t cols, int64_t ld) { return rows == 1 || ld < cols ? cols : ld; }
 
 /* p with leading dimensions that are right for one row too, and, where that is possible, with its whole batch in batch[1]. */
@@ -186,7 +187,7 @@ static XtStatus open_blas(Blas *device, const XtCublas *blas, const XtGemm *p) {
     void *handle = NULL;
     XtBlasStatus made = blas->create(&handle);
     if (made != XT_BLAS_SUCCESS) return failed("cublasCreate", made, p);
-    made = blas->set_stream(handle, xt_stream()); /* first: it would put a workspace of its own in place */
+    made = blas->set_stream(handle, xt_stream()); /* first, because it replaces the workspace */
     if (!made) made = blas->set_workspace(handle, device->workspace->data, device->workspace_nbytes);
     if (!made) made = blas->set_math(handle, XT_BLAS_MATH_FULL_PRECISION_REDUCTION);
     if (made != XT_BLAS_SUCCESS) {
@@ -304,7 +305,7 @@ static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, Pl
             *out = device->last = &device->plans[slot];
             return XT_OK;
         }
-    if (device->plan_count == MAX_PLANS) { /* so many shapes: start over */
+    if (device->plan_count == MAX_PLANS) { /* too many shapes: start over */
         for (int i = 0; i < SLOTS; i++) drop(lt, &device->plans[i]);
         device->plan_count = 0;
         device->last = NULL;
@@ -395,7 +396,8 @@ static bool aligned_lists(const XtGemm *p) {
            alignment(p->c, p, p->stride_c, p->dtype_c) == 16;
 }
 
-/* Whether the heuristic has an algorithm for an even product. What fails on the way is not the answer: it fails in run_even, too. */
+/* Whether the heuristic has an algorithm for an even product. What fails on the way is not the answer: it fails in run_even,
+ * too. */
 static bool has_algorithm(const XtGemm *p) {
     const XtCublasLt *lt = xt_cublas_lt();
     Plan *plan = NULL;
@@ -514,7 +516,7 @@ static XtStatus run_pointers(const XtGemm *p) {
     return status;
 }
 
-/* One matrix of 16 bits whose sums wait in float32 for their last terms. */
+/* One matrix of 16 bits whose sums are kept in float32 for their last terms. */
 static XtStatus run_in_float32(const XtGemm *p, int64_t terms) {
     XtScratch sums;
     XtGemm q = without_terms(p, terms, NULL);
