@@ -266,9 +266,9 @@ def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path,
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
-    """In a step that would never end."""
+    """In a step that would never end. On the CPU every step before it has been read."""
     out = tmp_path / "run"
-    process = held_run(tmp_path / "never", *arguments(options(data, out)))
+    process = held_run(tmp_path / "never", *arguments(options(data, out, device="cpu")))
     try:
         process.send_signal(signal.SIGINT)
         assert [process.stderr.readline() for _ in range(2)] == [
