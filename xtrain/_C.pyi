@@ -518,6 +518,7 @@ def view(input: Tensor, *shape: _int) -> Tensor: ...
 def where(condition: Tensor, input: Tensor | _float, other: Tensor | _float) -> Tensor: ...
 
 MAX_DIMS: _int
+MOST_STEPS: _int
 bfloat16: _dtype
 bool: _dtype
 float16: _dtype

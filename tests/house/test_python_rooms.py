@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from runs import python
 
 PACKAGE = ROOT / "xtrain"
 # From low to high: folders of xtrain/, and two rooms that are files.
@@ -139,6 +140,19 @@ def test_a_door_shows_what_it_opens(name: str) -> None:
     door = importlib.import_module(name)
     assert shown == door._HOMES
     assert all(hasattr(door, name) for name in shown)
+
+
+@pytest.mark.parametrize("name", ["config", "doctor", "plot", "progress"])
+def test_a_module_of_the_front_door_is_imported_by_its_name_there(name: str) -> None:
+    """Also where its file lies at another place; `import xtrain` alone loads none of them."""
+    code = (
+        f"import sys, xtrain\nassert not {{m for m in sys.modules if m.startswith(('xtrain.train', 'xtrain.cli'))}}\n"
+        f"import xtrain.{name} as module\nfrom xtrain import {name} as same\n"
+        f"assert module is same is xtrain.{name} is sys.modules[xtrain._HOMES['{name}'].replace('.', 'xtrain.', 1)]\n"
+        "try:\n    import xtrain.nothing\nexcept ModuleNotFoundError as error:\n    assert error.name == 'xtrain.nothing'"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_there_are_doors() -> None:

@@ -15,7 +15,7 @@ from xtrain.optable.table import TABLE, tensor
 
 CLASSES: dict[str, Any] = {
     "Tensor": _C.Tensor, "int": int, "float": float, "number": (int, float), "bool": bool, "str": str, "dtype": _C.dtype,
-    "device": _C.device, "object": object, "None": type(None), "Handle": _C.Handle, "memoryview": memoryview,
+    "device": _C.device, "object": (int, float, str, bytes, tuple, type(None)), "None": type(None), "Handle": _C.Handle, "memoryview": memoryview,
     "ndarray": np.ndarray,
 }  # fmt: skip
 
@@ -93,13 +93,11 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "get_rng_state": _C.get_rng_state,
     "is_grad_enabled": _C.is_grad_enabled,
     "kernels": _C.kernels,
-    "make_subclass": lambda: _C.make_subclass(_C.Tensor, x()),
     "manual_seed": lambda: _C.manual_seed(1),
     "memory_reset_peak": _C.memory_reset_peak,
     "memory_stats": _C.memory_stats,
     "memory_trim": _C.memory_trim,
     "op_signatures": _C.op_signatures,
-    "set_call_hook": lambda: _C.set_call_hook(None),
     "set_default_device": lambda: _C.set_default_device(_C.get_default_device()),
     "set_grad_enabled": lambda: _C.set_grad_enabled(True),
     "set_num_threads": lambda: _C.set_num_threads(_C.get_num_threads()),
@@ -119,10 +117,8 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "__array__": lambda t: t.__array__(),
     "__copy__": lambda t: t.__copy__(),
     "__deepcopy__": lambda t: t.__deepcopy__({}),
-    "__dlpack__": lambda t: t.__dlpack__(),
     "__dlpack_device__": lambda t: t.__dlpack_device__(),
     "__format__": lambda t: t.__format__(""),
-    "__reduce_ex__": lambda t: t.__reduce_ex__,  # calling it raises
     "backward": lambda t: (t * 1).backward(t) if t.requires_grad_() is t else t,
     "cuda": lambda t: t.cuda(),
     "numpy": lambda t: t.numpy(),
@@ -131,10 +127,37 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "retain_grad": lambda t: (t.requires_grad_() * 2).retain_grad(),
     **{
         name: lambda t, name=name: getattr(t, name)()
-        for name in ["bfloat16", "bool", "cpu", "data_ptr", "dim", "double", "element_size", "float", "half", "int", "is_contiguous", "long", "numel", "size", "stride", "to", "tolist"]
+        for name in ["bfloat16", "bool", "cpu", "data_ptr", "dim", "double", "element_size", "float", "half", "int", "is_contiguous", "long", "numel", "to"]
     },
     "item": lambda t: t[0, 0].item(),
 }  # fmt: skip
+
+
+class Sub(_C.Tensor):
+    pass
+
+
+# Where a signature says object, the type depends on the call: calls with the type that each must return.
+OBJECTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
+    "make_subclass": [(lambda: _C.make_subclass(Sub, x()), "Sub")],
+    "set_call_hook": [
+        (lambda: _C.set_call_hook(print), "NoneType"),
+        (lambda: _C.set_call_hook(None), "builtin_function_or_method"),
+    ],
+    "__dlpack__": [(lambda: x().__dlpack__(), "PyCapsule")],
+    "__reduce_ex__": [(lambda: raised(TypeError, lambda: x().__reduce_ex__(4)), "TypeError")],
+    "size": [(lambda: x().size(), "tuple"), (lambda: x().size(0), "int")],
+    "stride": [(lambda: x().stride(), "tuple"), (lambda: x().stride(0), "int")],
+    "tolist": [(lambda: x().tolist(), "list"), (lambda: x()[0, 0].tolist(), "float")],
+}
+
+
+def raised(kind: type[Exception], call: Callable[[], Any]) -> Exception:
+    with pytest.raises(kind) as caught:
+        call()
+    return caught.value
+
+
 NEEDS_A_GPU = {"cuda_counters", "cuda_device_count", "cuda_info", "cuda_stream", "cuda"}
 
 
@@ -149,18 +172,32 @@ def check(name: str, call: Callable[[], Any], signature: str, first: Any = None)
 
 def test_functions_return_what_they_declare() -> None:
     functions = {name for name in dir(_C) if isinstance(getattr(_C, name), _C.Op)} - set(_C.op_signatures())
-    assert set(FUNCTIONS) == functions
-    for name in sorted(functions):
+    assert set(FUNCTIONS) == functions - set(OBJECTS)
+    for name in FUNCTIONS:
         check(name, FUNCTIONS[name], declared(getattr(_C, name)))
 
 
 def test_methods_return_what_they_declare() -> None:
     ops = set(_C.op_signatures())
     methods = {name: f for name, f in vars(_C.Tensor).items() if isinstance(f, _C.Op) and name not in ops}
-    assert set(METHODS) == set(methods)
-    for name, f in methods.items():
-        t = _C.tensor([[1.0, 2.0]], device="cpu")
+    assert set(METHODS) == set(methods) - set(OBJECTS)
+    for name in METHODS:
+        f, t = methods[name], _C.tensor([[1.0, 2.0]], device="cpu")
         check(name, lambda name=name, t=t: METHODS[name](t), declared(f), t)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_is_of_the_type_that_the_call_asks_for(name: str) -> None:
+    assert declared({**vars(_C), **vars(_C.Tensor)}[name]) == "object"
+    for call, kind in OBJECTS[name]:
+        assert type(call()).__name__ == kind
+
+
+def test_nothing_else_is_declared_as_object() -> None:
+    """An op, function or method whose result every check would accept."""
+    everything = {**vars(_C), **vars(_C.Tensor)}
+    found = {name for name, f in everything.items() if isinstance(f, _C.Op) and declared(f) == "object"}
+    assert found == set(OBJECTS)
 
 
 def test_attributes_are_what_they_declare() -> None:
@@ -185,3 +222,4 @@ def test_this_test_sees_a_wrong_declaration() -> None:
     assert agrees((t, t), "(Tensor, Tensor)") and agrees((t, t), "(Tensor, ...)") and agrees(t, "self", t)
     assert not agrees([t, t], "(Tensor, Tensor)") and not agrees((t, t), "(Tensor, Tensor, Tensor)")
     assert not agrees((t, t), "Tensor") and not agrees(True, "int") and not agrees({"a": "b"}, "{int}")
+    assert agrees({"a": "b"}, "{object}") and not agrees({"a": t}, "{object}") and not agrees(t, "object")

@@ -14,7 +14,6 @@ from .optimizer import Optimizer
 _16_BIT = (_C.bfloat16, _C.float16)
 _L = list[Tensor]
 _Lists = tuple[_L, _L, _L, _L, _L, _L]  # params, grads, exp_avgs, exp_avg_sqs, masters, steps
-_MOST_STEPS = 2**40  # XT_MOST_STEPS of csrc/contract/optimizer.h
 
 
 class _State(MutableMapping[str, Any]):
@@ -33,7 +32,7 @@ class _State(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == "step":
-            if not isinstance(value, int) or not 0 <= value < _MOST_STEPS:
+            if not isinstance(value, int) or not 0 <= value < _C.MOST_STEPS:
                 raise ValueError(f"AdamW: step must be an integer in [0, 2**40), got {value!r}")
             self.raw[name].fill_(value)
         else:
@@ -56,7 +55,7 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), PyTorch's arithmetic.
 
         p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
-        p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)
+        p -= lr / (1 - b1^n) * m / (sqrt(v / (1 - b2^n)) + eps)    (n: number of the step)
 
     m and v are float32 (float64 for float64). bfloat16 and float16 parameters get a float32 master copy that holds the
     exact value; the parameter is its rounding. One call of the core per group updates all its parameters; gradients may
@@ -115,7 +114,7 @@ class AdamW(Optimizer):
                 f"load_state_dict: state of parameter {number} must have {missing[0]}, "
                 f"got {', '.join(loaded) or 'nothing'}"
             )
-        if loaded["step"] >= _MOST_STEPS:
+        if loaded["step"] >= _C.MOST_STEPS:
             raise ValueError(
                 f"load_state_dict: step of parameter {number} must be less than 2**40, got {loaded['step']}"
             )

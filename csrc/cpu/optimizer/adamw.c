@@ -23,7 +23,7 @@ typedef struct AdamWNumbers {
 static AdamWNumbers numbers_of(const XtAdamW *p, const XtAdamWItem *item) {
     const int64_t n = *item->step + 1;
     return (AdamWNumbers){
-        .decay = 1 - *p->lr * p->weight_decay,
+        .decay = 1 - fma(*p->lr, p->weight_decay, 0.0), /* the product is rounded: compilers fuse a * b - c where the CPU can */
         .beta1 = p->beta1,
         .beta2 = p->beta2,
         .rest1 = 1 - p->beta1,

@@ -1,4 +1,5 @@
 /* module.c - `xtrain._C`: multi-phase initialisation and the life of the module state. */
+#include "contract/optimizer.h"
 #include "py/runtime/runtime.h"
 
 /* The functions of csrc/py, and the methods of Tensor; ops come from xt_ops. */
@@ -33,7 +34,8 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     xt_interrupt_check = py_interrupt_check;
-    return PyModule_AddIntConstant(module, "MAX_DIMS", XT_MAX_DIMS);
+    if (PyModule_AddIntConstant(module, "MAX_DIMS", XT_MAX_DIMS) < 0) return -1;
+    return PyModule_AddIntConstant(module, "MOST_STEPS", XT_MOST_STEPS);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
