@@ -11,13 +11,13 @@ import sys as _sys
 import numpy as _numpy  # noqa: F401  (first: NumPy's own copy of OpenBLAS must see the variables that are hidden below)
 
 
-def _load():
-    """Return xtrain._C, loaded while the OPENBLAS_* variables are out of the environment."""
+def _load() -> None:
+    """Loads xtrain._C while the OPENBLAS_* variables are out of the environment."""
     hidden = {name: _os.environ.pop(name) for name in list(_os.environ) if name.startswith("OPENBLAS_")}
     if core := _os.environ.get("XTRAIN_BLAS_CORE"):
         _os.environ["OPENBLAS_CORETYPE"] = core
     try:
-        from . import _C
+        from . import _C  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"xtrain: the compiled core xtrain._C cannot be loaded ({error}); build it with `make build`"
@@ -25,10 +25,11 @@ def _load():
     finally:
         _os.environ.pop("OPENBLAS_CORETYPE", None)
         _os.environ.update(hidden)
-    return _C
 
 
-_C = _load()
+_load()
+from . import _C  # noqa: E402  (here, because no annotation names the type of a module)
+
 # Where NVIDIA's wheels lie, should a CUDA device ever be asked for. What is not a str, imports ignore too.
 _C.set_package_folders(
     [path for path in _sys.path if isinstance(path, str) and path.endswith(("site-packages", "dist-packages"))]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from xtrain import functional as F
 from xtrain import nn
+from xtrain.models.language_model import LanguageModel
 from xtrain.models.registry import Architecture
 
 
@@ -26,7 +27,7 @@ class BigramConfig:
         return dataclasses.asdict(self)
 
 
-class Bigram(nn.Module):
+class Bigram(LanguageModel):
     """The next token from this one alone."""
 
     def __init__(self, config):

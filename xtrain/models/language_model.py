@@ -18,5 +18,6 @@ class LanguageModel(nn.Module):
     """
 
     config: Any
+    forward: Callable[..., Tensor]
     loss: Callable[..., Tensor]
     make_caches: Callable[[int, int], list[Any]]

@@ -7,22 +7,36 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 `state_dict()` names are the names in the files.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from .. import _C, functional, generation, nn, saving
+from .._C import Tensor
+from .._types import Device
 from ..autograd import checkpoint
 from ..generation import KVCache
-from ..nn.module import is_stock
+from ..nn.module import LoadResult, is_stock
+from .language_model import LanguageModel
 from .qwen3_config import Qwen3Config
 from .registry import Architecture
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
+_Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
+
 
 class Attention(nn.Module):
-    """Causal self-attention: x [B*S, C] -> [B*S, C]."""
+    """Causal self-attention: x [B*S, C] -> [B*S, C]; positions [B*S] as in Qwen3.forward, cache of this layer."""
 
-    def __init__(self, config, dtype, device):
-        c, h, k, d = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    def __init__(self, config: Qwen3Config, dtype: _C.dtype, device: Device) -> None:
+        c, h, k, d = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = h, k, d
         self.theta, eps = float(config.rope_theta), float(config.rms_norm_eps)
         self.q_proj = nn.Linear(c, h * d, False, device, dtype)
@@ -32,7 +46,9 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype)
         self.k_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype)
 
-    def forward(self, x, batch, seq, positions=None, cache=None):
+    def forward(
+        self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
         h, k, d, theta = self.heads, self.kv_heads, self.head_dim, self.theta
         period = None if positions is not None else seq
         # q, k [B, S, heads, D]: each head is normalised before RoPE.
@@ -50,13 +66,13 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward layer: x [B*S, C] -> [B*S, C]."""
 
-    def __init__(self, config, dtype, device):
+    def __init__(self, config: Qwen3Config, dtype: _C.dtype, device: Device) -> None:
         c, f = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(c, f, False, device, dtype)
         self.up_proj = nn.Linear(c, f, False, device, dtype)
         self.down_proj = nn.Linear(f, c, False, device, dtype)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
@@ -65,7 +81,7 @@ class Block(nn.Module):
     x [B*S, n, C].
     """
 
-    def __init__(self, config, dtype, device):
+    def __init__(self, config: Qwen3Config, dtype: _C.dtype, device: Device) -> None:
         eps = config.rms_norm_eps
         self.self_attn = Attention(config, dtype, device)
         self.mlp = MLP(config, dtype, device)
@@ -73,21 +89,25 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
         self.streams = config.mhc_streams
         if self.streams:
-            options = dict(iters=config.mhc_iters, form=config.mhc_form, device=device, dtype=dtype)
+            options: dict[str, Any] = dict(iters=config.mhc_iters, form=config.mhc_form, device=device, dtype=dtype)
             self.attn_mhc = nn.HyperConnection(config.hidden_size, self.streams, **options)
             self.mlp_mhc = nn.HyperConnection(config.hidden_size, self.streams, **options)
 
-    def _attend(self, x, batch, seq, positions=None, cache=None):
+    def _attend(
+        self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
         return self.self_attn(self.input_layernorm(x), batch, seq, positions, cache)
 
-    def _feed(self, x, *_):
+    def _feed(self, x: Tensor, *_: object) -> Tensor:
         return self.mlp(self.post_attention_layernorm(x))
 
-    def parts(self):
+    def parts(self) -> tuple[_Part, _Part]:
         """The hyper-connections with what they wrap."""
         return (self.attn_mhc, self._attend), (self.mlp_mhc, self._feed)
 
-    def forward(self, x, batch, seq, positions=None, cache=None):
+    def forward(
+        self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
         if self.streams:
             for connection, sublayer in self.parts():
                 x = connection(x, batch, seq, positions, cache, sublayer=sublayer)
@@ -99,7 +119,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Everything but the head: ids [B, S] -> [B*S, C]."""
 
-    def __init__(self, config, dtype, device):
+    def __init__(self, config: Qwen3Config, dtype: _C.dtype, device: Device) -> None:
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device, dtype)
         self.layers = nn.ModuleList(Block(config, dtype, device) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
@@ -109,14 +129,14 @@ class Trunk(nn.Module):
             mode = config.mhc_contraction
             self.stream_head = nn.StreamContraction(config.hidden_size, self.streams, mode, device=device, dtype=dtype)
 
-    def _recomputes_streams(self):
+    def _recomputes_streams(self) -> bool:
         """Whether the parts of the layers may run without the layers; when not, the layers are called."""
         return bool(self.stream_checkpointing and self.streams) and all(
             is_stock(layer, Block) and all(is_stock(part, nn.HyperConnection) for part, _ in layer.parts())
             for layer in self.layers
         )
 
-    def forward(self, ids, positions=None, caches=None):
+    def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
         batch, seq = ids.shape
         x = self.embed_tokens(ids.reshape(batch * seq))
         if self.streams:
@@ -136,7 +156,7 @@ class Trunk(nn.Module):
         return self.norm(self.stream_head(x) if self.streams else x)
 
 
-class Qwen3(nn.Module):
+class Qwen3(LanguageModel):
     """A Qwen3 language model.
 
         config = Qwen3Config(vocab_size=256, hidden_size=192, ...)   # or Qwen3Config.from_json(directory)
@@ -153,35 +173,33 @@ class Qwen3(nn.Module):
     changed layers or connections, `stream_checkpointing` may keep all streams (see nn.recompute_streams).
     """
 
-    def __init__(self, config, device=None, dtype=None):
+    def __init__(self, config: Qwen3Config, device: Device = None, dtype: _C.dtype | None = None) -> None:
         if not isinstance(config, Qwen3Config):
             raise TypeError(f"Qwen3: config must be a Qwen3Config, got {type(config).__name__}")
         config.check()
-        self.config = config
-        dtype = getattr(_C, config.dtype) if dtype is None else dtype
+        self.config: Qwen3Config = config
+        dtype = _C.dtype(config.dtype) if dtype is None else dtype
         self.model = Trunk(config, dtype, device)
-        self.lm_head = None
+        self.lm_head: nn.Linear | None = None
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, device, dtype)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Draws all parameters anew from the default generator."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, 0.0, self.config.initializer_range)
-            elif isinstance(module, nn.RMSNorm):
-                nn.init.ones_(module.weight)
-            elif isinstance(module, (nn.HyperConnection, nn.StreamContraction)):
+            elif isinstance(module, (nn.RMSNorm, nn.HyperConnection, nn.StreamContraction)):
                 module.reset_parameters()
 
     @property
-    def gradient_checkpointing(self):
+    def gradient_checkpointing(self) -> bool:
         """Whether training recomputes the activations of each layer in backward."""
         return self.model.gradient_checkpointing
 
     @gradient_checkpointing.setter
-    def gradient_checkpointing(self, on):
+    def gradient_checkpointing(self, on: bool) -> None:
         if on and self.model.stream_checkpointing:
             raise ValueError(
                 f"Qwen3: gradient_checkpointing must be off while stream_checkpointing is {self.stream_checkpointing}, "
@@ -190,12 +208,12 @@ class Qwen3(nn.Module):
         self.model.gradient_checkpointing = bool(on)
 
     @property
-    def stream_checkpointing(self):
+    def stream_checkpointing(self) -> int:
         """Sublayers in a block whose residual streams are computed again in backward; 0 keeps them all."""
         return self.model.stream_checkpointing
 
     @stream_checkpointing.setter
-    def stream_checkpointing(self, size):
+    def stream_checkpointing(self, size: int) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(f"Qwen3: stream_checkpointing must be an integer, at least 0, got {size!r}")
         if size and not self.config.mhc_streams:
@@ -204,7 +222,7 @@ class Qwen3(nn.Module):
             raise ValueError(f"Qwen3: stream_checkpointing must be 0 while gradient_checkpointing is on, got {size}")
         self.model.stream_checkpointing = size
 
-    def _table(self):
+    def _table(self) -> Tensor:
         """The weight [V, C] of the head that is tied to the token table."""
         weight = getattr(self.model.embed_tokens, "weight", None)
         if not isinstance(weight, _C.Tensor):
@@ -212,7 +230,7 @@ class Qwen3(nn.Module):
             raise TypeError(f"Qwen3: embed_tokens must have a weight while lm_head is None, got {kind}")
         return weight
 
-    def _check_ids(self, name, ids):
+    def _check_ids(self, name: str, ids: Tensor) -> None:
         if not isinstance(ids, _C.Tensor):
             raise TypeError(f"Qwen3: {name} must be a Tensor, got {type(ids).__name__}")
         if ids.ndim != 2:
@@ -220,7 +238,7 @@ class Qwen3(nn.Module):
         if ids.shape[1] == 0:
             raise ValueError(f"Qwen3: {name} must have at least one token per sequence, got shape {tuple(ids.shape)}")
 
-    def forward(self, ids, positions=None, caches=None):
+    def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
         """ids [B, S] int64 or int32 -> logits [B, S, V].
 
         positions: None (0..S-1 in every sequence) or int64 [B*S]. caches: a list of KVCache, one per layer, see
@@ -232,7 +250,7 @@ class Qwen3(nn.Module):
         logits = _C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x)
         return logits.view(batch, seq, logits.shape[-1])
 
-    def loss(self, ids, targets, ignore_index=-100, reduction="mean"):
+    def loss(self, ids: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
         """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
         "none" -> [B*S].
 
@@ -243,7 +261,7 @@ class Qwen3(nn.Module):
         self._check_ids("targets", targets)
         if ids.shape != targets.shape:
             raise ValueError(f"Qwen3: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}")
-        options = dict(ignore_index=ignore_index, reduction=reduction)
+        options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction)
         head, targets = self.lm_head, targets.reshape(-1)
         whole = is_stock(self, type(self)) and type(self).forward is Qwen3.forward
         if whole and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
@@ -252,7 +270,7 @@ class Qwen3(nn.Module):
         logits = self(ids)
         return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
 
-    def load_state_dict(self, state_dict, strict=True):
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> LoadResult:
         """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it
         otherwise.
         """
@@ -266,7 +284,7 @@ class Qwen3(nn.Module):
             state_dict = {key: value for key, value in state_dict.items() if key != "lm_head.weight"}
         return super().load_state_dict(state_dict, strict)
 
-    def num_parameters(self, embeddings=True):
+    def num_parameters(self, embeddings: bool = True) -> int:
         """Number of trained values; without `embeddings` those of the token table are left out (unless they are the
         head too).
         """
@@ -275,7 +293,7 @@ class Qwen3(nn.Module):
             count -= sum(parameter.numel() for parameter in self.model.embed_tokens.parameters())
         return count
 
-    def flops_per_token(self, seq_len):
+    def flops_per_token(self, seq_len: int) -> int:
         """Floating-point operations of forward and backward per token at sequences of seq_len.
 
         6 per weight of a matrix product, and 12 H D seq_len per layer for attention (the causal half is not subtracted;
@@ -285,28 +303,28 @@ class Qwen3(nn.Module):
         attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * seq_len
         return 6 * self.num_parameters(embeddings=False) + attention
 
-    def make_caches(self, batch, length):
+    def make_caches(self, batch: int, length: int) -> list[KVCache]:
         """Empty key/value caches for `length` positions of `batch` sequences, one per layer."""
         return [KVCache(batch, length) for _ in self.model.layers]
 
-    def generate(self, ids, max_new_tokens, **options):
+    def generate(self, ids: Any, max_new_tokens: int, **options: Any) -> Tensor:
         """Continues ids by sampling; see xtrain.generation.generate."""
         return generation.generate(self, ids, max_new_tokens, **options)
 
     @classmethod
-    def from_pretrained(cls, directory, dtype=None):
+    def from_pretrained(cls, directory: str | os.PathLike[str], dtype: _C.dtype | None = None) -> Self:
         """A model from a Hugging Face model directory; dtype None keeps that of the files."""
         model = saving.load_model(directory, dtype=dtype)
         if not isinstance(model, cls):
             raise ValueError(f"from_pretrained: {directory} must hold a {cls.__name__}, got {type(model).__name__}")
         return model
 
-    def save_pretrained(self, directory):
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes config.json and model.safetensors, a directory that Hugging Face's from_pretrained reads."""
         saving.save_model(self, directory)
 
 
-def tensor_shapes(config):
+def tensor_shapes(config: Qwen3Config) -> Iterator[_Shape]:
     """(name, shape) of what a file must hold for this config, in the order of the model; nothing is allocated. A tied
     head is no tensor.
     """
@@ -323,17 +341,17 @@ def tensor_shapes(config):
         yield "lm_head.weight", (config.vocab_size, c)
 
 
-def count_parameters(config):
+def count_parameters(config: Qwen3Config) -> int:
     """Number of trained values of a model of this config, which is not built."""
     layer = sum(math.prod(shape) for _, shape in _layer_shapes(config))
     rest = tensor_shapes(dataclasses.replace(config, num_hidden_layers=0))
     return config.num_hidden_layers * layer + sum(math.prod(shape) for _, shape in rest)
 
 
-def _layer_shapes(config):
+def _layer_shapes(config: Qwen3Config) -> list[_Shape]:
     c, f, d, n = config.hidden_size, config.intermediate_size, config.head_dim, config.mhc_streams
-    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
-    shapes = [
+    q, kv = config.num_attention_heads * d, config.kv_heads * d
+    shapes: list[_Shape] = [
         ("self_attn.q_proj.weight", (q, c)),
         ("self_attn.k_proj.weight", (kv, c)),
         ("self_attn.v_proj.weight", (kv, c)),
@@ -351,7 +369,7 @@ def _layer_shapes(config):
     return shapes
 
 
-def _coefficient_shapes(name, rows, columns, alphas):
+def _coefficient_shapes(name: str, rows: int, columns: int, alphas: int) -> list[_Shape]:
     return [(f"{name}.phi", (rows, columns)), (f"{name}.alpha", (alphas,)), (f"{name}.bias", (rows,))]
 
 

@@ -1,13 +1,18 @@
 """Layers with parameters, and activations as modules."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
 
 from .. import _C, _creation, functional
+from .._C import Tensor
+from .._types import Device, DType, Size
 from . import init
 from .module import Module, Parameter
 
 
-def _parameter(shape, dtype, device):
+def _parameter(shape: Sequence[int], dtype: DType, device: Device) -> Parameter:
     return Parameter(_C.empty(shape, dtype or _C.float32, device))
 
 
@@ -17,22 +22,24 @@ class Linear(Module):
     Both start uniform in [-1/sqrt(in), 1/sqrt(in)), PyTorch's default.
     """
 
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, device: Device = None, dtype: DType = None
+    ) -> None:
         self.in_features, self.out_features = in_features, out_features
         self.weight = _parameter((out_features, in_features), dtype, device)
         self.bias = _parameter((out_features,), dtype, device) if bias else None
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None and self.in_features > 0:
             bound = 1.0 / math.sqrt(self.in_features)
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         return _C.linear(input, self.weight, self.bias)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
@@ -43,75 +50,82 @@ class Embedding(Module):
     The table starts standard normal.
     """
 
-    def __init__(self, num_embeddings, embedding_dim, device=None, dtype=None):
+    def __init__(self, num_embeddings: int, embedding_dim: int, device: Device = None, dtype: DType = None) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.weight = _parameter((num_embeddings, embedding_dim), dtype, device)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         init.normal_(self.weight)
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         return _C.embedding(input, self.weight)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
 class RMSNorm(Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dims (see functional.rms_norm); weight starts at one."""
 
-    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
+    def __init__(
+        self,
+        normalized_shape: Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps = eps
         self.weight = (
             Parameter(_creation.ones(self.normalized_shape, dtype=dtype, device=device)) if elementwise_affine else None
         )
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         if self.weight is not None:
             init.ones_(self.weight)
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
         if weight is None or eps is None or len(self.normalized_shape) != 1:
             return functional.rms_norm(input, self.normalized_shape, weight, eps)
         return _C.rms_norm(input, weight, eps)  # checks the last dim by the weight
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
 
 
 class Dropout(Module):
     """Zeroes elements with probability p and scales the rest by 1 / (1 - p) while training."""
 
-    def __init__(self, p=0.5):
+    def __init__(self, p: float = 0.5) -> None:
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"Dropout: p must be in [0, 1], got {p}")
         self.p = p
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         return functional.dropout(input, self.p, self.training)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
 class SiLU(Module):
     """x * sigmoid(x)."""
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         return input.silu()
 
 
 class GELU(Module):
     """x * Phi(x); approximate="tanh" uses the tanh formula."""
 
-    def __init__(self, approximate="none"):
+    def __init__(self, approximate: str = "none") -> None:
         self.approximate = approximate
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         return functional.gelu(input, self.approximate)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"

@@ -9,30 +9,40 @@ Zhu et al. 2024, Hyper-Connections (arXiv:2409.19606); Xie et al. 2025, mHC: Man
 (arXiv:2512.24880). All names are in xtrain.nn; docs/reference/mhc.md has formulas and conventions.
 """
 
+from __future__ import annotations
+
 import math
-import numbers
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from .. import _C, _creation, functional
-from ..autograd import Function, enable_grad, no_grad
+from .._C import Tensor
+from .._types import Device, is_real
+from ..autograd import Function, FunctionContext, enable_grad, no_grad
 from . import init
 from .module import Module, Parameter, is_stock
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Sublayers = list[tuple["HyperConnection", Callable[..., Any]]]
 
 
 class _Depth(threading.local):
     """A count that each thread has for itself, with += and -=; false at 0."""
 
-    count = 0
+    count: int = 0
 
-    def __iadd__(self, steps):
+    def __iadd__(self, steps: int) -> Self:
         self.count += steps
         return self
 
-    def __isub__(self, steps):
+    def __isub__(self, steps: int) -> Self:
         self.count -= steps
         return self
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self.count > 0
 
 
@@ -43,33 +53,33 @@ separate = _Depth()
 _WIDE = {"float16": _C.float32, "bfloat16": _C.float32}
 
 
-def _check_sizes(name, dim, n):
+def _check_sizes(name: str, dim: object, n: object) -> None:
     for key, value, most in (("dim", dim, None), ("n", n, 8)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
             rule = "at least 1" if most is None else f"1 to {most}"
             raise ValueError(f"{name}: {key} must be an integer, {rule}, got {value!r}")
 
 
-def _check_eps(name, **values):
+def _check_eps(name: str, **values: object) -> None:
     for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        if isinstance(value, bool) or not is_real(value):
             raise TypeError(f"{name}: {key} must be a number in [0, 1], got {value!r}")
         if not 0 <= value <= 1:
             raise ValueError(f"{name}: {key} must be in [0, 1], got {value!r}")
 
 
-def _check_flags(name, **values):
+def _check_flags(name: str, **values: object) -> None:
     for key, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: {key} must be True or False, got {value!r}")
 
 
-def _check_dtype(name, dtype):
+def _check_dtype(name: str, dtype: object) -> None:
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
         raise TypeError(f"{name}: dtype must be a floating point dtype or None, got {getattr(dtype, 'name', dtype)!r}")
 
 
-def _check_streams(name, x, *ends):
+def _check_streams(name: str, x: Tensor, *ends: int) -> None:
     """x must be a tensor of floats and end in these dims."""
     if not isinstance(x, _C.Tensor):
         raise TypeError(f"{name}: x must be a Tensor, got {type(x).__name__}")
@@ -80,27 +90,34 @@ def _check_streams(name, x, *ends):
         raise TypeError(f"{name}: x must have a floating point dtype, got {x.dtype.name}")
 
 
-def _wide(x, *parameters):
-    """Parameters as float32 (float64 for float64 streams x); None stays None."""
-    want = _WIDE.get(x.dtype.name, x.dtype)
-    return [p if p is None or p.dtype is want else p.to(want) for p in parameters]
-
-
 class _Coefficients(Module):
     """Parameters of coefficients: float32 in models of 16-bit formats, also after `to`, as rounding them to bfloat16
     would undo most of an optimizer's steps."""
 
-    def _make(self, rows, dim, n, alphas, affine, dtype, device):
+    n: int
+
+    def _make(
+        self, rows: int, dim: int, n: int, alphas: int, affine: bool, dtype: _C.dtype | None, device: Device
+    ) -> None:
         dtype = _WIDE.get(dtype.name, dtype) if dtype is not None else _C.float32
         self.phi = Parameter(_C.empty((rows, n * dim), dtype, device))
         self.alpha = Parameter(_C.empty((alphas,), dtype, device))
         self.bias = Parameter(_C.empty((rows,), dtype, device))
         self.gamma = Parameter(_creation.ones((n, dim), dtype=dtype, device=device)) if affine else None
 
-    def _dtype_for(self, dtype):
+    def _wide(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """phi, alpha, bias and gamma as float32 (float64 for float64 streams x)."""
+        want = _WIDE.get(x.dtype.name, x.dtype)
+
+        def wide(p: Tensor) -> Tensor:
+            return p if p.dtype is want else p.to(want)
+
+        return wide(self.phi), wide(self.alpha), wide(self.bias), None if self.gamma is None else wide(self.gamma)
+
+    def _dtype_for(self, dtype: _C.dtype | None) -> _C.dtype | None:
         return None if dtype is None else _WIDE.get(dtype.name, dtype)
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """alpha 0.01, phi normal with deviation 0.02, gamma one; the bias makes h_pre 1 / n."""
         init.normal_(self.phi, 0.0, 0.02)
         init.constant_(self.alpha, 0.01)
@@ -111,7 +128,7 @@ class _Coefficients(Module):
             init.ones_(self.gamma)
 
 
-class _State(tuple):
+class _State(tuple["HyperConnection", Callable[..., Tensor], Tensor, Tensor, Tensor]):
     """What `HyperConnection.write` needs of one `read`: (connection, op that writes, h_post, M, carry).
 
     Nobody else may use the parts. The gradient of carry is right only beside the h_post and M of the same mhc_open;
@@ -120,7 +137,7 @@ class _State(tuple):
 
     __slots__ = ()
 
-    def __reduce_ex__(self, _):
+    def __reduce_ex__(self, _: Any) -> Any:
         raise TypeError("HyperConnection: state must be what read returned, got a copy of it")
 
 
@@ -150,20 +167,20 @@ class HyperConnection(_Coefficients):
 
     def __init__(
         self,
-        dim,
-        n,
-        sublayer=None,
+        dim: int,
+        n: int,
+        sublayer: Callable[..., Any] | None = None,
         *,
-        iters=20,
-        form="P",
-        transpose=False,
-        eps=1e-6,
-        norm_eps=1e-6,
-        hc_eps=1e-6,
-        affine=False,
-        device=None,
-        dtype=None,
-    ):
+        iters: int = 20,
+        form: str = "P",
+        transpose: bool = False,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-6,
+        hc_eps: float = 1e-6,
+        affine: bool = False,
+        device: Device = None,
+        dtype: _C.dtype | None = None,
+    ) -> None:
         _check_sizes("HyperConnection", dim, n)
         if sublayer is not None and not callable(sublayer):
             raise TypeError(f"HyperConnection: sublayer must be callable or None, got {type(sublayer).__name__}")
@@ -181,19 +198,19 @@ class HyperConnection(_Coefficients):
         self.sublayer = sublayer
         self.reset_parameters()
 
-    def read(self, x):
+    def read(self, x: Tensor) -> tuple[Tensor, _State]:
         """(h_in, state): the sublayer's input h_in [.., dim] of streams x [.., n, dim], and what `write` needs."""
         _check_streams("HyperConnection", x, self.n, self.dim)
-        parameters = _wide(x, self.phi, self.alpha, self.bias, self.gamma)
+        parameters = self._wide(x)
         if separate:
             h_in, h_post, h_res = functional.mhc_pre(x, *parameters, norm_eps=self.norm_eps, hc_eps=self.hc_eps)
-            options = dict(iters=self.iters, eps=self.eps, form=self.form, transpose=self.transpose)
-            return h_in, _State((self, functional.mhc_post, h_post, functional.sinkhorn(h_res, **options), x))
+            m = functional.sinkhorn(h_res, iters=self.iters, eps=self.eps, form=self.form, transpose=self.transpose)
+            return h_in, _State((self, functional.mhc_post, h_post, m, x))
         options = (self.norm_eps, self.hc_eps, self.iters, self.eps, self.form, self.transpose)
-        h_in, *parts = _C.mhc_open(x, *parameters, *options)
-        return h_in, _State((self, _C.mhc_close, *parts))
+        h_in, h_post, m, carry = _C.mhc_open(x, *parameters, *options)
+        return h_in, _State((self, _C.mhc_close, h_post, m, carry))
 
-    def write(self, state, y):
+    def write(self, state: _State, y: Tensor) -> Tensor:
         """The new streams [.., n, dim], of the state that `read` returned and the sublayer's output y [.., dim].
 
         state: of this HyperConnection, unchanged. Each write with it makes new streams of the x that was read.
@@ -214,18 +231,18 @@ class HyperConnection(_Coefficients):
             raise error(f"HyperConnection: sublayer must return what it gets, {wants}, got {is_}")
         return op(carry, y, h_post, m)
 
-    def forward(self, x, *args, sublayer=None, **kwargs):
+    def forward(self, x: Tensor, *args: Any, sublayer: Callable[..., Any] | None = None, **kwargs: Any) -> Tensor:
         sublayer = self.sublayer if sublayer is None else sublayer
         if sublayer is None:
             raise TypeError("HyperConnection: sublayer must be given to call the module, got None")
         h_in, state = self.read(x)
         return self.write(state, sublayer(h_in, *args, **kwargs))
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.dim}, n={self.n}, iters={self.iters}, form={self.form!r}, transpose={self.transpose}"
 
 
-def expand_streams(x, n):
+def expand_streams(x: Tensor, n: int) -> Tensor:
     """n copies of x: [.., C] -> [.., n, C]. The gradient is the sum over the copies.
 
     ValueError for n outside 1..8 and x without or with more than 7 dimensions; TypeError for what is no Tensor of a
@@ -248,7 +265,18 @@ class StreamContraction(_Coefficients):
     their ranges and streams of another shape; TypeError for values of another kind and other dtypes.
     """
 
-    def __init__(self, dim, n, mode="mean", *, norm_eps=1e-6, hc_eps=1e-6, affine=False, device=None, dtype=None):
+    def __init__(
+        self,
+        dim: int,
+        n: int,
+        mode: str = "mean",
+        *,
+        norm_eps: float = 1e-6,
+        hc_eps: float = 1e-6,
+        affine: bool = False,
+        device: Device = None,
+        dtype: _C.dtype | None = None,
+    ) -> None:
         _check_sizes("StreamContraction", dim, n)
         if not isinstance(mode, str) or mode not in ("mean", "sum", "learned"):
             raise ValueError(f"StreamContraction: mode must be 'mean', 'sum' or 'learned', got {mode!r}")
@@ -261,12 +289,12 @@ class StreamContraction(_Coefficients):
             self._make(n, dim, n, 1, affine, dtype, device)
             self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """As HyperConnection; nothing to do for "mean" and "sum"."""
         if self.mode == "learned":
             super().reset_parameters()
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         _check_streams("StreamContraction", x, self.n, self.dim)
         if self.mode != "learned":
             return x.mean(-2) if self.mode == "mean" else x.sum(-2)
@@ -274,7 +302,7 @@ class StreamContraction(_Coefficients):
         rest, acc = self.n * self.n + self.n, _WIDE.get(x.dtype.name, x.dtype)
         zeros = _creation.zeros((rest, self.n * self.dim), dtype=acc, device=x.device)
         line = _creation.zeros((rest,), dtype=acc, device=x.device)
-        phi, alpha, bias, gamma = _wide(x, self.phi, self.alpha, self.bias, self.gamma)
+        phi, alpha, bias, gamma = self._wide(x)
         return functional.mhc_pre(
             x,
             _C.cat([phi, zeros]),
@@ -285,7 +313,7 @@ class StreamContraction(_Coefficients):
             hc_eps=self.hc_eps,
         )[0]
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.dim}, n={self.n}, mode={self.mode!r}"
 
 
@@ -298,12 +326,12 @@ class _Sublayer(Function):
     """
 
     @staticmethod
-    def forward(ctx, _read, first_run):
+    def forward(ctx: FunctionContext, _read: Tensor, first_run: tuple[Tensor, Tensor]) -> Tensor:
         ctx.first_run = first_run
         return first_run[1].detach()
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: FunctionContext, dy: Tensor) -> tuple[Tensor | None, None]:
         h_in, y = ctx.first_run
         if y.requires_grad:
             _C.backward([y], [dy], False)
@@ -320,7 +348,9 @@ class _Block(Function):
     """
 
     @staticmethod
-    def forward(ctx, parts, names, _anchor, x, *args):
+    def forward(
+        ctx: FunctionContext, parts: _Sublayers, names: tuple[str, ...], _anchor: Tensor | None, x: Tensor, *args: Any
+    ) -> Tensor:
         ctx.save_for_backward(x, *(p for connection, _ in parts for p in _own_parameters(connection)))
         ctx.kept = []
         needs_x, *needs = ctx.needs_input_grad[3:]
@@ -342,7 +372,7 @@ class _Block(Function):
         return x
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx: FunctionContext, dout: Tensor) -> tuple[Any, ...]:
         if ctx.kept is None:
             raise RuntimeError(
                 "recompute_streams: backward must run once, and frees its graph also with retain_graph=True"
@@ -372,15 +402,15 @@ class _Block(Function):
         return None, None, None, dout, *(leaf.grad if need else None for leaf, need in zip(shared, needs, strict=True))
 
 
-def _own_parameters(connection):
+def _own_parameters(connection: HyperConnection) -> Iterator[Parameter]:
     return (p for p in (connection.phi, connection.alpha, connection.bias, connection.gamma) if p is not None)
 
 
-def _detached(y):
+def _detached(y: Any) -> Any:
     return y.detach() if isinstance(y, _C.Tensor) else y  # `write` says what is wrong with it
 
 
-def _pairs(parts):
+def _pairs(parts: Iterable[Any]) -> _Sublayers:
     """(connection, sublayer) of each part, checked."""
     if not hasattr(parts, "__iter__"):
         raise TypeError(f"recompute_streams: parts must be a list or another iterable, got {type(parts).__name__}")
@@ -399,7 +429,9 @@ def _pairs(parts):
     return found
 
 
-def recompute_streams(parts, x, *args, **kwargs):
+def recompute_streams(
+    parts: Iterable[HyperConnection | tuple[HyperConnection, Callable[..., Any]]], x: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
     """Runs hyper-connections one after another, keeping of their streams only x: the others are computed again in
     backward, without running any sublayer a second time (Xie et al. 2025, equation 20). The same bits; gradients of
     arguments are added up over the block before they are added to what others give.

@@ -7,7 +7,7 @@ find them by type.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from .. import _C
 from .._C import Tensor
@@ -15,7 +15,17 @@ from .._types import Device
 from ..autograd import no_grad
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import ParamSpec, Self
+
+    _P = ParamSpec("_P")
+    _R = TypeVar("_R", covariant=True)
+
+    class _Defined(Protocol[_P, _R]):
+        """What has a `forward`: calling a module takes and returns what the forward of its class does."""
+
+        _forward_hooks: list[Callable[..., Any]] | None
+
+        def forward(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
 
 class LoadResult(NamedTuple):
@@ -49,7 +59,7 @@ class Module:
     _buffers: dict[str, bool] | None = None  # name -> persistent, made by register_buffer
     _forward_hooks: list[Callable[..., Any]] | None = None
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__}: forward must be defined")
 
     _defined_forward = forward  # of each class, so that is_stock sees when a class was given another one later
@@ -58,7 +68,7 @@ class Module:
         super().__init_subclass__(**options)
         cls._defined_forward = cls.forward
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self: _Defined[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         result = self.forward(*args, **kwargs)
         if self._forward_hooks:
             for hook in tuple(self._forward_hooks):
@@ -355,13 +365,14 @@ def is_stock(module: Any, kind: type[Module]) -> bool:
 
 
 class _HookHandle:
-    def __init__(self, module, hook):
-        self._module, self._hook = module, hook
+    def __init__(self, module: Module, hook: Callable[..., Any]) -> None:
+        self._module: Module | None = module
+        self._hook = hook
 
     def remove(self) -> None:
         """Ends the hook; a second call does nothing."""
         if self._module is not None:
-            self._module._forward_hooks.remove(self._hook)
+            (self._module._forward_hooks or []).remove(self._hook)
             self._module = None
 
 

@@ -184,7 +184,7 @@ class Recording:
         if self._hidden:
             return
 
-        def call(tree, op=op):
+        def call(tree: dict[str, Any], op: Any = op) -> list[Any]:
             result = op(**tree)
             return list(result) if isinstance(result, tuple) else [result]
 
@@ -238,7 +238,16 @@ class Recording:
         called.records_stock = is_stock(module, type(module))
         return called
 
-    def _add(self, kind, name, where, call, tree, outputs, inside):
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        where: str,
+        call: Callable[[Any], list[Any]],
+        tree: dict[str, Any],
+        outputs: list[Any],
+        inside: int,
+    ) -> Step:
         pairs = flatten(tree)  # `data` is an alias without history, and no op: nothing is recorded of recording
 
         def replay(tensors: Sequence[Any]) -> list[Any]:
