@@ -17,7 +17,7 @@ help:
 	@echo "make train      train a small language model on this machine (ARGS='--steps 50 ...')"
 	@echo "make test       unit and PyTorch parity tests (ARGS='-k rope ...')"
 	@echo "make build      build the extension in place; only what changed is compiled again"
-	@echo "make bench      measure against PyTorch          make lint       check format, Python and warnings"
+	@echo "make bench      measure against PyTorch          make lint       check format, Python, types and warnings"
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
@@ -112,6 +112,7 @@ lint: $(STAMP)/lint
 	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format would change Python files: run make format" >&2; exit 1; }
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@$(BIN)/python setup.py --quiet build_ext --check
 	@echo "lint: no objections"
 

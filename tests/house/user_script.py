@@ -1,0 +1,327 @@
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+"""What a user writes, with all of the public API in it. `make lint` checks its types strictly; test_types.py also runs it.
+
+`assert_type` says what a call gives: a result that is Any, or of another type than a user expects, is an error there.
+`refused` has calls that must be errors: the checker reports a comment that ignores nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import data, generation, models, nn, optim, saving, testing, tokenizers
+from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from xtrain.train import Result, TrainConfig, Trainer, train
+
+if TYPE_CHECKING:
+    from typing_extensions import assert_type
+else:
+
+    def assert_type(value, kind):
+        return value
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def tensors() -> None:
+    a = assert_type(xt.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True), xt.Tensor)
+    b = xt.zeros(2, 2) + xt.ones((2, 2), dtype=xt.float32) * xt.full((2, 2), 0.5) - xt.randn(2, 2, dtype="float32")
+    ids = xt.randint(0, 10, (2, 3))
+    assert_type(a.shape, tuple[int, ...])
+    assert_type(a.dtype, xt.dtype)
+    assert_type(a.device, xt.device)
+    assert ids.dtype == xt.int64 and a.device == xt.device("cpu") and a.dtype.is_floating_point
+    c = assert_type(-(a @ b.T) / 2 + 1 - 3 * a**2, xt.Tensor)
+    (c * 2).sum().backward()
+    c = c.detach()
+    c += 1.0
+    first, second = assert_type(c.split(1), tuple[xt.Tensor, ...])
+    rows = [row.sum() for row in c]
+    values, places = c.max(1, keepdim=True)
+    assert_type(values, xt.Tensor)
+    assert_type(c.max(), xt.Tensor)
+    mask = assert_type(c > 0, xt.Tensor)
+    d = xt.where(mask & ~c.isnan(), c, 0.0).clamp(min=-1.0).reshape(4).view(2, -1).permute(1, 0).mean((0, 1))
+    joined = xt.cat([first, second], dim=1).unsqueeze(0).expand(3, 1, 4).contiguous()
+    joined[..., 0] = 1.0
+    array = assert_type(a.detach().numpy(), NDArray[Any])
+    back = xt.from_numpy(np.ascontiguousarray(array))
+    same = xt.from_dlpack(back)
+    total = float(d) + int(places.sum()) + len(rows) + (1.0 if bool(mask.any()) else 0.0)
+    assert_type(d.item(), int | float)
+    assert math.isfinite(total) and same.to(xt.float64).cpu().dtype is xt.double
+    assert_type(a.to("cpu", xt.bfloat16).float().grad, xt.Tensor | None)
+    loss = F.cross_entropy(F.log_softmax(joined.view(3, 4)), xt.arange(3), reduction="sum")
+    assert_type(loss + F.silu(c).sum() + F.gelu(c, "tanh").std(), xt.Tensor)
+    heads = xt.randn(1, 2, 3, 4)
+    y = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    y = F.rope(F.rms_norm(y.transpose(1, 2), 4), theta=1000.0)
+    assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+class Square(xt.Function):
+    @staticmethod
+    def forward(ctx: xt.autograd.FunctionContext, x: xt.Tensor) -> xt.Tensor:
+        ctx.save_for_backward(x)
+        ctx.scale = 2.0
+        return x * x
+
+    @staticmethod
+    def backward(ctx: xt.autograd.FunctionContext, dy: xt.Tensor) -> xt.Tensor:
+        (x,) = ctx.saved_tensors
+        return ctx.scale * x * dy
+
+
+@xt.no_grad()
+def norm(tensor: xt.Tensor) -> float:
+    return float((tensor * tensor).sum().sqrt())
+
+
+def double(gradient: xt.Tensor) -> xt.Tensor:
+    return gradient * 2
+
+
+def gradients() -> None:
+    x = xt.randn(3, requires_grad=True)
+    y: xt.Tensor = Square.apply(x)
+    handle = y.register_hook(double)
+    y.backward(xt.ones_like(y))
+    handle.remove()
+    assert x.grad is not None and assert_type(norm(x.grad), float) > 0
+    with xt.no_grad(), xt.enable_grad(), xt.set_grad_enabled(False):
+        assert not assert_type(xt.is_grad_enabled(), bool)
+    assert_type(xt.checkpoint(F.relu, x), xt.Tensor)
+    check = testing.grad_check(F.silu, [xt.randn(4, dtype=xt.float64, requires_grad=True)])
+    testing.assert_close(x, x.clone())
+    assert assert_type(check.ok, bool) and testing.verify(x, x).ok
+
+
+# ---- a model of layers -----------------------------------------------------------------------------------------------
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, dropout: float = 0.0) -> None:
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.up = nn.Linear(width, 2 * width, bias=False)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: xt.Tensor, scale: float = 1.0) -> xt.Tensor:
+        return self.dropout(self.down(F.silu(self.up(self.norm(x))))) * scale
+
+
+class Classifier(nn.Module):
+    def __init__(self, vocabulary: int, width: int, layers: int, streams: int) -> None:
+        self.table = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(nn.HyperConnection(width, streams, Mlp(width), iters=5) for _ in range(layers))
+        self.contraction = nn.StreamContraction(width, streams, "learned")
+        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, vocabulary))
+        self.streams, self.recompute = streams, False
+        self.register_buffer("seen", xt.zeros(1))
+
+    def forward(self, ids: xt.Tensor) -> xt.Tensor:
+        x = nn.expand_streams(self.table(ids), self.streams)
+        if self.recompute:
+            x = nn.recompute_streams(self.layers, x, 0.5)
+        else:
+            for layer in self.layers:
+                x = layer(x, scale=0.5)
+        return self.head(self.contraction(x))
+
+
+def count(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+    print(type(module).__name__, len(args), type(result).__name__)
+
+
+def layers() -> None:
+    model = Classifier(11, 8, layers=2, streams=4)
+    assert_type(model(xt.arange(5)), xt.Tensor)
+    assert_type(model.layers[0], nn.HyperConnection)
+    assert_type(model.layers[0].gamma, nn.Parameter | None)
+    assert_type(Mlp(4)(xt.randn(2, 4), scale=0.5), xt.Tensor)
+    h_in, state = model.layers[0].read(xt.randn(5, 4, 8))
+    assert_type(model.layers[0].write(state, h_in), xt.Tensor)
+    linear = nn.Linear(2, 3, dtype=xt.float32)
+    assert_type(linear.bias, nn.Parameter | None)
+    assert_type(linear(xt.randn(4, 2)), xt.Tensor)
+    assert_type(nn.Embedding(3, 4)(xt.arange(3)), xt.Tensor)
+    assert_type(nn.SiLU()(nn.GELU()(nn.Dropout(0.5)(nn.RMSNorm((4,))(xt.randn(2, 4))))), xt.Tensor)
+    assert_type(nn.Sequential(linear, nn.SiLU())(xt.randn(4, 2)), Any)
+    assert_type(nn.Sequential(linear, nn.SiLU())[0], nn.Module)
+    handle = model.layers[0].register_forward_hook(count)
+    nn.init.normal_(model.table.weight, std=0.02)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    scheduler = optim.LRScheduler(adamw, lambda step: 1.0 / (1 + step))
+    for step in range(3):
+        model.train().recompute = step == 2
+        loss = F.cross_entropy(model(xt.arange(5)), xt.arange(5))
+        adamw.zero_grad()
+        loss.backward()
+        assert_type(optim.clip_grad_norm_(model.parameters(), 1.0), xt.Tensor)
+        adamw.step()
+        scheduler.step()
+    handle.remove()
+    adamw.param_groups[0]["lr"] = optim.lr_schedule("cosine", 3, warmup=1, total=10, base=1e-2)
+    sgd = optim.SGD(model.eval().parameters(), lr=0.1, momentum=0.9)
+    sgd.load_state_dict(sgd.state_dict())
+    missing, unexpected = model.load_state_dict(model.state_dict(), strict=False)
+    names = [name for name, _ in model.named_parameters()] + [name for name, _ in model.named_modules()]
+    assert not missing and not unexpected and assert_type(names, list[str])
+    assert_type(model.to(xt.bfloat16).requires_grad_(False), Classifier)
+
+
+# ---- language models -------------------------------------------------------------------------------------------------
+
+
+def batches(corpus: data.Corpus) -> Iterator[tuple[xt.Tensor, xt.Tensor]]:
+    return iter(corpus.loader(batch_size=2, seq_len=16, seed=1))
+
+
+def language_model(folder: Path, text: Path) -> None:
+    config = models.Qwen3Config(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, tie_word_embeddings=True, mhc_streams=2,
+    )  # fmt: skip
+    model = models.Qwen3(config, dtype=xt.float32)
+    model.stream_checkpointing = 2
+    adamw = optim.AdamW(model.parameters(), lr=1e-3)
+    for _, (ids, targets) in zip(range(2), batches(data.open_data(text)), strict=False):
+        assert_type(model(ids), xt.Tensor)
+        loss = assert_type(model.loss(ids, targets), xt.Tensor)
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+    assert_type(model.lm_head, nn.Linear | None)
+    assert_type(model.model.layers[0].self_attn.q_proj.weight.grad, xt.Tensor | None)
+    assert assert_type(model.num_parameters(), int) and assert_type(model.flops_per_token(16), int)
+
+    def stream(tokens: list[int]) -> None:
+        print(tokens)
+
+    tokenizer = tokenizers.ByteTokenizer()
+    out = model.generate(list(b"def "), 3, temperature=0.7, top_k=40, stream=stream)
+    assert_type(out, xt.Tensor)
+    assert_type(generation.generate(model, out, 2, temperature=0.0, eos=tokenizer.eos), xt.Tensor)
+    assert_type(generation.generate_text(model, tokenizer, tokenizer.encode(b"def "), 3, seed=1), str)
+
+    model.save_pretrained(folder / "model")
+    saving.save_model(model, folder / "again", tokenizer=tokenizer)
+    loaded = assert_type(models.Qwen3.from_pretrained(folder / "model", dtype=xt.bfloat16), models.Qwen3)
+    assert_type(loaded.config, models.Qwen3Config)
+    any_model = assert_type(saving.load_model(folder / "again"), models.LanguageModel)
+    assert_type(any_model.loss(out[None, :-1], out[None, 1:]), xt.Tensor)
+    saving.save_checkpoint(folder / "checkpoint", model, adamw, {"step": 2}, tokenizer)
+    state = saving.load_checkpoint(folder / "checkpoint", model, adamw)
+    kept = assert_type(tokenizers.load_tokenizer(folder / "again"), tokenizers.Tokenizer)
+    assert state["step"] == 2 and kept.eos == tokenizer.eos
+    assert_type(models.Qwen3Config.from_json(folder / "model"), models.Qwen3Config)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def training(folder: Path, text: Path) -> None:
+    options: dict[str, Any] = dict(data=str(text), steps=2, batch_size=2, seq_len=16, plot=False, device="cpu")
+    small = {"preset": "tiny", "hidden_size": 32}
+    result = train(**options, model=small, out=str(folder / "run"), optim={"lr": 1e-3}, quiet=True)
+    assert_type(result, Result)
+    assert_type(result.val_bpb, float | None)
+    again = TrainConfig(**options, out=str(folder / "second"))
+    again.model.preset, again.optim.lr = "tiny", 2e-3
+    trainer = Trainer(again, quiet=True)
+    metrics = assert_type(trainer.train_step(), dict[str, float])
+    assert metrics["loss"] > 0 and trainer.step == 1
+    assert_type(trainer.model, models.LanguageModel)
+    assert_type(trainer.save(), Path)
+
+
+def mistakes(folder: Path) -> list[str]:
+    def fails(call: Callable[[], object]) -> str:
+        try:
+            call()
+        except (ConfigError, DataError, CheckpointError, NonFiniteError) as error:
+            return str(error)
+        except (xt.OutOfMemoryError, xt.CudaError) as error:
+            return f"device: {error}"
+        raise AssertionError("no error")
+
+    return [
+        fails(lambda: train(stepz=1)),
+        fails(lambda: saving.load_model(folder / "nothing")),
+        fails(lambda: data.open_data(folder / "nothing")),
+    ]
+
+
+def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.AdamW, x: xt.Tensor) -> None:
+    """Nobody calls this."""
+    nn.Linear(2, 3)("x")  # pyright: ignore[reportArgumentType]
+    nn.Linear("2", 3)  # pyright: ignore[reportArgumentType]
+    nn.Embedding(2, 3, bias=True)  # pyright: ignore[reportCallIssue]
+    nn.RMSNorm(4)(x, x)  # pyright: ignore[reportCallIssue]
+    nn.Dropout("0.5")  # pyright: ignore[reportArgumentType]
+    nn.SiLU()(1.0)  # pyright: ignore[reportArgumentType]
+    nn.GELU(True)  # pyright: ignore[reportArgumentType]
+    Mlp(4)(x, scale="1")  # pyright: ignore[reportArgumentType]
+    connection.read([x])  # pyright: ignore[reportArgumentType]
+    connection.write(x, x)  # pyright: ignore[reportArgumentType]
+    nn.StreamContraction(8, 4)(8)  # pyright: ignore[reportArgumentType]
+    nn.expand_streams(x, "4")  # pyright: ignore[reportArgumentType]
+    nn.recompute_streams([x], x)  # pyright: ignore[reportArgumentType]
+    models.Qwen3({"vocab_size": 256})  # pyright: ignore[reportArgumentType]
+    model.loss(x)  # pyright: ignore[reportCallIssue]
+    model(x, caches=[x])  # pyright: ignore[reportArgumentType]
+    model.stream_checkpointing = "2"  # pyright: ignore[reportAttributeAccessIssue]
+    model.load_state_dict([x])  # pyright: ignore[reportArgumentType]
+    model.to(3)  # pyright: ignore[reportArgumentType]
+    adamw.step(guard=1.0)  # pyright: ignore[reportArgumentType]
+    x.sum("0")  # pyright: ignore[reportArgumentType]
+    F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
+    xt.zeros("2")  # pyright: ignore[reportArgumentType]
+    xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]
+    saving.load_model(None)  # pyright: ignore[reportArgumentType]
+    Trainer([1])  # pyright: ignore[reportArgumentType]
+
+
+def devices() -> None:
+    if xt.cuda.is_available():
+        xt.cuda.synchronize()
+        assert_type(xt.cuda.get_device_capability(0), tuple[int, int])
+        print(xt.cuda.get_device_name(), xt.cuda.memory_allocated("cuda:0"), xt.cuda.memory_summary())
+    assert_type(xt.cuda.why_unavailable(), str | None)
+    xt.set_num_threads(xt.get_num_threads())
+    xt.set_float32_matmul_precision(xt.get_float32_matmul_precision())
+    with xt.use_gemm_backend(xt.gemm_backends()[0]), xt.use_attention_backend("auto"):
+        assert_type(xt.matmul(xt.ones(2, 2), xt.ones(2, 2)), xt.Tensor)
+
+
+def main(folder: Path) -> None:
+    xt.manual_seed(0)
+    text = folder / "text.txt"
+    text.write_text("def f(x):\n    return x + 1\n" * 100)
+    tensors()
+    gradients()
+    layers()
+    language_model(folder, text)
+    training(folder, text)
+    print(*mistakes(folder), sep="\n")
+    devices()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
