@@ -35,7 +35,7 @@ def _dtype_of_value(value: float) -> _C.dtype:
 
 
 def empty(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
-    """Uninitialised memory of shape `size`."""
+    """Uninitialised memory of shape `size`, float32 by default. ValueError for negative sizes, here and below."""
     return _finish(_C.empty(_shape(size), dtype or _float32, device), requires_grad)
 
 
@@ -48,12 +48,12 @@ def full(
 
 
 def zeros(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
-    """Zeros of shape `size`."""
+    """Zeros of shape `size`, float32 by default."""
     return _finish(_C.full(_shape(size), 0, dtype or _float32, device), requires_grad)
 
 
 def ones(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
-    """Ones of shape `size`."""
+    """Ones of shape `size`, float32 by default."""
     return _finish(_C.full(_shape(size), 1, dtype or _float32, device), requires_grad)
 
 
@@ -77,12 +77,12 @@ def arange(
 
 
 def rand(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
-    """Uniform in [0, 1)."""
+    """Uniform in [0, 1), of shape `size`, float32 by default. TypeError for a dtype that is not a float."""
     return _finish(_C.uniform(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
 
 
 def randn(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
-    """Standard normal."""
+    """Standard normal, of shape `size`, float32 by default. TypeError for a dtype that is not a float."""
     return _finish(_C.normal(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
 
 

@@ -88,7 +88,7 @@ def cat(tensors: Iterable[_Tensor], dim: int = 0) -> _Tensor:
 
 
 def stack(tensors: Iterable[_Tensor], dim: int = 0) -> _Tensor:
-    """Tensors of one shape joined along a new dim."""
+    """Tensors of one shape joined along a new dim. ValueError for other shapes and for no tensor."""
     tensors = list(tensors)
     if not tensors:
         raise ValueError("stack: tensors must hold at least one tensor, got none")
@@ -99,7 +99,10 @@ def stack(tensors: Iterable[_Tensor], dim: int = 0) -> _Tensor:
 
 
 def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]:
-    """Views of pieces along dim: all of `split_size` (the last may be smaller), or of the sizes in a list."""
+    """Views of pieces along dim: all of `split_size` (the last may be smaller), or of the sizes in a list.
+
+    ValueError for sizes that do not add up to that of dim.
+    """
     if isinstance(split_size, int):
         size = input.shape[_axis("split", input, dim)]
         if split_size < 1 or size <= split_size * _SPLIT_PIECES:
@@ -120,7 +123,7 @@ def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]
 
 
 def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
-    """At most `chunks` views of equal size along dim (the last may be smaller)."""
+    """At most `chunks` views of equal size along dim (the last may be smaller). ValueError for chunks below 1."""
     if chunks < 1:
         raise ValueError(f"chunk: chunks must be at least 1, got {chunks}")
     size = input.shape[_axis("chunk", input, dim)]
@@ -130,14 +133,14 @@ def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
 
 
 def narrow(input: _Tensor, dim: int, start: int, length: int) -> _Tensor:
-    """View of `length` places along dim from `start` on."""
+    """View of `length` places along dim from `start` on. IndexError when dim has fewer."""
     if not 0 <= start <= start + length <= input.shape[_axis("narrow", input, dim)]:
         raise IndexError(f"narrow: start and length must lie in dimension {dim}, got {start} and {length}")
     return _C.slice(input, dim, start, start + length)
 
 
 def flatten(input: _Tensor, start_dim: int = 0, end_dim: int = -1) -> _Tensor:
-    """The dims start_dim..end_dim made one; a view where the strides allow it."""
+    """The dims start_dim..end_dim made one; a view where the strides allow it. ValueError when end_dim comes first."""
     if input.ndim == 0:
         return input.reshape((1,))
     start, end = _axis("flatten", input, start_dim), _axis("flatten", input, end_dim)
@@ -188,7 +191,7 @@ def square(input: _Tensor) -> _Tensor:
 
 
 def clamp(input: _Tensor, min: _Tensor | float | None = None, max: _Tensor | float | None = None) -> _Tensor:
-    """Elements below `min` become min, above `max` become max; either may be None."""
+    """Elements below `min` become min, above `max` become max; either may be None, ValueError for both."""
     if min is None and max is None:
         raise ValueError("clamp: min or max must be given, got None for both")
     if min is not None:
@@ -226,12 +229,12 @@ def all(input: _Tensor, dim: Size | None = None, keepdim: bool = False) -> _Tens
 
 
 def masked_fill(input: _Tensor, mask: _Tensor, value: _Tensor | float) -> _Tensor:
-    """`value` where mask is true, x elsewhere."""
+    """`value` where mask is true, x elsewhere; the shapes broadcast. TypeError for a mask that is not bool."""
     return _where(mask, value, input)
 
 
 def t(input: _Tensor) -> _Tensor:
-    """The transpose of a matrix (a view); vectors and scalars come back as they are."""
+    """The transpose of a matrix (a view); vectors and scalars come back as they are. ValueError for more dims."""
     if input.ndim > 2:
         raise ValueError(f"t: input must have at most 2 dims, got {input.ndim}")
     return input.transpose(0, 1) if input.ndim == 2 else input

@@ -1,4 +1,6 @@
-"""Filling tensors in place with starting values; every function returns its tensor. Reached as xtrain.nn.init."""
+"""Filling tensors in place with starting values; every function returns its tensor, of any shape. Reached as
+xtrain.nn.init. TypeError for random numbers in a tensor that is not of floats.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def _parameter(shape: Sequence[int], dtype: DType, device: Device) -> Parameter:
 class Linear(Module):
     """y = x W^T + b: x [..., in_features] -> [..., out_features]; weight [out, in], bias [out] or None.
 
-    Both start uniform in [-1/sqrt(in), 1/sqrt(in)), PyTorch's default.
+    Both start uniform in [-1/sqrt(in), 1/sqrt(in)), PyTorch's default. Calls: ValueError for an x that does not end in
+    in_features, TypeError for an x of another dtype than the weight's.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Embedding(Module):
     """Rows of a table: ids (int64 or int32, any shape) -> [*ids.shape, embedding_dim]; weight [num_embeddings,
     embedding_dim].
 
-    The table starts standard normal.
+    The table starts standard normal. Calls: IndexError for an id outside the table, TypeError for ids of other dtypes.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, device: Device = None, dtype: DType = None) -> None:
@@ -66,7 +67,12 @@ class Embedding(Module):
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dims (see functional.rms_norm); weight starts at one."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dims (see functional.rms_norm).
+
+    x [..., *normalized_shape] -> the same shape; weight [*normalized_shape], ones at the start. eps None is the machine
+    epsilon of x's dtype. elementwise_affine False: no weight. Calls: ValueError for an x of another shape, TypeError
+    for an x of another dtype than the weight's.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,8 @@ class RMSNorm(Module):
         device: Device = None,
         dtype: DType = None,
     ) -> None:
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape: tuple[int, ...] = shape
         self.eps = eps
         self.weight = (
             Parameter(_creation.ones(self.normalized_shape, dtype=dtype, device=device)) if elementwise_affine else None
@@ -97,7 +104,9 @@ class RMSNorm(Module):
 
 
 class Dropout(Module):
-    """Zeroes elements with probability p and scales the rest by 1 / (1 - p) while training."""
+    """Zeroes elements with probability p and scales the rest by 1 / (1 - p) while training; x of any shape and float
+    dtype. ValueError for p outside [0, 1].
+    """
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0.0 <= p <= 1.0:
@@ -112,14 +121,16 @@ class Dropout(Module):
 
 
 class SiLU(Module):
-    """x * sigmoid(x)."""
+    """x * sigmoid(x), elementwise; x of any shape and float dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
         return input.silu()
 
 
 class GELU(Module):
-    """x * Phi(x); approximate="tanh" uses the tanh formula."""
+    """x * Phi(x), elementwise; x of any shape and float dtype. approximate="tanh" uses the tanh formula; ValueError for
+    other words than "tanh" and "none" when it is called.
+    """
 
     def __init__(self, approximate: str = "none") -> None:
         self.approximate = approximate
