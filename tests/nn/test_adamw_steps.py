@@ -158,6 +158,48 @@ def test_step_of_a_state_is_an_int_that_can_be_set() -> None:
     assert optimizer.state_dict()["state"][0]["step"] == state["step"] == 11
 
 
+@pytest.mark.parametrize("dtype", [xt.float32, xt.bfloat16])
+def test_a_dict_that_is_put_in_as_state_goes_on_from_there(dtype) -> None:
+    """As `optimizer.state[p] = {...}`; its own tensors are updated."""
+    params, others = parameters(dtype), parameters(dtype)
+    optimizer, other = optim.AdamW(params, lr=1e-2), optim.AdamW(others, lr=1e-2)
+    for i in range(4):
+        for p, q, g in zip(params, others, gradients(i, dtype)):
+            p.grad = q.grad = g
+        if i == 2:
+            for q in others:
+                other.state[q] = {**other.state[q], "step": np.int64(other.state[q]["step"])}
+            moment = other.state[others[0]]["exp_avg"]
+            assert same(content(optimizer), content(other)), "state_dict takes them, too"
+        optimizer.step()
+        other.step()
+    assert same(content(optimizer), content(other))
+    assert other.state[others[0]]["exp_avg"] is moment and other.state[others[0]]["step"] == 4
+    other.state[others[0]] = {"step": 0.5, "exp_avg": moment, "exp_avg_sq": moment}
+    with pytest.raises(ValueError, match=r"AdamW: step must be an integer in \[0, 2\*\*40\), got 0\.5"):
+        other.step()
+
+
+def test_a_state_can_be_used_as_a_dict() -> None:
+    param = xt.nn.Parameter(xt.ones(3))
+    param.grad = xt.ones(3)
+    optimizer = optim.AdamW([param])
+    optimizer.step()
+    state = optimizer.state[param]
+    assert type(state.copy()) is dict and state.copy() == dict(state)
+    for value in (np.int64(5), xt.tensor(5), True):
+        state["step"] = value
+        assert state["step"] == int(value)
+    assert state.pop("step") == 1
+    state["step"] = 7
+    optimizer.step()
+    assert state["step"] == 8
+    for bad in (-1, 2**40, 1.0, "1", None, xt.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"AdamW: step must be an integer in \[0, 2\*\*40\), got "):
+            state["step"] = bad
+    assert state["step"] == 8
+
+
 def test_state_dict_is_what_files_hold() -> None:
     """Whole numbers of Python, which JSON takes, and what load_state_dict takes goes on with the same bits."""
     params, others = parameters(xt.bfloat16), parameters(xt.bfloat16)

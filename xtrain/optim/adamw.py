@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -32,9 +33,11 @@ class _State(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == "step":
-            if not isinstance(value, int) or not 0 <= value < _C.MOST_STEPS:
-                raise ValueError(f"AdamW: step must be an integer in [0, 2**40), got {value!r}")
-            self.raw[name].fill_(value)
+            count = _count(value)
+            if name in self.raw:
+                self.raw[name].fill_(count)
+            else:  # it was taken out
+                self.raw[name] = _C.full((), count, _C.int64, self.raw["exp_avg"].device)
         else:
             self.raw[name] = value
 
@@ -47,8 +50,22 @@ class _State(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self.raw)
 
+    def copy(self) -> dict[str, Any]:
+        """As dict.copy: a dict of the same values."""
+        return dict(self)
+
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+def _count(value: Any) -> int:
+    try:
+        count = operator.index(value)  # also of NumPy's integers and integer tensors
+    except TypeError:
+        count = -1
+    if not 0 <= count < _C.MOST_STEPS:
+        raise ValueError(f"AdamW: step must be an integer in [0, 2**40), got {value!r}")
+    return count
 
 
 class AdamW(Optimizer):
@@ -106,6 +123,18 @@ class AdamW(Optimizer):
             state["master"] = param.detach().to(_C.float32)
         return _State(state)
 
+    def _state_of(self, param: Tensor) -> _State:
+        """The state of `param`: started, or made of the mapping that was put in its place, when it is not there yet."""
+        found: Any = self.state.get(param)
+        if not isinstance(found, _State):
+            if found is None:
+                found = self._start(param)
+            else:
+                step = _C.full((), _count(found["step"]), _C.int64, param.device)
+                found = _State({**found, "step": step})
+            self.state[param] = found
+        return found
+
     def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> _State:
         loaded = super()._load_state(param, number, values)
         missing = [name for name in ("step", "exp_avg", "exp_avg_sq") if name not in loaded]
@@ -129,7 +158,8 @@ class AdamW(Optimizer):
 
     def _plain_state(self) -> dict[Tensor, dict[str, Any]]:
         counts: dict[_C.device, list[Tensor]] = {}  # device -> the steps of all its parameters, in one copy
-        for state in self.state.values():
+        for param in self.state:
+            state = self._state_of(param)
             counts.setdefault(state.raw["step"].device, []).append(state.raw["step"].reshape(1))
         numbers = {device: iter(_C.cat(steps).tolist()) for device, steps in counts.items()}
         return {
@@ -165,9 +195,7 @@ class AdamW(Optimizer):
                 if grad is None:
                     continue
                 state = all_state.get(param)
-                if state is None:
-                    state = all_state[param] = self._start(param)
-                raw = state.raw
+                raw = (state if type(state) is _State else self._state_of(param)).raw
                 key = (param.dtype, param.device)
                 batch = batches.get(key)
                 if batch is None:
