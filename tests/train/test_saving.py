@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,6 +164,30 @@ def test_model_round_trip_is_bitwise(tmp_path, tied: bool, dtype: str, shard: in
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["head_dim"] == 8
     assert config["rope_parameters"]["rope_theta"] == config["rope_theta"]
+
+
+class Own(xt.nn.Module):
+    """A model that no architecture of the registry describes: it is saved, and read by whoever knows it."""
+
+    def __init__(self, **keys) -> None:
+        self.config = SimpleNamespace(to_dict=lambda: {"width": 3, **keys}, **keys)
+        self.lines = xt.nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("keys", [{}, {"model_type": None}, {"model_type": "own"}])
+def test_a_model_of_the_users_own_is_saved(tmp_path, keys) -> None:
+    own, other = Own(**keys), Own(**keys)
+    optimizers = [xt.optim.AdamW(each.parameters()) for each in (own, other)]
+    saving.save_model(own, tmp_path / "m")
+    state = own.state_dict()
+    assert {k: bits(v) for k, v in saving.read_tensors(tmp_path / "m").items()} == {
+        k: bits(v) for k, v in state.items()
+    }
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["width"] == 3
+    assert "temperature" in json.loads((tmp_path / "m" / "generation_config.json").read_text())
+    saving.save_checkpoint(tmp_path / "checkpoint-00000001", own, optimizers[0], {"step": 1}, None)
+    assert saving.load_checkpoint(tmp_path / "checkpoint-00000001", other, optimizers[1])["step"] == 1
+    assert {k: bits(v) for k, v in other.state_dict().items()} == {k: bits(v) for k, v in state.items()}
 
 
 def test_model_errors(tmp_path) -> None:

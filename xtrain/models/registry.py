@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MODULES = {
     "qwen3": ".qwen3",
 }
+GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": 40}  # of a model that suggests nothing itself
 _WITH_STREAMS = re.compile(r"xtrain_(\w+)_mhc")  # the model_type of an architecture with hyper-connections
 
 
@@ -40,7 +41,7 @@ class Architecture:
     sizes: tuple[str, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
     stays_wide: Callable[[str], bool] = lambda name: False
-    generation: Mapping[str, Any] = field(default_factory=lambda: {"do_sample": True, "temperature": 0.7, "top_k": 40})
+    generation: Mapping[str, Any] = field(default_factory=lambda: dict(GENERATION))
 
 
 def architecture(model_type: Any) -> Architecture:

@@ -12,7 +12,7 @@ from .. import _C
 from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..errors import CheckpointError
-from ..models.registry import Architecture, architecture
+from ..models.registry import GENERATION, Architecture, architecture
 from .directory import MANIFEST, DirectoryWriter, PathLike
 from .places import displaced_hint
 from .safetensors import SafetensorsFile, chunks, raw_bytes
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5_000_000_000
 
 
-def _architecture(model: LanguageModel) -> Architecture:
+def _architecture(model: LanguageModel) -> Architecture | None:
+    """What the registry says about the model; None for a model of the user's own, which only its user can build."""
     try:
-        return architecture(model.config.model_type)
-    except ValueError as error:
-        raise CheckpointError(f"{type(model).__name__}: {error}") from None
+        return architecture(getattr(model.config, "model_type", None))
+    except ValueError:
+        return None
 
 
 def _tied(model: LanguageModel) -> Mapping[str, str]:
     """Tensors that equal another one, and which."""
-    return _architecture(model).tied if getattr(model.config, "tie_word_embeddings", False) else {}
+    kind = _architecture(model)
+    return kind.tied if kind is not None and getattr(model.config, "tie_word_embeddings", False) else {}
 
 
 def model_tensors(model: LanguageModel) -> dict[str, Tensor]:
@@ -45,7 +47,8 @@ def write_model(writer: DirectoryWriter, model: LanguageModel, tokenizer: Tokeni
     config = model.config.to_dict()
     config["dtype"] = config["torch_dtype"] = next(iter(model.parameters())).dtype.name
     eos = getattr(tokenizer, "eos", None)
-    generation = dict(_architecture(model).generation)
+    kind = _architecture(model)
+    generation = dict(GENERATION if kind is None else kind.generation)
     if eos is not None:
         config["eos_token_id"] = generation["eos_token_id"] = eos
     writer.write_json("config.json", config)
@@ -184,8 +187,8 @@ def load_tensors(
     for name in tensors:
         _check_tensor(name, expected[name].shape, tensors, directory)
     if dtype is None:
-        stays_wide = _architecture(model).stays_wide
-        narrow = [tensor.dtype for name, tensor in tensors.items() if not stays_wide(name)]
+        kind = _architecture(model)
+        narrow = [tensor.dtype for name, tensor in tensors.items() if kind is None or not kind.stays_wide(name)]
         dtype = narrow[0] if len({dtype.name for dtype in narrow}) == 1 else _C.float32
     model.to(dtype)
     model.load_state_dict(tensors, strict=False)  # not strict: tied tensors are left out
