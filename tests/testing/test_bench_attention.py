@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from runs import python
 
 import xtrain as xt
 from xtrain import _C, cli
@@ -146,3 +148,23 @@ def test_doctor_shows_the_choice() -> None:
     assert "cpu " in text and "product 8192x3072x768:nt: blas for float32, bfloat16, float16, float64" in text
     for pass_ in ("forward", "backward"):
         assert f"attention 8x12x12x1024x64 {pass_}: materialized for float32, bfloat16, float16, float64" in text
+
+
+@pytest.mark.parametrize("variable, problem", [("XTRAIN_GEMM", "product"), ("XTRAIN_ATTENTION", "attention")])
+def test_doctor_reports_also_when_a_variable_names_what_the_cpu_has_not(variable: str, problem: str) -> None:
+    done = python("-m", "xtrain", "doctor", env={**os.environ, variable: "flash"})
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("cpu ")]
+    assert len(rows) == 3
+    for row in rows:
+        assert row.endswith("on cpu, got 'flash'") is (f" {problem} " in row)
+    assert "compiler" in done.stdout and "agree with NumPy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("gemm", "--json", "x.json"), ("gemm", "--plot", "x.png"), ("attention", "--json=x")]
+)
+def test_explain_has_no_numbers_to_write(words, capsys) -> None:
+    assert run(*words, "--explain") == 2
+    name = words[1].partition("=")[0]
+    assert f"{name} must be left out with --explain, which measures nothing, got " in capsys.readouterr().err

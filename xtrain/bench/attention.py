@@ -243,6 +243,7 @@ def command(values: dict[str, Any]) -> int:
     frame.check_output("json", values["json"])
     frame.check_threads(values["threads"], device)
     if values["explain"]:
+        explain.check_options(values)
         show_choice(shapes, dtypes, device, None if values["backends"] is None else backends[0])
         return 0
     torch = accelerator.find_torch(peers.find_torch(_C.get_num_threads()), device)

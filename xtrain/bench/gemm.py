@@ -289,6 +289,7 @@ def command(values: dict[str, Any]) -> int:
     frame.check_different("json", values["json"], "plot", values["plot"])
     frame.check_threads(values["threads"], device)
     if values["explain"]:
+        explain.check_options(values)
         show_choice(shapes, dtypes, device, backends[0] if explicit else None)
         return 0
     threads = _C.get_num_threads()
