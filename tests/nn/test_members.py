@@ -416,3 +416,15 @@ def test_layers_take_no_op_for_an_argument() -> None:
     for layer, x in ((nn.Linear(3, 3), xt.zeros(2, 3)), (nn.Embedding(4, 3), xt.tensor([1]))):
         with pytest.raises(TypeError, match="positional argument"):
             layer(x, xt.tanh)
+
+
+def test_a_forward_that_was_replaced_before_a_subclass_was_made_is_called(monkeypatch) -> None:
+    forward, calls = Qwen3.forward, []
+    monkeypatch.setattr(Qwen3, "forward", lambda self, ids: calls.append(ids) or forward(self, ids))
+
+    class Later(Qwen3):
+        pass
+
+    model = Later(make().config)
+    model.loss(xt.tensor(IDS), xt.tensor(IDS))
+    assert calls

@@ -263,7 +263,7 @@ class Qwen3(LanguageModel):
             raise ValueError(f"Qwen3: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}")
         options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction)
         head, targets = self.lm_head, targets.reshape(-1)
-        whole = is_stock(self, type(self)) and type(self).forward is Qwen3.forward
+        whole = is_stock(self, type(self)) and type(self).forward is Qwen3._defined_forward
         if whole and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
             weight = self._table() if head is None else head.weight
             return _C.linear_cross_entropy(self.model(ids), weight, targets, **options)
