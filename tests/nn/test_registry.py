@@ -66,7 +66,7 @@ def test_what_a_model_has_not_is_refused(tmp_path, second) -> None:
 
 
 def test_unknown_types_are_named(tmp_path, second) -> None:
-    for kind in ("llama", None, ["qwen3"], "xtrain_llama_mhc"):
+    for kind in ("llama", None, ["qwen3"], "xtrain_llama_mhc", "xtrain_bigram_mhc"):  # Bigram would ignore the streams
         with pytest.raises(ValueError, match="model_type must be qwen3 or bigram, got "):
             registry.architecture(kind)
     assert registry.architecture("xtrain_qwen3_mhc").model is registry.architecture("qwen3").model is Qwen3
@@ -74,6 +74,11 @@ def test_unknown_types_are_named(tmp_path, second) -> None:
     del registry.MODULES["bigram"]
     with pytest.raises(CheckpointError, match=r"config\.json: model_type must be qwen3, got 'bigram'"):
         saving.load_model(tmp_path / "m")
+
+
+def test_any_name_of_a_type_can_have_streams(monkeypatch) -> None:
+    monkeypatch.setitem(registry.MODULES, "qwen3-small.en", ".qwen3")
+    assert registry.architecture("xtrain_qwen3-small.en_mhc").model is Qwen3
 
 
 def test_saving_imports_no_model() -> None:

@@ -380,5 +380,6 @@ ARCHITECTURE = Architecture(
     count_parameters=count_parameters,
     sizes=("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "mhc_streams"),
     tied={"lm_head.weight": "model.embed_tokens.weight"},
+    streams=True,
     stays_wide=lambda name: "_mhc." in name or "stream_head" in name,  # hyper-connections
 )

@@ -19,7 +19,7 @@ MODULES = {
     "qwen3": ".qwen3",
 }
 GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": 40}  # of a model that suggests nothing itself
-_WITH_STREAMS = re.compile(r"xtrain_(\w+)_mhc")  # the model_type of an architecture with hyper-connections
+_WITH_STREAMS = re.compile(r"xtrain_(.+)_mhc")  # the model_type of an architecture with hyper-connections
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Architecture:
     -> (name, shape) of what a model directory must hold. count_parameters: config -> number of trained values. sizes:
     attributes of the config that say how large a model is, for messages. tied: {tensor: the tensor that it equals} when
     `tie_word_embeddings` is true; a directory may leave the first out. stays_wide: whether the tensor of this name is
-    float32 in 16-bit models. generation: what generation_config.json suggests.
+    float32 in 16-bit models. generation: what generation_config.json suggests. streams: whether it may have
+    hyper-connections; its files then have a model_type of their own.
     """
 
     config: type[Any]
@@ -42,6 +43,7 @@ class Architecture:
     tied: Mapping[str, str] = field(default_factory=dict)
     stays_wide: Callable[[str], bool] = lambda name: False
     generation: Mapping[str, Any] = field(default_factory=lambda: dict(GENERATION))
+    streams: bool = False
 
 
 def architecture(model_type: Any) -> Architecture:
@@ -49,8 +51,10 @@ def architecture(model_type: Any) -> Architecture:
     name = model_type if isinstance(model_type, str) else ""
     if extended := _WITH_STREAMS.fullmatch(name):
         name = extended[1]
-    if name not in MODULES:
-        raise ValueError(f"model_type must be {' or '.join(MODULES)}, got {model_type!r}")
-    # importlib, so that no arrow leads from here to a model: saving asks for a model only when it needs it, and models
-    # import saving.
-    return import_module(MODULES[name], __package__).ARCHITECTURE
+    if name in MODULES:
+        # importlib, so that no arrow leads from here to a model: saving asks for a model only when it needs it, and
+        # models import saving.
+        found: Architecture = import_module(MODULES[name], __package__).ARCHITECTURE
+        if found.streams or not extended:
+            return found
+    raise ValueError(f"model_type must be {' or '.join(MODULES)}, got {model_type!r}")
