@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -223,6 +224,44 @@ def test_state_dict_is_what_files_hold() -> None:
 
 
 # ---- the learning rate
+
+
+def test_a_step_that_ctrl_c_ends_leaves_its_learning_rate_to_no_other() -> None:
+    """At every line of AdamW: the step is taken or not, and the next one has the rate of its group."""
+
+    def steps(end_at: int | None, second: bool) -> tuple[list[np.ndarray], int]:
+        param = xt.nn.Parameter(xt.ones(3))
+        optimizer, lines = optim.AdamW([param]), 0
+
+        def trace(frame, event, _):
+            nonlocal lines
+            if frame.f_code.co_filename != optim.adamw.__file__:
+                return None
+            lines += event == "line"
+            if lines - 1 == end_at:
+                raise KeyboardInterrupt
+            return trace
+
+        for lr in (0.1, 0.2, 0.1):
+            param.grad = xt.ones(3)
+            optimizer.param_groups[0]["lr"] = lr
+            if lr == 0.2 and second:
+                sys.settrace(trace)
+                try:
+                    optimizer.step()
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.settrace(None)
+            elif lr == 0.1:
+                optimizer.step()
+        return content(optimizer), lines
+
+    (taken, lines), (left_out, _) = steps(None, True), steps(None, False)
+    assert lines > 20
+    for end_at in range(lines):
+        found, _ = steps(end_at, True)
+        assert same(found, taken) or same(found, left_out), end_at
 
 
 def test_every_queued_step_has_its_own_learning_rate() -> None:

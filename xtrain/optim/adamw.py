@@ -173,6 +173,7 @@ class AdamW(Optimizer):
         known = self._rates.get((index, device))
         if known is not None and known[0] == lr:
             return known[1]
+        self._rates.pop((index, device), None)  # first: after a Ctrl-C the tensor must not pass for the old rate
         tensor = _C.full((), lr, _C.float64, device) if known is None else known[1].fill_(lr)
         self._rates[index, device] = lr, tensor
         return tensor
