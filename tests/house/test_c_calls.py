@@ -1,13 +1,15 @@
 """Calls in csrc point one way, file by file: no two files need each other, not even through others.
 
 A file defines its functions and variables that are not static. An arrow goes from file A to file B when the code of A
-mentions a name that B alone defines. In csrc/py the arrows also respect the order of its rooms.
+mentions a name that B alone defines. Arrows respect the order of the rooms of csrc, as includes do, and in csrc/py that of
+its own rooms.
 """
 
 import re
 from pathlib import Path
 
 import pytest
+import test_arrows
 from places import ROOT
 from test_python_rooms import circle
 from test_source import stripped
@@ -56,6 +58,16 @@ GRAPH = call_graph(SOURCES)
 def test_no_two_files_need_each_other() -> None:
     found = circle({name: set(seen) for name, seen in GRAPH.items()})
     assert not found, explain(GRAPH, found)
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_rooms_call_downwards(name: str) -> None:
+    """A prototype of one's own is a call without an include."""
+    room = test_arrows.room_of(ROOT / name)
+    for seen, symbols in GRAPH[name].items():
+        symbols = symbols - {"xt_cpu_backend"} if room == "backend" else symbols  # it knows every device's table
+        allowed = not symbols or test_arrows.room_of(ROOT / seen) in test_arrows.MAY_SEE[room]
+        assert allowed, f"{name} calls {seen}: {', '.join(sorted(symbols))}"
 
 
 def room_of(name: str) -> int:

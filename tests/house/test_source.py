@@ -82,7 +82,7 @@ def test_no_order_of_additions_depends_on_the_device():
             r"\b(?:xt_multiprocessors|cudaOccupancy\w+|cudaDevAttrMultiProcessorCount|multiProcessorCount)\b", code
         ):
             uses[name] = len(found)
-        if found := [n for n in re.findall(r"\b\d+\b", code) if int(n) > 0 and int(n) % 132 == 0]:
+        if found := [n for n in re.findall(r"\b(\d+)[uUlL]*\b", code) if int(n) > 0 and int(n) % 132 == 0]:
             numbers[name] = found
     assert uses == {name: count for name, count, _ in DEVICE_SIZES}, "a new use: does it decide an order of additions?"
     assert numbers == {"common/launch.cuh": ["132"]}, "132 multiprocessors are XT_PLAN_MULTIPROCESSORS"
