@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
 /* Head dim, warps, strips, tile, columns, hold, blocks. */
-template <int D, bool NARROW = false> struct Plans; // NARROW: for 99 KB of shared memory
+template <int D, bool NARROW = false> struct Plans; // NARROW: for 99 KB of shared memory; sums in another order
 template <> struct Plans<32> {
     using Forward = Plan<32, 4, 2, 64, 64, true, 3>;
     using Dq = Plan<32, 4, 2, 64, 32, true, 3>;

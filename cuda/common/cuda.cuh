@@ -16,9 +16,9 @@
  * All work of a device goes to one stream, in order. A slot returns when its kernels are queued; only to_host, synchronize, stats
  * and compare wait. The memory pool follows the same stream, so a block may be freed while kernels that use it are still queued.
  *
- * Deterministic: the tree of a sum depends on the shape. Some trees also depend on pointers modulo 16 bytes, or on which
- * instructions the device has; their files say so. None depends on the number of multiprocessors (XT_PLAN_MULTIPROCESSORS), and no
- * kernel uses float atomics.
+ * Deterministic: the tree of a sum depends on the shape. Some trees also depend on pointers modulo 16 bytes, or on the instructions
+ * or the shared memory that the device has; their files say so. None depends on the number of multiprocessors
+ * (XT_PLAN_MULTIPROCESSORS), and no kernel uses float atomics.
  */
 #ifndef XT_CUDA_CUH
 #define XT_CUDA_CUH

@@ -26,8 +26,8 @@ def on_device(array: np.ndarray, device: str) -> Tensor:
 
 @dataclass
 class QueuedStep:
-    """A step whose loss and norm are on the device. loader, rng: the states before it. numbers: its metrics, nothing
-    before they have been read.
+    """A step whose loss and norm are on the device. loader, rng: the states before it. numbers: its metrics, empty
+    until they are read.
     """
 
     number: int
