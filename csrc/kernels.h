@@ -2,7 +2,7 @@
  *
  * A kernel is one parameter struct with its contract in contract/<family>.h, and one line in XT_KERNELS below. From that list come the
  * backend table, the slot names and the coverage test. The structs are only declared here: a file includes the families whose
- * kernels it calls or implements, so an edited contract recompiles its own family and nothing else.
+ * kernels it calls or implements, so an edited contract recompiles those files only.
  *
  * Rules that hold for every kernel unless its contract says otherwise:
  *
