@@ -15,8 +15,7 @@
  *
  * Letters: B batch, S sequence, C channels, H query heads, K kv heads, D head dim, V vocab; M, N, K in gemm only.
  */
-#ifndef XT_KERNELS_H
-#define XT_KERNELS_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -80,5 +79,3 @@
 #define XT_X(slot, Params) typedef struct Params Params;
 XT_KERNELS(XT_X)
 #undef XT_X
-
-#endif

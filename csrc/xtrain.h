@@ -16,8 +16,7 @@
  * Ownership words in prototypes: *borrows* (caller keeps its reference), *retains* (callee takes one more), *returns new*
  * (caller owns one reference and must release it). Arguments are borrowed unless a line says otherwise.
  */
-#ifndef XTRAIN_H
-#define XTRAIN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -230,6 +229,4 @@ const char *xt_contract(void);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

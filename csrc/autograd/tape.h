@@ -8,8 +8,7 @@
  * so a node never points at its own output and the graph is freed by counting alone (iteratively: a long chain must not
  * overflow the C stack).
  */
-#ifndef XT_TAPE_H
-#define XT_TAPE_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -128,5 +127,3 @@ typedef struct XtTapeMath {
     XtStatus (*filled)(XtDevice device, XtDtype dtype, int ndim, const int64_t *shape, double value, XtTensor **out);
 } XtTapeMath;
 extern XtTapeMath xt_tape_math;
-
-#endif

@@ -1,6 +1,5 @@
 /* backend.h - which kernel table serves which device, and which implementation computes a product or attention. */
-#ifndef XT_BACKEND_H
-#define XT_BACKEND_H
+#pragma once
 
 #include "contract/backend.h"
 #include "kernels.h"
@@ -41,5 +40,3 @@ XtDevice xt_default_device(void);
 /* Whether float32 products may use TF32 units, for the whole process. Starts as no. */
 void xt_allow_tf32(bool allow);
 bool xt_tf32(void);
-
-#endif

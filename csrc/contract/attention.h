@@ -1,13 +1,8 @@
 /* attention.h - attention and its named implementations. The rules for all kernels are in kernels.h. */
-#ifndef XT_CONTRACT_ATTENTION_H
-#define XT_CONTRACT_ATTENTION_H
+#pragma once
 
 #include "contract/traits.h"
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* out[b,h,i] = sum_j P[i,j] v[b,h/(H/K),j], P = softmax_j(scale * q_i . k_j), over j <= i + (skv - sq) when causal (the last query
  * sees everything; for sq == skv the usual triangle). A row that sees nothing gives out = 0 and lse = -inf.
@@ -58,9 +53,3 @@ static inline const XtAttentionBackend *xt_attention_select_bwd(const XtAttentio
     while (first->supports_bwd && first->supports_bwd(p, device)) first++;
     return first;
 }
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,13 +1,8 @@
 /* backend.h - what a device offers: its table of kernels, its memory, and how a library of kernels is opened. */
-#ifndef XT_CONTRACT_BACKEND_H
-#define XT_CONTRACT_BACKEND_H
+#pragma once
 
 #include "contract/traits.h"
 #include "kernels.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Properties and counters of an accelerator, for users and tests. */
 typedef struct XtDeviceInfo {
@@ -71,9 +66,3 @@ typedef const char *(*XtBackendContract)(void);                               /*
 typedef XtStatus (*XtOpenBackend)(const XtHost *host, const XtBackend **out); /* "xt_open_cuda" */
 
 extern const XtBackend xt_cpu_backend;
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,13 +1,8 @@
 /* elementwise.h - elementwise kernels and data movement: views of any strides and equal shapes. Rules for all kernels:
  * kernels.h. */
-#ifndef XT_CONTRACT_ELEMENTWISE_H
-#define XT_CONTRACT_ELEMENTWISE_H
+#pragma once
 
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* dst[i] = (dst dtype) src[i]. Any pair of dtypes; float -> int truncates, anything -> bool is (x != 0). src strides may be 0. */
 typedef struct XtCopy {
@@ -87,9 +82,3 @@ typedef struct XtBinary {
 typedef struct XtWhere {
     XtView out, condition, a, b;
 } XtWhere;
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

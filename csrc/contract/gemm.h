@@ -1,13 +1,8 @@
 /* gemm.h - the matrix product and its named implementations. The rules for all kernels are in kernels.h. */
-#ifndef XT_CONTRACT_GEMM_H
-#define XT_CONTRACT_GEMM_H
+#pragma once
 
 #include "contract/traits.h"
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1], row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).
@@ -49,9 +44,3 @@ static inline const char *xt_gemm_one_dtype(const XtGemm *p) {
     bool one = p->dtype_a == p->dtype_c && p->dtype_b == p->dtype_c && xt_dtype_is_float(p->dtype_c);
     return one ? NULL : "A, B and C must have one floating point dtype";
 }
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,12 +1,7 @@
 /* layers.h - per-token layers: rows x cols, dense. The rules for all kernels are in kernels.h. */
-#ifndef XT_CONTRACT_LAYERS_H
-#define XT_CONTRACT_LAYERS_H
+#pragma once
 
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* out = exp(x - max) / sum exp(x - max), per row. Bwd: dx = p * (dy - sum_j dy_j p_j), p = the forward's output. */
 typedef struct XtSoftmaxFwd {
@@ -113,9 +108,3 @@ typedef struct XtCrossEntropyBwd {
     double scale;
     bool linear;
 } XtCrossEntropyBwd;
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

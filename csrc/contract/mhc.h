@@ -1,13 +1,8 @@
 /* mhc.h - manifold-constrained hyper-connections (Xie et al. 2025, arXiv:2512.24880): T tokens x n streams x C channels. Rules for
  * all kernels: kernels.h. */
-#ifndef XT_CONTRACT_MHC_H
-#define XT_CONTRACT_MHC_H
+#pragma once
 
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* A layer F wrapped in hyper-connections reads one mixture of its n residual streams and writes back to all of them:
  *     h_in = sum_j h_pre_j x_j,   y = F(h_in),   out_i = sum_j M_ij x_j + h_post_i y,   M = sinkhorn(h_res)
@@ -122,9 +117,3 @@ typedef struct XtMhcPostBwd {
     XtDtype dtype;
     int64_t tokens, streams, cols;
 } XtMhcPostBwd;
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

@@ -1,12 +1,7 @@
 /* optimizer.h - optimizer kernels: a list of dense tensors in one call. The rules for all kernels are in kernels.h. */
-#ifndef XT_CONTRACT_OPTIMIZER_H
-#define XT_CONTRACT_OPTIMIZER_H
+#pragma once
 
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* AdamW (Loshchilov & Hutter 2019), PyTorch's order of operations, for each tensor, n being the number of this step:
  *   p *= 1 - lr * weight_decay;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
@@ -49,9 +44,3 @@ typedef struct XtClip {
     int64_t count;
     double max_norm;
 } XtClip;
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

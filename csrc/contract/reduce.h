@@ -1,12 +1,7 @@
 /* reduce.h - reductions, statistics and comparison of views. The rules for all kernels are in kernels.h. */
-#ifndef XT_CONTRACT_REDUCE_H
-#define XT_CONTRACT_REDUCE_H
+#pragma once
 
 #include "xtrain.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* clang-format off */
 #define XT_REDUCE_OPS(X) X(SUM) X(MEAN) X(MAX) X(MIN) X(ARGMAX)
@@ -50,9 +45,3 @@ typedef struct XtCompare {
     double rtol, atol; /* finite, >= 0 */
     XtComparison *result;
 } XtCompare;
-
-#ifdef __cplusplus
-}
-#endif
-
-#endif

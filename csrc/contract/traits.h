@@ -5,8 +5,7 @@
  * and on what is here, on no earlier call and on no clock; a named implementation only moves the place where the search begins.
  * docs/internals/selection.md shows how to see it.
  */
-#ifndef XT_CONTRACT_TRAITS_H
-#define XT_CONTRACT_TRAITS_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -18,5 +17,3 @@ typedef struct XtDeviceTraits {
     bool (*has_cublaslt)(void);
     bool (*has_cublas)(void);
 } XtDeviceTraits;
-
-#endif

@@ -1,6 +1,5 @@
 /* core.h - what the files of core/ share with each other, and the hook through which backend/ lends a device's allocator. */
-#ifndef XT_CORE_H
-#define XT_CORE_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -13,5 +12,3 @@ typedef struct XtAllocator {
 
 void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator);
 void xt_count_tensor(XtDevice device, int change);
-
-#endif

@@ -6,8 +6,7 @@
  * Bit for bit the same everywhere: integer arithmetic is exact, and all float arithmetic below is written as explicit fused
  * multiply-adds, square roots and lone multiplications, which IEEE 754 rounds in one way only and no compiler may contract further.
  */
-#ifndef XT_CORE_PHILOX_H
-#define XT_CORE_PHILOX_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -139,5 +138,3 @@ static inline float xt_uniform_top(XtDtype dtype, double low, double high) {
     }
     return top < (float)low ? (float)low : top;
 }
-
-#endif

@@ -6,8 +6,7 @@
  *
  * Bit for bit the same everywhere: products are fused multiply-adds, which no compiler may contract further.
  */
-#ifndef XT_CORE_POWER_H
-#define XT_CORE_POWER_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -44,5 +43,3 @@ XT_POWER_FN double xt_power(double b, int64_t n) {
     }
     return result.high;
 }
-
-#endif

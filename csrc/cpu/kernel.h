@@ -15,8 +15,7 @@
  * XT_FAST compiles a function for AVX-512, AVX2+FMA and the baseline, and the loader picks one. Loops are plain C, written so that
  * the compiler vectorises them; `#pragma omp simd reduction(+ : s)` allows it to reorder a sum (the order is fixed at compile time).
  */
-#ifndef XT_CPU_KERNEL_H
-#define XT_CPU_KERNEL_H
+#pragma once
 
 #include "kernels.h"
 
@@ -117,5 +116,3 @@ XT_INLINE int64_t xt_row_grain(int64_t cols, int64_t target) {
 #define XT_X(slot, Params) XtStatus xt_cpu_##slot(const Params *p);
 XT_KERNELS(XT_X)
 #undef XT_X
-
-#endif

@@ -7,8 +7,7 @@
  *     XT_FAST static void add_f32(void *out, const void *const *in, int64_t n, const void *params) { ... }
  *     XtStatus status = xt_each(add_f32, NULL, true, 3, (const XtView *const[]){&out, &a, &b});
  */
-#ifndef XT_CPU_STRIDED_H
-#define XT_CPU_STRIDED_H
+#pragma once
 
 #include "kernel.h"
 
@@ -72,5 +71,3 @@ XtStatus xt_each(XtDenseFn fn, const void *params, bool widen, int count, const 
  * only. */
 XtStatus xt_each_or_scalar(XtDenseFn fn, XtDenseFn scalar_fn, const void *params, bool widen, int count,
                            const XtView *const *views);
-
-#endif

@@ -13,8 +13,7 @@
  *   Result of an op:  Tensor  (Tensor, Tensor) (a tuple)  (Tensor, ...) (a tuple of any length)  None
  *     self (the object given as the first argument)
  */
-#ifndef XT_OPS_H
-#define XT_OPS_H
+#pragma once
 
 #include "autograd/tape.h"
 #include "backend/backend.h"
@@ -162,5 +161,3 @@ XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld);
 /* dlogits from logits, which it may be, and from the three tensors saved from slot `slot` on. */
 XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
                                int64_t ld);
-
-#endif

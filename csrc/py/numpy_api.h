@@ -1,6 +1,5 @@
 /* numpy_api.h - NumPy's C API, imported once (py.c defines XT_IMPORT_ARRAY) and shared by every file that needs it. */
-#ifndef XT_NUMPY_API_H
-#define XT_NUMPY_API_H
+#pragma once
 
 #include "py/py.h"
 
@@ -12,5 +11,3 @@
 #include <numpy/arrayobject.h>
 
 _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "xtrain needs a 64-bit machine");
-
-#endif

@@ -15,8 +15,7 @@
  * Conventions: functions that return PyObject * return a new reference or NULL with an exception set; `int` functions return 0, or
  * -1 with an exception set. The GIL is held on entry to everything here except the callbacks marked "any thread".
  */
-#ifndef XT_PY_H
-#define XT_PY_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -59,5 +58,3 @@ PyObject *py_wrap_tuple(XtTensor *const *tensors, int count); /* of borrowed ten
 PyObject *py_shape_tuple(int ndim, const int64_t *values);
 
 int py_numpy_init(void); /* imports NumPy's C API */
-
-#endif

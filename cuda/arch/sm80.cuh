@@ -3,8 +3,7 @@
  * The tensor cores, ldmatrix and cp.async need compute capability 8.0. Compiled for less, their functions are empty; launchers ask
  * xt_compute_capability first. The other instructions run on every GPU that the library supports.
  */
-#ifndef XT_ARCH_SM80_CUH
-#define XT_ARCH_SM80_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -119,4 +118,3 @@ __device__ inline float xt_reciprocal_approx(float x) {
 }
 
 #undef XT_PTX_80
-#endif

@@ -1,6 +1,5 @@
 /* attention.cuh - what the implementations of attention share. Formulas: contract/attention.h. */
-#ifndef XT_ATTENTION_CUH
-#define XT_ATTENTION_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 #include "contract/attention.h"
@@ -64,5 +63,3 @@ template <typename P> inline const char *xt_attention_unfit(const P *p, int widt
     if (!counted) return "rows, heads or blocks are not counted in 32 bits";
     return xt_attention_all_aligned(p, width) ? NULL : "a tensor has rows that are not aligned to 16 bytes";
 }
-
-#endif

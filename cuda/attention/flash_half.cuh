@@ -1,6 +1,5 @@
 /* flash_half.cuh - tiles, tensor core fragments and their products for flash_half.cu. */
-#ifndef XT_ATTENTION_FLASH_HALF_CUH
-#define XT_ATTENTION_FLASH_HALF_CUH
+#pragma once
 
 #include "arch/sm80.cuh"
 #include "attention.cuh"
@@ -172,5 +171,3 @@ __device__ static void store_rows(T *out, int64_t stride, T *tile, Sums<P> &sum,
         if (first + row < rows) xt_write(out + (first + row) * stride + 8 * c, xt_read<T, 8>(tile + row * P::PITCH + 8 * c));
     }
 }
-
-#endif

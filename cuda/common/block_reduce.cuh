@@ -1,6 +1,5 @@
 /* block_reduce.cuh - reductions over a warp and a block, with a fixed tree. */
-#ifndef XT_CUDA_BLOCK_REDUCE_CUH
-#define XT_CUDA_BLOCK_REDUCE_CUH
+#pragma once
 
 struct XtSum {
     template <typename A> __device__ A operator()(A a, A b) const { return a + b; }
@@ -34,5 +33,3 @@ template <typename A, typename Combine> __device__ inline A xt_block_reduce(A va
     return xt_warp_reduce(lane < warps ? of_warp[lane] : neutral, combine);
 }
 template <typename A> __device__ inline A xt_block_sum(A value) { return xt_block_reduce(value, A(0), XtSum()); }
-
-#endif

@@ -20,8 +20,7 @@
  * or the shared memory that the device has; their files say so. None depends on the number of multiprocessors
  * (XT_PLAN_MULTIPROCESSORS), and no kernel uses float atomics.
  */
-#ifndef XT_CUDA_CUH
-#define XT_CUDA_CUH
+#pragma once
 
 #include "common/block_reduce.cuh"
 #include "common/launch.cuh"
@@ -31,5 +30,3 @@
 #define XT_X(slot, Params) XtStatus xt_cuda_##slot(const Params *p);
 XT_KERNELS(XT_X)
 #undef XT_X
-
-#endif

@@ -1,6 +1,5 @@
 /* launch.cuh - the host's side of a kernel: the device, errors, launching, scratch memory, and reports from the device. */
-#ifndef XT_CUDA_LAUNCH_CUH
-#define XT_CUDA_LAUNCH_CUH
+#pragma once
 
 #include "xtrain.h"
 
@@ -89,5 +88,3 @@ __device__ inline void xt_report_index(XtIndexReport *report, XtIndexSlot slot, 
     __threadfence_system(); /* the host may read while this kernel runs */
     *(volatile unsigned *)&report->taken = 2;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* pieces.cuh - dtypes on the device, and pieces: the elements that one memory access reads or writes. */
-#ifndef XT_CUDA_PIECES_CUH
-#define XT_CUDA_PIECES_CUH
+#pragma once
 
 #include "xtrain.h"
 
@@ -172,5 +171,3 @@ template <typename T, int N> __device__ inline XtPiece<T, N> xt_all(T value) {
     for (int j = 0; j < N; j++) v.at[j] = value;
     return xt_piece(v);
 }
-
-#endif

@@ -20,8 +20,7 @@
  * Bytes moved: each operand once; a broadcast operand is read from cache. One thread makes an element from its own inputs, and
  * reads them before it writes: out may be one of the inputs.
  */
-#ifndef XT_CUDA_STRIDED_CUH
-#define XT_CUDA_STRIDED_CUH
+#pragma once
 
 #include "cuda.cuh"
 
@@ -364,5 +363,3 @@ template <typename F> inline XtStatus xt_each(const char *slot, F f, const XtVie
     xt_each_loop(f, loop);
     return xt_launched_sizes(slot, views[0]->ndim, views[0]->shape);
 }
-
-#endif

@@ -5,8 +5,7 @@
  * exp(-|x|) keep their relative precision for large |x|. GELU_TANH is x sigmoid(2u): equal to x (1 + tanh(u)) / 2, and precise for
  * small results.
  */
-#ifndef XT_CUDA_UNARY_MATH_CUH
-#define XT_CUDA_UNARY_MATH_CUH
+#pragma once
 
 #include "arch/sm80.cuh"
 #include "common/cuda.cuh"
@@ -107,5 +106,3 @@ template <typename T> __device__ inline double xt_normal_cdf(double x, double *g
       W du2 = 2 * (W)XT_SQRT_2_PI * (1 + 3 * (W)XT_CUBIC * x2); dx = dy * (s + x * (e * q * q) * du2))          \
     X(ERF, dx = dy * ((W)XT_2_SQRT_PI * exp(-x * x)))
 /* clang-format on */
-
-#endif

@@ -3,8 +3,7 @@
  * Every backend agrees on the corners, with each other and with the CPU: M, N or a batch of 0 does nothing; K == 0 or alpha == 0
  * scales C without reading A or B; beta == 0 writes C without reading it.
  */
-#ifndef XT_CUDA_GEMM_CUH
-#define XT_CUDA_GEMM_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 #include "contract/gemm.h"
@@ -34,5 +33,3 @@ __host__ __device__ inline XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_
                         i * p->stride_c[0] + j * p->stride_c[1]};
     return at;
 }
-
-#endif

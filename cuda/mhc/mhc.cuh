@@ -1,7 +1,6 @@
 /* mhc.cuh - what the kernels of hyper-connections share. Loops over the n streams run to a compile-time S >= n: S = 4 if n is 4,
  * else 8, the contract's most, with a test for each stream. */
-#ifndef XT_MHC_CUH
-#define XT_MHC_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 
@@ -38,5 +37,3 @@ template <typename T, typename F> inline void xt_mhc_plan(bool aligned, int64_t 
     else if (streams == 4) f(XtMhcConstant<XT_WIDTH<T>>(), XtMhcConstant<4>());
     else f(XtMhcConstant<XT_WIDTH<T>>(), XtMhcConstant<XT_MHC_STREAMS>());
 }
-
-#endif

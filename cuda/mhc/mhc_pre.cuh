@@ -10,8 +10,7 @@
  * bytes of x as they lie in memory, columns 8 t .. of rows g and g + 8, and the fragments of phi are laid out to match: x needs no
  * shared memory. 4 warps with 64 tokens each share a slice of phi in the L1 cache, which x bypasses.
  */
-#ifndef XT_MHC_PRE_CUH
-#define XT_MHC_PRE_CUH
+#pragma once
 
 #include "arch/sm80.cuh"
 #include "mhc.cuh"
@@ -134,5 +133,3 @@ __global__ void __launch_bounds__(128, 2) mhc_pre_mix_mma_kernel(float *part, co
         if (t == 0) to[8 * MT] = sum;
     }
 }
-
-#endif

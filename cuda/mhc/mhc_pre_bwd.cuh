@@ -25,8 +25,7 @@
  * Bytes: (2 n + 1) C elements a token, and n C with each of dout and more; the records once for each block of channels, from the
  * L2 cache; phi and share once for each slice. Deterministic: S adds tokens in an order that T and C decide, then slices in order.
  */
-#ifndef XT_MHC_PRE_BWD_CUH
-#define XT_MHC_PRE_BWD_CUH
+#pragma once
 
 #include "mhc_pre.cuh"
 
@@ -352,5 +351,3 @@ template <int S> static XtStatus dx_mma(const DxMma &d, int64_t slices) {
     if (more) return dx_mma_as<DxDefault<S, false, true>>(d, slices);
     return dx_mma_as<DxDefault<S, false, false>>(d, slices);
 }
-
-#endif

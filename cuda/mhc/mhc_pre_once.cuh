@@ -25,8 +25,7 @@
  * Deterministic: sums over the warp's columns, over warps, over slices in an order that n and C alone decide. No token's result
  * depends on another token.
  */
-#ifndef XT_MHC_PRE_ONCE_CUH
-#define XT_MHC_PRE_ONCE_CUH
+#pragma once
 
 #include "contract/mhc.h"
 #include "mhc_pre.cuh"
@@ -409,5 +408,3 @@ static XtStatus mhc_pre_once(const XtMhcPreFwd *p, bool *queued) {
     if (p->streams == 4) return p->tf32 ? once_queue<OnceBest<4, 2>>(p, queued) : once_queue<OnceBest<4, 3>>(p, queued);
     return p->tf32 ? once_queue<OnceBest<2, 2>>(p, queued) : once_queue<OnceBest<2, 3>>(p, queued);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * tensors is a kernel parameter (a Table by value): no copy to the device, nothing to keep alive, and a block finds its tensor by
  * bisection in constant memory. Lists that are longer than a table (some hundreds) take a launch per table.
  */
-#ifndef XT_CUDA_TABLES_CUH
-#define XT_CUDA_TABLES_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 
@@ -69,5 +68,3 @@ template <typename F> __device__ inline void by_dtype(int dtype, F f) {
     default: f(XtF16()); break;
     }
 }
-
-#endif

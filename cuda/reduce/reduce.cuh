@@ -1,6 +1,5 @@
 /* reduce.cuh - loops over views of any strides, for the kernels that read a whole tensor: reduce, stats, compare. */
-#ifndef XT_REDUCE_CUH
-#define XT_REDUCE_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 
@@ -140,5 +139,3 @@ template <typename F> inline XtStatus xt_by_class(XtDtype dtype, F f) {
     default: return f(int64_t(), 1);
     }
 }
-
-#endif

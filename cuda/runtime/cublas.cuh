@@ -3,8 +3,7 @@
  * A build needs neither its headers nor its libraries: the functions, constants and structures in use are declared here, by the ABI
  * of cuBLAS 12 and 13. Handles and descriptors are opaque pointers, enumerations are int.
  */
-#ifndef XT_CUDA_CUBLAS_CUH
-#define XT_CUDA_CUBLAS_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 
@@ -95,5 +94,3 @@ XtStatus xt_cublas_check(void);
 
 /* The version and path of the cuBLASLt in use, for display; "" before the first use or if there is none. */
 void xt_cublas_origin(char *text, size_t size);
-
-#endif

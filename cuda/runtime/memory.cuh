@@ -1,6 +1,5 @@
 /* memory.cuh - device memory for device.cu and for scratch; memory.cu has the code. */
-#ifndef XT_CUDA_MEMORY_CUH
-#define XT_CUDA_MEMORY_CUH
+#pragma once
 
 #include "common/cuda.cuh"
 #include "contract/backend.h"
@@ -19,5 +18,3 @@ void xt_memory_empty_lists(int index);                        /* returns kept bl
 cudaError_t xt_memory_trim(int index);                        /* returns unused pool memory to the driver */
 void xt_memory_reset_peak(int index);
 XtStatus xt_memory_counters(int index, XtDeviceCounters *out); /* fills pool_*, *allocations; adds its waits */
-
-#endif

@@ -1,6 +1,5 @@
 /* attention.h - the named attention implementations on the CPU, and what they share. */
-#ifndef XT_CPU_ATTENTION_H
-#define XT_CPU_ATTENTION_H
+#pragma once
 
 #include "contract/attention.h"
 #include "cpu/kernel.h"
@@ -20,5 +19,3 @@ XT_INLINE int64_t xt_visible_columns(bool causal, int64_t row, int64_t sq, int64
     int64_t last = row + (skv - sq);
     return last < 0 ? 0 : last + 1;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* unary_math.h - float32 functions that vectorise: branch-free, a few ulp, right at 0, Inf and NaN. Polynomials are near-minimax
  * fits (iteratively reweighted least squares on Chebyshev points). The float64 twins are libm's. */
-#ifndef XT_CPU_UNARY_MATH_H
-#define XT_CPU_UNARY_MATH_H
+#pragma once
 
 #include "cpu/kernel.h"
 
@@ -95,5 +94,3 @@ XT_INLINE float xt_trigf(float x, int32_t turn) {
     float y = quadrant & 1 ? c : s;
     return quadrant & 2 ? -y : y;
 }
-
-#endif

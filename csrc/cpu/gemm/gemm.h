@@ -4,8 +4,7 @@
  * beta == 0 writes C without reading it. Every backend gives the same bits for any number of threads, and for a batch the same bits
  * as for its products one by one: tiles are a function of M, N and K only.
  */
-#ifndef XT_CPU_GEMM_H
-#define XT_CPU_GEMM_H
+#pragma once
 
 #include "contract/gemm.h"
 #include "cpu/kernel.h"
@@ -51,5 +50,3 @@ XtStatus xt_scratch(size_t nbytes, void **out);
  * beta == 0 does not read dst. */
 void xt_block_load(XtDtype dtype, const void *src, int64_t ld, int64_t rows, int64_t cols, float *dst);
 void xt_block_store(XtDtype dtype, const float *src, int64_t rows, int64_t cols, float beta, void *dst, int64_t ld);
-
-#endif

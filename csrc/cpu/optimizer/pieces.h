@@ -3,8 +3,7 @@
  * Every tensor is cut into pieces of XT_PIECE elements and the pieces of all tensors are numbered through: many small tensors keep the
  * threads as busy as a few large ones, and sums are made per piece and added in the order of the numbers.
  */
-#ifndef XT_CPU_PIECES_H
-#define XT_CPU_PIECES_H
+#pragma once
 
 #include "xtrain.h"
 
@@ -47,5 +46,3 @@ static inline int64_t xt_pieces_range(const XtPieces *pieces, int64_t t, int64_t
     *n = numel - offset < XT_PIECE ? numel - offset : XT_PIECE;
     return offset;
 }
-
-#endif

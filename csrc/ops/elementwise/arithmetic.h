@@ -1,6 +1,5 @@
 /* arithmetic.h - elementwise arithmetic for other ops: one kernel call on tensors of one dtype, nothing recorded. */
-#ifndef XT_OPS_ARITHMETIC_H
-#define XT_OPS_ARITHMETIC_H
+#pragma once
 
 #include "contract/elementwise.h"
 #include "ops/ops.h"
@@ -8,5 +7,3 @@
 XtStatus xt_binary(XtBinaryOp op, XtTensor *a, XtTensor *b, XtTensor **out); /* same dtype, broadcasting, no recording */
 XtStatus xt_binary_scalar(XtBinaryOp op, XtTensor *a, double value, XtTensor **out);
 XtStatus xt_unary(XtUnaryOp op, XtTensor *x, XtTensor **out);
-
-#endif

@@ -1,6 +1,5 @@
 /* mhc.h - what the ops of hyper-connections share. mhc_pre and sinkhorn are ops; mhc_open runs one after the other. */
-#ifndef XT_OPS_MHC_H
-#define XT_OPS_MHC_H
+#pragma once
 
 #include "contract/mhc.h"
 #include "ops/ops.h"
@@ -46,5 +45,3 @@ static inline int64_t xt_matrices(const XtTensor *t) {
 XtStatus xt_check_streams(const XtOp *op, const char *arg, const XtTensor *t, int64_t n);
 /* "op: x must have channels ..." unless its last dim has. */
 XtStatus xt_check_channels(const XtOp *op, const XtTensor *x);
-
-#endif

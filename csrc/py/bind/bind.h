@@ -11,8 +11,7 @@
  *     callable.c             `_C.Op`, the type of everything callable
  *     hook.c, call.c         an op run for Python, and shown to the call hook
  */
-#ifndef XT_PY_BIND_H
-#define XT_PY_BIND_H
+#pragma once
 
 #include "py/py.h"
 
@@ -169,5 +168,3 @@ int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *
 XtTensor *py_call_one(const XtOp *op, const XtArg *args, int count);
 /* What the Op object of an XtOp runs. */
 PyObject *py_run_op(PyBound *bound);
-
-#endif

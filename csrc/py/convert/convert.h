@@ -1,6 +1,5 @@
 /* convert.h - tensors from and to other containers: NumPy, DLPack, PEP 3118 buffers, bytes, nested lists. */
-#ifndef XT_PY_CONVERT_H
-#define XT_PY_CONVERT_H
+#pragma once
 
 #include "py/bind/bind.h"
 #include "py/numpy_api.h"
@@ -23,5 +22,3 @@ void py_releasebuffer(PyObject *self, Py_buffer *view);
 
 extern const PyFunction py_data_functions[], py_dlpack_functions[], py_bytes_functions[];
 extern const PyFunction py_numpy_methods[], py_dlpack_methods[];
-
-#endif

@@ -1,9 +1,6 @@
 /* runtime.h - functions about the process and its devices; module.c puts everything into `xtrain._C`. */
-#ifndef XT_PY_RUNTIME_H
-#define XT_PY_RUNTIME_H
+#pragma once
 
 #include "py/tensor/tensor.h"
 
 extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[];
-
-#endif

@@ -1,6 +1,5 @@
 /* tensor.h - the type Tensor: type.c fills its slots from the other files of this room. */
-#ifndef XT_PY_TENSOR_H
-#define XT_PY_TENSOR_H
+#pragma once
 
 #include "py/convert/convert.h"
 
@@ -47,5 +46,3 @@ int py_handle_init(PyObject *module);
 
 extern const PyFunction py_tensor_methods[], py_autograd_methods[];
 extern const PyFunction py_autograd_functions[], py_repr_functions[];
-
-#endif
