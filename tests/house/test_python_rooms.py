@@ -9,6 +9,7 @@ compares the two.
 
 import ast
 import importlib.util
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -186,3 +187,21 @@ def test_only_models_name_an_architecture() -> None:
         if path.parent.name != "models" and "qwen" in path.read_text().lower()
     ]
     assert not wrong
+
+
+BY_TEXT = {
+    "_lazy.py": "the names of a door; compared with its imports",
+    "bench/peers.py": "packages that are measured beside ours",
+    "models/registry.py": "the module of a model_type",
+    "tokenizers/from_file.py": "the package tokenizers",
+}
+
+
+def test_modules_are_imported_by_text_in_few_places() -> None:
+    """No arrow shows there."""
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES.values()
+        if re.search(r"\b(import_module|__import__|exec_module|spec_from_file_location)\b", path.read_text())
+    }
+    assert found == set(BY_TEXT)

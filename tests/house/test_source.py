@@ -72,17 +72,30 @@ DEVICE_SIZES = [
     ("mhc/sinkhorn.cu", 1, "blocks share out the tokens; a token's matrix is on its own"),
     ("runtime/device.cu", 3, "the definition, and what xtrain doctor prints"),
 ]
+# Uses of what a kind of device has. Those that decide an order of additions are the exceptions in docs/reference/numerics.md.
+DEVICE_KINDS = [
+    ("attention/flash.cu", 1, "supports: too little shared memory is a reason"),
+    ("attention/flash_half.cu", 7, "supports, and the exception: smaller tiles of head dim 128"),
+    ("common/launch.cuh", 2, "the declarations"),
+    ("gemm/cublas.cu", 1, "exception: bytes of workspace, which the choice among cuBLAS' algorithms sees"),
+    ("mhc/mhc_pre.cu", 1, "exception: the tensor cores of 8.0"),
+    ("mhc/mhc_pre_once.cuh", 2, "exception: one pass from 9.0 on"),
+    ("runtime/device.cu", 8, "the definitions, and what xtrain doctor prints"),
+]
 
 
 def test_no_order_of_additions_depends_on_the_device():
-    uses, numbers = {}, {}
+    uses, kinds, numbers = {}, {}, {}
     for path in CUDA_FILES:
         name, code = str(path.relative_to(ROOT / "cuda")), stripped(path.read_text())
         if found := re.findall(
             r"\b(?:xt_multiprocessors|cudaOccupancy\w+|cudaDevAttrMultiProcessorCount|multiProcessorCount)\b", code
         ):
             uses[name] = len(found)
+        if found := re.findall(r"\b(?:xt_shared_limit|shared_limit|xt_compute_capability|capability)\b", code):
+            kinds[name] = len(found)
         if found := [n for n in re.findall(r"\b(\d+)[uUlL]*\b", code) if int(n) > 0 and int(n) % 132 == 0]:
             numbers[name] = found
     assert uses == {name: count for name, count, _ in DEVICE_SIZES}, "a new use: does it decide an order of additions?"
+    assert kinds == {name: count for name, count, _ in DEVICE_KINDS}, "a new use: does it decide an order of additions?"
     assert numbers == {"common/launch.cuh": ["132"]}, "132 multiprocessors are XT_PLAN_MULTIPROCESSORS"

@@ -184,6 +184,9 @@ class AdamW(Optimizer):
 
         guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients. If it is
         NaN or infinite, the step changes no parameter, moment or count. The host does not read it.
+
+        Options are checked before anything changes; tensors (state of the wrong shape, say) when their group's turn
+        comes, after the groups before it were updated.
         """
         self._refuse_closure(closure)
         for group in self.param_groups:  # which may have been edited

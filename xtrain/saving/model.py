@@ -82,7 +82,8 @@ def save_model(
     """Write `model` as a Hugging Face model directory; files of more than `shard_bytes` are split.
 
     An earlier model in `directory` is replaced in one step. Raises CheckpointError when the directory holds other files
-    or when writing fails; then the earlier model is untouched.
+    or when writing fails; then the earlier model is untouched. Of a model whose members were replaced, the tensors that
+    it has are written; load_model reads models as their config describes them.
     """
     directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
