@@ -53,6 +53,13 @@ typedef enum XtStatus {
 XtStatus xt_error(XtStatus status, const char *format, ...) XT_PRINTF(2, 3);
 const char *xt_error_message(void);
 
+/* Returns a status that is not XT_OK from a function that has nothing to release. */
+#define XT_CHECK(expression)                   \
+    do {                                       \
+        const XtStatus status_ = (expression); \
+        if (status_ != XT_OK) return status_;  \
+    } while (0)
+
 /* Leaves for the one cleanup exit of a function that declares `XtStatus status = XT_OK;` and a label `done:`. */
 #define XT_TRY(expression)              \
     do {                                \

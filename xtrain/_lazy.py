@@ -22,7 +22,7 @@ from typing import Any
 
 
 class _Elsewhere:
-    """Finder and loader for `import package.name` of modules that lie at another place than `package/name.py`."""
+    """Finder and loader for `import package.name` of modules whose file is not where that name says."""
 
     def __init__(self, package: str, homes: Mapping[str, str]) -> None:
         self.package, self.homes = package, homes

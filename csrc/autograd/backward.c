@@ -57,8 +57,7 @@ static XtStatus collect(XtTensor **sum, XtTensor *gradient, bool may_overwrite) 
         return XT_OK;
     }
     XtTensor *total;
-    XtStatus status = xt_tape_math.add(*sum, gradient, may_overwrite, &total);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_tape_math.add(*sum, gradient, may_overwrite, &total));
     xt_tensor_release(*sum);
     *sum = total;
     return XT_OK;

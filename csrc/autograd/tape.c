@@ -138,8 +138,7 @@ XtStatus xt_set_gradient(XtTensor *tensor, XtTensor *gradient) {
             return xt_error(XT_RUNTIME_ERROR, "grad: must be %s on %s, got %s on %s", xt_dtype_name(tensor->dtype),
                             xt_device_name(tensor->storage->device), xt_dtype_name(gradient->dtype),
                             xt_device_name(gradient->storage->device));
-        XtStatus status = grad_record(tensor);
-        if (status != XT_OK) return status;
+        XT_CHECK(grad_record(tensor));
         xt_tensor_retain(gradient);
     }
     XtTensor *old = tensor->grad->gradient;
@@ -234,8 +233,7 @@ XtStatus xt_node_save(XtNode *node, const XtTensor *tensor) {
     XtSaved *saved = &node->saved[node->saved_count];
     *saved = (XtSaved){0};
     if (tensor) {
-        XtStatus status = xt_tensor_alias(tensor, &saved->tensor);
-        if (status != XT_OK) return status;
+        XT_CHECK(xt_tensor_alias(tensor, &saved->tensor));
         saved->version = __atomic_load_n(&tensor->storage->version, __ATOMIC_RELAXED);
     }
     node->saved_count++;
@@ -269,8 +267,7 @@ XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
 bool xt_node_needs(const XtNode *node, int input) { return node->edges[input].node || node->edges[input].leaf; }
 
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor) {
-    XtStatus status = grad_record(tensor);
-    if (status != XT_OK) return status;
+    XT_CHECK(grad_record(tensor));
     tensor->grad->node = node;
     tensor->grad->output = index;
     __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);

@@ -39,9 +39,8 @@ static XtStatus library_path(char *path, size_t room) {
 static XtStatus open_library(const XtBackend **out) {
     char path[4096];
     static const char *const none[] = {NULL};
-    XtStatus status = library_path(path, sizeof path);
-    if (status == XT_OK) status = xt_check_library(path);
-    if (status != XT_OK) return status;
+    XT_CHECK(library_path(path, sizeof path));
+    XT_CHECK(xt_check_library(path));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: %s", dlerror());
     XtBackendContract contract;
@@ -50,14 +49,14 @@ static XtStatus open_library(const XtBackend **out) {
     *(void **)&open = dlsym(library, "xt_open_cuda");
     const char *theirs = contract ? contract() : "an older one";
     if (!open || strcmp(theirs, xt_contract()) != 0) {
-        status = xt_error(XT_RUNTIME_ERROR,
-                          "CUDA is not available: %s was built from other sources (%s) than this extension (%s)" XT_BUILD_AGAIN,
-                          path, theirs, xt_contract());
+        XtStatus status = xt_error(
+            XT_RUNTIME_ERROR, "CUDA is not available: %s was built from other sources (%s) than this extension (%s)" XT_BUILD_AGAIN,
+            path, theirs, xt_contract());
         dlclose(library);
         return status;
     }
     XtHost host = {.error = raise, .folders = package_folders ? package_folders : none};
-    status = open(&host, out);
+    XtStatus status = open(&host, out);
     if (status != XT_OK) dlclose(library);
     return status;
 }

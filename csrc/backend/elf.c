@@ -1,8 +1,8 @@
-/* elf.c - checks that a library is complete before dlopen gets it.
+/* elf.c - refuses a truncated library before dlopen opens it.
  *
- * The loader maps and reads the ranges that the program headers name. In a truncated file (an interrupted copy, a full disk) their
- * pages are missing, and the process ends with SIGBUS inside dlopen. So every range must lie inside the file. dlopen itself reports
- * other faults: another machine's code, a missing symbol.
+ * dlopen maps the ranges that the program headers name. In a truncated file (an interrupted copy, a full disk) a range ends behind the
+ * end of the file, and reading it there kills the process with SIGBUS. Other faults (another machine's code, a missing symbol) are
+ * left to dlopen, which returns an error.
  */
 #include "backend.h"
 
@@ -37,7 +37,7 @@ static bool native_order(unsigned char data) {
     return data == (*(const unsigned char *)&one ? LITTLE_ENDIAN_DATA : BIG_ENDIAN_DATA);
 }
 
-/* Reads exactly n bytes at an offset; false where the file ends before, or cannot be read. */
+/* Reads exactly n bytes at `offset`; false when the file is too short or cannot be read. */
 static bool read_at(int file, void *out, size_t n, uint64_t offset) {
     for (size_t done = 0; done < n;) {
         ssize_t got = pread(file, (char *)out + done, n - done, (off_t)(offset + done));
@@ -61,7 +61,7 @@ static XtStatus check_content(int file, const char *path, uint64_t size) {
     bool whole = read_at(file, &header, sizeof header, 0);
     if (whole &&
         (header.ident[4] != IS_64_BIT || !native_order(header.ident[5]) || header.program_header_size != sizeof(ProgramHeader)))
-        return XT_OK; /* of another machine: dlopen maps nothing and says so */
+        return XT_OK; /* another machine's library: dlopen refuses it before it maps anything */
     uint64_t needed = sizeof header;
     for (uint64_t i = 0; whole && i < header.program_header_count; i++) {
         ProgramHeader segment;

@@ -98,19 +98,17 @@ static XtStatus look_up(XtDevice device, const XtBackend **backend, const XtDevi
 
 XtStatus xt_gemm_from(XtDevice device, const char *name, const XtGemmBackend **first, const XtDeviceTraits **traits) {
     const XtBackend *backend;
-    XtStatus status = look_up(device, &backend, traits);
-    if (status != XT_OK) return status;
+    XT_CHECK(look_up(device, &backend, traits));
     if (is_auto(name)) name = xt_gemm_backend_in_use();
     *first = backend->gemm;
     if (!name) return XT_OK;
-    status = find("matmul", backend->gemm, sizeof(XtGemmBackend), name, device, (const void **)first);
+    XtStatus status = find("matmul", backend->gemm, sizeof(XtGemmBackend), name, device, (const void **)first);
     return status == XT_OK && (*first)->check ? (*first)->check() : status;
 }
 
 XtStatus xt_attention_from(XtDevice device, const char *name, const XtAttentionBackend **first, const XtDeviceTraits **traits) {
     const XtBackend *backend;
-    XtStatus status = look_up(device, &backend, traits);
-    if (status != XT_OK) return status;
+    XT_CHECK(look_up(device, &backend, traits));
     if (is_auto(name)) name = xt_attention_backend_in_use();
     *first = backend->attention;
     if (!name) return XT_OK;
@@ -135,8 +133,7 @@ XtStatus xt_gemm_refuse(const XtGemm *p) {
 XtStatus xt_gemm(XtDevice device, const char *name, const XtGemm *p) {
     const XtGemmBackend *first;
     const XtDeviceTraits *traits;
-    XtStatus status = xt_gemm_from(device, name, &first, &traits);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_gemm_from(device, name, &first, &traits));
     first = xt_gemm_select(first, p, traits);
     return first->name ? first->run(p) : xt_gemm_refuse(p);
 }
@@ -144,15 +141,13 @@ XtStatus xt_gemm(XtDevice device, const char *name, const XtGemm *p) {
 XtStatus xt_attention_fwd(XtDevice device, const char *name, const XtAttentionFwd *p) {
     const XtAttentionBackend *first;
     const XtDeviceTraits *traits;
-    XtStatus status = xt_attention_from(device, name, &first, &traits);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_attention_from(device, name, &first, &traits));
     return xt_attention_select_fwd(first, p, traits)->forward(p);
 }
 
 XtStatus xt_attention_bwd(XtDevice device, const char *name, const XtAttentionBwd *p) {
     const XtAttentionBackend *first;
     const XtDeviceTraits *traits;
-    XtStatus status = xt_attention_from(device, name, &first, &traits);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_attention_from(device, name, &first, &traits));
     return xt_attention_select_bwd(first, p, traits)->backward(p);
 }

@@ -15,7 +15,7 @@ typedef struct XtDeviceInfo {
 } XtDeviceInfo;
 typedef struct XtDeviceCounters {
     int64_t launches, synchronizations, to_host, from_host; /* since the library was opened */
-    int64_t allocations, driver_allocations;                /* blocks asked for, and those that came from the driver */
+    int64_t allocations, driver_allocations;                /* all blocks allocated, and those of them from the driver's pool */
     int64_t pool_used, pool_reserved, pool_peak;            /* bytes of the memory pool, scratch included */
 } XtDeviceCounters;
 
@@ -24,14 +24,14 @@ typedef struct XtAccelerator {
     int device_count;
     XtStatus (*use)(int index); /* makes it the calling thread's device: where slots run and scratch comes from */
     XtStatus (*info)(int index, XtDeviceInfo *out);
-    const XtDeviceTraits *(*traits)(int index); /* of a device that has been in use */
+    const XtDeviceTraits *(*traits)(int index); /* after the first `use` of that device */
     XtStatus (*counters)(int index, XtDeviceCounters *out);
     XtStatus (*trim)(int index); /* returns unused memory of the pool to the driver */
     void (*reset_peak)(int index);
     void *(*stream)(int index);                      /* the one stream of all its work */
     XtStatus (*make_wait)(int index, void *foreign); /* later work on `foreign` waits for the work queued here so far */
-    /* Later work here waits for the work queued so far on the legacy default stream or, with `every`, on all streams of the device.
-     * Takes no stream handle: it is called when lent memory comes back, and the stream that used it may have been destroyed. */
+    /* Our stream waits for the work queued so far on the legacy default stream or, with `every`, on all streams of the device. No stream
+     * handle is passed: the call comes when lent memory is returned, and the borrower's stream may be destroyed by then. */
     XtStatus (*wait_for)(int index, bool every);
 } XtAccelerator;
 
@@ -55,9 +55,9 @@ typedef struct XtBackend {
     const XtAccelerator *accelerator; /* NULL on the CPU */
 } XtBackend;
 
-/* A backend in a library of its own exports two functions. The first is called first and returns xt_contract() of the library's
- * build: if that differs from ours, no struct of this file can be trusted. The second takes what the library needs from this
- * process and returns the table. */
+/* A library with a backend exports two functions. xt_cuda_contract is called first and returns the xt_contract() it was built with: if
+ * it differs from ours, the structs of this file may differ too. xt_open_cuda gets what the library needs from this process and
+ * returns the table. */
 typedef struct XtHost {
     XtStatus (*error)(XtStatus status, const char *message); /* xt_error */
     const char *const *folders;                              /* where Python packages lie; ends with NULL; outlives the library */

@@ -1,7 +1,7 @@
-/* contract.c - the version and source hash by which the extension and the CUDA library know that they share their structs.
+/* contract.c - the version and a hash of the shared sources. Equal contracts mean that extension and CUDA library have the same structs.
  *
- * Compiled once and linked into both. Only this file is compiled with XT_CONTRACT (made by setup_cuda.py): an edited header
- * recompiles the files that include it and this one.
+ * Only this file gets the hash (XT_CONTRACT, from setup_cuda.py), so an edited header recompiles only its includers and this file. It
+ * is compiled once and linked into both libraries.
  */
 #include "xtrain.h"
 

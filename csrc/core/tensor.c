@@ -36,8 +36,7 @@ done:
 }
 
 XtStatus xt_tensor_from_view(XtStorage *storage, const XtView *view, XtTensor **out) {
-    XtStatus status = new_tensor(storage, out);
-    if (status != XT_OK) return status;
+    XT_CHECK(new_tensor(storage, out));
     xt_storage_retain(storage);
     (*out)->view = *view;
     return XT_OK;

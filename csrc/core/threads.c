@@ -170,8 +170,7 @@ static void keep_off_my_cpu(void) {
 static XtStatus run_here(int64_t count, int64_t grain, XtBody body, void *context, bool may_ask) {
     for (int64_t begin = 0; begin < count; begin += grain) {
         int64_t end = grain < count - begin ? begin + grain : count;
-        XtStatus status = body(context, begin, end);
-        if (status != XT_OK) return status;
+        XT_CHECK(body(context, begin, end));
         if (may_ask && end < count && xt_interrupted()) return XT_INTERRUPTED;
     }
     return XT_OK;

@@ -1,16 +1,8 @@
 /* kernel.h - what the CPU kernels share: the vectorising attribute, low-precision conversions, fast exp, and "once per dtype".
  *
- * A kernel that works for several float dtypes is written once, in a file that includes itself through each_float.h:
- *
- *     #ifndef T                                   // the file proper
- *     #include "kernel.h"
- *     #define XT_TEMPLATE "silly.c"
- *     #include "each_float.h"                     // includes silly.c four times with T, ACC, LOAD, STORE and NAME(x) defined
- *     XtStatus xt_cpu_silly(const XtSilly *p) { return XT_BY_FLOAT(p->dtype, silly)(p); }
- *     #else                                       // the template
- *     XT_FAST static void NAME(silly_rows)(...) { ... ACC v = LOAD(x[i]); ... out[i] = STORE(v); }
- *     static XtStatus NAME(silly)(const XtSilly *p) { ... xt_parallel(...) ... }
- *     #endif
+ * A kernel for several float dtypes is a file that includes itself through each_float.h, once per dtype (example: layers/swiglu.c). The
+ * part under #ifndef T is compiled once and calls XT_BY_FLOAT(dtype, stem). The part under #else is the template: it uses T, ACC,
+ * LOAD and STORE, and names its functions NAME(stem).
  *
  * XT_FAST compiles a function for AVX-512, AVX2+FMA and the baseline, and the loader picks one. Loops are plain C, written so that
  * the compiler vectorises them; `#pragma omp simd reduction(+ : s)` allows it to reorder a sum (the order is fixed at compile time).

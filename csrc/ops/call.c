@@ -20,7 +20,7 @@ XtStatus xt_save(XtCall *call, XtTensor *tensor) {
     return XT_OK;
 }
 
-/* The recorded call, kept for the backward: scalar arguments, and shapes, dtypes and devices of the inputs. */
+/* What the backward needs of a call besides saved tensors: scalar arguments, and shape, dtype and device of each input. */
 typedef struct Record {
     const XtOp *op;
     XtArg args[XT_MAX_ARGS];
@@ -32,7 +32,7 @@ const XtArg *xt_node_args(const XtNode *node) { return ((const Record *)node->co
 const XtOp *xt_node_op(const XtNode *node) { return ((const Record *)node->context)->op; }
 const XtInput *xt_node_input(const XtNode *node, int input) { return &((const Record *)node->context)->input[input]; }
 
-/* Lists the tensors among the arguments, in order; an absent optional tensor counts as one NULL input. Returns how many. */
+/* Counts the tensors among the arguments and, unless `inputs` is NULL, lists them in order. An absent optional tensor is a NULL. */
 static int gather_inputs(const XtArg *args, int arg_count, XtTensor **inputs) {
     int n = 0;
     for (int i = 0; i < arg_count; i++) {
@@ -52,10 +52,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
     XtStatus status = XT_OK;
     XT_TRY(xt_node_new(call->op->name, call->op->backward, input_count, inputs, call->out_count, &node));
     Record *kept = calloc(1, sizeof *kept + (size_t)input_count * sizeof kept->input[0]);
-    if (!kept) {
-        status = xt_error(XT_OUT_OF_MEMORY, "%s: out of memory while recording", call->op->name);
-        goto done;
-    }
+    if (!kept) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "%s: out of memory while recording", call->op->name));
     node->context = kept;
     node->release_context = free;
     kept->op = call->op;
@@ -83,7 +80,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
     }
     for (int i = 0; i < call->saved_count; i++) XT_TRY(xt_node_save(node, call->saved[i]));
     for (int i = 0; i < call->out_count; i++) {
-        if (call->out[i]->grad) { /* the op returned its input: the output needs a record of its own */
+        if (call->out[i]->grad) { /* the op returned its input, which keeps its own history: the output becomes an alias */
             XtTensor *alias;
             XT_TRY(xt_tensor_alias(call->out[i], &alias));
             xt_tensor_release(call->out[i]);
@@ -96,7 +93,7 @@ done:
     return status;
 }
 
-/* Puts the op's name before messages of lower layers (sizes, memory), which do not know the op. */
+/* Prefixes the op's name to a message that names none: errors of sizes and memory come from code that does not know the op. */
 static XtStatus name_op(const XtOp *op, XtStatus status) {
     if (status == XT_OK || status == XT_PYTHON_ERROR || status == XT_INTERRUPTED) return status;
     const char *message = xt_error_message();

@@ -47,19 +47,15 @@ XtStatus xt_check_shape(const XtOp *op, const char *arg, const XtTensor *t, int 
                     xt_shape_text(t->ndim, t->shape));
 }
 
-static XtStatus check_device(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b) {
+XtStatus xt_check_device(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b) {
     if (xt_device_equal(a->storage->device, b->storage->device)) return XT_OK;
     return xt_error(XT_VALUE_ERROR, "%s: %s must be on the device of %s, %s, got %s", op->name, arg_b, arg_a,
                     xt_device_name(a->storage->device), xt_device_name(b->storage->device));
 }
 
-XtStatus xt_check_device(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b) {
-    return check_device(op, arg_a, a, arg_b, b);
-}
-
 XtStatus xt_check_like(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b) {
-    XtStatus status = check_device(op, arg_a, a, arg_b, b);
-    if (status != XT_OK || a->dtype == b->dtype) return status;
+    XT_CHECK(xt_check_device(op, arg_a, a, arg_b, b));
+    if (a->dtype == b->dtype) return XT_OK;
     return xt_error(XT_TYPE_ERROR, "%s: %s must have the dtype of %s, %s, got %s", op->name, arg_b, arg_a, xt_dtype_name(a->dtype),
                     xt_dtype_name(b->dtype));
 }
@@ -86,33 +82,32 @@ XtStatus xt_empty_shape(const XtTensor *like, XtDtype dtype, int ndim, const int
 
 XtStatus xt_empty_like(const XtTensor *t, XtTensor **out) { return xt_empty_shape(t, t->dtype, t->ndim, t->shape, out); }
 
-static XtStatus copy_as(XtTensor *t, XtDtype dtype, XtTensor **out) {
-    XtStatus status = xt_empty_shape(t, dtype, t->ndim, t->shape, out);
-    if (status != XT_OK) return status;
-    status = xt_backend_of(t)->copy(&(XtCopy){.dst = (*out)->view, .src = t->view});
-    if (status != XT_OK) {
-        xt_tensor_release(*out);
-        *out = NULL;
-    }
+XtStatus xt_share(XtTensor *t, XtTensor **out) {
+    xt_tensor_retain(t);
+    *out = t;
+    return XT_OK;
+}
+
+XtStatus xt_or_release(XtStatus status, XtTensor **out) {
+    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
     return status;
+}
+
+static XtStatus copy_as(XtTensor *t, XtDtype dtype, XtTensor **out) {
+    XT_CHECK(xt_empty_shape(t, dtype, t->ndim, t->shape, out));
+    return xt_or_release(xt_backend_of(t)->copy(&(XtCopy){.dst = (*out)->view, .src = t->view}), out);
 }
 
 XtStatus xt_dense(XtTensor *t, XtTensor **out) { return xt_cast(t, t->dtype, out); }
 
 XtStatus xt_cast(XtTensor *t, XtDtype dtype, XtTensor **out) {
-    if (t->dtype == dtype && xt_view_is_contiguous(&t->view)) {
-        xt_tensor_retain(t);
-        *out = t;
-        return XT_OK;
-    }
+    if (t->dtype == dtype && xt_view_is_contiguous(&t->view)) return xt_share(t, out);
     return copy_as(t, dtype, out);
 }
 
 XtStatus xt_tensor_or_cast(XtTensor *t, XtDtype dtype, XtTensor **out) {
     if (t->dtype != dtype) return copy_as(t, dtype, out);
-    xt_tensor_retain(t);
-    *out = t;
-    return XT_OK;
+    return xt_share(t, out);
 }
 
 XtStatus xt_copy_of(XtTensor *t, XtTensor **out) { return copy_as(t, t->dtype, out); }
@@ -170,9 +165,8 @@ XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out)
     int64_t strides[XT_MAX_DIMS];
     if (xt_reshape_strides(t, ndim, shape, strides)) return xt_view_as(t, ndim, shape, strides, out);
     XtTensor *dense;
-    XtStatus status = xt_dense(t, &dense);
-    if (status != XT_OK) return status;
-    status = xt_view_as(dense, ndim, shape, NULL, out);
+    XT_CHECK(xt_dense(t, &dense));
+    XtStatus status = xt_view_as(dense, ndim, shape, NULL, out);
     xt_tensor_release(dense);
     return status;
 }
@@ -210,13 +204,8 @@ XtView xt_broadcast_view(const XtTensor *t, int ndim, const int64_t *shape) {
 XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out) {
     XtView wanted = {.ndim = ndim};
     memcpy(wanted.shape, shape, (size_t)ndim * sizeof *shape);
-    if (xt_same_shape(&t->view, &wanted)) {
-        xt_tensor_retain(t);
-        *out = t;
-        return XT_OK;
-    }
-    XtStatus status = xt_empty_shape(t, t->dtype, ndim, shape, out);
-    if (status != XT_OK) return status;
+    if (xt_same_shape(&t->view, &wanted)) return xt_share(t, out);
+    XT_CHECK(xt_empty_shape(t, t->dtype, ndim, shape, out));
     /* Kept dims first, then the reduced ones. */
     XtView x = {.data = t->data, .dtype = t->dtype}, kept = {.data = (*out)->data, .dtype = t->dtype};
     int lead = t->ndim - ndim;
@@ -232,12 +221,7 @@ XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out) 
             }
         }
     }
-    status = xt_backend_of(t)->reduce(&(XtReduce){.op = XT_REDUCE_SUM, .out = kept, .x = x});
-    if (status != XT_OK) {
-        xt_tensor_release(*out);
-        *out = NULL;
-    }
-    return status;
+    return xt_or_release(xt_backend_of(t)->reduce(&(XtReduce){.op = XT_REDUCE_SUM, .out = kept, .x = x}), out);
 }
 
 /* ---- arithmetic without recording, for backwards ------------------------------------------------------------------------- */
@@ -247,31 +231,21 @@ static const XtOp inner = {.name = "backward"};
 XtStatus xt_binary(XtBinaryOp op, XtTensor *a, XtTensor *b, XtTensor **out) {
     int ndim;
     int64_t shape[XT_MAX_DIMS];
-    XtStatus status = xt_broadcast_shape(&inner, a, b, &ndim, shape);
-    if (status != XT_OK) return status;
-    status = xt_empty_shape(a, op >= XT_EQ ? XT_BOOL : a->dtype, ndim, shape, out);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_broadcast_shape(&inner, a, b, &ndim, shape));
+    XT_CHECK(xt_empty_shape(a, op >= XT_EQ ? XT_BOOL : a->dtype, ndim, shape, out));
     XtBinary p = {.op = op, .out = (*out)->view, .a = xt_broadcast_view(a, ndim, shape), .b = xt_broadcast_view(b, ndim, shape)};
-    status = xt_backend_of(a)->binary(&p);
-    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
-    return status;
+    return xt_or_release(xt_backend_of(a)->binary(&p), out);
 }
 
 XtStatus xt_binary_scalar(XtBinaryOp op, XtTensor *a, double value, XtTensor **out) {
-    XtStatus status = xt_empty_shape(a, op >= XT_EQ ? XT_BOOL : a->dtype, a->ndim, a->shape, out);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_empty_shape(a, op >= XT_EQ ? XT_BOOL : a->dtype, a->ndim, a->shape, out));
     XtBinary p = {.op = op, .out = (*out)->view, .a = a->view, .b = a->view, .constant = 2, .value = xt_scalar_float(value)};
-    status = xt_backend_of(a)->binary(&p);
-    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
-    return status;
+    return xt_or_release(xt_backend_of(a)->binary(&p), out);
 }
 
 XtStatus xt_unary(XtUnaryOp op, XtTensor *x, XtTensor **out) {
-    XtStatus status = xt_empty_like(x, out);
-    if (status != XT_OK) return status;
-    status = xt_backend_of(x)->unary(&(XtUnary){.op = op, .out = (*out)->view, .x = x->view});
-    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
-    return status;
+    XT_CHECK(xt_empty_like(x, out));
+    return xt_or_release(xt_backend_of(x)->unary(&(XtUnary){.op = op, .out = (*out)->view, .x = x->view}), out);
 }
 
 /* ---- what the tape needs ------------------------------------------------------------------------------------------------- */
@@ -279,19 +253,13 @@ XtStatus xt_unary(XtUnaryOp op, XtTensor *x, XtTensor **out) {
 static XtStatus tape_add(XtTensor *a, XtTensor *b, bool may_overwrite_a, XtTensor **out) {
     if (!may_overwrite_a || !xt_view_is_contiguous(&a->view)) return xt_binary(XT_ADD, a, b, out);
     __atomic_add_fetch(&a->storage->version, 1, __ATOMIC_RELAXED);
-    XtStatus status = xt_backend_of(a)->binary(&(XtBinary){.op = XT_ADD, .out = a->view, .a = a->view, .b = b->view});
-    if (status != XT_OK) return status;
-    xt_tensor_retain(a);
-    *out = a;
-    return XT_OK;
+    XT_CHECK(xt_backend_of(a)->binary(&(XtBinary){.op = XT_ADD, .out = a->view, .a = a->view, .b = b->view}));
+    return xt_share(a, out);
 }
 
 static XtStatus tape_filled(XtDevice device, XtDtype dtype, int ndim, const int64_t *shape, double value, XtTensor **out) {
-    XtStatus status = xt_tensor_empty(device, dtype, ndim, shape, out);
-    if (status != XT_OK) return status;
-    status = xt_backend_of(*out)->fill(&(XtFill){.dst = (*out)->view, .value = xt_scalar_float(value)});
-    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
-    return status;
+    XT_CHECK(xt_tensor_empty(device, dtype, ndim, shape, out));
+    return xt_or_release(xt_backend_of(*out)->fill(&(XtFill){.dst = (*out)->view, .value = xt_scalar_float(value)}), out);
 }
 
 __attribute__((constructor)) static void lend_math(void) {

@@ -121,6 +121,14 @@ XtStatus xt_check_dim(const XtOp *op, int64_t dim, int ndim, int *out);
 
 const XtBackend *xt_backend_of(const XtTensor *t);
 
+/* *out = t, with a reference of its own; XT_OK. */
+XtStatus xt_share(XtTensor *t, XtTensor **out);
+/* Returns status. One that is not XT_OK releases *out and sets it to NULL. */
+XtStatus xt_or_release(XtStatus status, XtTensor **out);
+
+/* The elements of t; NULL for NULL. */
+static inline void *xt_data(const XtTensor *t) { return t ? t->data : NULL; }
+
 /* All return new tensors. */
 XtStatus xt_empty_like(const XtTensor *t, XtTensor **out); /* dense, same shape, dtype, device */
 XtStatus xt_empty_shape(const XtTensor *like, XtDtype dtype, int ndim, const int64_t *shape, XtTensor **out);

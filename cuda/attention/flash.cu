@@ -469,8 +469,7 @@ const char *xt_cuda_attention_flash_supports_bwd(const XtAttentionBwd *p, const 
 
 template <int D> static XtStatus forward(const XtAttentionFwd *p) {
     constexpr int BYTES = FORWARD_BYTES<D>;
-    XtStatus status = xt_allow_shared("attention", flash_forward_kernel<D>, BYTES);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_allow_shared("attention", flash_forward_kernel<D>, BYTES));
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);
     xt_launch(flash_forward_kernel<D>, blocks, THREADS, BYTES, *p);
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
@@ -479,10 +478,9 @@ template <int D> static XtStatus forward(const XtAttentionFwd *p) {
 template <int D> static XtStatus backward(const XtAttentionBwd *p) {
     constexpr int BYTES = BACKWARD_BYTES<D>;
     XtScratch deltas;
-    XtStatus status = xt_allow_shared("attention", flash_dq_kernel<D>, BYTES);
-    if (status == XT_OK) status = xt_allow_shared("attention", flash_dkv_kernel<D>, BYTES);
-    if (status == XT_OK) status = deltas.allocate((size_t)(p->batch * p->heads * p->sq) * sizeof(float));
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_allow_shared("attention", flash_dq_kernel<D>, BYTES));
+    XT_CHECK(xt_allow_shared("attention", flash_dkv_kernel<D>, BYTES));
+    XT_CHECK(deltas.allocate((size_t)(p->batch * p->heads * p->sq) * sizeof(float)));
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, ROWS) * p->batch * p->heads);
     unsigned k_blocks = (unsigned)(xt_divide_up(p->skv, ROWS) * p->batch * p->kv_heads);
     xt_launch(flash_dq_kernel<D>, q_blocks, THREADS, BYTES, *p, deltas.data);

@@ -406,8 +406,7 @@ template <typename F> static XtStatus by_shape(XtDtype dtype, int64_t dim, F f) 
 }
 
 template <typename T, typename P> static XtStatus run_forward(const XtAttentionFwd *p) {
-    XtStatus status = xt_allow_shared("attention", flash_half_forward_kernel<T, P>, P::FORWARD_BYTES);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_allow_shared("attention", flash_half_forward_kernel<T, P>, P::FORWARD_BYTES));
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, P::ROWS) * p->batch * p->heads);
     xt_launch(flash_half_forward_kernel<T, P>, blocks, P::THREADS, P::FORWARD_BYTES, *p);
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
@@ -415,10 +414,9 @@ template <typename T, typename P> static XtStatus run_forward(const XtAttentionF
 
 template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(const XtAttentionBwd *p) {
     XtScratch stats;
-    XtStatus status = xt_allow_shared("attention", flash_half_dq_kernel<T, Dq>, Dq::BACKWARD_BYTES);
-    if (status == XT_OK) status = xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv>, Dkv::BACKWARD_BYTES);
-    if (status == XT_OK) status = stats.allocate((size_t)(2 * p->batch * p->heads * p->sq) * sizeof(float));
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_allow_shared("attention", flash_half_dq_kernel<T, Dq>, Dq::BACKWARD_BYTES));
+    XT_CHECK(xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv>, Dkv::BACKWARD_BYTES));
+    XT_CHECK(stats.allocate((size_t)(2 * p->batch * p->heads * p->sq) * sizeof(float)));
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, Dq::ROWS) * p->batch * p->heads);
     unsigned k_blocks = (unsigned)(xt_divide_up(p->skv, Dkv::ROWS) * p->batch * p->kv_heads);
     xt_launch(flash_half_dq_kernel<T, Dq>, q_blocks, Dq::THREADS, Dq::BACKWARD_BYTES, *p, stats.data);

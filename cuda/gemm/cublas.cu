@@ -157,8 +157,7 @@ static XtStatus check_not_capturing(void) {
 
 static XtStatus open_lt(Blas *device, const XtCublasLt *lt, const XtGemm *p) {
     if (device->lt && device->workspace) return XT_OK;
-    XtStatus status = check_not_capturing();
-    if (status != XT_OK) return status;
+    XT_CHECK(check_not_capturing());
     if (!device->lt) {
         XtBlasStatus made = lt->create(&device->lt);
         if (made != XT_BLAS_SUCCESS) {
@@ -170,7 +169,7 @@ static XtStatus open_lt(Blas *device, const XtCublasLt *lt, const XtGemm *p) {
     void *memory = calloc(1, sizeof(XtScratch));
     if (!memory) return xt_error(XT_OUT_OF_MEMORY, "gemm: no memory for the workspace of cuBLAS");
     XtScratch *workspace = new (memory) XtScratch; /* its destructor never runs */
-    status = workspace->allocate(nbytes);
+    XtStatus status = workspace->allocate(nbytes);
     if (status != XT_OK) {
         free(memory);
         return status;
@@ -182,8 +181,7 @@ static XtStatus open_lt(Blas *device, const XtCublasLt *lt, const XtGemm *p) {
 
 static XtStatus open_blas(Blas *device, const XtCublas *blas, const XtGemm *p) {
     if (device->blas) return XT_OK;
-    XtStatus status = check_not_capturing();
-    if (status != XT_OK) return status;
+    XT_CHECK(check_not_capturing());
     void *handle = NULL;
     XtBlasStatus made = blas->create(&handle);
     if (made != XT_BLAS_SUCCESS) return failed("cublasCreate", made, p);
@@ -520,11 +518,9 @@ static XtStatus run_pointers(const XtGemm *p) {
 static XtStatus run_in_float32(const XtGemm *p, int64_t terms) {
     XtScratch sums;
     XtGemm q = without_terms(p, terms, NULL);
-    XtStatus status = sums.allocate((size_t)(p->m * q.ldc) * sizeof(float));
-    if (status != XT_OK) return status;
+    XT_CHECK(sums.allocate((size_t)(p->m * q.ldc) * sizeof(float)));
     q.c = sums.data;
-    status = run_even(&q);
-    if (status != XT_OK) return status;
+    XT_CHECK(run_even(&q));
     unsigned blocks = xt_blocks(p->m, 1);
     const float *from = (const float *)sums.data;
     if (p->dtype_c == XT_BFLOAT16) xt_launch(gemm_last_terms_kernel<XtBf16>, blocks, 128, 0, *p, from, q.ldc, q.k);

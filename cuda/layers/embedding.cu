@@ -269,8 +269,7 @@ static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *o
     if (ours) temporary = (size_t)(low_counts + high_counts) * sizeof(unsigned);
     else error = cub::DeviceRadixSort::SortPairs(NULL, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
     if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
-    XtStatus status = scratch->allocate((size_t)(4 * list + words) * sizeof(unsigned) + temporary);
-    if (status != XT_OK) return status;
+    XT_CHECK(scratch->allocate((size_t)(4 * list + words) * sizeof(unsigned) + temporary));
     unsigned *memory = (unsigned *)scratch->data, *present = memory + 4 * list,
              *rest = present + words; /* rest [temporary bytes] */
     out->present = present;

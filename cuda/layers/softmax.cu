@@ -400,8 +400,7 @@ template <typename T, int N> static XtStatus forward(const XtSoftmaxFwd *p) {
         typedef SoftmaxPart<XtAcc<T>> Part;
         const int64_t piece = piece_of(cols), pieces = xt_divide_up(cols, piece);
         XtScratch scratch;
-        XtStatus status = scratch.allocate((size_t)(rows * pieces) * sizeof(Part));
-        if (status != XT_OK) return status;
+        XT_CHECK(scratch.allocate((size_t)(rows * pieces) * sizeof(Part)));
         Part *parts = (Part *)scratch.data; /* [rows, pieces] */
         const unsigned blocks = xt_blocks(rows * pieces, 1);
         xt_launch(softmax_fwd_part_kernel<T, N>, blocks, SPLIT_THREADS, 0, parts, x, rows, cols, pieces, piece);
@@ -435,8 +434,7 @@ template <typename T, int N> static XtStatus backward(const XtSoftmaxBwd *p) {
         typedef XtAcc<T> A;
         const int64_t piece = piece_of(cols), pieces = xt_divide_up(cols, piece);
         XtScratch scratch;
-        XtStatus status = scratch.allocate((size_t)(rows * pieces) * sizeof(A));
-        if (status != XT_OK) return status;
+        XT_CHECK(scratch.allocate((size_t)(rows * pieces) * sizeof(A)));
         A *parts = (A *)scratch.data; /* [rows, pieces] */
         const unsigned blocks = xt_blocks(rows * pieces, 1);
         xt_launch(softmax_bwd_part_kernel<T, N>, blocks, SPLIT_THREADS, 0, parts, dy, y, rows, cols, pieces, piece);

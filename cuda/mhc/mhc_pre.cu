@@ -403,9 +403,8 @@ template <int MT, int PARTS> static XtStatus mix_mma(const XtMhcPreFwd *p, XtScr
     int64_t k = p->streams * p->cols, steps = xt_divide_up(k, 32), tiles = xt_divide_up(p->tokens, MIX_TOKENS), each;
     XtScratch frag;
     *slices = slices_of(steps, tiles, 4, BLOCKS / 2, &each);
-    XtStatus status = frag.allocate((size_t)(steps * PARTS * MT * 32) * sizeof(uint4));
-    if (status == XT_OK) status = part->allocate((size_t)(*slices * p->tokens * (8 * MT + 2)) * sizeof(float));
-    if (status != XT_OK) return status;
+    XT_CHECK(frag.allocate((size_t)(steps * PARTS * MT * 32) * sizeof(uint4)));
+    XT_CHECK(part->allocate((size_t)(*slices * p->tokens * (8 * MT + 2)) * sizeof(float)));
     xt_launch(mhc_pre_cut_kernel<MT, PARTS>, xt_blocks(steps * MT * 32, 256), 256, 0, (uint4 *)frag.data, (const float *)p->phi,
               (const float *)p->gamma, k, steps);
     xt_launch(mhc_pre_mix_mma_kernel<MT, PARTS>, dim3((unsigned)tiles, (unsigned)*slices), 128, 0, (float *)part->data,
@@ -418,8 +417,7 @@ static XtStatus mix_plain(const XtMhcPreFwd *p, XtScratch *part, int64_t *slices
     using A = XtAcc<T>;
     int64_t k = p->streams * p->cols, tiles = xt_divide_up(p->tokens, TOKENS), each;
     *slices = slices_of(xt_divide_up(k, CHUNK), tiles, 2, BLOCKS, &each);
-    XtStatus status = part->allocate((size_t)(*slices * p->tokens * stride) * sizeof(A));
-    if (status != XT_OK) return status;
+    XT_CHECK(part->allocate((size_t)(*slices * p->tokens * stride) * sizeof(A)));
     xt_launch(mhc_pre_mix_kernel<T, ROWS, TOKENS>, dim3(xt_blocks(tiles, 1), (unsigned)*slices), THREADS, 0, (A *)part->data,
               (const T *)p->x, (const A *)p->phi, (const A *)p->gamma, p->tokens, rows_of(p->streams), k, each * CHUNK, stride);
     return XT_OK;
@@ -502,8 +500,7 @@ XtStatus xt_cuda_mhc_pre_bwd(const XtMhcPreBwd *p) {
                                  p->tokens,
                                  p->cols,
                                  groups};
-                status = n == 4 ? dx_mma<4>(g, slices) : dx_mma<2>(g, slices);
-                if (status != XT_OK) return status;
+                XT_CHECK(n == 4 ? dx_mma<4>(g, slices) : dx_mma<2>(g, slices));
             }
             if (!mma && p->dx) {
                 const Gradients<T> g = {(T *)p->dx,           (const T *)p->x,     (const T *)p->dh_in, (const T *)p->dout,

@@ -339,8 +339,7 @@ static int64_t dx_slices(int64_t groups, int64_t cols) {
 }
 
 template <typename P> static XtStatus dx_mma_as(const DxMma &d, int64_t slices) {
-    XtStatus status = xt_allow_shared("mhc_pre_bwd", mhc_pre_dx_mma_kernel<P>, P::BYTES);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_allow_shared("mhc_pre_bwd", mhc_pre_dx_mma_kernel<P>, P::BYTES));
     xt_launch(mhc_pre_dx_mma_kernel<P>, dim3(xt_blocks(d.cols, P::COLS), (unsigned)slices), P::THREADS, P::BYTES, d);
     return XT_OK;
 }

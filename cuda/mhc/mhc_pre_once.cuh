@@ -353,10 +353,8 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
     XtScratch messages;
     size_t sums = (size_t)(groups * Shape::PLACES * slices * Shape::SUMS),
            mixing = (size_t)(groups * Shape::PLACES * ONCE_TILE * Shape::S);
-    XtStatus status = messages.allocate((sums + mixing) * sizeof(OnceWord));
-    if (status == XT_OK)
-        status = xt_cuda_error("mhc_pre_fwd", cudaMemsetAsync(messages.data, 0, (sums + mixing) * sizeof(OnceWord), xt_stream()));
-    if (status != XT_OK) return status;
+    XT_CHECK(messages.allocate((sums + mixing) * sizeof(OnceWord)));
+    XT_CHECK(xt_cuda_error("mhc_pre_fwd", cudaMemsetAsync(messages.data, 0, (sums + mixing) * sizeof(OnceWord), xt_stream())));
     const Once once = {(XtBf16 *)p->h_in,
                        (const XtBf16 *)p->x,
                        (const float *)p->phi,

@@ -90,8 +90,7 @@ XtStatus xt_cuda_grad_norm(const XtGradNorm *p) {
         numel += n;
     }
     XtScratch scratch;
-    XtStatus status = scratch.allocate((size_t)pieces * sizeof(double));
-    if (status != XT_OK) return status;
+    XT_CHECK(scratch.allocate((size_t)pieces * sizeof(double)));
     double *sums = (double *)scratch.data; /* [pieces] */
     by_tables<Gradient>(
         p->count, 0, [&](int64_t i) { return gradient_of(&p->items[i]); },

@@ -206,8 +206,7 @@ XtStatus xt_cuda_compare(const XtCompare *p) {
     unsigned blocks = xt_blocks(walk.numel, THREADS * EACH);
     blocks = blocks < (unsigned)MOST_BLOCKS ? blocks : (unsigned)MOST_BLOCKS;
     XtScratch scratch;
-    XtStatus status = scratch.allocate(blocks * sizeof(XtComparison));
-    if (status != XT_OK) return status;
+    XT_CHECK(scratch.allocate(blocks * sizeof(XtComparison)));
     XtComparison *partials = (XtComparison *)scratch.data;
     const CompareFormat out = {(int)xt_dtype_size(p->out.dtype), p->out.dtype == XT_FLOAT16};
     const CompareFormat ref = {(int)xt_dtype_size(p->ref.dtype), p->ref.dtype == XT_FLOAT16};
@@ -222,6 +221,6 @@ XtStatus xt_cuda_compare(const XtCompare *p) {
     else if (ref_double) launch(float(), double());
     else launch(float(), float());
     if (blocks > 1) xt_launch(compare_join_kernel, 1, JOIN_THREADS, 0, partials, (int)blocks);
-    status = xt_launched("compare", walk.numel);
+    XtStatus status = xt_launched("compare", walk.numel);
     return status == XT_OK ? xt_read_back(p->result, partials, sizeof *p->result) : status;
 }

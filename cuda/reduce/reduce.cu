@@ -545,8 +545,7 @@ template <typename C, int OP> static XtStatus run(ReduceJob *p) {
     const int64_t chunks = p->chunks > 1 ? kept * p->chunks : 0;
     XtScratch scratch;
     if (segments + chunks > 0) {
-        XtStatus status = scratch.allocate((size_t)(segments + chunks) * sizeof(ReducePartial<H>));
-        if (status != XT_OK) return status;
+        XT_CHECK(scratch.allocate((size_t)(segments + chunks) * sizeof(ReducePartial<H>)));
     }
     ReducePartial<H> *of_chunks = (ReducePartial<H> *)scratch.data, *of_segments = of_chunks + chunks;
     if (segments > 0) p->partials = of_segments;

@@ -98,8 +98,7 @@ XtStatus xt_cuda_stats(const XtStats *p) {
         unsigned blocks = xt_blocks(walk.numel, THREADS * EACH);
         blocks = blocks < (unsigned)MOST_BLOCKS ? blocks : (unsigned)MOST_BLOCKS;
         XtScratch scratch;
-        status = scratch.allocate(blocks * sizeof(StatsPartial));
-        if (status != XT_OK) return status;
+        XT_CHECK(scratch.allocate(blocks * sizeof(StatsPartial)));
         StatsPartial *partials = (StatsPartial *)scratch.data;
         status = xt_by_class(p->x.dtype, [&](auto zero, int format) {
             using C = decltype(zero);

@@ -243,10 +243,9 @@ XtScratch::~XtScratch() {
 }
 
 static XtStatus trim(int index) {
-    XtStatus status = use(index);
-    if (status != XT_OK) return status;
+    XT_CHECK(use(index));
     xt_memory_empty_lists(index);
-    status = wait(&devices[index]); /* after an index out of range the memory is returned all the same */
+    XtStatus status = wait(&devices[index]); /* after an index out of range the memory is returned all the same */
     cudaError_t error = xt_memory_trim(index);
     if (status == XT_OK) return xt_cuda_error("giving memory back", error);
     cudaGetLastError(); /* the error of the wait came first */
@@ -361,8 +360,7 @@ static bool record_device(cudaEvent_t event) {
 }
 
 static XtStatus make_wait(int index, void *foreign) {
-    XtStatus status = use(index);
-    if (status != XT_OK) return status;
+    XT_CHECK(use(index));
     Device *device = &devices[index];
     pthread_mutex_lock(&device->ordering);
     cudaError_t error = cudaEventRecord(device->event, device->stream);
@@ -371,8 +369,7 @@ static XtStatus make_wait(int index, void *foreign) {
     return xt_cuda_error("making another stream wait", error);
 }
 static XtStatus wait_for(int index, bool every) {
-    XtStatus status = use(index);
-    if (status != XT_OK) return status;
+    XT_CHECK(use(index));
     Device *device = &devices[index];
     cudaError_t error = cudaSuccess;
     pthread_mutex_lock(&device->ordering);
@@ -390,8 +387,7 @@ static XtStatus wait_for(int index, bool every) {
 /* ---- what people ask -------------------------------------------------------------------------------------------------------- */
 
 static XtStatus info(int index, XtDeviceInfo *out) {
-    XtStatus status = use(index);
-    if (status != XT_OK) return status;
+    XT_CHECK(use(index));
     memset(out, 0, sizeof *out);
     cudaDeviceProp properties;
     size_t free_bytes = 0, total = 0;
@@ -414,8 +410,7 @@ static XtStatus info(int index, XtDeviceInfo *out) {
 static const XtDeviceTraits *traits_of(int index) { return &devices[index].traits; }
 
 static XtStatus counters(int index, XtDeviceCounters *out) {
-    XtStatus status = use(index);
-    if (status != XT_OK) return status;
+    XT_CHECK(use(index));
     *out = devices[index].counters;
     return xt_memory_counters(index, out);
 }

@@ -1,4 +1,4 @@
-/* memory.cuh - device memory for device.cu and for scratch; memory.cu has the code. */
+/* memory.cuh - allocation of device memory (memory.cu), for tensors (device.cu) and for scratch. */
 #pragma once
 
 #include "common/cuda.cuh"
@@ -6,15 +6,17 @@
 
 enum { XT_MAX_DEVICES = 16 };
 
-/* The status of a failed wait: the error of a kernel queued earlier (device.cu). */
+/* The status and message for a wait that failed because of an earlier kernel (device.cu). */
 XtStatus xt_late_error(int index, cudaError_t error);
 
-/* The calling thread's device is `index`, and `stream` its one compute stream. */
+/* Called once a device, by a thread whose current device it is. `stream`: the device's one compute stream; `keep_blocks`: freed blocks go
+ * to free lists. */
 XtStatus xt_memory_open(int index, cudaStream_t stream, bool keep_blocks);
-/* XT_OUT_OF_MEMORY comes without a message: the caller knows what it asked for. */
+/* Sets no message for XT_OUT_OF_MEMORY: the caller knows what the memory was for. */
 XtStatus xt_memory_allocate(int index, size_t nbytes, void **out);
-void xt_memory_release(int index, void *data, size_t nbytes); /* nbytes as allocated; never fails: the process may be ending */
-void xt_memory_empty_lists(int index);                        /* returns kept blocks to the pool */
-cudaError_t xt_memory_trim(int index);                        /* returns unused pool memory to the driver */
+void xt_memory_release(int index, void *data,
+                       size_t nbytes); /* nbytes: as allocated. Ignores errors, since the driver may be shutting down */
+void xt_memory_empty_lists(int index); /* returns kept blocks to the pool */
+cudaError_t xt_memory_trim(int index); /* returns unused pool memory to the driver */
 void xt_memory_reset_peak(int index);
-XtStatus xt_memory_counters(int index, XtDeviceCounters *out); /* fills pool_*, *allocations; adds its waits */
+XtStatus xt_memory_counters(int index, XtDeviceCounters *out); /* fills pool_* and *allocations, adds to synchronizations */

@@ -1,11 +1,15 @@
-"""Documents name only what exists: links between them with their headings, paths of the repository, names of source files.
+"""Documents and comments name only what exists: links between pages with their headings, paths, names of files.
 
-A path counts when it begins with a folder of the repository's top level (`csrc/ops/call.c`, also with * or {a,b}), a file name when it
-ends like source (`tape.h`). What a page tells its reader to create, ```c file=csrc/..., need not exist.
+A reference is a word that ends like a file of ours (`tape.h`, `ops/call.c`, also with * or {a,b}), anywhere in a page, a comment or a
+docstring. A path is looked for below the folders of BASES and beside the file that names it. A path of a folder counts where it is
+quoted and begins at the top level (`csrc/py`). What a page tells its reader to create, ```c file=csrc/..., need not exist.
 """
 
+import ast
+import io
 import itertools
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -18,14 +22,15 @@ CODE = sorted(
     for top in TOP
     for path in (ROOT / top).rglob("*")
     if path.suffix in {".c", ".h", ".cu", ".cuh", ".py", ".pyi"} and "__pycache__" not in path.parts
-)
+) + sorted(ROOT.glob("*.py"))
+BASES = [ROOT / base for base in ("", "csrc", "cuda", "xtrain", "docs", "tests", "parity")]
 NAMES = {path.name for top in TOP for path in (ROOT / top).rglob("*.*")} | {path.name for path in ROOT.glob("*.*")}
+TOUR = ROOT / "docs/tour.md"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"^(?:{'|'.join(map(re.escape, TOP))})/[\w.*/{{}},-]+$")
-NAME = re.compile(r"^[\w-]+\.(?:c|h|cu|cuh|py|md|svg)$")
-DOCUMENT = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg)")
-SOURCE = re.compile(rf"(?<![\w/.])(?:{'|'.join(map(re.escape, TOP))})/[\w./*-]+\.\w+")
+REFERENCE = re.compile(r"(?<![\w/.:~$*{}-])(?:[\w*{},.-]+/)*[\w*{},-]+\.(?:c|h|cu|cuh|py|pyi|md|svg)(?![\w/(]|\.\w)")
+OF_OTHERS = {"Python.h"}
 
 
 def alternatives(path: str):
@@ -55,7 +60,7 @@ def dead_links(text: str, page: Path):
             yield target
 
 
-def dead_paths(text: str):
+def dead_paths(text: str, page: Path):
     created = {Path(path).stem for path in re.findall(r"^```\w+ file=(\S+)", text, re.M) if not exists(path)}
     blocks = re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
     words = [
@@ -70,31 +75,71 @@ def dead_paths(text: str):
             continue
         if PATH.match(word):
             yield from (path for path in alternatives(word) if not exists(path))
-        elif NAME.match(word) and word not in NAMES:
+    for word in references(text):
+        if Path(word).stem not in created and not found(word, page.parent):
             yield word
+
+
+def references(text: str) -> list[str]:
+    return REFERENCE.findall(re.sub(r"\w+://\S+", "", text))
+
+
+def found(word: str, folder: Path) -> bool:
+    if "/" not in word:
+        return word in NAMES | OF_OTHERS or ("*" in word and any(Path(name).match(word) for name in NAMES))
+    bases = [*BASES, folder]
+    return all(any(any(base.glob(path)) for base in bases) for path in alternatives(word))
+
+
+def comments(path: Path) -> str:
+    """Comments and docstrings of a source file."""
+    text = path.read_text()
+    if not path.suffix.startswith(".py"):
+        return "\n".join(re.findall(r"/\*.*?\*/|//[^\n]*", text, re.S))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    parts = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    return "\n".join(
+        parts + [ast.get_docstring(n) or "" for n in ast.walk(ast.parse(text)) if isinstance(n, documented)]
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_of_a_page_exist(page):
     text = page.read_text()
-    dead = [*dead_links(text, page), *dead_paths(text)]
+    dead = [*dead_links(text, page), *dead_paths(text, page)]
     assert not dead, f"{page.relative_to(ROOT)} names what is not there: {', '.join(dead)}"
 
 
-def test_paths_named_in_the_source_exist():
-    """Paths of source and documents in the comments of what is shipped; documents in the tests, too."""
-    dead = []
-    for path in CODE:
-        tested = path.relative_to(ROOT).parts[0] in ("tests", "parity")
-        for name in (DOCUMENT if tested else SOURCE).findall(path.read_text()):
-            if not exists(name) and path != Path(__file__):
-                dead.append(f"{path.relative_to(ROOT)}: {name}")
+def test_files_named_in_comments_exist():
+    dead = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in CODE
+        if path != Path(__file__)
+        for word in references(comments(path))
+        if not found(word, path.parent)
+    ]
     assert not dead, "\n".join(dead)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("# see no.c, ops/no.c and ../no.h", 3),
+        ("# gemm/{naive,no}.c of csrc/cpu", 1),
+        ("# tape.h, ops/call.c, contract/*.h, docs/tour.md", 0),
+        ("# https://a.b/no.c, no.compute, x.h(1)", 0),
+    ],
+)
+def test_what_a_comment_names(tmp_path, text, count):
+    path = tmp_path / "file.py"
+    path.write_text(text + "\nx = 'no.c is no comment'\n")
+    assert sum(not found(word, ROOT / "csrc/cpu") for word in references(comments(path))) == count
 
 
 def test_every_page_is_reached_from_the_tour():
     """By links, from the tour onwards: a page that nobody finds is not written for anybody."""
-    reached, waiting = set(), [ROOT / "docs/tour.md"]
+    reached, waiting = set(), [TOUR]
     while waiting:
         page = waiting.pop()
         if page in reached or page.suffix != ".md":
@@ -107,7 +152,7 @@ def test_every_page_is_reached_from_the_tour():
 
 
 def test_the_tour_stays_a_map():
-    words = len((ROOT / "docs/tour.md").read_text().split())
+    words = len(TOUR.read_text().split())
     assert words <= 1200, f"docs/tour.md has {words} words, must have at most 1200: move details to docs/internals/"
 
 
@@ -120,11 +165,13 @@ def test_the_tour_stays_a_map():
         "`cuda/*/no.cu`",
         "`xtrain/{nn,no}/__init__.py`",
         "`no.cuh`",
+        "see ops/no.c",
+        "the (internals/no.md) page",
         "```\ncsrc/no/  x\n```",
     ],
 )
 def test_what_is_not_there_is_found(text):
-    assert [*dead_links(text, ROOT / "docs/tour.md"), *dead_paths(text)]
+    assert [*dead_links(text, TOUR), *dead_paths(text, TOUR)]
 
 
 @pytest.mark.parametrize(
@@ -139,4 +186,4 @@ def test_what_is_not_there_is_found(text):
     ],
 )
 def test_what_is_there_is_accepted(text):
-    assert not [*dead_links(text, ROOT / "docs/tour.md"), *dead_paths(text)]
+    assert not [*dead_links(text, TOUR), *dead_paths(text, TOUR)]

@@ -1,8 +1,9 @@
 """The order of rooms in xtrain/: an arrow (an import) points to the same room or to a lower one, and files have no
 circle of imports. Imports inside functions count, those for type checkers too.
 
-Two places name modules in text, where no arrow shows: the front door of a package that imports its names when they are
-first asked for (xtrain/_lazy.py), and models/registry.py, which finds a model by the model_type of a file. A door also
+Three places name modules in text, where no arrow shows: the front door of a package that imports its names when they are
+first asked for (xtrain/_lazy.py), models/registry.py, which finds a model by the model_type of a file, and
+cli/dispatch.py, which finds a command in its own folder. A door also
 has imports that type checkers and editors see in place of its text; they are left out here, as the text is, and a test
 compares the two.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from .. import _early
@@ -54,17 +55,4 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _module(name: str) -> Any:
     """The module of a command, with USAGE and `command(arguments)`, which returns the exit status."""
-    match name:
-        case "train":
-            from . import train as module
-        case "sample":
-            from . import sample as module
-        case "prepare":
-            from . import prepare as module
-        case "bench":
-            from . import bench as module
-        case "check":
-            from . import check as module
-        case _:
-            from . import doctor as module
-    return module
+    return import_module(f".{name}", __package__)

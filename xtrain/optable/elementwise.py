@@ -98,7 +98,6 @@ for name in ("neg", "abs"):
         UNARY[name][1],
         variant="int",
         dtypes=("int64", "int32"),
-        nondiff=True,
         torch=same_torch(name),
     )
 
@@ -177,27 +176,18 @@ for name, (a, b, reference, options) in BINARY.items():
             reference,
             variant="int",
             dtypes=INTS,
-            nondiff=True,
             torch=same_torch(name),
         )
-op(
-    "maximum",
-    "binary",
-    [case(Ties(5, 33), Ties(5, 33), fd=False)],
-    _C.maximum,
-    np.maximum,
-    variant="ties",
-    torch=same_torch("maximum"),
-)
-op(
-    "minimum",
-    "binary",
-    [case(Ties(5, 33), Ties(5, 33), fd=False)],
-    _C.minimum,
-    np.minimum,
-    variant="ties",
-    torch=same_torch("minimum"),
-)
+for name in ("maximum", "minimum"):
+    op(
+        name,
+        "binary",
+        [case(Ties(5, 33), Ties(5, 33), fd=False)],
+        getattr(_C, name),
+        BINARY[name][2],
+        variant="ties",
+        torch=same_torch(name),
+    )
 for name, reference in COMPARE.items():
     op(
         name,
@@ -205,7 +195,6 @@ for name, reference in COMPARE.items():
         [c for c in binary_cases(Ties, Ties)],
         getattr(_C, name),
         reference,
-        nondiff=True,
         out_dtype="bool",
         torch=same_torch(name),
         errors=binary_errors(name),
@@ -218,7 +207,6 @@ for name, reference in COMPARE.items():
         reference,
         variant="int",
         dtypes=INTS,
-        nondiff=True,
         out_dtype="bool",
         torch=same_torch(name),
     )
@@ -365,7 +353,6 @@ op(
     lambda x, dim=None: np.sum(x, axis=dim, dtype=np.int64),
     variant="int",
     dtypes=INTS,
-    nondiff=True,
     out_dtype="int64",
     torch=same_torch("sum"),
 )
@@ -377,7 +364,6 @@ op(
     lambda x, dim=None: np.sum(x, axis=dim, dtype=np.int64),
     variant="bool",
     dtypes=("bool",),
-    nondiff=True,
     out_dtype="int64",
     torch=same_torch("sum"),
 )
@@ -418,7 +404,6 @@ for name, reference in [("amax", np.max), ("amin", np.min)]:
         extremum,
         variant="int",
         dtypes=("int64", "int32"),
-        nondiff=True,
         torch=to_torch,
     )
 op(
@@ -427,7 +412,6 @@ op(
     [c for c in reduce_cases(Ties, empty=False) if not isinstance(c.kwargs.get("dim"), tuple)],
     _C.argmax,
     lambda x, dim=None, keepdim=False: np.argmax(x, axis=dim, keepdims=keepdim),
-    nondiff=True,
     out_dtype="int64",
     errors=(*reduce_errors("argmax"), Error(lambda: _C.argmax(f32(0)), V, r"argmax: .*")),
 )
@@ -438,7 +422,6 @@ op(
     _C.argmax,
     lambda x, dim=None, keepdim=False: np.argmax(x, axis=dim, keepdims=keepdim),
     variant="distinct",
-    nondiff=True,
     out_dtype="int64",
     torch=same_torch("argmax"),
 )

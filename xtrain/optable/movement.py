@@ -174,7 +174,6 @@ for target in (*INTS, "bool"):
         lambda x, d=target: (x != 0) if d == "bool" else np.trunc(x).astype(d),
         variant=target,
         out_dtype=target,
-        nondiff=True,
         torch=lambda torch, x, d=target: x.to(getattr(torch, d)),
         errors=(Error(lambda: _C.cast(f32(2), 3), T, r"cast: .*dtype'? must .*int"),),  # pyright: ignore[reportArgumentType]  (refused)
     )

@@ -190,7 +190,12 @@ TAILS = (1, 31, 32, 33, 257)
 
 
 def op(name: str, kernels: str, cases: Any, call: Any, reference: Any, **options: Any) -> None:
-    """Adds an entry to the table; `kernels` is a space-separated list of slots."""
+    """Adds an entry to the table; `kernels` is a space-separated list of slots.
+
+    nondiff: by default true where no float goes in or comes out.
+    """
+    floats = set(FLOATS) & set(options.get("dtypes", FLOATS)) and options.get("out_dtype") not in (*INTS, "bool")
+    options.setdefault("nondiff", not floats)
     TABLE.append(Op(name, tuple(kernels.split()), tuple(cases), call, reference, **options))
 
 

@@ -357,11 +357,7 @@ def _coarser(tensors: Iterable[Tensor]) -> _C.dtype:
 
 def _like(value: Tensor, like: Tensor) -> Tensor:
     """value with the dtype class, shape and device of `like`."""
-    if value.dtype.is_floating_point and value.dtype != like.dtype:
-        value = value.to(like.dtype)
-    if value.device != like.device:
-        value = value.to(like.device)
-    return value if tuple(value.shape) == tuple(like.shape) else value.reshape(tuple(like.shape))
+    return _place(value.to(like.dtype) if value.dtype.is_floating_point else value, like)
 
 
 def _accumulations(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:

@@ -95,14 +95,14 @@ def flatten(tree: Any, label: str = "", found: list[tuple[str, Tensor]] | None =
     return found
 
 
-def rebuild(tree: Any, tensors: Iterator[Any]) -> Any:
-    """The tree with its tensors replaced in order by those of an iterator."""
-    if isinstance(tree, _C.Tensor):
+def rebuild(tree: Any, tensors: Iterator[Any], kind: type = _C.Tensor) -> Any:
+    """The tree with its tensors, of class `kind`, replaced in order by those of an iterator."""
+    if isinstance(tree, kind):
         return next(tensors)
     if isinstance(tree, dict):
-        return {key: rebuild(value, tensors) for key, value in tree.items()}
+        return {key: rebuild(value, tensors, kind) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return type(tree)(rebuild(value, tensors) for value in tree)
+        return type(tree)(rebuild(value, tensors, kind) for value in tree)
     return tree
 
 

@@ -6,12 +6,12 @@ PyTorch is never imported here: a module of it can only be given by a process th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .._C import Tensor
-from .recording import Gradients, Step
+from .recording import Gradients, Step, rebuild
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,17 +44,6 @@ def _flatten(tree: Any) -> list[Any]:
     elif not isinstance(tree, (tuple, list)):
         return []
     return [t for value in tree for t in _flatten(value)]
-
-
-def _rebuild(tree: Any, tensors: Iterator[Any]) -> Any:
-    torch = sys.modules["torch"]
-    if isinstance(tree, torch.Tensor):
-        return next(tensors)
-    if isinstance(tree, dict):
-        return {key: _rebuild(value, tensors) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_rebuild(value, tensors) for value in tree)
-    return tree
 
 
 class TorchStep(Step):
@@ -108,7 +97,9 @@ class TorchRecording:
                 return [to_torch(x, like).detach() for x, like in zip(inputs, given, strict=True)]
 
             def call(inputs: Sequence[Any], ready: bool = False) -> list[Any]:
-                new_args, new_kwargs = _rebuild(tree, iter(inputs if ready else leaves(inputs)))
+                new_args, new_kwargs = rebuild(
+                    tree, iter(inputs if ready else leaves(inputs)), sys.modules["torch"].Tensor
+                )
                 return _flatten(module(*new_args, **new_kwargs))
 
             labels = [f"input[{i}]" for i in range(len(given))]

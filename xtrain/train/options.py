@@ -34,7 +34,8 @@ def find_key(name: str, where: str = "", dashes: bool = False, keys: Mapping[str
     raise ConfigError(f"unknown option {before}{name}{f' in {where}' if where else ''}{hint}")
 
 
-def _flatten_tree(tree: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+def from_tree(tree: Mapping[str, Any], where: str = "", prefix: str = "") -> dict[str, Any]:
+    """Return {dotted name: checked value} of nested mappings such as a parsed TOML file or keyword arguments."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if not isinstance(name, str):
@@ -43,16 +44,11 @@ def _flatten_tree(tree: Mapping[str, Any], where: str, prefix: str = "") -> dict
             if prefix or name not in SECTIONS:
                 find_key(prefix + name, where)  # raises for an unknown name
                 raise ConfigError(f"{prefix + name} must be a value, not a table{f' (in {where})' if where else ''}")
-            flat.update(_flatten_tree(value, where, name + "."))
+            flat.update(from_tree(value, where, name + "."))
         else:
             key = find_key(prefix + name, where)
             flat[key.name] = key.check(value, where)
     return flat
-
-
-def from_tree(tree: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return {dotted name: checked value} of nested mappings such as a parsed TOML file or keyword arguments."""
-    return _flatten_tree(tree, where)
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -131,8 +131,7 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
     int64_t rows_max = block_rows(p->sq, p->skv), blocks = (p->sq + rows_max - 1) / rows_max, dim = p->dim, lds = padded(p->skv);
     void *scratch;
     size_t numbers = (size_t)(rows_max * (lds + 2) + (LOW ? (2 * rows_max + 2 * p->skv) * dim : 0));
-    XtStatus status = xt_scratch(numbers * sizeof(ACC), &scratch);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
     ACC *s = scratch, *maxima = s + rows_max * lds, *sums = maxima + rows_max; /* [rows, lds], [rows], [rows] */
     ACC *q_room = sums + rows_max, *out_room = q_room + rows_max * dim;        /* [rows, D] each; LOW only */
     ACC *k_room = out_room + rows_max * dim, *v_room = k_room + p->skv * dim;  /* [skv, D] each; LOW only */
@@ -228,8 +227,7 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
     int64_t rows_max = block_rows(p->sq, p->skv), group = p->heads / p->kv_heads, dim = p->dim, kv = p->skv * dim;
     void *scratch;
     size_t numbers = (size_t)(rows_max * 2 * padded(p->skv) + (LOW ? 3 * rows_max * dim + 4 * kv : 0));
-    XtStatus status = xt_scratch(numbers * sizeof(ACC), &scratch);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
     ACC *room = (ACC *)scratch + (LOW ? 4 * kv : 0), *kv_room = scratch; /* K, V, dK, dV: [skv, D] each; LOW only */
     for (int64_t bg = begin; bg < end; bg++) {
         int64_t b = bg / p->kv_heads, g = bg % p->kv_heads;

@@ -30,8 +30,7 @@ static ACC NAME(dot)(const T *a, const T *b, int64_t n) {
 static XtStatus NAME(forward_heads)(void *context, int64_t begin, int64_t end) {
     const XtAttentionFwd *p = context;
     void *scratch;
-    XtStatus status = xt_scratch((size_t)(p->skv + p->dim) * sizeof(ACC), &scratch);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_scratch((size_t)(p->skv + p->dim) * sizeof(ACC), &scratch));
     ACC *s = scratch, *sum_v = s + p->skv; /* [skv], [D] */
     for (int64_t bh = begin; bh < end; bh++) {
         int64_t b = bh / p->heads, h = bh % p->heads, g = h / (p->heads / p->kv_heads);
@@ -64,8 +63,7 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
     const XtAttentionBwd *p = context;
     int64_t group = p->heads / p->kv_heads, dim = p->dim;
     void *scratch;
-    XtStatus status = xt_scratch((size_t)((2 * p->skv + 1) * dim) * sizeof(ACC), &scratch);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_scratch((size_t)((2 * p->skv + 1) * dim) * sizeof(ACC), &scratch));
     ACC *sum_k = scratch, *sum_v = sum_k + p->skv * dim, *sum_q = sum_v + p->skv * dim; /* [skv, D] twice, [D] */
     ACC scale = (ACC)p->scale;
     for (int64_t bg = begin; bg < end; bg++) {

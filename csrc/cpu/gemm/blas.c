@@ -246,8 +246,7 @@ static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
     void *scratch;
     int64_t tile_m = most_rows(plan), tile_n = most_columns(plan);
     size_t floats = (size_t)((tile_m + tile_n) * depth_max + tile_m * tile_n);
-    XtStatus status = xt_scratch(floats * sizeof(float), &scratch);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_scratch(floats * sizeof(float), &scratch));
     float *a_block = scratch;                      /* [rows, depth] or [depth, rows] */
     float *b_block = a_block + tile_m * depth_max; /* [depth, cols] or [cols, depth] */
     float *c_block = b_block + tile_n * depth_max; /* [rows, cols] */

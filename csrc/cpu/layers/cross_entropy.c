@@ -27,8 +27,7 @@ static XtStatus check_targets(bool linear, const int64_t *targets, int64_t rows,
 }
 
 XtStatus xt_cpu_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
-    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index);
-    if (status != XT_OK) return status;
+    XT_CHECK(check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index));
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_fwd), (void *)p);
 }
 

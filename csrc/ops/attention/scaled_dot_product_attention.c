@@ -11,11 +11,7 @@
 #include <string.h>
 
 static XtStatus dense_last(XtTensor *t, XtTensor **out) {
-    if (t->strides[3] == 1 || t->shape[3] <= 1) {
-        xt_tensor_retain(t);
-        *out = t;
-        return XT_OK;
-    }
+    if (t->strides[3] == 1 || t->shape[3] <= 1) return xt_share(t, out);
     return xt_copy_of(t, out);
 }
 
@@ -23,10 +19,9 @@ static XtStatus dense_last(XtTensor *t, XtTensor **out) {
 static XtStatus empty_token_major(const XtTensor *like, const int64_t *shape, XtTensor **out) {
     int64_t memory[4] = {shape[0], shape[2], shape[1], shape[3]};
     XtTensor *t;
-    XtStatus status = xt_empty_shape(like, like->dtype, 4, memory, &t);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_empty_shape(like, like->dtype, 4, memory, &t));
     int64_t strides[4] = {t->strides[0], t->strides[2], t->strides[1], t->strides[3]};
-    status = xt_view_as(t, 4, shape, strides, out);
+    XtStatus status = xt_view_as(t, 4, shape, strides, out);
     xt_tensor_release(t);
     return status;
 }
@@ -37,16 +32,15 @@ static double scale_of(const XtArg *arg, int64_t dim) { return arg->given ? arg-
 
 static XtStatus check(XtCall *c) {
     const XtTensor *q = c->arg[0].tensor, *k = c->arg[1].tensor, *v = c->arg[2].tensor;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_float(c->op, "query", q));
-    XT_TRY(xt_check_ndim(c->op, "query", q, 4, 4));
-    XT_TRY(xt_check_ndim(c->op, "key", k, 4, 4));
-    XT_TRY(xt_check_ndim(c->op, "value", v, 4, 4));
-    XT_TRY(xt_check_like(c->op, "query", q, "key", k));
-    XT_TRY(xt_check_like(c->op, "query", q, "value", v));
+    XT_CHECK(xt_check_float(c->op, "query", q));
+    XT_CHECK(xt_check_ndim(c->op, "query", q, 4, 4));
+    XT_CHECK(xt_check_ndim(c->op, "key", k, 4, 4));
+    XT_CHECK(xt_check_ndim(c->op, "value", v, 4, 4));
+    XT_CHECK(xt_check_like(c->op, "query", q, "key", k));
+    XT_CHECK(xt_check_like(c->op, "query", q, "value", v));
     int64_t want[4] = {q->shape[0], k->shape[1], k->shape[2], q->shape[3]};
-    XT_TRY(xt_check_shape(c->op, "key", k, 4, want));
-    XT_TRY(xt_check_shape(c->op, "value", v, 4, want));
+    XT_CHECK(xt_check_shape(c->op, "key", k, 4, want));
+    XT_CHECK(xt_check_shape(c->op, "value", v, 4, want));
     int64_t heads = q->shape[1], kv_heads = k->shape[1];
     if (heads != kv_heads && !c->arg[5].b)
         return xt_error(XT_VALUE_ERROR,
@@ -56,8 +50,7 @@ static XtStatus check(XtCall *c) {
         return xt_error(XT_VALUE_ERROR,
                         "scaled_dot_product_attention: query heads must be a multiple of key heads, got %lld and %lld",
                         (long long)heads, (long long)kv_heads);
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus forward(XtCall *c) {

@@ -4,25 +4,16 @@
 
 #include <string.h>
 
-static XtStatus one(XtCall *c, XtTensor *t) {
-    c->out[0] = t;
-    c->out_count = 1;
-    return XT_OK;
-}
-
 /* ---- clone, contiguous, cast, to_device ---------------------------------------------------------------------------------- */
 
 static XtStatus pass_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     (void)n;
-    xt_tensor_retain(dout[0]);
-    din[0] = dout[0];
-    return XT_OK;
+    return xt_share(dout[0], &din[0]);
 }
 
 static XtStatus clone_forward(XtCall *c) {
-    XtTensor *out;
-    XtStatus status = xt_copy_of(c->arg[0].tensor, &out);
-    return status == XT_OK ? one(c, out) : status;
+    c->out_count = 1;
+    return xt_copy_of(c->arg[0].tensor, &c->out[0]);
 }
 
 const XtOp xt_op_clone = {.name = "clone",
@@ -33,9 +24,8 @@ const XtOp xt_op_clone = {.name = "clone",
                           .doc = "A dense copy; gradients pass through."};
 
 static XtStatus contiguous_forward(XtCall *c) {
-    XtTensor *out;
-    XtStatus status = xt_dense(c->arg[0].tensor, &out);
-    return status == XT_OK ? one(c, out) : status;
+    c->out_count = 1;
+    return xt_dense(c->arg[0].tensor, &c->out[0]);
 }
 
 const XtOp xt_op_contiguous = {.name = "contiguous",
@@ -46,9 +36,8 @@ const XtOp xt_op_contiguous = {.name = "contiguous",
                                .doc = "The tensor itself when it is row-major without gaps, else a dense copy."};
 
 static XtStatus cast_forward(XtCall *c) {
-    XtTensor *out;
-    XtStatus status = xt_tensor_or_cast(c->arg[0].tensor, (XtDtype)c->arg[1].i, &out);
-    return status == XT_OK ? one(c, out) : status;
+    c->out_count = 1;
+    return xt_tensor_or_cast(c->arg[0].tensor, (XtDtype)c->arg[1].i, &c->out[0]);
 }
 
 static XtStatus cast_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -66,11 +55,7 @@ const XtOp xt_op_cast = {
 /* Copies between devices go through dense memory; those between two accelerators through the host's. */
 static XtStatus move(XtTensor *t, XtDevice to, XtTensor **out) {
     XtDevice from = t->storage->device;
-    if (xt_device_equal(from, to)) {
-        xt_tensor_retain(t);
-        *out = t;
-        return XT_OK;
-    }
+    if (xt_device_equal(from, to)) return xt_share(t, out);
     const XtBackend *target;
     XtTensor *dense = NULL;
     XtStatus status = XT_OK;
@@ -92,9 +77,8 @@ done:
 }
 
 static XtStatus to_device_forward(XtCall *c) {
-    XtTensor *out;
-    XtStatus status = move(c->arg[0].tensor, c->arg[1].device, &out);
-    return status == XT_OK ? one(c, out) : status;
+    c->out_count = 1;
+    return move(c->arg[0].tensor, c->arg[1].device, &c->out[0]);
 }
 
 static XtStatus to_device_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -121,37 +105,31 @@ static XtView part_of(const XtTensor *t, int dim, int64_t start, int64_t length)
 static XtStatus cat_forward(XtCall *c) {
     XtTensor *const *list = c->arg[0].tensors, *first;
     int count = c->arg[0].count, dim;
-    XtStatus status = XT_OK;
     if (count == 0) return xt_error(XT_VALUE_ERROR, "cat: tensors must hold at least one tensor, got none");
     first = list[0];
-    XT_TRY(xt_check_ndim(c->op, "tensors[0]", first, 1, XT_MAX_DIMS));
-    XT_TRY(xt_check_dim(c->op, c->arg[1].i, first->ndim, &dim));
+    XT_CHECK(xt_check_ndim(c->op, "tensors[0]", first, 1, XT_MAX_DIMS));
+    XT_CHECK(xt_check_dim(c->op, c->arg[1].i, first->ndim, &dim));
     int64_t shape[XT_MAX_DIMS];
     memcpy(shape, first->shape, sizeof shape);
     for (int i = 1; i < count; i++) {
-        XT_TRY(xt_check_like(c->op, "tensors[0]", first, "every tensor", list[i]));
+        XT_CHECK(xt_check_like(c->op, "tensors[0]", first, "every tensor", list[i]));
         bool same = list[i]->ndim == first->ndim;
         for (int d = 0; same && d < first->ndim; d++) same = d == dim || list[i]->shape[d] == first->shape[d];
-        if (!same) {
-            status = xt_error(XT_VALUE_ERROR, "cat: tensors[%d] must match %s except in dimension %d, got %s", i,
-                              xt_shape_text(first->ndim, first->shape), dim, xt_shape_text(list[i]->ndim, list[i]->shape));
-            goto done;
-        }
-        if (__builtin_add_overflow(shape[dim], list[i]->shape[dim], &shape[dim])) {
-            status = xt_error(XT_VALUE_ERROR, "cat: the sizes along dimension %d overflow", dim);
-            goto done;
-        }
+        if (!same)
+            return xt_error(XT_VALUE_ERROR, "cat: tensors[%d] must match %s except in dimension %d, got %s", i,
+                            xt_shape_text(first->ndim, first->shape), dim, xt_shape_text(list[i]->ndim, list[i]->shape));
+        if (__builtin_add_overflow(shape[dim], list[i]->shape[dim], &shape[dim]))
+            return xt_error(XT_VALUE_ERROR, "cat: the sizes along dimension %d overflow", dim);
     }
-    XT_TRY(xt_empty_shape(first, first->dtype, first->ndim, shape, &c->out[0]));
+    XT_CHECK(xt_empty_shape(first, first->dtype, first->ndim, shape, &c->out[0]));
     c->out_count = 1;
     int64_t start = 0;
     for (int i = 0; i < count; i++) {
-        XT_TRY(xt_backend_of(first)->copy(
+        XT_CHECK(xt_backend_of(first)->copy(
             &(XtCopy){.dst = part_of(c->out[0], dim, start, list[i]->shape[dim]), .src = list[i]->view}));
         start += list[i]->shape[dim];
     }
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus cat_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -179,58 +157,47 @@ static XtStatus split_forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor;
     const XtArg *sizes = &c->arg[1];
     int dim;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
-    XT_TRY(xt_check_dim(c->op, c->arg[2].i, x->ndim, &dim));
+    XT_CHECK(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
+    XT_CHECK(xt_check_dim(c->op, c->arg[2].i, x->ndim, &dim));
     int64_t size = x->shape[dim], total = 0, each = sizes->ints[0];
     bool equal = !sizes->is_sequence;
     int64_t pieces = sizes->count;
     if (equal) {
-        if (each < 1) {
-            status = xt_error(XT_VALUE_ERROR, "split: split_size must be at least 1, got %lld", (long long)each);
-            goto done;
-        }
+        if (each < 1) return xt_error(XT_VALUE_ERROR, "split: split_size must be at least 1, got %lld", (long long)each);
         pieces = size ? (size - 1) / each + 1 : 1;
     } else {
         for (int i = 0; i < sizes->count; i++)
             if (total < 0 || sizes->ints[i] < 0 || __builtin_add_overflow(total, sizes->ints[i], &total)) total = -1;
-        if (total != size) {
-            status = xt_error(XT_VALUE_ERROR, "split: split_size must add up to %lld along dimension %d, got %s", (long long)size,
-                              dim, xt_shape_text(sizes->count, sizes->ints));
-            goto done;
-        }
+        if (total != size)
+            return xt_error(XT_VALUE_ERROR, "split: split_size must add up to %lld along dimension %d, got %s", (long long)size,
+                            dim, xt_shape_text(sizes->count, sizes->ints));
     }
-    if (pieces > XT_MAX_OUTPUTS) {
-        status = xt_error(XT_VALUE_ERROR, "split: at most %d pieces, got %lld", XT_MAX_OUTPUTS, (long long)pieces);
-        goto done;
-    }
+    if (pieces > XT_MAX_OUTPUTS)
+        return xt_error(XT_VALUE_ERROR, "split: at most %d pieces, got %lld", XT_MAX_OUTPUTS, (long long)pieces);
     int64_t start = 0;
     for (int i = 0; i < pieces; i++) {
         int64_t length = equal ? (each < size - start ? each : size - start) : sizes->ints[i];
         XtView view = part_of(x, dim, start, length);
-        XT_TRY(xt_tensor_from_view(x->storage, &view, &c->out[i]));
+        XT_CHECK(xt_tensor_from_view(x->storage, &view, &c->out[i]));
         c->out_count++;
         start += length;
     }
-done:
-    return status;
+    return XT_OK;
 }
 
 /* dx = cat(dout) */
 static XtStatus split_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtInput *in = xt_node_input(n, 0);
     int dim;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_dim(xt_node_op(n), xt_node_args(n)[2].i, in->ndim, &dim));
-    XT_TRY(xt_empty_shape(dout[0], in->dtype, in->ndim, in->shape, &din[0]));
+    XT_CHECK(xt_check_dim(xt_node_op(n), xt_node_args(n)[2].i, in->ndim, &dim));
+    XT_CHECK(xt_empty_shape(dout[0], in->dtype, in->ndim, in->shape, &din[0]));
     int64_t start = 0;
     for (int i = 0; i < n->outputs; i++) {
-        XT_TRY(
+        XT_CHECK(
             xt_backend_of(din[0])->copy(&(XtCopy){.dst = part_of(din[0], dim, start, dout[i]->shape[dim]), .src = dout[i]->view}));
         start += dout[i]->shape[dim];
     }
-done:
-    return status;
+    return XT_OK;
 }
 
 const XtOp xt_op_split = {
@@ -245,8 +212,8 @@ const XtOp xt_op_split = {
 /* ---- in place ------------------------------------------------------------------------------------------------------------ */
 
 static XtStatus self_as_output(XtCall *c) {
-    xt_tensor_retain(c->arg[0].tensor);
-    return one(c, c->arg[0].tensor);
+    c->out_count = 1;
+    return xt_share(c->arg[0].tensor, &c->out[0]);
 }
 
 static XtStatus check_operand(XtCall *c) {
@@ -254,12 +221,9 @@ static XtStatus check_operand(XtCall *c) {
     if (!other) return XT_OK;
     int ndim;
     int64_t shape[XT_MAX_DIMS];
-    XtStatus status = XT_OK;
-    if (c->op != &xt_op_copy_) XT_TRY(xt_check_device(c->op, "input", x, "other", other));
-    XT_TRY(xt_broadcast_shape(c->op, x, other, &ndim, shape));
-    XT_TRY(xt_check_shape(c->op, "the result's place, input,", x, ndim, shape));
-done:
-    return status;
+    if (c->op != &xt_op_copy_) XT_CHECK(xt_check_device(c->op, "input", x, "other", other));
+    XT_CHECK(xt_broadcast_shape(c->op, x, other, &ndim, shape));
+    return xt_check_shape(c->op, "the result's place, input,", x, ndim, shape);
 }
 
 /* Whether the two may overlap in memory without being the same elements. */
@@ -293,10 +257,8 @@ static XtStatus in_place_forward(XtCall *c) {
             xt_error(XT_TYPE_ERROR, "%s: a floating point result cannot be stored in %s", c->op->name, xt_dtype_name(x->dtype));
         goto done;
     }
-    if (!copying && x->dtype == XT_BOOL && (other ? other->dtype != XT_BOOL : !c->arg[1].scalar.is_bool)) {
-        status = xt_error(XT_TYPE_ERROR, "%s: a number cannot be stored in bool", c->op->name);
-        goto done;
-    }
+    if (!copying && x->dtype == XT_BOOL && (other ? other->dtype != XT_BOOL : !c->arg[1].scalar.is_bool))
+        XT_TRY(xt_error(XT_TYPE_ERROR, "%s: a number cannot be stored in bool", c->op->name));
     if (!other) XT_TRY(xt_check_fits(c->op, "other", c->arg[1].scalar, x->dtype));
     XT_TRY(xt_begin_inplace(x, c->op->name));
     if (!other && copying) {
@@ -324,13 +286,10 @@ done:
 
 static XtStatus fill_forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_fits(c->op, "value", c->arg[1].scalar, x->dtype));
-    XT_TRY(xt_begin_inplace(x, c->op->name));
-    XT_TRY(xt_backend_of(x)->fill(&(XtFill){.dst = x->view, .value = c->arg[1].scalar}));
-    status = self_as_output(c);
-done:
-    return status;
+    XT_CHECK(xt_check_fits(c->op, "value", c->arg[1].scalar, x->dtype));
+    XT_CHECK(xt_begin_inplace(x, c->op->name));
+    XT_CHECK(xt_backend_of(x)->fill(&(XtFill){.dst = x->view, .value = c->arg[1].scalar}));
+    return self_as_output(c);
 }
 
 #define IN_PLACE(stem, which, text)                                                  \

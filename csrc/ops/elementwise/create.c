@@ -8,12 +8,10 @@
 static XtStatus make(XtCall *c, const XtArg *shape, const XtArg *dtype, const XtArg *device) {
     XtDevice where = device->given ? device->device : xt_default_device();
     const XtBackend *unused;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_backend_for(where, &unused));
-    XT_TRY(xt_tensor_empty(where, (XtDtype)dtype->i, shape->count, shape->ints, &c->out[0]));
+    XT_CHECK(xt_backend_for(where, &unused));
+    XT_CHECK(xt_tensor_empty(where, (XtDtype)dtype->i, shape->count, shape->ints, &c->out[0]));
     c->out_count = 1;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus empty_forward(XtCall *c) { return make(c, &c->arg[0], &c->arg[1], &c->arg[2]); }
@@ -24,10 +22,8 @@ const XtOp xt_op_empty = {.name = "empty",
                           .doc = "Uninitialised tensor."};
 
 static XtStatus full_forward(XtCall *c) {
-    XtStatus status = xt_check_fits(c->op, "value", c->arg[1].scalar, (XtDtype)c->arg[2].i);
-    if (status != XT_OK) return status;
-    status = make(c, &c->arg[0], &c->arg[2], &c->arg[3]);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_check_fits(c->op, "value", c->arg[1].scalar, (XtDtype)c->arg[2].i));
+    XT_CHECK(make(c, &c->arg[0], &c->arg[2], &c->arg[3]));
     return xt_backend_of(c->out[0])->fill(&(XtFill){.dst = c->out[0]->view, .value = c->arg[1].scalar});
 }
 
@@ -55,8 +51,7 @@ static XtStatus arange_forward(XtCall *c) {
     }
     XtArg shape = {.count = 1, .ints = {count}};
     if ((XtDtype)c->arg[3].i == XT_BOOL) return xt_error(XT_TYPE_ERROR, "arange: dtype must be a number type, got bool");
-    XtStatus status = make(c, &shape, &c->arg[3], &c->arg[4]);
-    if (status != XT_OK) return status;
+    XT_CHECK(make(c, &shape, &c->arg[3], &c->arg[4]));
     return xt_backend_of(c->out[0])->arange(&(XtArange){.dst = c->out[0]->view, .start = start, .step = step});
 }
 
@@ -82,8 +77,7 @@ static XtStatus float_fill(XtCall *c) {
     if (c->op->code == XT_NORMAL && !(isfinite(first) && isfinite(second) && second >= 0))
         return xt_error(XT_VALUE_ERROR, "normal: std must be at least 0, both it and mean finite, got mean %g, std %g", first,
                         second);
-    XtStatus status = make(c, &c->arg[0], &c->arg[3], &c->arg[4]);
-    if (status != XT_OK) return status;
+    XT_CHECK(make(c, &c->arg[0], &c->arg[3], &c->arg[4]));
     return random(c, (XtRandomKind)c->op->code, first, second);
 }
 
@@ -105,8 +99,7 @@ static XtStatus randint_forward(XtCall *c) {
     if (low >= high || low < -limit || high > limit)
         return xt_error(XT_VALUE_ERROR, "randint: low must be below high, both within 2^53, got %lld and %lld", (long long)low,
                         (long long)high);
-    XtStatus status = make(c, &c->arg[2], &c->arg[3], &c->arg[4]);
-    if (status != XT_OK) return status;
+    XT_CHECK(make(c, &c->arg[2], &c->arg[3], &c->arg[4]));
     return random(c, XT_RANDINT, (double)low, (double)high);
 }
 

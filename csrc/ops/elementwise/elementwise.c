@@ -30,11 +30,9 @@ XtDtype xt_result_dtype(const XtArg *a, const XtArg *b) {
 
 /* Casts the tensor operands to the common dtype; *a, *b are new references, NULL for a number. */
 static XtStatus promote(XtCall *c, XtDtype dtype, XtTensor **a, XtTensor **b) {
-    XtStatus status = XT_OK;
-    if (c->arg[0].tensor) XT_TRY(xt_tensor_or_cast(c->arg[0].tensor, dtype, a));
-    if (c->arg[1].tensor) XT_TRY(xt_tensor_or_cast(c->arg[1].tensor, dtype, b));
-done:
-    return status;
+    if (c->arg[0].tensor) XT_CHECK(xt_tensor_or_cast(c->arg[0].tensor, dtype, a));
+    if (c->arg[1].tensor) XT_CHECK(xt_tensor_or_cast(c->arg[1].tensor, dtype, b));
+    return XT_OK;
 }
 
 static XtStatus binary_forward(XtCall *c) {
@@ -120,8 +118,7 @@ done:
 /* t op (the saved operand `slot`, or the number that stood there). */
 static XtStatus with_operand(XtBinaryOp op, XtNode *n, XtTensor *t, int slot, XtTensor **out) {
     XtTensor *operand;
-    XtStatus status = xt_node_saved(n, slot, &operand);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_node_saved(n, slot, &operand));
     return operand ? xt_binary(op, t, operand, out) : xt_binary_scalar(op, t, xt_node_args(n)[slot].scalar.d, out);
 }
 
@@ -325,13 +322,10 @@ done:
 static XtStatus unary_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *x;
     XtUnaryOp code;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_node_saved(n, 0, &x));
-    XT_TRY(unary_code(xt_node_op(n), xt_node_args(n), &code));
-    XT_TRY(xt_empty_like(x, &din[0]));
-    XT_TRY(xt_backend_of(x)->unary_bwd(&(XtUnaryBwd){.op = code, .dx = din[0]->view, .dy = dout[0]->view, .x = x->view}));
-done:
-    return status;
+    XT_CHECK(xt_node_saved(n, 0, &x));
+    XT_CHECK(unary_code(xt_node_op(n), xt_node_args(n), &code));
+    XT_CHECK(xt_empty_like(x, &din[0]));
+    return xt_backend_of(x)->unary_bwd(&(XtUnaryBwd){.op = code, .dx = din[0]->view, .dy = dout[0]->view, .x = x->view});
 }
 
 #define UNARY(stem, which, text)                                       \

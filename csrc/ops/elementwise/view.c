@@ -82,23 +82,19 @@ static XtStatus permuted(const XtTensor *x, const int *order, XtTensor **out) {
 
 static XtStatus transpose_order(const XtOp *op, const XtArg *arg, int ndim, int *order) {
     int a, b;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_dim(op, arg[1].i, ndim, &a));
-    XT_TRY(xt_check_dim(op, arg[2].i, ndim, &b));
+    XT_CHECK(xt_check_dim(op, arg[1].i, ndim, &a));
+    XT_CHECK(xt_check_dim(op, arg[2].i, ndim, &b));
     for (int i = 0; i < ndim; i++) order[i] = i;
     if (ndim > 0) order[a] = b, order[b] = a;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus transpose_forward(XtCall *c) {
     int order[XT_MAX_DIMS];
-    XtStatus status = XT_OK;
-    XT_TRY(transpose_order(c->op, c->arg, c->arg[0].tensor->ndim, order));
-    XT_TRY(permuted(c->arg[0].tensor, order, &c->out[0]));
+    XT_CHECK(transpose_order(c->op, c->arg, c->arg[0].tensor->ndim, order));
+    XT_CHECK(permuted(c->arg[0].tensor, order, &c->out[0]));
     c->out_count = 1;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus transpose_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -122,8 +118,7 @@ static XtStatus permute_order(const XtOp *op, const XtArg *dims, int ndim, int *
         return xt_error(XT_VALUE_ERROR, "%s: dims must name each of the %d dimensions once, got %s", op->name, ndim,
                         xt_shape_text(dims->count, dims->ints));
     for (int i = 0; i < ndim; i++) {
-        XtStatus status = xt_check_dim(op, dims->ints[i], ndim, &order[i]);
-        if (status != XT_OK) return status;
+        XT_CHECK(xt_check_dim(op, dims->ints[i], ndim, &order[i]));
         if (seen[order[i]])
             return xt_error(XT_VALUE_ERROR, "%s: dims must name each dimension once, got %s", op->name,
                             xt_shape_text(dims->count, dims->ints));
@@ -134,18 +129,15 @@ static XtStatus permute_order(const XtOp *op, const XtArg *dims, int ndim, int *
 
 static XtStatus permute_forward(XtCall *c) {
     int order[XT_MAX_DIMS];
-    XtStatus status = XT_OK;
-    XT_TRY(permute_order(c->op, &c->arg[1], c->arg[0].tensor->ndim, order));
-    XT_TRY(permuted(c->arg[0].tensor, order, &c->out[0]));
+    XT_CHECK(permute_order(c->op, &c->arg[1], c->arg[0].tensor->ndim, order));
+    XT_CHECK(permuted(c->arg[0].tensor, order, &c->out[0]));
     c->out_count = 1;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus permute_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     int order[XT_MAX_DIMS], inverse[XT_MAX_DIMS];
-    XtStatus status = permute_order(xt_node_op(n), &xt_node_args(n)[1], dout[0]->ndim, order);
-    if (status != XT_OK) return status;
+    XT_CHECK(permute_order(xt_node_op(n), &xt_node_args(n)[1], dout[0]->ndim, order));
     for (int i = 0; i < dout[0]->ndim; i++) inverse[order[i]] = i;
     return permuted(dout[0], inverse, &din[0]);
 }
@@ -175,13 +167,11 @@ static XtStatus expand_forward(XtCall *c) {
     if (!fits)
         return xt_error(XT_VALUE_ERROR, "expand: shape must extend %s (only sizes of 1 can grow), got %s",
                         xt_shape_text(x->ndim, x->shape), xt_shape_text(arg->count, arg->ints));
-    XtStatus status = XT_OK;
-    XT_TRY(xt_size_of(x->dtype, arg->count, shape, NULL, NULL));
+    XT_CHECK(xt_size_of(x->dtype, arg->count, shape, NULL, NULL));
     XtView view = xt_broadcast_view(x, arg->count, shape);
-    XT_TRY(xt_tensor_from_view(x->storage, &view, &c->out[0]));
+    XT_CHECK(xt_tensor_from_view(x->storage, &view, &c->out[0]));
     c->out_count = 1;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus expand_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -203,9 +193,8 @@ const XtOp xt_op_expand = {
 /* Bounds as in Python: negative counts from the end, out of range is clamped. */
 static XtStatus slice_bounds(const XtOp *op, const XtArg *arg, const int64_t *shape, int ndim, int *dim, int64_t *start,
                              int64_t *length) {
-    XtStatus status = XT_OK;
     if (ndim == 0) return xt_error(XT_INDEX_ERROR, "%s: input must have at least one dimension, got a scalar", op->name);
-    XT_TRY(xt_check_dim(op, arg[1].i, ndim, dim));
+    XT_CHECK(xt_check_dim(op, arg[1].i, ndim, dim));
     int64_t size = shape[*dim], stop = arg[3].i, step = arg[4].i;
     *start = arg[2].i;
     if (step < 1) return xt_error(XT_VALUE_ERROR, "%s: step must be at least 1, got %lld", op->name, (long long)step);
@@ -214,8 +203,7 @@ static XtStatus slice_bounds(const XtOp *op, const XtArg *arg, const int64_t *sh
     *start = *start < 0 ? 0 : *start > size ? size : *start;
     stop = stop < *start ? *start : stop > size ? size : stop;
     *length = stop > *start ? (stop - *start - 1) / step + 1 : 0;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtView sliced(const XtTensor *x, int dim, int64_t start, int64_t length, int64_t step) {
@@ -236,13 +224,11 @@ static XtStatus slice_forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor;
     int dim;
     int64_t start = 0, length = 0;
-    XtStatus status = XT_OK;
-    XT_TRY(slice_bounds(c->op, c->arg, x->shape, x->ndim, &dim, &start, &length));
+    XT_CHECK(slice_bounds(c->op, c->arg, x->shape, x->ndim, &dim, &start, &length));
     XtView view = sliced(x, dim, start, length, c->arg[4].i);
-    XT_TRY(xt_tensor_from_view(x->storage, &view, &c->out[0]));
+    XT_CHECK(xt_tensor_from_view(x->storage, &view, &c->out[0]));
     c->out_count = 1;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus slice_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -250,12 +236,9 @@ static XtStatus slice_backward(XtNode *n, XtTensor *const *dout, XtTensor **din)
     const XtArg *arg = xt_node_args(n);
     int dim;
     int64_t start = 0, length = 0;
-    XtStatus status = XT_OK;
-    XT_TRY(slice_bounds(xt_node_op(n), arg, in->shape, in->ndim, &dim, &start, &length));
-    XT_TRY(xt_filled(dout[0], in->dtype, in->ndim, in->shape, 0.0, &din[0]));
-    XT_TRY(scatter(din[0], sliced(din[0], dim, start, length, arg[4].i), dout[0]));
-done:
-    return status;
+    XT_CHECK(slice_bounds(xt_node_op(n), arg, in->shape, in->ndim, &dim, &start, &length));
+    XT_CHECK(xt_filled(dout[0], in->dtype, in->ndim, in->shape, 0.0, &din[0]));
+    return scatter(din[0], sliced(din[0], dim, start, length, arg[4].i), dout[0]);
 }
 
 const XtOp xt_op_slice = {
@@ -268,8 +251,7 @@ const XtOp xt_op_slice = {
 
 static XtStatus select_index(const XtOp *op, const XtArg *arg, const int64_t *shape, int ndim, int *dim, int64_t *index) {
     if (ndim == 0) return xt_error(XT_INDEX_ERROR, "%s: input must have at least one dimension, got a scalar", op->name);
-    XtStatus status = xt_check_dim(op, arg[1].i, ndim, dim);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_check_dim(op, arg[1].i, ndim, dim));
     int64_t size = shape[*dim];
     *index = arg[2].i < 0 ? arg[2].i + size : arg[2].i;
     if (*index < 0 || *index >= size)
@@ -292,25 +274,20 @@ static XtStatus select_forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor;
     int dim;
     int64_t index = 0;
-    XtStatus status = XT_OK;
-    XT_TRY(select_index(c->op, c->arg, x->shape, x->ndim, &dim, &index));
+    XT_CHECK(select_index(c->op, c->arg, x->shape, x->ndim, &dim, &index));
     XtView view = selected(x, dim, index);
-    XT_TRY(xt_tensor_from_view(x->storage, &view, &c->out[0]));
+    XT_CHECK(xt_tensor_from_view(x->storage, &view, &c->out[0]));
     c->out_count = 1;
-done:
-    return status;
+    return XT_OK;
 }
 
 static XtStatus select_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtInput *in = xt_node_input(n, 0);
     int dim;
     int64_t index = 0;
-    XtStatus status = XT_OK;
-    XT_TRY(select_index(xt_node_op(n), xt_node_args(n), in->shape, in->ndim, &dim, &index));
-    XT_TRY(xt_filled(dout[0], in->dtype, in->ndim, in->shape, 0.0, &din[0]));
-    XT_TRY(scatter(din[0], selected(din[0], dim, index), dout[0]));
-done:
-    return status;
+    XT_CHECK(select_index(xt_node_op(n), xt_node_args(n), in->shape, in->ndim, &dim, &index));
+    XT_CHECK(xt_filled(dout[0], in->dtype, in->ndim, in->shape, 0.0, &din[0]));
+    return scatter(din[0], selected(din[0], dim, index), dout[0]);
 }
 
 const XtOp xt_op_select = {
@@ -330,8 +307,7 @@ static XtStatus unsqueeze_forward(XtCall *c) {
         return xt_error(XT_VALUE_ERROR, "unsqueeze: input must have fewer than %d dimensions, got shape %s", XT_MAX_DIMS,
                         xt_shape_text(x->ndim, x->shape));
     int dim;
-    XtStatus status = xt_check_dim(c->op, c->arg[1].i, x->ndim + 1, &dim);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_check_dim(c->op, c->arg[1].i, x->ndim + 1, &dim));
     XtView view = x->view;
     for (int i = x->ndim; i > dim; i--) {
         view.shape[i] = view.shape[i - 1];
@@ -357,8 +333,7 @@ static XtStatus squeeze_forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor;
     int only = -1;
     if (c->arg[1].given) {
-        XtStatus status = xt_check_dim(c->op, c->arg[1].i, x->ndim, &only);
-        if (status != XT_OK) return status;
+        XT_CHECK(xt_check_dim(c->op, c->arg[1].i, x->ndim, &only));
     }
     XtView view = {.data = x->data, .dtype = x->dtype};
     for (int i = 0; i < x->ndim; i++) {

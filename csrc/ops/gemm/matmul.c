@@ -161,11 +161,9 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(as_matrix(x, true, &a));
     XT_TRY(as_matrix(y, false, &b));
     int64_t k = a->shape[a->ndim - 1];
-    if (b->shape[b->ndim - 2] != k) {
-        status = xt_error(XT_VALUE_ERROR, "matmul: the last dim of input must equal the %s dim of other, got shapes %s and %s",
-                          y->ndim > 1 ? "second last" : "only", xt_shape_text(x->ndim, x->shape), xt_shape_text(y->ndim, y->shape));
-        goto done;
-    }
+    if (b->shape[b->ndim - 2] != k)
+        XT_TRY(xt_error(XT_VALUE_ERROR, "matmul: the last dim of input must equal the %s dim of other, got shapes %s and %s",
+                        y->ndim > 1 ? "second last" : "only", xt_shape_text(x->ndim, x->shape), xt_shape_text(y->ndim, y->shape)));
     XtTensor batch_a = {.ndim = a->ndim - 2}, batch_b = {.ndim = b->ndim - 2};
     memcpy(batch_a.shape, a->shape, sizeof a->shape);
     memcpy(batch_b.shape, b->shape, sizeof b->shape);

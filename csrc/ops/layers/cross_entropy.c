@@ -23,24 +23,18 @@ static Reduction reduction_of(const XtArg *arg) {
 XtStatus xt_check_targets(const XtCall *c, int first, const char *arg_x, const XtTensor *x, const char *arg_targets) {
     const XtTensor *targets = c->arg[first].tensor;
     const char *reduction = c->arg[first + 2].s;
-    XtStatus status = XT_OK;
     if (strcmp(reduction, "mean") && strcmp(reduction, "sum") && strcmp(reduction, "none"))
         return xt_error(XT_VALUE_ERROR, "%s: reduction must be 'mean', 'sum' or 'none', got '%s'", c->op->name, reduction);
     if (targets->dtype != XT_INT64 && targets->dtype != XT_INT32)
         return xt_error(XT_TYPE_ERROR, "%s: %s must be int64 or int32 class indices, got %s", c->op->name, arg_targets,
                         xt_dtype_name(targets->dtype));
-    XT_TRY(xt_check_shape(c->op, arg_targets, targets, 1, x->shape));
-    XT_TRY(xt_check_device(c->op, arg_x, x, arg_targets, targets));
-done:
-    return status;
+    XT_CHECK(xt_check_shape(c->op, arg_targets, targets, 1, x->shape));
+    return xt_check_device(c->op, arg_x, x, arg_targets, targets);
 }
 
 static XtStatus total(XtTensor *rows, XtTensor **out) {
-    XtStatus status = xt_empty_shape(rows, rows->dtype, 0, NULL, out);
-    if (status != XT_OK) return status;
-    status = xt_backend_of(rows)->reduce(&(XtReduce){.op = XT_REDUCE_SUM, .out = (*out)->view, .x = rows->view});
-    if (status != XT_OK) xt_tensor_release(*out), *out = NULL;
-    return status;
+    XT_CHECK(xt_empty_shape(rows, rows->dtype, 0, NULL, out));
+    return xt_or_release(xt_backend_of(rows)->reduce(&(XtReduce){.op = XT_REDUCE_SUM, .out = (*out)->view, .x = rows->view}), out);
 }
 
 /* Rows whose target is not ignored, as a scalar tensor of `dtype`. */
@@ -147,12 +141,9 @@ done:
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *logits;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_node_saved(n, 0, &logits));
-    XT_TRY(xt_empty_like(logits, &din[0]));
-    XT_TRY(xt_rows_loss_gradient(n, 1, 1, dout[0], logits, din[0], logits->shape[1]));
-done:
-    return status;
+    XT_CHECK(xt_node_saved(n, 0, &logits));
+    XT_CHECK(xt_empty_like(logits, &din[0]));
+    return xt_rows_loss_gradient(n, 1, 1, dout[0], logits, din[0], logits->shape[1]);
 }
 
 const XtOp xt_op_cross_entropy = {

@@ -28,7 +28,7 @@ static XtStatus forward(XtCall *c) {
     XtRmsNormFwd p = {.out = y->data,
                       .rstd = rstd->data,
                       .x = x->data,
-                      .weight = weight ? weight->data : NULL,
+                      .weight = xt_data(weight),
                       .dtype = x->dtype,
                       .rows = rows,
                       .cols = cols,
@@ -57,14 +57,12 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     if (xt_node_needs(n, 0)) XT_TRY(xt_empty_like(x, &din[0]));
     XtTensor *sum = xt_node_needs(n, 1) ? xt_node_accumulator(n, 1) : NULL;
     if (xt_node_needs(n, 1) && !sum) XT_TRY(xt_empty_like(weight, &din[1]));
-    XtRmsNormBwd p = {.dx = din[0] ? din[0]->data : NULL,
-                      .dweight = sum      ? sum->data
-                                 : din[1] ? din[1]->data
-                                          : NULL,
+    XtRmsNormBwd p = {.dx = xt_data(din[0]),
+                      .dweight = xt_data(sum ? sum : din[1]),
                       .accumulate = sum != NULL,
                       .dy = dy->data,
                       .x = x->data,
-                      .weight = weight ? weight->data : NULL,
+                      .weight = xt_data(weight),
                       .rstd = rstd->data,
                       .dtype = x->dtype,
                       .rows = rstd->shape[0],

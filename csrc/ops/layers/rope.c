@@ -15,14 +15,7 @@ static XtStatus even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
     int d = x->ndim - 1;
     bool even = (x->strides[d] == 1 || x->shape[d] <= 1) &&
                 (x->ndim == 3 || x->shape[0] <= 1 || x->strides[0] == x->shape[1] * x->strides[1]);
-    XtStatus status = XT_OK;
-    if (even) {
-        xt_tensor_retain(x);
-        *out = x;
-    } else {
-        status = xt_copy_of(x, out);
-    }
-    if (status != XT_OK) return status;
+    XT_CHECK(even ? xt_share(x, out) : xt_copy_of(x, out));
     stride[0] = (*out)->strides[d - 2];
     stride[1] = (*out)->strides[d - 1];
     return XT_OK;
@@ -31,11 +24,7 @@ static XtStatus even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
 static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t period, double theta, bool inverse, XtTensor **out) {
     XtTensor *x = NULL;
     XtStatus status = XT_OK;
-    XtRope p = {.positions = positions ? positions->data : NULL,
-                .dtype = given->dtype,
-                .period = period,
-                .theta = theta,
-                .inverse = inverse};
+    XtRope p = {.positions = xt_data(positions), .dtype = given->dtype, .period = period, .theta = theta, .inverse = inverse};
     int d = given->ndim - 1;
     XT_TRY(even_rows(given, &x, p.x_stride));
     XT_TRY(xt_empty_like(x, out));
@@ -106,8 +95,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtArg *arg = xt_node_args(n);
     const XtTensor *dy = dout[0];
     XtTensor *positions;
-    XtStatus status = xt_node_saved(n, 0, &positions);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_node_saved(n, 0, &positions));
     int64_t period = arg[3].given ? arg[3].i : dy->ndim == 4 ? dy->shape[1] : dy->shape[0];
     return rotate(dout[0], positions, period > 0 ? period : 1, arg[1].f, true, &din[0]);
 }

@@ -12,9 +12,8 @@ static XtStatus rows_last(XtTensor *t, int dim, XtTensor **out) {
     view.shape[t->ndim - 1] = t->shape[dim];
     view.strides[t->ndim - 1] = t->strides[dim];
     XtTensor *moved;
-    XtStatus status = xt_tensor_from_view(t->storage, &view, &moved);
-    if (status != XT_OK) return status;
-    status = xt_dense(moved, out);
+    XT_CHECK(xt_tensor_from_view(t->storage, &view, &moved));
+    XtStatus status = xt_dense(moved, out);
     xt_tensor_release(moved);
     return status;
 }

@@ -20,11 +20,9 @@ static XtStatus forward(XtCall *c) {
         XT_TRY(xt_check_like(c->op, "gate", given, "up", other));
         XT_TRY(xt_dense(other, &up));
     } else {
-        if (ld % 2) {
-            status = xt_error(XT_VALUE_ERROR, "swiglu: the last dim of a fused gate_up must be even, got shape %s",
-                              xt_shape_text(given->ndim, given->shape));
-            goto done;
-        }
+        if (ld % 2)
+            XT_TRY(xt_error(XT_VALUE_ERROR, "swiglu: the last dim of a fused gate_up must be even, got shape %s",
+                            xt_shape_text(given->ndim, given->shape)));
         cols = shape[given->ndim - 1] = ld / 2;
     }
     XT_TRY(xt_empty_shape(gate, gate->dtype, given->ndim, shape, &y));

@@ -14,7 +14,7 @@ enum { XT_MHC_X, XT_MHC_PHI, XT_MHC_ALPHA, XT_MHC_GAMMA, XT_MHC_H_PRE, XT_MHC_RS
 /* Checks, runs and saves. Release `pre` whatever the status. */
 XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre);
 void xt_mhc_pre_release(XtMhcPre *pre);
-/* din[0 .. 4] from the gradients of h_in, h_post and h_res (dense); dout and m_res as in XtMhcPreBwd, dense or NULL. */
+/* Sets din[0 .. 4]. dh_in, dh_post and dh_res are dense; dout and m_res are as in XtMhcPreBwd, dense or NULL. */
 XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *dh_post, const XtTensor *dh_res,
                              const XtTensor *dout, const XtTensor *m_res, XtTensor **din);
 
@@ -30,18 +30,18 @@ XtStatus xt_sinkhorn_options(const XtOp *op, const XtArg *args, XtSinkhornOption
 XtStatus xt_sinkhorn(const XtTensor *logits, const XtSinkhornOptions *options, XtTensor **out);
 XtStatus xt_sinkhorn_gradient(const XtTensor *logits, const XtTensor *dout, const XtSinkhornOptions *options, XtTensor **dlogits);
 
-/* ops/mhc/mhc_post.c: din[0 .. 3] of x, y, h_post, m_res; `keep_x` false: din[0] is not made. Slots 0 .. 3 hold the inputs. */
+/* ops/mhc/mhc_post.c. Slots 0 .. 3 hold x, y, h_post and m_res; din[0 .. 3] are their gradients, without din[0] unless `keep_x`. */
 XtStatus xt_mhc_post_forward(XtCall *c);
 XtStatus xt_mhc_post_backward(XtNode *n, const XtTensor *dout, bool keep_x, XtTensor **din);
 
-/* Of [.., a, b]: how many matrices [a, b]. */
+/* The number of matrices in t [.., a, b]. */
 static inline int64_t xt_matrices(const XtTensor *t) {
     int64_t count = 1;
     for (int i = 0; i < t->ndim - 2; i++) count *= t->shape[i];
     return count;
 }
 
-/* "op: arg must have 1 to 8 streams ..." unless the dim has. */
+/* Refuses n, a dim of t, outside 1..8. */
 XtStatus xt_check_streams(const XtOp *op, const char *arg, const XtTensor *t, int64_t n);
-/* "op: x must have channels ..." unless its last dim has. */
+/* Refuses an x whose last dim is 0. */
 XtStatus xt_check_channels(const XtOp *op, const XtTensor *x);

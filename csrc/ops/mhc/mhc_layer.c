@@ -3,12 +3,12 @@
  *   h_in, h_post, M, carry = mhc_open(x, ..)        M = sinkhorn(h_res)
  *   out = mhc_close(carry, F(h_in), h_post, M)      out_i = sum_j M_ij carry_j + h_post_i F(h_in)
  *
- * They compute what mhc_pre, sinkhorn and mhc_post do, bit for bit. One thing differs in the backward: dx_j of mhc_post, sum_i M_ij
- * g_i, is as large as x and would be written only to be read again. So `carry`, which is x under another name, gets the gradient g
- * of `out` instead, and mhc_open, which keeps M, adds the sum where it makes dx. This is right only for the M of the same mhc_open:
- * mhc_close refuses a carry that requires a gradient unless carry, h_post and h_res are outputs of one mhc_open, whose backward
- * refuses an M or h_post that was changed in place. Another op that used carry would get a wrong gradient to it; only
- * nn.HyperConnection calls these two, and it keeps carry to itself.
+ * Their forward computes what mhc_pre, sinkhorn and mhc_post compute, bit for bit. Their backward does not store dx_j of mhc_post,
+ * sum_i M_ij g_i, which is as large as x: `carry` is an alias of x, its gradient is g itself, and mhc_open adds the sum to dx.
+ *
+ * This is right only for the M of the same mhc_open. When carry requires a gradient, mhc_close therefore refuses parts of two calls,
+ * and the backward of mhc_open refuses an M or h_post that was changed in place. carry must have no other user, whose gradient would
+ * be wrong: only nn.HyperConnection calls these two ops, and its carry is private.
  */
 #include "mhc.h"
 
@@ -43,7 +43,7 @@ static XtStatus open_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) 
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, SAVED_LOGITS, &logits));
     XT_TRY(xt_node_saved(n, SAVED_M, &m));
-    XT_TRY(xt_node_saved(n, SAVED_H_POST, &h_post)); /* for its version: dh_post is that of the values made here */
+    XT_TRY(xt_node_saved(n, SAVED_H_POST, &h_post)); /* fails when h_post was changed in place: dh_post is for its old values */
     for (int i = 0; i < OUT_COUNT; i++) XT_TRY(xt_dense(dout[i], &d[i]));
     XT_TRY(xt_sinkhorn_options(xt_node_op(n), xt_node_args(n) + 7, &options));
     XT_TRY(xt_sinkhorn_gradient(logits, d[OUT_M], &options, &dlogits));
@@ -56,7 +56,7 @@ done:
 
 static bool made_by_open(const XtTensor *t) { return t->grad && t->grad->node && t->grad->node->backward == open_backward; }
 
-/* What a message says that t is; `open` is the node it should be of, or NULL. */
+/* Describes t for an error message. `open`: the node that should have made it, or NULL. */
 static const char *origin(const XtTensor *t, const XtNode *open) {
     if (!xt_requires_grad(t)) return "a tensor without a gradient";
     if (!t->grad->node) return "a leaf";
@@ -64,7 +64,7 @@ static const char *origin(const XtTensor *t, const XtNode *open) {
     return t->grad->node == open ? "another output of it" : "an output of another mhc_open";
 }
 
-/* The gradient of carry is right only beside the h_post and M of the mhc_open that made it. */
+/* Refuses an h_post or M that another mhc_open made than the one that made carry: the gradient of x would be wrong. */
 static XtStatus check_one_open(const XtCall *c) {
     static const struct {
         const char *name;
@@ -86,8 +86,8 @@ static XtStatus check_one_open(const XtCall *c) {
 }
 
 static XtStatus close_forward(XtCall *c) {
-    XtStatus status = check_one_open(c);
-    return status == XT_OK ? xt_mhc_post_forward(c) : status;
+    XT_CHECK(check_one_open(c));
+    return xt_mhc_post_forward(c);
 }
 
 static XtStatus close_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {

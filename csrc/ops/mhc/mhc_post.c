@@ -51,32 +51,27 @@ done:
 
 XtStatus xt_mhc_post_backward(XtNode *n, const XtTensor *dout, bool keep_x, XtTensor **din) {
     XtTensor *saved[4], *sum = NULL;
-    XtStatus status = XT_OK;
-    for (int i = 0; i < 4; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
+    for (int i = 0; i < 4; i++) XT_CHECK(xt_node_saved(n, i, &saved[i]));
     bool wants_x = keep_x && xt_node_needs(n, 0);
     if (wants_x) sum = xt_node_accumulator(n, 0);
     for (int i = 0; i < 4; i++)
-        if (i ? xt_node_needs(n, i) : wants_x && !sum) XT_TRY(xt_empty_like(saved[i], &din[i]));
+        if (i ? xt_node_needs(n, i) : wants_x && !sum) XT_CHECK(xt_empty_like(saved[i], &din[i]));
     const XtTensor *x = saved[0];
-    XtMhcPostBwd p = {.dx = sum      ? sum->data
-                            : din[0] ? din[0]->data
-                                     : NULL,
-                      .dy = din[1] ? din[1]->data : NULL,
-                      .dh_post = din[2] ? din[2]->data : NULL,
-                      .dm_res = din[3] ? din[3]->data : NULL,
+    XtMhcPostBwd p = {.dx = xt_data(sum ? sum : din[0]),
+                      .dy = xt_data(din[1]),
+                      .dh_post = xt_data(din[2]),
+                      .dm_res = xt_data(din[3]),
                       .dout = dout->data,
                       .x = x->data,
                       .y = saved[1]->data,
                       .h_post = saved[2]->data,
                       .m_res = saved[3]->data,
-                      .dx_add = sum ? sum->data : NULL,
+                      .dx_add = xt_data(sum),
                       .dtype = x->dtype,
                       .tokens = xt_matrices(x),
                       .streams = x->shape[x->ndim - 2],
                       .cols = x->shape[x->ndim - 1]};
-    XT_TRY(xt_backend_of(x)->mhc_post_bwd(&p));
-done:
-    return status;
+    return xt_backend_of(x)->mhc_post_bwd(&p);
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {

@@ -39,31 +39,30 @@ static XtStatus parameter(const XtOp *op, const XtTensor *x, const char *arg, Xt
 XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
     XtTensor *x = c->arg[0].tensor, *gamma = c->arg[4].tensor;
     double norm_eps = c->arg[5].f, hc_eps = c->arg[6].f;
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_float(c->op, "x", x));
-    XT_TRY(xt_check_ndim(c->op, "x", x, 2, XT_MAX_DIMS));
+    XT_CHECK(xt_check_float(c->op, "x", x));
+    XT_CHECK(xt_check_ndim(c->op, "x", x, 2, XT_MAX_DIMS));
     int64_t shape[XT_MAX_DIMS], n = x->shape[x->ndim - 2], cols = x->shape[x->ndim - 1], rows = n * n + 2 * n;
     int64_t tokens = xt_matrices(x);
-    XT_TRY(xt_check_streams(c->op, "x", x, n));
-    XT_TRY(xt_check_channels(c->op, x));
-    XT_TRY(parameter(c->op, x, "phi", c->arg[1].tensor, 2, (int64_t[]){rows, n * cols}, &pre->phi));
-    XT_TRY(parameter(c->op, x, "alpha", c->arg[2].tensor, 1, (int64_t[]){3}, &pre->alpha));
-    XT_TRY(parameter(c->op, x, "bias", c->arg[3].tensor, 1, &rows, &pre->bias));
-    if (gamma) XT_TRY(parameter(c->op, x, "gamma", gamma, 2, (int64_t[]){n, cols}, &pre->gamma));
-    XT_TRY(check_eps(c->op, "norm_eps", norm_eps));
-    XT_TRY(check_eps(c->op, "hc_eps", hc_eps));
-    XT_TRY(xt_dense(x, &pre->x));
+    XT_CHECK(xt_check_streams(c->op, "x", x, n));
+    XT_CHECK(xt_check_channels(c->op, x));
+    XT_CHECK(parameter(c->op, x, "phi", c->arg[1].tensor, 2, (int64_t[]){rows, n * cols}, &pre->phi));
+    XT_CHECK(parameter(c->op, x, "alpha", c->arg[2].tensor, 1, (int64_t[]){3}, &pre->alpha));
+    XT_CHECK(parameter(c->op, x, "bias", c->arg[3].tensor, 1, &rows, &pre->bias));
+    if (gamma) XT_CHECK(parameter(c->op, x, "gamma", gamma, 2, (int64_t[]){n, cols}, &pre->gamma));
+    XT_CHECK(check_eps(c->op, "norm_eps", norm_eps));
+    XT_CHECK(check_eps(c->op, "hc_eps", hc_eps));
+    XT_CHECK(xt_dense(x, &pre->x));
     x = pre->x;
     XtDtype acc = xt_dtype_accumulator(x->dtype);
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = n;
-    XT_TRY(xt_empty_shape(x, acc, x->ndim, shape, &pre->h_res));
-    XT_TRY(xt_empty_shape(x, acc, x->ndim - 1, shape, &pre->h_post));
+    XT_CHECK(xt_empty_shape(x, acc, x->ndim, shape, &pre->h_res));
+    XT_CHECK(xt_empty_shape(x, acc, x->ndim - 1, shape, &pre->h_post));
     shape[x->ndim - 2] = cols;
-    XT_TRY(xt_empty_shape(x, x->dtype, x->ndim - 1, shape, &pre->h_in));
-    XT_TRY(xt_empty_shape(x, acc, 2, (int64_t[]){tokens, n}, &pre->h_pre));
-    XT_TRY(xt_empty_shape(x, acc, 2, (int64_t[]){tokens, rows}, &pre->mix));
-    XT_TRY(xt_empty_shape(x, acc, 1, &tokens, &pre->rstd));
+    XT_CHECK(xt_empty_shape(x, x->dtype, x->ndim - 1, shape, &pre->h_in));
+    XT_CHECK(xt_empty_shape(x, acc, 2, (int64_t[]){tokens, n}, &pre->h_pre));
+    XT_CHECK(xt_empty_shape(x, acc, 2, (int64_t[]){tokens, rows}, &pre->mix));
+    XT_CHECK(xt_empty_shape(x, acc, 1, &tokens, &pre->rstd));
     XtMhcPreFwd p = {.h_in = pre->h_in->data,
                      .h_post = pre->h_post->data,
                      .h_res = pre->h_res->data,
@@ -74,7 +73,7 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
                      .phi = pre->phi->data,
                      .alpha = pre->alpha->data,
                      .bias = pre->bias->data,
-                     .gamma = pre->gamma ? pre->gamma->data : NULL,
+                     .gamma = xt_data(pre->gamma),
                      .dtype = x->dtype,
                      .tokens = tokens,
                      .streams = n,
@@ -82,7 +81,7 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
                      .norm_eps = norm_eps,
                      .hc_eps = hc_eps,
                      .tf32 = xt_tf32()};
-    XT_TRY(xt_backend_of(x)->mhc_pre_fwd(&p));
+    XT_CHECK(xt_backend_of(x)->mhc_pre_fwd(&p));
     XtTensor *saved[XT_MHC_PRE_SAVED] = {
         [XT_MHC_X] = x,
         [XT_MHC_PHI] = pre->phi,
@@ -93,9 +92,8 @@ XtStatus xt_mhc_pre_forward(XtCall *c, XtMhcPre *pre) {
         [XT_MHC_MIX] = pre->mix,
         [XT_MHC_BIAS] = pre->bias,
     };
-    for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_TRY(xt_save(c, saved[i]));
-done:
-    return status;
+    for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_CHECK(xt_save(c, saved[i]));
+    return XT_OK;
 }
 
 void xt_mhc_pre_release(XtMhcPre *pre) {
@@ -107,23 +105,20 @@ void xt_mhc_pre_release(XtMhcPre *pre) {
 XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *dh_post, const XtTensor *dh_res,
                              const XtTensor *dout, const XtTensor *m_res, XtTensor **din) {
     XtTensor *saved[XT_MHC_PRE_SAVED], *sum = NULL;
-    XtStatus status = XT_OK;
-    for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
+    for (int i = 0; i < XT_MHC_PRE_SAVED; i++) XT_CHECK(xt_node_saved(n, i, &saved[i]));
     XtTensor *x = saved[XT_MHC_X], *phi = saved[XT_MHC_PHI], *alpha = saved[XT_MHC_ALPHA], *gamma = saved[XT_MHC_GAMMA];
     int64_t rows = phi->shape[0];
-    /* The same pass adds the gradient that x has already received from elsewhere, usually from mhc_post. */
-    if (xt_node_needs(n, 0) && !(sum = xt_node_accumulator(n, 0))) XT_TRY(xt_empty_like(x, &din[0]));
-    if (xt_node_needs(n, 1)) XT_TRY(xt_empty_like(phi, &din[1]));
-    if (xt_node_needs(n, 2)) XT_TRY(xt_empty_like(alpha, &din[2]));
-    if (xt_node_needs(n, 3)) XT_TRY(xt_empty_shape(x, phi->dtype, 1, &rows, &din[3]));
-    if (gamma && xt_node_needs(n, 4)) XT_TRY(xt_empty_like(gamma, &din[4]));
-    XtMhcPreBwd p = {.dx = sum      ? sum->data
-                           : din[0] ? din[0]->data
-                                    : NULL,
-                     .dphi = din[1] ? din[1]->data : NULL,
-                     .dalpha = din[2] ? din[2]->data : NULL,
-                     .dbias = din[3] ? din[3]->data : NULL,
-                     .dgamma = din[4] ? din[4]->data : NULL,
+    /* Where the tape lends the gradient that x has so far (usually from mhc_post), the kernel adds to it and writes no dx of its own. */
+    if (xt_node_needs(n, 0) && !(sum = xt_node_accumulator(n, 0))) XT_CHECK(xt_empty_like(x, &din[0]));
+    if (xt_node_needs(n, 1)) XT_CHECK(xt_empty_like(phi, &din[1]));
+    if (xt_node_needs(n, 2)) XT_CHECK(xt_empty_like(alpha, &din[2]));
+    if (xt_node_needs(n, 3)) XT_CHECK(xt_empty_shape(x, phi->dtype, 1, &rows, &din[3]));
+    if (gamma && xt_node_needs(n, 4)) XT_CHECK(xt_empty_like(gamma, &din[4]));
+    XtMhcPreBwd p = {.dx = xt_data(sum ? sum : din[0]),
+                     .dphi = xt_data(din[1]),
+                     .dalpha = xt_data(din[2]),
+                     .dbias = xt_data(din[3]),
+                     .dgamma = xt_data(din[4]),
                      .dh_in = dh_in->data,
                      .dh_post = dh_post->data,
                      .dh_res = dh_res->data,
@@ -131,21 +126,19 @@ XtStatus xt_mhc_pre_backward(XtNode *n, const XtTensor *dh_in, const XtTensor *d
                      .phi = phi->data,
                      .alpha = alpha->data,
                      .bias = saved[XT_MHC_BIAS]->data,
-                     .gamma = gamma ? gamma->data : NULL,
+                     .gamma = xt_data(gamma),
                      .h_pre = saved[XT_MHC_H_PRE]->data,
                      .rstd = saved[XT_MHC_RSTD]->data,
                      .mix = saved[XT_MHC_MIX]->data,
-                     .dout = dout ? dout->data : NULL,
-                     .m_res = m_res ? m_res->data : NULL,
-                     .dx_add = sum ? sum->data : NULL,
+                     .dout = xt_data(dout),
+                     .m_res = xt_data(m_res),
+                     .dx_add = xt_data(sum),
                      .dtype = x->dtype,
                      .tokens = saved[XT_MHC_RSTD]->shape[0],
                      .streams = x->shape[x->ndim - 2],
                      .cols = x->shape[x->ndim - 1],
                      .tf32 = xt_tf32()};
-    XT_TRY(xt_backend_of(x)->mhc_pre_bwd(&p));
-done:
-    return status;
+    return xt_backend_of(x)->mhc_pre_bwd(&p);
 }
 
 static XtStatus forward(XtCall *c) {

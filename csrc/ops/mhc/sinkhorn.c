@@ -23,8 +23,7 @@ XtStatus xt_sinkhorn_options(const XtOp *op, const XtArg *args, XtSinkhornOption
 }
 
 XtStatus xt_sinkhorn(const XtTensor *logits, const XtSinkhornOptions *options, XtTensor **out) {
-    XtStatus status = xt_empty_like(logits, out);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_empty_like(logits, out));
     XtSinkhornFwd p = {.out = (*out)->data,
                        .logits = logits->data,
                        .dtype = logits->dtype,
@@ -38,8 +37,7 @@ XtStatus xt_sinkhorn(const XtTensor *logits, const XtSinkhornOptions *options, X
 }
 
 XtStatus xt_sinkhorn_gradient(const XtTensor *logits, const XtTensor *dout, const XtSinkhornOptions *options, XtTensor **dlogits) {
-    XtStatus status = xt_empty_like(logits, dlogits);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_empty_like(logits, dlogits));
     XtSinkhornBwd p = {.dlogits = (*dlogits)->data,
                        .dout = dout->data,
                        .logits = logits->data,

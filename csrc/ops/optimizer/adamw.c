@@ -54,12 +54,9 @@ done:
 
 /* A scalar on the parameters' device, whose value is not looked at: reading it would wait for that device. */
 static XtStatus check_scalar(const XtOp *op, const char *name, const XtTensor *scalar, const XtArg *params, XtDtype dtype) {
-    XtStatus status = XT_OK;
-    XT_TRY(xt_check_device(op, "params[0]", params->tensors[0], name, scalar));
-    XT_TRY(xt_check_dtype(op, name, scalar, dtype));
-    XT_TRY(xt_check_ndim(op, name, scalar, 0, 0));
-done:
-    return status;
+    XT_CHECK(xt_check_device(op, "params[0]", params->tensors[0], name, scalar));
+    XT_CHECK(xt_check_dtype(op, name, scalar, dtype));
+    return xt_check_ndim(op, name, scalar, 0, 0);
 }
 
 static XtStatus adamw_forward(XtCall *c) {
@@ -92,10 +89,7 @@ static XtStatus adamw_forward(XtCall *c) {
     }
     items = calloc((size_t)params->count, sizeof *items);
     dense = calloc((size_t)params->count, sizeof *dense);
-    if (!items || !dense) {
-        status = xt_error(XT_OUT_OF_MEMORY, "adamw_: out of memory");
-        goto done;
-    }
+    if (!items || !dense) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "adamw_: out of memory"));
     for (int i = 0; i < params->count; i++) {
         XtTensor *p = params->tensors[i];
         XT_TRY(xt_check_shape(c->op, "the gradient", grads->tensors[i], p->ndim, p->shape));
@@ -124,7 +118,7 @@ static XtStatus adamw_forward(XtCall *c) {
                  .eps = c->arg[9].f,
                  .weight_decay = c->arg[10].f,
                  .lr = lr->data,
-                 .guard = guard ? guard->data : NULL};
+                 .guard = xt_data(guard)};
     XT_TRY(xt_backend_of(params->tensors[0])->adamw(&p));
 done:
     for (int i = 0; dense && i < params->count; i++) xt_tensor_release(dense[i]);

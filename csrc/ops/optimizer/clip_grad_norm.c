@@ -16,18 +16,13 @@ static XtStatus clip_forward(XtCall *c) {
     if (grads->count) device = grads->tensors[0]->storage->device;
     XT_TRY(xt_tensor_empty(device, XT_FLOAT32, 0, NULL, &norm));
     items = malloc(sizeof *items * (size_t)(grads->count ? grads->count : 1));
-    if (!items) {
-        status = xt_error(XT_OUT_OF_MEMORY, "clip_grad_norm_: out of memory");
-        goto done;
-    }
+    if (!items) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "clip_grad_norm_: out of memory"));
     for (int i = 0; i < grads->count; i++) {
         XtTensor *g = grads->tensors[i];
         XT_TRY(xt_check_float(c->op, "every gradient", g));
         XT_TRY(xt_check_device(c->op, "grads[0]", grads->tensors[0], "every gradient", g));
-        if (!xt_view_is_contiguous(&g->view)) {
-            status = xt_error(XT_VALUE_ERROR, "clip_grad_norm_: grads[%d] must be contiguous, got strides of a view", i);
-            goto done;
-        }
+        if (!xt_view_is_contiguous(&g->view))
+            XT_TRY(xt_error(XT_VALUE_ERROR, "clip_grad_norm_: grads[%d] must be contiguous, got strides of a view", i));
         items[i] = g->view;
     }
     const XtBackend *backend = xt_backend_of(norm);

@@ -15,8 +15,7 @@ static XtStatus reduced_dims(const XtOp *op, const XtArg *dims, int ndim, bool *
     for (int i = 0; i < XT_MAX_DIMS; i++) reduced[i] = all && i < ndim;
     for (int i = 0; i < dims->count && !all; i++) {
         int dim;
-        XtStatus status = xt_check_dim(op, dims->ints[i], ndim, &dim);
-        if (status != XT_OK) return status;
+        XT_CHECK(xt_check_dim(op, dims->ints[i], ndim, &dim));
         if (reduced[dim]) return xt_error(XT_VALUE_ERROR, "%s: dim must not name dimension %d twice", op->name, dim);
         reduced[dim] = true;
     }
@@ -57,11 +56,9 @@ static XtStatus run(XtCall *c, const bool *reduced, bool keepdim) {
     XtView flat = {.data = out->data, .dtype = dtype, .ndim = kept};
     memcpy(flat.shape, arranged.shape, sizeof flat.shape);
     xt_view_set_contiguous(&flat);
-    if (code != XT_REDUCE_SUM && code != XT_REDUCE_MEAN && xt_view_numel(&flat) > 0 && xt_view_numel(&arranged) == 0) {
-        status = xt_error(XT_VALUE_ERROR, "%s: input must have elements along the reduced dimensions, got shape %s", c->op->name,
-                          xt_shape_text(x->ndim, x->shape));
-        goto done;
-    }
+    if (code != XT_REDUCE_SUM && code != XT_REDUCE_MEAN && xt_view_numel(&flat) > 0 && xt_view_numel(&arranged) == 0)
+        XT_TRY(xt_error(XT_VALUE_ERROR, "%s: input must have elements along the reduced dimensions, got shape %s", c->op->name,
+                        xt_shape_text(x->ndim, x->shape)));
     XT_TRY(xt_backend_of(x)->reduce(&(XtReduce){.op = code, .out = flat, .x = arranged}));
     if (code == XT_REDUCE_MAX || code == XT_REDUCE_MIN) {
         XT_TRY(xt_save(c, x));
