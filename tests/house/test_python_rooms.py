@@ -1,11 +1,9 @@
 """The order of rooms in xtrain/: an arrow (an import) points to the same room or to a lower one, and files have no
 circle of imports. Imports inside functions count, those for type checkers too.
 
-Three places name modules in text, where no arrow shows: the front door of a package that imports its names when they are
-first asked for (xtrain/_lazy.py), models/registry.py, which finds a model by the model_type of a file, and
-cli/dispatch.py, which finds a command in its own folder. A door also
-has imports that type checkers and editors see in place of its text; they are left out here, as the text is, and a test
-compares the two.
+Where a module is named in text (BY_TEXT) no arrow shows. The front door of a package, which imports its names when they
+are first asked for (xtrain/_lazy.py), also has imports that type checkers and editors see in place of its text; they are
+left out here, as the text is, and a test compares the two.
 """
 
 import ast
@@ -193,6 +191,7 @@ def test_only_models_name_an_architecture() -> None:
 BY_TEXT = {
     "_lazy.py": "the names of a door; compared with its imports",
     "bench/peers.py": "packages that are measured beside ours",
+    "cli/dispatch.py": "the command that a command line names, in its own folder",
     "models/registry.py": "the module of a model_type",
     "tokenizers/from_file.py": "the package tokenizers",
 }
