@@ -178,7 +178,8 @@ while time.process_time() < begun + 0.2:
 
 @pytest.mark.skipif(SANITIZED, reason="timing")
 def test_import_time(tmp_path) -> None:
-    """`import xtrain` costs at most 60 ms of processor time more than `import numpy`: the median of 7, imports cached."""
+    """`import xtrain` costs at most 60 ms of processor time more than `import numpy`, imports cached. The least of 7 counts: other
+    processes only add to it (caches, clocks, page faults), also to processor time."""
     code = "import time, numpy; t = time.process_time(); import xtrain; print(time.process_time() - t)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {
@@ -187,9 +188,7 @@ def test_import_time(tmp_path) -> None:
     }  # no threads of NumPy's that spin
     run(code, env=environment)
     samples = [float(run(code, env=environment).stdout) for _ in range(7)]
-    assert statistics.median(samples) <= 0.060, (
-        f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in samples]} above numpy"
-    )
+    assert min(samples) <= 0.060, f"import xtrain takes {[f'{s * 1000:.0f} ms' for s in samples]} above numpy"
 
 
 def test_import_is_clean() -> None:
