@@ -193,6 +193,7 @@ def test_a_model_of_the_users_own_is_saved(tmp_path, keys) -> None:
 def test_model_errors(tmp_path) -> None:
     directory = tmp_path / "m"
     model().save_pretrained(directory)
+    (directory / "manifest.json").unlink()  # as from elsewhere: what is wrong with a file itself
     good = {p.name: p.read_bytes() for p in directory.iterdir()}
 
     def restore() -> None:
@@ -262,6 +263,7 @@ def test_an_edited_config_is_compared_before_anything_is_built(tmp_path, monkeyp
     model().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: size}))
+    (tmp_path / "manifest.json").unlink()
     monkeypatch.setattr(Qwen3, "__init__", lambda *_: pytest.fail("built"))
     for load in (saving.load_model, Qwen3.from_pretrained):
         with pytest.raises(CheckpointError, match=re.escape(text)) as error:
@@ -271,10 +273,13 @@ def test_an_edited_config_is_compared_before_anything_is_built(tmp_path, monkeyp
 
 def test_a_stray_tensor_does_not_stand_for_all_layers(tmp_path, monkeypatch) -> None:
     model().save_pretrained(tmp_path)
-    tensors = dict(saving.read_tensors(tmp_path)) | {f"model.layers.{2**40 - 1}.input_layernorm.weight": xt.ones(16)}
+    tensors = dict(saving.read_tensors(saving.DirectoryReader(tmp_path))) | {
+        f"model.layers.{2**40 - 1}.input_layernorm.weight": xt.ones(16)
+    }
     (tmp_path / "model.safetensors").write_bytes(b"".join(bytes(memoryview(c)) for c in chunks(tensors)))
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2**40}))
+    (tmp_path / "manifest.json").unlink()
     monkeypatch.setattr(Qwen3, "__init__", lambda *_: pytest.fail("built"))
     with pytest.raises(CheckpointError, match="lacks tensor model.layers.2.self_attn.q_proj.weight"):
         saving.load_model(tmp_path)
@@ -283,6 +288,7 @@ def test_a_stray_tensor_does_not_stand_for_all_layers(tmp_path, monkeypatch) -> 
 def test_index_may_not_leave_the_directory(tmp_path) -> None:
     saving.save_model(model(), tmp_path / "m", shard_bytes=3000)
     index = tmp_path / "m" / "model.safetensors.index.json"
+    (tmp_path / "m" / "manifest.json").unlink()
     values = json.loads(index.read_text())
     for evil in ("../../etc/passwd", "/etc/passwd", "config.json", "none.safetensors"):
         changed = {**values, "weight_map": {**values["weight_map"], "model.norm.weight": evil}}
@@ -294,8 +300,9 @@ def test_index_may_not_leave_the_directory(tmp_path) -> None:
 def test_tied_head_in_the_file(tmp_path) -> None:
     m = model(tie_word_embeddings=True)
     m.save_pretrained(tmp_path / "m")
-    tensors = dict(saving.read_tensors(tmp_path / "m"))
+    tensors = dict(saving.read_tensors(saving.DirectoryReader(tmp_path / "m")))
     table = tensors["model.embed_tokens.weight"]
+    (tmp_path / "m" / "manifest.json").unlink()
     for head, fine in [(table.clone(), True), (table * 2, False)]:
         (tmp_path / "m" / "model.safetensors").write_bytes(
             b"".join(bytes(memoryview(c)) for c in chunks({**tensors, "lm_head.weight": head}))

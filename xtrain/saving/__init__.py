@@ -4,7 +4,7 @@
     model.safetensors tokenizer*.json
     optimizer.safetensors                   moments and float32 masters
     trainer_state.json                      step, positions, random state, configuration
-    manifest.json                           size and SHA-256 of every file above, written last
+    manifest.json                           size and hashes of every file above, written last
 
 A directory appears under its name only when it is complete: it is written beside as `.NAME.tmp-N`, every file and the
 directory are flushed to the disk, and one rename publishes it. Whatever fails on the way (a full disk, a kill), older
@@ -13,7 +13,7 @@ checkpoints are untouched; one that is being replaced is called `.NAME.old-N` fo
 
 from .checkpoint import load_checkpoint, newest_valid, read_trainer_state, save_checkpoint, verify_checkpoint
 from .directory import FORMAT, MANIFEST, DirectoryWriter
-from .model import SHARD_BYTES, load_model, read_json, read_tensors, save_model
+from .model import SHARD_BYTES, load_model, read_tensors, save_model
 from .places import (
     checkpoint_name,
     checkpoint_step,
@@ -25,11 +25,12 @@ from .places import (
     remove_checkpoint,
     set_aside_after,
 )
+from .reader import DirectoryReader
 from .safetensors import SafetensorsFile, chunks
 
 __all__ = [
-    "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryWriter", "SafetensorsFile", "checkpoint_name", "checkpoint_step",
-    "chunks", "clean_temporary", "displaced_hint", "find_checkpoints", "find_displaced", "load_checkpoint",
-    "load_model", "modified", "newest_valid", "read_json", "read_tensors", "read_trainer_state",
+    "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryReader", "DirectoryWriter", "SafetensorsFile", "checkpoint_name",
+    "checkpoint_step", "chunks", "clean_temporary", "displaced_hint", "find_checkpoints", "find_displaced",
+    "load_checkpoint", "load_model", "modified", "newest_valid", "read_tensors", "read_trainer_state",
     "remove_checkpoint", "save_checkpoint", "save_model", "set_aside_after", "verify_checkpoint",
 ]  # fmt: skip

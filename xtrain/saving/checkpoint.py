@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from .._C import Tensor
 from .._types import Tokenizer
 from ..errors import CheckpointError
-from .directory import FORMAT, MANIFEST, DirectoryWriter, PathLike
-from .model import SHARD_BYTES, load_tensors, read_json, read_tensors, write_model
+from .directory import MANIFEST, DirectoryWriter, PathLike
+from .model import SHARD_BYTES, load_tensors, read_tensors, write_model
 from .places import find_checkpoints
+from .reader import DirectoryReader
 from .safetensors import SafetensorsFile, chunks
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
     from ..optim import Optimizer
+
+STATE_FORMAT = 1  # of trainer_state.json
 
 
 def save_checkpoint(
@@ -38,43 +39,19 @@ def save_checkpoint(
         if optimizer is not None:
             tensors, content["optimizer"] = _split_optimizer(model, optimizer)
             writer.write("optimizer.safetensors", chunks(tensors, {"format": "pt"}))
-        writer.write_json("trainer_state.json", {"format": FORMAT, **content})
+        writer.write_json("trainer_state.json", {"format": STATE_FORMAT, **content})
         writer.publish()
 
 
 def verify_checkpoint(directory: PathLike) -> None:
     """Check every file of a checkpoint against its manifest; raises CheckpointError with the first difference."""
-    directory = Path(directory)
-    manifest = read_json(directory / MANIFEST)
-    files = manifest.get("files")
-    if manifest.get("format") != FORMAT or not isinstance(files, dict):
-        raise CheckpointError(f"{directory / MANIFEST} must have format {FORMAT}, got {manifest.get('format')!r}")
+    reader = DirectoryReader(directory)
+    if reader.records is None:
+        raise CheckpointError(f"{Path(directory) / MANIFEST} cannot be read: there is none")
     for required in ("config.json", "trainer_state.json"):
-        if required not in files:
-            raise CheckpointError(f"{directory / MANIFEST} does not list {required}")
-    for name, expected in files.items():
-        if os.path.basename(name) != name or not isinstance(expected, dict):
-            raise CheckpointError(f"{directory / MANIFEST} must list plain file names, got {name!r}")
-        path = directory / name
-        try:
-            size = path.stat().st_size
-            if size != expected.get("size"):
-                raise CheckpointError(
-                    f"{path} is damaged: it has {size} bytes, the manifest says {expected.get('size')}"
-                )
-            with open(path, "rb") as file:
-                digest = _hash_file(file)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-        if digest != expected.get("sha256"):
-            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the manifest")
-
-
-def _hash_file(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()
+        if required not in reader.records:
+            raise CheckpointError(f"{Path(directory) / MANIFEST} does not list {required}")
+    reader.verify()
 
 
 def newest_valid(run: PathLike, warn: Callable[[str], None]) -> Path | None:
@@ -96,11 +73,12 @@ def load_checkpoint(directory: PathLike, model: LanguageModel, optimizer: Optimi
     CheckpointError when it does not fit them.
     """
     directory = Path(directory)
-    state = read_trainer_state(directory)
-    tensors = read_tensors(directory)
+    reader = DirectoryReader(directory)
+    state = _trainer_state(reader)
+    tensors = read_tensors(reader)
     load_tensors(model, tensors, directory, next(iter(model.parameters())).dtype)
     if optimizer is not None:
-        with SafetensorsFile(directory / "optimizer.safetensors") as file:
+        with SafetensorsFile(reader.open("optimizer.safetensors")) as file:
             moments = {name: file.tensor(name) for name in file.entries}
         _join_optimizer(model, optimizer, moments, state.get("optimizer"), directory)
     return state
@@ -108,10 +86,14 @@ def load_checkpoint(directory: PathLike, model: LanguageModel, optimizer: Optimi
 
 def read_trainer_state(directory: PathLike) -> dict[str, Any]:
     """Return the trainer_state.json of a checkpoint. CheckpointError when it cannot be read or has another format."""
-    path = Path(directory) / "trainer_state.json"
-    state = read_json(path)
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} must have format {FORMAT}, got {state.get('format')!r}")
+    return _trainer_state(DirectoryReader(directory))
+
+
+def _trainer_state(reader: DirectoryReader) -> dict[str, Any]:
+    state = reader.json("trainer_state.json")
+    if state.get("format") != STATE_FORMAT:
+        path = reader.directory / "trainer_state.json"
+        raise CheckpointError(f"{path} must have format {STATE_FORMAT}, got {state.get('format')!r}")
     return state
 
 

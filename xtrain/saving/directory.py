@@ -16,8 +16,9 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
+PIECE = 8 << 20  # bytes that one hash of the manifest covers at most
 PathLike = str | os.PathLike[str]
 
 
@@ -53,16 +54,17 @@ class DirectoryWriter:
 
     def write(self, name: str, pieces: Iterable[Any]) -> None:
         """Write file `name` from bytes-like pieces and flush it to the disk."""
-        digest, size = hashlib.sha256(), 0
+        written: list[tuple[int, str]] = []
         with self._clear_errors(), open(self.temporary / name, "wb", buffering=0) as file:
             for piece in pieces:
                 view = memoryview(piece).cast("B")
-                digest.update(view)
-                size += len(view)
-                while view:
-                    view = view[file.write(view[: 1 << 30]) :]
+                for start in range(0, len(view), PIECE):
+                    part = view[start : start + PIECE]
+                    written.append((len(part), hashlib.sha256(part).hexdigest()))
+                    while part:
+                        part = part[file.write(part) :]
             os.fsync(file.fileno())
-        self._manifest[name] = {"size": size, "sha256": digest.hexdigest()}
+        self._manifest[name] = {"size": sum(size for size, _ in written), "pieces": written}
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON, in ASCII: a path that is not valid Unicode has no UTF-8."""
@@ -71,7 +73,7 @@ class DirectoryWriter:
     def publish(self) -> None:
         """Write the manifest and give the directory its name, replacing a directory of that name."""
         manifest = {"format": FORMAT, "files": self._manifest}
-        self.write(MANIFEST, [json.dumps(manifest, indent=2).encode()])  # ends with its brace: any cut is seen
+        self.write(MANIFEST, [json.dumps(manifest).encode()])  # ends with its brace: any cut is seen
         with self._clear_errors():
             _sync_directory(self.temporary)
             with _renames:

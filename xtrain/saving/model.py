@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import _C
 from .._C import Tensor
@@ -15,6 +14,7 @@ from ..errors import CheckpointError
 from ..models.registry import GENERATION, Architecture, architecture
 from .directory import MANIFEST, DirectoryWriter, PathLike
 from .places import displaced_hint
+from .reader import DirectoryReader
 from .safetensors import SafetensorsFile, chunks, raw_bytes
 
 if TYPE_CHECKING:
@@ -93,35 +93,20 @@ def save_model(
         writer.publish()
 
 
-def read_json(path: PathLike) -> dict[str, Any]:
-    """Return the JSON object in a file, or raise CheckpointError."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            value = json.load(stream)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
-def read_tensors(directory: PathLike) -> dict[str, Tensor]:
+def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
     """Return {name: CPU tensor} of a model directory, in one file or in shards. CheckpointError when one is damaged."""
-    directory = Path(directory)
-    index = directory / "model.safetensors.index.json"
-    if (directory / "model.safetensors").is_file() or not index.is_file():
-        with SafetensorsFile(directory / "model.safetensors") as file:
+    directory, index = reader.directory, "model.safetensors.index.json"
+    if reader.has("model.safetensors") or not reader.has(index):
+        with SafetensorsFile(reader.open("model.safetensors")) as file:
             return {name: file.tensor(name) for name in file.entries}
-    where = read_json(index).get("weight_map")
+    where = reader.json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
-        raise CheckpointError(f"{index} must map tensor names to files in weight_map")
+        raise CheckpointError(f"{directory / index} must map tensor names to files in weight_map")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
         if os.path.basename(name) != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} must name .safetensors files beside it, got {name!r}")
-        with SafetensorsFile(directory / name) as file:
+            raise CheckpointError(f"{directory / index} must name .safetensors files beside it, got {name!r}")
+        with SafetensorsFile(reader.open(name)) as file:
             for tensor in file.entries:
                 if where.get(tensor) != name:
                     raise CheckpointError(
@@ -130,7 +115,8 @@ def read_tensors(directory: PathLike) -> dict[str, Tensor]:
                 tensors[tensor] = file.tensor(tensor)
     missing = sorted(set(where) - set(tensors))
     if missing:
-        raise CheckpointError(f"{index} places tensor {missing[0]} in {where[missing[0]]}, which does not hold it")
+        problem = f"places tensor {missing[0]} in {where[missing[0]]}, which does not hold it"
+        raise CheckpointError(f"{directory / index} {problem}")
     return tensors
 
 
@@ -144,13 +130,14 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory} must be a model directory, but there is none{displaced_hint(directory)}")
-    values = read_json(directory / "config.json")
+    reader = DirectoryReader(directory)
+    values = reader.json("config.json")
     try:
         kind = architecture(values.get("model_type"))
         config = kind.config.from_dict(values)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
-    tensors = read_tensors(directory)
+    tensors = read_tensors(reader)
     for name, shape in kind.tensor_shapes(config):  # before anything of a size is built that the file has not
         _check_tensor(name, shape, tensors, directory)
     random = _C.get_rng_state()

@@ -10,15 +10,15 @@ by another process is an error and not a bus error.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from typing import Any
 
 from .. import _C
 from .._C import Tensor
 from ..errors import CheckpointError
+from .directory import PathLike
+from .reader import CheckedFile
 
 MAX_HEADER = 100_000_000
 # The format's dtype names and their bits; those in _NAMES can become tensors, the others are only measured.
@@ -52,38 +52,31 @@ class Entry:
 
 
 class SafetensorsFile:
-    """A validated safetensors file, open for reading; use it in a `with` block.
+    """A validated safetensors file, open for reading; use it in a `with` block. A file of a manifest is checked by the
+    end of the block: use its tensors only after it.
 
     Raises CheckpointError when the file cannot be read or breaks any rule of the format.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self._file = _open(self.path)
+    def __init__(self, file: PathLike | CheckedFile) -> None:
+        self._file = file if isinstance(file, CheckedFile) else CheckedFile(file)
+        self.path = self._file.path
         try:
-            self.entries, self.metadata = _read_header(self.path, self._file)
+            self.entries, self.metadata = _read_header(self._file)
         except BaseException:
-            self._file.close()
+            self._file.close(check=False)
             raise
 
     def __enter__(self) -> SafetensorsFile:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._file.close(check=kind is None)
 
     def read(self, name: str) -> bytearray:
         """Return the raw little-endian bytes of tensor `name`."""
         entry = self.entries[name]
-        data = bytearray(entry.stop - entry.start)
-        self._file.seek(entry.start)
-        view, done = memoryview(data), 0
-        while done < len(data):
-            count = self._file.readinto(view[done:])
-            if not count:
-                raise CheckpointError(f"{self.path} is truncated: tensor {name} ends at byte {entry.stop}")
-            done += count
-        return data
+        return self._file.read(entry.start, entry.stop)
 
     def tensor(self, name: str) -> Tensor:
         """Return tensor `name` as a new CPU tensor of the file's dtype. CheckpointError: xtrain has no such dtype."""
@@ -98,25 +91,18 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: tensor {name}: {error}") from None
 
 
-def _open(path: str) -> FileIO:
-    try:
-        return open(path, "rb", buffering=0)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _read_header(path: str, file: FileIO) -> tuple[dict[str, Entry], dict[str, str]]:
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(8)
-    if len(prefix) < 8:
+def _read_header(file: CheckedFile) -> tuple[dict[str, Entry], dict[str, str]]:
+    path, size = file.path, file.size
+    if size < 8:
         raise CheckpointError(f"{path} is not a safetensors file: it has {size} bytes, a header length alone takes 8")
-    length = int.from_bytes(prefix, "little")
+    length = int.from_bytes(file.peek(0, 8), "little")
     if length > MAX_HEADER:
         raise CheckpointError(f"{path}: header length must be at most {MAX_HEADER}, got {length}")
     if length > size - 8:
         raise CheckpointError(f"{path} is truncated: the header takes {length} bytes, the file has {size}")
-    text = file.read(length)
-    if len(text) < length or not text.startswith(b"{"):
+    head = file.read(0, 8 + length)
+    text = head[8:]
+    if int.from_bytes(head[:8], "little") != length or not text.startswith(b"{"):
         raise CheckpointError(f"{path}: header must be a JSON object that starts with '{{', got {bytes(text[:8])!r}")
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)

@@ -5,28 +5,21 @@ Raw bytes, or the tokenizer.json of a model directory (needs the package `tokeni
 
 from __future__ import annotations
 
-import json
 import os
 
 from .._types import Tokenizer
+from ..saving import DirectoryReader
 from .byte_level import EOS_BYTE, ByteTokenizer
-from .from_file import FileTokenizer
+from .from_file import FileTokenizer, is_bytes
 
 __all__ = ["EOS_BYTE", "ByteTokenizer", "FileTokenizer", "Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
     """Return the tokenizer of a model directory; a directory without one is byte-level. DataError when its
-    tokenizer.json cannot be read.
+    tokenizer.json cannot be read, CheckpointError when a file is not what the directory's manifest says.
     """
-    directory = os.fspath(directory)
-    path = os.path.join(directory, "tokenizer.json")
-    if not os.path.isfile(path):
+    reader = DirectoryReader(directory)
+    if not reader.has("tokenizer.json") or is_bytes(reader):
         return ByteTokenizer()
-    try:
-        with open(os.path.join(directory, "tokenizer_config.json"), encoding="utf-8") as stream:
-            if json.load(stream).get("xtrain") == "bytes":
-                return ByteTokenizer()
-    except (OSError, ValueError, AttributeError):
-        pass
-    return FileTokenizer(directory)
+    return FileTokenizer(reader)

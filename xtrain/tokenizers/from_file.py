@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
+from ..saving import DirectoryReader
 
 _COPIED = (
     "tokenizer.json",
@@ -25,36 +26,19 @@ _COPIED = (
 class FileTokenizer:
     """The tokenizer.json of a model directory."""
 
-    def __init__(self, directory: str) -> None:
-        path = os.path.join(directory, "tokenizer.json")
+    def __init__(self, reader: DirectoryReader) -> None:
+        path = reader.directory / "tokenizer.json"
         try:
             implementation = import_module("tokenizers").Tokenizer  # not `import`: checkers take this folder for it
         except ImportError:
             raise DataError(f"{path} needs the package tokenizers: pip install 'xtrain[hf]'") from None
+        self._files = {name: reader.read(name) for name in _COPIED if reader.has(name)}
         try:
-            self._implementation = implementation.from_file(path)
+            self._implementation = implementation.from_str(self._files["tokenizer.json"].decode("utf-8"))
         except Exception as error:  # the package raises bare Exception
             raise DataError(f"{path} cannot be read: {error}") from None
-        self._files: dict[str, bytes] = {}
-        for name in _COPIED:
-            if os.path.isfile(os.path.join(directory, name)):
-                with open(os.path.join(directory, name), "rb") as stream:
-                    self._files[name] = stream.read()
         self.vocab_size: int = self._implementation.get_vocab_size()
-        self.eos = self._find_eos(directory)
-
-    def _find_eos(self, directory: str) -> int | None:
-        for name in ("generation_config.json", "config.json"):
-            try:
-                with open(os.path.join(directory, name), encoding="utf-8") as stream:
-                    eos = json.load(stream).get("eos_token_id")
-            except (OSError, ValueError, AttributeError):
-                continue
-            if isinstance(eos, list):
-                eos = eos[0] if eos else None
-            if isinstance(eos, int):
-                return eos
-        return None
+        self.eos = _find_eos(reader)
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text` as uint32."""
@@ -68,3 +52,27 @@ class FileTokenizer:
     def files(self) -> dict[str, bytes]:
         """Return the tokenizer files of the directory it came from, unchanged."""
         return dict(self._files)
+
+
+def _find_eos(reader: DirectoryReader) -> int | None:
+    for name in ("generation_config.json", "config.json"):
+        eos = _values(reader, name).get("eos_token_id")
+        if isinstance(eos, list):
+            eos = eos[0] if eos else None
+        if isinstance(eos, int):
+            return eos
+    return None
+
+
+def is_bytes(reader: DirectoryReader) -> bool:
+    """Whether tokenizer_config.json says that bytes are the tokens, as ByteTokenizer writes it."""
+    return _values(reader, "tokenizer_config.json").get("xtrain") == "bytes"
+
+
+def _values(reader: DirectoryReader, name: str) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is none that can be read."""
+    try:
+        value = json.loads(reader.read(name)) if reader.has(name) else {}
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
