@@ -18,7 +18,7 @@ usage: xtrain COMMAND [options]
 
   train    train a language model (xtrain train --help lists every option)
   sample   generate text from a run or a model directory
-  prepare  turn text into a memory-mapped token file for `train --data`
+  prepare  turn text into a token file for `train --data`
   bench    measure matrix products, attention or every op: xtrain bench gemm | attention | ops
   check    prove every kernel right on this machine
   doctor   show versions, CPU, BLAS, devices, and what is missing

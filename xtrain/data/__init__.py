@@ -1,11 +1,11 @@
-"""Data: text or tokens on disk -> memory-mapped segments -> shuffled batches.
+"""Data: text or tokens on disk -> segments -> shuffled batches.
 
 A *segment* is one 1-D array of token ids; training windows never cross segments. Sources (`open_data`):
 
     "python"         the .py files of the standard library (without installed packages), one document per file
-    a text file      memory-mapped; one segment; its last part is for validation
+    a text file      stays in the file; one segment; its last part is for validation
     a folder         every text file below it, sorted by path, one document per file; whole files are for validation
-    a token file     written by `prepare`, or a 1-D integer .npy file; memory-mapped; its last part is for validation
+    a token file     written by `prepare`, or a 1-D integer .npy file; stays in the file; its last part for validation
     a folder with *.tokens or *.npy files: one segment each; those named val* are for validation, else the last parts
 
 Hidden files, installed packages and what runs have written are left out of a folder: a run inside its own data can be
@@ -19,10 +19,13 @@ tokens, all little-endian unsigned.
 """
 
 from .corpus import MAX_FOLDER_BYTES, Corpus, open_data
+from .file_array import FileArray
+from .identity import identity, same_data
 from .loader import Loader, Windows, permute
 from .prepare import prepare
 from .token_files import MAGIC, open_tokens
 
 __all__ = [
-    "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Loader", "Windows", "open_data", "open_tokens", "permute", "prepare",
+    "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "FileArray", "Loader", "Windows", "identity", "open_data", "open_tokens",
+    "permute", "prepare", "same_data",
 ]  # fmt: skip

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import DataError
 from ..tokenizers import ByteTokenizer, Tokenizer
+from .file_array import FileArray, Segment, part
 from .loader import Loader, Windows
-from .text import is_text, map_bytes, read_error, text_files
+from .text import bytes_of, is_text, read_error, text_files
 from .token_files import open_tokens, starts_with_magic
 
 MAX_FOLDER_BYTES = 2 << 30  # of text that is read into memory; more wants `prepare`
@@ -23,12 +24,13 @@ MAX_FOLDER_BYTES = 2 << 30  # of text that is read into memory; more wants `prep
 class Corpus:
     """What a source holds.
 
-    `train` and `val` are lists of 1-D arrays of token ids; `bytes_per_token` turns nats per token into bits per byte.
+    `train` and `val` are lists of 1-D arrays of token ids, in memory or in a file; `bytes_per_token` turns nats per
+    token into bits per byte.
     """
 
     name: str
-    train: list[np.ndarray]
-    val: list[np.ndarray]
+    train: list[Segment]
+    val: list[Segment]
     bytes_per_token: float | None
     vocab_size: int
     tokenizer: Tokenizer | None
@@ -43,14 +45,10 @@ class Corpus:
         """Tokens for validation."""
         return sum(len(segment) for segment in self.val)
 
-    def fingerprint(self) -> str:
-        """A hash of the sizes and of 64 evenly spread pieces: tells whether a resumed run sees the same data."""
-        digest = hashlib.sha256()
-        for segment in [*self.train, *self.val]:
-            digest.update(struct.pack("<Q", len(segment)))
-            for start in np.linspace(0, max(len(segment) - 1024, 0), 64, dtype=np.int64):
-                digest.update(np.asarray(segment[start : start + 1024], dtype="<i8").tobytes())
-        return digest.hexdigest()
+    @property
+    def segments(self) -> list[Segment]:
+        """Those for training, then those for validation."""
+        return [*self.train, *self.val]
 
     def loader(self, batch_size: int, seq_len: int, seed: int = 0) -> Loader:
         """Return the shuffled training batches."""
@@ -92,16 +90,16 @@ def open_data(
         raise DataError(f"data: {source} does not exist; give 'python', a text file, a folder, or a token file")
     if source.endswith(".npy") or starts_with_magic(source):
         return _from_token_files(source, [source], tokenizer, val_fraction)
-    segment, size = _encode(map_bytes(source), tokenizer)
+    segment, size = _encode(bytes_of(source), tokenizer)
     train, val = _split_segments([segment], val_fraction, source)
     return Corpus(source, train, val, size / len(segment), tokenizer.vocab_size, tokenizer)
 
 
-def _encode(text: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
-    """Return (tokens, bytes of text). Bytes as tokens stay the memory map they are."""
+def _encode(text: FileArray, tokenizer: Tokenizer) -> tuple[Segment, int]:
+    """Return (tokens, bytes of text). Bytes as tokens stay in the file."""
     if isinstance(tokenizer, ByteTokenizer):
         return text, len(text)
-    return tokenizer.encode(text.tobytes()), len(text)
+    return tokenizer.encode(text[:].tobytes()), len(text)
 
 
 def _in_validation(path: str, fraction: float) -> bool:
@@ -162,14 +160,13 @@ def _join(documents: list[bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, int
     return np.concatenate([part for data in documents for part in (tokenizer.encode(data), end)]), size
 
 
-def _split_segments(
-    segments: list[np.ndarray], fraction: float, name: str
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    train, val = [], []
+def _split_segments(segments: Sequence[Segment], fraction: float, name: str) -> tuple[list[Segment], list[Segment]]:
+    train: list[Segment] = []
+    val: list[Segment] = []
     for segment in segments:
         cut = len(segment) - max(int(len(segment) * fraction), 1)
-        train.append(segment[:cut])
-        val.append(segment[cut:])
+        train.append(part(segment, 0, cut))
+        val.append(part(segment, cut, len(segment)))
     if not any(map(len, train)) or not any(map(len, val)):
         raise DataError(f"data: {name} is too short to be split into training and validation parts")
     return train, val
@@ -184,7 +181,7 @@ def _from_token_files(name: str, paths: list[str], tokenizer: Tokenizer, fractio
     known = all(text for _, _, text, _ in opened)
     ratio = sum(text for _, _, text, _ in opened) / sum(len(tokens) for _, tokens, _, _ in opened) if known else None
     vocab = max(vocab for _, _, _, vocab in opened)
-    if not vocab:  # unknown: one pass over the memory-mapped tokens
+    if not vocab:  # unknown: one pass over the tokens
         vocab = 1 + max(
             int(segment[at : at + (1 << 24)].max())
             for _, segment, _, _ in opened

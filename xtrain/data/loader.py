@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from .. import _C
 from .._C import Tensor
 from ..errors import DataError
+from .file_array import Segment
 
 
 class Windows:
@@ -19,7 +20,7 @@ class Windows:
     """
 
     def __init__(
-        self, segments: list[np.ndarray], seq_len: int, name: str = "data", vocab_size: int | None = None
+        self, segments: Sequence[Segment], seq_len: int, name: str = "data", vocab_size: int | None = None
     ) -> None:
         self.seq_len = seq_len
         self._name, self._vocab = name, vocab_size
@@ -67,7 +68,7 @@ class Loader:
 
     def __init__(
         self,
-        segments: list[np.ndarray],
+        segments: Sequence[Segment],
         batch_size: int,
         seq_len: int,
         seed: int = 0,

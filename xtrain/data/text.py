@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..saving.places import LOCK, WRITTEN
+from .file_array import DataFile, FileArray
 
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", ".git", "node_modules", ".venv"}
 
@@ -24,8 +25,13 @@ def text_files(root: str, suffix: str = "") -> list[str]:
             folders[:], names = ([n for n in part if not WRITTEN.fullmatch(n)] for part in (folders, names))
         folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
         for name in names:
-            if name.endswith(suffix) and not name.startswith("."):
-                found.append(os.path.relpath(os.path.join(folder, name), root))
+            path = os.path.join(folder, name)
+            if (
+                name.endswith(suffix)
+                and not name.startswith(".")
+                and (os.path.isfile(path) or not os.path.exists(path))
+            ):
+                found.append(os.path.relpath(path, root))  # a link to nothing is an error, a FIFO or a socket no text
     return sorted(path.replace(os.sep, "/") for path in found)
 
 
@@ -34,16 +40,12 @@ def read_error(path: str, error: OSError) -> DataError:
     return DataError(f"data: {path} cannot be read: {error.strerror or error}")
 
 
-def map_bytes(path: str) -> np.ndarray:
-    """The bytes of a file, memory-mapped: uint8 [size]. DataError when it is none, is empty or cannot be read."""
-    try:
-        if not os.path.isfile(path):
-            raise DataError(f"data: {path} must be a file or a folder")
-        if os.path.getsize(path) == 0:
-            raise DataError(f"data: {path} is empty")
-        return np.memmap(path, np.uint8, "r")
-    except OSError as error:
-        raise read_error(path, error) from None
+def bytes_of(path: str) -> FileArray:
+    """The bytes of a file: uint8 [size]. DataError when it is none, is empty or cannot be read."""
+    file = DataFile(path)
+    if file.size == 0:
+        raise DataError(f"data: {path} is empty")
+    return FileArray(file, np.uint8, 0, file.size)
 
 
 def is_text(data: bytes) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C, _version, saving
+from ..data import identity, same_data
 from ..errors import CheckpointError, ConfigError
 from .config import flatten
 from .state import State
@@ -21,7 +22,7 @@ def trainer_state(state: State) -> dict[str, Any]:
         "elapsed": state.elapsed,
         "loader": state.loader.state_dict(),
         "rng": list(_C.get_rng_state()),
-        "data": state.fingerprint,
+        "data": state.identity,
         "config": flatten(dataclasses.replace(state.config, resume="", extend=False)),
     }
 
@@ -30,7 +31,8 @@ def restore(state: State, checkpoint: Path) -> None:
     """Continue from a checkpoint: moments, step, position in the data, and random state."""
     stored = saving.load_checkpoint(checkpoint, state.model, state.optimizer)
     try:
-        if stored["data"] != state.fingerprint:
+        state.identity = identity(state.corpus.segments, known=stored["data"])
+        if not same_data(stored["data"], state.corpus.segments, state.identity):
             raise ConfigError(
                 f"resume: data was {stored['config']['data']!r} in this run, "
                 f"and {state.config.data!r} now holds something else"

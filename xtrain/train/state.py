@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ class State:
 
     device: where the model is. step: steps done. elapsed: seconds of training so far, over all parts of the run.
     saved_at: the step of the last checkpoint that was written or read, -1 before. val: the validation subset, int64
-    [windows, S + 1]. fingerprint: of the corpus.
+    [windows, S + 1]. identity: of the corpus, see data.identity.
     """
 
     config: TrainConfig
@@ -30,7 +31,7 @@ class State:
     optimizer: AdamW
     loader: Loader
     val: np.ndarray
-    fingerprint: str
+    identity: dict[str, Any]
     step: int = 0
     elapsed: float = 0.0
     saved_at: int = -1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, saving
-from ..data import Loader
+from ..data import Loader, identity
 from ..errors import CheckpointError
 from . import evaluate, options, rundir
 from .config import TrainConfig, warmup_steps
@@ -103,11 +103,12 @@ class Trainer(State):
         vocab = self.model.config.vocab_size
         self.loader = Loader(self.corpus.train, config.batch_size, config.seq_len, config.seed, vocab, self.corpus.name)
         self.val = self.corpus.val_windows(config.seq_len, config.eval_tokens, vocab)
-        self.fingerprint = self.corpus.fingerprint()
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
         self.stepper = Stepper(self)
         if self._checkpoint is not None:
             restore(self, self._checkpoint)
+        else:
+            self.identity = identity(self.corpus.segments)
 
     @_in_own_precision
     def train_step(self) -> dict[str, float]:
