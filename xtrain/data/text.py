@@ -26,12 +26,9 @@ def text_files(root: str, suffix: str = "") -> list[str]:
         folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
         for name in names:
             path = os.path.join(folder, name)
-            if (
-                name.endswith(suffix)
-                and not name.startswith(".")
-                and (os.path.isfile(path) or not os.path.exists(path))
-            ):
-                found.append(os.path.relpath(path, root))  # a link to nothing is an error, a FIFO or a socket no text
+            special = os.path.exists(path) and not os.path.isfile(path)  # a FIFO, a socket
+            if name.endswith(suffix) and not name.startswith(".") and not special:
+                found.append(os.path.relpath(path, root))
     return sorted(path.replace(os.sep, "/") for path in found)
 
 
