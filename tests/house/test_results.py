@@ -84,6 +84,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "from_bytes": lambda: _C.from_bytes(b"12345678", "int64", 1),
     "from_dlpack": lambda: _C.from_dlpack(x()),
     "from_numpy": lambda: _C.from_numpy(np.zeros(2)),
+    "exchange": lambda: _C.exchange("no such path", "nor this"),
     "explain_attention": lambda: _C.explain_attention((1, 1, 1, 4, 0, 4)),
     "explain_gemm": lambda: _C.explain_gemm((4, 2**31, 4)),
     "function_apply": lambda: _C.function_apply("f", lambda g: g, [_C.tensor(1.0, requires_grad=True)], [x()]),

@@ -174,8 +174,8 @@ def _split_segments(segments: Sequence[Segment], fraction: float, name: str) -> 
 
 def _from_token_files(name: str, paths: list[str], tokenizer: Tokenizer, fraction: float) -> Corpus:
     opened = [(os.path.basename(path), *open_tokens(path)) for path in paths]
-    val = [tokens for file, tokens, _, _ in opened if file.startswith("val")]
-    train = [tokens for file, tokens, _, _ in opened if not file.startswith("val")]
+    val: list[Segment] = [tokens for file, tokens, _, _ in opened if file.startswith("val")]
+    train: list[Segment] = [tokens for file, tokens, _, _ in opened if not file.startswith("val")]
     if not val or not train:
         train, val = _split_segments([tokens for _, tokens, _, _ in opened], fraction, name)
     known = all(text for _, _, text, _ in opened)

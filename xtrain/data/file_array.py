@@ -101,7 +101,7 @@ class FileArray:
         if step != 1:
             raise IndexError(f"FileArray: the step of a slice must be 1, got {step}")
         out = np.empty(max(stop - start, 0), self.dtype)
-        self.file.read_into(memoryview(out).cast("B"), self._offset + start * self.dtype.itemsize)
+        self.file.read_into(out.view(np.uint8).data, self._offset + start * self.dtype.itemsize)
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -53,7 +53,7 @@ def _hash(segments: Sequence[Segment]) -> str:
 
 def _hash_piece(piece: tuple[Segment, int]) -> bytes:
     segment, start = piece
-    return hashlib.sha256(np.ascontiguousarray(segment[start : start + _PIECE])).digest()
+    return hashlib.sha256(np.ascontiguousarray(segment[start : start + _PIECE]).data).digest()
 
 
 def _sampled(segments: Sequence[Segment]) -> str:

@@ -190,7 +190,9 @@ class CheckedFile:
     def _wait(self) -> None:
         checks, self._checks = self._checks, []
         record = self._record
-        for piece, digest in checks if record is not None else ():
+        for piece, digest in checks:
+            if record is None:
+                continue
             if (digest if isinstance(digest, str) else digest.result()) != record.hashes[piece]:
                 first, end = [0, *record.ends][piece : piece + 2]
                 raise self._damaged(f"bytes {first} to {end - 1} have another SHA-256 than the manifest says")
@@ -227,8 +229,8 @@ def _record(path: Path, name: str, entry: Any, number: int) -> Record:
     plain = os.path.basename(name) == name and name not in ("", ".", "..") and "\0" not in name
     if not (plain and name.isprintable() and isinstance(entry, dict)):
         raise CheckpointError(f"{path} must list plain file names, got {name!r}")
-    size = entry.get("size")
-    pieces = [[size, entry.get("sha256")]] if number == 1 else entry.get("pieces")
+    size: Any = entry.get("size")
+    pieces: Any = [[size, entry.get("sha256")]] if number == 1 else entry.get("pieces")
     whole = isinstance(pieces, list) and all(
         isinstance(piece, list) and len(piece) == 2 and _is_count(piece[0]) and isinstance(piece[1], str)
         for piece in pieces

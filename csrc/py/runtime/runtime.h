@@ -3,4 +3,5 @@
 
 #include "py/tensor/tensor.h"
 
-extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[];
+extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[],
+    py_path_functions[];
