@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import secrets
 import signal
 import stat
+import string
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-NAME_MAX = 255 - len("..tmp-4294967295")  # what file systems allow, less what write_file adds
+NAME_MAX = 255 - len("..tmp-abcdefghij")  # what file systems allow, less what write_file adds
+_HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -35,45 +40,172 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(number, before)
 
 
-def write_file(path: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Let `write` fill a temporary file beside `path` and put it in place in one step: whole, or not there. A link's
-    target is replaced, not the link.
+def write_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object], *, follow: bool = True) -> None:
+    """Let `write` fill a temporary file beside `path` and put it in place in one step, flushed to the disk: whole, or
+    not there. A link's target is replaced, not the link; without `follow` a link is refused.
 
     OSError, whatever failed, has `path` as its filename: full disk, read-only folder, a directory of that name. What is
-    there and no regular file is refused: a device would be replaced by a file.
+    there and no regular file is refused: a device would be replaced by a file. What killed writers of the same file
+    have left is removed first.
     """
-    path = os.fspath(path)
-    target = Path(os.path.realpath(path))
-    writer = threading.get_native_id()  # no two threads of a machine share one
-    temporary = target.with_name(f".{target.name}.tmp-{writer}")
+    path = os.fsdecode(path)
     with ending_in_order():
         try:
-            if target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if target.exists() and not target.is_file():
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            write(os.fspath(temporary))
-            if target.exists():
-                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-            os.replace(temporary, target)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise OSError(error.errno, reason(error), path) from None
-            raise
+            folder, name = os.path.split(os.path.realpath(path) if follow else os.path.abspath(path))
+            handle = os.open(folder, _HANDLE)  # whatever happens to the names of folders, the files are in this one
+            try:
+                _write_in(handle, name, write)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise OSError(error.errno, reason(error), path) from None
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """`text` in UTF-8, by write_file; flushed to the disk."""
-
-    def write(temporary: str) -> None:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(text)
+def _write_in(folder: int, name: str, write: Callable[[BinaryIO], object]) -> None:
+    before = _regular(folder, name)
+    temporary, descriptor = _create(folder, name)
+    try:
+        with open(descriptor, "wb") as stream:
+            write(stream)
             stream.flush()
-            os.fsync(stream.fileno())
+            if before is not None:
+                os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+            os.fsync(descriptor)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)  # before the lock ends
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+    with _readable(folder) as readable:
+        if readable is not None:
+            os.fsync(readable)
 
-    write_file(path, write)
+
+def _regular(folder: int, name: str) -> os.stat_result | None:
+    """The status of a regular file, None when there is no file. OSError for anything else."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    check_regular(status)
+    return status
+
+
+def check_regular(status: os.stat_result) -> None:
+    """OSError for what is no regular file."""
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def open_in_place(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file, made if there is none, with `flags`; its descriptor. A link is not followed, and a pipe is
+    not waited for: OSError for both.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError:
+        check_regular(os.lstat(path))  # says what is there
+        raise
+    try:
+        check_regular(os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _create(folder: int, name: str) -> tuple[str, int]:
+    """Make a new temporary file for `name`: (its name, a descriptor). It is locked as long as its writer lives."""
+    with _readable(folder) as readable:
+        for left in os.listdir(readable) if readable is not None else ():
+            if is_temporary(left, name):
+                with contextlib.suppress(OSError):
+                    _remove_of_dead(folder, left)
+    while True:
+        temporary = temporary_name(name)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NEW, 0o666, dir_fd=folder)
+        lock(descriptor)
+        if os.fstat(descriptor).st_nlink:
+            return temporary, descriptor
+        os.close(descriptor)  # another writer has removed it in the moment between the two calls
+
+
+def _remove_of_dead(folder: int, name: str) -> None:
+    """Remove a temporary file that no living process has locked; OSError when one has."""
+    import fcntl
+
+    descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | _NEW, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file or folder until its last descriptor is closed; nothing where the file system has no locks."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def temporary_name(name: str, kind: str = "tmp") -> str:
+    """A name beside `name` that nobody can foresee."""
+    return f".{name}.{kind}-" + "".join(secrets.choice(string.ascii_lowercase) for _ in range(10))
+
+
+def is_temporary(word: str, name: str, kind: str = "tmp") -> bool:
+    """Whether temporary_name may have made `word` for `name`."""
+    return re.fullmatch(re.escape(f".{name}.{kind}-") + "[a-z]{10}", word) is not None
+
+
+@contextlib.contextmanager
+def _readable(folder: int) -> Iterator[int | None]:
+    """The folder behind a handle, open for listing and flushing; None when it may be written and not read."""
+    try:
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    except PermissionError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, follow: bool = True) -> None:
+    """`text` in UTF-8, by write_file."""
+    write_file(path, lambda stream: stream.write(text.encode("utf-8")), follow=follow)
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Flush the names in a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it that are missing, and flush the name of each to the disk."""
+    try:
+        os.mkdir(path)
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        make_folders(path.parent)
+        path.mkdir(exist_ok=True)
+    except OSError:
+        if not path.is_dir():
+            raise
+        return
+    sync_folder(path.parent)
 
 
 def reason(error: OSError) -> str:

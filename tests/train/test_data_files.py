@@ -112,7 +112,9 @@ def test_a_file_that_is_truncated_in_mid_run_is_a_data_error(tmp_path, kind: str
     run = Trainer(options(source, tmp_path / "run"), quiet=True)
     run.train_step()
     os.truncate(source, 100)
-    with pytest.raises(DataError, match=rf"^data: {source} was truncated while it was in use: it has 100 bytes, it had "):
+    with pytest.raises(
+        DataError, match=rf"^data: {source} was truncated while it was in use: it has 100 bytes, it had "
+    ):
         for _ in range(50):
             run.train_step()
 

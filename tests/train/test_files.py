@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from runs import arguments, options, python, text_file, xtrain
@@ -51,8 +52,8 @@ def test_write_file_names_the_file_and_leaves_what_was_there(tmp_path) -> None:
     path = tmp_path / "x.json"
     path.write_text("before")
 
-    def full(temporary: str) -> None:
-        Path(temporary).write_text("half")
+    def full(stream: BinaryIO) -> None:
+        stream.write(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(OSError) as error:

@@ -32,6 +32,12 @@ def out(tmp_path, data) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture
+def two_renames(monkeypatch) -> None:
+    """As on a system that cannot exchange two directories in one step."""
+    monkeypatch.setattr(saving.directory._C, "exchange", lambda *_: False)
+
+
 def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
@@ -189,7 +195,7 @@ def test_a_save_keeps_what_it_has_just_written(tmp_path, data) -> None:
     assert kept == [9, 8, 7, 3, 2]  # what is later belongs to somebody else; run() sets it aside
 
 
-def test_a_handler_that_saves_while_another_save_renames_waits_for_nobody(tmp_path, monkeypatch) -> None:
+def test_a_handler_that_saves_while_another_save_renames_waits_for_nobody(tmp_path, two_renames, monkeypatch) -> None:
     def save(text: str) -> None:
         with saving.DirectoryWriter(tmp_path / "m") as writer:
             writer.write_json("a.json", text)
@@ -210,7 +216,7 @@ def test_a_handler_that_saves_while_another_save_renames_waits_for_nobody(tmp_pa
     assert json.loads((tmp_path / "m" / "a.json").read_text()) == "inner"
 
 
-def test_ctrl_c_after_the_renames_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+def test_ctrl_c_after_the_renames_leaves_nothing_behind(tmp_path, two_renames, monkeypatch) -> None:
     real = os.rename
 
     def rename(old, new):
@@ -284,14 +290,20 @@ def test_lines_that_are_no_record_are_left_out(out) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
-def test_metrics_that_are_no_regular_file_are_refused(out, make) -> None:
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/null"), "it is a symbolic link"),
+    ],
+)
+def test_metrics_that_are_no_regular_file_are_refused(out, make, reason: str) -> None:
     path = out / "metrics.jsonl"
     path.unlink()
     make(path)
     signal.alarm(60)  # a pipe would be waited for
     try:
-        with pytest.raises(CheckpointError, match=f"^{path} cannot be written: it is not a regular file$"):
+        with pytest.raises(CheckpointError, match=f"^{path} cannot be written: {reason}$"):
             Trainer({"resume": str(out)}, quiet=True).run()
     finally:
         signal.alarm(0)
@@ -413,7 +425,7 @@ def test_debris_does_not_keep_a_checkpoint(tmp_path) -> None:
     assert not saving.find_checkpoints(tmp_path)
 
 
-def test_what_interrupts_the_renames_loses_nothing(tmp_path, monkeypatch) -> None:
+def test_what_interrupts_the_renames_loses_nothing(tmp_path, two_renames, monkeypatch) -> None:
     write(tmp_path / "m", b"1")
     real = os.rename
 

@@ -55,7 +55,7 @@ def plot_gemm(path: str | os.PathLike[str], facts: Mapping[str, Any], records: S
         axes.grid(axis="y", alpha=0.3)
         axes.legend(fontsize="small")
     kind = Path(path).suffix.lower().lstrip(".")
-    write_file(path, lambda temporary: figure.savefig(temporary, format=kind))
+    write_file(path, lambda stream: figure.savefig(stream, format=kind))
 
 
 def plot_ops(path: str | os.PathLike[str], facts: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
@@ -75,4 +75,4 @@ def plot_ops(path: str | os.PathLike[str], facts: Mapping[str, Any], records: Se
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize="small")
     kind = Path(path).suffix.lower().lstrip(".")
-    write_file(path, lambda temporary: figure.savefig(temporary, format=kind))
+    write_file(path, lambda stream: figure.savefig(stream, format=kind))

@@ -16,9 +16,9 @@ _INTRODUCTION = """\
 usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ...
 
 Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
-a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C
-or SIGTERM finish the step, save and exit with status 130 or 143; a second Ctrl-C stops at once. A resumed run continues
-bit for bit.
+a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C,
+SIGTERM or SIGHUP finish the step, save and exit with status 130, 143 or 129; a second Ctrl-C stops at once. An error
+saves the last finished step first. A resumed run continues bit for bit.
 """
 
 
@@ -29,7 +29,7 @@ def command(arguments: list[str]) -> int:
     from ..train import Trainer
 
     result = Trainer(values).run()
-    return {None: 0, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
+    return {None: 0, "SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from typing import BinaryIO
 
 import numpy as np
 
@@ -44,28 +45,25 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
     count = text_bytes = 0
     end = b"" if tokenizer.eos is None else np.asarray([tokenizer.eos], f"<u{width}").tobytes()
 
-    def write(temporary: str) -> None:
+    def write(stream: BinaryIO) -> None:
         nonlocal count, text_bytes
-        with open(temporary, "wb") as stream:
-            stream.write(b"\0" * HEADER_BYTES)
-            for file in files:
-                try:
-                    with open(file, "rb") as text:
-                        data = text.read()
-                except OSError as error:
-                    raise DataError(f"data: {file}: {reason(error)}") from None
-                if not data or not is_text(data):
-                    continue
-                ids = tokenizer.encode(data).astype(f"<u{width}", copy=False)
-                stream.write(ids.tobytes() + end)
-                count += len(ids) + bool(end)
-                text_bytes += len(data) + (1 if isinstance(tokenizer, ByteTokenizer) else 0)
-            if not count:
-                raise DataError(f"data: {source} holds no text files")
-            stream.seek(0)
-            stream.write(HEADER.pack(MAGIC, 1, width, count, text_bytes, tokenizer.vocab_size))
-            stream.flush()
-            os.fsync(stream.fileno())
+        stream.write(b"\0" * HEADER_BYTES)
+        for file in files:
+            try:
+                with open(file, "rb") as text:
+                    data = text.read()
+            except OSError as error:
+                raise DataError(f"data: {file}: {reason(error)}") from None
+            if not data or not is_text(data):
+                continue
+            ids = tokenizer.encode(data).astype(f"<u{width}", copy=False)
+            stream.write(ids.tobytes() + end)
+            count += len(ids) + bool(end)
+            text_bytes += len(data) + (1 if isinstance(tokenizer, ByteTokenizer) else 0)
+        if not count:
+            raise DataError(f"data: {source} holds no text files")
+        stream.seek(0)
+        stream.write(HEADER.pack(MAGIC, 1, width, count, text_bytes, tokenizer.vocab_size))
 
     try:
         write_file(out, write)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +59,17 @@ def newest_valid(run: PathLike, warn: Callable[[str], None]) -> Path | None:
 
     Each damaged one on the way is reported through `warn`.
     """
-    for path in find_checkpoints(run):
+    return first_valid(find_checkpoints(run), lambda error: warn(f"skipping a damaged checkpoint: {error}"))
+
+
+def first_valid(paths: Iterable[Path], warn: Callable[[CheckpointError], object] = lambda _: None) -> Path | None:
+    """Return the first of some checkpoints that passes verification; `warn` gets the error of each before it."""
+    for path in paths:
         try:
             verify_checkpoint(path)
             return path
         except CheckpointError as error:
-            warn(f"skipping a damaged checkpoint: {error}")
+            warn(error)
     return None
 
 

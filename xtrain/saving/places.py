@@ -16,16 +16,24 @@ METRICS = "metrics.jsonl"
 LOCK = ".lock"
 CONFIG = "config.toml"
 # What a run writes beside its LOCK.
-WRITTEN = re.compile(r"config\.toml|metrics\.jsonl|loss\.png|(set-aside-\d+-)?checkpoint-\d+")
-_STEP_NAME = re.compile(r"checkpoint-(\d+)")
-# What saves in a run write, and nothing else that a folder may hold.
-_TEMPORARY_DIRECTORY = re.compile(r"\.(checkpoint-\d{8,})\.(tmp|old)-\d+")
-_TEMPORARY_FILE = re.compile(r"\.(config\.toml|metrics\.jsonl|loss\.png)\.tmp-\d+")
+WRITTEN = re.compile(r"config\.toml|metrics\.jsonl|loss\.png|(set-aside-\d+-)?(emergency-)?checkpoint-\d+")
+_EMERGENCY = "emergency-"
+_STEP_NAME = re.compile(r"(?:emergency-)?checkpoint-(\d+)")
+# What saves in a run write, and nothing else that a folder may hold; version 0.1 had numbers at the end.
+_TEMPORARY_DIRECTORY = re.compile(r"\.((?:emergency-)?checkpoint-\d{8,})\.(tmp|old)-(\d+|[a-z]{10})")
+_TEMPORARY_FILE = re.compile(r"\.(config\.toml|metrics\.jsonl|loss\.png)\.tmp-(\d+|[a-z]{10})")
 
 
-def checkpoint_name(step: int) -> str:
-    """Return the directory name of the checkpoint of `step`."""
-    return f"checkpoint-{step:08d}"
+def checkpoint_name(step: int, emergency: bool = False) -> str:
+    """Return the directory name of the checkpoint of `step`. emergency: of one that is saved before an error ends the
+    run.
+    """
+    return f"{_EMERGENCY * emergency}checkpoint-{step:08d}"
+
+
+def is_emergency(path: PathLike) -> bool:
+    """Whether the checkpoint is one that was saved before an error ended the run: `keep` does not count it."""
+    return Path(path).name.startswith(_EMERGENCY)
 
 
 def checkpoint_step(path: PathLike) -> int | None:
@@ -35,12 +43,14 @@ def checkpoint_step(path: PathLike) -> int | None:
 
 
 def find_checkpoints(run: PathLike) -> list[Path]:
-    """Return the checkpoint directories of a run, newest (highest step) first; they may be damaged."""
+    """Return the checkpoint directories of a run, newest (highest step) first; they may be damaged. Emergency
+    checkpoints are among them, behind others of their step.
+    """
     run = Path(run)
     if not run.is_dir():
         return []
     found = [path for path in run.iterdir() if checkpoint_step(path) is not None and path.is_dir()]
-    return sorted(found, key=lambda path: checkpoint_step(path) or 0, reverse=True)
+    return sorted(found, key=lambda path: (checkpoint_step(path) or 0, not is_emergency(path)), reverse=True)
 
 
 def find_displaced(run: PathLike) -> list[Path]:
@@ -48,7 +58,7 @@ def find_displaced(run: PathLike) -> list[Path]:
     they were.
     """
     found = []
-    for path in Path(run).glob(".checkpoint-*.old-*"):
+    for path in Path(run).glob(".*checkpoint-*.old-*"):
         match = _TEMPORARY_DIRECTORY.fullmatch(path.name)
         if match and path.is_dir() and not path.with_name(match[1]).exists():
             found.append(path)
@@ -66,7 +76,7 @@ def modified(path: Path) -> float:
 def displaced_hint(directory: PathLike) -> str:
     """Return "; ..." that names what a killed save left of the missing `directory`, or ""."""
     final = Path(os.path.realpath(directory))
-    pattern = re.compile(re.escape(f".{final.name}.old-") + r"\d+")
+    pattern = re.compile(re.escape(f".{final.name}.old-") + r"(\d+|[a-z]{10})")
     found = [path for path in final.parent.glob(".*") if pattern.fullmatch(path.name) and path.is_dir()]
     if not found:
         return ""
@@ -84,7 +94,7 @@ def clean_temporary(run: PathLike) -> None:
             _rename(path, final)
     for path in Path(run).glob(".*"):
         if _TEMPORARY_DIRECTORY.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         elif _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():  # of files.write_file
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -105,7 +115,14 @@ def remove_checkpoint(path: PathLike) -> None:
         os.rename(path, temporary)
     except OSError:
         return
-    shutil.rmtree(temporary, ignore_errors=True)
+    _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory; of a link to one, the link."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside_after(run: PathLike, step: int) -> list[Path]:

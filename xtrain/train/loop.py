@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import CheckpointError
+from .checkpoints import Saver
 from .progress import Progress
 from .report import Report
 from .state import State
@@ -22,13 +21,15 @@ def loop(
     write: Callable[[Mapping[str, Any]], None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
+    rescue: Callable[[], None],
 ) -> tuple[dict[str, Any], str | None]:
     """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the signal).
 
-    write: takes the metrics of every step. evaluate: takes whether to show a sample, returns further metrics.
+    write: takes the metrics of every step. evaluate: takes whether to show a sample, returns further metrics. rescue:
+    saves the last finished step before an error ends the run.
     """
     with report.progress(state) as progress, StopSignals(quiet=report.quiet) as stop:
-        record = _steps(state, stepper, report, write, evaluate, save, progress, stop)
+        record = _steps(state, stepper, report, write, evaluate, save, rescue, progress, stop)
         if state.saved_at != state.step:
             save()
     return record, stop.received
@@ -41,14 +42,25 @@ def _steps(
     write: Callable[[Mapping[str, Any]], None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
+    rescue: Callable[[], None],
     progress: Progress,
     stop: StopSignals,
 ) -> dict[str, Any]:
     config = state.config
     record: dict[str, Any] = {}
     speed = _Speed(config.batch_size * config.seq_len)
+    saver = Saver(save, report.warn)
     queued: list[QueuedStep] = []
     begun = time.monotonic() - state.elapsed
+
+    def note(step: QueuedStep, rate: float, evaluated: Mapping[str, float]) -> dict[str, Any]:
+        """Write the record of a finished step."""
+        values = {"step": step.number, **step.numbers, "tokens": step.number * speed.tokens}
+        values.update(tokens_per_second=round(rate, 1), **evaluated)
+        state.elapsed = time.monotonic() - begun
+        write({**values, "time": round(state.elapsed, 3)})
+        return values
+
     try:
         while queued or (state.step < config.steps and not stop.received):
             if state.step < config.steps and not stop.received:
@@ -62,23 +74,23 @@ def _steps(
                 continue
             read = stepper.read(queued)
             rate = speed.stop(len(queued))
-            for step, numbers in zip(queued, read, strict=True):
-                record = {"step": step.number, **stepper.check(step, numbers)}
-                record.update(tokens=step.number * speed.tokens, tokens_per_second=round(rate, 1))
-                if step is queued[-1] and evaluating and (final or not stop.received):
-                    record.update(evaluate(not final))
-                state.elapsed = time.monotonic() - begun
-                write({**record, "time": round(state.elapsed, 3)})
-            queued = []
+            for numbers in read:
+                stepper.check(queued[0], numbers)
+                last = len(queued) == 1 and evaluating and (final or not stop.received)
+                record = note(queued[0], rate, evaluate(not final) if last else {})
+                del queued[0]
             progress.update(state.step, record["loss"], rate)
             if saving and not final:
-                try:
-                    save()
-                except CheckpointError as error:  # the next save may work, and the last one of the run must
-                    report.warn(str(error))
+                saver.try_to_save()
     except BaseException:
-        with contextlib.suppress(Exception):  # the device may be lost
-            stepper.rewind(queued)
+        try:
+            for step in stepper.rewind(queued):
+                note(step, speed.stop(len(queued)), {})
+        except Exception:
+            pass  # the device is lost: nobody knows what is in its memory
+        else:
+            if not stop.at_once:
+                rescue()
         raise
     return record
 

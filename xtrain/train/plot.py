@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
 from ..files import write_file
+from .metrics import read_metrics
 
 HINT = "loss.png is drawn by matplotlib: pip install 'xtrain[plot]'"
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl file; a line that was cut off or damaged is left out.
-
-    OSError for what is no regular file: a pipe would be waited for.
-    """
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-    records = []
-    with open(path, "rb") as stream:
-        for line in stream:
-            try:
-                record = json.loads(line.decode("utf-8"))
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and type(record.get("step")) is int:
-                records.append(record)
-    return records
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -78,15 +58,19 @@ def plot_loss(
     axes.set_title(run.resolve().name)
     axes.grid(alpha=0.3)
     axes.legend()
-    path = run / "loss.png" if path is None else Path(path)
-    write_file(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:] or "png"))
-    return path
+    file = run / "loss.png" if path is None else Path(path)
+    kind = file.suffix[1:] or "png"
+    write_file(file, lambda stream: figure.savefig(stream, format=kind), follow=path is not None)
+    return file
 
 
 def _smooth(values: list[float], window: float = 20.0) -> list[float]:
-    """Exponential moving average without the bias towards its start."""
+    """Exponential moving average without the bias towards its start; values that are not finite are left out."""
     smooth, weight, result = 0.0, 0.0, []
     for value in values:
+        if not math.isfinite(value):  # and would stay so
+            result.append(math.nan)
+            continue
         smooth += (value - smooth) / window
         weight += (1.0 - weight) / window
         result.append(smooth / weight)

@@ -1,4 +1,6 @@
-"""What a run shows while it trains: a live bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a run shows while it trains: a live bar on a terminal, plain lines elsewhere, nothing when quiet. Showing is a
+side effect: whatever fails in it ends no run.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,34 @@ import sys
 import time
 from typing import Any
 
+_told: list[str] = []  # that standard output is broken, once in a process
+
 
 def say(text: str) -> None:
-    """Print a line, if there still is somebody to read it: a closed pipe or a full disk behind stdout ends no run."""
+    """Print a line, if there still is somebody to read it. What the encoding of the output lacks is spelled with
+    backslashes; a pipe or terminal that has gone, or a full disk behind it, is reported once on standard error.
+    """
+    stream = sys.stdout
+    if stream is None:
+        return
     try:
-        print(text, flush=True)
-    except OSError:
-        pass
+        try:
+            print(text, file=stream, flush=True)
+        except UnicodeEncodeError:
+            encoding = getattr(stream, "encoding", None) or "ascii"
+            print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except Exception as error:
+        _tell(error)
+
+
+def _tell(error: Exception) -> None:
+    if _told or isinstance(error, BrokenPipeError):  # `xtrain train | head`
+        return
+    _told.append(str(error))
+    try:
+        print(f"warning: standard output cannot be written: {error}", file=sys.stderr, flush=True)
+    except Exception:
+        pass  # nobody reads at all
 
 
 class Progress:
@@ -24,24 +47,20 @@ class Progress:
         self._every, self._quiet = every, quiet
         self._start = time.monotonic()
         self._bar: Any = None
-        if not quiet and sys.stderr is not None and sys.stderr.isatty():
+        if not quiet:
             try:
-                from tqdm import tqdm
-            except ImportError:
-                return
-            known = all(
-                os.get_terminal_size(sys.stderr.fileno())
-            )  # some terminals do not tell their size: tqdm shows nothing
-            size: dict[str, Any] = {"dynamic_ncols": True} if known else {"ncols": 100, "nrows": 20}
-            self._bar = tqdm(total=total, initial=done, unit="step", smoothing=0.05, **size)
+                self._bar = _new_bar(total, done)
+            except Exception:
+                pass  # standard error is closed, or no terminal after all: plain lines
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show that `step` steps are done."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
-            self._bar.update(step - self._done)
+            text = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
+            self._on_bar("set_postfix_str", text, refresh=False)
+            self._on_bar("update", step - self._done)
         elif not self._quiet and (step % self._every == 0 or step == self._total or step == self._first + 1):
-            left = (time.monotonic() - self._start) / (step - self._first) * (self._total - step)
+            left = (time.monotonic() - self._start) / max(step - self._first, 1) * (self._total - step)
             say(f"step {step}/{self._total}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  ETA {clock(left)}")
         self._done = step
 
@@ -49,17 +68,35 @@ class Progress:
         """Print lines above the bar."""
         if self._quiet:
             return
-        if self._bar is not None:
-            self._bar.clear()
+        self._on_bar("clear")
         say(text)
-        if self._bar is not None:
-            self._bar.refresh()
+        self._on_bar("refresh")
 
     def close(self) -> None:
         """End the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._on_bar("close")
+        self._bar = None
+
+    def _on_bar(self, name: str, *values: object, **options: object) -> None:
+        """Call a method of the bar, if there is one; the first that fails is the last."""
+        bar = self._bar
+        if bar is None:
+            return
+        try:
+            getattr(bar, name)(*values, **options)
+        except Exception:
+            self._bar, bar.disable = None, True  # its destructor draws, too
+
+
+def _new_bar(total: int, done: int) -> Any:
+    """tqdm's bar on a terminal, else None."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm
+
+    known = all(os.get_terminal_size(sys.stderr.fileno()))  # some terminals do not tell their size: tqdm shows nothing
+    size: dict[str, Any] = {"dynamic_ncols": True} if known else {"ncols": 100, "nrows": 20}
+    return tqdm(total=total, initial=done, unit="step", smoothing=0.05, **size)
 
 
 def clock(seconds: float) -> str:

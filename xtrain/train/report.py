@@ -1,9 +1,13 @@
-"""What a run tells its user: lines, the bar, and loss.png."""
+"""What a run tells its user: lines, the bar, samples and loss.png. All of them are side effects: what fails in one is
+reported once, and ends no run.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Concatenate, ParamSpec
 
 from .. import _C
 from ..files import reason
@@ -11,13 +15,29 @@ from . import plot
 from .progress import Progress, clock, say
 from .state import State
 
+_P = ParamSpec("_P")
+
+
+def _isolated(method: Callable[Concatenate[Report, _P], None]) -> Callable[Concatenate[Report, _P], None]:
+    """The method, where an error is a warning, once a run."""
+
+    @functools.wraps(method)
+    def wrapped(self: Report, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.failed(f"the report ({method.__name__})", error)
+
+    return wrapped
+
 
 class Report:
-    """Lines on standard output, above the bar while there is one; nothing when quiet."""
+    """Lines on standard output, above the bar while there is one; nothing when quiet. Its methods raise nothing."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
         self._progress: Progress | None = None
+        self._failed: set[str] = set()
 
     def say(self, text: str) -> None:
         """Print lines."""
@@ -30,6 +50,13 @@ class Report:
         """Print a warning."""
         self.say(f"warning: {text}")
 
+    def failed(self, what: str, error: Exception) -> None:
+        """Print a warning that a side effect has failed, the first time."""
+        if what not in self._failed:
+            self._failed.add(what)
+            text = " ".join(str(error).split()) or "no message"
+            self.warn(f"{what} failed, and training goes on: {type(error).__name__}: {text}")
+
     @contextlib.contextmanager
     def progress(self, state: State) -> Iterator[Progress]:
         """Show the progress of the run's steps inside the `with` block."""
@@ -40,6 +67,7 @@ class Report:
             self._progress.close()
             self._progress = None
 
+    @_isolated
     def introduce(self, state: State) -> None:
         """Say what will be trained, on what, and where."""
         config, corpus = state.config, state.corpus
@@ -53,16 +81,19 @@ class Report:
         each = f"{config.batch_size} x {config.seq_len} tokens each"
         self.say(f"run    {state.directory}: {start}to step {config.steps}, {each}")
 
+    @_isolated
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Say the result of an evaluation."""
         unit, name = ("bits per byte", "val_bpb") if "val_bpb" in values else ("nats per token", "val_loss")
         self.say(f"step {step}: validation {values[name]:.4f} {unit}")
 
+    @_isolated
     def sample(self, text: str | None) -> None:
         """Show a sample of an evaluation."""
         if text:
             self.say(_indent(text))
 
+    @_isolated
     def finish(self, state: State, text: str | None, stopped: str | None) -> None:
         """Draw loss.png, show the last sample, and say how the run ended and where it is."""
         if state.config.plot:

@@ -38,7 +38,7 @@ def restore(state: State, checkpoint: Path) -> None:
                 f"and {state.config.data!r} now holds something else"
             )
         state.step, state.elapsed = int(stored["step"]), float(stored["elapsed"])
-        state.saved_at = state.step
+        state.saved_at = -1 if saving.is_emergency(checkpoint) else state.step
         state.loader.load_state_dict(stored["loader"])
         _C.set_rng_state(tuple(stored["rng"]))
     except ConfigError:

@@ -1,9 +1,8 @@
-"""The directory of a run: which one, which checkpoint to continue from, its lock and its metrics file."""
+"""The directory of a run: which one, which checkpoint to continue from, and its lock."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -12,10 +11,9 @@ from typing import Any
 
 from .. import _C, cuda, saving
 from ..errors import CheckpointError, ConfigError
-from ..files import reason, write_text
+from ..files import open_in_place, reason, write_text
 from ..saving.places import CONFIG, LOCK, METRICS
 from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, flatten, to_toml
-from .plot import read_metrics
 
 RUNS = "runs"
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
@@ -138,7 +136,7 @@ def check_unchanged(path: Path, known: set[Entry], step: int | None) -> None:
 def write_config(path: Path, config: TrainConfig) -> None:
     """Write the config.toml of a run."""
     try:
-        write_text(path / CONFIG, to_toml(config))
+        write_text(path / CONFIG, to_toml(config), follow=False)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be written: {reason(error)}") from None
 
@@ -213,61 +211,26 @@ class RunLock:
 
     def __init__(self, run: Path) -> None:
         self._path = run / LOCK
-        self._file: Any = None
+        self._descriptor = -1
 
     def __enter__(self) -> RunLock:
         import fcntl
 
         try:
-            self._file = open(self._path, "a+")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ConfigError(f"{self._path.parent} is in use by another training process") from None
+            self._descriptor = open_in_place(self._path, os.O_RDWR)
         except OSError as error:
-            if self._file is None:
-                raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
+            raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise ConfigError(f"{self._path.parent} is in use by another training process") from None
+        except OSError:
+            pass  # a file system without locks
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-class Metrics:
-    """metrics.jsonl: one JSON object per step, flushed.
-
-    A full disk costs records, not the run: it is reported once through `warn`. CheckpointError when the file cannot be
-    opened, or cut back to `keep_until`, to begin with; then it is as before.
-    """
-
-    def __init__(self, run: Path, warn: Callable[[str], None], keep_until: int) -> None:
-        self._path, self._warn, self._failed = run / METRICS, warn, False
-        try:
-            if self._path.exists():
-                self._truncate(keep_until)
-            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be written: {reason(error)}") from None
-
-    def _truncate(self, step: int) -> None:
-        """Drop the records after `step`, which a run that is resumed, or starts over, will write again."""
-        kept = [record for record in read_metrics(self._path) if record["step"] <= step]
-        write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record."""
-        try:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-        except OSError as error:
-            if not self._failed:
-                self._warn(f"{self._path} cannot be written: {error.strerror or error}; training goes on")
-            self._failed = True
-
-    def close(self) -> None:
-        """Close the file."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        os.close(self._descriptor)
 
 
 def resolve_run_directory(path: str | os.PathLike[str]) -> Path:

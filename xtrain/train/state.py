@@ -18,7 +18,8 @@ class State:
     """What a run is made of and where it stands. The Trainer is one; its parts read and change it.
 
     device: where the model is. step: steps done. elapsed: seconds of training so far, over all parts of the run.
-    saved_at: the step of the last checkpoint that was written or read, -1 before. val: the validation subset, int64
+    saved_at: the step of the last checkpoint that was written or read, -1 before; emergency checkpoints do not count.
+    torn: the optimizer was interrupted, and the parameters may be between two steps. val: the validation subset, int64
     [windows, S + 1]. identity: of the corpus, see data.identity.
     """
 
@@ -35,3 +36,4 @@ class State:
     step: int = 0
     elapsed: float = 0.0
     saved_at: int = -1
+    torn: bool = False

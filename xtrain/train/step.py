@@ -83,12 +83,15 @@ class Stepper:
             group["lr"] = lr
         loss, norm = self.gradients(pieces, total)
         step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng)
+        guard = None
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed
-            state.optimizer.step()
         else:  # 0 times NaN or infinity is NaN, and stays in the guard: no later step changes anything either
-            state.optimizer.step(guard=self._guard.mul_(loss).mul_(norm))
+            guard = self._guard.mul_(loss).mul_(norm)
+        state.torn = True
+        state.optimizer.step(guard=guard)
         state.step += 1
+        state.torn = False
         return step
 
     def gradients(self, pieces: list[Piece], total: int) -> tuple[Tensor, Tensor]:
@@ -114,16 +117,17 @@ class Stepper:
                 step.numbers = {"loss": loss, "lr": step.lr, "grad_norm": norm}
         return [step.numbers for step in steps]
 
-    def rewind(self, steps: list[QueuedStep]) -> None:
+    def rewind(self, steps: list[QueuedStep]) -> list[QueuedStep]:
         """Put the state before the first of the queued `steps` that is not finite, if there is one: the optimizer took
-        neither it nor those behind it. For steps that an exception has left unread.
+        neither it nor those behind it. Return the steps before it. For steps that an exception has left unread.
         """
-        for step, numbers in zip(steps, self.read(steps), strict=True):
+        for index, numbers in enumerate(self.read(steps)):
             if not all(map(math.isfinite, numbers.values())):
                 self._guard.fill_(0)
-                self._state.step = step.number - 1
-                self._give_back(step.loader, step.rng)
-                return
+                self._state.step = steps[index].number - 1
+                self._give_back(steps[index].loader, steps[index].rng)
+                return steps[:index]
+        return steps
 
     def check(self, step: QueuedStep, numbers: dict[str, float]) -> dict[str, float]:
         """Return `numbers`, or raise NonFiniteError with everything as before that step. A step that is found bad late

@@ -13,12 +13,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from .. import _C, saving
 from ..data import Loader, identity
 from ..errors import CheckpointError
+from ..files import make_folders, reason
 from . import evaluate, options, rundir
+from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import TrainConfig, warmup_steps
 from .loop import loop
+from .metrics import Metrics
 from .parts import make_model, make_optimizer, open_corpus
 from .report import Report
-from .resume import restore, trainer_state
+from .resume import restore
 from .state import State
 from .step import Stepper
 
@@ -30,7 +33,8 @@ _R = TypeVar("_R")
 class Result:
     """What a run ended with.
 
-    `stopped`: "SIGINT" or "SIGTERM" when it was asked to stop early, else None. `seconds` counts all its parts.
+    `stopped`: "SIGINT", "SIGTERM" or "SIGHUP" when it was asked to stop early, else None. `seconds` counts all its
+    parts.
     """
 
     directory: Path
@@ -139,29 +143,27 @@ class Trainer(State):
         return evaluate.sample(self)
 
     def save(self) -> Path:
-        """Write the checkpoint of the current step, keep `keep` in all up to this step, and return its directory."""
-        path = self.directory / saving.checkpoint_name(self.step)
-        saving.save_checkpoint(path, self.model, self.optimizer, trainer_state(self), self.tokenizer)
+        """Write the checkpoint of the current step, keep `keep` in all up to this step, and return its directory.
+        CheckpointError when that fails, or when an exception has interrupted the optimizer.
+        """
+        path = write_checkpoint(self, self.report)
         self.saved_at = self.step
         self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
-        before = [
-            old for old in saving.find_checkpoints(self.directory) if (saving.checkpoint_step(old) or 0) < self.step
-        ]
-        for old in before[self.config.keep - 1 :] if self.config.keep else []:
-            saving.remove_checkpoint(old)
+        remove_old(self)
         return path
 
     @_in_own_precision
     def run(self) -> Result:
         """Train to the end or to a signal; metrics, evaluations, checkpoints and the plot go to the run's directory.
 
-        After a NonFiniteError (see train_step) it may be called again, and goes on after the last good step.
+        An error that ends the steps saves the last finished one first, as an emergency checkpoint. After a
+        NonFiniteError (see train_step) it may be called again, and goes on after the last good step.
         ConfigError when something else has written checkpoints or metrics into the directory since this was made.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folders(self.directory)
         except OSError as error:
-            raise CheckpointError(f"{self.directory} cannot be made: {error.strerror or error}") from None
+            raise CheckpointError(f"{self.directory} cannot be made: {reason(error)}") from None
         with rundir.RunLock(self.directory):
             saving.clean_temporary(self.directory)
             rundir.check_unchanged(self.directory, self._known, None if self._checkpoint is None else self.step)
@@ -175,13 +177,24 @@ class Trainer(State):
             for path in saving.set_aside_after(self.directory, self.step):
                 self.report.warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
         rundir.write_config(self.directory, self.config)
-        metrics = rundir.Metrics(self.directory, self.report.warn, keep_until=self.step)
+        metrics = Metrics(self.directory, self.report.warn, keep_until=self.step)
+
+        def save() -> None:
+            metrics.sync()  # a checkpoint that is found has its records
+            self.save()
+
+        def save_in_emergency() -> None:
+            metrics.sync()
+            rescue(self, self.report)
+
         try:
             self.report.introduce(self)
-            record, stopped = loop(self, self.stepper, self.report, metrics.write, self._evaluate, self.save)
+            record, stopped = loop(
+                self, self.stepper, self.report, metrics.write, self._evaluate, save, save_in_emergency
+            )
             if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
                 record = {**record, **self._evaluate(False)}
-            text = None if stopped else self.sample()
+            text = None if stopped else self._sample()
             self.report.finish(self, text, stopped)
         finally:
             metrics.close()
@@ -200,5 +213,13 @@ class Trainer(State):
         values = self.evaluate()
         self.report.evaluation(self.step, values)
         if show_sample:
-            self.report.sample(self.sample())
+            self.report.sample(self._sample())
         return values
+
+    def _sample(self) -> str | None:
+        """A sample, or None: one that fails, in decoding or for lack of memory, is a warning."""
+        try:
+            return self.sample()
+        except Exception as error:
+            self.report.failed("a sample", error)
+            return None
