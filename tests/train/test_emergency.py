@@ -1,0 +1,380 @@
+"""An error that ends a run saves the last finished step first, where it can be trusted, and is the one that is raised."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import HANGS, arguments, metrics, options, text_file, weights, xtrain
+
+import xtrain as xt
+from xtrain import saving
+from xtrain.errors import CheckpointError, DataError, NonFiniteError
+from xtrain.saving.places import WRITTEN
+from xtrain.train import Trainer
+from xtrain.train.rundir import resolve_run_directory
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    return text_file(tmp_path / "text.txt")
+
+
+@pytest.fixture
+def whole(tmp_path, data) -> Path:
+    """The run of 8 steps that nothing disturbs, with a checkpoint of every step."""
+    Trainer(options(data, tmp_path / "whole", save_every=1, keep=0), quiet=True).run()
+    xt.manual_seed(0)
+    return tmp_path / "whole"
+
+
+def names(run: Path) -> list[str]:
+    return [path.name for path in saving.find_checkpoints(run)]
+
+
+def failing_at(trainer: Trainer, step: int, error: BaseException) -> None:
+    """Makes the batch after `step` steps raise."""
+    next_batch = trainer.loader.next_batch
+
+    def fail():
+        if trainer.step == step:
+            raise error
+        return next_batch()
+
+    trainer.loader.next_batch = fail
+
+
+def assert_goes_on(run: Path, whole: Path, step: int) -> None:
+    """The newest checkpoint is that of `step`, and a resumed run ends as the undisturbed one did."""
+    newest = saving.newest_valid(run, print)
+    assert newest.name == f"emergency-checkpoint-{step:08d}"
+    assert weights(newest) == weights(whole / saving.checkpoint_name(step))
+    assert [record["step"] for record in metrics(run)] == list(range(1, step + 1))
+    assert Trainer({"resume": str(run)}, quiet=True).run().step == 8
+    assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+    assert [r["loss"] for r in metrics(run)] == [r["loss"] for r in metrics(whole)]
+
+
+ERRORS = [MemoryError("none left"), DataError("data: gone"), RuntimeError("hook"), OSError(5, "EIO"), SystemExit(3)]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_error_saves_the_last_finished_step(tmp_path, data, whole, capsys, every: int, error) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, save_every=4))
+    trainer.stepper.read_every = every
+    failing_at(trainer, 5, error)
+    with pytest.raises(type(error)) as raised:
+        trainer.run()
+    assert raised.value is error
+    path = run / "emergency-checkpoint-00000005"
+    assert names(run) == [path.name, "checkpoint-00000004"]
+    assert f"warning: an error ends the run; the state after step 5 is in {path}\n" in capsys.readouterr().out
+    assert_goes_on(run, whole, 5)
+
+
+def test_an_evaluation_that_fails(tmp_path, data, whole, monkeypatch) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, eval_every=3), quiet=True)
+
+    def fail() -> None:
+        raise xt.OutOfMemoryError("evaluate")
+
+    trainer.evaluate = fail
+    with pytest.raises(xt.OutOfMemoryError, match="evaluate"):
+        trainer.run()
+    assert_goes_on(run, whole, 3)
+
+
+def test_the_last_step_is_saved_anew_by_a_resumed_run(tmp_path, data, whole) -> None:
+    """Under its usual name, which others look for."""
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run), quiet=True)
+    trainer.evaluate = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert names(run) == ["emergency-checkpoint-00000008"]
+    assert Trainer({"resume": str(run)}, quiet=True).run().step == 8
+    assert names(run) == ["checkpoint-00000008", "emergency-checkpoint-00000008"]
+    assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_step_that_is_not_finite_saves_the_one_before_it(tmp_path, data, whole, every: int) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run), quiet=True)
+    trainer.stepper.read_every = every
+    gradients = trainer.stepper.gradients
+    trainer.stepper.gradients = lambda *given: (
+        gradients(*given)[0] * (math.inf if trainer.step == 4 else 1.0), gradients(*given)[1]
+    )  # fmt: skip
+    with pytest.raises(NonFiniteError, match="step 5: the loss is inf"):
+        trainer.run()
+    assert_goes_on(run, whole, 4)
+
+
+@pytest.mark.parametrize("what", ["weight", "exp_avg", "exp_avg_sq"])
+def test_nothing_is_saved_of_nan(tmp_path, data, capsys, what: str) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, save_every=3))
+    weight = dict(trainer.model.named_parameters())["model.norm.weight"]
+    next_batch = trainer.loader.next_batch
+
+    def poisoned():
+        if trainer.step == 5:
+            with xt.no_grad():
+                (weight if what == "weight" else trainer.optimizer.state[weight][what])[0] = math.nan
+            if what != "weight":
+                raise RuntimeError("hook")
+        return next_batch()
+
+    trainer.loader.next_batch = poisoned
+    with pytest.raises((NonFiniteError, RuntimeError)):
+        trainer.run()
+    assert names(run) == ["checkpoint-00000003"]
+    assert "the state after step 5 could not be saved: " in (said := capsys.readouterr().out)
+    assert f"{'' if what == 'weight' else what + ' of '}parameter model.norm.weight" in said
+
+
+def test_nothing_is_saved_between_two_steps(tmp_path, data, capsys) -> None:
+    """An error inside the optimizer: some parameters may be of the next step."""
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run))
+    step = trainer.optimizer.step
+
+    def torn(*args, **kwargs) -> None:
+        step(*args, **kwargs)
+        if trainer.step == 4:
+            raise MemoryError("in the middle")
+
+    trainer.optimizer.step = torn
+    with pytest.raises(MemoryError, match="in the middle"):
+        trainer.run()
+    text = f"{run}: step 5 was interrupted while it changed the parameters: they belong to no step, and are not saved"
+    assert (
+        f"warning: an error ends the run, and the state after step 4 could not be saved: {text}\n"
+        in capsys.readouterr().out
+    )
+    with pytest.raises(CheckpointError, match=f"^{text}$"):
+        trainer.save()
+    assert not names(run)
+
+
+def test_nothing_is_saved_where_the_device_cannot_be_read(tmp_path, data) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run), quiet=True)
+    trainer.stepper.read_every = 3
+    read = trainer.stepper.read
+
+    def lost(steps):
+        if trainer.step > 3:
+            raise xt.CudaError("device lost")
+        return read(steps)
+
+    trainer.stepper.read = lost
+    with pytest.raises(xt.CudaError, match="device lost"):
+        trainer.run()
+    assert trainer.step == 6 and not names(run)
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_nothing_is_saved_twice(tmp_path, data, step: int) -> None:
+    """At step 0 there is nothing to lose, and step 4 has its checkpoint."""
+    trainer = Trainer(options(data, tmp_path / "run", save_every=4), quiet=True)
+    failing_at(trainer, step, RuntimeError("hook"))
+    with pytest.raises(RuntimeError, match="hook"):
+        trainer.run()
+    assert names(tmp_path / "run") == (["checkpoint-00000004"] if step else [])
+
+
+@pytest.mark.parametrize("failure", [CheckpointError("no room"), MemoryError("none left"), ValueError("bug")])
+def test_a_rescue_that_fails_is_a_warning_beside_the_error(tmp_path, data, monkeypatch, capsys, failure) -> None:
+    def fail(*_, **__):
+        raise failure
+
+    trainer = Trainer(options(data, tmp_path / "run"))
+    failing_at(trainer, 5, RuntimeError("hook"))
+    monkeypatch.setattr(saving, "save_checkpoint", fail)
+    with pytest.raises(RuntimeError, match="^hook$"):
+        trainer.run()
+    text = f"warning: an error ends the run, and the state after step 5 could not be saved: {failure}\n"
+    assert text in capsys.readouterr().out
+
+
+def test_a_last_save_that_fails_is_not_repeated(tmp_path, data, monkeypatch) -> None:
+    tried = []
+
+    def fail(path, *_, **__):
+        tried.append(Path(path).name)
+        raise CheckpointError("no room")
+
+    monkeypatch.setattr(saving, "save_checkpoint", fail)
+    with pytest.raises(CheckpointError, match="no room"):
+        Trainer(options(data, tmp_path / "run"), quiet=True).run()
+    assert tried == ["checkpoint-00000008"]
+
+
+def test_the_command_shows_the_error_and_the_checkpoint(tmp_path) -> None:
+    """Data that another process truncates in mid-run."""
+    text, run = text_file(tmp_path / "text.txt", 200_000), tmp_path / "run"
+    code = f"""
+import os, sys
+from xtrain import cli
+from xtrain.data import Loader
+next_batch, calls = Loader.next_batch, []
+def truncating(self):
+    calls.append(1)
+    if len(calls) == 4:
+        os.truncate({str(text)!r}, 100)
+    return next_batch(self)
+Loader.next_batch = truncating
+sys.exit(cli.main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "train", *arguments(options(text, run, steps=50, device="cpu"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"xtrain: error: data: {text} was truncated") and done.stderr.count("\n") == 1
+    assert f"is in {run}/emergency-checkpoint-0000000" in done.stdout
+
+
+# ---- its name
+
+
+def test_emergency_checkpoints_are_outside_keep(tmp_path, data) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, save_every=1, keep=2), quiet=True)
+    for step in (1, 3):
+        (run / saving.checkpoint_name(step, emergency=True)).mkdir(parents=True)
+    trainer.train_step()
+    for _ in range(4):
+        trainer.train_step()
+        trainer.save()
+    assert names(run) == [
+        "checkpoint-00000005", "checkpoint-00000004", "emergency-checkpoint-00000003", "emergency-checkpoint-00000001",
+    ]  # fmt: skip
+
+
+def test_a_damaged_one_is_passed_over(tmp_path, data) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, save_every=4), quiet=True)
+    failing_at(trainer, 6, RuntimeError("hook"))
+    with pytest.raises(RuntimeError):
+        trainer.run()
+    emergency = run / "emergency-checkpoint-00000006"
+    assert resolve_run_directory(run) == emergency
+    (emergency / "model.safetensors").write_bytes(b"damaged")
+    assert resolve_run_directory(run) == run / "checkpoint-00000004"
+    assert Trainer({"resume": str(run)}, quiet=True).step == 4
+    with pytest.raises(CheckpointError, match="emergency-checkpoint-00000006"):
+        Trainer({"resume": str(emergency)}, quiet=True)
+
+
+def test_a_resume_names_one_or_goes_back_behind_it(tmp_path, data, whole) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, save_every=4), quiet=True)
+    failing_at(trainer, 6, RuntimeError("hook"))
+    with pytest.raises(RuntimeError):
+        trainer.run()
+    assert Trainer({"resume": str(run / "emergency-checkpoint-00000006")}, quiet=True).step == 6
+    earlier = Trainer({"resume": str(run / "checkpoint-00000004")}, quiet=True)
+    assert earlier.run().step == 8
+    assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+    left = sorted(path.name for path in run.iterdir() if "emergency" in path.name)
+    assert left == ["set-aside-1-emergency-checkpoint-00000006"] and WRITTEN.fullmatch(left[0])
+
+
+def test_of_two_of_one_step_the_usual_one_is_the_newest(tmp_path) -> None:
+    for name in ("emergency-checkpoint-00000004", "checkpoint-00000004", "checkpoint-00000003"):
+        (tmp_path / name).mkdir()
+    assert names(tmp_path) == ["checkpoint-00000004", "emergency-checkpoint-00000004", "checkpoint-00000003"]
+
+
+def test_what_a_kill_leaves_of_one_is_cleaned(tmp_path) -> None:
+    (tmp_path / ".emergency-checkpoint-00000004.old-abcdefghij").mkdir()
+    (tmp_path / ".emergency-checkpoint-00000005.tmp-abcdefghij").mkdir()
+    (tmp_path / ".emergency-thesis.tmp-abcdefghij").mkdir()
+    saving.clean_temporary(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".emergency-thesis.tmp-abcdefghij", "emergency-checkpoint-00000004"]
+
+
+def test_a_run_may_go_on_after_its_rescue(tmp_path, data, whole) -> None:
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run), quiet=True)
+    next_batch = trainer.loader.next_batch
+    failing_at(trainer, 5, RuntimeError("hook"))
+    with pytest.raises(RuntimeError):
+        trainer.run()
+    trainer.loader.next_batch = next_batch
+    assert trainer.run().step == 8
+    assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+
+
+def test_a_run_with_one_is_not_overwritten(tmp_path, data) -> None:
+    (tmp_path / "run" / "emergency-checkpoint-00000005").mkdir(parents=True)
+    done = xtrain("train", *arguments(options(data, tmp_path / "run")))
+    assert done.returncode == 2 and "already holds a run" in done.stderr
+
+
+# ---- signals
+
+# `xtrain train` that sends itself the signals of its first word at its fourth step, each by its number.
+SIGNALLED = """
+import os, sys
+from xtrain import cli
+from xtrain.data import Loader
+next_batch, calls = Loader.next_batch, []
+def signalled(self):
+    calls.append(1)
+    if len(calls) == 4:
+        for number in sys.argv[1].split(","):
+            os.kill(os.getpid(), int(number))
+    return next_batch(self)
+Loader.next_batch = signalled
+sys.exit(cli.main(sys.argv[2:]))
+"""
+HUP, INT, TERM = (int(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "saved"),
+    [
+        ([HUP], 129, 4),
+        ([HUP, HUP], 129, 4),
+        ([TERM, HUP], 143, 4),
+        ([HUP, TERM], 129, 4),
+        ([HUP, INT, INT], 130, None),
+        ([TERM, TERM], 143, None),
+        ([INT, TERM], 143, None),
+    ],
+)
+def test_signals(tmp_path, data, numbers, status: int, saved: int | None) -> None:
+    """The first finishes the step and saves; a second Ctrl-C or SIGTERM saves nothing, also not in an emergency."""
+    words = arguments(options(data, tmp_path / "run", steps=20, device="cpu"))
+    command = [sys.executable, "-c", SIGNALLED, ",".join(map(str, numbers)), "train", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+    assert names(tmp_path / "run") == ([saving.checkpoint_name(saved)] if saved else [])
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(tmp_path, data) -> None:
+    words = arguments(options(data, tmp_path / "run", device="cpu"))
+    command = ["nohup", sys.executable, "-c", SIGNALLED, str(HUP), "train", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and names(tmp_path / "run") == ["checkpoint-00000008"], done.stderr
+
+
+def test_values_of_a_rescued_model_are_those_of_memory(tmp_path, data) -> None:
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    failing_at(trainer, 3, RuntimeError("hook"))
+    with pytest.raises(RuntimeError):
+        trainer.run()
+    loaded = saving.load_model(tmp_path / "run" / "emergency-checkpoint-00000003").state_dict()
+    for name, value in trainer.model.state_dict().items():
+        assert np.array_equal(loaded[name].cpu().numpy(), value.cpu().numpy())
