@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -21,6 +22,17 @@ class NonFiniteError(FloatingPointError):
     """The loss or a gradient became NaN or infinite. The last checkpoint on disk is from before that step, and the
     Trainer stands before it too.
     """
+
+
+def shown(value: Any, most: int = 100) -> str:
+    """A value, or the text of an exception, for a message: one line of some `most` characters. An int of thousands of
+    digits, and what is nested deeply, has no repr.
+    """
+    try:
+        text = " ".join(str(value).split()) if isinstance(value, BaseException) else repr(value)
+    except (ValueError, RecursionError):
+        text = f"a long {type(value).__name__}"
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def nearest(word: str, known: Sequence[str], before: str = "") -> str:

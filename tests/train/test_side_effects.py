@@ -124,7 +124,7 @@ def test_both_streams_may_break(tmp_path, data, monkeypatch) -> None:
 
 
 class Terminal(io.StringIO):
-    """A terminal that goes away after `left` writes."""
+    """A terminal that breaks after `left` writes. tqdm itself bears EIO, and no other error."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Terminal(io.StringIO):
     def write(self, text: str) -> int:
         self.left -= 1
         if self.left < 0:
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(errno.ENXIO, "No such device or address")
         return len(text)
 
 

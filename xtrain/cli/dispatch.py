@@ -18,6 +18,7 @@ usage: xtrain COMMAND [options]
 
   train    train a language model (xtrain train --help lists every option)
   sample   generate text from a run or a model directory
+  verify   check the files of a run or a model directory against their manifest
   prepare  turn text into a token file for `train --data`
   bench    measure matrix products, attention or every op: xtrain bench gemm | attention | ops
   check    prove every kernel right on this machine
@@ -25,7 +26,7 @@ usage: xtrain COMMAND [options]
 
   --version, --help
 """
-_COMMANDS = ("train", "sample", "prepare", "bench", "check", "doctor")
+_COMMANDS = ("train", "sample", "verify", "prepare", "bench", "check", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,7 +30,8 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
     """
     source, out = os.fspath(source), os.fspath(out)
     tokenizer = tokenizer or ByteTokenizer()
-    width = 1 if tokenizer.vocab_size <= 1 << 8 else 2 if tokenizer.vocab_size <= 1 << 16 else 4
+    vocab = max(tokenizer.vocab_size, 1 + (tokenizer.eos or 0))
+    width = 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 16 else 4
     if source == "python":  # ./python is a file or folder of that name
         source = sysconfig.get_paths()["stdlib"]
         files = [os.path.join(source, file) for file in text_files(source, ".py")]
@@ -63,7 +64,7 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
         if not count:
             raise DataError(f"data: {source} holds no text files")
         stream.seek(0)
-        stream.write(HEADER.pack(MAGIC, 1, width, count, text_bytes, tokenizer.vocab_size))
+        stream.write(HEADER.pack(MAGIC, 1, width, count, text_bytes, vocab))
 
     try:
         write_file(out, write)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._C import Tensor
 from .._types import Tokenizer
-from ..errors import CheckpointError
+from ..errors import CheckpointError, shown
 from .directory import MANIFEST, DirectoryWriter, PathLike
 from .model import SHARD_BYTES, load_tensors, read_tensors, write_model
 from .places import find_checkpoints
@@ -98,7 +98,7 @@ def _trainer_state(reader: DirectoryReader) -> dict[str, Any]:
     state = reader.json("trainer_state.json")
     if state.get("format") != STATE_FORMAT:
         path = reader.directory / "trainer_state.json"
-        raise CheckpointError(f"{path} must have format {STATE_FORMAT}, got {state.get('format')!r}")
+        raise CheckpointError(f"{path} must have format {STATE_FORMAT}, got {shown(state.get('format'))}")
     return state
 
 
@@ -140,4 +140,6 @@ def _join_optimizer(
             group.update({key: tuple(value) for key, value in group.items() if key == "betas"})
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{directory}: the optimizer's state does not fit the model: {error}") from None
+        raise CheckpointError(
+            f"{directory}: the optimizer's state does not fit the model: {shown(error, 300)}"
+        ) from None

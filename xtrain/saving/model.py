@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .. import _C
 from .._C import Tensor
 from .._types import Device, Tokenizer
-from ..errors import CheckpointError
+from ..errors import CheckpointError, shown
 from ..models.registry import GENERATION, Architecture, architecture
 from .directory import MANIFEST, DirectoryWriter, PathLike
 from .places import displaced_hint
@@ -105,7 +105,7 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
         if os.path.basename(name) != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{directory / index} must name .safetensors files beside it, got {name!r}")
+            raise CheckpointError(f"{directory / index} must name .safetensors files beside it, got {shown(name)}")
         with SafetensorsFile(reader.open(name)) as file:
             for tensor in file.entries:
                 if where.get(tensor) != name:
@@ -135,16 +135,16 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     try:
         kind = architecture(values.get("model_type"))
         config = kind.config.from_dict(values)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {shown(error, 300)}") from None
     tensors = read_tensors(reader)
     for name, shape in kind.tensor_shapes(config):  # before anything of a size is built that the file has not
         _check_tensor(name, shape, tensors, directory)
     random = _C.get_rng_state()
     try:
         model = kind.model(config)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{directory / 'config.json'}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {shown(error, 300)}") from None
     finally:
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
     load_tensors(model, tensors, directory, dtype)

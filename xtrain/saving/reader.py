@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
-from ..errors import CheckpointError
+from ..errors import CheckpointError, shown
 from ..files import reason
 from .directory import FORMAT, MANIFEST, PIECE, PathLike
 
@@ -221,14 +221,14 @@ def _read_manifest(path: Path) -> dict[str, Record]:
         values = parse_object(path, bytes(file.read(0, file.size)))
     number, files = values.get("format"), values.get("files")
     if number not in (1, FORMAT) or not isinstance(files, dict):
-        raise CheckpointError(f"{path} must have format 1 or {FORMAT}, got {number!r}")
+        raise CheckpointError(f"{path} must have format 1 or {FORMAT}, got {shown(number)}")
     return {name: _record(path, name, entry, number) for name, entry in files.items()}
 
 
 def _record(path: Path, name: str, entry: Any, number: int) -> Record:
     plain = os.path.basename(name) == name and name not in ("", ".", "..") and "\0" not in name
     if not (plain and name.isprintable() and isinstance(entry, dict)):
-        raise CheckpointError(f"{path} must list plain file names, got {name!r}")
+        raise CheckpointError(f"{path} must list plain file names, got {shown(name)}")
     size: Any = entry.get("size")
     pieces: Any = [[size, entry.get("sha256")]] if number == 1 else entry.get("pieces")
     whole = isinstance(pieces, list) and all(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, shown
 from ..saving import DirectoryReader
 
 _COPIED = (
@@ -33,21 +34,31 @@ class FileTokenizer:
         except ImportError:
             raise DataError(f"{path} needs the package tokenizers: pip install 'xtrain[hf]'") from None
         self._files = {name: reader.read(name) for name in _COPIED if reader.has(name)}
-        try:
+        self._path = path
+        with self._clear_errors("read"):
             self._implementation = implementation.from_str(self._files["tokenizer.json"].decode("utf-8"))
-        except Exception as error:  # the package raises bare Exception
-            raise DataError(f"{path} cannot be read: {error}") from None
         self.vocab_size: int = self._implementation.get_vocab_size()
         self.eos = _find_eos(reader)
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the ids of `text` as uint32."""
-        encoding = self._implementation.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
+        """Return the ids of `text` as uint32. DataError for text that the tokenizer cannot encode."""
+        with self._clear_errors("used"):
+            encoding = self._implementation.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
         return np.asarray(encoding.ids, np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`."""
         return self._implementation.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    @contextlib.contextmanager
+    def _clear_errors(self, what: str) -> Iterator[None]:
+        """What the package raises becomes a DataError: bare Exception, and for a panic a BaseException."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise DataError(f"{self._path} cannot be {what}: {shown(error, 300)}") from None
+            raise
 
     def files(self) -> dict[str, bytes]:
         """Return the tokenizer files of the directory it came from, unchanged."""
@@ -59,7 +70,10 @@ def _find_eos(reader: DirectoryReader) -> int | None:
         eos = _values(reader, name).get("eos_token_id")
         if isinstance(eos, list):
             eos = eos[0] if eos else None
-        if isinstance(eos, int):
+        if isinstance(eos, int) and not isinstance(eos, bool):
+            if not 0 <= eos < 2**32:
+                path = reader.directory / name
+                raise DataError(f"{path}: eos_token_id must be in [0, 2**32), got {shown(eos)}")
             return eos
     return None
 
@@ -73,6 +87,6 @@ def _values(reader: DirectoryReader, name: str) -> dict[str, Any]:
     """The JSON object in a file; empty when there is none that can be read."""
     try:
         value = json.loads(reader.read(name)) if reader.has(name) else {}
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -16,7 +16,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, nearest, shown
 from ..generation.sampling import LONGEST_SAMPLE
 from ..models.presets import PRESETS
 
@@ -191,15 +191,19 @@ class Key:
         if value is None and self.optional:
             return None
         kind = self.kind
+        if isinstance(value, int) and value.bit_length() > 1023:  # no float, and perhaps no text
+            raise ConfigError(f"{self.name} must be less than 2**1023, got {value.bit_length()} bits{suffix}")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise ConfigError(f"{self.name} must be {_KIND_WORDS[kind]}, got {value!r}{suffix}")
+            raise ConfigError(f"{self.name} must be {_KIND_WORDS[kind]}, got {shown(value)}{suffix}")
+        if isinstance(value, str) and "\0" in value and self.name != "sample.prompt":
+            raise ConfigError(f"{self.name} must not hold a NUL character, got {shown(value)}{suffix}")
         meta = self.meta
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.name} must be finite, got {value}{suffix}")
         if meta["choices"] and value not in meta["choices"]:
-            raise ConfigError(f"{self.name} must be one of {', '.join(meta['choices'])}, got {value!r}{suffix}")
+            raise ConfigError(f"{self.name} must be one of {', '.join(meta['choices'])}, got {shown(value)}{suffix}")
         for bound, fails, words in (
             (meta["minimum"], lambda low: value < low, "at least"),
             (meta["above"], lambda low: value <= low, "greater than"),
@@ -225,7 +229,7 @@ class Key:
                 return int(value)
             return self.kind(text)
         except (ValueError, KeyError, OverflowError):
-            raise ConfigError(f"{self.name} must be {_KIND_WORDS[self.kind]}, got {text!r}") from None
+            raise ConfigError(f"{self.name} must be {_KIND_WORDS[self.kind]}, got {shown(text)}") from None
 
 
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

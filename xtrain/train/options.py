@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, nearest, shown
 from ..saving.places import CONFIG, LOCK
 from .config import KEYS, SECTIONS, Key
 
@@ -31,7 +31,7 @@ def find_key(name: str, where: str = "", dashes: bool = False, keys: Mapping[str
         hint = f"; did you mean {before}{spell(exact_tail[0])}?"
     else:
         hint = nearest(plain, [spell(key) for key in known], before)
-    raise ConfigError(f"unknown option {before}{name}{f' in {where}' if where else ''}{hint}")
+    raise ConfigError(f"unknown option {before}{name:.100}{f' in {where}' if where else ''}{hint}")
 
 
 def from_tree(tree: Mapping[str, Any], where: str = "", prefix: str = "") -> dict[str, Any]:
@@ -63,8 +63,10 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
             tree = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"config: {path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"config: {path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits, and a NUL in the path, too
+        raise ConfigError(f"config: {shown(path)[1:-1]} is not valid TOML: {shown(error, 300)}") from None
     return from_tree(tree, path)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _C, _version, saving
 from ..data import identity, same_data
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, shown
 from .config import flatten
 from .state import State
 
@@ -34,7 +34,7 @@ def restore(state: State, checkpoint: Path) -> None:
         state.identity = identity(state.corpus.segments, known=stored["data"])
         if not same_data(stored["data"], state.corpus.segments, state.identity):
             raise ConfigError(
-                f"resume: data was {stored['config']['data']!r} in this run, "
+                f"resume: data was {shown(stored['config']['data'], 1000)} in this run, "
                 f"and {state.config.data!r} now holds something else"
             )
         state.step, state.elapsed = int(stored["step"]), float(stored["elapsed"])
@@ -46,6 +46,8 @@ def restore(state: State, checkpoint: Path) -> None:
     except KeyError as error:
         raise CheckpointError(f"{checkpoint / 'trainer_state.json'} lacks {error}") from None
     except (TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is damaged: {error}") from None
+        raise CheckpointError(f"{checkpoint / 'trainer_state.json'} is damaged: {shown(error, 300)}") from None
     if state.step > state.config.steps:
-        raise ConfigError(f"steps must be at least {state.step}, where the checkpoint stands, got {state.config.steps}")
+        raise ConfigError(
+            f"steps must be at least {shown(state.step)}, where the checkpoint stands, got {state.config.steps}"
+        )
