@@ -152,19 +152,46 @@ def test_nothing_is_saved_between_two_steps(tmp_path, data, capsys) -> None:
     def torn(*args, **kwargs) -> None:
         step(*args, **kwargs)
         if trainer.step == 4:
-            raise MemoryError("in the middle")
+            raise TimeoutError("in the middle")  # as from a handler of SIGALRM
 
     trainer.optimizer.step = torn
-    with pytest.raises(MemoryError, match="in the middle"):
+    with pytest.raises(TimeoutError, match="in the middle"):
         trainer.run()
-    text = f"{run}: step 5 was interrupted while it changed the parameters: they belong to no step, and are not saved"
+    text = f"{run}: step 5 was interrupted while it changed the parameters, which belong to no step now: make a new Trainer that resumes the run"
     assert (
         f"warning: an error ends the run, and the state after step 4 could not be saved: {text}\n"
         in capsys.readouterr().out
     )
     with pytest.raises(CheckpointError, match=f"^{text}$"):
         trainer.save()
+    with pytest.raises(CheckpointError, match=f"^{text}$"):
+        trainer.train_step()
     assert not names(run)
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("step", [0, 4])
+def test_memory_that_ends_inside_the_optimizer(tmp_path, data, whole, monkeypatch, group: int, step: int) -> None:
+    """Before the first of its launches nothing has changed, and the run may go on; after it parameters are torn."""
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run), quiet=True)
+    if step == 0:
+        assert not trainer.optimizer.state
+    rate, failed = trainer.optimizer._rate, []
+
+    def full(index: int, *rest):
+        if (index, trainer.step) == (group, step) and not failed:
+            failed.append(step)
+            raise xt.OutOfMemoryError("rate")
+        return rate(index, *rest)
+
+    monkeypatch.setattr(trainer.optimizer, "_rate", full)
+    with pytest.raises(xt.OutOfMemoryError, match="rate"):
+        trainer.run()
+    assert trainer.torn == (group == 1) and names(run) == ["emergency-checkpoint-00000004"] * (step == 4 and group == 0)
+    if group == 0:
+        assert trainer.run().step == 8
+        assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
 
 
 def test_nothing_is_saved_where_the_device_cannot_be_read(tmp_path, data) -> None:

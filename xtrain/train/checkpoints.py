@@ -14,6 +14,7 @@ from .nonfinite import first_bad_parameter
 from .report import Report
 from .resume import trainer_state
 from .state import State
+from .step import check_not_torn
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -23,11 +24,7 @@ def write_checkpoint(state: State, report: Report, emergency: bool = False) -> P
 
     On a full disk the oldest checkpoint makes room, once, unless all are kept or no later one is whole.
     """
-    if state.torn:
-        raise CheckpointError(
-            f"{state.directory}: step {state.step + 1} was interrupted while it changed the parameters: they belong to "
-            "no step, and are not saved"
-        )
+    check_not_torn(state)
     path = state.directory / saving.checkpoint_name(state.step, emergency)
     try:
         _write(state, path)

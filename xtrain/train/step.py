@@ -10,7 +10,7 @@ import numpy as np
 from .. import _C, optim, saving
 from .._C import Tensor
 from ..autograd import no_grad
-from ..errors import NonFiniteError
+from ..errors import CheckpointError, NonFiniteError
 from .config import warmup_steps
 from .nonfinite import diagnose
 from .state import State
@@ -22,6 +22,15 @@ def on_device(array: np.ndarray, device: str) -> Tensor:
     """The array as a tensor on `device`."""
     tensor = _C.from_numpy(np.ascontiguousarray(array))
     return tensor if device == "cpu" else tensor.to(_C.device(device))
+
+
+def check_not_torn(state: State) -> None:
+    """Raise CheckpointError when an exception has interrupted the optimizer."""
+    if state.torn:
+        raise CheckpointError(
+            f"{state.directory}: step {state.step + 1} was interrupted while it changed the parameters, which belong "
+            "to no step now: make a new Trainer that resumes the run"
+        )
 
 
 @dataclass
@@ -54,13 +63,22 @@ class Stepper:
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
 
     def queue(self) -> QueuedStep:
-        """Make a step as far as it goes without waiting for the device. What ends it early gives its batch back."""
+        """Make a step as far as it goes without waiting for the device. What ends it early gives its batch back.
+        CheckpointError when the parameters are torn.
+        """
+        check_not_torn(self._state)
         loader, rng = self._state.loader.state_dict(), _C.get_rng_state()
         try:
             return self._queue(loader, rng)
         except BaseException:
             self._give_back(loader, rng)
             raise
+
+    def _counts_differ(self) -> bool:
+        """Whether some parameters have taken more steps than others."""
+        known = self._state.optimizer.state
+        parameters = [p for p in self._state.model.parameters() if p.grad is not None]
+        return len({known[p]["step"] if p in known else 0 for p in parameters}) > 1
 
     def _give_back(self, loader: dict[str, int], rng: tuple[int, int]) -> None:
         self._state.loader.load_state_dict(loader)
@@ -89,7 +107,11 @@ class Stepper:
         else:  # 0 times NaN or infinity is NaN, and stays in the guard: no later step changes anything either
             guard = self._guard.mul_(loss).mul_(norm)
         state.torn = True
-        state.optimizer.step(guard=guard)
+        try:
+            state.optimizer.step(guard=guard)
+        except MemoryError:  # from before a launch; another group of parameters may have had its own
+            state.torn = self._counts_differ()
+            raise
         state.step += 1
         state.torn = False
         return step
