@@ -16,7 +16,7 @@ import pytest
 from places import ROOT
 
 TOP = ("csrc", "cuda", "xtrain", "tests", "parity", "docs", ".ci")
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 CODE = sorted(
     path
     for top in TOP
