@@ -170,6 +170,26 @@ def test_what_is_made_is_flushed_with_its_folder(tmp_path, monkeypatch) -> None:
     assert flushed[-1] == str(tmp_path) and len(flushed) == 2
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_directory_is_flushed_before_and_its_name_after_it_is_published(tmp_path, monkeypatch, there: bool) -> None:
+    """Before: its files, then their names. After: its own name, in the folder above."""
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("this system does not show descriptors")
+    if there:
+        write(tmp_path / "m", b"before")
+    seen, fsync = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        published = (tmp_path / "m" / "a").exists() and (tmp_path / "m" / "a").read_bytes() == b"after"
+        seen.append(("." if path == str(tmp_path) else Path(path).name.partition("-")[0], published))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(tmp_path / "m", b"after")
+    assert seen == [("a", False), ("manifest.json", False), (".m.tmp", False), (".", True)]
+
+
 # ---- what killed writers leave
 
 KILLED = """
@@ -300,6 +320,17 @@ def test_damaged_checkpoints_do_not_count_as_whole(trainer, monkeypatch) -> None
     with pytest.raises(CheckpointError, match="No space left on device"):
         trainer.save()
     assert kept(trainer) == [3, 2, 1]
+
+
+def test_emergency_and_later_checkpoints_make_no_room(trainer, monkeypatch) -> None:
+    """The first are the user's to remove; the others belong to another run, and are not this one's last whole one."""
+    run = trainer.directory
+    (run / "checkpoint-00000001").rename(run / "emergency-checkpoint-00000001")
+    (run / "checkpoint-00000002").rename(run / "checkpoint-00000009")
+    Disk(run, 0, monkeypatch)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        trainer.save()
+    assert kept(trainer) == [9, 3, 1]
 
 
 @pytest.mark.parametrize(("keep", "number"), [(0, errno.ENOSPC), (3, errno.EIO)])

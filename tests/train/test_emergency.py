@@ -169,6 +169,22 @@ def test_nothing_is_saved_between_two_steps(tmp_path, data, capsys) -> None:
     assert not names(run)
 
 
+def test_memory_that_ends_before_the_first_moments_of_a_group(tmp_path, data, monkeypatch) -> None:
+    """Of a group that has no state yet, while another has taken its first step."""
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    start = trainer.optimizer._start
+
+    def full(parameter):
+        if parameter.ndim < 2:
+            raise xt.OutOfMemoryError("moments")
+        return start(parameter)
+
+    monkeypatch.setattr(trainer.optimizer, "_start", full)
+    with pytest.raises(xt.OutOfMemoryError, match="moments"):
+        trainer.train_step()
+    assert trainer.torn and trainer.step == 0
+
+
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("step", [0, 4])
 def test_memory_that_ends_inside_the_optimizer(tmp_path, data, whole, monkeypatch, group: int, step: int) -> None:
