@@ -78,7 +78,7 @@ def _write_in(folder: int, name: str, write: Callable[[BinaryIO], object]) -> No
         raise
     with _readable(folder) as readable:
         if readable is not None:
-            os.fsync(readable)
+            sync_names(readable)
 
 
 def _regular(folder: int, name: str) -> os.stat_result | None:
@@ -187,9 +187,18 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
     """Flush the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_names(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_names(folder: int) -> None:
+    """Flush an open folder; nothing on a file system that can flush only files."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def make_folders(path: Path) -> None:

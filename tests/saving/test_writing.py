@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,30 @@ def test_a_directory_is_flushed_before_and_its_name_after_it_is_published(tmp_pa
     monkeypatch.setattr(os, "fsync", noted)
     write(tmp_path / "m", b"after")
     assert seen == [("a", False), ("manifest.json", False), (".m.tmp", False), (".", True)]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_flushes_no_folders(tmp_path, monkeypatch, number: int) -> None:
+    """Network file systems say EINVAL. An error of the disk is another matter."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    calls = [
+        lambda: files.write_text(tmp_path / "x", "text"),
+        lambda: files.make_folders(tmp_path / "a" / "b"),
+        lambda: write(tmp_path / "m", b"text"),
+    ]
+    for call in calls:
+        if number == errno.EIO:
+            with pytest.raises((OSError, CheckpointError), match="Input/output error"):
+                call()
+        else:
+            call()
 
 
 # ---- what killed writers leave

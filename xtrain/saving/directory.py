@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import _C
 from ..errors import CheckpointError
-from ..files import is_temporary, lock, make_folders, reason, sync_folder, temporary_name
+from ..files import is_temporary, lock, make_folders, reason, sync_folder, sync_names, temporary_name
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -85,7 +85,7 @@ class DirectoryWriter:
         manifest = {"format": FORMAT, "files": self._manifest}
         self.write(MANIFEST, [json.dumps(manifest).encode()])  # ends with its brace: any cut is seen
         with self._clear_errors():
-            os.fsync(self._handle)
+            sync_names(self._handle)
             with _renames:
                 old = self._replace()
             sync_folder(self.final.parent)
