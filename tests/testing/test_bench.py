@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -58,9 +59,8 @@ def test_files_are_whole_or_not_there(tmp_path) -> None:
     path = tmp_path / "x.json"
     path.write_text("before")
 
-    def broken(temporary: str) -> None:
-        with open(temporary, "w") as stream:
-            stream.write("half")
+    def broken(stream: BinaryIO) -> None:
+        stream.write(b"half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -221,8 +221,8 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, name: str) -> None:
 import os, signal
 from xtrain import files
 signal.signal(signal.{name}, signal.SIG_DFL)  # under nohup SIGHUP is ignored
-def write(temporary):
-    open(temporary, "w").write("half")
+def write(stream):
+    stream.write(b"half")
     os.kill(os.getpid(), signal.{name})
     for _ in range(10**7): pass
 files.write_file({str(tmp_path / "x.json")!r}, write)
