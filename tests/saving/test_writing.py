@@ -61,6 +61,37 @@ def test_a_link_in_a_resumed_run_is_refused(tmp_path) -> None:
     assert victim.read_bytes() == before
 
 
+@pytest.mark.parametrize("content", ["thesis.txt", "manifest.json"])
+def test_a_checkpoint_that_is_a_link_is_refused(tmp_path, content: str) -> None:
+    """Made in mid-run: what it points at would be replaced, and removed."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), run), quiet=True)
+    victim.mkdir()
+    (victim / content).write_text("years of work")
+    evaluate = trainer.evaluate
+
+    def plant() -> dict[str, float]:
+        (run / "checkpoint-00000008").symlink_to(victim)
+        return evaluate()
+
+    trainer.evaluate = plant
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-00000008 (cannot be written: it is a symbolic link|must be)"
+    ):
+        trainer.run()
+    assert (victim / content).read_text() == "years of work" and names(victim) == [content]
+    assert (run / "checkpoint-00000008").is_symlink()
+
+
+def test_a_directory_of_other_files_is_not_replaced_by_a_checkpoint(tmp_path) -> None:
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True)
+    (tmp_path / "run" / "checkpoint-00000000").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint-00000000" / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="must be new, empty or an earlier save, but it holds other files"):
+        trainer.save()
+    assert names(tmp_path / "run" / "checkpoint-00000000") == ["thesis.txt"]
+
+
 def test_a_picture_that_is_a_link_is_a_warning(tmp_path, capsys) -> None:
     pytest.importorskip("matplotlib")
     run, victim = tmp_path / "run", tmp_path / "victim"

@@ -31,9 +31,9 @@ def save_checkpoint(
 ) -> None:
     """Write model, optimizer and `state` (JSON values) as one checkpoint directory, all or nothing.
 
-    CheckpointError when writing fails.
+    CheckpointError when writing fails, and where the directory is a link or holds other files than an earlier save.
     """
-    with DirectoryWriter(directory) as writer:
+    with DirectoryWriter(directory, follow=False) as writer:
         write_model(writer, model, tokenizer, SHARD_BYTES)
         content = dict(state or {})
         if optimizer is not None:

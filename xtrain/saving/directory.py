@@ -29,15 +29,18 @@ class DirectoryWriter:
     Leaving the `with` block early removes them. What killed writers of the same directory have left is removed first.
     """
 
-    def __init__(self, final: PathLike) -> None:
+    def __init__(self, final: PathLike, *, follow: bool = True) -> None:
+        """follow: of a link, replace the target and not the link; else a link is refused."""
         self._name = os.path.abspath(final)  # as the caller knows it
-        self.final = Path(os.path.realpath(final))  # a link's target is replaced, not the link
+        self.final = Path(os.path.realpath(final) if follow else self._name)
         self.temporary = free_name(self.final, "tmp")
         self._manifest: dict[str, dict[str, Any]] = {}
         self._handle = -1  # of the temporary directory, locked as long as its writer lives
 
     def __enter__(self) -> DirectoryWriter:
         with self._clear_errors():
+            if self.final.is_dir() and any(self.final.iterdir()) and not (self.final / MANIFEST).is_file():
+                raise CheckpointError(f"{self._name} must be new, empty or an earlier save, but it holds other files")
             make_folders(self.final.parent)
             _remove_of_dead(self.final)
             while self._handle < 0:
@@ -99,6 +102,8 @@ class DirectoryWriter:
         if not os.path.lexists(self.final):
             os.rename(self.temporary, self.final)
             return None
+        if self.final.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link")
         if not self.final.is_dir():  # a file, or a device: it must not be moved away
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if _C.exchange(self.temporary, self.final):

@@ -12,7 +12,7 @@ from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..errors import CheckpointError, shown
 from ..models.registry import GENERATION, Architecture, architecture
-from .directory import MANIFEST, DirectoryWriter, PathLike
+from .directory import DirectoryWriter, PathLike
 from .places import displaced_hint
 from .reader import DirectoryReader
 from .safetensors import SafetensorsFile, chunks, raw_bytes
@@ -85,9 +85,6 @@ def save_model(
     or when writing fails; then the earlier model is untouched. Of a model whose members were replaced, the tensors that
     it has are written; load_model reads models as their config describes them.
     """
-    directory = Path(directory)
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
-        raise CheckpointError(f"{directory} must be new, empty or an earlier save, but it holds other files")
     with DirectoryWriter(directory) as writer:
         write_model(writer, model, tokenizer, shard_bytes)
         writer.publish()

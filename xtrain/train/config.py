@@ -153,7 +153,9 @@ class TrainConfig:
     save_every: int = option(
         300, "write a checkpoint every so many steps; 0 only at the end", "steps", minimum=0, free=True
     )
-    keep: int = option(2, "newest checkpoints kept; 0 for all", "checkpoints", minimum=0, free=True)
+    keep: int = option(
+        2, "newest checkpoints kept; 0 for all; emergency checkpoints do not count", "checkpoints", minimum=0, free=True
+    )
     log_every: int = option(
         10, "print a line every so many steps when the output is not a terminal", "steps", minimum=1, free=True
     )
