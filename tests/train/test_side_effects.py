@@ -5,6 +5,7 @@ nothing.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import math
@@ -12,10 +13,11 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
-from runs import arguments, metrics, options, python, text_file
+from runs import HANGS, arguments, metrics, options, python, text_file
 
 from xtrain import saving
 from xtrain.train import Trainer, plot, progress
@@ -54,6 +56,7 @@ class Broken(io.StringIO):
 
 RUN = """
 import sys
+import termios
 from pathlib import Path
 from xtrain.train import Trainer
 from runs import options
@@ -153,19 +156,21 @@ def test_a_bar_that_breaks_is_dropped(tmp_path, data, monkeypatch, left: int) ->
 
 def test_a_terminal_that_closes_stops_the_run_in_order(tmp_path, data) -> None:
     """SIGHUP comes to the foreground, and every write is an error: the step is finished and saved."""
-    child, terminal = pty.fork()
-    if child == 0:
-        words = arguments(options(data, tmp_path / "run", steps=1_000_000, log_every=1))
-        try:
-            os.execv(sys.executable, [sys.executable, "-m", "xtrain", "train", *words])
-        finally:
-            os._exit(127)
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    terminal, inner = pty.openpty()
+    words = arguments(options(data, tmp_path / "run", steps=1_000_000, log_every=1))
+    command = [sys.executable, "-m", "xtrain", "train", *words]
+    child = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, preexec_fn=take_terminal)
+    os.close(inner)
     seen, records = b"", tmp_path / "run" / "metrics.jsonl"
     while not records.exists() or not records.stat().st_size:  # the handlers are there by then
         seen += os.read(terminal, 1000)
     os.close(terminal)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == 129, seen
+    assert child.wait(timeout=HANGS) == 129, seen
     (checkpoint,) = saving.find_checkpoints(tmp_path / "run")
     assert saving.checkpoint_step(checkpoint) == len(metrics(tmp_path / "run"))
 
