@@ -52,6 +52,8 @@ typedef enum XtStatus {
 /* Stores the message of this thread and returns `status`, so that a check reads `return xt_error(XT_VALUE_ERROR, ...)`. */
 XtStatus xt_error(XtStatus status, const char *format, ...) XT_PRINTF(2, 3);
 const char *xt_error_message(void);
+/* Puts `name` before a message that names no op: those of lower layers (sizes, memory, kernels) do not know it. Returns `status`. */
+XtStatus xt_error_named(XtStatus status, const char *name);
 
 /* Returns a status that is not XT_OK from a function that has nothing to release. */
 #define XT_CHECK(expression)                   \
@@ -203,7 +205,8 @@ extern void (*xt_grad_release)(struct XtGrad *grad);
 
 /* Calls body(context, begin, end) over [0, count) in pieces of `grain` (the last may be shorter). The pieces depend on count and
  * grain only, never on the number of threads, so results do not either. Nested calls run in the calling thread. Returns the first
- * error of a body, or XT_INTERRUPTED when the interrupt check said so between two pieces. */
+ * error of a body, or XT_INTERRUPTED when the interrupt check said so between two pieces. A body of NULL, where no kernel exists for a
+ * dtype, is XT_TYPE_ERROR. */
 typedef XtStatus (*XtBody)(void *context, int64_t begin, int64_t end);
 XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context);
 

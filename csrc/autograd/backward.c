@@ -182,7 +182,7 @@ static XtStatus run_node(XtNode *node, bool retain_graph, Heap *heap, Leaves *le
             if (status != XT_OK) goto done;
         }
     }
-    XT_TRY(node->backward(node, dout, din));
+    XT_TRY(xt_error_named(node->backward(node, dout, din), node->name));
     for (int i = 0; i < node->inputs; i++) {
         if (!din[i] || !xt_node_needs(node, i)) continue;
         /* Give our reference away before adding, so that a sum that only this walk holds can be added to in place. */

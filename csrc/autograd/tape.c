@@ -267,14 +267,16 @@ XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
 bool xt_node_needs(const XtNode *node, int input) { return node->edges[input].node || node->edges[input].leaf; }
 
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor) {
-    XT_CHECK(grad_record(tensor));
-    tensor->grad->node = node;
-    tensor->grad->output = index;
-    __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);
     XtOutput *output = &node->output[index];
     output->device = tensor->storage->device;
     output->dtype = tensor->dtype;
     output->ndim = tensor->ndim;
     memcpy(output->shape, tensor->shape, sizeof output->shape);
+    if (!xt_dtype_is_float(tensor->dtype)) return XT_OK;
+    XtStatus status = grad_record(tensor);
+    if (status != XT_OK) return status;
+    tensor->grad->node = node;
+    tensor->grad->output = index;
+    __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);
     return XT_OK;
 }

@@ -106,7 +106,7 @@ XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
 /* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new. */
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out);
 bool xt_node_needs(const XtNode *node, int input);
-/* Makes `tensor` output `index` of node. */
+/* Makes `tensor` output `index` of node. One that is no float never requires a gradient: its rule gets zeros for it. */
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor);
 
 /* In a backward: the sum that input's gradient will be added to, when one exists and may be written (dense, seen by nobody else, no hook

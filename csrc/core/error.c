@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char message[1024];
 
@@ -21,3 +22,9 @@ XtStatus xt_error(XtStatus status, const char *format, ...) {
 }
 
 const char *xt_error_message(void) { return message; }
+
+XtStatus xt_error_named(XtStatus status, const char *name) {
+    if (status == XT_OK || status == XT_PYTHON_ERROR || status == XT_INTERRUPTED) return status;
+    size_t word = strspn(message, "abcdefghijklmnopqrstuvwxyz_0123456789");
+    return message[word] == ':' ? status : xt_error(status, "%s: %s", name, message);
+}

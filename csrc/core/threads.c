@@ -177,6 +177,7 @@ static XtStatus run_here(int64_t count, int64_t grain, XtBody body, void *contex
 }
 
 XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context) {
+    if (!body) return xt_error(XT_TYPE_ERROR, "its tensors must have a floating point dtype; no kernel exists for another");
     if (count <= 0) return XT_OK;
     if (grain < 1) grain = 1;
     int64_t pieces = (count - 1) / grain + 1;

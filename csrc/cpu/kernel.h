@@ -95,9 +95,19 @@ XT_INLINE float xt_expf(float x) {
     return x != x ? x : y;
 }
 
-/* The float dtypes of a kernel: `name_f32` and so on, chosen by dtype. Ops have already refused the others. */
-#define XT_BY_FLOAT(dtype, name) \
-    ((dtype) == XT_FLOAT32 ? name##_f32 : (dtype) == XT_FLOAT64 ? name##_f64 : (dtype) == XT_BFLOAT16 ? name##_bf16 : name##_f16)
+/* The float dtypes of a kernel: `name_f32` and so on, chosen by dtype. Ops have already refused the others: for one that slipped
+ * through this is NULL, which xt_parallel refuses to call. A kernel that calls the function itself asks xt_need_float first. */
+#define XT_BY_FLOAT(dtype, name)            \
+    ((dtype) == XT_FLOAT32    ? name##_f32  \
+     : (dtype) == XT_FLOAT64  ? name##_f64  \
+     : (dtype) == XT_BFLOAT16 ? name##_bf16 \
+     : (dtype) == XT_FLOAT16  ? name##_f16  \
+                              : NULL)
+
+XT_INLINE XtStatus xt_need_float(const char *argument, XtDtype dtype) {
+    if (xt_dtype_is_float(dtype)) return XT_OK;
+    return xt_error(XT_TYPE_ERROR, "%s must have a floating point dtype, got %s", argument, xt_dtype_name(dtype));
+}
 
 /* Rows per piece of work so that a piece has about `target` elements: a function of the shape only. */
 XT_INLINE int64_t xt_row_grain(int64_t cols, int64_t target) {

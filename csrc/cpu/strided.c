@@ -338,6 +338,9 @@ XtStatus xt_each(XtDenseFn fn, const void *params, bool widen, int count, const 
 
 XtStatus xt_each_or_scalar(XtDenseFn fn, XtDenseFn scalar_fn, const void *params, bool widen, int count,
                            const XtView *const *views) {
+    if (!fn)
+        return xt_error(XT_TYPE_ERROR, "input must have a dtype that this operation is defined for, got %s",
+                        xt_dtype_name(views[count - 1]->dtype));
     Each e = {.fn = fn, .params = params, .limit = INT64_MAX};
     xt_loop_init(&e.loop, count, views, 0, views[0]->ndim, true);
     if (e.loop.numel == 0) return XT_OK;

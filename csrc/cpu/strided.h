@@ -65,7 +65,7 @@ void xt_convert(void *dst, XtDtype dst_dtype, const void *src, XtDtype src_dtype
 /* out[n], in[k][n]: dense; out may be the same memory as an in[k]. */
 typedef void (*XtDenseFn)(void *out, const void *const *in, int64_t n, const void *params);
 /* Applies `fn` to views[1..count) and writes views[0]; shapes equal, strides any. With `widen`, fn sees bfloat16 and float16 as
- * float32. */
+ * float32. fn NULL, where a table has no function for a dtype: XT_TYPE_ERROR. */
 XtStatus xt_each(XtDenseFn fn, const void *params, bool widen, int count, const XtView *const *views);
 /* The same; where the last input is one value for a whole call, scalar_fn is called instead and gets a pointer to that value
  * only. */

@@ -93,12 +93,11 @@ done:
     return status;
 }
 
-/* Prefixes the op's name to a message that names none: errors of sizes and memory come from code that does not know the op. */
-static XtStatus name_op(const XtOp *op, XtStatus status) {
-    if (status == XT_OK || status == XT_PYTHON_ERROR || status == XT_INTERRUPTED) return status;
-    const char *message = xt_error_message();
-    size_t word = strspn(message, "abcdefghijklmnopqrstuvwxyz_0123456789");
-    return message[word] == ':' ? status : xt_error(status, "%s: %s", op->name, message);
+/* Only floats carry a gradient. Without one among the outputs nothing is recorded, and the saved tensors go. */
+static bool any_float(const XtCall *call) {
+    for (int i = 0; i < call->out_count; i++)
+        if (xt_dtype_is_float(call->out[i]->dtype)) return true;
+    return false;
 }
 
 XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **out, int *out_count) {
@@ -116,8 +115,8 @@ XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **ou
         for (int i = 0; i < input_count; i++)
             if (inputs[i] && xt_requires_grad(inputs[i])) call.record = true;
     }
-    XT_TRY(name_op(op, op->forward(&call)));
-    if (call.record) XT_TRY(record(&call, inputs, input_count));
+    XT_TRY(xt_error_named(op->forward(&call), op->name));
+    if (call.record && any_float(&call)) XT_TRY(record(&call, inputs, input_count));
     for (int i = 0; i < call.out_count; i++) {
         out[i] = call.out[i];
         call.out[i] = NULL;

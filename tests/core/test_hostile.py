@@ -79,6 +79,33 @@ def test_hostile_arguments_never_crash() -> None:
     assert int(done.stdout.split()[-1]) > 10_000
 
 
+def test_every_op_with_every_dtype(tmp_path) -> None:
+    """Forward and backward, every input in turn cast from a leaf that requires a gradient: a result or an exception that names the op."""
+    trace = tmp_path / "trace"
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(SUPPORT / "dtype_pairs.py"), str(trace)],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+    )
+    assert done.returncode == 0, trace.read_text().splitlines()[-1] + "\n" + (done.stdout + done.stderr)[-4000:]
+    assert int(done.stdout.split()[1]) > 4000
+
+
+@pytest.mark.parametrize("to", ["long", "int", "bool"])
+def test_what_is_no_float_requires_no_gradient(to: str) -> None:
+    x = xt.randn(3, 4).requires_grad_(True)
+    y = getattr(x, to)()
+    assert not y.requires_grad and y.is_leaf
+    for z in (y.amax(), y.amin(), y.amax(dim=1), y.sum(), y):
+        assert not z.requires_grad
+        with pytest.raises(RuntimeError, match="backward: the tensor does not require a gradient"):
+            z.sum().backward()
+    assert x.grad is None
+    (x * y.to(xt.float32)).sum().backward()  # a number like any other
+    assert np.array_equal(x.grad.numpy(), y.to(xt.float32).numpy())
+
+
 def test_hostile_tensor_methods_never_crash() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(SUPPORT / "hostile_methods.py")],

@@ -122,7 +122,7 @@ static XtDenseFn pick_scalar(XtBinaryOp op, XtDtype dtype) {
     return dtype == XT_FLOAT64 ? f64[op] : f32[op];
 }
 
-/* The dense loop of every operation for one computing type; integers have no DIV, and ops refuse it. */
+/* The dense loop of every operation for one computing type; integers have no DIV: NULL, which xt_each refuses. */
 #define SAME_OPS(S)                                                                                                       \
     [XT_ADD] = ADD_##S, [XT_SUB] = SUB_##S, [XT_MUL] = MUL_##S, [XT_POW] = POW_##S, [XT_MAXIMUM] = MAXIMUM_##S,           \
     [XT_MINIMUM] = MINIMUM_##S, [XT_EQ] = EQ_##S, [XT_NE] = NE_##S, [XT_LT] = LT_##S, [XT_LE] = LE_##S, [XT_GT] = GT_##S, \

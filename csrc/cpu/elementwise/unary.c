@@ -160,16 +160,14 @@ XtStatus xt_cpu_unary(const XtUnary *p) {
 #define XT_X(name) [XT_##name] = name##_f64,
     static const XtDenseFn f64[XT_UNARY_OP_COUNT] = {XT_UNARY_OPS(XT_X)};
 #undef XT_X
-    XtDenseFn fn;
-    switch (p->x.dtype) {
-    case XT_FLOAT64: fn = f64[p->op]; break;
-    case XT_INT32: fn = p->op == XT_NEG ? NEG_i32 : ABS_i32; break;
-    case XT_INT64: fn = p->op == XT_NEG ? NEG_i64 : ABS_i64; break;
-    case XT_UINT8: fn = p->op == XT_NEG ? NEG_u8 : ABS_u8; break;
-    case XT_BOOL: fn = ABS_u8; break;
-    default: fn = f32[p->op]; break;
-    }
-    return xt_each(fn, NULL, true, 2, (const XtView *const[]){&p->out, &p->x});
+    static const XtDenseFn i32[XT_UNARY_OP_COUNT] = {[XT_NEG] = NEG_i32, [XT_ABS] = ABS_i32};
+    static const XtDenseFn i64[XT_UNARY_OP_COUNT] = {[XT_NEG] = NEG_i64, [XT_ABS] = ABS_i64};
+    static const XtDenseFn u8[XT_UNARY_OP_COUNT] = {[XT_NEG] = NEG_u8, [XT_ABS] = ABS_u8};
+    static const XtDenseFn b8[XT_UNARY_OP_COUNT] = {[XT_ABS] = ABS_u8};
+    static const XtDenseFn *const table[XT_DTYPE_COUNT] = {[XT_FLOAT32] = f32, [XT_BFLOAT16] = f32, [XT_FLOAT16] = f32,
+                                                           [XT_FLOAT64] = f64, [XT_INT32] = i32,    [XT_INT64] = i64,
+                                                           [XT_UINT8] = u8,    [XT_BOOL] = b8};
+    return xt_each(table[p->x.dtype][p->op], NULL, true, 2, (const XtView *const[]){&p->out, &p->x});
 }
 
 XtStatus xt_cpu_unary_bwd(const XtUnaryBwd *p) {
@@ -179,6 +177,6 @@ XtStatus xt_cpu_unary_bwd(const XtUnaryBwd *p) {
 #define XT_X(name) [XT_##name] = name##_bwd_f64,
     static const XtDenseFn f64[XT_UNARY_OP_COUNT] = {XT_UNARY_OPS(XT_X)};
 #undef XT_X
-    XtDenseFn fn = p->x.dtype == XT_FLOAT64 ? f64[p->op] : f32[p->op];
+    XtDenseFn fn = p->x.dtype == XT_FLOAT64 ? f64[p->op] : xt_dtype_is_float(p->x.dtype) ? f32[p->op] : NULL;
     return xt_each(fn, NULL, true, 3, (const XtView *const[]){&p->dx, &p->dy, &p->x});
 }

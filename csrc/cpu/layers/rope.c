@@ -32,8 +32,9 @@ XtStatus xt_cpu_rope(const XtRope *p) {
     char *scratch = malloc(nbytes);
     if (!scratch) return xt_error(XT_OUT_OF_MEMORY, "rope: scratch of %zu bytes could not be allocated", nbytes);
     RopeJob job = {p, scratch + row_nbytes, scratch};
-    XT_BY_FLOAT(p->dtype, rope_frequency)(&job);
-    XtStatus status = xt_parallel(positions, xt_row_grain(p->dim, 2048), XT_BY_FLOAT(p->dtype, rope_table), &job);
+    XtStatus status = xt_need_float("x", p->dtype);
+    if (status == XT_OK) XT_BY_FLOAT(p->dtype, rope_frequency)(&job);
+    if (status == XT_OK) status = xt_parallel(positions, xt_row_grain(p->dim, 2048), XT_BY_FLOAT(p->dtype, rope_table), &job);
     if (status == XT_OK)
         status = xt_parallel(p->rows, xt_row_grain(p->heads * p->dim, 16384), XT_BY_FLOAT(p->dtype, rope_rotate), &job);
     free(scratch);

@@ -50,6 +50,8 @@ static XtStatus prepare(MhcPreJob *job, const void *phi, const void *gamma, XtDt
     *scratch = NULL;
     job->phi = phi;
     if (nbytes == 0) return XT_OK;
+    XtStatus status = xt_need_float("phi", dtype);
+    if (status != XT_OK) return status;
     double *room = *scratch = malloc(nbytes);
     if (!room) return xt_error(XT_OUT_OF_MEMORY, "mhc_pre: scratch of %zu bytes could not be allocated", nbytes);
     if (gamma) {

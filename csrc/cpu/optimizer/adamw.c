@@ -61,6 +61,7 @@ XtStatus xt_cpu_adamw(const XtAdamW *p) {
         XT_TRY(xt_error(XT_OUT_OF_MEMORY, "adamw: scratch for the numbers of %lld tensors could not be allocated",
                         (long long)p->count));
     for (int64_t t = 0; t < p->count; t++) {
+        XT_TRY(xt_need_float("every parameter", p->items[t].dtype));
         xt_pieces_add(&run.pieces, t, p->items[t].numel);
         run.numbers[t] = numbers_of(p, &p->items[t]);
     }

@@ -21,7 +21,10 @@ typedef struct Run {
 
 static XtStatus cut(Run *run, const char *op, int64_t count) {
     XtStatus status = xt_pieces_allocate(&run->pieces, op, count);
-    for (int64_t t = 0; status == XT_OK && t < count; t++) xt_pieces_add(&run->pieces, t, xt_view_numel(&run->items[t]));
+    for (int64_t t = 0; status == XT_OK && t < count; t++) {
+        status = xt_need_float("every gradient", run->items[t].dtype);
+        xt_pieces_add(&run->pieces, t, xt_view_numel(&run->items[t]));
+    }
     return status;
 }
 

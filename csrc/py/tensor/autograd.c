@@ -199,16 +199,7 @@ static XtStatus new_node(const char *name, PyObject *callable, XtTensor *const *
 static PyObject *attach(XtNode *node, int i, PyObject *output, XtTensor *const *inputs, Py_ssize_t count) {
     XtTensor *tensor = py_tensor(output);
     XtStatus status;
-    if (!xt_dtype_is_float(tensor->dtype)) {
-        /* Integers carry no gradient: the rule gets zeros for them. */
-        XtOutput *record = &node->output[i];
-        record->device = tensor->storage->device;
-        record->dtype = tensor->dtype;
-        record->ndim = tensor->ndim;
-        memcpy(record->shape, tensor->shape, sizeof record->shape);
-        return Py_NewRef(output);
-    }
-    if (needs_alias(tensor, inputs, count)) {
+    if (xt_dtype_is_float(tensor->dtype) && needs_alias(tensor, inputs, count)) {
         XtTensor *alias = NULL;
         status = xt_tensor_alias(tensor, &alias);
         if (status != XT_OK) return py_raise(status);
