@@ -2,50 +2,156 @@
  *
  * Because every input is older than the node that uses it, a node's gradient is complete when it is the youngest one left, so a heap by
  * sequence number replaces the usual count of dependencies. The order of additions is the order of the graph: same bits every time.
+ *
+ * What a walk collects is its own: several threads may walk at once, also over one graph, and none waits for another's hooks. They meet
+ * at a node's saved tensors, which a walk takes or copies in one step, and at the .grad of leaves (shared.h).
  */
-#include "tape.h"
+#include "shared.h"
 
-#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* Max-heap by sequence number of the nodes that have received a gradient. The heap owns a reference to each. */
-typedef struct Heap {
-    XtNode **items;
+/* A node that has received a gradient; sums[first + o] of the walk is what its output o has collected. */
+typedef struct Reached {
+    XtNode *node; /* owned */
+    int64_t first;
+} Reached;
+
+/* Entry of an open-addressing index. Nodes recorded one after the other have neighbouring places. */
+typedef struct Place {
+    uint64_t sequence; /* 0: empty */
+    int64_t first;
+} Place;
+
+/* A leaf's hooks get the whole gradient of a backward. So leaves gather it here and add it to .grad at the end of the walk. */
+typedef struct Leaf {
+    XtTensor *tensor, *gradient; /* both owned */
+} Leaf;
+typedef struct Leaves {
+    Leaf *items;
     int64_t count, capacity;
-} Heap;
+    /* Open-addressing index from tensor to position + 1, size a power of two. */
+    int64_t *slots, slot_count;
+} Leaves;
 
-static XtStatus heap_push(Heap *heap, XtNode *node) {
-    if (node->in_heap) return XT_OK;
-    if (heap->count == heap->capacity) {
-        int64_t capacity = heap->capacity ? heap->capacity * 2 : 256;
-        XtNode **grown = realloc(heap->items, (size_t)capacity * sizeof *grown);
-        if (!grown) return xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
-        heap->items = grown;
-        heap->capacity = capacity;
+/* A .grad that the rule under way adds to: this thread is its adder until the rule has returned. */
+typedef struct Adding {
+    XtGrad *grad;       /* kept alive by the edge of the node */
+    XtTensor *gradient; /* owned: another thread may clear .grad at any moment */
+} Adding;
+
+enum { FEW = 64, MAX_ADDING = 8 };
+
+typedef struct Walk {
+    struct Walk *outer; /* of this thread: a rule or a hook may walk a graph of its own (recomputation) */
+    bool retain_graph;
+    Reached *heap; /* [capacity]: max-heap by sequence number of the reached nodes that have not run */
+    int64_t count, capacity;
+    Place *places; /* [place_count], a power of two: the heap's nodes, and some that have run */
+    int64_t place_count, placed;
+    XtTensor **sums; /* [sum_capacity], owned or NULL */
+    int64_t sum_count, sum_capacity;
+    Leaves leaves;
+    /* Of the node whose rule runs. */
+    XtSaved saved[XT_MAX_SAVED]; /* owned */
+    bool handed_over;            /* one of them left through xt_node_take */
+    Adding adding[MAX_ADDING];
+    int adding_count;
+    /* Small graphs need no allocation. */
+    Reached few_reached[FEW];
+    Place few_places[FEW];
+    XtTensor *few_sums[FEW];
+} Walk;
+
+static _Thread_local Walk *walking;
+
+/* ---- reached nodes ------------------------------------------------------------------------------------------------------- */
+
+static Place *place_of(const Walk *walk, uint64_t sequence) {
+    for (uint64_t i = sequence;; i++) {
+        Place *place = &walk->places[i & (uint64_t)(walk->place_count - 1)];
+        if (place->sequence == 0 || place->sequence == sequence) return place;
     }
-    node->in_heap = true;
-    __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);
-    int64_t i = heap->count++;
-    for (; i > 0 && heap->items[(i - 1) / 2]->sequence < node->sequence; i = (i - 1) / 2) heap->items[i] = heap->items[(i - 1) / 2];
-    heap->items[i] = node;
+}
+
+/* Makes room for another node with `outputs` sums. Nodes that have run go from the index, and their empty sums with them: in a long chain
+ * both stay as small as the heap. */
+static XtStatus make_room(Walk *walk, int outputs) {
+    if (walk->count == walk->capacity) {
+        int64_t capacity = walk->capacity * 2;
+        Reached *grown = malloc((size_t)capacity * sizeof *grown);
+        if (!grown) return xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
+        memcpy(grown, walk->heap, (size_t)walk->count * sizeof *grown);
+        if (walk->heap != walk->few_reached) free(walk->heap);
+        walk->heap = grown;
+        walk->capacity = capacity;
+    }
+    if (walk->placed * 2 < walk->place_count && walk->sum_count + outputs <= walk->sum_capacity) return XT_OK;
+
+    int64_t places = FEW, sums = FEW + 2 * outputs;
+    for (int64_t i = 0; i < walk->count; i++) sums += 2 * walk->heap[i].node->outputs;
+    while (places < walk->count * 4 + 4) places *= 2;
+    Place *index = calloc((size_t)places, sizeof *index);
+    XtTensor **kept = index ? malloc((size_t)sums * sizeof(XtTensor *)) : NULL;
+    if (!kept) {
+        free(index);
+        return xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
+    }
+    if (walk->places != walk->few_places) free(walk->places);
+    walk->places = index;
+    walk->place_count = places;
+    walk->placed = walk->count;
+    walk->sum_count = 0;
+    for (int64_t i = 0; i < walk->count; i++) {
+        Reached *reached = &walk->heap[i];
+        memcpy(kept + walk->sum_count, walk->sums + reached->first, (size_t)reached->node->outputs * sizeof(XtTensor *));
+        reached->first = walk->sum_count;
+        *place_of(walk, reached->node->sequence) = (Place){reached->node->sequence, reached->first};
+        walk->sum_count += reached->node->outputs;
+    }
+    if (walk->sums != walk->few_sums) free(walk->sums);
+    walk->sums = kept;
+    walk->sum_capacity = sums;
     return XT_OK;
 }
 
-static XtNode *heap_pop(Heap *heap) {
-    XtNode *top = heap->items[0], *last = heap->items[--heap->count];
+/* Where `node`'s output collects its gradient; the node is in the heap from then on. Valid until the next call. */
+static XtStatus reach(Walk *walk, XtNode *node, int output, XtTensor ***out) {
+    Place *place = place_of(walk, node->sequence);
+    if (place->sequence == 0) {
+        XtStatus status = make_room(walk, node->outputs);
+        if (status != XT_OK) return status;
+        place = place_of(walk, node->sequence);
+        *place = (Place){node->sequence, walk->sum_count};
+        walk->placed++;
+        memset(walk->sums + walk->sum_count, 0, (size_t)node->outputs * sizeof(XtTensor *));
+        walk->sum_count += node->outputs;
+        __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);
+        Reached *heap = walk->heap;
+        int64_t i = walk->count++;
+        for (; i > 0 && heap[(i - 1) / 2].node->sequence < node->sequence; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+        heap[i] = (Reached){node, place->first};
+    }
+    *out = &walk->sums[place->first + output];
+    return XT_OK;
+}
+
+static Reached pop(Walk *walk) {
+    Reached *heap = walk->heap, top = heap[0], last = heap[--walk->count];
     int64_t i = 0;
     for (;;) {
         int64_t child = 2 * i + 1;
-        if (child >= heap->count) break;
-        if (child + 1 < heap->count && heap->items[child + 1]->sequence > heap->items[child]->sequence) child++;
-        if (heap->items[child]->sequence <= last->sequence) break;
-        heap->items[i] = heap->items[child];
+        if (child >= walk->count) break;
+        if (child + 1 < walk->count && heap[child + 1].node->sequence > heap[child].node->sequence) child++;
+        if (heap[child].node->sequence <= last.node->sequence) break;
+        heap[i] = heap[child];
         i = child;
     }
-    heap->items[i] = last;
-    top->in_heap = false;
+    heap[i] = last;
     return top;
 }
+
+/* ---- sums ------------------------------------------------------------------------------------------------------------------ */
 
 /* *sum += gradient, which is borrowed. The first one is kept as it is; later ones are added in place if nobody else sees the
  * sum. */
@@ -63,23 +169,12 @@ static XtStatus collect(XtTensor **sum, XtTensor *gradient, bool may_overwrite) 
     return XT_OK;
 }
 
-/* Whether nobody but the holder of this one reference can see the tensor's memory. */
+/* Whether nobody but the holder of this one reference can see the tensor's memory. What others read of it before they let it go has
+ * been read. */
 static bool only_ours(const XtTensor *tensor) {
-    return xt_storage_is_own(tensor->storage) && __atomic_load_n(&tensor->references, __ATOMIC_RELAXED) == 1 &&
-           __atomic_load_n(&tensor->storage->references, __ATOMIC_RELAXED) == 1;
+    return xt_storage_is_own(tensor->storage) && __atomic_load_n(&tensor->references, __ATOMIC_ACQUIRE) == 1 &&
+           __atomic_load_n(&tensor->storage->references, __ATOMIC_ACQUIRE) == 1;
 }
-
-/* A leaf's hooks get the whole gradient of a backward. So leaves gather it here and add it to .grad at the end of the walk. */
-typedef struct Leaf {
-    XtTensor *tensor, *gradient; /* both owned */
-    XtTensor *grown;             /* owned: its .grad, once a rule of this walk has added to it */
-} Leaf;
-typedef struct Leaves {
-    Leaf *items;
-    int64_t count, capacity;
-    /* Open-addressing index from tensor to position + 1, size a power of two. */
-    int64_t *slots, slot_count;
-} Leaves;
 
 static int64_t *leaf_slot(const Leaves *leaves, const XtTensor *tensor) {
     uint64_t hash = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9E3779B97F4A7C15ull;
@@ -112,126 +207,264 @@ static XtStatus leaf_find(Leaves *leaves, XtTensor *tensor, Leaf **out) {
 }
 
 /* Sends one input's gradient along its edge. */
-static XtStatus send(const XtEdge *edge, XtTensor *gradient, Heap *heap, Leaves *leaves) {
+static XtStatus send(Walk *walk, const XtEdge *edge, XtTensor *gradient) {
     XtTensor **sum;
     if (edge->node) {
-        sum = &edge->node->output[edge->output].gradient;
-        XtStatus status = heap_push(heap, edge->node);
+        XtStatus status = reach(walk, edge->node, edge->output, &sum);
         if (status != XT_OK) return status;
     } else {
         Leaf *leaf = NULL;
-        XtStatus status = leaf_find(leaves, edge->leaf, &leaf);
+        XtStatus status = leaf_find(&walk->leaves, edge->leaf, &leaf);
         if (status != XT_OK) return status;
         sum = &leaf->gradient;
     }
     return collect(sum, gradient, *sum && only_ours(*sum));
 }
 
-/* The walk under way in this thread, for xt_node_accumulator. */
-static _Thread_local Leaves *walking;
+/* ---- what a rule asks ------------------------------------------------------------------------------------------------------ */
+
+/* Makes this thread the adder of a leaf's .grad, if that exists and nobody else sees or adds to it: somebody else could be what the rule
+ * reads (y.backward(w.grad)). */
+static XtTensor *add_to_grad(Walk *walk, XtGrad *grad) {
+    for (int i = 0; i < walk->adding_count; i++)
+        if (walk->adding[i].grad == grad) return walk->adding[i].gradient;
+    if (walk->adding_count == MAX_ADDING) return NULL;
+    if (__atomic_load_n(&grad->hooks, __ATOMIC_RELAXED) || !__atomic_load_n(&grad->gradient, __ATOMIC_RELAXED)) return NULL;
+    xt_tape_lock();
+    XtTensor *gradient = grad->adder == 0 || !xt_tape_taken(grad->adder) ? grad->gradient : NULL;
+    if (gradient && (!xt_view_is_contiguous(&gradient->view) || !only_ours(gradient))) gradient = NULL;
+    if (gradient) {
+        grad->adder = xt_tape_me();
+        xt_tensor_retain(gradient);
+        walk->adding[walk->adding_count++] = (Adding){grad, gradient};
+    }
+    xt_tape_unlock();
+    if (gradient) __atomic_add_fetch(&gradient->storage->version, 1, __ATOMIC_RELAXED);
+    return gradient;
+}
+
+static void end_adding(Walk *walk) {
+    if (walk->adding_count == 0) return;
+    xt_tape_lock();
+    for (int i = 0; i < walk->adding_count; i++) walk->adding[i].grad->adder = 0;
+    pthread_cond_broadcast(&xt_tape_added);
+    xt_tape_unlock();
+    for (int i = 0; i < walk->adding_count; i++) xt_tensor_release(walk->adding[i].gradient);
+    walk->adding_count = 0;
+}
 
 XtTensor *xt_node_accumulator(XtNode *node, int input) {
     const XtEdge *edge = &node->edges[input];
     XtTensor *sum = NULL;
     if (edge->node) {
-        sum = edge->node->output[edge->output].gradient;
-    } else if (edge->leaf && walking) {
+        const Place *place = place_of(walking, edge->node->sequence);
+        if (place->sequence) sum = walking->sums[place->first + edge->output];
+    } else if (edge->leaf) {
         Leaf *leaf = NULL;
-        if (leaf_find(walking, edge->leaf, &leaf) != XT_OK) return NULL;
-        const XtGrad *grad = edge->leaf->grad;
+        if (leaf_find(&walking->leaves, edge->leaf, &leaf) != XT_OK) return NULL;
         sum = leaf->gradient;
-        /* .grad itself, unless somebody else holds it: it could then be what the rule reads (y.backward(w.grad)). The walk keeps it
-         * alive, because another thread may clear .grad at any moment. */
-        if (!sum && grad->hooks.count == 0 && grad->gradient && xt_view_is_contiguous(&grad->gradient->view) &&
-            (leaf->grown ? leaf->grown == grad->gradient : only_ours(grad->gradient))) {
-            if (!leaf->grown) {
-                xt_tensor_retain(grad->gradient);
-                leaf->grown = grad->gradient;
-            }
-            __atomic_add_fetch(&leaf->grown->storage->version, 1, __ATOMIC_RELAXED);
-            return leaf->grown;
-        }
+        if (!sum && (sum = add_to_grad(walking, xt_grad_of(edge->leaf)))) return sum;
     }
     return sum && only_ours(sum) && xt_view_is_contiguous(&sum->view) ? sum : NULL;
 }
 
-/* Runs one node: completes its output gradients, calls its rule, sends the results on. */
-static XtStatus run_node(XtNode *node, bool retain_graph, Heap *heap, Leaves *leaves) {
-    XtStatus status = XT_OK;
-    XtTensor **din = calloc((size_t)(node->inputs + node->outputs + 1), sizeof *din), **dout = din ? din + node->inputs : NULL;
-    if (!din) return xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
-    if (node->freed) {
-        status =
-            xt_error(XT_RUNTIME_ERROR,
-                     "backward: the graph of '%s' was freed by an earlier backward; call that with retain_graph=True", node->name);
-        goto done;
+XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out) {
+    const XtSaved *saved = &walking->saved[slot];
+    *out = saved->tensor;
+    if (!saved->tensor) return XT_OK;
+    uint64_t now = __atomic_load_n(&saved->tensor->storage->version, __ATOMIC_RELAXED);
+    if (now == saved->version) return XT_OK;
+    return xt_error(XT_RUNTIME_ERROR, "backward: a tensor of shape %s saved by '%s' was changed in place (version %llu, now %llu)",
+                    xt_shape_text(saved->tensor->ndim, saved->tensor->shape), node->name, (unsigned long long)saved->version,
+                    (unsigned long long)now);
+}
+
+XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
+    XtStatus status = xt_node_saved(node, slot, out);
+    if (status != XT_OK) *out = NULL;
+    if (!*out) return status;
+    xt_tape_lock();
+    XtTensor *tensor = *out, **kept = &node->saved[slot].tensor; /* with retain_graph the node has a reference, too */
+    bool both = *kept == tensor;
+    if (__atomic_load_n(&tensor->references, __ATOMIC_ACQUIRE) == (both ? 2 : 1)) {
+        if (both) {
+            *kept = NULL;
+            __atomic_sub_fetch(&tensor->references, 1, __ATOMIC_RELAXED);
+        }
+        walking->saved[slot].tensor = NULL;
+        walking->handed_over = true;
+    } else {
+        *out = NULL;
     }
+    xt_tape_unlock();
+    return XT_OK;
+}
+
+/* ---- running a node -------------------------------------------------------------------------------------------------------- */
+
+static XtStatus refuse_freed(const XtNode *node) {
+    return xt_error(XT_RUNTIME_ERROR,
+                    "backward: the graph of '%s' was freed by an earlier backward; call that with retain_graph=True", node->name);
+}
+
+/* Fills walk->saved for the rule of `node`: from the node, which is consumed by that, or with references of its own. One step under the
+ * lock, because another walk may run the same node. */
+static XtStatus begin_rule(Walk *walk, XtNode *node) {
+    xt_tape_lock();
+    bool freed = node->freed;
+    for (int i = 0; i < node->saved_count && !freed; i++) {
+        XtSaved *saved = &node->saved[i];
+        walk->saved[i] = *saved;
+        if (!walk->retain_graph) saved->tensor = NULL;
+        else if (saved->tensor) xt_tensor_retain(saved->tensor);
+    }
+    if (!walk->retain_graph) __atomic_store_n(&node->freed, true, __ATOMIC_RELAXED);
+    xt_tape_unlock();
+    walk->handed_over = false;
+    return freed ? refuse_freed(node) : XT_OK;
+}
+
+/* A rule that failed leaves its node as it was, so that the backward can be tried again; not if it has written over what it saved. */
+static void end_rule(Walk *walk, XtNode *node, XtStatus status) {
+    bool undo = status != XT_OK && !walk->retain_graph && !walk->handed_over;
+    if (undo) {
+        xt_tape_lock();
+        for (int i = 0; i < node->saved_count; i++) node->saved[i].tensor = walk->saved[i].tensor;
+        __atomic_store_n(&node->freed, false, __ATOMIC_RELAXED);
+        xt_tape_unlock();
+    }
+    for (int i = 0; i < node->saved_count; i++) {
+        if (!undo) xt_tensor_release(walk->saved[i].tensor);
+        walk->saved[i].tensor = NULL;
+    }
+}
+
+/* A reference to the tensor that keeps this output's gradient; NULL where there is none, or its last reference has gone meanwhile. */
+static XtTensor *keeper_of(const XtOutput *output) {
+    if (!__atomic_load_n(&output->retain, __ATOMIC_RELAXED)) return NULL;
+    xt_tape_lock();
+    XtTensor *keeper = output->retain;
+    int64_t references = keeper ? __atomic_load_n(&keeper->references, __ATOMIC_RELAXED) : 0;
+    while (references > 0 && !__atomic_compare_exchange_n(&keeper->references, &references, references + 1, true, __ATOMIC_ACQUIRE,
+                                                          __ATOMIC_RELAXED)) {}
+    xt_tape_unlock();
+    return references > 0 ? keeper : NULL;
+}
+
+static XtStatus keep_gradient(const XtOutput *output, XtTensor *gradient) {
+    XtTensor *keeper = keeper_of(output), *kept = NULL;
+    if (!keeper) return XT_OK;
+    XtStatus status = xt_tensor_alias(gradient, &kept);
+    if (status == XT_OK) status = xt_set_gradient(keeper, kept);
+    xt_tensor_release(kept);
+    xt_tensor_release(keeper);
+    return status;
+}
+
+/* Runs one node: completes its output gradients, calls its rule, sends the results on. */
+static XtStatus run_node(Walk *walk, Reached reached) {
+    XtNode *node = reached.node;
+    XtStatus status = XT_OK;
+    XtTensor *few[FEW / 4], **din = few, **dout;
+    int count = node->inputs + node->outputs;
+    if (count > FEW / 4 && !(din = malloc((size_t)count * sizeof(XtTensor *)))) {
+        for (int i = 0; i < node->outputs; i++) xt_tensor_release(walk->sums[reached.first + i]);
+        return xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
+    }
+    memset(din, 0, (size_t)node->inputs * sizeof(XtTensor *));
+    dout = din + node->inputs;
+    memcpy(dout, walk->sums + reached.first, (size_t)node->outputs * sizeof(XtTensor *));
+    memset(walk->sums + reached.first, 0, (size_t)node->outputs * sizeof(XtTensor *));
+    if (__atomic_load_n(&node->freed, __ATOMIC_RELAXED)) XT_TRY(refuse_freed(node)); /* before its hooks run */
     for (int i = 0; i < node->outputs; i++) {
         XtOutput *output = &node->output[i];
-        dout[i] = output->gradient;
-        output->gradient = NULL;
         if (!dout[i]) {
             XT_TRY(xt_tape_math.filled(output->device, output->dtype, output->ndim, output->shape, 0.0, &dout[i]));
         }
         XT_TRY(xt_run_hooks(&output->hooks, &dout[i]));
-        if (output->retain) {
-            XtTensor *kept;
-            XT_TRY(xt_tensor_alias(dout[i], &kept));
-            status = xt_set_gradient(output->retain, kept);
-            xt_tensor_release(kept);
-            if (status != XT_OK) goto done;
-        }
+        XT_TRY(keep_gradient(output, dout[i]));
     }
-    XT_TRY(xt_error_named(node->backward(node, dout, din), node->name));
+    XT_TRY(begin_rule(walk, node));
+    status = xt_error_named(node->backward(node, dout, din), node->name);
+    end_adding(walk);
+    end_rule(walk, node, status);
+    if (status != XT_OK) goto done;
     for (int i = 0; i < node->inputs; i++) {
         if (!din[i] || !xt_node_needs(node, i)) continue;
         /* Give our reference away before adding, so that a sum that only this walk holds can be added to in place. */
         XtTensor *gradient = din[i];
         din[i] = NULL;
-        status = send(&node->edges[i], gradient, heap, leaves);
+        status = send(walk, &node->edges[i], gradient);
         xt_tensor_release(gradient);
         if (status != XT_OK) goto done;
     }
-    if (!retain_graph) {
-        node->freed = true;
-        for (int i = 0; i < node->saved_count; i++) {
-            xt_tensor_release(node->saved[i].tensor);
-            node->saved[i].tensor = NULL;
-        }
-    }
 done:
-    for (int i = 0; i < node->inputs + node->outputs; i++) xt_tensor_release(din[i]);
-    free(din);
+    for (int i = 0; i < count; i++) xt_tensor_release(din[i]);
+    if (din != few) free(din);
     return status;
 }
 
-/* Adds what a leaf gathered to its .grad. Two threads may finish at once. */
-static pthread_mutex_t leaf_lock = PTHREAD_MUTEX_INITIALIZER;
+/* ---- leaves ---------------------------------------------------------------------------------------------------------------- */
 
-static XtStatus finish_leaf(Leaf *leaf) {
-    if (!leaf->gradient) return XT_OK; /* its rules added to .grad themselves */
-    XtStatus status = xt_run_hooks(&leaf->tensor->grad->hooks, &leaf->gradient);
-    if (status != XT_OK) return status;
-    pthread_mutex_lock(&leaf_lock);
-    XtGrad *grad = leaf->tensor->grad;
-    XtTensor *gradient = leaf->gradient;
-    if (!grad->gradient && !(only_ours(gradient) && xt_view_is_contiguous(&gradient->view))) {
+/* *sum := old + gradient, new or `old` itself changed in place; `old` may be NULL. */
+static XtStatus add_up(XtTensor *old, XtTensor *gradient, XtTensor **sum) {
+    if (!old) {
         /* Somebody else may change that memory, or it repeats elements: .grad gets a dense copy of its own. */
-        status = xt_tape_math.copy(gradient, &grad->gradient);
-    } else if (!grad->gradient) {
-        grad->gradient = gradient;
-        leaf->gradient = NULL;
-    } else if (gradient->storage != grad->gradient->storage) {
-        status = collect(&grad->gradient, gradient, true);
-    } else { /* another view of .grad: adding in place would read what it has written */
-        XtTensor *apart = NULL;
-        status = xt_tape_math.copy(gradient, &apart);
-        if (status == XT_OK) status = collect(&grad->gradient, apart, true);
-        xt_tensor_release(apart);
+        if (!only_ours(gradient) || !xt_view_is_contiguous(&gradient->view)) return xt_tape_math.copy(gradient, sum);
+        xt_tensor_retain(gradient);
+        *sum = gradient;
+        return XT_OK;
     }
-    pthread_mutex_unlock(&leaf_lock);
+    if (gradient->storage != old->storage) return xt_tape_math.add(old, gradient, true, sum);
+    XtTensor *apart = NULL; /* another view of .grad: adding in place would read what it has written */
+    XtStatus status = xt_tape_math.copy(gradient, &apart);
+    if (status == XT_OK) status = xt_tape_math.add(old, apart, true, sum);
+    xt_tensor_release(apart);
     return status;
 }
+
+/* Adds what a leaf gathered to its .grad. */
+static XtStatus finish_leaf(const Leaf *leaf, XtTensor *gradient) {
+    XtGrad *grad = xt_grad_of(leaf->tensor);
+    XtTensor *sum = NULL;
+    xt_tape_lock();
+    while (grad->adder && xt_tape_taken(grad->adder)) pthread_cond_wait(&xt_tape_added, &xt_tape_mutex);
+    uint64_t before = grad->adder; /* 0, or this thread, where a signal handler walks in the middle of a rule */
+    grad->adder = xt_tape_me();
+    XtTensor *old = grad->gradient;
+    if (old) xt_tensor_retain(old);
+    xt_tape_unlock();
+
+    XtStatus status = add_up(old, gradient, &sum);
+
+    xt_tape_lock();
+    XtTensor *gone = sum; /* where somebody has replaced .grad meanwhile, as if it had been after the addition */
+    if (status == XT_OK && grad->gradient == old) {
+        gone = old;
+        __atomic_store_n(&grad->gradient, sum, __ATOMIC_RELAXED);
+    }
+    grad->adder = before;
+    pthread_cond_broadcast(&xt_tape_added);
+    xt_tape_unlock();
+    xt_tensor_release(gone);
+    xt_tensor_release(old);
+    return status;
+}
+
+static XtStatus finish_leaves(Walk *walk) {
+    for (int64_t i = 0; i < walk->leaves.count; i++) {
+        Leaf *leaf = &walk->leaves.items[i];
+        if (!leaf->gradient) continue; /* its rules added to .grad themselves */
+        XtStatus status = xt_run_hooks(&xt_grad_of(leaf->tensor)->hooks, &leaf->gradient);
+        if (status == XT_OK) status = finish_leaf(leaf, leaf->gradient);
+        if (status != XT_OK) return status;
+        xt_tensor_release(leaf->gradient);
+        leaf->gradient = NULL;
+    }
+    return XT_OK;
+}
+
+/* ---- the walk -------------------------------------------------------------------------------------------------------------- */
 
 static XtStatus seed(XtTensor *root, XtTensor *gradient, XtTensor **out) {
     if (!xt_requires_grad(root)) return xt_error(XT_RUNTIME_ERROR, "backward: the tensor does not require a gradient");
@@ -250,72 +483,60 @@ static XtStatus seed(XtTensor *root, XtTensor *gradient, XtTensor **out) {
     return xt_tensor_alias(gradient, out);
 }
 
-/* One walk at a time: two threads may share a graph. Recursive, because a node may walk a graph of its own (recomputation). */
-static pthread_mutex_t walk_lock;
-__attribute__((constructor)) static void make_walk_lock(void) {
-    pthread_mutexattr_t recursive;
-    pthread_mutexattr_init(&recursive);
-    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&walk_lock, &recursive);
-    pthread_mutexattr_destroy(&recursive);
-}
-/* A forked child has one thread: walks of the parent's other threads do not exist in it. */
-static void renew_locks(void) {
-    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-    leaf_lock = fresh;
-    make_walk_lock();
-}
-__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, renew_locks); }
-
-XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradients, bool retain_graph) {
+static XtStatus walk_from(Walk *walk, int count, XtTensor *const *roots, XtTensor *const *gradients) {
     XtStatus status = XT_OK;
-    pthread_mutex_lock(&walk_lock);
-    Heap heap = {0};
-    Leaves leaves = {0};
-    Leaves *outer = walking;
-    walking = &leaves;
-    bool mode = xt_grad_mode();
-    xt_set_grad_mode(false); /* gradients of gradients are not recorded */
-
     for (int i = 0; i < count; i++) {
         XtTensor *gradient = NULL;
-        XT_TRY(seed(roots[i], gradients ? gradients[i] : NULL, &gradient));
-        XtGrad *grad = roots[i]->grad;
+        status = seed(roots[i], gradients ? gradients[i] : NULL, &gradient);
+        if (status != XT_OK) return status;
+        const XtGrad *grad = xt_grad_of(roots[i]);
         XtEdge edge = {.node = grad->node, .output = grad->output, .leaf = grad->node ? NULL : roots[i]};
-        status = send(&edge, gradient, &heap, &leaves);
+        status = send(walk, &edge, gradient);
         xt_tensor_release(gradient);
-        if (status != XT_OK) goto done;
+        if (status != XT_OK) return status;
     }
-    while (heap.count > 0) {
-        XtNode *node = heap_pop(&heap);
-        status = run_node(node, retain_graph, &heap, &leaves);
-        xt_node_release(node);
-        if (status != XT_OK) goto done;
-        if (xt_interrupted()) {
-            status = XT_INTERRUPTED;
-            goto done;
-        }
+    while (walk->count > 0) {
+        Reached reached = pop(walk);
+        status = run_node(walk, reached);
+        xt_node_release(reached.node);
+        if (status != XT_OK) return status;
+        if (xt_interrupted()) return XT_INTERRUPTED;
     }
-    for (int64_t i = 0; i < leaves.count; i++) XT_TRY(finish_leaf(&leaves.items[i]));
-done:
-    while (heap.count > 0) { /* after an error: what is still under way is dropped */
-        XtNode *node = heap_pop(&heap);
-        for (int i = 0; i < node->outputs; i++) {
-            xt_tensor_release(node->output[i].gradient);
-            node->output[i].gradient = NULL;
-        }
-        xt_node_release(node);
+    return finish_leaves(walk);
+}
+
+/* After an error, what is still under way is dropped. */
+static void end_walk(Walk *walk) {
+    for (int64_t i = 0; i < walk->count; i++) {
+        for (int o = 0; o < walk->heap[i].node->outputs; o++) xt_tensor_release(walk->sums[walk->heap[i].first + o]);
+        xt_node_release(walk->heap[i].node);
     }
-    for (int64_t i = 0; i < leaves.count; i++) {
-        xt_tensor_release(leaves.items[i].tensor);
-        xt_tensor_release(leaves.items[i].gradient);
-        xt_tensor_release(leaves.items[i].grown);
+    for (int64_t i = 0; i < walk->leaves.count; i++) {
+        xt_tensor_release(walk->leaves.items[i].tensor);
+        xt_tensor_release(walk->leaves.items[i].gradient);
     }
-    free(leaves.items);
-    free(leaves.slots);
-    free(heap.items);
+    free(walk->leaves.items);
+    free(walk->leaves.slots);
+    if (walk->heap != walk->few_reached) free(walk->heap);
+    if (walk->places != walk->few_places) free(walk->places);
+    if (walk->sums != walk->few_sums) free(walk->sums);
+}
+
+XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradients, bool retain_graph) {
+    Walk walk;
+    memset(&walk, 0, offsetof(Walk, few_reached));
+    memset(walk.few_places, 0, sizeof walk.few_places);
+    walk.outer = walking;
+    walk.retain_graph = retain_graph;
+    walk.heap = walk.few_reached, walk.capacity = FEW;
+    walk.places = walk.few_places, walk.place_count = FEW;
+    walk.sums = walk.few_sums, walk.sum_capacity = FEW;
+    walking = &walk;
+    bool mode = xt_grad_mode();
+    xt_set_grad_mode(false); /* gradients of gradients are not recorded */
+    XtStatus status = walk_from(&walk, count, roots, gradients);
+    end_walk(&walk);
     xt_set_grad_mode(mode);
-    walking = outer;
-    pthread_mutex_unlock(&walk_lock);
+    walking = walk.outer;
     return status;
 }

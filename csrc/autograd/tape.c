@@ -1,5 +1,5 @@
 /* tape.c - grad records, nodes and the walk back. See tape.h for the picture. */
-#include "tape.h"
+#include "shared.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,126 +10,233 @@ XtTapeMath xt_tape_math;
 static _Thread_local bool grad_mode = true;
 static uint64_t next_sequence; /* atomic */
 
+/* ---- the tape's lock --------------------------------------------------------------------------------------------------- */
+
+pthread_mutex_t xt_tape_mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t xt_tape_added = PTHREAD_COND_INITIALIZER;
+static uint32_t generation = 1; /* forks between this process and the one that was started; changes while it has one thread */
+
+uint64_t xt_tape_me(void) {
+    static uint32_t threads;
+    static _Thread_local uint32_t number;
+    if (!number) number = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    return (uint64_t)generation << 32 | number;
+}
+
+bool xt_tape_taken(uint64_t adder) { return adder >> 32 == generation && adder != xt_tape_me(); }
+
+/* The lock is free during a fork, so the child finds whole records. The parent's other threads do not exist in it: nobody waits, and
+ * what they were adding to is taken by nobody. */
+static void lock_before_fork(void) { xt_tape_lock(); }
+static void unlock_in_parent(void) { xt_tape_unlock(); }
+static void unlock_in_child(void) {
+    pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
+    xt_tape_added = fresh;
+    generation++;
+    xt_tape_unlock();
+}
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(lock_before_fork, unlock_in_parent, unlock_in_child); }
+
 bool xt_grad_mode(void) { return grad_mode; }
 void xt_set_grad_mode(bool on) { grad_mode = on; }
 
 /* ---- hooks ------------------------------------------------------------------------------------------------------------- */
 
-static void release_hooks(XtHooks *hooks) {
-    for (int i = 0; i < hooks->count; i++) hooks->items[i].release(hooks->items[i].context);
-    free(hooks->items);
-    *hooks = (XtHooks){0};
+static void release_hook(XtHook *hook) {
+    if (__atomic_sub_fetch(&hook->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    hook->release(hook->context);
+    free(hook);
 }
 
-/* Passes *gradient through the hooks in order, replacing it (and its reference) where a hook says so. */
-XtStatus xt_run_hooks(const XtHooks *hooks, XtTensor **gradient) {
-    for (int i = 0; i < hooks->count; i++) {
-        XtTensor *replacement = NULL;
-        XtStatus status = hooks->items[i].call(hooks->items[i].context, *gradient, &replacement);
+/* Not under the tape's lock: the release of a hook's context takes the GIL. */
+static void release_hooks(XtHooks *hooks) {
+    if (!hooks || __atomic_sub_fetch(&hooks->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    for (int i = 0; i < hooks->count; i++) release_hook(hooks->items[i]);
+    free(hooks);
+}
+
+static XtHooks *hooks_retain(XtHooks *const *place) {
+    if (!__atomic_load_n(place, __ATOMIC_RELAXED)) return NULL; /* the usual case costs no lock */
+    xt_tape_lock();
+    XtHooks *hooks = *place;
+    if (hooks) __atomic_add_fetch(&hooks->references, 1, __ATOMIC_RELAXED);
+    xt_tape_unlock();
+    return hooks;
+}
+
+static XtStatus run_hook(const XtHook *hook, XtTensor **gradient) {
+    XtTensor *replacement = NULL;
+    XtStatus status = hook->call(hook->context, *gradient, &replacement);
+    if (status != XT_OK || !replacement) return status;
+    if (replacement->grad) { /* recorded by the hook's own arithmetic: only its values count */
+        XtTensor *plain = NULL;
+        status = xt_tensor_alias(replacement, &plain);
+        xt_tensor_release(replacement);
         if (status != XT_OK) return status;
-        if (!replacement) continue;
-        if (replacement->grad) { /* recorded by the hook's own arithmetic: only its values count */
-            XtTensor *plain = NULL;
-            status = xt_tensor_alias(replacement, &plain);
-            xt_tensor_release(replacement);
-            if (status != XT_OK) return status;
-            replacement = plain;
-        }
-        xt_tensor_release(*gradient);
-        *gradient = replacement;
+        replacement = plain;
     }
+    xt_tensor_release(*gradient);
+    *gradient = replacement;
     return XT_OK;
 }
 
-static XtHooks *hooks_of(XtTensor *tensor) {
-    if (!tensor->grad) return NULL;
-    return tensor->grad->node ? &tensor->grad->node->output[tensor->grad->output].hooks : &tensor->grad->hooks;
+XtStatus xt_run_hooks(XtHooks *const *place, XtTensor **gradient) {
+    XtStatus status = XT_OK;
+    XtHooks *hooks = hooks_retain(place);
+    for (int i = 0; hooks && i < hooks->count && status == XT_OK; i++)
+        if (!__atomic_load_n(&hooks->items[i]->removed, __ATOMIC_ACQUIRE)) status = run_hook(hooks->items[i], gradient);
+    release_hooks(hooks);
+    return status;
+}
+
+static XtHooks **hooks_of(const XtTensor *tensor) {
+    XtGrad *grad = xt_grad_of(tensor);
+    if (!grad) return NULL;
+    return grad->node ? &grad->node->output[grad->output].hooks : &grad->hooks;
+}
+
+/* A copy of `old` without hook `without` (NULL: with all) and with room for one more; NULL when out of memory. */
+static XtHooks *hooks_copy(const XtHooks *old, const XtHook *without) {
+    int count = old ? old->count : 0;
+    XtHooks *hooks = malloc(sizeof *hooks + (size_t)(count + 1) * sizeof hooks->items[0]);
+    if (!hooks) return NULL;
+    *hooks = (XtHooks){.references = 1};
+    for (int i = 0; i < count; i++) {
+        if (old->items[i] == without) continue;
+        hooks->items[hooks->count++] = old->items[i];
+        __atomic_add_fetch(&old->items[i]->references, 1, __ATOMIC_RELAXED);
+    }
+    return hooks;
 }
 
 XtStatus xt_add_hook(XtTensor *tensor, const XtHook *hook, int64_t *id) {
     static int64_t next_id;
-    XtHooks *hooks = xt_requires_grad(tensor) ? hooks_of(tensor) : NULL;
-    if (!hooks) {
+    XtHooks **place = xt_requires_grad(tensor) ? hooks_of(tensor) : NULL;
+    XtHook *added = place ? malloc(sizeof *added) : NULL;
+    if (!added) {
         hook->release(hook->context);
+        if (place) return xt_error(XT_OUT_OF_MEMORY, "register_hook: out of memory");
         return xt_error(XT_RUNTIME_ERROR, "register_hook: the tensor must require a gradient");
     }
-    XtHook *grown = realloc(hooks->items, (size_t)(hooks->count + 1) * sizeof *grown);
-    if (!grown) {
-        hook->release(hook->context);
-        return xt_error(XT_OUT_OF_MEMORY, "register_hook: out of memory");
+    *added = *hook;
+    added->references = 1;
+    added->removed = false;
+    *id = added->id = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
+
+    xt_tape_lock();
+    XtHooks *old = *place, *hooks = hooks_copy(old, NULL);
+    if (hooks) {
+        hooks->items[hooks->count++] = added;
+        __atomic_store_n(place, hooks, __ATOMIC_RELAXED);
     }
-    hooks->items = grown;
-    grown[hooks->count] = *hook;
-    *id = grown[hooks->count].id = __atomic_add_fetch(&next_id, 1, __ATOMIC_RELAXED);
-    hooks->count++;
-    return XT_OK;
+    xt_tape_unlock();
+    release_hooks(hooks ? old : NULL);
+    if (hooks) return XT_OK;
+    release_hook(added);
+    return xt_error(XT_OUT_OF_MEMORY, "register_hook: out of memory");
 }
 
 void xt_remove_hook(XtTensor *tensor, int64_t id) {
-    XtHooks *hooks = hooks_of(tensor);
-    if (!hooks) return;
-    for (int i = 0; i < hooks->count; i++) {
-        if (hooks->items[i].id != id) continue;
-        XtHook gone = hooks->items[i];
-        memmove(hooks->items + i, hooks->items + i + 1, (size_t)(hooks->count - i - 1) * sizeof gone);
-        hooks->count--;
-        gone.release(gone.context);
-        return;
+    XtHooks **place = hooks_of(tensor), *old = NULL;
+    if (!place) return;
+    xt_tape_lock();
+    for (int i = 0; *place && i < (*place)->count && !old; i++) {
+        XtHook *gone = (*place)->items[i];
+        if (gone->id != id) continue;
+        __atomic_store_n(&gone->removed, true, __ATOMIC_RELEASE);
+        XtHooks *hooks = hooks_copy(*place, gone);
+        if (!hooks) break; /* out of memory: it stays in the list, and nobody calls it */
+        old = *place;
+        if (hooks->count == 0) free(hooks), hooks = NULL;
+        __atomic_store_n(place, hooks, __ATOMIC_RELAXED);
     }
+    xt_tape_unlock();
+    release_hooks(old);
 }
 
 /* ---- grad records ------------------------------------------------------------------------------------------------------ */
 
+/* The last reference to the tensor is gone: only a walk that reached its node may still look at `retain`. */
 static void release_grad(XtGrad *grad) {
-    if (grad->node && grad->retain) grad->node->output[grad->output].retain = NULL;
+    if (grad->node && grad->retain) {
+        xt_tape_lock();
+        grad->node->output[grad->output].retain = NULL;
+        xt_tape_unlock();
+    }
     xt_node_release(grad->node);
     xt_tensor_release(grad->gradient);
-    release_hooks(&grad->hooks);
+    release_hooks(grad->hooks);
     free(grad);
 }
 
 __attribute__((constructor)) static void lend_release(void) { xt_grad_release = release_grad; }
 
-static XtStatus grad_record(XtTensor *tensor) {
-    if (tensor->grad) return XT_OK;
-    tensor->grad = calloc(1, sizeof *tensor->grad);
-    return tensor->grad ? XT_OK : xt_error(XT_OUT_OF_MEMORY, "out of memory: cannot allocate a gradient record");
+/* The record of a tensor, made if need be: two threads may ask at once, and one record stays. `node` (borrowed) is for a new tensor. */
+static XtStatus grad_record(XtTensor *tensor, XtNode *node, int output, XtGrad **out) {
+    *out = xt_grad_of(tensor);
+    if (*out) return XT_OK;
+    XtGrad *made = calloc(1, sizeof *made);
+    if (!made) return xt_error(XT_OUT_OF_MEMORY, "out of memory: cannot allocate a gradient record");
+    made->node = node;
+    made->output = output;
+    if (__atomic_compare_exchange_n(&tensor->grad, out, made, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) *out = made;
+    else free(made);
+    return XT_OK;
 }
 
-bool xt_requires_grad(const XtTensor *tensor) { return tensor->grad && (tensor->grad->requires || tensor->grad->node); }
-bool xt_is_leaf(const XtTensor *tensor) { return !tensor->grad || !tensor->grad->node; }
+bool xt_requires_grad(const XtTensor *tensor) {
+    const XtGrad *grad = xt_grad_of(tensor);
+    return grad && (grad->node || __atomic_load_n(&grad->requires, __ATOMIC_RELAXED));
+}
+bool xt_is_leaf(const XtTensor *tensor) {
+    const XtGrad *grad = xt_grad_of(tensor);
+    return !grad || !grad->node;
+}
 
 XtStatus xt_set_requires_grad(XtTensor *tensor, bool on) {
+    XtGrad *grad = xt_grad_of(tensor);
     if (!xt_is_leaf(tensor)) {
         if (on) return XT_OK;
         return xt_error(XT_RUNTIME_ERROR,
                         "requires_grad: can be turned off for leaf tensors only; use detach() to cut '%s' off the graph",
-                        tensor->grad->node->name);
+                        grad->node->name);
     }
     if (!on) {
-        if (tensor->grad) tensor->grad->requires = false;
+        if (grad) __atomic_store_n(&grad->requires, false, __ATOMIC_RELAXED);
         return XT_OK;
     }
     if (!xt_dtype_is_float(tensor->dtype))
         return xt_error(XT_RUNTIME_ERROR, "requires_grad: only floating point tensors can require gradients, got %s",
                         xt_dtype_name(tensor->dtype));
-    XtStatus status = grad_record(tensor);
-    if (status == XT_OK) tensor->grad->requires = true;
+    XtStatus status = grad_record(tensor, NULL, 0, &grad);
+    if (status == XT_OK) __atomic_store_n(&grad->requires, true, __ATOMIC_RELAXED);
     return status;
 }
 
 XtStatus xt_retain_grad(XtTensor *tensor) {
     if (!xt_requires_grad(tensor)) return xt_error(XT_RUNTIME_ERROR, "retain_grad: the tensor must require a gradient");
     if (xt_is_leaf(tensor)) return XT_OK;
-    tensor->grad->retain = true;
-    tensor->grad->node->output[tensor->grad->output].retain = tensor;
+    XtGrad *grad = xt_grad_of(tensor);
+    xt_tape_lock();
+    grad->retain = true;
+    __atomic_store_n(&grad->node->output[grad->output].retain, tensor, __ATOMIC_RELAXED);
+    xt_tape_unlock();
     return XT_OK;
 }
 
-XtTensor *xt_gradient(const XtTensor *tensor) { return tensor->grad ? tensor->grad->gradient : NULL; }
+XtTensor *xt_gradient(const XtTensor *tensor) {
+    XtGrad *grad = xt_grad_of(tensor);
+    if (!grad || !__atomic_load_n(&grad->gradient, __ATOMIC_RELAXED)) return NULL;
+    xt_tape_lock();
+    XtTensor *gradient = grad->gradient;
+    if (gradient) xt_tensor_retain(gradient);
+    xt_tape_unlock();
+    return gradient;
+}
 
 XtStatus xt_set_gradient(XtTensor *tensor, XtTensor *gradient) {
-    if (!gradient && !tensor->grad) return XT_OK;
+    XtGrad *grad = xt_grad_of(tensor);
+    if (!gradient && !grad) return XT_OK;
     if (gradient) {
         if (!xt_same_shape(&tensor->view, &gradient->view))
             return xt_error(XT_RUNTIME_ERROR, "grad: must have shape %s, got %s", xt_shape_text(tensor->ndim, tensor->shape),
@@ -138,11 +245,14 @@ XtStatus xt_set_gradient(XtTensor *tensor, XtTensor *gradient) {
             return xt_error(XT_RUNTIME_ERROR, "grad: must be %s on %s, got %s on %s", xt_dtype_name(tensor->dtype),
                             xt_device_name(tensor->storage->device), xt_dtype_name(gradient->dtype),
                             xt_device_name(gradient->storage->device));
-        XT_CHECK(grad_record(tensor));
+        XtStatus status = grad_record(tensor, NULL, 0, &grad);
+        if (status != XT_OK) return status;
         xt_tensor_retain(gradient);
     }
-    XtTensor *old = tensor->grad->gradient;
-    tensor->grad->gradient = gradient;
+    xt_tape_lock();
+    XtTensor *old = grad->gradient;
+    __atomic_store_n(&grad->gradient, gradient, __ATOMIC_RELAXED);
+    xt_tape_unlock();
     xt_tensor_release(old);
     return XT_OK;
 }
@@ -179,9 +289,10 @@ XtStatus xt_node_new(const char *name, XtBackward backward, int inputs, XtTensor
     for (int i = 0; i < inputs; i++) {
         XtTensor *t = input[i];
         if (!t || !xt_requires_grad(t)) continue;
-        if (t->grad->node) {
-            node->edges[i] = (XtEdge){.node = t->grad->node, .output = t->grad->output};
-            __atomic_add_fetch(&t->grad->node->references, 1, __ATOMIC_RELAXED);
+        const XtGrad *grad = xt_grad_of(t);
+        if (grad->node) {
+            node->edges[i] = (XtEdge){.node = grad->node, .output = grad->output};
+            __atomic_add_fetch(&grad->node->references, 1, __ATOMIC_RELAXED);
         } else {
             node->edges[i].leaf = t;
             xt_tensor_retain(t);
@@ -215,10 +326,7 @@ void xt_node_release(XtNode *node) {
             xt_node_release(node->edges[i].node);
             xt_tensor_release(node->edges[i].leaf);
         }
-        for (int i = 0; i < node->outputs; i++) {
-            xt_tensor_release(node->output[i].gradient);
-            release_hooks(&node->output[i].hooks);
-        }
+        for (int i = 0; i < node->outputs; i++) release_hooks(node->output[i].hooks);
         if (node->release_context) node->release_context(node->context);
         free(node->edges);
         free(node->output);
@@ -240,30 +348,6 @@ XtStatus xt_node_save(XtNode *node, const XtTensor *tensor) {
     return XT_OK;
 }
 
-XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out) {
-    XtSaved *saved = &node->saved[slot];
-    *out = saved->tensor;
-    if (node->freed)
-        return xt_error(XT_RUNTIME_ERROR,
-                        "backward: the tensors saved by '%s' are gone; call the first backward with retain_graph=True", node->name);
-    if (saved->tensor) {
-        uint64_t now = __atomic_load_n(&saved->tensor->storage->version, __ATOMIC_RELAXED);
-        if (now != saved->version)
-            return xt_error(XT_RUNTIME_ERROR,
-                            "backward: a tensor of shape %s saved by '%s' was changed in place (version %llu, now %llu)",
-                            xt_shape_text(saved->tensor->ndim, saved->tensor->shape), node->name,
-                            (unsigned long long)saved->version, (unsigned long long)now);
-    }
-    return XT_OK;
-}
-
-XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
-    XtStatus status = xt_node_saved(node, slot, out);
-    if (status != XT_OK) *out = NULL;
-    else node->saved[slot].tensor = NULL;
-    return status;
-}
-
 bool xt_node_needs(const XtNode *node, int input) { return node->edges[input].node || node->edges[input].leaf; }
 
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor) {
@@ -273,10 +357,10 @@ XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor) {
     output->ndim = tensor->ndim;
     memcpy(output->shape, tensor->shape, sizeof output->shape);
     if (!xt_dtype_is_float(tensor->dtype)) return XT_OK;
-    XtStatus status = grad_record(tensor);
+    XtGrad *grad;
+    XtStatus status = grad_record(tensor, node, index, &grad);
     if (status != XT_OK) return status;
-    tensor->grad->node = node;
-    tensor->grad->output = index;
+    if (grad->node != node) return xt_error(XT_RUNTIME_ERROR, "%s: an output got a gradient in another thread", node->name);
     __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);
     return XT_OK;
 }

@@ -7,6 +7,11 @@
  * Ownership: tensor -> grad record -> node -> edges -> older nodes and leaf tensors. Saved tensors are aliases without a grad record,
  * so a node never points at its own output and the graph is freed by counting alone (iteratively: a long chain must not
  * overflow the C stack).
+ *
+ * Threads: ops record and backwards walk without the GIL, so each field that changes after its record is in place says what guards it.
+ * Most are under *the tape's lock*, one mutex per process (shared.h). It is held for a few loads and stores only: never across a kernel,
+ * a release, a hook or another lock, so nobody waits for it longer than that and it takes part in no deadlock. What a backward collects
+ * lies in its own walk, not in the nodes: walks take turns for nothing, also where they share a graph.
  */
 #pragma once
 
@@ -34,20 +39,24 @@ typedef struct XtEdge {
 
 /* A hook sees the gradient of a tensor once it is complete and may replace it: returns the (new) replacement, or NULL in *out. */
 typedef struct XtHook {
+    int64_t references; /* atomic: the lists that hold it */
     int64_t id;
+    bool removed; /* atomic: a walk that has the list already does not call it */
     XtStatus (*call)(void *context, XtTensor *gradient, XtTensor **out);
     void (*release)(void *context);
     void *context;
 } XtHook;
+/* A list never changes: adding and removing put another one in its place. A walk keeps a reference to the list that it runs. */
 typedef struct XtHooks {
-    XtHook *items;
+    int64_t references; /* atomic */
     int count;
+    XtHook *items[];
 } XtHooks;
 
 typedef struct XtOutput {
-    XtTensor *gradient; /* collected during backward */
-    XtHooks hooks;
-    XtTensor *retain; /* borrowed: the output tensor, when it asked to keep its .grad; cleared when that tensor goes */
+    XtHooks *hooks; /* owned, or NULL; under the tape's lock */
+    XtTensor
+        *retain; /* borrowed, under the tape's lock: the output tensor, when it asked to keep its .grad; cleared when it goes */
     XtDevice device;
     XtDtype dtype;
     int ndim;
@@ -64,22 +73,27 @@ typedef struct XtNode {
     int inputs, outputs, saved_count;
     XtEdge *edges;    /* [inputs] */
     XtOutput *output; /* [outputs] */
-    XtSaved saved[XT_MAX_SAVED];
-    bool freed; /* a backward has consumed it */
-    bool in_heap;
+    XtSaved
+        saved[XT_MAX_SAVED];  /* under the tape's lock once recorded; a walk that runs the node takes or copies them all at once */
+    bool freed;               /* atomic, changed under the tape's lock: a backward has consumed it */
     struct XtNode *next_free; /* link of the iterative release */
 } XtNode;
 
-/* The grad record of a tensor. Leaf: node == NULL and requires is true. */
+/* The grad record of a tensor. Leaf: node == NULL and requires is true. XtTensor.grad is set once, atomically, and stays until the
+ * tensor is freed. */
 typedef struct XtGrad {
     bool
-        requires;
-    XtNode *node; /* owned */
+        requires; /* atomic */
+    XtNode *node; /* owned; node and output are set before the record is in place */
     int output;
-    XtTensor *gradient; /* owned: .grad */
-    XtHooks hooks;      /* of leaves; those of other tensors live in the node's output */
-    bool retain;
+    XtTensor *gradient; /* owned, under the tape's lock: .grad */
+    uint64_t adder;     /* under the tape's lock: the thread whose walk is adding to .grad, or 0; see shared.h */
+    XtHooks *hooks;     /* owned, under the tape's lock: of leaves; those of other tensors live in the node's output */
+    bool retain;        /* under the tape's lock */
 } XtGrad;
+
+/* The record, or NULL. Any thread. */
+static inline XtGrad *xt_grad_of(const XtTensor *tensor) { return __atomic_load_n(&tensor->grad, __ATOMIC_ACQUIRE); }
 
 bool xt_grad_mode(void); /* per thread; true at the start */
 void xt_set_grad_mode(bool on);
@@ -89,21 +103,24 @@ bool xt_requires_grad(const XtTensor *tensor);
 XtStatus xt_set_requires_grad(XtTensor *tensor, bool on);
 bool xt_is_leaf(const XtTensor *tensor);
 XtStatus xt_retain_grad(XtTensor *tensor);
-XtTensor *xt_gradient(const XtTensor *tensor);                           /* borrowed, or NULL */
+XtTensor *xt_gradient(const XtTensor *tensor);                           /* new, or NULL: another thread may clear .grad at once */
 XtStatus xt_set_gradient(XtTensor *tensor, XtTensor *gradient);          /* retains gradient; NULL clears */
-XtStatus xt_add_hook(XtTensor *tensor, const XtHook *hook, int64_t *id); /* takes over hook->context */
+XtStatus xt_add_hook(XtTensor *tensor, const XtHook *hook, int64_t *id); /* copies *hook, takes over hook->context */
 void xt_remove_hook(XtTensor *tensor, int64_t id);
-/* Passes *gradient (owned) through the hooks in order, replacing it where a hook says so. */
-XtStatus xt_run_hooks(const XtHooks *hooks, XtTensor **gradient);
+/* Passes *gradient (owned) through the hooks of that place in order, replacing it where a hook says so. A hook that is added meanwhile
+ * is not run, and one that is removed is not run any more. */
+XtStatus xt_run_hooks(XtHooks *const *hooks, XtTensor **gradient);
 
 /* Returns a new node with edges to `inputs` (entries may be NULL), sequence number set. */
 XtStatus xt_node_new(const char *name, XtBackward backward, int inputs, XtTensor *const *input, int outputs, XtNode **out);
 void xt_node_release(XtNode *node);
 /* Keeps an alias of `tensor` (NULL allowed) in the next slot. */
 XtStatus xt_node_save(XtNode *node, const XtTensor *tensor);
-/* The saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it was changed in place since, or freed by an earlier backward. */
+/* In a backward, of the node whose rule runs: the saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it was changed in place
+ * since. */
 XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
-/* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new. */
+/* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new, or NULL
+ * where the slot is empty or another walk reads it. */
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out);
 bool xt_node_needs(const XtNode *node, int input);
 /* Makes `tensor` output `index` of node. One that is no float never requires a gradient: its rule gets zeros for it. */

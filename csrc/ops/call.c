@@ -80,7 +80,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
     }
     for (int i = 0; i < call->saved_count; i++) XT_TRY(xt_node_save(node, call->saved[i]));
     for (int i = 0; i < call->out_count; i++) {
-        if (call->out[i]->grad) { /* the op returned its input, which keeps its own history: the output becomes an alias */
+        if (xt_grad_of(call->out[i])) { /* the op returned its input, which keeps its own history: the output becomes an alias */
             XtTensor *alias;
             XT_TRY(xt_tensor_alias(call->out[i], &alias));
             xt_tensor_release(call->out[i]);

@@ -54,14 +54,15 @@ done:
     return status;
 }
 
-static bool made_by_open(const XtTensor *t) { return t->grad && t->grad->node && t->grad->node->backward == open_backward; }
+static const XtNode *maker(const XtTensor *t) { return xt_grad_of(t) ? xt_grad_of(t)->node : NULL; }
+static bool made_by_open(const XtTensor *t) { return maker(t) && maker(t)->backward == open_backward; }
 
 /* Describes t for an error message. `open`: the node that should have made it, or NULL. */
 static const char *origin(const XtTensor *t, const XtNode *open) {
     if (!xt_requires_grad(t)) return "a tensor without a gradient";
-    if (!t->grad->node) return "a leaf";
-    if (!open || !made_by_open(t)) return t->grad->node->name;
-    return t->grad->node == open ? "another output of it" : "an output of another mhc_open";
+    if (!maker(t)) return "a leaf";
+    if (!open || !made_by_open(t)) return maker(t)->name;
+    return maker(t) == open ? "another output of it" : "an output of another mhc_open";
 }
 
 /* Refuses an h_post or M that another mhc_open made than the one that made carry: the gradient of x would be wrong. */
@@ -72,13 +73,13 @@ static XtStatus check_one_open(const XtCall *c) {
     } part[] = {{"h_post", 2, OUT_H_POST}, {"h_res", 3, OUT_M}};
     const XtTensor *carry = c->arg[0].tensor;
     if (!c->record || !xt_requires_grad(carry)) return XT_OK;
-    if (!made_by_open(carry) || carry->grad->output != OUT_CARRY)
+    if (!made_by_open(carry) || xt_grad_of(carry)->output != OUT_CARRY)
         return xt_error(XT_RUNTIME_ERROR, "mhc_close: carry must be output %d of mhc_open when it requires a gradient, got %s",
                         OUT_CARRY, origin(carry, NULL));
-    const XtNode *open = carry->grad->node;
+    const XtNode *open = maker(carry);
     for (int i = 0; i < 2; i++) {
         const XtTensor *t = c->arg[part[i].arg].tensor;
-        if (t->grad && t->grad->node == open && t->grad->output == part[i].output) continue;
+        if (maker(t) == open && xt_grad_of(t)->output == part[i].output) continue;
         return xt_error(XT_RUNTIME_ERROR, "mhc_close: %s must be output %d of the mhc_open that made carry, got %s", part[i].name,
                         part[i].output, origin(t, open));
     }

@@ -15,7 +15,7 @@ GETTER(nbytes) { return PyLong_FromSize_t((size_t)xt_view_numel(&py_tensor(self)
 GETTER(version) { return PyLong_FromUnsignedLongLong(__atomic_load_n(&py_tensor(self)->storage->version, __ATOMIC_RELAXED)); }
 
 GETTER(grad_fn) {
-    const struct XtGrad *grad = py_tensor(self)->grad;
+    const XtGrad *grad = xt_grad_of(py_tensor(self));
     if (grad == NULL || grad->node == NULL) Py_RETURN_NONE;
     return PyUnicode_FromString(grad->node->name);
 }
@@ -23,7 +23,7 @@ GETTER(grad_fn) {
 GETTER(grad) {
     XtTensor *gradient = xt_gradient(py_tensor(self));
     if (gradient == NULL) Py_RETURN_NONE;
-    return py_wrap_borrowed(gradient);
+    return py_wrap(gradient);
 }
 
 GETTER(data) {

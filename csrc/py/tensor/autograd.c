@@ -154,18 +154,18 @@ done:
 /* ---- garbage collection ---------------------------------------------------------------------------------------------- */
 
 static int visit_hooks(const XtHooks *hooks, visitproc visit, void *arg) {
-    for (int i = 0; i < hooks->count; i++)
-        if (hooks->items[i].call == call_hook) Py_VISIT((PyObject *)hooks->items[i].context);
+    for (int i = 0; hooks != NULL && i < hooks->count; i++)
+        if (hooks->items[i]->call == call_hook) Py_VISIT((PyObject *)hooks->items[i]->context);
     return 0;
 }
 
 int py_traverse_grad(XtTensor *tensor, visitproc visit, void *arg) {
-    const XtGrad *grad = tensor->grad;
+    const XtGrad *grad = xt_grad_of(tensor);
     if (grad == NULL) return 0;
-    int result = visit_hooks(&grad->hooks, visit, arg);
+    int result = visit_hooks(grad->hooks, visit, arg);
     const XtNode *node = grad->node;
     if (result != 0 || node == NULL || __atomic_load_n(&node->references, __ATOMIC_ACQUIRE) != 1) return result;
-    for (int i = 0; i < node->outputs && result == 0; i++) result = visit_hooks(&node->output[i].hooks, visit, arg);
+    for (int i = 0; i < node->outputs && result == 0; i++) result = visit_hooks(node->output[i].hooks, visit, arg);
     if (result == 0 && node->backward == run_rule) Py_VISIT(((Rule *)node->context)->callable);
     return result;
 }
@@ -176,7 +176,7 @@ int py_traverse_grad(XtTensor *tensor, visitproc visit, void *arg) {
 static bool needs_alias(XtTensor *tensor, XtTensor *const *inputs, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (inputs[i] == tensor) return true;
-    return tensor->grad != NULL;
+    return xt_grad_of(tensor) != NULL;
 }
 
 static XtStatus new_node(const char *name, PyObject *callable, XtTensor *const *inputs, int input_count, int output_count,

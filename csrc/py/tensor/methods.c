@@ -144,7 +144,7 @@ static int attributes(PyObject *self, PyObject **out) {
 static int check_leaf(const char *op, const XtTensor *tensor) {
     if (xt_is_leaf(tensor)) return 0;
     PyErr_Format(PyExc_RuntimeError, "%s: only leaf tensors can be copied; use detach() or clone() on the result of '%s'", op,
-                 tensor->grad->node->name);
+                 xt_grad_of(tensor)->node->name);
     return -1;
 }
 
@@ -209,15 +209,15 @@ done:
 }
 
 static PyObject *run_deepcopy(PyBound *bound) {
-    XtTensor *self = self_of(bound), *gradient = xt_gradient(self);
+    XtTensor *self = self_of(bound);
     PyObject *memo = bound->object[1];
     if (check_leaf("deepcopy", self) < 0) return NULL;
     XtTensor *copy = cloned(self);
     PyObject *result = py_wrap_as(Py_TYPE(bound->object[0]), copy);
     if (result == NULL) return NULL;
     if (like_leaf(copy, self) < 0 || remember(memo, bound->object[0], result) < 0) goto fail;
+    XtTensor *gradient = xt_gradient(self);
     if (gradient != NULL) {
-        xt_tensor_retain(gradient); /* the copy runs without the GIL, and another thread may set .grad */
         XtTensor *copied = cloned(gradient);
         xt_tensor_release(gradient);
         if (copied == NULL) goto fail;

@@ -76,7 +76,7 @@ static PyObject *statistics_text(XtTensor *tensor) {
 
 PyObject *py_repr(PyObject *self) {
     XtTensor *tensor = py_tensor(self);
-    const struct XtGrad *grad = tensor->grad;
+    const XtGrad *grad = xt_grad_of(tensor);
     int64_t count = xt_view_numel(&tensor->view);
     PyObject *content = count > SHOWN_ELEMENTS ? statistics_text(tensor)
                         : count > 0            ? values_text(self)

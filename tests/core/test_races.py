@@ -1,0 +1,21 @@
+"""Every script of tests/races for a moment, without a sanitizer: threads at once on one thing neither end the process nor lose anything."""
+
+from __future__ import annotations
+
+import pytest
+from places import ROOT
+from runs import python
+
+pytestmark = pytest.mark.on_cpu
+
+SCRIPTS = sorted(path for path in (ROOT / "tests/races").glob("*.py") if path.stem != "race")
+
+
+def test_scripts_are_found() -> None:
+    assert len(SCRIPTS) >= 12
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_race(script) -> None:
+    done = python("-X", "faulthandler", str(script), "1")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
