@@ -1,4 +1,5 @@
-"""Builds the extension xtrain._C from every csrc/**/*.c, with OpenBLAS and, where nvcc is, libxtrain_cuda.so beside it.
+"""Builds the extension xtrain._C from every csrc/**/*.c, with OpenBLAS, which it opens itself, and, where nvcc is,
+libxtrain_cuda.so beside it.
 
 The rest is in pyproject.toml.
 
@@ -6,7 +7,8 @@ An object is compiled again only when its source, a header it includes, the comp
 are compiled in parallel, so that editing one file costs seconds. Objects live in build/obj/, each with a depfile and
 the command that made it.
 
-Environment: CC; CFLAGS and LDFLAGS, added last; XTRAIN_WERROR=1: warnings are errors; XTRAIN_SANITIZE=1: ASan, UBSan.
+Environment: CC; CFLAGS and LDFLAGS, added last; XTRAIN_WERROR=1: warnings are errors; XTRAIN_SANITIZE=1: ASan and
+UBSan, XTRAIN_SANITIZE=thread: ThreadSanitizer.
 CUDA, from every cuda/**/*.cu: XTRAIN_CUDA=1 builds it, 0 removes it, auto (the default) builds it where nvcc and a GPU
 are, and else keeps one that was built before; XTRAIN_CUDA_ARCHS, such as "native" or "80 90a ptx120": compute
 capabilities to build for; NVCC; NVCCFLAGS. An empty variable counts as one that is not set. setup_cuda.py has the rest.
@@ -37,15 +39,19 @@ import setup_cuda  # noqa: E402
 
 MACOS = sys.platform == "darwin"
 VERSION = re.search(r'__version__ = "(.+)"', Path("xtrain/_version.py").read_text()).group(1)
-SANITIZE = os.environ.get("XTRAIN_SANITIZE", "0") not in ("", "0")
+SANITIZE = {"": "", "0": "", "thread": "thread"}.get(os.environ.get("XTRAIN_SANITIZE", ""), "address")
 WERROR = os.environ.get("XTRAIN_WERROR", "0") not in ("", "0")
 
 # -fno-math-errno and -fno-trapping-math let loops over sqrt, rint and comparisons vectorise.
 # Results stay IEEE: no -ffast-math.
 CODE = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-pthread"]
 OPTIMIZE = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-DXT_SANITIZE", *SANITIZERS]
+SANITIZERS = {
+    "": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-DXT_SANITIZE", *SANITIZERS[SANITIZE]]
 CUDA_LIBRARY = Path("build/obj/cuda/libxtrain_cuda.so")
 WARNINGS = ["-Wall", "-Wextra", "-Wno-pass-failed"]  # the last: clang's "loop not vectorized"
 
@@ -247,7 +253,7 @@ class BuildExt(build_ext):
         compiler = find_compiler()
         flags = compile_flags()
         version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
-        variant = "sanitize" if SANITIZE else sysconfig.get_config_var("SOABI") or platform.machine()
+        variant = f"sanitize-{SANITIZE}" if SANITIZE else sysconfig.get_config_var("SOABI") or platform.machine()
         folder = Path("build/obj", variant)
 
         objects, todo = [], []
@@ -273,12 +279,12 @@ class BuildExt(build_ext):
         """Links into build/obj/, and copies from there to where setuptools wants it."""
         blas = vendor_openblas(folder / "_lib")
         output = folder / "_C.so"
-        origin = "@loader_path" if MACOS else "$ORIGIN"
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if MACOS else ["-shared"]
         own = setup_cuda.words("LDFLAGS")
-        options = [*(SANITIZERS if SANITIZE else []), f"-Wl,-rpath,{origin}/_lib", "-pthread", "-lm", *own]
-        command = [*compiler, *shared, *objects, str(blas), *options, "-o", str(output)]
-        output.with_suffix(".d").write_text(f"_C.so: {' '.join(map(str, [*objects, blas]))}")
+        libraries = ["-pthread", "-lm"] if MACOS else ["-pthread", "-lm", "-ldl"]
+        options = [*SANITIZERS[SANITIZE], *libraries, *own]
+        command = [*compiler, *shared, *objects, *options, "-o", str(output)]
+        output.with_suffix(".d").write_text(f"_C.so: {' '.join(objects)}")
         if needs_making(output, [version, *command]):
             print("ld", output, flush=True)
             if not make(output, command, [version, *command]):

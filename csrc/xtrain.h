@@ -123,6 +123,7 @@ typedef struct XtStorage {
     uint64_t version;                    /* atomic; +1 for every in-place change; shared by all views */
     void (*release)(struct XtStorage *); /* gives the memory back to whoever made it */
     void *owner;                         /* the maker's word: a Python object, a DLPack tensor, a size class */
+    struct XtStorage *next_free;         /* link of the iterative release */
 } XtStorage;
 
 /* Returns new storage of uninitialised memory, 64-byte aligned. XT_OUT_OF_MEMORY names the size asked and the size held. */
@@ -236,6 +237,8 @@ void xt_random_set_state(uint64_t seed, uint64_t stream);
 
 /* The version, and a hash of every source that the extension and a backend in a library of its own are both made from. */
 const char *xt_contract(void);
+/* Writes <folder of this extension>/_lib/<name>; false when that is not known or does not fit. */
+bool xt_library_path(const char *name, char *path, size_t room);
 
 #ifdef __cplusplus
 }

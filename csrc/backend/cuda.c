@@ -3,7 +3,6 @@
  * libxtrain_cuda.so lies in _lib/ beside the extension. It is absent from builds without nvcc, and present on machines that have no
  * GPU or too old a driver: each case has an error of its own, and the CPU goes on working.
  */
-#define _GNU_SOURCE /* dladdr */
 #include "backend.h"
 #include "contract/backend.h"
 
@@ -23,23 +22,11 @@ void xt_set_package_folders(const char *const *folders) { package_folders = fold
 
 static XtStatus raise(XtStatus status, const char *message) { return xt_error(status, "%s", message); }
 
-/* <folder of this extension>/_lib/libxtrain_cuda.so */
-static XtStatus library_path(char *path, size_t room) {
-    Dl_info self;
-    if (!dladdr((void *)&lock, &self) || !self.dli_fname)
-        return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: the extension's own folder could not be found");
-    const char *slash = strrchr(self.dli_fname, '/');
-    int folder = slash ? (int)(slash - self.dli_fname) : 0;
-    int length = snprintf(path, room, "%.*s%s_lib/libxtrain_cuda.so", folder, self.dli_fname, slash ? "/" : "");
-    if (length < 0 || (size_t)length >= room)
-        return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: the path of the extension is too long");
-    return XT_OK;
-}
-
 static XtStatus open_library(const XtBackend **out) {
     char path[4096];
     static const char *const none[] = {NULL};
-    XT_CHECK(library_path(path, sizeof path));
+    if (!xt_library_path("libxtrain_cuda.so", path, sizeof path))
+        return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: the extension's own folder is not known, or its path too long");
     XT_CHECK(xt_check_library(path));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: %s", dlerror());

@@ -53,6 +53,8 @@ typedef struct XtBackend {
     const XtGemmBackend *gemm; /* the tables of implementations */
     const XtAttentionBackend *attention;
     const XtAccelerator *accelerator; /* NULL on the CPU */
+    /* The CPU only: loads the BLAS library, at the first call, and describes it. Products must not run before. */
+    XtStatus (*open)(const char **description);
 } XtBackend;
 
 /* A library with a backend exports two functions. xt_cuda_contract is called first and returns the xt_contract() it was built with: if

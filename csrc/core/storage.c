@@ -11,6 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Under AddressSanitizer nobody may touch a block that waits in the cache, nor what rounding added behind a block in use. */
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define FORBID(data, nbytes) ASAN_POISON_MEMORY_REGION(data, nbytes)
+#define ALLOW(data, nbytes) ASAN_UNPOISON_MEMORY_REGION(data, nbytes)
+#else
+#define FORBID(data, nbytes) ((void)(data), (void)(nbytes))
+#define ALLOW(data, nbytes) ((void)(data), (void)(nbytes))
+#endif
+
 #define ALIGNMENT 64
 #define CACHE_MIN 4096u
 #define CACHE_CLASSES 512
@@ -45,6 +55,9 @@ static int class_of(size_t nbytes, size_t *rounded) {
     return (log - 11) * 8 + (int)((*rounded >> (log - 3)) - 8);
 }
 
+/* The inverse: what blocks of a class have. */
+static size_t size_of_class(int class) { return (size_t)(class % 8 + 8) << (class / 8 + 8); }
+
 static void *cpu_allocate(size_t nbytes, size_t *rounded) {
     void *data = NULL;
     if (nbytes > SIZE_MAX / 2) return NULL;
@@ -56,18 +69,24 @@ static void *cpu_allocate(size_t nbytes, size_t *rounded) {
             pthread_mutex_lock(&lock);
             if (cache[class]) {
                 data = cache[class];
+                ALLOW(data, *rounded);
                 cache[class] = cache[class]->next;
                 stats[XT_CPU].cached -= (int64_t)*rounded;
             }
             pthread_mutex_unlock(&lock);
-            if (data) return data;
+            if (data) {
+                FORBID((char *)data + nbytes, *rounded - nbytes);
+                return data;
+            }
         }
     }
     if (posix_memalign(&data, ALIGNMENT, *rounded)) return NULL;
+    FORBID((char *)data + nbytes, *rounded - nbytes);
     return data;
 }
 
 static void cpu_release(void *data, size_t rounded) {
+    ALLOW(data, rounded);
     if (rounded >= CACHE_MIN) {
         size_t same;
         int class = class_of(rounded, &same);
@@ -76,6 +95,7 @@ static void cpu_release(void *data, size_t rounded) {
             Block *block = data;
             block->next = cache[class];
             cache[class] = block;
+            FORBID(block, rounded);
             stats[XT_CPU].cached += (int64_t)rounded;
             data = NULL;
         }
@@ -156,16 +176,39 @@ bool xt_storage_is_own(const XtStorage *storage) { return storage->release == re
 
 void xt_storage_retain(XtStorage *storage) { __atomic_add_fetch(&storage->references, 1, __ATOMIC_RELAXED); }
 
+/* Giving foreign memory back may release another storage of ours, which may be foreign again (a chain of from_dlpack): a list takes the
+ * place of recursion. */
+static void release_foreign(XtStorage *storage) {
+    static _Thread_local XtStorage *pending;
+    static _Thread_local bool draining;
+    storage->next_free = pending;
+    pending = storage;
+    if (draining) return;
+    draining = true;
+    while ((storage = pending)) {
+        pending = storage->next_free;
+        if (storage->release) storage->release(storage);
+        free(storage);
+    }
+    draining = false;
+}
+
 void xt_storage_release(XtStorage *storage) {
     if (!storage || __atomic_sub_fetch(&storage->references, 1, __ATOMIC_ACQ_REL) > 0) return;
-    if (storage->release) storage->release(storage);
+    if (!xt_storage_is_own(storage)) {
+        release_foreign(storage);
+        return;
+    }
+    release_own(storage);
     free(storage);
 }
 
 void xt_memory_stats(XtDevice device, XtMemoryStats *out) {
+    const XtMemoryStats *s = stats_of(device);
     pthread_mutex_lock(&lock);
-    *out = *stats_of(device);
+    *out = (XtMemoryStats){.allocated = s->allocated, .peak = s->peak, .cached = s->cached, .live_storages = s->live_storages};
     pthread_mutex_unlock(&lock);
+    out->live_tensors = __atomic_load_n(&s->live_tensors, __ATOMIC_RELAXED); /* counted without the lock */
 }
 
 void xt_memory_reset_peak(XtDevice device) {
@@ -184,6 +227,7 @@ XtStatus xt_memory_trim(XtDevice device) {
     for (int class = 0; class < CACHE_CLASSES; class++) {
         while (cache[class]) {
             Block *block = cache[class];
+            ALLOW(block, size_of_class(class));
             cache[class] = block->next;
             free(block);
         }

@@ -28,7 +28,9 @@ typedef struct Job {
     int64_t next;      /* atomic: first piece nobody has claimed */
     int running;       /* atomic: workers inside this job */
     int stop;          /* atomic: an error or Ctrl-C: claim no more */
-    int limit;         /* workers that may still join, under lock */
+    int pause;         /* atomic: the caller is about to fork: workers leave after their piece */
+    int workers;       /* that may join in all */
+    int limit;         /* of those, how many may still join, under lock */
     XtStatus status;   /* first error, under lock */
     char message[512]; /* its text: the worker's own buffer is not the caller's */
 } Job;
@@ -42,9 +44,10 @@ static int workers;                    /* started, under one_job */
 static pthread_t handles[MAX_THREADS]; /* of the workers, under one_job */
 static int wanted_threads;             /* 0: not decided yet */
 static _Thread_local bool inside;
+static _Thread_local Job *own_job; /* the one that this thread has given to the pool */
 
 static void run_pieces(Job *job) {
-    while (!__atomic_load_n(&job->stop, __ATOMIC_RELAXED)) {
+    while (!__atomic_load_n(&job->stop, __ATOMIC_RELAXED) && !__atomic_load_n(&job->pause, __ATOMIC_RELAXED)) {
         int64_t piece = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (piece >= job->pieces) return;
         int64_t begin = piece * job->grain, end = begin + job->grain;
@@ -88,6 +91,40 @@ static void *worker(void *unused) {
     return NULL;
 }
 
+static void publish(Job *job) {
+    pthread_mutex_lock(&lock);
+    job->limit = job->workers;
+    current = job;
+    __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&wake);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Nobody joins from here on; returns when the last worker has left. */
+static void withdraw(const Job *job) {
+    pthread_mutex_lock(&lock);
+    current = NULL;
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; __atomic_load_n(&job->running, __ATOMIC_ACQUIRE) > 0; i++) {
+        if (i < SPINS) pause_cpu();
+        else sched_yield();
+    }
+}
+
+/* A fork in the middle of this thread's own job: a signal handler of Python runs between two pieces and forks. The child has no
+ * workers, and a piece that one of them had begun would never be finished, nor begun again. So they finish what they have first (they
+ * need no lock for that but `lock`, which nobody keeps); the child then does the remaining pieces by itself. */
+static void pause_own_job(void) {
+    if (!own_job) return;
+    __atomic_store_n(&own_job->pause, 1, __ATOMIC_RELAXED);
+    withdraw(own_job);
+}
+static void resume_own_job(void) {
+    if (!own_job) return;
+    __atomic_store_n(&own_job->pause, 0, __ATOMIC_RELAXED);
+    publish(own_job);
+}
+
 /* After a fork only the calling thread exists: the pool starts over. */
 static void forget_workers(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
@@ -97,8 +134,11 @@ static void forget_workers(void) {
     wake = fresh_wake;
     workers = 0;
     current = NULL;
+    if (!own_job) return;
+    __atomic_store_n(&own_job->pause, 0, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&one_job); /* the pool is still this thread's */
 }
-__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(pause_own_job, resume_own_job, forget_workers); }
 
 static int cores_available(void) {
 #ifdef CPU_COUNT
@@ -187,13 +227,10 @@ XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context) {
 
     if (workers < threads - 1) start_workers(threads - 1);
     keep_off_my_cpu();
-    Job job = {.body = body, .context = context, .count = count, .grain = grain, .pieces = pieces, .limit = threads - 1};
-    pthread_mutex_lock(&lock);
-    current = &job;
-    __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
-    pthread_cond_broadcast(&wake);
-    pthread_mutex_unlock(&lock);
+    Job job = {.body = body, .context = context, .count = count, .grain = grain, .pieces = pieces, .workers = threads - 1};
+    publish(&job);
 
+    own_job = &job;
     inside = true;
     XtStatus own = XT_OK;
     while (!__atomic_load_n(&job.stop, __ATOMIC_RELAXED)) {
@@ -205,14 +242,8 @@ XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context) {
         if (own != XT_OK) __atomic_store_n(&job.stop, 1, __ATOMIC_RELAXED);
     }
     inside = false;
-
-    pthread_mutex_lock(&lock);
-    current = NULL; /* nobody joins from here on */
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; __atomic_load_n(&job.running, __ATOMIC_ACQUIRE) > 0; i++) {
-        if (i < SPINS) pause_cpu();
-        else sched_yield();
-    }
+    own_job = NULL;
+    withdraw(&job);
     XtStatus status = own;
     if (status == XT_OK && job.status != XT_OK) status = xt_error(job.status, "%s", job.message);
     pthread_mutex_unlock(&one_job);

@@ -27,4 +27,5 @@ const XtBackend xt_cpu_backend = {
 #undef XT_X
         .gemm = xt_cpu_gemm_backends,
     .attention = xt_cpu_attention_backends,
+    .open = xt_blas_open,
 };

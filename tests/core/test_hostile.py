@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -65,6 +66,51 @@ def test_text_that_is_no_unicode_names_the_argument() -> None:
             with pytest.raises(ValueError, match=f"{name} must be text without lone surrogates, got '") as error:
                 call(bad)
             assert len(str(error.value)) < 200 and not isinstance(error.value, UnicodeEncodeError)
+
+
+def test_a_long_chain_of_borrowed_memory_is_freed() -> None:
+    """Each tensor keeps the one before alive; letting go of the last frees them one after the other, not inside one another."""
+    code = """
+import xtrain as xt
+for again in (xt.from_dlpack, lambda t: xt.from_numpy(t.numpy())):
+    before = xt._C.memory_stats()["live_tensors"]
+    t = xt.ones(3)
+    for _ in range(80_000):
+        t = again(t)
+    assert t.tolist() == [1, 1, 1]
+    del t
+    assert xt._C.memory_stats()["live_tensors"] == before
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_LIBRARY_PATH")
+def test_no_other_library_takes_the_place_of_the_blas(tmp_path) -> None:
+    """OpenBLAS is opened by its own path: a file of its name in LD_LIBRARY_PATH is not looked at."""
+    source = tmp_path / "other.c"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void run(void) { _Exit(77); }\n")
+    other = tmp_path / "libxtrain_blas.so"
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(other)], check=True)
+    code = "import xtrain as xt; assert (xt.ones(2, 2) @ xt.ones(2, 2)).tolist() == [[2, 2], [2, 2]]"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, env=environment)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    other.replace(tmp_path / "libother.so")
+    with pytest.raises(subprocess.CalledProcessError):  # that the library would have run, had it been loaded
+        subprocess.run(
+            [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(tmp_path / 'libother.so')!r})"], check=True
+        )
+
+
+def test_a_cached_block_is_forbidden_under_a_sanitizer() -> None:
+    """storage.c keeps freed blocks. AddressSanitizer reports a use of one; without it the memory is still there."""
+    code = "import ctypes, xtrain as xt; t = xt.zeros(5000); at = t.data_ptr(); del t; print(len(ctypes.string_at(at, 64)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
+    if os.environ.get("XTRAIN_SANITIZE"):
+        assert "use-after-poison" in done.stderr, done.stderr
+    else:
+        assert done.stdout == "64\n", done.stderr
 
 
 def test_hostile_arguments_never_crash() -> None:

@@ -52,7 +52,6 @@ const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, cons
 XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
     int64_t rows = block_rows(p->sq, p->skv), blocks = (p->sq + rows - 1) / rows;
     int64_t grain = xt_row_grain(2 * rows * p->skv * p->dim, PIECE_WORK);
-    xt_blas_prepare();
     return xt_parallel(p->batch * p->heads * blocks, grain, XT_BY_FLOAT(p->dtype, forward_blocks), (void *)p);
 }
 
@@ -66,16 +65,15 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
 }
 
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
-    xt_blas_prepare();
     return xt_parallel(p->batch * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), (void *)p);
 }
 #else
 
 #define LOW (sizeof(T) != sizeof(ACC)) /* needs float32 copies */
 #if IS_F64
-#define GEMM scipy_cblas_dgemm
+#define GEMM xt_blas.dgemm
 #else
-#define GEMM scipy_cblas_sgemm
+#define GEMM xt_blas.sgemm
 #endif
 
 /* A matrix in ACC: where it lies already, or a copy in `room` (dense). */

@@ -10,19 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void scipy_openblas_set_num_threads(int count);
-void scipy_cblas_sgemv(int order, int trans, int rows, int cols, float alpha, const float *a, int lda, const float *x, int step_x,
-                       float beta, float *y, int step_y);
-void scipy_cblas_dgemv(int order, int trans, int rows, int cols, double alpha, const double *a, int lda, const double *x,
-                       int step_x, double beta, double *y, int step_y);
-
-static void one_thread(void) { scipy_openblas_set_num_threads(1); }
-
-void xt_blas_prepare(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, one_thread);
-}
-
 /* ---- tiles --------------------------------------------------------------------------------------------------------------- */
 
 /* Three things decide the bits of an element of C: how K is cut into sums, where its column lies in the columns of the call and, on
@@ -163,11 +150,11 @@ static void float_vector(const XtGemm *p, const Tile *t, void *c, double beta) {
     int64_t matrix = row ? t->b : t->a, x = row ? t->a : t->b;
     const void *matrices = row ? p->b : p->a, *vectors = row ? p->a : p->b;
     if (p->dtype_c == XT_FLOAT32)
-        scipy_cblas_sgemv(XT_BLAS_ROW_MAJOR, flag, rows, cols, (float)p->alpha, (const float *)matrices + matrix, ld,
-                          (const float *)vectors + x, step_x, (float)beta, (float *)c + t->c, step_y);
+        xt_blas.sgemv(XT_BLAS_ROW_MAJOR, flag, rows, cols, (float)p->alpha, (const float *)matrices + matrix, ld,
+                      (const float *)vectors + x, step_x, (float)beta, (float *)c + t->c, step_y);
     else
-        scipy_cblas_dgemv(XT_BLAS_ROW_MAJOR, flag, rows, cols, p->alpha, (const double *)matrices + matrix, ld,
-                          (const double *)vectors + x, step_x, beta, (double *)c + t->c, step_y);
+        xt_blas.dgemv(XT_BLAS_ROW_MAJOR, flag, rows, cols, p->alpha, (const double *)matrices + matrix, ld,
+                      (const double *)vectors + x, step_x, beta, (double *)c + t->c, step_y);
 }
 
 static XtStatus float_tiles(void *context, int64_t begin, int64_t end) {
@@ -181,11 +168,11 @@ static XtStatus float_tiles(void *context, int64_t begin, int64_t end) {
         int rows = (int)t.rows, cols = (int)t.cols, depth = (int)t.depth;
         if (p->m == 1 || p->n == 1) float_vector(p, &t, c, beta);
         else if (p->dtype_c == XT_FLOAT32)
-            scipy_cblas_sgemm(XT_BLAS_ROW_MAJOR, ta, tb, rows, cols, depth, (float)p->alpha, (const float *)p->a + t.a, lda,
-                              (const float *)p->b + t.b, ldb, (float)beta, (float *)c + t.c, (int)t.ldc);
+            xt_blas.sgemm(XT_BLAS_ROW_MAJOR, ta, tb, rows, cols, depth, (float)p->alpha, (const float *)p->a + t.a, lda,
+                          (const float *)p->b + t.b, ldb, (float)beta, (float *)c + t.c, (int)t.ldc);
         else
-            scipy_cblas_dgemm(XT_BLAS_ROW_MAJOR, ta, tb, rows, cols, depth, p->alpha, (const double *)p->a + t.a, lda,
-                              (const double *)p->b + t.b, ldb, beta, (double *)c + t.c, (int)t.ldc);
+            xt_blas.dgemm(XT_BLAS_ROW_MAJOR, ta, tb, rows, cols, depth, p->alpha, (const double *)p->a + t.a, lda,
+                          (const double *)p->b + t.b, ldb, beta, (double *)c + t.c, (int)t.ldc);
     }
     return XT_OK;
 }
@@ -261,8 +248,8 @@ static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
                           a_block);
             xt_block_load(p->dtype_b, b + t.b + k * (p->trans_b ? 1 : p->ldb), p->ldb, p->trans_b ? t.cols : depth, b_cols,
                           b_block);
-            scipy_cblas_sgemm(XT_BLAS_ROW_MAJOR, blas_flag(p->trans_a), blas_flag(p->trans_b), (int)t.rows, (int)t.cols, (int)depth,
-                              (float)p->alpha, a_block, (int)a_cols, b_block, (int)b_cols, k ? 1.0f : 0.0f, c, ldc);
+            xt_blas.sgemm(XT_BLAS_ROW_MAJOR, blas_flag(p->trans_a), blas_flag(p->trans_b), (int)t.rows, (int)t.cols, (int)depth,
+                          (float)p->alpha, a_block, (int)a_cols, b_block, (int)b_cols, k ? 1.0f : 0.0f, c, ldc);
         }
         if (!plan->workspace) xt_block_store(p->dtype_c, c_block, t.rows, t.cols, (float)p->beta, (uint16_t *)p->c + t.c, p->ldc);
     }
@@ -282,7 +269,6 @@ XtStatus xt_gemm_blas(const XtGemm *p) {
     XtStatus status;
     if (xt_gemm_trivial(p, &status)) return status;
     bool low = p->dtype_c == XT_BFLOAT16 || p->dtype_c == XT_FLOAT16;
-    xt_blas_prepare();
     int64_t matrices = p->batch[0] * p->batch[1];
     bool any_rows = !low && p->m > 1 && p->n > 1 && same_bits(p->dtype_c);
     Plan plan = make_plan(p, matrices, any_rows ? xt_num_threads() : 0);

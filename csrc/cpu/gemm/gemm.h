@@ -33,14 +33,21 @@ XT_INLINE XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_t index) {
     return at;
 }
 
-/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints, names with a prefix. Prepare (cheap, any thread) comes first:
- * from then on it runs in the calling thread only, and many threads may call it. */
+/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints. Set by xt_blas_open, which the import of the extension waits for.
+ * Each call runs in the calling thread only, and many threads may call. */
 enum { XT_BLAS_ROW_MAJOR = 101, XT_BLAS_N = 111, XT_BLAS_T = 112 };
-void xt_blas_prepare(void);
-void scipy_cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
-                       const float *b, int ldb, float beta, float *c, int ldc);
-void scipy_cblas_dgemm(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,
-                       const double *b, int ldb, double beta, double *c, int ldc);
+typedef struct XtBlas {
+    void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                  int ldb, float beta, float *c, int ldc);
+    void (*dgemm)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda, const double *b,
+                  int ldb, double beta, double *c, int ldc);
+    void (*sgemv)(int order, int trans, int rows, int cols, float alpha, const float *a, int lda, const float *x, int step_x,
+                  float beta, float *y, int step_y);
+    void (*dgemv)(int order, int trans, int rows, int cols, double alpha, const double *a, int lda, const double *x, int step_x,
+                  double beta, double *y, int step_y);
+} XtBlas;
+extern XtBlas xt_blas;
+XtStatus xt_blas_open(const char **description);
 
 /* This thread's scratch memory, 64-byte aligned, uninitialised, valid until the thread asks again. Kept for the next call, given
  * back when the thread ends. Only one user at a time: do not call a kernel that may use it while holding it. */

@@ -27,6 +27,11 @@ static int module_exec(PyObject *module) {
         PyErr_SetString(PyExc_ImportError, "xtrain._C cannot be loaded twice in one process");
         return -1;
     }
+    const char *blas;
+    if (xt_cpu_backend.open(&blas) != XT_OK) { /* now, while xtrain/_load.py hides the variables of other copies from it */
+        PyErr_SetString(PyExc_ImportError, xt_error_message());
+        return -1;
+    }
     xt_py = PyModule_GetState(module);
     if (py_numpy_init() < 0 || py_errors_init(module) < 0 || py_dtype_init(module) < 0 || py_device_init(module) < 0 ||
         py_tensor_init(module) < 0 || py_handle_init(module) < 0 || py_callable_init(module) < 0 || add_callables(module) < 0) {

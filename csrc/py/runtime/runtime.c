@@ -10,7 +10,6 @@
 #endif
 
 /* NULL unless the vendored OpenBLAS is linked in. */
-extern char *scipy_openblas_get_config(void) __attribute__((weak));
 
 /* ---- random numbers -------------------------------------------------------------------------------------------------- */
 
@@ -163,7 +162,9 @@ static PyObject *run_cpu_features(PyBound *Py_UNUSED(bound)) {
 }
 
 static PyObject *run_build_info(PyBound *Py_UNUSED(bound)) {
-    const char *blas = scipy_openblas_get_config != NULL ? scipy_openblas_get_config() : "none";
+    const char *blas;
+    XtStatus status = xt_cpu_backend.open(&blas);
+    if (status != XT_OK) return py_raise(status);
     return Py_BuildValue("{s:s,s:s,s:s,s:s}", "version", XT_VERSION, "compiler",
 #if defined(__clang__)
                          "clang " __clang_version__,
