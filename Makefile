@@ -1,5 +1,5 @@
 # Everything a newcomer needs, one word each; `make help` lists them. Nothing is installed outside .venv.
-#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize, sanitize-gpu
+#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize, tsan, sanitize-gpu
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize sanitize-gpu lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan sanitize-gpu lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make build      build the extension in place; only what changed is compiled again"
 	@echo "make bench      measure against PyTorch          make lint       check format, Python, types and warnings"
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
+	@echo "make tsan       race scripts under ThreadSanitizer"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
@@ -97,6 +98,13 @@ sanitize: $(STAMP)/unit
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	    PYTHONMALLOC=malloc PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(SANITIZED) XTRAIN_SANITIZE=1 \
 	    $(BIN)/pytest tests --capture=sys -p no:cacheprovider $(ARGS)
+
+# The scripts of tests/races with a copy of the extension built with ThreadSanitizer (ARGS='--seconds 50 pool ...').
+TSAN := build/tsan/lib
+tsan: $(STAMP)/unit
+	@rm -rf $(TSAN)
+	@CC="$(SANITIZE_CC)" XTRAIN_SANITIZE=thread $(BIN)/python setup.py --quiet build --build-base build/tsan --build-lib $(TSAN)
+	@CC="$(SANITIZE_CC)" $(BIN)/python tests/support/tsan.py --package $(TSAN) $(ARGS)
 
 # parity/support/sanitize_gpu.py has the options, and its --logs what the processes said.
 sanitize-gpu:

@@ -1,7 +1,7 @@
 """Backward beside optimizer.step(); zero_grad(). The user orders neither, so the values are anything; the process lives, and either
 thread gets numbers or "changed in place".
 
-VALUES: step writes the weights that the other thread's rules read, so ThreadSanitizer leaves the loops over elements out here.
+step writes the weights that the other thread's rules read, so ThreadSanitizer leaves the loops over elements out (optimizer_step.supp).
 """
 
 from race import race

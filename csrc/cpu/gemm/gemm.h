@@ -33,7 +33,7 @@ XT_INLINE XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_t index) {
     return at;
 }
 
-/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints. Set by xt_blas_open, which the import of the extension waits for.
+/* OpenBLAS as the scipy-openblas32 package builds it: 32-bit ints. Loaded by xt_blas_open, which the import of the extension waits for.
  * Each call runs in the calling thread only, and many threads may call. */
 enum { XT_BLAS_ROW_MAJOR = 101, XT_BLAS_N = 111, XT_BLAS_T = 112 };
 typedef struct XtBlas {
@@ -46,7 +46,7 @@ typedef struct XtBlas {
     void (*dgemv)(int order, int trans, int rows, int cols, double alpha, const double *a, int lda, const double *x, int step_x,
                   double beta, double *y, int step_y);
 } XtBlas;
-extern XtBlas xt_blas;
+extern const XtBlas xt_blas;
 XtStatus xt_blas_open(const char **description);
 
 /* This thread's scratch memory, 64-byte aligned, uninitialised, valid until the thread asks again. Kept for the next call, given

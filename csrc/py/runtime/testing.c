@@ -51,7 +51,30 @@ static PyObject *run_set_call_hook(PyBound *bound) {
     return before != NULL ? before : Py_NewRef(Py_None);
 }
 
+/* ---- a race for ThreadSanitizer -------------------------------------------------------------------------------------- */
+
+#if defined(__SANITIZE_THREAD__)
+#include <pthread.h>
+
+static int planted; /* under no lock, on purpose */
+static void *count_up(void *Py_UNUSED(unused)) {
+    for (int i = 0; i < 1000; i++) planted++;
+    return NULL;
+}
+
+static PyObject *run_planted_race(PyBound *Py_UNUSED(bound)) {
+    pthread_t other;
+    if (pthread_create(&other, NULL, count_up, NULL) != 0) return PyErr_NoMemory();
+    count_up(NULL);
+    pthread_join(other, NULL);
+    return PyLong_FromLong(planted);
+}
+#endif
+
 const PyFunction py_testing_functions[] = {
+#if defined(__SANITIZE_THREAD__)
+    {"planted_race", "-> int", run_planted_race, "Two threads count without a lock: ThreadSanitizer must report it.", 0, NULL},
+#endif
     {"compare", "input: Tensor, other: Tensor, rtol: float, atol: float -> {number}", run_compare,
      "Compares input with other, the reference, on their device; returns the counts and maxima of XtComparison "
      "(csrc/contract/reduce.h).",

@@ -1,0 +1,58 @@
+"""Forks beside backwards of other threads: in the child no lock is held and nobody adds to a .grad, whatever its parent's threads did.
+
+The child reads values that the parent's other threads were writing, and only asks that its own backward comes to its end.
+
+NO TSAN: children of a process with several threads hang in the run-time library of gcc 12's ThreadSanitizer.
+"""
+
+import os
+import threading
+import traceback
+import warnings
+
+from race import race
+
+import xtrain as xt
+
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
+w = xt.ones(16, 16).requires_grad_(True)
+x = xt.ones(8, 16)
+long = xt.ones(100_000)
+
+
+def walk() -> None:
+    xt.functional.linear(x, w).sum().backward()
+
+
+def loop() -> None:
+    assert float((long * 2.0).sum()) == 200_000.0
+
+
+def hooks() -> None:
+    w.register_hook(lambda g: None).remove()
+
+
+def fork() -> None:
+    pid = os.fork()
+    if pid == 0:
+        status = 3
+        try:
+            watch = threading.Timer(60, os._exit, (4,))
+            watch.daemon = True
+            watch.start()
+            walk()
+            hooks()
+            loop()
+            w.grad = None
+            walk()
+            assert w.grad.tolist() == [[8.0] * 16] * 16
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 0, f"the child ended with status {status}"
+
+
+race(walk, walk, loop, hooks, fork)
