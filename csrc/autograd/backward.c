@@ -119,8 +119,7 @@ static XtStatus make_room(Walk *walk, int outputs) {
 static XtStatus reach(Walk *walk, XtNode *node, int output, XtTensor ***out) {
     Place *place = place_of(walk, node->sequence);
     if (place->sequence == 0) {
-        XtStatus status = make_room(walk, node->outputs);
-        if (status != XT_OK) return status;
+        XT_CHECK(make_room(walk, node->outputs));
         place = place_of(walk, node->sequence);
         *place = (Place){node->sequence, walk->sum_count};
         walk->placed++;
@@ -210,12 +209,10 @@ static XtStatus leaf_find(Leaves *leaves, XtTensor *tensor, Leaf **out) {
 static XtStatus send(Walk *walk, const XtEdge *edge, XtTensor *gradient) {
     XtTensor **sum;
     if (edge->node) {
-        XtStatus status = reach(walk, edge->node, edge->output, &sum);
-        if (status != XT_OK) return status;
+        XT_CHECK(reach(walk, edge->node, edge->output, &sum));
     } else {
         Leaf *leaf = NULL;
-        XtStatus status = leaf_find(&walk->leaves, edge->leaf, &leaf);
-        if (status != XT_OK) return status;
+        XT_CHECK(leaf_find(&walk->leaves, edge->leaf, &leaf));
         sum = &leaf->gradient;
     }
     return collect(sum, gradient, *sum && only_ours(*sum));
@@ -487,8 +484,7 @@ static XtStatus walk_from(Walk *walk, int count, XtTensor *const *roots, XtTenso
     XtStatus status = XT_OK;
     for (int i = 0; i < count; i++) {
         XtTensor *gradient = NULL;
-        status = seed(roots[i], gradients ? gradients[i] : NULL, &gradient);
-        if (status != XT_OK) return status;
+        XT_CHECK(seed(roots[i], gradients ? gradients[i] : NULL, &gradient));
         const XtGrad *grad = xt_grad_of(roots[i]);
         XtEdge edge = {.node = grad->node, .output = grad->output, .leaf = grad->node ? NULL : roots[i]};
         status = send(walk, &edge, gradient);

@@ -5,12 +5,11 @@
  *
  * Adding to a .grad takes a kernel, longer than the lock may be held. So a walk puts its thread into XtGrad.adder for that time. Another
  * walk that comes to the end waits until it is gone; one that only could have spared a pass (xt_node_accumulator) does without. The
- * holder runs one kernel and no Python code, and holds at most the .grads of one rule, for none of which it waits: no deadlock. A user's
+ * holder runs one kernel and no Python code but signal handlers, and holds at most the .grads of one rule, for none of which it waits: no deadlock. A user's
  * thread does not ask: it may take or replace .grad at any time, and then the sum goes with what it replaced, as if the addition had come
  * first.
  */
-#ifndef XT_TAPE_SHARED_H
-#define XT_TAPE_SHARED_H
+#pragma once
 
 #include "tape.h"
 
@@ -25,5 +24,3 @@ static inline void xt_tape_unlock(void) { pthread_mutex_unlock(&xt_tape_mutex); 
 uint64_t xt_tape_me(void);
 /* Whether another thread of this process is adding. The same thread may come twice: one tensor can be two inputs of a rule. */
 bool xt_tape_taken(uint64_t adder);
-
-#endif

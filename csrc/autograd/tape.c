@@ -245,8 +245,7 @@ XtStatus xt_set_gradient(XtTensor *tensor, XtTensor *gradient) {
             return xt_error(XT_RUNTIME_ERROR, "grad: must be %s on %s, got %s on %s", xt_dtype_name(tensor->dtype),
                             xt_device_name(tensor->storage->device), xt_dtype_name(gradient->dtype),
                             xt_device_name(gradient->storage->device));
-        XtStatus status = grad_record(tensor, NULL, 0, &grad);
-        if (status != XT_OK) return status;
+        XT_CHECK(grad_record(tensor, NULL, 0, &grad));
         xt_tensor_retain(gradient);
     }
     xt_tape_lock();
@@ -358,8 +357,7 @@ XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor) {
     memcpy(output->shape, tensor->shape, sizeof output->shape);
     if (!xt_dtype_is_float(tensor->dtype)) return XT_OK;
     XtGrad *grad;
-    XtStatus status = grad_record(tensor, node, index, &grad);
-    if (status != XT_OK) return status;
+    XT_CHECK(grad_record(tensor, node, index, &grad));
     if (grad->node != node) return xt_error(XT_RUNTIME_ERROR, "%s: an output got a gradient in another thread", node->name);
     __atomic_add_fetch(&node->references, 1, __ATOMIC_RELAXED);
     return XT_OK;

@@ -50,8 +50,7 @@ static XtStatus prepare(MhcPreJob *job, const void *phi, const void *gamma, XtDt
     *scratch = NULL;
     job->phi = phi;
     if (nbytes == 0) return XT_OK;
-    XtStatus status = xt_need_float("phi", dtype);
-    if (status != XT_OK) return status;
+    XT_CHECK(xt_need_float("phi", dtype));
     double *room = *scratch = malloc(nbytes);
     if (!room) return xt_error(XT_OUT_OF_MEMORY, "mhc_pre: scratch of %zu bytes could not be allocated", nbytes);
     if (gamma) {

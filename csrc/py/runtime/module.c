@@ -28,7 +28,7 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     const char *blas;
-    if (xt_cpu_backend.open(&blas) != XT_OK) { /* now, while xtrain/_load.py hides the variables of other copies from it */
+    if (py_open_blas(&blas) != XT_OK) { /* now, while xtrain/_load.py hides the variables of other copies from it */
         PyErr_SetString(PyExc_ImportError, xt_error_message());
         return -1;
     }

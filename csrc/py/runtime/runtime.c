@@ -161,9 +161,15 @@ static PyObject *run_cpu_features(PyBound *Py_UNUSED(bound)) {
     return list;
 }
 
+XtStatus py_open_blas(const char **description) {
+    const XtBackend *cpu;
+    XT_CHECK(xt_backend_for((XtDevice){.type = XT_CPU}, &cpu));
+    return cpu->open(description);
+}
+
 static PyObject *run_build_info(PyBound *Py_UNUSED(bound)) {
     const char *blas;
-    XtStatus status = xt_cpu_backend.open(&blas);
+    XtStatus status = py_open_blas(&blas);
     if (status != XT_OK) return py_raise(status);
     return Py_BuildValue("{s:s,s:s,s:s,s:s}", "version", XT_VERSION, "compiler",
 #if defined(__clang__)

@@ -3,5 +3,8 @@
 
 #include "py/tensor/tensor.h"
 
+/* Loads the CPU's BLAS, at the first call, and describes it (static text). */
+XtStatus py_open_blas(const char **description);
+
 extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[],
     py_path_functions[];
