@@ -1,6 +1,6 @@
 """What the race scripts share. A script takes the seconds it may run (default 5), and its exit status is the verdict.
 
-`python tests/races/NAME.py 20` runs one by itself; tests/core/test_races.py runs each for a moment, `make tsan` under ThreadSanitizer.
+One runs by itself with `python`, a script and the seconds; tests/core/test_races.py runs each for a moment, `make tsan` under ThreadSanitizer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs the scripts of tests/races with a package that was built with ThreadSanitizer; `make tsan` calls it.
 
 First a planted race, which must be reported: it shows that reports come through. Then every script, `--seconds` each. A script is right
-when it ends with status 0, which it does not after a report. A script whose text says "NO TSAN" is left out; the lines of NAME.supp beside
-NAME.py are its suppressions. The exit status is the verdict.
+when it ends with status 0, which it does not after a report. A script whose text says "NO TSAN" is left out; a file beside it with the
+ending .supp has its suppressions. The exit status is the verdict.
 """
 
 from __future__ import annotations
