@@ -498,3 +498,63 @@ def test_gradients_are_plain_values() -> None:
     (x * 2).sum().backward()
     assert x.grad.tolist() == [5, 5, 5]
     assert not x.grad.requires_grad
+
+
+def test_wide_and_deep_graphs() -> None:
+    """Sums of random earlier results, with hundreds of nodes reached and not yet run at once, against counting by hand."""
+    rng = np.random.default_rng(0)
+    leaves = [leaf(1.0) for _ in range(50)]
+    values, uses = list(leaves), []
+    for step in range(1500):
+        i, j = rng.integers(max(0, len(values) - 700), len(values), 2)
+        factor = 0.5 if step % 3 else 1.0  # halves keep the numbers small, and float64 exact
+        values.append((values[i] + values[j]) * factor)
+        uses.append((i, j, factor))
+    roots = values[-400:]
+    sums = [0.0] * len(values)
+    for k in range(len(values) - 400, len(values)):
+        sums[k] = 1.0
+    for k in range(len(values) - 1, 49, -1):
+        i, j, factor = uses[k - 50]
+        sums[i] += sums[k] * factor
+        sums[j] += sums[k] * factor
+    xt._C.backward([r.sum() for r in roots])
+    for x, want in zip(leaves, sums, strict=False):
+        assert (0.0 if x.grad is None else x.grad.item()) == pytest.approx(want, rel=1e-12)
+
+
+def test_a_rule_that_fails_can_be_tried_again() -> None:
+    """What its node saved is there again; of two outputs of a failed walk none is left behind."""
+    fails = [True]
+
+    class Once(xt.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            ctx.save_for_backward(t)
+            return t * 2.0
+
+        @staticmethod
+        def backward(ctx, g):
+            if fails:
+                raise ZeroDivisionError(fails.pop())
+            return g * 2.0
+
+    x = leaf(1, 2)
+    y = Once.apply(x)
+    with pytest.raises(ZeroDivisionError):
+        y.sum().backward(retain_graph=True)
+    assert x.grad is None
+    with pytest.raises(ZeroDivisionError):
+        fails.append(True)
+        y.backward(xt.tensor(np.ones(2)))
+    y.backward(xt.tensor(np.ones(2)))
+    assert x.grad.tolist() == [2, 2]
+    w = xt.tensor(np.ones(2))
+    z = x * w
+    w.add_(1.0)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.backward(xt.tensor(np.ones(2)))
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.backward(xt.tensor(np.ones(2)))
