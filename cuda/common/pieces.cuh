@@ -38,13 +38,14 @@ template <typename T> __device__ inline XtAcc<T> xt_exp_for(XtAcc<T> x) {
     else return exp(x);
 }
 
-/* Calls f(T()) for the C++ type of a float dtype. Ops have already rejected other dtypes. */
+/* Calls f(T()) for the C++ type of a float dtype. Ops have already rejected the others: one that slipped through is an error. */
 template <typename F> inline XtStatus xt_by_float(XtDtype dtype, F f) {
     switch (dtype) {
     case XT_FLOAT32: return f(float());
     case XT_FLOAT64: return f(double());
     case XT_BFLOAT16: return f(XtBf16());
-    default: return f(XtF16());
+    case XT_FLOAT16: return f(XtF16());
+    default: return xt_error(XT_TYPE_ERROR, "its tensors must have a floating point dtype, got %s", xt_dtype_name(dtype));
     }
 }
 

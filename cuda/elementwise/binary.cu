@@ -197,6 +197,8 @@ XtStatus xt_cuda_binary(const XtBinary *p) {
     XtDtype dtype = p->constant == 1 ? p->b.dtype : p->a.dtype;
     int op = (int)p->op;
     XtScalar number = p->value;
+    if (p->op == XT_DIV && !xt_dtype_is_float(dtype))
+        return xt_error(XT_TYPE_ERROR, "input must have a dtype that this operation is defined for, got %s", xt_dtype_name(dtype));
     switch (dtype) {
     case XT_INT32: return binary<int32_t>(p, op, number);
     case XT_INT64: return binary<int64_t>(p, op, number);

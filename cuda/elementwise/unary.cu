@@ -185,6 +185,9 @@ template <typename T, typename U> struct XtIntegerUnary {
 
 XtStatus xt_cuda_unary(const XtUnary *p) {
     bool negate = p->op == XT_NEG;
+    if (!xt_dtype_is_float(p->x.dtype) && !negate && p->op != XT_ABS)
+        return xt_error(XT_TYPE_ERROR, "input must have a dtype that this operation is defined for, got %s",
+                        xt_dtype_name(p->x.dtype));
     switch (p->x.dtype) {
     case XT_INT32: return xt_each("unary", XtIntegerUnary<int32_t, uint32_t>{negate}, {&p->out, &p->x});
     case XT_INT64: return xt_each("unary", XtIntegerUnary<int64_t, uint64_t>{negate}, {&p->out, &p->x});
