@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from places import ROOT
 from runs import python
@@ -17,5 +19,6 @@ def test_scripts_are_found() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_race(script) -> None:
-    done = python("-X", "faulthandler", str(script), "1")
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(script.parent)]))  # also with PYTHONSAFEPATH
+    done = python("-X", "faulthandler", str(script), "1", env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
