@@ -180,7 +180,7 @@ def bench_shape(shape: Shape, dtype: str, backends: list[str], device: str, torc
                     "contender": name,
                     **t,
                     "gflops": shape.operations(i == 1) / (t["ms"] * 1e6),
-                    "percent_of_best": 100 * best / t["ms"],
+                    "percent_of_best": 100 * (best / t["ms"]),
                     "x_pytorch": times["PyTorch"]["ms"] / t["ms"] if "PyTorch" in times else None,
                     "error_over_tolerance": error if math.isfinite(error) else None,
                     "right": error <= 1,
