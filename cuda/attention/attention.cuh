@@ -12,6 +12,7 @@
     const char *xt_cuda_attention_##name##_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device); \
     XtStatus xt_cuda_attention_##name##_fwd(const XtAttentionFwd *p);                                           \
     XtStatus xt_cuda_attention_##name##_bwd(const XtAttentionBwd *p);
+XT_ATTENTION(flash_hopper)
 XT_ATTENTION(flash_half)
 XT_ATTENTION(flash)
 XT_ATTENTION(materialized)

@@ -1,0 +1,175 @@
+/* flash_hopper.cuh - tiles, stages, products and the order of work for flash_hopper_*.cu.
+ *
+ * A block has one warpgroup (4 warps) that only copies and CONSUMERS warpgroups that compute, each 64 rows of the block's tile. The
+ * copy engine moves tiles to shared memory as panels of 64 columns (arch/sm90.cuh): panel c of a tile of ROWS rows is 128 ROWS bytes
+ * at 128 ROWS c. The tensor cores read a panel by its rows (an operand that is summed over columns) or turned (summed over rows).
+ */
+#ifndef XT_ATTENTION_FLASH_HOPPER_CUH
+#define XT_ATTENTION_FLASH_HOPPER_CUH
+
+#include "arch/sm90.cuh"
+#include "attention.cuh"
+
+#define LOG2_E 1.4426950408889634
+#define LN_2 0.6931471805599453f
+
+constexpr int HOPPER_SHARED = 227 * 1024; // bytes that a block can have
+#ifndef HOPPER_CACHE
+#define HOPPER_CACHE (24 << 20) // bytes of heads in work, about half of the L2
+#endif
+
+/* ---- order of work ------------------------------------------------------------------------------------------------------------- */
+
+/* Tiles are taken section by section: as many heads as have their other side in the L2 cache together. In a section, the longest
+ * first. A block takes one of each `gridDim.x` tiles, forth and back, so that long and short ones balance; with as many blocks as
+ * tiles, one. Which block does a tile has no influence on its bits. */
+typedef struct HopperOrder {
+    int heads, blocks, section, tiles; // batch x heads, tiles of a head, heads of a section, heads x blocks
+} HopperOrder;
+typedef struct HopperTile {
+    int block, head; // 0 is the longest
+} HopperTile;
+
+__device__ inline int hopper_turn(int turn) { // the tile of this block's n-th turn
+    int grid = gridDim.x, at = turn % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x;
+    return turn * grid + at;
+}
+__device__ inline HopperTile hopper_tile(const HopperOrder &order, int tile) {
+    int whole = order.section * order.blocks, section = tile / whole, first = section * order.section;
+    int heads = min(order.section, order.heads - first), rest = tile - section * whole;
+    return {rest / heads, first + rest % heads};
+}
+/* `group` heads in a row share a head of `bytes`. */
+inline HopperOrder hopper_order(int64_t heads, int64_t group, int64_t blocks, int64_t bytes) {
+    int64_t section = HOPPER_CACHE / (bytes > 0 ? bytes : 1) * group;
+    section = section < group ? group : section > heads ? heads : section;
+    return {(int)heads, (int)blocks, (int)section, (int)(heads * blocks)};
+}
+
+/* ---- stages -------------------------------------------------------------------------------------------------------------------- */
+
+/* Where a role is in a ring of stages: its n-th use of one, and the parity of the phase that this use fills or reads. */
+template <int STAGES> struct HopperRing {
+    unsigned n = 0;
+    __device__ int stage() const { return n % STAGES; }
+    __device__ int parity() const { return n / STAGES % 2; }
+};
+
+/* The warpgroup of this thread, from lane 0: the compiler keeps what depends on it in uniform registers. */
+__device__ inline int hopper_warpgroup() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
+
+/* One arrival a warp says that its warpgroup's rows no longer need a stage. */
+__device__ inline void hopper_release(uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) xt_barrier_arrive(barrier);
+}
+
+/* Starts the copies of a tile of ROWS rows. */
+template <int D, int ROWS>
+__device__ inline void hopper_load(uint32_t to, const CUtensorMap *map, int row, int head, int batch, uint32_t barrier) {
+#pragma unroll
+    for (int c = 0; c < D / 64; c++) xt_panel_load(to + c * ROWS * 128, map, 64 * c, row, head, batch, barrier);
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------------------- */
+
+/* s = a b^T: a 64 rows of a tile of A_ROWS, b a tile of N rows, D columns each. One group of products is left running. */
+template <typename T, int N, int D, int A_ROWS> __device__ inline void hopper_dot_rows(float (&s)[N / 2], uint32_t a, uint32_t b) {
+    uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, 0);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) // 16 columns are 32 bytes, 64 a panel
+        xt_wgmma<T, N, false>(s, left + k % 4 * 2 + k / 4 * (A_ROWS * 8), right + k % 4 * 2 + k / 4 * (N * 8), k > 0);
+    xt_wgmma_commit();
+}
+
+/* d += p b: p [64, K] in registers, b a tile of K rows and D columns. */
+template <typename T, int K, int D>
+__device__ inline void hopper_add_product(float (&d)[D / 2], const uint32_t (&p)[K / 16][4], uint32_t b) {
+    uint64_t right = xt_panel_operand(b, K * 128);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) xt_wgmma<T, D, true>(d, p[k], right + k * 128, true); // 16 rows are 2048 bytes
+    xt_wgmma_commit();
+}
+
+__device__ inline uint32_t hopper_pair(float low, float high, XtBf16) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+__device__ inline uint32_t hopper_pair(float low, float high, XtF16) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+/* A result, rounded to T, as the left operand of the next product: each thread has the same elements of both. */
+template <typename T, int K> __device__ inline void hopper_round(uint32_t (&p)[K / 16][4], const float (&s)[K / 2]) {
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[k][i] = hopper_pair(s[8 * k + 2 * i], s[8 * k + 2 * i + 1], T());
+}
+
+/* Maximum and sum over the 4 threads that share a row. */
+__device__ inline float hopper_quad_max(float value) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+__device__ inline float hopper_quad_sum(float value) {
+    value += __shfl_xor_sync(0xffffffffu, value, 1);
+    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+/* ---- results ------------------------------------------------------------------------------------------------------------------- */
+
+/* Writes 64 rows of d to shared memory, in panels `pitch` bytes apart, permuted as the copy engine wants them. f(half, x): the result
+ * of row 8 half. Threads write 4 bytes each; the 8 rows at the same columns have different banks. */
+template <typename T, int D, typename F>
+__device__ inline void hopper_put_rows(uint32_t to, int pitch, const float (&d)[D / 2], F f) {
+    int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+    uint32_t place = to + row * 128 + thread % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        uint32_t at = place + n / 8 * pitch + (n % 8 ^ row % 8) * 16;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t word = hopper_pair(f(half, d[4 * n + 2 * half]), f(half, d[4 * n + 2 * half + 1]), T());
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + half * 1024), "r"(word) : "memory");
+        }
+    }
+}
+/* Stores 64 rows from shared memory; one thread. */
+template <int D>
+__device__ inline void hopper_store_rows(const CUtensorMap *map, uint32_t from, int pitch, int row, int head, int batch) {
+#pragma unroll
+    for (int c = 0; c < D / 64; c++) xt_panel_store(map, from + c * pitch, 64 * c, row, head, batch);
+    xt_store_commit();
+}
+
+/* ---- support ------------------------------------------------------------------------------------------------------------------- */
+
+/* Whether the copy engine can address x [batch, heads, rows, D]: strides of dims longer than 1 are positive. */
+inline bool hopper_addressable(const int64_t stride[3], int64_t batch, int64_t heads, int64_t rows) {
+    const int64_t shape[3] = {batch, heads, rows}, most = (int64_t)1 << 38;
+    for (int i = 0; i < 3; i++)
+        if (shape[i] > 1 && (stride[i] <= 0 || stride[i] > most)) return false;
+    return true;
+}
+
+/* NULL, or the first reason against Hopper's flash, forward or backward. */
+template <typename P> inline const char *hopper_unfit(const P *p, const XtDeviceTraits *device) {
+    float scale = (float)(p->scale * LOG2_E);
+    if (!xt_built_for_sm90a()) return "the library is not built for compute capability 9.0a";
+    if (device->capability != 90) return "the compute capability is not 9.0";
+    if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return "the dtype is not bfloat16 or float16";
+    if (p->dim != 64 && p->dim != 128) return "the head dim is not 64 or 128";
+    if (!(scale > 0 && scale < INFINITY)) return "the scale is not positive"; // the largest score has the largest product
+    if (device->shared_limit < HOPPER_SHARED) return "a block cannot have so much shared memory";
+    if (!hopper_addressable(p->q_stride, p->batch, p->heads, p->sq) ||
+        !hopper_addressable(p->k_stride, p->batch, p->kv_heads, p->skv) ||
+        !hopper_addressable(p->v_stride, p->batch, p->kv_heads, p->skv) ||
+        !hopper_addressable(p->out_stride, p->batch, p->heads, p->sq))
+        return "a tensor has a stride that is not positive";
+    return xt_attention_unfit(p, 8);
+}
+
+#endif

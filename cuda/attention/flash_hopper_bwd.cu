@@ -1,0 +1,414 @@
+/* flash_hopper_bwd.cu - attention backward on Hopper's tensor cores; the formulas are flash_half.cu's.
+ *
+ * Plan: three launches. (1) delta and lse log2 e of each row. (2) dQ: a block owns 64 CONSUMERS queries and walks through the keys;
+ * S = Q K^T, dP = dO V^T, dQ += dS K. (3) dK and dV: a block owns 64 CONSUMERS keys and walks through the queries, of one head of its
+ * group after the other; S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q. In both, P and dS stay in registers as left operands,
+ * so no sum leaves its block and nothing is added atomically: seven products instead of five, and the same bits in every run.
+ *
+ * Overlap: the last product of a tile runs beside the first two of the next; the other computing warpgroup fills the rest.
+ *
+ * The statistics of a head are padded to whole tiles: lse is +inf where there is no row or where it sees nothing, which makes P zero there.
+ * Deterministic: tiles in order, then heads in order. What cumulative lengths and windows would change: `count` and `hide`.
+ */
+#include "flash_hopper.cuh"
+
+/* FLIGHT: which products run beside what comes next, as registers allow. 0: the last of a tile is awaited. 1: it runs into the next
+ * tile; that of dV is awaited before dS. 2: both run on; for dQ as 1. */
+template <int D_, int CONSUMERS_, int TILE_, int STAGES_, int FLIGHT_ = 1> struct HopperBackward {
+    static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_, FLIGHT = FLIGHT_;
+    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
+    /* Shared memory: two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse and
+     * delta [TILE] (dK and dV); barriers. */
+    static constexpr int OWN_BYTES = ROWS * D * 2, TILE_BYTES = TILE * D * 2, STATS_BYTES = TILE * 4, TILES_AT = 2 * OWN_BYTES,
+                         STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES, BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
+                         BYTES = BARRIERS_AT + 8 * (2 + 2 * STAGES) + 1024; // and room to align
+    static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
+    static_assert(TILE % 32 == 0, "tiles of statistics start at multiples of 16 bytes, and those of delta fill warps");
+};
+
+typedef struct HopperBackwardMaps {
+    CUtensorMap own[2], other[2], result[2]; // dQ: Q dO, K V, dQ; dK and dV: K V, Q dO, dK dV
+} HopperBackwardMaps;
+typedef struct HopperBackwardCall {
+    const float *stats; // [2][batch, heads, padded]: lse log2 e, delta
+    HopperOrder order;
+    int heads, kv_heads, sq, skv, padded;
+    float scale, scale_log2;
+    bool causal;
+} HopperBackwardCall;
+
+/* Addresses in shared memory. */
+template <typename P> struct HopperBackwardRoom {
+    uint32_t own, tiles, stats, own_full, own_empty, full, empty;
+    __device__ HopperBackwardRoom(const char *room) {
+        own = (xt_shared_address(room) + 1023) & ~1023u;
+        tiles = own + P::TILES_AT, stats = own + P::STATS_AT;
+        own_full = own + P::BARRIERS_AT, own_empty = own_full + 8, full = own_empty + 8, empty = full + 8 * P::STAGES;
+    }
+    __device__ void init() const { // by one thread
+        xt_barrier_init(own_full, 1);
+        xt_barrier_init(own_empty, P::CONSUMERS);
+        for (int s = 0; s < P::STAGES; s++) {
+            xt_barrier_init(full + 8 * s, 1);
+            xt_barrier_init(empty + 8 * s, 4 * P::CONSUMERS);
+        }
+        xt_barrier_init_fence();
+    }
+    __device__ uint32_t tile(int stage, int which) const { return tiles + (2 * stage + which) * P::TILE_BYTES; }
+};
+
+/* ---- statistics ------------------------------------------------------------------------------------------------------------------ */
+
+/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each. */
+template <typename T, int D>
+__global__ void __launch_bounds__(256) flash_hopper_delta_kernel(XtAttentionBwd p, float *stats, int padded) {
+    constexpr int LANES = D / 8;
+    int64_t heads = p.batch * p.heads, row = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES;
+    if (row >= heads * padded) return; // padded is a multiple of 32: whole warps
+    int64_t head = row / padded, i = row % padded, b = head / p.heads, h = head % p.heads, d = threadIdx.x % LANES * 8;
+    float dot = 0;
+    if (i < p.sq) {
+        auto y = xt_load(xt_read<T, 8>((const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1] + i * p.dout_stride[2] + d));
+        auto x = xt_load(xt_read<T, 8>((const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1] + i * p.out_stride[2] + d));
+#pragma unroll
+        for (int j = 0; j < 8; j++) dot = fmaf(x.at[j], y.at[j], dot);
+    }
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+    if (d != 0) return;
+    float lse = i < p.sq ? ((const float *)p.lse)[head * p.sq + i] * (float)LOG2_E : INFINITY;
+    stats[row] = lse == -INFINITY ? INFINITY : lse;
+    stats[heads * padded + row] = dot;
+}
+
+/* ---- dQ -------------------------------------------------------------------------------------------------------------------------- */
+
+template <typename T, typename P>
+__global__ void __launch_bounds__(P::THREADS, 1)
+    flash_hopper_dq_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
+#ifdef XT_SM90A
+    constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS;
+    extern __shared__ char room[];
+    HopperBackwardRoom<P> at(room);
+    if (threadIdx.x == 0) at.init();
+    __syncthreads();
+
+    /* Row i sees the keys before min(skv, i + past). */
+    int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
+    auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
+    auto first_of = [&](HopperTile tile) { return (call.order.blocks - 1 - tile.block) * ROWS; };
+
+    if (threadIdx.x < 128) { // copies
+        xt_registers_less<P::COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            HopperRing<STAGES> ring;
+            for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+                HopperTile tile = hopper_tile(call.order, n);
+                int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
+                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
+                xt_barrier_expect(at.own_full, 2 * P::OWN_BYTES);
+                hopper_load<D, ROWS>(at.own, &maps.own[0], first, h, b, at.own_full);
+                hopper_load<D, ROWS>(at.own + P::OWN_BYTES, &maps.own[1], first, h, b, at.own_full);
+                for (int j = count_of(first) - 1; j >= 0; j--, ring.n++) {
+                    uint32_t full = at.full + 8 * ring.stage();
+                    xt_barrier_wait(at.empty + 8 * ring.stage(), ring.parity() ^ 1);
+                    xt_barrier_expect(full, 2 * P::TILE_BYTES);
+                    hopper_load<D, TILE>(at.tile(ring.stage(), 0), &maps.other[0], j * TILE, g, b, full);
+                    hopper_load<D, TILE>(at.tile(ring.stage(), 1), &maps.other[1], j * TILE, g, b, full);
+                }
+            }
+        }
+    } else { // computes
+        xt_registers_more<P::REGISTERS>();
+        int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
+        int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
+        uint32_t my_q = at.own + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
+        HopperRing<STAGES> ring;
+        for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+            HopperTile tile = hopper_tile(call.order, n);
+            int first = first_of(tile), row = first + my_row;
+            float lse[2], delta[2], dq[D / 2], s[TILE / 2], dp[TILE / 2];
+            uint32_t ds[TILE / 16][4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int i = row + 8 * half;
+                const float *stats = call.stats + (int64_t)tile.head * call.padded + i;
+                lse[half] = i < call.padded ? stats[0] : INFINITY;
+                delta[half] = i < call.padded ? stats[(int64_t)call.order.heads * call.padded] : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) dq[i] = 0;
+            xt_barrier_wait(at.own_full, turn % 2);
+            int last = count_of(first) - 1;
+#pragma unroll 1
+            for (int j = last; j >= 0; j--, ring.n++) {
+                uint32_t k_tile = at.tile(ring.stage(), 0);
+                xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
+                xt_wgmma_fence();
+                hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tile);
+                hopper_dot_rows<T, TILE, D, ROWS>(dp, my_dout, k_tile + P::TILE_BYTES);
+                xt_wgmma_wait<1>(s); // and the dQ before
+                if (P::FLIGHT && j < last) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
+                    int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
+#pragma unroll
+                    for (int i = 0; i < TILE / 2; i++)
+                        if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) s[i] = -INFINITY;
+                }
+#pragma unroll
+                for (int i = 0; i < TILE / 2; i++) s[i] = xt_exp2_approx(fmaf(s[i], call.scale_log2, -lse[i / 2 % 2]));
+                xt_wgmma_wait<0>(dp);
+#pragma unroll
+                for (int i = 0; i < TILE / 2; i++) s[i] *= dp[i] - delta[i / 2 % 2];
+                hopper_round<T, TILE>(ds, s);
+                xt_wgmma_fence();
+                hopper_add_product<T, TILE, D>(dq, ds, k_tile);
+                if (!P::FLIGHT) {
+                    xt_wgmma_wait<0>(dq);
+                    hopper_release(at.empty + 8 * ring.stage());
+                }
+            }
+            xt_wgmma_wait<0>(dq);
+            if (P::FLIGHT && last >= 0) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            xt_named_sync(1 + me, 128); // no warp reads Q any more: its rows hold dQ now
+            hopper_put_rows<T, D>(my_q, ROWS * 128, dq, [&](int, float x) { return x * call.scale; });
+            xt_async_fence();
+            xt_named_sync(1 + me, 128);
+            if (thread == 0) {
+                if (first + 64 * me < sq)
+                    hopper_store_rows<D>(&maps.result[0], my_q, ROWS * 128, first + 64 * me, tile.head % call.heads,
+                                         tile.head / call.heads);
+                xt_store_wait();
+                xt_barrier_arrive(at.own_empty);
+            }
+        }
+    }
+#else
+    XT_NO_SM90A();
+#endif
+}
+
+/* ---- dK and dV ------------------------------------------------------------------------------------------------------------------- */
+
+/* Here the rows of the scores are keys, the columns queries. */
+template <typename T, typename P>
+__global__ void __launch_bounds__(P::THREADS, 1)
+    flash_hopper_dkv_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
+#ifdef XT_SM90A
+    constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS;
+    extern __shared__ char room[];
+    HopperBackwardRoom<P> at(room);
+    if (threadIdx.x == 0) at.init();
+    __syncthreads();
+
+    /* Queries from max(0, j - ahead) on see key j: tiles of queries from top / TILE on. */
+    int sq = call.sq, skv = call.skv, ahead = call.causal ? skv - sq : skv, group = call.heads / call.kv_heads;
+    int end = (sq + TILE - 1) / TILE;
+
+    if (threadIdx.x < 128) { // copies
+        xt_registers_less<P::COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            HopperRing<STAGES> ring;
+            for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+                HopperTile tile = hopper_tile(call.order, n);
+                int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads, first = tile.block * ROWS;
+                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
+                xt_barrier_expect(at.own_full, 2 * P::OWN_BYTES);
+                hopper_load<D, ROWS>(at.own, &maps.own[0], first, g, b, at.own_full);
+                hopper_load<D, ROWS>(at.own + P::OWN_BYTES, &maps.own[1], first, g, b, at.own_full);
+                for (int h = g * group; h < g * group + group; h++) {
+                    const float *stats = call.stats + (int64_t)(b * call.heads + h) * call.padded;
+                    for (int i = max(0, first - ahead) / TILE; i < end; i++, ring.n++) {
+                        uint32_t full = at.full + 8 * ring.stage(), to = at.stats + ring.stage() * 2 * P::STATS_BYTES;
+                        xt_barrier_wait(at.empty + 8 * ring.stage(), ring.parity() ^ 1);
+                        xt_barrier_expect(full, 2 * P::TILE_BYTES + 2 * P::STATS_BYTES);
+                        hopper_load<D, TILE>(at.tile(ring.stage(), 0), &maps.other[0], i * TILE, h, b, full);
+                        hopper_load<D, TILE>(at.tile(ring.stage(), 1), &maps.other[1], i * TILE, h, b, full);
+                        xt_bulk_load(to, stats + i * TILE, P::STATS_BYTES, full);
+                        xt_bulk_load(to + P::STATS_BYTES,
+                                     stats + (int64_t)call.padded * call.heads * (call.order.heads / call.kv_heads) + i * TILE,
+                                     P::STATS_BYTES, full);
+                    }
+                }
+            }
+        }
+    } else { // computes
+        xt_registers_more<P::REGISTERS>();
+        int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
+        int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
+        uint32_t my_k = at.own + 64 * me * 128, my_v = my_k + P::OWN_BYTES;
+        HopperRing<STAGES> ring;
+        for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+            HopperTile tile = hopper_tile(call.order, n);
+            int first = tile.block * ROWS, my_first = first + 64 * me;
+            float dk[D / 2], dv[D / 2], s[TILE / 2], dp[TILE / 2];
+            uint32_t p[TILE / 16][4], ds[TILE / 16][4];
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) dk[i] = 0, dv[i] = 0;
+            xt_barrier_wait(at.own_full, turn % 2);
+            int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE);
+            for (int h = 0; h < group; h++) {
+                for (int i = top; i < my_top; i++, ring.n++) { // no key of this warpgroup is seen
+                    xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
+                    hopper_release(at.empty + 8 * ring.stage());
+                }
+#pragma unroll 1
+                for (int i = my_top; i < end; i++, ring.n++) {
+                    uint32_t q_tile = at.tile(ring.stage(), 0), stats = at.stats + ring.stage() * 2 * P::STATS_BYTES + my_col * 4;
+                    xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
+                    xt_wgmma_fence();
+                    hopper_dot_rows<T, TILE, D, ROWS>(s, my_k, q_tile);
+                    hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
+                    xt_wgmma_wait<1>(s); // and the dK before
+                    if (P::FLIGHT && i > my_top) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+#pragma unroll
+                    for (int c = 0; c < TILE / 8; c++) {
+                        float2 lse = xt_read_shared(stats + 32 * c);
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], call.scale_log2, e % 2 ? -lse.y : -lse.x));
+                    }
+                    if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
+                        int left = first + my_row - ahead - i * TILE - my_col;
+#pragma unroll
+                        for (int x = 0; x < TILE / 2; x++)
+                            if (x / 4 * 8 + x % 2 < left + x / 2 % 2 * 8) s[x] = 0;
+                    }
+                    hopper_round<T, TILE>(p, s);
+                    xt_wgmma_fence();
+                    hopper_add_product<T, TILE, D>(dv, p, q_tile + P::TILE_BYTES);
+                    xt_wgmma_wait<P::FLIGHT == 1 ? 0 : 1>(dp);
+#pragma unroll
+                    for (int c = 0; c < TILE / 8; c++) {
+                        float2 delta = xt_read_shared(stats + P::STATS_BYTES + 32 * c);
+#pragma unroll
+                        for (int e = 0; e < 4; e++) s[4 * c + e] *= dp[4 * c + e] - (e % 2 ? delta.y : delta.x);
+                    }
+                    hopper_round<T, TILE>(ds, s);
+                    xt_wgmma_fence();
+                    hopper_add_product<T, TILE, D>(dk, ds, q_tile);
+                    if (!P::FLIGHT) {
+                        xt_wgmma_wait<0>(dk);
+                        hopper_release(at.empty + 8 * ring.stage());
+                    }
+                }
+                xt_wgmma_wait<0>(dk);
+                if (P::FLIGHT && my_top < end) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            }
+            xt_wgmma_wait<0>(dv);
+            xt_named_sync(1 + me, 128); // no warp reads K and V any more: their rows hold dK and dV now
+            hopper_put_rows<T, D>(my_k, ROWS * 128, dk, [&](int, float x) { return x * call.scale; });
+            hopper_put_rows<T, D>(my_v, ROWS * 128, dv, [&](int, float x) { return x; });
+            xt_async_fence();
+            xt_named_sync(1 + me, 128);
+            if (thread == 0) {
+                if (my_first < skv) {
+                    int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
+                    hopper_store_rows<D>(&maps.result[0], my_k, ROWS * 128, my_first, g, b);
+                    hopper_store_rows<D>(&maps.result[1], my_v, ROWS * 128, my_first, g, b);
+                }
+                xt_store_wait();
+                xt_barrier_arrive(at.own_empty);
+            }
+        }
+    }
+#else
+    XT_NO_SM90A();
+#endif
+}
+
+/* ---- slots ----------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct HopperView {
+    const void *data;
+    const int64_t *stride;
+    bool keys; // else queries
+} HopperView;
+
+template <typename P>
+static cudaError_t make_maps(HopperBackwardMaps *maps, const XtAttentionBwd *p, const HopperView (&views)[6]) {
+    CUtensorMap *list[6] = {&maps->own[0], &maps->own[1], &maps->other[0], &maps->other[1], &maps->result[0], &maps->result[1]};
+    const int box_rows[3] = {P::ROWS, P::TILE, 64};
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < 6 && !error; i++)
+        if (views[i].data)
+            error = xt_tensor_map(list[i], p->dtype == XT_BFLOAT16, views[i].data, p->batch, views[i].keys ? p->kv_heads : p->heads,
+                                  views[i].keys ? p->skv : p->sq, p->dim, views[i].stride, box_rows[i / 2]);
+    return error;
+}
+
+static unsigned grid_of(const HopperOrder &order) {
+    return (unsigned)(order.tiles < xt_multiprocessors() ? order.tiles : xt_multiprocessors());
+}
+
+static HopperBackwardCall make_call(const XtAttentionBwd *p, const HopperOrder &order, const float *stats, int padded) {
+    return {stats,       order,       (int)p->heads,   (int)p->kv_heads,           (int)p->sq,
+            (int)p->skv, (int)padded, (float)p->scale, (float)(p->scale * LOG2_E), p->causal};
+}
+
+template <typename T, typename P> static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int padded) {
+    HopperBackwardMaps maps = {};
+    cudaError_t error = make_maps<P>(&maps, p,
+                                     {{p->q, p->q_stride, false},
+                                      {p->dout, p->dout_stride, false},
+                                      {p->k, p->k_stride, true},
+                                      {p->v, p->v_stride, true},
+                                      {p->dq, p->dq_stride, false},
+                                      {}});
+    if (error) return xt_cuda_error("attention_bwd", error);
+    XtStatus status = xt_allow_shared("attention", flash_hopper_dq_kernel<T, P>, P::BYTES);
+    if (status != XT_OK) return status;
+    HopperOrder order =
+        hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim);
+    xt_launch(flash_hopper_dq_kernel<T, P>, grid_of(order), P::THREADS, P::BYTES, maps, make_call(p, order, stats, padded));
+    return XT_OK;
+}
+
+template <typename T, typename P> static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int padded) {
+    HopperBackwardMaps maps = {};
+    cudaError_t error = make_maps<P>(&maps, p,
+                                     {{p->k, p->k_stride, true},
+                                      {p->v, p->v_stride, true},
+                                      {p->q, p->q_stride, false},
+                                      {p->dout, p->dout_stride, false},
+                                      {p->dk, p->dk_stride, true},
+                                      {p->dv, p->dv_stride, true}});
+    if (error) return xt_cuda_error("attention_bwd", error);
+    XtStatus status = xt_allow_shared("attention", flash_hopper_dkv_kernel<T, P>, P::BYTES);
+    if (status != XT_OK) return status;
+    int64_t group = p->heads / p->kv_heads;
+    HopperOrder order = hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group);
+    xt_launch(flash_hopper_dkv_kernel<T, P>, grid_of(order), P::THREADS, P::BYTES, maps, make_call(p, order, stats, padded));
+    return XT_OK;
+}
+
+template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(const XtAttentionBwd *p) {
+    int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, Dkv::TILE) * Dkv::TILE;
+    XtScratch stats;
+    XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
+    if (status != XT_OK) return status;
+    xt_launch(flash_hopper_delta_kernel<T, Dq::D>, (unsigned)xt_divide_up(heads * padded * (Dq::D / 8), 256), 256, 0, *p,
+              stats.data, (int)padded);
+    status = run_dq<T, Dq>(p, (const float *)stats.data, (int)padded);
+    if (status == XT_OK) status = run_dkv<T, Dkv>(p, (const float *)stats.data, (int)padded);
+    if (status != XT_OK) return status;
+    return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
+}
+
+const char *xt_cuda_attention_flash_hopper_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
+    if (!hopper_addressable(p->dout_stride, p->batch, p->heads, p->sq) ||
+        !hopper_addressable(p->dq_stride, p->batch, p->heads, p->sq) ||
+        !hopper_addressable(p->dk_stride, p->batch, p->kv_heads, p->skv) ||
+        !hopper_addressable(p->dv_stride, p->batch, p->kv_heads, p->skv))
+        return "a tensor has a stride that is not positive";
+    return hopper_unfit(p, device);
+}
+
+template <typename T> static XtStatus by_dim(const XtAttentionBwd *p) {
+    return p->dim == 64 ? run_backward<T, HopperBackward<64, 2, 128, 2>, HopperBackward<64, 2, 64, 4, 2>>(p)
+                        : run_backward<T, HopperBackward<128, 2, 64, 2>, HopperBackward<128, 2, 64, 2>>(p);
+}
+XtStatus xt_cuda_attention_flash_hopper_bwd(const XtAttentionBwd *p) {
+    return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);
+}

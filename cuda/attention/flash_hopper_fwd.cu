@@ -1,0 +1,248 @@
+/* flash_hopper_fwd.cu - attention forward on Hopper's tensor cores; the formula is flash_half.cu's.
+ *
+ * Plan: a block owns 64 CONSUMERS rows of a head, each computing warpgroup 64 of them. One thread of the copying warpgroup fetches Q
+ * once and then K and V, tile by tile from the last that the rows see to the first, so that masks come first. Products are
+ * wgmma.m64nNk16: S = Q K^T from shared memory, then P stays in registers as left operand of P V.
+ *
+ * Overlap: a warpgroup issues S of tile j and P V of tile j + 1 together, and computes the exponentials of tile j while the latter
+ * runs. TURNS: warpgroups issue in turns, so that one computes exponentials while the other's products run.
+ *
+ * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has one of each.
+ *
+ * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Cumulative lengths, windows and
+ * soft-capping would change the range of tiles, `hide` and the line before the maximum.
+ */
+#include "flash_hopper.cuh"
+
+/* ---- kernel ---------------------------------------------------------------------------------------------------------------------- */
+
+template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool TURNS_> struct HopperForward {
+    static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_;
+    static constexpr bool TURNS = TURNS_;
+    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
+    /* Shared memory: Q [ROWS, D], out [CONSUMERS][64, D], K [STAGES][TILE, D], V the same, barriers. */
+    static constexpr int Q_BYTES = ROWS * D * 2, TILE_BYTES = TILE * D * 2, OUT_AT = Q_BYTES, K_AT = 2 * Q_BYTES,
+                         V_AT = K_AT + STAGES * TILE_BYTES, BARRIERS_AT = V_AT + STAGES * TILE_BYTES,
+                         BYTES = BARRIERS_AT + 8 * (2 + 4 * STAGES) + 1024; // and room to align
+    static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
+};
+
+typedef struct HopperForwardMaps {
+    CUtensorMap q, k, v, out;
+} HopperForwardMaps;
+typedef struct HopperForwardCall {
+    float *lse; // [batch, heads, sq]
+    HopperOrder order;
+    int heads, kv_heads, sq, skv;
+    float scale; // times log2 e
+    bool causal;
+} HopperForwardCall;
+
+template <typename T, typename P>
+__global__ void __launch_bounds__(P::THREADS, 1)
+    flash_hopper_forward_kernel(const __grid_constant__ HopperForwardMaps maps, const __grid_constant__ HopperForwardCall call) {
+#ifdef XT_SM90A
+    constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS, CONSUMERS = P::CONSUMERS;
+    extern __shared__ char room[];
+    uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, q_tile = base, k_tiles = base + P::K_AT, v_tiles = base + P::V_AT;
+    uint32_t q_full = base + P::BARRIERS_AT, q_empty = q_full + 8, k_full = q_empty + 8, k_empty = k_full + 8 * STAGES,
+             v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        xt_barrier_init(q_full, 1);
+        xt_barrier_init(q_empty, 4 * CONSUMERS);
+        for (int s = 0; s < STAGES; s++) {
+            xt_barrier_init(k_full + 8 * s, 1);
+            xt_barrier_init(v_full + 8 * s, 1);
+            xt_barrier_init(k_empty + 8 * s, 4 * CONSUMERS);
+            xt_barrier_init(v_empty + 8 * s, 4 * CONSUMERS);
+        }
+        xt_barrier_init_fence();
+        xt_prefetch_map(&maps.q);
+        xt_prefetch_map(&maps.k);
+        xt_prefetch_map(&maps.v);
+        xt_prefetch_map(&maps.out);
+    }
+    __syncthreads();
+
+    /* Row i sees the keys before min(skv, i + past); the rows of a tile, `count` tiles of keys. */
+    int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
+    auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
+    auto first_of = [&](HopperTile tile) { return (call.order.blocks - 1 - tile.block) * ROWS; };
+
+    if (threadIdx.x < 128) { // copies
+        xt_registers_less<P::COPY_REGISTERS>();
+        if (threadIdx.x == 0) {
+            HopperRing<STAGES> ring;
+            for (int turn = 0, at = hopper_turn(0); at < call.order.tiles; at = hopper_turn(++turn)) {
+                HopperTile tile = hopper_tile(call.order, at);
+                int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
+                int count = count_of(first);
+                xt_barrier_wait(q_empty, turn % 2 ^ 1);
+                xt_barrier_expect(q_full, P::Q_BYTES);
+                hopper_load<D, ROWS>(q_tile, &maps.q, first, h, b, q_full);
+                for (int j = count - 1; j >= 0; j--, ring.n++) {
+                    uint32_t full = k_full + 8 * ring.stage();
+                    xt_barrier_wait(k_empty + 8 * ring.stage(), ring.parity() ^ 1);
+                    xt_barrier_expect(full, P::TILE_BYTES);
+                    hopper_load<D, TILE>(k_tiles + ring.stage() * P::TILE_BYTES, &maps.k, j * TILE, g, b, full);
+                    full = v_full + 8 * ring.stage();
+                    xt_barrier_wait(v_empty + 8 * ring.stage(), ring.parity() ^ 1);
+                    xt_barrier_expect(full, P::TILE_BYTES);
+                    hopper_load<D, TILE>(v_tiles + ring.stage() * P::TILE_BYTES, &maps.v, j * TILE, g, b, full);
+                }
+            }
+        }
+    } else { // computes
+        xt_registers_more<P::REGISTERS>();
+        int me = hopper_warpgroup() - 1, next = me + 1 < CONSUMERS ? me + 1 : 0, thread = threadIdx.x % 128;
+        int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4, my_col = thread % 4 * 2; // of the tile
+        uint32_t my_q = q_tile + 64 * me * 128, my_out = base + P::OUT_AT + me * 64 * D * 2;
+        HopperRing<STAGES> ring;
+        constexpr int MY_OUT = 1, MY_TURN = 1 + CONSUMERS;                  // named barriers
+        if (P::TURNS && me == CONSUMERS - 1) xt_named_arrive(MY_TURN, 256); // the first may begin
+        for (int turn = 0, at = hopper_turn(0); at < call.order.tiles; at = hopper_turn(++turn)) {
+            HopperTile tile = hopper_tile(call.order, at);
+            int first = first_of(tile), count = count_of(first), row = first + my_row;
+            float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
+            float o[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) o[i] = 0;
+            xt_barrier_wait(q_full, turn % 2);
+            if (count > 0) {
+                float s[TILE / 2];
+                uint32_t p[TILE / 16][4];
+                auto hide = [&](int j) { // a warpgroup's first row sees the fewest keys
+                    if (j * TILE + TILE <= min(skv, first + 64 * me + past)) return;
+                    int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
+#pragma unroll
+                    for (int i = 0; i < TILE / 2; i++)
+                        if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) s[i] = -INFINITY;
+                };
+                auto soften = [&]() { // s becomes p
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        float most = max[half], part = 0;
+#pragma unroll
+                        for (int n = 0; n < TILE / 8; n++) // ignores NaN: its p is NaN, and so is the sum
+                            most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+                        most = hopper_quad_max(most);
+                        float shift = most == -INFINITY ? 0 : most * call.scale; // no score yet: zeros, not NaN
+                        fade[half] = xt_exp2_approx(fmaf(max[half], call.scale, -shift));
+                        max[half] = most;
+#pragma unroll
+                        for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++) {
+                                float &x = s[4 * n + 2 * half + e];
+                                x = xt_exp2_approx(fmaf(x, call.scale, -shift));
+                                part += x;
+                            }
+                        sum[half] = sum[half] * fade[half] + part;
+                    }
+                };
+                xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
+                xt_wgmma_fence();
+                hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
+                xt_wgmma_wait<0>(s);
+                hopper_release(k_empty + 8 * ring.stage());
+                ring.n++;
+                hide(count - 1);
+                soften();
+                hopper_round<T, TILE>(p, s);
+#pragma unroll 1
+                for (int j = count - 2; j >= 0; j--) {
+                    HopperRing<STAGES> v_ring = {ring.n - 1}; // the tile before
+                    xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
+                    if (P::TURNS) xt_named_sync(MY_TURN + me, 256);
+                    xt_wgmma_fence();
+                    hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
+                    xt_barrier_wait(v_full + 8 * v_ring.stage(), v_ring.parity());
+                    xt_wgmma_fence();
+                    hopper_add_product<T, TILE, D>(o, p, v_tiles + v_ring.stage() * P::TILE_BYTES);
+                    if (P::TURNS) xt_named_arrive(MY_TURN + next, 256);
+                    xt_wgmma_wait<1>(s);
+                    hopper_release(k_empty + 8 * ring.stage());
+                    ring.n++;
+                    hide(j);
+                    soften();
+                    xt_wgmma_wait<0>(o);
+                    hopper_release(v_empty + 8 * v_ring.stage());
+                    hopper_round<T, TILE>(p, s);
+#pragma unroll
+                    for (int i = 0; i < D / 2; i++) o[i] *= fade[i / 2 % 2];
+                }
+                hopper_release(q_empty);
+                HopperRing<STAGES> v_ring = {ring.n - 1};
+                xt_barrier_wait(v_full + 8 * v_ring.stage(), v_ring.parity());
+                xt_wgmma_fence();
+                hopper_add_product<T, TILE, D>(o, p, v_tiles + v_ring.stage() * P::TILE_BYTES);
+                xt_wgmma_wait<0>(o);
+                hopper_release(v_empty + 8 * v_ring.stage());
+            }
+            if (count == 0) hopper_release(q_empty);
+            if (first + 64 * me >= sq) continue; // no row of this warpgroup
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int i = row + 8 * half;
+                sum[half] = hopper_quad_sum(sum[half]);
+                if (my_col == 0 && i < sq) {
+                    float lse =
+                        max[half] == -INFINITY ? NAN : fmaf(max[half], call.scale, log2f(sum[half])) * LN_2; // as exp(-inf - -inf)
+                    call.lse[(int64_t)tile.head * sq + i] = i + past > 0 ? lse : -INFINITY;
+                }
+                sum[half] = 1 / sum[half];
+            }
+            if (thread == 0) xt_store_wait(); // the last tile's rows have left
+            xt_named_sync(MY_OUT + me, 128);
+            hopper_put_rows<T, D>(my_out, 64 * 128, o,
+                                  [&](int half, float x) { return row + 8 * half + past > 0 ? x * sum[half] : 0.0f; });
+            xt_async_fence();
+            xt_named_sync(MY_OUT + me, 128);
+            if (thread == 0)
+                hopper_store_rows<D>(&maps.out, my_out, 64 * 128, first + 64 * me, tile.head % call.heads, tile.head / call.heads);
+        }
+        if (thread == 0) xt_store_wait(); // shared memory lives until then
+    }
+#else
+    XT_NO_SM90A();
+#endif
+}
+
+/* ---- slots ----------------------------------------------------------------------------------------------------------------------- */
+
+template <typename T, typename P> static XtStatus run_forward(const XtAttentionFwd *p) {
+    HopperForwardMaps maps;
+    bool bf16 = p->dtype == XT_BFLOAT16;
+    cudaError_t error = xt_tensor_map(&maps.q, bf16, p->q, p->batch, p->heads, p->sq, p->dim, p->q_stride, P::ROWS);
+    if (!error) error = xt_tensor_map(&maps.k, bf16, p->k, p->batch, p->kv_heads, p->skv, p->dim, p->k_stride, P::TILE);
+    if (!error) error = xt_tensor_map(&maps.v, bf16, p->v, p->batch, p->kv_heads, p->skv, p->dim, p->v_stride, P::TILE);
+    if (!error) error = xt_tensor_map(&maps.out, bf16, p->out, p->batch, p->heads, p->sq, p->dim, p->out_stride, 64);
+    if (error) return xt_cuda_error("attention_fwd", error);
+    XtStatus status = xt_allow_shared("attention", flash_hopper_forward_kernel<T, P>, P::BYTES);
+    if (status != XT_OK) return status;
+    int64_t group = p->heads / p->kv_heads, blocks = xt_divide_up(p->sq, P::ROWS);
+    HopperForwardCall call = {(float *)p->lse,
+                              hopper_order(p->batch * p->heads, group, blocks, 4 * p->skv * p->dim),
+                              (int)p->heads,
+                              (int)p->kv_heads,
+                              (int)p->sq,
+                              (int)p->skv,
+                              (float)(p->scale * LOG2_E),
+                              p->causal};
+    unsigned grid = (unsigned)(call.order.tiles < xt_multiprocessors() ? call.order.tiles : xt_multiprocessors());
+    xt_launch(flash_hopper_forward_kernel<T, P>, grid, P::THREADS, P::BYTES, maps, call);
+    return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
+}
+
+const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
+    return hopper_unfit(p, device);
+}
+
+template <typename T> static XtStatus by_dim(const XtAttentionFwd *p) {
+    return p->dim == 64 ? run_forward<T, HopperForward<64, 3, 128, 4, true>>(p)
+                        : run_forward<T, HopperForward<128, 2, 128, 2, true>>(p);
+}
+XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
+    return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);
+}
