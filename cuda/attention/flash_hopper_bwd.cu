@@ -158,6 +158,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 }
 #pragma unroll
                 for (int i = 0; i < TILE / 2; i++) s[i] = xt_exp2_approx(fmaf(s[i], call.scale_log2, -lse[i / 2 % 2]));
+                /* Returns at once. Its branch keeps the exponentials before the wait; ptxas moved them behind it. */
+                xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_wait<0>(dp);
 #pragma unroll
                 for (int i = 0; i < TILE / 2; i++) s[i] *= dp[i] - delta[i / 2 % 2];

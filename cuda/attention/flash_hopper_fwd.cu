@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hide(count - 1);
                 soften();
                 hopper_round<T, TILE>(p, s);
+                if (count > 1) xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
 #pragma unroll 1
                 for (int j = count - 2; j >= 0; j--) {
                     HopperRing<STAGES> v_ring = {ring.n - 1}; // the tile before
-                    xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                     if (P::TURNS) xt_named_sync(MY_TURN + me, 256);
                     xt_wgmma_fence();
                     hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
@@ -166,6 +166,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     ring.n++;
                     hide(j);
                     soften();
+                    /* Here and not at the top: the branch keeps the exponentials before the wait; ptxas moved them behind it. */
+                    if (j > 0) xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                     xt_wgmma_wait<0>(o);
                     hopper_release(v_empty + 8 * v_ring.stage());
                     hopper_round<T, TILE>(p, s);
