@@ -67,6 +67,9 @@ inline cudaError_t xt_tensor_map(CUtensorMap *map, bool bfloat16, const void *x,
 
 /* ---- barriers in shared memory ------------------------------------------------------------------------------------------------ */
 
+/* Orders this thread's writes to shared memory before what the tensor cores and the copy engine read of it later. */
+__device__ inline void xt_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 /* A barrier has phases. A phase ends when `arrivals` threads have arrived and the bytes announced in it have landed; the next begins.
  * xt_barrier_wait returns once the phase of this parity has ended: parity 0 for the first, third, ... phase. On a fresh barrier a wait
  * for parity 1 returns at once. */
@@ -76,7 +79,7 @@ __device__ inline void xt_barrier_init(uint32_t barrier, int arrivals) {
 /* After the inits, before __syncthreads: the copy engine sees the barriers. */
 __device__ inline void xt_barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    xt_async_fence();
 }
 __device__ inline void xt_barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -137,17 +140,62 @@ __device__ inline void xt_panel_store(const CUtensorMap *map, uint32_t from, int
                  "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
+/* Two floats rounded to T, the low one in the low half of the word. */
+template <typename T> __device__ inline uint32_t xt_round_pair(float low, float high) {
+    uint32_t word;
+    if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+/* A word of shared memory, for another role to read behind a barrier. */
+__device__ inline void xt_put_shared(uint32_t to, int word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+__device__ inline void xt_put_shared(uint32_t to, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+__device__ inline int xt_get_shared(uint32_t from) {
+    int word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
 /* Two floats of shared memory. */
 __device__ inline float2 xt_read_shared(uint32_t from) {
     float2 pair;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(from) : "memory");
     return pair;
 }
+/* Starts the copy of `bytes` (of 16) from shared memory to global memory; add: adds float32 values to those there. */
+__device__ inline void xt_bulk_store(float *to, uint32_t from, int bytes, bool add) {
+    if (add)
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                     : "memory");
+    else asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+/* Waits until this thread's stores have landed, not only read shared memory. */
+__device__ inline void xt_store_land() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/* Orders this thread's accesses to memory by ordinary instructions and by the copy engine, in both directions. */
+__device__ inline void xt_async_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/* A number in global memory that blocks hand on: what a block wrote before it put the number is seen by who has waited for it. */
+__device__ inline void xt_wait_released(const unsigned *from, unsigned wanted) {
+    for (int tries = 0;; tries++) {
+        unsigned number;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
+        if (number == wanted) return;
+#ifdef XT_BARRIER_LIMIT
+        if (tries == XT_BARRIER_LIMIT) {
+            printf("block %d thread %d: number %u, wanted %u\n", (int)blockIdx.x, (int)threadIdx.x, number, wanted);
+            __trap();
+        }
+#endif
+    }
+}
+__device__ inline void xt_put_released(unsigned *to, unsigned number) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(number) : "memory");
+}
 /* Ends a group of this thread's stores; waits until all groups have read shared memory. */
 __device__ inline void xt_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ inline void xt_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-/* Orders this thread's writes to shared memory before what the tensor cores and the copy engine read of it later. */
-__device__ inline void xt_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* ---- registers of a role ------------------------------------------------------------------------------------------------------- */
 
@@ -241,6 +289,12 @@ __device__ inline void xt_wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint6
     if constexpr (N == 96) XT_WGMMA_R(96, "{%48,%49,%50,%51}", "%52", "%53");
     if constexpr (N == 128) XT_WGMMA_R(128, "{%64,%65,%66,%67}", "%68", "%69");
     if constexpr (N == 176) XT_WGMMA_R(176, "{%88,%89,%90,%91}", "%92", "%93");
+}
+/* d = a b with a given by rows of a^T and b by its own rows, both in shared memory. */
+template <typename T, int N> __device__ inline void xt_wgmma_turned(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 64, "the only size so far");
+    if constexpr (std::is_same_v<T, __half>) XT_WGMMA(64, "f16", "%32", "%33", "%34", "1, 1", "l"(a));
+    else XT_WGMMA(64, "bf16", "%32", "%33", "%34", "1, 1", "l"(a));
 }
 #undef XT_WGMMA_R
 #undef XT_WGMMA_S

@@ -13,6 +13,9 @@
 #define LOG2_E 1.4426950408889634
 #define LN_2 0.6931471805599453f
 
+/* Bytes of a row of a tile: whole panels. The copy engine fills the columns beyond the dim with zeros and does not store them. */
+__host__ __device__ constexpr int hopper_row_bytes(int dim) { return (dim + 63) / 64 * 128; }
+
 constexpr int HOPPER_SHARED = 227 * 1024; // bytes that a block can have
 #ifndef HOPPER_CACHE
 #define HOPPER_CACHE (24 << 20) // bytes of heads in work, about half of the L2
@@ -21,8 +24,8 @@ constexpr int HOPPER_SHARED = 227 * 1024; // bytes that a block can have
 /* ---- order of work ------------------------------------------------------------------------------------------------------------- */
 
 /* Tiles are taken section by section: as many heads as have their other side in the L2 cache together. In a section, the longest
- * first. A block takes one of each `gridDim.x` tiles, forth and back, so that long and short ones balance; with as many blocks as
- * tiles, one. Which block does a tile has no influence on its bits. */
+ * first. A block that gets done claims the next tile of the list, so long and short ones balance; with a fixed share of the list for
+ * each block, sections ended together and cost 10 %. Which block does a tile has no influence on its bits. */
 typedef struct HopperOrder {
     int heads, blocks, section, tiles; // batch x heads, tiles of a head, heads of a section, heads x blocks
 } HopperOrder;
@@ -30,9 +33,20 @@ typedef struct HopperTile {
     int block, head; // 0 is the longest
 } HopperTile;
 
-__device__ inline int hopper_turn(int turn) { // the tile of this block's n-th turn
-    int grid = gridDim.x, at = turn % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x;
-    return turn * grid + at;
+/* Tiles claimed, and blocks that will claim no more. The last block sets both back to 0. One pair serves all kernels: they run on one
+ * stream, one after the other. */
+static __device__ unsigned hopper_claimed, hopper_done;
+
+/* By the copying thread: the tile of its block's n-th turn, order.tiles or more where there is none. */
+__device__ inline int hopper_claim(int turn) {
+    return turn == 0 ? (int)blockIdx.x : (int)(gridDim.x + atomicAdd(&hopper_claimed, 1u));
+}
+/* By the copying thread, after its last claim. */
+__device__ inline void hopper_leave() {
+    __threadfence();
+    if (atomicAdd(&hopper_done, 1u) != gridDim.x - 1) return;
+    hopper_claimed = 0;
+    hopper_done = 0;
 }
 __device__ inline HopperTile hopper_tile(const HopperOrder &order, int tile) {
     int whole = order.section * order.blocks, section = tile / whole, first = section * order.section;
@@ -45,6 +59,7 @@ inline HopperOrder hopper_order(int64_t heads, int64_t group, int64_t blocks, in
     section = section < group ? group : section > heads ? heads : section;
     return {(int)heads, (int)blocks, (int)section, (int)(heads * blocks)};
 }
+inline unsigned hopper_grid(int tiles) { return (unsigned)(tiles < xt_multiprocessors() ? tiles : xt_multiprocessors()); }
 
 /* ---- stages -------------------------------------------------------------------------------------------------------------------- */
 
@@ -67,7 +82,7 @@ __device__ inline void hopper_release(uint32_t barrier) {
 template <int D, int ROWS>
 __device__ inline void hopper_load(uint32_t to, const CUtensorMap *map, int row, int head, int batch, uint32_t barrier) {
 #pragma unroll
-    for (int c = 0; c < D / 64; c++) xt_panel_load(to + c * ROWS * 128, map, 64 * c, row, head, batch, barrier);
+    for (int c = 0; c < (D + 63) / 64; c++) xt_panel_load(to + c * ROWS * 128, map, 64 * c, row, head, batch, barrier);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------- */
@@ -90,15 +105,19 @@ __device__ inline void hopper_add_product(float (&d)[D / 2], const uint32_t (&p)
     xt_wgmma_commit();
 }
 
-__device__ inline uint32_t hopper_pair(float low, float high, XtBf16) {
-    uint32_t word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
+/* d += a b: a 64 rows of a panel of K <= 64 columns, b a tile of K rows and D columns. */
+template <typename T, int K, int D> __device__ inline void hopper_add_product(float (&d)[D / 2], uint32_t a, uint32_t b) {
+    uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, K * 128);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) xt_wgmma<T, D, true>(d, left + k * 2, right + k * 128, true);
+    xt_wgmma_commit();
 }
-__device__ inline uint32_t hopper_pair(float low, float high, XtF16) {
-    uint32_t word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
+/* d = a^T b: a and b panels of K rows. */
+template <typename T, int K> __device__ inline void hopper_turned_product(float (&d)[32], uint32_t a, uint32_t b) {
+    uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, 0);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) xt_wgmma_turned<T, 64>(d, left + k * 128, right + k * 128, k > 0);
+    xt_wgmma_commit();
 }
 
 /* A result, rounded to T, as the left operand of the next product: each thread has the same elements of both. */
@@ -106,7 +125,7 @@ template <typename T, int K> __device__ inline void hopper_round(uint32_t (&p)[K
 #pragma unroll
     for (int k = 0; k < K / 16; k++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) p[k][i] = hopper_pair(s[8 * k + 2 * i], s[8 * k + 2 * i + 1], T());
+        for (int i = 0; i < 4; i++) p[k][i] = xt_round_pair<T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
 }
 
 /* Maximum and sum over the 4 threads that share a row. */
@@ -132,16 +151,26 @@ __device__ inline void hopper_put_rows(uint32_t to, int pitch, const float (&d)[
         uint32_t at = place + n / 8 * pitch + (n % 8 ^ row % 8) * 16;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t word = hopper_pair(f(half, d[4 * n + 2 * half]), f(half, d[4 * n + 2 * half + 1]), T());
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + half * 1024), "r"(word) : "memory");
+            uint32_t word = xt_round_pair<T>(f(half, d[4 * n + 2 * half]), f(half, d[4 * n + 2 * half + 1]));
+            xt_put_shared(at + half * 1024, (int)word);
         }
     }
+}
+/* The same of 64 rows and K <= 64 columns that hopper_round has rounded. */
+template <int K> __device__ inline void hopper_put_words(uint32_t to, const uint32_t (&p)[K / 16][4]) {
+    int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+    uint32_t place = to + row * 128 + thread % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            xt_put_shared(place + half * 1024 + (n ^ row % 8) * 16, (int)p[n / 2][n % 2 * 2 + half]);
 }
 /* Stores 64 rows from shared memory; one thread. */
 template <int D>
 __device__ inline void hopper_store_rows(const CUtensorMap *map, uint32_t from, int pitch, int row, int head, int batch) {
 #pragma unroll
-    for (int c = 0; c < D / 64; c++) xt_panel_store(map, from + c * pitch, 64 * c, row, head, batch);
+    for (int c = 0; c < (D + 63) / 64; c++) xt_panel_store(map, from + c * pitch, 64 * c, row, head, batch);
     xt_store_commit();
 }
 
@@ -161,7 +190,7 @@ template <typename P> inline const char *hopper_unfit(const P *p, const XtDevice
     if (!xt_built_for_sm90a()) return "the library is not built for compute capability 9.0a";
     if (device->capability != 90) return "the compute capability is not 9.0";
     if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return "the dtype is not bfloat16 or float16";
-    if (p->dim != 64 && p->dim != 128) return "the head dim is not 64 or 128";
+    if (p->dim != 64 && p->dim != 96 && p->dim != 128) return "the head dim is not 64, 96 or 128";
     if (!(scale > 0 && scale < INFINITY)) return "the scale is not positive"; // the largest score has the largest product
     if (device->shared_limit < HOPPER_SHARED) return "a block cannot have so much shared memory";
     if (!hopper_addressable(p->q_stride, p->batch, p->heads, p->sq) ||

@@ -10,77 +10,7 @@
  * The statistics of a head are padded to whole tiles: lse is +inf where there is no row or where it sees nothing, which makes P zero there.
  * Deterministic: tiles in order, then heads in order. What cumulative lengths and windows would change: `count` and `hide`.
  */
-#include "flash_hopper.cuh"
-
-/* FLIGHT: which products run beside what comes next, as registers allow. 0: the last of a tile is awaited. 1: it runs into the next
- * tile; that of dV is awaited before dS. 2: both run on; for dQ as 1. */
-template <int D_, int CONSUMERS_, int TILE_, int STAGES_, int FLIGHT_ = 1> struct HopperBackward {
-    static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_, FLIGHT = FLIGHT_;
-    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
-    static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
-    /* Shared memory: two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse and
-     * delta [TILE] (dK and dV); barriers. */
-    static constexpr int OWN_BYTES = ROWS * D * 2, TILE_BYTES = TILE * D * 2, STATS_BYTES = TILE * 4, TILES_AT = 2 * OWN_BYTES,
-                         STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES, BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
-                         BYTES = BARRIERS_AT + 8 * (2 + 2 * STAGES) + 1024; // and room to align
-    static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
-    static_assert(TILE % 32 == 0, "tiles of statistics start at multiples of 16 bytes, and those of delta fill warps");
-};
-
-typedef struct HopperBackwardMaps {
-    CUtensorMap own[2], other[2], result[2]; // dQ: Q dO, K V, dQ; dK and dV: K V, Q dO, dK dV
-} HopperBackwardMaps;
-typedef struct HopperBackwardCall {
-    const float *stats; // [2][batch, heads, padded]: lse log2 e, delta
-    HopperOrder order;
-    int heads, kv_heads, sq, skv, padded;
-    float scale, scale_log2;
-    bool causal;
-} HopperBackwardCall;
-
-/* Addresses in shared memory. */
-template <typename P> struct HopperBackwardRoom {
-    uint32_t own, tiles, stats, own_full, own_empty, full, empty;
-    __device__ HopperBackwardRoom(const char *room) {
-        own = (xt_shared_address(room) + 1023) & ~1023u;
-        tiles = own + P::TILES_AT, stats = own + P::STATS_AT;
-        own_full = own + P::BARRIERS_AT, own_empty = own_full + 8, full = own_empty + 8, empty = full + 8 * P::STAGES;
-    }
-    __device__ void init() const { // by one thread
-        xt_barrier_init(own_full, 1);
-        xt_barrier_init(own_empty, P::CONSUMERS);
-        for (int s = 0; s < P::STAGES; s++) {
-            xt_barrier_init(full + 8 * s, 1);
-            xt_barrier_init(empty + 8 * s, 4 * P::CONSUMERS);
-        }
-        xt_barrier_init_fence();
-    }
-    __device__ uint32_t tile(int stage, int which) const { return tiles + (2 * stage + which) * P::TILE_BYTES; }
-};
-
-/* ---- statistics ------------------------------------------------------------------------------------------------------------------ */
-
-/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each. */
-template <typename T, int D>
-__global__ void __launch_bounds__(256) flash_hopper_delta_kernel(XtAttentionBwd p, float *stats, int padded) {
-    constexpr int LANES = D / 8;
-    int64_t heads = p.batch * p.heads, row = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES;
-    if (row >= heads * padded) return; // padded is a multiple of 32: whole warps
-    int64_t head = row / padded, i = row % padded, b = head / p.heads, h = head % p.heads, d = threadIdx.x % LANES * 8;
-    float dot = 0;
-    if (i < p.sq) {
-        auto y = xt_load(xt_read<T, 8>((const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1] + i * p.dout_stride[2] + d));
-        auto x = xt_load(xt_read<T, 8>((const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1] + i * p.out_stride[2] + d));
-#pragma unroll
-        for (int j = 0; j < 8; j++) dot = fmaf(x.at[j], y.at[j], dot);
-    }
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
-    if (d != 0) return;
-    float lse = i < p.sq ? ((const float *)p.lse)[head * p.sq + i] * (float)LOG2_E : INFINITY;
-    stats[row] = lse == -INFINITY ? INFINITY : lse;
-    stats[heads * padded + row] = dot;
-}
+#include "flash_hopper_ordered.cuh"
 
 /* ---- dQ -------------------------------------------------------------------------------------------------------------------------- */
 
@@ -103,10 +33,13 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         xt_registers_less<P::COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
-            for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+            for (int turn = 0;; turn++) {
+                int n = hopper_claim(turn);
+                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
+                xt_put_shared(at.claim, n);
+                if (n >= call.order.tiles) break;
                 HopperTile tile = hopper_tile(call.order, n);
                 int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
-                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
                 xt_barrier_expect(at.own_full, 2 * P::OWN_BYTES);
                 hopper_load<D, ROWS>(at.own, &maps.own[0], first, h, b, at.own_full);
                 hopper_load<D, ROWS>(at.own + P::OWN_BYTES, &maps.own[1], first, h, b, at.own_full);
@@ -118,6 +51,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_load<D, TILE>(at.tile(ring.stage(), 1), &maps.other[1], j * TILE, g, b, full);
                 }
             }
+            xt_barrier_arrive(at.own_full); // there is no more
+            hopper_leave();
         }
     } else { // computes
         xt_registers_more<P::REGISTERS>();
@@ -125,7 +60,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
         uint32_t my_q = at.own + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
         HopperRing<STAGES> ring;
-        for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+        for (int turn = 0;; turn++) {
+            xt_barrier_wait(at.own_full, turn % 2);
+            int n = xt_get_shared(at.claim);
+            if (n >= call.order.tiles) break;
             HopperTile tile = hopper_tile(call.order, n);
             int first = first_of(tile), row = first + my_row;
             float lse[2], delta[2], dq[D / 2], s[TILE / 2], dp[TILE / 2];
@@ -139,7 +77,6 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             }
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dq[i] = 0;
-            xt_barrier_wait(at.own_full, turn % 2);
             int last = count_of(first) - 1;
 #pragma unroll 1
             for (int j = last; j >= 0; j--, ring.n++) {
@@ -212,10 +149,13 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         xt_registers_less<P::COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
-            for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+            for (int turn = 0;; turn++) {
+                int n = hopper_claim(turn);
+                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
+                xt_put_shared(at.claim, n);
+                if (n >= call.order.tiles) break;
                 HopperTile tile = hopper_tile(call.order, n);
                 int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads, first = tile.block * ROWS;
-                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
                 xt_barrier_expect(at.own_full, 2 * P::OWN_BYTES);
                 hopper_load<D, ROWS>(at.own, &maps.own[0], first, g, b, at.own_full);
                 hopper_load<D, ROWS>(at.own + P::OWN_BYTES, &maps.own[1], first, g, b, at.own_full);
@@ -234,6 +174,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     }
                 }
             }
+            xt_barrier_arrive(at.own_full); // there is no more
+            hopper_leave();
         }
     } else { // computes
         xt_registers_more<P::REGISTERS>();
@@ -241,14 +183,16 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
         uint32_t my_k = at.own + 64 * me * 128, my_v = my_k + P::OWN_BYTES;
         HopperRing<STAGES> ring;
-        for (int turn = 0, n = hopper_turn(0); n < call.order.tiles; n = hopper_turn(++turn)) {
+        for (int turn = 0;; turn++) {
+            xt_barrier_wait(at.own_full, turn % 2);
+            int n = xt_get_shared(at.claim);
+            if (n >= call.order.tiles) break;
             HopperTile tile = hopper_tile(call.order, n);
             int first = tile.block * ROWS, my_first = first + 64 * me;
             float dk[D / 2], dv[D / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t p[TILE / 16][4], ds[TILE / 16][4];
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dk[i] = 0, dv[i] = 0;
-            xt_barrier_wait(at.own_full, turn % 2);
             int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE);
             for (int h = 0; h < group; h++) {
                 for (int i = top; i < my_top; i++, ring.n++) { // no key of this warpgroup is seen
@@ -340,10 +284,6 @@ static cudaError_t make_maps(HopperBackwardMaps *maps, const XtAttentionBwd *p, 
     return error;
 }
 
-static unsigned grid_of(const HopperOrder &order) {
-    return (unsigned)(order.tiles < xt_multiprocessors() ? order.tiles : xt_multiprocessors());
-}
-
 static HopperBackwardCall make_call(const XtAttentionBwd *p, const HopperOrder &order, const float *stats, int padded) {
     return {stats,       order,       (int)p->heads,   (int)p->kv_heads,           (int)p->sq,
             (int)p->skv, (int)padded, (float)p->scale, (float)(p->scale * LOG2_E), p->causal};
@@ -363,7 +303,8 @@ template <typename T, typename P> static XtStatus run_dq(const XtAttentionBwd *p
     if (status != XT_OK) return status;
     HopperOrder order =
         hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim);
-    xt_launch(flash_hopper_dq_kernel<T, P>, grid_of(order), P::THREADS, P::BYTES, maps, make_call(p, order, stats, padded));
+    xt_launch(flash_hopper_dq_kernel<T, P>, hopper_grid(order.tiles), P::THREADS, P::BYTES, maps,
+              make_call(p, order, stats, padded));
     return XT_OK;
 }
 
@@ -381,20 +322,57 @@ template <typename T, typename P> static XtStatus run_dkv(const XtAttentionBwd *
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads;
     HopperOrder order = hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group);
-    xt_launch(flash_hopper_dkv_kernel<T, P>, grid_of(order), P::THREADS, P::BYTES, maps, make_call(p, order, stats, padded));
+    xt_launch(flash_hopper_dkv_kernel<T, P>, hopper_grid(order.tiles), P::THREADS, P::BYTES, maps,
+              make_call(p, order, stats, padded));
     return XT_OK;
 }
 
+template <typename T, int D> static void run_delta(const XtAttentionBwd *p, float *stats, int64_t padded, unsigned *turns) {
+    unsigned blocks = (unsigned)xt_divide_up(p->batch * p->heads * padded * hopper_delta_lanes(D), 256);
+    xt_launch(flash_hopper_delta_kernel<T, D>, blocks, 256, 0, *p, stats, (int)padded, turns);
+}
+
+/* Seven products. */
 template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(const XtAttentionBwd *p) {
     int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, Dkv::TILE) * Dkv::TILE;
     XtScratch stats;
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
     if (status != XT_OK) return status;
-    xt_launch(flash_hopper_delta_kernel<T, Dq::D>, (unsigned)xt_divide_up(heads * padded * (Dq::D / 8), 256), 256, 0, *p,
-              stats.data, (int)padded);
+    run_delta<T, Dq::D>(p, (float *)stats.data, padded, NULL);
     status = run_dq<T, Dq>(p, (const float *)stats.data, (int)padded);
     if (status == XT_OK) status = run_dkv<T, Dkv>(p, (const float *)stats.data, (int)padded);
     if (status != XT_OK) return status;
+    return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
+}
+
+/* Five products: flash_hopper_ordered.cuh. */
+template <typename T, typename P> static XtStatus run_ordered(const XtAttentionBwd *p) {
+    int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, P::TILE) * P::TILE, parts = 2 * heads * (padded / P::TILE);
+    XtScratch scratch;
+    XtStatus status = scratch.allocate((size_t)(parts * P::PART + 2 * heads * padded + parts) * sizeof(float));
+    if (status != XT_OK) return status;
+    float *sums = (float *)scratch.data, *stats = sums + parts * P::PART;
+    unsigned *turns = (unsigned *)(stats + 2 * heads * padded);
+    run_delta<T, P::D>(p, stats, padded, turns);
+    HopperBackwardMaps maps = {};
+    cudaError_t error = make_maps<P>(&maps, p,
+                                     {{p->k, p->k_stride, true},
+                                      {p->v, p->v_stride, true},
+                                      {p->q, p->q_stride, false},
+                                      {p->dout, p->dout_stride, false},
+                                      {p->dk, p->dk_stride, true},
+                                      {p->dv, p->dv_stride, true}});
+    if (error) return xt_cuda_error("attention_bwd", error);
+    status = xt_allow_shared("attention", flash_hopper_ordered_kernel<T, P>, P::BYTES);
+    if (status != XT_OK) return status;
+    int64_t group = p->heads / p->kv_heads;
+    HopperOrder all = {(int)heads, 0, 0, 0}; // statistics are found by the number of heads
+    HopperOrderedCall call = {
+        make_call(p, all, stats, (int)padded),
+        hopper_ranks(p->batch * p->kv_heads, xt_divide_up(p->skv, P::ROWS), 8 * p->sq * p->dim * group, p->causal), sums, turns};
+    xt_launch(flash_hopper_ordered_kernel<T, P>, hopper_grid(call.ranks.tiles), P::THREADS, P::BYTES, maps, call);
+    xt_launch(flash_hopper_finish_kernel<T>, (unsigned)xt_divide_up(heads * padded * 16, 256), 256, 0, *p, (const float *)sums,
+              (int)padded);
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
@@ -407,9 +385,12 @@ const char *xt_cuda_attention_flash_hopper_supports_bwd(const XtAttentionBwd *p,
     return hopper_unfit(p, device);
 }
 
+/* What won on an H200: docs/worklog/attention-hopper.md. */
 template <typename T> static XtStatus by_dim(const XtAttentionBwd *p) {
-    return p->dim == 64 ? run_backward<T, HopperBackward<64, 2, 128, 2>, HopperBackward<64, 2, 64, 4, 2>>(p)
-                        : run_backward<T, HopperBackward<128, 2, 64, 2>, HopperBackward<128, 2, 64, 2>>(p);
+    if (p->dim == 64 && p->skv < 2048) return run_backward<T, HopperBackward<64, 2, 96, 4>, HopperBackward<64, 3, 64, 4, 0>>(p);
+    if (p->dim == 64) return run_backward<T, HopperBackward<64, 3, 64, 4>, HopperBackward<64, 3, 64, 4, 0>>(p);
+    if (p->dim == 96) return run_ordered<T, HopperOrdered<96, 2, 0, true>>(p);
+    return run_ordered<T, HopperOrdered<128, 2, 0, true>>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_bwd(const XtAttentionBwd *p) {
     return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);

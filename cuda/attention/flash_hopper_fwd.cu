@@ -21,10 +21,12 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool TURNS_> struct Ho
     static constexpr bool TURNS = TURNS_;
     static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
     static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
-    /* Shared memory: Q [ROWS, D], out [CONSUMERS][64, D], K [STAGES][TILE, D], V the same, barriers. */
-    static constexpr int Q_BYTES = ROWS * D * 2, TILE_BYTES = TILE * D * 2, OUT_AT = Q_BYTES, K_AT = 2 * Q_BYTES,
-                         V_AT = K_AT + STAGES * TILE_BYTES, BARRIERS_AT = V_AT + STAGES * TILE_BYTES,
-                         BYTES = BARRIERS_AT + 8 * (2 + 4 * STAGES) + 1024; // and room to align
+    /* Shared memory: Q [ROWS, D], out the same where there is room, else in Q's, K [STAGES][TILE, D], V the same, barriers. */
+    static constexpr int Q_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D),
+                         REST = STAGES * 2 * TILE_BYTES + 8 * (3 + 4 * STAGES) + 1024; // and room to align
+    static constexpr bool IN_Q = 2 * Q_BYTES + REST > HOPPER_SHARED;
+    static constexpr int OUT_AT = IN_Q ? 0 : Q_BYTES, K_AT = OUT_AT + Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
+                         BARRIERS_AT = V_AT + STAGES * TILE_BYTES, BYTES = K_AT + REST;
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
 };
 
@@ -47,10 +49,10 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     extern __shared__ char room[];
     uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, q_tile = base, k_tiles = base + P::K_AT, v_tiles = base + P::V_AT;
     uint32_t q_full = base + P::BARRIERS_AT, q_empty = q_full + 8, k_full = q_empty + 8, k_empty = k_full + 8 * STAGES,
-             v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+             v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES, claim = v_empty + 8 * STAGES;
     if (threadIdx.x == 0) {
         xt_barrier_init(q_full, 1);
-        xt_barrier_init(q_empty, 4 * CONSUMERS);
+        xt_barrier_init(q_empty, P::IN_Q ? CONSUMERS : 4 * CONSUMERS);
         for (int s = 0; s < STAGES; s++) {
             xt_barrier_init(k_full + 8 * s, 1);
             xt_barrier_init(v_full + 8 * s, 1);
@@ -74,11 +76,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         xt_registers_less<P::COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
-            for (int turn = 0, at = hopper_turn(0); at < call.order.tiles; at = hopper_turn(++turn)) {
+            for (int turn = 0;; turn++) {
+                int at = hopper_claim(turn);
+                xt_barrier_wait(q_empty, turn % 2 ^ 1);
+                xt_put_shared(claim, at);
+                if (at >= call.order.tiles) break;
                 HopperTile tile = hopper_tile(call.order, at);
                 int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
                 int count = count_of(first);
-                xt_barrier_wait(q_empty, turn % 2 ^ 1);
                 xt_barrier_expect(q_full, P::Q_BYTES);
                 hopper_load<D, ROWS>(q_tile, &maps.q, first, h, b, q_full);
                 for (int j = count - 1; j >= 0; j--, ring.n++) {
@@ -92,23 +97,27 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_load<D, TILE>(v_tiles + ring.stage() * P::TILE_BYTES, &maps.v, j * TILE, g, b, full);
                 }
             }
+            xt_barrier_arrive(q_full); // there is no more
+            hopper_leave();
         }
     } else { // computes
         xt_registers_more<P::REGISTERS>();
         int me = hopper_warpgroup() - 1, next = me + 1 < CONSUMERS ? me + 1 : 0, thread = threadIdx.x % 128;
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4, my_col = thread % 4 * 2; // of the tile
-        uint32_t my_q = q_tile + 64 * me * 128, my_out = base + P::OUT_AT + me * 64 * D * 2;
+        uint32_t my_q = q_tile + 64 * me * 128, my_out = base + P::OUT_AT + 64 * me * 128;
         HopperRing<STAGES> ring;
         constexpr int MY_OUT = 1, MY_TURN = 1 + CONSUMERS;                  // named barriers
         if (P::TURNS && me == CONSUMERS - 1) xt_named_arrive(MY_TURN, 256); // the first may begin
-        for (int turn = 0, at = hopper_turn(0); at < call.order.tiles; at = hopper_turn(++turn)) {
+        for (int turn = 0;; turn++) {
+            xt_barrier_wait(q_full, turn % 2);
+            int at = xt_get_shared(claim);
+            if (at >= call.order.tiles) break;
             HopperTile tile = hopper_tile(call.order, at);
             int first = first_of(tile), count = count_of(first), row = first + my_row;
             float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
             float o[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; i++) o[i] = 0;
-            xt_barrier_wait(q_full, turn % 2);
             if (count > 0) {
                 float s[TILE / 2];
                 uint32_t p[TILE / 16][4];
@@ -174,7 +183,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 #pragma unroll
                     for (int i = 0; i < D / 2; i++) o[i] *= fade[i / 2 % 2];
                 }
-                hopper_release(q_empty);
+                if (!P::IN_Q) hopper_release(q_empty);
                 HopperRing<STAGES> v_ring = {ring.n - 1};
                 xt_barrier_wait(v_full + 8 * v_ring.stage(), v_ring.parity());
                 xt_wgmma_fence();
@@ -182,8 +191,17 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_wgmma_wait<0>(o);
                 hopper_release(v_empty + 8 * v_ring.stage());
             }
-            if (count == 0) hopper_release(q_empty);
-            if (first + 64 * me >= sq) continue; // no row of this warpgroup
+            if (!P::IN_Q && count == 0) {
+                __syncwarp(); // all lanes have read `claim`
+                hopper_release(q_empty);
+            }
+            if (first + 64 * me >= sq) { // no row of this warpgroup
+                if (P::IN_Q) {
+                    xt_named_sync(MY_OUT + me, 128);
+                    if (thread == 0) xt_barrier_arrive(q_empty);
+                }
+                continue;
+            }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int i = row + 8 * half;
@@ -197,12 +215,18 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             }
             if (thread == 0) xt_store_wait(); // the last tile's rows have left
             xt_named_sync(MY_OUT + me, 128);
-            hopper_put_rows<T, D>(my_out, 64 * 128, o,
+            hopper_put_rows<T, D>(my_out, ROWS * 128, o,
                                   [&](int half, float x) { return row + 8 * half + past > 0 ? x * sum[half] : 0.0f; });
             xt_async_fence();
             xt_named_sync(MY_OUT + me, 128);
-            if (thread == 0)
-                hopper_store_rows<D>(&maps.out, my_out, 64 * 128, first + 64 * me, tile.head % call.heads, tile.head / call.heads);
+            if (thread == 0) {
+                hopper_store_rows<D>(&maps.out, my_out, ROWS * 128, first + 64 * me, tile.head % call.heads,
+                                     tile.head / call.heads);
+                if (P::IN_Q) {
+                    xt_store_wait();
+                    xt_barrier_arrive(q_empty);
+                }
+            }
         }
         if (thread == 0) xt_store_wait(); // shared memory lives until then
     }
@@ -232,8 +256,7 @@ template <typename T, typename P> static XtStatus run_forward(const XtAttentionF
                               (int)p->skv,
                               (float)(p->scale * LOG2_E),
                               p->causal};
-    unsigned grid = (unsigned)(call.order.tiles < xt_multiprocessors() ? call.order.tiles : xt_multiprocessors());
-    xt_launch(flash_hopper_forward_kernel<T, P>, grid, P::THREADS, P::BYTES, maps, call);
+    xt_launch(flash_hopper_forward_kernel<T, P>, hopper_grid(call.order.tiles), P::THREADS, P::BYTES, maps, call);
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
@@ -241,9 +264,12 @@ const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p,
     return hopper_unfit(p, device);
 }
 
+/* What won on an H200: docs/worklog/attention-hopper.md. */
 template <typename T> static XtStatus by_dim(const XtAttentionFwd *p) {
-    return p->dim == 64 ? run_forward<T, HopperForward<64, 3, 128, 4, true>>(p)
-                        : run_forward<T, HopperForward<128, 2, 128, 2, true>>(p);
+    if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4, true>>(p);
+    if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4, true>>(p);
+    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2, true>>(p);
+    return run_forward<T, HopperForward<128, 2, 128, 2, true>>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
     return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);

@@ -10,6 +10,7 @@
      xt_cuda_attention_##kernel##_bwd}
 
 const XtAttentionBackend xt_cuda_attention[] = {
+    ROW("flash", flash_hopper),
     ROW("flash", flash_half),
     ROW("flash", flash),
     ROW("materialized", materialized),

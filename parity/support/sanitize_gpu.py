@@ -46,6 +46,7 @@ REPORTED = 9  # the status of compute-sanitizer when it has something to say
 WIDER = [
     ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 32}),
     ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 64}),
+    ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 96}),
     ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 128}),
     ("rms_norm", "", {257: 4096}),
     *[(op, "17x2x40", {17: 67, 40: 1288, 80: 2576}) for op in ("mhc_pre", "mhc_close")],

@@ -104,7 +104,8 @@ def test_kernel_rooms_have_the_families_of_the_contract(room):
 def test_one_stem_names_a_kernel_in_every_room():
     """cuda/layers/rope.cu has a csrc/cpu/layers/rope.c: `ls csrc/*/*/rope.c cuda/*/rope.cu` finds an op."""
     twins = {path.relative_to(ROOT / "csrc/cpu").with_suffix("") for path in (ROOT / "csrc/cpu").rglob("*.c")}
-    own = {Path("gemm/cublas"), Path("attention/flash"), Path("attention/flash_half")}
+    flash = {Path(f"attention/{stem}") for stem in ("flash", "flash_half", "flash_hopper_fwd", "flash_hopper_bwd")}
+    own = {Path("gemm/cublas")} | flash
     kernels = (path.relative_to(ROOT / "cuda").with_suffix("") for path in (ROOT / "cuda").rglob("*.cu"))
     strange = sorted(str(path) for path in kernels if path.parts[0] not in CUDA_ONLY and path not in twins | own)
     assert not strange, f"no CPU twin: {strange}"

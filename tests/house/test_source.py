@@ -63,6 +63,11 @@ def test_an_instruction_is_wrapped_once_and_in_arch():
 # Uses of what one device has (file, how many, why no order of additions depends on it). Where the number of blocks decides such an
 # order, it comes from the shape and XT_PLAN_MULTIPROCESSORS: same bits on every device.
 DEVICE_SIZES = [
+    (
+        "attention/flash_hopper.cuh",
+        2,
+        "blocks claim tiles; a sum is of one tile, or in the order of ranks, which the shape gives",
+    ),
     ("common/launch.cuh", 1, "the declaration"),
     ("common/strided.cuh", 1, "vectors of a thread; every element is on its own"),
     ("elementwise/unary.cu", 1, "pieces of a thread; every element is on its own"),
@@ -76,6 +81,7 @@ DEVICE_SIZES = [
 DEVICE_KINDS = [
     ("attention/flash.cu", 1, "supports: too little shared memory is a reason"),
     ("attention/flash_half.cu", 7, "supports, and the exception: smaller tiles of head dim 128"),
+    ("attention/flash_hopper.cuh", 2, "supports: 9.0, and too little shared memory is a reason"),
     ("common/launch.cuh", 2, "the declarations"),
     ("gemm/cublas.cu", 1, "exception: bytes of workspace, which the choice among cuBLAS' algorithms sees"),
     ("mhc/mhc_pre.cu", 1, "exception: the tensor cores of 8.0"),

@@ -471,7 +471,19 @@ def torch_sdpa(
     )
 
 
-ATTENTION_BIG = [case(N(3, 6, 130, 32), N(3, 2, 130, 32), N(3, 2, 130, 32), is_causal=True, enable_gqa=True, big=True)]
+# Head dims 64, 96 and 128 reach the kernels of a GPU's copy engine: tiles of 64 to 192 rows and their tails, one query,
+# several heads of queries to one of keys.
+BIG = [
+    ((3, 6, 130, 32), (3, 2, 130, 32), True),
+    ((1, 2, 1, 64), (1, 2, 65, 64), False),
+    ((1, 4, 193, 64), (1, 2, 193, 64), True),
+    ((2, 2, 66, 96), (2, 1, 129, 96), True),
+    ((1, 2, 140, 128), (1, 1, 140, 128), True),
+    ((1, 2, 65, 128), (1, 2, 130, 128), False),
+]
+ATTENTION_BIG = [
+    case(N(*q), N(*kv), N(*kv), is_causal=causal, enable_gqa=q[1] != kv[1], big=True) for q, kv, causal in BIG
+]
 op(
     "scaled_dot_product_attention",
     "copy",

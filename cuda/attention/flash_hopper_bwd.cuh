@@ -1,0 +1,81 @@
+/* flash_hopper_bwd.cuh - what the kernels of the backward of flash_hopper share: their shapes, parameters and statistics. */
+#ifndef XT_ATTENTION_FLASH_HOPPER_BWD_CUH
+#define XT_ATTENTION_FLASH_HOPPER_BWD_CUH
+
+#include "flash_hopper.cuh"
+
+/* FLIGHT: which products run beside what comes next, as registers allow. 0: the last of a tile is awaited. 1: it runs into the next
+ * tile; that of dV is awaited before dS. 2: both run on; for dQ as 1. */
+template <int D_, int CONSUMERS_, int TILE_, int STAGES_, int FLIGHT_ = 1> struct HopperBackward {
+    static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_, FLIGHT = FLIGHT_;
+    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
+    /* Shared memory: two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse and
+     * delta [TILE] (dK and dV); barriers. */
+    static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D), STATS_BYTES = TILE * 4,
+                         TILES_AT = 2 * OWN_BYTES, STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
+                         BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
+                         BYTES = BARRIERS_AT + 8 * (3 + 2 * STAGES) + 1024; // and room to align
+    static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
+    static_assert(TILE % 32 == 0, "tiles of statistics start at multiples of 16 bytes, and those of delta fill warps");
+};
+
+typedef struct HopperBackwardMaps {
+    CUtensorMap own[2], other[2], result[2]; // dQ: Q dO, K V, dQ; dK and dV: K V, Q dO, dK dV
+} HopperBackwardMaps;
+typedef struct HopperBackwardCall {
+    const float *stats; // [2][batch, heads, padded]: lse log2 e, delta
+    HopperOrder order;
+    int heads, kv_heads, sq, skv, padded;
+    float scale, scale_log2;
+    bool causal;
+} HopperBackwardCall;
+
+/* Addresses in shared memory. */
+template <typename P> struct HopperBackwardRoom {
+    uint32_t own, tiles, stats, own_full, own_empty, full, empty, claim;
+    __device__ HopperBackwardRoom(const char *room) {
+        own = (xt_shared_address(room) + 1023) & ~1023u;
+        tiles = own + P::TILES_AT, stats = own + P::STATS_AT;
+        own_full = own + P::BARRIERS_AT, own_empty = own_full + 8, full = own_empty + 8, empty = full + 8 * P::STAGES,
+        claim = empty + 8 * P::STAGES;
+    }
+    __device__ void init() const { // by one thread
+        xt_barrier_init(own_full, 1);
+        xt_barrier_init(own_empty, P::CONSUMERS);
+        for (int s = 0; s < P::STAGES; s++) {
+            xt_barrier_init(full + 8 * s, 1);
+            xt_barrier_init(empty + 8 * s, 4 * P::CONSUMERS);
+        }
+        xt_barrier_init_fence();
+    }
+    __device__ uint32_t tile(int stage, int which) const { return tiles + (2 * stage + which) * P::TILE_BYTES; }
+};
+
+/* ---- statistics ------------------------------------------------------------------------------------------------------------------ */
+
+/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each. `turns` [batch, heads, padded / 32], where it is not NULL, becomes 0. */
+__host__ __device__ constexpr int hopper_delta_lanes(int dim) { return dim <= 64 ? 8 : 16; }
+template <typename T, int D>
+__global__ void __launch_bounds__(256) flash_hopper_delta_kernel(XtAttentionBwd p, float *stats, int padded, unsigned *turns) {
+    constexpr int LANES = hopper_delta_lanes(D);
+    int64_t heads = p.batch * p.heads, row = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES;
+    if (row >= heads * padded) return; // padded is a multiple of 32: whole warps
+    int64_t head = row / padded, i = row % padded, b = head / p.heads, h = head % p.heads, d = threadIdx.x % LANES * 8;
+    float dot = 0;
+    if (i < p.sq && d < D) {
+        auto y = xt_load(xt_read<T, 8>((const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1] + i * p.dout_stride[2] + d));
+        auto x = xt_load(xt_read<T, 8>((const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1] + i * p.out_stride[2] + d));
+#pragma unroll
+        for (int j = 0; j < 8; j++) dot = fmaf(x.at[j], y.at[j], dot);
+    }
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+    if (d != 0) return;
+    if (turns && row % 32 == 0) turns[row / 32] = 0;
+    float lse = i < p.sq ? ((const float *)p.lse)[head * p.sq + i] * (float)LOG2_E : INFINITY;
+    stats[row] = lse == -INFINITY ? INFINITY : lse;
+    stats[heads * padded + row] = dot;
+}
+
+#endif

@@ -1,0 +1,289 @@
+/* flash_hopper_ordered.cuh - backward of flash_hopper in five products: dQ is summed in memory, in a fixed order.
+ *
+ * Plan: a block owns 128 keys and walks through the queries, as for dK and dV alone. dS of both computing warpgroups goes through shared
+ * memory, and each warpgroup makes half of the columns of dQ = dS K. A warp of the copying warpgroup adds that half to float32 sums in
+ * global memory with the copy engine. A last kernel rounds the sums.
+ *
+ * Order: a tile of queries gets the blocks of keys that see it by their rank. `turns` holds the rank that may add next; it moves once
+ * the copy engine's addition has landed, not only read shared memory. Ranks follow the list of work, so a block waits only for blocks that
+ * claimed their work before it: no deadlock with any number of blocks.
+ *   Falling: the last keys first, which see the fewest queries. A block begins at its diagonal, so that neighbours of one length of walk
+ *   add to one tile one step apart, and nobody waits. Ends with the longest, so the last heads are
+ *   Rising: the longest first, heads in turns. Each waits a step for the one before it, which turns among heads hide.
+ * Deterministic: ranks depend on the problem alone.
+ */
+#ifndef XT_ATTENTION_FLASH_HOPPER_ORDERED_CUH
+#define XT_ATTENTION_FLASH_HOPPER_ORDERED_CUH
+
+#include "flash_hopper_bwd.cuh"
+
+/* FLIGHT: 1: the product of dK runs into the next tile. SHARED: its dS comes from shared memory and not from registers. */
+template <int D_, int STAGES_, int FLIGHT_, bool SHARED_> struct HopperOrdered {
+    static constexpr int D = D_, TILE = 64, STAGES = STAGES_, FLIGHT = FLIGHT_, CONSUMERS = 2;
+    static constexpr bool SHARED = SHARED_;
+    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), COPY_REGISTERS = 24, REGISTERS = 240;
+    static constexpr int PART = TILE * 64; // floats of half a tile of dQ: 64 columns
+    /* Shared memory: K and V [ROWS, D], which become dK and dV; STAGES of Q and dO [TILE, D]; dS [2][ROWS, TILE]; dQ [2][PART];
+     * STAGES of lse and delta [TILE]; barriers. */
+    static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D), STATS_BYTES = TILE * 4,
+                         DS_BYTES = ROWS * TILE * 2, TILES_AT = 2 * OWN_BYTES, DS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
+                         DQ_AT = DS_AT + 2 * DS_BYTES, STATS_AT = DQ_AT + 2 * PART * 4,
+                         BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
+                         BYTES = BARRIERS_AT + 8 * (7 + 2 * STAGES) + 1024; // and room to align
+    static_assert(hopper_row_bytes(D) == 256, "two panels: a warpgroup each");
+    static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
+};
+
+/* The list of work: `falling` heads one after the other, then sections of heads in turns. */
+typedef struct HopperRanks {
+    HopperOrder rising;
+    int falling, tiles; // heads; of all
+} HopperRanks;
+typedef struct HopperRanked {
+    int block, head;
+    bool falling;
+} HopperRanked;
+__device__ inline HopperRanked hopper_ranked(const HopperRanks &ranks, int n) {
+    int blocks = ranks.rising.blocks, before = ranks.falling * blocks;
+    if (n < before) return {blocks - 1 - n % blocks, n / blocks, true};
+    HopperTile tile = hopper_tile(ranks.rising, n - before);
+    return {tile.block, ranks.falling + tile.head, false};
+}
+#ifndef HOPPER_RISING
+#define HOPPER_RISING (2 * XT_PLAN_MULTIPROCESSORS) /* about as many blocks of keys are rising, so that the end is short */
+#endif
+/* Heads of keys; each has `bytes` of the other side. Without a mask all blocks are as long, and all are rising. */
+inline HopperRanks hopper_ranks(int64_t heads, int64_t blocks, int64_t bytes, bool causal) {
+    int64_t rising = causal ? xt_divide_up(HOPPER_RISING, blocks) : heads;
+    int64_t section = causal ? xt_divide_up(2 * XT_PLAN_MULTIPROCESSORS, blocks) : HOPPER_CACHE / bytes;
+    if (rising > heads) rising = heads;
+    section = section < 1 ? 1 : section > rising && rising > 0 ? rising : section;
+    return {{(int)rising, (int)blocks, (int)section, (int)(rising * blocks)}, (int)(heads - rising), (int)(heads * blocks)};
+}
+
+typedef struct HopperOrderedCall {
+    HopperBackwardCall base; // without its order
+    HopperRanks ranks;
+    float *sums; // [batch, heads, padded / 64][2][64 rows][64 columns], pieces of 8 columns permuted: piece i of row r at i ^ r % 8
+    unsigned *turns; // [batch, heads, padded / 64][2]: the rank that may add next
+} HopperOrderedCall;
+
+/* ---- dK, dV and sums of dQ ------------------------------------------------------------------------------------------------------- */
+
+template <typename T, typename P>
+__global__ void __launch_bounds__(P::THREADS, 1) flash_hopper_ordered_kernel(const __grid_constant__ HopperBackwardMaps maps,
+                                                                             const __grid_constant__ HopperOrderedCall ordered) {
+#ifdef XT_SM90A
+    constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS, PART = P::PART;
+    const HopperBackwardCall &call = ordered.base;
+    extern __shared__ char room[];
+    uint32_t own = (xt_shared_address(room) + 1023) & ~1023u, tiles = own + P::TILES_AT, all_ds = own + P::DS_AT,
+             parts = own + P::DQ_AT, all_stats = own + P::STATS_AT;
+    uint32_t own_full = own + P::BARRIERS_AT, own_empty = own_full + 8, part_full = own_empty + 8, part_empty = part_full + 16,
+             full = part_empty + 16, empty = full + 8 * STAGES, claim = empty + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        xt_barrier_init(own_full, 1);
+        xt_barrier_init(own_empty, 4); // two computing warpgroups, two warps that add
+        for (int w = 0; w < 2; w++) {
+            xt_barrier_init(part_full + 8 * w, 4);
+            xt_barrier_init(part_empty + 8 * w, 1);
+        }
+        for (int s = 0; s < STAGES; s++) {
+            xt_barrier_init(full + 8 * s, 1);
+            xt_barrier_init(empty + 8 * s, 8);
+        }
+        xt_barrier_init_fence();
+    }
+    __syncthreads();
+
+    /* Queries from max(0, j - ahead) on see key j: tiles of queries from top_of(block) on. */
+    int sq = call.sq, skv = call.skv, ahead = call.causal ? skv - sq : skv, group = call.heads / call.kv_heads;
+    int end = (sq + TILE - 1) / TILE;
+    auto top_of = [&](int block) { return max(0, block * ROWS - ahead) / TILE; };
+
+    if (threadIdx.x < 128) { // copies
+        xt_registers_less<P::COPY_REGISTERS>();
+        int warp = threadIdx.x / 32;
+        if (threadIdx.x == 0) {
+            HopperRing<STAGES> ring;
+            for (int turn = 0;; turn++) {
+                int n = (int)atomicAdd(&hopper_claimed, 1u); // the first too: work begins in the order of the list
+                xt_barrier_wait(own_empty, turn % 2 ^ 1);
+                xt_put_shared(claim, n);
+                if (n >= ordered.ranks.tiles) break;
+                HopperRanked tile = hopper_ranked(ordered.ranks, n);
+                int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
+                xt_barrier_expect(own_full, 2 * P::OWN_BYTES);
+                hopper_load<D, ROWS>(own, &maps.own[0], tile.block * ROWS, g, b, own_full);
+                hopper_load<D, ROWS>(own + P::OWN_BYTES, &maps.own[1], tile.block * ROWS, g, b, own_full);
+                for (int h = g * group; h < g * group + group; h++) {
+                    const float *stats = call.stats + (int64_t)(b * call.heads + h) * call.padded;
+                    for (int i = top_of(tile.block); i < end; i++, ring.n++) {
+                        uint32_t landed = full + 8 * ring.stage(), to = all_stats + ring.stage() * 2 * P::STATS_BYTES;
+                        uint32_t tile_at = tiles + 2 * ring.stage() * P::TILE_BYTES;
+                        xt_barrier_wait(empty + 8 * ring.stage(), ring.parity() ^ 1);
+                        xt_barrier_expect(landed, 2 * P::TILE_BYTES + 2 * P::STATS_BYTES);
+                        hopper_load<D, TILE>(tile_at, &maps.other[0], i * TILE, h, b, landed);
+                        hopper_load<D, TILE>(tile_at + P::TILE_BYTES, &maps.other[1], i * TILE, h, b, landed);
+                        xt_bulk_load(to, stats + i * TILE, P::STATS_BYTES, landed);
+                        xt_bulk_load(to + P::STATS_BYTES, stats + (int64_t)call.order.heads * call.padded + i * TILE,
+                                     P::STATS_BYTES, landed);
+                    }
+                }
+            }
+            xt_barrier_arrive(own_full); // there is no more
+            hopper_leave();
+        } else if (threadIdx.x % 32 == 0 && warp < 3) { // adds the part of a computing warpgroup
+            int w = warp - 1;
+            unsigned added = 0;
+            for (int turn = 0;; turn++) {
+                xt_barrier_wait(own_full, turn % 2);
+                int n = xt_get_shared(claim);
+                xt_barrier_arrive(own_empty);
+                if (n >= ordered.ranks.tiles) break;
+                HopperRanked tile = hopper_ranked(ordered.ranks, n);
+                int first_head = tile.head * group; // of queries: heads of keys are batch-major as well
+                for (int h = first_head; h < first_head + group; h++)
+                    for (int i = top_of(tile.block); i < end; i++, added++) {
+                        int64_t part = ((int64_t)h * end + i) * 2 + w;
+                        int last = min(ordered.ranks.rising.blocks - 1, (i * TILE + TILE - 1 + ahead) / ROWS); // that sees it
+                        unsigned rank = tile.falling ? last - tile.block : tile.block;
+                        xt_barrier_wait(part_full + 8 * w, added % 2);
+                        if (rank > 0) xt_wait_released(ordered.turns + part, rank);
+                        xt_async_fence_all();
+                        xt_bulk_store(ordered.sums + part * PART, parts + w * PART * 4, PART * 4, rank > 0);
+                        xt_store_commit();
+                        xt_store_wait();
+                        xt_barrier_arrive(part_empty + 8 * w);
+                        xt_store_land();
+                        xt_async_fence_all();
+                        xt_put_released(ordered.turns + part, rank + 1);
+                    }
+            }
+        }
+    } else { // computes
+        xt_registers_more<P::REGISTERS>();
+        int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
+        int in_part = thread / 32 * 16 + thread % 32 / 4, my_row = 64 * me + in_part; // rows 8 more have the same place among 8
+        uint32_t my_k = own + 64 * me * 128, my_v = my_k + P::OWN_BYTES;
+        uint32_t my_part = parts + me * PART * 4 + in_part * 256 + my_col * 4;
+        HopperRing<STAGES> ring;
+        for (int turn = 0;; turn++) {
+            xt_barrier_wait(own_full, turn % 2);
+            int n = xt_get_shared(claim);
+            if (n >= ordered.ranks.tiles) break;
+            HopperRanked tile = hopper_ranked(ordered.ranks, n);
+            int first = tile.block * ROWS, my_first = first + 64 * me, top = top_of(tile.block);
+            float dk[D / 2], dv[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) dk[i] = 0, dv[i] = 0;
+            int count = group * max(0, end - top); // tiles, of one head after the other
+#pragma unroll 1
+            for (int i = top, c = 0; c < count; c++, i = i + 1 < end ? i + 1 : top, ring.n++) {
+                float s[TILE / 2], dp[TILE / 2], dq[32];
+                uint32_t p[TILE / 16][4];
+                uint32_t q_tile = tiles + 2 * ring.stage() * P::TILE_BYTES, ds_tile = all_ds + ring.n % 2 * P::DS_BYTES;
+                uint32_t stats = all_stats + ring.stage() * 2 * P::STATS_BYTES + my_col * 4;
+                xt_barrier_wait(full + 8 * ring.stage(), ring.parity());
+                xt_wgmma_fence();
+                hopper_dot_rows<T, TILE, D, ROWS>(s, my_k, q_tile);
+                hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
+                xt_wgmma_wait<1>(s); // and the dK before
+                if (P::FLIGHT && c > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+#pragma unroll
+                for (int c = 0; c < TILE / 8; c++) {
+                    float2 lse = xt_read_shared(stats + 32 * c);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], call.scale_log2, e % 2 ? -lse.y : -lse.x));
+                }
+                if (my_first + 64 > skv || i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
+                    int key = first + my_row, left[2];
+#pragma unroll
+                    for (int half = 0; half < 2; half++, key += 8) // no key there: zeros, which dQ must not get as inf times 0
+                        left[half] = key >= skv ? TILE : key - ahead - i * TILE - my_col;
+#pragma unroll
+                    for (int x = 0; x < TILE / 2; x++)
+                        if (x / 4 * 8 + x % 2 < left[x / 2 % 2]) s[x] = 0;
+                }
+                hopper_round<T, TILE>(p, s);
+                xt_wgmma_fence();
+                hopper_add_product<T, TILE, D>(dv, p, q_tile + P::TILE_BYTES);
+                xt_wgmma_wait<1>(dp);
+#pragma unroll
+                for (int c = 0; c < TILE / 8; c++) {
+                    float2 delta = xt_read_shared(stats + P::STATS_BYTES + 32 * c);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) s[4 * c + e] *= dp[4 * c + e] - (e % 2 ? delta.y : delta.x);
+                }
+                /* The other buffer of dS is read by products of the tile before, which both warpgroups await before they come here. */
+                uint32_t ds[TILE / 16][4];
+                hopper_round<T, TILE>(ds, s);
+                hopper_put_words<TILE>(ds_tile + 64 * me * 128, ds);
+                xt_async_fence();
+                xt_named_sync(3, 256);
+                xt_wgmma_fence();
+                hopper_turned_product<T, ROWS>(dq, ds_tile, own + me * ROWS * 128);
+                if constexpr (P::SHARED) hopper_add_product<T, TILE, D>(dk, ds_tile + 64 * me * 128, q_tile);
+                else hopper_add_product<T, TILE, D>(dk, ds, q_tile);
+                xt_wgmma_wait<1>(dq);
+                xt_barrier_wait(part_empty + 8 * me, ring.n % 2 ^ 1);
+#pragma unroll
+                for (int x = 0; x < 16; x++) // piece x / 2 of row in_part + x % 2 * 8
+                    xt_put_shared(my_part + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32), dq[2 * x], dq[2 * x + 1]);
+                xt_async_fence();
+                __syncwarp();
+                hopper_release(part_full + 8 * me);
+                if (!P::FLIGHT) {
+                    xt_wgmma_wait<0>(dk);
+                    hopper_release(empty + 8 * ring.stage());
+                }
+            }
+            xt_wgmma_wait<0>(dk);
+            if (P::FLIGHT && count > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            xt_wgmma_wait<0>(dv);
+            xt_named_sync(3, 256); // no warp reads K and V any more: their rows hold dK and dV now
+            hopper_put_rows<T, D>(my_k, ROWS * 128, dk, [&](int, float x) { return x * call.scale; });
+            hopper_put_rows<T, D>(my_v, ROWS * 128, dv, [&](int, float x) { return x; });
+            xt_async_fence();
+            xt_named_sync(1 + me, 128);
+            if (thread == 0) {
+                if (my_first < skv) {
+                    int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
+                    hopper_store_rows<D>(&maps.result[0], my_k, ROWS * 128, my_first, g, b);
+                    hopper_store_rows<D>(&maps.result[1], my_v, ROWS * 128, my_first, g, b);
+                }
+                xt_store_wait();
+                xt_barrier_arrive(own_empty);
+            }
+        }
+    }
+#else
+    XT_NO_SM90A();
+#endif
+}
+
+/* ---- rounding of dQ -------------------------------------------------------------------------------------------------------------- */
+
+/* A thread does 8 columns of a row. */
+template <typename T>
+__global__ void __launch_bounds__(256) flash_hopper_finish_kernel(XtAttentionBwd p, const float *sums, int padded) {
+    int64_t n = (int64_t)blockIdx.x * 256 + threadIdx.x, piece = n % 16 * 8; // first column
+    int64_t row = n / 16, head = row / padded, i = row % padded, b = head / p.heads, h = head % p.heads;
+    if (head >= p.batch * p.heads || i >= p.sq || piece >= p.dim) return;
+    float x[8] = {};
+    int64_t tile = i / 64, seen = p.causal ? tile * 64 + 63 + p.skv - p.sq : 0; // the last key that the tile sees
+    if (seen >= 0) {
+        const float *from =
+            sums + ((head * (padded / 64) + tile) * 2 + piece / 64) * 4096 + i % 64 * 64 + (piece % 64 / 8 ^ i % 8) * 8;
+        auto low = xt_load(xt_read<float, 4>(from)), high = xt_load(xt_read<float, 4>(from + 4));
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = low.at[j] * (float)p.scale, x[4 + j] = high.at[j] * (float)p.scale;
+    }
+    T *to = (T *)p.dq + b * p.dq_stride[0] + h * p.dq_stride[1] + i * p.dq_stride[2] + piece;
+    uint4 words = {xt_round_pair<T>(x[0], x[1]), xt_round_pair<T>(x[2], x[3]), xt_round_pair<T>(x[4], x[5]),
+                   xt_round_pair<T>(x[6], x[7])};
+    *(uint4 *)to = words;
+}
+
+#endif
