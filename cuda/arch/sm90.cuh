@@ -233,8 +233,8 @@ template <int PENDING, int SIZE> __device__ inline void xt_wgmma_wait(float (&d)
 
 /* d = a b, or d += a b, in float32: d [64, N], a [64, 16], b [16, N] of T, which is __nv_bfloat16 or __half. Thread 32 w + 4 g + t of
  * the warpgroup has of d rows 16 w + g (elements 4 n, 4 n + 1) and 8 more (4 n + 2, + 3), columns 8 n + 2 t, + 1. a: a descriptor of
- * rows of a, or registers: a0 and a2 of row 16 w + g, a1 and a3 of 8 more, columns 2 t, + 1, and 8 more in a2 and a3. b: a
- * descriptor of rows of b^T; TURNED: of b itself. Runs beside other instructions: d and a stay untouched until the wait. */
+ * rows of a, with b one of rows of b^T; or registers, a0 and a2 of row 16 w + g, a1 and a3 of 8 more, columns 2 t, + 1, and 8 more in
+ * a2 and a3, with b a descriptor of rows of b itself. Runs beside other instructions: d and a stay untouched until the wait. */
 #define XT_R0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define XT_R1 "%8,%9,%10,%11,%12,%13,%14,%15"
 #define XT_R2 "%16,%17,%18,%19,%20,%21,%22,%23"
@@ -243,19 +243,14 @@ template <int PENDING, int SIZE> __device__ inline void xt_wgmma_wait(float (&d)
 #define XT_R5 "%40,%41,%42,%43,%44,%45,%46,%47"
 #define XT_R6 "%48,%49,%50,%51,%52,%53,%54,%55"
 #define XT_R7 "%56,%57,%58,%59,%60,%61,%62,%63"
-#define XT_R8 "%64,%65,%66,%67,%68,%69,%70,%71"
-#define XT_R9 "%72,%73,%74,%75,%76,%77,%78,%79"
-#define XT_R10 "%80,%81,%82,%83,%84,%85,%86,%87"
 #define XT_R_64 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3
 #define XT_R_96 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3 "," XT_R4 "," XT_R5
 #define XT_R_128 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3 "," XT_R4 "," XT_R5 "," XT_R6 "," XT_R7
-#define XT_R_176 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3 "," XT_R4 "," XT_R5 "," XT_R6 "," XT_R7 "," XT_R8 "," XT_R9 "," XT_R10
 #define XT_D(i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define XT_D_64 XT_D(0), XT_D(8), XT_D(16), XT_D(24)
 #define XT_D_96 XT_D(0), XT_D(8), XT_D(16), XT_D(24), XT_D(32), XT_D(40)
 #define XT_D_128 XT_D(0), XT_D(8), XT_D(16), XT_D(24), XT_D(32), XT_D(40), XT_D(48), XT_D(56)
-#define XT_D_176 XT_D(0), XT_D(8), XT_D(16), XT_D(24), XT_D(32), XT_D(40), XT_D(48), XT_D(56), XT_D(64), XT_D(72), XT_D(80)
 #define XT_WGMMA(n, type, left, right, flag, turn, ...)                                                                \
     asm volatile("{.reg .pred p;\n"                                                                                    \
                  "setp.ne.b32 p, " flag ", 0;\n"                                                                       \
@@ -263,32 +258,25 @@ template <int PENDING, int SIZE> __device__ inline void xt_wgmma_wait(float (&d)
                                                                                                ", p, 1, 1, " turn ";}" \
                  : XT_D_##n                                                                                            \
                  : __VA_ARGS__, "l"(b), "r"((int)add))
-#define XT_WGMMA_TYPES(n, left, right, flag, plain, turned, ...)                                    \
-    {                                                                                               \
-        if constexpr (HALF && !TURNED) XT_WGMMA(n, "f16", left, right, flag, plain, __VA_ARGS__);   \
-        if constexpr (HALF && TURNED) XT_WGMMA(n, "f16", left, right, flag, turned, __VA_ARGS__);   \
-        if constexpr (!HALF && !TURNED) XT_WGMMA(n, "bf16", left, right, flag, plain, __VA_ARGS__); \
-        if constexpr (!HALF && TURNED) XT_WGMMA(n, "bf16", left, right, flag, turned, __VA_ARGS__); \
+#define XT_WGMMA_TYPES(n, left, right, flag, turn, ...)                                                    \
+    {                                                                                                      \
+        if constexpr (std::is_same_v<T, __half>) XT_WGMMA(n, "f16", left, right, flag, turn, __VA_ARGS__); \
+        else XT_WGMMA(n, "bf16", left, right, flag, turn, __VA_ARGS__);                                    \
     }
-#define XT_WGMMA_S(n, left, right, flag) XT_WGMMA_TYPES(n, left, right, flag, "0, 0", "0, 1", "l"(a))
-#define XT_WGMMA_R(n, left, right, flag) XT_WGMMA_TYPES(n, left, right, flag, "0", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+#define XT_WGMMA_S(n, left, right, flag) XT_WGMMA_TYPES(n, left, right, flag, "0, 0", "l"(a))
+#define XT_WGMMA_R(n, left, right, flag) XT_WGMMA_TYPES(n, left, right, flag, "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 
-template <typename T, int N, bool TURNED> __device__ inline void xt_wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
-    constexpr bool HALF = std::is_same_v<T, __half>;
-    static_assert(N == 64 || N == 96 || N == 128 || N == 176, "one of the sizes below");
+template <typename T, int N> __device__ inline void xt_wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 64 || N == 96 || N == 128, "one of the sizes below");
     if constexpr (N == 64) XT_WGMMA_S(64, "%32", "%33", "%34");
     if constexpr (N == 96) XT_WGMMA_S(96, "%48", "%49", "%50");
     if constexpr (N == 128) XT_WGMMA_S(128, "%64", "%65", "%66");
-    if constexpr (N == 176) XT_WGMMA_S(176, "%88", "%89", "%90");
 }
-template <typename T, int N, bool TURNED>
-__device__ inline void xt_wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
-    constexpr bool HALF = std::is_same_v<T, __half>;
-    static_assert(N == 64 || N == 96 || N == 128 || N == 176, "one of the sizes below");
+template <typename T, int N> __device__ inline void xt_wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
+    static_assert(N == 64 || N == 96 || N == 128, "one of the sizes below");
     if constexpr (N == 64) XT_WGMMA_R(64, "{%32,%33,%34,%35}", "%36", "%37");
     if constexpr (N == 96) XT_WGMMA_R(96, "{%48,%49,%50,%51}", "%52", "%53");
     if constexpr (N == 128) XT_WGMMA_R(128, "{%64,%65,%66,%67}", "%68", "%69");
-    if constexpr (N == 176) XT_WGMMA_R(176, "{%88,%89,%90,%91}", "%92", "%93");
 }
 /* d = a b with a given by rows of a^T and b by its own rows, both in shared memory. */
 template <typename T, int N> __device__ inline void xt_wgmma_turned(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {

@@ -17,9 +17,6 @@
 __host__ __device__ constexpr int hopper_row_bytes(int dim) { return (dim + 63) / 64 * 128; }
 
 constexpr int HOPPER_SHARED = 227 * 1024; // bytes that a block can have
-#ifndef HOPPER_CACHE
-#define HOPPER_CACHE (24 << 20) // bytes of heads in work, about half of the L2
-#endif
 
 /* ---- order of work ------------------------------------------------------------------------------------------------------------- */
 
@@ -53,9 +50,9 @@ __device__ inline HopperTile hopper_tile(const HopperOrder &order, int tile) {
     int heads = min(order.section, order.heads - first), rest = tile - section * whole;
     return {rest / heads, first + rest % heads};
 }
-/* `group` heads in a row share a head of `bytes`. */
-inline HopperOrder hopper_order(int64_t heads, int64_t group, int64_t blocks, int64_t bytes) {
-    int64_t section = HOPPER_CACHE / (bytes > 0 ? bytes : 1) * group;
+/* `group` heads in a row share a head of `bytes`; sections of up to `cache` bytes. */
+inline HopperOrder hopper_order(int64_t heads, int64_t group, int64_t blocks, int64_t bytes, int64_t cache) {
+    int64_t section = cache / (bytes > 0 ? bytes : 1) * group;
     section = section < group ? group : section > heads ? heads : section;
     return {(int)heads, (int)blocks, (int)section, (int)(heads * blocks)};
 }
@@ -92,7 +89,7 @@ template <typename T, int N, int D, int A_ROWS> __device__ inline void hopper_do
     uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, 0);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) // 16 columns are 32 bytes, 64 a panel
-        xt_wgmma<T, N, false>(s, left + k % 4 * 2 + k / 4 * (A_ROWS * 8), right + k % 4 * 2 + k / 4 * (N * 8), k > 0);
+        xt_wgmma<T, N>(s, left + k % 4 * 2 + k / 4 * (A_ROWS * 8), right + k % 4 * 2 + k / 4 * (N * 8), k > 0);
     xt_wgmma_commit();
 }
 
@@ -101,17 +98,10 @@ template <typename T, int K, int D>
 __device__ inline void hopper_add_product(float (&d)[D / 2], const uint32_t (&p)[K / 16][4], uint32_t b) {
     uint64_t right = xt_panel_operand(b, K * 128);
 #pragma unroll
-    for (int k = 0; k < K / 16; k++) xt_wgmma<T, D, true>(d, p[k], right + k * 128, true); // 16 rows are 2048 bytes
+    for (int k = 0; k < K / 16; k++) xt_wgmma<T, D>(d, p[k], right + k * 128, true); // 16 rows are 2048 bytes
     xt_wgmma_commit();
 }
 
-/* d += a b: a 64 rows of a panel of K <= 64 columns, b a tile of K rows and D columns. */
-template <typename T, int K, int D> __device__ inline void hopper_add_product(float (&d)[D / 2], uint32_t a, uint32_t b) {
-    uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, K * 128);
-#pragma unroll
-    for (int k = 0; k < K / 16; k++) xt_wgmma<T, D, true>(d, left + k * 2, right + k * 128, true);
-    xt_wgmma_commit();
-}
 /* d = a^T b: a and b panels of K rows. */
 template <typename T, int K> __device__ inline void hopper_turned_product(float (&d)[32], uint32_t a, uint32_t b) {
     uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, 0);

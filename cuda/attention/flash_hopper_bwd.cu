@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_round<T, TILE>(p, s);
                     xt_wgmma_fence();
                     hopper_add_product<T, TILE, D>(dv, p, q_tile + P::TILE_BYTES);
-                    xt_wgmma_wait<P::FLIGHT == 1 ? 0 : 1>(dp);
+                    xt_wgmma_wait<1>(dp);
 #pragma unroll
                     for (int c = 0; c < TILE / 8; c++) {
                         float2 delta = xt_read_shared(stats + P::STATS_BYTES + 32 * c);
@@ -289,7 +289,7 @@ static HopperBackwardCall make_call(const XtAttentionBwd *p, const HopperOrder &
             (int)p->skv, (int)padded, (float)p->scale, (float)(p->scale * LOG2_E), p->causal};
 }
 
-template <typename T, typename P> static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int padded) {
+template <typename T, typename P> static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int padded, int64_t cache) {
     HopperBackwardMaps maps = {};
     cudaError_t error = make_maps<P>(&maps, p,
                                      {{p->q, p->q_stride, false},
@@ -302,7 +302,7 @@ template <typename T, typename P> static XtStatus run_dq(const XtAttentionBwd *p
     XtStatus status = xt_allow_shared("attention", flash_hopper_dq_kernel<T, P>, P::BYTES);
     if (status != XT_OK) return status;
     HopperOrder order =
-        hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim);
+        hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim, cache);
     xt_launch(flash_hopper_dq_kernel<T, P>, hopper_grid(order.tiles), P::THREADS, P::BYTES, maps,
               make_call(p, order, stats, padded));
     return XT_OK;
@@ -321,7 +321,8 @@ template <typename T, typename P> static XtStatus run_dkv(const XtAttentionBwd *
     XtStatus status = xt_allow_shared("attention", flash_hopper_dkv_kernel<T, P>, P::BYTES);
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads;
-    HopperOrder order = hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group);
+    HopperOrder order =
+        hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group, HOPPER_CACHE);
     xt_launch(flash_hopper_dkv_kernel<T, P>, hopper_grid(order.tiles), P::THREADS, P::BYTES, maps,
               make_call(p, order, stats, padded));
     return XT_OK;
@@ -332,21 +333,22 @@ template <typename T, int D> static void run_delta(const XtAttentionBwd *p, floa
     xt_launch(flash_hopper_delta_kernel<T, D>, blocks, 256, 0, *p, stats, (int)padded, turns);
 }
 
-/* Seven products. */
-template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(const XtAttentionBwd *p) {
+/* Seven products. `cache`: of the sections of dQ. */
+template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const XtAttentionBwd *p, int64_t cache = HOPPER_CACHE) {
     int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, Dkv::TILE) * Dkv::TILE;
     XtScratch stats;
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
     if (status != XT_OK) return status;
     run_delta<T, Dq::D>(p, (float *)stats.data, padded, NULL);
-    status = run_dq<T, Dq>(p, (const float *)stats.data, (int)padded);
+    status = run_dq<T, Dq>(p, (const float *)stats.data, (int)padded, cache);
     if (status == XT_OK) status = run_dkv<T, Dkv>(p, (const float *)stats.data, (int)padded);
     if (status != XT_OK) return status;
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
 /* Five products: flash_hopper_ordered.cuh. */
-template <typename T, typename P> static XtStatus run_ordered(const XtAttentionBwd *p) {
+template <typename T> static XtStatus run_five(const XtAttentionBwd *p) {
+    typedef HopperOrdered P;
     int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, P::TILE) * P::TILE, parts = 2 * heads * (padded / P::TILE);
     XtScratch scratch;
     XtStatus status = scratch.allocate((size_t)(parts * P::PART + 2 * heads * padded + parts) * sizeof(float));
@@ -363,14 +365,14 @@ template <typename T, typename P> static XtStatus run_ordered(const XtAttentionB
                                       {p->dk, p->dk_stride, true},
                                       {p->dv, p->dv_stride, true}});
     if (error) return xt_cuda_error("attention_bwd", error);
-    status = xt_allow_shared("attention", flash_hopper_ordered_kernel<T, P>, P::BYTES);
+    status = xt_allow_shared("attention", flash_hopper_ordered_kernel<T>, P::BYTES);
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads;
     HopperOrder all = {(int)heads, 0, 0, 0}; // statistics are found by the number of heads
     HopperOrderedCall call = {
         make_call(p, all, stats, (int)padded),
         hopper_ranks(p->batch * p->kv_heads, xt_divide_up(p->skv, P::ROWS), 8 * p->sq * p->dim * group, p->causal), sums, turns};
-    xt_launch(flash_hopper_ordered_kernel<T, P>, hopper_grid(call.ranks.tiles), P::THREADS, P::BYTES, maps, call);
+    xt_launch(flash_hopper_ordered_kernel<T>, hopper_grid(call.ranks.tiles), P::THREADS, P::BYTES, maps, call);
     xt_launch(flash_hopper_finish_kernel<T>, (unsigned)xt_divide_up(heads * padded * 16, 256), 256, 0, *p, (const float *)sums,
               (int)padded);
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
@@ -385,13 +387,27 @@ const char *xt_cuda_attention_flash_hopper_supports_bwd(const XtAttentionBwd *p,
     return hopper_unfit(p, device);
 }
 
-/* What won on an H200: docs/worklog/attention-hopper.md. */
-template <typename T> static XtStatus by_dim(const XtAttentionBwd *p) {
-    if (p->dim == 64 && p->skv < 2048) return run_backward<T, HopperBackward<64, 2, 96, 4>, HopperBackward<64, 3, 64, 4, 0>>(p);
-    if (p->dim == 64) return run_backward<T, HopperBackward<64, 3, 64, 4>, HopperBackward<64, 3, 64, 4, 0>>(p);
-    if (p->dim == 96) return run_ordered<T, HopperOrdered<96, 2, 0, true>>(p);
-    return run_ordered<T, HopperOrdered<128, 2, 0, true>>(p);
+/* Which backward runs, by sizes alone: the same problem always gets the same bits. What won on an H200:
+ * docs/worklog/attention-hopper.md. Five products win at head dim 128 up to 4096 keys; their sums of dQ are working memory that
+ * flash_half does not need, so 2^19 rows (256 MiB of sums) are the most. */
+typedef enum HopperPlan { HOPPER_64_SHORT, HOPPER_64, HOPPER_96, HOPPER_128_FIVE, HOPPER_128 } HopperPlan;
+static HopperPlan hopper_plan(int64_t dim, int64_t heads, int64_t sq, int64_t skv) {
+    if (dim == 64) return skv < 2048 ? HOPPER_64_SHORT : HOPPER_64;
+    if (dim == 96) return HOPPER_96;
+    if (skv <= 4096 && heads * xt_divide_up(sq, 64) <= (1 << 13)) return HOPPER_128_FIVE;
+    return HOPPER_128;
+}
+template <typename T> static XtStatus run(const XtAttentionBwd *p) {
+    switch (hopper_plan(p->dim, p->batch * p->heads, p->sq, p->skv)) {
+    case HOPPER_64_SHORT: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 3, 64, 4, false>>(p);
+    case HOPPER_64: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 2, 96, 3, true>>(p);
+    case HOPPER_96: return run_seven<T, HopperBackward<96, 2, 64, 4, true>, HopperBackward<96, 2, 64, 2, false>>(p);
+    case HOPPER_128_FIVE: return run_five<T>(p);
+    case HOPPER_128: break;
+    }
+    int64_t cache = p->skv < 16384 ? HOPPER_CACHE : (int64_t)1 << 40; // so long, sections of dQ cost 9 %
+    return run_seven<T, HopperBackward<128, 3, 64, 2, false>, HopperBackward<128, 2, 64, 2, false>>(p, cache);
 }
 XtStatus xt_cuda_attention_flash_hopper_bwd(const XtAttentionBwd *p) {
-    return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);
+    return p->dtype == XT_BFLOAT16 ? run<XtBf16>(p) : run<XtF16>(p);
 }

@@ -4,10 +4,10 @@
 
 #include "flash_hopper.cuh"
 
-/* FLIGHT: which products run beside what comes next, as registers allow. 0: the last of a tile is awaited. 1: it runs into the next
- * tile; that of dV is awaited before dS. 2: both run on; for dQ as 1. */
-template <int D_, int CONSUMERS_, int TILE_, int STAGES_, int FLIGHT_ = 1> struct HopperBackward {
-    static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_, FLIGHT = FLIGHT_;
+/* FLIGHT: the last product of a tile runs into the next tile; otherwise it is awaited, which needs fewer registers. */
+template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_> struct HopperBackward {
+    static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_;
+    static constexpr bool FLIGHT = FLIGHT_;
     static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
     static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
     /* Shared memory: two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse and
@@ -19,6 +19,8 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_, int FLIGHT_ = 1> struc
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
     static_assert(TILE % 32 == 0, "tiles of statistics start at multiples of 16 bytes, and those of delta fill warps");
 };
+
+constexpr int64_t HOPPER_CACHE = 24 << 20; // bytes of a section of heads, about half of the L2
 
 typedef struct HopperBackwardMaps {
     CUtensorMap own[2], other[2], result[2]; // dQ: Q dO, K V, dQ; dK and dV: K V, Q dO, dK dV

@@ -5,7 +5,7 @@
  * wgmma.m64nNk16: S = Q K^T from shared memory, then P stays in registers as left operand of P V.
  *
  * Overlap: a warpgroup issues S of tile j and P V of tile j + 1 together, and computes the exponentials of tile j while the latter
- * runs. TURNS: warpgroups issue in turns, so that one computes exponentials while the other's products run.
+ * runs. Warpgroups issue in turns, so that one computes exponentials while the other's products run.
  *
  * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has one of each.
  *
@@ -16,9 +16,8 @@
 
 /* ---- kernel ---------------------------------------------------------------------------------------------------------------------- */
 
-template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool TURNS_> struct HopperForward {
+template <int D_, int CONSUMERS_, int TILE_, int STAGES_> struct HopperForward {
     static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_;
-    static constexpr bool TURNS = TURNS_;
     static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
     static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
     /* Shared memory: Q [ROWS, D], out the same where there is room, else in Q's, K [STAGES][TILE, D], V the same, barriers. */
@@ -106,8 +105,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4, my_col = thread % 4 * 2; // of the tile
         uint32_t my_q = q_tile + 64 * me * 128, my_out = base + P::OUT_AT + 64 * me * 128;
         HopperRing<STAGES> ring;
-        constexpr int MY_OUT = 1, MY_TURN = 1 + CONSUMERS;                  // named barriers
-        if (P::TURNS && me == CONSUMERS - 1) xt_named_arrive(MY_TURN, 256); // the first may begin
+        constexpr int MY_OUT = 1, MY_TURN = 1 + CONSUMERS;      // named barriers
+        if (me == CONSUMERS - 1) xt_named_arrive(MY_TURN, 256); // the first may begin
         for (int turn = 0;; turn++) {
             xt_barrier_wait(q_full, turn % 2);
             int at = xt_get_shared(claim);
@@ -163,13 +162,13 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 #pragma unroll 1
                 for (int j = count - 2; j >= 0; j--) {
                     HopperRing<STAGES> v_ring = {ring.n - 1}; // the tile before
-                    if (P::TURNS) xt_named_sync(MY_TURN + me, 256);
+                    xt_named_sync(MY_TURN + me, 256);
                     xt_wgmma_fence();
                     hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
                     xt_barrier_wait(v_full + 8 * v_ring.stage(), v_ring.parity());
                     xt_wgmma_fence();
                     hopper_add_product<T, TILE, D>(o, p, v_tiles + v_ring.stage() * P::TILE_BYTES);
-                    if (P::TURNS) xt_named_arrive(MY_TURN + next, 256);
+                    xt_named_arrive(MY_TURN + next, 256);
                     xt_wgmma_wait<1>(s);
                     hopper_release(k_empty + 8 * ring.stage());
                     ring.n++;
@@ -249,7 +248,7 @@ template <typename T, typename P> static XtStatus run_forward(const XtAttentionF
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads, blocks = xt_divide_up(p->sq, P::ROWS);
     HopperForwardCall call = {(float *)p->lse,
-                              hopper_order(p->batch * p->heads, group, blocks, 4 * p->skv * p->dim),
+                              hopper_order(p->batch * p->heads, group, blocks, 4 * p->skv * p->dim, 12 << 20),
                               (int)p->heads,
                               (int)p->kv_heads,
                               (int)p->sq,
@@ -266,10 +265,10 @@ const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p,
 
 /* What won on an H200: docs/worklog/attention-hopper.md. */
 template <typename T> static XtStatus by_dim(const XtAttentionFwd *p) {
-    if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4, true>>(p);
-    if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4, true>>(p);
-    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2, true>>(p);
-    return run_forward<T, HopperForward<128, 2, 128, 2, true>>(p);
+    if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4>>(p);
+    if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>>(p);
+    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>>(p);
+    return run_forward<T, HopperForward<128, 2, 128, 2>>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
     return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);

@@ -17,10 +17,8 @@
 
 #include "flash_hopper_bwd.cuh"
 
-/* FLIGHT: 1: the product of dK runs into the next tile. SHARED: its dS comes from shared memory and not from registers. */
-template <int D_, int STAGES_, int FLIGHT_, bool SHARED_> struct HopperOrdered {
-    static constexpr int D = D_, TILE = 64, STAGES = STAGES_, FLIGHT = FLIGHT_, CONSUMERS = 2;
-    static constexpr bool SHARED = SHARED_;
+struct HopperOrdered { // head dim 128 alone
+    static constexpr int D = 128, TILE = 64, STAGES = 2, CONSUMERS = 2;
     static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), COPY_REGISTERS = 24, REGISTERS = 240;
     static constexpr int PART = TILE * 64; // floats of half a tile of dQ: 64 columns
     /* Shared memory: K and V [ROWS, D], which become dK and dV; STAGES of Q and dO [TILE, D]; dS [2][ROWS, TILE]; dQ [2][PART];
@@ -30,7 +28,6 @@ template <int D_, int STAGES_, int FLIGHT_, bool SHARED_> struct HopperOrdered {
                          DQ_AT = DS_AT + 2 * DS_BYTES, STATS_AT = DQ_AT + 2 * PART * 4,
                          BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
                          BYTES = BARRIERS_AT + 8 * (7 + 2 * STAGES) + 1024; // and room to align
-    static_assert(hopper_row_bytes(D) == 256, "two panels: a warpgroup each");
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
 };
 
@@ -49,13 +46,11 @@ __device__ inline HopperRanked hopper_ranked(const HopperRanks &ranks, int n) {
     HopperTile tile = hopper_tile(ranks.rising, n - before);
     return {tile.block, ranks.falling + tile.head, false};
 }
-#ifndef HOPPER_RISING
-#define HOPPER_RISING (2 * XT_PLAN_MULTIPROCESSORS) /* about as many blocks of keys are rising, so that the end is short */
-#endif
-/* Heads of keys; each has `bytes` of the other side. Without a mask all blocks are as long, and all are rising. */
+/* Heads of keys; each has `bytes` of the other side. About 2 blocks of keys a multiprocessor are rising, so that the end is short.
+ * Without a mask all blocks are as long, and all are rising. */
 inline HopperRanks hopper_ranks(int64_t heads, int64_t blocks, int64_t bytes, bool causal) {
-    int64_t rising = causal ? xt_divide_up(HOPPER_RISING, blocks) : heads;
-    int64_t section = causal ? xt_divide_up(2 * XT_PLAN_MULTIPROCESSORS, blocks) : HOPPER_CACHE / bytes;
+    int64_t last = xt_divide_up(2 * XT_PLAN_MULTIPROCESSORS, blocks);
+    int64_t rising = causal ? last : heads, section = causal ? last : HOPPER_CACHE / bytes;
     if (rising > heads) rising = heads;
     section = section < 1 ? 1 : section > rising && rising > 0 ? rising : section;
     return {{(int)rising, (int)blocks, (int)section, (int)(rising * blocks)}, (int)(heads - rising), (int)(heads * blocks)};
@@ -70,10 +65,12 @@ typedef struct HopperOrderedCall {
 
 /* ---- dK, dV and sums of dQ ------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P>
-__global__ void __launch_bounds__(P::THREADS, 1) flash_hopper_ordered_kernel(const __grid_constant__ HopperBackwardMaps maps,
-                                                                             const __grid_constant__ HopperOrderedCall ordered) {
+template <typename T>
+__global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
+    flash_hopper_ordered_kernel(const __grid_constant__ HopperBackwardMaps maps,
+                                const __grid_constant__ HopperOrderedCall ordered) {
 #ifdef XT_SM90A
+    typedef HopperOrdered P;
     constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS, PART = P::PART;
     const HopperBackwardCall &call = ordered.base;
     extern __shared__ char room[];
@@ -189,7 +186,7 @@ __global__ void __launch_bounds__(P::THREADS, 1) flash_hopper_ordered_kernel(con
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_k, q_tile);
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dK before
-                if (P::FLIGHT && c > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (c > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
 #pragma unroll
                 for (int c = 0; c < TILE / 8; c++) {
                     float2 lse = xt_read_shared(stats + 32 * c);
@@ -224,8 +221,7 @@ __global__ void __launch_bounds__(P::THREADS, 1) flash_hopper_ordered_kernel(con
                 xt_named_sync(3, 256);
                 xt_wgmma_fence();
                 hopper_turned_product<T, ROWS>(dq, ds_tile, own + me * ROWS * 128);
-                if constexpr (P::SHARED) hopper_add_product<T, TILE, D>(dk, ds_tile + 64 * me * 128, q_tile);
-                else hopper_add_product<T, TILE, D>(dk, ds, q_tile);
+                hopper_add_product<T, TILE, D>(dk, ds, q_tile);
                 xt_wgmma_wait<1>(dq);
                 xt_barrier_wait(part_empty + 8 * me, ring.n % 2 ^ 1);
 #pragma unroll
@@ -234,13 +230,9 @@ __global__ void __launch_bounds__(P::THREADS, 1) flash_hopper_ordered_kernel(con
                 xt_async_fence();
                 __syncwarp();
                 hopper_release(part_full + 8 * me);
-                if (!P::FLIGHT) {
-                    xt_wgmma_wait<0>(dk);
-                    hopper_release(empty + 8 * ring.stage());
-                }
             }
             xt_wgmma_wait<0>(dk);
-            if (P::FLIGHT && count > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            if (count > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             xt_wgmma_wait<0>(dv);
             xt_named_sync(3, 256); // no warp reads K and V any more: their rows hold dK and dV now
             hopper_put_rows<T, D>(my_k, ROWS * 128, dk, [&](int, float x) { return x * call.scale; });
@@ -270,7 +262,7 @@ template <typename T>
 __global__ void __launch_bounds__(256) flash_hopper_finish_kernel(XtAttentionBwd p, const float *sums, int padded) {
     int64_t n = (int64_t)blockIdx.x * 256 + threadIdx.x, piece = n % 16 * 8; // first column
     int64_t row = n / 16, head = row / padded, i = row % padded, b = head / p.heads, h = head % p.heads;
-    if (head >= p.batch * p.heads || i >= p.sq || piece >= p.dim) return;
+    if (head >= p.batch * p.heads || i >= p.sq) return;
     float x[8] = {};
     int64_t tile = i / 64, seen = p.causal ? tile * 64 + 63 + p.skv - p.sq : 0; // the last key that the tile sees
     if (seen >= 0) {

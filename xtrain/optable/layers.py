@@ -472,7 +472,7 @@ def torch_sdpa(
 
 
 # Head dims 64, 96 and 128 reach the kernels of a GPU's copy engine: tiles of 64 to 192 rows and their tails, one query,
-# several heads of queries to one of keys.
+# several heads of queries to one of keys. More keys reach kernels that are chosen from 2048 and 4097 keys on.
 BIG = [
     ((3, 6, 130, 32), (3, 2, 130, 32), True),
     ((1, 2, 1, 64), (1, 2, 65, 64), False),
@@ -480,6 +480,8 @@ BIG = [
     ((2, 2, 66, 96), (2, 1, 129, 96), True),
     ((1, 2, 140, 128), (1, 1, 140, 128), True),
     ((1, 2, 65, 128), (1, 2, 130, 128), False),
+    ((1, 2, 70, 64), (1, 1, 2100, 64), True),
+    ((1, 2, 70, 128), (1, 1, 4200, 128), True),
 ]
 ATTENTION_BIG = [
     case(N(*q), N(*kv), N(*kv), is_causal=causal, enable_gqa=q[1] != kv[1], big=True) for q, kv, causal in BIG
