@@ -73,7 +73,7 @@ def test_a_training_step_never_waits_and_copies_nothing_to_the_host() -> None:
     assert 0 < work["launches"] < 110 * SIZES["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("attention", ["flash", "materialized", "reference"])
+@pytest.mark.parametrize("attention", ["flash", "materialized", "reference", "hopper"])
 def test_launches_do_not_grow_with_the_batch_or_the_heads(attention: str) -> None:
     found = set()
     for b, heads, kv_heads in [(1, 2, 1), (2, 2, 1), (9, 2, 1), (2, 4, 2), (2, 16, 8)]:
@@ -435,7 +435,7 @@ def test_what_the_device_is() -> None:
     assert info["memory_total"] >= info["memory_free"] > 0 and info["built_for"]
     assert all(_C.kernels("cuda").values()) and xt.cuda.current_stream() > 0
     assert xt.gemm_backends("cuda") == ["cublas", "tiled", "naive"]
-    assert xt.attention_backends("cuda") == ["flash", "materialized", "reference"]
+    assert xt.attention_backends("cuda") == ["flash", "materialized", "reference", "hopper"]
 
 
 # ---- products ---------------------------------------------------------------------------------------------------------------------
