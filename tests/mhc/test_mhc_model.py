@@ -168,6 +168,7 @@ def test_a_file_says_what_it_is(tmp_path) -> None:
     with pytest.raises(ValueError, match="Qwen3Config: mhc_gates is not supported, got 3"):
         Qwen3Config.from_dict(config().to_dict() | {"mhc_gates": 3})
     make().save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()  # as from elsewhere
     (tmp_path / "m" / "config.json").write_text(
         (tmp_path / "m" / "config.json").read_text().replace("xtrain_qwen3_mhc", "qwen3")
     )
