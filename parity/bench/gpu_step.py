@@ -1,11 +1,12 @@
 """Training steps on one GPU: xtrain, PyTorch eager and torch.compile, on the same model, data and device, in turns.
 
     python parity/bench/gpu_step.py [--configs seed16,seed32] [--precisions float32,tf32] [--contenders xtrain,eager,compile]
-                                    [--rounds 7] [--steps 20] [--looped] [--json FILE]
+                                    [--rounds 7] [--seconds 0.3] [--looped] [--json FILE]
 
-A step is forward, backward, clipping and AdamW on random tokens that lie on the device. Contenders take turns, `rounds` bursts of `steps`
-steps each; a burst is timed from an idle device to an idle device. Printed: medians of tokens per second, the ratio to PyTorch eager, the
-most device memory in use, and xtrain's kernel launches, waits and copies per step. `--looped` adds the naive way, one sequence after the
+A step is forward, backward, clipping and AdamW on random tokens that lie on the device. Contenders take turns, `rounds` bursts of at least
+`seconds` seconds and 3 steps each; a burst is timed from an idle device to an idle device. Printed: medians of tokens per second, the ratio
+to the last contender of PyTorch, the most device memory in use, and xtrain's kernel launches, waits and copies per step. `compile` is
+torch.compile with cuDNN's attention where the head dim is 64 or more; `graphs` is the same with mode="reduce-overhead". `--looped` adds the naive way, one sequence after the
 other. float32 is strict, tf32 lets both sides round operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here
 and autocast there. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
 faster form.
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xtrain as xt
 from xtrain.models import Qwen3, Qwen3Config
@@ -31,7 +33,34 @@ SHAPE = dict(
     vocab_size=50257, hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=12,
     num_key_value_heads=12, head_dim=32, tie_word_embeddings=False, rope_theta=1e6, max_position_embeddings=256,
 )  # fmt: skip
-CONFIGS = {"seed16": (16, 256, SHAPE), "seed32": (32, 256, SHAPE), "tiny": (2, 64, SHAPE | dict(num_hidden_layers=2))}
+QWEN = dict(
+    vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+    num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, rope_theta=1e6, max_position_embeddings=32768,
+)  # fmt: skip
+SMALL = dict(
+    vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=8,
+    num_key_value_heads=8, head_dim=32, tie_word_embeddings=True, rope_theta=1e6, max_position_embeddings=256,
+)  # fmt: skip
+CONFIGS = {
+    "tiny": (2, 64, SHAPE | dict(num_hidden_layers=2)),
+    "5M": (8, 256, SMALL),
+    "seed16": (16, 256, SHAPE),
+    "seed32": (32, 256, SHAPE),
+    "124M": (64, 1024, SHAPE | dict(hidden_size=768, intermediate_size=2048, head_dim=64, tie_word_embeddings=True)),
+    "0.6B-1k": (32, 1024, QWEN),
+    "0.6B-4k": (8, 4096, QWEN),
+    "0.6B-16k": (2, 16384, QWEN),
+    "0.6B-32k": (1, 32768, QWEN),
+    "wide": (
+        4,
+        2048,
+        QWEN | dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=6, num_attention_heads=32),
+    ),
+}
+
+
+PEERS = ("eager", "compile", "graphs")
+SDPA = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
 class Norm(nn.Module):
@@ -85,6 +114,8 @@ class TorchModel(nn.Module):
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, 0, 0.02)
+        if c["tie_word_embeddings"]:
+            self.head.weight = self.embed.weight
         half = torch.arange(0, c["head_dim"], 2) / c["head_dim"]
         angle = torch.outer(torch.arange(length).float(), c["rope_theta"] ** -half)[None, :, None]
         self.register_buffer("cos", angle.cos())
@@ -149,18 +180,20 @@ class Xtrain:
 
 
 class Torch:
-    def __init__(self, name: str, bf16: bool, compiled: bool) -> None:
+    def __init__(self, name: str, bf16: bool, mode: str | None) -> None:
         batch, length, shape = CONFIGS[name]
         self.bf16 = bf16
         self.model = TorchModel(shape, length).cuda()
-        self.loss = torch.compile(self.model) if compiled else self.model
+        self.loss = torch.compile(self.model, mode=mode) if mode else self.model
+        cudnn = mode and bf16 and shape["head_dim"] >= 64
+        self.attention = [SDPBackend.CUDNN_ATTENTION] if cudnn else list(SDPA)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
         self.ids, self.targets = (torch.from_numpy(a).cuda() for a in random_tokens(batch, length, shape["vocab_size"]))
 
     def step(self) -> None:
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.bf16), sdpa_kernel(self.attention):
             loss = self.loss(self.ids, self.targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
@@ -181,7 +214,7 @@ class Torch:
         return torch.cuda.max_memory_allocated() / 2**30
 
 
-def measure(name: str, precision: str, contenders: list[str], rounds: int, steps: int) -> list[dict]:
+def measure(name: str, precision: str, contenders: list[str], rounds: int, seconds: float) -> list[dict]:
     tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     xt.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -189,12 +222,14 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, steps
     make = {
         "xtrain": lambda: Xtrain(name, bf16),
         "looped": lambda: Xtrain(name, bf16, looped=True),
-        "eager": lambda: Torch(name, bf16, False),
-        "compile": lambda: Torch(name, bf16, True),
+        "eager": lambda: Torch(name, bf16, None),
+        "compile": lambda: Torch(name, bf16, "default"),
+        "graphs": lambda: Torch(name, bf16, "reduce-overhead"),
     }
     batch, length, _ = CONFIGS[name]
     rows = []
     teams = {}
+    steps = {}
     for contender in contenders:
         team = make[contender]()
         begun = time.perf_counter()
@@ -202,11 +237,12 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, steps
         first = time.perf_counter() - begun
         team.run(3)
         teams[contender] = team
+        steps[contender] = max(3, round(seconds / team.run(3)))
         rows.append(dict(config=name, precision=precision, contender=contender, first_step_s=round(first, 2)))
     times = {contender: [] for contender in contenders}
     for _ in range(rounds):
         for contender, team in teams.items():
-            times[contender].append(team.run(max(1, steps // 8) if contender == "looped" else steps))
+            times[contender].append(team.run(steps[contender]))
     for row in rows:
         team = teams[row["contender"]]
         median = statistics.median(times[row["contender"]])
@@ -224,7 +260,7 @@ def main() -> None:
     parser.add_argument("--precisions", default="float32,tf32")
     parser.add_argument("--contenders", default="xtrain,eager,compile")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--looped", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -233,10 +269,12 @@ def main() -> None:
     rows = []
     for name in args.configs.split(","):
         for precision in args.precisions.split(","):
-            found = measure(name, precision, contenders, args.rounds, args.steps)
-            eager = next((row["tokens_per_second"] for row in found if row["contender"] == "eager"), None)
+            found = measure(name, precision, contenders, args.rounds, args.seconds)
+            peer = next((row for row in reversed(found) if row["contender"] in PEERS), None)
             for row in found:
-                ratio = f"{row['tokens_per_second'] / eager:6.2f}x eager" if eager else ""
+                ratio = (
+                    f"{row['tokens_per_second'] / peer['tokens_per_second']:6.2f}x {peer['contender']}" if peer else ""
+                )
                 print(
                     f"{name:8}{precision:9}{row['contender']:9}{row['ms']:9.2f} ms {row['tokens_per_second']:>10,} tokens/s {ratio} "
                     f"{row['peak_GiB']:6.2f} GiB  first step {row['first_step_s']} s  {row.get('per_step', '')}",
