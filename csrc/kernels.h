@@ -70,7 +70,7 @@
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy)                                                                                                    \
+    X(linear_cross_entropy) X(add_rms_norm)                                                                                    \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)

@@ -16,7 +16,7 @@ from ._types import Size
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
-_gelu, _linear_cross_entropy = _C.gelu, _C.linear_cross_entropy
+_gelu, _linear_cross_entropy, _add_rms_norm = _C.gelu, _C.linear_cross_entropy, _C.add_rms_norm
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
@@ -74,6 +74,18 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: floa
             raise ValueError(f"rms_norm: weight must have shape {tuple(normalized_shape)}, got {tuple(weight.shape)}")
         weight = weight.reshape((-1,))
     return _rms_norm(input.reshape((*shape[:-dims], -1)), weight, eps).reshape(shape)
+
+
+def add_rms_norm(
+    input: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(input + residual, rms_norm of that sum over the last dim) in one pass over memory.
+
+    input and residual [..., C], weight [C] or None, all of one dtype -> two tensors of input's shape. The sum is
+    rounded to the dtype before the norm: the bits, also of the gradients, are those of `+` and rms_norm one after the
+    other. eps None is the machine epsilon of the dtype.
+    """
+    return _add_rms_norm(input, residual, weight, _EPSILON.get(input.dtype.name, 1e-6) if eps is None else eps)
 
 
 def rope(x: Tensor, *, theta: float = 10000.0, positions: Tensor | None = None, period: int | None = None) -> Tensor:

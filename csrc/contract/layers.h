@@ -21,17 +21,20 @@ typedef struct XtSoftmaxBwd {
  * weight [cols] or NULL (ones). rstd [rows] of ACC is written for the backward.
  * Bwd, with g = dy * weight and xh = x * rstd: dx = rstd * (g - xh * mean(g * xh)); dweight = sum_rows dy * xh.
  * dx or dweight may be NULL. dweight has the dtype of weight; `accumulate` adds to it instead of overwriting it: the sum over the first
- * piece of rows starts from what is there. */
+ * piece of rows starts from what is there.
+ * With a residual [rows, cols]: sum = cast(x + residual) is written and stands for x. Bwd: x is that sum, and where dsum, the gradient
+ * of the sum itself, is given, dx = cast(cast(dx as above) + dsum). All bits are those of an addition and a norm one after the other.
+ * sum and residual are both given or both NULL. */
 typedef struct XtRmsNormFwd {
-    void *out, *rstd;
-    const void *x, *weight;
+    void *out, *rstd, *sum;
+    const void *x, *residual, *weight;
     XtDtype dtype;
     int64_t rows, cols;
     double eps;
 } XtRmsNormFwd;
 typedef struct XtRmsNormBwd {
     void *dx, *dweight;
-    const void *dy, *x, *weight, *rstd;
+    const void *dy, *dsum, *x, *weight, *rstd;
     XtDtype dtype;
     int64_t rows, cols;
     bool accumulate;

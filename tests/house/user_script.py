@@ -67,6 +67,7 @@ def tensors() -> None:
     y = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     y = F.rope(F.rms_norm(y.transpose(1, 2), 4), theta=1000.0)
     assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
+    assert_type(F.add_rms_norm(y, y, None, 1e-6), tuple[xt.Tensor, xt.Tensor])
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -292,6 +293,7 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     adamw.step(guard=1.0)  # pyright: ignore[reportArgumentType]
     x.sum("0")  # pyright: ignore[reportArgumentType]
     F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
+    F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]
     saving.load_model(None)  # pyright: ignore[reportArgumentType]

@@ -5,6 +5,8 @@
  *                dx_i = rstd (g_i - xh_i mean_j(g_j xh_j)),   dw_j = sum_rows dy_j xh_j
  *
  * The cast before the weight is what Hugging Face models do; it only shows in bfloat16 and float16.
+ * With a residual, a row of x + residual is rounded to memory first and then read as x; dsum is added to a row of dx that has been
+ * rounded: the bits are those of separate ops.
  * dw is a sum over all rows: every piece of rows adds up a partial row of its own; then the partial rows are added in order.
  */
 #ifndef T
@@ -53,6 +55,13 @@ XT_FAST static XtStatus NAME(rms_norm_fwd)(void *context, int64_t begin, int64_t
     for (int64_t r = begin; r < end; r++) {
         const T *x = (const T *)p->x + r * cols; /* [cols] */
         T *out = (T *)p->out + r * cols;         /* [cols] */
+        if (p->sum) {
+            const T *residual = (const T *)p->residual + r * cols; /* [cols] */
+            T *sum = (T *)p->sum + r * cols;                       /* [cols] */
+#pragma omp simd
+            for (int64_t j = 0; j < cols; j++) sum[j] = STORE(LOAD(x[j]) + LOAD(residual[j]));
+            x = sum;
+        }
         ACC squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (int64_t j = 0; j < cols; j++) squares += LOAD(x[j]) * LOAD(x[j]);
@@ -97,6 +106,10 @@ XT_FAST static XtStatus NAME(rms_norm_bwd)(void *context, int64_t begin, int64_t
         ACC rstd = ((const ACC *)p->rstd)[r];
         if (p->weight) NAME(rms_norm_bwd_row)(dx, partial, dy, x, p->weight, rstd, cols);
         else NAME(rms_norm_bwd_row)(dx, partial, dy, x, NULL, rstd, cols);
+        if (!dx || !p->dsum) continue;
+        const T *dsum = (const T *)p->dsum + r * cols; /* [cols] */
+#pragma omp simd
+        for (int64_t j = 0; j < cols; j++) dx[j] = STORE(LOAD(dx[j]) + LOAD(dsum[j]));
     }
     return XT_OK;
 }
