@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan sanitize-gpu lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz sanitize-gpu lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make bench      measure against PyTorch          make lint       check format, Python, types and warnings"
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
 	@echo "make tsan       race scripts under ThreadSanitizer"
+	@echo "make fuzz       random programs, doors and files (ARGS='--seconds 600 --jobs 16 --seed 1')"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
@@ -105,6 +106,10 @@ tsan: $(STAMP)/unit
 	@rm -rf $(TSAN)
 	@CC="$(SANITIZE_CC)" XTRAIN_SANITIZE=thread $(BIN)/python setup.py --quiet build --build-base build/tsan --build-lib $(TSAN)
 	@CC="$(SANITIZE_CC)" $(BIN)/python tests/support/tsan.py --package $(TSAN) $(ARGS)
+
+# tests/fuzz/run.py has the options; a table at the end, and for each finding the command that shows it again.
+fuzz: $(STAMP)/unit build
+	@$(BIN)/python tests/fuzz/run.py $(ARGS)
 
 # parity/support/sanitize_gpu.py has the options, and its --logs what the processes said.
 sanitize-gpu:

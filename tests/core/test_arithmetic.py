@@ -78,6 +78,17 @@ def test_in_place_with_overlap() -> None:
     assert np.array_equal(m.cpu().numpy(), want)
 
 
+@pytest.mark.parametrize("again", [xt.from_dlpack, lambda t: xt.from_numpy(t.numpy())], ids=["dlpack", "numpy"])
+@pytest.mark.on_cpu
+def test_in_place_with_overlap_through_another_door(again) -> None:
+    """Memory that came back through DLPack or NumPy has a storage of its own, and still overlaps."""
+    t = xt.arange(300, dtype=xt.float32)
+    want = t.numpy().copy()
+    want[1:] += want[:-1].copy()
+    t[1:].add_(again(t)[:-1])
+    assert np.array_equal(t.numpy(), want)
+
+
 LATTICE = ["bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 PROMOTION = [  # PyTorch's table for two tensors with dimensions, rows and columns in the order of LATTICE
     "bool uint8 int32 int64 float16 bfloat16 float32 float64",

@@ -226,9 +226,12 @@ static XtStatus check_operand(XtCall *c) {
     return xt_check_shape(c->op, "the result's place, input,", x, ndim, shape);
 }
 
-/* Whether the two may overlap in memory without being the same elements. */
+/* Whether the two may overlap in memory without being the same elements. Two storages may hold the same memory: one of them, or both,
+ * borrow it through DLPack or NumPy. */
 static bool overlaps(const XtTensor *a, const XtTensor *b) {
-    if (a->storage != b->storage) return false;
+    const XtStorage *s = a->storage, *t = b->storage;
+    uintptr_t start = (uintptr_t)s->data, other = (uintptr_t)t->data;
+    if (s != t && (start >= other + t->nbytes || other >= start + s->nbytes)) return false;
     bool same = a->data == b->data && a->dtype == b->dtype && xt_same_shape(&a->view, &b->view);
     for (int i = 0; same && i < a->ndim; i++) same = a->strides[i] == b->strides[i] || a->shape[i] == 1;
     return !same;

@@ -1,0 +1,186 @@
+"""Steps of a random program that compute: arithmetic, reductions, products, layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import rules
+from frame import Wrong
+from values import CPU, ENTRY, FLOATS, INTS, SIZES, TIES, Program, Value, broadcasts, is_tame, mirrored, promoted, taken
+
+from xtrain import _C
+from xtrain.optable.table import exact
+
+
+class Functions(Program):
+    def unary(self) -> None:
+        name = self.chance.choice(tuple(rules.UNARY))
+        x = self.pick(FLOATS, tame=True)
+        if name in ("log", "sqrt", "rsqrt", "reciprocal") and not (x.shadow >= 0.2).all():
+            x = self.leaf(self.chance.choice(FLOATS), positive=True)
+        kwargs = {"approximate": "tanh"} if name == "gelu" and self.chance.random() < 0.5 else {}
+        entry = ENTRY["gelu:tanh" if kwargs else name]
+        out = self.result(name, entry, getattr(_C, name)(x.tensor, **kwargs), [x], kwargs)
+        self.record(name, [x], out, entry, **kwargs)
+
+    def fitting(self, x: Value, dtype: str | None = None) -> Value:
+        """Another operand that broadcasts with x."""
+        same = [
+            v for v in self.values if broadcasts(v.shadow.shape, x.shadow.shape) and (dtype is None or v.dtype == dtype)
+        ]
+        if same and self.chance.random() < 0.5:
+            return self.chance.choice(same)
+        shape = [n if self.chance.random() < 0.7 else 1 for n in x.shadow.shape[self.chance.choice((0, 0, 0, 1)) :]]
+        if x.shadow.ndim == len(shape) < 4 and self.chance.random() < 0.1:
+            shape.insert(0, self.chance.choice((1, 2, 3)))
+        return self.leaf(dtype or (x.dtype if self.chance.random() < 0.8 else None), tuple(shape))
+
+    def binary(self) -> None:
+        name = self.chance.choice(tuple(rules.BINARY))
+        a = self.pick(FLOATS, tame=True)
+        b = self.fitting(a, None if self.chance.random() < 0.2 else a.dtype)
+        if name == "pow" and not (a.shadow >= 0.2).all():
+            a = self.leaf(a.dtype, a.shadow.shape, positive=True)
+        if name == "div" and not (np.abs(b.shadow) >= 0.1).all():
+            b = self.leaf(a.dtype, b.shadow.shape, positive=True)
+        if b.dtype not in FLOATS or not is_tame(b.shadow):
+            return
+        if self.chance.random() < 0.3 and name not in ("pow", "div"):
+            a, b = b, a
+        out_dtype = promoted(a, b)
+        arrays = [exact(v.shadow, out_dtype) for v in (a, b)]
+        out = self.result(name, ENTRY[name], getattr(_C, name)(a.tensor, b.tensor), [a, b], {}, arrays)
+        if out.dtype != out_dtype:
+            raise Wrong(
+                f"{name} of {a.dtype} {a.shadow.shape} and {b.dtype} {b.shadow.shape}: dtype must be {out_dtype}, got {out.dtype}"
+            )
+        self.record(name, [a, b], out, ENTRY[name])
+
+    def integers(self) -> None:
+        name = self.chance.choice(("add", "sub", "mul", "maximum", "minimum"))
+        a = self.pick(INTS)
+        b = self.fitting(a, self.chance.choice(INTS))
+        dtype = promoted(a, b)
+        want = ENTRY[name].reference(a.shadow.astype(dtype), b.shadow.astype(dtype))
+        self.result(name, ENTRY[name + ":int"], getattr(_C, name)(a.tensor, b.tensor), [a, b], {}, want=want)
+
+    def compare(self) -> None:
+        name = self.chance.choice(("eq", "ne", "lt", "le", "gt", "ge"))
+        a = self.pick()
+        b = self.fitting(a, a.dtype)
+        self.record(name, [a, b], self.result(name, ENTRY[name], getattr(_C, name)(a.tensor, b.tensor), [a, b], {}))
+
+    def where(self) -> None:
+        a = self.pick(FLOATS)
+        b = self.fitting(a, a.dtype)
+        c = self.fitting(b, "bool")
+        if not broadcasts(c.shadow.shape, np.broadcast_shapes(a.shadow.shape, b.shadow.shape)):
+            return
+        out = self.result("where", ENTRY["where"], _C.where(c.tensor, a.tensor, b.tensor), [c, a, b], {})
+        self.record("where", [c, a, b], out)
+
+    def reduce(self) -> None:
+        name = self.chance.choice(("sum", "mean", "amax", "amin"))
+        x, kwargs = self.pick(FLOATS, tame=True), {}
+        if x.shadow.ndim and self.chance.random() < 0.8:
+            some = self.chance.sample(range(x.shadow.ndim), self.chance.randint(1, x.shadow.ndim))
+            dims = tuple(d - x.shadow.ndim if self.chance.random() < 0.3 else d for d in some)
+            kwargs = {
+                "dim": dims if len(dims) > 1 or self.chance.random() < 0.3 else dims[0],
+                "keepdim": self.chance.random() < 0.4,
+            }
+        if not x.shadow.size and name != "sum":
+            return
+        out = self.result(name, ENTRY[name], getattr(_C, name)(x.tensor, **kwargs), [x], kwargs)
+        self.record(name, [x], out, ENTRY[name], **kwargs)
+
+    def product(self) -> None:
+        a = self.pick(FLOATS, tame=True, dims=1)
+        inner, columns = a.shadow.shape[-1], self.chance.choice(SIZES)
+        batch = (
+            tuple(n if self.chance.random() < 0.6 else 1 for n in a.shadow.shape[:-2])
+            if self.chance.random() < 0.6
+            else ()
+        )
+        b = self.leaf(a.dtype, (inner,) if self.chance.random() < 0.1 else (*batch, inner, columns))
+        out = self.result("matmul", ENTRY["matmul"], _C.matmul(a.tensor, b.tensor), [a, b], {})
+        self.record("matmul", [a, b], out, ENTRY["matmul"])
+
+    def dense(self) -> None:
+        x = self.pick(FLOATS, tame=True, dims=1)
+        inputs, inner = [x], x.shadow.shape[-1]
+        inputs.append(self.leaf(x.dtype, (self.chance.choice(SIZES), inner)))
+        if self.chance.random() < 0.4:
+            inputs.append(self.leaf(x.dtype, inputs[1].shadow.shape[:1]))
+        entry = ENTRY["linear" if len(inputs) == 2 else "linear:bias"]
+        out = self.result("linear", entry, _C.linear(*(v.tensor for v in inputs)), inputs, {})
+        self.record("linear", inputs, out, entry)
+
+    def layer(self) -> None:
+        chance, x = self.chance, self.pick(FLOATS, tame=True, dims=1)
+        name, width = chance.choice(("softmax", "rms_norm", "rms_norm", "swiglu", "swiglu")), x.shadow.shape[-1]
+        inputs, kwargs, variant = [x], {}, ""
+        if name == "softmax":
+            kwargs = {"dim": chance.randrange(-x.shadow.ndim, x.shadow.ndim)}
+            if not x.shadow.size:
+                return
+        elif name == "rms_norm":
+            if not width:
+                return
+            inputs += [self.leaf(x.dtype, (width,))]
+            kwargs = {"eps": chance.choice((1e-6, 1e-5, 0.5))}
+        elif width % 2 or chance.random() < 0.5:
+            inputs += [self.leaf(x.dtype, x.shadow.shape)]
+        else:
+            variant = ":halves"
+        entry = ENTRY[name + variant]
+        out = self.result(name, entry, getattr(_C, name)(*(v.tensor for v in inputs), **kwargs), inputs, kwargs)
+        self.record(name, inputs, out, entry, **kwargs)
+
+    def lookup(self) -> None:
+        words = self.chance.choice((1, 3, 7))
+        weight = self.leaf(self.chance.choice(FLOATS), (words, self.chance.choice(SIZES)))
+        shape = self.shape(2)
+        ids = np.abs(taken(TIES, self.chance.randrange(1000), shape)) % words
+        tensor = self.place(ids, "int64")
+        held = self.keep(tensor, mirrored(tensor, ids))
+        self.trace.append(f"v{len(self.values) - 1} = ids {shape}")
+        out = self.result("embedding", ENTRY["embedding"], _C.embedding(held.tensor, weight.tensor), [held, weight], {})
+        self.record("embedding", [held, weight], out, ENTRY["embedding"])
+
+    def loss(self) -> None:
+        rows, words = self.chance.choice((1, 2, 5)), self.chance.choice((1, 3, 8, 33))
+        x = self.leaf(self.chance.choice(FLOATS), (rows, words), tame=True)
+        targets = np.abs(taken(TIES, self.chance.randrange(1000), (rows,))) % words
+        held = self.keep(_C.tensor(targets), targets)
+        self.trace.append(f"v{len(self.values) - 1} = targets")
+        reduction = self.chance.choice(("mean", "sum", "none"))
+        entry = ENTRY["cross_entropy:" + reduction]
+        call = _C.cross_entropy(x.tensor, held.tensor, reduction=reduction)
+        out = self.result(f"cross_entropy {reduction}", entry, call, [x, held], {})
+        self.record("cross_entropy", [x, held], out, entry, reduction=reduction)
+
+    def attend(self) -> None:
+        chance = self.chance
+        batch, heads, rows, columns, width = (chance.choice((1, 1, 2, 3, 5)) for _ in range(5))
+        dtype = chance.choice(FLOATS)
+        q = self.leaf(dtype, (batch, heads, rows, width), tame=True)
+        k, v = (self.leaf(dtype, (batch, heads, columns, width), tame=True) for _ in range(2))
+        kwargs: dict[str, Any] = {"is_causal": chance.random() < 0.5 and rows <= columns}
+        if chance.random() < 0.3:
+            kwargs["scale"] = 0.5
+        _C.use_attention_backend(chance.choice(_C.attention_backends(CPU)) if chance.random() < 0.3 else None)
+        entry = ENTRY["scaled_dot_product_attention"]
+        call = _C.scaled_dot_product_attention(q.tensor, k.tensor, v.tensor, **kwargs)
+        self.record("attention", [q, k, v], self.result("attention", entry, call, [q, k, v], kwargs), entry, **kwargs)
+
+    def number(self) -> None:
+        """A tensor and a number."""
+        name = self.chance.choice(("add", "sub", "mul", "maximum", "minimum"))
+        x, value = self.pick(FLOATS, tame=True), self.chance.choice((0, 1, -2, 0.5, -0.25, True))
+        turned = self.chance.random() < 0.5
+        pair = (value, x.tensor) if turned else (x.tensor, value)
+        arrays = [np.float64(value), x.shadow] if turned else [x.shadow, np.float64(value)]
+        out = self.result(f"{name} of {value}", ENTRY[name], getattr(_C, name)(*pair), [x], {}, arrays)
+        self.record(name, [x], out, ENTRY[name], number=value, turned=turned)

@@ -1,0 +1,226 @@
+"""Random programs of ops, each step compared with NumPy in float64.
+
+A value is a tensor and its shadow, a NumPy array of the same numbers. Views of a tensor are views of the shadow, so that a change in place
+must appear in every alias, and nowhere else. Results are judged by the op table's references and tolerances, from the tensor's own inputs:
+errors do not add up over a program. In a program with a graph every float tensor keeps its gradient, and each gradient is compared with what
+the rules of `rules.py` make of the gradients that follow it.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rules
+from frame import Family, Wrong
+from functions import Functions
+from moves import Moves
+from values import CPU, POOL, Value, numbers, taken
+
+from xtrain import _C
+from xtrain.optable.judge import additions
+from xtrain.optable.table import TINY, UNIT_ROUNDOFF, Case, accumulator, exact
+
+COMPUTE = (
+    ("unary",) * 4
+    + ("binary",) * 4
+    + ("number", "where", "reduce", "reduce", "product", "dense", "layer", "layer", "lookup")
+)
+COMPUTE += ("loss", "attend")
+MOVE = ("view", "view", "view", "index", "index", "reshape", "reshape", "copy", "cast", "join", "split")
+STEPS = (
+    *COMPUTE,
+    *MOVE,
+    "integers",
+    "integers",
+    "compare",
+    "door",
+    "door",
+    "in_place",
+    "in_place",
+    "in_place",
+    "in_place",
+)
+STEPS_OF_A_GRAPH = (*COMPUTE, *MOVE)
+
+
+class Whole(Functions, Moves):
+    def run(self) -> int:
+        """Runs the program and returns how many steps it had."""
+        chance = self.chance
+        for _ in range(chance.randint(1, 3)):
+            self.leaf()
+        if chance.random() < 0.1:
+            _C.use_gemm_backend(chance.choice(_C.gemm_backends(CPU)))
+        steps = STEPS_OF_A_GRAPH if self.records else STEPS
+        for _ in range(chance.randint(1, 7)):
+            getattr(self, chance.choice(steps))()
+        if self.records:
+            self.backward()
+        return len(self.trace)
+
+    # ---- gradients
+
+    def backward(self) -> None:
+        """From one to three roots, with random gradients; perhaps in two walks, which add up."""
+        chance = self.chance
+        roots = [v for v in self.values if v.graph and not v.tensor.is_leaf]
+        if not roots:
+            return
+        roots = chance.sample(roots, min(len(roots), chance.choice((1, 1, 2, 3))))
+        seeds: dict[int, np.ndarray] = {}
+        for v in roots:
+            seeds[id(v)] = exact(taken(POOL, chance.randrange(4000), v.shadow.shape), v.dtype)
+        self.trace.append(f"backward from {[self.values.index(v) for v in roots]}")
+        tensors = [_C.cast(_C.tensor(np.array(seeds[id(v)])), v.tensor.dtype) for v in roots]
+        leaves = [v for v in self.values if v.graph and v.tensor.is_leaf]
+        _C.backward([v.tensor for v in roots], tensors, True)
+        first = {id(v): v.tensor.grad for v in self.values if v.graph}
+        self.expect(first, seeds)
+        if chance.random() < 0.25:  # the same again: the same bits, and nothing that was kept has been changed
+            for v in self.values:
+                if v.graph:
+                    v.tensor.grad = None
+            _C.backward([v.tensor for v in roots], tensors, False)
+            for v in leaves:
+                old, new = first[id(v)], v.tensor.grad
+                if (old is None) != (new is None) or (
+                    old is not None and not np.array_equal(numbers(old), numbers(new), equal_nan=True)
+                ):
+                    raise Wrong(f"v{self.values.index(v)}: the second backward gives another gradient")
+        for v in self.values:
+            if v.shadow.dtype.kind == "f" and not np.array_equal(numbers(v.tensor), v.shadow, equal_nan=True):
+                raise Wrong(f"backward changed v{self.values.index(v)}")
+
+    def expect(self, grads: dict[int, Any], seeds: dict[int, np.ndarray]) -> None:
+        """Compares each gradient with the sum of what its users make of theirs."""
+        wanted: dict[int, list[Any]] = {id(v): [] for v in self.values if v.graph}
+        for v in self.values:
+            if id(v) in seeds:
+                wanted[id(v)].append((seeds[id(v)], np.abs(seeds[id(v)]), 0.0, 0.0))
+        for rule, inputs, outs, kwargs, entry in self.uses:
+            dys = [grads[id(out)] for out in outs]
+            if all(dy is None for dy in dys):
+                continue
+            gradients = [numbers(dy) if dy is not None else np.zeros(out.shadow.shape) for dy, out in zip(dys, outs)]
+            parts = PARTS[rule](self, gradients, inputs, outs, kwargs)
+            for v, part in zip(inputs, parts):
+                if v.graph and part is not None:
+                    roundings = 4.0 if entry is None else entry.grad_roundings
+                    terms = max(1.0, sum(dy.size for dy in gradients) / max(1, v.shadow.size))
+                    works = outs[0].dtype if UNIT_ROUNDOFF[outs[0].dtype] > UNIT_ROUNDOFF[v.dtype] else v.dtype
+                    if rule == "move":
+                        roundings, steps = 1.0, 0.0
+                    else:
+                        arrays = [u.shadow for u in inputs]
+                        added = (
+                            additions(entry, Case((), {}), arrays)
+                            if entry and rule not in VARIANTS
+                            else 16 + max(a.size for a in arrays)
+                        )
+                        steps = added + terms + 16
+                    unit = roundings * UNIT_ROUNDOFF[works] + steps * UNIT_ROUNDOFF[accumulator(works)]
+                    wanted[id(v)].append((*part, unit, terms * TINY[works]))
+        for v in self.values:
+            if not v.graph:
+                continue
+            parts, got = wanted[id(v)], grads[id(v)]
+            if got is not None and not parts and v in self.parts and not numbers(got).any():
+                continue  # a part of a split, of which another one is used
+            if got is None or not parts:
+                if (got is None) != (not parts):
+                    raise Wrong(f"the gradient of v{self.values.index(v)} must {'exist' if parts else 'be None'}")
+                continue
+            want, size = sum(p[0] for p in parts), sum(p[1] for p in parts)
+            tolerance = (
+                sum(p[1] * p[2] + p[3] for p in parts)
+                + (len(parts) + 1) * UNIT_ROUNDOFF[v.dtype] * size
+                + TINY[v.dtype]
+            )
+            if not np.isfinite(size).all():
+                continue
+            self.check(numbers(got), np.asarray(want), tolerance, v.dtype, f"gradient of v{self.values.index(v)}")
+
+
+# ---- from a use to the parts of its inputs
+
+
+def _by_rule(rule: Any) -> Any:
+    def parts(
+        program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]
+    ) -> Any:
+        shadows = [v.shadow for v in inputs]
+        if "number" in kwargs:
+            pair = [shadows[0], np.float64(kwargs["number"])]
+            found = rule(dys[0], *(pair[::-1] if kwargs["turned"] else pair), outs[0].shadow)
+            return [found[1 if kwargs["turned"] else 0]]
+        return rule(dys[0], *shadows, outs[0].shadow, **kwargs)
+
+    return parts
+
+
+def _moved(
+    program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]
+) -> Any:
+    """Each element of x is at the places of y that have its number: x as the numbers 0, 1, ... goes the same way."""
+    places = kwargs.get("places")
+    x = inputs[0].shadow
+    grad, size = np.zeros(x.size), np.zeros(x.size)
+    np.add.at(grad, places.reshape(-1), dys[0].reshape(-1))
+    np.add.at(size, places.reshape(-1), np.abs(dys[0]).reshape(-1))
+    return [(grad.reshape(x.shape), size.reshape(x.shape))]
+
+
+def _joined(
+    program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]
+) -> Any:
+    ends = np.cumsum([v.shadow.shape[kwargs["dim"]] for v in inputs])[:-1]
+    return [(part, np.abs(part)) for part in np.split(dys[0], ends, kwargs["dim"])]
+
+
+def _cut(program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]) -> Any:
+    whole = np.concatenate(dys, kwargs["dim"])
+    return [(whole, np.abs(whole))]
+
+
+RULES: dict[str, Any] = {
+    **rules.UNARY, **rules.BINARY, "where": rules.where, "sum": rules.total, "mean": rules.average, "amax": rules.extremum,
+    "amin": rules.extremum, "softmax": rules.softmax, "rms_norm": rules.rms_norm, "swiglu": rules.swiglu, "matmul": rules.matmul,
+    "linear": rules.linear, "embedding": rules.embedding, "cross_entropy": rules.cross_entropy, "attention": rules.attention,
+}  # fmt: skip
+PARTS = {**{name: _by_rule(rule) for name, rule in RULES.items()}, "move": _moved, "cat": _joined, "split": _cut}
+VARIANTS = {
+    "linear",
+    "swiglu",
+    "attention",
+    "cross_entropy",
+    "softmax",
+    "sum",
+    "mean",
+}  # additions want arguments, or other inputs
+
+
+class Programs(Family):
+    name = "programs"
+    share = 2.0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.trace: list[str] = []
+        _C.set_num_threads(1)  # many processes run side by side
+        np.seterr(all="ignore")
+
+    def describe(self) -> str:
+        return "\n".join(self.trace)
+
+    def run(self, chance: random.Random) -> None:
+        try:
+            self.counts["steps"] += Whole(chance, self.trace).run()
+        finally:
+            _C.use_gemm_backend(None)
+            _C.use_attention_backend(None)
+
+
+FAMILY = Programs

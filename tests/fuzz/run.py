@@ -1,0 +1,208 @@
+"""Runs the fuzzers; `make fuzz` calls it.
+
+    run.py [FAMILY ...] [--seconds 60] [--jobs 2] [--seed 1]       a table at the end; the exit status is the verdict
+    run.py FAMILY --seed 1 --case 4711                             one case again, in this process, with what it does
+
+Workers are processes of their own: a crash, a hang or memory beyond its limit is a finding that names its case, and the
+worker goes on behind it. Without a seed each run takes another; the table says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from frame import Family, Progress, Wrong, chance_of
+
+sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # a package that is not installed
+MEMORY = 512 << 20  # bytes that a worker's heap may grow by
+MOST = 20  # findings after which a worker stops: they are one defect
+FAMILIES = ("programs",)
+
+
+def family_class(name: str) -> type[Family]:
+    module = __import__(name)
+    return module.FAMILY
+
+
+def one_case(family: Family, seed: int, number: int) -> str:
+    """Runs a case; what is wrong, or ""."""
+    try:
+        family.run(chance_of(family.name, seed, number))
+    except Wrong as wrong:
+        return str(wrong)
+    except Exception:
+        return "an exception that is not documented: " + traceback.format_exc()
+    return ""
+
+
+# ---- a worker ----------------------------------------------------------------------------------------------------------
+
+
+def work(options: argparse.Namespace) -> int:
+    faulthandler.enable()
+    name, first, step = options.families[0], *options.range
+    folder = Path(tempfile.mkdtemp(dir=options.slot.parent))
+    family, progress = family_class(name)(folder), Progress(options.slot)
+    if not os.environ.get("XTRAIN_SANITIZE"):
+        for chance in range(3):  # so that what is loaded lazily does not count
+            one_case(family, -1, chance)
+        in_use = (
+            int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            if sys.platform == "linux"
+            else 0
+        )
+        if in_use:
+            resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY, resource.RLIM_INFINITY))
+    family.counts.clear()
+    number, done, findings, end = first, 0, 0, options.until
+    while findings < MOST and (done % 16 or time.time() < end):
+        progress.write(number, done, findings)
+        if wrong := one_case(family, options.seed, number):
+            findings += 1
+            print(json.dumps({"case": number, "wrong": wrong, "what": family.describe()}), flush=True)
+        done += 1
+        number += step
+    progress.write(number, done, findings)
+    print(json.dumps({"counts": family.counts}), flush=True)
+    return 0
+
+
+# ---- the parent ----------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process, started anew behind the case that ended it."""
+
+    def __init__(self, name: str, seed: int, first: int, step: int, until: float, folder: Path) -> None:
+        self.name, self.seed, self.step, self.until = name, seed, step, until
+        self.folder, self.cases, self.at, self.findings, self.counts = folder, 0, first, [], Counter()
+        self.ends, self.ended = 0, False
+        self._start()
+
+    def _start(self) -> None:
+        self.slot = self.folder / f"{self.name}-{self.at}"
+        self.slot.unlink(missing_ok=True)
+        self.progress, self.output = Progress(self.slot), open(f"{self.slot}.out", "w+")  # noqa: SIM115
+        self.seen, self.moved = (-1, 0, 0), time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, self.name, "--seed", str(self.seed), "--slot", os.fspath(self.slot),
+             "--until", str(self.until), "--range", str(self.at), str(self.step)],
+            stdout=self.output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def poll(self, slow: float) -> None:
+        if self.ended:
+            return
+        status, now = self.process.poll(), self.progress.read()
+        if now != self.seen:
+            self.seen, self.moved = now, time.monotonic()
+        hung = status is None and time.monotonic() - self.moved > slow
+        if hung:
+            self.process.kill()
+            self.process.wait()
+        if status is None and not hung:
+            return
+        self.output.seek(0)
+        rest = []
+        for line in self.output:
+            try:
+                found = json.loads(line)
+                self.findings += [found] if "case" in found else []
+                self.counts.update(found.get("counts", {}))
+            except ValueError:
+                rest.append(line)
+        self.output.close()
+        case, done, _ = self.progress.read()
+        self.cases += done
+        self.ended = status == 0
+        if self.ended:
+            return
+        self.ends += 1
+        what = f"no end within {slow:.0f} s" if hung else f"the process ended with status {status}"
+        self.findings.append({"case": case, "wrong": what, "what": "".join(rest)[-3000:]})
+        if self.ends >= 5 or time.time() >= self.until:
+            self.ended = True
+            return
+        self.at = case + self.step
+        self._start()
+
+
+def fuzz(name: str, options: argparse.Namespace, seconds: float, folder: Path) -> tuple[str, list[dict]]:
+    """A row of the table, and the findings."""
+    begun = time.monotonic()
+    slow = family_class(name).slow
+    until = time.time() + seconds
+    workers = [Worker(name, options.seed, job, options.jobs, until, folder) for job in range(options.jobs)]
+    while not all(worker.ended for worker in workers):
+        time.sleep(0.05)
+        for worker in workers:
+            worker.poll(slow)
+    spent, cases = time.monotonic() - begun, sum(worker.cases for worker in workers)
+    counts = sum((worker.counts for worker in workers), Counter())
+    findings = [found for worker in workers for found in worker.findings]
+    note = ", ".join(f"{key} {counts[key]}" for key in sorted(counts))
+    row = f"{name:10} {cases:>10} cases {spent:7.0f} s {cases / spent:>9.0f} a second {len(findings):>4} findings   {note}"
+    return row, findings
+
+
+def again(options: argparse.Namespace) -> int:
+    name = options.families[0]
+    with tempfile.TemporaryDirectory() as folder:
+        family = family_class(name)(Path(folder))
+        wrong = one_case(family, options.seed, options.case)
+        print(family.describe())
+    print(wrong or "right")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", help=f"of {', '.join(FAMILIES)}; all by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="in all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--case", type=int, help="run this case of one family again")
+    parser.add_argument("--slot", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--range", type=int, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.families) - set(FAMILIES):
+        parser.error(f"no such family: {', '.join(sorted(unknown))}")
+    if options.seed is None:
+        options.seed = int(time.time())
+    if options.slot:
+        return work(options)
+    if options.case is not None:
+        return again(options)
+    names = options.families or list(FAMILIES)
+    whole, rows, findings = sum(family_class(name).share for name in names), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            seconds = options.seconds * family_class(name).share / whole
+            row, found = fuzz(name, options, seconds, Path(folder))
+            rows.append(row)
+            print(row, flush=True)
+            for one in found:
+                findings.append((name, one))
+                print(f"\n{name}, case {one['case']}: {one['wrong']}\n{one['what']}")
+                print(
+                    f"again: python tests/fuzz/run.py {name} --seed {options.seed} --case {one['case']}\n", flush=True
+                )
+    print(f"\nseed {options.seed}, {options.jobs} jobs")
+    print("\n".join(rows))
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
