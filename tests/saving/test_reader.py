@@ -14,6 +14,7 @@ from xtrain import saving
 from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.saving import directory as writing
+from xtrain.saving import reader
 from xtrain.saving.safetensors import SafetensorsFile
 from xtrain.tokenizers import load_tokenizer
 from xtrain.train import Trainer
@@ -196,6 +197,15 @@ def test_a_newer_checkpoint_with_a_forged_manifest_is_skipped(tmp_path, name: st
     said: list[str] = []
     assert saving.newest_valid(run.directory, said.append) == first
     assert len(said) == 1
+
+
+def test_more_than_the_machine_has_is_not_read(tmp_path, monkeypatch) -> None:
+    """A system that promises more memory than it has would kill the process."""
+    saved(tmp_path / "model")
+    with SafetensorsFile(tmp_path / "model" / "model.safetensors") as opened:
+        monkeypatch.setattr(reader, "host_memory", lambda: 63)
+        with pytest.raises(CheckpointError, match="64 bytes do not fit into memory"):
+            opened.tensor("model.norm.weight")
 
 
 def test_what_is_no_regular_file_is_one_sentence(tmp_path) -> None:

@@ -172,7 +172,8 @@ def test_a_loss_that_is_not_finite_stops_a_late_step_too(tmp_path, data) -> None
     trainer = Trainer(options(data, tmp_path / "run", save_every=0), quiet=True)
     trainer.stepper.read_every = 5
     gradients = trainer.stepper.gradients
-    trainer.stepper.gradients = lambda *given: (gradients(*given)[0] * math.inf, xt.ones(()))
+    finite = xt.ones((), device=trainer.device)
+    trainer.stepper.gradients = lambda *given: (gradients(*given)[0] * math.inf, finite)
     before = [p.detach().cpu().numpy().copy() for p in trainer.model.parameters()]
     with pytest.raises(NonFiniteError, match="step 1: the loss is inf"):
         trainer.run()

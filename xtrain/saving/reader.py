@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
+from .._host import host_memory
 from ..errors import CheckpointError, shown
 from ..files import reason
 from .directory import FORMAT, MANIFEST, PIECE, PathLike
@@ -148,6 +149,8 @@ class CheckedFile:
     def peek(self, start: int, stop: int) -> bytearray:
         """Return bytes [start, stop) unchecked: only to learn what to read."""
         try:
+            if stop - start > host_memory():  # the system may grant them, and kill the process that uses them
+                raise MemoryError
             data = bytearray(stop - start)
         except (MemoryError, OverflowError):
             raise CheckpointError(f"{self.path}: {stop - start} bytes do not fit into memory") from None
