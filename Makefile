@@ -1,5 +1,5 @@
 # Everything a newcomer needs, one word each; `make help` lists them. Nothing is installed outside .venv.
-#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize, tsan, sanitize-gpu
+#   PYTHON=python3.12   which Python makes the .venv         ARGS="..."   options for train, test, test-gpu, bench, sanitize, tsan, faults, coverage, sanitize-gpu
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz sanitize-gpu lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz faults coverage sanitize-gpu lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
 	@echo "make tsan       race scripts under ThreadSanitizer"
 	@echo "make fuzz       random programs, doors and files (ARGS='--seconds 600 --jobs 16 --seed 1')"
+	@echo "make faults     plant wrong edits, and see the tests catch them (ARGS='--jobs 16 --only rope ...')"
+	@echo "make coverage   lines and branches of csrc that the unit tests run (ARGS='-n 12 ...' for pytest)"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
@@ -58,6 +60,10 @@ $(STAMP)/plot: $(STAMP)/install
 $(STAMP)/unit: pyproject.toml $(STAMP)/install
 	@echo "installing what unit tests need"
 	@$(PIP) --no-build-isolation --editable '.[plot,test]'
+	@touch $@
+
+$(STAMP)/coverage: $(STAMP)/unit
+	@$(PIP) $(shell sed -n 's/^coverage = \[\(.*\)\]/\1/p' pyproject.toml | tr ',"' '  ')
 	@touch $@
 
 $(STAMP)/test: parity/requirements.txt $(STAMP)/unit
@@ -110,6 +116,19 @@ tsan: $(STAMP)/unit
 # tests/fuzz/run.py has the options; a table at the end, and for each finding the command that shows it again.
 fuzz: $(STAMP)/unit build
 	@$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+# tests/support/plant_faults.py has the options; it builds copies of the tree, and leaves this one alone.
+faults: $(STAMP)/unit build
+	@$(BIN)/python tests/support/plant_faults.py $(ARGS)
+
+# The unit suite with gcov's counters, in a copy of the extension that is built with them; then the table of rooms. A test that fails
+# leaves the table, and fails the target.
+COVERAGE := build/coverage/lib
+coverage: $(STAMP)/coverage
+	@rm -rf $(COVERAGE) && find build/obj/sanitize-coverage -name '*.gcda' -delete 2>/dev/null || true
+	@CC="$(SANITIZE_CC)" XTRAIN_SANITIZE=coverage $(BIN)/python setup.py --quiet build --build-base build/coverage --build-lib $(COVERAGE)
+	@PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COVERAGE) $(BIN)/pytest tests -q -p no:cacheprovider $(ARGS); status=$$?; \
+	    $(BIN)/python tests/support/coverage_rooms.py --gcovr $(BIN)/gcovr && exit $$status
 
 # parity/support/sanitize_gpu.py has the options, and its --logs what the processes said.
 sanitize-gpu:

@@ -8,7 +8,7 @@ are compiled in parallel, so that editing one file costs seconds. Objects live i
 the command that made it.
 
 Environment: CC; CFLAGS and LDFLAGS, added last; XTRAIN_WERROR=1: warnings are errors; XTRAIN_SANITIZE=1: ASan and
-UBSan, XTRAIN_SANITIZE=thread: ThreadSanitizer.
+UBSan, XTRAIN_SANITIZE=thread: ThreadSanitizer, XTRAIN_SANITIZE=coverage: gcov's counters.
 CUDA, from every cuda/**/*.cu: XTRAIN_CUDA=1 builds it, 0 removes it, auto (the default) builds it where nvcc and a GPU
 are, and else keeps one that was built before; XTRAIN_CUDA_ARCHS, such as "native" or "80 90a ptx120": compute
 capabilities to build for; NVCC; NVCCFLAGS. An empty variable counts as one that is not set. setup_cuda.py has the rest.
@@ -39,7 +39,9 @@ import setup_cuda  # noqa: E402
 
 MACOS = sys.platform == "darwin"
 VERSION = re.search(r'__version__ = "(.+)"', Path("xtrain/_version.py").read_text()).group(1)
-SANITIZE = {"": "", "0": "", "thread": "thread"}.get(os.environ.get("XTRAIN_SANITIZE", ""), "address")
+SANITIZE = {"": "", "0": "", "thread": "thread", "coverage": "coverage"}.get(
+    os.environ.get("XTRAIN_SANITIZE", ""), "address"
+)
 WERROR = os.environ.get("XTRAIN_WERROR", "0") not in ("", "0")
 
 # -fno-math-errno and -fno-trapping-math let loops over sqrt, rint and comparisons vectorise.
@@ -50,6 +52,7 @@ SANITIZERS = {
     "": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-fsanitize=thread"],
+    "coverage": ["--coverage", "-fprofile-update=atomic"],
 }
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-DXT_SANITIZE", *SANITIZERS[SANITIZE]]
 CUDA_LIBRARY = Path("build/obj/cuda/libxtrain_cuda.so")

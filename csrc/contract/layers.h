@@ -90,7 +90,7 @@ typedef struct XtEmbeddingBwd {
 } XtEmbeddingBwd;
 
 /* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
- * logits and dlogits have rows of stride ld >= vocab; the gap between two rows is neither read nor written. dlogits may be logits.
+ * logits and dlogits have rows of stride ld >= vocab; the gap between two rows is not read. dlogits may be logits.
  * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position, its value and the op's name:
  * linear_cross_entropy when `linear`, else cross_entropy.
  * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */

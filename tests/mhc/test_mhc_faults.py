@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import plant_faults
+import plant_mhc_faults
 import pytest
 
 import xtrain as xt
@@ -224,9 +224,9 @@ def test_identities_see_small_faults_and_nan(monkeypatch) -> None:
 
 
 def test_the_places_of_the_faults_to_plant_are_there() -> None:
-    """What tests/support/plant_faults.py, which takes minutes, puts into the kernels."""
-    for description, *fault in plant_faults.FAULTS:
-        text = plant_faults.planted(plant_faults.ROOT, *fault)
+    """What tests/support/plant_mhc_faults.py, which takes minutes, puts into the kernels."""
+    for description, *fault in plant_mhc_faults.FAULTS:
+        text = plant_mhc_faults.planted(plant_mhc_faults.ROOT, *fault)
         assert fault[2] in text, description
     with pytest.raises(ValueError, match="must have its place once, got 0 times"):
-        plant_faults.planted(plant_faults.ROOT, "csrc/cpu/mhc/sinkhorn.c", "no such line", "")
+        plant_mhc_faults.planted(plant_mhc_faults.ROOT, "csrc/cpu/mhc/sinkhorn.c", "no such line", "")

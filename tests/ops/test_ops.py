@@ -272,8 +272,8 @@ def repeated(a: np.ndarray, dtype: str | None):
     return _C.expand(tensor(a[:1], dtype), a.shape)
 
 
-def run(entry: Op, c: Case, tensors: list, dtype: str) -> list:
-    """Outputs, then gradients where there are any; upstream gradients arrive transposed too."""
+def run(entry: Op, c: Case, tensors: list, dtype: str, upstream_as=transposed) -> list:
+    """Outputs, then gradients where there are any; upstream gradients arrive transposed too, or as `upstream_as` makes them."""
     leaves = entry.differentiable(c) if dtype in FLOATS else []
     for i in leaves:
         tensors[i].requires_grad_()
@@ -281,10 +281,7 @@ def run(entry: Op, c: Case, tensors: list, dtype: str) -> list:
     if not leaves:
         return outs
     floats = [o for o in outs if o.dtype.is_floating_point]
-    seeds = [
-        _C.to_device(_C.cast(transposed(dy, "float64"), o.dtype), o.device)
-        for dy, o in zip(upstream(floats, dtype, c.id), floats)
-    ]
+    seeds = [upstream_as(dy, o.dtype.name) for dy, o in zip(upstream(floats, dtype, c.id), floats)]
     _C.backward(floats, seeds, False)
     return outs + [tensors[i].grad for i in leaves]
 
@@ -308,7 +305,7 @@ def test_strides(entry: Op, c: Case, dtype: str, backend: str | None, layout) ->
     dense = [tensor(a, k) for a, k in zip(arrays, kinds)]
     for v, d in zip(views, dense):
         assert bits(v) == bits(d)
-    for i, (got, want) in enumerate(zip(run(entry, c, views, dtype), run(entry, c, dense, dtype), strict=True)):
+    for i, (got, want) in enumerate(zip(run(entry, c, views, dtype), run(entry, c, dense, dtype, tensor), strict=True)):
         if entry.strided == "bits" or not got.dtype.is_floating_point:
             assert bits(got) == bits(want), f"result {i} depends on the strides of the inputs"
         else:

@@ -1,136 +1,219 @@
-"""Plants faults of hyper-connections in the C kernels of copies of this tree and prints the table of docs/worklog/mhc.md.
+"""Plants faults one at a time in copies of this tree, and runs the tests that must catch them; `make faults` calls it.
 
-python tests/support/plant_faults.py            # some minutes: builds and tests five copies, one after another
-python tests/support/plant_faults.py "shift"    # the faults whose description has the word
+python tests/support/plant_faults.py                         # the whole table, one job
+python tests/support/plant_faults.py --jobs 16               # sixteen copies of the tree, a fault each at a time
+python tests/support/plant_faults.py --only 'rope|adamw'     # faults whose name, file or promise matches
+python tests/support/plant_faults.py --list                  # the table
+python tests/support/plant_faults.py --sample 40             # every 40th fault, as the unit suite does
+
+A copy of the tree is built once, with the objects that the tree has. Then the tests are run without a fault, where none may fail, and
+each job plants its faults in a copy of that copy: one C file is compiled again and the extension linked, Python is not built. After a
+fault the sources, objects and extension are put back. What is needed: a C compiler, what the build needs, NumPy and pytest.
+
+A fault is caught when a test fails or the process crashes or hangs. The exit status is 0 when all are caught.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+import queue
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from faults.table import Fault, table
 from places import ROOT
 
+LIMIT = 120  # seconds for the tests of a fault; those that hang are killed
 LEFT_OUT = (
-    ".git",
-    ".venv",
-    ".ci",
-    "sanitize",
-    "lib.*",
-    "temp.*",
-    "__pycache__",
-    "dist",
-    "runs",
-    ".pytest_cache",
-    "lock",
-)
-
-# description, file, what is there, what takes its place
-FAULTS = [
-    ("none", "csrc/cpu/mhc/mhc_pre.c", "", ""),
-    (
-        "`mhc_pre`: the logits' part of du lacks r",
-        "csrc/cpu/mhc/mhc_pre.c",
-        "du[i] = r * dq;",
-        "du[i] = i < 2 * p->streams ? r * dq : dq;",
-    ),
-    (
-        "`mhc_pre`: r² too many in κ",
-        "csrc/cpu/mhc/mhc_pre.c",
-        "*kappa = -dot * r * r * r / (ACC)k;",
-        "*kappa = -dot * r * r * r * r * r / (ACC)k;",
-    ),
-    (
-        "`sinkhorn`, form P: maxima of rows instead of columns (shift)",
-        "csrc/cpu/mhc/sinkhorn.c",
-        "if (form == XT_SINKHORN_P) NAME(sinkhorn_exp)(a, n, 1, n);",
-        "if (form == XT_SINKHORN_P) NAME(sinkhorn_exp)(a, n, n, 1);",
-    ),
-    (
-        "`mhc_pre` inside a layer: M instead of Mᵀ in dx (fused)",
-        "csrc/cpu/mhc/mhc_pre.c",
-        "if (n == 4) NAME(mhc_add_rows)(w, m_res + j, 4, g, 4, cols, width);\n"
-        "        else NAME(mhc_add_rows)(w, m_res + j, n, g, n, cols, width);",
-        "NAME(mhc_add_rows)(w, m_res + j * n, 1, g, n, cols, width);",
-    ),
-]
-
-IDENTITIES = """
-from xtrain.optable.identities import mhc_identities
-wrong = {}
-for rms in (0.1, 1.0, 4.0):
-    for name, (residual, limit) in mhc_identities("float64", (33, 4, 40), rms).items():
-        if not residual <= limit:
-            wrong.setdefault(name, f"{name}, residual {residual:.2g}, limit {limit:.2g}")
-print("; ".join(wrong.values()) or "nothing")
-"""
-DIVERGENCE = """
-import xtrain as xt
-from xtrain import nn
-from xtrain.testing import first_divergence
-xt.manual_seed(0)
-layer = nn.HyperConnection(4, 3, nn.Linear(4, 4), iters=3, affine=True)
-nn.init.normal_(layer.phi, 0.0, 0.3)
-nn.init.constant_(layer.alpha, 0.9)
-x = xt.randn(6, 3, 4) * 0.3
-found = first_divergence(lambda m: m(x.to(m.phi.dtype)).square().sum(), layer)
-print("nothing" if found else f"{found.first.phase} of {found.first.name}")
-"""
+    ".git", ".venv", ".ci", "sanitize", "tsan", "coverage", "lib.*", "temp.*", "__pycache__", "dist", "runs", "cuda", "docs", "parity",
+    ".pytest_cache", ".ruff_cache", "lock", "*.egg-info",
+)  # fmt: skip
+KEPT = ("cuda", "docs", "parity")  # of those, what a tree needs: left out of build/ only
+CAUGHT, SURVIVED, UNBUILT, UNRUN = "caught", "SURVIVED", "DID NOT BUILD", "TESTS DID NOT RUN"
 
 
-def planted(root: Path, file: str, there: str, instead: str) -> str:
+@dataclass(frozen=True)
+class Verdict:
+    fault: Fault
+    outcome: str
+    seconds: float
+    said: str  # by the compiler or by pytest
+
+
+def planted(root: Path, fault: Fault) -> str:
     """The text of the file with the fault in it. ValueError unless its place is there exactly once."""
-    text = (root / file).read_text()
-    if not there:
-        return text
-    if text.count(there) != 1:
-        raise ValueError(f"plant_faults: {file} must have its place once, got {text.count(there)} times: {there}")
-    return text.replace(there, instead)
-
-
-def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "XTRAIN_CUDA": "0"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )  # fmt: skip
-
-
-def last_line(tree: Path, program: str) -> str:
-    return run(tree, "-c", program).stdout.strip().splitlines()[-1]
-
-
-def row(file: str, there: str, instead: str) -> list[str]:
-    """What the tests, the identities and first_divergence say of a tree with this fault."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        (tree / file).write_text(planted(tree, file, there, instead))
-        built = run(tree, "setup.py", "--quiet", "build_ext", "--inplace")
-        if built.returncode:
-            sys.exit(built.stdout)
-        chosen = ["tests", "-k", "(mhc or sinkhorn) and not plant", "-q", "-p", "no:cacheprovider", "--tb=no"]
-        counts = dict(
-            (what, int(n))
-            for n, what in re.findall(r"(\d+) (passed|failed)", run(tree, "-m", "pytest", *chosen).stdout)
+    text = (root / fault.file).read_text(encoding="utf-8")
+    if text.count(fault.there) != 1:
+        raise ValueError(
+            f"plant_faults: {fault.name}: {fault.file} must have its place once, got {text.count(fault.there)} times: {fault.there}"
         )
-        failed, count = counts.get("failed", 0), sum(counts.values())
-        tests = f"{failed} of {count} fail" if failed else f"all {count} pass"
-        return [tests, last_line(tree, IDENTITIES), last_line(tree, DIVERGENCE)]
+    return text.replace(fault.there, fault.instead)
+
+
+def chosen(faults: list[Fault], only: str, sample: int) -> list[Fault]:
+    """Faults that match `only`; every `sample`-th of them, from the first on."""
+    found = [fault for fault in faults if re.search(only, f"{fault.name} {fault.file} {fault.promise}")]
+    return found[:: max(sample, 1)]
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------------------
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Sources, objects and extension, with their times: what is built stays fresh."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        out = set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
+        return out - set(KEPT) if Path(folder) == source else out
+
+    shutil.copytree(source, target, ignore=ignored, symlinks=True)
+
+
+def run(tree: Path, *arguments: str, limit: float | None = None) -> tuple[int | None, str]:
+    """Status and text of a Python process in `tree`; None for one that had to be killed."""
+    room = tree.parent / f"{tree.name}.tmp"
+    room.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": os.fspath(tree), "XTRAIN_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"TMPDIR": os.fspath(room), "XTRAIN_PLANTING": "1"}
+    environment.pop("XTRAIN_WERROR", None)
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        said = process.communicate(timeout=limit)[0]
+        return process.returncode, said
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, 9)  # what its tests have started goes with it
+        process.wait()
+
+
+def build(tree: Path) -> tuple[int | None, str]:
+    return run(tree, "setup.py", "--quiet", "build_ext", "--inplace")
+
+
+def run_tests(tree: Path, tests: str) -> tuple[int | None, str]:
+    return run(
+        tree, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", *shlex.split(tests), limit=LIMIT
+    )
+
+
+def put_back(tree: Path, base: Path) -> None:
+    """Makes built files of `tree` those of `base` again."""
+    for place in ("build", "xtrain"):
+        for path in (tree / place).rglob("*"):
+            if path.suffix not in (".o", ".d", ".cmd", ".so") or not path.is_file():
+                continue
+            same = base / path.relative_to(tree)
+            with contextlib.suppress(FileNotFoundError):
+                there, here = same.stat(), path.stat()
+                if (there.st_mtime_ns, there.st_size) != (here.st_mtime_ns, here.st_size):
+                    path.unlink()
+                    shutil.copy2(same, path)
+
+
+@contextlib.contextmanager
+def with_fault(tree: Path, base: Path, fault: Fault) -> Iterator[str]:
+    """The fault is in the tree inside the block; the value is what the compiler said when it refused."""
+    path = tree / fault.file
+    path.write_text(planted(base, fault), encoding="utf-8")
+    try:
+        native = fault.file.startswith("csrc/")
+        status, said = build(tree) if native else (0, "")
+        yield said or "no word" if status else ""
+    finally:
+        shutil.copy2(base / fault.file, path)
+        put_back(tree, base)
+
+
+def judge(tree: Path, base: Path, fault: Fault) -> Verdict:
+    begun = time.monotonic()
+    with with_fault(tree, base, fault) as refused:
+        if refused:
+            return Verdict(fault, UNBUILT, time.monotonic() - begun, refused)
+        status, said = run_tests(tree, fault.tests)
+    # 2: an import that fails, and with it the collection
+    outcome = SURVIVED if status == 0 else UNRUN if status in (3, 4, 5) else CAUGHT
+    return Verdict(fault, outcome, time.monotonic() - begun, said)
+
+
+# ---- the whole -------------------------------------------------------------------------------------------------------------
+
+
+def plant(faults: list[Fault], jobs: int, scratch: Path, check_first: bool = True, show=print) -> list[Verdict]:
+    """The verdicts on `faults`, in their order. SystemExit when the tree does not build, or a test fails without a fault."""
+    base = scratch / "base"
+    copy_tree(ROOT, base)
+    status, said = build(base)
+    if status:
+        sys.exit(f"plant_faults: the tree does not build:\n{said}")
+    with ThreadPoolExecutor(jobs) as pool:
+        if check_first:
+            tests = list(dict.fromkeys(fault.tests for fault in faults))
+            wrong = [
+                text for text, (status, _) in zip(tests, pool.map(lambda t: run_tests(base, t), tests)) if status != 0
+            ]
+            if wrong:
+                sys.exit("plant_faults: without a fault these must pass, and do not:\n  " + "\n  ".join(wrong))
+        trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for job in range(min(jobs, len(faults))):
+            copy_tree(base, scratch / f"job{job}")
+            trees.put(scratch / f"job{job}")
+
+        def one(fault: Fault) -> Verdict:
+            tree = trees.get()
+            try:
+                return judge(tree, base, fault)
+            finally:
+                trees.put(tree)
+
+        verdicts = []
+        for verdict in pool.map(one, faults):
+            verdicts.append(verdict)
+            show(f"{verdict.outcome:<9} {verdict.seconds:5.1f} s  {verdict.fault.name}: {verdict.fault.promise}")
+            if verdict.outcome not in (CAUGHT, SURVIVED):
+                show("\n".join(verdict.said.splitlines()[-8:]))
+    return verdicts
 
 
 def main() -> None:
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
-    print(
-        "| fault in `csrc/cpu` | tests with `mhc` or `sinkhorn` in their names | identities | `first_divergence` |\n|---|---|---|---|"
-    )
-    for description, *fault in FAULTS:
-        if word in description:
-            print("|", " | ".join([description, *row(*fault)]), "|", flush=True)
+    parser = argparse.ArgumentParser(description="Plant faults, and see that the tests catch them.")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="", help="a regular expression for names, files and promises")
+    parser.add_argument("--sample", type=int, default=1, help="take every Nth fault")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--no-check", action="store_true", help="do not run the tests without a fault first")
+    options = parser.parse_args()
+    faults = chosen(table(), options.only, options.sample)
+    if options.list:
+        for fault in faults:
+            print(f"{fault.name:<44} {fault.file:<42} {fault.promise}")
+        sys.exit()
+    if not faults:
+        sys.exit(f"plant_faults: --only must match a fault, got {options.only!r}")
+    for fault in faults:
+        planted(ROOT, fault)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        verdicts = plant(faults, options.jobs, Path(folder), not options.no_check, lambda text: print(text, flush=True))
+    missed = [verdict.fault.name for verdict in verdicts if verdict.outcome != CAUGHT]
+    print(f"{len(verdicts) - len(missed)} of {len(verdicts)} caught in {time.monotonic() - begun:.0f} s")
+    if missed:
+        sys.exit("not caught: " + ", ".join(missed))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,318 @@
+"""What the core promises below the ops: sizes, messages, blocks of memory, the pool of threads, forks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from places import ROOT
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+
+pytestmark = pytest.mark.on_cpu
+
+
+def child(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+# ---- sizes and messages
+
+
+def test_the_largest_size() -> None:
+    """Less than 2^62 bytes, of a tensor that repeats one element; nothing larger."""
+    x = xt.zeros((1,), dtype=xt.uint8)
+    assert x.expand((2**62 - 1,)).numel() == 2**62 - 1
+    for shape in ((2**62,), (2**31, 2**31 + 1)):
+        with pytest.raises(ValueError, match=r"more than 2\^62 bytes"):
+            x.expand(shape)
+
+
+def test_a_size_of_one_has_any_stride() -> None:
+    x = xt.arange(12).reshape((3, 4))
+    assert x[:, 1:2][:1].is_contiguous() and x[1:2].is_contiguous() and not x[:, 1:2].is_contiguous()
+    assert x.T[:, 1:2].T.is_contiguous() and x[:, :1].T.reshape((3,)).tolist() == [0, 4, 8]
+
+
+def test_shapes_in_messages() -> None:
+    for shape, text in (((), "()"), ((3,), "(3,)"), ((2, 3), "(2, 3)")):
+        with pytest.raises(ValueError, match=re.escape(f"shape {text}")):
+            xt.zeros(shape).reshape((7,))
+
+
+def test_a_kernels_message_gets_the_name_of_its_op() -> None:
+    """The name goes before a message that lies in the buffer it is written to."""
+    done = child("""
+import xtrain as xt
+from xtrain import _C
+x = xt.zeros((1,)).expand((2**40,))
+for call in (lambda: x.contiguous(), lambda: x.exp(), lambda: x + 1):
+    try:
+        call()
+    except xt.OutOfMemoryError as error:
+        print(error)
+""")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stderr
+    for name, line in zip(("contiguous", "exp", "add"), lines):
+        assert line.startswith(f"{name}: out of memory on cpu: 4194304.00 MiB asked, ") and line.endswith(
+            " MiB cached"
+        ), line
+
+
+def test_messages_name_their_op_once() -> None:
+    for call in (
+        lambda: F.rms_norm(xt.zeros((2, 4)), (4,), xt.zeros((5,))),
+        lambda: F.embedding(xt.tensor([7]), xt.zeros((4, 3))),
+        lambda: xt.zeros((2, 3)) @ xt.zeros((4, 5)),
+    ):
+        with pytest.raises((ValueError, IndexError)) as raised:
+            call()
+        name = str(raised.value).partition(":")[0]
+        assert name in ("rms_norm", "embedding", "matmul") and str(raised.value).count(f"{name}:") == 1
+
+
+# ---- memory
+
+
+def test_blocks_of_all_sizes() -> None:
+    """Around every class of sizes: each block is as large as was asked and nobody else's, also when it comes from the cache."""
+    sizes = sorted({n + d for p in range(11, 17) for n in range(2**p, 2 ** (p + 1), 2 ** (p - 3)) for d in (-1, 0, 1)})
+    for turn in (1, 2):
+        held = [
+            (n, xt.full((n,), n % 200 + turn, dtype=xt.uint8), xt.full((n,), n % 100, dtype=xt.uint8)) for n in sizes
+        ]
+        for n, a, b in held:
+            assert (a.numpy() == n % 200 + turn).all() and (b.numpy() == n % 100).all()
+        del held, a, b
+
+
+def test_what_the_cache_holds_is_counted() -> None:
+    _C.memory_trim("cpu")
+    x = xt.zeros((1 << 20,))
+    assert _C.memory_stats("cpu")["cached"] == 0 and x.numel()
+    del x
+    assert _C.memory_stats("cpu")["cached"] == 4 << 20
+    x = xt.zeros((1 << 20,))
+    assert _C.memory_stats("cpu")["cached"] == 0 and x.numel()
+
+
+def test_the_peak_is_of_all_blocks() -> None:
+    before = _C.memory_stats("cpu")["allocated"]
+    _C.memory_reset_peak("cpu")
+    held = [xt.zeros((1 << 16,)) for _ in range(4)]
+    del held
+    assert _C.memory_stats("cpu")["peak"] >= before + 4 * (4 << 16)
+
+
+def test_the_cache_has_a_limit() -> None:
+    """2 GiB of blocks that nobody has touched: they cost no memory."""
+    _C.memory_trim("cpu")
+    held = [_C.empty((600 << 20,), _C.uint8) for _ in range(4)]
+    held.clear()
+    cached = _C.memory_stats("cpu")["cached"]
+    _C.memory_trim("cpu")
+    assert 0 < cached <= 2 << 30
+
+
+def test_the_cache_is_given_back_before_an_allocation_fails() -> None:
+    done = child("""
+import resource
+import xtrain as xt
+from xtrain import _C
+x = _C.empty((400 << 20,), _C.uint8)
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (200 << 20),) * 2)
+del x
+y = _C.empty((500 << 20,), _C.uint8)
+print(_C.memory_stats("cpu")["cached"])
+""")
+    assert done.stdout == "0\n", done.stderr
+
+
+def test_scratch_of_all_sizes() -> None:
+    """Products of bfloat16 convert blocks in a buffer that grows: each with the bytes that it has asked for."""
+    for n in (8, 40, 41, 100, 130, 200, 201, 350):
+        x = xt.ones((n, n), dtype=xt.bfloat16)
+        assert (xt.matmul(x, x, backend="blas").float().numpy() == rounded(n)).all()
+    done = child("""
+import xtrain as xt
+for n in range(8, 400, 7):
+    x = xt.ones((n, n), dtype=xt.bfloat16)
+    xt.matmul(x, x)
+print("alive")
+""", MALLOC_CHECK_="3", MALLOC_PERTURB_="7", XTRAIN_NUM_THREADS="1")  # fmt: skip
+    assert done.stdout == "alive\n", done.stderr
+
+
+def rounded(n: int) -> float:
+    return xt.tensor([float(n)]).bfloat16().item()
+
+
+# ---- threads and forks
+
+
+def test_fills_of_many_threads_have_streams_of_their_own() -> None:
+    _C.manual_seed(1)
+    draws: list[float] = []
+    lists: list[list[float]] = [[] for _ in range(8)]
+
+    def work(mine: list[float]) -> None:
+        for _ in range(400):
+            mine.append(_C.uniform((1,), 0.0, 1.0, _C.float64).item())
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in lists]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    draws = [value for mine in lists for value in mine]
+    assert _C.get_rng_state() == (1, 3200) and len(set(draws)) > 3190
+
+
+def test_the_last_piece_ends_with_the_count() -> None:
+    """Elements behind the last one stay, for any number of threads."""
+    for threads in (1, 2, 5):
+        _C.set_num_threads(threads)
+        for n in (65537, 100001, 262145):
+            room = xt.zeros((n + 70000,))
+            room[:n] = xt.ones((n,)).exp()
+            assert not room[n:].numpy().any() and (room[:n].numpy() > 2.7).all()
+
+
+def test_an_error_of_any_piece_is_reported() -> None:
+    """Scratch that cannot be had, in a worker: the call fails, and does not return what was not computed."""
+    done = child("""
+import resource
+import xtrain as xt
+import xtrain.functional as F
+xt.set_num_threads(4)
+x = xt.ones((1, 64, 40000, 8), dtype=xt.bfloat16)[:, :, :16]
+k = xt.ones((1, 64, 40000, 8), dtype=xt.bfloat16)
+xt.ones((4000, 400)).exp().sum()  # the workers are there
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (3 << 20),) * 2)
+failed = 0
+for _ in range(3):
+    try:
+        y = F.scaled_dot_product_attention(x, k, k)
+    except xt.OutOfMemoryError as error:
+        failed += "no memory" in str(error) or "out of memory" in str(error)
+print(failed)
+""")
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_no_job_begins_inside_another() -> None:
+    """mhc kernels and products call loops from pieces: with more threads than pieces nobody waits for itself."""
+    done = child("""
+import signal
+import xtrain as xt
+import xtrain.functional as F
+signal.alarm(40)
+xt.set_num_threads(4)
+x = xt.ones((8, 4, 64, 16))
+for _ in range(20):
+    F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    (xt.ones((64, 300, 30)) @ xt.ones((64, 30, 40))).exp().sum()
+print("done")
+""")
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_a_job_ends_with_its_last_piece() -> None:
+    """Results are whole when a call returns, from several callers at once."""
+    _C.set_num_threads(4)
+    bad: list[int] = []
+
+    def work(seed: int) -> None:
+        x = xt.full((600000,), float(seed))
+        for _ in range(25):
+            if (x + 1.0).numpy().min() != seed + 1.0:
+                bad.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not bad
+
+
+def test_the_pool_works_on_after_an_error() -> None:
+    """A loop that Ctrl-C has ended gives the pool back: the next one has several threads again."""
+    done = child("""
+import os, signal, threading, time
+import xtrain as xt
+xt.set_num_threads(4)
+x = xt.rand(350, 350)
+timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+timer.start()
+try:
+    while True:
+        xt.matmul(x, x, backend="naive")
+except KeyboardInterrupt:
+    pass
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+begun, cpu = time.perf_counter(), time.process_time()
+before = {t: open(f"/proc/self/task/{t}/stat").read().split()[13] for t in os.listdir("/proc/self/task")}
+for _ in range(3):
+    xt.matmul(x, x, backend="naive")
+after = {t: open(f"/proc/self/task/{t}/stat").read().split()[13] for t in os.listdir("/proc/self/task")}
+print(sum(after[t] != before.get(t) for t in after) > 1)
+""")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_child_has_workers_of_its_own() -> None:
+    """It starts threads, although its parent had some."""
+    done = child("""
+import os, sys
+import xtrain as xt
+xt.set_num_threads(3)
+x = xt.ones((2000, 400))
+x.exp().sum()
+pid = os.fork()
+if pid == 0:
+    for _ in range(20):
+        x.exp().sum()
+    os._exit(0 if len(os.listdir("/proc/self/task")) == 3 else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_of_the_environment() -> None:
+    show = "import xtrain as xt; print(xt.get_num_threads())"
+    assert child(show, XTRAIN_NUM_THREADS="3", OMP_NUM_THREADS="2").stdout == "3\n"
+    environment = {name: value for name, value in os.environ.items() if name != "XTRAIN_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", show],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "2"},
+    )
+    assert done.stdout == "2\n" and int(child(show, XTRAIN_NUM_THREADS="none").stdout) >= 1
+
+
+def test_names_of_implementations_are_whole() -> None:
+    x = xt.ones((2, 2))
+    for name in ("", "b", "bla", "blasx", "naiv"):
+        with pytest.raises(ValueError, match=rf"matmul: backend must be one of auto, .* on cpu, got '{name}'"):
+            xt.matmul(x, x, backend=name)
+    assert xt.matmul(x, x, backend="auto").tolist() == [[2.0, 2.0]] * 2

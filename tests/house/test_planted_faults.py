@@ -1,0 +1,69 @@
+"""The table of planted faults: each has its place in the sources and tests that exist, and a sample of them is caught."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+
+import plant_faults
+import pytest
+from faults.table import Fault, table
+from places import ROOT
+
+SAMPLE = 45  # every 45th fault, from the first on
+LEAST = 120
+
+
+def test_every_fault_has_its_place_and_its_tests() -> None:
+    names, wrong = set(), []
+    for fault in table():
+        assert fault.name not in names, fault.name
+        names.add(fault.name)
+        try:
+            text = plant_faults.planted(ROOT, fault)
+        except (OSError, ValueError) as error:
+            wrong.append(str(error))
+            continue
+        assert text != (ROOT / fault.file).read_text(encoding="utf-8"), fault.name
+        ids = [word for word in shlex.split(fault.tests) if word.startswith("tests/")]
+        assert ids and fault.promise, fault.name
+        for node in ids:
+            path, _, test = node.partition("::")
+            name = re.escape(test.partition("[")[0])
+            if not (ROOT / path).is_file() or not re.search(
+                rf"^def {name or 'test_'}", (ROOT / path).read_text(), re.M
+            ):
+                wrong.append(f"{fault.name}: there is no {node}")
+    assert not wrong, "\n".join(wrong)
+    assert len(names) >= LEAST
+
+
+def test_a_place_that_is_not_there_once_is_refused() -> None:
+    fault = Fault("x", "xtrain/_version.py", "no such text", "", "none", "tests/x.py")
+    with pytest.raises(ValueError, match="x: xtrain/_version.py must have its place once, got 0 times: no such text"):
+        plant_faults.planted(ROOT, fault)
+
+
+@pytest.mark.slow
+@pytest.mark.on_cpu
+def test_a_sample_of_the_faults_is_caught(tmp_path) -> None:
+    """And what no test sees is told from it: a word of a docstring."""
+    if os.environ.get("XTRAIN_SANITIZE") or os.environ.get("XTRAIN_PLANTING"):
+        pytest.skip("another build is under test")
+    if not (ROOT / "setup.py").is_file() or not shutil.which((os.environ.get("CC") or "cc").split()[0]):
+        pytest.skip("there is nothing to build with")
+    nothing = Fault(
+        "nobody",
+        "xtrain/optim/clip.py",
+        '"""Gradient clipping."""',
+        '"""Gradients."""',
+        "none",
+        "tests/nn/test_optim.py::test_clip",
+    )
+    faults = [*plant_faults.chosen(table(), "", SAMPLE), nothing]
+    verdicts = plant_faults.plant(faults, min(4, os.cpu_count() or 1), tmp_path, show=lambda text: None)
+    assert [verdict.outcome for verdict in verdicts] == [plant_faults.CAUGHT] * (len(faults) - 1) + [
+        plant_faults.SURVIVED
+    ]

@@ -1,0 +1,183 @@
+"""What ops promise around their kernels: checks of options, who gets which gradient, what a change in place is counted as."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+
+
+def test_nan_is_no_option() -> None:
+    """Each comparison with it is false, so a rule must be asked the right way round."""
+    nan, x = float("nan"), xt.ones((2, 4))
+    for call, name in (
+        (lambda: F.rms_norm(x, (4,), None, nan), "rms_norm: eps must be at least 0, got nan"),
+        (lambda: F.rope(x.reshape(1, 2, 4), theta=nan), "rope: theta must be positive, got nan"),
+        (lambda: _C.clip_grad_norm_([x], nan), "clip_grad_norm_: max_norm must be at least 0, got nan"),
+        (lambda: F.sinkhorn(xt.ones((2, 2)), eps=nan), r"sinkhorn: eps must be in \[0, 1\], got nan"),
+        (lambda: _C.uniform((2,), nan, 1.0), "uniform: low must not be above high, both finite"),
+        (lambda: _C.normal((2,), 0.0, nan), "normal: std must be at least 0"),
+        (lambda: _C.arange(0.0, nan, 1.0), "arange: step must not be 0 and the bounds must be finite"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            call()
+
+
+# ---- products
+
+
+def test_the_backward_of_attention_keeps_the_choice_of_the_call() -> None:
+    """The gradients of the reference are not those of the other one, bit for bit."""
+    values = [np.random.default_rng(i).standard_normal((1, 2, 40, 16)).astype(np.float32) for i in range(3)]
+
+    def bits(backend: str, scope: str | None) -> list[list[float]]:
+        parts = [xt.tensor(v).requires_grad_() for v in values]
+        out = F.scaled_dot_product_attention(*parts, is_causal=True, backend=backend)
+        _C.use_attention_backend(scope)
+        out.square().sum().backward()
+        _C.use_attention_backend(None)
+        return [p.grad.tolist() for p in parts]
+
+    assert bits("reference", None) == bits("reference", "reference") != bits("materialized", "materialized")
+
+
+def test_a_batch_with_gaps_is_not_folded() -> None:
+    """Rows of the matrices of a batch that do not follow each other: every second matrix, and the first rows of each."""
+    x, w = np.arange(6 * 5 * 3.0).reshape(6, 5, 3), np.arange(12.0).reshape(3, 4)
+    for part in (np.s_[::2], np.s_[:, :4], np.s_[1::3, 1:]):
+        assert np.array_equal((xt.tensor(x)[part] @ xt.tensor(w)).numpy(), x[part] @ w)
+
+
+def test_a_second_broadcast_gradient() -> None:
+    """The first one makes .grad, the second could be added by the product itself: not where it must be summed."""
+    a = xt.ones((2, 3)).requires_grad_()
+    for turn in (1, 2):
+        (a @ xt.ones((4, 3, 5))).sum().backward()
+        assert a.grad.tolist() == [[20.0 * turn] * 3] * 2
+
+
+def test_the_gradient_of_a_shared_matrix_is_one_product() -> None:
+    """Over all rows of the batch: not a product a matrix, in memory of its own, and a sum."""
+    x, w = xt.ones((64, 8, 32)), xt.ones((32, 128)).requires_grad_()
+    y = (x @ w).sum()
+    _C.memory_reset_peak("cpu")
+    before = _C.memory_stats("cpu")["allocated"]
+    y.backward()
+    one = 64 * 8 * 128 * 4  # the gradient of the result
+    assert _C.memory_stats("cpu")["peak"] - before < 2 * one
+
+
+# ---- elements
+
+
+def test_powers_of_zero() -> None:
+    """d/da a^0 = 0 and d/db 0^b = 0 for b >= 0: the limits, not NaN."""
+    a, b = xt.tensor([0.0, 0.0, 2.0, 0.0]).requires_grad_(), xt.tensor([0.0, 2.0, 3.0, 0.5]).requires_grad_()
+    (a**b).sum().backward()
+    assert a.grad.tolist()[:3] == [0.0, 0.0, 12.0]
+    assert (
+        b.grad.tolist()[:2] == [0.0, 0.0] and b.grad[3].item() == 0.0 and abs(b.grad[2].item() - 8 * np.log(2)) < 1e-5
+    )
+    for exponent, slope in ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0)):
+        x = xt.zeros((1,)).requires_grad_()
+        (x**exponent).backward()
+        assert x.grad.tolist() == [slope]
+
+
+def test_ties_share_the_gradient() -> None:
+    for f in (xt.maximum, xt.minimum):
+        a, b = xt.ones((2,)).requires_grad_(), xt.ones((2,)).requires_grad_()
+        f(a, b).sum().backward()
+        assert a.grad.tolist() == b.grad.tolist() == [0.5, 0.5]
+    for name in ("amax", "amin"):
+        x = xt.tensor([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]).requires_grad_()
+        getattr(x, name)(1).sum().backward()
+        assert x.grad.tolist() == [[0.25] * 4] * 2
+
+
+def test_bounds_of_slices_are_pythons() -> None:
+    values = list(range(7))
+    x = xt.tensor(values)
+    for start in range(-9, 10):
+        for stop in range(-9, 10):
+            for step in (1, 2, 3):
+                assert _C.slice(x, 0, start, stop, step).tolist() == values[start:stop:step], (start, stop, step)
+
+
+def test_a_range_of_large_integers() -> None:
+    """Beyond 2^53 the bounds have no float64 of their own."""
+    start = 2**53
+    assert _C.arange(start, start + 3).tolist() == [start, start + 1, start + 2]
+    assert _C.arange(start + 3, start, -2).tolist() == [start + 3, start + 1]
+    assert _C.arange(start + 1, start + 1).tolist() == []
+
+
+# ---- changes in place
+
+
+def test_expanded_memory_is_not_written() -> None:
+    x = xt.ones((1, 3)).expand((2, 3))
+    for call in (lambda: x.add_(1), lambda: x.copy_(xt.ones((2, 3))), lambda: x.mul_(xt.ones((3,)))):
+        with pytest.raises(ValueError, match="input must not repeat elements"):
+            call()
+    assert x.tolist() == [[1.0] * 3] * 2
+
+
+def test_every_tensor_that_an_optimizer_changes_gets_a_version() -> None:
+    """So that a graph that saved one refuses to use it."""
+    p = xt.ones((3,)).bfloat16().requires_grad_()
+    p.grad = xt.ones((3,)).bfloat16()
+    optimizer = xt.optim.AdamW([p], lr=0.1)
+    optimizer.step()
+    raw = optimizer.state[p].raw
+    kept = {"param": p, **{name: raw[name] for name in ("exp_avg", "exp_avg_sq", "master", "step")}}
+    before = {name: tensor._version for name, tensor in kept.items()}
+    optimizer.step()
+    assert all(tensor._version > before[name] for name, tensor in kept.items())
+    version = p.grad._version
+    xt.optim.clip_grad_norm_([p], 0.5)
+    assert p.grad._version > version
+
+
+def test_measuring_changes_nothing() -> None:
+    """max_norm = inf: neither values nor versions, also of what is not finite."""
+    for value in (3.0, float("nan"), float("inf")):
+        grad = xt.tensor([value, 4.0])
+        version = grad._version
+        _C.clip_grad_norm_([grad], float("inf"))
+        assert grad._version == version and grad[1].item() == 4.0
+
+
+def test_every_change_in_place_is_counted() -> None:
+    """By each op that returns its input, so that a graph that saved it refuses to use it."""
+    names = [name for name, text in _C.op_signatures().items() if text.endswith("-> self")]
+    assert {"add_", "copy_", "fill_", "mul_"} <= set(names)
+    for name in names:
+        x = xt.ones((3,))
+        getattr(_C, name)(x, 2.0)
+        assert x._version == 1, name
+
+
+def test_cat_of_other_sizes() -> None:
+    parts = [np.full((n, 2), float(n)) for n in (1, 3, 0, 2)]
+    got = _C.cat([xt.tensor(p) for p in parts], 0)
+    assert np.array_equal(got.numpy(), np.concatenate(parts))
+    leaves = [xt.tensor(p).requires_grad_() for p in parts]
+    upstream = np.arange(12.0).reshape(6, 2)
+    _C.cat(leaves, 0).backward(xt.tensor(upstream))
+    assert np.array_equal(np.concatenate([leaf.grad.numpy() for leaf in leaves if leaf.numel()]), upstream)
+
+
+def test_a_number_that_does_not_fit_is_compared() -> None:
+    """uint8 == 256 is legal, and false; arithmetic with it is not."""
+    x = xt.tensor([0, 255], dtype=xt.uint8)
+    assert (
+        (x == 256).tolist() == [False, False]
+        and (x < 256).tolist() == [True, True]
+        and (x > -1).tolist() == [True, True]
+    )
+    with pytest.raises(ValueError, match="add: other must fit into uint8, got 256"):
+        x + 256

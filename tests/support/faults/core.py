@@ -1,0 +1,136 @@
+"""Core and backend: storage, shapes, dtypes, errors, threads, forks, names of implementations."""
+
+from __future__ import annotations
+
+from faults.table import Fault
+
+_C = "csrc/core/"
+_RULES = "tests/core/test_core_rules.py::"
+_SIGNALS = "tests/core/test_threads_signals.py::"
+
+FAULTS = [
+    Fault(
+        "size: overflow behind a 0", _C + "view.c", "if (shape[i] > 0 && __builtin_mul_overflow(n, shape[i], &n)) overflow = true;",
+        "if (__builtin_mul_overflow(n, shape[i], &n)) overflow = true;", "(2^62, 0, 2^62) is refused in any order",
+        "tests/core/test_hostile.py::test_sizes_that_overflow",
+    ),
+    Fault(
+        "size: one bit more", _C + "view.c", "|| bytes > INT64_MAX / 2)", "|| bytes > INT64_MAX - 1)", "2^62 bytes and more are refused",
+        _RULES + "test_the_largest_size",
+    ),
+    Fault(
+        "contiguous: strides of ones", _C + "view.c", "if (view->shape[i] != 1 && view->strides[i] != expected) dense = false;",
+        "if (view->strides[i] != expected) dense = false;", "a size of 1 may have any stride", _RULES + "test_a_size_of_one_has_any_stride",
+    ),
+    Fault(
+        "shape text: a tuple of one", _C + "view.c", 'i + 1 < ndim || ndim == 1 ? "%lld, " : "%lld"', 'i + 1 < ndim ? "%lld, " : "%lld"',
+        "messages show shapes as Python does", _RULES + "test_shapes_in_messages",
+    ),
+    Fault(
+        "dtype: bfloat16 with float16", _C + "dtype.c", "        return XT_FLOAT32; /* float32 with", "        return a == XT_FLOAT32 || b == XT_FLOAT32 ? XT_FLOAT32 : a; /* float32 with",
+        "bfloat16 with float16 is float32", "tests/core/test_arithmetic.py::test_promotion",
+    ),
+    Fault(
+        "dtype: uint8 with int32", _C + "dtype.c", "return rank[a] > rank[b] ? a : b;", "return rank[a] < rank[b] ? a : b;",
+        "integers promote to the wider one", "tests/core/test_arithmetic.py::test_promotion",
+    ),
+    Fault(
+        "error: an argument in the old message", _C + "error.c", "    char text[sizeof message];\n", "    char *text = message;\n",
+        "an argument may point into the old message", _RULES + "test_a_kernels_message_gets_the_name_of_its_op",
+    ),
+    Fault(
+        "error: the name twice", _C + "error.c", "return message[word] == ':' ? status :", "return message[word] == '!' ? status :",
+        "a message begins with its op, once", _RULES + "test_messages_name_their_op_once",
+    ),
+    Fault(
+        "random: a seed keeps the stream", _C + "random.c", "{ xt_random_set_state(seed, 0); }", "{ xt_random_set_state(seed, state.stream); }",
+        "a seed begins the sequence", "tests/core/test_random.py",
+    ),
+    Fault(
+        "random: no lock", _C + "random.c", "XtPhilox xt_random_next(void) {\n    pthread_mutex_lock(&lock);", "XtPhilox xt_random_next(void) {\n    pthread_mutex_lock(&lock), pthread_mutex_unlock(&lock);",
+        "two fills never get one stream", _RULES + "test_fills_of_many_threads_have_streams_of_their_own",
+    ),
+    Fault(
+        "storage: the class below", _C + "storage.c", "int log = 63 - __builtin_clzll(nbytes - 1);", "int log = 63 - __builtin_clzll(nbytes);",
+        "a block is as large as was asked", _RULES + "test_blocks_of_all_sizes",
+    ),
+    Fault(
+        "storage: a block of the cache twice", _C + "storage.c", "                cache[class] = cache[class]->next;\n", "", "a block has one owner",
+        _RULES + "test_blocks_of_all_sizes",
+    ),
+    Fault(
+        "storage: a cache without an end", _C + "storage.c", "stats[XT_CPU].cached + (int64_t)rounded <= CACHE_LIMIT) {", "stats[XT_CPU].cached >= 0) {",
+        "up to CACHE_LIMIT bytes are kept in all", _RULES + "test_the_cache_has_a_limit",
+    ),
+    Fault(
+        "storage: what is cached is not counted", _C + "storage.c", "            stats[XT_CPU].cached += (int64_t)rounded;\n", "", "memory_stats: bytes of the cache",
+        _RULES + "test_what_the_cache_holds_is_counted",
+    ),
+    Fault(
+        "storage: the peak", _C + "storage.c", "if (s->allocated > s->peak) s->peak = s->allocated;", "if (bytes > s->peak) s->peak = bytes;", "the most that was held at once",
+        _RULES + "test_the_peak_is_of_all_blocks",
+    ),
+    Fault(
+        "storage: out of memory with a full cache", _C + "storage.c", "            (void)xt_memory_trim(device); /* never fails on the CPU */\n", "",
+        "the cache is given back before an allocation fails", _RULES + "test_the_cache_is_given_back_before_an_allocation_fails",
+    ),
+    Fault(
+        "storage: foreign memory by recursion", _C + "storage.c", "    if (draining) return;\n    draining = true;\n    while ((storage = pending)) {", "    while ((storage = pending)) {",
+        "a long chain of from_dlpack is freed without recursion", "tests/core/test_hostile.py::test_a_long_chain_of_borrowed_memory_is_freed",
+    ),
+    Fault(
+        "threads: the last piece is whole", _C + "threads.c", "XtStatus status = job->body(job->context, begin, end < job->count ? end : job->count);",
+        "XtStatus status = job->body(job->context, begin, end);", "a piece ends with the count", _RULES + "test_the_last_piece_ends_with_the_count",
+    ),
+    Fault(
+        "threads: an error of a worker is lost", _C + "threads.c", "if (status == XT_OK && job.status != XT_OK) status = xt_error(job.status, \"%s\", job.message);", "",
+        "the first error of any piece is reported", _RULES + "test_an_error_of_any_piece_is_reported",
+    ),
+    Fault(
+        "threads: a nested loop waits for itself", _C + "threads.c", "    inside = true; /* a kernel that calls", "    inside = false; /* a kernel that calls",
+        "a kernel that calls xt_parallel from a piece runs it right there", _RULES + "test_no_job_begins_inside_another",
+    ),
+    Fault(
+        "threads: the caller leaves early", _C + "threads.c", "    withdraw(&job);\n    XtStatus status = own;", "    current = NULL;\n    XtStatus status = own;",
+        "a job ends with its last piece", _RULES + "test_a_job_ends_with_its_last_piece",
+    ),
+    Fault(
+        "threads: two jobs at once", _C + "threads.c", "if (threads <= 1 || pthread_mutex_trylock(&one_job) != 0) return run_here", "if (threads <= 1) return run_here",
+        "the pool runs one job; another caller does its own", _RULES + "test_a_job_ends_with_its_last_piece " + _SIGNALS + "test_ops_from_many_threads",
+    ),
+    Fault(
+        "threads: one_job stays locked", _C + "threads.c", "    pthread_mutex_unlock(&one_job);\n    return status;", "    if (status == XT_OK) pthread_mutex_unlock(&one_job);\n    return status;",
+        "after an error the pool works on", _RULES + "test_the_pool_works_on_after_an_error",
+    ),
+    Fault(
+        "threads: a child has its parent's workers", _C + "threads.c", "    workers = 0;\n", "", "after a fork the pool starts over", _RULES + "test_a_child_has_workers_of_its_own",
+    ),
+    Fault(
+        "threads: Ctrl-C at the end", _C + "threads.c", "        if (own == XT_OK && xt_interrupted()) own = XT_INTERRUPTED;\n", "", "Ctrl-C is answered between pieces",
+        _SIGNALS + "test_ctrl_c_is_answered_within_200_ms -k 'long and 2'",
+    ),
+    Fault(
+        "threads: Ctrl-C on one thread", _C + "threads.c", "        if (may_ask && end < count && xt_interrupted()) return XT_INTERRUPTED;\n", "", "Ctrl-C is answered between pieces",
+        _SIGNALS + "test_ctrl_c_is_answered_within_200_ms -k 'long and 1'",
+    ),
+    Fault(
+        "threads: the environment", _C + "threads.c", 'if (!text) text = getenv("OMP_NUM_THREADS");', "", "XTRAIN_NUM_THREADS, else OMP_NUM_THREADS",
+        _RULES + "test_threads_of_the_environment",
+    ),
+    Fault(
+        "select: a name that is the start of another", "csrc/backend/select.c", "        if (!strcmp(*(const char *const *)entry, name)) {", "        if (!strncmp(*(const char *const *)entry, name, strlen(name))) {",
+        "unknown names are refused", _RULES + "test_names_of_implementations_are_whole",
+    ),
+    Fault(
+        "select: auto is a name", "csrc/backend/select.c", 'return !name || !strcmp(name, "auto"); }', "return !name; }", "auto picks",
+        _RULES + "test_names_of_implementations_are_whole",
+    ),
+    Fault(
+        "select: the choice of all threads", "csrc/backend/select.c", "static _Thread_local Choice gemm_choice, attention_choice;", "static Choice gemm_choice, attention_choice;",
+        "the backend in force belongs to the thread", _SIGNALS + "test_the_backend_in_force_belongs_to_the_thread",
+    ),
+    Fault(
+        "scratch: of one thread for all", "csrc/cpu/gemm/common.c", "if (nbytes > scratch->nbytes || (scratch", "if (nbytes > scratch->nbytes + 4096 || (scratch",
+        "scratch has the bytes that were asked", _RULES + "test_scratch_of_all_sizes",
+    ),
+]  # fmt: skip

@@ -1,0 +1,262 @@
+"""Kernels of single elements, copies, reductions, random numbers and products."""
+
+from __future__ import annotations
+
+from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
+
+_E = "csrc/cpu/elementwise/"
+_R = "csrc/cpu/reduce/"
+_G = "csrc/cpu/gemm/"
+_GEMM = "tests/ops/test_gemm.py::"
+_EXACT = "tests/ops/test_gemm_attention.py::test_products_of_small_integers_are_exact "
+
+FAULTS = [
+    Fault(
+        "convert: bfloat16 truncates", "csrc/cpu/strided.c", "XT_CONVERT(f32_to_bf16, float, XtBf16, xt_float_to_bf16(v))",
+        "XT_CONVERT(f32_to_bf16, float, XtBf16, v != v ? xt_float_to_bf16(v) : (xt_float_bits(v) + 0x8000u) >> 16)",
+        "round to nearest even", "tests/core/test_arithmetic.py::test_low_precision_rounding_is_to_nearest_even",
+    ),
+    Fault(
+        "convert: NaN becomes infinity", "csrc/cpu/strided.c", "XT_CONVERT(f32_to_bf16, float, XtBf16, xt_float_to_bf16(v))",
+        "XT_CONVERT(f32_to_bf16, float, XtBf16, v != v ? xt_float_bits(v) >> 16 : xt_float_to_bf16(v))", "NaN stays NaN",
+        CLAUSES + "test_nan_with_few_bits_stays_nan",
+    ),
+    Fault(
+        "convert: float16 subnormals are flushed", "csrc/cpu/strided.c", "XT_CONVERT(f32_to_f16, float, XtF16, xt_float_to_f16(v))",
+        "XT_CONVERT(f32_to_f16, float, XtF16, v < 0x1p-14f && v > -0x1p-14f ? 0 : xt_float_to_f16(v))",
+        "float16 subnormals are rounded", CLAUSES + "test_subnormals_of_float16",
+    ),
+    Fault(
+        "convert: float16 overflows late", "csrc/cpu/strided.c", "XT_CONVERT(f32_to_f16, float, XtF16, xt_float_to_f16(v))",
+        "XT_CONVERT(f32_to_f16, float, XtF16, xt_float_to_f16(v > 65504 && v < 65536 ? 65504 : v))",
+        "65520 rounds to infinity", CLAUSES + "test_subnormals_of_float16",
+    ),
+    Fault(
+        "exp: 0 far too early", _E + "unary.c", "#define exp_f32(v) xt_expf(v)", "#define exp_f32(v) ((v) < -80 ? 0 : xt_expf(v))",
+        "0 below -87 only", CLAUSES + "test_exp_keeps_its_precision_to_its_ends",
+    ),
+    Fault(
+        "exp: a constant", "csrc/cpu/kernel.h", "n * 1.42860682030941723e-6f;", "n * 1.4286e-6f;", "exp to 1.2 ulp",
+        CLAUSES + "test_exp_keeps_its_precision_to_its_ends",
+    ),
+    Fault(
+        "convert: a float beyond the integers", "csrc/cpu/strided.c", "whole = v >= above ? high : whole;", "whole = v >= above ? 0 : whole;",
+        "values above the range become its end", CLAUSES + "test_floats_beyond_the_range_of_an_integer",
+    ),
+    Fault(
+        "convert: NaN to an integer", "csrc/cpu/strided.c", "dst[i] = v == v ? whole : 0;", "dst[i] = whole;", "NaN becomes 0",
+        CLAUSES + "test_floats_beyond_the_range_of_an_integer",
+    ),
+    Fault(
+        "convert: bool keeps the low byte", "csrc/cpu/strided.c", "XT_CONVERT(i64_to_bool, int64_t, uint8_t, v != 0)",
+        "XT_CONVERT(i64_to_bool, int64_t, uint8_t, (v & 0xff) != 0)", "anything -> bool is (x != 0)",
+        CLAUSES + "test_bool_is_not_zero",
+    ),
+    Fault(
+        "cursor: no carry over two dimensions", "csrc/cpu/strided.c", "while (d > 0 && cursor->at[d] == loop->shape[d]) {",
+        "if (d > 0 && cursor->at[d] == loop->shape[d]) {", "views of any strides", STRIDES + "add",
+    ),
+    Fault(
+        "each: short rows", "csrc/cpu/strided.c", "e.by_rows = xt_loop_row(&e.loop) >= SHORT_ROW || e.loop.ndim <= 1;",
+        "e.by_rows = xt_loop_row(&e.loop) >= 2 * SHORT_ROW;", "the last dimension alone is walked by rows",
+        CLAUSES + "test_a_stretch_of_one_value",
+    ),
+    Fault(
+        "merge: dims of other strides", "csrc/core/view.c", "merge = strides[k][left - 1] == strides[k][d] * shape[d];",
+        "merge = strides[0][left - 1] == strides[0][d] * shape[d];", "dimensions merge where all views agree",
+        "tests/core/test_merge_dims.py",
+    ),
+    Fault(
+        "copy: tiles of other than the square", _E + "copy.c", "for (int r = 0; r < TILE; r++) buffer[r][c] = src[c * src_row + r];",
+        "for (int r = 0; r < TILE; r++) buffer[c][r] = src[c * src_row + r];", "dst[i] = src[i]", FORWARD + "contiguous "
+        + CLAUSES + "test_large_transposes",
+    ),
+    Fault(
+        "copy: the last tile of columns", _E + "copy.c", "int64_t cols = t->cols - c < TILE ? t->cols - c : TILE;", "int64_t cols = TILE;",
+        "nothing behind a row is written", CLAUSES + "test_large_transposes",
+    ),
+    Fault(
+        "copy: rows of the outer loop", _E + "copy.c", "int64_t left = outer - at.at[loop->ndim - 2], n", "int64_t left = outer, n",
+        "views of any strides", CLAUSES + "test_rows_of_three_dimensions",
+    ),
+    Fault(
+        "arange: steps add up", _E + "arange.c", "out[i] = start + (double)(first + i) * step;",
+        "out[i] = i ? out[i - 1] + step : start + (double)first * step;", "each element from its index, so that no error builds up",
+        CLAUSES + "test_a_range_collects_no_error",
+    ),
+    Fault(
+        "random: blocks from the piece", _E + "random.c", "uniform_batch(made.f, p->philox, (uint64_t)block, (float)p->low",
+        "uniform_batch(made.f, p->philox, (uint64_t)(block - begin), (float)p->low", "counter = element index, whatever the pieces",
+        "tests/core/test_random.py::test_a_prefix_of_a_fill_does_not_depend_on_its_size " + CLAUSES
+        + "test_no_number_of_a_long_fill_comes_twice",
+    ),
+    Fault(
+        "random: high is reached", "csrc/core/philox.h", "return v < top ? v : top;", "return v;", "[low, high)",
+        "tests/core/test_random.py " + CLAUSES + "test_uniform_never_reaches_its_end",
+    ),
+    Fault(
+        "random: nine rounds", "csrc/core/philox.h",
+        "XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND\n",
+        "XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND XT_ROUND\n", "Philox4x32-10",
+        "tests/core/test_random.py",
+    ),
+    Fault(
+        "random: words of a randint", "csrc/core/philox.h", "uint64_t bits = (uint64_t)word2 << 32 | word1;",
+        "uint64_t bits = word1;", "64-bit word pairs", CLAUSES + "test_randint_of_a_range_beyond_32_bits",
+    ),
+    Fault(
+        "random: one stream for all fills", "csrc/core/random.c", "    state.stream++;\n", "", "every fill has a stream of its own",
+        "tests/core/test_random.py",
+    ),
+    Fault(
+        "binary: NaN of b is passed over", _E + "binary.c", "TWO(MAXIMUM, A, S, A, ((a > b) | (a != a)) ? a : b)",
+        "TWO(MAXIMUM, A, S, A, ((a > b) | (a != a) | (b != b)) ? a : b)", "NaN makes MAXIMUM NaN",
+        "tests/core/test_arithmetic.py::test_nan_and_infinity",
+    ),
+    Fault(
+        "binary: a number is rounded", _E + "binary.c", "number.dtype = dtype == XT_BFLOAT16 || dtype == XT_FLOAT16 ? XT_FLOAT32 : dtype;",
+        "number.dtype = dtype;", "a 16-bit tensor does not round the number beside it",
+        CLAUSES + "test_a_constant_is_not_rounded_to_the_dtype_of_its_tensor",
+    ),
+    Fault(
+        "binary: powers of -1", _E + "binary.c", "base == -1 ? (exponent & 1 ? UINT64_MAX : 1) : 0;", "base == -1 ? 1 : 0;",
+        "negative exponents of 1 and -1 are exact", CLAUSES + "test_integer_powers",
+    ),
+    Fault(
+        "binary: the square by pow", _E + "binary.c", "if (exponent == 2) return f64 ? square_f64 : square_f32;",
+        "if (exponent == 2) return f64 ? cube_f64 : cube_f32;", "x ** 2", FORWARD + "'pow'  tests/core/test_arithmetic.py",
+    ),
+    Fault(
+        "binary: sides swap for sub", _E + "binary.c", "if (p->op == XT_ADD || p->op == XT_MUL) {", "if (p->op <= XT_MUL) {",
+        "out = a op b", FORWARD + "'sub'",
+    ),
+    Fault(
+        "unary: |x| has slope 1 at 0", _E + "unary.c", "dx = x > 0 ? dy : x < 0 ? -dy : dy * (x * 0)", "dx = x < 0 ? -dy : dy",
+        "f'(0) = 0 for ABS", CLAUSES + "test_kinks_have_slope_zero",
+    ),
+    Fault(
+        "unary: relu has slope 1 at 0", _E + "unary.c", "X(RELU, A, S, dx = x <= 0 ? 0 : dy)", "X(RELU, A, S, dx = x < 0 ? 0 : dy)",
+        "f'(0) = 0 for RELU", CLAUSES + "test_kinks_have_slope_zero",
+    ),
+    Fault(
+        "unary: NaN through relu", _E + "unary.c", "X(RELU, A, S, x <= 0 ? 0 : x)", "X(RELU, A, S, x > 0 ? x : 0)", "NaN stays NaN",
+        "tests/core/test_arithmetic.py " + CLAUSES + "test_kinks_have_slope_zero",
+    ),
+    Fault(
+        "unary: the slope of a sigmoid far out", _E + "unary.c",
+        "X(SIGMOID, A, S, A e = exp_##S(-abs_##S(x)); A q = 1 / (1 + e); dx = dy * (e * q * q))",
+        "X(SIGMOID, A, S, A q = 1 / (1 + exp_##S(-x)); dx = dy * (q * (1 - q)))", "relative precision far out",
+        CLAUSES + "test_slopes_far_out",
+    ),
+    Fault(
+        "unary: the cubic of gelu", _E + "unary.c", "(1 + 3 * (A)CUBIC * x2)", "(1 + (A)CUBIC * x2)", "f' of GELU_TANH",
+        GRADIENT + "'gelu and tanh'",
+    ),
+    Fault(
+        "unary: large sines", _E + "unary.c", "large |= !(fabsf(x[i]) <= XT_TRIG_LIMIT);", "large |= !(fabsf(x[i]) <= XT_TRIG_LIMIT * 1e4f);",
+        "sines of large numbers come from libm", CLAUSES + "test_sines_of_large_numbers",
+    ),
+    Fault(
+        "where: one byte of a choice", _E + "where.c", "to[i] = condition[i] ? yes : no;", "to[i] = condition[i] == 1 ? no : yes;",
+        "condition ? a : b", FORWARD + "where",
+    ),
+    # ---- reductions
+    Fault(
+        "reduce: the last of equals", _R + "reduce_loops.h", "bool take = (v > m) | (IS_NAN(v) & !IS_NAN(m));",
+        "bool take = (v >= m) | (IS_NAN(v) & !IS_NAN(m));", "ARGMAX: the first one on ties", CLAUSES + "test_the_first_of_equals",
+    ),
+    Fault(
+        "reduce: the last NaN", _R + "reduce.c", "else if (result.value.f != result.value.f) better = false; /* the first NaN wins */",
+        "else if (false) better = false;", "the first NaN wins", CLAUSES + "test_the_first_of_equals",
+    ),
+    Fault(
+        "reduce: floats add up in float32", _R + "reduce_loops.h", "for (int b = 0; b < 4; b++) total += (TOTAL)XT_TREE(s[b]);",
+        "for (int b = 0; b < 4; b++) total = (TOTAL)(W)(total + (TOTAL)XT_TREE(s[b]));", "block totals are added in float64",
+        CLAUSES + "test_sums_of_many_elements",
+    ),
+    Fault(
+        "reduce: int32 sums wrap at 32 bits", "csrc/ops/reduce/reduce.c", "dtype = XT_INT64;\n    XT_TRY",
+        "dtype = code == XT_REDUCE_ARGMAX || x->dtype != XT_INT32 ? XT_INT64 : XT_INT32;\n    XT_TRY", "SUM keeps integers in int64",
+        FORWARD + "'sum and int'",
+    ),
+    Fault(
+        "reduce: the last segment", _R + "reduce.c", "return end < r->reduced.numel ? end : r->reduced.numel;", "return end;",
+        "every element once, and none behind the last", CLAUSES + "test_sums_of_many_elements",
+    ),
+    Fault(
+        "reduce: segments combined backwards", _R + "reduce.c", "for (int64_t s = 1; s < r->segments; s++) {\n            Partial next = partial[s];",
+        "for (int64_t s = r->segments - 1; s > 0; s--) {\n            Partial next = partial[s];", "partials are combined from first to last",
+        CLAUSES + "test_the_first_of_equals",
+    ),
+    Fault(
+        "reduce: the mean of one segment", _R + "reduce.c", "result.value.f /= (double)r->reduced.numel;",
+        "result.value.f /= (double)(r->reduced.numel < SEGMENT ? r->reduced.numel : SEGMENT);", "MEAN divides by all elements",
+        CLAUSES + "test_sums_of_many_elements",
+    ),
+    Fault(
+        "stats: infinities count as NaN", _R + "stats.c", "p->inf += n - nan - finite;", "p->inf += n - finite;",
+        "the number of NaN; then of +-Inf", "tests/ops/test_ops.py::test_stats",
+    ),
+    Fault(
+        "compare: NaN is right", _R + "compare.c", "e.wrong = e.finite ? !(d <= limit && d <= DBL_MAX) : !(a == b);",
+        "e.wrong = e.finite ? d > limit : a != b && a == a;", "NaN is never right", "tests/ops/test_ops.py::test_compare",
+    ),
+    Fault(
+        "compare: integers as floats", _R + "compare.c",
+        "uint64_t gap = a > b ? (uint64_t)a - (uint64_t)b : (uint64_t)b - (uint64_t)a;",
+        "uint64_t gap = (uint64_t)fabs((double)a - (double)b);", "distances of integers are exact", "tests/ops/test_ops.py::test_compare",
+    ),
+    Fault(
+        "compare: the last of the worst", _R + "compare.c", "if (r->worst_ratio > total->worst_ratio) {",
+        "if (r->worst_ratio >= total->worst_ratio) {", "the first element with the largest ratio", CLAUSES + "test_the_first_of_the_worst",
+    ),
+    # ---- products
+    Fault(
+        "gemm: beta of nothing reads", _G + "tiled.c", "c[j] = STORE(beta == 0 ? alpha * c_tile[i][j] : alpha * c_tile[i][j] + beta * LOAD(c[j]));",
+        "c[j] = STORE(alpha * c_tile[i][j] + beta * LOAD(c[j]));", "beta == 0 never reads C",
+        CLAUSES + "test_a_product_does_not_read_what_it_overwrites",
+    ),
+    Fault(
+        "gemm naive: beta of nothing reads", _G + "naive.c", "ACC sum = beta == 0 ? 0 : beta * LOAD(c[n]);", "ACC sum = beta * LOAD(c[n]);",
+        "beta == 0 never reads C", CLAUSES + "test_a_product_does_not_read_what_it_overwrites",
+    ),
+    Fault(
+        "gemm low: beta of nothing reads", _G + "common.c", "        if (beta == 0)\n            for (int64_t j = 0; j < cols; j++) dst[i * ld + j] = STORE(src[i * cols + j]);\n        else\n",
+        "", "beta == 0 does not read dst", CLAUSES + "test_a_product_does_not_read_what_it_overwrites",
+    ),
+    Fault(
+        "gemm: K of 0 leaves C", _G + "common.c", "if (beta == 0) memset(c, 0, (size_t)p->n * sizeof(T));", "if (beta == 0) continue;",
+        "K == 0 scales C", CLAUSES + "test_a_product_over_nothing_scales_what_is_there",
+    ),
+    Fault(
+        "gemm: parts lose beta", _G + "common.c", "c[j] = STORE(beta == 0 ? sum : sum + beta * LOAD(c[j]));", "c[j] = STORE(sum);",
+        "C = alpha op(A) op(B) + beta C", CLAUSES + "test_a_cut_product_is_added_to_a_gradient",
+    ),
+    Fault(
+        "gemm: rounds every block of K", _G + "blas.c",
+        "if (!plan->workspace) xt_block_store(p->dtype_c, c_block, t.rows, t.cols, (float)p->beta, (uint16_t *)p->c + t.c, p->ldc);\n    }",
+        "if (!plan->workspace) xt_block_store(p->dtype_c, c_block, t.rows, t.cols, (float)p->beta, (uint16_t *)p->c + t.c, p->ldc);\n"
+        "        for (int64_t e = 0; e < t.rows * t.cols && t.depth > K_BLOCK && !plan->workspace; e++) c_block[e] = 0;\n    }",
+        "C is summed in float32 and rounded once", _GEMM + "test_low_precision_accumulates_in_float32",
+    ),
+    Fault(
+        "gemm: cuts by threads", _G + "blas.c", "bool any_rows = !low && p->m > 1 && p->n > 1 && same_bits(p->dtype_c);",
+        "bool any_rows = true;", "threads change no bit", _GEMM + "test_threads_change_no_bit_of_any_product",
+    ),
+    Fault(
+        "gemm: a vector's stride", _G + "blas.c", "int step_x = (int)(row ? (p->trans_a ? p->lda : 1) : (p->trans_b ? 1 : p->ldb));",
+        "int step_x = 1;", "a column of B has stride ldb", _GEMM + "test_strides " + _GEMM + "test_transposes",
+    ),
+    Fault(
+        "gemm: batches share the second stride", _G + "gemm.h", "i * p->stride_b[0] + j * p->stride_b[1],", "i * p->stride_a[0] + j * p->stride_b[1],",
+        "each operand has batch strides of its own", _GEMM + "test_batches_broadcast",
+    ),
+    Fault(
+        "gemm tiled: the tail of K", _G + "tiled.c", "for (int64_t j = cols; j < TILE; j++) tile[i][j] = 0;", "",
+        "zeros beyond the last column", _EXACT + _GEMM + "test_values",
+    ),
+    Fault(
+        "gemm: large sizes", _G + "blas.c", "bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX", "bool fits = p->n <= INT32_MAX",
+        "supports() says no where the library counts in 32 bits", "tests/ops/test_selection.py",
+    ),
+]  # fmt: skip

@@ -1,0 +1,276 @@
+"""Kernels of layers, attention and the optimizer."""
+
+from __future__ import annotations
+
+from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
+
+_L = "csrc/cpu/layers/"
+_ADAMW = "tests/nn/test_optim.py::test_adamw_over_fifty_steps"
+
+FAULTS = [
+    Fault(
+        "cross_entropy: lse - x", _L + "cross_entropy.c", "(max - LOAD(x[target])) + log_sum", "(max + log_sum) - LOAD(x[target])",
+        "no digits are lost for large logits", CLAUSES + "test_the_loss_of_large_logits_keeps_its_digits",
+    ),
+    Fault(
+        "cross_entropy: block sums in one", _L + "cross_entropy.c", "enum { BLOCK = 1024 };", "enum { BLOCK = 1 };",
+        "a large vocabulary is summed in blocks", CLAUSES + "test_long_rows_are_summed_in_blocks",
+    ),
+    Fault(
+        "cross_entropy: the gap of a row is read", _L + "cross_entropy.c",
+        "for (int64_t v = 0; v < p->vocab; v++) {\n            ACC value", "for (int64_t v = 0; v < p->ld; v++) {\n            ACC value",
+        "the gap between two rows is not read", CLAUSES + "test_the_gap_between_rows_of_logits_is_not_read",
+    ),
+    Fault(
+        "cross_entropy: the maximum is at least 0", _L + "cross_entropy.c", "ACC max = -INFINITY, sum = 0;", "ACC max = 0, sum = 0;",
+        "lse = log sum exp, wherever the row lies", CLAUSES + "test_rows_far_from_zero",
+    ),
+    Fault(
+        "cross_entropy: ignored rows multiply NaN", _L + "cross_entropy.c", "memset(dx, 0, (size_t)p->vocab * sizeof(T));",
+        "for (int64_t v = 0; v < p->vocab; v++) dx[v] = STORE(0 * LOAD(x[v]));",
+        "ignored rows get 0, even where the logits are not finite", CLAUSES + "test_ignored_rows_have_no_gradient_whatever_they_hold",
+    ),
+    Fault(
+        "cross_entropy: target vocab is allowed", _L + "cross_entropy.c", "targets[r] >= vocab)", "targets[r] > vocab)",
+        "a target outside [0, vocab) is an IndexError", CLAUSES + "test_the_first_label_behind_the_vocabulary_is_refused",
+    ),
+    Fault(
+        "cross_entropy: one dloss for all rows", _L + "cross_entropy.c", "[r * p->dloss_stride] * (ACC)p->scale", "[0] * (ACC)p->scale",
+        "each row has its own dloss", GRADIENT + "'cross_entropy and none'",
+    ),
+    Fault(
+        "embedding: rows in the order of the list reversed", _L + "embedding.c", "for (int64_t k = first; k < last; k++) {",
+        "for (int64_t k = last; k-- > first;) {", "the sum is taken in row order", CLAUSES + "test_rows_of_one_id_are_added_in_order",
+    ),
+    Fault(
+        "embedding: sums in the dtype", _L + "embedding.c", "sum[j] += LOAD(dy[j]);", "sum[j] = LOAD(STORE(sum[j] + LOAD(dy[j])));",
+        "many occurrences of one id lose nothing to a short dtype", CLAUSES + "test_many_rows_of_one_id_lose_nothing",
+    ),
+    Fault(
+        "embedding: the gradient is overwritten", _L + "embedding.c", "sum[j] = p->accumulate ? LOAD(out[j]) : 0;", "sum[j] = 0;",
+        "accumulate adds to dweight", CLAUSES + "test_a_second_batch_is_added_to_the_gradient",
+    ),
+    Fault(
+        "embedding: rows without an id are cleared", _L + "embedding.c", "} else if (!p->accumulate) {", "} else {",
+        "accumulate leaves rows that no id names", CLAUSES + "test_a_second_batch_is_added_to_the_gradient",
+    ),
+    Fault(
+        "embedding: the last columns", _L + "embedding.c", "int64_t tiles = (p->cols + TILE - 1) / TILE;",
+        "int64_t tiles = p->cols > TILE ? p->cols / TILE : 1;", "every column is added up", CLAUSES + "test_more_columns_than_a_tile",
+    ),
+    Fault(
+        "embedding: id vocab is allowed", _L + "embedding.c", "ids[r] >= vocab)", "ids[r] > vocab)",
+        "an id outside [0, vocab) is an IndexError", CLAUSES + "test_the_first_label_behind_the_vocabulary_is_refused",
+    ),
+    Fault(
+        "rms_norm: weight before rounding", _L + "rms_norm.c", "STORE(LOAD(weight[j]) * LOAD(STORE(LOAD(x[j]) * rstd)))",
+        "STORE(LOAD(weight[j]) * (LOAD(x[j]) * rstd))", "rounded to the dtype before the weight, as Hugging Face models do",
+        CLAUSES + "test_a_norm_is_rounded_before_its_weight",
+    ),
+    Fault(
+        "rms_norm: eps outside the root", _L + "rms_norm.c", "ACC rstd = 1 / SQRT(squares / (ACC)cols + (ACC)p->eps);",
+        "ACC rstd = 1 / (SQRT(squares / (ACC)cols) + (ACC)p->eps);", "rstd = 1 / sqrt(mean(x^2) + eps)", FORWARD + "rms_norm",
+    ),
+    Fault(
+        "rms_norm: an empty batch erases", _L + "rms_norm.c", "    if (pieces == 0 && job->p->accumulate) return;\n", "",
+        "an empty batch adds nothing to the gradient", CLAUSES + "test_an_empty_batch_leaves_the_gradient_of_the_others",
+    ),
+    Fault(
+        "rms_norm: every piece starts from the sum", _L + "rms_norm.c", "p->accumulate && begin == 0 ?", "p->accumulate ?",
+        "the sum over the first piece of rows starts from what is there", CLAUSES + "test_a_second_batch_is_added_to_the_gradient",
+    ),
+    Fault(
+        "rms_norm: pieces by threads", _L + "rms_norm.c", "widest = (p->rows + 63) / 64;",
+        "widest = (p->rows + xt_num_threads() - 1) / xt_num_threads();", "same bits whatever the number of threads",
+        "tests/ops/test_ops.py::test_same_bits -k rms_norm",
+    ),
+    Fault(
+        "rms_norm: the weight missing in dx", _L + "rms_norm.c", "dot += product * (weight ? LOAD(weight[j]) : 1);", "dot += product;",
+        "dx = rstd (g - xh mean(g xh)) with g = dy weight", GRADIENT + "rms_norm",
+    ),
+    Fault(
+        "rope: a table in float32", _L + "rope.c", "c[i] = LOAD(STORE(cos(angle)));", "c[i] = cos(angle);",
+        "cos and sin are rounded to the dtype", CLAUSES + "test_cosines_and_sines_are_rounded_and_products_are_not",
+    ),
+    Fault(
+        "rope: sines in float32", _L + "rope.c", "s[i] = LOAD(STORE(sin(angle))) * sign;", "s[i] = sin(angle) * sign;",
+        "cos and sin are rounded to the dtype", CLAUSES + "test_cosines_and_sines_are_rounded_and_products_are_not",
+    ),
+    Fault(
+        "rope: period longer than the rows", _L + "rope.c", "p->positions || p->period > p->rows ? p->rows : p->period;",
+        "p->positions ? p->rows : p->period;", "a table has a row per position that is used, and no more",
+        CLAUSES + "test_a_long_period_costs_no_memory",
+    ),
+    Fault(
+        "rope: positions wrap", _L + "rope.c", "ACC pos = (ACC)(p->positions ? p->positions[t] : t);",
+        "ACC pos = (ACC)(p->positions ? p->positions[t] % p->period : t);", "pos of row r = positions[r] when given",
+        FORWARD + "'rope and positions'",
+    ),
+    Fault(
+        "rope: the backward turns on", _L + "rope.c", "ACC sign = p->inverse ? -1 : 1;", "ACC sign = 1;",
+        "inverse rotates by -angle", GRADIENT + "rope",
+    ),
+    Fault(
+        "rope: strides of heads swapped", _L + "rope.c", "p->x + r * p->x_stride[0] + h * p->x_stride[1]",
+        "p->x + r * p->heads * p->dim + h * p->x_stride[1]", "x has strides of its own", STRIDES + "rope",
+    ),
+    Fault(
+        "softmax: one exp kept in the dtype", _L + "softmax.c", "out[j] = STORE(EXP(LOAD(x[j]) - max) * scale);",
+        "out[j] = STORE(LOAD(STORE(EXP(LOAD(x[j]) - max))) * scale);", "a short dtype is rounded once",
+        CLAUSES + "test_a_softmax_is_rounded_once",
+    ),
+    Fault(
+        "softmax: the maximum is at least 0", _L + "softmax.c", "ACC max = -INFINITY, sum = 0;", "ACC max = 0, sum = 0;",
+        "out = exp(x - max) / sum exp(x - max)", CLAUSES + "test_rows_far_from_zero",
+    ),
+    Fault(
+        "softmax: NaN is passed over", _L + "softmax.c", "part += EXP(LOAD(x[j]) - max);",
+        "part += LOAD(x[j]) == LOAD(x[j]) ? EXP(LOAD(x[j]) - max) : 0;", "a row that holds a NaN comes out as NaN",
+        CLAUSES + "test_a_row_with_nan_is_nan",
+    ),
+    Fault(
+        "softmax: block sums in one", _L + "softmax.c", "enum { BLOCK = 1024 };", "enum { BLOCK = 1 };",
+        "a long row is summed in blocks", CLAUSES + "test_long_rows_are_summed_in_blocks",
+    ),
+    Fault(
+        "swiglu: dgate by dup's formula", _L + "swiglu.c", "d * u * s * (1 + g * (1 - s))", "d * u * s * (1 + g * s)",
+        "dgate = dy up s (1 + gate (1 - s))", GRADIENT + "swiglu",
+    ),
+    Fault(
+        "swiglu: rows of the input are dense", _L + "swiglu.c",
+        "const T *gate = (const T *)p->gate + r * p->ld_in, *up = (const T *)p->up + r * p->ld_in; /* [cols] */\n"
+        "        T *out",
+        "const T *gate = (const T *)p->gate + r * p->cols, *up = (const T *)p->up + r * p->ld_in; /* [cols] */\n"
+        "        T *out",
+        "gate and up have rows of stride ld_in", FORWARD + "'swiglu and halves'",
+    ),
+    # ---- optimizer
+    Fault(
+        "adamw: beta1 in the second correction", "csrc/cpu/optimizer/adamw.c", "sqrt(1 - xt_power(p->beta2, n))",
+        "sqrt(1 - xt_power(p->beta1, n))", "v / (1 - beta2^n)", FORWARD + "adamw_",
+    ),
+    Fault(
+        "adamw: eps before the correction", "csrc/cpu/optimizer/adamw.c", "(SQRT(vi) / root2 + eps)", "((SQRT(vi) + eps) / root2)",
+        "sqrt(v / (1 - beta2^n)) + eps", FORWARD + "adamw_",
+    ),
+    Fault(
+        "adamw: decay through the gradient", "csrc/cpu/optimizer/adamw.c",
+        "ACC gi = LOAD(g[i]), w = (master ? master[i] : LOAD(p[i])) * decay;",
+        "ACC w = master ? master[i] : LOAD(p[i]), gi = LOAD(g[i]) + (1 - decay) * w;", "decoupled weight decay", FORWARD + "adamw_",
+    ),
+    Fault(
+        "adamw: the count of the last step", "csrc/cpu/optimizer/adamw.c", "const int64_t n = *item->step + 1;",
+        "const int64_t n = *item->step > 0 ? *item->step : 1;", "n is the number of this step", _ADAMW,
+    ),
+    Fault(
+        "adamw: the master is the rounded parameter", "csrc/cpu/optimizer/adamw.c", "if (master) master[i] = w;",
+        "if (master) master[i] = LOAD(STORE(w));", "16-bit parameters keep an exact master",
+        "tests/nn/test_optim.py::test_bfloat16_keeps_masters",
+    ),
+    Fault(
+        "adamw: an infinite guard", "csrc/cpu/optimizer/adamw.c", "!isfinite(*p->guard)", "isnan(*p->guard)",
+        "a guard that is NaN or Inf stops the step", "tests/nn/test_adamw_steps.py",
+    ),
+    Fault(
+        "adamw: a stopped step is counted", "csrc/cpu/optimizer/adamw.c",
+        "if (p->count == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;",
+        "if (p->guard && !isfinite(*p->guard))\n"
+        "        for (int64_t t = 0; t < p->count; t++) ++*p->items[t].step;\n"
+        "    if (p->count == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;",
+        "no tensor is written, and no step", "tests/nn/test_adamw_steps.py",
+    ),
+    Fault(
+        "power: the low part is dropped", "csrc/core/power.h", "    rest = fma(a.low, b.high, rest);\n", "",
+        "beta^n is right to 0.51 units in the last place", "tests/core/test_power.py",
+    ),
+    Fault(
+        "pieces: the last piece is whole", "csrc/cpu/optimizer/pieces.h", "*n = numel - offset < XT_PIECE ? numel - offset : XT_PIECE;",
+        "*n = numel < XT_PIECE ? numel : XT_PIECE;", "no element behind a tensor is touched",
+        CLAUSES + "test_tensors_of_more_than_a_piece",
+    ),
+    Fault(
+        "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",
+        "min(1, max_norm / (norm + 1e-6))", CLAUSES + "test_a_coefficient_of_one_writes_nothing",
+    ),
+    Fault(
+        "clip: small gradients grow", "csrc/cpu/optimizer/clip_grad_norm.c", "if (run.coefficient >= 1) return XT_OK;",
+        "if (run.coefficient == 1) return XT_OK;", "the coefficient is at most 1", FORWARD + "clip_grad_norm_",
+    ),
+    Fault(
+        "clip: NaN stops the clipping", "csrc/cpu/optimizer/clip_grad_norm.c", "if (run.coefficient >= 1) return XT_OK;",
+        "if (!(run.coefficient < 1)) return XT_OK;", "a norm that is NaN multiplies as it comes",
+        CLAUSES + "test_a_norm_that_is_nan_spoils_the_gradients",
+    ),
+    Fault(
+        "norm: squares in float32", "csrc/cpu/optimizer/clip_grad_norm.c", "(double)LOAD(x[i]) * (double)LOAD(x[i])",
+        "LOAD(x[i]) * LOAD(x[i])", "float64 partial sums",
+        "tests/nn/test_optim.py::test_norm_does_not_overflow_or_underflow",
+    ),
+    # ---- attention
+    Fault(
+        "attention: the mask starts at the left", "csrc/cpu/attention/attention.h", "int64_t last = row + (skv - sq);",
+        "int64_t last = row < skv ? row : skv - 1;", "the last query sees everything",
+        FORWARD + "'scaled_dot_product_attention and float32'",
+    ),
+    Fault(
+        "attention: rows that see nothing", "csrc/cpu/attention/materialized.c", "ACC factor = sums[i] == 0 ? 0 : 1 / sums[i];",
+        "ACC factor = 1 / sums[i];", "a row that sees nothing gives out = 0",
+        "tests/ops/test_gemm_attention.py::test_rows_that_see_nothing_are_zero",
+    ),
+    Fault(
+        "attention: kv heads in turn", "csrc/cpu/attention/materialized.c",
+        "h = bh % p->heads, g = h / (p->heads / p->kv_heads);", "h = bh % p->heads, g = h % p->kv_heads;",
+        "query head h reads kv head h / (H / K)", FORWARD + "'scaled_dot_product_attention and float32'",
+    ),
+    Fault(
+        "attention: no shift by the maximum", "csrc/cpu/attention/materialized.c", "ACC e = EXP(row[j] - max);\n            row[j] = e;\n"
+        "            sum += e;", "ACC e = EXP(row[j] - (max > 80 ? 80 : max));\n            row[j] = e;\n            sum += e;",
+        "large scores do not overflow", "tests/ops/test_gemm_attention.py::test_large_scores_do_not_overflow",
+    ),
+    Fault(
+        "attention: delta without the output", "csrc/cpu/attention/materialized.c", "drow[j] = e * (drow[j] - delta);",
+        "drow[j] = e * drow[j];", "dS = P (dP - delta)", GRADIENT + "scaled_dot_product_attention",
+    ),
+    Fault(
+        "attention: heads of a group overwrite", "csrc/cpu/attention/materialized.c",
+        "for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)",
+        "for (int64_t h = g * group; h < g * group + 1; h++) NAME(backward_head)", "dk and dv sum over the heads of a group",
+        GRADIENT + "scaled_dot_product_attention",
+    ),
+    Fault(
+        "attention: columns of the block before", "csrc/cpu/attention/materialized.c",
+        "for (int64_t j = seen; j < cols; j++) row[j] = 0;", "for (int64_t j = seen; j + 1 < cols; j++) row[j] = 0;",
+        "a token never sees the future", "tests/nn/test_model.py::test_a_token_never_sees_the_future "
+        + FORWARD + "'scaled_dot_product_attention and float32'",
+    ),
+    Fault(
+        "attention reference: rows that see nothing", "csrc/cpu/attention/reference.c", "STORE(seen ? sum_v[d] / sum : 0);",
+        "STORE(sum_v[d] / sum);", "a row that sees nothing gives out = 0",
+        "tests/ops/test_gemm_attention.py::test_rows_that_see_nothing_are_zero",
+    ),
+    # ---- hyper-connections
+    Fault(
+        "mhc_pre: the logits lack r", "csrc/cpu/mhc/mhc_pre.c", "du[i] = r * dq;", "du[i] = i < 2 * p->streams ? r * dq : dq;",
+        "du has the factor r in all three blocks of rows", "tests/mhc/test_mhc.py::test_finite_differences_of_mhc_pre",
+    ),
+    Fault(
+        "mhc_pre: r^2 too many", "csrc/cpu/mhc/mhc_pre.c", "*kappa = -dot * r * r * r / (ACC)k;",
+        "*kappa = -dot * r * r * r * r * r / (ACC)k;", "kappa has r^3", "tests/mhc/test_mhc.py::test_finite_differences_of_mhc_pre",
+    ),
+    Fault(
+        "sinkhorn: the shift of the rows", "csrc/cpu/mhc/sinkhorn.c",
+        "if (form == XT_SINKHORN_P) NAME(sinkhorn_exp)(a, n, 1, n);", "if (form == XT_SINKHORN_P) NAME(sinkhorn_exp)(a, n, n, 1);",
+        "form P is shifted by column maxima", "tests/mhc/test_sinkhorn.py " + FORWARD + "sinkhorn",
+    ),
+    Fault(
+        "sinkhorn: eps of the shift", "csrc/cpu/mhc/sinkhorn.c",
+        "dz[(i * n + j) * LANES + l] -= total[j * LANES + l] * eps / d[j * LANES + l];",
+        "dz[(i * n + j) * LANES + l] -= 0;", "the first maximum of a column also gets -sum(E) eps / d",
+        "tests/mhc/test_mhc.py::test_finite_differences_of_sinkhorn",
+    ),
+    Fault(
+        "sinkhorn: unused lanes", "csrc/cpu/mhc/sinkhorn.c", "const T *z = from + (l < lanes ? l : lanes - 1) * n * n; /* [n, n] */",
+        "const T *z = from + l * n * n; /* [n, n] */", "no memory behind the last matrix is read",
+        CLAUSES + "test_no_matrix_behind_the_last_is_read",
+    ),
+]  # fmt: skip

@@ -1,0 +1,178 @@
+"""The tape: records, the walk back, hooks, what several threads share."""
+
+from __future__ import annotations
+
+from faults.table import Fault
+
+_B = "csrc/autograd/backward.c"
+_T = "csrc/autograd/tape.c"
+_TEST = "tests/core/test_autograd.py::"
+_FUNCTION = "tests/core/test_function.py::"
+_RULES = "tests/core/test_tape_rules.py::"
+
+FAULTS = [
+    Fault(
+        "walk: any order", _B, "if (heap[child].node->sequence <= last.node->sequence) break;", "if (heap[child].node->sequence >= last.node->sequence) break;",
+        "the youngest reached node first", _TEST + "test_wide_and_deep_graphs",
+    ),
+    Fault(
+        "walk: a sum that others see is changed", _B, "return collect(sum, gradient, *sum && only_ours(*sum));", "return collect(sum, gradient, true);",
+        "added in place only if nobody else sees the sum", _TEST + "test_upstream_gradient_is_not_written_to",
+    ),
+    Fault(
+        "walk: memory of a library is ours", _B, "return xt_storage_is_own(tensor->storage) && __atomic_load_n(&tensor->references", "return __atomic_load_n(&tensor->references",
+        "memory that was lent is not changed", _RULES + "test_an_array_that_came_as_gradient_is_not_written",
+    ),
+    Fault(
+        "walk: views count as ours", _B, "           __atomic_load_n(&tensor->storage->references, __ATOMIC_ACQUIRE) == 1;", "           true;",
+        "memory that another tensor shows is not changed", _RULES + "test_memory_that_another_tensor_shows_is_not_written",
+    ),
+    Fault(
+        "grad: the memory of what came first", _B, "if (!only_ours(gradient) || !xt_view_is_contiguous(&gradient->view)) return xt_tape_math.copy(gradient, sum);",
+        "if (!xt_view_is_contiguous(&gradient->view)) return xt_tape_math.copy(gradient, sum);", ".grad gets memory of its own",
+        _RULES + "test_a_gradient_has_memory_of_its_own",
+    ),
+    Fault(
+        "grad: a gradient with stride 0", _B, "if (!only_ours(gradient) || !xt_view_is_contiguous(&gradient->view)) return xt_tape_math.copy(gradient, sum);",
+        "if (!only_ours(gradient)) return xt_tape_math.copy(gradient, sum);", ".grad is dense", _RULES + "test_a_gradient_is_dense",
+    ),
+    Fault(
+        "grad: a view of itself", _B, "if (gradient->storage != old->storage) return xt_tape_math.add(old, gradient, true, sum);",
+        "return xt_tape_math.add(old, gradient, true, sum);", "a gradient that is a view of .grad is read first",
+        _RULES + "test_a_gradient_that_is_a_view_of_grad_is_read_before_it_is_written",
+    ),
+    Fault(
+        "accumulator: hooks see a part", _B, "if (__atomic_load_n(&grad->hooks, __ATOMIC_RELAXED) || !__atomic_load_n(&grad->gradient, __ATOMIC_RELAXED)) return NULL;",
+        "if (!__atomic_load_n(&grad->gradient, __ATOMIC_RELAXED)) return NULL;", "a leaf's hooks get the whole gradient of a backward",
+        _RULES + "test_hooks_of_a_leaf_see_what_products_add",
+    ),
+    Fault(
+        "accumulator: no version", _B, "    if (gradient) __atomic_add_fetch(&gradient->storage->version, 1, __ATOMIC_RELAXED);\n", "",
+        "a product that adds to .grad changes it in place", _RULES + "test_a_product_that_adds_to_a_gradient_is_a_change_in_place",
+    ),
+    Fault(
+        "accumulator: the adder stays", _B, "walk->adding[i].grad->adder = 0;", "walk->adding[i].grad->adder += 0;",
+        "a thread is the adder until the rule has returned", _RULES + "test_threads_add_to_one_gradient_in_turn",
+    ),
+    Fault(
+        "saved: versions are not looked at", _B, "    if (now == saved->version) return XT_OK;", "    if (now >= saved->version) return XT_OK;",
+        "a saved tensor that was changed in place is refused", _TEST + "test_changed_saved_tensor_is_refused",
+    ),
+    Fault(
+        "freed: a second backward runs", _B, "    if (!walk->retain_graph) __atomic_store_n(&node->freed, true, __ATOMIC_RELAXED);\n", "",
+        "a graph that was freed is refused", _TEST + "test_retain_graph_and_freed_graph",
+    ),
+    Fault(
+        "freed: hooks run first", _B, "    if (__atomic_load_n(&node->freed, __ATOMIC_RELAXED)) XT_TRY(refuse_freed(node)); /* before its hooks run */\n", "",
+        "a graph that was freed runs no hook", _RULES + "test_a_freed_graph_runs_no_hook",
+    ),
+    Fault(
+        "a rule that failed eats what it saved", _B, "bool undo = status != XT_OK && !walk->retain_graph && !walk->handed_over;", "bool undo = false;",
+        "a backward that failed can be tried again", _TEST + "test_a_rule_that_fails_can_be_tried_again",
+    ),
+    Fault(
+        "saved tensors stay", _B, "        if (!undo) xt_tensor_release(walk->saved[i].tensor);\n", "", "a backward frees its graph as it goes",
+        _RULES + "test_a_backward_frees_what_it_has_used",
+    ),
+    Fault(
+        "unused outputs are NULL", _B, "        if (!dout[i]) {", "        if (!dout[i] && i == 0) {", "an output that nobody used arrives as zeros",
+        _TEST + "test_split_with_unused_pieces",
+    ),
+    Fault(
+        "leaves: hooks before the walk ends", _B, "        if (status == XT_OK) status = finish_leaf(leaf, leaf->gradient);", "        if (status == XT_OK && i + 1 < walk->leaves.count) status = finish_leaf(leaf, leaf->gradient);",
+        "each leaf gets its gradient", _TEST + "test_accumulation_and_zero",
+    ),
+    Fault(
+        "walk: recording inside", _B, "    xt_set_grad_mode(false); /* gradients of gradients are not recorded */\n", "",
+        "gradients of gradients are not recorded", _RULES + "test_nothing_is_recorded_in_a_backward",
+    ),
+    Fault(
+        "walk: the mode after an error", _B, "    xt_set_grad_mode(mode);\n    walking = walk.outer;", "    if (status == XT_OK) xt_set_grad_mode(mode);\n    walking = walk.outer;",
+        "recording is as before, also after an error", _TEST + "test_hook_errors_reach_the_caller",
+    ),
+    Fault(
+        "walk: a walk inside a walk", _B, "    walking = walk.outer;", "    walking = NULL;", "a rule may walk a graph of its own",
+        _RULES + "test_a_rule_may_walk_a_graph_of_its_own",
+    ),
+    Fault(
+        "walk: Ctrl-C waits for the end", _B, "        if (xt_interrupted()) return XT_INTERRUPTED;\n", "", "a backward answers Ctrl-C between two nodes",
+        _RULES + "test_ctrl_c_ends_a_long_backward",
+    ),
+    Fault(
+        "walk: what is under way leaks", _B, "        for (int o = 0; o < walk->heap[i].node->outputs; o++) xt_tensor_release(walk->sums[walk->heap[i].first + o]);\n", "",
+        "after an error, what is still under way is dropped", _RULES + "test_an_error_in_a_backward_leaks_nothing",
+    ),
+    Fault(
+        "retain_grad: the gradient of another", _B, "        XT_TRY(keep_gradient(output, dout[i]));\n", "        if (i == 0) XT_TRY(keep_gradient(output, dout[i]));\n",
+        "retain_grad keeps .grad of any output", _RULES + "test_retained_gradients_of_all_outputs",
+    ),
+    Fault(
+        "hooks: a removed one is called", _T, "if (!__atomic_load_n(&hooks->items[i]->removed, __ATOMIC_ACQUIRE)) status", "status",
+        "a hook that another one has removed is not called", _RULES + "test_a_hook_that_another_one_removes_is_not_called",
+    ),
+    Fault(
+        "hooks: the last one wins", _T, "        hooks->items[hooks->count++] = old->items[i];\n", "        hooks->items[hooks->count] = old->items[i];\n        hooks->count += i == 0;\n",
+        "all hooks of a tensor are called, in order", _RULES + "test_hooks_are_called_in_order",
+    ),
+    Fault(
+        "hooks: a context leaks", _T, "    hook->release(hook->context);\n    free(hook);", "    free(hook);", "a hook's callable is released",
+        _RULES + "test_the_callable_of_a_hook_is_released",
+    ),
+    Fault(
+        "hooks: a hook's history stays", _T, "    if (replacement->grad) {", "    if (replacement->grad && replacement->ndim > 8) {",
+        "of what a hook returns only the values count", _TEST + "test_gradients_are_plain_values",
+    ),
+    Fault(
+        "leaf: requires a gradient of integers", _T, "    if (!xt_dtype_is_float(tensor->dtype))\n        return xt_error", "    if (tensor->dtype == XT_BOOL)\n        return xt_error",
+        "only floating point tensors can require gradients", _RULES + "test_what_is_no_float_has_no_history",
+    ),
+    Fault(
+        "node: outputs of integers have a history", _T, "    if (!xt_dtype_is_float(tensor->dtype)) return XT_OK;\n", "", "results that are no floats never require a gradient",
+        _RULES + "test_what_is_no_float_has_no_history",
+    ),
+    Fault(
+        "in place: recorded leaves", _T, "    if (grad_mode && xt_requires_grad(tensor))\n        return xt_error(XT_RUNTIME_ERROR,\n                        \"%s: a tensor",
+        "    if (grad_mode && xt_requires_grad(tensor) && !xt_is_leaf(tensor))\n        return xt_error(XT_RUNTIME_ERROR,\n                        \"%s: a tensor",
+        "a tensor that requires a gradient is not changed while recording", _TEST + "test_in_place_is_refused_while_recording",
+    ),
+    Fault(
+        "in place: versions", _T, "    __atomic_add_fetch(&tensor->storage->version, 1, __ATOMIC_RELAXED);\n", "", "a change in place is counted",
+        _TEST + "test_versions",
+    ),
+    Fault(
+        "nodes: recursion in the release", _T, "    if (draining) return;\n    draining = true;\n    while (pending) {\n        node = pending;", "    while (pending) {\n        node = pending;",
+        "a long chain does not overflow the C stack", _TEST + "test_deep_graph_in_a_thread_with_a_small_stack",
+    ),
+    Fault(
+        "nodes: edges leak", _T, "            xt_tensor_release(node->edges[i].leaf);\n", "", "a graph is freed by counting",
+        _FUNCTION + "test_graphs_do_not_keep_tensors_or_callables",
+    ),
+    Fault(
+        "fork: the parent's adders", _T, "    generation++;\n", "", "after a fork nobody waits for a thread that does not exist",
+        _RULES + "test_a_child_waits_for_no_thread_of_its_parent",
+    ),
+    Fault(
+        "grad mode of all threads", _T, "static _Thread_local bool grad_mode = true;", "static bool grad_mode = true;", "grad mode belongs to the thread",
+        _TEST + "test_grad_mode_belongs_to_the_thread",
+    ),
+    Fault(
+        "retain: the keeper of a dead tensor", _T, "    if (grad->node && grad->retain) {", "    if (grad->node && grad->retain && grad->output > 8) {", "a tensor that is gone keeps no gradient",
+        _RULES + "test_retain_grad_of_a_tensor_that_is_gone",
+    ),
+    Fault(
+        "call: an op that returns its input", "csrc/ops/call.c", "if (xt_grad_of(call->out[i])) {", "if (xt_grad_of(call->out[i]) && i > 8) {", "an output that is an input becomes an alias",
+        _RULES + "test_an_op_that_returns_its_input",
+    ),
+    Fault(
+        "call: text arguments are borrowed", "csrc/ops/call.c", "kept->args[i].s = memcpy(kept->text + used, call->arg[i].s, length);", "used += 0;",
+        "a backward has copies of text arguments", _RULES + "test_text_arguments_outlive_the_call",
+    ),
+    Fault(
+        "Function: a gradient of another dtype", "csrc/py/tensor/autograd.c", "if (same && value->dtype == like.dtype && xt_device_equal", "if (same && xt_device_equal",
+        "a gradient has the dtype of its input", _RULES + "test_a_rule_returns_the_dtype_of_its_input",
+    ),
+    Fault(
+        "Function: the callable stays", "csrc/py/tensor/autograd.c", "if (status == XT_OK && !keep) Py_CLEAR(rule->callable);", "",
+        "a backward without retain_graph drops what the context saved", _RULES + "test_a_backward_drops_what_a_context_has_saved",
+    ),
+]  # fmt: skip
