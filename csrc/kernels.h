@@ -66,11 +66,12 @@
     X(reshape) X(view) X(transpose) X(permute) X(expand) X(slice) X(select) X(unsqueeze) X(squeeze) X(detach)                  \
     /* copy.c */                                                                                                               \
     X(clone) X(contiguous) X(cast) X(to_device) X(cat) X(split) X(copy_) X(fill_) X(add_) X(sub_) X(mul_) X(div_)              \
+    /* joined.c */ X(pack)                                                                                                     \
     /* create.c */                                                                                                             \
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy) X(add_rms_norm)                                                                                    \
+    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined)                                                                   \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)

@@ -130,6 +130,11 @@ typedef struct XtStorage {
 XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out);
 /* Returns new storage over foreign memory; `release` is called once, when the last view goes. */
 XtStatus xt_storage_wrap(XtDevice device, void *data, size_t nbytes, void (*release)(XtStorage *), void *owner, XtStorage **out);
+/* Returns new storage over bytes [offset, offset + nbytes) of `whole`, which it retains and which is no part itself. A part has its own
+ * references and version, so tensors of different parts do not see each other. The caller vouches that parts of one storage do not
+ * overlap. */
+XtStatus xt_storage_part(XtStorage *whole, size_t offset, size_t nbytes, XtStorage **out);
+XtStorage *xt_storage_whole(XtStorage *storage);  /* what it is a part of, else `storage` itself; borrowed */
 bool xt_storage_is_own(const XtStorage *storage); /* allocated here, not wrapped: nobody outside knows the memory */
 void xt_storage_retain(XtStorage *storage);
 void xt_storage_release(XtStorage *storage); /* NULL is allowed */

@@ -297,6 +297,13 @@ XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
     return XT_OK;
 }
 
+XtStatus xt_node_take_last(XtNode *node, int slot, XtTensor **out) {
+    XT_CHECK(xt_node_saved(node, slot, out));
+    bool last = *out && only_ours(*out); /* never while the node keeps it, too, for another backward */
+    *out = NULL;
+    return last ? xt_node_take(node, slot, out) : XT_OK;
+}
+
 /* ---- running a node -------------------------------------------------------------------------------------------------------- */
 
 static XtStatus refuse_freed(const XtNode *node) {

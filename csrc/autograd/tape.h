@@ -122,6 +122,9 @@ XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
 /* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new, or NULL
  * where the slot is empty or another walk reads it. */
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out);
+/* The same where the backward frees the graph and nobody else has a tensor over that memory: it may be written over, as this rule is its
+ * last reader. Else NULL, and the slot is as it was. */
+XtStatus xt_node_take_last(XtNode *node, int slot, XtTensor **out);
 bool xt_node_needs(const XtNode *node, int input);
 /* Makes `tensor` output `index` of node. One that is no float never requires a gradient: its rule gets zeros for it. */
 XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor);

@@ -57,7 +57,8 @@ typedef struct XtRope {
 } XtRope;
 
 /* out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) (Shazeer 2020). gate and up have rows of stride ld_in, out is dense.
- * Bwd: dgate = dy * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = dy * silu(gate); both with row stride ld_in. */
+ * Bwd: dgate = dy * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = dy * silu(gate); both with row stride ld_in. dgate may be
+ * gate and dup may be up: an element is read before it is written. */
 typedef struct XtSwigluFwd {
     void *out;
     const void *gate, *up;

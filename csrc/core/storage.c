@@ -172,7 +172,20 @@ XtStatus xt_storage_wrap(XtDevice device, void *data, size_t nbytes, void (*rele
     return new_storage(device, data, nbytes, release, owner, out);
 }
 
-bool xt_storage_is_own(const XtStorage *storage) { return storage->release == release_own; }
+static void release_part(XtStorage *part) { xt_storage_release(part->owner); }
+
+XtStatus xt_storage_part(XtStorage *whole, size_t offset, size_t nbytes, XtStorage **out) {
+    XT_CHECK(new_storage(whole->device, whole->data ? (char *)whole->data + offset : NULL, nbytes, release_part, whole, out));
+    xt_storage_retain(whole);
+    return XT_OK;
+}
+
+XtStorage *xt_storage_whole(XtStorage *storage) { return storage->release == release_part ? storage->owner : storage; }
+
+bool xt_storage_is_own(const XtStorage *storage) {
+    return storage->release == release_own ||
+           (storage->release == release_part && ((const XtStorage *)storage->owner)->release == release_own);
+}
 
 void xt_storage_retain(XtStorage *storage) { __atomic_add_fetch(&storage->references, 1, __ATOMIC_RELAXED); }
 
@@ -195,7 +208,7 @@ static void release_foreign(XtStorage *storage) {
 
 void xt_storage_release(XtStorage *storage) {
     if (!storage || __atomic_sub_fetch(&storage->references, 1, __ATOMIC_ACQ_REL) > 0) return;
-    if (!xt_storage_is_own(storage)) {
+    if (storage->release != release_own) {
         release_foreign(storage);
         return;
     }

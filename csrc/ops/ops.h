@@ -148,6 +148,16 @@ XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b
 XtView xt_broadcast_view(const XtTensor *t, int ndim, const int64_t *shape);     /* strides 0 where repeated */
 XtStatus xt_sum_to(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out); /* undoes a broadcast */
 
+/* ---- tensors whose memory lies together (ops/elementwise/joined.c) ----------------------------------------------------------- */
+
+/* out[i] = new, dense, uninitialised, with the shape of like[i], one after the other in one block: parts of one storage. All have dtype
+ * and device of like[0]. After an error nothing is kept. */
+XtStatus xt_empty_joined(int count, XtTensor *const *like, XtTensor **out);
+/* The matrices as one [all rows, cols], new; NULL unless each begins where the one before ends, in one block, with as many columns. */
+XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out);
+bool xt_adjoin(const XtTensor *first,
+               const XtTensor *second); /* dense, of one dtype and block, the second right behind the first */
+
 /* ---- matrix products (ops/gemm/matmul.c) ------------------------------------------------------------------------------------------ */
 
 /* out = a b + (accumulate ? out : 0) over the last two dims, batch dims broadcasting to out's; all of one dtype, at least 2-D.

@@ -130,6 +130,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
         name: lambda t, name=name: getattr(t, name)()
         for name in ["bfloat16", "bool", "cpu", "data_ptr", "dim", "double", "element_size", "float", "half", "int", "is_contiguous", "long", "numel", "to"]
     },
+    "adjoins": lambda t: t.adjoins(t),
     "item": lambda t: t[0, 0].item(),
 }  # fmt: skip
 

@@ -20,7 +20,8 @@ from .._C import Tensor
 from .._types import Device
 from ..autograd import checkpoint
 from ..generation import KVCache
-from ..nn.module import LoadResult, is_stock
+from ..nn.layers import joined_weights
+from ..nn.module import LoadResult, is_stock, pack
 from .language_model import LanguageModel
 from .qwen3_config import Qwen3Config
 from .registry import Architecture
@@ -71,9 +72,13 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(c, f, False, device, dtype)
         self.up_proj = nn.Linear(c, f, False, device, dtype)
         self.down_proj = nn.Linear(f, c, False, device, dtype)
+        pack(self.gate_proj, self.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
+        weights = joined_weights(self.gate_proj, self.up_proj)
+        if weights is None:
+            return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(_C.swiglu(_C.linear_joined(x, weights)))
 
 
 class Block(nn.Module):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from .. import _C, _creation, functional
 from .._C import Tensor
 from .._types import Device, DType, Size
 from . import init
-from .module import Module, Parameter
+from .module import Module, Parameter, is_stock
 
 
 def _parameter(shape: Sequence[int], dtype: DType, device: Device) -> Parameter:
@@ -42,6 +43,23 @@ class Linear(Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def joined_weights(*layers: Module) -> list[Tensor] | None:
+    """The weights of `layers` where _C.linear_joined computes what calling the layers does, in one product; else None.
+
+    They are stock Linear layers (see is_stock) without bias, and their weights lie one behind the other in memory
+    (see module.pack). Asked in every forward.
+    """
+    weights: list[Tensor] = []
+    for layer in layers:
+        if not is_stock(layer, Linear) or layer.bias is not None:  # pyright: ignore[reportAttributeAccessIssue]
+            return None
+        weight: Any = layer.weight  # pyright: ignore[reportAttributeAccessIssue]
+        if weights and not weights[-1].adjoins(weight):
+            return None
+        weights.append(weight)
+    return weights
 
 
 class Embedding(Module):

@@ -6,7 +6,8 @@ find them by type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from .. import _C
@@ -76,6 +77,23 @@ class Module:
                 if changed is not None:
                     result = changed
         return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        for run in _packed(p for p in self.parameters() if id(p) not in memo):
+            for parameter, copied in zip(run, _packed_copies(run), strict=True):
+                memo[id(parameter)] = copied
+        reduced: Any = self.__reduce_ex__(4)  # as copy.deepcopy does it for other classes
+        rebuild, arguments, state = reduced[:3]
+        copied = memo[id(self)] = rebuild(*arguments)
+        state = deepcopy(state, memo)
+        if hasattr(copied, "__setstate__"):
+            copied.__setstate__(state)
+        else:
+            attributes, slots = state if isinstance(state, tuple) else (state, None)
+            copied.__dict__.update(attributes)
+            for name, value in (slots or {}).items():
+                object.__setattr__(copied, name, value)
+        return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
         if (
@@ -279,8 +297,9 @@ class Module:
     def to(self, *args: _C.dtype | _C.device | str, dtype: _C.dtype | None = None, device: Device = None) -> Self:
         """Casts floating parameters and buffers to a dtype and moves them to a device; returns self.
 
-        to(dtype), to(device), to(device, dtype) or keywords. Parameters that are shared stay shared. Converted
-        parameters are new objects: make the optimizer after this call. Gradients are dropped by a conversion.
+        to(dtype), to(device), to(device, dtype) or keywords. Parameters that are shared stay shared, and those that lie
+        together in memory (see `pack`) stay together. Converted parameters are new objects: make the optimizer after
+        this call. Gradients are dropped by a conversion.
         TypeError for an integer dtype.
         """
         for arg in args:
@@ -294,13 +313,19 @@ class Module:
             raise TypeError(f"to: dtype must be a floating dtype, got {dtype.name}")
         place = None if device is None else _C.device(device)
         converted: dict[int, Tensor] = {}
+        runs = [run for run in _packed(self.parameters()) if len(run) > 1]
+        for module in self.modules():
+            for _, tensor in [*module._own(False), *module._own(True)]:
+                if id(tensor) not in converted:
+                    converted[id(tensor)] = _convert(tensor, module._dtype_for(dtype), place)
+        for run in runs:
+            new = [converted[id(parameter)] for parameter in run]
+            if all(a is not b and a.dtype == new[0].dtype for a, b in zip(new, run, strict=True)):
+                converted.update(zip(map(id, run), _packed_copies(new), strict=True))
         for module in self.modules():
             for name, tensor in [*module._own(False), *module._own(True)]:
-                new = converted.get(id(tensor))
-                if new is None:
-                    new = converted[id(tensor)] = _convert(tensor, module._dtype_for(dtype), place)
-                if new is not tensor:
-                    object.__setattr__(module, name, new)
+                if converted[id(tensor)] is not tensor:
+                    object.__setattr__(module, name, converted[id(tensor)])
         return self
 
     def _dtype_for(self, dtype: _C.dtype | None) -> _C.dtype | None:
@@ -362,6 +387,36 @@ def is_stock(module: Any, kind: type[Module]) -> bool:
         return False
     own = module.__dict__.get("forward")
     return own is None or getattr(own, "records_stock", False)
+
+
+def pack(*modules: Module, name: str = "weight") -> None:
+    """Moves the parameter `name` of each module into one block of memory, one behind the other, where
+    `_C.linear_joined` reads matrices as one operand.
+
+    The parameters stay apart, each with its values, gradient and place in `state_dict`; they are new objects, as after
+    `Module.to`, which keeps them together, as copy.deepcopy does. One dtype and device.
+    """
+    parameters = [getattr(module, name) for module in modules]
+    for module, parameter in zip(modules, _packed_copies(parameters), strict=True):
+        setattr(module, name, parameter)
+
+
+def _packed(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
+    """Runs of parameters that lie one behind the other, in the order given."""
+    run: list[Parameter] = []
+    for parameter in parameters:
+        if run and not run[-1].adjoins(parameter):
+            yield run
+            run = []
+        run.append(parameter)
+    if run:
+        yield run
+
+
+def _packed_copies(parameters: Sequence[Any]) -> list[Any]:
+    """New parameters with the same values, in one block."""
+    tensors = _C.pack([parameter.detach() for parameter in parameters])
+    return [type(p)(tensor, p.requires_grad) for p, tensor in zip(parameters, tensors, strict=True)]
 
 
 class _HookHandle:

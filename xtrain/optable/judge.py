@@ -79,7 +79,20 @@ def forward_tolerance(
 
 # Ops whose gradients hold one term an element and output element: nothing but a broadcast adds them up.
 ELEMENTWISE_KERNELS = {"unary", "unary_bwd", "binary", "where", "swiglu_fwd", "swiglu_bwd"}
-ONE_TERM = {"cast", "cat", "clone", "contiguous", "expand", "permute", "reshape", "select", "slice", "split", "squeeze"}
+ONE_TERM = {
+    "cast",
+    "cat",
+    "clone",
+    "contiguous",
+    "expand",
+    "pack",
+    "permute",
+    "reshape",
+    "select",
+    "slice",
+    "split",
+    "squeeze",
+}
 ONE_TERM |= {"to_device", "transpose", "unsqueeze", "view", "sum", "mean", "amax", "amin"}
 
 

@@ -118,6 +118,39 @@ op(
     strided="close",
 )
 
+JOINED = [(x, (w, (w[0] + 3, w[1]), (1, w[1]))) for x, w in LINEAR]
+JOINED_ERRORS = (
+    Error(lambda: _C.linear_joined(f32(2, 3), []), V, r"linear_joined: weights must .*1 to 8.*0"),
+    Error(lambda: _C.linear_joined(f32(2, 3), [f32(4, 3)] * 9), V, r"linear_joined: weights must .*1 to 8.*9"),
+    Error(
+        lambda: _C.linear_joined(f32(2, 3), [f32(4, 3), f32(4, 5)]), V, r"linear_joined: .*weight must .*3.*\(4, 5\)"
+    ),
+    Error(lambda: _C.linear_joined(f32(2, 3), [f32(3)]), V, r"linear_joined: .*weight must .*2.*"),
+    Error(
+        lambda: _C.linear_joined(f32(2, 3), [f32(4, 3), _C.full((4, 3), 1.0, _C.bfloat16)]),
+        T,
+        r"linear_joined: .*weight must .*float32.*bfloat16",
+    ),
+    Error(lambda: _C.linear_joined(f32(), [f32(4, 3)]), V, r"linear_joined: input must .*"),
+    Error(lambda: _C.linear_joined(i64(2, 3), [i64(4, 3)]), T, r"linear_joined: input must .*float.*int64"),
+)
+for variant, place in (("", _C.pack), ("apart", list)):  # weights that lie together, and others
+    op(
+        "linear_joined",
+        "copy",
+        [case(N(*x), *(N(*one) for one in w)) for x, w in JOINED]
+        + [case(N(4, 65, 128), N(200, 128), N(100, 128), big=True)],
+        lambda x, *w, place=place: _C.linear_joined(x, list(place(w))),
+        lambda x, *w: x @ np.concatenate(w).T,
+        variant=variant,
+        accumulations=lambda x, *w: x.shape[-1] + 2,
+        magnitude=lambda x, *w: np.abs(x) @ np.abs(np.concatenate(w)).T,
+        torch=lambda torch, x, *w: torch.nn.functional.linear(x, torch.cat(w)),
+        selects="gemm",
+        strided="close",
+        errors=() if variant else JOINED_ERRORS,
+    )
+
 # ---- per-token layers ------------------------------------------------------------------------------------------------
 
 op(

@@ -219,6 +219,20 @@ op(
     ),
 )
 op(
+    "pack",
+    "copy",
+    [case(N(2, 3), N(5), N()), case(N(0, 3), N(33, 1)), case(N(1)), case(N(257), N(3, 2, 0), N(31))],
+    lambda *x: _C.pack(x),
+    lambda *x: list(x),
+    accumulations=0,
+    roundings=0,
+    torch=lambda torch, *x: [one.clone() for one in x],
+    errors=(
+        Error(lambda: _C.pack([]), V, r"pack: tensors must hold 1 to 64 .*0"),
+        Error(lambda: _C.pack([f32(2), _C.full((2,), 0, _C.int64)]), T, r"pack: every tensor must .*float32.*int64"),
+    ),
+)
+op(
     "split",
     "copy",
     [

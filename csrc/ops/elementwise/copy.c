@@ -185,16 +185,46 @@ static XtStatus split_forward(XtCall *c) {
     return XT_OK;
 }
 
-/* dx = cat(dout) */
+/* Whether the two views have the same elements in the same place. */
+static bool same_place(const XtView *a, const XtView *b) {
+    bool same = a->data == b->data && xt_same_shape(a, b);
+    for (int i = 0; same && i < a->ndim; i++) same = a->strides[i] == b->strides[i] || a->shape[i] == 1;
+    return same;
+}
+
+/* Some rules leave the gradients of several parts where they belong in that of the whole, and the rest of its memory unwritten. Returns
+ * the whole when dout[first], and all that share its memory, lie so and nobody else sees that memory; NULL otherwise. */
+static XtStatus whole_of(XtTensor *const *dout, int count, int first, int dim, const XtInput *in, XtTensor **out) {
+    XtStorage *storage = dout[first]->storage;
+    XtView view = {.data = storage->data, .dtype = in->dtype, .ndim = in->ndim};
+    int64_t start = 0, holders = 0;
+    memcpy(view.shape, in->shape, sizeof view.shape);
+    xt_view_set_contiguous(&view);
+    *out = NULL;
+    if (!xt_storage_is_own(storage) || storage->nbytes != (size_t)xt_view_numel(&view) * xt_dtype_size(in->dtype)) return XT_OK;
+    XtTensor whole = {.storage = storage, .view = view};
+    for (int i = 0; i < count; start += dout[i++]->shape[dim]) {
+        if (dout[i]->storage != storage) continue;
+        XtView part = part_of(&whole, dim, start, dout[i]->shape[dim]);
+        if (!same_place(&part, &dout[i]->view)) return XT_OK;
+        holders++;
+    }
+    bool seen = __atomic_load_n(&storage->references, __ATOMIC_ACQUIRE) != holders;
+    return seen ? XT_OK : xt_tensor_from_view(storage, &view, out);
+}
+
+/* dx = cat(dout), in place of those that lie there already */
 static XtStatus split_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtInput *in = xt_node_input(n, 0);
     int dim;
-    XT_CHECK(xt_check_dim(xt_node_op(n), xt_node_args(n)[2].i, in->ndim, &dim));
-    XT_CHECK(xt_empty_shape(dout[0], in->dtype, in->ndim, in->shape, &din[0]));
     int64_t start = 0;
+    XT_CHECK(xt_check_dim(xt_node_op(n), xt_node_args(n)[2].i, in->ndim, &dim));
+    for (int i = 0; i < n->outputs && !din[0]; i++)
+        if (xt_view_numel(&dout[i]->view)) XT_CHECK(whole_of(dout, n->outputs, i, dim, in, &din[0]));
+    if (!din[0]) XT_CHECK(xt_empty_shape(dout[0], in->dtype, in->ndim, in->shape, &din[0]));
     for (int i = 0; i < n->outputs; i++) {
-        XT_CHECK(
-            xt_backend_of(din[0])->copy(&(XtCopy){.dst = part_of(din[0], dim, start, dout[i]->shape[dim]), .src = dout[i]->view}));
+        XtView part = part_of(din[0], dim, start, dout[i]->shape[dim]);
+        if (!same_place(&part, &dout[i]->view)) XT_CHECK(xt_backend_of(din[0])->copy(&(XtCopy){.dst = part, .src = dout[i]->view}));
         start += dout[i]->shape[dim];
     }
     return XT_OK;
@@ -232,9 +262,7 @@ static bool overlaps(const XtTensor *a, const XtTensor *b) {
     const XtStorage *s = a->storage, *t = b->storage;
     uintptr_t start = (uintptr_t)s->data, other = (uintptr_t)t->data;
     if (s != t && (start >= other + t->nbytes || other >= start + s->nbytes)) return false;
-    bool same = a->data == b->data && a->dtype == b->dtype && xt_same_shape(&a->view, &b->view);
-    for (int i = 0; same && i < a->ndim; i++) same = a->strides[i] == b->strides[i] || a->shape[i] == 1;
-    return !same;
+    return a->dtype != b->dtype || !same_place(&a->view, &b->view);
 }
 
 static XtStatus in_place_forward(XtCall *c) {

@@ -47,7 +47,8 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XT_TRY(xt_node_saved(n, 0, &gate));
     XT_TRY(xt_node_saved(n, 1, &up));
     XT_TRY(xt_dense(dout[0], &dy));
-    XT_TRY(xt_empty_like(gate, &dgate));
+    if (!up) XT_TRY(xt_node_take_last(n, 0, &dgate)); /* the gradient of a joined product takes its place */
+    if (!dgate) XT_TRY(xt_empty_like(gate, &dgate));
     if (up) XT_TRY(xt_empty_like(up, &dup));
     int64_t cols = dy->shape[dy->ndim - 1];
     size_t half = (size_t)cols * xt_dtype_size(gate->dtype);

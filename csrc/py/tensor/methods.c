@@ -21,6 +21,7 @@ static PyObject *run_numel(PyBound *bound) { return PyLong_FromLongLong(xt_view_
 static PyObject *run_dim(PyBound *bound) { return PyLong_FromLong(self_of(bound)->ndim); }
 static PyObject *run_is_contiguous(PyBound *bound) { return PyBool_FromLong(xt_view_is_contiguous(&self_of(bound)->view)); }
 static PyObject *run_data_ptr(PyBound *bound) { return PyLong_FromVoidPtr(self_of(bound)->data); }
+static PyObject *run_adjoins(PyBound *bound) { return PyBool_FromLong(xt_adjoin(self_of(bound), bound->arg[1].tensor)); }
 static PyObject *run_element_size(PyBound *bound) { return PyLong_FromSize_t(xt_dtype_size(self_of(bound)->dtype)); }
 static PyObject *run_item(PyBound *bound) { return py_item("item", self_of(bound)); }
 
@@ -251,6 +252,8 @@ const PyFunction py_tensor_methods[] = {
     {"is_contiguous", "input: Tensor -> bool", run_is_contiguous, "Whether the elements lie in row-major order without gaps.", 0,
      NULL},
     {"data_ptr", "input: Tensor -> int", run_data_ptr, "Address of the first element.", 0, NULL},
+    {"adjoins", "input: Tensor, other: Tensor -> bool", run_adjoins,
+     "Whether both are dense, of one dtype and in one block of memory, where other begins where input ends (see pack).", 0, NULL},
     {"element_size", "input: Tensor -> int", run_element_size, "Bytes of one element.", 0, NULL},
     {"item", "input: Tensor -> number", run_item, "The only element as a Python number.", 0, NULL},
     {"tolist", "input: Tensor -> object", run_tolist, "The elements as nested lists of Python numbers.", 0, NULL},

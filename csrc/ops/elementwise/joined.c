@@ -1,0 +1,88 @@
+/* joined.c - tensors that lie one after the other in one block of memory, each a part with references and version of its own, and
+ * matrices among them read as one: q, k and v of an attention are three parameters and one operand.
+ */
+#include "contract/elementwise.h"
+#include "ops/ops.h"
+
+#include <string.h>
+
+XtStatus xt_empty_joined(int count, XtTensor *const *like, XtTensor **out) {
+    XtStorage *whole = NULL, *part = NULL;
+    XtStatus status = XT_OK;
+    size_t total = 0, offset = 0, nbytes;
+    XtDtype dtype = like[0]->dtype;
+    memset(out, 0, (size_t)count * sizeof *out);
+    for (int i = 0; i < count; i++) {
+        XT_CHECK(xt_size_of(dtype, like[i]->ndim, like[i]->shape, NULL, &nbytes));
+        if (__builtin_add_overflow(total, nbytes, &total))
+            return xt_error(XT_VALUE_ERROR, "the sizes of %d tensors overflow", count);
+    }
+    XT_CHECK(xt_storage_allocate(like[0]->storage->device, total, &whole));
+    for (int i = 0; i < count; i++, offset += nbytes) {
+        XtView view = {.dtype = dtype, .ndim = like[i]->ndim};
+        memcpy(view.shape, like[i]->shape, sizeof view.shape);
+        xt_view_set_contiguous(&view);
+        nbytes = (size_t)xt_view_numel(&view) * xt_dtype_size(dtype);
+        XT_TRY(xt_storage_part(whole, offset, nbytes, &part));
+        view.data = nbytes ? part->data : NULL;
+        status = xt_tensor_from_view(part, &view, &out[i]);
+        xt_storage_release(part);
+        if (status != XT_OK) goto done;
+    }
+done:
+    xt_storage_release(whole);
+    for (int i = 0; i < count && status != XT_OK; i++) {
+        xt_tensor_release(out[i]);
+        out[i] = NULL;
+    }
+    return status;
+}
+
+bool xt_adjoin(const XtTensor *first, const XtTensor *second) {
+    size_t nbytes = (size_t)xt_view_numel(&first->view) * xt_dtype_size(first->dtype);
+    return first->data && first->dtype == second->dtype && xt_storage_whole(first->storage) == xt_storage_whole(second->storage) &&
+           (char *)first->data + nbytes == second->data && xt_view_is_contiguous(&first->view) &&
+           xt_view_is_contiguous(&second->view);
+}
+
+XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out) {
+    XtView view = matrices[0]->view;
+    *out = NULL;
+    if (view.ndim != 2 || !xt_view_is_contiguous(&view)) return XT_OK;
+    for (int i = 1; i < count; i++) {
+        if (matrices[i]->ndim != 2 || matrices[i]->shape[1] != view.shape[1] || !xt_adjoin(matrices[i - 1], matrices[i]))
+            return XT_OK;
+        view.shape[0] += matrices[i]->shape[0];
+    }
+    xt_view_set_contiguous(&view);
+    return xt_tensor_from_view(xt_storage_whole(matrices[0]->storage), &view, out);
+}
+
+/* ---- pack ------------------------------------------------------------------------------------------------------------------ */
+
+static XtStatus pack_forward(XtCall *c) {
+    XtTensor *const *list = c->arg[0].tensors;
+    int count = c->arg[0].count;
+    if (count < 1 || count > XT_MAX_OUTPUTS)
+        return xt_error(XT_VALUE_ERROR, "pack: tensors must hold 1 to %d tensors, got %d", XT_MAX_OUTPUTS, count);
+    for (int i = 1; i < count; i++) XT_CHECK(xt_check_like(c->op, "tensors[0]", list[0], "every tensor", list[i]));
+    XT_CHECK(xt_empty_joined(count, list, c->out));
+    c->out_count = count;
+    for (int i = 0; i < count; i++) XT_CHECK(xt_backend_of(list[0])->copy(&(XtCopy){.dst = c->out[i]->view, .src = list[i]->view}));
+    return XT_OK;
+}
+
+static XtStatus pack_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    for (int i = 0; i < n->outputs; i++) XT_CHECK(xt_share(dout[i], &din[i]));
+    return XT_OK;
+}
+
+const XtOp xt_op_pack = {
+    .name = "pack",
+    .signature = "tensors: Tensors -> (Tensor, ...)",
+    .forward = pack_forward,
+    .backward = pack_backward,
+    .doc =
+        "Dense copies of tensors of one dtype and device, whose memory lies one after the other in one block: linear_joined reads "
+        "such weights as one. Each copy has a version of its own.",
+};
