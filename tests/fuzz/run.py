@@ -22,9 +22,11 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, os.fspath(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # a package that is not installed
+
 from frame import Family, Progress, Wrong, chance_of
 
-sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # a package that is not installed
 MEMORY = 512 << 20  # bytes that a worker's heap may grow by
 MOST = 20  # findings after which a worker stops: they are one defect
 FAMILIES = ("programs",)

@@ -232,7 +232,7 @@ def test_the_coefficients_of_streams_count(tmp_path, monkeypatch) -> None:
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch) -> None:
     given = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu")
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(sys.modules["xtrain.train.memory"], "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr(sys.modules["xtrain._host"], "_LIMITS", (str(tmp_path / "none"), str(limit)))
     for text in (b"max\n", b"1000000000000000\n", b"", b"-1", b"\xff\xfe", b"9" * 5000, "\u0663".encode()):
         limit.write_bytes(text)
         Trainer(given, quiet=True)
