@@ -312,6 +312,15 @@ def test_nan_with_few_bits_stays_nan() -> None:
         assert np.isnan(x.to(getattr(xt, dtype)).float().numpy()).all()
 
 
+def test_ties_of_bfloat16() -> None:
+    """Half a last place goes to the even neighbour, a little more or less to the nearer one."""
+    x = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 1 + 3 * 2.0**-8 - 2.0**-20])
+    want = [1.0, 1 + 2.0**-6, 1 + 2.0**-7, 1 + 2.0**-7]
+    for sign in (1, -1):
+        for t in (xt.tensor(sign * x), xt.tensor(sign * x).float()):
+            assert t.bfloat16().tolist() == [sign * w for w in want]
+
+
 def test_subnormals_of_float16() -> None:
     """Every value against NumPy's rounding: subnormals, their ties, the overflow at 65520."""
     steps = np.arange(0, 3000, dtype=np.float64) * 2.0**-25
@@ -435,12 +444,25 @@ def test_slopes_far_out() -> None:
         assert np.abs(x.grad.numpy() / slope - 1).max() < 1e-5
 
 
-def test_sines_of_large_numbers() -> None:
-    x = np.array([1e5, 3.3e6, 1e8, 1e12, 1e30], np.float32)
-    for n in (1, 400):  # in a block of small numbers, too
-        many = np.concatenate([np.linspace(-3, 3, n, dtype=np.float32), x])
+@pytest.mark.parametrize("x", [1e5, 3.3e6, 1e8, 1e12, 1e30])
+def test_sines_of_large_numbers(x: float) -> None:
+    """Alone, and in a block of small ones."""
+    for many in (np.float32([x, -x]), np.float32([*np.linspace(-3, 3, 400), x])):
         assert np.abs(xt.tensor(many).sin().numpy() - np.sin(many.astype(np.float64))).max() < 1e-6
         assert np.abs(xt.tensor(many).cos().numpy() - np.cos(many.astype(np.float64))).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", *LOW])
+def test_nan_on_either_side(dtype: str) -> None:
+    nan, n = float("nan"), 70
+    a, b = (
+        xt.tensor([pair[i] for pair in [(nan, 1.0), (1.0, nan), (nan, nan), (2.0, 1.0)] * n]).to(getattr(xt, dtype))
+        for i in (0, 1)
+    )
+    for f, want in ((xt.maximum, 2.0), (xt.minimum, 1.0)):
+        got = f(a, b).float().numpy().reshape(n, 4)
+        assert np.isnan(got[:, :3]).all() and (got[:, 3] == want).all()
+        assert np.isnan(f(a, 1.0).float().numpy().reshape(n, 4)[:, [0, 2]]).all()
 
 
 # ---- reductions
@@ -473,6 +495,14 @@ def test_sums_of_many_elements() -> None:
     assert xt.from_numpy(ends).sum().item() == 8195.0
 
 
+def test_totals_of_blocks_are_float64() -> None:
+    """Blocks of 256 quarters are 64, half a last place of 2^30 in float32: they add up, in rows and columns."""
+    x = np.full(8192, 0.25, np.float32)
+    x[0] = 2.0**30
+    for got in (xt.tensor(x).sum(), xt.tensor(np.stack([x, x], 1)).sum(0)[1]):
+        assert got.item() - 2.0**30 in (1920.0, 2048.0)
+
+
 def test_the_first_of_the_worst() -> None:
     """Also where equals lie in other segments of 16384 elements."""
     out = np.zeros(50000)
@@ -497,6 +527,21 @@ def test_a_product_does_not_read_what_it_overwrites() -> None:
                     backend=backend,
                 )
                 assert (out.float().numpy() == k).all()
+
+
+def test_products_with_strided_vectors() -> None:
+    """Columns and rows of larger matrices, on either side."""
+    a, b = np.arange(35.0).reshape(5, 7), np.arange(21.0).reshape(7, 3)
+    x, y = xt.tensor(a), xt.tensor(b)
+    for backend in xt.gemm_backends(xt.get_default_device()):
+        for j in range(3):
+            assert np.array_equal(xt.matmul(x, y[:, j : j + 1], backend=backend).numpy(), a @ b[:, j : j + 1])
+            assert np.array_equal(xt.matmul(x, y[:, j], backend=backend).numpy(), a @ b[:, j])
+        for i in range(5):
+            assert np.array_equal(
+                xt.matmul(x.T.contiguous()[:, i : i + 1].T, y, backend=backend).numpy(), a[i : i + 1] @ b
+            )
+            assert np.array_equal(xt.matmul(y.T, x.T[:, i], backend=backend).numpy(), b.T @ a.T[:, i])
 
 
 def test_a_cut_product_is_added_to_a_gradient() -> None:

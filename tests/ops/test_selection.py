@@ -143,6 +143,7 @@ def test_reasons() -> None:
     assert large[0] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
     assert chosen(_C.explain_gemm((4, 2**31 - 1, 4))) == "blas"
     assert chosen(_C.explain_gemm((2**31, 4, 4))) == "blas"  # rows are cut
+    assert chosen(_C.explain_gemm((4, 4, 2**31), layout="tn")) == "tiled"  # no leading dimension is as long
     assert chosen(_C.explain_gemm((4, 5, 6), ld=(2**31, 5, 5))) == "tiled"
     for backward in (False, True):
         close = _C.explain_attention((1, 2, 2, 8, 8, 4), backward=backward, strides=(64, 32, 4, 64, 32, 0))

@@ -1,1 +1,172 @@
-FAULTS = []
+"""The binding: arguments, indexing, exchange with NumPy and DLPack, objects and their lifetimes."""
+
+from __future__ import annotations
+
+from faults.table import Fault
+
+_P = "csrc/py/"
+_RULES = "tests/core/test_binding_rules.py::"
+_TENSOR = "tests/core/test_tensor.py::"
+
+FAULTS = [
+    Fault(
+        "ints: a bool is 1", _P + "bind/numbers.c", "    if (PyBool_Check(object)) return 0;\n    PyObject *integer = NULL;", "    PyObject *integer = NULL;",
+        "an int is no bool", _RULES + "test_bools_are_no_numbers_of_options",
+    ),
+    Fault(
+        "ints: more than 64 bits", _P + "bind/numbers.c", "    if (overflow != 0) {\n", "    if (overflow > 8) {\n", "must fit in 64 bits",
+        _RULES + "test_integers_beyond_64_bits",
+    ),
+    Fault(
+        "text: NUL ends it", _P + "bind/args.c", "    if (strlen(text) != (size_t)length) {", "    if (strlen(text) > (size_t)length) {", "text must not contain NUL characters",
+        _RULES + "test_text_with_nul",
+    ),
+    Fault(
+        "args: twice", _P + "bind/args.c", "        if (bound->object[at] != NULL) {", "        if (bound->object[at] != NULL && at > 8) {", "an argument is given once",
+        _RULES + "test_an_argument_is_given_once",
+    ),
+    Fault(
+        "args: tensors of a list that changes", _P + "bind/args.c", "    PyObject *items = PySequence_Tuple(object);\n    if (items == NULL) return -1;\n    *keep = items;",
+        "    PyObject *items = PySequence_Fast(object, \"\");\n    if (items == NULL) return -1;\n    Py_DECREF(items);\n    items = PySequence_Tuple(object);\n"
+        "    if (items == NULL) return -1;\n    Py_DECREF(items);\n    *keep = Py_NewRef(object);",
+        "a call owns the tensors of its list", _RULES + "test_a_list_may_change_during_a_call",
+    ),
+    Fault(
+        "element: subnormals of float16", _P + "bind/element.c", "        double value = (double)fraction * 0x1p-24;", "        double value = (double)fraction * 0x1p-25;",
+        "item() is exact", _RULES + "test_items_are_exact",
+    ),
+    Fault(
+        "element: infinity of float16", _P + "bind/element.c", "(exponent == 31 ? (uint64_t)2047 : exponent + 1008)", "(exponent + 1008)", "item() is exact",
+        _RULES + "test_items_are_exact",
+    ),
+    Fault(
+        "item: of several elements", _P + "bind/element.c", "    if (xt_view_numel(&tensor->view) != 1) {", "    if (xt_view_numel(&tensor->view) < 1) {", "exactly one element",
+        _TENSOR + "test_scalars",
+    ),
+    Fault(
+        "errors: out of memory is a RuntimeError", _P + "bind/errors.c", "    case XT_OUT_OF_MEMORY: type = xt_py->out_of_memory_error; break;\n", "", "OutOfMemoryError says what was asked",
+        "tests/core/test_hostile.py::test_out_of_memory_says_what_was_asked",
+    ),
+    Fault(
+        "index: one behind the end", _P + "tensor/index.c", "if (index < -size || index >= size) {", "if (index < -size || index > size) {", "IndexError beyond the size",
+        _TENSOR + "test_index_errors",
+    ),
+    Fault(
+        "index: bools are ints", _P + "tensor/index.c", "    if (PyBool_Check(item) || PyArray_IsScalar(item, Bool)) return false;\n", "", "a bool is no index",
+        _TENSOR + "test_index_errors",
+    ),
+    Fault(
+        "index: an ellipsis counts None", _P + "tensor/index.c", "            dim += tensor->ndim - consumed;", "            dim += current->ndim - consumed;", "... stands for the dims that no other key takes",
+        _RULES + "test_an_ellipsis_behind_none",
+    ),
+    Fault(
+        "setitem: recorded", _P + "tensor/index.c", "    if (xt_grad_mode() && xt_requires_grad(tensor)) {", "    if (xt_grad_mode() && xt_requires_grad(tensor) && !xt_is_leaf(tensor)) {",
+        "a tensor that requires a gradient is not changed while recording", "tests/core/test_autograd.py::test_in_place_is_refused_while_recording",
+    ),
+    Fault(
+        "setitem: the mode after an error", _P + "tensor/index.c", "    xt_set_grad_mode(mode);\n    int result = out", "    if (out != NULL) xt_set_grad_mode(mode);\n    int result = out",
+        "recording is as before", _RULES + "test_recording_is_as_before_a_failed_assignment",
+    ),
+    Fault(
+        "setitem: the part leaks", _P + "tensor/index.c", "    xt_tensor_release(out);\n    xt_tensor_release(part);\n    return result;", "    xt_tensor_release(out);\n    return result;",
+        "nothing leaks", "tests/core/test_hostile.py::test_reference_counts_are_flat " + _RULES + "test_assignments_leak_nothing",
+    ),
+    Fault(
+        "grad: a tensor of its own", _P + "tensor/attributes.c", "    if (gradient == py_tensor(self)) {", "    if (gradient == NULL && py_tensor(self) == NULL) {", "a tensor is not its own gradient",
+        "tests/core/test_autograd.py::test_setting_grad",
+    ),
+    Fault(
+        "grad: a gradient with a graph", _P + "tensor/attributes.c", "XtStatus status = gradient != NULL ? xt_tensor_alias(gradient, &alias) : XT_OK;",
+        "XtStatus status = gradient != NULL ? (xt_tensor_retain(gradient), alias = gradient, XT_OK) : XT_OK;", "a gradient that is set has no graph",
+        _RULES + "test_a_gradient_that_is_set_keeps_no_graph",
+    ),
+    Fault(
+        "numpy: expanded memory is writable", _P + "convert/numpy_out.c", "int flags = empty || repeats(tensor) ? 0 : NPY_ARRAY_WRITEABLE;", "int flags = empty ? 0 : NPY_ARRAY_WRITEABLE;",
+        "elements that share memory are read-only in NumPy", _RULES + "test_expanded_memory_is_read_only",
+    ),
+    Fault(
+        "numpy: an array does not keep its tensor", _P + "convert/numpy_out.c", "    if (PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(self)) < 0) Py_CLEAR(array);\n", "",
+        "an array keeps its tensor alive", _RULES + "test_an_array_keeps_its_tensor",
+    ),
+    Fault(
+        "buffer: readers of strided memory", _P + "convert/numpy_out.c", 'if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !c) return "tensor has strides; call contiguous() first";', "",
+        "a reader that knows no strides gets dense memory only", _RULES + "test_buffers_of_strided_memory",
+    ),
+    Fault(
+        "from_numpy: read-only arrays", _P + "convert/numpy_in.c", "    if (!PyArray_ISWRITEABLE(array))\n        return refuse_array(PyExc_ValueError, op, \"be writable; pass array.copy() or use xt.tensor(array)\");\n", "",
+        "a read-only array is refused", _TENSOR + "test_what_from_numpy_refuses",
+    ),
+    Fault(
+        "from_numpy: misaligned arrays", _P + "convert/numpy_in.c", "(uintptr_t)PyArray_DATA(array) % (uintptr_t)itemsize != 0", "(uintptr_t)PyArray_DATA(array) % 1 != 0",
+        "a misaligned array is refused", _TENSOR + "test_what_from_numpy_refuses",
+    ),
+    Fault(
+        "from_numpy: the array is not kept", _P + "convert/numpy_in.c", "        Py_INCREF(object); /* now the storage's */\n", "", "a tensor keeps its array alive",
+        _RULES + "test_a_tensor_keeps_its_array",
+    ),
+    Fault(
+        "dlpack: a capsule twice", _P + "convert/dlpack.c", "    if (PyCapsule_SetName(capsule, versioned ? \"used_dltensor_versioned\" : \"used_dltensor\") < 0) {", "    if (false) {",
+        "a capsule is consumed once", _TENSOR + "test_dlpack_capsule_is_consumed_once",
+    ),
+    Fault(
+        "dlpack: the deleter is not called", _P + "convert/dlpack.c", "    hand_back(storage);\n    PyGILState_STATE gil = PyGILState_Ensure();\n    versioned->deleter(versioned);",
+        "    hand_back(storage);\n    PyGILState_STATE gil = PyGILState_Ensure();\n    (void)versioned;", "the consumer calls the deleter, once", _RULES + "test_borrowed_memory_is_given_back_once",
+    ),
+    Fault(
+        "dlpack: read-only memory", _P + "convert/dlpack.c", "    if (versioned && (header->flags & DL_READ_ONLY))\n", "    if (versioned && (header->flags & 8))\n", "read-only data are refused",
+        _RULES + "test_read_only_memory_is_refused",
+    ),
+    Fault(
+        "dlpack: a recorded tensor", _P + "convert/dlpack.c", "    if (xt_requires_grad(tensor))\n        return PyErr_Format(PyExc_BufferError, \"__dlpack__: tensor must not",
+        "    if (xt_requires_grad(tensor) && !xt_is_leaf(tensor))\n        return PyErr_Format(PyExc_BufferError, \"__dlpack__: tensor must not", "a tensor that requires a gradient is not lent",
+        _RULES + "test_a_tensor_that_requires_a_gradient_is_not_lent",
+    ),
+    Fault(
+        "dlpack: copy=True lends", _P + "convert/dlpack.c", "    } else if (copy_given && copy) {\n", "    } else if (copy_given && copy && to_host) {\n", "copy=True gives a copy",
+        _RULES + "test_a_copy_through_dlpack_is_one",
+    ),
+    Fault(
+        "tensor(): ragged lists", _P + "convert/data_in.c", "    if (result == 0 && PySequence_Fast_GET_SIZE(items) != nest->shape[depth]) {", "    if (result == 0 && PySequence_Fast_GET_SIZE(items) < nest->shape[depth]) {",
+        "lists of one depth have one length", _TENSOR + "test_tensor_from_python_data",
+    ),
+    Fault(
+        "tensor(): floats become float64", _P + "convert/data_in.c", "nest.kind == KIND_FLOAT ? XT_FLOAT32 : exact[nest.kind]);", "exact[nest.kind]);", "Python floats become float32",
+        _TENSOR + "test_tensor_from_python_data",
+    ),
+    Fault(
+        "tensor(): a tensor is shared", _P + "convert/data_in.c", "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_clone, args, cast ? 2 : 1);",
+        "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_contiguous, args, cast ? 2 : 1);", "copies data", _TENSOR + "test_copies_where_a_copy_is_asked_for",
+    ),
+    Fault(
+        "from_bytes: fewer bytes", _P + "convert/bytes.c", "nbytes != (size_t)view.len)", "nbytes > (size_t)view.len)", "the size must be that of dtype and shape",
+        _RULES + "test_bytes_have_the_size_of_their_shape",
+    ),
+    Fault(
+        "to_bytes: strided memory", _P + "convert/bytes.c", "    if (!xt_view_is_contiguous(&tensor->view)) {", "    if (!xt_view_is_contiguous(&tensor->view) && tensor->ndim > 2) {", "the memory of a contiguous tensor",
+        _RULES + "test_bytes_have_the_size_of_their_shape",
+    ),
+    Fault(
+        "deepcopy: shared memory", _P + "tensor/methods.c", "    XtTensor *copy = cloned(self);\n    PyObject *result = py_wrap_as", "    XtTensor *copy = NULL;\n    if (xt_tensor_alias(self, &copy) != XT_OK) return NULL;\n    PyObject *result = py_wrap_as",
+        "a copy has memory of its own", "tests/nn/test_nn.py::test_deepcopy_is_independent",
+    ),
+    Fault(
+        "deepcopy: no gradient", _P + "tensor/methods.c", "        XtStatus status = xt_set_gradient(copy, copied);\n", "        XtStatus status = XT_OK;\n", "a copy has .grad of its own",
+        _RULES + "test_a_deep_copy_has_a_gradient_of_its_own",
+    ),
+    Fault(
+        "to: dtype twice", _P + "tensor/methods.c", "    if ((took_dtype && has_dtype) || (took_device && has_device))", "    if (took_device && has_device)", "dtype is given once",
+        _TENSOR + "test_conversion_methods",
+    ),
+    Fault(
+        "hooks: a handle keeps its hook", _P + "tensor/autograd.c", "    if (tensor != NULL) xt_remove_hook(py_tensor(tensor), self->id);\n", "", "remove() removes the hook",
+        "tests/core/test_autograd.py::test_hooks_see_and_replace_gradients",
+    ),
+    Fault(
+        "gc: cycles through hooks", _P + "tensor/autograd.c", "    int result = visit_hooks(grad->hooks, visit, arg);\n", "    int result = 0;\n", "a cycle through a hook is collected",
+        "tests/core/test_function.py::test_cycle_through_a_hook_is_collected",
+    ),
+    Fault(
+        "gc: a buffer that is still read", _P + "tensor/type.c", "    if (self->exports > 0 || self->tensor == NULL", "    if (self->tensor == NULL", "a buffer that is still read keeps its memory",
+        _RULES + "test_a_collected_tensor_keeps_memory_that_is_still_read",
+    ),
+]  # fmt: skip

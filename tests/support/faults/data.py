@@ -1,1 +1,66 @@
-FAULTS = []
+"""Data, tokenizers and generation."""
+
+from __future__ import annotations
+
+from faults.table import Fault
+
+_D = "xtrain/data/"
+_G = "xtrain/generation/"
+_CONFIG = "tests/train/test_config_data.py::"
+_FILES = "tests/train/test_data_files.py::"
+_RULES = "tests/train/test_data_rules.py::"
+_SAMPLING = "tests/nn/test_sampling_rules.py::"
+_MODEL = "tests/nn/test_model.py::"
+
+FAULTS = [
+    Fault("windows: the last one", _D + "loader.py", "counts = [(len(segment) - 1) // seq_len for segment in self._segments]", "counts = [(len(segment) - 2) // seq_len for segment in self._segments]", "every window of seq_len + 1 tokens", _RULES + "test_every_window_is_there"),
+    Fault("windows: a segment of exactly one", _D + "loader.py", "if len(segment) > seq_len]", "if len(segment) > seq_len + 1]", "every window of seq_len + 1 tokens", _RULES + "test_every_window_is_there"),
+    Fault("windows: at the border of segments", _D + "loader.py", 'np.searchsorted(self._ends, indices, side="right")', 'np.searchsorted(self._ends, indices, side="left")', "training windows never cross segments", _RULES + "test_every_window_is_there"),
+    Fault("windows: a token that is the vocabulary", _D + "loader.py", "high >= self._vocab):", "high > self._vocab):", "a token id outside the vocabulary has a position", _RULES + "test_the_first_id_behind_the_vocabulary_is_refused"),
+    Fault("loader: targets are the ids", _D + "loader.py", "np.ascontiguousarray(block[:, 1:])", "np.ascontiguousarray(block[:, :-1])", "targets are the ids one position later", _CONFIG + "test_without_replacement_and_next_token_targets"),
+    Fault("loader: an epoch ends late", _D + "loader.py", "            if self.index == total:\n", "            if self.index == total and wanted:\n", "every window once per epoch", _RULES + "test_the_position_at_the_end_of_an_epoch"),
+    Fault("loader: all epochs alike", _D + "loader.py", "total, self.seed, self.epoch))", "total, self.seed, 0))", "an order for each epoch", _RULES + "test_epochs_have_orders_of_their_own"),
+    Fault("loader: the position after the batch", _D + "loader.py", "self.epoch, self.index = epoch, index\n", "self.epoch, self.index = epoch, max(index - 1, 0)\n", "a checkpoint continues exactly", _CONFIG + "test_position_continues_exactly"),
+    Fault("loader: a position behind the data", _D + "loader.py", "if not 0 <= index < len(self.windows) or epoch < 0:", "if not 0 <= index <= len(self.windows) or epoch < 0:", "a position outside the data is refused", _RULES + "test_the_position_at_the_end_of_an_epoch"),
+    Fault("permute: another order", _D + "loader.py", "for turn in range(6)]", "for turn in range(5)]", "the same on every machine and version", _RULES + "test_the_order_is_the_same_on_every_machine"),
+    Fault("permute: seeds that differ by a constant", _D + "loader.py", "(6 * epoch + turn + 1)) % 2**64", "(epoch + turn + 1)) % 2**64", "chosen by (seed, epoch)", _RULES + "test_the_order_is_the_same_on_every_machine"),
+    Fault("corpus: a part for validation is trained on", _D + "corpus.py", "train.append(part(segment, 0, cut))", "train.append(part(segment, 0, cut + 1))", "the last part is for validation", _RULES + "test_validation_is_not_trained_on"),
+    Fault("corpus: the fraction of training", _D + "corpus.py", "cut = len(segment) - max(int(len(segment) * fraction), 1)", "cut = max(int(len(segment) * fraction), 1)", "val_fraction is for validation", _RULES + "test_validation_is_not_trained_on"),
+    Fault("corpus: sides by the whole path", _D + "corpus.py", "held_out = [file for file in documents if _in_validation(file, fraction)]", "held_out = [file for file in documents if _in_validation(os.path.join(root, file), fraction)]", "a file is on its side by its name alone", _RULES + "test_a_folder_that_moves_keeps_its_sides"),
+    Fault("corpus: no end of a document", _D + "corpus.py", "for part in (data, bytes([tokenizer.eos or 0]))), np.uint8", "for part in (data,)), np.uint8", "an end-of-document token after each document", _RULES + "test_documents_end_with_a_token"),
+    Fault("corpus: spread validation windows", _D + "corpus.py", "np.arange(count, dtype=np.int64) * len(windows) // count)", "np.arange(count, dtype=np.int64))", "evenly spread windows", _RULES + "test_validation_windows_are_spread"),
+    Fault("corpus: val files are trained on", _D + "corpus.py", 'if not file.startswith("val")]', 'if not file.startswith("val-")]', "those named val* are for validation", _RULES + "test_files_named_val_are_for_validation"),
+    Fault("corpus: bytes a token", _D + "corpus.py", "ratio = sum(text for _, _, text, _ in opened) / sum(len(tokens) for _, tokens, _, _ in opened) if known else None", "ratio = sum(len(tokens) for _, tokens, _, _ in opened) / sum(text for _, _, text, _ in opened) if known else None", "bytes_per_token turns nats into bits per byte", _RULES + "test_bytes_per_token_of_token_files"),
+    Fault("corpus: unknown vocabularies", _D + "corpus.py", "        vocab = 1 + max(\n", "        vocab = max(\n", "a vocabulary that is unknown is found in the tokens", _CONFIG + "test_token_files"),
+    Fault("identity: a part of a piece", _D + "identity.py", "np.ascontiguousarray(segment[start : start + _PIECE]).data", "np.ascontiguousarray(segment[start : start + 4096]).data", "sha256 of all tokens", _RULES + "test_any_changed_token_is_another_data_set"),
+    Fault("identity: without lengths", _D + "identity.py", '            digest.update(struct.pack("<QQ", len(segment), segment.dtype.itemsize))\n', "", "segments of other lengths are other data", _RULES + "test_any_changed_token_is_another_data_set"),
+    Fault("identity: files by size alone", _D + "identity.py", 'known.get("files") == files:', '[v[0] for v in known.get("files", {}).values()] == [v[0] for v in files.values()]:', "cached by size, times and inode", _FILES + "test_one_changed_byte_is_another_data_set " + _RULES + "test_a_file_that_was_written_again_is_read_again"),
+    Fault("identity: any data is the same", _D + "identity.py", 'return isinstance(stored, dict) and stored.get("sha256") == now["sha256"]', "return isinstance(stored, dict)", "a resumed run sees the data it was trained on", _FILES + "test_one_changed_byte_is_another_data_set"),
+    Fault("files: short reads", _D + "file_array.py", "[out[done:]], offset + done)", "[out[done:]], offset)", "all bytes are read from their place", _RULES + "test_short_reads_are_continued"),
+    Fault("files: a part in bytes", _D + "file_array.py", "return FileArray(self.file, self.dtype, self._offset + start * self.dtype.itemsize, stop - start)", "return FileArray(self.file, self.dtype, self._offset + start, stop - start)", "elements [start, stop)", _FILES + "test_an_array_in_a_file"),
+    Fault("files: a file that was replaced", _D + "file_array.py", "os.fstat(descriptor.number).st_ino != self.stamp[3]:", "os.fstat(descriptor.number).st_ino == -1:", "a file that is replaced is refused", _FILES + "test_a_file_that_is_replaced_is_read_on_or_refused"),
+    Fault("files: descriptors without end", _D + "file_array.py", "if len(self._open) > _MOST_OPEN:", "if len(self._open) > 100 * _MOST_OPEN:", "descriptors are few", _FILES + "test_descriptors_are_few_and_given_back"),
+    Fault("tokens: one byte too few", _D + "token_files.py", "    if file.size != offset + count * width:\n", "    if file.size > offset + count * width:\n", "a damaged token file is refused", _RULES + "test_a_token_file_has_the_size_that_it_says"),
+    Fault("tokens: the width", _D + "prepare.py", "width = 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 16 else 4", "width = 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 17 else 4", "1, 2 or 4 bytes hold every token", _RULES + "test_tokens_have_the_width_of_their_vocabulary"),
+    Fault("prepare: the text is overwritten", _D + "prepare.py", "if os.path.exists(out) and any(", "if os.path.exists(out) and not any(", "DataError when it would replace a text it is made of", _CONFIG + "test_prepare_keeps_the_text_it_is_made_of"),
+    Fault("text: what runs have written", _D + "text.py", "        if LOCK in names:\n", "        if LOCK in names and suffix:\n", "none trains on the records of another", _CONFIG + "test_files_of_runs_are_no_data"),
+    Fault("text: the order of a folder", _D + "text.py", 'return sorted(path.replace(os.sep, "/") for path in found)', 'return [path.replace(os.sep, "/") for path in found]', "sorted by path", _RULES + "test_files_of_a_folder_are_sorted"),
+    Fault("text: zero bytes", _D + "text.py", 'return b"\\0" not in data[:8192]', 'return b"\\0" not in data[:16]', "files with zero bytes at the start are no text", _RULES + "test_files_of_a_folder_are_sorted"),
+    # ---- generation
+    Fault("sampling: the boundary of top-p", _G + "sampling.py", "probabilities[before >= top_p] = 0.0", "probabilities[before > top_p] = 0.0", "the fewest tokens whose probabilities reach top_p", _SAMPLING + "test_the_fewest_tokens_that_reach_top_p"),
+    Fault("sampling: top-p before top-k", _G + "sampling.py", "        probabilities[:, top_k:] = 0.0\n        probabilities /= probabilities.sum(axis=-1, keepdims=True)\n", "        probabilities[:, top_k:] = 0.0\n", "top_p of what top_k has left", _SAMPLING + "test_top_p_is_of_what_top_k_has_left"),
+    Fault("sampling: one token more", _G + "sampling.py", "probabilities[:, top_k:] = 0.0", "probabilities[:, top_k + 1 :] = 0.0", "among the k most likely tokens", _SAMPLING + "test_the_k_most_likely"),
+    Fault("sampling: temperature multiplies", _G + "sampling.py", "scaled = (scaled - scaled[:, :1]) / temperature", "scaled = (scaled - scaled[:, :1]) * temperature", "logits are divided by the temperature", _SAMPLING + "test_logits_are_divided_by_the_temperature"),
+    Fault("sampling: a token of probability 0", _G + "sampling.py", "(cumulative <= drawn).sum(axis=-1)", "(cumulative < drawn).sum(axis=-1) + 1", "tokens are drawn by their probabilities", _SAMPLING + "test_tokens_are_drawn_by_their_probabilities"),
+    Fault("sampling: ties take the last", _G + "sampling.py", 'order = np.argsort(-logits, axis=-1, kind="stable")', "order = np.argsort(logits, axis=-1)[:, ::-1]", "of equals the first one is more likely", _SAMPLING + "test_the_k_most_likely"),
+    Fault("sampling: a seed draws from the generator", _G + "sampling.py", "        seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0\n", "        seed = 0\n", "None draws one from the default generator", _SAMPLING + "test_seeds_of_calls"),
+    Fault("generate: finished sequences go on", _G + "sampling.py", "        new = np.where(finished, out[:, end - 1], new)\n", "", "a finished one repeats its last token", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
+    Fault("generate: it stops with the first", _G + "sampling.py", "            if finished.all():\n", "            if finished.any():\n", "generation stops when all have ended", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
+    Fault("generate: the positions of a refill", _G + "sampling.py", "end - first - feed.shape[1], caches)", "end - feed.shape[1], caches)", "the context goes on behind its limit", _MODEL + "test_generation_with_caches_is_generation_without " + _SAMPLING + "test_generation_goes_on_behind_the_limit"),
+    Fault("generate: the limit by one", _G + "sampling.py", "if caches is None or end - first > limit:", "if caches is None or end - first > limit + 1:", "never more positions than the model has", _SAMPLING + "test_generation_goes_on_behind_the_limit"),
+    Fault("cache: room for one less", _G + "cache.py", "        if end > self.length:\n", "        if end >= self.length:\n", "positions that fit are stored", _SAMPLING + "test_a_cache_holds_what_it_has_room_for"),
+    Fault("cache: values of the keys", _G + "cache.py", "_C.slice(values, 2, start, end).copy_(value)", "_C.slice(values, 2, start, end).copy_(key)", "keys and values", _MODEL + "test_generation_with_caches_is_generation_without"),
+    Fault("text: the end is shown", _G + "text.py", "        result = result[: result.index(tokenizer.eos, prompt.shape[1])]\n", "        result = result[: result.index(tokenizer.eos, prompt.shape[1]) + 1]\n", "ends early at the end-of-document token", _SAMPLING + "test_text_ends_before_its_end_token"),
+    Fault("text: an end in the prompt", _G + "text.py", "        result = result[: result.index(tokenizer.eos, prompt.shape[1])]\n", "        result = result[: result.index(tokenizer.eos)]\n", "an end token in the prompt is none", _SAMPLING + "test_text_ends_before_its_end_token"),
+    Fault("bytes: invalid text", "xtrain/tokenizers/byte_level.py", 'decode("utf-8", errors="replace")', 'decode("utf-8", errors="ignore")', "bytes that are not UTF-8 become U+FFFD", _CONFIG + "test_byte_tokenizer " + _RULES + "test_bytes_that_are_no_text_are_shown"),
+]  # fmt: skip

@@ -1,1 +1,41 @@
-FAULTS = []
+"""Optimizers, schedules, modules and their initial values, autograd in Python."""
+
+from __future__ import annotations
+
+from faults.table import Fault
+
+_O = "xtrain/optim/"
+_OPTIM = "tests/nn/test_optim.py::"
+_STEPS = "tests/nn/test_adamw_steps.py::"
+_RULES = "tests/nn/test_optim_rules.py::"
+
+FAULTS = [
+    Fault("schedule: the first step has no rate", _O + "schedule.py", "return base * (step + 1) / warmup", "return base * step / warmup", "linear warm-up, step 0 is the first", _OPTIM + "test_schedules"),
+    Fault("schedule: the end of the warm-up", _O + "schedule.py", "    if step < warmup:\n", "    if step <= warmup:\n", "from `base` behind the warm-up", _RULES + "test_edges_of_schedules"),
+    Fault("schedule: the end", _O + "schedule.py", "progress = min(1.0, (step - warmup) / max(1, total - warmup))", "progress = (step - warmup) / max(1, total - warmup)", "steps after total keep the last value", _RULES + "test_edges_of_schedules"),
+    Fault("schedule: from the first step", _O + "schedule.py", "(step - warmup) / max(1, total - warmup))", "step / max(1, total))", "from base behind the warm-up to final at total", _OPTIM + "test_schedules"),
+    Fault("schedule: to zero", _O + "schedule.py", "return final + (base - final) * remaining", "return base * remaining", "to `final` at step total", _RULES + "test_edges_of_schedules"),
+    Fault("scheduler: its first step", _O + "schedule.py", "        self.last_epoch = last_epoch\n        self.step()\n", "        self.last_epoch = last_epoch + 1\n", "the constructor sets the rate of step 0", _RULES + "test_a_scheduler_sets_the_rate_of_its_step"),
+    Fault("scheduler: goes on one late", _O + "schedule.py", 'self.last_epoch = state_dict["last_epoch"] - 1', 'self.last_epoch = state_dict["last_epoch"]', "goes on from a state_dict", _RULES + "test_a_scheduler_sets_the_rate_of_its_step"),
+    Fault("sgd: momentum before the first", _O + "sgd.py", 'buffer = state["momentum_buffer"] = grad.detach().clone()', 'buffer = state["momentum_buffer"] = grad.detach() * (1.0 - group["dampening"])', "the buffer starts as the first gradient", _RULES + "test_sgd_follows_its_formula"),
+    Fault("sgd: a buffer that is the gradient", _O + "sgd.py", "= grad.detach().clone()", "= grad.detach()", "the buffer has memory of its own", _RULES + "test_a_buffer_has_memory_of_its_own"),
+    Fault("sgd: nesterov", _O + "sgd.py", 'grad = grad + buffer * momentum if group["nesterov"] else buffer', "grad = buffer", "g + momentum * b if nesterov", _RULES + "test_sgd_follows_its_formula"),
+    Fault("sgd: decay of the new parameter", _O + "sgd.py", "grad = grad + param.detach() * weight_decay", "grad = grad + grad * weight_decay", "g += weight_decay * p", _RULES + "test_sgd_follows_its_formula"),
+    Fault("sgd: an edited option", _O + "sgd.py", "        for group in self.param_groups:  # which may have been edited\n            self._check(group)\n", "", "options are checked before anything changes", _OPTIM + "test_an_edited_option_of_sgd_is_checked_before_anything_changes"),
+    Fault("adamw: options of a group", _O + "adamw.py", 'group["eps"], group["weight_decay"], guard)', 'group["eps"], self.defaults["weight_decay"], guard)', "each group has its own options", _OPTIM + "test_groups_and_skipped_parameters"),
+    Fault("adamw: the rate of the first group", _O + "adamw.py", 'lr = self._rate(index, device, float(group["lr"]))', 'lr = self._rate(0, device, float(group["lr"]))', "each group has its own rate", _RULES + "test_groups_have_rates_of_their_own"),
+    Fault("adamw: a stale rate", _O + "adamw.py", "if known is not None and known[0] == lr:", "if known is not None:", "an edited rate counts from the next step on", _STEPS + "test_every_queued_step_has_its_own_learning_rate " + _RULES + "test_groups_have_rates_of_their_own"),
+    Fault("adamw: no masters", _O + "adamw.py", "        if param.dtype in _16_BIT:\n            state", "        if param.dtype == _C.float16:\n            state", "16-bit parameters get a master", _OPTIM + "test_bfloat16_keeps_masters"),
+    Fault("adamw: moments of float64", _O + "adamw.py", 'loaded[name] = loaded[name].to(wide)', "pass", "moments are float32", _RULES + "test_moments_of_another_dtype_are_converted"),
+    Fault("adamw: a master that is not there", _O + "adamw.py", '        if param.dtype in _16_BIT and "master" not in loaded:\n', '        if param.dtype == "none" and "master" not in loaded:\n', "a state without masters gets them", _RULES + "test_moments_of_another_dtype_are_converted"),
+    Fault("adamw: an option that is none", _O + "adamw.py", "        for group in self.param_groups:  # which may have been edited\n            self._check(group)\n", "", "options are checked before anything changes", _STEPS + "test_an_edited_learning_rate_is_checked_before_anything_changes"),
+    Fault("optimizer: a parameter twice", _O + "optimizer.py", "if len({id(param) for param in params} | self._seen) != len(params) + len(self._seen):", "if len({id(param) for param in params}) != len(params):", "parameters are distinct, over all groups", _RULES + "test_a_parameter_of_two_groups_is_refused"),
+    Fault("optimizer: zeros instead of None", _O + "optimizer.py", "                if set_to_none:\n", "                if not set_to_none:\n", "drops all gradients, or fills them with zeros", _RULES + "test_zero_grad_drops_or_fills"),
+    Fault("optimizer: states are shared", _O + "optimizer.py", "value = value.detach().to(param.device).clone()", "value = value.detach().to(param.device)", "tensors are copied", _RULES + "test_a_loaded_state_has_memory_of_its_own"),
+    Fault("optimizer: half a load", _O + "optimizer.py", "            self._check({**group, **options[-1]})\n", "            group.update(options[-1])\n            self._check(group)\n", "then nothing has changed", _RULES + "test_a_state_that_is_refused_changes_nothing"),
+    Fault("clip: gradients that are not there", _O + "clip.py", "if grad is not None]", "]", "those without a gradient are passed over", _OPTIM + "test_clip"),
+    Fault("clip: error_if_nonfinite clips first", _O + "clip.py", "    norm = _C.clip_grad_norm_(grads, math.inf)\n", "    norm = _C.clip_grad_norm_(grads, max_norm)\n", "a norm that is not finite changes nothing", _RULES + "test_an_error_of_clipping_changes_nothing"),
+    Fault("init: fan_in of the rows", "xtrain/nn/init.py", "fan_in = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0", "fan_in = tensor.shape[0]", "bound = sqrt(6 / ((1 + a^2) fan_in))", _RULES + "test_kaiming_bounds"),
+    Fault("init: the slope", "xtrain/nn/init.py", "math.sqrt(6.0 / ((1.0 + a * a) * fan_in))", "math.sqrt(6.0 / fan_in)", "bound = sqrt(6 / ((1 + a^2) fan_in))", _RULES + "test_kaiming_bounds"),
+    Fault("init: recorded", "xtrain/nn/init.py", "@no_grad()\ndef uniform_", "def uniform_", "parameters are filled without recording", _RULES + "test_kaiming_bounds"),
+]  # fmt: skip

@@ -127,10 +127,6 @@ FAULTS = [
         "only floating point tensors can require gradients", _RULES + "test_what_is_no_float_has_no_history",
     ),
     Fault(
-        "node: outputs of integers have a history", _T, "    if (!xt_dtype_is_float(tensor->dtype)) return XT_OK;\n", "", "results that are no floats never require a gradient",
-        _RULES + "test_what_is_no_float_has_no_history",
-    ),
-    Fault(
         "in place: recorded leaves", _T, "    if (grad_mode && xt_requires_grad(tensor))\n        return xt_error(XT_RUNTIME_ERROR,\n                        \"%s: a tensor",
         "    if (grad_mode && xt_requires_grad(tensor) && !xt_is_leaf(tensor))\n        return xt_error(XT_RUNTIME_ERROR,\n                        \"%s: a tensor",
         "a tensor that requires a gradient is not changed while recording", _TEST + "test_in_place_is_refused_while_recording",

@@ -1,0 +1,247 @@
+"""Rules of the binding: what is taken for a number, whose memory is whose, what stays as it was after an error."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+
+pytestmark = pytest.mark.on_cpu
+
+
+# ---- arguments
+
+
+def test_bools_are_no_numbers_of_options() -> None:
+    for call in (
+        lambda: xt.zeros((2, 2)).sum(True),
+        lambda: _C.set_num_threads(True),
+        lambda: F.rms_norm(xt.ones((2, 2)), (2,), None, True),
+    ):
+        with pytest.raises(TypeError, match="got bool"):
+            call()
+
+
+def test_integers_beyond_64_bits() -> None:
+    for value in (2**63, -(2**63) - 1, 10**30):
+        with pytest.raises(ValueError, match=r"argument 'dim' must fit in 64 bits, got a larger integer"):
+            _C.select(xt.zeros((2, 2)), value, 0)
+    with pytest.raises(ValueError, match="must fit in 64 bits"):
+        _C.manual_seed(2**64)
+    _C.manual_seed(2**64 - 1)
+    assert _C.get_rng_state() == (2**64 - 1, 0)
+
+
+def test_text_with_nul() -> None:
+    with pytest.raises(ValueError, match="gelu: argument 'approximate' must not contain NUL characters"):
+        _C.gelu(xt.ones((2,)), "tanh\0none")
+
+
+def test_an_argument_is_given_once() -> None:
+    with pytest.raises(TypeError, match="sum: argument 'dim' was given twice"):
+        _C.sum(xt.ones((2,)), 0, dim=0)
+
+
+def test_a_list_may_change_during_a_call() -> None:
+    """The call has its own references: another thread clears the list while the kernel runs without the GIL."""
+    done = 0
+    while done < 5:
+        parts = [xt.full((400000,), float(i)) for i in range(12)]
+        go = threading.Event()
+        thread = threading.Thread(
+            target=lambda parts=parts, go=go: (go.wait(), parts.clear(), [xt.full((400000,), 99.0) for _ in range(12)])
+        )
+        thread.start()
+        go.set()
+        try:
+            out = _C.cat(parts, 0)
+        except ValueError:  # it was cleared before the call
+            continue
+        finally:
+            thread.join()
+        assert out.numpy()[::400000].tolist() == [float(i) for i in range(12)] and out[-1].item() == 11.0
+        done += 1
+
+
+def test_items_are_exact() -> None:
+    """Every float16, each as Python's number."""
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    got = np.array(xt.from_numpy(every.copy()).tolist())
+    assert np.array_equal(got, every.astype(np.float64), equal_nan=True) and np.signbit(got[0x8000])
+
+
+# ---- indexing
+
+
+def test_an_ellipsis_behind_none() -> None:
+    x = np.arange(24).reshape(2, 3, 4)
+    for key in ((None, ..., 1), (None, None, ..., 0, 2), (1, None, ...), (..., None, 1)):
+        assert np.array_equal(xt.tensor(x)[key].numpy(), x[key]), key
+
+
+def test_recording_is_as_before_a_failed_assignment() -> None:
+    x = xt.zeros((2, 3))
+    for key, value in ((5, 1.0), (0, xt.zeros((7,)))):
+        with pytest.raises((IndexError, ValueError)):
+            x[key] = value
+        assert xt.is_grad_enabled()
+
+
+def test_assignments_leak_nothing() -> None:
+    x = xt.zeros((20, 30))
+    x[3] = 1.0
+    gc.collect()
+    before = _C.memory_stats("cpu")["live_tensors"]
+    for i in range(20):
+        x[i, 2:5] = xt.ones((3,))
+    assert _C.memory_stats("cpu")["live_tensors"] == before
+
+
+# ---- whose memory
+
+
+def test_a_gradient_that_is_set_keeps_no_graph() -> None:
+    """It is an alias: the history of what was set does not stay in memory, and .grad requires none."""
+    x, w = xt.ones((3,)).requires_grad_(), xt.ones((3,)).requires_grad_()
+    w.grad = x * 2.0
+    assert not w.grad.requires_grad and w.grad.is_leaf
+
+
+def test_expanded_memory_is_read_only() -> None:
+    array = xt.ones((1, 3)).expand((4, 3)).numpy()
+    assert not array.flags.writeable and np.asarray(memoryview(xt.ones((1,)).expand((4,)))).flags.writeable is False
+    assert xt.ones((4, 3)).numpy().flags.writeable
+
+
+def test_an_array_keeps_its_tensor() -> None:
+    x = xt.full((3000,), 7.0)
+    array = x.numpy()
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    junk = [xt.full((3000,), 1.0) for _ in range(4)]
+    assert gone() is not None and (array == 7.0).all() and junk
+    del array
+    assert gone() is None
+
+
+def test_a_tensor_keeps_its_array() -> None:
+    class Array(np.ndarray):
+        pass
+
+    array = np.full(3000, 7.0, np.float32).view(Array)
+    gone, x = weakref.ref(array), xt.from_numpy(array)
+    del array
+    gc.collect()
+    junk = [np.full(3000, 1.0, np.float32) for _ in range(4)]
+    assert gone() is not None and (x.numpy() == 7.0).all() and junk
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_buffers_of_strided_memory() -> None:
+    """A reader that knows strides gets them; one that knows none gets dense memory only."""
+    x = xt.tensor([[1, 2], [3, 4]], dtype=xt.uint8)
+    assert (
+        bytes(memoryview(x.T)) == bytes([1, 3, 2, 4])
+        and hashlib.sha256(x).digest() == hashlib.sha256(bytes([1, 2, 3, 4])).digest()
+    )
+    for strided in (x.T, x[:, 0]):
+        with pytest.raises(BufferError, match="buffer: tensor has strides; call contiguous"):
+            hashlib.sha256(strided)
+
+
+def test_borrowed_memory_is_given_back_once() -> None:
+    class Array(np.ndarray):
+        pass
+
+    array = np.ones(10, np.float32).view(Array)
+    gone = weakref.ref(array)
+    x = xt.from_dlpack(array)
+    y = x[2:]
+    del array, x
+    gc.collect()
+    assert gone() is not None and y.tolist() == [1.0] * 8
+    del y
+    gc.collect()
+    assert gone() is None
+    tensor = xt.ones((10,))
+    before = _C.memory_stats("cpu")["live_tensors"]
+    borrowed = xt.from_dlpack(tensor)
+    del borrowed
+    tensor.__dlpack__(max_version=(1, 1))  # dropped unconsumed
+    assert _C.memory_stats("cpu")["live_tensors"] == before
+
+
+def test_read_only_memory_is_refused() -> None:
+    array = np.ones(4, np.float32)
+    array.flags.writeable = False
+    with pytest.raises(BufferError, match="data must be writable; pass a copy|readonly|read-only"):
+        xt.from_dlpack(array)
+
+    class Lender:  # of a capsule that says so itself
+        def __dlpack__(self, **options):
+            return array.__dlpack__(max_version=(1, 0))
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    with pytest.raises(BufferError, match="from_dlpack: data must be writable; pass a copy"):
+        xt.from_dlpack(Lender())
+
+
+def test_a_tensor_that_requires_a_gradient_is_not_lent() -> None:
+    for x in (xt.ones((2,)).requires_grad_(), xt.ones((2,)).requires_grad_() * 2.0):
+        with pytest.raises(BufferError, match=r"tensor must not require a gradient; call detach\(\) first"):
+            np.from_dlpack(x)
+
+
+def test_a_copy_through_dlpack_is_one() -> None:
+    x = xt.ones((3,))
+    copied = xt.from_dlpack(x.__dlpack__(copy=True))
+    shared = xt.from_dlpack(x.__dlpack__(copy=False))
+    x.add_(1)
+    assert copied.tolist() == [1.0] * 3 and shared.tolist() == [2.0] * 3
+
+
+def test_bytes_have_the_size_of_their_shape() -> None:
+    for size in (7, 9, 0):
+        with pytest.raises(ValueError, match=rf"from_bytes: buffer must hold 8 bytes for float32 \(2,\), got {size}"):
+            _C.from_bytes(bytes(size), _C.float32, (2,))
+    with pytest.raises(ValueError, match="to_bytes: input must be contiguous"):
+        _C.to_bytes(xt.ones((2, 3)).T)
+
+
+def test_a_deep_copy_has_a_gradient_of_its_own() -> None:
+    x = xt.ones((2,)).requires_grad_()
+    x.grad = xt.full((2,), 3.0)
+    twin = copy.deepcopy(x)
+    x.grad.add_(1)
+    assert twin.requires_grad and twin.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_collected_tensor_keeps_memory_that_is_still_read() -> None:
+    """A cycle of garbage through a subclass, while a memoryview of it is alive."""
+
+    class Odd(xt.Tensor):
+        pass
+
+    odd = _C.make_subclass(Odd, xt.full((3000,), 7.0))
+    view = memoryview(odd)
+    odd.self = odd
+    holder = [odd]
+    holder.append(holder)
+    del odd, holder
+    gc.collect()
+    junk = [xt.full((3000,), 1.0) for _ in range(4)]
+    assert (np.asarray(view) == 7.0).all() and junk

@@ -1,0 +1,173 @@
+"""Rules of optimizers and schedules at their edges, and what an error leaves as it was."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+from xtrain import nn, optim
+
+
+def param(*values: float, dtype=None) -> nn.Parameter:
+    t = xt.tensor(list(values))
+    return nn.Parameter(t if dtype is None else t.to(dtype))
+
+
+def step(optimizer, *pairs) -> None:
+    for p, grad in pairs:
+        p.grad = xt.tensor(grad).to(p.dtype)
+    optimizer.step()
+
+
+# ---- schedules
+
+
+def test_edges_of_schedules() -> None:
+    """The last step of the warm-up has base, and so has the first one behind it; total and what follows have final."""
+    for kind in ("cosine", "linear"):
+        rates = [optim.lr_schedule(kind, s, 4, 10, 8.0, 2.0) for s in range(13)]
+        assert rates[:5] == [2.0, 4.0, 6.0, 8.0, 8.0] and rates[10:] == [2.0] * 3 and rates[7] == 5.0
+        assert optim.lr_schedule(kind, 0, 0, 10, 8.0) == 8.0 and optim.lr_schedule(kind, 3, 3, 3, 8.0, 2.0) == 8.0
+    assert [optim.lr_schedule("constant", s, 2, 4, 8.0, 2.0) for s in (0, 1, 2, 9)] == [4.0, 8.0, 8.0, 8.0]
+
+
+def test_a_scheduler_sets_the_rate_of_its_step() -> None:
+    def made():
+        optimizer = optim.SGD([{"params": [param(1.0)], "lr": 2.0}, {"params": [param(1.0)], "lr": 3.0}])
+        return optimizer, optim.LRScheduler(optimizer, [lambda s: 1.0 / (s + 1), lambda s: 10.0 + s])
+
+    optimizer, scheduler = made()
+    assert scheduler.get_last_lr() == [2.0, 30.0]
+    scheduler.step()
+    assert scheduler.get_last_lr() == [1.0, 33.0] and optimizer.param_groups[1]["initial_lr"] == 3.0
+    other, twin = made()
+    twin.load_state_dict(scheduler.state_dict())
+    assert twin.get_last_lr() == [1.0, 33.0] and twin.last_epoch == 1
+    twin.step(), scheduler.step()
+    assert [g["lr"] for g in other.param_groups] == [g["lr"] for g in optimizer.param_groups]
+
+
+# ---- SGD
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_follows_its_formula(nesterov: bool) -> None:
+    lr, momentum, dampening, decay = 0.1, 0.9, 0.0 if nesterov else 0.25, 0.5
+    p = param(1.0, -2.0)
+    optimizer = optim.SGD([p], lr, momentum, dampening, decay, nesterov)
+    x, b = np.array([1.0, -2.0]), None
+    for grad in ([0.5, 1.0], [-1.0, 0.25], [2.0, 2.0]):
+        step(optimizer, (p, grad))
+        g = np.array(grad) + decay * x
+        b = g if b is None else momentum * b + (1 - dampening) * g
+        x = x - lr * (g + momentum * b if nesterov else b)
+        assert np.abs(p.detach().numpy() - x).max() < 1e-6
+
+
+def test_a_buffer_has_memory_of_its_own() -> None:
+    p = param(1.0)
+    optimizer = optim.SGD([p], 0.1, 0.9)
+    p.grad = xt.tensor([2.0])
+    optimizer.step()
+    p.grad.fill_(7.0)
+    assert optimizer.state[p]["momentum_buffer"].tolist() == [2.0]
+
+
+# ---- AdamW
+
+
+def test_groups_have_rates_of_their_own() -> None:
+    """With gradients that never change each step is lr, whatever its size."""
+    a, b = param(0.0), param(0.0)
+    optimizer = optim.AdamW([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 0.25}], weight_decay=0.0)
+    step(optimizer, (a, [3.0]), (b, [5.0]))
+    assert abs(a.item() + 1.0) < 1e-5 and abs(b.item() + 0.25) < 1e-5
+    optimizer.param_groups[0]["lr"] = 0.5
+    step(optimizer, (a, [3.0]), (b, [5.0]))
+    assert abs(a.item() + 1.5) < 1e-5 and abs(b.item() + 0.5) < 1e-5
+
+
+def test_moments_of_another_dtype_are_converted() -> None:
+    """Of a state without masters, or saved by another library: moments in float32, a master of the parameter."""
+    p = param(1.0, 2.0, dtype=xt.bfloat16)
+    optimizer = optim.AdamW([p])
+    values = {"step": 3, "exp_avg": xt.ones((2,)).bfloat16(), "exp_avg_sq": xt.ones((2,)).double()}
+    optimizer.load_state_dict({"state": {0: values}, "param_groups": optimizer.state_dict()["param_groups"]})
+    state = optimizer.state[p]
+    assert [state[name].dtype.name for name in ("exp_avg", "exp_avg_sq", "master")] == ["float32"] * 3
+    assert state["master"].tolist() == [1.0, 2.0]
+    step(optimizer, (p, [1.0, 1.0]))
+    assert state["step"] == 4
+
+
+# ---- all optimizers
+
+
+def test_a_parameter_of_two_groups_is_refused() -> None:
+    p, q = param(1.0), param(1.0)
+    for groups in ([p, p], [{"params": [p]}, {"params": [q, p]}]):
+        with pytest.raises(ValueError, match="AdamW: params must be distinct, got one twice"):
+            optim.AdamW(groups)
+
+
+def test_zero_grad_drops_or_fills() -> None:
+    p, q = param(1.0), param(1.0)
+    optimizer = optim.SGD([p, q])
+    p.grad = xt.tensor([2.0])
+    held = p.grad
+    optimizer.zero_grad(set_to_none=False)
+    assert p.grad.tolist() == [0.0] and held.tolist() == [0.0] and q.grad is None
+    optimizer.zero_grad()
+    assert p.grad is None
+
+
+def test_a_loaded_state_has_memory_of_its_own() -> None:
+    for make in (lambda p: optim.AdamW([p]), lambda p: optim.SGD([p], 0.1, 0.9)):
+        p, q = param(1.0), param(1.0)
+        first, second = make(p), make(q)
+        step(first, (p, [2.0]))
+        state = first.state_dict()
+        second.load_state_dict(state)
+        before = [t.tolist() for t in state["state"][0].values() if isinstance(t, xt.Tensor)]
+        step(second, (q, [5.0]))
+        assert [t.tolist() for t in state["state"][0].values() if isinstance(t, xt.Tensor)] == before
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    """The second group is wrong: the first has its options and state still."""
+    p, q = param(1.0), param(1.0)
+    optimizer = optim.AdamW([{"params": [p]}, {"params": [q]}], lr=0.5)
+    step(optimizer, (p, [1.0]), (q, [1.0]))
+    saved = optimizer.state_dict()
+    wrong = {
+        "state": saved["state"],
+        "param_groups": [{**g, "lr": lr} for g, lr in zip(saved["param_groups"], (0.125, -1.0))],
+    }
+    with pytest.raises(ValueError, match="AdamW: lr must be a number"):
+        optimizer.load_state_dict(wrong)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.5, 0.5] and optimizer.state[p]["step"] == 1
+
+
+def test_an_error_of_clipping_changes_nothing() -> None:
+    p = param(1.0, 2.0)
+    p.grad = xt.tensor([math.nan, 4.0])
+    with pytest.raises(RuntimeError, match="must be finite, got nan"):
+        optim.clip_grad_norm_([p], 0.5, error_if_nonfinite=True)
+    assert p.grad[1].item() == 4.0
+
+
+# ---- initial values
+
+
+def test_kaiming_bounds() -> None:
+    """Of a weight [out, in] that is no square; parameters are filled in place, without recording."""
+    for shape, fan_in in (((20, 500), 500), ((500, 20), 20), ((10, 30, 4), 120)):
+        for a in (0.0, math.sqrt(5.0)):
+            w = nn.Parameter(xt.zeros(shape))
+            assert nn.init.kaiming_uniform_(w, a) is w and w.is_leaf
+            bound = math.sqrt(6.0 / ((1 + a * a) * fan_in))
+            top = np.abs(w.detach().numpy()).max()
+            assert 0.98 * bound < top <= bound
