@@ -104,7 +104,7 @@ def test_short_writes_are_continued(tmp_path, monkeypatch) -> None:
         def __exit__(self, *_) -> None:
             self.file.close()
 
-    monkeypatch.setattr(writing, "open", lambda *a, **k: Slow(open(*a, **k)), raising=False)
+    monkeypatch.setattr(writing, "open", lambda *a, **k: Slow(open(*a, **k)), raising=False)  # noqa: SIM115
     with writing.DirectoryWriter(tmp_path / "m") as writer:
         writer.write("a", [bytes(range(100))])
         writer.publish()
