@@ -34,11 +34,15 @@ template <typename T, int N> __device__ inline XtPiece<T, N> product(const XtPie
     }
 }
 
+/* a + b of values that are rounded already: these are never fused with the multiplication that made a. */
+__device__ inline float plain_sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline double plain_sum(double a, double b) { return __dadd_rn(a, b); }
+
 /* a + b, rounded once, as the op add rounds it. */
 template <typename T, int N> __device__ inline XtPiece<T, N> rounded_sum(const XtPiece<T, N> &of_a, const XtPiece<T, N> &of_b) {
     XtVector<XtAcc<T>, N> a = xt_load(of_a), b = xt_load(of_b);
 #pragma unroll
-    for (int e = 0; e < N; e++) a.at[e] += b.at[e];
+    for (int e = 0; e < N; e++) a.at[e] = plain_sum(a.at[e], b.at[e]);
     return xt_store<T>(a);
 }
 
