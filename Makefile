@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz faults coverage sanitize-gpu lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom faults coverage sanitize-gpu lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make fuzz       random programs, doors and files (ARGS='--seconds 600 --jobs 16 --seed 1')"
 	@echo "make faults     plant wrong edits, and see the tests catch them (ARGS='--jobs 16 --only rope ...')"
 	@echo "make coverage   lines and branches of csrc that the unit tests run (ARGS='-n 12 ...' for pytest)"
+	@echo "make oom        memory that ends at every allocation of a step (ARGS='--device cuda')"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
@@ -129,6 +130,11 @@ coverage: $(STAMP)/coverage
 	@CC="$(SANITIZE_CC)" XTRAIN_SANITIZE=coverage $(BIN)/python setup.py --quiet build --build-base build/coverage --build-lib $(COVERAGE)
 	@PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COVERAGE) $(BIN)/pytest tests -q -p no:cacheprovider $(ARGS); status=$$?; \
 	    $(BIN)/python tests/support/coverage_rooms.py --gcovr $(BIN)/gcovr && exit $$status
+
+# Every block of memory, then, on the CPU, every malloc of the C core.
+oom: $(STAMP)/unit build
+	@$(BIN)/python tests/torture/oom.py $(ARGS)
+	@case "$(ARGS)" in *device*) ;; *) $(BIN)/python tests/torture/oom.py --malloc $(ARGS) ;; esac
 
 # parity/support/sanitize_gpu.py has the options, and its --logs what the processes said.
 sanitize-gpu:

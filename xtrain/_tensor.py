@@ -245,19 +245,25 @@ def zero_(input: _Tensor) -> _Tensor:
     return input.fill_(0)
 
 
+def _like(op: str, other: object) -> _Tensor:
+    if not isinstance(other, _Tensor):
+        raise TypeError(f"{op}: other must be a Tensor, got {type(other).__name__}")
+    return other
+
+
 def view_as(input: _Tensor, other: _Tensor) -> _Tensor:
     """view with the shape of other."""
-    return input.view(other.shape)
+    return input.view(_like("view_as", other).shape)
 
 
 def expand_as(input: _Tensor, other: _Tensor) -> _Tensor:
     """expand to the shape of other."""
-    return input.expand(other.shape)
+    return input.expand(_like("expand_as", other).shape)
 
 
 def type_as(input: _Tensor, other: _Tensor) -> _Tensor:
     """Cast to the dtype of other."""
-    return input.to(other.dtype)
+    return input.to(_like("type_as", other).dtype)
 
 
 def is_floating_point(input: _Tensor) -> bool:

@@ -25,14 +25,15 @@ class NonFiniteError(FloatingPointError):
 
 
 def shown(value: Any, most: int = 100) -> str:
-    """A value, or the text of an exception, for a message: one line of some `most` characters. An int of thousands of
-    digits, and what is nested deeply, has no repr.
+    """A value, or the text of an exception, for a message: one line of some `most` printable characters. An int
+    of thousands of digits, and what is nested deeply, has no repr.
     """
     try:
         text = " ".join(str(value).split()) if isinstance(value, BaseException) else repr(value)
     except (ValueError, RecursionError):
         text = f"a long {type(value).__name__}"
-    return text if len(text) <= most else text[:most] + "..."
+    text = text if len(text) <= most else text[:most] + "..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(word: str, known: Sequence[str], before: str = "") -> str:

@@ -11,4 +11,8 @@ typedef struct XtAllocator {
 } XtAllocator;
 
 void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator);
+
+/* For tests. The storages number `first` to `last` that are asked for from now on, on any device, cannot be allocated; 0 is the next.
+ * An empty range ends it. Returns how many have been asked for since the last call. */
+int64_t xt_fail_storages(int64_t first, int64_t last);
 void xt_count_tensor(XtDevice device, int change);

@@ -142,9 +142,28 @@ static XtStatus out_of_memory(XtDevice device, size_t nbytes) {
                     (long long)held.live_storages, (double)held.peak / 1048576, (double)held.cached / 1048576);
 }
 
+/* Of xt_fail_storages: how many were asked for, and which fail. Without it one load and one comparison a storage. */
+static int64_t asked, fail_first, fail_end;
+
+int64_t xt_fail_storages(int64_t first, int64_t last) {
+    __atomic_store_n(&fail_end, 0, __ATOMIC_SEQ_CST);
+    fail_first = first;
+    int64_t count = __atomic_exchange_n(&asked, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&fail_end, last < first ? 0 : last + 1, __ATOMIC_SEQ_CST);
+    return count;
+}
+
+static bool must_fail(void) {
+    int64_t end = __atomic_load_n(&fail_end, __ATOMIC_ACQUIRE);
+    if (end == 0) return false;
+    int64_t number = __atomic_fetch_add(&asked, 1, __ATOMIC_RELAXED);
+    return number >= fail_first && number < end;
+}
+
 XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
     void *data = NULL;
     size_t rounded = 0;
+    if (must_fail()) return out_of_memory(device, nbytes);
     if (nbytes > 0 && device.type == XT_CPU) {
         data = cpu_allocate(nbytes, &rounded);
         if (!data) {                      /* the cache may hold enough in other sizes */

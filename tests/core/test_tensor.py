@@ -513,6 +513,12 @@ def test_conversion_methods() -> None:
         t.to("float99")
 
 
+@pytest.mark.parametrize("name", ["view_as", "expand_as", "type_as"])
+def test_what_is_like_no_tensor(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: other must be a Tensor, got tuple"):
+        getattr(xt.zeros(2), name)((2,))
+
+
 def test_scalars() -> None:
     assert xt.tensor(2.5).item() == 2.5
     assert xt.tensor([[7]]).item() == 7

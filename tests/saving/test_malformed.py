@@ -14,8 +14,10 @@ import xtrain as xt
 from xtrain import data, saving
 from xtrain.errors import CheckpointError, ConfigError, DataError, shown
 from xtrain.models import Qwen3, Qwen3Config
+from xtrain.saving.safetensors import SafetensorsFile
 from xtrain.tokenizers import FileTokenizer, load_tokenizer
 from xtrain.train import Trainer
+from xtrain.train.metrics import read_metrics
 from xtrain.train.options import with_file
 
 pytestmark = pytest.mark.on_cpu
@@ -56,6 +58,24 @@ def test_toml(tmp_path, name: str) -> None:
     content, text = TOML[name]
     (tmp_path / "x.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
     one_sentence(ConfigError, lambda: with_file(tmp_path / "x.toml", {}), text)
+
+
+def test_toml_that_is_a_pipe_or_has_no_end(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    one_sentence(ConfigError, lambda: with_file(tmp_path / "pipe.toml", {}), "cannot be read: it is not a regular file")
+    with open(tmp_path / "x.toml", "wb") as file:
+        file.truncate(1 << 40)
+    one_sentence(ConfigError, lambda: with_file(tmp_path / "x.toml", {}), "must have at most 16777216 bytes")
+
+
+def test_metrics_with_a_hole(tmp_path) -> None:
+    """A line without an end is not read into memory: what comes before it counts."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n')
+    os.truncate(path, 1 << 40)
+    assert read_metrics(path) == [{"step": 1, "loss": 2.0}]
+    path.write_text('{"step": 1}\n' + "x" * 5000 + '\n{"step": 2}')
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
 
 
 def test_a_path_with_nul() -> None:
@@ -137,6 +157,13 @@ def test_names_of_a_manifest(directory, name: str) -> None:
     one_sentence(CheckpointError, lambda: saving.load_model(directory))
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "a\nb"])
+def test_a_tensor_with_a_name_for_no_line(tmp_path, name: str) -> None:
+    header = json.dumps({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    one_sentence(CheckpointError, lambda: SafetensorsFile(tmp_path / "x.safetensors"), "must take 8 bytes")
+
+
 def test_a_manifest_that_is_a_pipe(directory) -> None:
     (directory / "manifest.json").unlink()
     os.mkfifo(directory / "manifest.json")
@@ -178,6 +205,12 @@ def tokenizer(tmp_path) -> Path:
 def test_tokenizer_json(tokenizer, content: str) -> None:
     (tokenizer / "tokenizer.json").write_text(content)
     one_sentence(DataError, lambda: load_tokenizer(tokenizer).encode(b"hello"), "tokenizer.json cannot be (read|used)")
+
+
+def test_a_vocabulary_with_gaps(tokenizer) -> None:
+    (tokenizer / "tokenizer.json").write_text(MODEL.replace('"a":0', '"a":7'))
+    found = load_tokenizer(tokenizer)
+    assert found.vocab_size == 8 and found.encode(b"aa").tolist() == [7, 7]
 
 
 def test_a_panic_of_the_package_is_an_error(tokenizer) -> None:
@@ -222,6 +255,7 @@ def test_what_has_no_repr_is_shown() -> None:
     for _ in range(DEEP):
         deep = [deep]
     assert shown(10**5000) == "a long int" and shown(deep) == "a long list"
+    assert shown(ValueError("a\0b")) == "a\\x00b"
     assert shown("a" * 200) == "'" + "a" * 99 + "..." and shown(ValueError("a\nb  c")) == "a b c"
 
 

@@ -14,7 +14,7 @@ import pytest
 from runs import HANGS, arguments, metrics, options, text_file, weights, xtrain
 
 import xtrain as xt
-from xtrain import saving
+from xtrain import _C, saving
 from xtrain.errors import CheckpointError, DataError, NonFiniteError
 from xtrain.saving.places import WRITTEN
 from xtrain.train import Trainer
@@ -182,13 +182,31 @@ def test_memory_that_ends_before_the_first_moments_of_a_group(tmp_path, data, mo
     monkeypatch.setattr(trainer.optimizer, "_start", full)
     with pytest.raises(xt.OutOfMemoryError, match="moments"):
         trainer.train_step()
-    assert trainer.torn and trainer.step == 0
+    assert not trainer.torn and trainer.step == 0
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_memory_that_ends_between_launches_of_the_optimizer(tmp_path, data, monkeypatch, step: int) -> None:
+    """One group is a step ahead of the other: parameters are torn, and nothing is saved."""
+    run, adamw, calls = tmp_path / "run", _C.adamw_, []
+    trainer = Trainer(options(data, run), quiet=True)
+
+    def full(*args):
+        calls.append(1)
+        if len(calls) == 2 * step + 2:
+            raise xt.OutOfMemoryError("launch")
+        return adamw(*args)
+
+    monkeypatch.setattr(_C, "adamw_", full)
+    with pytest.raises(xt.OutOfMemoryError, match="launch"):
+        trainer.run()
+    assert trainer.torn and trainer.step == step and not names(run)
 
 
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("step", [0, 4])
 def test_memory_that_ends_inside_the_optimizer(tmp_path, data, whole, monkeypatch, group: int, step: int) -> None:
-    """Before the first of its launches nothing has changed, and the run may go on; after it parameters are torn."""
+    """All memory comes before the first launch: nothing has changed, and the run may go on."""
     run = tmp_path / "run"
     trainer = Trainer(options(data, run), quiet=True)
     if step == 0:
@@ -204,10 +222,9 @@ def test_memory_that_ends_inside_the_optimizer(tmp_path, data, whole, monkeypatc
     monkeypatch.setattr(trainer.optimizer, "_rate", full)
     with pytest.raises(xt.OutOfMemoryError, match="rate"):
         trainer.run()
-    assert trainer.torn == (group == 1) and names(run) == ["emergency-checkpoint-00000004"] * (step == 4 and group == 0)
-    if group == 0:
-        assert trainer.run().step == 8
-        assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
+    assert not trainer.torn and names(run) == ["emergency-checkpoint-00000004"] * (step == 4)
+    assert trainer.run().step == 8
+    assert weights(run / "checkpoint-00000008") == weights(whole / "checkpoint-00000008")
 
 
 def test_nothing_is_saved_where_the_device_cannot_be_read(tmp_path, data) -> None:

@@ -185,13 +185,15 @@ class AdamW(Optimizer):
         guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients. If it is
         NaN or infinite, the step changes no parameter, moment or count. The host does not read it.
 
-        Options are checked before anything changes; tensors (state of the wrong shape, say) when their group's turn
-        comes, after the groups before it were updated.
+        Options are checked, and memory is allocated, before anything changes; tensors (state of the wrong shape, say)
+        are checked when their group's turn comes, after the groups before it were updated.
         """
         self._refuse_closure(closure)
         for group in self.param_groups:  # which may have been edited
             self._check(group)
         all_state = self.state
+        # All memory first: when it ends, no parameter has changed.
+        calls: list[tuple[_Lists, Tensor, dict[str, Any]]] = []
         for index, group in enumerate(self.param_groups):
             batches: dict[tuple[_C.dtype, _C.device], _Lists] = {}  # lists for one call; usually there is a single one
             for param in group["params"]:
@@ -212,7 +214,8 @@ class AdamW(Optimizer):
                 if "master" in raw:
                     masters.append(raw["master"])
                 steps.append(raw["step"])
-            beta1, beta2 = group["betas"]
             for (_, device), batch in batches.items():
-                lr = self._rate(index, device, float(group["lr"]))
-                _C.adamw_(*batch, lr, beta1, beta2, group["eps"], group["weight_decay"], guard)
+                calls.append((batch, self._rate(index, device, float(group["lr"])), group))
+        for batch, lr, group in calls:
+            beta1, beta2 = group["betas"]
+            _C.adamw_(*batch, lr, beta1, beta2, group["eps"], group["weight_decay"], guard)

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _C
 from .._C import Tensor
-from ..errors import CheckpointError
+from ..errors import CheckpointError, shown
 from .directory import PathLike
 from .reader import CheckedFile
 
@@ -80,15 +80,15 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> Tensor:
         """Return tensor `name` as a new CPU tensor of the file's dtype. CheckpointError: xtrain has no such dtype."""
-        entry = self.entries[name]
+        entry, where = self.entries[name], f"{self.path}: tensor {_plain(name)}"
         if entry.dtype not in _NAMES:
-            raise CheckpointError(f"{self.path}: tensor {name} has dtype {entry.dtype}, which xtrain cannot hold")
+            raise CheckpointError(f"{where} has dtype {entry.dtype}, which xtrain cannot hold")
         if len(entry.shape) > 8:
-            raise CheckpointError(f"{self.path}: tensor {name} must have at most 8 dimensions, got {len(entry.shape)}")
+            raise CheckpointError(f"{where} must have at most 8 dimensions, got {len(entry.shape)}")
         try:
             return _C.from_bytes(self.read(name), getattr(_C, _NAMES[entry.dtype]), entry.shape)
         except ValueError as error:  # sizes such as (2**62, 2**62, 0)
-            raise CheckpointError(f"{self.path}: tensor {name}: {error}") from None
+            raise CheckpointError(f"{where}: {error}") from None
 
 
 def _read_header(file: CheckedFile) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -127,16 +127,22 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def _plain(name: str) -> str:
+    """A name of a file as it is, or as text of one short line."""
+    return name if name.isprintable() and len(name) <= 100 else shown(name)
+
+
 def _entry(path: str, name: str, item: Any, base: int) -> Entry:
+    where = f"{path}: tensor {_plain(name)}"
     if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{path}: tensor {name} must have exactly dtype, shape and data_offsets")
+        raise CheckpointError(f"{where} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise CheckpointError(f"{path}: tensor {name} has unknown dtype {dtype!r}")
+        raise CheckpointError(f"{where} has unknown dtype {shown(dtype)}")
     if not isinstance(shape, list) or not all(map(_whole, shape)):
-        raise CheckpointError(f"{path}: tensor {name} must have a shape of whole numbers, got {shape!r:.100}")
+        raise CheckpointError(f"{where} must have a shape of whole numbers, got {shape!r:.100}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)) or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{path}: tensor {name} must have data_offsets [begin, end], got {offsets!r:.100}")
+        raise CheckpointError(f"{where} must have data_offsets [begin, end], got {offsets!r:.100}")
     count = 1
     for extent in shape:
         count *= extent
@@ -145,8 +151,7 @@ def _entry(path: str, name: str, item: Any, base: int) -> Entry:
     expected = count * _BITS[dtype] // 8
     if expected >= 2**63 or expected != offsets[1] - offsets[0]:
         raise CheckpointError(
-            f"{path}: tensor {name} must take {expected} bytes for {dtype} {shape!r:.100}, "
-            f"got {offsets[1] - offsets[0]}"
+            f"{where} must take {expected} bytes for {dtype} {shape!r:.100}, got {offsets[1] - offsets[0]}"
         )
     return Entry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
 
@@ -157,7 +162,7 @@ def _check_layout(path: str, entries: Mapping[str, Entry], base: int, size: int)
         if entry.start != end:
             word = "overlaps its neighbour" if entry.start < end else "leaves a hole before it"
             raise CheckpointError(
-                f"{path}: tensor {name} must start at data byte {end - base}, got {entry.start - base} ({word})"
+                f"{path}: tensor {_plain(name)} must start at data byte {end - base}, got {entry.start - base} ({word})"
             )
         end = entry.stop
     if end != size:

@@ -37,7 +37,8 @@ class FileTokenizer:
         self._path = path
         with self._clear_errors("read"):
             self._implementation = implementation.from_str(self._files["tokenizer.json"].decode("utf-8"))
-        self.vocab_size: int = self._implementation.get_vocab_size()
+        # Ids may have gaps: the largest counts.
+        self.vocab_size: int = 1 + max(self._implementation.get_vocab().values(), default=-1)
         self.eos = _find_eos(reader)
 
     def encode(self, text: bytes) -> np.ndarray:

@@ -14,6 +14,8 @@ from ..errors import CheckpointError
 from ..files import check_regular, open_in_place, reason, sync_folder, write_text
 from ..saving.places import METRICS
 
+_LONGEST = 1 << 20  # bytes of a line
+
 
 class Metrics:
     """The metrics file of a run; each record is flushed, and comes to the disk with the next checkpoint.
@@ -77,14 +79,15 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl file; null becomes NaN. A line that was cut off or damaged is left out.
+    """Return the records of a metrics.jsonl file; null becomes NaN. A line that was cut off or damaged is left out; one
+    of more than 1 MiB, such as a hole in the file, ends it.
 
     OSError for what is no regular file: a pipe would be waited for.
     """
     records = []
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         check_regular(os.fstat(stream.fileno()))
-        for line in stream:
+        while len(line := stream.readline(_LONGEST + 1)) in range(1, _LONGEST + 1):
             try:
                 record = json.loads(line.decode("utf-8"))
             except (ValueError, RecursionError):

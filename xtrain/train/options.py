@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError, nearest, shown
+from ..files import check_regular
 from ..saving.places import CONFIG, LOCK
 from .config import KEYS, SECTIONS, Key
 
+_LARGEST = 1 << 24  # bytes of a file of options
 _ALIASES = {"model": "model.preset"}  # `--model tiny` and `model = "tiny"`
 
 
@@ -52,15 +54,20 @@ def from_tree(tree: Mapping[str, Any], where: str = "", prefix: str = "") -> dic
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return {dotted name: checked value} of a TOML file."""
+    """Return {dotted name: checked value} of a TOML file. ConfigError for what is no regular file, or a large one."""
     try:
         import tomllib
     except ImportError:  # Python 3.10
         import tomli as tomllib  # pyright: ignore[reportMissingImports]  (only Python 3.10 has it installed)
     path = os.fspath(path)
     try:
-        with open(path, "rb") as stream:
-            tree = tomllib.load(stream)
+        # O_NONBLOCK: a FIFO would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            check_regular(os.fstat(stream.fileno()))
+            data = stream.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise ConfigError(f"config: {path} must have at most {_LARGEST} bytes")
+        tree = tomllib.loads(data.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"config: {path} cannot be read: {error.strerror or error}") from None
     except RecursionError:

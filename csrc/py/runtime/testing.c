@@ -1,6 +1,7 @@
 /* testing.c - what xtrain.testing needs from the core: comparing two tensors on their device, and a hook for every op call. */
 #include "contract/backend.h"
 #include "contract/reduce.h"
+#include "core/core.h"
 #include "py/runtime/runtime.h"
 
 #include <math.h>
@@ -51,6 +52,12 @@ static PyObject *run_set_call_hook(PyBound *bound) {
     return before != NULL ? before : Py_NewRef(Py_None);
 }
 
+/* ---- memory that ends ------------------------------------------------------------------------------------------------ */
+
+static PyObject *run_fail_storages(PyBound *bound) {
+    return PyLong_FromLongLong(xt_fail_storages(bound->arg[0].i, bound->arg[1].i));
+}
+
 /* ---- a race for ThreadSanitizer -------------------------------------------------------------------------------------- */
 
 #if defined(__SANITIZE_THREAD__)
@@ -78,6 +85,10 @@ const PyFunction py_testing_functions[] = {
     {"compare", "input: Tensor, other: Tensor, rtol: float, atol: float -> {number}", run_compare,
      "Compares input with other, the reference, on their device; returns the counts and maxima of XtComparison "
      "(csrc/contract/reduce.h).",
+     0, NULL},
+    {"fail_storages", "first: int, last: int -> int", run_fail_storages,
+     "For tests: the storages number first to last that are asked for from now on, on any device, raise OutOfMemoryError.\n"
+     "0 is the next; last < first: none fails. Returns how many were asked for since the call before, if that chose some.",
      0, NULL},
     {"set_call_hook", "hook: object -> object", run_set_call_hook,
      "hook(op, arguments, outputs) is called after every op of this process, except ops that the hook itself calls.\n"

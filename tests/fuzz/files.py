@@ -1,0 +1,244 @@
+"""Damaged files at every reader: safetensors, manifest, config.json, tokenizer.json, tokens, .npy, TOML, metrics.jsonl, a run's state.
+
+A reader raises what READERS says, with a message of one line, or returns. It never needs more than its worker's memory, never waits for a
+pipe, and where a manifest lists a file, what is read of it are the bytes that were saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from damage import Damage, damaged_bytes, damaged_json, damaged_lines, damaged_safetensors, put_something_else
+from frame import Family, Wrong
+
+sys.path.append(os.fspath(Path(__file__).resolve().parent.parent / "support"))
+from runs import options, text_file
+
+import xtrain as xt
+from xtrain import data, saving
+from xtrain.data.token_files import open_tokens
+from xtrain.errors import CheckpointError, ConfigError, DataError
+from xtrain.models import Qwen3, Qwen3Config
+from xtrain.saving.safetensors import SafetensorsFile
+from xtrain.tokenizers import load_tokenizer
+from xtrain.train import Trainer
+from xtrain.train.metrics import read_metrics
+from xtrain.train.options import with_file
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+MEMORY = (CheckpointError, xt.OutOfMemoryError)
+# Of the format: the documented exceptions of its reader, and how it is damaged.
+READERS: dict[str, tuple[tuple[type[BaseException], ...], Damage]] = {
+    "safetensors": (MEMORY, damaged_safetensors),
+    "config": (MEMORY, damaged_json),
+    "index": (MEMORY, damaged_json),
+    "manifest": (MEMORY, damaged_json),
+    "listed": (MEMORY, damaged_bytes),
+    "state": ((*MEMORY, ConfigError, DataError), damaged_json),
+    "moments": (MEMORY, damaged_safetensors),
+    "tokens": ((DataError,), damaged_bytes),
+    "npy": ((DataError,), damaged_bytes),
+    "toml": ((ConfigError,), damaged_lines),
+    "metrics": ((OSError,), damaged_lines),
+    "tokenizer": ((DataError, CheckpointError), damaged_json),
+    "beside": ((DataError, CheckpointError), damaged_json),
+    "text": ((DataError,), damaged_bytes),
+}
+SIZES = dict(
+    vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+)  # fmt: skip
+TOKENIZER = '{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":null,"added_tokens":[]}'
+SHARED = Path("/dev/shm")  # memory, where there is: no disk waits
+
+
+class Files(Family):
+    name = "files"
+    slow = 120.0
+
+    def __init__(self, folder: Path) -> None:
+        if os.access(SHARED, os.W_OK):
+            folder = SHARED / f"xtrain-fuzz-{os.getpid()}"
+            folder.mkdir(exist_ok=True)
+            self.own = folder
+        super().__init__(folder)
+        self.last, self.kind, self.bytes = "", "", b""
+        self.good: dict[Path, bytes] = {}
+        model = Qwen3(Qwen3Config(**SIZES))
+        self.model = folder / "model"
+        saving.save_model(model, self.model)
+        self.saved = _weights(model)
+        saving.save_model(model, folder / "shards", shard_bytes=500)
+        self.plain = folder / "plain"  # without a manifest
+        shutil.copytree(folder / "shards", self.plain)
+        (self.plain / "manifest.json").unlink()
+        shutil.copytree(self.model, folder / "one")
+        (folder / "one" / "manifest.json").unlink()
+        text = text_file(folder / "text.txt", 3000)
+        self.run_folder = folder / "run"
+        changes = {
+            "model.hidden_size": 8,
+            "model.intermediate_size": 16,
+            "model.head_dim": 4,
+            "seq_len": 8,
+            "batch_size": 2,
+        }
+        trainer = Trainer(options(text, self.run_folder, steps=2, device="cpu", **changes), quiet=True)
+        trainer.run()
+        self.checkpoint = saving.find_checkpoints(self.run_folder)[0]
+        self.trainer = Trainer({"resume": os.fspath(self.run_folder)}, quiet=True)
+        data.prepare(text, folder / "x.tokens")
+        np.save(folder / "x.npy", np.arange(60, dtype=np.int32))
+        np.save(folder / "y.npy", np.arange(60, dtype=np.uint16))
+        (folder / "tokenizer").mkdir()
+        (folder / "tokenizer" / "tokenizer.json").write_text(TOKENIZER)
+        (folder / "tokenizer" / "tokenizer_config.json").write_text('{"eos_token": "ab", "eos_token_id": 2}')
+        (folder / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [2, 1]}')
+        self.targets = self.places()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            shutil.rmtree(self.own, ignore_errors=True)
+
+    def places(self) -> list[tuple[str, Path, Callable[[Path], Any]]]:
+        """(format, the file that is damaged, the reader)."""
+        f, tokenizer = self.folder, self.folder / "tokenizer"
+        listed = sorted(path for path in self.model.iterdir() if path.name != "manifest.json")
+        found: list[tuple[str, Path, Callable[[Path], Any]]] = [
+            ("safetensors", f / "one" / "model.safetensors", self.read_safetensors),
+            ("safetensors", f / "one" / "model.safetensors", lambda path: saving.load_model(path.parent)),
+            ("config", f / "one" / "config.json", lambda path: saving.load_model(path.parent)),
+            ("index", self.plain / "model.safetensors.index.json", lambda path: saving.load_model(path.parent)),
+            ("manifest", self.model / "manifest.json", self.read_whole),
+            ("state", self.checkpoint / "trainer_state.json", self.resume),
+            ("moments", self.checkpoint / "optimizer.safetensors", self.resume),
+            ("tokens", f / "x.tokens", lambda path: open_tokens(path)[0][:]),
+            ("npy", f / "x.npy", lambda path: open_tokens(path)[0][:]),
+            ("npy", f / "y.npy", lambda path: open_tokens(path)[0][:]),
+            ("toml", self.run_folder / "config.toml", lambda path: with_file(path, {})),
+            ("metrics", self.run_folder / "metrics.jsonl", self.read_metrics),
+            ("text", f / "text.txt", data.open_data),
+        ]
+        found += [("listed", path, self.read_whole) for path in listed]
+        with contextlib.suppress(ImportError):
+            import tokenizers  # noqa: F401
+
+            found.append(("tokenizer", tokenizer / "tokenizer.json", self.read_tokenizer))
+            found += [
+                ("beside", tokenizer / name, self.read_tokenizer)
+                for name in ("tokenizer_config.json", "generation_config.json")
+            ]
+        return found
+
+    def describe(self) -> str:
+        return f"{self.last}, {len(self.bytes)} bytes: {self.bytes[:300]!r}"
+
+    def run(self, chance: random.Random) -> None:
+        kind, path, read = chance.choice(self.targets)
+        if path not in self.good:
+            self.good[path] = path.read_bytes()
+        good = self.good[path]
+        self.last, self.kind, self.bytes, other = f"{kind}: {path.name}", kind, b"", ""
+        listed = kind in ("state", "moments")
+        try:
+            if chance.random() < 0.03:
+                other = put_something_else(chance, path)
+                self.last += ", " + other
+            else:
+                self.bytes = READERS[kind][1](chance, good)
+                write(path, self.bytes)
+                listed = listed and chance.random() < 0.9
+                if listed:
+                    relist(path, self.bytes)  # so that the manifest is right, and the reader sees the content
+            self.tried(kind, path, read)
+        finally:
+            if other:
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                path.unlink(missing_ok=True)
+                path.with_name("." + path.name).unlink(missing_ok=True)
+            write(path, good)
+            if listed:
+                relist(path, good)
+
+    def tried(self, kind: str, path: Path, read: Callable[[Path], Any]) -> bool:
+        """Whether the reader takes the file. Wrong: another exception than READERS says, or a bad message."""
+        try:
+            read(path)
+        except READERS[kind][0] as error:
+            text = str(error)
+            if "\n" in text or "\0" in text or len(text) > 1500 or not text:
+                raise Wrong(f"{kind}: the message must be one short line, got {text[:400]!r}") from None
+            self.counts["refused"] += 1
+            return False
+        self.counts["taken"] += 1
+        return True
+
+    # ---- readers
+
+    def read_safetensors(self, path: Path) -> None:
+        with SafetensorsFile(path) as file:
+            for name, entry in file.entries.items():
+                if file.read(name) != path.read_bytes()[entry.start : entry.stop]:
+                    raise Wrong(f"tensor {name} has other bytes than the file")
+                with contextlib.suppress(CheckpointError):  # a dtype that xtrain has not, or more dimensions
+                    file.tensor(name)
+
+    def read_whole(self, path: Path) -> None:
+        """A directory with a manifest: what is loaded is what was saved."""
+        if _weights(saving.load_model(path.parent)) != self.saved:
+            raise Wrong("damage was accepted: other weights than were saved")
+
+    def resume(self, path: Path) -> None:
+        from xtrain.train.resume import restore
+
+        restore(self.trainer, path.parent)
+
+    def read_metrics(self, path: Path) -> None:
+        for record in read_metrics(path):
+            if type(record["step"]) is not int:
+                raise Wrong(f"step must be an int, got {record['step']!r}")
+
+    def read_tokenizer(self, path: Path) -> None:
+        found = load_tokenizer(path.parent)
+        ids = found.encode(b"abba ab")
+        found.decode(ids)
+        if len(ids) and int(ids.max()) >= found.vocab_size:
+            raise Wrong(f"a token of {int(ids.max())} in a vocabulary of {found.vocab_size}")
+
+
+def write(path: Path, content: bytes) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(content)
+
+
+def relist(path: Path, content: bytes) -> None:
+    """Writes what a file has now into the manifest."""
+    manifest = path.with_name("manifest.json")
+    values = json.loads(manifest.read_text())
+    values["files"][path.name] = {"size": len(content), "pieces": [[len(content), hashlib.sha256(content).hexdigest()]]}
+    if path.suffix == ".safetensors":  # each tensor has a piece of its own
+        with contextlib.suppress(CheckpointError), SafetensorsFile(path) as file:
+            ends = sorted(
+                {entry.stop for entry in file.entries.values()}
+                | {min((e.start for e in file.entries.values()), default=0)}
+            )
+            pieces = [content[a:b] for a, b in zip([0, *ends], ends)]
+            values["files"][path.name]["pieces"] = [[len(p), hashlib.sha256(p).hexdigest()] for p in pieces]
+    manifest.write_text(json.dumps(values))
+
+
+def _weights(model: Any) -> dict[str, bytes]:
+    return {name: saving.model.raw_bytes(tensor).tobytes() for name, tensor in model.state_dict().items()}
+
+
+FAMILY = Files
