@@ -13,11 +13,14 @@ ValueError for a device that is no CUDA device.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from . import _C
+from ._graph import Graph as Graph
 
 _Device = _C.device | str | int | None
+_R = TypeVar("_R")
 
 
 def _device(device: _Device) -> _C.device:
@@ -90,6 +93,50 @@ def counters(device: _Device = None) -> dict[str, int]:
 def current_stream(device: _Device = None) -> int:
     """The address of the stream of a device's work, for libraries that take one. RuntimeError without CUDA."""
     return _C.cuda_stream(_device(device))
+
+
+def graph(
+    step: Callable[..., _R], *, optimizers: Iterable[Any] = (), warmup: int = 2, device: _Device = None
+) -> Graph[_R]:
+    """A callable that does what `step` does, with one launch a call.
+
+        def step(ids, targets):
+            optimizer.zero_grad()
+            loss = model.loss(ids, targets)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        fast = xt.cuda.graph(step, optimizers=[optimizer])
+        for ids, targets in batches:
+            loss = fast(ids, targets)
+
+    The first `warmup` calls run `step`; then one call captures its work on the device as a CUDA graph, and that call
+    and all others replay it. Each call is one step, with the same bits as `step`. With XTRAIN_CUDA_SYNC=1 every call
+    runs `step`.
+
+    What holds for `step`, from the first call or from the capture on:
+
+    - Its arguments are tensors without gradient, of one shape and dtype in all calls, on any device; the call copies
+      them to tensors of its own on `device`, which `step` gets. ValueError or TypeError else.
+    - It returns tensors on `device`, in tuples, lists and dicts, or None. What a call returned is overwritten by the
+      next: `.clone()` keeps it.
+    - Its Python code runs no more once captured. Numbers and branches stay as they were in the capture.
+    - `optimizers` lists those that it calls. A learning rate of AdamW may change between calls; other options may
+      not, nor the state (RuntimeError, ValueError).
+    - While it is captured, it must not make the host wait (`item`, `tolist`, `numpy`, `repr`, `synchronize`), copy from
+      the host, draw random numbers, use more memory than its last eager run, or products of other sizes: RuntimeError.
+      Then nothing has run, gradients that it made are None, and `step` itself still works.
+    - A tensor from outside stays in memory as long as the graph. One that takes its place later (parameters of a
+      converted model) is not seen by the graph.
+
+    The graph holds memory for all tensors of the step, which nothing else uses; a tensor of it that outlives it keeps
+    it all. RuntimeError without CUDA.
+
+    warmup: at least 1. The last of these runs plans the memory, so what a step makes once, such as the state of
+    an optimizer, should be made before that, hence 2.
+    """
+    return Graph(step, optimizers, warmup, _device(device))
 
 
 def memory_allocated(device: _Device = None) -> int:

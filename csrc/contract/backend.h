@@ -19,6 +19,9 @@ typedef struct XtDeviceCounters {
     int64_t pool_used, pool_reserved, pool_peak;            /* bytes of the memory pool, scratch included */
 } XtDeviceCounters;
 
+/* A captured step: its calls in order, and the memory of its blocks. The library's own. */
+typedef struct XtGraph XtGraph;
+
 /* What an accelerator's table has besides kernels. */
 typedef struct XtAccelerator {
     int device_count;
@@ -33,6 +36,19 @@ typedef struct XtAccelerator {
     /* Our stream waits for the work queued so far on the legacy default stream or, with `every`, on all streams of the device. No stream
      * handle is passed: the call comes when lent memory is returned, and the borrower's stream may be destroyed by then. */
     XtStatus (*wait_for)(int index, bool every);
+
+    /* Graphs. Between `capture` and `end_capture` the calling thread's slots are recorded, not run; its blocks come from a region of the
+     * graph's own; copies from and to the host, waits and random numbers are errors, and so is everything of other threads. */
+    bool waits;                                     /* the host waits after every kernel: nothing can be captured */
+    XtStatus (*plan)(int index);                    /* from now on, follows what is allocated, and starts over if it did */
+    XtStatus (*planned)(int index, size_t *nbytes); /* ends that: the region that the same allocations in the same order need */
+    XtStatus (*capture)(int index, size_t nbytes,
+                        XtGraph **out); /* waits, and gives unused memory back before it takes the region */
+    XtStatus (*end_capture)(XtGraph *graph, bool keep,
+                            int64_t *calls);              /* without keep: for a failed capture, never an error itself */
+    XtStatus (*replay)(XtGraph *graph);                   /* queued like a kernel */
+    bool (*owns)(const XtGraph *graph, const void *data); /* whether an address lies in its region */
+    void (*drop)(XtGraph *graph); /* replays under way end first. The region goes when its last block is released */
 } XtAccelerator;
 
 /* The tables of named implementations: contract/gemm.h and contract/attention.h. */

@@ -28,6 +28,9 @@ template <typename... Sizes> inline XtStatus xt_launched(const char *slot, Sizes
     return xt_launched_sizes(slot, (int)sizeof...(sizes), list);
 }
 void xt_count_launch(void);
+/* XT_OK, or, while the device is being captured, the error of something that a replay could not repeat: `what` is a verb phrase, such as
+ * "wait for the device". */
+XtStatus xt_refuse_captured(const char *what);
 
 /* Queues kernel<<<grid, block, shared>>>(arguments) on the device's stream; arguments convert to the kernel's parameter types. */
 template <typename... Parameters, typename... Arguments>

@@ -182,7 +182,7 @@ static XtStatus copy_bits(const XtCopy *p, XtLoop<2> loop) {
         cudaError_t error =
             cudaMemcpyAsync(loop.data[0], loop.data[1], (size_t)(loop.numel * loop.size[0]), cudaMemcpyDeviceToDevice, xt_stream());
         xt_count_launch();
-        return xt_cuda_error("copy", error);
+        return error ? xt_cuda_error("copy", error) : xt_launched_sizes("copy", p->dst.ndim, p->dst.shape);
     }
     widen(&loop);
     Tiles tiles;

@@ -55,6 +55,8 @@ __global__ void integer_kernel(T *dst, int64_t n, XtPhilox philox, int64_t low, 
 }
 
 XtStatus xt_cuda_random(const XtRandom *p) {
+    XT_CHECK(
+        xt_refuse_captured("draw random numbers, which each replay would repeat: draw them before, and pass them as arguments"));
     int64_t n = 1;
     for (int d = 0; d < p->dst.ndim; d++) n *= p->dst.shape[d];
     if (n == 0) return XT_OK;

@@ -146,18 +146,9 @@ static void set_scalars(const XtGemm *p, Scalars *s) {
 
 /* ---- per device ---------------------------------------------------------------------------------------------------------- */
 
-/* Opening a library during the capture of a graph would leave its memory in the graph. */
-static XtStatus check_not_capturing(void) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing(xt_stream(), &capture);
-    if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone)
-        return xt_error(XT_RUNTIME_ERROR, "gemm: cuBLAS must have been used once before a graph that uses it is captured");
-    return xt_cuda_error("gemm", error);
-}
-
 static XtStatus open_lt(Blas *device, const XtCublasLt *lt, const XtGemm *p) {
     if (device->lt && device->workspace) return XT_OK;
-    XT_CHECK(check_not_capturing());
+    XT_CHECK(xt_refuse_captured("be the first to use cuBLAS, whose memory would be the graph's"));
     if (!device->lt) {
         XtBlasStatus made = lt->create(&device->lt);
         if (made != XT_BLAS_SUCCESS) {
@@ -181,7 +172,7 @@ static XtStatus open_lt(Blas *device, const XtCublasLt *lt, const XtGemm *p) {
 
 static XtStatus open_blas(Blas *device, const XtCublas *blas, const XtGemm *p) {
     if (device->blas) return XT_OK;
-    XT_CHECK(check_not_capturing());
+    XT_CHECK(xt_refuse_captured("be the first to use cuBLAS, whose memory would be the graph's"));
     void *handle = NULL;
     XtBlasStatus made = blas->create(&handle);
     if (made != XT_BLAS_SUCCESS) return failed("cublasCreate", made, p);
@@ -309,6 +300,7 @@ static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, Pl
         device->last = NULL;
         slot = hash(&key) % SLOTS;
     }
+    XT_CHECK(xt_refuse_captured("have a product of other sizes than its planned run: algorithms are chosen before"));
     const char *function;
     XtBlasStatus status = make_plan(lt, device, p, &key, &device->plans[slot], &function);
     if (status != XT_BLAS_SUCCESS) return failed(function, status, p);

@@ -388,7 +388,7 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
     error = cudaLaunchKernelEx(&config, mhc_pre_once_kernel<Shape>, once);
     if (error == cudaErrorCooperativeLaunchTooLarge) { /* another process or a limit has part of the device */
         cudaGetLastError();
-        return XT_OK;
+        return xt_refuse_captured("compute mhc_pre in another way than its planned run: the device has too little room now");
     }
     xt_count_launch();
     *queued = true;

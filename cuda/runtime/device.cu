@@ -7,6 +7,7 @@
 #include "attention/attention.cuh"
 #include "cublas.cuh"
 #include "gemm/gemm.cuh"
+#include "graph.cuh"
 #include "memory.cuh"
 
 #include <dlfcn.h>
@@ -45,7 +46,8 @@ typedef struct Device {
 
 static Device devices[XT_MAX_DEVICES];
 static int device_count;
-static bool always_wait, forked; /* always_wait (XTRAIN_CUDA_SYNC=1): wait after every slot, and get every block from the driver */
+bool xt_always_wait; /* XTRAIN_CUDA_SYNC=1: wait after every slot, and get every block from the driver */
+static bool forked;
 static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;
 static thread_local Device *current;
 
@@ -102,8 +104,9 @@ XtStatus xt_launched_sizes(const char *slot, int size_count, const int64_t *size
     last->name = slot;
     last->count = size_count < 8 ? size_count : 8;
     memcpy(last->sizes, sizes, (size_t)last->count * sizeof *sizes);
-    if (error == cudaSuccess && always_wait) error = cudaStreamSynchronize(device->stream);
-    if (error == cudaSuccess) return XT_OK;
+    if (error == cudaSuccess && xt_always_wait) error = cudaStreamSynchronize(device->stream);
+    if (error == cudaSuccess)
+        return __atomic_load_n(&xt_any_capture, __ATOMIC_RELAXED) ? xt_check_capture_of(device->index) : XT_OK;
     cudaGetLastError();
     char text[256] = "";
     append_slot(text, sizeof text, last);
@@ -133,7 +136,14 @@ XtStatus xt_late_error(int index, cudaError_t error) {
     return late_error(&devices[index], error);
 }
 
+XtStatus xt_drain(int index) {
+    count(&devices[index].counters.synchronizations);
+    cudaError_t error = cudaStreamSynchronize(devices[index].stream);
+    return error ? xt_late_error(index, error) : XT_OK;
+}
+
 static XtStatus wait(Device *device) {
+    XT_CHECK(xt_refuse_captured("wait for the device"));
     count(&device->counters.synchronizations);
     cudaError_t error = cudaStreamSynchronize(device->stream);
     if (error != cudaSuccess) {
@@ -171,7 +181,7 @@ static XtStatus prepare(Device *device, int index) {
     if (!error) error = cudaEventCreateWithFlags(&device->event, cudaEventDisableTiming);
     if (!error) error = cudaHostAlloc((void **)&device->report, sizeof *device->report, cudaHostAllocMapped);
     XtStatus status = xt_cuda_error("opening the device", error);
-    if (status == XT_OK) status = xt_memory_open(index, device->stream, !always_wait);
+    if (status == XT_OK) status = xt_memory_open(index, device->stream, !xt_always_wait);
     if (status != XT_OK) {
         give_up(device);
         return status;
@@ -187,7 +197,7 @@ static XtStatus prepare(Device *device, int index) {
     return XT_OK;
 }
 
-static XtStatus use(int index) {
+XtStatus xt_use_device(int index) {
     if (current && current->index == index && device_count == 1 && !forked) return XT_OK;
     if (forked)
         return xt_error(XT_RUNTIME_ERROR, "CUDA cannot be used in a process forked after its first use: start workers with "
@@ -208,14 +218,24 @@ static XtStatus use(int index) {
     return status;
 }
 
-cudaStream_t xt_stream(void) { return current->stream; }
+static XtStatus use(int index) {
+    XT_CHECK(xt_use_device(index));
+    return __atomic_load_n(&xt_any_capture, __ATOMIC_RELAXED) ? xt_check_capture_of(index) : XT_OK;
+}
+
+cudaStream_t xt_stream(void) {
+    if (__atomic_load_n(&xt_any_capture, __ATOMIC_RELAXED)) xt_spoil_capture(current->index);
+    return current->stream;
+}
 int xt_multiprocessors(void) { return current->multiprocessors; }
 const XtDeviceTraits *xt_traits(void) { return &current->traits; }
 int xt_shared_limit(void) { return current->traits.shared_limit; }
 int xt_compute_capability(void) { return current->traits.capability; }
 int xt_device_index(void) { return current->index; }
 XtIndexReport *xt_index_report(void) { return current->report; }
-void xt_count_launch(void) { count(&current->counters.launches); }
+void xt_count_launch(void) {
+    if (!xt_capturing()) count(&current->counters.launches); /* a captured kernel is not launched: the replays of its graph are */
+}
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------------ */
 
@@ -224,9 +244,9 @@ static XtStatus allocate(int index, size_t nbytes, void **out) {
     return status == XT_OK ? xt_memory_allocate(index, nbytes, out) : status;
 }
 
-/* Also called while the process ends and the driver is gone, so it reports no error. */
+/* Also called while the process ends and the driver is gone, so it reports no error; and while another thread captures. */
 static void release(int index, void *data, size_t nbytes) {
-    if (!forked && use(index) == XT_OK) xt_memory_release(index, data, nbytes);
+    if (!forked && xt_use_device(index) == XT_OK) xt_memory_release(index, data, nbytes);
 }
 
 XtStatus XtScratch::allocate(size_t bytes) {
@@ -244,6 +264,7 @@ XtScratch::~XtScratch() {
 
 static XtStatus trim(int index) {
     XT_CHECK(use(index));
+    XT_CHECK(xt_refuse_captured("give memory back"));
     xt_memory_empty_lists(index);
     XtStatus status = wait(&devices[index]); /* after an index out of range the memory is returned all the same */
     cudaError_t error = xt_memory_trim(index);
@@ -279,6 +300,7 @@ static cudaError_t take_piece(Device *device, unsigned *out) {
 static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
+    XT_CHECK(xt_refuse_captured("copy from the host: pass tensors that change as arguments, and make the others before"));
     Device *device = &devices[index];
     count(&device->counters.from_host);
     pthread_mutex_lock(&device->transfer);
@@ -307,6 +329,7 @@ static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) 
 static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
     XtStatus status = use(index);
     if (status != XT_OK) return status;
+    XT_CHECK(xt_refuse_captured("read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)"));
     Device *device = &devices[index];
     count(&device->counters.to_host);
     pthread_mutex_lock(&device->transfer);
@@ -361,6 +384,7 @@ static bool record_device(cudaEvent_t event) {
 
 static XtStatus make_wait(int index, void *foreign) {
     XT_CHECK(use(index));
+    XT_CHECK(xt_refuse_captured("hand its tensors to another library"));
     Device *device = &devices[index];
     pthread_mutex_lock(&device->ordering);
     cudaError_t error = cudaEventRecord(device->event, device->stream);
@@ -370,6 +394,7 @@ static XtStatus make_wait(int index, void *foreign) {
 }
 static XtStatus wait_for(int index, bool every) {
     XT_CHECK(use(index));
+    XT_CHECK(xt_refuse_captured("wait for another library"));
     Device *device = &devices[index];
     cudaError_t error = cudaSuccess;
     pthread_mutex_lock(&device->ordering);
@@ -418,7 +443,8 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
 /* ---- the table -------------------------------------------------------------------------------------------------------------- */
 
 static XtAccelerator accelerator = {
-    0, use, info, traits_of, counters, trim, reset_peak, stream_of, make_wait, wait_for,
+    0,        use,   info,          traits_of,        counters,         trim,         reset_peak,      stream_of,     make_wait,
+    wait_for, false, xt_graph_plan, xt_graph_planned, xt_graph_capture, xt_graph_end, xt_graph_replay, xt_graph_owns, xt_graph_drop,
 };
 
 static XtBackend table;
@@ -449,9 +475,10 @@ extern "C" __attribute__((visibility("default"))) XtStatus xt_open_cuda(const Xt
     }
     if (device_count > XT_MAX_DEVICES) device_count = XT_MAX_DEVICES;
     const char *sync = getenv("XTRAIN_CUDA_SYNC");
-    always_wait = sync && sync[0] && strcmp(sync, "0") != 0;
+    xt_always_wait = sync && sync[0] && strcmp(sync, "0") != 0;
     pthread_atfork(NULL, NULL, in_child);
     accelerator.device_count = device_count;
+    accelerator.waits = xt_always_wait;
     table.name = "cuda";
     table.allocate = allocate;
     table.release = release;

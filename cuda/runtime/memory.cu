@@ -10,8 +10,13 @@
  * to the pool, which can split and join them. At most `limit` bytes stay in the lists; above it, the class that was unused for
  * longest returns blocks to the pool. With a limit of 0 no block stays and no size is rounded, so that compute-sanitizer sees reads
  * past a block, of memory never written, and after a free.
+ *
+ * Regions. The blocks of a captured step come from a region of its own, one block of the pool (core/arena.h places them): a driver call
+ * would become a node of the graph, and a block from the free lists would be handed to eager code as well. What is released during a
+ * capture and lies outside goes to a list, and from there to the free lists or the pool when the capture has ended.
  */
 #include "contract/backend.h"
+#include "core/arena.h"
 #include "memory.cuh"
 
 #include <pthread.h>
@@ -25,6 +30,17 @@ typedef struct FreeList {
     int count, room;
     int64_t used; /* time (`now`) of the last allocation or free in this class */
 } FreeList;
+struct XtRegion {
+    XtRegion *next; /* of its device */
+    char *data;     /* [nbytes], of the pool */
+    size_t nbytes;
+    XtArena arena;
+    bool abandoned;
+};
+typedef struct Late { /* a block that was released during a capture */
+    void *data;
+    size_t nbytes;
+} Late;
 typedef struct Memory {
     pthread_mutex_t lock; /* guards the fields below */
     cudaStream_t stream;
@@ -34,6 +50,11 @@ typedef struct Memory {
     int64_t in_use, peak; /* bytes allocated */
     int64_t now;          /* number of allocations and frees so far */
     int64_t allocations, driver_allocations, waits;
+    XtRegion *regions, *serving; /* all; the one that blocks come from, or NULL */
+    bool planning;
+    XtMemoryPlan plan;
+    Late *late; /* [late_room] */
+    int64_t late_count, late_room;
 } Memory;
 
 static Memory memories[XT_MAX_DEVICES];
@@ -124,11 +145,29 @@ static XtStatus from_pool(int index, size_t nbytes, void **out) {
     return xt_cuda_error("allocating memory", error);
 }
 
+static XtStatus from_region(XtRegion *region, size_t nbytes, void **out) {
+    size_t offset;
+    if (!xt_arena_take(&region->arena, nbytes, &offset))
+        return xt_error(XT_RUNTIME_ERROR,
+                        "cuda.graph: the captured step must not need more memory than its planned run, which had %.2f MiB at once; "
+                        "%.2f MiB more were asked",
+                        (double)region->nbytes / 1048576, (double)nbytes / 1048576);
+    *out = region->data + offset;
+    return XT_OK;
+}
+
 XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
     Memory *memory = &memories[index];
     XtStatus status = XT_OK;
+    const size_t asked = nbytes;
     int of = class_of(memory, &nbytes);
     pthread_mutex_lock(&memory->lock);
+    if (memory->serving) {
+        status = from_region(memory->serving, asked, out);
+        if (status == XT_OK) memory->allocations++;
+        pthread_mutex_unlock(&memory->lock);
+        return status;
+    }
     if (of >= 0 && memory->lists[of].count > 0) {
         *out = memory->lists[of].blocks[--memory->lists[of].count];
         memory->kept -= nbytes;
@@ -140,6 +179,7 @@ XtStatus xt_memory_allocate(int index, size_t nbytes, void **out) {
         memory->allocations++;
         memory->in_use += (int64_t)nbytes;
         if (memory->in_use > memory->peak) memory->peak = memory->in_use;
+        if (memory->planning) xt_plan_took(&memory->plan, *out, asked);
     }
     pthread_mutex_unlock(&memory->lock);
     return status;
@@ -155,10 +195,9 @@ static bool grow(FreeList *list) {
     return true;
 }
 
-void xt_memory_release(int index, void *data, size_t nbytes) {
-    Memory *memory = &memories[index];
+/* A block of the pool to its free list, or to the pool. The lock is held. */
+static void put_back(Memory *memory, void *data, size_t nbytes) {
     int of = class_of(memory, &nbytes);
-    pthread_mutex_lock(&memory->lock);
     memory->in_use -= (int64_t)nbytes;
     if (of >= 0 && nbytes <= memory->limit && grow(&memory->lists[of])) {
         FreeList *list = &memory->lists[of];
@@ -169,8 +208,112 @@ void xt_memory_release(int index, void *data, size_t nbytes) {
     } else {
         to_pool(memory, data);
     }
+}
+
+/* Whether the block waits for the end of the capture. Without host memory for the list it stays allocated for good. */
+static void put_late(Memory *memory, void *data, size_t nbytes) {
+    if (memory->late_count == memory->late_room) {
+        int64_t room = 2 * memory->late_room + 64;
+        Late *late = (Late *)realloc(memory->late, (size_t)room * sizeof *late);
+        if (!late) return;
+        memory->late = late;
+        memory->late_room = room;
+    }
+    memory->late[memory->late_count].data = data;
+    memory->late[memory->late_count++].nbytes = nbytes;
+}
+
+/* The region goes from the list, and its memory to the pool. */
+static void free_region(Memory *memory, XtRegion *region) {
+    XtRegion **at = &memory->regions;
+    while (*at != region) at = &(*at)->next;
+    *at = region->next;
+    if (memory->serving) put_late(memory, region->data, region->nbytes);
+    else put_back(memory, region->data, region->nbytes);
+    free(region->arena.holes);
+    free(region);
+}
+
+void xt_memory_release(int index, void *data, size_t nbytes) {
+    Memory *memory = &memories[index];
+    pthread_mutex_lock(&memory->lock);
+    XtRegion *region = memory->regions;
+    while (region && !xt_region_holds(region, data)) region = region->next;
+    if (region) {
+        xt_arena_give(&region->arena, (size_t)((char *)data - region->data), nbytes);
+        if (region->abandoned && region->arena.blocks == 0) free_region(memory, region);
+    } else if (memory->serving) {
+        put_late(memory, data, nbytes);
+    } else {
+        if (memory->planning) xt_plan_gave(&memory->plan, data, nbytes);
+        put_back(memory, data, nbytes);
+    }
     pthread_mutex_unlock(&memory->lock);
 }
+
+/* ---- graphs ---------------------------------------------------------------------------------------------------------------- */
+
+void xt_memory_plan(int index) {
+    Memory *memory = &memories[index];
+    pthread_mutex_lock(&memory->lock);
+    if (memory->planning) xt_plan_end(&memory->plan);
+    xt_plan_begin(&memory->plan);
+    memory->planning = true;
+    pthread_mutex_unlock(&memory->lock);
+}
+
+size_t xt_memory_planned(int index) {
+    Memory *memory = &memories[index];
+    pthread_mutex_lock(&memory->lock);
+    const size_t nbytes = memory->planning ? xt_plan_end(&memory->plan) : 0;
+    memory->planning = false;
+    pthread_mutex_unlock(&memory->lock);
+    return nbytes;
+}
+
+XtStatus xt_memory_reserve(int index, size_t nbytes, XtRegion **out) {
+    XtRegion *region = (XtRegion *)calloc(1, sizeof *region);
+    void *data = NULL;
+    XtStatus status = region ? xt_memory_allocate(index, nbytes, &data) : XT_OUT_OF_MEMORY;
+    if (status != XT_OK) {
+        free(region);
+        return status;
+    }
+    Memory *memory = &memories[index];
+    region->data = (char *)data;
+    region->nbytes = region->arena.limit = nbytes;
+    pthread_mutex_lock(&memory->lock);
+    region->next = memory->regions;
+    memory->regions = region;
+    pthread_mutex_unlock(&memory->lock);
+    *out = region;
+    return XT_OK;
+}
+
+void xt_memory_serve(int index, XtRegion *region) {
+    Memory *memory = &memories[index];
+    pthread_mutex_lock(&memory->lock);
+    memory->serving = region;
+    for (; !region && memory->late_count > 0; memory->late_count--) {
+        const Late *late = &memory->late[memory->late_count - 1];
+        put_back(memory, late->data, late->nbytes);
+    }
+    pthread_mutex_unlock(&memory->lock);
+}
+
+bool xt_region_holds(const XtRegion *region, const void *data) {
+    return (uintptr_t)data - (uintptr_t)region->data < region->nbytes;
+}
+
+void xt_memory_abandon(int index, XtRegion *region) {
+    Memory *memory = &memories[index];
+    pthread_mutex_lock(&memory->lock);
+    region->abandoned = true;
+    if (region->arena.blocks == 0) free_region(memory, region);
+    pthread_mutex_unlock(&memory->lock);
+}
+
+/* ---- what people ask --------------------------------------------------------------------------------------------------------- */
 
 void xt_memory_empty_lists(int index) {
     pthread_mutex_lock(&memories[index].lock);

@@ -10,6 +10,7 @@ import make_stubs
 import numpy as np
 import pytest
 
+import xtrain as xt
 from xtrain import _C
 from xtrain.optable.table import TABLE, tensor
 
@@ -70,6 +71,13 @@ def x() -> Any:
     return _C.tensor([[1.0, 2.0]])
 
 
+def captured() -> Any:
+    """An empty graph; RuntimeError without a GPU."""
+    graph = _C.cuda_capture("cuda", 512)
+    _C.cuda_end_capture(graph, True)
+    return graph
+
+
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "allow_tf32": lambda: _C.allow_tf32(_C.tf32()),
     "attention_backends": _C.attention_backends,
@@ -78,6 +86,12 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "compare": lambda: _C.compare(x(), x(), 0.0, 0.0),
     "cpu_features": _C.cpu_features,
     "cuda_counters": _C.cuda_counters,
+    "cuda_end_capture": lambda: _C.cuda_end_capture(captured(), True),
+    "cuda_graph_owns": lambda: _C.cuda_graph_owns(captured(), x()),
+    "cuda_plan": lambda: (_C.cuda_plan(), _C.cuda_planned())[0],
+    "cuda_planned": lambda: (_C.cuda_plan(), _C.cuda_planned())[1],
+    "cuda_replay": lambda: _C.cuda_replay(captured()),
+    "cuda_waits": _C.cuda_waits,
     "cuda_device_count": _C.cuda_device_count,
     "cuda_info": _C.cuda_info,
     "cuda_stream": _C.cuda_stream,
@@ -141,6 +155,12 @@ class Sub(_C.Tensor):
 
 # Where a signature says object, the type depends on the call: calls with the type that each must return.
 OBJECTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
+    "cuda_capture": [
+        (
+            lambda: captured() if xt.cuda.is_available() else raised(RuntimeError, captured),
+            "PyCapsule" if xt.cuda.is_available() else "RuntimeError",
+        ),
+    ],
     "make_subclass": [(lambda: _C.make_subclass(Sub, x()), "Sub")],
     "set_call_hook": [
         (lambda: _C.set_call_hook(print), "NoneType"),
@@ -160,7 +180,7 @@ def raised(kind: type[Exception], call: Callable[[], Any]) -> Exception:
     return caught.value
 
 
-NEEDS_A_GPU = {"cuda_counters", "cuda_device_count", "cuda_info", "cuda_stream", "cuda"}
+NEEDS_A_GPU = {name for name in FUNCTIONS if name.startswith("cuda_")} | {"cuda"}
 
 
 def check(name: str, call: Callable[[], Any], signature: str, first: Any = None) -> None:

@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
+import pytest
 from places import ROOT
 from runs import HANGS
 
@@ -38,10 +40,24 @@ def run(package: Path, code: str, **environment: str) -> str:
 
 
 def make_fake(package: Path, contract: str) -> None:
+    _compile(package, "fake_cuda.c", contract, [])
+
+
+def _compile(package: Path, source: str, contract: str, more: list[str]) -> None:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
     library = package / f"xtrain/_lib/{LIBRARY}"
     options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
-    subprocess.run([compiler, *options, ROOT / "tests/support/fake_cuda.c", "-o", library], check=True)
+    subprocess.run([compiler, *options, ROOT / "tests/support" / source, *more, "-o", library], check=True)
+
+
+def make_device(package: Path) -> None:
+    """A CUDA library whose device computes with the CPU's kernels: fake_device.c, linked with the objects of this build."""
+    objects = ROOT / "build/obj" / str(sysconfig.get_config_var("SOABI"))
+    core = [objects / f"core/{stem}.o" for stem in ("dtype", "library", "threads", "view")]
+    if not all(path.exists() for path in core):
+        pytest.skip("the objects of the build are not here")
+    found = [*core, *(objects / "cpu").rglob("*.o")]
+    _compile(package, "fake_device.c", our_contract(), [*map(str, found), "-lpthread", "-lm"])
 
 
 def our_contract() -> str:

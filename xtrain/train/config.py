@@ -141,6 +141,11 @@ class TrainConfig:
     grad_accum: int = option(
         1, "pieces a batch is split into to save memory; the gradient stays the same", "pieces", minimum=1, free=True
     )
+    graph: bool = option(
+        False,
+        "record the step on a GPU once, as a CUDA graph, and replay it: the same numbers, with one launch a step",
+        free=True,
+    )
     clip: float = option(1.0, "largest global norm of the gradients; 0 for no clipping", minimum=0.0)
     seed: int = option(0, "of the initial weights, the order of the data and the samples", minimum=0, maximum=2**63 - 1)
     val_fraction: float = option(

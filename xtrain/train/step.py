@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .. import _C, optim, saving
+from .. import _C, cuda, optim, saving
 from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import CheckpointError, NonFiniteError
@@ -16,6 +17,7 @@ from .nonfinite import diagnose
 from .state import State
 
 Piece = tuple[Tensor, Tensor]  # ids and targets, int64 [B, S]
+Arrays = tuple[np.ndarray, np.ndarray]  # the same on the host
 
 
 def on_device(array: np.ndarray, device: str) -> Tensor:
@@ -35,14 +37,14 @@ def check_not_torn(state: State) -> None:
 
 @dataclass
 class QueuedStep:
-    """A step whose loss and norm are on the device. loader, rng: the states before it. numbers: its metrics, empty
-    until they are read.
+    """A step whose loss and norm are on the device. pieces: its batch, on the host, because a graph overwrites its
+    inputs before the loss is read. loader, rng: the states before it. numbers: its metrics, empty until they are read.
     """
 
     number: int
     lr: float
     total: int
-    pieces: list[Piece]
+    pieces: list[Arrays]
     loss: Tensor
     norm: Tensor
     loader: dict[str, int]
@@ -54,13 +56,29 @@ class Stepper:
     """Makes the steps of a run: changes its model, optimizer, loader, `step` and the random state, and nothing else.
 
     read_every: steps that may be queued before they are read: reading waits for the device. With 1 each step is read
-    before the optimizer changes anything.
+    before the optimizer changes anything, but for steps that a graph makes.
+
+    With the option `graph` steps on a GPU are replays of a CUDA graph, after two eager ones. say: takes the line that
+    tells why they are not.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, state: State, say: Callable[[str], None] = lambda text: None) -> None:
+        self._state, self._say = state, say
         self.read_every = 1 if state.device == "cpu" else state.config.log_every
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
+        self._graph: cuda.Graph[Tensor] | None = None
+        self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
+        if state.config.graph:
+            self._want_graph()
+
+    def _want_graph(self) -> None:
+        device = self._state.device
+        if device == "cpu":
+            self._say("graph: steps run eagerly: a CUDA graph needs a GPU")
+        elif _C.cuda_waits(_C.device(device)):
+            self._say("graph: steps run eagerly: XTRAIN_CUDA_SYNC=1 waits after every kernel")
+        else:
+            self._graph = cuda.graph(self._whole_step, optimizers=[self._state.optimizer], device=device)
 
     def queue(self) -> QueuedStep:
         """Make a step as far as it goes without waiting for the device. What ends it early gives its batch back.
@@ -88,18 +106,19 @@ class Stepper:
         state, config, settings = self._state, self._state.config, self._state.config.optim
         ids, targets = state.loader.next_batch()
         total = max(int(np.count_nonzero(targets != -100)), 1)
-        pieces = [
-            (on_device(piece_ids, state.device), on_device(piece_targets, state.device))
-            for piece_ids, piece_targets in zip(
-                np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True
-            )
-        ]
+        pieces = list(
+            zip(np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True)
+        )
         lr = optim.lr_schedule(
             settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr
         )
         for group in state.optimizer.param_groups:
             group["lr"] = lr
-        loss, norm = self.gradients(pieces, total)
+        if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
+            state.step += 1
+            state.torn = False
+            return QueuedStep(state.step, lr, total, pieces, numbers.select(0, 0), numbers.select(0, 1), loader, rng)
+        loss, norm = self.gradients(self._on_device(pieces), 1.0 / total)
         step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng)
         guard = None
         if self.read_every == 1:
@@ -116,13 +135,71 @@ class Stepper:
         state.torn = False
         return step
 
-    def gradients(self, pieces: list[Piece], total: int) -> tuple[Tensor, Tensor]:
-        """Loss and norm of the gradients, as tensors on the device; the gradients are clipped."""
+    def _on_device(self, pieces: list[Arrays]) -> list[Piece]:
+        device = self._state.device
+        return [(on_device(ids, device), on_device(targets, device)) for ids, targets in pieces]
+
+    # ---- by a graph ------------------------------------------------------------------------------------------------
+
+    def _whole_step(self, *tensors: Tensor) -> Tensor:
+        """The step that a graph captures: [loss, norm]. tensors: ids and targets of the first piece, and so on."""
+        state = self._state
+        loss, norm = self.gradients(list(zip(tensors[::2], tensors[1::2], strict=True)), self._scale)
+        guard = self._guard.mul_(loss).mul_(norm)
+        numbers = _C.cat(
+            [loss.detach().reshape(1).float(), norm.reshape(1).float()]
+        )  # before the optimizer: it may fail
+        state.torn = True
+        try:
+            state.optimizer.step(guard=guard)
+        except MemoryError:
+            state.torn = self._counts_differ()
+            raise
+        return numbers
+
+    def _by_graph(self, graph: cuda.Graph[Tensor], pieces: list[Arrays], total: int) -> Tensor | None:
+        """Make the step of a batch, but for `state.step` and `torn`; None when it has to be made eagerly."""
+        state = self._state
+        inputs = [_C.from_numpy(np.ascontiguousarray(array)) for piece in pieces for array in piece]
+        if self._scale_of != total:
+            self._scale_of = 0
+            self._scale.fill_(1.0 / total)
+            self._scale_of = total
+        if graph.ready:
+            state.optimizer.zero_grad()  # the gradients of the graph lie in its own memory
+            try:
+                graph.capture(*inputs)
+            except Exception as error:
+                return self._eagerly_from_now(error)
+            finally:
+                state.torn = False  # nothing has run
+        numbers = _C.empty((2,), _C.float32, _C.device(state.device))  # here: after a replay nothing may fail
+        state.torn = graph.captured
+        try:
+            return numbers.copy_(graph(*inputs))
+        except _C.CudaError:
+            raise
+        except (ValueError, RuntimeError) as error:
+            if not graph.captured:
+                raise
+            state.torn = False  # refused before the replay
+            return self._eagerly_from_now(error)
+
+    def _eagerly_from_now(self, error: Exception) -> None:
+        self._graph = None
+        self._say(f"graph: steps run eagerly: {' '.join(str(error).split()) or type(error).__name__}")
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and norm of the gradients, as tensors on the device; the gradients are clipped. scale: 1 / tokens of the
+        batch.
+        """
         state = self._state
         state.optimizer.zero_grad()
         losses: list[Tensor] = []
         for piece_ids, piece_targets in pieces:
-            part = state.model.loss(piece_ids, piece_targets, reduction="sum") * (1.0 / total)
+            part = state.model.loss(piece_ids, piece_targets, reduction="sum") * scale
             part.backward()
             losses.append(part.detach())
         return sum(losses[1:], losses[0]), optim.clip_grad_norm_(
@@ -164,8 +241,8 @@ class Stepper:
             if state.step >= step.number:
                 state.step = step.number - 1
                 _C.set_rng_state(step.rng)
-                self.gradients(step.pieces, step.total)
-            raise self._error(loss, norm, [piece_ids for piece_ids, _ in step.pieces])
+                self.gradients(self._on_device(step.pieces), 1.0 / step.total)
+            raise self._error(loss, norm, [on_device(piece_ids, state.device) for piece_ids, _ in step.pieces])
         finally:
             self._give_back(step.loader, step.rng)
 

@@ -108,7 +108,7 @@ class Trainer(State):
         self.loader = Loader(self.corpus.train, config.batch_size, config.seq_len, config.seed, vocab, self.corpus.name)
         self.val = self.corpus.val_windows(config.seq_len, config.eval_tokens, vocab)
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
-        self.stepper = Stepper(self)
+        self.stepper = Stepper(self, self.report.say)
         if self._checkpoint is not None:
             restore(self, self._checkpoint)
         else:

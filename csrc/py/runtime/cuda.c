@@ -2,7 +2,7 @@
 #include "contract/backend.h"
 #include "py/runtime/runtime.h"
 
-static const XtAccelerator *accelerator_of(XtDevice device) {
+const XtAccelerator *py_accelerator(XtDevice device) {
     const XtBackend *backend;
     if (device.type != XT_CUDA) {
         PyErr_SetString(PyExc_ValueError, "argument 'device' must be a CUDA device, got cpu");
@@ -21,7 +21,7 @@ static PyObject *run_device_count(PyBound *Py_UNUSED(bound)) {
 }
 
 static PyObject *run_info(PyBound *bound) {
-    const XtAccelerator *accelerator = accelerator_of(bound->arg[0].device);
+    const XtAccelerator *accelerator = py_accelerator(bound->arg[0].device);
     if (accelerator == NULL) return NULL;
     XtDeviceInfo info;
     XtStatus status = accelerator->info(bound->arg[0].device.index, &info);
@@ -33,7 +33,7 @@ static PyObject *run_info(PyBound *bound) {
 }
 
 static PyObject *run_counters(PyBound *bound) {
-    const XtAccelerator *accelerator = accelerator_of(bound->arg[0].device);
+    const XtAccelerator *accelerator = py_accelerator(bound->arg[0].device);
     if (accelerator == NULL) return NULL;
     XtDeviceCounters c;
     XtStatus status = accelerator->counters(bound->arg[0].device.index, &c);
@@ -56,7 +56,7 @@ static PyObject *run_synchronize(PyBound *bound) {
 }
 
 static PyObject *run_stream(PyBound *bound) {
-    const XtAccelerator *accelerator = accelerator_of(bound->arg[0].device);
+    const XtAccelerator *accelerator = py_accelerator(bound->arg[0].device);
     return accelerator != NULL ? PyLong_FromVoidPtr(accelerator->stream(bound->arg[0].device.index)) : NULL;
 }
 

@@ -6,5 +6,9 @@
 /* Loads the CPU's BLAS, at the first call, and describes it (static text). */
 XtStatus py_open_blas(const char **description);
 
+/* The accelerator of a CUDA device, or NULL with an exception. */
+struct XtAccelerator;
+const struct XtAccelerator *py_accelerator(XtDevice device);
+
 extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[],
-    py_path_functions[];
+    py_path_functions[], py_graph_functions[];

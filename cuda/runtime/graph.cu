@@ -1,0 +1,166 @@
+/* graph.cu - a step that is captured once and replayed with one launch.
+ *
+ * Capturing takes the device's one stream, in thread-local mode: a CUDA call of this thread that cannot be captured (an allocation from
+ * the driver, a wait) is an error instead of a hole in the graph, while threads of other libraries may go on with theirs on other streams.
+ * Work of our other threads would go to the same stream, and so into the graph: xt_check_capture_of() refuses it. An op in place, which
+ * needs no memory, is noticed only when it is queued: it fails, and the capture with it.
+ *
+ * Nothing runs during a capture. A capture that fails leaves the stream as it was.
+ *
+ * A replay overwrites the blocks of its region in the order of the stream. The region lives as long as the graph, and then until the last
+ * tensor in it is gone.
+ */
+#include "runtime/graph.cuh"
+
+#include "common/cuda.cuh"
+#include "runtime/memory.cuh"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+struct XtGraph {
+    int index;
+    XtRegion *region;
+    cudaGraphExec_t replayable; /* NULL before the capture has ended */
+};
+
+typedef struct Capture {
+    XtGraph *graph; /* atomic; NULL: none */
+    pthread_t thread;
+    bool spoiled; /* atomic: another thread has queued something, which is in the graph now */
+} Capture;
+
+static Capture captures[XT_MAX_DEVICES];
+bool xt_any_capture;
+
+static XtGraph *capture_of(int index) { return __atomic_load_n(&captures[index].graph, __ATOMIC_ACQUIRE); }
+
+bool xt_capturing(void) { return __atomic_load_n(&xt_any_capture, __ATOMIC_RELAXED) && capture_of(xt_device_index()); }
+
+XtStatus xt_refuse_captured(const char *what) {
+    if (!xt_capturing()) return XT_OK;
+    return xt_error(XT_RUNTIME_ERROR, "cuda.graph: a captured step must not %s", what);
+}
+
+/* Whether another thread captures on the device. */
+static bool foreign(int index) { return capture_of(index) && !pthread_equal(captures[index].thread, pthread_self()); }
+
+void xt_spoil_capture(int index) {
+    if (foreign(index)) __atomic_store_n(&captures[index].spoiled, true, __ATOMIC_RELAXED);
+}
+
+XtStatus xt_check_capture_of(int index) {
+    if (!foreign(index)) return XT_OK;
+    return xt_error(XT_RUNTIME_ERROR, "cuda.graph: another thread is capturing a step on cuda:%d; use the device when it has ended",
+                    index);
+}
+
+static void set_capture(int index, XtGraph *graph) {
+    captures[index].thread = pthread_self();
+    captures[index].spoiled = false;
+    __atomic_store_n(&captures[index].graph, graph, __ATOMIC_RELEASE);
+    bool any = false;
+    for (int i = 0; i < XT_MAX_DEVICES; i++) any = any || capture_of(i);
+    __atomic_store_n(&xt_any_capture, any, __ATOMIC_RELEASE);
+}
+
+/* ---- the plan ---------------------------------------------------------------------------------------------------------------- */
+
+XtStatus xt_graph_plan(int index) {
+    XT_CHECK(xt_use_device(index));
+    XT_CHECK(xt_refuse_captured("plan another one"));
+    xt_memory_plan(index);
+    return XT_OK;
+}
+
+XtStatus xt_graph_planned(int index, size_t *nbytes) {
+    XT_CHECK(xt_use_device(index));
+    *nbytes = xt_memory_planned(index);
+    return *nbytes ? XT_OK : xt_error(XT_OUT_OF_MEMORY, "cuda.graph: no host memory for the plan of a step's memory");
+}
+
+/* ---- the capture ------------------------------------------------------------------------------------------------------------- */
+
+static void forget(XtGraph *graph) {
+    if (graph->replayable && cudaGraphExecDestroy(graph->replayable) != cudaSuccess) cudaGetLastError();
+    if (graph->region) xt_memory_abandon(graph->index, graph->region);
+    free(graph);
+}
+
+/* The memory that the eager step has left unused goes first: the region takes its place. */
+static XtStatus reserve(int index, size_t nbytes, XtGraph *graph) {
+    xt_memory_empty_lists(index);
+    XT_CHECK(xt_drain(index));
+    XT_CHECK(xt_cuda_error("cuda.graph", xt_memory_trim(index)));
+    XtStatus status = xt_memory_reserve(index, nbytes, &graph->region);
+    if (status != XT_OUT_OF_MEMORY) return status;
+    return xt_error(status, "out of memory on cuda:%d: %.2f MiB asked for the memory of a captured step", index,
+                    (double)nbytes / 1048576);
+}
+
+XtStatus xt_graph_capture(int index, size_t nbytes, XtGraph **out) {
+    XT_CHECK(xt_use_device(index));
+    XT_CHECK(xt_check_capture_of(index));
+    XT_CHECK(xt_refuse_captured("capture another one"));
+    if (xt_always_wait)
+        return xt_error(XT_RUNTIME_ERROR, "cuda.graph: nothing can be captured while XTRAIN_CUDA_SYNC=1 waits after every kernel");
+    XtGraph *graph = (XtGraph *)calloc(1, sizeof *graph);
+    if (!graph) return xt_error(XT_OUT_OF_MEMORY, "cuda.graph: no host memory for a graph");
+    graph->index = index;
+    XtStatus status = reserve(index, nbytes, graph);
+    if (status == XT_OK) {
+        set_capture(index, graph); /* first: from here on no other thread queues anything */
+        status = xt_cuda_error("cuda.graph", cudaStreamBeginCapture(xt_stream(), cudaStreamCaptureModeThreadLocal));
+        if (status == XT_OK) xt_memory_serve(index, graph->region);
+        else set_capture(index, NULL);
+    }
+    if (status != XT_OK) {
+        forget(graph);
+        return status;
+    }
+    *out = graph;
+    return XT_OK;
+}
+
+XtStatus xt_graph_end(XtGraph *graph, bool keep, int64_t *calls) {
+    const int index = graph->index;
+    XT_CHECK(xt_use_device(index));
+    if (capture_of(index) != graph) return XT_OK; /* it has ended before */
+    XT_CHECK(xt_check_capture_of(index));
+    cudaGraph_t recorded = NULL;
+    size_t count = 0;
+    cudaError_t error = cudaStreamEndCapture(xt_stream(), &recorded);
+    const bool spoiled = __atomic_load_n(&captures[index].spoiled, __ATOMIC_RELAXED);
+    xt_memory_serve(index, NULL);
+    set_capture(index, NULL);
+    if (keep && !error && !spoiled) error = cudaGraphGetNodes(recorded, NULL, &count);
+    if (keep && !error && !spoiled) error = cudaGraphInstantiateWithFlags(&graph->replayable, recorded, 0);
+    if (recorded && cudaGraphDestroy(recorded) != cudaSuccess) cudaGetLastError();
+    if (error) cudaGetLastError();
+    *calls = (int64_t)count;
+    if (keep && !error && spoiled)
+        return xt_error(XT_RUNTIME_ERROR, "cuda.graph: another thread has used cuda:%d during the capture", index);
+    return keep ? xt_cuda_error("cuda.graph", error) : XT_OK;
+}
+
+/* ---- the graph --------------------------------------------------------------------------------------------------------------- */
+
+XtStatus xt_graph_replay(XtGraph *graph) {
+    XT_CHECK(xt_use_device(graph->index));
+    XT_CHECK(xt_check_capture_of(graph->index));
+    XT_CHECK(xt_refuse_captured("replay another one"));
+    if (!graph->replayable) return xt_error(XT_RUNTIME_ERROR, "cuda.graph: this graph's capture has not succeeded");
+    cudaError_t error = cudaGraphLaunch(graph->replayable, xt_stream());
+    xt_count_launch();
+    return error ? xt_cuda_error("cuda.graph", error) : xt_launched("graph");
+}
+
+bool xt_graph_owns(const XtGraph *graph, const void *data) { return xt_region_holds(graph->region, data); }
+
+/* Also while the process ends and the driver is gone. A graph that is executing is freed by the driver once it has run. */
+void xt_graph_drop(XtGraph *graph) {
+    int64_t calls;
+    if (xt_use_device(graph->index) != XT_OK) return; /* a forked child */
+    xt_graph_end(graph, false, &calls);
+    forget(graph);
+}

@@ -1,0 +1,79 @@
+"""xt.cuda.graph and the captured training step: programs of tests/support/graph_programs.py and graph_training.py, on a GPU,
+and on a device that computes with the CPU's kernels (tests/support/fake_device.c).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_library import make_device, make_package
+from places import ROOT
+from runs import HANGS
+
+import xtrain as xt
+
+SUPPORT = ROOT / "tests/support"
+BITS = [
+    f"equal('{dtype}', {streams}, {pieces})"
+    for dtype in ("float32", "bfloat16")
+    for streams in (0, 2)
+    for pieces in (1, 2)
+]
+PLAIN = [
+    "counts()", "two_graphs()", "nan()", "beyond_the_plan()", "freed()", "returned()", "outside()", "outside_gradients()", "illegal()",
+    "inputs_and_outputs()", "optimizers()", "threads()",
+]  # fmt: skip
+TRAINING = [
+    "train_equal('.')", "train_equal('.', precision='bfloat16', grad_accum=3)", "train_equal('.', log_every=1)",
+    "train_equal('.', model__mhc_streams=2, eval_every=3, save_every=4)", "train_resumed('.')", "train_nan('.', 10)",
+    "train_nan('.', 1)", "train_refused('.')",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory) -> Path:
+    folder = make_package(tmp_path_factory.mktemp("device"))
+    make_device(folder)
+    return folder
+
+
+def run(folder: Path, package: Path, program: str, **environment: str) -> None:
+    paths = os.pathsep.join(map(str, (package, SUPPORT, ROOT)))
+    environment = {**os.environ, "PYTHONPATH": paths, **environment}
+    code = f"from graph_programs import *; from graph_training import *; {program}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, timeout=HANGS
+    )
+    assert done.returncode == 0, f"{program}: status {done.returncode}: {done.stdout}{done.stderr}"
+
+
+@pytest.fixture(params=["fake", "gpu"])
+def package(request) -> Path:
+    if request.param == "fake":
+        return request.getfixturevalue("fake")
+    if not xt.cuda.is_available():
+        pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
+    return Path(xt.__file__).parent.parent
+
+
+@pytest.mark.parametrize("program", [*BITS, *PLAIN, *TRAINING])
+def test_graph(tmp_path, package: Path, program: str) -> None:
+    run(tmp_path, package, program)
+
+
+@pytest.mark.parametrize("program", ["sync()", "train_sync('.')"])
+def test_a_device_that_waits_captures_nothing(tmp_path, package: Path, program: str) -> None:
+    run(tmp_path, package, program, XTRAIN_CUDA_SYNC="1")
+
+
+def test_out_of_memory(tmp_path, package: Path, request) -> None:
+    environment = {"FAKE_DEVICE_MOST": str(1 << 40)} if "fake" in request.node.name else {}
+    run(tmp_path, package, "out_of_memory()", **environment)
+
+
+def test_a_capture_that_breaks(tmp_path, fake: Path) -> None:
+    run(tmp_path, fake, "broken()", FAKE_DEVICE_BROKEN="1")

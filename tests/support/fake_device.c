@@ -1,0 +1,345 @@
+/* fake_device.c - a libxtrain_cuda.so whose device is the host's memory and whose kernels are the CPU's, with graphs: a capture keeps the
+ * calls with copies of their parameters, a replay makes them again. Linked by fake_library.py with the CPU's objects.
+ *
+ * It is stricter than a GPU where that finds mistakes: blocks that are released outside a capture are filled with NaN, and so is the region
+ * of a graph before each replay, which must not read what it has not written.
+ *
+ * FAKE_DEVICE_MOST: bytes above which an allocation fails. FAKE_DEVICE_BROKEN: the end of a capture fails. XTRAIN_CUDA_SYNC as in cuda/.
+ */
+#include "contract/attention.h"
+#include "contract/backend.h"
+#include "contract/elementwise.h"
+#include "contract/gemm.h"
+#include "contract/layers.h"
+#include "contract/mhc.h"
+#include "contract/optimizer.h"
+#include "contract/reduce.h"
+#include "core/arena.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef XtStatus (*Call)(const void *p);
+typedef struct Recorded {
+    Call call;
+    void *parameters, *list; /* list: the host array that they point to */
+} Recorded;
+typedef struct Late {
+    void *data;
+    size_t nbytes;
+} Late;
+struct XtGraph {
+    struct XtGraph *next;
+    char *region; /* [nbytes] */
+    size_t nbytes;
+    XtArena arena;
+    Recorded *calls;
+    int64_t count, room;
+    bool ended, dropped, spoiled;
+};
+
+static XtHost host;
+static XtGraph *capturing, *graphs;
+static pthread_t capturer;
+static XtDeviceCounters counts;
+static bool planning;
+static XtMemoryPlan plan;
+static Late *late;
+static int64_t late_count;
+
+/* The CPU's kernels report through these in place of the core's functions. */
+static _Thread_local char message[1024];
+const char *xt_error_message(void) { return message; }
+XtStatus xt_error(XtStatus status, const char *format, ...) {
+    char text[sizeof message];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(message, text, sizeof message);
+    return host.error(status, text);
+}
+
+static XtStatus refuse(const char *what) {
+    return capturing ? xt_error(XT_RUNTIME_ERROR, "cuda.graph: a captured step must not %s", what) : XT_OK;
+}
+
+static XtStatus use(int index) {
+    if (!capturing || pthread_equal(capturer, pthread_self())) return XT_OK;
+    return xt_error(XT_RUNTIME_ERROR, "cuda.graph: another thread is capturing a step on cuda:%d; use the device when it has ended",
+                    index);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+
+static XtStatus allocate(int index, size_t nbytes, void **out) {
+    const char *most = getenv("FAKE_DEVICE_MOST");
+    size_t offset;
+    XT_CHECK(use(index));
+    counts.allocations++;
+    if (capturing) {
+        if (!xt_arena_take(&capturing->arena, nbytes, &offset))
+            return xt_error(XT_RUNTIME_ERROR,
+                            "cuda.graph: the captured step must not need more memory than its planned run, which "
+                            "had %.2f MiB at once; %.2f MiB more were asked",
+                            (double)capturing->nbytes / 1048576, (double)nbytes / 1048576);
+        *out = capturing->region + offset;
+        return XT_OK;
+    }
+    if (most && nbytes > (size_t)atoll(most)) return XT_OUT_OF_MEMORY;
+    *out = aligned_alloc(XT_ARENA_UNIT, xt_arena_round(nbytes));
+    if (!*out) return XT_OUT_OF_MEMORY;
+    counts.pool_used += (int64_t)nbytes;
+    memset(*out, 0xff, nbytes);
+    if (planning) xt_plan_took(&plan, *out, nbytes);
+    return XT_OK;
+}
+
+static void put_back(void *data, size_t nbytes) {
+    counts.pool_used -= (int64_t)nbytes;
+    memset(data, 0xff, nbytes);
+    free(data);
+}
+
+static void free_graph(XtGraph *graph) {
+    XtGraph **at = &graphs;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    put_back(graph->region, graph->nbytes);
+    for (int64_t i = 0; i < graph->count; i++) {
+        free(graph->calls[i].parameters);
+        free(graph->calls[i].list);
+    }
+    free(graph->calls);
+    free(graph->arena.holes);
+    free(graph);
+}
+
+static bool owns(const XtGraph *graph, const void *data) { return (uintptr_t)data - (uintptr_t)graph->region < graph->nbytes; }
+
+static void release(int index, void *data, size_t nbytes) {
+    XtGraph *graph = graphs;
+    (void)index;
+    while (graph && !owns(graph, data)) graph = graph->next;
+    if (graph) {
+        xt_arena_give(&graph->arena, (size_t)((char *)data - graph->region), nbytes);
+        if (graph->dropped && graph->arena.blocks == 0) free_graph(graph);
+    } else if (capturing) {
+        late = realloc(late, (size_t)(late_count + 1) * sizeof *late);
+        late[late_count++] = (Late){data, nbytes};
+    } else {
+        if (planning) xt_plan_gave(&plan, data, nbytes);
+        put_back(data, nbytes);
+    }
+}
+
+static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
+    (void)index;
+    XT_CHECK(refuse("read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)"));
+    counts.to_host++;
+    memcpy(to, from, nbytes);
+    return XT_OK;
+}
+static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) {
+    (void)index;
+    XT_CHECK(refuse("copy from the host: pass tensors that change as arguments, and make the others before"));
+    counts.from_host++;
+    memcpy(to, from, nbytes);
+    return XT_OK;
+}
+static XtStatus synchronize(int index) {
+    (void)index;
+    XT_CHECK(refuse("wait for the device"));
+    counts.synchronizations++;
+    return XT_OK;
+}
+static XtStatus trim(int index) { return (void)index, refuse("give memory back"); }
+static void reset_peak(int index) { (void)index; }
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------------------ */
+
+static XtStatus start_plan(int index) {
+    (void)index;
+    XT_CHECK(refuse("plan another one"));
+    if (planning) xt_plan_end(&plan);
+    xt_plan_begin(&plan);
+    planning = true;
+    return XT_OK;
+}
+static XtStatus planned(int index, size_t *nbytes) {
+    (void)index;
+    *nbytes = planning ? xt_plan_end(&plan) : 0;
+    planning = false;
+    return *nbytes ? XT_OK : xt_error(XT_OUT_OF_MEMORY, "cuda.graph: no host memory for the plan of a step's memory");
+}
+
+static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
+    void *region;
+    XT_CHECK(refuse("capture another one"));
+    if (allocate(index, nbytes, &region) != XT_OK)
+        return xt_error(XT_OUT_OF_MEMORY, "out of memory on cuda:%d: %.2f MiB asked for the memory of a captured step", index,
+                        (double)nbytes / 1048576);
+    XtGraph *graph = calloc(1, sizeof *graph);
+    *graph = (XtGraph){.next = graphs, .region = region, .nbytes = nbytes, .arena.limit = nbytes};
+    *out = capturing = graphs = graph;
+    capturer = pthread_self();
+    return XT_OK;
+}
+
+static XtStatus end_capture(XtGraph *graph, bool keep, int64_t *calls) {
+    if (capturing != graph) return XT_OK;
+    capturing = NULL;
+    for (int64_t i = 0; i < late_count; i++) put_back(late[i].data, late[i].nbytes);
+    late_count = 0;
+    *calls = graph->count;
+    if (keep && graph->spoiled)
+        return xt_error(XT_RUNTIME_ERROR, "cuda.graph: another thread has used cuda:%d during the capture", 0);
+    if (keep && getenv("FAKE_DEVICE_BROKEN")) return xt_error(XT_CUDA_ERROR, "cuda.graph: the capture is broken");
+    graph->ended = keep;
+    return XT_OK;
+}
+
+static XtStatus replay(XtGraph *graph) {
+    XT_CHECK(refuse("replay another one"));
+    if (!graph->ended) return xt_error(XT_RUNTIME_ERROR, "cuda.graph: this graph's capture has not succeeded");
+    memset(graph->region, 0xff, graph->nbytes);
+    counts.launches++;
+    for (int64_t i = 0; i < graph->count; i++) XT_CHECK(graph->calls[i].call(graph->calls[i].parameters));
+    return XT_OK;
+}
+
+static void drop(XtGraph *graph) {
+    int64_t calls;
+    end_capture(graph, false, &calls);
+    graph->dropped = true;
+    if (graph->arena.blocks == 0) free_graph(graph);
+}
+
+/* Runs a call, or keeps it with a copy of its parameters; `list`, if any, is copied, and *where in them points to it. */
+static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes, size_t where) {
+    XtGraph *graph = capturing;
+    if (graph->count == graph->room) {
+        graph->room = 2 * graph->room + 64;
+        graph->calls = realloc(graph->calls, (size_t)graph->room * sizeof *graph->calls);
+    }
+    Recorded kept = {call, malloc(nbytes), list ? malloc(list_nbytes + 1) : NULL};
+    memcpy(kept.parameters, parameters, nbytes);
+    if (list) {
+        memcpy(kept.list, list, list_nbytes);
+        memcpy((char *)kept.parameters + where, &kept.list, sizeof kept.list);
+    }
+    graph->calls[graph->count++] = kept;
+    return XT_OK;
+}
+
+static XtStatus pass(const char *slot, Call call, const void *parameters, size_t nbytes) {
+    if (!strcmp(slot, "random"))
+        XT_CHECK(refuse("draw random numbers, which each replay would repeat: draw them before, and pass them as arguments"));
+    if (!strcmp(slot, "stats") || !strcmp(slot, "compare"))
+        XT_CHECK(refuse("read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)"));
+    if (use(0) != XT_OK) {
+        capturing->spoiled = true;
+        return use(0);
+    }
+    if (!capturing) {
+        counts.launches++;
+        return call(parameters);
+    }
+#define LISTED(name, Params)                                                                                          \
+    if (!strcmp(slot, #name)) {                                                                                       \
+        const Params *p = parameters;                                                                                 \
+        return keep_call(call, p, sizeof *p, p->items, (size_t)p->count * sizeof *p->items, offsetof(Params, items)); \
+    }
+    LISTED(adamw, XtAdamW)
+    LISTED(grad_norm, XtGradNorm)
+    LISTED(clip, XtClip)
+#undef LISTED
+    return keep_call(call, parameters, nbytes, NULL, 0, 0);
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------------------ */
+
+#define XT_X(slot, Params)                                                      \
+    static XtStatus do_##slot(const void *p) { return xt_cpu_backend.slot(p); } \
+    static XtStatus fake_##slot(const Params *p) { return pass(#slot, do_##slot, p, sizeof *p); }
+XT_KERNELS(XT_X)
+#undef XT_X
+
+static const XtGemmBackend *row(const char *name) {
+    const XtGemmBackend *found = xt_cpu_backend.gemm;
+    while (strcmp(found->name, name)) found++;
+    return found;
+}
+static const XtAttentionBackend *reference(void) {
+    const XtAttentionBackend *found = xt_cpu_backend.attention;
+    while (strcmp(found->name, "reference")) found++;
+    return found;
+}
+static XtStatus do_gemm(const void *p) { return row("tiled")->run(p); }
+static XtStatus fake_gemm(const XtGemm *p) { return pass("gemm", do_gemm, p, sizeof *p); }
+static const char *supports_gemm(const XtGemm *p, const XtDeviceTraits *traits) { return row("tiled")->supports(p, traits); }
+static XtStatus do_forward(const void *p) { return reference()->forward(p); }
+static XtStatus do_backward(const void *p) { return reference()->backward(p); }
+static XtStatus fake_forward(const XtAttentionFwd *p) { return pass("forward", do_forward, p, sizeof *p); }
+static XtStatus fake_backward(const XtAttentionBwd *p) { return pass("backward", do_backward, p, sizeof *p); }
+
+static const XtGemmBackend gemm[] = {{"tiled", "tiled", NULL, supports_gemm, fake_gemm}, {0}};
+static const XtAttentionBackend attention[] = {{"reference", "reference", NULL, fake_forward, NULL, fake_backward}, {0}};
+
+/* ---- the table ---------------------------------------------------------------------------------------------------------------- */
+
+static bool no_library(void) { return false; }
+static const XtDeviceTraits *traits(int index) {
+    static const XtDeviceTraits t = {.capability = 90, .has_cublaslt = no_library, .has_cublas = no_library};
+    return (void)index, &t;
+}
+static XtStatus info(int index, XtDeviceInfo *out) {
+    (void)index;
+    *out = (XtDeviceInfo){.name = "fake", .major = 9, .memory_total = (int64_t)1 << 40, .memory_free = (int64_t)1 << 40};
+    return XT_OK;
+}
+static XtStatus counters(int index, XtDeviceCounters *out) {
+    (void)index;
+    *out = counts;
+    return XT_OK;
+}
+
+static XtAccelerator accelerator = {.device_count = 1,
+                                    .use = use,
+                                    .info = info,
+                                    .traits = traits,
+                                    .counters = counters,
+                                    .trim = trim,
+                                    .reset_peak = reset_peak,
+                                    .plan = start_plan,
+                                    .planned = planned,
+                                    .capture = capture,
+                                    .end_capture = end_capture,
+                                    .replay = replay,
+                                    .owns = owns,
+                                    .drop = drop};
+static const XtBackend table = {.name = "cuda",
+                                .allocate = allocate,
+                                .release = release,
+                                .to_host = to_host,
+                                .from_host = from_host,
+                                .synchronize = synchronize,
+#define XT_X(slot, Params) .slot = fake_##slot,
+                                XT_KERNELS(XT_X)
+#undef XT_X
+                                    .gemm = gemm,
+                                .attention = attention,
+                                .accelerator = &accelerator};
+
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED const char *xt_cuda_contract(void) { return FAKE_CONTRACT; }
+EXPORTED XtStatus xt_open_cuda(const XtHost *asked, const XtBackend **out) {
+    const char *sync = getenv("XTRAIN_CUDA_SYNC");
+    host = *asked;
+    accelerator.waits = sync && strcmp(sync, "0") != 0;
+    *out = &table;
+    return XT_OK;
+}

@@ -1,0 +1,129 @@
+"""Training runs by a graph: test_graph.py runs them as it does graph_programs.py."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from graph_programs import same
+from runs import metrics, options, text_file
+
+import xtrain as xt
+from xtrain.errors import NonFiniteError
+from xtrain.train import Trainer
+
+
+class Run:
+    """A Trainer on the GPU, its lines and records."""
+
+    def __init__(self, folder: str, name: str, graph: bool, **changes) -> None:
+        data = Path(folder) / "text.txt"
+        if not data.exists():
+            text_file(data)
+        self.out, self.lines = Path(folder) / name, []
+        xt.manual_seed(0)
+        self.trainer = Trainer(
+            options(data, self.out, device="cuda", graph=graph, **{"steps": 20, **changes}), quiet=True
+        )
+        self.trainer.stepper._say = self.lines.append
+
+    @property
+    def graph(self):
+        return self.trainer.stepper._graph
+
+    def records(self) -> list[dict]:
+        return [{k: v for k, v in line.items() if k not in ("time", "tokens_per_second")} for line in metrics(self.out)]
+
+    def state(self) -> list:
+        states = self.trainer.optimizer.state.values()
+        return [*self.trainer.model.parameters(), *(x[k] for x in states for k in sorted(x))]
+
+
+def train_equal(folder: str, **changes) -> None:
+    eager, captured = Run(folder, "eager", False, **changes), Run(folder, "captured", True, **changes)
+    eager.trainer.run(), captured.trainer.run()
+    assert captured.graph.captured and not captured.lines, captured.lines
+    assert eager.records() == captured.records() and same(eager.state(), captured.state())
+
+
+def train_resumed(folder: str) -> None:
+    """Stopped in the middle and resumed: the same end."""
+    whole, first = Run(folder, "whole", False), Run(folder, "parts", True, save_every=9)
+    whole.trainer.run()
+    for _ in range(9):
+        first.trainer.train_step()
+    first.trainer.save()
+    xt.manual_seed(5)
+    second = Trainer({"resume": str(first.out), "graph": True}, quiet=True)
+    second.run()
+    assert second.stepper._graph.captured
+    assert same(
+        whole.state(), [*second.model.parameters(), *(x[k] for x in second.optimizer.state.values() for k in sorted(x))]
+    )
+
+
+def train_nan(folder: str, log_every: int) -> None:
+    """A bad step of a captured run, found late: named, undone, and the run goes on as an eager one does."""
+    runs = [Run(folder, name, name == "captured", log_every=log_every) for name in ("eager", "captured")]
+    texts = []
+    for run in runs:
+        trainer, next_batch = run.trainer, run.trainer.loader.next_batch
+        weight = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
+        good = []
+
+        def poisoned(trainer=trainer, next_batch=next_batch, weight=weight, good=good):
+            if trainer.step == 11 and not good:
+                with xt.no_grad():
+                    good.append(weight.detach().clone())
+                    weight[1, 2] = math.nan
+            return next_batch()
+
+        trainer.loader.next_batch = poisoned
+        try:
+            trainer.run()
+        except NonFiniteError as error:
+            texts.append(str(error).replace(str(run.out), "RUN"))
+        assert trainer.step == 11
+        assert {state["step"] for state in trainer.optimizer.state.values()} == {11}
+        with xt.no_grad():
+            weight.copy_(good[0])
+        trainer.run()
+    assert len(texts) == 2 and texts[0] == texts[1] and "step 12: " in texts[0] and "up_proj" in texts[0], texts
+    assert runs[1].graph.captured and same(runs[0].state(), runs[1].state())
+    assert [line["loss"] for line in runs[0].records()] == [line["loss"] for line in runs[1].records()]
+
+
+def train_refused(folder: str) -> None:
+    """A step that cannot be captured, and one that can no longer be replayed, run eagerly, and a line says why."""
+    eager, captured = Run(folder, "eager", False), Run(folder, "captured", True)
+    loss, drawn = captured.trainer.model.loss, [0]
+
+    def drawing(*args, **kwargs):
+        drawn[0] += 1
+        if drawn[0] == 3:
+            xt.rand(4, device="cuda")
+        return loss(*args, **kwargs)
+
+    vars(captured.trainer.model)["loss"] = drawing
+    eager.trainer.run(), captured.trainer.run()
+    assert captured.graph is None and len(captured.lines) == 1, captured.lines
+    assert (
+        captured.lines[0].startswith("graph: steps run eagerly: ")
+        and "must not draw random numbers" in captured.lines[0]
+    )
+    assert same(eager.state(), captured.state()) and eager.records() == captured.records()
+
+    eager, captured = Run(folder, "eager2", False), Run(folder, "captured2", True)
+    for run in (eager, captured):
+        for _ in range(6):
+            run.trainer.train_step()
+        run.trainer.optimizer.param_groups[0]["weight_decay"] = 0.3
+        run.trainer.run()
+    assert captured.graph is None and "weight_decay of AdamW must stay" in captured.lines[0], captured.lines
+    assert same(eager.state(), captured.state())
+
+
+def train_sync(folder: str) -> None:
+    run = Run(folder, "run", True, steps=4)
+    assert run.graph is None
+    run.trainer.run()

@@ -1,0 +1,271 @@
+"""Steps that a CUDA device records once and then repeats as a whole: xt.cuda.graph."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from _thread import get_ident
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from . import _C
+from ._C import Tensor
+from .autograd import no_grad
+
+_R = TypeVar("_R")
+
+
+class Graph(Generic[_R]):
+    """What xt.cuda.graph returns.
+
+    captured: whether calls are replays by now. launches: kernels and copies of the device that one replay makes.
+    memory: bytes that the graph holds for the tensors of the step.
+    """
+
+    def __init__(self, step: Callable[..., _R], optimizers: Iterable[Any], warmup: int, device: _C.device) -> None:
+        if not callable(step):
+            raise TypeError(f"cuda.graph: step must be callable, got {type(step).__name__}")
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1:
+            raise ValueError(f"cuda.graph: warmup must be an integer of at least 1, got {warmup!r}")
+        self._step, self._warmup, self._device = step, warmup, device
+        self._optimizers = list(optimizers)
+        for optimizer in self._optimizers:
+            if not hasattr(optimizer, "param_groups"):
+                raise TypeError(f"cuda.graph: optimizers must be optimizers, got {type(optimizer).__name__}")
+        self._inputs: tuple[Tensor, ...] | None = None  # on the device, the same ones in each call
+        self._eager_calls = 0
+        self._handle: Any = None  # of the capture
+        self._outputs: Any = None  # of the captured step
+        self._kept: list[Tensor] = []  # tensors from outside that replays read or write
+        self._fixed: list[Any] = []  # options and states of the optimizers, as captured
+        self.launches = 0
+        self.memory = 0
+
+    @property
+    def captured(self) -> bool:
+        return self._handle is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next call captures: the eager runs are done."""
+        return not self.captured and self._eager_calls >= self._warmup and not _C.cuda_waits(self._device)
+
+    def __call__(self, *inputs: Tensor) -> _R:
+        """One step: eager, or a replay. Return its outputs, which are valid until the next call."""
+        self._load(inputs)
+        if self.ready:
+            self._capture()
+        if not self.captured:
+            return self._run_eagerly()
+        self._prepare()
+        _C.cuda_replay(self._handle)
+        return self._outputs
+
+    def capture(self, *inputs: Tensor) -> None:
+        """Capture the step now, which runs nothing: the next call is the first replay. RuntimeError before the eager
+        runs are done, and where a call would raise. A capture that fails changes nothing, and may be tried again.
+        """
+        if self.captured:
+            return
+        if not self.ready:
+            raise RuntimeError(
+                f"cuda.graph: the step must have run {self._warmup} times before its capture, got {self._eager_calls}"
+                if self._eager_calls < self._warmup
+                else "cuda.graph: nothing can be captured while XTRAIN_CUDA_SYNC=1 waits after every kernel"
+            )
+        self._load(inputs)
+        self._capture()
+
+    # ---- inputs and outputs --------------------------------------------------------------------------------------
+
+    @no_grad()
+    def _load(self, inputs: tuple[Tensor, ...]) -> None:
+        """Copy the inputs, in the order of the stream, to where the step reads them."""
+        for number, tensor in enumerate(inputs):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"cuda.graph: argument {number} must be a Tensor, got {type(tensor).__name__}: what does not "
+                    "change belongs into the step, by functools.partial for example"
+                )
+            if tensor.requires_grad:
+                raise ValueError(f"cuda.graph: argument {number} must not require a gradient, which would go to a copy")
+        if self._inputs is None:
+            self._inputs = tuple(_C.empty(x.shape, x.dtype, self._device) for x in inputs)
+        if len(inputs) != len(self._inputs):
+            raise ValueError(
+                f"cuda.graph: the step must get {len(self._inputs)} tensors as in its first call, got {len(inputs)}"
+            )
+        for number, (tensor, own) in enumerate(zip(inputs, self._inputs, strict=True)):
+            for what, got, wanted in (
+                ("shape", tuple(tensor.shape), tuple(own.shape)),
+                ("dtype", tensor.dtype, own.dtype),
+            ):
+                if got != wanted:
+                    raise ValueError(
+                        f"cuda.graph: argument {number} must have {what} {wanted} as in the first call, got {got}: "
+                        "another graph can have others"
+                    )
+        for tensor, own in zip(inputs, self._inputs, strict=True):
+            own.copy_(tensor)
+
+    def _result(self, value: Any) -> Any:
+        """The step's outputs without their history."""
+        if value is None:
+            return None
+        if type(value) in (tuple, list):
+            return type(value)(self._result(item) for item in value)
+        if type(value) is dict:
+            return {key: self._result(item) for key, item in value.items()}
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                "cuda.graph: the step must return tensors, in tuples, lists and dicts, or None, "
+                f"got {type(value).__name__}, which no replay could change"
+            )
+        if value.device != self._device:
+            raise ValueError(f"cuda.graph: the step must return tensors on {self._device}, got one on {value.device}")
+        return value.detach()
+
+    # ---- eager runs ----------------------------------------------------------------------------------------------
+
+    def _run_eagerly(self) -> _R:
+        assert self._inputs is not None
+        with self._planning() if self._eager_calls == self._warmup - 1 else contextlib.nullcontext():
+            outputs = self._result(self._step(*self._inputs))
+        self._eager_calls += 1
+        return outputs
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """Inside, find out how much memory the step needs at once."""
+        with _no_collection():
+            _C.cuda_plan(self._device)
+            try:
+                yield
+            finally:
+                self.memory = _C.cuda_planned(self._device)
+
+    # ---- the capture ---------------------------------------------------------------------------------------------
+
+    def _capture(self) -> None:
+        assert self._inputs is not None
+        self._prepare()  # a learning rate written inside would be written by each replay
+        rng = _C.get_rng_state()
+        kept: dict[int, Tensor] = {}
+        leaves: dict[int, Tensor] = {}
+        with _no_collection():
+            handle = _C.cuda_capture(self._device, self.memory)
+            launches, outputs, done = 0, None, False
+            before = _C.set_call_hook(None)
+            _C.set_call_hook(self._keeper(handle, kept, leaves, before))
+            fixed = [_fixed(optimizer) for optimizer in self._optimizers]
+            try:
+                outputs = self._result(self._step(*self._inputs))
+                self._check_optimizers(fixed)
+                done = True
+            finally:
+                _C.set_call_hook(before)
+                if not done:
+                    _C.set_rng_state(rng)
+                    for leaf in leaves.values():  # a gradient that nothing has computed
+                        if leaf.grad is not None and _C.cuda_graph_owns(handle, leaf.grad):
+                            leaf.grad = None
+                launches = _C.cuda_end_capture(handle, done)
+        for leaf in leaves.values():  # a gradient from before, which the step adds to
+            if leaf.grad is not None and not _C.cuda_graph_owns(handle, leaf.grad):
+                kept[leaf.grad.data_ptr()] = leaf.grad.detach()
+        self._kept, self._fixed = list(kept.values()), fixed
+        self._handle, self._outputs, self.launches = handle, outputs, launches
+
+    def _keeper(
+        self, handle: Any, kept: dict[int, Tensor], leaves: dict[int, Tensor], before: Callable[..., Any] | None
+    ) -> Callable[..., None]:
+        """A call hook that keeps the memory of tensors from outside: replays use it, whoever else lets it go."""
+
+        thread = get_ident()
+
+        def see(op: Any, arguments: dict[str, Any], outputs: tuple[Tensor, ...]) -> None:
+            for value in () if get_ident() != thread else arguments.values():
+                for tensor in value if isinstance(value, tuple) else (value,):
+                    if not isinstance(tensor, Tensor) or tensor.device != self._device or tensor.numel() == 0:
+                        continue
+                    if not _C.cuda_graph_owns(handle, tensor):
+                        kept.setdefault(tensor.data_ptr(), tensor.detach())
+                    if tensor.requires_grad and tensor.is_leaf:
+                        leaves.setdefault(id(tensor), tensor)
+            if op.__name__ == "adamw_" and get_ident() == thread:
+                self._check_known(arguments["lr"])
+            if before is not None:
+                before(op, arguments, outputs)
+
+        return see
+
+    # ---- optimizers ----------------------------------------------------------------------------------------------
+
+    def _check_known(self, lr: Tensor) -> None:
+        rates = (tensor.data_ptr() for one in self._optimizers for _, tensor in getattr(one, "_rates", {}).values())
+        if lr.data_ptr() not in rates:
+            raise RuntimeError(
+                "cuda.graph: the step uses an AdamW that the graph does not know, so its learning rate would stay as "
+                "it is: pass it in optimizers"
+            )
+
+    def _check_optimizers(self, before: list[Any]) -> None:
+        for optimizer, (_, states, _, rates) in zip(self._optimizers, before, strict=True):
+            name = type(optimizer).__name__
+            if len(optimizer.state) != states:
+                raise RuntimeError(
+                    f"cuda.graph: {name} must have the state of every parameter before the capture, and some parameter "
+                    "had its first step in it"
+                )
+            if _rates(optimizer) != rates:
+                raise RuntimeError(
+                    f"cuda.graph: a captured step must not change the learning rate of {name}: set it before the call"
+                )
+
+    def _prepare(self) -> None:
+        """Write changed learning rates to the device; refuse other changes, which replays would not see."""
+        for optimizer, (state, _, options, _) in zip(self._optimizers, self._fixed):
+            name = type(optimizer).__name__
+            if optimizer.state is not state or len(optimizer.param_groups) != len(options):
+                raise RuntimeError(
+                    f"cuda.graph: the state and the groups of {name} must stay those of the capture, and were "
+                    "replaced: make a new graph"
+                )
+            for group, captured in zip(optimizer.param_groups, options, strict=True):
+                for option, value in captured.items():
+                    if group[option] != value:
+                        raise ValueError(
+                            f"cuda.graph: {option} of {name} must stay {value!r} as captured, got {group[option]!r}: "
+                            "make a new graph"
+                        )
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                optimizer._check(group)
+            for index, device in list(getattr(optimizer, "_rates", {})):
+                optimizer._rate(index, device, float(optimizer.param_groups[index]["lr"]))
+
+
+def _rates(optimizer: Any) -> dict[Any, float]:
+    """The learning rates that an AdamW has written to devices."""
+    return {key: lr for key, (lr, _) in getattr(optimizer, "_rates", {}).items()}
+
+
+def _fixed(optimizer: Any) -> tuple[Any, int, list[dict[str, Any]], dict[Any, float]]:
+    """The state, how many parameters it has, the options of each group that a capture fixes, and written rates."""
+    rates = _rates(optimizer)
+    free = ("params", "initial_lr", *(("lr",) if hasattr(optimizer, "_rates") else ()))
+    options = [{k: v for k, v in group.items() if k not in free} for group in optimizer.param_groups]
+    return optimizer.state, len(optimizer.state), options, rates
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection inside, so that the same step frees its tensors at the same places."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
