@@ -1,13 +1,14 @@
 """Training steps on one GPU: xtrain, PyTorch eager and torch.compile, on the same model, data and device, in turns.
 
     python parity/bench/gpu_step.py [--configs seed16,seed32] [--precisions float32,tf32] [--contenders xtrain,eager,compile]
-                                    [--rounds 7] [--seconds 0.3] [--looped] [--json FILE]
+                                    [--rounds 7] [--seconds 0.3] [--looped] [--graph] [--json FILE]
 
 A step is forward, backward, clipping and AdamW on random tokens that lie on the device. Contenders take turns, `rounds` bursts of at least
 `seconds` seconds and 3 steps each; a burst is timed from an idle device to an idle device. Printed: medians of tokens per second, the ratio
 to the last contender of PyTorch, the most device memory in use, and xtrain's kernel launches, waits and copies per step. `compile` is
 torch.compile with cuDNN's attention where the head dim is 64 or more; `graphs` is the same with mode="reduce-overhead". `--looped` adds the naive way, one sequence after the
-other. float32 is strict, tf32 lets both sides round operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here
+other. `--graph` adds `captured`, xtrain's step by xt.cuda.graph, and the looped one likewise. host is the time in which the calls of a step
+return. float32 is strict, tf32 lets both sides round operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here
 and autocast there. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
 faster form.
 """
@@ -137,7 +138,7 @@ def random_tokens(batch: int, length: int, vocab: int):
 
 
 class Xtrain:
-    def __init__(self, name: str, bf16: bool, looped: bool = False) -> None:
+    def __init__(self, name: str, bf16: bool, looped: bool = False, captured: bool = False) -> None:
         batch, length, shape = CONFIGS[name]
         config = Qwen3Config(**shape)
         self.model = Qwen3(config).to("cuda")
@@ -147,8 +148,9 @@ class Xtrain:
         ids, targets = random_tokens(batch, length, config.vocab_size)
         rows = [slice(i, i + 1) for i in range(batch)] if looped else [slice(0, batch)]
         self.pieces = [(xt.tensor(ids[r]).to("cuda"), xt.tensor(targets[r]).to("cuda")) for r in rows]
+        self.step = xt.cuda.graph(self.eager_step, optimizers=[self.optimizer]) if captured else self.eager_step
 
-    def step(self) -> None:
+    def eager_step(self) -> None:
         for ids, targets in self.pieces:
             loss = self.model.loss(ids, targets)
             if len(self.pieces) > 1:
@@ -170,6 +172,17 @@ class Xtrain:
         xt.cuda.reset_peak_memory_stats()
         self.run(1)
         return xt.cuda.max_memory_allocated() / 2**30
+
+    def host(self) -> float:
+        """Seconds in which the calls of a step return, while the device has no more than 3 steps before it."""
+        times = []
+        for _ in range(5):
+            xt.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(3):
+                self.step()
+            times.append((time.perf_counter() - begun) / 3)
+        return statistics.median(times)
 
     def work(self) -> dict[str, int]:
         self.run(1)
@@ -221,7 +234,9 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
     bf16 = precision == "bfloat16"
     make = {
         "xtrain": lambda: Xtrain(name, bf16),
+        "captured": lambda: Xtrain(name, bf16, captured=True),
         "looped": lambda: Xtrain(name, bf16, looped=True),
+        "looped-captured": lambda: Xtrain(name, bf16, looped=True, captured=True),
         "eager": lambda: Torch(name, bf16, None),
         "compile": lambda: Torch(name, bf16, "default"),
         "graphs": lambda: Torch(name, bf16, "reduce-overhead"),
@@ -250,7 +265,7 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
         row.update(spread=round((max(times[row["contender"]]) - min(times[row["contender"]])) / median, 3))
         row.update(peak_GiB=round(team.memory(), 2))
         if isinstance(team, Xtrain):
-            row.update(per_step=team.work())
+            row.update(per_step=team.work(), host_us=round(team.host() * 1e6))
     return rows
 
 
@@ -262,9 +277,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--looped", action="store_true")
+    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args()
     contenders = args.contenders.split(",") + (["looped"] if args.looped else [])
+    if args.graph:
+        contenders += [
+            f"{name}-captured".removeprefix("xtrain-") for name in contenders if name in ("xtrain", "looped")
+        ]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, xtrain {xt.__version__}", flush=True)
     rows = []
     for name in args.configs.split(","):
@@ -276,8 +296,9 @@ def main() -> None:
                     f"{row['tokens_per_second'] / peer['tokens_per_second']:6.2f}x {peer['contender']}" if peer else ""
                 )
                 print(
-                    f"{name:8}{precision:9}{row['contender']:9}{row['ms']:9.2f} ms {row['tokens_per_second']:>10,} tokens/s {ratio} "
-                    f"{row['peak_GiB']:6.2f} GiB  first step {row['first_step_s']} s  {row.get('per_step', '')}",
+                    f"{name:8}{precision:9}{row['contender']:16}{row['ms']:9.2f} ms {row['tokens_per_second']:>10,} tokens/s {ratio} "
+                    f"{row['peak_GiB']:6.2f} GiB  first step {row['first_step_s']} s  "
+                    f"host {row.get('host_us', '-')} us  {row.get('per_step', '')}",
                     flush=True,
                 )
             rows += found

@@ -266,19 +266,32 @@ print(xt.cuda.is_available())
     assert run(package, start + fresh + "\nprint(check_status)") == "0\n"
 
 
-@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
-@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
-def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path) -> None:
-    """cuda/runtime/device.cu and memory.cu with tests/support/fake_cudart.c for the CUDA runtime."""
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory) -> list[Path]:
+    """The objects of cuda/runtime that need no cuBLAS."""
     options = ["-std=c++17", f"-I{ROOT}/csrc", f"-I{ROOT}/cuda", "-Xcompiler", "-fPIC", '-DXT_CUDA_ARCHS="90"']
-    runtime, memory, fake, program = (tmp_path / name for name in ("device.o", "memory.o", "fake.o", "program"))
-    for made in (runtime, memory):
+    objects = [tmp_path_factory.mktemp("runtime") / name for name in ("device.o", "graph.o", "memory.o")]
+    for made in objects:
         source = ROOT / "cuda/runtime" / f"{made.stem}.cu"
         subprocess.run([setup_cuda.find_nvcc(), *options, "-c", source, "-o", made], check=True)
-    subprocess.run(["gcc", f"-I{ROOT}/csrc", "-c", ROOT / "tests/support/fake_cudart.c", "-o", fake], check=True)
+    return objects
+
+
+def run_with(source: str, objects: list[Path], folder: Path) -> list[str]:
+    """What the program of tests/support prints, which is a CUDA runtime too."""
+    fake, program = folder / "fake.o", folder / "program"
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["gcc", *warnings, f"-I{ROOT}/csrc", "-c", ROOT / "tests/support" / source, "-o", fake], check=True)
     loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called
-    subprocess.run(["g++", runtime, memory, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
-    said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=HANGS).stdout.splitlines()
+    subprocess.run(["g++", *objects, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
+    return subprocess.run([program], check=True, capture_output=True, text=True, timeout=HANGS).stdout.splitlines()
+
+
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
+@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
+def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path, runtime: list[Path]) -> None:
+    """cuda/runtime/device.cu and memory.cu with tests/support/fake_cudart.c for the CUDA runtime."""
+    said = run_with("fake_cudart.c", runtime, tmp_path)
     assert said[:-5] == ["fails: opening the device: out of memory (OutOfMemory), 0 left"] * 10
     assert said[-5:-2] == [
         "opened, 4 made",
@@ -291,3 +304,42 @@ def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: 
     assert re.fullmatch(
         "child: 5, CUDA cannot be used in a process forked after its first use: .*'spawn' method", said[-1]
     )
+
+
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
+@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
+def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime: list[Path]) -> None:
+    """cuda/runtime with tests/support/fake_capture.c for the CUDA runtime: whose blocks are whose, and when they go."""
+    must_not = "5, cuda.graph: a captured step must not"
+    assert run_with("fake_capture.c", runtime, tmp_path) == [
+        "no plan: 4, cuda.graph: no host memory for the plan of a step's memory",
+        "planned: 0",
+        f"{20 * 2048 + 1} units",
+        "capture: 0",
+        "mode 1, 3 blocks of the driver",  # thread-local; a small one, a large one, the region
+        "owned: 1 1, not: 0 0",
+        "handed out again: 0",
+        "allocate: 5, cuda.graph: the captured step must not need more memory than its planned run, which had 20.00 MiB at "
+        "once; 21.00 MiB more were asked",
+        f"wait: {must_not} wait for the device",
+        f"to the host: {must_not} read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)",
+        f"from the host: {must_not} copy from the host: pass tensors that change as arguments, and make the others before",
+        f"trim: {must_not} give memory back",
+        f"another capture: {must_not} capture another one",
+        f"a plan: {must_not} plan another one",
+        f"a replay: {must_not} replay another one",
+        "another thread: 5, cuda.graph: another thread is capturing a step on cuda:0; use the device when it has ended",
+        "end: 0",
+        "3 calls, 0 illegal, 2 blocks of the driver",
+        "handed out again: 1",
+        "replay: 0",
+        "1 launched",
+        "dropped: 0 executables, 2 blocks of the driver",
+        "its last block: 1 blocks of the driver",
+        "capture: 0",
+        "end: 7, cuda.graph: capture invalidated (StreamCaptureInvalidated)",
+        "replay: 5, cuda.graph: this graph's capture has not succeeded",
+        "capture: 4, out of memory on cuda:0: 20.00 MiB asked for the memory of a captured step",
+        "capture: 0",
+        "0 capturing, 0 executables, 0 blocks of the driver",
+    ]
