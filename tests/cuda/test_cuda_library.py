@@ -1,6 +1,6 @@
 """The CUDA library as far as it can be checked without a GPU: every slot is there, it loads, and it says what is missing.
 
-What the extension does with a library that opens is tried with one of tests/support/fake_cuda.c, in copies of the package made of links.
+What the extension does with a library that opens is tried with one of tests/support/fakes/fake_cuda.c, in copies of the package made of links.
 """
 
 from __future__ import annotations
@@ -281,7 +281,9 @@ def run_with(source: str, objects: list[Path], folder: Path) -> list[str]:
     """What the program of tests/support prints, which is a CUDA runtime too."""
     fake, program = folder / "fake.o", folder / "program"
     warnings = ["-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["gcc", *warnings, f"-I{ROOT}/csrc", "-c", ROOT / "tests/support" / source, "-o", fake], check=True)
+    subprocess.run(
+        ["gcc", *warnings, f"-I{ROOT}/csrc", "-c", ROOT / "tests/support/fakes" / source, "-o", fake], check=True
+    )
     loose = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-ldl", "-lpthread"]  # no kernel is ever called
     subprocess.run(["g++", *objects, fake, *loose, "-o", program], check=True, stderr=subprocess.DEVNULL)
     return subprocess.run([program], check=True, capture_output=True, text=True, timeout=HANGS).stdout.splitlines()
@@ -290,7 +292,7 @@ def run_with(source: str, objects: list[Path], folder: Path) -> list[str]:
 @pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
 @pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
 def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path, runtime: list[Path]) -> None:
-    """cuda/runtime/device.cu and memory.cu with tests/support/fake_cudart.c for the CUDA runtime."""
+    """cuda/runtime/device.cu and memory.cu with tests/support/fakes/fake_cudart.c for the CUDA runtime."""
     said = run_with("fake_cudart.c", runtime, tmp_path)
     assert said[:-5] == ["fails: opening the device: out of memory (OutOfMemory), 0 left"] * 10
     assert said[-5:-2] == [
@@ -309,7 +311,7 @@ def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: 
 @pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
 @pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
 def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime: list[Path]) -> None:
-    """cuda/runtime with tests/support/fake_capture.c for the CUDA runtime: whose blocks are whose, and when they go."""
+    """cuda/runtime with tests/support/fakes/fake_capture.c for the CUDA runtime: whose blocks are whose, and when they go."""
     must_not = "5, cuda.graph: a captured step must not"
     assert run_with("fake_capture.c", runtime, tmp_path) == [
         "no plan: 4, cuda.graph: no host memory for the plan of a step's memory",

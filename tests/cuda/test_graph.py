@@ -1,5 +1,5 @@
 """xt.cuda.graph and the captured training step: programs of tests/support/graph_programs.py and graph_training.py, on a GPU,
-and on a device that computes with the CPU's kernels (tests/support/fake_device.c).
+and on a device that computes with the CPU's kernels (tests/support/fakes/fake_device.c).
 """
 
 from __future__ import annotations

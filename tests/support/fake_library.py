@@ -47,7 +47,7 @@ def _compile(package: Path, source: str, contract: str, more: list[str]) -> None
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
     library = package / f"xtrain/_lib/{LIBRARY}"
     options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
-    subprocess.run([compiler, *options, ROOT / "tests/support" / source, *more, "-o", library], check=True)
+    subprocess.run([compiler, *options, ROOT / "tests/support/fakes" / source, *more, "-o", library], check=True)
 
 
 def make_device(package: Path) -> None:
