@@ -17,6 +17,8 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
 
+pytestmark = pytest.mark.on_cpu
+
 
 def leaf(*shape: int):
     return xt.ones(shape).requires_grad_()

@@ -10,6 +10,8 @@ import pytest
 import xtrain as xt
 from xtrain import nn, optim
 
+pytestmark = pytest.mark.on_cpu
+
 
 def param(*values: float, dtype=None) -> nn.Parameter:
     t = xt.tensor(list(values))

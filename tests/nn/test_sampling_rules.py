@@ -14,6 +14,8 @@ from xtrain.generation.sampling import _sample
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.tokenizers import ByteTokenizer
 
+pytestmark = pytest.mark.on_cpu
+
 
 class Draws:
     """A generator of which all numbers are known."""

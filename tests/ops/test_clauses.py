@@ -12,6 +12,8 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
 
+pytestmark = pytest.mark.on_cpu  # its clauses are those of the host's kernels and of Python
+
 LOW = ("bfloat16", "float16")
 
 

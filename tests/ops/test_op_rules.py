@@ -9,6 +9,8 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
 
+pytestmark = pytest.mark.on_cpu
+
 
 def test_nan_is_no_option() -> None:
     """Each comparison with it is false, so a rule must be asked the right way round."""

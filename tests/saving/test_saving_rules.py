@@ -20,6 +20,8 @@ from xtrain.saving.reader import DirectoryReader
 from xtrain.saving.safetensors import SafetensorsFile, chunks
 from xtrain.train import Trainer
 
+pytestmark = pytest.mark.on_cpu
+
 SIZES = dict(
     vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=1, head_dim=8,

@@ -18,6 +18,8 @@ from xtrain.train.report import Report
 from xtrain.train.rundir import RunLock
 from xtrain.train.stop import StopSignals
 
+pytestmark = pytest.mark.on_cpu
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
