@@ -49,6 +49,9 @@ def test_text_with_nul() -> None:
 def test_an_argument_is_given_once() -> None:
     with pytest.raises(TypeError, match="sum: argument 'dim' was given twice"):
         _C.sum(xt.ones((2,)), 0, dim=0)
+    for target in (xt.float64, "float64", xt.ones((1,))):
+        with pytest.raises(TypeError, match="to: dtype was given twice"):
+            xt.ones((2,)).to(target, dtype=xt.float32)
 
 
 def test_a_list_may_change_during_a_call() -> None:
@@ -80,6 +83,17 @@ def test_items_are_exact() -> None:
 
 
 # ---- indexing
+
+
+def test_a_bool_is_no_index() -> None:
+    """NumPy would take it for a mask: it is refused, in any form and place."""
+    x = xt.zeros((2, 3))
+    for true in (True, np.True_, np.array(True), xt.tensor(True)):
+        for key in (true, (0, true)):
+            with pytest.raises(TypeError, match="a tensor is indexed with ints, slices, None and"):
+                x[key]
+        with pytest.raises(TypeError, match="a tensor is indexed with"):
+            x[true] = 1.0
 
 
 def test_an_ellipsis_behind_none() -> None:
@@ -114,6 +128,34 @@ def test_a_gradient_that_is_set_keeps_no_graph() -> None:
     x, w = xt.ones((3,)).requires_grad_(), xt.ones((3,)).requires_grad_()
     w.grad = x * 2.0
     assert not w.grad.requires_grad and w.grad.is_leaf
+
+
+def test_a_tensor_is_not_its_own_gradient() -> None:
+    x = xt.ones((2,)).requires_grad_()
+    with pytest.raises(RuntimeError, match="grad: a tensor cannot be its own gradient"):
+        x.grad = x
+    assert x.grad is None
+
+
+def test_misaligned_arrays_are_copied_or_refused() -> None:
+    array = np.frombuffer(bytearray(17), np.uint8)[1:].view(np.float32)
+    array[...] = [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(ValueError, match="from_numpy: array must be aligned"):
+        xt.from_numpy(array)
+    assert xt.tensor(array).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_tensor_of_a_tensor_is_a_copy() -> None:
+    for x in (xt.ones((3,)), xt.ones((3, 2)).T, xt.ones((3,), dtype=xt.int64)):
+        y = xt.tensor(x)
+        y.add_(1)
+        assert (x.numpy() == 1).all() and (y.numpy() == 2).all()
+
+
+def test_a_deep_copy_has_memory_of_its_own() -> None:
+    x = xt.ones((3,))
+    copy.deepcopy(x).add_(1)
+    assert x.tolist() == [1.0] * 3 and copy.copy(x).data_ptr() == x.data_ptr()
 
 
 def test_expanded_memory_is_read_only() -> None:

@@ -48,12 +48,8 @@ FAULTS = [
         "tests/core/test_hostile.py::test_out_of_memory_says_what_was_asked",
     ),
     Fault(
-        "index: one behind the end", _P + "tensor/index.c", "if (index < -size || index >= size) {", "if (index < -size || index > size) {", "IndexError beyond the size",
-        _TENSOR + "test_index_errors",
-    ),
-    Fault(
         "index: bools are ints", _P + "tensor/index.c", "    if (PyBool_Check(item) || PyArray_IsScalar(item, Bool)) return false;\n", "", "a bool is no index",
-        _TENSOR + "test_index_errors",
+        _RULES + "test_a_bool_is_no_index",
     ),
     Fault(
         "index: an ellipsis counts None", _P + "tensor/index.c", "            dim += tensor->ndim - consumed;", "            dim += current->ndim - consumed;", "... stands for the dims that no other key takes",
@@ -73,7 +69,7 @@ FAULTS = [
     ),
     Fault(
         "grad: a tensor of its own", _P + "tensor/attributes.c", "    if (gradient == py_tensor(self)) {", "    if (gradient == NULL && py_tensor(self) == NULL) {", "a tensor is not its own gradient",
-        "tests/core/test_autograd.py::test_setting_grad",
+        _RULES + "test_a_tensor_is_not_its_own_gradient",
     ),
     Fault(
         "grad: a gradient with a graph", _P + "tensor/attributes.c", "XtStatus status = gradient != NULL ? xt_tensor_alias(gradient, &alias) : XT_OK;",
@@ -98,7 +94,7 @@ FAULTS = [
     ),
     Fault(
         "from_numpy: misaligned arrays", _P + "convert/numpy_in.c", "(uintptr_t)PyArray_DATA(array) % (uintptr_t)itemsize != 0", "(uintptr_t)PyArray_DATA(array) % 1 != 0",
-        "a misaligned array is refused", _TENSOR + "test_what_from_numpy_refuses",
+        "a misaligned array is refused", _RULES + "test_misaligned_arrays_are_copied_or_refused",
     ),
     Fault(
         "from_numpy: the array is not kept", _P + "convert/numpy_in.c", "        Py_INCREF(object); /* now the storage's */\n", "", "a tensor keeps its array alive",
@@ -126,16 +122,12 @@ FAULTS = [
         _RULES + "test_a_copy_through_dlpack_is_one",
     ),
     Fault(
-        "tensor(): ragged lists", _P + "convert/data_in.c", "    if (result == 0 && PySequence_Fast_GET_SIZE(items) != nest->shape[depth]) {", "    if (result == 0 && PySequence_Fast_GET_SIZE(items) < nest->shape[depth]) {",
-        "lists of one depth have one length", _TENSOR + "test_tensor_from_python_data",
-    ),
-    Fault(
         "tensor(): floats become float64", _P + "convert/data_in.c", "nest.kind == KIND_FLOAT ? XT_FLOAT32 : exact[nest.kind]);", "exact[nest.kind]);", "Python floats become float32",
         _TENSOR + "test_tensor_from_python_data",
     ),
     Fault(
         "tensor(): a tensor is shared", _P + "convert/data_in.c", "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_clone, args, cast ? 2 : 1);",
-        "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_contiguous, args, cast ? 2 : 1);", "copies data", _TENSOR + "test_copies_where_a_copy_is_asked_for",
+        "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_contiguous, args, cast ? 2 : 1);", "copies data", _RULES + "test_tensor_of_a_tensor_is_a_copy",
     ),
     Fault(
         "from_bytes: fewer bytes", _P + "convert/bytes.c", "nbytes != (size_t)view.len)", "nbytes > (size_t)view.len)", "the size must be that of dtype and shape",
@@ -147,7 +139,7 @@ FAULTS = [
     ),
     Fault(
         "deepcopy: shared memory", _P + "tensor/methods.c", "    XtTensor *copy = cloned(self);\n    PyObject *result = py_wrap_as", "    XtTensor *copy = NULL;\n    if (xt_tensor_alias(self, &copy) != XT_OK) return NULL;\n    PyObject *result = py_wrap_as",
-        "a copy has memory of its own", "tests/nn/test_nn.py::test_deepcopy_is_independent",
+        "a copy has memory of its own", _RULES + "test_a_deep_copy_has_memory_of_its_own",
     ),
     Fault(
         "deepcopy: no gradient", _P + "tensor/methods.c", "        XtStatus status = xt_set_gradient(copy, copied);\n", "        XtStatus status = XT_OK;\n", "a copy has .grad of its own",
@@ -155,7 +147,7 @@ FAULTS = [
     ),
     Fault(
         "to: dtype twice", _P + "tensor/methods.c", "    if ((took_dtype && has_dtype) || (took_device && has_device))", "    if (took_device && has_device)", "dtype is given once",
-        _TENSOR + "test_conversion_methods",
+        _RULES + "test_an_argument_is_given_once",
     ),
     Fault(
         "hooks: a handle keeps its hook", _P + "tensor/autograd.c", "    if (tensor != NULL) xt_remove_hook(py_tensor(tensor), self->id);\n", "", "remove() removes the hook",
