@@ -146,8 +146,9 @@ def judge(tree: Path, base: Path, fault: Fault) -> Verdict:
         if refused:
             return Verdict(fault, UNBUILT, time.monotonic() - begun, refused)
         status, said = run_tests(tree, fault.tests)
-    # 2: an import that fails, and with it the collection
-    outcome = SURVIVED if status == 0 else UNRUN if status in (3, 4, 5) else CAUGHT
+    # Status 2, an import that fails and with it the collection, is a catch.
+    ran = status not in (3, 4, 5) and (status != 0 or re.search(r"\d+ passed", said))  # not where all are skipped
+    outcome = UNRUN if not ran else SURVIVED if status == 0 else CAUGHT
     return Verdict(fault, outcome, time.monotonic() - begun, said)
 
 

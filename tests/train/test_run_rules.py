@@ -267,9 +267,35 @@ def test_what_fails_is_told_once(capsys) -> None:
     ]
 
 
-def test_a_checkpoint_of_torn_parameters_is_refused(tmp_path, data) -> None:
+def test_an_interrupted_optimizer_leaves_nothing_to_save(tmp_path, data) -> None:
+    """Ctrl-C between two groups: the parameters belong to no step."""
     trainer = made(data, tmp_path / "run")
     trainer.train_step()
-    trainer.torn = True
-    with pytest.raises(CheckpointError, match="was interrupted while it changed the parameters"):
-        trainer.save()
+
+    def step(guard=None) -> None:
+        raise KeyboardInterrupt
+
+    trainer.optimizer.step = step
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_step()
+    for call in (trainer.save, trainer.train_step):
+        with pytest.raises(CheckpointError, match="step 2 was interrupted while it changed the parameters"):
+            call()
+
+
+def test_records_that_cannot_be_written_are_told_once(tmp_path, monkeypatch) -> None:
+    """A full disk costs records, not the run."""
+    from xtrain.train.metrics import Metrics
+
+    told = []
+    opened = Metrics(tmp_path, told.append, keep_until=0)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for _ in range(3):
+        opened.write({"step": 1})
+        opened.sync()
+    opened.close()
+    assert told == [f"{tmp_path / 'metrics.jsonl'} cannot be written: No space left on device; training goes on"]

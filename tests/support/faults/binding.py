@@ -157,8 +157,4 @@ FAULTS = [
         "gc: cycles through hooks", _P + "tensor/autograd.c", "    int result = visit_hooks(grad->hooks, visit, arg);\n", "    int result = 0;\n", "a cycle through a hook is collected",
         "tests/core/test_function.py::test_cycle_through_a_hook_is_collected",
     ),
-    Fault(
-        "gc: a buffer that is still read", _P + "tensor/type.c", "    if (self->exports > 0 || self->tensor == NULL", "    if (self->tensor == NULL", "a buffer that is still read keeps its memory",
-        _RULES + "test_a_collected_tensor_keeps_memory_that_is_still_read",
-    ),
 ]  # fmt: skip
