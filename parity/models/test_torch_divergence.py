@@ -47,7 +47,7 @@ def test_a_healthy_model(dtype, tied):
     assert found, str(found)
     isolated = {(c.phase, c.where) for c in found.comparisons if c.own >= 0}
     for layer in range(3):
-        for part in ("self_attn", "mlp", "mlp.up_proj", "input_layernorm", "self_attn.o_proj"):
+        for part in ("self_attn", "mlp", "mlp.down_proj", "input_layernorm", "self_attn.o_proj"):
             assert {
                 ("forward", f"model.layers.{layer}.{part}"),
                 ("backward", f"model.layers.{layer}.{part}"),
