@@ -38,6 +38,7 @@ class Graph(Generic[_R]):
         self._outputs: Any = None  # of the captured step
         self._kept: list[Tensor] = []  # tensors from outside that replays read or write
         self._fixed: list[Any] = []  # options and states of the optimizers, as captured
+        self._seen: list[Any] | None = None  # states and options of the optimizers that _prepare has found right
         self.launches = 0
         self.memory = 0
 
@@ -166,13 +167,15 @@ class Graph(Generic[_R]):
                 _C.set_call_hook(before)
                 if not done:
                     _C.set_rng_state(rng)
-                    for leaf in leaves.values():  # a gradient that nothing has computed
+                    known = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+                    for leaf in (*leaves.values(), *known):  # a gradient that nothing has computed
                         if leaf.grad is not None and _C.cuda_graph_owns(handle, leaf.grad):
                             leaf.grad = None
                 launches = _C.cuda_end_capture(handle, done)
         for leaf in leaves.values():  # a gradient from before, which the step adds to
             if leaf.grad is not None and not _C.cuda_graph_owns(handle, leaf.grad):
                 kept[leaf.grad.data_ptr()] = leaf.grad.detach()
+        self._seen = None  # a learning rate may have been written to the device for the first time
         self._kept, self._fixed = list(kept.values()), fixed
         self._handle, self._outputs, self.launches = handle, outputs, launches
 
@@ -224,6 +227,13 @@ class Graph(Generic[_R]):
 
     def _prepare(self) -> None:
         """Write changed learning rates to the device; refuse other changes, which replays would not see."""
+        found = [(one.state, _options(one)) for one in self._optimizers]
+        if self._seen is not None and all(
+            new[0] is old[0] and new[1] is not None and new[1] == old[1]
+            for new, old in zip(found, self._seen, strict=True)
+        ):
+            return
+        self._seen = None
         for optimizer, (state, _, options, _) in zip(self._optimizers, self._fixed):
             name = type(optimizer).__name__
             if optimizer.state is not state or len(optimizer.param_groups) != len(options):
@@ -243,6 +253,13 @@ class Graph(Generic[_R]):
                 optimizer._check(group)
             for index, device in list(getattr(optimizer, "_rates", {})):
                 optimizer._rate(index, device, float(optimizer.param_groups[index]["lr"]))
+        self._seen = found
+
+
+def _options(optimizer: Any) -> list[list[Any]] | None:
+    """The options of each group; None when one is a tensor, which may have changed in place."""
+    found = [[value for key, value in group.items() if key != "params"] for group in optimizer.param_groups]
+    return None if any(isinstance(value, Tensor) for values in found for value in values) else found
 
 
 def _rates(optimizer: Any) -> dict[Any, float]:

@@ -296,12 +296,23 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]
+    xt.cuda.graph(3)  # pyright: ignore[reportArgumentType]
+    xt.cuda.graph(adamw.step)(2)  # pyright: ignore[reportArgumentType]
     saving.load_model(None)  # pyright: ignore[reportArgumentType]
     Trainer([1])  # pyright: ignore[reportArgumentType]
 
 
+def squares(x: xt.Tensor) -> tuple[xt.Tensor, xt.Tensor]:
+    return x * x, x.sum()
+
+
 def devices() -> None:
+    graph = xt.cuda.graph(squares, warmup=1, device="cuda")
+    assert_type(graph.captured, bool)
     if xt.cuda.is_available():
+        assert_type(graph(xt.ones(3)), tuple[xt.Tensor, xt.Tensor])
+        graph.capture(xt.ones(3))
+        assert_type((graph.launches, graph.memory), tuple[int, int])
         xt.cuda.synchronize()
         assert_type(xt.cuda.get_device_capability(0), tuple[int, int])
         print(xt.cuda.get_device_name(), xt.cuda.memory_allocated("cuda:0"), xt.cuda.memory_summary())

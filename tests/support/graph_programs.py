@@ -47,16 +47,27 @@ def same(a: list, b: list) -> bool:
     return len(a) == len(b) and all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*values, strict=True))
 
 
+SMALL = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=8, tie_word_embeddings=False, max_position_embeddings=LENGTH,
+)  # fmt: skip
+# Where kernels of other sizes run; 5003 columns are cut into two products.
+LARGE = SMALL | dict(vocab_size=5003, hidden_size=256, intermediate_size=704, num_hidden_layers=4, head_dim=64)
+
+
 class Team:
     """A model with an optimizer, and its step."""
 
-    def __init__(self, dtype: str = "float32", streams: int = 0, pieces: int = 1, guarded: bool = False) -> None:
+    def __init__(
+        self,
+        dtype: str = "float32",
+        streams: int = 0,
+        pieces: int = 1,
+        guarded: bool = False,
+        shape: dict | None = None,
+    ) -> None:
         xt.manual_seed(1)
-        config = Qwen3Config(
-            vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, tie_word_embeddings=False, max_position_embeddings=LENGTH, mhc_streams=streams,
-        )  # fmt: skip
-        self.model = Qwen3(config).to("cuda")
+        self.model = Qwen3(Qwen3Config(**(shape or SMALL), mhc_streams=streams)).to("cuda")
         if dtype == "bfloat16":
             self.model.bfloat16()
         self.optimizer = optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -121,6 +132,27 @@ def equal(dtype: str, streams: int, pieces: int) -> None:
     assert same(eager.state(), captured.state())
     gradients = [[p.grad for p in team.model.parameters()] for team in (eager, captured)]
     assert same(*gradients)
+
+
+def equal_large(dtype: str, streams: int, backend: str) -> None:
+    """The same at sizes at which a GPU has other kernels, of 8 x 256 tokens."""
+    ids, targets = (xt.randint(0, LARGE["vocab_size"], (8, 256), device="cuda") for _ in range(2))
+    xt.use_attention_backend(backend)
+    found = []
+    for by_graph in (False, True):
+        team = Team(dtype, streams, shape=LARGE)
+
+        def step(ids, targets, team=team):
+            team.optimizer.zero_grad()
+            loss = team.model.loss(ids, targets)
+            loss.backward()
+            norm = optim.clip_grad_norm_(team.model.parameters(), 1.0)
+            team.optimizer.step()
+            return loss.detach(), norm
+
+        call = xt.cuda.graph(step, optimizers=[team.optimizer]) if by_graph else step
+        found.append([number.item() for _ in range(12) for number in call(ids, targets)] + team.state())
+    assert call.captured and same(*found)
 
 
 def counts() -> None:
@@ -282,7 +314,7 @@ def out_of_memory() -> None:
     eager, captured = Team(), Team()
     graph = captured.graph()
     numbers = captured.run(graph, 2)
-    filling = []
+    inputs, filling = batch(2), []
     if "FAKE_DEVICE_MOST" not in os.environ:
         size = 1 << 40
         while size >= 1 << 16:
@@ -293,7 +325,7 @@ def out_of_memory() -> None:
     else:
         os.environ["FAKE_DEVICE_MOST"] = str(graph.memory - 1)
     check_said(
-        lambda: graph.capture(*batch(2)),
+        lambda: graph.capture(*inputs),
         "OutOfMemoryError: out of memory on cuda:0: .* MiB asked for the memory of a captured step",
     )
     filling.clear()
