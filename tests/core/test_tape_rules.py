@@ -365,16 +365,16 @@ def test_a_child_waits_for_no_thread_of_its_parent() -> None:
 
 
 def test_ctrl_c_ends_a_long_backward() -> None:
-    """Between two nodes, each of them short: leaves get nothing of a walk that has not come to its end."""
+    """Between two nodes, each of them short: leaves get nothing of a walk that has not come to its end. Signals are asked for every 50 ms,
+    so the walk has to last some of these, on a fast machine, too."""
     x = y = leaf(4)
-    for _ in range(150000):
-        y = y + 1.0
-    end = y.sum()
-    end.backward(retain_graph=True)
-    x.grad = None
-    begun = time.perf_counter()
-    end.backward(retain_graph=True)
-    whole, x.grad = time.perf_counter() - begun, None
+    whole = 0.0
+    while whole < 0.2:
+        for _ in range(100000):
+            y = y + 1.0
+        end, begun = y.sum(), time.perf_counter()
+        end.backward(retain_graph=True)
+        whole, x.grad = time.perf_counter() - begun, None
     timer = threading.Timer(whole / 4, _thread.interrupt_main)
     timer.start()
     try:
