@@ -30,7 +30,7 @@ PLAIN = [
 TRAINING = [
     "train_equal('.')", "train_equal('.', precision='bfloat16', grad_accum=3)", "train_equal('.', log_every=1)",
     "train_equal('.', model__mhc_streams=2, eval_every=3, save_every=4)", "train_resumed('.')", "train_nan('.', 10)",
-    "train_nan('.', 1)", "train_refused('.')",
+    "train_nan('.', 1)", "train_refused('.')", "train_interrupted('.')",
 ]  # fmt: skip
 
 

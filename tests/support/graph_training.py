@@ -123,6 +123,42 @@ def train_refused(folder: str) -> None:
     assert same(eager.state(), captured.state())
 
 
+def train_interrupted(folder: str) -> None:
+    """A step that could not be captured or replayed, and then fails as it runs eagerly, has changed nothing."""
+    for name, steps in (("capture", 2), ("replay", 5)):
+        run = Run(folder, name, True)
+        trainer, calls = run.trainer, []
+        loss, step = trainer.model.loss, trainer.optimizer.step
+        for _ in range(steps):
+            trainer.train_step()
+
+        def failing(*args, calls=calls, loss=loss, eager=2 if name == "capture" else 1, **kwargs):
+            calls.append(0)
+            if len(calls) == eager:
+                raise OSError("the eager step fails")
+            return loss(*args, **kwargs)
+
+        def waiting(*args, step=step, **kwargs):
+            step(*args, **kwargs)
+            xt.cuda.synchronize()  # refused in a capture
+
+        vars(trainer.model)["loss"] = failing
+        if name == "capture":
+            vars(trainer.optimizer)["step"] = waiting
+        else:
+            trainer.optimizer.param_groups[0]["weight_decay"] = 0.3
+        before = [x.clone() if isinstance(x, xt.Tensor) else x for x in run.state()]
+        try:
+            trainer.train_step()
+        except OSError:
+            pass
+        else:
+            raise AssertionError("it raised nothing")
+        assert run.graph is None and len(run.lines) == 1, run.lines
+        assert not trainer.torn and trainer.step == steps and same(before, run.state())
+        assert trainer.run().step == 20
+
+
 def train_sync(folder: str) -> None:
     run = Run(folder, "run", True, steps=4)
     assert run.graph is None
