@@ -334,7 +334,7 @@ def test_threads_add_to_one_gradient_in_turn() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
     assert w.grad.tolist() == [[1.0 + 4 * rounds * 2] * 8] * 8
 
