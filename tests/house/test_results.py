@@ -95,6 +95,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "cuda_device_count": _C.cuda_device_count,
     "cuda_info": _C.cuda_info,
     "cuda_stream": _C.cuda_stream,
+    "fail_storages": lambda: _C.fail_storages(0, -1),
     "from_bytes": lambda: _C.from_bytes(b"12345678", "int64", 1),
     "from_dlpack": lambda: _C.from_dlpack(x()),
     "from_numpy": lambda: _C.from_numpy(np.zeros(2)),
