@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom faults coverage sanitize-gpu lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make sanitize   tests under ASan and UBSan       make format     rewrite to the house format"
 	@echo "make tsan       race scripts under ThreadSanitizer"
 	@echo "make fuzz       random programs, doors and files (ARGS='--seconds 600 --jobs 16 --seed 1')"
+	@echo "make torture    kills, failing system calls and failing power (ARGS='power --states 20000')"
+	@echo "make soak       train, evaluate, sample, save and resume for two hours (ARGS='--minutes 10 --device cuda')"
 	@echo "make faults     plant wrong edits, and see the tests catch them (ARGS='--jobs 16 --only rope ...')"
 	@echo "make coverage   lines and branches of csrc that the unit tests run (ARGS='-n 12 ...' for pytest)"
 	@echo "make oom        memory that ends at every allocation of a step (ARGS='--device cuda')"
@@ -135,6 +137,13 @@ coverage: $(STAMP)/coverage
 oom: $(STAMP)/unit build
 	@$(BIN)/python tests/torture/oom.py $(ARGS)
 	@case "$(ARGS)" in *device*) ;; *) $(BIN)/python tests/torture/oom.py --malloc $(ARGS) ;; esac
+
+# tests/torture/torture.py and soak.py have the options.
+torture: $(STAMP)/unit build
+	@$(BIN)/python tests/torture/torture.py $(ARGS)
+
+soak: $(STAMP)/unit build
+	@$(BIN)/python tests/torture/soak.py $(ARGS)
 
 # parity/support/sanitize_gpu.py has the options, and its --logs what the processes said.
 sanitize-gpu:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+
 sys.path.insert(0, os.fspath(HERE.parent / "support"))
 sys.path.append(os.fspath(HERE.parents[1]))  # a package that is not installed
 

@@ -1,0 +1,82 @@
+"""A short form of `make torture` and `make soak`, and that the simulated disk loses what was not flushed."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+
+import pytest
+from places import ROOT
+from runs import python
+
+sys.path.insert(0, str(ROOT / "tests" / "torture"))
+from disk import SECTOR, Disk, Event, File, Folder
+from power import crashes
+
+FOLDER = ROOT / "tests" / "torture"
+
+pytestmark = [
+    pytest.mark.on_cpu,
+    pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD and system calls of Linux"),
+]
+
+
+@pytest.mark.parametrize(
+    "part", [("power", "--states", "60", "--every", "7"), ("faults", "--every", "37"), ("kills", "--kills", "8")]
+)
+def test_nothing_is_lost(part: tuple[str, ...]) -> None:
+    done = python(str(FOLDER / "torture.py"), *part)
+    assert done.returncode == 0 and "; 0 wrong;" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_short_life() -> None:
+    done = python(str(FOLDER / "soak.py"), "--minutes", "0.2")
+    assert done.returncode == 0 and "; 0 wrong" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "lost", [lambda event: event.kind == "S", lambda event: event.kind == "S" and hash(event.a) % 2 == 0]
+)
+def test_flushes_that_the_disk_does_not_see(tmp_path, lost) -> None:
+    """A saver without them: what it promises is not found after a crash."""
+    assert crashes(tmp_path, 30, 1, Counter(), 9, lost)
+
+
+def test_an_exchange_that_the_disk_does_not_see(tmp_path) -> None:
+    """What had the name before is removed, and was the one that counts."""
+    assert crashes(tmp_path, 30, 1, Counter(), 9, lambda event: event.kind == "X")
+
+
+def test_what_a_crash_leaves_of_a_file() -> None:
+    file = File(b"a" * 1000)
+    file.waiting = [(0, b"b" * 2000), (1500, None)]
+    assert file.crashed(random.Random(1), "nothing") == b"a" * 1000
+    assert file.crashed(random.Random(1), "everything") == b"b" * 1500
+    found = {file.crashed(random.Random(seed), "some") for seed in range(300)}
+    assert b"b" * 2000 in found and b"\0" * 1500 in found and len(found) > 10
+    torn = [one for one in found if len(one) == 2000 and len(set(one)) == 2]
+    assert torn and all(len(set(one[at : at + SECTOR])) == 1 for one in torn for at in range(0, 2000, SECTOR))
+    file.sync()
+    assert file.crashed(random.Random(1), "nothing") == b"b" * 1500
+
+
+def test_what_a_crash_leaves_of_names() -> None:
+    disk = Disk(1)
+    for event in (
+        Event("M", "d", b"", 1, 2, 0), Event("C", "x", b"", 2, 3, 0), Event("W", "", b"data", 3, 0, 0), Event("S", "", b"", 3, 0, 0),
+        Event("S", "", b"", 1, 0, 0),
+    ):  # fmt: skip
+        disk.follow(event)
+    chance = random.Random(1)
+    assert disk.crashed(chance, "nothing") == {"d": {}}  # the folder's name was flushed, not that of the file in it
+    assert disk.crashed(chance, "everything") == {"d": {"x": b"data"}}
+    disk.follow(Event("S", "", b"", 2, 0, 0))
+    disk.follow(Event("R", "d", b"e", 1, 1, 0))
+    found = [disk.crashed(random.Random(seed), "some") for seed in range(40)]
+    assert {tuple(tree) for tree in found} == {("d",), ("e",)}  # one or the other
+    disk.follow(Event("D", "x", b"", 2, 0, 0))
+    assert disk.crashed(chance, "everything") == {"e": {}}
+    assert isinstance(disk.root, Folder)
+    with pytest.raises(ValueError, match="between two folders"):
+        disk.follow(Event("R", "e", b"f", 1, 2, 0))
