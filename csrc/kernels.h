@@ -38,6 +38,8 @@
     X(rms_norm_fwd, XtRmsNormFwd)              \
     X(rms_norm_bwd, XtRmsNormBwd)              \
     X(rope, XtRope)                            \
+    X(qk_norm_rope_fwd, XtQkNormRopeFwd)       \
+    X(qk_norm_rope_bwd, XtQkNormRopeBwd)       \
     X(swiglu_fwd, XtSwigluFwd)                 \
     X(swiglu_bwd, XtSwigluBwd)                 \
     X(embedding_fwd, XtEmbeddingFwd)           \
@@ -71,7 +73,7 @@
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined)                                                                   \
+    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope)                                                   \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)

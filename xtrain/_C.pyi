@@ -459,6 +459,16 @@ def permute(input: Tensor, dims: _int | Sequence[_int]) -> Tensor: ...
 @overload
 def permute(input: Tensor, *dims: _int) -> Tensor: ...
 def pow(input: Tensor | _float, other: Tensor | _float) -> Tensor: ...
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: _float = 1e-6,
+    theta: _float = 10000.0,
+    positions: Tensor | None = None,
+    period: _int | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def randint(
     low: _int,
     high: _int,

@@ -98,6 +98,27 @@ def rope(x: Tensor, *, theta: float = 10000.0, positions: Tensor | None = None, 
     return _rope(x, theta, positions, period)
 
 
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    theta: float = 10000.0,
+    positions: Tensor | None = None,
+    period: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """rope(rms_norm(x, D, weight, eps)) of q and of k in one pass over memory.
+
+    q [B, S, H, D] or [rows, H, D], k alike with heads of its own, q_weight and k_weight [D], D even, all of one dtype
+    -> two dense tensors of the shapes of q and k. theta, positions and period as in rope. Rows may lie apart, as
+    columns of a joined product do. The normalised tensors are not kept. On the CPU the bits, also of the gradients, are
+    those of rms_norm and rope one after the other.
+    """
+    return _C.qk_norm_rope(q, k, q_weight, k_weight, eps, theta, positions, period)
+
+
 def silu(input: Tensor) -> Tensor:
     """x * sigmoid(x), elementwise (Hendrycks & Gimpel 2016; Elfwing et al. 2017)."""
     return input.silu()

@@ -56,6 +56,36 @@ typedef struct XtRope {
     bool inverse;
 } XtRope;
 
+/* RMSNorm of every head of queries and of keys, then RoPE: for part i (0 the queries, 1 the keys),
+ *     n = weight[i] * cast(x[i] * rstd[i]),   out[i] = rope(n),
+ * with the formulas and roundings of XtRmsNormFwd over D and of XtRope; n is rounded to the dtype and not stored. x[i] and out[i] are
+ * [rows, heads[i], D] with strides (row, head, 1), weight[i] [D]; rstd[i] [rows, heads[i]] of ACC, dense, is written for the backward.
+ * D is even. Positions as in XtRope.
+ * Bwd: dn = rope of dout[i] by -angle, rounded; dx[i] and dweight[i] are then those of XtRmsNormBwd for dy = dn. dx is always written;
+ * dweight[i] may be NULL; accumulate[i] adds to it. out, rstd, dx and, on the CPU, dweight have the bits of the two kernels one after
+ * the other. On a GPU that holds for D of a power of two and 16-byte rows; elsewhere, and for dweight, sums are added in another order. */
+typedef struct XtQkNormRopeFwd {
+    void *out[2], *rstd[2];
+    const void *x[2], *weight[2];
+    const int64_t *positions;
+    XtDtype dtype;
+    int64_t rows, heads[2], dim;
+    int64_t out_stride[2][2], x_stride[2][2]; /* of a part: row, head */
+    int64_t period;
+    double eps, theta;
+} XtQkNormRopeFwd;
+typedef struct XtQkNormRopeBwd {
+    void *dx[2], *dweight[2];
+    const void *dout[2], *x[2], *weight[2], *rstd[2];
+    const int64_t *positions;
+    XtDtype dtype;
+    int64_t rows, heads[2], dim;
+    int64_t dx_stride[2][2], dout_stride[2][2], x_stride[2][2]; /* of a part: row, head */
+    int64_t period;
+    double theta;
+    bool accumulate[2];
+} XtQkNormRopeBwd;
+
 /* out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) (Shazeer 2020). gate and up have rows of stride ld_in, out is dense.
  * Bwd: dgate = dy * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = dy * silu(gate); both with row stride ld_in. dgate may be
  * gate and dup may be up: an element is read before it is written. */

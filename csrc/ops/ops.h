@@ -179,3 +179,13 @@ XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld);
 /* dlogits from logits, which it may be, and from the three tensors saved from slot `slot` on. */
 XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
                                int64_t ld);
+
+/* ---- rows of heads that are turned by their position (ops/layers/rope.c) --------------------------------------------------------------
+ * Ops whose arguments `first`, first + 1 and first + 2 are theta, positions and period; x is [rows, H, D] or [B, S, H, D]. */
+
+/* x itself when its rows lie evenly, else a dense copy; stride: of rows and of heads. */
+XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]);
+/* Checks the three. *positions: one dense int64 a row, or NULL; the position of a row is then row % *period. */
+XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period);
+/* The period alone, in a backward: x has the shape of the forward's. */
+int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x);

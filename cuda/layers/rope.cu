@@ -10,36 +10,15 @@
  * so no multiprocessor waits long for the last tile. A block is (pieces of a line) x (lines).
  * Moved: every element once in and once out; one launch, no scratch memory, no table in global memory.
  *
- * The host computes the frequencies theta^(-2i/D) with the calls of the CPU kernel and passes them as a kernel argument. They must
- * be the same bits: at position 1e6 one ulp of a frequency is 0.06 in the angle. Positions and angles are rounded to ACC, as on the
- * CPU.
+ * Frequencies: rope.cuh.
  */
-#include "common/cuda.cuh"
 #include "contract/layers.h"
-
-#include <math.h>
+#include "layers/rope.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int ITEMS = 4;                /* lines of a thread in flight together */
 static constexpr int BLOCKS = 4;               /* that fit in a multiprocessor by their registers */
-static constexpr int PAIRS = 256;              /* of one launch: all of them up to D = 512 */
 static constexpr int64_t MOST_HEADS = 1 << 30; /* of one launch */
-
-template <typename A> struct RopeFrequencies {
-    A at[PAIRS];
-};
-
-/* Rounded to ACC: the compiler must not fuse the product with the first step of the cosine. */
-__device__ inline float angle_of(float pos, float frequency) { return __fmul_rn(pos, frequency); }
-__device__ inline double angle_of(double pos, double frequency) { return __dmul_rn(pos, frequency); }
-__device__ inline void sine_cosine(float angle, float *s, float *c) { sincosf(angle, s, c); }
-__device__ inline void sine_cosine(double angle, double *s, double *c) { sincos(angle, s, c); }
-
-/* a / b, both >= 0. A 64-bit division costs several times a 32-bit one. */
-__device__ inline int64_t quotient(int64_t a, int64_t b) {
-    if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (unsigned)a / (unsigned)b;
-    return a / b;
-}
 
 /* out, x [rows, heads, D], lines = rows heads; pairs [first, first + count) of D/2 = half, blockDim.x N = count. The next line of a
  * thread is blockDim.y = step_rows heads + step_heads further. table [2, table_rows, count]: cosines, sines. */
@@ -108,17 +87,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-static float power(float base, float exponent) { return powf(base, exponent); }
-static double power(double base, double exponent) { return pow(base, exponent); }
-
 /* Heads [head, head + heads). */
 template <typename T, int N> static void launch(const XtRope *p, int64_t head, int64_t heads) {
     using A = XtAcc<T>;
     const int64_t half = p->dim / 2, lines = p->rows * heads;
     for (int64_t first = 0; first < half; first += PAIRS) {
         int count = (int)(half - first < PAIRS ? half - first : PAIRS);
-        RopeFrequencies<A> frequency = {};
-        for (int i = 0; i < count; i++) frequency.at[i] = 1 / power((A)p->theta, (A)(2 * (first + i)) / (A)p->dim);
+        const RopeFrequencies<A> frequency = rope_frequencies<A>(p->theta, p->dim, first, count);
         const int across = count / N, down = THREADS / across; /* N divides count, and count / N <= THREADS */
         const int64_t tile = ITEMS * down, most = lines < tile ? lines : tile;
         /* A tile may begin in the middle of a row. At most `most` rows, so 32 bytes for each piece of the tile. */

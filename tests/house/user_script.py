@@ -68,6 +68,7 @@ def tensors() -> None:
     y = F.rope(F.rms_norm(y.transpose(1, 2), 4), theta=1000.0)
     assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
     assert_type(F.add_rms_norm(y, y, None, 1e-6), tuple[xt.Tensor, xt.Tensor])
+    assert_type(F.qk_norm_rope(y, y, xt.ones(4), xt.ones(4), theta=1e6), tuple[xt.Tensor, xt.Tensor])
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -294,6 +295,7 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     x.sum("0")  # pyright: ignore[reportArgumentType]
     F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
     F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]
+    F.qk_norm_rope(x, x, x, x, 1e-6, 1000.0)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]
     xt.cuda.graph(3)  # pyright: ignore[reportArgumentType]

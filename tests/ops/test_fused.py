@@ -8,7 +8,7 @@ import pytest
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
-from xtrain.optable.table import FLOATS, bits
+from xtrain.optable.table import FLOATS, UNIT_ROUNDOFF, array, bits
 
 
 def random(shape: tuple[int, ...], dtype: str, seed: int):
@@ -76,3 +76,117 @@ def test_add_rms_norm_protects_the_sum() -> None:
         total.mul_(2.0)
     with pytest.raises(RuntimeError, match="saved by 'add_rms_norm' was changed in place"):
         out.sum().backward()
+
+
+# ---- QK-norm and RoPE ------------------------------------------------------------------------------------------------
+
+SHAPES = [(2, 5, 4, 2, 8), (1, 7, 3, 1, 6), (2, 9, 5, 3, 32), (3, 33, 4, 4, 64), (2, 40, 6, 2, 128), (1, 5, 2, 1, 256)]
+
+
+def norms_and_ropes(q, k, q_weight, k_weight, eps, **options):
+    """The four ops that qk_norm_rope stands for."""
+    return tuple(F.rope(F.rms_norm(x, w, eps), **options) for x, w in ((q, q_weight), (k, k_weight)))
+
+
+def qk_leaves(batch: int, seq: int, heads: int, kv_heads: int, dim: int, dtype: str):
+    shapes = [(batch, seq, heads, dim), (batch, seq, kv_heads, dim), (dim,), (dim,)]
+    return [random(s, dtype, i).requires_grad_() for i, s in enumerate(shapes)]
+
+
+def qk_run(f, leaves, **options):
+    """Both outputs, the gradients of both inputs, and those of both weights."""
+    for leaf in leaves:
+        leaf.grad = None
+    outs = f(*leaves, 1e-6, **options)
+    _C.backward(list(outs), [random(tuple(o.shape), o.dtype.name, 7 + i) for i, o in enumerate(outs)], False)
+    return [bits(t) for t in (*outs, leaves[0].grad, leaves[1].grad)], [leaf.grad for leaf in leaves[2:]]
+
+
+def same_weights(got, want, dtype: str) -> None:
+    """A GPU adds up dweight in another order."""
+    for g, w in zip(got, want, strict=True):
+        if g.device.type == "cpu":
+            assert bits(g) == bits(w)
+        else:
+            scale = np.abs(array(w)).max()
+            assert np.abs(array(g) - array(w)).max() <= 8 * UNIT_ROUNDOFF[dtype] * scale + 400 * 2.0**-24 * scale
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_qk_norm_rope_has_the_bits_of_four_ops(dtype: str, shape) -> None:
+    leaves = qk_leaves(*shape, dtype)
+    for options in ({}, dict(theta=1e6, period=3), dict(positions=xt.tensor(np.arange(shape[1]) * 37 % 11))):
+        (got, weights), (want, of_four) = (qk_run(f, leaves, **options) for f in (F.qk_norm_rope, norms_and_ropes))
+        aligned = shape[-1] % 32 == 0 or leaves[0].device.type == "cpu"
+        assert got == want or not aligned, options
+        same_weights(weights, of_four, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_qk_norm_rope_of_columns_of_a_joined_product(dtype: str) -> None:
+    """q and k are columns of [B*S, (H + 2 K) D]: read where they lie, with the bits of dense inputs."""
+    batch, seq, heads, kv_heads, dim = 2, 6, 4, 2, 64
+    joined = random((batch * seq, (heads + 2 * kv_heads) * dim), dtype, 0)
+    q = joined[:, : heads * dim].view(batch, seq, heads, dim)
+    k = joined[:, heads * dim : (heads + kv_heads) * dim].view(batch, seq, kv_heads, dim)
+    weights = [random((dim,), dtype, i) for i in (1, 2)]
+    leaves = [[t.detach().requires_grad_() for t in pair] for pair in ((q, k), (q.clone(), k.clone()))]
+    found = [qk_run(F.qk_norm_rope, [*pair, *(w.detach().requires_grad_() for w in weights)]) for pair in leaves]
+    assert found[0][0] == found[1][0]
+    assert [bits(g) for g in found[0][1]] == [bits(g) for g in found[1][1]]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_qk_norm_rope_of_heads_that_lie_apart(dtype: str) -> None:
+    """Inputs and gradients [B, heads, S, D] in memory: with one sequence they are read where they lie."""
+    shapes = [(1, 4, 6, 64), (1, 2, 6, 64)]
+    found = []
+    for dense in (False, True):
+        x = [random(s, dtype, i).transpose(1, 2) for i, s in enumerate(shapes)]
+        dys = [random(s, dtype, 5 + i).transpose(1, 2) for i, s in enumerate(shapes)]
+        x, dys = ([t.contiguous() if dense else t for t in ts] for ts in (x, dys))
+        leaves = [
+            *(t.detach().requires_grad_() for t in x),
+            *(random((64,), dtype, i).requires_grad_() for i in (2, 3)),
+        ]
+        outs = F.qk_norm_rope(*leaves, 1e-6)
+        _C.backward(list(outs), dys, False)
+        found.append([bits(t) for t in (*outs, *(leaf.grad for leaf in leaves))])
+    assert found[0] == found[1]
+
+
+def test_qk_norm_rope_adds_to_gradients_in_place() -> None:
+    """Two backwards; and one weight for both parts, whose gradient gets both shares."""
+    q, k, w, _ = qk_leaves(2, 5, 4, 2, 32, "float32")
+    found = []
+    for f in (F.qk_norm_rope, norms_and_ropes):
+        w.grad = None
+        for _ in range(3):
+            a, b = f(q, k, w, w, 1e-6)
+            (a.sum() + (b * b).sum()).backward()
+        found.append(array(w.grad))
+    assert np.abs(found[0] - found[1]).max() <= 64 * UNIT_ROUNDOFF["float32"] * np.abs(found[1]).max()
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_qk_norm_rope_with_one_gradient(wanted: int) -> None:
+    leaves = qk_leaves(2, 5, 4, 2, 32, "float32")
+    for leaf in leaves:
+        leaf.grad = None
+    qk_run(F.qk_norm_rope, leaves)
+    want = bits(leaves[wanted].grad)
+    alone = [t.detach().requires_grad_() if i == wanted else t.detach() for i, t in enumerate(leaves)]
+    outs = F.qk_norm_rope(*alone, 1e-6)
+    dys = [random(tuple(o.shape), "float32", 7 + i) for i, o in enumerate(outs)]
+    keep = [i for i, o in enumerate(outs) if o.requires_grad]
+    _C.backward([outs[i] for i in keep], [dys[i] for i in keep], False)
+    assert bits(alone[wanted].grad) == want and all(alone[i].grad is None for i in range(4) if i != wanted)
+
+
+def test_qk_norm_rope_repeats() -> None:
+    leaves = qk_leaves(3, 50, 6, 2, 64, "bfloat16")
+    first = qk_run(F.qk_norm_rope, leaves)
+    for _ in range(5):
+        again = qk_run(F.qk_norm_rope, leaves)
+        assert again[0] == first[0] and [bits(g) for g in again[1]] == [bits(g) for g in first[1]]

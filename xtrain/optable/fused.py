@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from .. import _C
-from .references import rms_norm
-from .table import TAILS, Error, N, T, V, case, f32, i64, op
+from .layers import torch_rope
+from .references import rms_norm, rope
+from .table import TAILS, Error, Ids, N, T, V, case, f32, i64, op
 
 
 def add_rms_norm(x: np.ndarray, residual: np.ndarray, *weight: np.ndarray, eps: float = 1e-6) -> list[np.ndarray]:
@@ -73,4 +75,127 @@ op(
     variant="no weight",
     torch=torch_add_rms_norm,
     **add_options,
+)
+
+
+# ---- QK-norm and RoPE ------------------------------------------------------------------------------------------------
+
+
+def qk_norm_rope(
+    q: np.ndarray, k: np.ndarray, q_weight: np.ndarray, k_weight: np.ndarray, *positions: np.ndarray, **options: Any
+) -> list[np.ndarray]:
+    """rope of the rms_norm, of both."""
+    eps, places = options.pop("eps", 1e-6), positions[0] if positions else None
+    return [rope(rms_norm(x, w, eps), positions=places, **options) for x, w in ((q, q_weight), (k, k_weight))]
+
+
+def torch_qk_norm_rope(
+    torch: Any, q: Any, k: Any, q_weight: Any, k_weight: Any, *positions: Any, eps: float = 1e-6, **options: Any
+) -> list[Any]:
+    norm = torch.nn.functional.rms_norm
+    parts = ((q, q_weight), (k, k_weight))
+    return [torch_rope(torch, norm(x, (x.shape[-1],), w, eps), *positions, **options) for x, w in parts]
+
+
+def qk_sizes(
+    q: np.ndarray, k: np.ndarray, q_weight: np.ndarray, k_weight: np.ndarray, *_: Any, eps: float = 1e-6, **__: Any
+) -> list[np.ndarray]:
+    """Both terms of each element of a rotation."""
+    norms = [np.abs(rms_norm(x, w, eps)) for x, w in ((q, q_weight), (k, k_weight))]
+    return [n + np.roll(n, n.shape[-1] // 2, -1) for n in norms]
+
+
+def call_qk(q: Any, k: Any, q_weight: Any, k_weight: Any, *positions: Any, **options: Any) -> Any:
+    places = positions[0] if positions else None
+    return _C.qk_norm_rope(q, k, q_weight, k_weight, positions=places, **options)
+
+
+# q's shape and k's heads: one lane and many to a line, heads that fill no group, halves that fill no lane, long heads.
+QK = [
+    ((6, 2, 8), 1),
+    ((2, 3, 4, 8), 2),
+    ((0, 2, 8), 2),
+    ((1, 1, 2), 1),
+    ((2, 5, 3, 6), 1),
+    ((2, 3, 5, 32), 3),
+    ((2, 7, 4, 64), 4),
+    ((1, 9, 2, 96), 1),
+    ((2, 5, 4, 128), 2),
+    ((1, 3, 2, 256), 1),
+    ((1, 3, 1, 1040), 1),
+]
+
+
+def qk_inputs(shape: tuple[int, ...], heads: int) -> list[Any]:
+    d = shape[-1]
+    return [N(*shape), N(*shape[:-2], heads, d), N(d), N(d)]
+
+
+qk_options: dict[str, Any] = dict(
+    accumulations=lambda q, *a, **k: 2 * max(math.prod(q.shape[:-2]), 40) + q.shape[-1] / 2 + 24,
+    roundings=4,
+    grad_roundings=10,
+    magnitude=qk_sizes,
+    torch=torch_qk_norm_rope,
+)
+op(
+    "qk_norm_rope",
+    "qk_norm_rope_fwd qk_norm_rope_bwd",
+    [case(*qk_inputs(*s)) for s in QK]
+    + [case(*qk_inputs((6, 2, 8), 1), period=3, theta=1e6), case(*qk_inputs((2, 3, 2, 8), 2), eps=0.5)]
+    + [case(*qk_inputs((4, 65, 6, d), 2), big=True) for d in (64, 128)],
+    call_qk,
+    qk_norm_rope,
+    **qk_options,
+    errors=(
+        Error(
+            lambda: _C.qk_norm_rope(f32(2, 3, 4, 8), f32(2, 4, 2, 8), f32(8), f32(8)),
+            V,
+            r"qk_norm_rope: k must have shape \(2, 3, 2, 8\), got \(2, 4, 2, 8\)",
+        ),
+        Error(
+            lambda: _C.qk_norm_rope(f32(4, 2, 8), f32(4, 1, 8), f32(8), f32(6)),
+            V,
+            r"qk_norm_rope: k_weight must have shape \(8,\), got \(6,\)",
+        ),
+        Error(
+            lambda: _C.qk_norm_rope(f32(4, 2, 8), f32(4, 1, 8), _C.full((8,), 1.0, _C.float16), f32(8)),
+            T,
+            r"qk_norm_rope: q_weight must have the dtype of q, float32, got float16",
+        ),
+        Error(lambda: _C.qk_norm_rope(f32(4, 2, 7), f32(4, 2, 7), f32(7), f32(7)), V, r"qk_norm_rope: .*even.*7"),
+        Error(lambda: _C.qk_norm_rope(f32(4, 8), f32(4, 8), f32(8), f32(8)), V, r"qk_norm_rope: q must have 3 .*4 dim"),
+        Error(
+            lambda: _C.qk_norm_rope(i64(4, 2, 8), i64(4, 2, 8), f32(8), f32(8)),
+            T,
+            r"qk_norm_rope: q must .*float.*int64",
+        ),
+        Error(
+            lambda: _C.qk_norm_rope(f32(4, 2, 8), f32(4, 2, 8), f32(8), f32(8), -1.0), V, r"qk_norm_rope: eps must .*-1"
+        ),
+        Error(
+            lambda: _C.qk_norm_rope(f32(4, 2, 8), f32(4, 2, 8), f32(8), f32(8), theta=-1.0),
+            V,
+            r"qk_norm_rope: theta must be positive, got -1",
+        ),
+        Error(
+            lambda: _C.qk_norm_rope(f32(4, 2, 8), f32(4, 2, 8), f32(8), f32(8), positions=i64(5)),
+            V,
+            r"qk_norm_rope: positions must have one entry per row of q, .*\(4,\).*\(5,\)",
+        ),
+        Error(
+            lambda: _C.qk_norm_rope(f32(4, 2, 8), f32(4, 2, 8), f32(8), f32(8), period=0),
+            V,
+            r"qk_norm_rope: period must be at least 1, got 0",
+        ),
+    ),
+)
+op(
+    "qk_norm_rope",
+    "qk_norm_rope_fwd qk_norm_rope_bwd",
+    [case(*qk_inputs((5, 2, 8), 1), Ids(0, 40, 5)), case(*qk_inputs((2, 3, 2, 16), 1), Ids(0, 40, 6))],
+    call_qk,
+    qk_norm_rope,
+    variant="positions",
+    **qk_options,
 )

@@ -41,12 +41,13 @@ XtStatus xt_cpu_rms_norm_bwd(const XtRmsNormBwd *p) {
     job.partial = aligned_alloc(128, nbytes);
     if (!job.partial) return xt_error(XT_OUT_OF_MEMORY, "rms_norm: scratch of %zu bytes could not be allocated", nbytes);
     XtStatus status = xt_parallel(p->rows, grain, XT_BY_FLOAT(p->dtype, rms_norm_bwd), &job);
-    if (status == XT_OK && p->dweight) XT_BY_FLOAT(p->dtype, rms_norm_dweight)(p->dweight, &job, pieces);
+    if (status == XT_OK && p->dweight) XT_BY_FLOAT(p->dtype, rms_norm_dweight)(&job, pieces);
     free(job.partial);
     return status;
 }
 
 #else
+#include "cpu/layers/row_loops.h"
 
 XT_FAST static XtStatus NAME(rms_norm_fwd)(void *context, int64_t begin, int64_t end) {
     const XtRmsNormFwd *p = context;
@@ -62,35 +63,9 @@ XT_FAST static XtStatus NAME(rms_norm_fwd)(void *context, int64_t begin, int64_t
             for (int64_t j = 0; j < cols; j++) sum[j] = STORE(LOAD(x[j]) + LOAD(residual[j]));
             x = sum;
         }
-        ACC squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t j = 0; j < cols; j++) squares += LOAD(x[j]) * LOAD(x[j]);
-        ACC rstd = 1 / SQRT(squares / (ACC)cols + (ACC)p->eps);
-        ((ACC *)p->rstd)[r] = rstd;
-        if (weight) {
-#pragma omp simd
-            for (int64_t j = 0; j < cols; j++) out[j] = STORE(LOAD(weight[j]) * LOAD(STORE(LOAD(x[j]) * rstd)));
-        } else {
-#pragma omp simd
-            for (int64_t j = 0; j < cols; j++) out[j] = STORE(LOAD(x[j]) * rstd);
-        }
+        ((ACC *)p->rstd)[r] = NAME(norm_row)(out, x, weight, cols, (ACC)p->eps);
     }
     return XT_OK;
-}
-
-/* One row. Inlined once with and once without `weight`, so that the loops do not branch. All pointers are [cols]. */
-XT_INLINE void NAME(rms_norm_bwd_row)(T *dx, ACC *partial, const T *dy, const T *x, const T *weight, ACC rstd, int64_t cols) {
-    ACC dot = 0;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t j = 0; j < cols; j++) {
-        ACC product = LOAD(dy[j]) * LOAD(x[j]);
-        dot += product * (weight ? LOAD(weight[j]) : 1);
-        partial[j] += product * rstd;
-    }
-    if (!dx) return;
-    ACC shrink = rstd * rstd * dot / (ACC)cols; /* rstd mean(g xh) */
-#pragma omp simd
-    for (int64_t j = 0; j < cols; j++) dx[j] = STORE(rstd * (LOAD(dy[j]) * (weight ? LOAD(weight[j]) : 1) - LOAD(x[j]) * shrink));
 }
 
 XT_FAST static XtStatus NAME(rms_norm_bwd)(void *context, int64_t begin, int64_t end) {
@@ -104,8 +79,8 @@ XT_FAST static XtStatus NAME(rms_norm_bwd)(void *context, int64_t begin, int64_t
         const T *dy = (const T *)p->dy + r * cols, *x = (const T *)p->x + r * cols; /* [cols] */
         T *dx = p->dx ? (T *)p->dx + r * cols : NULL;                               /* [cols] */
         ACC rstd = ((const ACC *)p->rstd)[r];
-        if (p->weight) NAME(rms_norm_bwd_row)(dx, partial, dy, x, p->weight, rstd, cols);
-        else NAME(rms_norm_bwd_row)(dx, partial, dy, x, NULL, rstd, cols);
+        if (p->weight) NAME(norm_row_bwd)(dx, partial, dy, x, p->weight, rstd, cols);
+        else NAME(norm_row_bwd)(dx, partial, dy, x, NULL, rstd, cols);
         if (!dx || !p->dsum) continue;
         const T *dsum = (const T *)p->dsum + r * cols; /* [cols] */
 #pragma omp simd
@@ -114,20 +89,8 @@ XT_FAST static XtStatus NAME(rms_norm_bwd)(void *context, int64_t begin, int64_t
     return XT_OK;
 }
 
-/* dweight [cols] = the partial rows added in order, into the first of them. */
-XT_FAST static void NAME(rms_norm_dweight)(void *dweight, const RmsNormBwdJob *job, int64_t pieces) {
-    int64_t cols = job->p->cols;
-    ACC *sum = job->partial; /* [cols] */
-    T *out = dweight;        /* [cols] */
-    if (pieces == 0 && job->p->accumulate) return;
-    if (pieces == 0) memset(sum, 0, (size_t)cols * sizeof(ACC));
-    for (int64_t i = 1; i < pieces; i++) {
-        const ACC *partial = sum + i * job->stride; /* [cols] */
-#pragma omp simd
-        for (int64_t j = 0; j < cols; j++) sum[j] += partial[j];
-    }
-#pragma omp simd
-    for (int64_t j = 0; j < cols; j++) out[j] = STORE(sum[j]);
+XT_FAST static void NAME(rms_norm_dweight)(const RmsNormBwdJob *job, int64_t pieces) {
+    NAME(sum_partials)(job->p->dweight, job->partial, pieces, job->stride, job->p->cols, job->p->accumulate);
 }
 
 #endif

@@ -13,7 +13,6 @@
 #include "cpu/kernel.h"
 
 #include <stdlib.h>
-#include <tgmath.h> /* sin, cos and pow of float are float */
 
 typedef struct RopeJob {
     const XtRope *p;
@@ -43,10 +42,9 @@ XtStatus xt_cpu_rope(const XtRope *p) {
 
 #else
 
-static void NAME(rope_frequency)(const RopeJob *job) {
-    ACC *frequency = job->frequency; /* [D/2] */
-    for (int64_t i = 0; i < job->p->dim / 2; i++) frequency[i] = 1 / pow((ACC)job->p->theta, (ACC)(2 * i) / (ACC)job->p->dim);
-}
+#include "cpu/layers/row_loops.h"
+
+static void NAME(rope_frequency)(const RopeJob *job) { NAME(rope_frequencies)(job->frequency, job->p->theta, job->p->dim); }
 
 /* Rows [begin, end) of the table: row t is position positions[t], or t itself. */
 static XtStatus NAME(rope_table)(void *context, int64_t begin, int64_t end) {
@@ -58,11 +56,7 @@ static XtStatus NAME(rope_table)(void *context, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
         ACC *c = (ACC *)job->table + t * p->dim, *s = c + half; /* [D/2] each */
         ACC pos = (ACC)(p->positions ? p->positions[t] : t);
-        for (int64_t i = 0; i < half; i++) {
-            ACC angle = pos * frequency[i];
-            c[i] = LOAD(STORE(cos(angle)));
-            s[i] = LOAD(STORE(sin(angle))) * sign;
-        }
+        NAME(rope_angles)(c, s, pos, frequency, half, sign);
     }
     return XT_OK;
 }
@@ -77,12 +71,7 @@ XT_FAST static XtStatus NAME(rope_rotate)(void *context, int64_t begin, int64_t 
         for (int64_t h = 0; h < p->heads; h++) {
             const T *x = (const T *)p->x + r * p->x_stride[0] + h * p->x_stride[1]; /* [D] */
             T *out = (T *)p->out + r * p->out_stride[0] + h * p->out_stride[1];     /* [D] */
-#pragma omp simd
-            for (int64_t i = 0; i < half; i++) {
-                ACC a = LOAD(x[i]), b = LOAD(x[i + half]);
-                out[i] = STORE(a * c[i] - b * s[i]);
-                out[i + half] = STORE(b * c[i] + a * s[i]);
-            }
+            NAME(turn_row)(out, x, c, s, half);
         }
     }
     return XT_OK;

@@ -10,8 +10,7 @@
 
 #include <string.h>
 
-/* [rows, H, D] strides of x, copying only when its rows do not lie evenly. */
-static XtStatus even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
+XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
     int d = x->ndim - 1;
     bool even = (x->strides[d] == 1 || x->shape[d] <= 1) &&
                 (x->ndim == 3 || x->shape[0] <= 1 || x->strides[0] == x->shape[1] * x->strides[1]);
@@ -26,7 +25,7 @@ static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t perio
     XtStatus status = XT_OK;
     XtRope p = {.positions = xt_data(positions), .dtype = given->dtype, .period = period, .theta = theta, .inverse = inverse};
     int d = given->ndim - 1;
-    XT_TRY(even_rows(given, &x, p.x_stride));
+    XT_TRY(xt_even_rows(given, &x, p.x_stride));
     XT_TRY(xt_empty_like(x, out));
     p.out = (*out)->data;
     p.x = x->data;
@@ -43,18 +42,18 @@ done:
 }
 
 /* positions as one dense int64 per row; [S] serves every sequence of a 4-D x. */
-static XtStatus row_positions(const XtOp *op, const XtTensor *x, XtTensor *given, XtTensor **out) {
+static XtStatus row_positions(const XtOp *op, const char *arg_x, const XtTensor *x, XtTensor *given, XtTensor **out) {
     XtTensor *wide = NULL;
     XtStatus status = XT_OK;
     if (given->dtype != XT_INT64 && given->dtype != XT_INT32)
-        return xt_error(XT_TYPE_ERROR, "rope: positions must be int64 or int32, got %s", xt_dtype_name(given->dtype));
-    XT_TRY(xt_check_device(op, "x", x, "positions", given));
+        return xt_error(XT_TYPE_ERROR, "%s: positions must be int64 or int32, got %s", op->name, xt_dtype_name(given->dtype));
+    XT_TRY(xt_check_device(op, arg_x, x, "positions", given));
     int64_t rows = x->ndim == 4 ? x->shape[0] * x->shape[1] : x->shape[0], n = xt_view_numel(&given->view);
     bool per_sequence = x->ndim == 4 && given->ndim == 1 && n == x->shape[1];
     bool per_row = (given->ndim == 1 && n == rows) ||
                    (x->ndim == 4 && given->ndim == 2 && given->shape[0] == x->shape[0] && given->shape[1] == x->shape[1]);
     if (!per_sequence && !per_row)
-        return xt_error(XT_VALUE_ERROR, "rope: positions must have one entry per row of x, shape (%lld,)%s, got %s",
+        return xt_error(XT_VALUE_ERROR, "%s: positions must have one entry per row of %s, shape (%lld,)%s, got %s", op->name, arg_x,
                         (long long)rows, x->ndim == 4 ? ", (B, S) or (S,)" : "", xt_shape_text(given->ndim, given->shape));
     if (per_row) {
         status = xt_cast(given, XT_INT64, out);
@@ -68,22 +67,35 @@ done:
     return status;
 }
 
+XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period) {
+    const XtArg *theta = &c->arg[first], *given = &c->arg[first + 1], *turn = &c->arg[first + 2];
+    const char *op = c->op->name;
+    if (!(theta->f > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", op, theta->f);
+    if (given->given && turn->given) return xt_error(XT_VALUE_ERROR, "%s: give positions or period, not both", op);
+    if (turn->given && turn->i < 1)
+        return xt_error(XT_VALUE_ERROR, "%s: period must be at least 1, got %lld", op, (long long)turn->i);
+    if (given->given) XT_CHECK(row_positions(c->op, arg_x, x, given->tensor, positions));
+    *period = xt_rope_period(c->arg, first, x);
+    return XT_OK;
+}
+
+int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x) {
+    const XtArg *turn = &arg[first + 2];
+    int64_t period = turn->given ? turn->i : x->ndim == 4 ? x->shape[1] : x->shape[0];
+    return period > 0 ? period : 1;
+}
+
 static XtStatus forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor, *positions = NULL;
     double theta = c->arg[1].f;
     XtStatus status = XT_OK;
     XT_TRY(xt_check_float(c->op, "x", x));
     XT_TRY(xt_check_ndim(c->op, "x", x, 3, 4));
-    int64_t dim = x->shape[x->ndim - 1], period = x->ndim == 4 ? x->shape[1] : x->shape[0];
+    int64_t dim = x->shape[x->ndim - 1], period;
     if (dim % 2)
         return xt_error(XT_VALUE_ERROR, "rope: the last dim of x must be even, got shape %s", xt_shape_text(x->ndim, x->shape));
-    if (!(theta > 0.0)) return xt_error(XT_VALUE_ERROR, "rope: theta must be positive, got %g", theta);
-    if (c->arg[2].given && c->arg[3].given) return xt_error(XT_VALUE_ERROR, "rope: give positions or period, not both");
-    if (c->arg[3].given) period = c->arg[3].i;
-    if (c->arg[3].given && period < 1)
-        return xt_error(XT_VALUE_ERROR, "rope: period must be at least 1, got %lld", (long long)period);
-    if (c->arg[2].given) XT_TRY(row_positions(c->op, x, c->arg[2].tensor, &positions));
-    XT_TRY(rotate(x, positions, period > 0 ? period : 1, theta, false, &c->out[0]));
+    XT_TRY(xt_rope_places(c, 1, "x", x, &positions, &period));
+    XT_TRY(rotate(x, positions, period, theta, false, &c->out[0]));
     c->out_count = 1;
     XT_TRY(xt_save(c, positions));
 done:
@@ -96,8 +108,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtTensor *dy = dout[0];
     XtTensor *positions;
     XT_CHECK(xt_node_saved(n, 0, &positions));
-    int64_t period = arg[3].given ? arg[3].i : dy->ndim == 4 ? dy->shape[1] : dy->shape[0];
-    return rotate(dout[0], positions, period > 0 ? period : 1, arg[1].f, true, &din[0]);
+    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), arg[1].f, true, &din[0]);
 }
 
 const XtOp xt_op_rope = {
