@@ -26,10 +26,26 @@ def torch_rope(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
+def torch_add_rms_norm(x, residual, weight):
+    total = x + residual
+    return total, TF.rms_norm(total, (x.shape[-1],), weight, 1e-6)
+
+
+def torch_qk_norm_rope(q, k, q_weight, k_weight, cos, sin):
+    return tuple(
+        torch_rope(TF.rms_norm(x, (x.shape[-1],), w, 1e-6), cos, sin) for x, w in ((q, q_weight), (k, k_weight))
+    )
+
+
+def rope_angles(dim, dtype):
+    angle = torch.outer(torch.arange(4096).float(), 1e4 ** (-torch.arange(0, dim, 2) / dim))[None, :, None].cuda()
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
 def entries(dtype):
     """name -> (shapes, our function, PyTorch's, tensors moved forward, backward) in units of the first input's bytes."""
-    angle = torch.outer(torch.arange(4096).float(), 1e4 ** (-torch.arange(0, 64, 2) / 64))[None, :, None].cuda()
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    cos, sin = rope_angles(64, dtype)
+    long = rope_angles(128, dtype)
     ids = torch.randint(0, 50257, (16384,), device="cuda")
     ours_ids = xt.from_dlpack(ids)
     return {
@@ -42,6 +58,34 @@ def entries(dtype):
         "rms_norm 262144x384": (
             [(262144, 384), (384,)], lambda x, w: F.rms_norm(x, w, 1e-6), lambda x, w: TF.rms_norm(x, (384,), w, 1e-6), 2, 3,
         ),
+        "rms_norm 32768x1024": (
+            [(32768, 1024), (1024,)], lambda x, w: F.rms_norm(x, w, 1e-6), lambda x, w: TF.rms_norm(x, (1024,), w, 1e-6), 2, 3,
+        ),
+        "add_rms_norm 32768x1024": (
+            [(32768, 1024), (32768, 1024), (1024,)], lambda x, r, w: F.add_rms_norm(x, r, w, 1e-6), torch_add_rms_norm, 4, 4,
+        ),
+        "add_rms_norm 16384x4096": (
+            [(16384, 4096), (16384, 4096), (4096,)], lambda x, r, w: F.add_rms_norm(x, r, w, 1e-6), torch_add_rms_norm, 4, 4,
+        ),
+        "qk_norm_rope 8x4096x16+8x128": (
+            [(8, 4096, 16, 128), (8, 4096, 8, 128), (128,), (128,)],
+            lambda q, k, v, w: F.qk_norm_rope(q, k, v, w, 1e-6),
+            lambda q, k, v, w: torch_qk_norm_rope(q, k, v, w, *long),
+            3, 4.5,
+        ),
+        "qk_norm_rope 8x4096x12+12x64": (
+            [(8, 4096, 12, 64), (8, 4096, 12, 64), (64,), (64,)],
+            lambda q, k, v, w: F.qk_norm_rope(q, k, v, w, 1e-6),
+            lambda q, k, v, w: torch_qk_norm_rope(q, k, v, w, cos, sin),
+            4, 6,
+        ),
+        "norm, rope 8x4096x16+8x128": (
+            [(8, 4096, 16, 128), (8, 4096, 8, 128), (128,), (128,)],
+            lambda q, k, v, w: (F.rope(F.rms_norm(q, v, 1e-6)), F.rope(F.rms_norm(k, w, 1e-6))),
+            lambda q, k, v, w: torch_qk_norm_rope(q, k, v, w, *long),
+            3, 4.5,
+        ),
+        "rope 8x4096x8x128": ([(8, 4096, 8, 128)], lambda x: F.rope(x), lambda x: torch_rope(x, *long), 2, 2),
         "rope 8x4096x32x64": ([(8, 4096, 32, 64)], lambda x: F.rope(x), lambda x: torch_rope(x, cos, sin), 2, 2),
         "swiglu 16384x8192": (
             [(16384, 8192), (16384, 8192)], lambda g, u: F.swiglu(g, u), lambda g, u: TF.silu(g) * u, 3, 5,
@@ -78,19 +122,22 @@ def both_ways(shapes, ours, theirs, dtype, compiled):
                 function(*inputs)
 
         leaves = [t.detach().requires_grad_() for t in inputs]
-        out = function(*leaves)
-        dy = torch.randn(tuple(out.shape), device="cuda").to(dtype if tuple(out.shape) else torch.float32)
-        dy = xt.from_dlpack(dy).to(out.dtype) if name == "xtrain" else dy.to(out.dtype)
+        outs = function(*leaves)
+        outs = list(outs) if isinstance(outs, tuple) else [outs]
+        dys = []
+        for out in outs:
+            dy = torch.randn(tuple(out.shape), device="cuda").to(dtype if tuple(out.shape) else torch.float32)
+            dys.append(xt.from_dlpack(dy).to(out.dtype) if name == "xtrain" else dy.to(out.dtype))
 
         def back():
             for leaf in leaves:
                 leaf.grad = None
-            run(out, dy)
+            run(outs, dys)
 
         forward[name], backward[name] = (plain, wait), (back, wait)
 
-    add("xtrain", ours, mine, xt.cuda.synchronize, lambda y, dy: _C.backward([y], [dy], True), xt.no_grad)
-    run = lambda y, dy: torch.autograd.backward([y], [dy], retain_graph=True)  # noqa: E731
+    add("xtrain", ours, mine, xt.cuda.synchronize, lambda ys, dys: _C.backward(ys, dys, True), xt.no_grad)
+    run = lambda ys, dys: torch.autograd.backward(ys, dys, retain_graph=True)  # noqa: E731
     add("PyTorch", theirs, tensors, torch.cuda.synchronize, run, torch.no_grad)
     if compiled:
         torch._dynamo.reset()
