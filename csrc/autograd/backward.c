@@ -55,6 +55,7 @@ typedef struct Walk {
     /* Of the node whose rule runs. */
     XtSaved saved[XT_MAX_SAVED]; /* owned */
     bool handed_over;            /* one of them left through xt_node_take */
+    bool starved;                /* a sum was asked for, and there was no memory to find it: going without would give other bits */
     Adding adding[MAX_ADDING];
     int adding_count;
     /* Small graphs need no allocation. */
@@ -258,7 +259,10 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
         if (place->sequence) sum = walking->sums[place->first + edge->output];
     } else if (edge->leaf) {
         Leaf *leaf = NULL;
-        if (leaf_find(&walking->leaves, edge->leaf, &leaf) != XT_OK) return NULL;
+        if (leaf_find(&walking->leaves, edge->leaf, &leaf) != XT_OK) {
+            walking->starved = true;
+            return NULL;
+        }
         sum = leaf->gradient;
         if (!sum && (sum = add_to_grad(walking, xt_grad_of(edge->leaf)))) return sum;
     }
@@ -390,6 +394,7 @@ static XtStatus run_node(Walk *walk, Reached reached) {
     }
     XT_TRY(begin_rule(walk, node));
     status = xt_error_named(node->backward(node, dout, din), node->name);
+    if (status == XT_OK && walk->starved) status = xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
     end_adding(walk);
     end_rule(walk, node, status);
     if (status != XT_OK) goto done;

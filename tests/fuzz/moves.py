@@ -148,7 +148,10 @@ class Moves(Program):
         if dtype == x.dtype:
             self.alias(f"cast {dtype}", x, out, itself)
             return
-        want = exact(s.astype(np.float64), dtype) if dtype in FLOATS else s.astype(dtype)
+        if dtype in ("bfloat16", "float16"):  # by way of float32, as in PyTorch
+            want = exact(s.astype(np.float32).astype(np.float64), dtype)
+        else:
+            want = exact(s.astype(np.float64), dtype) if dtype in FLOATS else s.astype(dtype)
         if dtype in FLOATS and s.dtype.kind == "i" and (np.abs(s) > 2**24).any():
             return  # through float64, whose rounding may be another one
         edge = (np.abs(want) > LARGEST[dtype]) if dtype in FLOATS else None

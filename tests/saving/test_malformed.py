@@ -164,6 +164,20 @@ def test_a_tensor_with_a_name_for_no_line(tmp_path, name: str) -> None:
     one_sentence(CheckpointError, lambda: SafetensorsFile(tmp_path / "x.safetensors"), "must take 8 bytes")
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b"])
+def test_an_index_with_a_name_for_no_line(directory, name: str) -> None:
+    (directory / "manifest.json").unlink()
+    index = {"weight_map": {**dict.fromkeys(load_names(directory), "model-1.safetensors"), name: "model-1.safetensors"}}
+    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    one_sentence(CheckpointError, lambda: saving.load_model(directory), "which does not hold it")
+
+
+def load_names(directory: Path) -> list[str]:
+    with SafetensorsFile(directory / "model.safetensors") as file:
+        return list(file.entries)
+
+
 def test_a_manifest_that_is_a_pipe(directory) -> None:
     (directory / "manifest.json").unlink()
     os.mkfifo(directory / "manifest.json")

@@ -15,7 +15,7 @@ from ..models.registry import GENERATION, Architecture, architecture
 from .directory import DirectoryWriter, PathLike
 from .places import displaced_hint
 from .reader import DirectoryReader
-from .safetensors import SafetensorsFile, chunks, raw_bytes
+from .safetensors import SafetensorsFile, chunks, plain, raw_bytes
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
@@ -106,13 +106,14 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
         with SafetensorsFile(reader.open(name)) as file:
             for tensor in file.entries:
                 if where.get(tensor) != name:
+                    place = plain(where.get(tensor))
                     raise CheckpointError(
-                        f"{directory / name} holds tensor {tensor}, which the index places in {where.get(tensor)}"
+                        f"{directory / name} holds tensor {plain(tensor)}, which the index places in {place}"
                     )
                 tensors[tensor] = file.tensor(tensor)
     missing = sorted(set(where) - set(tensors))
     if missing:
-        problem = f"places tensor {missing[0]} in {where[missing[0]]}, which does not hold it"
+        problem = f"places tensor {plain(missing[0])} in {plain(where[missing[0]])}, which does not hold it"
         raise CheckpointError(f"{directory / index} {problem}")
     return tensors
 
@@ -167,7 +168,7 @@ def load_tensors(
         tensors.pop(name, None)
     missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
     if missing or unknown:
-        problem = f"lacks tensor {missing[0]}" if missing else f"holds unknown tensor {unknown[0]}"
+        problem = f"lacks tensor {plain(missing[0])}" if missing else f"holds unknown tensor {plain(unknown[0])}"
         raise CheckpointError(f"{directory} {problem}, which does not fit its config.json")
     for name in tensors:
         _check_tensor(name, expected[name].shape, tensors, directory)

@@ -80,7 +80,7 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> Tensor:
         """Return tensor `name` as a new CPU tensor of the file's dtype. CheckpointError: xtrain has no such dtype."""
-        entry, where = self.entries[name], f"{self.path}: tensor {_plain(name)}"
+        entry, where = self.entries[name], f"{self.path}: tensor {plain(name)}"
         if entry.dtype not in _NAMES:
             raise CheckpointError(f"{where} has dtype {entry.dtype}, which xtrain cannot hold")
         if len(entry.shape) > 8:
@@ -127,13 +127,13 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _plain(name: str) -> str:
+def plain(name: str | None) -> str:
     """A name of a file as it is, or as text of one short line."""
-    return name if name.isprintable() and len(name) <= 100 else shown(name)
+    return name if name is not None and name.isprintable() and len(name) <= 100 else shown(name)
 
 
 def _entry(path: str, name: str, item: Any, base: int) -> Entry:
-    where = f"{path}: tensor {_plain(name)}"
+    where = f"{path}: tensor {plain(name)}"
     if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
@@ -162,7 +162,7 @@ def _check_layout(path: str, entries: Mapping[str, Entry], base: int, size: int)
         if entry.start != end:
             word = "overlaps its neighbour" if entry.start < end else "leaves a hole before it"
             raise CheckpointError(
-                f"{path}: tensor {_plain(name)} must start at data byte {end - base}, got {entry.start - base} ({word})"
+                f"{path}: tensor {plain(name)} must start at data byte {end - base}, got {entry.start - base} ({word})"
             )
         end = entry.stop
     if end != size:

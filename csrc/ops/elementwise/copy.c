@@ -50,7 +50,8 @@ const XtOp xt_op_cast = {
     .signature = "input: Tensor, dtype: dtype -> Tensor",
     .forward = cast_forward,
     .backward = cast_backward,
-    .doc = "The tensor in another dtype (itself when it has it). Floats round to nearest even; float to integer truncates."};
+    .doc = "The tensor in another dtype (itself when it has it). Floats round to nearest even, float64 to 16 bits\n"
+           "by way of float32, as PyTorch does; float to integer truncates."};
 
 /* Copies between devices go through dense memory; those between two accelerators through the host's. */
 static XtStatus move(XtTensor *t, XtDevice to, XtTensor **out) {
