@@ -12,7 +12,7 @@ from xtrain.nn.module import Module, is_stock
 from xtrain.optable.table import array, bits
 from xtrain.testing import record, tolerance
 
-JOINED = ("gate_proj", "up_proj")  # layers of one input
+JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # layers of one input
 VOCAB = 61  # its rows of logits are padded in the fused loss; those of 64 are not
 IDS = np.random.default_rng(0).integers(0, VOCAB, (2, 8))
 

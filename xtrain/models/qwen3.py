@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _C, functional, generation, nn, saving
@@ -46,18 +46,32 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(h * d, c, False, device, dtype)
         self.q_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype)
         self.k_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype)
+        pack(self.q_proj, self.k_proj, self.v_proj)
+
+    def _project(self, x: Tensor) -> Sequence[Tensor]:
+        """q, k and v, [B*S, heads * D] each: of one product where these are columns of it."""
+        layers = self.q_proj, self.k_proj, self.v_proj
+        weights = joined_weights(*layers)
+        if weights is None:
+            return [layer(x) for layer in layers]
+        return _C.split(_C.linear_joined(x, weights), tuple(weight.shape[0] for weight in weights), -1)
+
+    def _rotated(self, q: Tensor, key: Tensor, positions: Tensor | None, seq: int) -> tuple[Tensor, Tensor]:
+        """q and k [B, S, heads, D], each head normalised and then rotated."""
+        a, b, place = self.q_norm, self.k_norm, (self.theta, positions, None if positions is not None else seq)
+        stock = is_stock(a, nn.RMSNorm) and is_stock(b, nn.RMSNorm) and a.eps == b.eps
+        if stock and a.eps is not None and a.weight is not None and b.weight is not None:
+            return _C.qk_norm_rope(q, key, a.weight, b.weight, a.eps, *place)
+        return _C.rope(a(q), *place), _C.rope(b(key), *place)
 
     def forward(
         self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        h, k, d, theta = self.heads, self.kv_heads, self.head_dim, self.theta
-        period = None if positions is not None else seq
-        # q, k [B, S, heads, D]: each head is normalised before RoPE.
-        q = self.q_norm(self.q_proj(x).view(batch, seq, h, d))
-        key = self.k_norm(self.k_proj(x).view(batch, seq, k, d))
-        q = _C.rope(q, theta, positions, period).transpose(1, 2)
-        key = _C.rope(key, theta, positions, period).transpose(1, 2)
-        value = self.v_proj(x).view(batch, seq, k, d).transpose(1, 2)
+        h, k, d = self.heads, self.kv_heads, self.head_dim
+        q, key, value = self._project(x)
+        q, key = q.view(batch, seq, h, d), key.view(batch, seq, k, d)
+        q, key = self._rotated(q, key, positions, seq)
+        q, key, value = q.transpose(1, 2), key.transpose(1, 2), value.view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
             key, value = cache.append(key, value)
         y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k)

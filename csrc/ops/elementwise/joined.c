@@ -58,6 +58,51 @@ XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out) {
     return xt_tensor_from_view(xt_storage_whole(matrices[0]->storage), &view, out);
 }
 
+/* Whether these [..., heads, D] are columns of one dense matrix that fills its block, no column twice. */
+static bool are_columns(int count, XtTensor *const *list) {
+    const XtStorage *storage = list[0]->storage;
+    int64_t begin[XT_MAX_OUTPUTS], end[XT_MAX_OUTPUTS];
+    for (int i = 0; i < count; i++) {
+        const XtTensor *t = list[i];
+        int d = t->ndim - 1;
+        if (t->storage != storage || t->ndim < 3 || xt_view_numel(&t->view) == 0) return false;
+        int64_t dim = t->shape[d], width = t->shape[d - 1] * dim, size = (int64_t)xt_dtype_size(t->dtype);
+        int64_t row = list[0]->strides[list[0]->ndim - 3], rows = xt_view_numel(&t->view) / width;
+        bool even = t->strides[d] == 1 && t->strides[d - 1] == dim && t->strides[d - 2] == row;
+        for (int j = d - 3; even && j >= 0; j--) even = t->shape[j] == 1 || t->strides[j] == t->shape[j + 1] * t->strides[j + 1];
+        begin[i] = ((const char *)t->data - (const char *)storage->data) / size;
+        end[i] = begin[i] + width;
+        if (!even || end[i] > row || (size_t)(rows * row * size) != storage->nbytes) return false;
+        for (int j = 0; j < i; j++)
+            if (begin[i] < end[j] && begin[j] < end[i]) return false;
+    }
+    return true;
+}
+
+XtStatus xt_empty_like_columns(int count, XtTensor *const *like, XtTensor **out) {
+    XtStorage *block = NULL;
+    XtStatus status = XT_OK;
+    memset(out, 0, (size_t)count * sizeof *out);
+    bool columns = count <= XT_MAX_OUTPUTS && are_columns(count, like);
+    if (columns) XT_TRY(xt_storage_allocate(like[0]->storage->device, like[0]->storage->nbytes, &block));
+    for (int i = 0; i < count; i++) {
+        if (columns) {
+            XtView view = like[i]->view;
+            view.data = (char *)block->data + ((char *)view.data - (char *)like[0]->storage->data);
+            XT_TRY(xt_tensor_from_view(block, &view, &out[i]));
+        } else {
+            XT_TRY(xt_empty_like(like[i], &out[i]));
+        }
+    }
+done:
+    xt_storage_release(block);
+    for (int i = 0; i < count && status != XT_OK; i++) {
+        xt_tensor_release(out[i]);
+        out[i] = NULL;
+    }
+    return status;
+}
+
 /* ---- pack ------------------------------------------------------------------------------------------------------------------ */
 
 static XtStatus pack_forward(XtCall *c) {

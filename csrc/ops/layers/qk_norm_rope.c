@@ -81,17 +81,17 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, SAVED_PLACES, &positions));
     XtQkNormRopeBwd p = {.positions = xt_data(positions), .theta = arg[THETA].f};
+    for (int i = 0; i < 2; i++) XT_TRY(xt_node_saved(n, i, &x[i]));
+    XT_TRY(xt_empty_like_columns(2, x, dx)); /* also where only dweight is asked for */
     for (int i = 0; i < 2; i++) {
-        XT_TRY(xt_node_saved(n, i, &x[i]));
         XT_TRY(xt_node_saved(n, SAVED_WEIGHT + i, &weight[i]));
         XT_TRY(xt_node_saved(n, SAVED_RSTD + i, &rstd[i]));
         XT_TRY(xt_even_rows(dout[i], &dy[i], p.dout_stride[i]));
-        XT_TRY(xt_empty_like(x[i], &dx[i])); /* also where only dweight is asked for */
         XtTensor *sum = xt_node_needs(n, 2 + i) ? xt_node_accumulator(n, 2 + i) : NULL;
         if (xt_node_needs(n, 2 + i) && !sum) XT_TRY(xt_empty_like(weight[i], &din[2 + i]));
         int nd = x[i]->ndim;
         p.x_stride[i][0] = x[i]->strides[nd - 3], p.x_stride[i][1] = x[i]->strides[nd - 2];
-        dense_strides(p.dx_stride[i], x[i]);
+        p.dx_stride[i][0] = dx[i]->strides[nd - 3], p.dx_stride[i][1] = dx[i]->strides[nd - 2];
         p.heads[i] = x[i]->shape[nd - 2];
         p.dx[i] = dx[i]->data, p.dweight[i] = xt_data(sum ? sum : din[2 + i]), p.accumulate[i] = sum != NULL;
         p.dout[i] = dy[i]->data, p.x[i] = x[i]->data, p.weight[i] = weight[i]->data, p.rstd[i] = rstd[i]->data;
