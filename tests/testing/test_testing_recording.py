@@ -78,3 +78,13 @@ def test_a_recording_ends_also_when_a_module_was_changed_inside() -> None:
     with record(model) as again:
         model(xt.ones(1, 2))
     assert again.steps and "forward" not in model.__dict__
+
+
+def test_an_op_whose_name_was_given_away_is_an_error(monkeypatch) -> None:
+    """A hook is told which op ran by the attribute of _C: another object there is refused, not read as an op."""
+    rms_norm = _C.rms_norm
+    monkeypatch.setattr(_C, "rms_norm", lambda *args: rms_norm(*args))
+    refused = pytest.raises(TypeError, match=r"^set_call_hook: _C.rms_norm must be the op itself .*, got function$")
+    with refused, record():
+        _C.rms_norm(xt.ones(2, 3))
+    assert rms_norm(xt.ones(2, 3)).shape == (2, 3)

@@ -40,6 +40,11 @@ int py_call_seen(const XtOp *op, const XtArg *args, int count, XtTensor *const *
     PyObject *arguments = PyDict_New(), *outputs = NULL, *result = NULL, *module, *callable = NULL;
     if (arguments == NULL || (module = PyType_GetModule(xt_py->op_type)) == NULL) goto done;
     if ((callable = PyObject_GetAttrString(module, op->name)) == NULL) goto done;
+    if (!Py_IS_TYPE(callable, xt_py->op_type)) { /* somebody has put another object into its place */
+        PyErr_Format(PyExc_TypeError, "set_call_hook: _C.%s must be the op itself while calls are seen, got %s", op->name,
+                     Py_TYPE(callable)->tp_name);
+        goto done;
+    }
     const PySignature *signature = py_signature_of(callable);
     /* Operators and indexing leave out arguments that have a default. */
     for (int i = 0; i < signature->count && i < count; i++) {
