@@ -212,7 +212,7 @@ def test_qwen3_against_its_float64_copy(dtype, no_leaks):
         "embedding",
         "rms_norm",
         "linear",
-        "rope",
+        "qk_norm_rope",
         "scaled_dot_product_attention",
         "swiglu",
         "linear_cross_entropy",
