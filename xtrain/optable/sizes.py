@@ -60,6 +60,7 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "rms_norm:no weight": case(N(batch, d.length, d.width)),
         "rope": case(N(*heads)),
         "rope:positions": case(N(*heads), Ids(0, d.length, d.tokens)),
+        "qk_norm_rope": case(N(*heads), N(batch, d.length, d.heads // 2, per_head), N(per_head), N(per_head)),
         "swiglu": case(N(d.tokens // 4, d.hidden), N(d.tokens // 4, d.hidden)),
         "swiglu:halves": case(N(d.tokens // 4, 2 * d.hidden)),
         "softmax": case(N(d.tokens, d.width)),

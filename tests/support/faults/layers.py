@@ -63,16 +63,16 @@ FAULTS = [
         "an id outside [0, vocab) is an IndexError", CLAUSES + "test_the_first_label_behind_the_vocabulary_is_refused",
     ),
     Fault(
-        "rms_norm: weight before rounding", _L + "rms_norm.c", "STORE(LOAD(weight[j]) * LOAD(STORE(LOAD(x[j]) * rstd)))",
+        "rms_norm: weight before rounding", _L + "row_loops.h", "STORE(LOAD(weight[j]) * LOAD(STORE(LOAD(x[j]) * rstd)))",
         "STORE(LOAD(weight[j]) * (LOAD(x[j]) * rstd))", "rounded to the dtype before the weight, as Hugging Face models do",
         CLAUSES + "test_a_norm_is_rounded_before_its_weight",
     ),
     Fault(
-        "rms_norm: eps outside the root", _L + "rms_norm.c", "ACC rstd = 1 / SQRT(squares / (ACC)cols + (ACC)p->eps);",
-        "ACC rstd = 1 / (SQRT(squares / (ACC)cols) + (ACC)p->eps);", "rstd = 1 / sqrt(mean(x^2) + eps)", FORWARD + "rms_norm",
+        "rms_norm: eps outside the root", _L + "row_loops.h", "ACC rstd = 1 / SQRT(squares / (ACC)cols + eps);",
+        "ACC rstd = 1 / (SQRT(squares / (ACC)cols) + eps);", "rstd = 1 / sqrt(mean(x^2) + eps)", FORWARD + "rms_norm",
     ),
     Fault(
-        "rms_norm: an empty batch erases", _L + "rms_norm.c", "    if (pieces == 0 && job->p->accumulate) return;\n", "",
+        "rms_norm: an empty batch erases", _L + "row_loops.h", "    if (pieces == 0 && accumulate) return;\n", "",
         "an empty batch adds nothing to the gradient", CLAUSES + "test_an_empty_batch_leaves_the_gradient_of_the_others",
     ),
     Fault(
@@ -85,15 +85,17 @@ FAULTS = [
         "tests/ops/test_ops.py::test_same_bits -k rms_norm",
     ),
     Fault(
-        "rms_norm: the weight missing in dx", _L + "rms_norm.c", "dot += product * (weight ? LOAD(weight[j]) : 1);", "dot += product;",
+        "rms_norm: the weight missing in dx", _L + "row_loops.h", "dot += product * (weight ? LOAD(weight[j]) : 1);", "dot += product;",
         "dx = rstd (g - xh mean(g xh)) with g = dy weight", GRADIENT + "rms_norm",
     ),
     Fault(
-        "rope: a table in float32", _L + "rope.c", "c[i] = LOAD(STORE(cos(angle)));", "c[i] = cos(angle);",
+        "rope: a table in float32", _L + "row_loops.h", "c[i] = LOAD(STORE(IS_F64 ? (ACC)cos((double)angle) : (ACC)cosf((float)angle)));",
+        "c[i] = IS_F64 ? (ACC)cos((double)angle) : (ACC)cosf((float)angle);",
         "cos and sin are rounded to the dtype", CLAUSES + "test_cosines_and_sines_are_rounded_and_products_are_not",
     ),
     Fault(
-        "rope: sines in float32", _L + "rope.c", "s[i] = LOAD(STORE(sin(angle))) * sign;", "s[i] = sin(angle) * sign;",
+        "rope: sines in float32", _L + "row_loops.h", "s[i] = LOAD(STORE(IS_F64 ? (ACC)sin((double)angle) : (ACC)sinf((float)angle))) * sign;",
+        "s[i] = (IS_F64 ? (ACC)sin((double)angle) : (ACC)sinf((float)angle)) * sign;",
         "cos and sin are rounded to the dtype", CLAUSES + "test_cosines_and_sines_are_rounded_and_products_are_not",
     ),
     Fault(

@@ -51,13 +51,14 @@ FAULTS = [
     ),
     Fault(
         "rope: one period for all of a batch", "csrc/ops/layers/rope.c",
-        "int64_t dim = x->shape[x->ndim - 1], period = x->ndim == 4 ? x->shape[1] : x->shape[0];",
-        "int64_t dim = x->shape[x->ndim - 1], period = x->ndim == 4 ? x->shape[0] * x->shape[1] : x->shape[0];",
+        "int64_t period = turn->given ? turn->i : x->ndim == 4 ? x->shape[1] : x->shape[0];",
+        "int64_t period = turn->given ? turn->i : x->ndim == 4 ? x->shape[0] * x->shape[1] : x->shape[0];",
         "a sequence of a batch begins at position 0", FORWARD + "rope",
     ),
     Fault(
         "rope: the backward forgets its period", "csrc/ops/layers/rope.c",
-        "int64_t period = arg[3].given ? arg[3].i : dy->ndim == 4", "int64_t period = dy->ndim == 4", "the backward is the inverse",
+        "xt_rope_period(arg, 1, dy), arg[1].f, true", "dy->ndim == 4 ? dy->shape[1] : dy->shape[0], arg[1].f, true",
+        "the backward is the inverse",
         GRADIENT + "rope",
     ),
     Fault(
