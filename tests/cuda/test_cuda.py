@@ -509,12 +509,17 @@ def attend(backend: str, tensors: list[xt.Tensor], causal: bool) -> tuple[list[n
     return [array(t) for t in (out[0], q.grad, k.grad, v.grad)], (forward["launches"], backward["launches"])
 
 
-@pytest.mark.parametrize("dim", [32, 64, 96, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("same_keys", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "same_keys"),
+    [*[(dim, False) for dim in (32, 64, 96, 128, 192, 256)], *[(dim, True) for dim in (32, 64, 96, 128)]],
+)
 def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str, dim: int, same_keys: bool) -> None:
     """Tails of tiles, more queries than keys, shared kv heads, heads between rows in memory; one launch forward, two
     backward, three of flash_hopper. Keys of all sequences in one place are nothing for flash_hopper: flash_half does them."""
+    hopper = flash_hopper_runs() and dim != 32 and not same_keys
+    if dim > 128 and not hopper:
+        pytest.skip("flash_hopper alone does this head dim")
     rng = np.random.default_rng(dim)
     unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
     for sq, skv, causal in [(1, 65, False), (64, 64, True), (129, 129, True), (300, 257, True), (127, 511, False)]:
@@ -526,7 +531,6 @@ def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str,
         exact, plain = attend("reference", [t.to(xt.float64).to("cuda").transpose(1, 2) for t in host], causal)
         naive, _ = attend("materialized", low, causal)
         ours, launches = attend("flash", low, causal)
-        hopper = flash_hopper_runs() and dim != 32 and not same_keys
         # of the reference: 1 and 2, and what a backward has besides
         assert launches == (1, plain[1] + hopper) and plain[0] == 1
         assert all(np.array_equal(a, b) for a, b in zip(ours, attend("flash", low, causal)[0]))
