@@ -134,12 +134,6 @@ __device__ inline void xt_bulk_load(uint32_t to, const void *from, int bytes, ui
                  "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* Starts the copy of a panel from shared memory. */
-__device__ inline void xt_panel_store(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from),
-                 "r"(column), "r"(row), "r"(head), "r"(batch)
-                 : "memory");
-}
 /* Two floats rounded to T, the low one in the low half of the word. */
 template <typename T> __device__ inline uint32_t xt_round_pair(float low, float high) {
     uint32_t word;
@@ -158,6 +152,14 @@ __device__ inline int xt_get_shared(uint32_t from) {
     int word;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
     return word;
+}
+__device__ inline uint4 xt_get_words(uint32_t from) {
+    uint4 words;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(from)
+                 : "memory");
+    return words;
 }
 /* Two floats of shared memory. */
 __device__ inline float2 xt_read_shared(uint32_t from) {
@@ -243,14 +245,30 @@ template <int PENDING, int SIZE> __device__ inline void xt_wgmma_wait(float (&d)
 #define XT_R5 "%40,%41,%42,%43,%44,%45,%46,%47"
 #define XT_R6 "%48,%49,%50,%51,%52,%53,%54,%55"
 #define XT_R7 "%56,%57,%58,%59,%60,%61,%62,%63"
-#define XT_R_64 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3
-#define XT_R_96 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3 "," XT_R4 "," XT_R5
-#define XT_R_128 XT_R0 "," XT_R1 "," XT_R2 "," XT_R3 "," XT_R4 "," XT_R5 "," XT_R6 "," XT_R7
+#define XT_R8 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define XT_R9 "%72,%73,%74,%75,%76,%77,%78,%79"
+#define XT_R10 "%80,%81,%82,%83,%84,%85,%86,%87"
+#define XT_R11 "%88,%89,%90,%91,%92,%93,%94,%95"
+#define XT_R12 "%96,%97,%98,%99,%100,%101,%102,%103"
+#define XT_R13 "%104,%105,%106,%107,%108,%109,%110,%111"
+#define XT_R14 "%112,%113,%114,%115,%116,%117,%118,%119"
+#define XT_R15 "%120,%121,%122,%123,%124,%125,%126,%127"
+#define XT_R_32 XT_R0 "," XT_R1
+#define XT_R_64 XT_R_32 "," XT_R2 "," XT_R3
+#define XT_R_80 XT_R_64 "," XT_R4
+#define XT_R_96 XT_R_80 "," XT_R5
+#define XT_R_128 XT_R_96 "," XT_R6 "," XT_R7
+#define XT_R_192 XT_R_128 "," XT_R8 "," XT_R9 "," XT_R10 "," XT_R11
+#define XT_R_256 XT_R_192 "," XT_R12 "," XT_R13 "," XT_R14 "," XT_R15
 #define XT_D(i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define XT_D_64 XT_D(0), XT_D(8), XT_D(16), XT_D(24)
-#define XT_D_96 XT_D(0), XT_D(8), XT_D(16), XT_D(24), XT_D(32), XT_D(40)
-#define XT_D_128 XT_D(0), XT_D(8), XT_D(16), XT_D(24), XT_D(32), XT_D(40), XT_D(48), XT_D(56)
+#define XT_D_32 XT_D(0), XT_D(8)
+#define XT_D_64 XT_D_32, XT_D(16), XT_D(24)
+#define XT_D_80 XT_D_64, XT_D(32)
+#define XT_D_96 XT_D_80, XT_D(40)
+#define XT_D_128 XT_D_96, XT_D(48), XT_D(56)
+#define XT_D_192 XT_D_128, XT_D(64), XT_D(72), XT_D(80), XT_D(88)
+#define XT_D_256 XT_D_192, XT_D(96), XT_D(104), XT_D(112), XT_D(120)
 #define XT_WGMMA(n, type, left, right, flag, turn, ...)                                                                \
     asm volatile("{.reg .pred p;\n"                                                                                    \
                  "setp.ne.b32 p, " flag ", 0;\n"                                                                       \
@@ -267,14 +285,21 @@ template <int PENDING, int SIZE> __device__ inline void xt_wgmma_wait(float (&d)
 #define XT_WGMMA_R(n, left, right, flag) XT_WGMMA_TYPES(n, left, right, flag, "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 
 template <typename T, int N> __device__ inline void xt_wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
-    static_assert(N == 64 || N == 96 || N == 128, "one of the sizes below");
+    static_assert(N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 192 || N == 256, "one of the sizes below");
+    if constexpr (N == 32) XT_WGMMA_S(32, "%16", "%17", "%18");
     if constexpr (N == 64) XT_WGMMA_S(64, "%32", "%33", "%34");
+    if constexpr (N == 80) XT_WGMMA_S(80, "%40", "%41", "%42");
+    if constexpr (N == 192) XT_WGMMA_S(192, "%96", "%97", "%98");
+    if constexpr (N == 256) XT_WGMMA_S(256, "%128", "%129", "%130");
     if constexpr (N == 96) XT_WGMMA_S(96, "%48", "%49", "%50");
     if constexpr (N == 128) XT_WGMMA_S(128, "%64", "%65", "%66");
 }
 template <typename T, int N> __device__ inline void xt_wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
-    static_assert(N == 64 || N == 96 || N == 128, "one of the sizes below");
+    static_assert(N == 64 || N == 80 || N == 96 || N == 128 || N == 192 || N == 256, "one of the sizes below");
     if constexpr (N == 64) XT_WGMMA_R(64, "{%32,%33,%34,%35}", "%36", "%37");
+    if constexpr (N == 80) XT_WGMMA_R(80, "{%40,%41,%42,%43}", "%44", "%45");
+    if constexpr (N == 192) XT_WGMMA_R(192, "{%96,%97,%98,%99}", "%100", "%101");
+    if constexpr (N == 256) XT_WGMMA_R(256, "{%128,%129,%130,%131}", "%132", "%133");
     if constexpr (N == 96) XT_WGMMA_R(96, "{%48,%49,%50,%51}", "%52", "%53");
     if constexpr (N == 128) XT_WGMMA_R(128, "{%64,%65,%66,%67}", "%68", "%69");
 }

@@ -70,10 +70,12 @@ template <int STAGES> struct HopperRing {
 /* The warpgroup of this thread, from lane 0: the compiler keeps what depends on it in uniform registers. */
 __device__ inline int hopper_warpgroup() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
 
-/* One arrival a warp says that its warpgroup's rows no longer need a stage. */
+/* One arrival a warp says that its warpgroup's products no longer need a stage. */
 __device__ inline void hopper_release(uint32_t barrier) {
     if (threadIdx.x % 32 == 0) xt_barrier_arrive(barrier);
 }
+/* The same of what threads have read themselves: each arrives, as racecheck follows a thread's own arrivals alone. */
+__device__ inline void hopper_release_read(uint32_t barrier) { xt_barrier_arrive(barrier); }
 
 /* Starts the copies of a tile of ROWS rows. */
 template <int D, int ROWS>
@@ -156,12 +158,21 @@ template <int K> __device__ inline void hopper_put_words(uint32_t to, const uint
         for (int half = 0; half < 2; half++)
             xt_put_shared(place + half * 1024 + (n ^ row % 8) * 16, (int)p[n / 2][n % 2 * 2 + half]);
 }
-/* Stores 64 rows from shared memory; one thread. */
-template <int D>
-__device__ inline void hopper_store_rows(const CUtensorMap *map, uint32_t from, int pitch, int row, int head, int batch) {
+/* Writes 64 rows of d through `room` (as hopper_put_rows) to memory, where `rows` rows and `columns` columns of it belong. A warp
+ * copies what itself has put, by ordinary instructions: sanitizers do not see what the copy engine writes to memory. */
+template <typename T, int D, typename F>
+__device__ inline void hopper_write_rows(T *to, int64_t stride, int rows, int columns, uint32_t room, int pitch,
+                                         const float (&d)[D / 2], F f) {
+    hopper_put_rows<T, D>(room, pitch, d, f);
+    __syncwarp();
+    int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
-    for (int c = 0; c < (D + 63) / 64; c++) xt_panel_store(map, from + c * pitch, 64 * c, row, head, batch);
-    xt_store_commit();
+    for (int i = 0; i < D / 16; i++) {
+        int piece = 32 * i + lane, row = 16 * warp + piece / (D / 8), column = piece % (D / 8);
+        uint4 words = xt_get_words(room + row * 128 + column / 8 * pitch + (column % 8 ^ row % 8) * 16);
+        if (row < rows && 8 * column < columns) *(uint4 *)(to + row * stride + 8 * column) = words;
+    }
+    __syncwarp(); // before the room is used again
 }
 
 /* ---- support ------------------------------------------------------------------------------------------------------------------- */
@@ -180,7 +191,8 @@ template <typename P> inline const char *hopper_unfit(const P *p, const XtDevice
     if (!xt_built_for_sm90a()) return "the library is not built for compute capability 9.0a";
     if (device->capability != 90) return "the compute capability is not 9.0";
     if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return "the dtype is not bfloat16 or float16";
-    if (p->dim != 64 && p->dim != 96 && p->dim != 128) return "the head dim is not 64, 96 or 128";
+    if (p->dim != 64 && p->dim != 96 && p->dim != 128 && p->dim != 192 && p->dim != 256)
+        return "the head dim is not 64, 96, 128, 192 or 256";
     if (!(scale > 0 && scale < INFINITY)) return "the scale is not positive"; // the largest score has the largest product
     if (device->shared_limit < HOPPER_SHARED) return "a block cannot have so much shared memory";
     if (!hopper_addressable(p->q_stride, p->batch, p->heads, p->sq) ||

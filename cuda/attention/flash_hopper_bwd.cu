@@ -40,9 +40,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 if (n >= call.order.tiles) break;
                 HopperTile tile = hopper_tile(call.order, n);
                 int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
-                xt_barrier_expect(at.own_full, 2 * P::OWN_BYTES);
-                hopper_load<D, ROWS>(at.own, &maps.own[0], first, h, b, at.own_full);
-                hopper_load<D, ROWS>(at.own + P::OWN_BYTES, &maps.own[1], first, h, b, at.own_full);
+                hopper_load_own<P>(at.own, maps, first, h, b, at.own_full);
                 for (int j = count_of(first) - 1; j >= 0; j--, ring.n++) {
                     uint32_t full = at.full + 8 * ring.stage();
                     xt_barrier_wait(at.empty + 8 * ring.stage(), ring.parity() ^ 1);
@@ -71,9 +69,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int i = row + 8 * half;
-                const float *stats = call.stats + (int64_t)tile.head * call.padded + i;
-                lse[half] = i < call.padded ? stats[0] : INFINITY;
-                delta[half] = i < call.padded ? stats[(int64_t)call.order.heads * call.padded] : 0;
+                int64_t at = (int64_t)tile.head * call.padded + i;
+                lse[half] = i < call.padded ? call.lse[at] : INFINITY;
+                delta[half] = i < call.padded ? call.delta[at] : 0;
             }
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dq[i] = 0;
@@ -86,7 +84,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tile);
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_dout, k_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dQ before
-                if (P::FLIGHT && j < last) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (P::FLIGHT && j < last) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
                 if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
                     int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
 #pragma unroll
@@ -105,22 +103,16 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_add_product<T, TILE, D>(dq, ds, k_tile);
                 if (!P::FLIGHT) {
                     xt_wgmma_wait<0>(dq);
-                    hopper_release(at.empty + 8 * ring.stage());
+                    hopper_release_read(at.empty + 8 * ring.stage());
                 }
             }
             xt_wgmma_wait<0>(dq);
-            if (P::FLIGHT && last >= 0) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            if (P::FLIGHT && last >= 0) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             xt_named_sync(1 + me, 128); // no warp reads Q any more: its rows hold dQ now
-            hopper_put_rows<T, D>(my_q, ROWS * 128, dq, [&](int, float x) { return x * call.scale; });
-            xt_async_fence();
-            xt_named_sync(1 + me, 128);
-            if (thread == 0) {
-                if (first + 64 * me < sq)
-                    hopper_store_rows<D>(&maps.result[0], my_q, ROWS * 128, first + 64 * me, tile.head % call.heads,
-                                         tile.head / call.heads);
-                xt_store_wait();
-                xt_barrier_arrive(at.own_empty);
-            }
+            hopper_write_result<T, D>(call, 0, tile.head / call.heads, tile.head % call.heads, first + 64 * me, sq, my_q,
+                                      ROWS * 128, dq, call.scale);
+            xt_async_fence(); // the copy engine fills the room next
+            hopper_release_read(at.own_empty);
         }
     }
 #else
@@ -135,7 +127,7 @@ template <typename T, typename P>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_dkv_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
 #ifdef XT_SM90A
-    constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS;
+    constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS, PART = P::PART;
     extern __shared__ char room[];
     HopperBackwardRoom<P> at(room);
     if (threadIdx.x == 0) at.init();
@@ -156,23 +148,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 if (n >= call.order.tiles) break;
                 HopperTile tile = hopper_tile(call.order, n);
                 int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads, first = tile.block * ROWS;
-                xt_barrier_expect(at.own_full, 2 * P::OWN_BYTES);
-                hopper_load<D, ROWS>(at.own, &maps.own[0], first, g, b, at.own_full);
-                hopper_load<D, ROWS>(at.own + P::OWN_BYTES, &maps.own[1], first, g, b, at.own_full);
-                for (int h = g * group; h < g * group + group; h++) {
-                    const float *stats = call.stats + (int64_t)(b * call.heads + h) * call.padded;
+                hopper_load_own<P>(at.own, maps, first, g, b, at.own_full);
+                for (int h = g * group; h < g * group + group; h++)
                     for (int i = max(0, first - ahead) / TILE; i < end; i++, ring.n++) {
-                        uint32_t full = at.full + 8 * ring.stage(), to = at.stats + ring.stage() * 2 * P::STATS_BYTES;
-                        xt_barrier_wait(at.empty + 8 * ring.stage(), ring.parity() ^ 1);
-                        xt_barrier_expect(full, 2 * P::TILE_BYTES + 2 * P::STATS_BYTES);
-                        hopper_load<D, TILE>(at.tile(ring.stage(), 0), &maps.other[0], i * TILE, h, b, full);
-                        hopper_load<D, TILE>(at.tile(ring.stage(), 1), &maps.other[1], i * TILE, h, b, full);
-                        xt_bulk_load(to, stats + i * TILE, P::STATS_BYTES, full);
-                        xt_bulk_load(to + P::STATS_BYTES,
-                                     stats + (int64_t)call.padded * call.heads * (call.order.heads / call.kv_heads) + i * TILE,
-                                     P::STATS_BYTES, full);
+                        int s = ring.stage();
+                        xt_barrier_wait(at.empty + 8 * s, ring.parity() ^ 1);
+                        hopper_load_queries<P>(at.tile(s, 0), at.stats + s * 2 * P::STATS_BYTES, maps, call, i, h, b,
+                                               at.full + 8 * s);
                     }
-                }
             }
             xt_barrier_arrive(at.own_full); // there is no more
             hopper_leave();
@@ -180,24 +163,25 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     } else { // computes
         xt_registers_more<P::REGISTERS>();
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
-        int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
-        uint32_t my_k = at.own + 64 * me * 128, my_v = my_k + P::OWN_BYTES;
+        int my_part = P::SPLIT ? me : 0, my_block = P::SPLIT ? 0 : 64 * me; // columns of results, rows
+        int my_row = my_block + thread / 32 * 16 + thread % 32 / 4;         // of the tile
+        uint32_t my_k = at.own + my_block * 128, my_v = my_k + P::OWN_BYTES;
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
             xt_barrier_wait(at.own_full, turn % 2);
             int n = xt_get_shared(at.claim);
             if (n >= call.order.tiles) break;
             HopperTile tile = hopper_tile(call.order, n);
-            int first = tile.block * ROWS, my_first = first + 64 * me;
-            float dk[D / 2], dv[D / 2], s[TILE / 2], dp[TILE / 2];
+            int first = tile.block * ROWS, my_first = first + my_block;
+            float dk[PART / 2], dv[PART / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t p[TILE / 16][4], ds[TILE / 16][4];
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) dk[i] = 0, dv[i] = 0;
+            for (int i = 0; i < PART / 2; i++) dk[i] = 0, dv[i] = 0;
             int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE);
             for (int h = 0; h < group; h++) {
                 for (int i = top; i < my_top; i++, ring.n++) { // no key of this warpgroup is seen
                     xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
-                    hopper_release(at.empty + 8 * ring.stage());
+                    hopper_release_read(at.empty + 8 * ring.stage());
                 }
 #pragma unroll 1
                 for (int i = my_top; i < end; i++, ring.n++) {
@@ -207,14 +191,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_dot_rows<T, TILE, D, ROWS>(s, my_k, q_tile);
                     hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
                     xt_wgmma_wait<1>(s); // and the dK before
-                    if (P::FLIGHT && i > my_top) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
-#pragma unroll
-                    for (int c = 0; c < TILE / 8; c++) {
-                        float2 lse = xt_read_shared(stats + 32 * c);
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], call.scale_log2, e % 2 ? -lse.y : -lse.x));
-                    }
+                    if (P::FLIGHT && i > my_top) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                    hopper_probabilities<TILE>(s, stats, call.scale_log2);
                     if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                         int left = first + my_row - ahead - i * TILE - my_col;
 #pragma unroll
@@ -223,40 +201,30 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     }
                     hopper_round<T, TILE>(p, s);
                     xt_wgmma_fence();
-                    hopper_add_product<T, TILE, D>(dv, p, q_tile + P::TILE_BYTES);
+                    hopper_add_product<T, TILE, PART>(dv, p, q_tile + P::TILE_BYTES + my_part * (PART / 64 * TILE * 128));
                     xt_wgmma_wait<1>(dp);
-#pragma unroll
-                    for (int c = 0; c < TILE / 8; c++) {
-                        float2 delta = xt_read_shared(stats + P::STATS_BYTES + 32 * c);
-#pragma unroll
-                        for (int e = 0; e < 4; e++) s[4 * c + e] *= dp[4 * c + e] - (e % 2 ? delta.y : delta.x);
-                    }
+                    hopper_score_gradients<TILE>(s, dp, stats + P::STATS_BYTES);
                     hopper_round<T, TILE>(ds, s);
                     xt_wgmma_fence();
-                    hopper_add_product<T, TILE, D>(dk, ds, q_tile);
+                    hopper_add_product<T, TILE, PART>(dk, ds, q_tile + my_part * (PART / 64 * TILE * 128));
                     if (!P::FLIGHT) {
                         xt_wgmma_wait<0>(dk);
-                        hopper_release(at.empty + 8 * ring.stage());
+                        hopper_release_read(at.empty + 8 * ring.stage());
                     }
                 }
                 xt_wgmma_wait<0>(dk);
-                if (P::FLIGHT && my_top < end) hopper_release(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (P::FLIGHT && my_top < end) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             }
             xt_wgmma_wait<0>(dv);
-            xt_named_sync(1 + me, 128); // no warp reads K and V any more: their rows hold dK and dV now
-            hopper_put_rows<T, D>(my_k, ROWS * 128, dk, [&](int, float x) { return x * call.scale; });
-            hopper_put_rows<T, D>(my_v, ROWS * 128, dv, [&](int, float x) { return x; });
-            xt_async_fence();
-            xt_named_sync(1 + me, 128);
-            if (thread == 0) {
-                if (my_first < skv) {
-                    int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
-                    hopper_store_rows<D>(&maps.result[0], my_k, ROWS * 128, my_first, g, b);
-                    hopper_store_rows<D>(&maps.result[1], my_v, ROWS * 128, my_first, g, b);
-                }
-                xt_store_wait();
-                xt_barrier_arrive(at.own_empty);
-            }
+            if (P::SPLIT) xt_named_sync(1, 256); // no warp reads K and V any more: their rows hold dK and dV now
+            else xt_named_sync(1 + me, 128);
+            uint32_t panels = my_part * (PART / 64 * ROWS * 128);
+            int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
+            hopper_write_result<T, PART>(call, 0, b, g, my_first, skv, my_k + panels, ROWS * 128, dk, call.scale, my_part * PART,
+                                         D);
+            hopper_write_result<T, PART>(call, 1, b, g, my_first, skv, my_v + panels, ROWS * 128, dv, 1, my_part * PART, D);
+            xt_async_fence(); // the copy engine fills the room next
+            hopper_release_read(at.own_empty);
         }
     }
 #else
@@ -266,66 +234,61 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 
 /* ---- slots ----------------------------------------------------------------------------------------------------------------------- */
 
-typedef struct HopperView {
-    const void *data;
-    const int64_t *stride;
-    bool keys; // else queries
-} HopperView;
-
-template <typename P>
-static cudaError_t make_maps(HopperBackwardMaps *maps, const XtAttentionBwd *p, const HopperView (&views)[6]) {
-    CUtensorMap *list[6] = {&maps->own[0], &maps->own[1], &maps->other[0], &maps->other[1], &maps->result[0], &maps->result[1]};
-    const int box_rows[3] = {P::ROWS, P::TILE, 64};
-    cudaError_t error = cudaSuccess;
-    for (int i = 0; i < 6 && !error; i++)
-        if (views[i].data)
-            error = xt_tensor_map(list[i], p->dtype == XT_BFLOAT16, views[i].data, p->batch, views[i].keys ? p->kv_heads : p->heads,
-                                  views[i].keys ? p->skv : p->sq, p->dim, views[i].stride, box_rows[i / 2]);
+/* Tensor maps of `own` and `other`: K V and Q dO, in this order where the block owns keys. */
+template <typename P> static cudaError_t make_maps(HopperBackwardMaps *maps, const XtAttentionBwd *p, bool owns_keys) {
+    CUtensorMap *of_keys = owns_keys ? maps->own : maps->other, *of_queries = owns_keys ? maps->other : maps->own;
+    int key_rows = owns_keys ? P::ROWS : P::TILE, query_rows = owns_keys ? P::TILE : P::ROWS;
+    bool bf16 = p->dtype == XT_BFLOAT16;
+    cudaError_t error = xt_tensor_map(&of_keys[0], bf16, p->k, p->batch, p->kv_heads, p->skv, p->dim, p->k_stride, key_rows);
+    if (!error) error = xt_tensor_map(&of_keys[1], bf16, p->v, p->batch, p->kv_heads, p->skv, p->dim, p->v_stride, key_rows);
+    if (!error) error = xt_tensor_map(&of_queries[0], bf16, p->q, p->batch, p->heads, p->sq, p->dim, p->q_stride, query_rows);
+    if (!error) error = xt_tensor_map(&of_queries[1], bf16, p->dout, p->batch, p->heads, p->sq, p->dim, p->dout_stride, query_rows);
     return error;
 }
 
-static HopperBackwardCall make_call(const XtAttentionBwd *p, const HopperOrder &order, const float *stats, int padded) {
-    return {stats,       order,       (int)p->heads,   (int)p->kv_heads,           (int)p->sq,
-            (int)p->skv, (int)padded, (float)p->scale, (float)(p->scale * LOG2_E), p->causal};
+static HopperBackwardCall make_call(const XtAttentionBwd *p, bool owns_keys, const HopperOrder &order, const float *stats,
+                                    int64_t padded) {
+    const float *delta = stats + p->batch * p->heads * padded;
+    HopperBackwardCall call = {{owns_keys ? p->dk : p->dq, p->dv},
+                               {},
+                               stats,
+                               delta,
+                               order,
+                               (int)p->heads,
+                               (int)p->kv_heads,
+                               (int)p->sq,
+                               (int)p->skv,
+                               (int)padded,
+                               (float)p->scale,
+                               (float)(p->scale * LOG2_E),
+                               p->causal};
+    for (int i = 0; i < 3; i++)
+        call.stride[0][i] = owns_keys ? p->dk_stride[i] : p->dq_stride[i], call.stride[1][i] = p->dv_stride[i];
+    return call;
 }
 
-template <typename T, typename P> static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int padded, int64_t cache) {
+template <typename P, typename Kernel, typename Call>
+static XtStatus launch(Kernel kernel, const XtAttentionBwd *p, bool owns_keys, int tiles, const Call &call) {
     HopperBackwardMaps maps = {};
-    cudaError_t error = make_maps<P>(&maps, p,
-                                     {{p->q, p->q_stride, false},
-                                      {p->dout, p->dout_stride, false},
-                                      {p->k, p->k_stride, true},
-                                      {p->v, p->v_stride, true},
-                                      {p->dq, p->dq_stride, false},
-                                      {}});
+    cudaError_t error = make_maps<P>(&maps, p, owns_keys);
     if (error) return xt_cuda_error("attention_bwd", error);
-    XtStatus status = xt_allow_shared("attention", flash_hopper_dq_kernel<T, P>, P::BYTES);
-    if (status != XT_OK) return status;
+    XtStatus status = xt_allow_shared("attention", kernel, P::BYTES);
+    if (status == XT_OK) xt_launch(kernel, hopper_grid(tiles), P::THREADS, P::BYTES, maps, call);
+    return status;
+}
+
+template <typename T, typename P>
+static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int64_t padded, int64_t cache) {
     HopperOrder order =
         hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim, cache);
-    xt_launch(flash_hopper_dq_kernel<T, P>, hopper_grid(order.tiles), P::THREADS, P::BYTES, maps,
-              make_call(p, order, stats, padded));
-    return XT_OK;
+    return launch<P>(flash_hopper_dq_kernel<T, P>, p, false, order.tiles, make_call(p, false, order, stats, padded));
 }
 
-template <typename T, typename P> static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int padded) {
-    HopperBackwardMaps maps = {};
-    cudaError_t error = make_maps<P>(&maps, p,
-                                     {{p->k, p->k_stride, true},
-                                      {p->v, p->v_stride, true},
-                                      {p->q, p->q_stride, false},
-                                      {p->dout, p->dout_stride, false},
-                                      {p->dk, p->dk_stride, true},
-                                      {p->dv, p->dv_stride, true}});
-    if (error) return xt_cuda_error("attention_bwd", error);
-    XtStatus status = xt_allow_shared("attention", flash_hopper_dkv_kernel<T, P>, P::BYTES);
-    if (status != XT_OK) return status;
+template <typename T, typename P> static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int64_t padded) {
     int64_t group = p->heads / p->kv_heads;
     HopperOrder order =
         hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group, HOPPER_CACHE);
-    xt_launch(flash_hopper_dkv_kernel<T, P>, hopper_grid(order.tiles), P::THREADS, P::BYTES, maps,
-              make_call(p, order, stats, padded));
-    return XT_OK;
+    return launch<P>(flash_hopper_dkv_kernel<T, P>, p, true, order.tiles, make_call(p, true, order, stats, padded));
 }
 
 template <typename T, int D> static void run_delta(const XtAttentionBwd *p, float *stats, int64_t padded, unsigned *turns) {
@@ -340,8 +303,8 @@ template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
     if (status != XT_OK) return status;
     run_delta<T, Dq::D>(p, (float *)stats.data, padded, NULL);
-    status = run_dq<T, Dq>(p, (const float *)stats.data, (int)padded, cache);
-    if (status == XT_OK) status = run_dkv<T, Dkv>(p, (const float *)stats.data, (int)padded);
+    status = run_dq<T, Dq>(p, (const float *)stats.data, padded, cache);
+    if (status == XT_OK) status = run_dkv<T, Dkv>(p, (const float *)stats.data, padded);
     if (status != XT_OK) return status;
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
@@ -349,30 +312,19 @@ template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const
 /* Five products: flash_hopper_ordered.cuh. */
 template <typename T> static XtStatus run_five(const XtAttentionBwd *p) {
     typedef HopperOrdered P;
-    int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, P::TILE) * P::TILE, parts = 2 * heads * (padded / P::TILE);
+    int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, P::TILE) * P::TILE, parts = heads * (padded / P::TILE);
     XtScratch scratch;
     XtStatus status = scratch.allocate((size_t)(parts * P::PART + 2 * heads * padded + parts) * sizeof(float));
     if (status != XT_OK) return status;
     float *sums = (float *)scratch.data, *stats = sums + parts * P::PART;
     unsigned *turns = (unsigned *)(stats + 2 * heads * padded);
     run_delta<T, P::D>(p, stats, padded, turns);
-    HopperBackwardMaps maps = {};
-    cudaError_t error = make_maps<P>(&maps, p,
-                                     {{p->k, p->k_stride, true},
-                                      {p->v, p->v_stride, true},
-                                      {p->q, p->q_stride, false},
-                                      {p->dout, p->dout_stride, false},
-                                      {p->dk, p->dk_stride, true},
-                                      {p->dv, p->dv_stride, true}});
-    if (error) return xt_cuda_error("attention_bwd", error);
-    status = xt_allow_shared("attention", flash_hopper_ordered_kernel<T>, P::BYTES);
-    if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads;
-    HopperOrder all = {(int)heads, 0, 0, 0}; // statistics are found by the number of heads
     HopperOrderedCall call = {
-        make_call(p, all, stats, (int)padded),
+        make_call(p, true, {}, stats, padded),
         hopper_ranks(p->batch * p->kv_heads, xt_divide_up(p->skv, P::ROWS), 8 * p->sq * p->dim * group, p->causal), sums, turns};
-    xt_launch(flash_hopper_ordered_kernel<T>, hopper_grid(call.ranks.tiles), P::THREADS, P::BYTES, maps, call);
+    status = launch<P>(flash_hopper_ordered_kernel<T>, p, true, call.ranks.tiles, call);
+    if (status != XT_OK) return status;
     xt_launch(flash_hopper_finish_kernel<T>, (unsigned)xt_divide_up(heads * padded * 16, 256), 256, 0, *p, (const float *)sums,
               (int)padded);
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
@@ -388,13 +340,15 @@ const char *xt_cuda_attention_flash_hopper_supports_bwd(const XtAttentionBwd *p,
 }
 
 /* Which backward runs, by sizes alone: the same problem always gets the same bits. What won on an H200:
- * docs/worklog/attention-hopper.md. Five products win at head dim 128 up to 4096 keys; their sums of dQ are working memory that
- * flash_half does not need, so 2^19 rows (256 MiB of sums) are the most. */
-typedef enum HopperPlan { HOPPER_64_SHORT, HOPPER_64, HOPPER_96, HOPPER_128_FIVE, HOPPER_128 } HopperPlan;
+ * docs/worklog/attention-hopper.md. Five products win at head dim 128; their sums of dQ are working memory that flash_half does not need,
+ * so 2^19 rows (256 MiB of sums) are the most. */
+
+typedef enum HopperPlan { HOPPER_64_SHORT, HOPPER_64, HOPPER_96, HOPPER_128_FIVE, HOPPER_128, HOPPER_192, HOPPER_256 } HopperPlan;
 static HopperPlan hopper_plan(int64_t dim, int64_t heads, int64_t sq, int64_t skv) {
     if (dim == 64) return skv < 2048 ? HOPPER_64_SHORT : HOPPER_64;
     if (dim == 96) return HOPPER_96;
-    if (skv <= 4096 && heads * xt_divide_up(sq, 64) <= (1 << 13)) return HOPPER_128_FIVE;
+    if (dim > 128) return dim == 192 ? HOPPER_192 : HOPPER_256;
+    if (heads * xt_divide_up(sq, 64) <= (1 << 13)) return HOPPER_128_FIVE;
     return HOPPER_128;
 }
 template <typename T> static XtStatus run(const XtAttentionBwd *p) {
@@ -403,6 +357,8 @@ template <typename T> static XtStatus run(const XtAttentionBwd *p) {
     case HOPPER_64: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 2, 96, 3, true>>(p);
     case HOPPER_96: return run_seven<T, HopperBackward<96, 2, 64, 4, true>, HopperBackward<96, 2, 64, 2, false>>(p);
     case HOPPER_128_FIVE: return run_five<T>(p);
+    case HOPPER_192: return run_seven<T, HopperBackward<192, 2, 64, 2, false>, HopperBackward<192, 2, 64, 2, false, true>>(p);
+    case HOPPER_256: return run_seven<T, HopperBackward<256, 2, 32, 3, false>, HopperBackward<256, 2, 64, 2, false, true>>(p);
     case HOPPER_128: break;
     }
     int64_t cache = p->skv < 16384 ? HOPPER_CACHE : (int64_t)1 << 40; // so long, sections of dQ cost 9 %

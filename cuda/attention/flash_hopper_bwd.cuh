@@ -4,16 +4,19 @@
 
 #include "flash_hopper.cuh"
 
-/* FLIGHT: the last product of a tile runs into the next tile; otherwise it is awaited, which needs fewer registers. */
-template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_> struct HopperBackward {
+/* FLIGHT: the last product of a tile runs into the next tile; otherwise it is awaited, which needs fewer registers.
+ * SPLIT (dK and dV of head dims above 128): both warpgroups compute the scores of the same 64 rows, and each 128 columns of the results,
+ * for which the registers of one do not suffice. Tiles have 256 columns, zeros beyond the dim. */
+template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_, bool SPLIT_ = false> struct HopperBackward {
     static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_;
-    static constexpr bool FLIGHT = FLIGHT_;
-    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr bool FLIGHT = FLIGHT_, SPLIT = SPLIT_;
+    static constexpr int ROWS = SPLIT ? 64 : 64 * CONSUMERS, WIDTH = SPLIT ? 256 : D, PART = SPLIT ? 128 : D;
+    static constexpr int THREADS = 128 * (CONSUMERS + 1);
     static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
     /* Shared memory: two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse and
      * delta [TILE] (dK and dV); barriers. */
-    static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D), STATS_BYTES = TILE * 4,
-                         TILES_AT = 2 * OWN_BYTES, STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
+    static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(WIDTH), TILE_BYTES = TILE * hopper_row_bytes(WIDTH),
+                         STATS_BYTES = TILE * 4, TILES_AT = 2 * OWN_BYTES, STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
                          BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
                          BYTES = BARRIERS_AT + 8 * (3 + 2 * STAGES) + 1024; // and room to align
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
@@ -23,15 +26,67 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_> struct H
 constexpr int64_t HOPPER_CACHE = 24 << 20; // bytes of a section of heads, about half of the L2
 
 typedef struct HopperBackwardMaps {
-    CUtensorMap own[2], other[2], result[2]; // dQ: Q dO, K V, dQ; dK and dV: K V, Q dO, dK dV
+    CUtensorMap own[2], other[2]; // dQ: Q dO, K V; dK and dV: K V, Q dO
 } HopperBackwardMaps;
 typedef struct HopperBackwardCall {
-    const float *stats; // [2][batch, heads, padded]: lse log2 e, delta
+    void *result[2]; // dQ; dK dV
+    int64_t stride[2][3];
+    const float *lse, *delta; // [batch, heads, padded]; lse log2 e
     HopperOrder order;
     int heads, kv_heads, sq, skv, padded;
     float scale, scale_log2;
     bool causal;
 } HopperBackwardCall;
+
+/* Writes 64 rows, from `first` on, of result `which` through the rows of an operand that no warp reads any more. */
+template <typename T, int D>
+__device__ inline void hopper_write_result(const HopperBackwardCall &call, int which, int batch, int head, int first, int rows,
+                                           uint32_t room, int pitch, const float (&d)[D / 2], float scale, int column = 0,
+                                           int columns = D) {
+    const int64_t *stride = call.stride[which];
+    T *to = (T *)call.result[which] + batch * stride[0] + head * stride[1] + first * stride[2] + column;
+    hopper_write_rows<T, D>(to, stride[2], rows - first, columns - column, room, pitch, d, [&](int, float x) { return x * scale; });
+}
+
+/* Starts the copies of the block's two operands. */
+template <typename P>
+__device__ inline void hopper_load_own(uint32_t own, const HopperBackwardMaps &maps, int first, int head, int batch,
+                                       uint32_t barrier) {
+    xt_barrier_expect(barrier, 2 * P::OWN_BYTES);
+    hopper_load<P::WIDTH, P::ROWS>(own, &maps.own[0], first, head, batch, barrier);
+    hopper_load<P::WIDTH, P::ROWS>(own + P::OWN_BYTES, &maps.own[1], first, head, batch, barrier);
+}
+/* The same of tile i of Q, dO, lse and delta of a head. */
+template <typename P>
+__device__ inline void hopper_load_queries(uint32_t tile, uint32_t stats, const HopperBackwardMaps &maps,
+                                           const HopperBackwardCall &call, int i, int head, int batch, uint32_t barrier) {
+    int64_t row = (int64_t)(batch * call.heads + head) * call.padded + i * P::TILE;
+    xt_barrier_expect(barrier, 2 * P::TILE_BYTES + 2 * P::STATS_BYTES);
+    hopper_load<P::WIDTH, P::TILE>(tile, &maps.other[0], i * P::TILE, head, batch, barrier);
+    hopper_load<P::WIDTH, P::TILE>(tile + P::TILE_BYTES, &maps.other[1], i * P::TILE, head, batch, barrier);
+    xt_bulk_load(stats, call.lse + row, P::STATS_BYTES, barrier);
+    xt_bulk_load(stats + P::STATS_BYTES, call.delta + row, P::STATS_BYTES, barrier);
+}
+
+/* s = exp2(scale s - lse), columns are queries; lse of this thread's first column in shared memory. */
+template <int TILE> __device__ inline void hopper_probabilities(float (&s)[TILE / 2], uint32_t lse, float scale) {
+#pragma unroll
+    for (int c = 0; c < TILE / 8; c++) {
+        float2 of = xt_read_shared(lse + 32 * c);
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], scale, e % 2 ? -of.y : -of.x));
+    }
+}
+/* p becomes dS = p (dp - delta). */
+template <int TILE>
+__device__ inline void hopper_score_gradients(float (&p)[TILE / 2], const float (&dp)[TILE / 2], uint32_t delta) {
+#pragma unroll
+    for (int c = 0; c < TILE / 8; c++) {
+        float2 of = xt_read_shared(delta + 32 * c);
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[4 * c + e] *= dp[4 * c + e] - (e % 2 ? of.y : of.x);
+    }
+}
 
 /* Addresses in shared memory. */
 template <typename P> struct HopperBackwardRoom {
@@ -44,10 +99,10 @@ template <typename P> struct HopperBackwardRoom {
     }
     __device__ void init() const { // by one thread
         xt_barrier_init(own_full, 1);
-        xt_barrier_init(own_empty, P::CONSUMERS);
+        xt_barrier_init(own_empty, 128 * P::CONSUMERS);
         for (int s = 0; s < P::STAGES; s++) {
             xt_barrier_init(full + 8 * s, 1);
-            xt_barrier_init(empty + 8 * s, 4 * P::CONSUMERS);
+            xt_barrier_init(empty + 8 * s, 128 * P::CONSUMERS);
         }
         xt_barrier_init_fence();
     }
@@ -56,8 +111,9 @@ template <typename P> struct HopperBackwardRoom {
 
 /* ---- statistics ------------------------------------------------------------------------------------------------------------------ */
 
-/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each. `turns` [batch, heads, padded / 32], where it is not NULL, becomes 0. */
-__host__ __device__ constexpr int hopper_delta_lanes(int dim) { return dim <= 64 ? 8 : 16; }
+/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each. `turns` [batch, heads, padded / 64], where it is not NULL, becomes
+ * 0. */
+__host__ __device__ constexpr int hopper_delta_lanes(int dim) { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
 template <typename T, int D>
 __global__ void __launch_bounds__(256) flash_hopper_delta_kernel(XtAttentionBwd p, float *stats, int padded, unsigned *turns) {
     constexpr int LANES = hopper_delta_lanes(D);
@@ -74,7 +130,7 @@ __global__ void __launch_bounds__(256) flash_hopper_delta_kernel(XtAttentionBwd 
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
     if (d != 0) return;
-    if (turns && row % 32 == 0) turns[row / 32] = 0;
+    if (turns && row % 64 == 0) turns[row / 64] = 0;
     float lse = i < p.sq ? ((const float *)p.lse)[head * p.sq + i] * (float)LOG2_E : INFINITY;
     stats[row] = lse == -INFINITY ? INFINITY : lse;
     stats[heads * padded + row] = dot;

@@ -1,13 +1,14 @@
 /* flash_hopper_fwd.cu - attention forward on Hopper's tensor cores; the formula is flash_half.cu's.
  *
  * Plan: a block owns 64 CONSUMERS rows of a head, each computing warpgroup 64 of them. One thread of the copying warpgroup fetches Q
- * once and then K and V, tile by tile from the last that the rows see to the first, so that masks come first. Products are
+ * once and then K and V, tile by tile from the last that the rows see to the first, so that masks come first; the next block's Q, K and V as soon as there
+ * is room, so that nobody waits for them. Products are
  * wgmma.m64nNk16: S = Q K^T from shared memory, then P stays in registers as left operand of P V.
  *
  * Overlap: a warpgroup issues S of tile j and P V of tile j + 1 together, and computes the exponentials of tile j while the latter
  * runs. Warpgroups issue in turns, so that one computes exponentials while the other's products run.
  *
- * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has one of each.
+ * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has stages of its own.
  *
  * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Cumulative lengths, windows and
  * soft-capping would change the range of tiles, `hide` and the line before the maximum.
@@ -20,20 +21,24 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_> struct HopperForward {
     static constexpr int D = D_, CONSUMERS = CONSUMERS_, TILE = TILE_, STAGES = STAGES_;
     static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
     static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
-    /* Shared memory: Q [ROWS, D], out the same where there is room, else in Q's, K [STAGES][TILE, D], V the same, barriers. */
+    /* Shared memory: Q [2][ROWS, D] and out [ROWS, D] where there is room, else Q once, which becomes out; K [STAGES][TILE, D], V the
+     * same, barriers. */
     static constexpr int Q_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D),
-                         REST = STAGES * 2 * TILE_BYTES + 8 * (3 + 4 * STAGES) + 1024; // and room to align
-    static constexpr bool IN_Q = 2 * Q_BYTES + REST > HOPPER_SHARED;
-    static constexpr int OUT_AT = IN_Q ? 0 : Q_BYTES, K_AT = OUT_AT + Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
+                         REST = STAGES * 2 * TILE_BYTES + 8 * (6 + 4 * STAGES) + 1024; // and room to align
+    static constexpr bool IN_Q = 3 * Q_BYTES + REST > HOPPER_SHARED;
+    static constexpr int Q_STAGES = IN_Q ? 1 : 2;
+    static constexpr int OUT_AT = IN_Q ? 0 : 2 * Q_BYTES, K_AT = OUT_AT + Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
                          BARRIERS_AT = V_AT + STAGES * TILE_BYTES, BYTES = K_AT + REST;
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
 };
 
 typedef struct HopperForwardMaps {
-    CUtensorMap q, k, v, out;
+    CUtensorMap q, k, v;
 } HopperForwardMaps;
 typedef struct HopperForwardCall {
+    void *out;
     float *lse; // [batch, heads, sq]
+    int64_t out_stride[3];
     HopperOrder order;
     int heads, kv_heads, sq, skv;
     float scale; // times log2 e
@@ -46,12 +51,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 #ifdef XT_SM90A
     constexpr int D = P::D, TILE = P::TILE, STAGES = P::STAGES, ROWS = P::ROWS, CONSUMERS = P::CONSUMERS;
     extern __shared__ char room[];
-    uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, q_tile = base, k_tiles = base + P::K_AT, v_tiles = base + P::V_AT;
-    uint32_t q_full = base + P::BARRIERS_AT, q_empty = q_full + 8, k_full = q_empty + 8, k_empty = k_full + 8 * STAGES,
+    uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, k_tiles = base + P::K_AT, v_tiles = base + P::V_AT;
+    uint32_t q_full = base + P::BARRIERS_AT, q_empty = q_full + 16, k_full = q_empty + 16, k_empty = k_full + 8 * STAGES,
              v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES, claim = v_empty + 8 * STAGES;
     if (threadIdx.x == 0) {
-        xt_barrier_init(q_full, 1);
-        xt_barrier_init(q_empty, P::IN_Q ? CONSUMERS : 4 * CONSUMERS);
+        for (int s = 0; s < P::Q_STAGES; s++) {
+            xt_barrier_init(q_full + 8 * s, 1);
+            xt_barrier_init(q_empty + 8 * s, 128 * CONSUMERS);
+        }
         for (int s = 0; s < STAGES; s++) {
             xt_barrier_init(k_full + 8 * s, 1);
             xt_barrier_init(v_full + 8 * s, 1);
@@ -62,7 +69,6 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         xt_prefetch_map(&maps.q);
         xt_prefetch_map(&maps.k);
         xt_prefetch_map(&maps.v);
-        xt_prefetch_map(&maps.out);
     }
     __syncthreads();
 
@@ -75,16 +81,18 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         xt_registers_less<P::COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
-            for (int turn = 0;; turn++) {
-                int at = hopper_claim(turn);
-                xt_barrier_wait(q_empty, turn % 2 ^ 1);
-                xt_put_shared(claim, at);
+            HopperRing<P::Q_STAGES> q_ring;
+            for (;; q_ring.n++) {
+                int at = hopper_claim(q_ring.n);
+                xt_barrier_wait(q_empty + 8 * q_ring.stage(), q_ring.parity() ^ 1);
+                xt_put_shared(claim + 4 * q_ring.stage(), at);
                 if (at >= call.order.tiles) break;
                 HopperTile tile = hopper_tile(call.order, at);
                 int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
                 int count = count_of(first);
-                xt_barrier_expect(q_full, P::Q_BYTES);
-                hopper_load<D, ROWS>(q_tile, &maps.q, first, h, b, q_full);
+                uint32_t q_here = q_full + 8 * q_ring.stage();
+                xt_barrier_expect(q_here, P::Q_BYTES);
+                hopper_load<D, ROWS>(base + q_ring.stage() * P::Q_BYTES, &maps.q, first, h, b, q_here);
                 for (int j = count - 1; j >= 0; j--, ring.n++) {
                     uint32_t full = k_full + 8 * ring.stage();
                     xt_barrier_wait(k_empty + 8 * ring.stage(), ring.parity() ^ 1);
@@ -96,20 +104,22 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_load<D, TILE>(v_tiles + ring.stage() * P::TILE_BYTES, &maps.v, j * TILE, g, b, full);
                 }
             }
-            xt_barrier_arrive(q_full); // there is no more
+            xt_barrier_arrive(q_full + 8 * q_ring.stage()); // there is no more
             hopper_leave();
         }
     } else { // computes
         xt_registers_more<P::REGISTERS>();
         int me = hopper_warpgroup() - 1, next = me + 1 < CONSUMERS ? me + 1 : 0, thread = threadIdx.x % 128;
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4, my_col = thread % 4 * 2; // of the tile
-        uint32_t my_q = q_tile + 64 * me * 128, my_out = base + P::OUT_AT + 64 * me * 128;
+        uint32_t my_out = base + P::OUT_AT + 64 * me * 128;
         HopperRing<STAGES> ring;
+        HopperRing<P::Q_STAGES> q_ring;
         constexpr int MY_OUT = 1, MY_TURN = 1 + CONSUMERS;      // named barriers
         if (me == CONSUMERS - 1) xt_named_arrive(MY_TURN, 256); // the first may begin
-        for (int turn = 0;; turn++) {
-            xt_barrier_wait(q_full, turn % 2);
-            int at = xt_get_shared(claim);
+        for (;; q_ring.n++) {
+            uint32_t my_q = base + q_ring.stage() * P::Q_BYTES + 64 * me * 128, q_left = q_empty + 8 * q_ring.stage();
+            xt_barrier_wait(q_full + 8 * q_ring.stage(), q_ring.parity());
+            int at = xt_get_shared(claim + 4 * q_ring.stage());
             if (at >= call.order.tiles) break;
             HopperTile tile = hopper_tile(call.order, at);
             int first = first_of(tile), count = count_of(first), row = first + my_row;
@@ -182,7 +192,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 #pragma unroll
                     for (int i = 0; i < D / 2; i++) o[i] *= fade[i / 2 % 2];
                 }
-                if (!P::IN_Q) hopper_release(q_empty);
+                if (!P::IN_Q) hopper_release_read(q_left);
                 HopperRing<STAGES> v_ring = {ring.n - 1};
                 xt_barrier_wait(v_full + 8 * v_ring.stage(), v_ring.parity());
                 xt_wgmma_fence();
@@ -190,15 +200,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_wgmma_wait<0>(o);
                 hopper_release(v_empty + 8 * v_ring.stage());
             }
-            if (!P::IN_Q && count == 0) {
-                __syncwarp(); // all lanes have read `claim`
-                hopper_release(q_empty);
-            }
+            if (!P::IN_Q && count == 0) hopper_release_read(q_left);
             if (first + 64 * me >= sq) { // no row of this warpgroup
-                if (P::IN_Q) {
-                    xt_named_sync(MY_OUT + me, 128);
-                    if (thread == 0) xt_barrier_arrive(q_empty);
-                }
+                if (P::IN_Q) hopper_release_read(q_left);
                 continue;
             }
 #pragma unroll
@@ -212,22 +216,16 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 }
                 sum[half] = 1 / sum[half];
             }
-            if (thread == 0) xt_store_wait(); // the last tile's rows have left
-            xt_named_sync(MY_OUT + me, 128);
-            hopper_put_rows<T, D>(my_out, ROWS * 128, o,
-                                  [&](int half, float x) { return row + 8 * half + past > 0 ? x * sum[half] : 0.0f; });
-            xt_async_fence();
-            xt_named_sync(MY_OUT + me, 128);
-            if (thread == 0) {
-                hopper_store_rows<D>(&maps.out, my_out, ROWS * 128, first + 64 * me, tile.head % call.heads,
-                                     tile.head / call.heads);
-                if (P::IN_Q) {
-                    xt_store_wait();
-                    xt_barrier_arrive(q_empty);
-                }
+            if (P::IN_Q) xt_named_sync(MY_OUT + me, 128); // no warp reads Q any more
+            T *out = (T *)call.out + tile.head / call.heads * call.out_stride[0] + tile.head % call.heads * call.out_stride[1] +
+                     (first + 64 * me) * call.out_stride[2];
+            hopper_write_rows<T, D>(out, call.out_stride[2], sq - first - 64 * me, D, my_out, ROWS * 128, o,
+                                    [&](int half, float x) { return row + 8 * half + past > 0 ? x * sum[half] : 0.0f; });
+            if (P::IN_Q) {
+                xt_async_fence(); // the copy engine fills the room next
+                hopper_release_read(q_left);
             }
         }
-        if (thread == 0) xt_store_wait(); // shared memory lives until then
     }
 #else
     XT_NO_SM90A();
@@ -242,12 +240,13 @@ template <typename T, typename P> static XtStatus run_forward(const XtAttentionF
     cudaError_t error = xt_tensor_map(&maps.q, bf16, p->q, p->batch, p->heads, p->sq, p->dim, p->q_stride, P::ROWS);
     if (!error) error = xt_tensor_map(&maps.k, bf16, p->k, p->batch, p->kv_heads, p->skv, p->dim, p->k_stride, P::TILE);
     if (!error) error = xt_tensor_map(&maps.v, bf16, p->v, p->batch, p->kv_heads, p->skv, p->dim, p->v_stride, P::TILE);
-    if (!error) error = xt_tensor_map(&maps.out, bf16, p->out, p->batch, p->heads, p->sq, p->dim, p->out_stride, 64);
     if (error) return xt_cuda_error("attention_fwd", error);
     XtStatus status = xt_allow_shared("attention", flash_hopper_forward_kernel<T, P>, P::BYTES);
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads, blocks = xt_divide_up(p->sq, P::ROWS);
-    HopperForwardCall call = {(float *)p->lse,
+    HopperForwardCall call = {p->out,
+                              (float *)p->lse,
+                              {p->out_stride[0], p->out_stride[1], p->out_stride[2]},
                               hopper_order(p->batch * p->heads, group, blocks, 4 * p->skv * p->dim, 12 << 20),
                               (int)p->heads,
                               (int)p->kv_heads,
@@ -268,7 +267,9 @@ template <typename T> static XtStatus by_dim(const XtAttentionFwd *p) {
     if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4>>(p);
     if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>>(p);
     if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>>(p);
-    return run_forward<T, HopperForward<128, 2, 128, 2>>(p);
+    if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>>(p);
+    if (p->dim == 192) return run_forward<T, HopperForward<192, 2, 96, 2>>(p);
+    return run_forward<T, HopperForward<256, 2, 80, 2>>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
     return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);

@@ -1,8 +1,9 @@
 /* flash_hopper_ordered.cuh - backward of flash_hopper in five products: dQ is summed in memory, in a fixed order.
  *
  * Plan: a block owns 128 keys and walks through the queries, as for dK and dV alone. dS of both computing warpgroups goes through shared
- * memory, and each warpgroup makes half of the columns of dQ = dS K. A warp of the copying warpgroup adds that half to float32 sums in
- * global memory with the copy engine. A last kernel rounds the sums.
+ * memory, and each warpgroup makes half of the columns of dQ = dS K. Two warps of the copying warpgroup add tiles of dQ in turns to
+ * float32 sums in global memory with the copy engine: one waits for its turn or for its addition to land while the other's goes on. A
+ * last kernel rounds the sums.
  *
  * Order: a tile of queries gets the blocks of keys that see it by their rank. `turns` holds the rank that may add next; it moves once
  * the copy engine's addition has landed, not only read shared memory. Ranks follow the list of work, so a block waits only for blocks that
@@ -19,8 +20,8 @@
 
 struct HopperOrdered { // head dim 128 alone
     static constexpr int D = 128, TILE = 64, STAGES = 2, CONSUMERS = 2;
-    static constexpr int ROWS = 64 * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), COPY_REGISTERS = 24, REGISTERS = 240;
-    static constexpr int PART = TILE * 64; // floats of half a tile of dQ: 64 columns
+    static constexpr int ROWS = 64 * CONSUMERS, WIDTH = D, THREADS = 128 * (CONSUMERS + 1), COPY_REGISTERS = 24, REGISTERS = 240;
+    static constexpr int PART = TILE * D; // floats of a tile of dQ: two panels of 64 columns
     /* Shared memory: K and V [ROWS, D], which become dK and dV; STAGES of Q and dO [TILE, D]; dS [2][ROWS, TILE]; dQ [2][PART];
      * STAGES of lse and delta [TILE]; barriers. */
     static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D), STATS_BYTES = TILE * 4,
@@ -60,7 +61,7 @@ typedef struct HopperOrderedCall {
     HopperBackwardCall base; // without its order
     HopperRanks ranks;
     float *sums; // [batch, heads, padded / 64][2][64 rows][64 columns], pieces of 8 columns permuted: piece i of row r at i ^ r % 8
-    unsigned *turns; // [batch, heads, padded / 64][2]: the rank that may add next
+    unsigned *turns; // [batch, heads, padded / 64]: the rank that may add next
 } HopperOrderedCall;
 
 /* ---- dK, dV and sums of dQ ------------------------------------------------------------------------------------------------------- */
@@ -80,14 +81,14 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
              full = part_empty + 16, empty = full + 8 * STAGES, claim = empty + 8 * STAGES;
     if (threadIdx.x == 0) {
         xt_barrier_init(own_full, 1);
-        xt_barrier_init(own_empty, 4); // two computing warpgroups, two warps that add
+        xt_barrier_init(own_empty, 256 + 2); // computing threads, two that add
         for (int w = 0; w < 2; w++) {
-            xt_barrier_init(part_full + 8 * w, 4);
+            xt_barrier_init(part_full + 8 * w, 8);
             xt_barrier_init(part_empty + 8 * w, 1);
         }
         for (int s = 0; s < STAGES; s++) {
             xt_barrier_init(full + 8 * s, 1);
-            xt_barrier_init(empty + 8 * s, 8);
+            xt_barrier_init(empty + 8 * s, 256);
         }
         xt_barrier_init_fence();
     }
@@ -110,28 +111,19 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 if (n >= ordered.ranks.tiles) break;
                 HopperRanked tile = hopper_ranked(ordered.ranks, n);
                 int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
-                xt_barrier_expect(own_full, 2 * P::OWN_BYTES);
-                hopper_load<D, ROWS>(own, &maps.own[0], tile.block * ROWS, g, b, own_full);
-                hopper_load<D, ROWS>(own + P::OWN_BYTES, &maps.own[1], tile.block * ROWS, g, b, own_full);
-                for (int h = g * group; h < g * group + group; h++) {
-                    const float *stats = call.stats + (int64_t)(b * call.heads + h) * call.padded;
+                hopper_load_own<P>(own, maps, tile.block * ROWS, g, b, own_full);
+                for (int h = g * group; h < g * group + group; h++)
                     for (int i = top_of(tile.block); i < end; i++, ring.n++) {
-                        uint32_t landed = full + 8 * ring.stage(), to = all_stats + ring.stage() * 2 * P::STATS_BYTES;
-                        uint32_t tile_at = tiles + 2 * ring.stage() * P::TILE_BYTES;
-                        xt_barrier_wait(empty + 8 * ring.stage(), ring.parity() ^ 1);
-                        xt_barrier_expect(landed, 2 * P::TILE_BYTES + 2 * P::STATS_BYTES);
-                        hopper_load<D, TILE>(tile_at, &maps.other[0], i * TILE, h, b, landed);
-                        hopper_load<D, TILE>(tile_at + P::TILE_BYTES, &maps.other[1], i * TILE, h, b, landed);
-                        xt_bulk_load(to, stats + i * TILE, P::STATS_BYTES, landed);
-                        xt_bulk_load(to + P::STATS_BYTES, stats + (int64_t)call.order.heads * call.padded + i * TILE,
-                                     P::STATS_BYTES, landed);
+                        int s = ring.stage();
+                        xt_barrier_wait(empty + 8 * s, ring.parity() ^ 1);
+                        hopper_load_queries<P>(tiles + 2 * s * P::TILE_BYTES, all_stats + s * 2 * P::STATS_BYTES, maps, call, i, h,
+                                               b, full + 8 * s);
                     }
-                }
             }
             xt_barrier_arrive(own_full); // there is no more
             hopper_leave();
         } else if (threadIdx.x % 32 == 0 && warp < 3) { // adds the part of a computing warpgroup
-            int w = warp - 1;
+            int odd = warp - 1;
             unsigned added = 0;
             for (int turn = 0;; turn++) {
                 xt_barrier_wait(own_full, turn % 2);
@@ -142,16 +134,17 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 int first_head = tile.head * group; // of queries: heads of keys are batch-major as well
                 for (int h = first_head; h < first_head + group; h++)
                     for (int i = top_of(tile.block); i < end; i++, added++) {
-                        int64_t part = ((int64_t)h * end + i) * 2 + w;
+                        if ((int)(added % 2) != odd) continue;
+                        int64_t part = (int64_t)h * end + i;
                         int last = min(ordered.ranks.rising.blocks - 1, (i * TILE + TILE - 1 + ahead) / ROWS); // that sees it
                         unsigned rank = tile.falling ? last - tile.block : tile.block;
-                        xt_barrier_wait(part_full + 8 * w, added % 2);
                         if (rank > 0) xt_wait_released(ordered.turns + part, rank);
+                        xt_barrier_wait(part_full + 8 * odd, added / 2 % 2);
                         xt_async_fence_all();
-                        xt_bulk_store(ordered.sums + part * PART, parts + w * PART * 4, PART * 4, rank > 0);
+                        xt_bulk_store(ordered.sums + part * PART, parts + odd * PART * 4, PART * 4, rank > 0);
                         xt_store_commit();
                         xt_store_wait();
-                        xt_barrier_arrive(part_empty + 8 * w);
+                        xt_barrier_arrive(part_empty + 8 * odd);
                         xt_store_land();
                         xt_async_fence_all();
                         xt_put_released(ordered.turns + part, rank + 1);
@@ -163,7 +156,7 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int in_part = thread / 32 * 16 + thread % 32 / 4, my_row = 64 * me + in_part; // rows 8 more have the same place among 8
         uint32_t my_k = own + 64 * me * 128, my_v = my_k + P::OWN_BYTES;
-        uint32_t my_part = parts + me * PART * 4 + in_part * 256 + my_col * 4;
+        uint32_t my_part = parts + me * PART / 2 * 4 + in_part * 256 + my_col * 4;
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
             xt_barrier_wait(own_full, turn % 2);
@@ -177,7 +170,8 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
             int count = group * max(0, end - top); // tiles, of one head after the other
 #pragma unroll 1
             for (int i = top, c = 0; c < count; c++, i = i + 1 < end ? i + 1 : top, ring.n++) {
-                float s[TILE / 2], dp[TILE / 2], dq[32];
+                float s[TILE / 2];
+                float dp[TILE / 2], dq[32];
                 uint32_t p[TILE / 16][4];
                 uint32_t q_tile = tiles + 2 * ring.stage() * P::TILE_BYTES, ds_tile = all_ds + ring.n % 2 * P::DS_BYTES;
                 uint32_t stats = all_stats + ring.stage() * 2 * P::STATS_BYTES + my_col * 4;
@@ -186,14 +180,8 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_k, q_tile);
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dK before
-                if (c > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
-#pragma unroll
-                for (int c = 0; c < TILE / 8; c++) {
-                    float2 lse = xt_read_shared(stats + 32 * c);
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], call.scale_log2, e % 2 ? -lse.y : -lse.x));
-                }
+                if (c > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                hopper_probabilities<TILE>(s, stats, call.scale_log2);
                 if (my_first + 64 > skv || i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                     int key = first + my_row, left[2];
 #pragma unroll
@@ -207,12 +195,7 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 xt_wgmma_fence();
                 hopper_add_product<T, TILE, D>(dv, p, q_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(dp);
-#pragma unroll
-                for (int c = 0; c < TILE / 8; c++) {
-                    float2 delta = xt_read_shared(stats + P::STATS_BYTES + 32 * c);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) s[4 * c + e] *= dp[4 * c + e] - (e % 2 ? delta.y : delta.x);
-                }
+                hopper_score_gradients<TILE>(s, dp, stats + P::STATS_BYTES);
                 /* The other buffer of dS is read by products of the tile before, which both warpgroups await before they come here. */
                 uint32_t ds[TILE / 16][4];
                 hopper_round<T, TILE>(ds, s);
@@ -223,31 +206,24 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 hopper_turned_product<T, ROWS>(dq, ds_tile, own + me * ROWS * 128);
                 hopper_add_product<T, TILE, D>(dk, ds, q_tile);
                 xt_wgmma_wait<1>(dq);
-                xt_barrier_wait(part_empty + 8 * me, ring.n % 2 ^ 1);
+                xt_barrier_wait(part_empty + 8 * (ring.n % 2), ring.n / 2 % 2 ^ 1);
 #pragma unroll
                 for (int x = 0; x < 16; x++) // piece x / 2 of row in_part + x % 2 * 8
-                    xt_put_shared(my_part + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32), dq[2 * x], dq[2 * x + 1]);
+                    xt_put_shared(my_part + ring.n % 2 * (PART * 4) + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32), dq[2 * x],
+                                  dq[2 * x + 1]);
                 xt_async_fence();
                 __syncwarp();
-                hopper_release(part_full + 8 * me);
+                hopper_release(part_full + 8 * (ring.n % 2));
             }
             xt_wgmma_wait<0>(dk);
-            if (count > 0) hopper_release(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            if (count > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             xt_wgmma_wait<0>(dv);
             xt_named_sync(3, 256); // no warp reads K and V any more: their rows hold dK and dV now
-            hopper_put_rows<T, D>(my_k, ROWS * 128, dk, [&](int, float x) { return x * call.scale; });
-            hopper_put_rows<T, D>(my_v, ROWS * 128, dv, [&](int, float x) { return x; });
-            xt_async_fence();
-            xt_named_sync(1 + me, 128);
-            if (thread == 0) {
-                if (my_first < skv) {
-                    int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
-                    hopper_store_rows<D>(&maps.result[0], my_k, ROWS * 128, my_first, g, b);
-                    hopper_store_rows<D>(&maps.result[1], my_v, ROWS * 128, my_first, g, b);
-                }
-                xt_store_wait();
-                xt_barrier_arrive(own_empty);
-            }
+            int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
+            hopper_write_result<T, D>(call, 0, b, g, my_first, skv, my_k, ROWS * 128, dk, call.scale);
+            hopper_write_result<T, D>(call, 1, b, g, my_first, skv, my_v, ROWS * 128, dv, 1);
+            xt_async_fence(); // the copy engine fills the room next
+            hopper_release_read(own_empty);
         }
     }
 #else

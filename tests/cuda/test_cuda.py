@@ -73,7 +73,7 @@ def test_a_training_step_never_waits_and_copies_nothing_to_the_host() -> None:
     assert 0 < work["launches"] < 110 * SIZES["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("attention", ["flash", "materialized", "reference", "hopper"])
+@pytest.mark.parametrize("attention", ["flash", "materialized", "reference"])
 def test_launches_do_not_grow_with_the_batch_or_the_heads(attention: str) -> None:
     found = set()
     for b, heads, kv_heads in [(1, 2, 1), (2, 2, 1), (9, 2, 1), (2, 4, 2), (2, 16, 8)]:
@@ -435,7 +435,7 @@ def test_what_the_device_is() -> None:
     assert info["memory_total"] >= info["memory_free"] > 0 and info["built_for"]
     assert all(_C.kernels("cuda").values()) and xt.cuda.current_stream() > 0
     assert xt.gemm_backends("cuda") == ["cublas", "tiled", "naive"]
-    assert xt.attention_backends("cuda") == ["flash", "materialized", "reference", "hopper"]
+    assert xt.attention_backends("cuda") == ["flash", "materialized", "reference"]
 
 
 # ---- products ---------------------------------------------------------------------------------------------------------------------
@@ -495,6 +495,11 @@ except (ValueError, NotImplementedError) as error:
 # ---- attention --------------------------------------------------------------------------------------------------------------------
 
 
+def flash_hopper_runs() -> bool:
+    rows = _C.explain_attention((2, 4, 2, 64, 64, 64), "bfloat16", True, device="cuda", backend="flash")
+    return rows[0] == ("flash", "flash_hopper", None)
+
+
 def attend(backend: str, tensors: list[xt.Tensor], causal: bool) -> tuple[list[np.ndarray], tuple[int, int]]:
     """[out, dq, dk, dv] of q, k, v, dout, and the launches of forward and backward."""
     q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
@@ -504,20 +509,30 @@ def attend(backend: str, tensors: list[xt.Tensor], causal: bool) -> tuple[list[n
     return [array(t) for t in (out[0], q.grad, k.grad, v.grad)], (forward["launches"], backward["launches"])
 
 
-@pytest.mark.parametrize("dim", [32, 64, 96, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str, dim: int) -> None:
-    """Tails of tiles, more queries than keys, shared kv heads, heads between rows in memory; one launch forward, two backward."""
+@pytest.mark.parametrize(
+    ("dim", "same_keys"),
+    [*[(dim, False) for dim in (32, 64, 96, 128, 192, 256)], *[(dim, True) for dim in (32, 64, 96, 128)]],
+)
+def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str, dim: int, same_keys: bool) -> None:
+    """Tails of tiles, more queries than keys, shared kv heads, heads between rows in memory; one launch forward, two
+    backward, three of flash_hopper. Keys of all sequences in one place are nothing for flash_hopper: flash_half does them."""
+    hopper = flash_hopper_runs() and dim != 32 and not same_keys
+    if dim > 128 and not hopper:
+        pytest.skip("flash_hopper alone does this head dim")
     rng = np.random.default_rng(dim)
     unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
     for sq, skv, causal in [(1, 65, False), (64, 64, True), (129, 129, True), (300, 257, True), (127, 511, False)]:
-        shapes = [(2, sq, 4, dim), (2, skv, 2, dim), (2, skv, 2, dim), (2, sq, 4, dim)]
+        shapes = [(2, sq, 4, dim), (1 if same_keys else 2, skv, 2, dim), (2, skv, 2, dim), (2, sq, 4, dim)]
         host = [xt.tensor(rng.standard_normal(shape)).to(getattr(xt, dtype)) for shape in shapes]
+        host[1] = host[1].expand(2, skv, 2, dim)
         low = [t.to("cuda").transpose(1, 2) for t in host]
+        low[1] = low[1][:1].expand(2, 2, skv, dim) if same_keys else low[1]
         exact, plain = attend("reference", [t.to(xt.float64).to("cuda").transpose(1, 2) for t in host], causal)
         naive, _ = attend("materialized", low, causal)
         ours, launches = attend("flash", low, causal)
-        assert launches == plain and launches[0] == 1  # of the reference: 1 and 2, and what a backward has besides
+        # of the reference: 1 and 2, and what a backward has besides
+        assert launches == (1, plain[1] + hopper) and plain[0] == 1
         assert all(np.array_equal(a, b) for a, b in zip(ours, attend("flash", low, causal)[0]))
         for name, a, b, c in zip(["out", "dq", "dk", "dv"], ours, naive, exact):
             error, allowed = np.linalg.norm(a - c), 2 * max(np.linalg.norm(b - c), unit * np.linalg.norm(c))

@@ -81,7 +81,11 @@ DEVICE_SIZES = [
 DEVICE_KINDS = [
     ("attention/flash.cu", 1, "supports: too little shared memory is a reason"),
     ("attention/flash_half.cu", 7, "supports, and the exception: smaller tiles of head dim 128"),
-    ("attention/flash_hopper.cuh", 2, "supports: 9.0, and too little shared memory is a reason"),
+    (
+        "attention/flash_hopper.cuh",
+        2,
+        "supports: too little shared memory is a reason; the exception: attention in 16 bits on 9.0",
+    ),
     ("common/launch.cuh", 2, "the declarations"),
     ("gemm/cublas.cu", 1, "exception: bytes of workspace, which the choice among cuBLAS' algorithms sees"),
     ("mhc/mhc_pre.cu", 1, "exception: the tensor cores of 8.0"),
