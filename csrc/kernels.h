@@ -37,6 +37,8 @@
     X(softmax_bwd, XtSoftmaxBwd)               \
     X(rms_norm_fwd, XtRmsNormFwd)              \
     X(rms_norm_bwd, XtRmsNormBwd)              \
+    X(layer_norm_fwd, XtLayerNormFwd)          \
+    X(layer_norm_bwd, XtLayerNormBwd)          \
     X(rope, XtRope)                            \
     X(qk_norm_rope_fwd, XtQkNormRopeFwd)       \
     X(qk_norm_rope_bwd, XtQkNormRopeBwd)       \
@@ -46,6 +48,7 @@
     X(embedding_bwd, XtEmbeddingBwd)           \
     X(cross_entropy_fwd, XtCrossEntropyFwd)    \
     X(cross_entropy_bwd, XtCrossEntropyBwd)    \
+    X(linear_cross_entropy_bwd, XtLinearCrossEntropyBwd) \
     X(mhc_pre_fwd, XtMhcPreFwd)                \
     X(mhc_pre_bwd, XtMhcPreBwd)                \
     X(sinkhorn_fwd, XtSinkhornFwd)             \
@@ -73,7 +76,7 @@
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope)                                                   \
+    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm)                                     \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)

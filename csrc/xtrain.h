@@ -91,7 +91,8 @@ XtDtype xt_dtype_accumulator(XtDtype dtype);
 /* The dtype that holds the values of both, by PyTorch's lattice (bfloat16 + float16 -> float32, int + float -> the float). */
 XtDtype xt_dtype_promote(XtDtype a, XtDtype b);
 
-typedef enum XtDeviceType { XT_CPU = 0, XT_CUDA = 1, XT_DEVICE_TYPE_COUNT } XtDeviceType;
+/* XT_META: shapes without elements, see backend/meta.c. */
+typedef enum XtDeviceType { XT_CPU = 0, XT_CUDA = 1, XT_META = 2, XT_DEVICE_TYPE_COUNT } XtDeviceType;
 
 typedef struct XtDevice {
     uint8_t type; /* XtDeviceType */
@@ -99,7 +100,7 @@ typedef struct XtDevice {
 } XtDevice;
 
 bool xt_device_equal(XtDevice a, XtDevice b);
-const char *xt_device_name(XtDevice device); /* "cpu", "cuda:0"; static text */
+const char *xt_device_name(XtDevice device); /* "cpu", "cuda:0", "meta:0"; static text */
 
 /* A number from Python, kept exact: integers stay integers. */
 typedef struct XtScalar {
@@ -124,6 +125,8 @@ typedef struct XtStorage {
     void (*release)(struct XtStorage *); /* gives the memory back to whoever made it */
     void *owner;                         /* the maker's word: a Python object, a DLPack tensor, a size class */
     struct XtStorage *next_free;         /* link of the iterative release */
+    uint64_t producer; /* number of the node that can compute the contents again, or 0; with `produced` set before others see it */
+    int produced;      /* as which output of that node; both belong to autograd/tape.h */
 } XtStorage;
 
 /* Returns new storage of uninitialised memory, 64-byte aligned. XT_OUT_OF_MEMORY names the size asked and the size held. */

@@ -114,7 +114,7 @@ from ._tensor import (
     var,
 )
 from ._version import __version__
-from .autograd import Function, checkpoint, enable_grad, no_grad, set_grad_enabled
+from .autograd import Function, checkpoint, enable_grad, no_grad, recompute, set_grad_enabled
 
 float32 = _C.float32
 float64 = _C.float64
@@ -161,7 +161,8 @@ __all__ = [
     "gemm_backends", "get_default_device", "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt",
     "half", "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long", "lt",
     "manual_seed", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "ne", "neg", "no_grad", "ones",
-    "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal", "relu",
+    "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal",
+    "recompute", "relu",
     "reshape", "rsqrt", "set_default_device", "set_float32_matmul_precision", "set_grad_enabled", "set_num_threads",
     "set_rng_state", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum",
     "tanh", "tensor", "transpose", "uint8", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var", "where",

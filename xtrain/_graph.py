@@ -182,7 +182,9 @@ class Graph(Generic[_R]):
     def _keeper(
         self, handle: Any, kept: dict[int, Tensor], leaves: dict[int, Tensor], before: Callable[..., Any] | None
     ) -> Callable[..., None]:
-        """A call hook that keeps the memory of tensors from outside: replays use it, whoever else lets it go."""
+        """A call hook that keeps the memory of tensors from outside: replays use it, whoever else lets it go. Leaves
+        that the step makes, as a recomputation does, are not kept: their memory is planned to be used again.
+        """
 
         thread = get_ident()
 
@@ -191,8 +193,9 @@ class Graph(Generic[_R]):
                 for tensor in value if isinstance(value, tuple) else (value,):
                     if not isinstance(tensor, Tensor) or tensor.device != self._device or tensor.numel() == 0:
                         continue
-                    if not _C.cuda_graph_owns(handle, tensor):
-                        kept.setdefault(tensor.data_ptr(), tensor.detach())
+                    if _C.cuda_graph_owns(handle, tensor):
+                        continue
+                    kept.setdefault(tensor.data_ptr(), tensor.detach())
                     if tensor.requires_grad and tensor.is_leaf:
                         leaves.setdefault(id(tensor), tensor)
             if op.__name__ == "adamw_" and get_ident() == thread:

@@ -20,6 +20,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+# What PyTorch's users look for, and what to do here.
+INSTEAD = {
+    "xtrain.compile": "ops are fused already; xt.cuda.graph records a step",
+    "xtrain.jit": "ops are fused already; xt.cuda.graph records a step",
+    "xtrain.amp": "model.bfloat16() has 16-bit parameters and activations, and AdamW float32 masters",
+    "xtrain.autocast": "model.bfloat16() has 16-bit parameters and activations, and AdamW float32 masters",
+    "xtrain.utils": "xt.data.open_data(...).loader(...) draws batches",
+    "xtrain.nn.functional": "xt.functional has the functions",
+    "xtrain.nn.DataParallel": "one process trains on one device",
+}
+
 
 class _Elsewhere:
     """Finder and loader for `import package.name` of modules whose file is not where that name says."""
@@ -49,7 +60,9 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
 
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = f": {INSTEAD[f'{package}.{name}']}" if f"{package}.{name}" in INSTEAD else ""
+            module = sys.modules.get(package)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=module)
         module, _, attribute = homes[name].partition(":")
         found = import_module(module, package)
         return getattr(found, attribute) if attribute else found

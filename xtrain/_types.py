@@ -37,3 +37,14 @@ class Tokenizer(Protocol):
 def is_real(value: object) -> TypeGuard[float]:
     """Whether value is a number of Python or NumPy that is not complex. Checkers know nothing of numbers.Real."""
     return isinstance(value, numbers.Real)
+
+
+def as_sizes(op: str, value: Size) -> tuple[int, ...]:
+    """normalized_shape as a tuple. TypeError for what is neither an integer nor several."""
+    if isinstance(value, (int, np.integer)):
+        return (int(value),)
+    try:
+        return tuple(value)
+    except TypeError:
+        rule = "normalized_shape must be an int or a tuple of ints"
+        raise TypeError(f"{op}: {rule}, got {type(value).__name__}") from None

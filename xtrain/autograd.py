@@ -24,6 +24,7 @@ class _GradMode:
     """Context manager and decorator; the mode belongs to the calling thread."""
 
     mode: bool = False
+    _switch: Callable[[bool], bool] = staticmethod(_set_grad_enabled)  # to a mode; returns the one before
     _previous: list[bool]
 
     @overload
@@ -36,12 +37,11 @@ class _GradMode:
         return self if function is None else self(function)  # `@no_grad` without parentheses
 
     def __enter__(self) -> Self:
-        self._previous.append(_is_grad_enabled())
-        _set_grad_enabled(self.mode)
+        self._previous.append(self._switch(self.mode))
         return self
 
     def __exit__(self, *_: object) -> None:
-        _set_grad_enabled(self._previous.pop())
+        self._switch(self._previous.pop())
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         code = getattr(function, "__code__", None)
@@ -49,16 +49,15 @@ class _GradMode:
             raise TypeError(
                 f"{type(self).__name__}: cannot decorate the generator {function.__name__}, use `with` inside it"
             )
-        mode = self.mode
+        mode, switch = self.mode, self._switch
 
         @functools.wraps(function)
         def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            previous = _is_grad_enabled()
-            _set_grad_enabled(mode)
+            previous = switch(mode)
             try:
                 return function(*args, **kwargs)
             finally:
-                _set_grad_enabled(previous)
+                switch(previous)
 
         return wrapper
 
@@ -73,6 +72,19 @@ class enable_grad(_GradMode):
     """Recording is on inside, also within `no_grad`. `with enable_grad():` or `@enable_grad()`."""
 
     mode = True
+
+
+class recompute(_GradMode):
+    """Outputs of norms (rms_norm, layer_norm, add_rms_norm, qk_norm_rope), rope and swiglu that are made inside are not
+    kept for backward, but computed there again, from what is kept anyway. `with recompute():` or `@recompute()`.
+
+    Memory goes, and one run of each such op comes; results and gradients have the same bits. The mode belongs to the
+    calling thread. `checkpoint` has a second forward of its own: use both inside of what it runs. An input of such an
+    op that was changed in place before backward is a RuntimeError.
+    """
+
+    mode = True
+    _switch = staticmethod(_C.set_recompute)
 
 
 class set_grad_enabled(_GradMode):

@@ -70,6 +70,31 @@ def get_device_properties(device: _Device = None) -> dict[str, Any]:
     return _C.cuda_info(_device(device))
 
 
+# TFLOP/s of products without sparsity, by data sheets: bfloat16, TF32, float32. The first that is part of a name.
+_PEAKS = {
+    "B200": (2250.0, 1125.0, 75.0),
+    "GH200": (989.4, 494.7, 66.9),
+    "H200": (989.4, 494.7, 66.9),
+    "H100 PCIe": (756.0, 378.0, 51.2),
+    "H100 NVL": (835.0, 417.5, 60.0),
+    "H100": (989.4, 494.7, 66.9),
+    "A100": (312.0, 156.0, 19.5),
+    "L40S": (362.0, 183.0, 91.6),
+    "RTX 4090": (165.2, 82.6, 82.6),
+}
+
+
+def peak_flops(precision: str, device: _Device = None) -> int | None:
+    """Operations a second that a device's products can reach, as its data sheet says; None for a device that is not
+    listed here. precision: "bfloat16", "tf32" or "float32" (ValueError else). RuntimeError without CUDA."""
+    kinds = ("bfloat16", "tf32", "float32")
+    if precision not in kinds:
+        raise ValueError(f"peak_flops: precision must be one of {', '.join(kinds)}, got {precision!r}")
+    name = get_device_name(device)
+    found = next((peaks for known, peaks in _PEAKS.items() if known in name), None)
+    return None if found is None else round(found[kinds.index(precision)] * 1e12)
+
+
 def synchronize(device: _Device = None) -> None:
     """Wait for the work queued on a device. RuntimeError without CUDA.
 

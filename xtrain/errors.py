@@ -37,15 +37,15 @@ def shown(value: Any, most: int = 100) -> str:
 
 
 def nearest(word: str, known: Sequence[str], before: str = "") -> str:
-    """Return `; did you mean ...?` for the known word nearest to `word`."""
+    """Return `; did you mean ...?` for the known word nearest to `word`; nothing where none is near."""
     import difflib  # here: only a mistake needs it
 
-    folded = {name.lower(): name for name in known}
-    match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
-    if not match:  # the last part alone: --momentum_decay for --optim.weight_decay; then anything
-        tails = {name.rpartition(".")[2].lower(): name for name in known}
-        tail_match = difflib.get_close_matches(word.rpartition(".")[2].lower(), tails, n=1, cutoff=0.6)
-        if tail_match:
-            return f"; did you mean {before}{tails[tail_match[0]]}?"
-        match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.0)
-    return f"; did you mean {before}{folded[match[0]]}?" if match else ""
+    # The whole name or its last part, whichever is nearer: --momentum_decay for --optim.weight_decay.
+    found: list[tuple[float, str]] = []
+    for asked, names, cutoff in (
+        (word, {name.lower(): name for name in known}, 0.65),
+        (word.rpartition(".")[2], {name.rpartition(".")[2].lower(): name for name in known}, 0.6),
+    ):
+        for match in difflib.get_close_matches(asked.lower(), names, n=1, cutoff=cutoff):
+            found.append((difflib.SequenceMatcher(None, match, asked.lower()).ratio(), names[match]))
+    return f"; did you mean {before}{max(found, key=lambda pair: pair[0])[1]}?" if found else ""

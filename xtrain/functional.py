@@ -12,11 +12,16 @@ from typing import Any, overload
 
 from . import _C
 from ._C import Tensor
-from ._types import Size
+from ._types import Size, as_sizes
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
-_gelu, _linear_cross_entropy, _add_rms_norm = _C.gelu, _C.linear_cross_entropy, _C.add_rms_norm
+_gelu, _linear_cross_entropy, _add_rms_norm, _layer_norm = (
+    _C.gelu,
+    _C.linear_cross_entropy,
+    _C.add_rms_norm,
+    _C.layer_norm,
+)
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
@@ -55,8 +60,8 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: floa
         if weight is not None:
             eps = weight
         weight, normalized_shape = normalized_shape, normalized_shape.shape
-    elif isinstance(normalized_shape, int):
-        normalized_shape = (normalized_shape,)
+    else:
+        normalized_shape = as_sizes("rms_norm", normalized_shape)
     if eps is None:
         eps = _EPSILON.get(input.dtype.name, 1e-6)
     dims = len(normalized_shape)
@@ -76,6 +81,32 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: floa
     return _rms_norm(input.reshape((*shape[:-dims], -1)), weight, eps).reshape(shape)
 
 
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Size,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dims (Ba, Kiros & Hinton 2016, Layer
+    Normalization).
+
+    input [..., *normalized_shape], weight and bias of normalized_shape or None. The variance is divided by the number
+    of elements. Mean and variance are taken in float32 (float64 for float64), and the result is rounded once.
+    """
+    dims = as_sizes("layer_norm", normalized_shape)
+    shape = tuple(input.shape)
+    if not dims or shape[-len(dims) :] != dims:
+        raise ValueError(f"layer_norm: input must end in normalized_shape {dims}, got shape {shape}")
+    if len(dims) == 1:
+        return _layer_norm(input, weight, bias, eps)
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and tuple(vector.shape) != dims:
+            raise ValueError(f"layer_norm: {name} must have shape {dims}, got {tuple(vector.shape)}")
+    scale, shift = (None if vector is None else vector.reshape(-1) for vector in (weight, bias))
+    return _layer_norm(input.reshape((*shape[: -len(dims)], -1)), scale, shift, eps).reshape(shape)
+
+
 def add_rms_norm(
     input: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -88,14 +119,29 @@ def add_rms_norm(
     return _add_rms_norm(input, residual, weight, _EPSILON.get(input.dtype.name, 1e-6) if eps is None else eps)
 
 
-def rope(x: Tensor, *, theta: float = 10000.0, positions: Tensor | None = None, period: int | None = None) -> Tensor:
+def rope(
+    x: Tensor,
+    *,
+    theta: float = 10000.0,
+    positions: Tensor | None = None,
+    period: int | None = None,
+    factor: float = 1.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    original_length: float = 0.0,
+) -> Tensor:
     """Rotary position embedding, half-split form (Su et al. 2021, RoFormer).
 
     x [rows, H, D] or [B, S, H, D], D even -> same shape. With a = x[..., :D/2], b = x[..., D/2:] and angle_i = position
     * theta^(-2i/D): y = (a cos - b sin, b cos + a sin). The position of a row is row % period (S of the sequence; in
     the 4-dim form the row's place in its sequence by default), or positions[row] (int64, one per row).
+
+    Longer contexts: with `factor` f alone, angles are divided by f (Chen et al. 2023, position interpolation). With
+    original_length L in tokens, as Llama 3.1 does (rope_type "llama3"): the frequencies whose waves are longer than L /
+    low_freq_factor are divided by f, those of waves shorter than L / high_freq_factor stay, and between them both are
+    mixed. ValueError for a factor or theta that is not positive, and for low_freq_factor >= high_freq_factor.
     """
-    return _rope(x, theta, positions, period)
+    return _rope(x, theta, positions, period, factor, low_freq_factor, high_freq_factor, original_length)
 
 
 def qk_norm_rope(
@@ -108,15 +154,20 @@ def qk_norm_rope(
     theta: float = 10000.0,
     positions: Tensor | None = None,
     period: int | None = None,
+    factor: float = 1.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    original_length: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """rope(rms_norm(x, D, weight, eps)) of q and of k in one pass over memory.
 
     q [B, S, H, D] or [rows, H, D], k alike with heads of its own, q_weight and k_weight [D], D even, all of one dtype
-    -> two dense tensors of the shapes of q and k. theta, positions and period as in rope. Rows may lie apart, as
-    columns of a joined product do. The normalised tensors are not kept. On the CPU the bits, also of the gradients, are
-    those of rms_norm and rope one after the other.
+    -> two dense tensors of the shapes of q and k. theta, positions, period and scaling as in rope. Rows may lie apart,
+    as columns of a joined product do. The normalised tensors are not kept. On the CPU the bits, also of the gradients,
+    are those of rms_norm and rope one after the other.
     """
-    return _C.qk_norm_rope(q, k, q_weight, k_weight, eps, theta, positions, period)
+    scaling = factor, low_freq_factor, high_freq_factor, original_length
+    return _C.qk_norm_rope(q, k, q_weight, k_weight, eps, theta, positions, period, *scaling)
 
 
 def silu(input: Tensor) -> Tensor:
@@ -212,7 +263,13 @@ def cross_entropy(
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = "mean"
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    chunk_rows: int | None = None,
 ) -> Tensor:
     """cross_entropy(linear(x, weight), targets): the head of a language model and its loss in one op.
 
@@ -220,11 +277,20 @@ def linear_cross_entropy(
     that are not ignored) or "sum", [rows] for "none", in nats; float32 (float64 for float64). Rows whose target is
     ignore_index count nothing; when all are, the mean is NaN. IndexError names the position of a target outside [0, V).
 
-    The logits stay inside, so their rows are aligned to 16 bytes whatever V is, and the backward turns them into their
-    own gradient: one buffer [rows, V] is alive where the two functions need two. A second backward through the same
-    graph (retain_graph=True) computes the logits again. On the CPU the bits are those of the two functions.
+    The logits stay inside. Few of them are kept for the backward, which turns them into their own gradient. A second
+    backward through the same graph (retain_graph=True) computes them again. On the CPU the bits are those of the two
+    functions.
+
+    Many (above 1.25 GiB; from 64 MiB on where that moves fewer bytes) exist chunk_rows rows at a time. None chooses
+    even shares of at most 1.25 GiB. A number takes the place of this rule: more rows than that go in chunks of it,
+    fewer are kept. If a gradient is needed, the forward makes it with each chunk, in float32 (float64), for the sum of
+    the losses, and the backward multiplies it by the upstream gradient and rounds once: so a forward without backward
+    should run under no_grad(). The choice follows from sizes and dtype alone. Gradients of "none" are made by the
+    backward.
     """
-    return _linear_cross_entropy(x, weight, targets, ignore_index=ignore_index, reduction=reduction)
+    return _linear_cross_entropy(
+        x, weight, targets, ignore_index=ignore_index, reduction=reduction, chunk_rows=chunk_rows
+    )
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

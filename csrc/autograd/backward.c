@@ -6,6 +6,7 @@
  * What a walk collects is its own: several threads may walk at once, also over one graph, and none waits for another's hooks. They meet
  * at a node's saved tensors, which a walk takes or copies in one step, and at the .grad of leaves (shared.h).
  */
+#include "recompute.h"
 #include "shared.h"
 
 #include <stdlib.h>
@@ -52,6 +53,7 @@ typedef struct Walk {
     XtTensor **sums; /* [sum_capacity], owned or NULL */
     int64_t sum_count, sum_capacity;
     Leaves leaves;
+    AgainList again;
     /* Of the node whose rule runs. */
     XtSaved saved[XT_MAX_SAVED]; /* owned */
     bool handed_over;            /* one of them left through xt_node_take */
@@ -269,8 +271,59 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
     return sum && only_ours(sum) && xt_view_is_contiguous(&sum->view) ? sum : NULL;
 }
 
+static XtStatus refuse_freed(const XtNode *node) {
+    return xt_error(XT_RUNTIME_ERROR,
+                    "backward: the graph of '%s' was freed by an earlier backward; call that with retain_graph=True", node->name);
+}
+
+/* Fills walk->saved from a node, which is consumed by that, or with references of its own. One step under the lock, because another walk
+ * may run the same node. */
+static XtStatus take_saved(Walk *walk, XtNode *node, bool consume) {
+    xt_tape_lock();
+    bool freed = node->freed;
+    for (int i = 0; i < node->saved_count && !freed; i++) {
+        XtSaved *saved = &node->saved[i];
+        walk->saved[i] = *saved;
+        if (consume) saved->tensor = NULL, saved->made = NULL;
+        else xt_saved_retain(saved);
+    }
+    if (consume) __atomic_store_n(&node->freed, true, __ATOMIC_RELAXED);
+    xt_tape_unlock();
+    return freed ? refuse_freed(node) : XT_OK;
+}
+
+/* Runs a producer again, with its slots in place of those of the rule that asks. */
+static XtStatus run_again(Walk *walk, XtNode *producer) {
+    XtSaved asking[XT_MAX_SAVED];
+    Again made = {.sequence = producer->sequence};
+    memcpy(asking, walk->saved, sizeof asking);
+    XtStatus status = take_saved(walk, producer, false);
+    if (status == XT_OK) {
+        status = xt_error_named(producer->recompute(producer, made.out), producer->name);
+        for (int i = 0; i < producer->saved_count; i++) xt_saved_release(&walk->saved[i]);
+    }
+    memcpy(walk->saved, asking, sizeof asking);
+    if (status == XT_OK) return again_add(&walk->again, &made);
+    for (int o = 0; o < XT_MAX_RECOMPUTED; o++) xt_tensor_release(made.out[o]);
+    return status;
+}
+
+/* Fills a slot that names a producer. */
+static XtStatus compute_again(Walk *walk, XtSaved *saved) {
+    const XtRecomputed *made = saved->made;
+    uint64_t sequence = made->producer->sequence;
+    if (!again_find(&walk->again, sequence)) XT_CHECK(run_again(walk, made->producer));
+    XtStorage *storage = again_find(&walk->again, sequence)->out[made->output]->storage;
+    XtView view = made->view;
+    if (storage->data) view.data = (char *)storage->data + made->offset;
+    saved->version = storage->version;
+    return xt_tensor_from_view(storage, &view, &saved->tensor);
+}
+
 XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out) {
-    const XtSaved *saved = &walking->saved[slot];
+    XtSaved *saved = &walking->saved[slot];
+    *out = NULL;
+    if (!saved->tensor && saved->made) XT_CHECK(compute_again(walking, saved));
     *out = saved->tensor;
     if (!saved->tensor) return XT_OK;
     uint64_t now = __atomic_load_n(&saved->tensor->storage->version, __ATOMIC_RELAXED);
@@ -283,6 +336,7 @@ XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out) {
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out) {
     XtStatus status = xt_node_saved(node, slot, out);
     if (status != XT_OK) *out = NULL;
+    if (*out && walking->saved[slot].made) *out = NULL; /* others may ask for it, too */
     if (!*out) return status;
     xt_tape_lock();
     XtTensor *tensor = *out, **kept = &node->saved[slot].tensor; /* with retain_graph the node has a reference, too */
@@ -310,26 +364,9 @@ XtStatus xt_node_take_last(XtNode *node, int slot, XtTensor **out) {
 
 /* ---- running a node -------------------------------------------------------------------------------------------------------- */
 
-static XtStatus refuse_freed(const XtNode *node) {
-    return xt_error(XT_RUNTIME_ERROR,
-                    "backward: the graph of '%s' was freed by an earlier backward; call that with retain_graph=True", node->name);
-}
-
-/* Fills walk->saved for the rule of `node`: from the node, which is consumed by that, or with references of its own. One step under the
- * lock, because another walk may run the same node. */
 static XtStatus begin_rule(Walk *walk, XtNode *node) {
-    xt_tape_lock();
-    bool freed = node->freed;
-    for (int i = 0; i < node->saved_count && !freed; i++) {
-        XtSaved *saved = &node->saved[i];
-        walk->saved[i] = *saved;
-        if (!walk->retain_graph) saved->tensor = NULL;
-        else if (saved->tensor) xt_tensor_retain(saved->tensor);
-    }
-    if (!walk->retain_graph) __atomic_store_n(&node->freed, true, __ATOMIC_RELAXED);
-    xt_tape_unlock();
     walk->handed_over = false;
-    return freed ? refuse_freed(node) : XT_OK;
+    return take_saved(walk, node, !walk->retain_graph);
 }
 
 /* A rule that failed leaves its node as it was, so that the backward can be tried again; not if it has written over what it saved. */
@@ -337,14 +374,16 @@ static void end_rule(Walk *walk, XtNode *node, XtStatus status) {
     bool undo = status != XT_OK && !walk->retain_graph && !walk->handed_over;
     if (undo) {
         xt_tape_lock();
-        for (int i = 0; i < node->saved_count; i++) node->saved[i].tensor = walk->saved[i].tensor;
+        for (int i = 0; i < node->saved_count; i++) {
+            XtSaved *saved = &walk->saved[i];
+            node->saved[i].made = saved->made;
+            if (!saved->made) node->saved[i].tensor = saved->tensor, saved->tensor = NULL;
+            saved->made = NULL;
+        }
         __atomic_store_n(&node->freed, false, __ATOMIC_RELAXED);
         xt_tape_unlock();
     }
-    for (int i = 0; i < node->saved_count; i++) {
-        if (!undo) xt_tensor_release(walk->saved[i].tensor);
-        walk->saved[i].tensor = NULL;
-    }
+    for (int i = 0; i < node->saved_count; i++) xt_saved_release(&walk->saved[i]);
 }
 
 /* A reference to the tensor that keeps this output's gradient; NULL where there is none, or its last reference has gone meanwhile. */
@@ -392,6 +431,7 @@ static XtStatus run_node(Walk *walk, Reached reached) {
         XT_TRY(xt_run_hooks(&output->hooks, &dout[i]));
         XT_TRY(keep_gradient(output, dout[i]));
     }
+    if (node->recompute) again_forget(&walk->again, node->sequence);
     XT_TRY(begin_rule(walk, node));
     status = xt_error_named(node->backward(node, dout, din), node->name);
     if (status == XT_OK && walk->starved) status = xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
@@ -523,6 +563,7 @@ static void end_walk(Walk *walk) {
         xt_tensor_release(walk->leaves.items[i].tensor);
         xt_tensor_release(walk->leaves.items[i].gradient);
     }
+    again_end(&walk->again);
     free(walk->leaves.items);
     free(walk->leaves.slots);
     if (walk->heap != walk->few_reached) free(walk->heap);

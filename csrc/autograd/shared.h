@@ -5,9 +5,9 @@
  *
  * Adding to a .grad takes a kernel, longer than the lock may be held. So a walk puts its thread into XtGrad.adder for that time. Another
  * walk that comes to the end waits until it is gone; one that only could have spared a pass (xt_node_accumulator) does without. The
- * holder runs one kernel and no Python code but signal handlers, and holds at most the .grads of one rule, for none of which it waits: no deadlock. A user's
- * thread does not ask: it may take or replace .grad at any time, and then the sum goes with what it replaced, as if the addition had come
- * first.
+ * holder runs one kernel and no Python code but signal handlers, and holds at most the .grads of one rule, for none of which it waits: no
+ * deadlock. A user's thread does not ask: it may take or replace .grad at any time, and then the sum goes with what it replaced, as if
+ * the addition had come first.
  */
 #pragma once
 

@@ -7,7 +7,7 @@
 
 XtTapeMath xt_tape_math;
 
-static _Thread_local bool grad_mode = true;
+static _Thread_local bool grad_mode = true, recompute_mode;
 static uint64_t next_sequence; /* atomic */
 
 /* ---- the tape's lock --------------------------------------------------------------------------------------------------- */
@@ -38,6 +38,8 @@ static void unlock_in_child(void) {
 __attribute__((constructor)) static void guard_forks(void) { pthread_atfork(lock_before_fork, unlock_in_parent, unlock_in_child); }
 
 bool xt_grad_mode(void) { return grad_mode; }
+bool xt_recompute_mode(void) { return recompute_mode; }
+void xt_set_recompute_mode(bool on) { recompute_mode = on; }
 void xt_set_grad_mode(bool on) { grad_mode = on; }
 
 /* ---- hooks ------------------------------------------------------------------------------------------------------------- */
@@ -301,11 +303,19 @@ XtStatus xt_node_new(const char *name, XtBackward backward, int inputs, XtTensor
     return XT_OK;
 }
 
-static void drop_saved(XtNode *node) {
-    for (int i = 0; i < node->saved_count; i++) {
-        xt_tensor_release(node->saved[i].tensor);
-        node->saved[i].tensor = NULL;
-    }
+void xt_saved_retain(XtSaved *saved) {
+    if (saved->tensor) xt_tensor_retain(saved->tensor);
+    if (saved->made) __atomic_add_fetch(&saved->made->references, 1, __ATOMIC_RELAXED);
+}
+
+void xt_saved_release(XtSaved *saved) {
+    XtRecomputed *made = saved->made;
+    xt_tensor_release(saved->tensor);
+    saved->tensor = NULL;
+    saved->made = NULL;
+    if (!made || __atomic_sub_fetch(&made->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    xt_node_release(made->producer);
+    free(made);
 }
 
 /* Releasing a node releases the nodes it points at, which release theirs: a list takes the place of recursion. */
@@ -320,7 +330,7 @@ void xt_node_release(XtNode *node) {
     while (pending) {
         node = pending;
         pending = node->next_free;
-        drop_saved(node);
+        for (int i = 0; i < node->saved_count; i++) xt_saved_release(&node->saved[i]);
         for (int i = 0; i < node->inputs; i++) {
             xt_node_release(node->edges[i].node);
             xt_tensor_release(node->edges[i].leaf);
@@ -334,12 +344,54 @@ void xt_node_release(XtNode *node) {
     draining = false;
 }
 
+/* ---- recomputation ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    MOST_VIEWS = 8, /* between a producer and a node that saves its output */
+    MOST_DEPTH = 4, /* producers that need each other: computing again is a recursion */
+};
+
+void xt_node_recomputes(XtNode *node, int index, XtTensor *tensor) {
+    tensor->storage->produced = index;
+    tensor->storage->producer = node->sequence;
+}
+
+/* The node that can compute `tensor` again, borrowed; NULL when it is to be kept. The edges lead there, through views: without one
+ * (a detached tensor) the node does not belong to this graph, and may be freed by a backward of another. Nothing computes again what
+ * was changed in place. */
+static XtNode *producer_of(const XtNode *node, const XtTensor *tensor) {
+    const XtStorage *storage = tensor->storage;
+    if (!storage->producer || __atomic_load_n(&storage->version, __ATOMIC_RELAXED)) return NULL;
+    for (int i = 0; i < node->inputs; i++) {
+        XtNode *from = node->edges[i].node;
+        for (int view = 0; from && from->sequence > storage->producer && view < MOST_VIEWS; view++)
+            from = from->inputs ? from->edges[0].node : NULL;
+        if (from && from->sequence == storage->producer) return from->recompute_depth < MOST_DEPTH ? from : NULL;
+    }
+    return NULL;
+}
+
+static XtStatus save_producer(XtNode *node, XtNode *producer, const XtTensor *tensor, XtSaved *saved) {
+    XtRecomputed *made = malloc(sizeof *made);
+    if (!made) return xt_error(XT_OUT_OF_MEMORY, "%s: out of memory while recording", node->name);
+    *made = (XtRecomputed){.references = 1, .producer = producer, .output = tensor->storage->produced, .view = tensor->view};
+    if (tensor->data) made->offset = (size_t)((const char *)tensor->data - (const char *)tensor->storage->data);
+    made->view.data = NULL;
+    __atomic_add_fetch(&producer->references, 1, __ATOMIC_RELAXED);
+    saved->made = made;
+    if (node->recompute_depth <= producer->recompute_depth) node->recompute_depth = producer->recompute_depth + 1;
+    return XT_OK;
+}
+
 XtStatus xt_node_save(XtNode *node, const XtTensor *tensor) {
     if (node->saved_count == XT_MAX_SAVED)
         return xt_error(XT_RUNTIME_ERROR, "%s: saves more than %d tensors", node->name, XT_MAX_SAVED);
     XtSaved *saved = &node->saved[node->saved_count];
     *saved = (XtSaved){0};
-    if (tensor) {
+    XtNode *producer = tensor ? producer_of(node, tensor) : NULL;
+    if (producer) {
+        XT_CHECK(save_producer(node, producer, tensor, saved));
+    } else if (tensor) {
         XT_CHECK(xt_tensor_alias(tensor, &saved->tensor));
         saved->version = __atomic_load_n(&tensor->storage->version, __ATOMIC_RELAXED);
     }

@@ -8,6 +8,10 @@
  * so a node never points at its own output and the graph is freed by counting alone (iteratively: a long chain must not
  * overflow the C stack).
  *
+ * Recomputation: in recompute mode the outputs of ops that are cheap to run again are not kept. A slot that would keep one names its
+ * producer instead, a node which the edges lead to anyway, and the walk runs that op again when a rule asks (backward.c). The output's
+ * storage tells which node can do so (XtStorage.producer).
+ *
  * Threads: ops record and backwards walk without the GIL, so each field that changes after its record is in place says what guards it.
  * Most are under *the tape's lock*, one mutex per process (shared.h). It is held for a few loads and stores only: never across a kernel,
  * a release, a hook or another lock, so nobody waits for it longer than that and it takes part in no deadlock. What a backward collects
@@ -18,6 +22,7 @@
 #include "xtrain.h"
 
 #define XT_MAX_SAVED 11
+#define XT_MAX_RECOMPUTED 2
 
 struct XtNode;
 struct XtCallArgs;
@@ -26,9 +31,23 @@ struct XtCallArgs;
  * dout[o] is never NULL: an output that nobody used arrives as zeros. */
 typedef XtStatus (*XtBackward)(struct XtNode *node, XtTensor *const *dout, XtTensor **din);
 
+/* Computes outputs again: fills out[o] (new references) for the outputs that its op recomputes, with the bits of the forward, from what
+ * the node has saved. At most XT_MAX_RECOMPUTED outputs. */
+typedef XtStatus (*XtRecompute)(struct XtNode *node, XtTensor **out);
+
+/* What a slot keeps of a tensor that is computed again: a view of an output of `producer`. */
+typedef struct XtRecomputed {
+    int64_t references;      /* atomic */
+    struct XtNode *producer; /* owned; older than the node that has the slot */
+    int output;
+    size_t offset; /* of the view's first element in the output's storage, in bytes */
+    XtView view;   /* without data */
+} XtRecomputed;
+
 typedef struct XtSaved {
-    XtTensor *tensor; /* owned alias, or NULL */
-    uint64_t version; /* of its storage when saved */
+    XtTensor *tensor;   /* owned alias, or NULL */
+    XtRecomputed *made; /* owned, or NULL: in place of a tensor */
+    uint64_t version;   /* of its storage when saved */
 } XtSaved;
 
 typedef struct XtEdge {
@@ -68,6 +87,8 @@ typedef struct XtNode {
     uint64_t sequence;
     const char *name;
     XtBackward backward;
+    XtRecompute recompute; /* NULL: what this node computed is kept */
+    int recompute_depth;   /* how many producers must run one after the other before all its slots are there */
     void (*release_context)(void *context);
     void *context; /* the recorded call's arguments (ops), or a Python object (xt.Function) */
     int inputs, outputs, saved_count;
@@ -98,6 +119,10 @@ static inline XtGrad *xt_grad_of(const XtTensor *tensor) { return __atomic_load_
 bool xt_grad_mode(void); /* per thread; true at the start */
 void xt_set_grad_mode(bool on);
 
+/* Recompute mode, per thread; false at the start: whether ops that can be run again let others compute their outputs again. */
+bool xt_recompute_mode(void);
+void xt_set_recompute_mode(bool on);
+
 bool xt_requires_grad(const XtTensor *tensor);
 /* Leaves only; floating dtypes only. */
 XtStatus xt_set_requires_grad(XtTensor *tensor, bool on);
@@ -114,13 +139,17 @@ XtStatus xt_run_hooks(XtHooks *const *hooks, XtTensor **gradient);
 /* Returns a new node with edges to `inputs` (entries may be NULL), sequence number set. */
 XtStatus xt_node_new(const char *name, XtBackward backward, int inputs, XtTensor *const *input, int outputs, XtNode **out);
 void xt_node_release(XtNode *node);
-/* Keeps an alias of `tensor` (NULL allowed) in the next slot. */
+/* Keeps an alias of `tensor` (NULL allowed) in the next slot, or what computes it again. */
 XtStatus xt_node_save(XtNode *node, const XtTensor *tensor);
-/* In a backward, of the node whose rule runs: the saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it was changed in place
- * since. */
+void xt_saved_retain(XtSaved *saved);
+void xt_saved_release(XtSaved *saved); /* and empties it */
+/* Before anybody else sees `tensor`, output `index` of node: whoever saves it lets the node compute it again. */
+void xt_node_recomputes(XtNode *node, int index, XtTensor *tensor);
+/* In a backward, of the node whose rule runs: the saved tensor of a slot, borrowed; XT_RUNTIME_ERROR when it, or what it is computed
+ * again from, was changed in place since. */
 XtStatus xt_node_saved(XtNode *node, int slot, XtTensor **out);
 /* The same, handed over: the slot is empty from now on, so that a backward may write into what only its node kept. Returns new, or NULL
- * where the slot is empty or another walk reads it. */
+ * where the slot is empty, another walk reads it, or it was computed again. */
 XtStatus xt_node_take(XtNode *node, int slot, XtTensor **out);
 /* The same where the backward frees the graph and nobody else has a tensor over that memory: it may be written over, as this rule is its
  * last reader. Else NULL, and the slot is as it was. */

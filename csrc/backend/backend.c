@@ -7,6 +7,10 @@ XtStatus xt_backend_for(XtDevice device, const XtBackend **out) {
         *out = &xt_cpu_backend;
         return XT_OK;
     }
+    if (device.type == XT_META) {
+        *out = xt_meta_table();
+        return XT_OK;
+    }
     XtStatus status = xt_cuda_table(out);
     return status == XT_OK ? (*out)->accelerator->use(device.index) : status;
 }

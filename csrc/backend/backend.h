@@ -13,6 +13,14 @@ void xt_set_package_folders(const char *const *folders);
 XtStatus xt_check_library(const char *path);
 #define XT_BUILD_AGAIN "; build it again (XTRAIN_CUDA=1 make build)"
 
+/* meta.c: a table of kernels that compute nothing, and what they would have done: operations of products and attention, and bytes that
+ * all others read and write. */
+const XtBackend *xt_meta_table(void);
+typedef struct XtMetaWork {
+    int64_t flops, bytes;
+} XtMetaWork;
+void xt_meta_work(XtMetaWork *out, bool reset); /* since the last reset */
+
 /* select.c: computes p with the first implementation, from `name` on, that supports it. "auto" or NULL is the choice in force for this
  * thread, else the whole table. An unknown name, or one that this machine lacks something for, is an error. */
 typedef struct XtGemm XtGemm; /* contract/gemm.h */

@@ -124,7 +124,8 @@ XtStatus xt_gemm_refuse(const XtGemm *p) {
             return xt_error(XT_TYPE_ERROR, "gemm: dtype of %c must be float32, float64, bfloat16 or float16, got %s", 'A' + i,
                             xt_dtype_name(dtype[i]));
         if (dtype[i] != dtype[0])
-            return xt_error(XT_TYPE_ERROR, "gemm: dtype of %c must be %s like that of A, got %s", 'A' + i, xt_dtype_name(dtype[0]),
+            return xt_error(XT_TYPE_ERROR, "gemm: dtype of %c must be %s like that of A%s, got %s", 'A' + i,
+                            xt_dtype_name(dtype[0]), i == 2 && xt_dtype_size(dtype[0]) == 2 ? ", or float32" : "",
                             xt_dtype_name(dtype[i]));
     }
     return xt_error(XT_NOT_IMPLEMENTED, "gemm: no implementation of this device supports the problem");

@@ -7,7 +7,8 @@
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1], row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).
  * Batch strides may be 0 (broadcast) for A and B. Sums in ACC of C's dtype; beta == 0 never reads C; K == 0 scales C.
- * Every implementation takes one floating point dtype for all three so far; what none of them takes is refused by name.
+ * A, B and C have one floating point dtype, or A and B one of 16 bits and C float32: its sums are not rounded, and products that
+ * follow with beta == 1 go on from them. What no implementation takes is refused by name.
  * Leading dimensions are >= the row length; columns have stride 1. tf32: float32 operands may be rounded to TF32 (10 mantissa bits)
  * on devices that have such units; sums stay float32. */
 typedef struct XtGemm {
@@ -39,8 +40,9 @@ static inline const XtGemmBackend *xt_gemm_select(const XtGemmBackend *first, co
     return first;
 }
 
-/* What all implementations ask of the dtypes so far. NULL, or the reason. */
-static inline const char *xt_gemm_one_dtype(const XtGemm *p) {
-    bool one = p->dtype_a == p->dtype_c && p->dtype_b == p->dtype_c && xt_dtype_is_float(p->dtype_c);
-    return one ? NULL : "A, B and C must have one floating point dtype";
+/* What all implementations ask of the dtypes. NULL, or the reason. */
+static inline const char *xt_gemm_dtypes(const XtGemm *p) {
+    bool one = p->dtype_a == p->dtype_b && xt_dtype_is_float(p->dtype_a);
+    bool wide = xt_dtype_size(p->dtype_a) == 2 && p->dtype_c == XT_FLOAT32;
+    return one && (p->dtype_c == p->dtype_a || wide) ? NULL : "A, B and C must have one floating point dtype, C float32 at most";
 }

@@ -40,10 +40,34 @@ typedef struct XtRmsNormBwd {
     bool accumulate;
 } XtRmsNormBwd;
 
+/* LayerNorm (Ba et al. 2016): mean = mean(x), rstd = 1 / sqrt(mean((x - mean)^2) + eps), xh = (x - mean) * rstd, all in ACC;
+ * out = xh * weight + bias, rounded once. weight and bias [cols], or NULL: ones, zeros. mean and rstd [rows] of ACC are written for the
+ * backward.
+ * Bwd, with g = dy * weight: dx = rstd * (g - mean(g) - xh * mean(g * xh)); dweight = sum_rows dy * xh; dbias = sum_rows dy. Each of the
+ * three may be NULL. accumulate_weight and accumulate_bias add to what is there, as in XtRmsNormBwd. */
+typedef struct XtLayerNormFwd {
+    void *out, *mean, *rstd;
+    const void *x, *weight, *bias;
+    XtDtype dtype;
+    int64_t rows, cols;
+    double eps;
+} XtLayerNormFwd;
+typedef struct XtLayerNormBwd {
+    void *dx, *dweight, *dbias;
+    const void *dy, *x, *weight, *mean, *rstd;
+    XtDtype dtype;
+    int64_t rows, cols;
+    bool accumulate_weight, accumulate_bias;
+} XtLayerNormBwd;
+
 /* Rotary embedding (Su et al. 2021), half-split form: with a = x[..., :D/2], b = x[..., D/2:], angle = pos * theta^(-2i/D),
  * out = (a cos - b sin, b cos + a sin). inverse rotates by -angle: that is the backward. D even. cos and sin are computed in ACC and
  * rounded to the dtype, products in ACC. x and out are [rows, heads, D] with strides (row, head, 1).
- * pos of row r = positions[r] when given (int64, dense), else r % period (period >= 1). */
+ * pos of row r = positions[r] when given (int64, dense), else r % period (period >= 1). Frequencies theta^(-2i/D) are scaled as
+ * core/rope_scale.h says. */
+typedef struct XtRopeBase {
+    double theta, factor, low_freq_factor, high_freq_factor, original_length;
+} XtRopeBase;
 typedef struct XtRope {
     void *out;
     const void *x;
@@ -52,7 +76,7 @@ typedef struct XtRope {
     int64_t rows, heads, dim;
     int64_t out_stride[2], x_stride[2]; /* row, head */
     int64_t period;
-    double theta;
+    XtRopeBase base;
     bool inverse;
 } XtRope;
 
@@ -72,7 +96,8 @@ typedef struct XtQkNormRopeFwd {
     int64_t rows, heads[2], dim;
     int64_t out_stride[2][2], x_stride[2][2]; /* of a part: row, head */
     int64_t period;
-    double eps, theta;
+    double eps;
+    XtRopeBase base;
 } XtQkNormRopeFwd;
 typedef struct XtQkNormRopeBwd {
     void *dx[2], *dweight[2];
@@ -82,7 +107,7 @@ typedef struct XtQkNormRopeBwd {
     int64_t rows, heads[2], dim;
     int64_t dx_stride[2][2], dout_stride[2][2], x_stride[2][2]; /* of a part: row, head */
     int64_t period;
-    double theta;
+    XtRopeBase base;
     bool accumulate[2];
 } XtQkNormRopeBwd;
 
@@ -123,14 +148,16 @@ typedef struct XtEmbeddingBwd {
 /* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
  * logits and dlogits have rows of stride ld >= vocab; the gap between two rows is not read. dlogits may be logits.
  * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position, its value and the op's name:
- * linear_cross_entropy when `linear`, else cross_entropy.
+ * linear_cross_entropy when `linear`, else cross_entropy. Row 0 is reported as position `first`.
+ * Where dlogits is given it is the logits, which their gradient for dlosses of 1 replaces: the bits of a Bwd after it.
  * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
 typedef struct XtCrossEntropyFwd {
-    void *losses, *lse;
+    void *losses, *lse, *dlogits;
     const void *logits;
     const int64_t *targets;
     XtDtype dtype;
-    int64_t rows, vocab, ld, ignore_index;
+    int64_t rows, vocab, ld, ignore_index, first;
+    double scale; /* of dlogits */
     bool linear;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
@@ -142,3 +169,15 @@ typedef struct XtCrossEntropyBwd {
     double scale;
     bool linear;
 } XtCrossEntropyBwd;
+
+/* out[i] = cast(x[i] * (dloss / total * scale) [+ out[i]]): the gradient of an input of a loss, from the sums x of ACC that the forward
+ * left for a loss whose own gradient was 1. 0 where x is 0, whatever the factor is. dloss is one value of ACC, total one or NULL (1).
+ * `accumulate` adds to out. out may be x where dtype is ACC. Dense. */
+typedef struct XtLinearCrossEntropyBwd {
+    void *out;
+    const void *x, *dloss, *total;
+    XtDtype dtype;
+    int64_t count;
+    double scale;
+    bool accumulate;
+} XtLinearCrossEntropyBwd;

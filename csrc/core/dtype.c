@@ -40,7 +40,7 @@ const char *xt_device_name(XtDevice device) {
     static _Thread_local char names[4][16];
     static _Thread_local unsigned turn;
     char *name = names[turn++ % 4];
-    snprintf(name, sizeof names[0], "cuda:%u", (unsigned)device.index);
+    snprintf(name, sizeof names[0], "%s:%u", device.type == XT_CUDA ? "cuda" : "meta", (unsigned)device.index);
     return name;
 }
 

@@ -4,6 +4,7 @@
  * every time; keeping them costs nothing and saves a page fault per 4 KiB. Blocks of at least CACHE_MIN bytes are rounded up to a size
  * class (eight per power of two, so at most 1/8 is wasted) and freed into a list per class, up to CACHE_LIMIT bytes in all.
  */
+#include "arena.h"
 #include "core.h"
 #include "xtrain.h"
 
@@ -32,11 +33,13 @@ typedef struct Block {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *cache[CACHE_CLASSES];
-#define INDICES 256                      /* of devices of one type: XtDevice.index is a byte */
-static XtMemoryStats stats[1 + INDICES]; /* the CPU, then CUDA's devices */
+#define INDICES 256                          /* of devices of one type: XtDevice.index is a byte */
+static XtMemoryStats stats[1 + 2 * INDICES]; /* the CPU, then CUDA's devices, then meta's */
 static XtAllocator allocators[XT_DEVICE_TYPE_COUNT];
 
-static XtMemoryStats *stats_of(XtDevice device) { return &stats[device.type == XT_CPU ? 0 : 1 + device.index]; }
+static XtMemoryStats *stats_of(XtDevice device) {
+    return &stats[device.type == XT_CPU ? 0 : device.type == XT_CUDA ? 1 + device.index : 1 + INDICES + device.index];
+}
 
 void xt_set_allocator(XtDeviceType type, const XtAllocator *allocator) { allocators[type] = *allocator; }
 
@@ -57,6 +60,53 @@ static int class_of(size_t nbytes, size_t *rounded) {
 
 /* The inverse: what blocks of a class have. */
 static size_t size_of_class(int class) { return (size_t)(class % 8 + 8) << (class / 8 + 8); }
+
+static size_t cpu_rounded(size_t nbytes) {
+    size_t rounded;
+    if (nbytes < CACHE_MIN) return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    class_of(nbytes, &rounded);
+    return rounded;
+}
+
+static bool planning; /* with `plan` under the lock */
+static XtMemoryPlan plan;
+
+void xt_meta_plan(void) {
+    pthread_mutex_lock(&lock);
+    if (planning) xt_plan_end(&plan);
+    xt_plan_begin(&plan);
+    planning = true;
+    pthread_mutex_unlock(&lock);
+}
+
+size_t xt_meta_planned(void) {
+    pthread_mutex_lock(&lock);
+    size_t nbytes = planning ? xt_plan_end(&plan) : 0;
+    planning = false;
+    pthread_mutex_unlock(&lock);
+    return nbytes;
+}
+
+static void meta_release(const void *data, size_t nbytes) {
+    pthread_mutex_lock(&lock);
+    if (planning) xt_plan_gave(&plan, data, nbytes);
+    pthread_mutex_unlock(&lock);
+}
+
+/* A place for elements that are not there: addresses that no other tensor has, as nothing is ever at them. meta:1 rounds as
+ * cuda/runtime/memory.cu does. */
+static void *meta_allocate(int index, size_t nbytes, size_t *rounded) {
+    static uint64_t next = (uint64_t)1 << 48; /* atomic */
+    const size_t unit = 512, largest = (size_t)8 << 20;
+    if (nbytes > SIZE_MAX / 4) return NULL;
+    size_t units = (nbytes + unit - 1) / unit * unit;
+    *rounded = index == 0 ? cpu_rounded(nbytes) : units > largest || units < CACHE_MIN ? units : cpu_rounded(units);
+    void *data = (void *)(uintptr_t)__atomic_fetch_add(&next, units, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&lock);
+    if (planning) xt_plan_took(&plan, data, nbytes);
+    pthread_mutex_unlock(&lock);
+    return data;
+}
 
 static void *cpu_allocate(size_t nbytes, size_t *rounded) {
     void *data = NULL;
@@ -118,7 +168,8 @@ void xt_count_tensor(XtDevice device, int change) { __atomic_add_fetch(&stats_of
 static void release_own(XtStorage *storage) {
     size_t rounded = (size_t)(uintptr_t)storage->owner;
     if (storage->data) {
-        if (storage->device.type == XT_CPU) cpu_release(storage->data, rounded);
+        if (storage->device.type == XT_META) meta_release(storage->data, storage->nbytes);
+        else if (storage->device.type == XT_CPU) cpu_release(storage->data, rounded);
         else allocators[storage->device.type].release(storage->device.index, storage->data, rounded);
     }
     count(storage->device, -(int64_t)rounded, -1);
@@ -171,6 +222,9 @@ XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
             data = cpu_allocate(nbytes, &rounded);
         }
         if (!data) return out_of_memory(device, nbytes);
+    } else if (nbytes > 0 && device.type == XT_META) {
+        data = meta_allocate(device.index, nbytes, &rounded);
+        if (!data) return out_of_memory(device, nbytes);
     } else if (nbytes > 0) {
         rounded = nbytes;
         XtStatus status = allocators[device.type].allocate(device.index, nbytes, &data);
@@ -180,6 +234,7 @@ XtStatus xt_storage_allocate(XtDevice device, size_t nbytes, XtStorage **out) {
     XtStatus status = new_storage(device, data, nbytes, release_own, (void *)(uintptr_t)rounded, out);
     if (status != XT_OK) {
         if (data && device.type == XT_CPU) cpu_release(data, rounded);
+        else if (data && device.type == XT_META) meta_release(data, nbytes);
         else if (data) allocators[device.type].release(device.index, data, rounded);
         return status;
     }

@@ -55,6 +55,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
     if (!kept) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "%s: out of memory while recording", call->op->name));
     node->context = kept;
     node->release_context = free;
+    if (call->recomputed) node->recompute = call->op->recompute;
     kept->op = call->op;
     size_t used = 0;
     for (int i = 0; i < input_count; i++) {
@@ -87,6 +88,7 @@ static XtStatus record(XtCall *call, XtTensor **inputs, int input_count) {
             call->out[i] = alias;
         }
         XT_TRY(xt_node_attach(node, i, call->out[i]));
+        if (call->recomputed && (call->op->recomputes >> i & 1)) xt_node_recomputes(node, i, call->out[i]);
     }
 done:
     xt_node_release(node);
@@ -114,6 +116,7 @@ XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **ou
         gather_inputs(args, arg_count, inputs);
         for (int i = 0; i < input_count; i++)
             if (inputs[i] && xt_requires_grad(inputs[i])) call.record = true;
+        call.recomputed = call.record && op->recompute && xt_recompute_mode();
     }
     XT_TRY(xt_error_named(op->forward(&call), op->name));
     if (call.record && any_float(&call)) XT_TRY(record(&call, inputs, input_count));

@@ -62,6 +62,9 @@ typedef struct XtOp {
     const char *signature;
     XtStatus (*forward)(struct XtCall *call);
     XtBackward backward; /* NULL: no gradient */
+    XtRecompute
+        recompute; /* NULL: outputs are kept. Else cheap to run again: in recompute mode nobody keeps the outputs that it fills */
+    unsigned recomputes; /* bit o: output o is one of them */
     int code;            /* which member of a family this is (XT_ADD, XT_REDUCE_SUM, ...) */
     bool method;         /* also a method of Tensor, the first argument being self */
     const char *doc;     /* one or more lines: formula, shapes, dtypes, errors */
@@ -72,7 +75,8 @@ typedef struct XtCall {
     const XtOp *op;
     const XtArg *arg;
     int arg_count;
-    bool record; /* false: xt_save does nothing */
+    bool record;     /* false: xt_save does nothing */
+    bool recomputed; /* `recompute` may be asked for the outputs: it, too, must find what it needs saved */
     XtTensor *out[XT_MAX_OUTPUTS];
     int out_count;
     XtTensor *saved[XT_MAX_SAVED]; /* owned */
@@ -173,23 +177,41 @@ XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, cons
 /* View with the last two dims swapped. */
 XtStatus xt_transposed(const XtTensor *t, XtTensor **out);
 
+/* ---- norms (ops/layers/rms_norm.c) ------------------------------------------------------------------------------------------------- */
+
+/* y = rms_norm(x, weight, eps), and the rstd of its rows; x and weight (or NULL) dense. After an error nothing is kept. */
+XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, XtTensor **y, XtTensor **rstd);
+/* XtRecompute of one output: the norm of saved tensor 0 with weight, saved tensor 1. */
+XtStatus xt_rms_norm_again(XtNode *n, double eps, XtTensor **y);
+
 /* ---- cross entropy of rows of logits (ops/layers/cross_entropy.c) --------------------------------------------------------------------
  * Ops whose arguments `first`, first + 1 and first + 2 are targets, ignore_index and reduction. Logits are [rows, V], rows ld apart. */
 
 /* Checks the three: targets must be class indices, one for each row of x, on its device. */
 XtStatus xt_check_targets(const XtCall *c, int first, const char *arg_x, const XtTensor *x, const char *arg_targets);
+/* Sets out[0] to the reduction of losses [rows]; targets int64. *count: the number of rows that count, for a mean only. */
+XtStatus xt_reduce_losses(XtCall *c, int first, XtTensor *targets, XtTensor *losses, XtTensor **count);
 /* Sets out[0] to the reduced loss and saves three tensors: int64 targets, lse [rows], the number of rows that count or NULL. */
 XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld);
 /* dlogits from logits, which it may be, and from the three tensors saved from slot `slot` on. */
 XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
                                int64_t ld);
 
+/* Rows of logits [rows, vocab] that linear_cross_entropy makes at once (ops/layers/linear_cross_entropy.c), at most `rows`, and whether its
+ * forward makes the gradients, which it does where that is fewer than all: functions of their arguments alone. */
+int64_t xt_rows_of_chunk(int64_t rows, int64_t vocab, XtDtype dtype);
+bool xt_makes_gradients_ahead(int64_t rows, int64_t width, int64_t vocab, XtDtype dtype);
+
 /* ---- rows of heads that are turned by their position (ops/layers/rope.c) --------------------------------------------------------------
- * Ops whose arguments `first`, first + 1 and first + 2 are theta, positions and period; x is [rows, H, D] or [B, S, H, D]. */
+ * Ops whose arguments from `first` on are theta, positions, period and XT_ROPE_SCALING; x is [rows, H, D] or [B, S, H, D]. */
+#define XT_ROPE_SCALING \
+    "factor: float = 1.0, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, original_length: float = 0.0"
 
 /* x itself when its rows lie evenly, else a dense copy; stride: of rows and of heads. */
 XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]);
-/* Checks the three. *positions: one dense int64 a row, or NULL; the position of a row is then row % *period. */
+/* Checks them. *positions: one dense int64 a row, or NULL; the position of a row is then row % *period. */
 XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period);
 /* The period alone, in a backward: x has the shape of the forward's. */
 int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x);
+/* theta and scaling. */
+struct XtRopeBase xt_rope_base(const XtArg *arg, int first);

@@ -22,6 +22,7 @@
  */
 #pragma once
 
+#include "common/divide.cuh"
 #include "cuda.cuh"
 
 /* ---- dtypes, integers too ----------------------------------------------------------------------------------------------- */
@@ -94,22 +95,6 @@ template <typename A> constexpr bool xt_same<A, A> = true;
 template <typename T> inline T xt_scalar_as(XtScalar value) {
     return value.is_int ? xt_cast_to<T>(value.i) : xt_cast_to<T>(value.d);
 }
-
-/* ---- division by multiplication ----------------------------------------------------------------------------------------- */
-
-/* n / divisor = (n * magic / 2^32 + n) >> shift for n < 2^31 (Granlund & Montgomery 1994). */
-struct XtDivider {
-    uint32_t divisor, magic, shift;
-};
-
-inline XtDivider xt_divider(uint32_t divisor) {
-    uint32_t shift = 0;
-    while (shift < 31 && (1u << shift) < divisor) shift++;
-    uint64_t magic = ((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor) / divisor + 1;
-    return {divisor, (uint32_t)magic, shift};
-}
-
-__device__ inline uint32_t xt_quotient(uint32_t n, XtDivider by) { return (__umulhi(n, by.magic) + n) >> by.shift; }
 
 /* ---- loops: merged dimensions of K views (host) ------------------------------------------------------------------------- */
 

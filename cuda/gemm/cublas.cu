@@ -314,8 +314,8 @@ static XtStatus get_plan(const XtCublasLt *lt, Blas *device, const XtGemm *p, Pl
 /* What an extent has beyond a multiple of 16 bytes, when that alone keeps a large product off the fast kernels: 50257 columns or
  * terms, though rows and pointers are aligned. 0: nothing is gained by a cut. */
 static int64_t edge(const XtGemm *p, int64_t extent) {
-    int64_t size = (int64_t)xt_dtype_size(p->dtype_c), width = 16 / size;
-    bool units = p->tf32 || p->dtype_c == XT_BFLOAT16 || p->dtype_c == XT_FLOAT16; /* others need no alignment */
+    int64_t size = (int64_t)xt_dtype_size(p->dtype_a), width = 16 / size;
+    bool units = p->tf32 || p->dtype_a == XT_BFLOAT16 || p->dtype_a == XT_FLOAT16; /* others need no alignment */
     bool aligned = p->lda % width == 0 && p->ldb % width == 0 && p->ldc % width == 0 &&
                    (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) & 15) == 0;
     bool large = extent >= 1024 && (double)p->m * (double)p->n * (double)p->k >= 1e9;
@@ -408,7 +408,7 @@ static bool goes_through_float32(const XtGemm *p, Edges e) {
 }
 
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device) {
-    const char *reason = xt_gemm_one_dtype(p);
+    const char *reason = xt_gemm_dtypes(p);
     if (reason) return reason;
     if (!device->has_cublaslt()) return "libcublasLt was not found";
     if (!xt_gemm_multiplies(p)) return NULL;
@@ -417,6 +417,7 @@ const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *
     if (in_two_products(&q, e) || in_pieces(&q)) return NULL; /* each of them is selected on its own */
     if (!fits(&q)) return "a size or a leading dimension is above 2^31 - 1";
     if (q.batch[0] > 1) {
+        if (q.dtype_c != q.dtype_a) return "the batch is not evenly spaced, and C has a dtype of its own";
         if (!aligned_lists(&q)) return "the batch is not evenly spaced, and its matrices are not aligned to 16 bytes";
         return device->has_cublas() ? NULL : "the batch is not evenly spaced, and libcublas was not found";
     }

@@ -14,7 +14,7 @@ XtStatus xt_cuda_gemm_cublas(const XtGemm *p); /* cuBLASLt, found at run time */
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device);
 
 extern const XtGemmBackend xt_cuda_gemm[];  /* cublas, tiled, naive */
-XtStatus xt_cuda_multiply(const XtGemm *p); /* selects and runs: what other kernels call; all three of one floating point dtype */
+XtStatus xt_cuda_multiply(const XtGemm *p); /* selects and runs: what other kernels call */
 
 /* Whether there is a sum to compute: C has elements, and not all of them are beta times what was there. */
 inline bool xt_gemm_multiplies(const XtGemm *p) {
@@ -22,6 +22,15 @@ inline bool xt_gemm_multiplies(const XtGemm *p) {
 }
 /* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C is being scaled by beta. */
 bool xt_cuda_gemm_trivial(const XtGemm *p, XtStatus *status);
+
+/* f(a zero of the dtype of A and B, a zero of the dtype of C): a kernel has both as template parameters. */
+template <typename F> static XtStatus xt_by_gemm_dtypes(const XtGemm *p, F f) {
+    return xt_by_float(p->dtype_a, [&](auto zero) {
+        if constexpr (sizeof zero == 2)
+            if (p->dtype_c == XT_FLOAT32) return f(zero, 0.0f);
+        return f(zero, zero);
+    });
+}
 
 /* One matrix of a batch: the flat batch index as offsets in elements. */
 typedef struct XtGemmOffsets {

@@ -11,7 +11,7 @@
 
 #define SQUARE 16
 
-template <typename T> __global__ void gemm_naive_kernel(XtGemm p) {
+template <typename T, typename C> __global__ void gemm_naive_kernel(XtGemm p) { // A and B of T
     typedef XtAcc<T> ACC;
     int64_t a_m = p.trans_a ? 1 : p.lda, a_k = p.trans_a ? p.lda : 1; /* steps in A along m and k */
     int64_t b_k = p.trans_b ? 1 : p.ldb, b_n = p.trans_b ? p.ldb : 1;
@@ -25,21 +25,20 @@ template <typename T> __global__ void gemm_naive_kernel(XtGemm p) {
         XtGemmOffsets at = xt_gemm_offsets(&p, item / squares);
         const T *a = (const T *)p.a + at.a + m * a_m; /* [K], step a_k */
         const T *b = (const T *)p.b + at.b + n * b_n; /* [K], step b_k */
-        T *c = (T *)p.c + at.c + m * p.ldc + n;
+        C *c = (C *)p.c + at.c + m * p.ldc + n;
         ACC sum = beta == 0 ? ACC(0) : beta * xt_load(*c);
         for (int64_t k = 0; k < p.k; k++) sum += alpha * xt_load(a[k * a_k]) * xt_load(b[k * b_k]);
-        *c = xt_store<T>(sum);
+        *c = xt_store<C>(sum);
     }
 }
 
 XtStatus xt_cuda_gemm_naive(const XtGemm *p) {
     XtStatus status;
     if (xt_cuda_gemm_trivial(p, &status)) return status;
-    return xt_by_float(p->dtype_c, [&](auto zero) {
-        using T = decltype(zero);
+    return xt_by_gemm_dtypes(p, [&](auto a, auto c) {
         int64_t squares = xt_divide_up(p->m, SQUARE) * xt_divide_up(p->n, SQUARE);
         unsigned blocks = xt_blocks(p->batch[0] * p->batch[1] * squares, 1);
-        xt_launch(gemm_naive_kernel<T>, blocks, dim3(SQUARE, SQUARE), 0, *p);
+        xt_launch(gemm_naive_kernel<decltype(a), decltype(c)>, blocks, dim3(SQUARE, SQUARE), 0, *p);
         return xt_launched("gemm_naive", p->batch[0], p->batch[1], p->m, p->n, p->k);
     });
 }

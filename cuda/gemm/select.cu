@@ -7,15 +7,15 @@
 
 #include "runtime/cublas.cuh"
 
-static const char *any_of_one_dtype(const XtGemm *p, const XtDeviceTraits *device) {
+static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
-    return xt_gemm_one_dtype(p);
+    return xt_gemm_dtypes(p);
 }
 
 const XtGemmBackend xt_cuda_gemm[] = {
     {"cublas", "cublas", xt_cublas_check, xt_cuda_gemm_cublas_supports, xt_cuda_gemm_cublas},
-    {"tiled", "tiled", NULL, any_of_one_dtype, xt_cuda_gemm_tiled},
-    {"naive", "naive", NULL, any_of_one_dtype, xt_cuda_gemm_naive},
+    {"tiled", "tiled", NULL, any_dtypes, xt_cuda_gemm_tiled},
+    {"naive", "naive", NULL, any_dtypes, xt_cuda_gemm_naive},
     {},
 };
 

@@ -67,7 +67,8 @@ template <int GROUP> __device__ inline int place(int thread, int i) {
     return i / GROUP * (SIDE * GROUP) + thread * GROUP + i % GROUP;
 }
 
-template <typename T, int EACH> __global__ void __launch_bounds__(THREADS, EACH == 8 ? 2 : 3) gemm_tiled_kernel(XtGemm p) {
+template <typename T, typename C, int EACH>
+__global__ void __launch_bounds__(THREADS, EACH == 8 ? 2 : 3) gemm_tiled_kernel(XtGemm p) { // A and B of T
     typedef XtAcc<T> ACC;
     constexpr int TILE = SIDE * EACH, DEPTH = EACH == 8 ? 8 : 16, COUNT = TILE * DEPTH / THREADS;
     constexpr int GROUP = EACH < XT_WIDTH<ACC> ? EACH : XT_WIDTH<ACC>, GROUPS = EACH / GROUP;
@@ -86,7 +87,7 @@ template <typename T, int EACH> __global__ void __launch_bounds__(THREADS, EACH 
     Share<T> a = get_share<TILE, DEPTH>((const T *)p.a + at.a + m * a_m, a_m, a_k);
     Share<T> b = get_share<TILE, DEPTH>((const T *)p.b + at.b + n * b_n, b_n, b_k);
 
-    T *c = (T *)p.c + at.c + m * p.ldc + n; /* [rows, cols] */
+    C *c = (C *)p.c + at.c + m * p.ldc + n; /* [rows, cols] */
     int rows = (int)(p.m - m < TILE ? p.m - m : TILE), cols = (int)(p.n - n < TILE ? p.n - n : TILE);
 
     ACC sum[EACH][EACH] = {}, a_next[COUNT], b_next[COUNT];
@@ -131,9 +132,9 @@ template <typename T, int EACH> __global__ void __launch_bounds__(THREADS, EACH 
         for (int j = 0; j < EACH; j++) {
             int row = place<GROUP>(threadIdx.y, i), col = place<GROUP>(threadIdx.x, j);
             if (row >= rows || col >= cols) continue;
-            T *element = c + row * p.ldc + col;
+            C *element = c + row * p.ldc + col;
             ACC value = alpha * sum[i][j];
-            *element = xt_store<T>(beta == 0 ? value : value + beta * xt_load(*element));
+            *element = xt_store<C>(beta == 0 ? value : value + beta * xt_load(*element));
         }
     }
 }
@@ -142,10 +143,10 @@ static int64_t count_tiles(const XtGemm *p, int64_t tile) {
     return p->batch[0] * p->batch[1] * xt_divide_up(p->m, tile) * xt_divide_up(p->n, tile);
 }
 
-template <typename T, int EACH> static XtStatus run(const XtGemm *p) {
+template <typename T, typename C, int EACH> static XtStatus run(const XtGemm *p) {
     int64_t tiles = count_tiles(p, SIDE * EACH);
     unsigned across = xt_blocks(tiles, 1); /* more tiles than fit there go along y */
-    xt_launch(gemm_tiled_kernel<T, EACH>, dim3(across, (unsigned)xt_divide_up(tiles, across)), dim3(SIDE, SIDE), 0, *p);
+    xt_launch(gemm_tiled_kernel<T, C, EACH>, dim3(across, (unsigned)xt_divide_up(tiles, across)), dim3(SIDE, SIDE), 0, *p);
     return xt_launched("gemm_tiled", p->batch[0], p->batch[1], p->m, p->n, p->k);
 }
 
@@ -154,10 +155,11 @@ XtStatus xt_cuda_gemm_tiled(const XtGemm *p) {
     XtStatus status;
     if (xt_cuda_gemm_trivial(p, &status)) return status;
     int enough = xt_multiprocessors();
-    return xt_by_float(p->dtype_c, [&](auto zero) {
-        using T = decltype(zero);
+    return xt_by_gemm_dtypes(p, [&](auto a, auto c) {
+        using T = decltype(a);
+        using C = decltype(c);
         if constexpr (sizeof(T) < 8) /* 8 x 8 sums of float64 do not fit in the registers */
-            if (count_tiles(p, SIDE * 8) >= enough) return run<T, 8>(p);
-        return count_tiles(p, SIDE * 4) >= enough ? run<T, 4>(p) : run<T, 2>(p);
+            if (count_tiles(p, SIDE * 8) >= enough) return run<T, C, 8>(p);
+        return count_tiles(p, SIDE * 4) >= enough ? run<T, C, 4>(p) : run<T, C, 2>(p);
     });
 }

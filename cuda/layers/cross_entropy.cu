@@ -11,6 +11,10 @@
  * elementwise, from lse; if there are few rows, a row is cut into tiles. Reads and writes the bytes of the logits once. One thread
  * reads and writes an element, so dlogits may be the logits.
  *
+ * Both at once: the block that has a row's lse makes its dlogits. A part of the row waits in shared memory (on Hopper half of 50,000
+ * 16-bit logits, four rows at a time on a multiprocessor, or three quarters of 152,000); the rest is read again, from the L2 cache,
+ * as few rows are under way.
+ *
  * Deterministic: the tree of a row's sum depends on vocab, the dtype and the row's address modulo 16, not on the number of rows.
  */
 #include "arch/sm80.cuh"
@@ -45,11 +49,33 @@ template <typename T, int W> __device__ inline Cut cut_row(const T *x, int64_t v
     return cut;
 }
 
-/* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab], rows ld apart; targets [rows]. */
-template <typename T>
+/* (exp(x - lse) - [target]) factor */
+template <typename T> __device__ inline T gradient_of(T x, XtAcc<T> lse, bool target, XtAcc<T> factor) {
+    typedef XtAcc<T> A;
+    return xt_store<T>((exp_for<T>(xt_load(x) - lse) - A(target)) * factor);
+}
+/* The same of a vector; the target is its element `place`, if it is in it. */
+template <typename T, int W>
+__device__ inline XtPiece<T, W> gradient_of(const XtPiece<T, W> &x, XtAcc<T> lse, int64_t place, XtAcc<T> factor) {
+    typedef XtAcc<T> A;
+    const int at = place >= 0 && place < W ? (int)place : -1;
+    XtVector<A, W> v = xt_load(x);
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+        const A p = exp_for<T>(v.at[j] - lse);
+        v.at[j] = (j == at ? p - 1 : p) * factor;
+    }
+    return xt_store<T>(v);
+}
+
+/* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab], rows ld apart; targets [rows]. GRADIENT: dlogits
+ * are the logits; the first `kept` vectors of a row's body wait in shared memory, each for the thread that put it there. */
+template <typename T, bool GRADIENT>
 __global__ void __launch_bounds__(512, 2)
-    cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, const T *logits, const int64_t *targets, int64_t rows, int64_t vocab,
-                             int64_t ld, int64_t ignore_index, XtIndexReport *report, XtIndexSlot slot) {
+    cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, T *dlogits, const T *logits, const int64_t *targets, int64_t rows,
+                             int64_t vocab, int64_t ld, int64_t kept, int64_t position, double scale, int64_t ignore_index,
+                             XtIndexReport *report, XtIndexSlot slot) {
+    extern __shared__ uint4 room[]; /* [kept] */
     typedef XtAcc<T> A;
     constexpr int W = XT_WIDTH<T>;
     const int thread = threadIdx.x, threads = blockDim.x;
@@ -59,7 +85,7 @@ __global__ void __launch_bounds__(512, 2)
         const T *x = logits + row * ld; /* [vocab] */
         const Cut cut = cut_row<T, W>(x, vocab);
         const T *body = x + cut.head; /* [cut.body * W] */
-        int64_t target = thread == 0 ? targets[row] : 0;
+        int64_t target = GRADIENT || thread == 0 ? targets[row] : 0;
 
         A first = xt_load(thread < cut.head ? x[thread] : nothing);
         A last = xt_load(thread < cut.tail ? x[vocab - cut.tail + thread] : nothing);
@@ -73,6 +99,9 @@ __global__ void __launch_bounds__(512, 2)
             for (int u = 0; u < LOADS; u++) {
                 q[u] = xt_all<T, W>(nothing);
                 if (i + u * threads < cut.body) q[u] = xt_read<T, W>(body + (i + u * threads) * W);
+                if constexpr (GRADIENT)
+                    if (i + u * threads < kept)
+                        room[i + u * threads] = make_uint4(q[u].word[0], q[u].word[1], q[u].word[2], q[u].word[3]);
             }
             A peak = m;
 #pragma unroll
@@ -97,13 +126,44 @@ __global__ void __launch_bounds__(512, 2)
         A at_target = thread == 0 && counts && known ? xt_load(x[target]) : A(0); /* loaded during the reductions */
         const A peak = xt_block_reduce(m, lowest, XtMax());
         sum = xt_block_sum(sum * exp_for<T>(m - peak));
-        if (thread != 0) continue;
+        if (!GRADIENT && thread != 0) continue;
         if (sum == 0 && vocab > 0) sum = NAN; /* every logit is -Inf: the largest term is exp(-Inf + Inf) */
         const A log_sum = log(sum);
-        lse[row] = peak + log_sum;
-        /* Not lse - x: for large logits lse has lost these digits to rounding. */
-        losses[row] = counts && known ? (peak - at_target) + log_sum : A(0);
-        if (counts && !known) xt_report_index(report, slot, row, target, vocab);
+        if (thread == 0) {
+            lse[row] = peak + log_sum;
+            /* Not lse - x: for large logits lse has lost these digits to rounding. */
+            losses[row] = counts && known ? (peak - at_target) + log_sum : A(0);
+            if (counts && !known) xt_report_index(report, slot, position + row, target, vocab);
+        }
+        if constexpr (GRADIENT) {
+            __syncthreads();            /* thread 0 has read x[target], which another thread overwrites */
+            T *dx = dlogits + row * ld; /* x: of the rest, a thread overwrites what it alone has read */
+            const A lse_row = peak + log_sum, factor = (A)scale;
+            const bool zeros = !counts || !known; /* even where the logits are not finite */
+            const T zero = xt_store<T>(A(0));
+            if (thread < cut.head) dx[thread] = zeros ? zero : gradient_of(x[thread], lse_row, thread == target, factor);
+            if (thread < cut.tail) {
+                const int64_t v = vocab - cut.tail + thread;
+                dx[v] = zeros ? zero : gradient_of(x[v], lse_row, v == target, factor);
+            }
+            for (int64_t i = thread; i < cut.body; i += LOADS * threads) {
+                XtPiece<T, W> q[LOADS];
+#pragma unroll
+                for (int u = 0; u < LOADS; u++) {
+                    const int64_t at = i + u * threads;
+                    if (at < kept) q[u] = xt_read<T, W>((const T *)(room + at));
+                    else if (at < cut.body) q[u] = xt_read<T, W>(body + at * W);
+                }
+#pragma unroll
+                for (int u = 0; u < LOADS; u++) {
+                    const int64_t at = i + u * threads;
+                    if (at >= cut.body) continue;
+                    if (zeros) q[u] = xt_all<T, W>(zero);
+                    else q[u] = gradient_of<T, W>(q[u], lse_row, target - cut.head - at * W, factor);
+                    xt_write(dx + cut.head + at * W, q[u]);
+                }
+            }
+        }
     }
 }
 
@@ -140,11 +200,10 @@ __global__ void __launch_bounds__(256, 4)
         }
 
         const A lse_row = lse[row], factor = dlosses[row * dloss_stride] * (A)scale;
-        if (tile == 0 && thread < cut.head)
-            dx[thread] = xt_store<T>((exp_for<T>(xt_load(x[thread]) - lse_row) - A(thread == target)) * factor);
+        if (tile == 0 && thread < cut.head) dx[thread] = gradient_of(x[thread], lse_row, thread == target, factor);
         if (tile == 0 && thread < cut.tail) {
             const int64_t v = vocab - cut.tail + thread;
-            dx[v] = xt_store<T>((exp_for<T>(xt_load(x[v]) - lse_row) - A(v == target)) * factor);
+            dx[v] = gradient_of(x[v], lse_row, v == target, factor);
         }
         for (int64_t i = begin; i < cut.body; i += step) {
             XtPiece<T, W> q[LOADS];
@@ -154,15 +213,8 @@ __global__ void __launch_bounds__(256, 4)
 #pragma unroll
             for (int u = 0; u < LOADS; u++) {
                 if (i + u * threads >= cut.body) continue;
-                const int64_t from_here = target - cut.head - (i + u * threads) * W;
-                const int place = from_here >= 0 && from_here < W ? (int)from_here : -1; /* of the target in this vector */
-                XtVector<A, W> v = xt_load(q[u]);
-#pragma unroll
-                for (int j = 0; j < W; j++) {
-                    A p = exp_for<T>(v.at[j] - lse_row);
-                    v.at[j] = (j == place ? p - 1 : p) * factor;
-                }
-                xt_write(dbody + (i + u * threads) * W, xt_store<T>(v));
+                const int64_t place = target - cut.head - (i + u * threads) * W; /* in this vector, if it is in it */
+                xt_write(dbody + (i + u * threads) * W, gradient_of<T, W>(q[u], lse_row, place, factor));
             }
         }
     }
@@ -172,6 +224,20 @@ __global__ void __launch_bounds__(256, 4)
  * does not depend on the other rows. */
 static int fwd_threads(int64_t vectors) { return vectors <= 128 ? 32 : vectors <= 1024 ? 128 : vectors <= 8192 ? 256 : 512; }
 
+/* 16-byte vectors of a row that wait in shared memory for the gradient: what leaves room for the most blocks, up to 1024 threads on a
+ * multiprocessor, whose other vectors stay in its share of the L2 cache (half of 50 MB over 132). The reductions and the system take
+ * less than 2 KiB a block. Elementwise: the number changes no result. */
+static int64_t vectors_kept(int64_t vectors, int threads) {
+    const int64_t share = 192 * 1024 / 16;
+    int64_t kept = 0;
+    for (int blocks = 1024 / threads; blocks > 0; blocks--) {
+        const int64_t room = (xt_shared_limit() / blocks - 2048) / 16;
+        kept = vectors < room ? vectors : room;
+        if ((vectors - kept) * blocks <= share) break;
+    }
+    return kept;
+}
+
 /* The op that a report of a bad target names. */
 static XtIndexSlot index_slot(bool linear) { return linear ? XT_INDEX_LINEAR_CROSS_ENTROPY : XT_INDEX_CROSS_ENTROPY; }
 
@@ -180,9 +246,14 @@ XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         using A = XtAcc<T>;
-        xt_launch(cross_entropy_fwd_kernel<T>, xt_blocks(p->rows, 1), fwd_threads(p->vocab / XT_WIDTH<T>), 0, (A *)p->losses,
-                  (A *)p->lse, (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, p->ignore_index, xt_index_report(),
-                  index_slot(p->linear));
+        const int64_t vectors = p->vocab / XT_WIDTH<T>;
+        const int threads = fwd_threads(vectors);
+        const int64_t kept = p->dlogits ? vectors_kept(vectors, threads) : 0;
+        auto kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true> : cross_entropy_fwd_kernel<T, false>;
+        if (p->dlogits) XT_CHECK(xt_allow_shared("cross_entropy_fwd", kernel, (int)kept * 16));
+        xt_launch(kernel, xt_blocks(p->rows, 1), threads, (size_t)kept * 16, (A *)p->losses, (A *)p->lse, (T *)p->dlogits,
+                  (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, kept, p->first, p->scale, p->ignore_index,
+                  xt_index_report(), index_slot(p->linear));
         return xt_launched("cross_entropy_fwd", p->rows, p->vocab);
     });
 }

@@ -11,12 +11,12 @@
  * Backward, in two steps. First a stable sort of (id, row) in two digits lists the rows of each id in row order. One launch counts
  * the first digit in each tile of the list, one places every entry by that digit and counts the second, one does the same by the
  * second; every block adds up the counts of all tiles for itself. Lists of more than MOST_TILES tiles go to a library's sort. A bit
- * for each row of dweight says whether its id occurs.
+ * for each row of dweight says whether its id occurs. More blocks of the last of these launches, which leaves most of the device idle,
+ * write zeros to the rows whose ids do not occur.
  * Then the list is cut into runs of RUN entries. A warp walks a run for 32 vectors of columns, adds in ACC, and writes a row of
- * dweight when the id changes. More warps of the same launch write zeros to the rows whose ids do not occur. If an id ends in the
- * run after the one where it began, the first of the two warps finishes it. An id that spans more runs leaves a partial row and its
- * id in each: a shorter list of the same kind. The next launch sums that list, a block for each id in it, whose warps take partial
- * rows in turns. So a token that fills half the batch is summed by as many warps as a thousand rare ones, and if ids are rare that
+ * dweight when the id changes. If an id ends in the run after the one where it began, the first of the two warps finishes it. An id
+ * that spans more runs leaves a partial row and its id in each: a shorter list of the same kind. The next launch sums that list, a
+ * block for each id in it, whose warps take partial rows in turns. So a token that fills half the batch is summed by as many warps as a thousand rare ones, and if ids are rare that
  * launch finds nothing to do. Beyond MOST_RUNS runs the kernel that made the list of partial rows shortens it first. Reads dy once
  * and writes dweight once.
  *
@@ -95,11 +95,50 @@ __device__ inline void report_unknown(const int64_t *ids, int64_t r, int64_t voc
     const int64_t id = ids[r];
     if (id < 0 || id >= vocab) xt_report_index(report, XT_INDEX_EMBEDDING, r, id, vocab);
 }
-/* Sets bit key of present [vocab bits], once for the lanes with the same key. A common id nearly always finds it set. */
-__device__ inline void set_present(unsigned *present, unsigned key, bool here, int64_t vocab) {
-    const unsigned same = __match_any_sync(0xffffffffu, here ? key : (unsigned)vocab), bit = 1u << key % 32;
-    if (!here || key >= vocab || (same & ((1u << threadIdx.x % 32) - 1))) return;
-    if (!(present[key / 32] & bit)) atomicOr(&present[key / 32], bit);
+/* Sets the bits of a lane's ITEMS keys in present [vocab bits], once for the lanes with the same key; a key of `vocab` has no bit. A
+ * common id nearly always finds its bit set. All bits are read before the first is set: one wait. */
+template <int ITEMS> __device__ inline void set_present(unsigned *present, const unsigned (&key)[ITEMS], int64_t vocab) {
+    unsigned found[ITEMS];
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const bool first = (__match_any_sync(0xffffffffu, key[k]) & ((1u << threadIdx.x % 32) - 1)) == 0;
+        found[k] = first && key[k] < vocab ? present[key[k] / 32] : ~0u;
+    }
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const unsigned bit = 1u << key[k] % 32;
+        if (!(found[k] & bit)) atomicOr(&present[key[k] / 32], bit);
+    }
+}
+
+/* What a launch has to clear: the rows of dweight [vocab, units] whose bits of `present` are not set. A unit is 16 bytes or 2. */
+typedef struct Absent {
+    void *dweight; /* NULL: nothing */
+    const unsigned *present;
+    int64_t vocab, units;
+    bool wide;
+} Absent;
+
+/* Warp `warp` of `warps` clears tiles of 32 rows. */
+template <typename U> __device__ inline void clear_rows(const Absent &p, int64_t warp, int64_t warps) {
+    const int lane = threadIdx.x % 32;
+    for (int64_t tile = warp; tile * 32 < p.vocab; tile += warps) {
+        unsigned absent = ~p.present[tile];
+        if (p.vocab - tile * 32 < 32) absent &= (1u << (p.vocab - tile * 32)) - 1;
+        for (; absent; absent &= absent - 1) {
+            U *row = (U *)p.dweight + (tile * 32 + __ffs((int)absent) - 1) * p.units; /* [units] */
+            for (int64_t u = lane; u < p.units; u += 32) row[u] = U();
+        }
+    }
+}
+/* Block `block` of `blocks`. */
+__device__ inline void clear_absent(const Absent &p, int64_t block, int64_t blocks) {
+    const int64_t warp = block * WARPS + threadIdx.x / 32, warps = blocks * WARPS;
+    if (p.wide) clear_rows<uint4>(p, warp, warps);
+    else clear_rows<unsigned short>(p, warp, warps);
+}
+__global__ void __launch_bounds__(32 * WARPS) embedding_clear_kernel(const __grid_constant__ Absent absent) {
+    clear_absent(absent, blockIdx.x, gridDim.x);
 }
 
 /* A block a tile. counts [tiles, 1 << bits]: how many ids of a tile have each value of their low `bits`. Also zeroes `clear`
@@ -124,18 +163,19 @@ __global__ void __launch_bounds__(32 * WARPS)
     for (int d = threadIdx.x; d < values; d += 32 * WARPS) counts[(int64_t)blockIdx.x * values + d] = count[d];
 }
 
-/* A block a tile. Sorts the list by `bits` bits of the keys from bit `shift` on; the sort is stable. counts [tiles, 1 << bits]
- * of these bits. FIRST: the list is ids, in row order. The kernel then also counts the bits above these in next_counts [tiles, 1
- * << next_bits], by tiles of the new list, and sets `present`. */
+/* A block for each of `tiles`; the blocks beyond clear `absent`. Sorts the list by `bits` bits of the keys from bit `shift` on; the sort
+ * is stable. counts [tiles, 1 << bits] of these bits. FIRST: the list is ids, in row order. The kernel then also counts the bits above
+ * these in next_counts [tiles, 1 << next_bits], by tiles of the new list, and sets `present`. */
 template <bool FIRST>
 __global__ void __launch_bounds__(32 * WARPS)
     embedding_sort_kernel(unsigned *to_keys, unsigned *to_order, unsigned *next_counts, unsigned *present, const int64_t *ids,
                           const unsigned *keys, const unsigned *order, const unsigned *counts, int64_t rows, int64_t vocab,
-                          int shift, int bits, int next_bits) {
+                          int tiles, int shift, int bits, int next_bits, const __grid_constant__ Absent absent) {
     constexpr int ITEMS = TILE / (32 * WARPS), EACH = (1 << DIGIT) / (32 * WARPS);
     __shared__ uint16_t within[WARPS][1 << DIGIT]; /* entries of this warp, then of the warps before it */
     __shared__ unsigned start[1 << DIGIT];         /* place of the tile's first entry with this digit */
     __shared__ unsigned of_warp[WARPS];
+    if ((int)blockIdx.x >= tiles) return clear_absent(absent, blockIdx.x - tiles, gridDim.x - tiles);
     const unsigned all = 0xffffffffu, mask = (1u << bits) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = 1 << bits;
     for (int d = threadIdx.x; d < values; d += 32 * WARPS)
@@ -164,6 +204,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         if (here && !before) within[warp][digit] = (uint16_t)(within[warp][digit] + __popc(peers));
         __syncwarp();
     }
+    if (FIRST) set_present<ITEMS>(present, key, vocab);
     /* The entries of each digit in all tiles, and in the tiles before this one. */
     unsigned total[EACH], earlier[EACH];
 #pragma unroll
@@ -171,11 +212,11 @@ __global__ void __launch_bounds__(32 * WARPS)
         const int d = j * 32 * WARPS + threadIdx.x;
         total[j] = earlier[j] = 0;
         if (d >= values) continue;
-#pragma unroll 16
-        for (unsigned t = 0; t < gridDim.x; t++) {
+#pragma unroll 32
+        for (int t = 0; t < tiles; t++) {
             const unsigned n = counts[(int64_t)t * values + d];
             total[j] += n;
-            earlier[j] += t < blockIdx.x ? n : 0;
+            earlier[j] += t < (int)blockIdx.x ? n : 0;
         }
         start[d] = total[j];
     }
@@ -223,7 +264,6 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         const bool here = begin + k * 32 < rows;
-        if (FIRST) set_present(present, key[k], here, vocab);
         if (!here) continue;
         const unsigned digit = key[k] >> shift & mask, place = start[digit] + within[warp][digit] + rank[k];
         to_keys[place] = key[k];
@@ -240,21 +280,21 @@ __global__ void __launch_bounds__(32 * WARPS)
     for (int64_t first = (int64_t)blockIdx.x * blockDim.x; first < rows; first += step) {
         const int64_t r = first + threadIdx.x;
         const bool here = r < rows;
-        const unsigned key = here ? key_of(ids, r, vocab) : (unsigned)vocab;
-        set_present(present, key, here, vocab);
+        const unsigned key[1] = {here ? key_of(ids, r, vocab) : (unsigned)vocab};
+        set_present<1>(present, key, vocab);
         if (!here) continue;
         report_unknown(ids, r, vocab, report);
-        keys[r] = key;
+        keys[r] = key[0];
         order[r] = (unsigned)r;
     }
 }
 
 typedef struct Sorted {
     const unsigned *keys, *order; /* [rows]: sorted by key, rows of equal keys in order */
-    const unsigned *present;      /* [vocab bits] */
 } Sorted;
 
-/* The scratch memory holds two buffers of keys and two of rows, each [rows], the bits, and the temporary memory of the sort. */
+/* Also clears the rows of dweight whose ids do not occur, unless it accumulates. The scratch memory holds two buffers of keys and two of
+ * rows, each [rows], the bits, and the temporary memory of the sort. */
 static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *out) {
     const int64_t list = xt_divide_up(p->rows, 64) * 64, words = xt_divide_up(p->vocab, 2048) * 64,
                   tiles = xt_divide_up(p->rows, TILE);
@@ -272,7 +312,10 @@ static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *o
     XT_CHECK(scratch->allocate((size_t)(4 * list + words) * sizeof(unsigned) + temporary));
     unsigned *memory = (unsigned *)scratch->data, *present = memory + 4 * list,
              *rest = present + words; /* rest [temporary bytes] */
-    out->present = present;
+    const int64_t row_bytes = p->cols * (int64_t)xt_dtype_size(p->dtype);
+    const bool wide = row_bytes % 16 == 0 && (uintptr_t)p->dweight % 16 == 0;
+    const Absent absent = {p->accumulate ? NULL : p->dweight, present, p->vocab, row_bytes / (wide ? 16 : 2), wide};
+    const unsigned clearing = absent.dweight ? xt_blocks(p->vocab, 32 * WARPS) : 0; /* blocks */
     if (ours) {
         /* The bits and the second counts are adjacent: one launch clears both. */
         unsigned *second = rest, *counts = rest + high_counts;
@@ -281,9 +324,10 @@ static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *o
                   low, xt_index_report());
         if (p->vocab > 0 && p->cols > 0) {
             xt_launch(embedding_sort_kernel<true>, blocks, 32 * WARPS, 0, memory, memory + list, second, present, p->ids,
-                      (const unsigned *)NULL, (const unsigned *)NULL, counts, p->rows, p->vocab, 0, low, high);
-            xt_launch(embedding_sort_kernel<false>, blocks, 32 * WARPS, 0, memory + 2 * list, memory + 3 * list, (unsigned *)NULL,
-                      (unsigned *)NULL, (const int64_t *)NULL, memory, memory + list, second, p->rows, p->vocab, low, high, 0);
+                      (const unsigned *)NULL, (const unsigned *)NULL, counts, p->rows, p->vocab, tiles, 0, low, high, Absent());
+            xt_launch(embedding_sort_kernel<false>, blocks + clearing, 32 * WARPS, 0, memory + 2 * list, memory + 3 * list,
+                      (unsigned *)NULL, (unsigned *)NULL, (const int64_t *)NULL, memory, memory + list, second, p->rows, p->vocab,
+                      tiles, low, high, 0, absent);
         }
         out->keys = memory + 2 * list;
         out->order = memory + 3 * list;
@@ -299,6 +343,7 @@ static XtStatus sort_rows(const XtEmbeddingBwd *p, XtScratch *scratch, Sorted *o
         error = cub::DeviceRadixSort::SortPairs(rest, temporary, keys, order, (unsigned)p->rows, 0, bits, xt_stream());
         if (error != cudaSuccess) return xt_cuda_error("embedding_bwd", error);
         xt_count_launch(); /* one for all of the sort's */
+        if (clearing) xt_launch(embedding_clear_kernel, clearing, 32 * WARPS, 0, absent);
     }
     out->keys = keys.Current();
     out->order = order.Current();
@@ -319,36 +364,21 @@ template <typename S, typename A, int W> __device__ inline void store_sum(S *to,
     }
 }
 
-/* Zeroes the rows [32 tile, 32 tile + 32) of dweight [vocab, cols] whose bits of `present` are not set, W columns a lane. */
-template <typename T, int W>
-__device__ inline void clear_absent(T *dweight, const unsigned *present, int64_t cols, int64_t vocab, int64_t tile,
-                                    int64_t column) {
-    unsigned absent = ~present[tile];
-    if (vocab - tile * 32 < 32) absent &= (1u << (vocab - tile * 32)) - 1;
-    for (; absent && column < cols; absent &= absent - 1)
-        xt_write(dweight + (tile * 32 + __ffs((int)absent) - 1) * cols + column, xt_all<T, W>(xt_store<T>(0)));
-}
-
-/* One level. Grid over (runs + tiles) * chunks of 32 vectors of W columns, a warp each; tiles of 32 rows of dweight to clear.
+/* One level. Grid over runs * chunks of 32 vectors of W columns, a warp each.
  * Entry e of the list is the row values[order ? order[e] : e] (values [.., cols]) and belongs to keys[e]; keys [entries], equal
  * ones together; a key of `vocab` means no entry. Of run r, parts[2r] gets the sum for an id that came from the run before,
  * parts[2r + 1] for one that goes on into the next: parts [2 * runs, cols], part_keys [2 * runs]. All other sums are complete. */
 template <typename In, typename T, int W, bool ACCUMULATE>
 __global__ void __launch_bounds__(32 * WARPS, 3)
     embedding_bwd_kernel(T *dweight, XtAcc<T> *parts, unsigned *part_keys, const In *values, const unsigned *keys,
-                         const unsigned *order, const unsigned *present, int64_t entries, int64_t cols, unsigned vocab,
-                         int64_t tiles) {
+                         const unsigned *order, int64_t entries, int64_t cols, unsigned vocab) {
     typedef XtAcc<T> A;
     constexpr int GROUP = ACCUMULATE ? 4 : 8; /* entries whose loads are in flight at once */
     const unsigned all = 0xffffffffu;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t runs = (entries + RUN - 1) / RUN, chunks = (cols + 32 * W - 1) / (32 * W);
-    for (int64_t item = (int64_t)blockIdx.x * WARPS + warp; item < (runs + tiles) * chunks; item += (int64_t)gridDim.x * WARPS) {
+    for (int64_t item = (int64_t)blockIdx.x * WARPS + warp; item < runs * chunks; item += (int64_t)gridDim.x * WARPS) {
         const int64_t run = item / chunks, chunk = item - run * chunks, begin = run * RUN, column = (chunk * 32 + lane) * W;
-        if (run >= runs) {
-            clear_absent<T, W>(dweight, present, cols, vocab, run - runs, column);
-            continue;
-        }
         const bool inside = column < cols;
         const In *source = values + (inside ? column : 0); /* rows of cols; lanes outside read column 0 on and write nothing */
 
@@ -503,10 +533,10 @@ __global__ void __launch_bounds__(32 * WARPS) embedding_join_kernel(T *dweight, 
 
 template <typename In, typename T, int W, bool ACCUMULATE>
 static void sum_level(const XtEmbeddingBwd *p, XtAcc<T> *parts, unsigned *part_keys, const In *values, const Sorted *list,
-                      int64_t entries, int64_t tiles) {
-    const int64_t items = (xt_divide_up(entries, RUN) + tiles) * xt_divide_up(p->cols, 32 * W);
+                      int64_t entries) {
+    const int64_t items = xt_divide_up(entries, RUN) * xt_divide_up(p->cols, 32 * W);
     xt_launch(embedding_bwd_kernel<In, T, W, ACCUMULATE>, xt_blocks(items, WARPS), 32 * WARPS, 0, (T *)p->dweight, parts, part_keys,
-              values, list->keys, list->order, list->present, entries, p->cols, (unsigned)p->vocab, tiles);
+              values, list->keys, list->order, entries, p->cols, (unsigned)p->vocab);
 }
 
 /* All levels. W elements of T and OF_PARTS of ACC at a time. To accumulate, the first level adds the old dweight where an id
@@ -523,16 +553,16 @@ template <typename T, int W, int OF_PARTS> static XtStatus sum_rows(const XtEmbe
     A *parts = (A *)parts_scratch.data;
     unsigned *part_keys = (unsigned *)keys_scratch.data;
     const T *dy = (const T *)p->dy;
-    if (p->accumulate) sum_level<T, T, W, true>(p, parts, part_keys, dy, sorted, p->rows, 0);
-    else sum_level<T, T, W, false>(p, parts, part_keys, dy, sorted, p->rows, xt_divide_up(p->vocab, 32));
+    if (p->accumulate) sum_level<T, T, W, true>(p, parts, part_keys, dy, sorted, p->rows);
+    else sum_level<T, T, W, false>(p, parts, part_keys, dy, sorted, p->rows);
     while (runs > MOST_RUNS) {
         const A *values = parts;
-        const Sorted list = {part_keys, NULL, NULL};
+        const Sorted list = {part_keys, NULL};
         const int64_t entries = 2 * runs;
         parts += entries * p->cols;
         part_keys += entries;
         runs = xt_divide_up(entries, RUN);
-        sum_level<A, T, OF_PARTS, false>(p, parts, part_keys, values, &list, entries, 0);
+        sum_level<A, T, OF_PARTS, false>(p, parts, part_keys, values, &list, entries);
     }
     if (runs > 1) {
         const int64_t chunks = xt_divide_up(p->cols, 32 * OF_PARTS);

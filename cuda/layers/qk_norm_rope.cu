@@ -284,13 +284,13 @@ static int64_t places_of(const int64_t *positions, int64_t period, int64_t rows)
 }
 
 template <typename T>
-static void make_table(T *table, const int64_t *positions, int64_t places, int64_t dim, double theta, bool inverse) {
+static void make_table(T *table, const int64_t *positions, int64_t places, int64_t dim, const XtRopeBase &base, bool inverse) {
     using A = XtAcc<T>;
     const int64_t half = dim / 2;
     for (int64_t first = 0; first < half; first += PAIRS) {
         const int count = (int)(half - first < PAIRS ? half - first : PAIRS);
         xt_launch(qk_table_kernel<T>, xt_blocks(places * count, THREADS), THREADS, 0, table, positions, places, half, first, count,
-                  inverse, rope_frequencies<A>(theta, dim, first, count));
+                  inverse, rope_frequencies<A>(base, dim, first, count));
     }
 }
 
@@ -311,7 +311,7 @@ template <typename T> static XtStatus forward(const XtQkNormRopeFwd *p) {
     XtScratch scratch;
     XT_CHECK(scratch.allocate((size_t)(places * p->dim) * sizeof(T)));
     T *table = (T *)scratch.data;
-    make_table<T>(table, p->positions, places, p->dim, p->theta, false);
+    make_table<T>(table, p->positions, places, p->dim, p->base, false);
     int lanes = lanes_for<T>(half);
     QkPart<T> part[2] = {};
     for (int i = 0; i < 2; i++) {
@@ -372,7 +372,7 @@ template <typename T> static XtStatus backward(const XtQkNormRopeBwd *p) {
     A *share[2] = {(A *)((char *)scratch.data + table_nbytes)};
     share[1] = share[0] + part[0].blocks * p->dim;
     for (int i = 0; i < 2; i++) part[i].share = p->dweight[i] ? share[i] : nullptr;
-    if (places > 0) make_table<T>(table, p->positions, places, p->dim, p->theta, true);
+    if (places > 0) make_table<T>(table, p->positions, places, p->dim, p->base, true);
     if (lanes) {
         const QkParts<T> parts = {part[0], part[1]};
         const int64_t blocks = part[0].blocks + part[1].blocks;

@@ -33,7 +33,8 @@ static constexpr int BLOCK_FWD = 4096; /* most pieces in a row of a block */
 template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
 
-/* out, x [rows, cols], rstd [rows], weight [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row; a tile is R rows for each group of lanes. */
+/* out, x [rows, cols], rstd [rows], weight [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row; a tile is
+ * R rows for each group of lanes. */
 template <typename T, int N, int V, bool ADD>
 __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
     rms_norm_fwd_narrow_kernel(T *out, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight, int64_t rows,

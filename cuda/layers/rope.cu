@@ -12,6 +12,7 @@
  *
  * Frequencies: rope.cuh.
  */
+#include "common/divide.cuh"
 #include "contract/layers.h"
 #include "layers/rope.cuh"
 
@@ -24,18 +25,19 @@ static constexpr int64_t MOST_HEADS = 1 << 30; /* of one launch */
  * thread is blockDim.y = step_rows heads + step_heads further. table [2, table_rows, count]: cosines, sines. */
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
-    rope_kernel(T *out, const T *x, const int64_t *positions, int64_t lines, int heads, int64_t half, int64_t first, int count,
-                int table_rows, int step_rows, int step_heads, int64_t out_row, int64_t out_head, int64_t x_row, int64_t x_head,
-                int64_t period, bool inverse, const __grid_constant__ RopeFrequencies<XtAcc<T>> frequency) {
+    rope_kernel(T *out, const T *x, const int64_t *positions, int64_t lines, XtDivider by_heads, int64_t half, int64_t first,
+                XtDivider by_count, int table_rows, int step_rows, int step_heads, int64_t out_row, int64_t out_head, int64_t x_row,
+                int64_t x_head, int64_t period, bool inverse, const __grid_constant__ RopeFrequencies<XtAcc<T>> frequency) {
     using A = XtAcc<T>;
     extern __shared__ uint4 table[];
+    const int heads = (int)by_heads.divisor, count = (int)by_count.divisor;
     T *cosines = (T *)table, *sines = cosines + table_rows * count;
     const int down = blockDim.y, piece = threadIdx.x * N; /* pairs [piece, piece + N) of count */
     for (int64_t start = (int64_t)blockIdx.x * (ITEMS * down); start < lines; start += (int64_t)gridDim.x * (ITEMS * down)) {
         const int here = (int)(lines - start < ITEMS * down ? lines - start : ITEMS * down);
         const int64_t start_row = quotient(start, heads);
         const int start_head = (int)(start - start_row * heads);
-        const int my_row = (start_head + (int)threadIdx.y) / heads; /* from start_row */
+        const int my_row = (int)xt_quotient(start_head + threadIdx.y, by_heads); /* from start_row */
         const int my_head = start_head + (int)threadIdx.y - my_row * heads;
         XtPiece<T, N> a[ITEMS], b[ITEMS];
         int row = my_row, head = my_head;
@@ -50,12 +52,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
             head += step_heads;
             if (head >= heads) head -= heads, row++;
         }
-        const int entries = ((start_head + here - 1) / heads + 1) * count;
+        const int entries = (int)(xt_quotient(start_head + here - 1, by_heads) + 1) * count;
+        const int64_t start_place = positions ? 0 : start_row - quotient(start_row, period) * period;
 #pragma unroll 1
         for (int e = threadIdx.y * blockDim.x + threadIdx.x; e < entries; e += blockDim.x * down) {
-            const int r = e / count;
-            int64_t place = start_row + r;
-            place = positions ? positions[place] : place - quotient(place, period) * period;
+            const int r = (int)xt_quotient(e, by_count);
+            int64_t place = positions ? positions[start_row + r] : start_place + r;
+            if (!positions && place >= period) place -= quotient(place, period) * period; /* the tile goes on in the next batch */
             A sine, cosine;
             sine_cosine(angle_of((A)place, frequency.at[e - r * count]), &sine, &cosine);
             cosines[e] = xt_store<T>(cosine);
@@ -93,15 +96,15 @@ template <typename T, int N> static void launch(const XtRope *p, int64_t head, i
     const int64_t half = p->dim / 2, lines = p->rows * heads;
     for (int64_t first = 0; first < half; first += PAIRS) {
         int count = (int)(half - first < PAIRS ? half - first : PAIRS);
-        const RopeFrequencies<A> frequency = rope_frequencies<A>(p->theta, p->dim, first, count);
+        const RopeFrequencies<A> frequency = rope_frequencies<A>(p->base, p->dim, first, count);
         const int across = count / N, down = THREADS / across; /* N divides count, and count / N <= THREADS */
         const int64_t tile = ITEMS * down, most = lines < tile ? lines : tile;
         /* A tile may begin in the middle of a row. At most `most` rows, so 32 bytes for each piece of the tile. */
         const int64_t table_rows = tile % heads == 0 ? tile / heads : (most + heads - 2) / heads + 1;
         xt_launch(rope_kernel<T, N>, xt_blocks(lines, tile), dim3(across, down), (size_t)(2 * table_rows * count) * sizeof(T),
-                  (T *)p->out + head * p->out_stride[1], (const T *)p->x + head * p->x_stride[1], p->positions, lines, heads, half,
-                  first, count, table_rows, down / heads, down % heads, p->out_stride[0], p->out_stride[1], p->x_stride[0],
-                  p->x_stride[1], p->period, p->inverse, frequency);
+                  (T *)p->out + head * p->out_stride[1], (const T *)p->x + head * p->x_stride[1], p->positions, lines,
+                  xt_divider((uint32_t)heads), half, first, xt_divider((uint32_t)count), table_rows, down / heads, down % heads,
+                  p->out_stride[0], p->out_stride[1], p->x_stride[0], p->x_stride[1], p->period, p->inverse, frequency);
     }
 }
 

@@ -1,11 +1,12 @@
 /* rope.cuh - angles of the rotary embedding, for rope.cu and qk_norm_rope.cu.
  *
- * The host computes the frequencies theta^(-2i/D) with the calls of the CPU kernel and passes them as a kernel argument. They must
+ * The host computes the frequencies (core/rope_scale.h) with the calls of the CPU kernel and passes them as a kernel argument. They must
  * be the same bits: at position 1e6 one ulp of a frequency is 0.06 in the angle. Positions and angles are rounded to ACC, as on the
  * CPU. */
 #pragma once
 
 #include "common/cuda.cuh"
+#include "core/rope_scale.h"
 
 #include <math.h>
 
@@ -31,8 +32,13 @@ static inline float power(float base, float exponent) { return powf(base, expone
 static inline double power(double base, double exponent) { return pow(base, exponent); }
 
 /* Of the pairs [first, first + count), count <= PAIRS. */
-template <typename A> static inline RopeFrequencies<A> rope_frequencies(double theta, int64_t dim, int64_t first, int count) {
+template <typename A>
+static inline RopeFrequencies<A> rope_frequencies(const XtRopeBase &base, int64_t dim, int64_t first, int count) {
     RopeFrequencies<A> frequency = {};
-    for (int i = 0; i < count; i++) frequency.at[i] = 1 / power((A)theta, (A)(2 * (first + i)) / (A)dim);
+    for (int i = 0; i < count; i++) {
+        const A f = 1 / power((A)base.theta, (A)(2 * (first + i)) / (A)dim);
+        frequency.at[i] =
+            (A)xt_scaled_frequency((double)f, base.factor, base.low_freq_factor, base.high_freq_factor, base.original_length);
+    }
     return frequency;
 }

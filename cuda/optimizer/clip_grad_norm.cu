@@ -70,13 +70,14 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(double *sums, const __
 
 /* One block. sums [n] */
 __global__ void __launch_bounds__(1024) norm_kernel(float *norm, const double *sums, int64_t n) {
+    constexpr int AHEAD = 16; /* loads that the compiler may start before the first is added */
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += LOADS * 1024) {
-        double q[LOADS];
+    for (int64_t i = threadIdx.x; i < n; i += AHEAD * 1024) {
+        double q[AHEAD];
 #pragma unroll
-        for (int u = 0; u < LOADS; u++) q[u] = i + u * 1024 < n ? sums[i + u * 1024] : 0;
+        for (int u = 0; u < AHEAD; u++) q[u] = i + u * 1024 < n ? sums[i + u * 1024] : 0;
 #pragma unroll
-        for (int u = 0; u < LOADS; u++) sum += q[u];
+        for (int u = 0; u < AHEAD; u++) sum += q[u];
     }
     sum = xt_block_sum(sum);
     if (threadIdx.x == 0) norm[0] = (float)sqrt(sum);

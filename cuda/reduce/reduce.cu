@@ -492,7 +492,7 @@ __global__ void __launch_bounds__(1024) reduce_join_kernel(const __grid_constant
         const int64_t count = !here ? 0 : items - first < each ? items - first : each;
         const Partial *partial = (const Partial *)from + kept * items + first;
         Partial r = partial_none<OP, H>();
-#pragma unroll 4
+#pragma unroll 8
         for (int64_t s = lane; s < count; s += lanes) r = join<OP>(r, partial[s]);
         r = join_lanes<OP>(r, block ? 32 : lanes);
         if (block) {

@@ -37,15 +37,15 @@ def torch_qk_norm_rope(q, k, q_weight, k_weight, cos, sin):
     )
 
 
-def rope_angles(dim, dtype):
-    angle = torch.outer(torch.arange(4096).float(), 1e4 ** (-torch.arange(0, dim, 2) / dim))[None, :, None].cuda()
+def rope_angles(dim, dtype, length=4096):
+    angle = torch.outer(torch.arange(length).float(), 1e4 ** (-torch.arange(0, dim, 2) / dim))[None, :, None].cuda()
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def entries(dtype):
     """name -> (shapes, our function, PyTorch's, tensors moved forward, backward) in units of the first input's bytes."""
     cos, sin = rope_angles(64, dtype)
-    long = rope_angles(128, dtype)
+    long, longest = rope_angles(128, dtype), rope_angles(128, dtype, 32768)
     ids = torch.randint(0, 50257, (16384,), device="cuda")
     ours_ids = xt.from_dlpack(ids)
     return {
@@ -60,6 +60,12 @@ def entries(dtype):
         ),
         "rms_norm 32768x1024": (
             [(32768, 1024), (1024,)], lambda x, w: F.rms_norm(x, w, 1e-6), lambda x, w: TF.rms_norm(x, (1024,), w, 1e-6), 2, 3,
+        ),
+        "layer_norm 65536x768": (
+            [(65536, 768), (768,), (768,)],
+            lambda x, w, b: F.layer_norm(x, 768, w, b),
+            lambda x, w, b: TF.layer_norm(x, (768,), w, b),
+            2, 3,
         ),
         "add_rms_norm 32768x1024": (
             [(32768, 1024), (32768, 1024), (1024,)], lambda x, r, w: F.add_rms_norm(x, r, w, 1e-6), torch_add_rms_norm, 4, 4,
@@ -86,9 +92,15 @@ def entries(dtype):
             3, 4.5,
         ),
         "rope 8x4096x8x128": ([(8, 4096, 8, 128)], lambda x: F.rope(x), lambda x: torch_rope(x, *long), 2, 2),
+        "rope 1x32768x8x128": (
+            [(1, 32768, 8, 128)], lambda x: F.rope(x), lambda x: torch_rope(x, *longest), 2, 2,
+        ),
         "rope 8x4096x32x64": ([(8, 4096, 32, 64)], lambda x: F.rope(x), lambda x: torch_rope(x, cos, sin), 2, 2),
         "swiglu 16384x8192": (
             [(16384, 8192), (16384, 8192)], lambda g, u: F.swiglu(g, u), lambda g, u: TF.silu(g) * u, 3, 5,
+        ),
+        "swiglu joined 32768x3072": (
+            [(32768, 6144)], lambda x: F.swiglu(x), lambda x: TF.silu(x[:, :3072]) * x[:, 3072:], 1.5, 2.5,
         ),
         "softmax 16384x4096": ([(16384, 4096)], lambda x: F.softmax(x), lambda x: TF.softmax(x, -1), 2, 3),
         "cross_entropy 16384x50257": (

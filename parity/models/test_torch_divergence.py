@@ -47,11 +47,9 @@ def test_a_healthy_model(dtype, tied):
     assert found, str(found)
     isolated = {(c.phase, c.where) for c in found.comparisons if c.own >= 0}
     for layer in range(3):
-        for part in ("self_attn", "mlp", "mlp.down_proj", "input_layernorm", "self_attn.o_proj"):
-            assert {
-                ("forward", f"model.layers.{layer}.{part}"),
-                ("backward", f"model.layers.{layer}.{part}"),
-            } <= isolated
+        for part in ("", ".self_attn", ".mlp", ".mlp.down_proj", ".input_layernorm", ".self_attn.o_proj"):
+            place = f"model.layers.{layer}{part}"
+            assert {("forward", place), ("backward", place)} <= isolated, place
     assert ("backward", "model.embed_tokens") in isolated and ("formula", "model.layers.2.mlp") in isolated
     assert all(p.grad is None for p in theirs.parameters()) and all(p.grad is None for p in ours.parameters())
 

@@ -49,6 +49,7 @@ WIDER = [
     ("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: 96}),
     *[("scaled_dot_product_attention", "1x2x33x24_1x1x33x24_1x1x33x24", {33: 131, 24: dim}) for dim in (128, 192, 256)],
     ("rms_norm", "", {257: 4096}),
+    *[("layer_norm", "3x257_257_257", {257: cols}) for cols in (256, 768, 1024, 4096, 40960)],  # every plan
     *[(op, "17x2x40", {17: 67, 40: 1288, 80: 2576}) for op in ("mhc_pre", "mhc_close")],
     *[(op, "1x4x257", {1: 67, 257: 1288, 1028: 5152}) for op in ("mhc_pre", "mhc_close")],
     ("mhc_post", "17x2x40", {17: 67, 40: 1288}),

@@ -41,6 +41,12 @@ def test_integers_beyond_64_bits() -> None:
     assert _C.get_rng_state() == (2**64 - 1, 0)
 
 
+def test_integers_beyond_a_float() -> None:
+    for value in (10**400, -(10**400)):
+        with pytest.raises(ValueError, match=r"^rope: argument 'theta' must fit in a float, got a larger integer$"):
+            F.rope(xt.ones((2, 2, 2)), theta=value)
+
+
 def test_text_with_nul() -> None:
     with pytest.raises(ValueError, match="gelu: argument 'approximate' must not contain NUL characters"):
         _C.gelu(xt.ones((2,)), "tanh\0none")

@@ -32,7 +32,10 @@ LOOPS = {
 }
 
 
-@pytest.mark.skipif(sys.platform == "win32" or SANITIZED, reason="POSIX signals; timing")
+@pytest.mark.skipif(
+    sys.platform == "win32" or SANITIZED,
+    reason="needs POSIX signals, and a build without sanitizers, which are too slow for its timings",
+)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", LOOPS)
 def test_ctrl_c_is_answered_within_200_ms(name: str, threads: int) -> None:
@@ -126,7 +129,7 @@ def test_the_backend_in_force_belongs_to_the_thread() -> None:
     assert seen == [True]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork (POSIX)")
 def test_fork_after_use() -> None:
     """The pool of threads does not survive a fork: a child makes its own."""
     code = """
@@ -148,7 +151,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork (POSIX)")
 @pytest.mark.parametrize(("backend", "size"), [("naive", 700), ("blas", 1500)])
 def test_fork_in_a_signal_handler_during_a_kernel(backend: str, size: int) -> None:
     """A handler runs between two pieces of a product. Its fork waits for the pieces that workers have begun, and the child, which has no
@@ -208,7 +211,7 @@ while time.process_time() < begun + 0.2:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(SANITIZED, reason="timing")
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer build is too slow for its timings")
 def test_import_time(tmp_path) -> None:
     """`import xtrain` costs at most 60 ms of processor time more than `import numpy`, imports cached. The least of 7 counts: other
     processes only add to it (caches, clocks, page faults), also to processor time."""

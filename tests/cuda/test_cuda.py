@@ -101,15 +101,18 @@ def test_data_is_queued_without_waiting() -> None:
     assert np.array_equal(x.cpu().numpy(), host)
 
 
-def test_the_trainer_reads_losses_only_now_and_then(tmp_path) -> None:
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_trainer_reads_losses_only_now_and_then(tmp_path, graph: bool) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 400)
     options = {
         "data": str(text), "out": str(tmp_path / "run"), "model.preset": "tiny", "device": "cuda", "steps": 40,
-        "batch_size": 4, "seq_len": 32, "eval_every": 0, "save_every": 0, "sample.tokens": 0, "plot": False,
+        "batch_size": 4, "seq_len": 32, "eval_every": 0, "save_every": 0, "sample.tokens": 0, "plot": False, "graph": graph,
     }  # fmt: skip
     trainer = Trainer(options, quiet=True)
-    trainer.train_step()
+    for _ in range(4 if graph else 1):  # a graph: two eager steps, the capture
+        trainer.train_step()
+    assert not graph or (trainer.stepper._graph is not None and trainer.stepper._graph.captured)
     work = spent(lambda: [trainer.stepper.queue() for _ in range(5)])
     assert (work["synchronizations"], work["to_host"]) == (0, 0)
     result = Trainer(options | {"out": str(tmp_path / "other")}, quiet=True).run()

@@ -165,7 +165,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the library as ELF, the format of Linux")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_a_sentence(package: Path, damage: str) -> None:
     make, message = DAMAGES[damage]
@@ -173,7 +173,7 @@ def test_a_damaged_library_is_a_sentence(package: Path, damage: str) -> None:
     assert re.fullmatch(f"CUDA is not available: [^\n]*{message}[^\n]*\n", run(package, WHY))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ELF")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the library as ELF, the format of Linux")
 def test_a_library_that_may_not_be_read_is_a_sentence() -> None:
     as_nobody = "import os, xtrain; os.geteuid() or os.seteuid(65534)\n"  # nothing is forbidden to root
     with tempfile.TemporaryDirectory() as folder:  # unlike pytest's own folders, it may be entered by nobody
@@ -242,7 +242,7 @@ def check(pid):
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork (POSIX)")
 def test_a_forked_child_gets_a_sentence_and_the_cpu(package: Path) -> None:
     make_fake(package, our_contract())
     start = f"import os, warnings\nwarnings.simplefilter('ignore')\nimport xtrain as xt\nFORKED = {FORKED!r}\n{CHILD}\n"
@@ -290,7 +290,7 @@ def run_with(source: str, objects: list[Path], folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
-@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
+@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="needs nvcc")
 def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path, runtime: list[Path]) -> None:
     """cuda/runtime/device.cu and memory.cu with tests/support/fakes/fake_cudart.c for the CUDA runtime."""
     said = run_with("fake_cudart.c", runtime, tmp_path)
@@ -309,7 +309,7 @@ def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: 
 
 
 @pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
-@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="no nvcc")
+@pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="needs nvcc")
 def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime: list[Path]) -> None:
     """cuda/runtime with tests/support/fakes/fake_capture.c for the CUDA runtime: whose blocks are whose, and when they go."""
     must_not = "5, cuda.graph: a captured step must not"

@@ -108,7 +108,7 @@ def test_a_wrong_claim_is_seen(package: Path) -> None:
 
 # ---- the real device --------------------------------------------------------------------------------------------------------------
 
-ON_GPU = pytest.mark.skipif(not xt.cuda.is_available(), reason="no CUDA device")
+ON_GPU = pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)")
 
 
 def chosen(rows) -> str:

@@ -25,12 +25,14 @@ BITS = [
 ]
 PLAIN = [
     "counts()", "two_graphs()", "nan()", "beyond_the_plan()", "freed()", "returned()", "outside()", "outside_gradients()", "illegal()",
-    "inputs_and_outputs()", "optimizers()", "threads()",
+    "inputs_and_outputs()", "optimizers()", "threads()", "chunks('float32')", "chunks('bfloat16')",
 ]  # fmt: skip
 TRAINING = [
     "train_equal('.')", "train_equal('.', precision='bfloat16', grad_accum=3)", "train_equal('.', log_every=1)",
-    "train_equal('.', model__mhc_streams=2, eval_every=3, save_every=4)", "train_resumed('.')", "train_nan('.', 10)",
-    "train_nan('.', 1)", "train_refused('.')", "train_interrupted('.')",
+    "train_equal('.', model__mhc_streams=2, eval_every=3, save_every=4)", "train_defaults('.')", "region_estimated('.')", "train_resumed('.')", "train_nan('.', 10)",
+    "train_nan('.', 1)", "train_refused('.')", "train_interrupted('.')", "train_equal('.', recompute='cheap')",
+    "train_equal('.', recompute='full', precision='bfloat16')", "train_equal('.', recompute='block', model__num_hidden_layers=4)",
+    "train_equal('.', recompute='full', model__num_hidden_layers=9, model__mhc_streams=2)",
 ]  # fmt: skip
 
 
@@ -70,7 +72,7 @@ def test_a_device_that_waits_captures_nothing(tmp_path, package: Path, program: 
     run(tmp_path, package, program, XTRAIN_CUDA_SYNC="1")
 
 
-@pytest.mark.skipif(not xt.cuda.is_available(), reason="needs a GPU: a CPU would take long")
+@pytest.mark.skipif(not xt.cuda.is_available(), reason="needs a GPU: the same steps take minutes on a CPU")
 @pytest.mark.parametrize("streams", [0, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_graph_of_larger_sizes(tmp_path, dtype: str, streams: int) -> None:

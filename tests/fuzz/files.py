@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from xtrain.train import Trainer
 from xtrain.train.metrics import read_metrics
 from xtrain.train.options import with_file
 
+# Files that once broke a reader, and their like: FORMAT-WHAT. Cases take them as they are, or damage them further.
 CORPUS = Path(__file__).resolve().parent / "corpus"
 MEMORY = (CheckpointError, xt.OutOfMemoryError)
 # Of the format: the documented exceptions of its reader, and how it is damaged.
@@ -67,9 +69,7 @@ class Files(Family):
 
     def __init__(self, folder: Path) -> None:
         if os.access(SHARED, os.W_OK):
-            folder = SHARED / f"xtrain-fuzz-{os.getpid()}"
-            folder.mkdir(exist_ok=True)
-            self.own = folder
+            self.own = folder = Path(tempfile.mkdtemp(prefix="xtrain-fuzz-", dir=SHARED))
         super().__init__(folder)
         self.last, self.kind, self.bytes = "", "", b""
         self.good: dict[Path, bytes] = {}
@@ -104,6 +104,9 @@ class Files(Family):
         (folder / "tokenizer" / "tokenizer_config.json").write_text('{"eos_token": "ab", "eos_token_id": 2}')
         (folder / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [2, 1]}')
         self.targets = self.places()
+        self.seeds: dict[str, list[bytes]] = {}
+        for path in sorted(CORPUS.iterdir()):
+            self.seeds.setdefault(path.name.partition("-")[0], []).append(path.read_bytes())
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
@@ -154,7 +157,7 @@ class Files(Family):
                 other = put_something_else(chance, path)
                 self.last += ", " + other
             else:
-                self.bytes = READERS[kind][1](chance, good)
+                self.bytes = self.damaged(chance, kind, good)
                 write(path, self.bytes)
                 listed = listed and chance.random() < 0.9
                 if listed:
@@ -169,6 +172,14 @@ class Files(Family):
             write(path, good)
             if listed:
                 relist(path, good)
+
+    def damaged(self, chance: random.Random, kind: str, good: bytes) -> bytes:
+        seeds = self.seeds.get(kind)
+        if seeds and chance.random() < 0.03:
+            self.counts["of the corpus"] += 1
+            found = chance.choice(seeds)
+            return found if chance.random() < 0.5 else damaged_bytes(chance, found)
+        return READERS[kind][1](chance, good)
 
     def tried(self, kind: str, path: Path, read: Callable[[Path], Any]) -> bool:
         """Whether the reader takes the file. Wrong: another exception than READERS says, or a bad message."""

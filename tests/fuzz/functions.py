@@ -119,7 +119,7 @@ class Functions(Program):
 
     def layer(self) -> None:
         chance, x = self.chance, self.pick(FLOATS, tame=True, dims=1)
-        name, width = chance.choice(("softmax", "rms_norm", "rms_norm", "swiglu", "swiglu")), x.shadow.shape[-1]
+        name, width = chance.choice(("softmax", "rms_norm", "layer_norm", "swiglu", "swiglu")), x.shadow.shape[-1]
         inputs, kwargs, variant = [x], {}, ""
         if name == "softmax":
             kwargs = {"dim": chance.randrange(-x.shadow.ndim, x.shadow.ndim)}
@@ -130,6 +130,11 @@ class Functions(Program):
                 return
             inputs += [self.leaf(x.dtype, (width,))]
             kwargs = {"eps": chance.choice((1e-6, 1e-5, 0.5))}
+        elif name == "layer_norm":
+            if width < 2:
+                return
+            inputs += [self.leaf(x.dtype, (width,)), self.leaf(x.dtype, (width,))]
+            kwargs = {"eps": chance.choice((1e-5, 0.5))}
         elif width % 2 or chance.random() < 0.5:
             inputs += [self.leaf(x.dtype, x.shadow.shape)]
         else:

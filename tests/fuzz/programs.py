@@ -8,7 +8,11 @@ the rules of `rules.py` make of the gradients that follow it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ import rules
 from frame import Family, Wrong
 from functions import Functions
 from moves import Moves
-from values import CPU, POOL, Value, numbers, taken
+from values import CPU, ENTRY, FLOATS, POOL, Value, numbers, taken
 
 from xtrain import _C
 from xtrain.optable.judge import additions
@@ -46,7 +50,15 @@ STEPS = (
 STEPS_OF_A_GRAPH = (*COMPUTE, *MOVE)
 
 
+Second = Callable[..., str]  # another opinion on reference and rule of a step: "" or what differs
+
+
 class Whole(Functions, Moves):
+    def __init__(self, chance: random.Random, trace: list[str], second: Second | None = None) -> None:
+        super().__init__(chance, trace)
+        self.second = second if self.records and chance.random() < 0.3 else None
+        self.structure = ""
+
     def run(self) -> int:
         """Runs the program and returns how many steps it had."""
         chance = self.chance
@@ -58,8 +70,51 @@ class Whole(Functions, Moves):
         for _ in range(chance.randint(1, 7)):
             getattr(self, chance.choice(steps))()
         if self.records:
+            if chance.random() < 0.15:
+                self.structured()
             self.backward()
         return len(self.trace)
+
+    # ---- shapes of graphs that chance alone seldom makes
+
+    def combined(self, a: Value, b: Value) -> Value:
+        """(a + b) / 2 and the like: as tame as its inputs."""
+        out = self.result("add", ENTRY["add"], _C.add(a.tensor, b.tensor), [a, b], {})
+        self.record("add", [a, b], out, ENTRY["add"])
+        return self.halved(out)
+
+    def halved(self, x: Value) -> Value:
+        number = self.chance.choice((0.5, -0.5))
+        arrays = [x.shadow, np.float64(number)]
+        out = self.result(f"mul of {number}", ENTRY["mul"], _C.mul(x.tensor, number), [x], {}, arrays)
+        self.record("mul", [x], out, ENTRY["mul"], number=number, turned=False)
+        return out
+
+    def structured(self) -> None:
+        """A long chain, a value with many users, a ladder of diamonds, a tree of leaves, or one tensor on both sides."""
+        chance = self.chance
+        shape = self.shape()
+        self.structure = chance.choice(("chain", "fan", "ladder", "tree", "square"))
+        x = self.leaf(chance.choice(FLOATS), shape, tame=True)
+        count = chance.randint(3, 24)
+        if self.structure == "chain":
+            for _ in range(count):
+                x = self.halved(x)
+        elif self.structure == "fan":  # the gradients of many users meet in x
+            parts = [self.halved(x) for _ in range(count)]
+            while len(parts) > 1:
+                parts.append(self.combined(parts.pop(chance.randrange(len(parts))), parts.pop(0)))
+        elif self.structure == "ladder":  # each rung is used by the two behind it
+            before, x = x, self.halved(x)
+            for _ in range(count):
+                before, x = x, self.combined(x, before)
+        elif self.structure == "tree":
+            parts = [self.leaf(x.dtype, shape, tame=True) for _ in range(count)]
+            while len(parts) > 1:
+                parts.append(self.combined(parts.pop(0), parts.pop(0)))
+        else:
+            for _ in range(min(count, 6)):
+                x = self.combined(x, x)
 
     # ---- gradients
 
@@ -106,6 +161,12 @@ class Whole(Functions, Moves):
                 continue
             gradients = [numbers(dy) if dy is not None else np.zeros(out.shadow.shape) for dy, out in zip(dys, outs)]
             parts = PARTS[rule](self, gradients, inputs, outs, kwargs)
+            if self.second is not None and rule in RULES and entry is not None and "number" not in kwargs:
+                arrays = [v.shadow for v in inputs]
+                given = {} if rule == "cross_entropy" else kwargs  # its entry has the reduction
+                want = entry.reference(*arrays, **given)
+                if wrong := self.second(rule, arrays, gradients[0], want, RULES[rule], kwargs):
+                    raise Wrong(wrong)
             for v, part in zip(inputs, parts):
                 if v.graph and part is not None:
                     roundings = 4.0 if entry is None else entry.grad_roundings
@@ -147,11 +208,13 @@ class Whole(Functions, Moves):
 # ---- from a use to the parts of its inputs
 
 
-def _by_rule(rule: Any) -> Any:
+def _by_rule(rule: Any, cast: bool = False) -> Any:
+    """cast: the op takes its inputs in the dtype of its result, and its gradient is that of the cast numbers."""
+
     def parts(
         program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]
     ) -> Any:
-        shadows = [v.shadow for v in inputs]
+        shadows = [exact(v.shadow, outs[0].dtype) if cast else v.shadow for v in inputs]
         if "number" in kwargs:
             pair = [shadows[0], np.float64(kwargs["number"])]
             found = rule(dys[0], *(pair[::-1] if kwargs["turned"] else pair), outs[0].shadow)
@@ -187,10 +250,16 @@ def _cut(program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[
 
 RULES: dict[str, Any] = {
     **rules.UNARY, **rules.BINARY, "where": rules.where, "sum": rules.total, "mean": rules.average, "amax": rules.extremum,
-    "amin": rules.extremum, "softmax": rules.softmax, "rms_norm": rules.rms_norm, "swiglu": rules.swiglu, "matmul": rules.matmul,
-    "linear": rules.linear, "embedding": rules.embedding, "cross_entropy": rules.cross_entropy, "attention": rules.attention,
+    "amin": rules.extremum, "softmax": rules.softmax, "rms_norm": rules.rms_norm, "layer_norm": rules.layer_norm,
+    "swiglu": rules.swiglu, "matmul": rules.matmul, "linear": rules.linear, "embedding": rules.embedding,
+    "cross_entropy": rules.cross_entropy, "attention": rules.attention,
 }  # fmt: skip
-PARTS = {**{name: _by_rule(rule) for name, rule in RULES.items()}, "move": _moved, "cat": _joined, "split": _cut}
+PARTS = {
+    **{name: _by_rule(rule, name in rules.BINARY) for name, rule in RULES.items()},
+    "move": _moved,
+    "cat": _joined,
+    "split": _cut,
+}
 VARIANTS = {
     "linear",
     "swiglu",
@@ -202,6 +271,20 @@ VARIANTS = {
 }  # additions want arguments, or other inputs
 
 
+def _second_opinion() -> Second | None:
+    """PyTorch's, where it is installed."""
+    folder = Path(__file__).resolve().parents[2] / "parity" / "support"
+    if os.environ.get("XTRAIN_SANITIZE") or not folder.is_dir():
+        return None
+    if os.fspath(folder) not in sys.path:
+        sys.path.append(os.fspath(folder))
+    with contextlib.suppress(ImportError):
+        from torch_steps import differs
+
+        return differs
+    return None
+
+
 class Programs(Family):
     name = "programs"
     share = 2.0
@@ -209,6 +292,7 @@ class Programs(Family):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.trace: list[str] = []
+        self.second = _second_opinion()
         _C.set_num_threads(1)  # many processes run side by side
         np.seterr(all="ignore")
 
@@ -217,7 +301,11 @@ class Programs(Family):
 
     def run(self, chance: random.Random) -> None:
         try:
-            self.counts["steps"] += Whole(chance, self.trace).run()
+            program = Whole(chance, self.trace, self.second)
+            self.counts["steps"] += program.run()
+            self.counts["beside PyTorch"] += program.second is not None
+            if program.structure:
+                self.counts[program.structure] += 1
         finally:
             _C.use_gemm_backend(None)
             _C.use_attention_backend(None)

@@ -151,6 +151,23 @@ def rms_norm(dy: np.ndarray, x: np.ndarray, *rest: np.ndarray, eps: float = 1e-6
     return parts
 
 
+def layer_norm(
+    dy: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, *_: Any, eps: float = 1e-5
+) -> Parts:
+    centre = x.mean(-1, keepdims=True)
+    r = 1 / np.sqrt(x.var(-1, keepdims=True) + eps)
+    n, size = (x - centre) * r, (np.abs(x) + np.abs(centre)) * r
+    g = dy * weight
+    return [
+        (
+            r * (g - g.mean(-1, keepdims=True) - n * (g * n).mean(-1, keepdims=True)),
+            r * (np.abs(g) + np.abs(g).mean(-1, keepdims=True) + size * (np.abs(g) * size).mean(-1, keepdims=True)),
+        ),
+        (sum_to(dy * n, weight.shape), sum_to(np.abs(dy) * size, weight.shape)),
+        (sum_to(dy, bias.shape), sum_to(np.abs(dy), bias.shape)),
+    ]
+
+
 def swiglu(dy: np.ndarray, gate: np.ndarray, *rest: np.ndarray) -> Parts:
     if len(rest) == 1:
         half = gate.shape[-1] // 2

@@ -84,6 +84,22 @@ def test_files_find(monkeypatch, tmp_path) -> None:
     assert any("not documented" in wrong for wrong in found)
 
 
+def test_the_corpus_is_refused(tmp_path) -> None:
+    """Each file in the place of a good one, at every reader of its format: an exception that is documented, in one line."""
+    files = family_class("files")(tmp_path)
+    for kind, seeds in files.seeds.items():
+        places = [(path, read) for format, path, read in files.targets if format == kind]
+        assert places or kind == "tokenizer", f"no reader of {kind}"
+        for path, read in places:
+            good = path.read_bytes()
+            for content in seeds:
+                path.write_bytes(content)
+                taken = files.tried(kind, path, read)
+                assert not taken or kind == "metrics", f"{kind}: {content[:60]!r} is taken"
+            path.write_bytes(good)
+            read(path)
+
+
 def test_a_crash_a_hang_and_memory_are_findings(tmp_path) -> None:
     """Planted in a worker: its case is named, and the worker goes on behind it."""
     planted = tmp_path / "programs.py"

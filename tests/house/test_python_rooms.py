@@ -136,7 +136,9 @@ def test_a_door_shows_what_it_opens(name: str) -> None:
             module = "." * node.level + (node.module or "")
             known = alias.asname or alias.name
             here = importlib.util.resolve_name(f"{module}.{alias.name}" if node.module else module + alias.name, name)
-            shown[known] = f"{module}{'.' * bool(node.module)}{alias.name}" if here in FILES else f"{module}:{known}"
+            shown[known] = (
+                f"{module}{'.' * bool(node.module)}{alias.name}" if here in FILES else f"{module}:{alias.name}"
+            )
     door = importlib.import_module(name)
     assert shown == door._HOMES
     assert all(hasattr(door, name) for name in shown)

@@ -101,6 +101,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "from_numpy": lambda: _C.from_numpy(np.zeros(2)),
     "exchange": lambda: _C.exchange("no such path", "nor this"),
     "explain_attention": lambda: _C.explain_attention((1, 1, 1, 4, 0, 4)),
+    "explain_chunk": lambda: _C.explain_chunk((4, 3, 5)),
     "explain_gemm": lambda: _C.explain_gemm((4, 2**31, 4)),
     "function_apply": lambda: _C.function_apply("f", lambda g: g, [_C.tensor(1.0, requires_grad=True)], [x()]),
     "gemm_backends": _C.gemm_backends,
@@ -111,11 +112,15 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "kernels": _C.kernels,
     "manual_seed": lambda: _C.manual_seed(1),
     "memory_reset_peak": _C.memory_reset_peak,
+    "meta_plan": lambda: _C.meta_plan(),
+    "meta_planned": lambda: _C.meta_planned(),
+    "meta_work": lambda: _C.meta_work(),
     "memory_stats": _C.memory_stats,
     "memory_trim": _C.memory_trim,
     "op_signatures": _C.op_signatures,
     "set_default_device": lambda: _C.set_default_device(_C.get_default_device()),
     "set_grad_enabled": lambda: _C.set_grad_enabled(True),
+    "set_recompute": lambda: _C.set_recompute(False),
     "set_num_threads": lambda: _C.set_num_threads(_C.get_num_threads()),
     "set_package_folders": lambda: _C.set_package_folders(
         [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

@@ -88,6 +88,7 @@ DEVICE_KINDS = [
     ),
     ("common/launch.cuh", 2, "the declarations"),
     ("gemm/cublas.cu", 1, "exception: bytes of workspace, which the choice among cuBLAS' algorithms sees"),
+    ("layers/cross_entropy.cu", 1, "vectors of a row that wait for its gradient; every element is on its own"),
     ("mhc/mhc_pre.cu", 1, "exception: the tensor cores of 8.0"),
     ("mhc/mhc_pre_once.cuh", 2, "exception: one pass from 9.0 on"),
     ("runtime/device.cu", 8, "the definitions, and what xtrain doctor prints"),

@@ -55,8 +55,8 @@ FAULTS = [
     ("nn/layers.py", "(self, input: Tensor) -> Tensor:\n        return _C.linear(", "(self, input):\n        return _C.linear("),
     ("nn/mhc.py", "def expand_streams(x: Tensor, n: int) -> Tensor:", "def expand_streams(x, n: int) -> Tensor:"),
     ("nn/module.py", "(self: _Defined[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:", "(self, *args: Any, **kwargs: Any) -> Any:"),
-    ("models/qwen3.py", "class Qwen3(LanguageModel):", "class Qwen3(nn.Module):"),
-    ("models/__init__.py", "    from .qwen3 import Qwen3\n", ""),
+    ("models/causal_lm.py", "class CausalLM(LanguageModel):", "class CausalLM(nn.Module):"),
+    ("models/__init__.py", "    from .qwen3 import Qwen3, Qwen3Config\n", ""),
     ("_C.pyi", "def item(self) -> _int | _float: ...", "def item(self) -> Any: ..."),
     ("__init__.py", "    from . import cuda as cuda\n", ""),
 ]  # fmt: skip

@@ -68,6 +68,7 @@ def tensors() -> None:
     y = F.rope(F.rms_norm(y.transpose(1, 2), 4), theta=1000.0)
     assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
     assert_type(F.add_rms_norm(y, y, None, 1e-6), tuple[xt.Tensor, xt.Tensor])
+    assert_type(F.layer_norm(y, 4, xt.ones(4), bias=xt.zeros(4), eps=1e-6), xt.Tensor)
     assert_type(F.qk_norm_rope(y, y, xt.ones(4), xt.ones(4), theta=1e6), tuple[xt.Tensor, xt.Tensor])
 
 
@@ -160,7 +161,7 @@ def layers() -> None:
     assert_type(linear.bias, nn.Parameter | None)
     assert_type(linear(xt.randn(4, 2)), xt.Tensor)
     assert_type(nn.Embedding(3, 4)(xt.arange(3)), xt.Tensor)
-    assert_type(nn.SiLU()(nn.GELU()(nn.Dropout(0.5)(nn.RMSNorm((4,))(xt.randn(2, 4))))), xt.Tensor)
+    assert_type(nn.SiLU()(nn.GELU()(nn.Dropout(0.5)(nn.LayerNorm(4)(nn.RMSNorm((4,))(xt.randn(2, 4)))))), xt.Tensor)
     assert_type(nn.Sequential(linear, nn.SiLU())(xt.randn(4, 2)), Any)
     assert_type(nn.Sequential(linear, nn.SiLU())[0], nn.Module)
     handle = model.layers[0].register_forward_hook(count)
@@ -298,6 +299,7 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     F.qk_norm_rope(x, x, x, x, 1e-6, 1000.0)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]
+    xt.cuda.peak_flops(16)  # pyright: ignore[reportArgumentType]
     xt.cuda.graph(3)  # pyright: ignore[reportArgumentType]
     xt.cuda.graph(adamw.step)(2)  # pyright: ignore[reportArgumentType]
     saving.load_model(None)  # pyright: ignore[reportArgumentType]
@@ -317,6 +319,7 @@ def devices() -> None:
         assert_type((graph.launches, graph.memory), tuple[int, int])
         xt.cuda.synchronize()
         assert_type(xt.cuda.get_device_capability(0), tuple[int, int])
+        assert_type(xt.cuda.peak_flops("tf32"), int | None)
         print(xt.cuda.get_device_name(), xt.cuda.memory_allocated("cuda:0"), xt.cuda.memory_summary())
     assert_type(xt.cuda.why_unavailable(), str | None)
     xt.set_num_threads(xt.get_num_threads())

@@ -262,10 +262,11 @@ def test_swiglu_writes_its_gradient_over_what_nobody_reads() -> None:
         del joined
         dy = xt.ones(*y.shape)
         gc.collect()
-        _C.memory_reset_peak("cpu")
-        before = _C.memory_stats("cpu")["allocated"]
+        device = _C.get_default_device()
+        _C.memory_reset_peak(device)
+        before = _C.memory_stats(device)["allocated"]
         y.backward(dy, retain_graph=retain)
-        spared = _C.memory_stats("cpu")["peak"] - before < 2 * size  # the gradients of x * 1.0 and of x
+        spared = _C.memory_stats(device)["peak"] - before < 2 * size  # the gradients of x * 1.0 and of x
         first = bits(x.grad)
         if kept is not None:
             assert bits(kept) == value
@@ -337,8 +338,9 @@ def test_a_model_has_one_product_for_layers_of_one_input() -> None:
 @pytest.mark.parametrize("streams", [0, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_joined_and_separate_products_are_as_exact(dtype: str, streams: int) -> None:
-    """Against float64 gradients of the same parameters: over all of them, each relative to its size, the error of the
-    joined ones is at most twice the other's. (Of one small parameter it is a few roundings, and chance.)"""
+    """Against float64 gradients of the same parameters: the geometric mean over them of the error of joined products, relative
+    to that of separate ones. (One ratio alone is chance: where terms cancel, as in gradients of gates, errors are a few
+    roundings.)"""
     one = model(mhc_streams=streams).to(getattr(xt, dtype))
     step(one)
     joined = [array(p.grad) for p in one.parameters()]
@@ -346,13 +348,9 @@ def test_joined_and_separate_products_are_as_exact(dtype: str, streams: int) -> 
     apart = [array(p.grad) for p in one.parameters()]
     step(one.to(xt.float64))
     want = [array(p.grad) for p in one.parameters()]
-
-    def error(got: list[np.ndarray]) -> float:
-        return float(
-            np.linalg.norm([np.linalg.norm(g - w) / np.linalg.norm(w) for g, w in zip(got, want, strict=True)])
-        )
-
-    assert error(joined) <= 2 * error(apart) < 1
+    ratios = [np.linalg.norm(g - w) / np.linalg.norm(a - w) for g, a, w in zip(joined, apart, want, strict=True)]
+    assert np.exp(np.mean(np.log(ratios))) < 1.25
+    assert all(np.linalg.norm(a - w) < 0.5 * np.linalg.norm(w) for a, w in zip(apart, want, strict=True))
 
 
 @pytest.mark.parametrize("streams", [0, 2])

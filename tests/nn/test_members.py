@@ -103,9 +103,10 @@ class Wrapped(nn.Module):
 
 
 def is_composed(name: str, way: str) -> bool:
-    """Whether gradients round otherwise when this member is called: the head with its loss, and products of one input, whose
-    dx are one sum when they are joined."""
-    return way in ("loss", "recompute") and (name in ("", "lm_head") or name.endswith(JOINED))
+    """Whether gradients round otherwise when this member is called: the head with its loss, products of one input, whose dx
+    are one sum when they are joined, and on a GPU the weights of norms of q and k, whose shares have another order."""
+    others = JOINED if xt._C.get_default_device().type == "cpu" else (*JOINED, "q_norm", "k_norm")
+    return way in ("loss", "recompute") and (name in ("", "lm_head") or name.endswith(others))
 
 
 def near(got: list[bytes], want: list[bytes], kind: str) -> bool:
@@ -238,6 +239,58 @@ def test_a_patched_class_counts(monkeypatch) -> None:
         assert near(trained(model), want, "untied")
     assert {model.lm_head, model, model.model.layers[0].self_attn.q_norm} <= set(seen)
     assert trained(model) == want
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_additions_inside_norms_have_the_bits_of_additions(dtype) -> None:
+    """add_rms_norm takes all additions but the last one. A hook brings back those around its member, one at a time or all."""
+
+    def ops(model) -> tuple[int, int, int]:
+        with record() as recording, xt.no_grad():
+            loss_of(model)
+        names = [step.name for step in recording.steps]
+        return tuple(names.count(name) for name in ("add_rms_norm", "rms_norm", "add"))
+
+    model = make(num_hidden_layers=3).to(xt._C.dtype(dtype))
+    want = [run(model) for run in WAYS.values()]
+    assert ops(model) == (5, 2, 1)
+    layers = model.model.layers
+    pairs = [
+        (one, n)
+        for layer in layers
+        for one, n in ((layer, 2), (layer.input_layernorm, 1), (layer.post_attention_layernorm, 1))
+    ]
+    found = []
+    for some in [*([pair] for pair in pairs), pairs]:
+        handles = [one.register_forward_hook(lambda *_: None) for one, _ in some]
+        found.append(ops(model)[2])
+        assert [run(model) for run in WAYS.values()] == want
+        for handle in handles:
+            handle.remove()
+    assert found == [2, 1, 2, 3, 2, 2, 2, 2, 2, 6]
+
+
+def test_what_add_rms_norm_does_not_take_is_added() -> None:
+    """A sublayer of another dtype, one row for all tokens, a norm without a weight or with the eps of its dtype."""
+
+    class Cast(nn.Module):
+        def __init__(self, change) -> None:
+            self.change = change
+
+        def forward(self, x, *_):
+            return self.change(x)
+
+    model = make()
+    x, layer = xt.randn(16, 24), model.model.layers[0]
+    for change in (lambda h: h.bfloat16(), lambda h: h[:1] * 2.0):
+        layer.self_attn = Cast(change)
+        between = x + change(layer.input_layernorm(x))
+        layer.mlp = Cast(lambda h: h * 0.5)
+        assert bits(layer(x, 2, 8)) == bits(between + layer.post_attention_layernorm(between) * 0.5)
+        layer.post_attention_layernorm = nn.RMSNorm(24, 1e-6, elementwise_affine=False)
+    want = trained(model)
+    layer.post_attention_layernorm.eps = None
+    assert trained(model) != want
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------------------------

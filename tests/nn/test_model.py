@@ -225,6 +225,8 @@ def test_two_hundred_steps_leak_nothing() -> None:
 
     def look():
         gc.collect()
+        if sys.version_info < (3, 12):  # None is counted, and is the name of empty places in the interpreter's cache
+            sys._clear_type_cache()
         stats = _C.memory_stats(_C.get_default_device())
         return (
             [stats[k] for k in ("live_tensors", "live_storages", "allocated")],

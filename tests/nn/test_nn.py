@@ -168,7 +168,7 @@ def test_layers_against_numpy() -> None:
 
 def test_layer_errors() -> None:
     with pytest.raises(
-        ValueError, match=r"linear: weight must .*3.*\(5, 4\)|linear: input must .*4.*\(2, 3\)|linear: .*3"
+        ValueError, match=r"linear: the last dim of input must be 4, as that of weight \(5, 4\) is, got shape \(2, 3\)"
     ):
         nn.Linear(4, 5)(xt.randn(2, 3))
     with pytest.raises(IndexError, match=r"embedding: id must be in \[0, 7\), got 9"):

@@ -173,3 +173,102 @@ def test_kaiming_bounds() -> None:
             bound = math.sqrt(6.0 / ((1 + a * a) * fan_in))
             top = np.abs(w.detach().numpy()).max()
             assert 0.98 * bound < top <= bound
+
+
+def test_a_group_that_is_refused_changes_nothing() -> None:
+    """It can be added once its option is right."""
+    p, q = param(1.0), param(1.0)
+    optimizer = optim.AdamW([p])
+    with pytest.raises(ValueError, match="AdamW: lr must be a number"):
+        optimizer.add_param_group({"params": [q], "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [q], "lr": 1.0})
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1.0]
+
+
+def test_what_a_group_may_be() -> None:
+    p = param(1.0)
+    given = {"params": p, "name": "first", "initial_lr": 3.0}
+    optimizer = optim.AdamW([given], lr=0.5)
+    assert optimizer.param_groups[0]["name"] == "first" and optimizer.param_groups[0]["params"] == [p]
+    assert given == {"params": p, "name": "first", "initial_lr": 3.0}, "the caller's dict is as it was"
+    for group, words in (
+        (3, "a group must be a dict with the key params, got int"),
+        ({"lr": 1.0}, "with the key params"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            optimizer.add_param_group(group)
+    with pytest.raises(TypeError, match="params must have a floating dtype, got int64"):
+        optim.SGD([xt.tensor([1])])
+
+
+def test_numbers_of_a_state() -> None:
+    p, q = param(1.0), param(1.0)
+    optimizer = optim.AdamW([{"params": [p]}, {"params": [q]}])
+    step(optimizer, (p, [1.0]), (q, [1.0]))
+    saved = optimizer.state_dict()
+    assert [group["params"] for group in saved["param_groups"]] == [[0], [1]] and sorted(saved["state"]) == [0, 1]
+    first, second = saved["param_groups"]
+    for groups, words in (
+        ([first, {**second, "params": [0]}], "groups must number each parameter once"),
+        ([first, {**second, "params": [1, 2]}], r"groups must have \[1, 1\] parameters, got \[1, 2\]"),
+        ([first], r"groups must have \[1, 1\] parameters, got \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=f"load_state_dict: {words}"):
+            optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+    with pytest.raises(ValueError, match="state must belong to parameters 0 to 1, got 5"):
+        optimizer.load_state_dict({"state": {5: saved["state"][0]}, "param_groups": saved["param_groups"]})
+    swapped = [{**first, "params": ["b"]}, {**second, "params": ["a"]}]  # names in another order are numbers, too
+    optimizer.load_state_dict(
+        {"state": {"a": {**saved["state"][0], "step": 7}, "b": saved["state"][1]}, "param_groups": swapped}
+    )
+    assert (optimizer.state[p]["step"], optimizer.state[q]["step"]) == (1, 7)
+
+
+def test_what_optimizers_do_not_have() -> None:
+    p = param(1.0)
+    for name in ("amsgrad", "maximize", "capturable", "differentiable"):
+        with pytest.raises(NotImplementedError, match=f"AdamW: {name} must be False, got True"):
+            optim.AdamW([p], **{name: True})
+    optim.AdamW([p], foreach=True, fused=True)
+    for optimizer in (optim.AdamW([p]), optim.SGD([p])):
+        with pytest.raises(NotImplementedError, match="closure must be None"):
+            optimizer.step(lambda: 0.0)
+    with pytest.raises(NotImplementedError, match="norm_type must be 2.0, got 1.0"):
+        optim.clip_grad_norm_([p], 1.0, norm_type=1.0)
+
+
+def test_a_scheduler_has_a_function_for_each_group() -> None:
+    p, q = param(1.0), param(1.0)
+    optimizer = optim.SGD([{"params": [p], "lr": 1.0}, {"params": [q], "lr": 2.0}])
+    with pytest.raises(ValueError, match="lr_lambda must have 2 functions, got 1"):
+        optim.LRScheduler(optimizer, [lambda n: 1.0])
+    scheduler = optim.LRScheduler(optimizer, [lambda n: 1.0 + n, lambda n: 0.5])
+    scheduler.step()
+    assert scheduler.get_last_lr() == [2.0, 1.0] == [group["lr"] for group in optimizer.param_groups]
+    again = optim.LRScheduler(optimizer, lambda n: 1.0)
+    assert again.base_lrs == [1.0, 2.0], "initial rates stay those of the first scheduler"
+
+
+def test_dampening() -> None:
+    p = param(0.0)
+    optimizer = optim.SGD([p], lr=1.0, momentum=0.5, dampening=0.25)
+    step(optimizer, (p, [1.0]))
+    step(optimizer, (p, [1.0]))
+    assert p.item() == -1.0 - (0.5 + 0.75), "the first gradient is not dampened"
+
+
+def test_a_gradient_is_not_changed_by_a_step() -> None:
+    for optimizer, p in (
+        (kind([q], lr=0.1, weight_decay=0.5), q) for kind in (optim.SGD, optim.AdamW) for q in (param(2.0),)
+    ):
+        step(optimizer, (p, [1.0]))
+        assert p.grad.tolist() == [1.0]
+
+
+def test_clipping_one_tensor_and_none() -> None:
+    p = param(1.0)
+    norm = optim.clip_grad_norm_(p, 1.0)
+    assert norm.item() == 0.0 and norm.dtype is xt.float32 and norm.shape == ()
+    p.grad = xt.tensor([2.0])
+    assert optim.clip_grad_norm_(p, 1.0, error_if_nonfinite=True).item() == 2.0 and abs(p.grad.item() - 1.0) < 1e-6

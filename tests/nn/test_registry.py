@@ -14,6 +14,7 @@ from xtrain.errors import CheckpointError, ConfigError
 from xtrain.models import Qwen3, registry
 from xtrain.models.presets import PRESETS
 from xtrain.train import Trainer
+from xtrain.train.estimate import dry_run
 
 pytestmark = pytest.mark.on_cpu
 
@@ -65,14 +66,23 @@ def test_what_a_model_has_not_is_refused(tmp_path, second) -> None:
         Trainer(given(tmp_path, "run") | {"model.mhc_streams": 2}, quiet=True)
 
 
+def test_a_model_without_policies_of_recomputation(tmp_path, second) -> None:
+    with pytest.raises(ConfigError, match="recompute must be none for Bigram, got cheap"):
+        Trainer(given(tmp_path, "run", recompute="cheap"), quiet=True)
+    lines = [line for line in dry_run(given(tmp_path, "run", device="cpu")).splitlines() if "--recompute" in line]
+    assert len(lines) == 1 and lines[0].startswith("--recompute none ")
+
+
 def test_unknown_types_are_named(tmp_path, second) -> None:
-    for kind in ("llama", None, ["qwen3"], "xtrain_llama_mhc", "xtrain_bigram_mhc"):  # Bigram would ignore the streams
-        with pytest.raises(ValueError, match="model_type must be qwen3 or bigram, got "):
+    for kind in ("gemma", None, ["qwen3"], "xtrain_llama_mhc", "xtrain_bigram_mhc"):  # Bigram would ignore the streams
+        with pytest.raises(ValueError, match="model_type must be gpt2, llama, mistral, qwen2, qwen3 or bigram, got "):
             registry.architecture(kind)
     assert registry.architecture("xtrain_qwen3_mhc").model is registry.architecture("qwen3").model is Qwen3
     saving.save_model(Bigram(BigramConfig()), tmp_path / "m")
     del registry.MODULES["bigram"]
-    with pytest.raises(CheckpointError, match=r"config\.json: model_type must be qwen3, got 'bigram'"):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: model_type must be gpt2, llama, mistral, qwen2 or qwen3, got 'bigram'"
+    ):
         saving.load_model(tmp_path / "m")
 
 

@@ -114,7 +114,11 @@ def test_finished_sequences_repeat_their_last_token() -> None:
 def test_generation_goes_on_behind_the_limit() -> None:
     """The older half goes: what is fed begins at position 0 again, and no position is beyond the model's."""
     model = Fixed(limit=8)
-    out = generate(model, [7, 7, 7], 12, temperature=0)
+    with pytest.warns(
+        UserWarning, match="^generate: 8 tokens, max_position_embeddings, are full: the older half"
+    ) as told:
+        out = generate(model, [7, 7, 7], 12, temperature=0)
+    assert len(told) == 1, "once a call"
     assert out.tolist() == [7, 7, 7, 2, 3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 3]
     assert model.calls == [(3, 0), *((1, at) for at in range(3, 8)), (4, 0), *((1, at) for at in range(4, 8)), (4, 0)]
 
@@ -152,3 +156,133 @@ def test_text_ends_before_its_end_token() -> None:
             return " ".join(map(str, ids))
 
     assert generate_text(Fixed(), Letters(), [3, 7], 6, temperature=0) == "3 7 1 2"
+
+
+# ---- arguments and shapes
+
+
+def test_what_comes_back() -> None:
+    """int64 [B, S + new], or [S + new] for 1-D ids, on the device of the ids; nothing is recorded."""
+    for ids, shape in (([7, 7], (5,)), ([[7, 7]], (1, 5)), (np.array([[7, 7], [1, 2]], np.int32), (2, 5))):
+        out = generate(Fixed(), ids, 3, temperature=0)
+        assert out.shape == shape and out.dtype is xt.int64 and not out.requires_grad
+    for ids, error in (
+        (np.zeros((1, 1, 2), np.int64), ValueError),
+        (3, ValueError),
+        ([], ValueError),
+        (np.zeros((2, 0), np.int64), ValueError),
+        ([1.0, 2.0], TypeError),
+        (np.ones(2, np.float32), TypeError),
+        (xt.ones(2), TypeError),
+        ([True], TypeError),
+    ):
+        with pytest.raises(error, match="generate: ids must have"):
+            generate(Fixed(), ids, 3)
+
+
+def test_arguments_outside_their_ranges() -> None:
+    for options, words in (
+        (dict(max_new_tokens=10_000_001), r"max_new_tokens must be an integer in \[0, 10000000\]"),
+        (dict(max_new_tokens=1.0), "max_new_tokens must be an integer"),
+        (dict(max_new_tokens=1, temperature=float("nan")), "temperature must be a number >= 0, got nan"),
+        (dict(max_new_tokens=1, temperature=float("inf")), "temperature must be a number >= 0, got inf"),
+        (dict(max_new_tokens=1, top_p=1.0 + 1e-9), r"top_p must be in \(0, 1\] or None"),
+        (dict(max_new_tokens=1, top_p=float("nan")), r"top_p must be in \(0, 1\] or None"),
+        (dict(max_new_tokens=1, top_k=2.0), "top_k must be an integer >= 1 or None"),
+    ):
+        with pytest.raises(ValueError, match=f"generate: {words}"):
+            generate(Fixed(), [1], **options)
+
+
+def test_several_ends_and_token_0_is_one() -> None:
+    """The model counts 0, 1, 2, ..: each of several ids ends it, 0 too."""
+    for eos, count in ((2, 4), ([5, 2], 4), ((2, 5), 4), (None, 8), ([], 8), (np.int64(3), 5)):
+        assert len(generate(Fixed(), [7], 8, temperature=0, eos=eos).tolist()) == 1 + (count - 1 if count < 8 else 8), (
+            eos
+        )
+    assert generate(Fixed(vocab=1), [0], 8, temperature=0, eos=0).tolist() == [0, 0]
+    for eos in (4, [9, 4]):  # of the config
+        model = Fixed()
+        model.config.eos_token_id = eos
+        assert generate(model, [7], 8, temperature=0).tolist() == [7, 0, 1, 2, 3, 4]
+        assert len(generate(model, [7], 8, temperature=0, eos=()).tolist()) == 9
+
+
+def test_logits_that_are_not_finite() -> None:
+    """Of any row, and one +Inf; tokens of -Inf have no chance and are no error."""
+
+    class Bad(Fixed):
+        bad = float("nan")
+
+        def forward(self, ids, positions, caches):
+            logits = super().forward(ids, positions, caches).numpy()
+            logits[-1, -1, 3] = self.bad
+            return xt.tensor(logits)
+
+    model = Bad()
+    for model.bad in (float("nan"), float("inf")):
+        for temperature in (0, 1.0):
+            with pytest.raises(FloatingPointError, match="generate: logits must be finite, got NaN or infinity"):
+                generate(model, [[1], [2]], 2, temperature=temperature)
+    with pytest.raises(FloatingPointError, match="logits must be finite"):  # a row in which no token has a chance
+        _sample(np.array([[0.0, 1.0], [float("-inf")] * 2]), 1.0, None, None, Draws(0.5))
+    model.bad = float("-inf")
+    assert 3 not in generate(model, [1], 60, temperature=50.0, seed=0).tolist()[1:]
+
+
+def test_close_logits_are_told_apart() -> None:
+    """In float64: a float32 model's logits that differ in their last bit."""
+
+    class Near(Fixed):
+        def forward(self, ids, positions, caches):
+            logits = np.full((*ids.shape, 4), 100.0, np.float32)
+            logits[..., 2] = np.nextafter(np.float32(100.0), np.float32(200.0))
+            return xt.tensor(logits)
+
+    assert generate(Near(), [1], 1, temperature=0).tolist() == [1, 2]
+    for temperature, tops in ((1e-7, {2}), (1e3, {0, 1, 2, 3})):
+        assert set(generate(Near(), [1], 60, temperature=temperature, seed=0).tolist()[1:]) == tops
+
+
+def test_the_most_likely_costs_no_random_number() -> None:
+    _C.manual_seed(3)
+    generate(Fixed(), [1], 3, temperature=0)
+    assert _C.get_rng_state() == (3, 0)
+
+
+def test_a_stream_gets_lists_of_ints() -> None:
+    seen: list = []
+    generate(Fixed(), [[7], [7]], 2, temperature=0, stream=seen.append)
+    assert seen == [[0, 1], [1, 2]] and all(type(n) is int for tokens in seen for n in tokens)
+
+
+def test_a_cache_takes_shape_and_dtype_of_what_comes_first() -> None:
+    cache = KVCache(2, 3)
+    keys, values = cache.append(xt.ones((2, 1, 2, 4), dtype=xt.bfloat16), xt.ones((2, 3, 2, 5), dtype=xt.float64))
+    assert keys.shape == (2, 1, 2, 4) and values.shape == (2, 3, 2, 5) and cache.used == 2
+    assert keys.dtype is xt.bfloat16 and values.dtype is xt.float64
+
+
+def test_a_cache_refuses_to_record() -> None:
+    key = xt.ones((1, 1, 1, 2)).requires_grad_()
+    with pytest.raises(RuntimeError):
+        KVCache(1, 3).append(key, key)
+
+
+def test_options_of_text() -> None:
+    """top_k 0 takes all tokens, and the seed is passed on."""
+
+    class Letters(ByteTokenizer):
+        eos = None
+
+        def decode(self, ids) -> str:
+            return " ".join(map(str, ids))
+
+    def text(**options) -> str:
+        return generate_text(Fixed(limit=100), Letters(), [7], 30, temperature=20.0, **options)
+
+    assert text(seed=1) == text(seed=1, top_k=0) == text(seed=1, top_p=1.0) != text(seed=2)
+    ending = Fixed(limit=100)
+    ending.config.eos_token_id = [3, 50]
+    assert generate_text(ending, Letters(), [7], 30, temperature=0.0) == "7 0 1 2", "an end of the config is not text"
+    assert text(seed=1, top_k=1) == text(seed=2, top_k=1) == text(seed=3, top_p=1e-9)

@@ -88,6 +88,10 @@ def ones(*shape: int):
     return xt.nn.Parameter(xt.full(shape, 1.0))
 
 
+def uneven(n: int):
+    return xt.tensor([[0.0, 1.0, 5.0]]).expand((n, 3))
+
+
 EMPTY = {
     "linear": (lambda w, n: F.linear(xt.ones((n, 3)), w), (2, 3)),
     "linear:bias": (lambda b, n: F.linear(xt.ones((n, 3)), xt.ones((2, 3)), b), (2,)),
@@ -95,6 +99,8 @@ EMPTY = {
     "matmul:batch": (lambda w, n: xt.ones((n, 2, 3)) @ w, (3, 2)),
     "embedding": (lambda w, n: F.embedding(xt.zeros((n,), dtype=xt.int64), w), (4, 3)),
     "rms_norm": (lambda w, n: F.rms_norm(xt.ones((n, 3)), (3,), w), (3,)),
+    "layer_norm": (lambda w, n: F.layer_norm(uneven(n), 3, w) * xt.tensor([1.0, 2.0, 3.0]), (3,)),
+    "layer_norm:bias": (lambda b, n: F.layer_norm(uneven(n), 3, None, b), (3,)),
     "mul": (lambda w, n: xt.ones((n, 3)) * w, (3,)),
     "expand": (lambda w, n: w.expand((n, 3)), (1, 3)),
     "linear_cross_entropy": (
@@ -185,12 +191,17 @@ def test_more_columns_than_a_tile() -> None:
     assert weight.grad.tolist() == [[1.0] * 515, [2.0] * 515]
 
 
-@pytest.mark.parametrize("name", ["embedding", "rms_norm", "linear_cross_entropy"])
+@pytest.mark.parametrize("name", ["embedding", "rms_norm", "layer_norm", "layer_norm:bias", "linear_cross_entropy"])
 def test_a_second_batch_is_added_to_the_gradient(name: str) -> None:
     """By a kernel that writes into .grad: once, also where its rows are many pieces, and also to rows that it does not name."""
     run, shape = {
         "embedding": (lambda w, n: F.embedding(xt.tensor([0, 2, 2][:n]), w), (4, 3)),
         "rms_norm": (lambda w, n: F.rms_norm(xt.ones((n * 9000, 3)), (3,), w, 0.0), (3,)),
+        "layer_norm": (
+            lambda w, n: F.layer_norm(xt.tensor([[-1.0, 1.0]]).expand((n * 9000, 2)), 2, w, None, 0.0),
+            (2,),
+        ),
+        "layer_norm:bias": (lambda b, n: F.layer_norm(uneven(n * 9000), 3, None, b), (3,)),
         "linear_cross_entropy": EMPTY["linear_cross_entropy"],
     }[name]
     alone = []

@@ -102,6 +102,13 @@ def qk_run(f, leaves, **options):
     return [bits(t) for t in (*outs, leaves[0].grad, leaves[1].grad)], [leaf.grad for leaf in leaves[2:]]
 
 
+PIECES = range(1, 33)  # of 16 bytes of half a head, where a GPU adds squares up in the order of rms_norm
+
+
+def pieces_of_half(dim: int, dtype: str) -> float:
+    return dim / 2 * getattr(xt, dtype).itemsize / 16
+
+
 def same_weights(got, want, dtype: str) -> None:
     """A GPU adds up dweight in another order."""
     for g, w in zip(got, want, strict=True):
@@ -118,8 +125,12 @@ def test_qk_norm_rope_has_the_bits_of_four_ops(dtype: str, shape) -> None:
     leaves = qk_leaves(*shape, dtype)
     for options in ({}, dict(theta=1e6, period=3), dict(positions=xt.tensor(np.arange(shape[1]) * 37 % 11))):
         (got, weights), (want, of_four) = (qk_run(f, leaves, **options) for f in (F.qk_norm_rope, norms_and_ropes))
-        aligned = shape[-1] % 32 == 0 or leaves[0].device.type == "cpu"
-        assert got == want or not aligned, options
+        if leaves[0].device.type == "cpu" or pieces_of_half(shape[-1], dtype) in PIECES:
+            assert got == want, options
+        else:  # another plan, whose sums have another order
+            for g, w in zip(got, want, strict=True):
+                g, w = np.frombuffer(g), np.frombuffer(w)
+                assert np.abs(g - w).max() <= 16 * UNIT_ROUNDOFF[dtype] * np.abs(w).max(), options
         same_weights(weights, of_four, dtype)
 
 

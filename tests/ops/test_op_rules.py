@@ -17,6 +17,7 @@ def test_nan_is_no_option() -> None:
     nan, x = float("nan"), xt.ones((2, 4))
     for call, name in (
         (lambda: F.rms_norm(x, (4,), None, nan), "rms_norm: eps must be at least 0, got nan"),
+        (lambda: F.layer_norm(x, (4,), None, None, nan), "layer_norm: eps must be at least 0, got nan"),
         (lambda: F.rope(x.reshape(1, 2, 4), theta=nan), "rope: theta must be positive, got nan"),
         (lambda: _C.clip_grad_norm_([x], nan), "clip_grad_norm_: max_norm must be at least 0, got nan"),
         (lambda: F.sinkhorn(xt.ones((2, 2)), eps=nan), r"sinkhorn: eps must be in \[0, 1\], got nan"),

@@ -281,7 +281,9 @@ def run(entry: Op, c: Case, tensors: list, dtype: str, upstream_as=transposed) -
     if not leaves:
         return outs
     floats = [o for o in outs if o.dtype.is_floating_point]
-    seeds = [upstream_as(dy, o.dtype.name) for dy, o in zip(upstream(floats, dtype, c.id), floats)]
+    seeds = [
+        _C.to_device(upstream_as(dy, o.dtype.name), o.device) for dy, o in zip(upstream(floats, dtype, c.id), floats)
+    ]
     _C.backward(floats, seeds, False)
     return outs + [tensors[i].grad for i in leaves]
 

@@ -174,7 +174,11 @@ def test_what_one_does_not_support_the_next_computes() -> None:
     ("dtypes", "message"),
     [
         (("float32", "bfloat16", "float32"), "gemm: dtype of B must be float32 like that of A, got bfloat16"),
-        (("bfloat16", "bfloat16", "float32"), "gemm: dtype of C must be bfloat16 like that of A, got float32"),
+        (
+            ("bfloat16", "bfloat16", "float16"),
+            "gemm: dtype of C must be bfloat16 like that of A, or float32, got float16",
+        ),
+        (("float64", "float64", "float32"), "gemm: dtype of C must be float64 like that of A, got float32"),
         (("float16", "float64", "float64"), "gemm: dtype of B must be float16 like that of A, got float64"),
         (("int32",), "gemm: dtype of A must be float32, float64, bfloat16 or float16, got int32"),
         (("bool", "float32"), "gemm: dtype of A must be float32, float64, bfloat16 or float16, got bool"),
@@ -184,6 +188,12 @@ def test_products_of_other_dtypes_are_refused_by_name(dtypes, message: str) -> N
     with pytest.raises(TypeError) as caught:
         _C.explain_gemm((4, 4, 4), *dtypes, device=_C.get_default_device())
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_implementation_leaves_sums_in_float32(dtype: str) -> None:
+    rows = _C.explain_gemm((4, 4, 4), dtype, dtype, "float32", device=_C.get_default_device())
+    assert [reason for *_, reason in rows] == [None] * len(rows)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,10 @@ from xtrain import _C, files, saving
 from xtrain.errors import CheckpointError
 from xtrain.train import Trainer, checkpoints
 
-pytestmark = [pytest.mark.on_cpu, pytest.mark.skipif(sys.platform == "win32", reason="POSIX")]
+pytestmark = [
+    pytest.mark.on_cpu,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX file handles and links"),
+]
 
 
 def names(place: Path) -> list[str]:

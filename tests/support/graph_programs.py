@@ -155,6 +155,29 @@ def equal_large(dtype: str, streams: int, backend: str) -> None:
     assert call.captured and same(*found)
 
 
+def chunks(dtype: str) -> None:
+    """A loss that makes its gradients in the forward, chunk after chunk: replays have the eager bits."""
+    found = []
+    for by_graph in (False, True):
+        random = np.random.default_rng(3)
+        head = xt.tensor(random.standard_normal((VOCAB, 16)), dtype=dtype, device="cuda").requires_grad_()
+
+        def step(x, targets, head=head):
+            head.grad = None
+            loss = xt.functional.linear_cross_entropy(x, head, targets, chunk_rows=24)
+            (loss * 3.0).backward()
+            return loss.detach(), head.grad
+
+        call = xt.cuda.graph(step) if by_graph else step
+        for _ in range(5):
+            x = xt.tensor(random.standard_normal((64, 16)), dtype=dtype, device="cuda")
+            results = call(x, xt.tensor(random.integers(0, VOCAB, 64), device="cuda"))
+            found.append([number.float().cpu().numpy() for number in results])
+    assert call.captured
+    for eager, captured in zip(found[:5], found[5:], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(eager, captured, strict=True))
+
+
 def counts() -> None:
     """A captured step is one launch and the copies of its inputs: no wait, no copy to the host, no allocation."""
     team = Team()

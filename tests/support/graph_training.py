@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import re
 from pathlib import Path
 
 from graph_programs import same
@@ -10,7 +13,9 @@ from runs import metrics, options, text_file
 
 import xtrain as xt
 from xtrain.errors import NonFiniteError
+from xtrain.models.registry import RECOMPUTE, architecture
 from xtrain.train import Trainer
+from xtrain.train.estimate import estimates
 
 
 class Run:
@@ -44,6 +49,40 @@ def train_equal(folder: str, **changes) -> None:
     eager.trainer.run(), captured.trainer.run()
     assert captured.graph.captured and not captured.lines, captured.lines
     assert eager.records() == captured.records() and same(eager.state(), captured.state())
+
+
+def train_defaults(folder: str) -> None:
+    """What a GPU does when no option says otherwise: bfloat16, captured; it says how fast, and how much memory."""
+    out = Path(folder) / "defaults"
+    given = options(text_file(Path(folder) / "text.txt"), out, device="cuda", steps=12)
+    del given["precision"], given["graph"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        trainer = Trainer(given)
+        trainer.run()
+    assert trainer.config.precision == "bfloat16" and trainer.config.graph
+    assert trainer.stepper._graph is not None and trainer.stepper._graph.captured
+    assert next(trainer.model.parameters()).dtype == xt.bfloat16
+    states = [trainer.optimizer.state[p] for p in trainer.model.parameters()]
+    assert all(state["master"].dtype == state["exp_avg"].dtype == xt.float32 for state in states)
+    lines = printed.getvalue().splitlines()
+    assert not [line for line in lines if line.startswith("graph")], lines
+    (speed,) = [line for line in lines if line.startswith("speed")]
+    assert re.fullmatch(r"speed  [\d,]+ tokens/s(, MFU \d+\.\d %)?, \d+\.\d\d GiB of memory at the most", speed), speed
+    known = xt.cuda.peak_flops("bfloat16") is not None
+    assert all(("MFU" in line) == known for line in lines if "tokens/s" in line), lines
+
+
+def region_estimated(folder: str) -> None:
+    """A graph's region is what the dry run says, by policy: to the byte, but for working memory of a GPU's kernels."""
+    for policy in RECOMPUTE:
+        run = Run(folder, policy, True, recompute=policy, model__num_hidden_layers=7, precision="bfloat16", steps=4)
+        run.trainer.run()
+        found = estimates(architecture("qwen3"), run.trainer.model.config, run.trainer.config, "cuda")
+        (one,) = [estimate for estimate in found if estimate.recompute == policy]
+        region = one.step - one.parameters - one.optimizer - one.working
+        more = run.graph.memory - region
+        assert more == 0 or (0 < more < 64 << 20 and "fake" not in xt.cuda.get_device_name()), (policy, more, region)
 
 
 def train_resumed(folder: str) -> None:

@@ -98,6 +98,7 @@ for n in (
     "manual_seed",
     "set_rng_state",
     "set_grad_enabled",
+    "set_recompute",
     "set_num_threads",
     "gemm_backends",
     "use_gemm_backend",
@@ -126,5 +127,6 @@ for n in (
         except allowed:
             pass
 _C.set_grad_enabled(True)
+_C.set_recompute(False)
 assert (xt.ones(2) + 1).tolist() == [2, 2]
 print("alive")

@@ -14,7 +14,10 @@ import numpy as np
 
 HANGS = 600  # seconds after which a child counts as hung, however busy the machine is
 
+# In float32 on a GPU, too, and eagerly: tests compare numbers, and change what a step does by replacing Python, which no replay of a graph
+# runs. test_gpu_defaults.py and tests/cuda/test_graph.py have what a GPU does by itself.
 TINY = {
+    "precision": "float32", "graph": False,
     "model.hidden_size": 16, "model.intermediate_size": 32, "model.num_hidden_layers": 1, "model.num_attention_heads": 2,
     "model.num_key_value_heads": 1, "model.head_dim": 8, "batch_size": 4, "seq_len": 16, "steps": 8, "eval_every": 0, "save_every": 0,
     "eval_tokens": 64, "sample.tokens": 0, "plot": False, "optim.warmup": 2,

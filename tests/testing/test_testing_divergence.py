@@ -216,11 +216,23 @@ def test_qwen3_against_its_float64_copy(dtype, no_leaks):
         "scaled_dot_product_attention",
         "swiglu",
         "linear_cross_entropy",
+        "add_rms_norm",
         "add",
     } <= names
     assert names <= {c.name for c in found.comparisons if c.phase == "formula"} | {"reshape", "view", "transpose"}
     assert all(p.grad is None for p in model.parameters())
     assert "results are within tolerance in isolation" in str(found)
+
+
+def test_a_recording_has_every_layer():
+    model, ids = Qwen3(CONFIG), xt.randint(0, 50, (2, 7))
+    with record(model) as recording:
+        model.loss(ids, ids)
+    places = [s.where for s in recording.steps if s.kind == "module"]
+    assert [place for place in places if place.startswith("model.layers.") and place.count(".") == 2] == [
+        "model.layers.0",
+        "model.layers.1",
+    ]
 
 
 def test_recomputed_layers_are_one_step(no_leaks):

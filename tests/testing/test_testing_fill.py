@@ -128,3 +128,11 @@ def test_bad_input(call, error, match):
 def test_what_the_generator_cannot_hold(options, match):
     with pytest.raises(ValueError, match=match):
         fill(xt.empty(3), "uniform", **options)
+
+
+def test_a_seed_is_no_bool_and_whole_numbers_are_whole() -> None:
+    for kind in ("uniform", "uniform_int"):
+        with pytest.raises(TypeError, match="fill: seed must be an int, got bool"):
+            fill(xt.zeros(2), kind, True)
+    with pytest.raises(ValueError, match=r"fill: low must be a whole number for uniform_int in float32, got 0\.5"):
+        fill(xt.zeros(2), "uniform_int", low=0.5)

@@ -206,3 +206,22 @@ def test_assert_close_takes_every_numpy_number(dtype):
     assert_close(np.ones((), dtype), xt.ones(3).sum() / 3)
     with pytest.raises(AssertionError):
         assert_close(np.ones(3, dtype), [1.0, 1.0, 2.0])
+
+
+def test_more_roundings_make_more_room() -> None:
+    """The default tolerance grows with the roundings that one element collects."""
+    ref = xt.ones(4)
+    out = ref * (1 + 2.0**-21)
+    assert not verify(out, ref) and verify(out, ref, accumulations=100)
+
+
+def test_a_result_holds_no_graph() -> None:
+    x = xt.ones(3, requires_grad=True)
+    found = verify(x * 1, xt.ones(3))
+    assert found and not found.out.requires_grad and not found.ref.requires_grad
+
+
+def test_the_largest_absolute_value_tells_nan_before_infinity() -> None:
+    for values, want in (([1.0, -3.0], 3.0), ([math.inf, 1.0], math.inf), ([-math.inf], math.inf)):
+        assert reduce_max_abs(xt.tensor(values)) == want
+    assert math.isnan(reduce_max_abs(xt.tensor([math.inf, math.nan])))

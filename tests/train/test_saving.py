@@ -19,7 +19,7 @@ import xtrain as xt
 from xtrain import saving
 from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
-from xtrain.models.qwen3 import count_parameters, tensor_shapes
+from xtrain.models.decoder import count_parameters, tensor_shapes
 from xtrain.optable.table import bits, tensor
 from xtrain.saving.safetensors import MAX_HEADER, SafetensorsFile, chunks
 from xtrain.train import Trainer
@@ -208,7 +208,7 @@ def test_model_errors(tmp_path) -> None:
         (lambda: (directory / "config.json").unlink(), "config.json cannot be read"),
         (lambda: (directory / "config.json").write_text("{"), "not valid JSON"),
         (lambda: (directory / "config.json").write_text("[]"), "JSON object"),
-        (lambda: config(model_type="llama"), "model_type must be qwen3, got 'llama'"),
+        (lambda: config(model_type="gemma"), "model_type must be gpt2, llama, mistral, qwen2 or qwen3, got 'gemma'"),
         (lambda: config(hidden_size=17), "hidden_size|shape"),
         (lambda: config(hidden_size=-1), "hidden_size"),
         (lambda: config(hidden_size="16"), "hidden_size"),

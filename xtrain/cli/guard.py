@@ -19,7 +19,7 @@ def fail(message: str, status: int) -> int:
 
 
 def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command; every error becomes one line on standard error (with a traceback when XTRAIN_DEBUG is set)."""
+    """Run a command; every error becomes one line on standard error, with a traceback where XTRAIN_DEBUG is not 0."""
     try:
         status = command(arguments)
         if sys.stdout is not None:
@@ -31,7 +31,7 @@ def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         _forget_output()
         return 1
     except Exception as error:
-        if os.environ.get("XTRAIN_DEBUG"):
+        if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
             raise
         if isinstance(error, ConfigError):
             return fail(str(error), 2)

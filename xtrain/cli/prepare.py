@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..data import prepare
-from ..tokenizers import load_tokenizer
+from ..tokenizers import find_tokenizer
 from .parser import simple_options
 
 USAGE = """\
@@ -17,6 +17,6 @@ Writes the text of SOURCE (a file, a folder, or 'python' for the standard librar
 
 def command(arguments: list[str]) -> int:
     (source, out), values = simple_options(arguments, {"tokenizer": None}, 2, USAGE)
-    count = prepare(source, out, load_tokenizer(values["tokenizer"]) if values["tokenizer"] else None)
+    count = prepare(source, out, find_tokenizer(values["tokenizer"]) if values["tokenizer"] else None)
     print(f"{out}: {count:,} tokens")
     return 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 from .. import _C, saving
 from ..errors import ConfigError
 from ..generation import LONGEST_SAMPLE, generate_text
@@ -54,6 +57,9 @@ def command(arguments: list[str]) -> int:
     else:
         ids = tokenizer.encode(b"\n") if tokenizer.eos is None else [tokenizer.eos]
     chosen = {name: values[name] for name in ("temperature", "top_k", "top_p", "seed")}
-    text = generate_text(model, tokenizer, ids, values["max_tokens"], **chosen)
+    with warnings.catch_warnings(record=True) as told:
+        text = generate_text(model, tokenizer, ids, values["max_tokens"], **chosen)
+    for warning in told:
+        print(f"xtrain: warning: {warning.message}", file=sys.stderr)
     print(text if prompt else text.lstrip("\0"))
     return 0

@@ -13,19 +13,26 @@ from ..train.options import with_file
 from .parser import parse
 
 _INTRODUCTION = """\
-usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ...
+usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ... [--dry-run]
 
 Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
 a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C,
 SIGTERM or SIGHUP finish the step, save and exit with status 130, 143 or 129; a second Ctrl-C stops at once. An error
-saves the last finished step first. A resumed run continues bit for bit.
+saves the last finished step first. A resumed run continues bit for bit. --dry-run only says how much memory and work a
+step needs, for each choice of --recompute.
 """
 
 
 def command(arguments: list[str]) -> int:
-    file, values = parse_arguments(arguments)
+    dry = "--dry-run" in arguments
+    file, values = parse_arguments([word for word in arguments if word != "--dry-run"])
     if file is not None:
         values = with_file(file, values)
+    if dry:
+        from ..train.estimate import dry_run
+
+        print(dry_run(values))
+        return 0
     from ..train import Trainer
 
     result = Trainer(values).run()

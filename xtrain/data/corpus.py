@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DataError
-from ..tokenizers import ByteTokenizer, Tokenizer
+from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer
 from .file_array import FileArray, Segment, part
 from .loader import Loader, Windows
 from .text import bytes_of, is_text, read_error, text_files
-from .token_files import open_tokens, starts_with_magic
+from .token_files import open_token_file, starts_with_magic
 
 MAX_FOLDER_BYTES = 2 << 30  # of text that is read into memory; more wants `prepare`
 
@@ -70,10 +70,11 @@ def open_data(
 ) -> Corpus:
     """Open a data source (see the top of this file).
 
-    Raises DataError when it is missing, unreadable, empty or has nothing to split.
+    tokenizer: of text; None takes that of a token file, and bytes for text. DataError when the source is missing,
+    unreadable, empty or has nothing to split, and when a token file was made by another tokenizer.
     """
     source = os.fspath(source)
-    tokenizer = tokenizer or ByteTokenizer()
+    given, tokenizer = tokenizer, tokenizer or ByteTokenizer()
     if source == "python":  # ./python is a file or folder of that name
         root = sysconfig.get_paths()["stdlib"]
         files = text_files(root, suffix=".py")
@@ -84,13 +85,19 @@ def open_data(
         files = text_files(source)
         tokens = [file for file in files if file.endswith((".tokens", ".npy"))]
         if tokens:
-            return _from_token_files(source, [os.path.join(source, file) for file in tokens], tokenizer, val_fraction)
+            return _from_token_files(source, [os.path.join(source, file) for file in tokens], given, val_fraction)
         return _from_folder(source, source, files, tokenizer, val_fraction)
     if not os.path.exists(source):
         raise DataError(f"data: {source} does not exist; give 'python', a text file, a folder, or a token file")
     if source.endswith(".npy") or starts_with_magic(source):
-        return _from_token_files(source, [source], tokenizer, val_fraction)
-    segment, size = _encode(bytes_of(source), tokenizer)
+        return _from_token_files(source, [source], given, val_fraction)
+    text = bytes_of(source)
+    if not is_text(text[:8192].tobytes()):
+        raise DataError(
+            f"data: {source} must be text, a token file or .npy, but it is binary; write its text, or its token ids as "
+            f"a 1-D .npy file, and see xtrain prepare"
+        )
+    segment, size = _encode(text, tokenizer)
     train, val = _split_segments([segment], val_fraction, source)
     return Corpus(source, train, val, size / len(segment), tokenizer.vocab_size, tokenizer)
 
@@ -172,19 +179,28 @@ def _split_segments(segments: Sequence[Segment], fraction: float, name: str) -> 
     return train, val
 
 
-def _from_token_files(name: str, paths: list[str], tokenizer: Tokenizer, fraction: float) -> Corpus:
-    opened = [(os.path.basename(path), *open_tokens(path)) for path in paths]
-    val: list[Segment] = [tokens for file, tokens, _, _ in opened if file.startswith("val")]
-    train: list[Segment] = [tokens for file, tokens, _, _ in opened if not file.startswith("val")]
+def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, fraction: float) -> Corpus:
+    opened = [(path, open_token_file(path)) for path in paths]
+    own = [(path, file.tokenizer) for path, file in opened if file.tokenizer is not None]
+    for path, tokenizer in own:
+        if given is not None and not same_tokenizer(tokenizer, given):
+            raise DataError(f"data: {path} was made by another tokenizer than that of the model")
+        if not same_tokenizer(tokenizer, own[0][1]):
+            raise DataError(f"data: {path} and {own[0][0]} were made by different tokenizers")
+    files = [(os.path.basename(path).startswith("val"), file) for path, file in opened]
+    val: list[Segment] = [file.tokens for held_out, file in files if held_out]
+    train: list[Segment] = [file.tokens for held_out, file in files if not held_out]
     if not val or not train:
-        train, val = _split_segments([tokens for _, tokens, _, _ in opened], fraction, name)
-    known = all(text for _, _, text, _ in opened)
-    ratio = sum(text for _, _, text, _ in opened) / sum(len(tokens) for _, tokens, _, _ in opened) if known else None
-    vocab = max(vocab for _, _, _, vocab in opened)
+        train, val = _split_segments([file.tokens for _, file in files], fraction, name)
+    known = all(file.text_bytes for _, file in files)
+    text_bytes, count = sum(file.text_bytes for _, file in files), sum(len(file.tokens) for _, file in files)
+    vocab = max(file.vocab_size for _, file in files)
     if not vocab:  # unknown: one pass over the tokens
         vocab = 1 + max(
-            int(segment[at : at + (1 << 24)].max())
-            for _, segment, _, _ in opened
-            for at in range(0, len(segment), 1 << 24)
+            int(file.tokens[at : at + (1 << 24)].max())
+            for _, file in files
+            for at in range(0, len(file.tokens), 1 << 24)
         )
-    return Corpus(name, train, val, ratio, vocab, tokenizer if tokenizer.vocab_size >= vocab else None)
+    tokenizer = own[0][1] if own else given or ByteTokenizer()
+    fits = tokenizer.vocab_size >= vocab or bool(own)
+    return Corpus(name, train, val, text_bytes / count if known else None, vocab, tokenizer if fits else None)

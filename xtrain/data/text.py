@@ -45,9 +45,22 @@ def bytes_of(path: str) -> FileArray:
     return FileArray(file, np.uint8, 0, file.size)
 
 
+_BINARY = (  # what files begin with
+    b"\x1f\x8b",  # gzip
+    b"PAR1",  # Parquet
+    b"PK\x03\x04",  # zip
+    b"\x28\xb5\x2f\xfd",  # Zstandard
+    b"\xfd7zXZ",  # xz
+    b"BZh",  # bzip2
+    b"\x89PNG",
+    b"\x80\x02",  # pickle, protocol 2
+    b"\x80\x04",  # and 4
+)
+
+
 def is_text(data: bytes) -> bool:
-    """Whether there is no zero byte at the start."""
-    return b"\0" not in data[:8192]
+    """Whether there is no zero byte at the start, nor that of a packed file, a picture, a Parquet file or a pickle."""
+    return b"\0" not in data[:8192] and not data.startswith(_BINARY)
 
 
 def holds_text(path: str) -> bool:

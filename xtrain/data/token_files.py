@@ -1,19 +1,38 @@
-"""Token files: what `prepare` writes, and 1-D integer .npy files."""
+"""Token files: what `prepare` writes, and 1-D integer .npy files.
+
+Version 2: a header of 64 bytes, the tokens, sections that begin at multiples of 64 bytes, and a JSON index of these:
+
+    {"sections": {"documents": [offset, bytes], "tokenizer/tokenizer.json": [offset, bytes], ...},
+     "tokenizer": {"kind": "bytes", "files" or "other", "eos": id or null},
+     "required": [names of sections that no reader may ignore]}
+
+"documents" are uint64: the first token of each document. Version 1 ends with the tokens.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import struct
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, shown
+from ..tokenizers import ByteTokenizer, FileTokenizer, StoredFiles, Tokenizer
 from .file_array import DataFile, FileArray
 
 MAGIC = b"xtokens\0"
-HEADER = struct.Struct("<8sIIQQI")
+# magic, version, bytes of a token, tokens, bytes of text, vocabulary; of version 2: where the index is, and its bytes
+HEADER = struct.Struct("<8sIIQQI4xQQ")
 HEADER_BYTES = 64
+_LARGEST_INDEX = 1 << 24  # bytes
+_LARGEST_TOKENIZER = 1 << 30  # bytes of one of its files
+_KNOWN: set[str] = set()  # sections that must not be ignored, and that this version understands
 _NPY_HEADER = 1 << 16  # bytes; that of a 1-D array of integers has 128
 
 
@@ -28,24 +47,112 @@ def _head(file: DataFile, size: int) -> bytes:
     return bytes(head)
 
 
+@dataclass
+class TokenFile:
+    """tokens [count], unread. documents: where each document begins, uint64, unread; None in older files and .npy.
+    text_bytes, vocab_size: 0 where they are not known. tokenizer: the one that made the tokens, or None.
+    """
+
+    tokens: FileArray
+    text_bytes: int = 0
+    vocab_size: int = 0
+    documents: FileArray | None = None
+    tokenizer: Tokenizer | None = None
+
+
 def open_tokens(path: str | os.PathLike[str]) -> tuple[FileArray, int, int]:
     """Open a token file or a 1-D integer .npy file; return (tokens, bytes of text or 0, vocabulary size or 0).
 
     The tokens stay in the file. DataError when the file is missing, damaged, empty or something else.
     """
+    found = open_token_file(path, with_tokenizer=False)
+    return found.tokens, found.text_bytes, found.vocab_size
+
+
+def open_token_file(path: str | os.PathLike[str], with_tokenizer: bool = True) -> TokenFile:
+    """As open_tokens, with all that the file says of its tokens."""
     file = DataFile(path)
     if file.path.endswith(".npy"):
-        return _npy(file), 0, 0
+        return TokenFile(_npy(file))
     path, head = file.path, _head(file, HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
         raise DataError(f"data: {path} is not a token file; write one with xtrain prepare")
-    _, version, width, count, text_bytes, vocab = HEADER.unpack(head[: HEADER.size])
-    if version != 1 or width not in (1, 2, 4):
+    _, version, width, count, text_bytes, vocab, at, size = HEADER.unpack(head[: HEADER.size])
+    if version not in (1, 2) or width not in (1, 2, 4):
         raise DataError(
-            f"data: {path} must have version 1 and 1, 2 or 4 bytes per token, got version {version} and {width} bytes"
+            f"data: {path} must have version 1 or 2 and 1, 2 or 4 bytes per token, "
+            f"got version {version} and {width} bytes"
         )
-    _check_size(file, HEADER_BYTES, count, width)
-    return FileArray(file, f"<u{width}", HEADER_BYTES, count), text_bytes, vocab
+    _check_size(file, HEADER_BYTES, count, width, version == 1)
+    found = TokenFile(FileArray(file, f"<u{width}", HEADER_BYTES, count), text_bytes, vocab)
+    if version == 2:
+        if at < HEADER_BYTES + count * width or at + size != file.size or size > _LARGEST_INDEX:
+            raise DataError(
+                f"data: {path} is damaged: its header says {at + size} bytes in all, the file has {file.size} bytes"
+            )
+        _read_index(found, file, _bytes(file, at, size), with_tokenizer)
+    return found
+
+
+def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: bool) -> None:
+    try:
+        index = json.loads(text)
+        required, sections, stored = index["required"], index["sections"], index["tokenizer"]
+        unknown = [str(name) for name in required if name not in _KNOWN]
+        places = {name: (at, size) for name, (at, size) in sections.items()}
+        kind, eos = str(stored["kind"]), stored["eos"]
+        if not all(type(number) is int for place in places.values() for number in place):
+            raise ValueError
+        if any(at < HEADER_BYTES or size < 0 or at + size > file.size for at, size in places.values()):
+            raise ValueError
+        if sum(size for _, size in places.values()) > file.size:  # overlapping ones would be read many times
+            raise ValueError
+        if eos is not None and (type(eos) is not int or not 0 <= eos < 2**32):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        raise DataError(f"data: {file.path} is damaged: its index cannot be read") from None
+    if unknown:
+        raise DataError(f"data: {file.path} has a section {shown(unknown[0])}, which this version cannot use")
+    if "documents" in places:
+        at, size = places["documents"]
+        if size % 8:
+            raise DataError(f"data: {file.path} is damaged: its documents must have 8 bytes each, got {size}")
+        found.documents = FileArray(file, "<u8", at, size // 8)
+    if kind != "files":  # bytes, or a tokenizer that has no files
+        found.tokenizer = ByteTokenizer() if kind == "bytes" else None
+        return
+    files = {name.removeprefix("tokenizer/"): place for name, place in places.items() if name.startswith("tokenizer/")}
+    if "tokenizer.json" not in files or any(size > _LARGEST_TOKENIZER for _, size in files.values()):
+        raise DataError(f"data: {file.path} is damaged: it has no tokenizer.json")
+    if not with_tokenizer:
+        return
+    contents = {name: _bytes(file, *place) for name, place in files.items()}
+    found.tokenizer = FileTokenizer(StoredFiles(Path(file.path), contents))
+    found.tokenizer.eos = eos
+
+
+def _bytes(file: DataFile, at: int, size: int) -> bytes:
+    out = bytearray(size)
+    file.read_into(memoryview(out), at)
+    return bytes(out)
+
+
+def write_index(stream: BinaryIO, documents: array[int], tokenizer: Tokenizer) -> tuple[int, int]:
+    """Write what follows the tokens of version 2: sections, and the JSON index of them. Return its place and size."""
+    sections: dict[str, tuple[int, int]] = {}
+    files = {} if type(tokenizer) is ByteTokenizer else tokenizer.files()
+    kind = "bytes" if type(tokenizer) is ByteTokenizer else "files" if type(tokenizer) is FileTokenizer else "other"
+    parts = {"documents": np.frombuffer(documents, np.uint64).astype("<u8").tobytes()}
+    parts |= {f"tokenizer/{name}": data for name, data in files.items()} if kind == "files" else {}
+    for name, data in parts.items():
+        stream.write(b"\0" * (-stream.tell() % 64))
+        sections[name] = stream.tell(), len(data)
+        stream.write(data)
+    about = {"kind": kind, "eos": None if tokenizer.eos is None else int(tokenizer.eos)}
+    text = json.dumps({"required": [], "sections": sections, "tokenizer": about}).encode()
+    at = stream.tell()
+    stream.write(text)
+    return at, len(text)
 
 
 def _npy(file: DataFile) -> FileArray:
@@ -62,8 +169,10 @@ def _npy(file: DataFile) -> FileArray:
     return FileArray(file, dtype, stream.tell(), shape[0])
 
 
-def _check_size(file: DataFile, offset: int, count: int, width: int) -> None:
-    if file.size != offset + count * width:
+def _check_size(file: DataFile, offset: int, count: int, width: int, whole: bool = True) -> None:
+    """whole: nothing follows the tokens."""
+    expected = offset + count * width
+    if file.size < expected or (whole and file.size != expected):
         raise DataError(
             f"data: {file.path} is damaged: its header says {count} tokens of {width} bytes, "
             f"the file has {file.size} bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -10,6 +11,7 @@ import numpy as np
 from .. import _C
 from .._C import Tensor
 from ..autograd import no_grad
+from ..nn.module import evaluating
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
@@ -34,13 +36,14 @@ def generate(
 
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
     top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a
-    token id or several that end a sequence; generation stops when all have ended, a finished one repeats its last
-    token. seed: of this call's random numbers (a NumPy PCG64); None draws one from the default generator, so
-    `manual_seed` repeats it. stream: called after every step with the list of the B new tokens.
+    token id or several that end a sequence, None those of `config.eos_token_id`, () none; generation stops when all
+    have ended, a finished one repeats its last token. seed: of this call's random numbers (a NumPy PCG64); None draws
+    one from the default generator, so `manual_seed` repeats it. stream: called after every step with the list of the B
+    new tokens. The model runs in evaluation mode, and has its own mode again afterwards.
 
     When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
-    goes on. ValueError or TypeError for arguments outside their ranges, FloatingPointError for logits that are not
-    finite.
+    goes on, with a UserWarning: other libraries go on otherwise. ValueError or TypeError for arguments outside their
+    ranges, FloatingPointError for logits that are not finite.
     """
     tokens = _token_ids(ids)
     _check(max_new_tokens, temperature, top_k, top_p)
@@ -48,6 +51,8 @@ def generate(
     batch, start = rows.shape
     out = np.empty((batch, start + max_new_tokens), np.int64)
     out[:, :start] = rows
+    if eos is None:
+        eos = getattr(model.config, "eos_token_id", None)
     ends = () if eos is None else (int(eos),) if isinstance(eos, SupportsIndex) else tuple(eos)
     finished = np.zeros(batch, bool)
     if seed is None:
@@ -55,27 +60,33 @@ def generate(
     random = np.random.Generator(np.random.PCG64(seed))
 
     limit = model.config.max_position_embeddings
+    warned = False
     caches, first, end = None, 0, start  # the caches hold positions first..; `end` tokens exist
-    while end < start + max_new_tokens:
-        if caches is None or end - first > limit:
-            # (Re)fill: as much of the past as leaves room to go on.
-            keep = end if caches is None and end <= limit else max(1, limit // 2)
-            first = end - keep
-            caches = model.make_caches(batch, min(limit, keep + start + max_new_tokens - end))
-            feed = out[:, first:end]
-        else:
-            feed = out[:, end - 1 : end]
-        logits = _last_logits(model, feed, end - first - feed.shape[1], caches)
-        new = _sample(logits, temperature, top_k, top_p, random)
-        new = np.where(finished, out[:, end - 1], new)
-        out[:, end] = new
-        end += 1
-        if stream is not None:
-            stream(new.tolist())
-        if ends:
-            finished |= np.isin(new, ends)
-            if finished.all():
-                break
+    with evaluating(model):
+        while end < start + max_new_tokens:
+            if caches is None or end - first > limit:
+                # (Re)fill: as much of the past as leaves room to go on.
+                keep = end if caches is None and end <= limit else max(1, limit // 2)
+                if keep < end and not warned:
+                    warned = True
+                    text = f"generate: {limit} tokens, max_position_embeddings, are full: the older half is dropped"
+                    warnings.warn(text, UserWarning, stacklevel=3)
+                first = end - keep
+                caches = model.make_caches(batch, min(limit, keep + start + max_new_tokens - end))
+                feed = out[:, first:end]
+            else:
+                feed = out[:, end - 1 : end]
+            logits = _last_logits(model, feed, end - first - feed.shape[1], caches)
+            new = _sample(logits, temperature, top_k, top_p, random)
+            new = np.where(finished, out[:, end - 1], new)
+            out[:, end] = new
+            end += 1
+            if stream is not None:
+                stream(new.tolist())
+            if ends:
+                finished |= np.isin(new, ends)
+                if finished.all():
+                    break
     out = out[:, :end]
     device = ids.device if isinstance(ids, _C.Tensor) else "cpu"
     return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out), device=device)

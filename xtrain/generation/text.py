@@ -26,7 +26,8 @@ def generate_text(
     top_p: float = 1.0,
     seed: int | None = None,
 ) -> str:
-    """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token.
+    """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token
+    or one of config.eos_token_id.
 
     The other arguments, and errors, are those of `generate`; top_k 0 takes all tokens.
     """
@@ -34,8 +35,14 @@ def generate_text(
     device = next(iter(model.parameters())).device
     if device.type != "cpu":
         prompt = prompt.to(device)
-    out = generate(model, prompt, tokens, temperature, top_k or None, top_p, eos=tokenizer.eos, seed=seed)
-    result = out.tolist()[0]
-    if tokenizer.eos is not None and tokenizer.eos in result[prompt.shape[1] :]:
-        result = result[: result.index(tokenizer.eos, prompt.shape[1])]
-    return tokenizer.decode(result)
+    out = generate(model, prompt, tokens, temperature, top_k or None, top_p, eos=_ends(model, tokenizer), seed=seed)
+    result, start, ends = out.tolist()[0], prompt.shape[1], _ends(model, tokenizer)
+    stop = next((i for i in range(start, len(result)) if result[i] in ends), len(result))
+    return tokenizer.decode(result[:stop])
+
+
+def _ends(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
+    """The tokens that end a text: the tokenizer's, and those of the model's config."""
+    eos = getattr(model.config, "eos_token_id", None)
+    ends = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
+    return ends if tokenizer.eos is None else ends | {tokenizer.eos}

@@ -7,18 +7,45 @@ from .._lazy import lazy
 # Lazy: saving imports the registry, a module of this package, and must not import any model by it.
 if TYPE_CHECKING:
     from ..generation import generate
+    from ..saving import load_model as load
     from . import qwen3 as qwen3
+    from .gpt2 import GPT2, GPT2Config
     from .language_model import LanguageModel
-    from .qwen3 import Qwen3
-    from .qwen3_config import Qwen3Config
+    from .llama import Llama, LlamaConfig
+    from .mistral import Mistral, MistralConfig
+    from .qwen2 import Qwen2, Qwen2Config
+    from .qwen3 import Qwen3, Qwen3Config
 else:
     _HOMES = {
+        "GPT2": ".gpt2:GPT2",
+        "GPT2Config": ".gpt2:GPT2Config",
         "LanguageModel": ".language_model:LanguageModel",
+        "Llama": ".llama:Llama",
+        "LlamaConfig": ".llama:LlamaConfig",
+        "Mistral": ".mistral:Mistral",
+        "MistralConfig": ".mistral:MistralConfig",
+        "Qwen2": ".qwen2:Qwen2",
+        "Qwen2Config": ".qwen2:Qwen2Config",
         "Qwen3": ".qwen3:Qwen3",
-        "Qwen3Config": ".qwen3_config:Qwen3Config",
+        "Qwen3Config": ".qwen3:Qwen3Config",
         "generate": "..generation:generate",
+        "load": "..saving:load_model",
         "qwen3": ".qwen3",
     }
     __getattr__, __dir__ = lazy(__name__, _HOMES)
 
-__all__ = ["LanguageModel", "Qwen3", "Qwen3Config", "generate"]
+__all__ = [
+    "GPT2",
+    "GPT2Config",
+    "LanguageModel",
+    "Llama",
+    "LlamaConfig",
+    "Mistral",
+    "MistralConfig",
+    "Qwen2",
+    "Qwen2Config",
+    "Qwen3",
+    "Qwen3Config",
+    "generate",
+    "load",
+]

@@ -14,7 +14,8 @@ class LanguageModel(nn.Module):
 
     config: made by the architecture's config class. forward(ids, positions=None, caches=None): ids [B, S] -> logits
     [B, S, V]. loss(ids, targets, ignore_index=-100, reduction="mean"): cross entropy in nats. make_caches(batch,
-    length): empty caches of `length` positions, one per layer, for forward.
+    length): empty caches of `length` positions, one per layer, for forward. recompute: one of registry.RECOMPUTE,
+    what training computes again in backward; an architecture without it keeps everything.
     """
 
     config: Any

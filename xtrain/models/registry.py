@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 # model_type -> module of its ARCHITECTURE: one of this folder, or another by its full name.
 MODULES = {
+    "gpt2": ".gpt2",
+    "llama": ".llama",
+    "mistral": ".mistral",
+    "qwen2": ".qwen2",
     "qwen3": ".qwen3",
 }
 GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": 40}  # of a model that suggests nothing itself
+RECOMPUTE = ("none", "cheap", "block", "full")  # policies of recomputation, from the most memory to the least
 _WITH_STREAMS = re.compile(r"xtrain_(.+)_mhc")  # the model_type of an architecture with hyper-connections
 
 
@@ -30,7 +35,8 @@ class Architecture:
     vocab_size, num_hidden_layers and max_position_embeddings. model: class, built from a config. tensor_shapes: config
     -> (name, shape) of what a model directory must hold. count_parameters: config -> number of trained values. sizes:
     attributes of the config that say how large a model is, for messages. tied: {tensor: the tensor that it equals} when
-    `tie_word_embeddings` is true; a directory may leave the first out. stays_wide: whether the tensor of this name is
+    `tie_word_embeddings` is true; a directory may leave the first out. stored: the name here of a tensor of a
+    file, or None for one that is no parameter (masks of older files). stays_wide: whether the tensor of this name is
     float32 in 16-bit models. generation: what generation_config.json suggests. streams: whether it may have
     hyper-connections; its files then have a model_type of their own.
     """
@@ -41,6 +47,7 @@ class Architecture:
     count_parameters: Callable[[Any], int]
     sizes: tuple[str, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
+    stored: Callable[[str], str | None] = lambda name: name
     stays_wide: Callable[[str], bool] = lambda name: False
     generation: Mapping[str, Any] = field(default_factory=lambda: dict(GENERATION))
     streams: bool = False
@@ -57,4 +64,5 @@ def architecture(model_type: Any) -> Architecture:
         found: Architecture = import_module(MODULES[name], __package__).ARCHITECTURE
         if found.streams or not extended:
             return found
-    raise ValueError(f"model_type must be {' or '.join(MODULES)}, got {model_type!r}")
+    *others, last = MODULES
+    raise ValueError(f"model_type must be {', '.join(others)} or {last}, got {model_type!r}")

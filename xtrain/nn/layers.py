@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _C, _creation, functional
 from .._C import Tensor
-from .._types import Device, DType, Size
+from .._types import Device, DType, Size, as_sizes
 from . import init
 from .module import Module, Parameter, is_stock
 
@@ -62,6 +62,19 @@ def joined_weights(*layers: Module) -> list[Tensor] | None:
     return weights
 
 
+def add_norm(norm: Module, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """(x + residual, norm(x + residual)): one op where `norm` is a stock RMSNorm over the last dim (see is_stock) and
+    x and residual are alike, else an addition and a call of norm. The same bits, forward and backward.
+    """
+    if is_stock(norm, RMSNorm) and x.dtype == residual.dtype and x.shape == residual.shape:
+        weight: Any = norm.weight  # pyright: ignore[reportAttributeAccessIssue]
+        eps: Any = norm.eps  # pyright: ignore[reportAttributeAccessIssue]
+        if weight is not None and weight.ndim == 1 and eps is not None:
+            return _C.add_rms_norm(x, residual, weight, eps)
+    x = x + residual
+    return x, norm(x)
+
+
 class Embedding(Module):
     """Rows of a table: ids (int64 or int32, any shape) -> [*ids.shape, embedding_dim]; weight [num_embeddings,
     embedding_dim].
@@ -100,7 +113,7 @@ class RMSNorm(Module):
         device: Device = None,
         dtype: DType = None,
     ) -> None:
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = as_sizes("RMSNorm", normalized_shape)
         self.normalized_shape: tuple[int, ...] = shape
         self.eps = eps
         self.weight = (
@@ -119,6 +132,44 @@ class RMSNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+class LayerNorm(Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dims (see functional.layer_norm).
+
+    x [..., *normalized_shape] -> the same shape; weight and bias [*normalized_shape], ones and zeros at the start.
+    elementwise_affine False: neither; bias False: no bias. Calls: ValueError for an x of another shape, TypeError for
+    an x of another dtype than the weight's.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: Size,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
+        shape = as_sizes("LayerNorm", normalized_shape)
+        self.normalized_shape: tuple[int, ...] = shape
+        self.eps = eps
+        self.weight = Parameter(_creation.ones(shape, dtype=dtype, device=device)) if elementwise_affine else None
+        self.bias = (
+            Parameter(_creation.zeros(shape, dtype=dtype, device=device)) if elementwise_affine and bias else None
+        )
+
+    def reset_parameters(self) -> None:
+        for start, parameter in ((init.ones_, self.weight), (init.zeros_, self.bias)):
+            if parameter is not None:
+                start(parameter)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        affine = self.weight is not None
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={affine}, bias={self.bias is not None}"
 
 
 class Dropout(Module):

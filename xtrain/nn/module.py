@@ -7,6 +7,7 @@ find them by type.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -387,6 +388,18 @@ def is_stock(module: Any, kind: type[Module]) -> bool:
         return False
     own = module.__dict__.get("forward")
     return own is None or getattr(own, "records_stock", False)
+
+
+@contextmanager
+def evaluating(module: Module) -> Iterator[None]:
+    """Evaluation mode inside the block (no dropout), here and below; then each module has its own mode again."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            object.__setattr__(part, "training", mode)
 
 
 def pack(*modules: Module, name: str = "weight") -> None:

@@ -3,13 +3,13 @@
 One entry serves the generated tests (tests/ops), PyTorch parity (parity/ops), `xtrain check` and
 `xtrain bench ops`. Adding an op means adding an entry (see docs/add_an_op.md); the tests and `xtrain check` fail when
 an op or a kernel slot has none. The frame is in table.py; the simple families are in elementwise.py and movement.py;
-matrix products, layers and attention are in layers.py, several of them in one pass in fused.py, the optimizer in
-optimizer.py, hyper-connections in mhc.py.
+matrix products, layers and attention are in layers.py, norms in norms.py, several of them in one pass in fused.py, the
+optimizer in optimizer.py, hyper-connections in mhc.py.
 judge.py says what counts as right. Needs NumPy only.
 """
 
 from . import elementwise, movement  # isort: skip  (the order of the entries)
-from . import layers, optimizer  # isort: skip
+from . import layers, norms, rope, optimizer  # isort: skip
 from . import fused, mhc  # isort: skip
 from .optimizer import adamw_reference, clip_reference
 from .others import OTHER_KERNELS
@@ -23,7 +23,9 @@ __all__ = [
     "elementwise",
     "fused",
     "layers",
+    "rope",
     "mhc",
     "movement",
+    "norms",
     "optimizer",
 ]

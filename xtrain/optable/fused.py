@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .layers import torch_rope
-from .references import rms_norm, rope
-from .table import TAILS, Error, Ids, N, T, V, case, f32, i64, op
+from .references import linear_cross_entropy, rms_norm, rope
+from .rope import torch_rope
+from .table import TAILS, Case, Error, I, Ids, N, T, U, V, case, f32, i64, op
 
 
 def add_rms_norm(x: np.ndarray, residual: np.ndarray, *weight: np.ndarray, eps: float = 1e-6) -> list[np.ndarray]:
@@ -143,6 +143,7 @@ op(
     "qk_norm_rope_fwd qk_norm_rope_bwd",
     [case(*qk_inputs(*s)) for s in QK]
     + [case(*qk_inputs((6, 2, 8), 1), period=3, theta=1e6), case(*qk_inputs((2, 3, 2, 8), 2), eps=0.5)]
+    + [case(*qk_inputs((2, 40, 2, 16), 1), factor=8.0, original_length=64.0)]
     + [case(*qk_inputs((4, 65, 6, d), 2), big=True) for d in (64, 128)],
     call_qk,
     qk_norm_rope,
@@ -198,4 +199,130 @@ op(
     qk_norm_rope,
     variant="positions",
     **qk_options,
+)
+
+# ---- head and loss --------------------------------------------------------------------------------------------------
+
+
+def linear_cross_entropy_case(
+    rows: int, width: int, words: int, low: int = 0, high: int | None = None, **k: Any
+) -> Case:
+    """Logits of order one; targets in [low, high)."""
+    high = words if high is None else high
+    return case(N(rows, width), U(-0.7, 0.7, words, width), Ids(low, high, rows), **k)
+
+
+lce_options: dict[str, Any] = dict(
+    accumulations=lambda x, w, t, **_: x.shape[1] + w.shape[0] + len(t) + 16,
+    grad_roundings=6,
+    out_dtype="loss",
+    magnitude=lambda x, w, t, **k: linear_cross_entropy(x, w, t, magnitude=True, **k),
+    torch=lambda torch, x, w, t, chunk_rows=None, **k: torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(x, w), t, **k
+    ),
+    selects="gemm",
+    strided="close",
+)
+# (rows, C, V): V odd, V a multiple of the row unit, one of everything.
+LCE = [(4, 3, 7), (3, 5, 8), (1, 1, 1), (3, 31, 33), (5, 33, 31), (33, 8, 257)]
+for reduction in ("mean", "sum", "none"):
+    op(
+        "linear_cross_entropy",
+        "cross_entropy_fwd cross_entropy_bwd",
+        [linear_cross_entropy_case(*sizes, reduction=reduction) for sizes in LCE]
+        + [linear_cross_entropy_case(130, 64, 1003, reduction=reduction, big=True)]
+        + ([linear_cross_entropy_case(0, 3, 5, reduction=reduction, fd=False)] if reduction != "mean" else []),
+        _C.linear_cross_entropy,
+        linear_cross_entropy,
+        variant=reduction,
+        **lce_options,
+    )
+op(
+    "linear_cross_entropy",
+    "cross_entropy_fwd linear_cross_entropy_bwd",
+    [
+        # Whole chunks, a last one of fewer rows, chunks of one row, a chunk of nothing but ignored rows.
+        linear_cross_entropy_case(4, 3, 7, chunk_rows=2),
+        linear_cross_entropy_case(5, 31, 33, chunk_rows=2),
+        linear_cross_entropy_case(3, 5, 8, chunk_rows=1),
+        linear_cross_entropy_case(33, 8, 257, chunk_rows=32, reduction="sum"),
+        linear_cross_entropy_case(5, 4, 7, 2, 4, ignore_index=2, chunk_rows=1),
+        linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, chunk_rows=2, reduction="sum"),
+        linear_cross_entropy_case(130, 64, 1003, chunk_rows=48, big=True),
+    ],
+    _C.linear_cross_entropy,
+    linear_cross_entropy,
+    variant="chunks",
+    **lce_options,
+    errors=(
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 1, -3])), chunk_rows=2),
+            I,
+            r"^linear_cross_entropy: targets must .*got -3 at position 2",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), chunk_rows=0),
+            V,
+            r"^linear_cross_entropy: chunk_rows must be at least 1, got 0",
+        ),
+    ),
+)
+op(
+    "linear_cross_entropy",
+    "cross_entropy_fwd cross_entropy_bwd",
+    [
+        linear_cross_entropy_case(8, 3, 5, ignore_index=2),
+        linear_cross_entropy_case(33, 4, 5, ignore_index=2, reduction="sum"),
+        linear_cross_entropy_case(5, 4, 7, ignore_index=2, reduction="none"),
+        linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="none"),
+        linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="sum"),
+    ],
+    _C.linear_cross_entropy,
+    linear_cross_entropy,
+    variant="ignored",
+    **lce_options,
+    errors=(
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 5, 1]))),
+            I,
+            r"^linear_cross_entropy: targets must be in \[0, 5\).*got 5 at position 1",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 1, -3]))),
+            I,
+            r"^linear_cross_entropy: targets must .*got -3 at position 2",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 6), i64(3)),
+            V,
+            r"linear_cross_entropy: weight must have shape \(5, 4\), got \(5, 6\)",
+        ),
+        Error(lambda: _C.linear_cross_entropy(f32(3, 4), f32(4), i64(3)), V, r"linear_cross_entropy: weight must .*2"),
+        Error(lambda: _C.linear_cross_entropy(f32(3, 2, 4), f32(5, 4), i64(3)), V, r"linear_cross_entropy: x must .*2"),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(4)),
+            V,
+            r"linear_cross_entropy: targets must have shape \(3,\), got \(4,\)",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), f32(3)),
+            T,
+            r"linear_cross_entropy: targets must be int64 or int32 .*float32",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), _C.full((5, 4), 1.0, _C.bfloat16), i64(3)),
+            T,
+            r"linear_cross_entropy: weight must .*float32.*bfloat16",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(i64(3, 4), i64(5, 4), i64(3)),
+            T,
+            r"linear_cross_entropy: x must .*float.*int64",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), reduction="total"),
+            V,
+            r"linear_cross_entropy: reduction must .*total",
+        ),
+    ),
 )

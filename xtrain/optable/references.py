@@ -27,14 +27,44 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * weight
 
 
+def layer_norm(
+    x: np.ndarray, weight: np.ndarray | float = 1.0, bias: np.ndarray | float = 0.0, eps: float = 1e-5
+) -> np.ndarray:
+    centred = x - np.mean(x, -1, keepdims=True)
+    return centred / np.sqrt(np.mean(centred * centred, -1, keepdims=True) + eps) * weight + bias
+
+
+def rope_frequencies(
+    half: int,
+    theta: float,
+    factor: float = 1.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    original_length: float = 0.0,
+) -> np.ndarray:
+    """theta^(-i/half), scaled for longer contexts."""
+    f = theta ** (-np.arange(half) / half)
+    if not original_length:
+        return f / factor
+    wave = 2 * np.pi / f
+    kept = (original_length / wave - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    kept = np.clip(kept, 0.0, 1.0)
+    return kept * f + (1 - kept) * f / factor
+
+
 def rope(
-    x: np.ndarray, theta: float = 10000.0, positions: np.ndarray | None = None, period: int | None = None
+    x: np.ndarray,
+    theta: float = 10000.0,
+    positions: np.ndarray | None = None,
+    period: int | None = None,
+    **scaling: float,
 ) -> np.ndarray:
     """Half-split rotation. Tokens are all leading dims; position = token % period; for [B, S, H, D] the period is S."""
     half = x.shape[-1] // 2
     tokens = math.prod(x.shape[:-2])
     counted = np.arange(tokens) % (period or (x.shape[1] if x.ndim == 4 else max(tokens, 1)))
-    angle = np.reshape(counted if positions is None else positions, -1)[:, None] * theta ** (-np.arange(half) / half)
+    places = np.reshape(counted if positions is None else positions, -1)
+    angle = places[:, None] * rope_frequencies(half, theta, **scaling)
     cos, sin = (f(angle).reshape(*x.shape[:-2], 1, half) for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
@@ -60,8 +90,11 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     magnitude: bool = False,
+    chunk_rows: int | None = None,
 ) -> np.ndarray:
-    """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them."""
+    """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them. Chunks
+    change nothing.
+    """
     logits = np.abs(x) @ np.abs(weight).T if magnitude else x @ weight.T
     return cross_entropy(logits, target, ignore_index, reduction, magnitude)
 

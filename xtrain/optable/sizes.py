@@ -58,6 +58,10 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "embedding": case(Ids(0, d.words, batch, d.length), N(d.words, d.width)),
         "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
         "rms_norm:no weight": case(N(batch, d.length, d.width)),
+        "layer_norm": case(N(batch, d.length, d.width), N(d.width), N(d.width), eps=1e-5),
+        "layer_norm:no weight": case(N(batch, d.length, d.width)),
+        "layer_norm:weight alone": case(N(batch, d.length, d.width), N(d.width)),
+        "layer_norm:bias alone": case(N(batch, d.length, d.width), N(d.width)),
         "rope": case(N(*heads)),
         "rope:positions": case(N(*heads), Ids(0, d.length, d.tokens)),
         "qk_norm_rope": case(N(*heads), N(batch, d.length, d.heads // 2, per_head), N(per_head), N(per_head)),
@@ -67,6 +71,9 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "cross_entropy:mean": case(N(1024, d.words), Ids(0, d.words, 1024)),
         "linear_cross_entropy:mean": case(
             N(rows, d.width), U(-0.1, 0.1, d.words, d.width), Ids(0, d.words, rows), reduction="mean"
+        ),
+        "linear_cross_entropy:chunks": case(
+            N(rows, d.width), U(-0.1, 0.1, d.words, d.width), Ids(0, d.words, rows), chunk_rows=rows // 2
         ),
         "scaled_dot_product_attention": case(N(*qkv), N(*qkv), N(*qkv), is_causal=True),
         "mhc_pre": case(*inputs(streams, 1.0, 1.0)),

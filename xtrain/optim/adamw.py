@@ -208,7 +208,7 @@ class AdamW(Optimizer):
                     batch = batches[key] = ([], [], [], [], [], [])
                 params, grads, exp_avgs, exp_avg_sqs, masters, steps = batch
                 params.append(param)
-                grads.append(grad)
+                grads.append(grad if grad.is_contiguous() else grad.contiguous())
                 exp_avgs.append(raw["exp_avg"])
                 exp_avg_sqs.append(raw["exp_avg_sq"])
                 if "master" in raw:

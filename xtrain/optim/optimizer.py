@@ -41,7 +41,9 @@ class Optimizer:
         return type(self).__name__
 
     def add_param_group(self, group: dict[str, Any]) -> None:
-        """Adds a dict {"params": tensor or tensors, option: value, ...}; the rest are the defaults."""
+        """Adds a dict {"params": tensor or tensors, option: value, ...}; the rest are the defaults. A group that is
+        refused changes nothing.
+        """
         if not isinstance(group, dict) or "params" not in group:
             raise TypeError(f"{self._name}: a group must be a dict with the key params, got {type(group).__name__}")
         group = dict(group)
@@ -60,9 +62,9 @@ class Optimizer:
                 raise TypeError(f"{self._name}: params must have a floating dtype, got {param.dtype.name}")
         if len({id(param) for param in params} | self._seen) != len(params) + len(self._seen):
             raise ValueError(f"{self._name}: params must be distinct, got one twice")
-        self._seen |= {id(param) for param in params}
         group = {"params": params, **self.defaults, **{key: value for key, value in group.items() if key != "params"}}
         self._check(group)
+        self._seen |= {id(param) for param in params}
         self.param_groups.append(group)
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -140,6 +142,8 @@ class Optimizer:
         params: dict[int, Tensor] = {}
         for group, old in zip(self.param_groups, saved, strict=True):
             params.update(zip(old["params"], group["params"], strict=True))
+        if len(params) != sum(len(group["params"]) for group in saved):
+            raise ValueError("load_state_dict: groups must number each parameter once, got a number twice")
         state: dict[Tensor, Any] = {}
         for number, values in state_dict["state"].items():
             if number not in params:

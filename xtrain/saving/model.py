@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .._C import Tensor
@@ -118,6 +118,16 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
     return tensors
 
 
+def read_config(reader: DirectoryReader) -> tuple[Architecture, Any]:
+    """Return the architecture that config.json names, and its config. CheckpointError when a model cannot have it."""
+    values = reader.json("config.json")
+    try:
+        kind = architecture(values.get("model_type"))
+        return kind, kind.config.from_dict(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{reader.directory / 'config.json'}: {shown(error, 300)}") from None
+
+
 def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Device = None) -> LanguageModel:
     """Return the model of a Hugging Face directory, with parameters of `dtype` (default: the dtype of the file) on
     `device`.
@@ -129,13 +139,14 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     if not directory.is_dir():
         raise CheckpointError(f"{directory} must be a model directory, but there is none{displaced_hint(directory)}")
     reader = DirectoryReader(directory)
-    values = reader.json("config.json")
-    try:
-        kind = architecture(values.get("model_type"))
-        config = kind.config.from_dict(values)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{directory / 'config.json'}: {shown(error, 300)}") from None
-    tensors = read_tensors(reader)
+    kind, config = read_config(reader)
+    found = read_tensors(reader)
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in found.items():
+        if (name := kind.stored(key)) in tensors:
+            raise CheckpointError(f"{directory} holds tensor {plain(name)} twice, by two names")
+        if name is not None:
+            tensors[name] = tensor
     for name, shape in kind.tensor_shapes(config):  # before anything of a size is built that the file has not
         _check_tensor(name, shape, tensors, directory)
     random = _C.get_rng_state()

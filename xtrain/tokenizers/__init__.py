@@ -5,14 +5,26 @@ Raw bytes, or the tokenizer.json of a model directory (needs the package `tokeni
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
 
 from .._types import Tokenizer
+from ..errors import DataError
 from ..saving import DirectoryReader
 from .byte_level import EOS_BYTE, ByteTokenizer
-from .from_file import FileTokenizer, is_bytes
+from .from_file import FileTokenizer, StoredFiles, is_bytes
 
-__all__ = ["EOS_BYTE", "ByteTokenizer", "FileTokenizer", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "EOS_BYTE",
+    "ByteTokenizer",
+    "FileTokenizer",
+    "StoredFiles",
+    "Tokenizer",
+    "find_tokenizer",
+    "load_tokenizer",
+    "same_tokenizer",
+]
 
 
 def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
@@ -23,3 +35,22 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
     if not reader.has("tokenizer.json") or is_bytes(reader):
         return ByteTokenizer()
     return FileTokenizer(reader)
+
+
+def find_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
+    """As load_tokenizer; DataError for a directory without a tokenizer.json."""
+    if not DirectoryReader(directory).has("tokenizer.json"):
+        raise DataError(f"{os.fspath(directory)} must be a directory with a tokenizer.json")
+    return load_tokenizer(directory)
+
+
+def same_tokenizer(a: Tokenizer, b: Tokenizer) -> bool:
+    """Whether both make the same tokens: whether their tokenizer.json says the same."""
+    if not (isinstance(a, FileTokenizer) and isinstance(b, FileTokenizer)):
+        return type(a) is type(b)
+    return _content(a) == _content(b)
+
+
+def _content(tokenizer: FileTokenizer) -> Any:
+    """The tokenizer.json, however it was written."""
+    return json.loads(tokenizer.files()["tokenizer.json"])

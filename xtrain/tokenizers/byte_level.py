@@ -26,7 +26,11 @@ class ByteTokenizer:
         return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
 
     def files(self) -> dict[str, bytes]:
-        """Return the tokenizer files of a Hugging Face directory that encode exactly like this class."""
+        """Return the tokenizer files of a Hugging Face directory that encode exactly like this class.
+
+        They name no eos_token: it would be the stand-in of byte 0, U+0100, and that letter of a text would become the
+        end of a document. generation_config.json has the id.
+        """
         vocab = {char: byte for byte, char in enumerate(_byte_alphabet())}
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         tokenizer = {

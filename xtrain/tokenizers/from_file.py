@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,23 @@ _COPIED = (
 )
 
 
+class StoredFiles:
+    """Tokenizer files {name: content} that were kept elsewhere, for FileTokenizer. directory: the name in messages."""
+
+    def __init__(self, directory: Path, files: Mapping[str, bytes]) -> None:
+        self.directory, self._files = directory, files
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> bytes:
+        return self._files[name]
+
+
 class FileTokenizer:
     """The tokenizer.json of a model directory."""
 
-    def __init__(self, reader: DirectoryReader) -> None:
+    def __init__(self, reader: DirectoryReader | StoredFiles) -> None:
         path = reader.directory / "tokenizer.json"
         try:
             implementation = import_module("tokenizers").Tokenizer  # not `import`: checkers take this folder for it
@@ -40,6 +54,8 @@ class FileTokenizer:
         # Ids may have gaps: the largest counts.
         self.vocab_size: int = 1 + max(self._implementation.get_vocab().values(), default=-1)
         self.eos = _find_eos(reader)
+        if self.eos is None and isinstance(token := _end_token(reader), str):
+            self.eos = self._implementation.token_to_id(token)
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text` as uint32. DataError for text that the tokenizer cannot encode."""
@@ -66,7 +82,7 @@ class FileTokenizer:
         return dict(self._files)
 
 
-def _find_eos(reader: DirectoryReader) -> int | None:
+def _find_eos(reader: DirectoryReader | StoredFiles) -> int | None:
     for name in ("generation_config.json", "config.json"):
         eos = _values(reader, name).get("eos_token_id")
         if isinstance(eos, list):
@@ -79,12 +95,18 @@ def _find_eos(reader: DirectoryReader) -> int | None:
     return None
 
 
+def _end_token(reader: DirectoryReader | StoredFiles) -> Any:
+    """The text of the token that ends a document, as tokenizer_config.json has it."""
+    token = _values(reader, "tokenizer_config.json").get("eos_token")
+    return token.get("content") if isinstance(token, dict) else token
+
+
 def is_bytes(reader: DirectoryReader) -> bool:
     """Whether tokenizer_config.json says that bytes are the tokens, as ByteTokenizer writes it."""
     return _values(reader, "tokenizer_config.json").get("xtrain") == "bytes"
 
 
-def _values(reader: DirectoryReader, name: str) -> dict[str, Any]:
+def _values(reader: DirectoryReader | StoredFiles, name: str) -> dict[str, Any]:
     """The JSON object in a file; empty when there is none that can be read."""
     try:
         value = json.loads(reader.read(name)) if reader.has(name) else {}

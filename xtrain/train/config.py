@@ -19,11 +19,11 @@ from typing import Any
 from ..errors import ConfigError, nearest, shown
 from ..generation.sampling import LONGEST_SAMPLE
 from ..models.presets import PRESETS
+from ..models.registry import RECOMPUTE
 
 # What a new run on a GPU starts from when no model is named; options that are given win.
 GPU_RUN: dict[str, Any] = {
     "model.preset": "gpu",
-    "precision": "tf32",
     "batch_size": 32,
     "seq_len": 512,
     "steps": 1500,
@@ -125,14 +125,19 @@ class TrainConfig:
         "'python' (the standard library's source), a text file, a folder of texts, a token file, or a folder of those; "
         "what runs have written into a folder is left out",
     )
+    tokenizer: str = option(
+        "",
+        "a directory with a tokenizer.json, which text is encoded with (default: that of the model, else of the token "
+        "file, else bytes); checkpoints hold it",
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
     device: str = option("auto", "cpu, cuda, cuda:0, ...; auto takes a usable GPU, else the CPU", free=True)
-    precision: str = option(
-        "float32",
+    precision: str | None = option(
+        None,
         "dtype of parameters and activations; tf32: float32, and a GPU may round operands of matrix products to TF32; "
-        "with bfloat16 the optimizer keeps float32 masters",
+        "with bfloat16 the optimizer keeps float32 masters (default: bfloat16 on a GPU, float32 on a CPU)",
         choices=("float32", "tf32", "bfloat16"),
     )
     steps: int = option(1200, "length of the run", "optimizer steps", minimum=1)
@@ -141,8 +146,15 @@ class TrainConfig:
     grad_accum: int = option(
         1, "pieces a batch is split into to save memory; the gradient stays the same", "pieces", minimum=1, free=True
     )
+    recompute: str = option(
+        "none",
+        "what the backward computes again instead of keeping it, with the same numbers; cheap: outputs of norms, RoPE "
+        "and SwiGLU; block: each layer, from its input; full: groups of layers, and in them each layer",
+        choices=RECOMPUTE,
+        free=True,
+    )
     graph: bool = option(
-        False,
+        True,
         "record the step on a GPU once, as a CUDA graph, and replay it: the same numbers, with one launch a step",
         free=True,
     )
@@ -392,5 +404,5 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value) if any(c in repr(value) for c in ".en") else f"{value!r}.0"
     if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")
+        return json.dumps(value)
     return str(value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 from ..autograd import no_grad
 from ..generation import generate_text
+from ..nn.module import evaluating
 from ..tokenizers import ByteTokenizer
 from .state import State
 from .step import on_device
@@ -18,7 +20,8 @@ def evaluate(state: State) -> dict[str, float]:
     for start in range(0, len(state.val), size):
         block = state.val[start : start + size]
         ids, targets = (on_device(part, state.device) for part in (block[:, :-1], block[:, 1:]))
-        total += state.model.loss(ids, targets, reduction="sum").item()
+        with evaluating(state.model):
+            total += state.model.loss(ids, targets, reduction="sum").item()
     loss = total / (state.val.shape[0] * (state.val.shape[1] - 1))
     metrics = {"val_loss": loss}
     if state.corpus.bytes_per_token:
@@ -36,13 +39,15 @@ def sample(state: State) -> str | None:
         ids = state.tokenizer.encode(b"def ") if python else state.val[0, :16]
     else:
         ids = state.tokenizer.encode(settings.prompt.encode("utf-8", "surrogateescape"))
-    return generate_text(
-        state.model,
-        state.tokenizer,
-        ids,
-        settings.tokens,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        seed=state.config.seed,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a context shorter than the sample: this is a look at the run
+        return generate_text(
+            state.model,
+            state.tokenizer,
+            ids,
+            settings.tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            seed=state.config.seed,
+        )

@@ -13,6 +13,12 @@ from .config import KEYS, SECTIONS, Key
 
 _LARGEST = 1 << 24  # bytes of a file of options
 _ALIASES = {"model": "model.preset"}  # `--model tiny` and `model = "tiny"`
+_ELSEWHERE = {  # what other trainers call an option
+    "learning_rate": "optim.lr", "lrate": "optim.lr", "momentum": "optim.beta1", "max_steps": "steps",
+    "max_iters": "steps", "epochs": "steps", "block_size": "seq_len", "max_length": "seq_len", "bf16": "precision",
+    "fp16": "precision", "dtype": "precision", "output_dir": "out", "out_dir": "out", "dataset": "data",
+    "compile": "graph", "gradient_checkpointing": "recompute",
+}  # fmt: skip
 
 
 def find_key(name: str, where: str = "", dashes: bool = False, keys: Mapping[str, Key] = KEYS) -> Key:
@@ -29,7 +35,9 @@ def find_key(name: str, where: str = "", dashes: bool = False, keys: Mapping[str
     exact_tail = [key for key in known if key.rpartition(".")[2] == plain]
     before = "--" if dashes else ""
     spell = (lambda key: key if "." in key else key.replace("_", "-")) if dashes else (lambda key: key)
-    if len(exact_tail) == 1:
+    if (here := _ELSEWHERE.get(plain.lower().rpartition(".")[2])) in keys:
+        hint = f"; did you mean {before}{spell(here)}?"
+    elif len(exact_tail) == 1:
         hint = f"; did you mean {before}{spell(exact_tail[0])}?"
     else:
         hint = nearest(plain, [spell(key) for key in known], before)

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from .. import _C, nn, optim, saving
 from ..data import Corpus, open_data
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
 from ..models.registry import architecture
-from ..tokenizers import ByteTokenizer, load_tokenizer
+from ..tokenizers import find_tokenizer, load_tokenizer, same_tokenizer
 from .config import OptimConfig, TrainConfig, resolve_model
 from .memory import check_model_fits
 
 
 def open_corpus(config: TrainConfig, checkpoint: Path | None) -> Corpus:
-    """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else bytes."""
+    """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
+    option `tokenizer`, else that of the data, else bytes.
+    """
     source = checkpoint
     if source is None and config.model.preset not in PRESETS:
         source = Path(config.model.preset)
         if not (source / "config.json").is_file():
             resolve_model(config, 0)  # raises, before any data is read
-    tokenizer = load_tokenizer(source) if source is not None else ByteTokenizer()
+    tokenizer = load_tokenizer(source) if source is not None else None
+    if config.tokenizer and checkpoint is None:
+        given = find_tokenizer(config.tokenizer)
+        if tokenizer is not None and not same_tokenizer(given, tokenizer):
+            raise ConfigError(f"tokenizer must be that of the model {source}, got {config.tokenizer}")
+        tokenizer = given
     return open_data(config.data, tokenizer, config.val_fraction)
 
 
@@ -37,12 +45,20 @@ def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, dev
         planned = kind.config(**keys, dtype="float32")
         check_model_fits(kind, planned, device)
         model = kind.model(planned).to(dtype)
-    if model.config.vocab_size < corpus.vocab_size:
-        raise DataError(
-            f"data: {corpus.name} needs a vocabulary of {corpus.vocab_size} tokens, "
-            f"the model has {model.config.vocab_size}"
-        )
+    check_vocabulary(model.config, corpus)
+    if config.recompute != "none":
+        if not hasattr(model, "recompute"):
+            raise ConfigError(f"recompute must be none for {type(model).__name__}, got {config.recompute}")
+        model.recompute = config.recompute
     return model.to(device)
+
+
+def check_vocabulary(keys: Any, corpus: Corpus) -> None:
+    """DataError when the model of this config does not know every token of the data."""
+    if keys.vocab_size < corpus.vocab_size:
+        raise DataError(
+            f"data: {corpus.name} needs a vocabulary of {corpus.vocab_size} tokens, the model has {keys.vocab_size}"
+        )
 
 
 def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW:

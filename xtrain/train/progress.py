@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 _told: list[str] = []  # that standard output is broken, once in a process
@@ -40,9 +41,20 @@ def _tell(error: Exception) -> None:
 
 
 class Progress:
-    """Progress of `total` steps, `done` of which are behind. `every`: steps between plain lines."""
+    """Progress of `total` steps, `done` of which are behind. `every`: steps between plain lines. speed: a number of
+    tokens a second as text.
+    """
 
-    def __init__(self, total: int, done: int = 0, *, every: int = 10, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        total: int,
+        done: int = 0,
+        *,
+        every: int = 10,
+        quiet: bool = False,
+        speed: Callable[[float], str] = lambda rate: f"{rate:,.0f} tokens/s",
+    ) -> None:
+        self._speed = speed
         self._total, self._done, self._first = total, done, done
         self._every, self._quiet = every, quiet
         self._start = time.monotonic()
@@ -56,12 +68,12 @@ class Progress:
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show that `step` steps are done."""
         if self._bar is not None:
-            text = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
+            text = f"loss {loss:.3f}, {self._speed(tokens_per_second)}"
             self._on_bar("set_postfix_str", text, refresh=False)
             self._on_bar("update", step - self._done)
         elif not self._quiet and (step % self._every == 0 or step == self._total or step == self._first + 1):
             left = (time.monotonic() - self._start) / max(step - self._first, 1) * (self._total - step)
-            say(f"step {step}/{self._total}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  ETA {clock(left)}")
+            say(f"step {step}/{self._total}  loss {loss:.4f}  {self._speed(tokens_per_second)}  ETA {clock(left)}")
         self._done = step
 
     def message(self, text: str) -> None:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Concatenate, ParamSpec
 
-from .. import _C
+from .. import _C, cuda
 from ..files import reason
 from . import plot
 from .progress import Progress, clock, say
@@ -60,7 +60,8 @@ class Report:
     @contextlib.contextmanager
     def progress(self, state: State) -> Iterator[Progress]:
         """Show the progress of the run's steps inside the `with` block."""
-        self._progress = Progress(state.config.steps, state.step, every=state.config.log_every, quiet=self.quiet)
+        every, speed = state.config.log_every, _speed_of(state)
+        self._progress = Progress(state.config.steps, state.step, every=every, quiet=self.quiet, speed=speed)
         try:
             yield self._progress
         finally:
@@ -94,6 +95,13 @@ class Report:
             self.say(_indent(text))
 
     @_isolated
+    def speed(self, state: State, rate: float) -> None:
+        """Say how fast a GPU was at the end, and how much of its memory was in use at once. rate: tokens a second."""
+        if state.device != "cpu":
+            peak = cuda.max_memory_allocated(state.device) / 2**30
+            self.say(f"speed  {_speed_of(state)(rate)}, {peak:.2f} GiB of memory at the most")
+
+    @_isolated
     def finish(self, state: State, text: str | None, stopped: str | None) -> None:
         """Draw loss.png, show the last sample, and say how the run ended and where it is."""
         if state.config.plot:
@@ -114,6 +122,20 @@ class Report:
         except Exception as error:  # a picture is never worth a run
             what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else str(error)
             self.warn(f"loss.png could not be drawn: {what}")
+
+
+def _speed_of(state: State) -> Callable[[float], str]:
+    """Tokens a second as text; on a GPU with the model's FLOP/s as a share of what the GPU can reach (MFU, Chowdhery et
+    al. 2022), where both are known.
+    """
+    share = 0.0
+    try:
+        if state.device != "cpu":
+            peak = cuda.peak_flops(state.config.precision or "float32", state.device)
+            share = 100 * state.model.flops_per_token(state.config.seq_len) / peak if peak else 0.0  # pyright: ignore[reportAttributeAccessIssue]  (not every model has it)
+    except Exception:
+        pass  # a model of the user's own: tokens a second are all that is known
+    return lambda rate: f"{rate:,.0f} tokens/s" + (f", MFU {share * rate:.1f} %" if share else "")
 
 
 def _indent(text: str) -> str:

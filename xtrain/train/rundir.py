@@ -52,9 +52,11 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
                 "resume": os.fspath(checkpoint),
             }
             return _with_absolute_data(build({**base, "extend": False, **given, **place})), checkpoint, found
-    if "model.preset" not in given and resolve_device(given.get("device", "auto")) != "cpu":
+    on_gpu = resolve_device(given.get("device", "auto")) != "cpu"
+    if "model.preset" not in given and on_gpu:
         given = {**GPU_RUN, **given}
     config = _with_absolute_data(build({**given, "resume": ""}))
+    config.precision = config.precision or ("bfloat16" if on_gpu else "float32")
     directory, found = _new_directory(config, warn if resume else None)
     config.out = os.fspath(directory)
     config.name = config.name or Path(config.out).name
@@ -81,6 +83,8 @@ def resolve_device(name: str) -> str:
         device = _C.device(name)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r} ({error})") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type != "cpu" and not cuda.is_available():
         raise ConfigError(
             f"device must be cpu, because no usable CUDA device was found, got {name!r}; see xtrain doctor"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from .. import _C, cuda, optim, saving
 from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import CheckpointError, NonFiniteError
+from ..models.language_model import LanguageModel
 from .config import warmup_steps
 from .nonfinite import diagnose
 from .state import State
@@ -52,14 +53,29 @@ class QueuedStep:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
+def gradients(
+    model: LanguageModel, optimizer: optim.AdamW, pieces: Iterable[Piece], scale: float | Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Loss and norm of the gradients of one step, as tensors on the device; the gradients are clipped. scale: 1 /
+    tokens of the batch. clip: the largest norm; 0 for no clipping.
+    """
+    optimizer.zero_grad()
+    losses: list[Tensor] = []
+    for ids, targets in pieces:
+        part = model.loss(ids, targets, reduction="sum") * scale
+        part.backward()
+        losses.append(part.detach())
+    return sum(losses[1:], losses[0]), optim.clip_grad_norm_(model.parameters(), clip or math.inf)
+
+
 class Stepper:
     """Makes the steps of a run: changes its model, optimizer, loader, `step` and the random state, and nothing else.
 
     read_every: steps that may be queued before they are read: reading waits for the device. With 1 each step is read
     before the optimizer changes anything, but for steps that a graph makes.
 
-    With the option `graph` steps on a GPU are replays of a CUDA graph, after two eager ones. say: takes the line that
-    tells why they are not.
+    Unless the option `graph` is off, steps on a GPU are replays of a CUDA graph, after two eager ones. say: takes the
+    line that tells why they are not.
     """
 
     def __init__(self, state: State, say: Callable[[str], None] = lambda text: None) -> None:
@@ -74,8 +90,8 @@ class Stepper:
     def _want_graph(self) -> None:
         device = self._state.device
         if device == "cpu":
-            self._say("graph: steps run eagerly: a CUDA graph needs a GPU")
-        elif _C.cuda_waits(_C.device(device)):
+            return
+        if _C.cuda_waits(_C.device(device)):
             self._say("graph: steps run eagerly: XTRAIN_CUDA_SYNC=1 waits after every kernel")
         else:
             self._graph = cuda.graph(self._whole_step, optimizers=[self._state.optimizer], device=device)
@@ -192,19 +208,8 @@ class Stepper:
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and norm of the gradients, as tensors on the device; the gradients are clipped. scale: 1 / tokens of the
-        batch.
-        """
-        state = self._state
-        state.optimizer.zero_grad()
-        losses: list[Tensor] = []
-        for piece_ids, piece_targets in pieces:
-            part = state.model.loss(piece_ids, piece_targets, reduction="sum") * scale
-            part.backward()
-            losses.append(part.detach())
-        return sum(losses[1:], losses[0]), optim.clip_grad_norm_(
-            state.model.parameters(), state.config.clip or math.inf
-        )
+        """See the function of this name."""
+        return gradients(self._state.model, self._state.optimizer, pieces, scale, self._state.config.clip)
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:

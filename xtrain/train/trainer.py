@@ -93,6 +93,8 @@ class Trainer(State):
         self.report = Report(quiet)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
+        elif values is not None:
+            values = options.from_tree(values)
         self.config, self._checkpoint, self._known = rundir.plan(values or {}, self.report.warn)
         config = self.config
         self.directory = Path(config.out)
@@ -195,6 +197,8 @@ class Trainer(State):
             if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
                 record = {**record, **self._evaluate(False)}
             text = None if stopped else self._sample()
+            if "tokens_per_second" in record:
+                self.report.speed(self, record["tokens_per_second"])
             self.report.finish(self, text, stopped)
         finally:
             metrics.close()

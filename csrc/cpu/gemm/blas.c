@@ -224,7 +224,7 @@ static bool same_bits(XtDtype dtype) {
 
 /* ---- bfloat16 and float16 ------------------------------------------------------------------------------------------------ */
 
-/* Blocks of A and B become float32 in scratch, C is summed there and rounded once. */
+/* Blocks of A and B become float32 in scratch, C is summed there and rounded once, or not at all where it is float32. */
 static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
     const Plan *plan = context;
     const XtGemm *p = plan->p;
@@ -251,7 +251,9 @@ static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
             xt_blas.sgemm(XT_BLAS_ROW_MAJOR, blas_flag(p->trans_a), blas_flag(p->trans_b), (int)t.rows, (int)t.cols, (int)depth,
                           (float)p->alpha, a_block, (int)a_cols, b_block, (int)b_cols, k ? 1.0f : 0.0f, c, ldc);
         }
-        if (!plan->workspace) xt_block_store(p->dtype_c, c_block, t.rows, t.cols, (float)p->beta, (uint16_t *)p->c + t.c, p->ldc);
+        if (plan->workspace) continue;
+        char *to = (char *)p->c + t.c * (int64_t)xt_dtype_size(p->dtype_c);
+        xt_block_store(p->dtype_c, c_block, t.rows, t.cols, (float)p->beta, to, p->ldc);
     }
     return XT_OK;
 }
@@ -262,13 +264,13 @@ static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
 const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
     bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX && p->lda <= INT32_MAX && p->ldb <= INT32_MAX && p->ldc <= INT32_MAX;
-    return fits ? xt_gemm_one_dtype(p) : "N, K or a leading dimension is above 2^31 - 1";
+    return fits ? xt_gemm_dtypes(p) : "N, K or a leading dimension is above 2^31 - 1";
 }
 
 XtStatus xt_gemm_blas(const XtGemm *p) {
     XtStatus status;
     if (xt_gemm_trivial(p, &status)) return status;
-    bool low = p->dtype_c == XT_BFLOAT16 || p->dtype_c == XT_FLOAT16;
+    bool low = p->dtype_a == XT_BFLOAT16 || p->dtype_a == XT_FLOAT16;
     int64_t matrices = p->batch[0] * p->batch[1];
     bool any_rows = !low && p->m > 1 && p->n > 1 && same_bits(p->dtype_c);
     Plan plan = make_plan(p, matrices, any_rows ? xt_num_threads() : 0);

@@ -34,7 +34,8 @@ void xt_block_load(XtDtype dtype, const void *src, int64_t ld, int64_t rows, int
 }
 
 void xt_block_store(XtDtype dtype, const float *src, int64_t rows, int64_t cols, float beta, void *dst, int64_t ld) {
-    if (dtype == XT_BFLOAT16) store_block_bf16(src, rows, cols, beta, dst, ld);
+    if (dtype == XT_FLOAT32) store_block_f32(src, rows, cols, beta, dst, ld);
+    else if (dtype == XT_BFLOAT16) store_block_bf16(src, rows, cols, beta, dst, ld);
     else store_block_f16(src, rows, cols, beta, dst, ld);
 }
 

@@ -3,6 +3,7 @@
  * Every backend treats the edges alike: M, N or a batch of 0 does nothing; K == 0 or alpha == 0 scales C without reading A or B;
  * beta == 0 writes C without reading it. Every backend gives the same bits for any number of threads, and for a batch the same bits
  * as for its products one by one: tiles are a function of M, N and K only.
+ * In a template T is the dtype of A and B; C has it too, or is float32.
  */
 #pragma once
 
@@ -53,7 +54,7 @@ XtStatus xt_blas_open(const char **description);
  * back when the thread ends. Only one user at a time: do not call a kernel that may use it while holding it. */
 XtStatus xt_scratch(size_t nbytes, void **out);
 
-/* bfloat16 or float16 rows (leading dimension ld) <-> dense float32 [rows, cols]. Store: dst = src + beta * dst, rounded once;
- * beta == 0 does not read dst. */
+/* bfloat16 or float16 rows (leading dimension ld) <-> dense float32 [rows, cols]. Store, also to float32: dst = src + beta * dst,
+ * rounded once; beta == 0 does not read dst. */
 void xt_block_load(XtDtype dtype, const void *src, int64_t ld, int64_t rows, int64_t cols, float *dst);
 void xt_block_store(XtDtype dtype, const float *src, int64_t rows, int64_t cols, float beta, void *dst, int64_t ld);

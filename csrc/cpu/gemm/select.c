@@ -1,14 +1,14 @@
 /* select.c - the table of GEMM implementations, the preferred first. */
 #include "gemm.h"
 
-static const char *any_of_one_dtype(const XtGemm *p, const XtDeviceTraits *device) {
+static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
-    return xt_gemm_one_dtype(p);
+    return xt_gemm_dtypes(p);
 }
 
 const XtGemmBackend xt_cpu_gemm_backends[] = {
     {"blas", "blas", NULL, xt_gemm_blas_supports, xt_gemm_blas},
-    {"tiled", "tiled", NULL, any_of_one_dtype, xt_gemm_tiled},
-    {"naive", "naive", NULL, any_of_one_dtype, xt_gemm_naive},
+    {"tiled", "tiled", NULL, any_dtypes, xt_gemm_tiled},
+    {"naive", "naive", NULL, any_dtypes, xt_gemm_naive},
     {0},
 };

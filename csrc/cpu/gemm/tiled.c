@@ -16,7 +16,7 @@ XtStatus xt_gemm_tiled(const XtGemm *p) {
     XtStatus status;
     if (xt_gemm_trivial(p, &status)) return status;
     int64_t tiles = ((p->m - 1) / TILE + 1) * ((p->n - 1) / TILE + 1);
-    return xt_parallel(p->batch[0] * p->batch[1] * tiles, xt_row_grain(p->k, 2048), XT_BY_FLOAT(p->dtype_c, tiled_tiles),
+    return xt_parallel(p->batch[0] * p->batch[1] * tiles, xt_row_grain(p->k, 2048), XT_BY_FLOAT(p->dtype_a, tiled_tiles),
                        (void *)p);
 }
 #else
@@ -67,9 +67,16 @@ XT_FAST static XtStatus NAME(tiled_tiles)(void *context, int64_t begin, int64_t 
             NAME(multiply_tile)(c_tile, a_tile, b_tile, rows, depth);
         }
         for (int64_t i = 0; i < rows; i++) {
-            T *c = (T *)p->c + at.c + (m + i) * p->ldc + n; /* [cols] */
-            for (int64_t j = 0; j < cols; j++)
-                c[j] = STORE(beta == 0 ? alpha * c_tile[i][j] : alpha * c_tile[i][j] + beta * LOAD(c[j]));
+            int64_t first = at.c + (m + i) * p->ldc + n;
+            if (p->dtype_c == p->dtype_a) {
+                T *c = (T *)p->c + first; /* [cols] */
+                for (int64_t j = 0; j < cols; j++)
+                    c[j] = STORE(beta == 0 ? alpha * c_tile[i][j] : alpha * c_tile[i][j] + beta * LOAD(c[j]));
+            } else {
+                float *c = (float *)p->c + first; /* [cols] */
+                for (int64_t j = 0; j < cols; j++)
+                    c[j] = (float)(beta == 0 ? alpha * c_tile[i][j] : alpha * c_tile[i][j] + beta * c[j]);
+            }
         }
     }
     return XT_OK;

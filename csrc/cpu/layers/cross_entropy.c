@@ -3,7 +3,8 @@
  *     forward    lse = m + log sum_v exp(x_v - m),  m = max_v x_v;   loss = lse - x_target
  *     backward   d lse / dx_v = exp(x_v - lse), hence  dx_v = (exp(x_v - lse) - [v == target]) dloss scale
  *
- * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart.
+ * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart. A forward
+ * that is asked for dlogits makes each row's after its loss, while the row is in a cache.
  */
 #ifndef T
 #include "contract/layers.h"
@@ -17,27 +18,40 @@ enum { BLOCK = 1024 };
 #define XT_TEMPLATE "cpu/layers/cross_entropy.c"
 #include "cpu/each_float.h"
 
-static XtStatus check_targets(bool linear, const int64_t *targets, int64_t rows, int64_t vocab, int64_t ignore_index) {
+static XtStatus check_targets(bool linear, const int64_t *targets, int64_t rows, int64_t vocab, int64_t ignore_index,
+                              int64_t first) {
     for (int64_t r = 0; r < rows; r++)
         if ((targets[r] < 0 || targets[r] >= vocab) && targets[r] != ignore_index)
-            return xt_error(XT_INDEX_ERROR,
-                            "%s must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64 " at position %" PRId64,
-                            linear ? "linear_cross_entropy: targets" : "cross_entropy: target", vocab, ignore_index, targets[r], r);
+            return xt_error(
+                XT_INDEX_ERROR, "%s must be in [0, %" PRId64 ") or ignore_index %" PRId64 ", got %" PRId64 " at position %" PRId64,
+                linear ? "linear_cross_entropy: targets" : "cross_entropy: target", vocab, ignore_index, targets[r], first + r);
     return XT_OK;
 }
 
 XtStatus xt_cpu_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
-    XT_CHECK(check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index));
+    XT_CHECK(check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index, p->first));
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_fwd), (void *)p);
 }
 
 XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
-    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index);
+    XtStatus status = check_targets(p->linear, p->targets, p->rows, p->vocab, p->ignore_index, 0);
     if (status != XT_OK || p->vocab == 0) return status;
     return xt_parallel(p->rows, xt_row_grain(p->vocab, 16384), XT_BY_FLOAT(p->dtype, cross_entropy_bwd), (void *)p);
 }
 
 #else
+
+/* dx may be x. */
+XT_INLINE void NAME(gradient_row)(T *dx, const T *x, int64_t vocab, int64_t target, bool ignored, ACC lse, ACC factor) {
+    if (ignored) { /* even where the logits are not finite */
+        memset(dx, 0, (size_t)vocab * sizeof(T));
+        return;
+    }
+    T at_target = STORE((EXP(LOAD(x[target]) - lse) - 1) * factor);
+#pragma omp simd
+    for (int64_t v = 0; v < vocab; v++) dx[v] = STORE(EXP(LOAD(x[v]) - lse) * factor);
+    dx[target] = at_target;
+}
 
 XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, int64_t end) {
     const XtCrossEntropyFwd *p = context;
@@ -61,6 +75,9 @@ XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, in
         ((ACC *)p->lse)[r] = max + log_sum;
         /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
         ((ACC *)p->losses)[r] = target == p->ignore_index ? 0 : (max - LOAD(x[target])) + log_sum;
+        if (p->dlogits)
+            NAME(gradient_row)((T *)p->dlogits + r * p->ld, x, p->vocab, target, target == p->ignore_index, max + log_sum,
+                               (ACC)p->scale);
     }
     return XT_OK;
 }
@@ -70,16 +87,8 @@ XT_FAST static XtStatus NAME(cross_entropy_bwd)(void *context, int64_t begin, in
     for (int64_t r = begin; r < end; r++) {
         const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
         T *dx = (T *)p->dlogits + r * p->ld;           /* [vocab] */
-        int64_t target = p->targets[r];
-        if (target == p->ignore_index) { /* even where the logits are not finite */
-            memset(dx, 0, (size_t)p->vocab * sizeof(T));
-            continue;
-        }
-        ACC lse = ((const ACC *)p->lse)[r], factor = ((const ACC *)p->dlosses)[r * p->dloss_stride] * (ACC)p->scale;
-        T at_target = STORE((EXP(LOAD(x[target]) - lse) - 1) * factor); /* first: dx may be x */
-#pragma omp simd
-        for (int64_t v = 0; v < p->vocab; v++) dx[v] = STORE(EXP(LOAD(x[v]) - lse) * factor);
-        dx[target] = at_target;
+        ACC factor = ((const ACC *)p->dlosses)[r * p->dloss_stride] * (ACC)p->scale;
+        NAME(gradient_row)(dx, x, p->vocab, p->targets[r], p->targets[r] == p->ignore_index, ((const ACC *)p->lse)[r], factor);
     }
     return XT_OK;
 }

@@ -20,7 +20,7 @@ typedef struct QkTable {
     const int64_t *positions;
     int64_t period, half, places;
     bool inverse;
-    double theta;
+    XtRopeBase base;
 } QkTable;
 typedef struct QkJob {
     const QkTable *table;
@@ -50,7 +50,7 @@ static XtStatus make_table(QkTable *t, XtDtype dtype, int64_t rows, void **memor
 
 XtStatus xt_cpu_qk_norm_rope_fwd(const XtQkNormRopeFwd *p) {
     if (p->rows == 0 || p->dim == 0) return XT_OK;
-    QkTable table = {.positions = p->positions, .period = p->period, .half = p->dim / 2, .theta = p->theta};
+    QkTable table = {.positions = p->positions, .period = p->period, .half = p->dim / 2, .base = p->base};
     void *memory = NULL;
     XtStatus status = make_table(&table, p->dtype, p->rows, &memory);
     for (int i = 0; i < 2 && status == XT_OK; i++) {
@@ -63,7 +63,7 @@ XtStatus xt_cpu_qk_norm_rope_fwd(const XtQkNormRopeFwd *p) {
 
 XtStatus xt_cpu_qk_norm_rope_bwd(const XtQkNormRopeBwd *p) {
     if (p->dim == 0) return XT_OK;
-    QkTable table = {.positions = p->positions, .period = p->period, .half = p->dim / 2, .inverse = true, .theta = p->theta};
+    QkTable table = {.positions = p->positions, .period = p->period, .half = p->dim / 2, .inverse = true, .base = p->base};
     void *memory = NULL;
     XtStatus status = make_table(&table, p->dtype, p->rows, &memory);
     for (int i = 0; i < 2 && status == XT_OK; i++) {
@@ -86,7 +86,7 @@ XtStatus xt_cpu_qk_norm_rope_bwd(const XtQkNormRopeBwd *p) {
 #else
 #include "cpu/layers/row_loops.h"
 
-static void NAME(qk_frequency)(const QkTable *t) { NAME(rope_frequencies)(t->frequency, t->theta, 2 * t->half); }
+static void NAME(qk_frequency)(const QkTable *t) { NAME(rope_frequencies)(t->frequency, &t->base, 2 * t->half); }
 
 /* Rows [begin, end) of the table: row r is position positions[r], or r itself. */
 static XtStatus NAME(qk_table)(void *context, int64_t begin, int64_t end) {

@@ -44,7 +44,7 @@ XtStatus xt_cpu_rope(const XtRope *p) {
 
 #include "cpu/layers/row_loops.h"
 
-static void NAME(rope_frequency)(const RopeJob *job) { NAME(rope_frequencies)(job->frequency, job->p->theta, job->p->dim); }
+static void NAME(rope_frequency)(const RopeJob *job) { NAME(rope_frequencies)(job->frequency, &job->p->base, job->p->dim); }
 
 /* Rows [begin, end) of the table: row t is position positions[t], or t itself. */
 static XtStatus NAME(rope_table)(void *context, int64_t begin, int64_t end) {

@@ -1,5 +1,6 @@
 /* row_loops.h - loops over one row or one head that several kernels share; included inside a template of each_float.h, so without a
  * guard. Each is inlined into its caller and compiled for the caller's instructions. */
+#include "core/rope_scale.h"
 
 /* out = weight cast(x rstd), all [cols], weight or NULL; returns rstd. */
 XT_INLINE ACC NAME(norm_row)(T *out, const T *x, const T *weight, int64_t cols, ACC eps) {
@@ -56,11 +57,13 @@ XT_INLINE void NAME(turn_row)(T *out, const T *x, const ACC *c, const ACC *s, in
     }
 }
 
-/* frequency[i] = theta^(-2i/D), i < D/2. */
-XT_INLINE void NAME(rope_frequencies)(ACC *frequency, double theta, int64_t dim) {
+/* frequency[i] = theta^(-2i/D), scaled, i < D/2. */
+XT_INLINE void NAME(rope_frequencies)(ACC *frequency, const XtRopeBase *base, int64_t dim) {
     for (int64_t i = 0; i < dim / 2; i++) {
         ACC exponent = (ACC)(2 * i) / (ACC)dim;
-        frequency[i] = 1 / (IS_F64 ? (ACC)pow(theta, (double)exponent) : (ACC)powf((float)theta, (float)exponent));
+        ACC f = 1 / (IS_F64 ? (ACC)pow(base->theta, (double)exponent) : (ACC)powf((float)base->theta, (float)exponent));
+        frequency[i] =
+            (ACC)xt_scaled_frequency((double)f, base->factor, base->low_freq_factor, base->high_freq_factor, base->original_length);
     }
 }
 

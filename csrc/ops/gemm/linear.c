@@ -13,8 +13,12 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
     XT_TRY(xt_check_ndim(c->op, "weight", w, 2, 2));
     XT_TRY(xt_check_like(c->op, "input", x, "weight", w));
-    int64_t in = x->shape[x->ndim - 1], out = w->shape[0], shape[XT_MAX_DIMS], want[2] = {out, in};
-    XT_TRY(xt_check_shape(c->op, "weight", w, 2, want));
+    int64_t in = x->shape[x->ndim - 1], out = w->shape[0], shape[XT_MAX_DIMS];
+    if (w->shape[1] != in) { /* the message is about x: a layer has its weight, and is given x */
+        status = xt_error(XT_VALUE_ERROR, "linear: the last dim of input must be %lld, as that of weight %s is, got shape %s",
+                          (long long)w->shape[1], xt_shape_text(2, w->shape), xt_shape_text(x->ndim, x->shape));
+        goto done;
+    }
     if (bias) {
         XT_TRY(xt_check_like(c->op, "input", x, "bias", bias));
         XT_TRY(xt_check_shape(c->op, "bias", bias, 1, &out));

@@ -55,6 +55,9 @@ done:
     return status;
 }
 
+/* The norm alone: the sum, which is the residual stream, is kept. */
+static XtStatus recompute(XtNode *n, XtTensor **out) { return xt_rms_norm_again(n, xt_node_args(n)[3].f, &out[1]); }
+
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *sum, *weight, *rstd, *dsum = NULL, *dy = NULL, *dx = NULL;
     XtStatus status = XT_OK;
@@ -92,6 +95,8 @@ const XtOp xt_op_add_rms_norm = {
     .signature = "input: Tensor, residual: Tensor, weight: Tensor? = None, eps: float = 1e-6 -> (Tensor, Tensor)",
     .forward = forward,
     .backward = backward,
+    .recompute = recompute,
+    .recomputes = 2,
     .doc = "(input + residual, rms_norm(input + residual, weight, eps)) in one pass. input, residual [..., C], weight [C], all of "
            "one dtype.\n"
            "Bits, forward and backward, as from the two ops: the sum is rounded to the dtype before the norm.",

@@ -57,9 +57,25 @@ done:
     return status;
 }
 
-XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) {
-    XtTensor *targets = NULL, *losses = NULL, *lse = NULL, *sum = NULL, *count = NULL;
+XtStatus xt_reduce_losses(XtCall *c, int first, XtTensor *targets, XtTensor *losses, XtTensor **count) {
     Reduction reduction = reduction_of(&c->arg[first + 2]);
+    XtTensor *sum = NULL;
+    XtStatus status = XT_OK;
+    if (reduction != REDUCE_NONE) XT_TRY(total(losses, &sum));
+    if (reduction == REDUCE_MEAN) {
+        XT_TRY(count_rows(targets, c->arg[first + 1].i, losses->dtype, count));
+        XT_TRY(xt_binary(XT_DIV, sum, *count, &c->out[0]));
+    } else {
+        XT_TRY(xt_share(sum ? sum : losses, &c->out[0]));
+    }
+    c->out_count = 1;
+done:
+    xt_tensor_release(sum);
+    return status;
+}
+
+XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) {
+    XtTensor *targets = NULL, *losses = NULL, *lse = NULL, *count = NULL;
     XtDtype acc = xt_dtype_accumulator(logits->dtype);
     XtStatus status = XT_OK;
     XT_TRY(xt_cast(c->arg[first].tensor, XT_INT64, &targets));
@@ -76,15 +92,7 @@ XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) 
                            .ignore_index = c->arg[first + 1].i,
                            .linear = c->op != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_fwd(&p));
-    if (reduction != REDUCE_NONE) XT_TRY(total(losses, &sum));
-    if (reduction == REDUCE_MEAN) {
-        XT_TRY(count_rows(targets, p.ignore_index, acc, &count));
-        XT_TRY(xt_binary(XT_DIV, sum, count, &c->out[0]));
-    } else {
-        c->out[0] = sum ? sum : losses;
-        xt_tensor_retain(c->out[0]);
-    }
-    c->out_count = 1;
+    XT_TRY(xt_reduce_losses(c, first, targets, losses, &count));
     XT_TRY(xt_save(c, targets));
     XT_TRY(xt_save(c, lse));
     XT_TRY(xt_save(c, count));
@@ -92,7 +100,6 @@ done:
     xt_tensor_release(targets);
     xt_tensor_release(losses);
     xt_tensor_release(lse);
-    xt_tensor_release(sum);
     xt_tensor_release(count);
     return status;
 }

@@ -40,27 +40,41 @@ static void dense_strides(int64_t stride[2], const XtTensor *x) {
     stride[0] = x->shape[x->ndim - 2] * dim, stride[1] = dim;
 }
 
+/* out and rstd of x, whose rows are even; new, all NULL before. The caller releases them after an error, too. */
+static XtStatus compute(const XtArg *arg, XtTensor *const *x, XtTensor *const *weight, const XtTensor *positions, int64_t period,
+                        XtTensor **out, XtTensor **rstd) {
+    XtQkNormRopeFwd p = {.positions = xt_data(positions),
+                         .dtype = x[0]->dtype,
+                         .rows = rows_of(x[0]),
+                         .dim = x[0]->shape[x[0]->ndim - 1],
+                         .period = period,
+                         .eps = arg[EPS].f,
+                         .base = xt_rope_base(arg, THETA)};
+    for (int i = 0; i < 2; i++) {
+        int nd = x[i]->ndim;
+        XT_CHECK(xt_empty_like(x[i], &out[i]));
+        dense_strides(p.out_stride[i], x[i]);
+        p.x_stride[i][0] = x[i]->strides[nd - 3], p.x_stride[i][1] = x[i]->strides[nd - 2];
+        p.heads[i] = x[i]->shape[nd - 2];
+        int64_t lines = p.rows * p.heads[i];
+        XT_CHECK(xt_empty_shape(x[i], xt_dtype_accumulator(p.dtype), 1, &lines, &rstd[i]));
+        p.out[i] = out[i]->data, p.rstd[i] = rstd[i]->data, p.x[i] = x[i]->data, p.weight[i] = weight[i]->data;
+    }
+    return xt_backend_of(x[0])->qk_norm_rope_fwd(&p);
+}
+
 static XtStatus forward(XtCall *c) {
     XtTensor *x[2] = {NULL, NULL}, *weight[2] = {NULL, NULL}, *rstd[2] = {NULL, NULL}, *positions = NULL;
     XtStatus status = XT_OK;
-    XtTensor *q = c->arg[0].tensor;
+    int64_t period, stride[2];
     XT_TRY(check(c));
-    XtQkNormRopeFwd p = {
-        .dtype = q->dtype, .rows = rows_of(q), .dim = q->shape[q->ndim - 1], .eps = c->arg[EPS].f, .theta = c->arg[THETA].f};
-    XT_TRY(xt_rope_places(c, THETA, "q", q, &positions, &p.period));
-    p.positions = xt_data(positions);
+    XT_TRY(xt_rope_places(c, THETA, "q", c->arg[0].tensor, &positions, &period));
     for (int i = 0; i < 2; i++) {
-        XT_TRY(xt_even_rows(c->arg[i].tensor, &x[i], p.x_stride[i]));
+        XT_TRY(xt_even_rows(c->arg[i].tensor, &x[i], stride));
         XT_TRY(xt_dense(c->arg[2 + i].tensor, &weight[i]));
-        XT_TRY(xt_empty_like(x[i], &c->out[i]));
-        c->out_count = i + 1;
-        dense_strides(p.out_stride[i], x[i]);
-        p.heads[i] = x[i]->shape[x[i]->ndim - 2];
-        int64_t lines = p.rows * p.heads[i];
-        XT_TRY(xt_empty_shape(q, xt_dtype_accumulator(q->dtype), 1, &lines, &rstd[i]));
-        p.out[i] = c->out[i]->data, p.rstd[i] = rstd[i]->data, p.x[i] = x[i]->data, p.weight[i] = weight[i]->data;
     }
-    XT_TRY(xt_backend_of(q)->qk_norm_rope_fwd(&p));
+    c->out_count = 2;
+    XT_TRY(compute(c->arg, x, weight, positions, period, c->out, rstd));
     for (int i = 0; i < 2; i++) XT_TRY(xt_save(c, x[i]));
     for (int i = 0; i < 2; i++) XT_TRY(xt_save(c, weight[i]));
     for (int i = 0; i < 2; i++) XT_TRY(xt_save(c, rstd[i]));
@@ -75,12 +89,27 @@ done:
     return status;
 }
 
+static XtStatus recompute(XtNode *n, XtTensor **out) {
+    const XtArg *arg = xt_node_args(n);
+    XtTensor *x[2], *weight[2], *rstd[2] = {NULL, NULL}, *positions;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_node_saved(n, SAVED_PLACES, &positions));
+    for (int i = 0; i < 2; i++) {
+        XT_TRY(xt_node_saved(n, i, &x[i]));
+        XT_TRY(xt_node_saved(n, SAVED_WEIGHT + i, &weight[i]));
+    }
+    XT_TRY(compute(arg, x, weight, positions, xt_rope_period(arg, THETA, x[0]), out, rstd));
+done:
+    for (int i = 0; i < 2; i++) xt_tensor_release(rstd[i]);
+    return status;
+}
+
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtArg *arg = xt_node_args(n);
     XtTensor *x[2], *weight[2], *rstd[2], *positions, *dy[2] = {NULL, NULL}, *dx[2] = {NULL, NULL};
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, SAVED_PLACES, &positions));
-    XtQkNormRopeBwd p = {.positions = xt_data(positions), .theta = arg[THETA].f};
+    XtQkNormRopeBwd p = {.positions = xt_data(positions), .base = xt_rope_base(arg, THETA)};
     for (int i = 0; i < 2; i++) XT_TRY(xt_node_saved(n, i, &x[i]));
     XT_TRY(xt_empty_like_columns(2, x, dx)); /* also where only dweight is asked for */
     for (int i = 0; i < 2; i++) {
@@ -114,9 +143,11 @@ done:
 const XtOp xt_op_qk_norm_rope = {
     .name = "qk_norm_rope",
     .signature = "q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6, theta: float = 10000.0, "
-                 "positions: Tensor? = None, period: int? = None -> (Tensor, Tensor)",
+                 "positions: Tensor? = None, period: int? = None, " XT_ROPE_SCALING " -> (Tensor, Tensor)",
     .forward = forward,
     .backward = backward,
+    .recompute = recompute,
+    .recomputes = 3,
     .doc = "rope(rms_norm(x, weight, eps), theta, positions, period) of q and of k, in one pass. q [B, S, H, D] or [rows, H, D], k "
            "alike with heads of its own, weights [D], D even; all of one dtype.",
 };

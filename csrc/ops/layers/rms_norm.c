@@ -8,25 +8,14 @@
 #include "contract/layers.h"
 #include "ops/ops.h"
 
-static XtStatus forward(XtCall *c) {
-    XtTensor *given = c->arg[0].tensor, *w = c->arg[1].tensor, *x = NULL, *weight = NULL, *y = NULL, *rstd = NULL;
-    double eps = c->arg[2].f;
+XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, XtTensor **y, XtTensor **rstd) {
+    int64_t cols = x->shape[x->ndim - 1], rows = 1;
     XtStatus status = XT_OK;
-    XT_TRY(xt_check_float(c->op, "input", given));
-    XT_TRY(xt_check_ndim(c->op, "input", given, 1, XT_MAX_DIMS));
-    if (!(eps >= 0.0)) return xt_error(XT_VALUE_ERROR, "rms_norm: eps must be at least 0, got %g", eps);
-    int64_t cols = given->shape[given->ndim - 1], rows = 1;
-    for (int i = 0; i < given->ndim - 1; i++) rows *= given->shape[i];
-    if (w) {
-        XT_TRY(xt_check_shape(c->op, "weight", w, 1, &cols));
-        XT_TRY(xt_check_like(c->op, "input", given, "weight", w));
-        XT_TRY(xt_dense(w, &weight));
-    }
-    XT_TRY(xt_dense(given, &x));
-    XT_TRY(xt_empty_like(x, &y));
-    XT_TRY(xt_empty_shape(x, xt_dtype_accumulator(x->dtype), 1, &rows, &rstd));
-    XtRmsNormFwd p = {.out = y->data,
-                      .rstd = rstd->data,
+    for (int i = 0; i < x->ndim - 1; i++) rows *= x->shape[i];
+    XT_TRY(xt_empty_like(x, y));
+    XT_TRY(xt_empty_shape(x, xt_dtype_accumulator(x->dtype), 1, &rows, rstd));
+    XtRmsNormFwd p = {.out = (*y)->data,
+                      .rstd = (*rstd)->data,
                       .x = x->data,
                       .weight = xt_data(weight),
                       .dtype = x->dtype,
@@ -34,6 +23,40 @@ static XtStatus forward(XtCall *c) {
                       .cols = cols,
                       .eps = eps};
     XT_TRY(xt_backend_of(x)->rms_norm_fwd(&p));
+done:
+    if (status != XT_OK) {
+        xt_tensor_release(*y), *y = NULL;
+        xt_tensor_release(*rstd), *rstd = NULL;
+    }
+    return status;
+}
+
+XtStatus xt_rms_norm_again(XtNode *n, double eps, XtTensor **y) {
+    XtTensor *x, *weight, *rstd = NULL;
+    XT_CHECK(xt_node_saved(n, 0, &x));
+    XT_CHECK(xt_node_saved(n, 1, &weight));
+    XT_CHECK(xt_rms_norm(x, weight, eps, y, &rstd));
+    xt_tensor_release(rstd);
+    return XT_OK;
+}
+
+static XtStatus recompute(XtNode *n, XtTensor **out) { return xt_rms_norm_again(n, xt_node_args(n)[2].f, &out[0]); }
+
+static XtStatus forward(XtCall *c) {
+    XtTensor *given = c->arg[0].tensor, *w = c->arg[1].tensor, *x = NULL, *weight = NULL, *y = NULL, *rstd = NULL;
+    double eps = c->arg[2].f;
+    XtStatus status = XT_OK;
+    XT_TRY(xt_check_float(c->op, "input", given));
+    XT_TRY(xt_check_ndim(c->op, "input", given, 1, XT_MAX_DIMS));
+    if (!(eps >= 0.0)) return xt_error(XT_VALUE_ERROR, "rms_norm: eps must be at least 0, got %g", eps);
+    int64_t cols = given->shape[given->ndim - 1];
+    if (w) {
+        XT_TRY(xt_check_shape(c->op, "weight", w, 1, &cols));
+        XT_TRY(xt_check_like(c->op, "input", given, "weight", w));
+        XT_TRY(xt_dense(w, &weight));
+    }
+    XT_TRY(xt_dense(given, &x));
+    XT_TRY(xt_rms_norm(x, weight, eps, &y, &rstd));
     XT_TRY(xt_save(c, x));
     XT_TRY(xt_save(c, weight));
     XT_TRY(xt_save(c, rstd));
@@ -78,6 +101,8 @@ const XtOp xt_op_rms_norm = {
     .signature = "input: Tensor, weight: Tensor? = None, eps: float = 1e-6 -> Tensor",
     .forward = forward,
     .backward = backward,
+    .recompute = recompute,
+    .recomputes = 1,
     .doc = "weight * input / sqrt(mean(input^2, last dim) + eps). input [..., C], weight [C] of the same dtype.\n"
            "Statistics in float32 (float64 for float64), rounded to the dtype before the weight, as Hugging Face models do.",
 };

@@ -4,6 +4,7 @@
  *
  * The map is a rotation, so the backward is the same kernel turned by -angle. x [rows, H, D] or [B, S, H, D]; the position of a row is
  * its index in its own sequence: row % period, where the period is S (all rows for a 3-D x) unless given, or positions[row].
+ * x is saved only to compute y again: the backward does not read it.
  */
 #include "contract/layers.h"
 #include "ops/ops.h"
@@ -20,10 +21,10 @@ XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]) {
     return XT_OK;
 }
 
-static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t period, double theta, bool inverse, XtTensor **out) {
+static XtStatus rotate(XtTensor *given, const XtTensor *positions, int64_t period, XtRopeBase base, bool inverse, XtTensor **out) {
     XtTensor *x = NULL;
     XtStatus status = XT_OK;
-    XtRope p = {.positions = xt_data(positions), .dtype = given->dtype, .period = period, .theta = theta, .inverse = inverse};
+    XtRope p = {.positions = xt_data(positions), .dtype = given->dtype, .period = period, .base = base, .inverse = inverse};
     int d = given->ndim - 1;
     XT_TRY(xt_even_rows(given, &x, p.x_stride));
     XT_TRY(xt_empty_like(x, out));
@@ -68,15 +69,27 @@ done:
 }
 
 XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period) {
-    const XtArg *theta = &c->arg[first], *given = &c->arg[first + 1], *turn = &c->arg[first + 2];
+    const XtArg *given = &c->arg[first + 1], *turn = &c->arg[first + 2];
+    const XtRopeBase base = xt_rope_base(c->arg, first);
     const char *op = c->op->name;
-    if (!(theta->f > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", op, theta->f);
+    if (!(base.theta > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", op, base.theta);
+    if (!(base.factor > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: factor must be positive, got %g", op, base.factor);
+    if (!(base.original_length >= 0.0))
+        return xt_error(XT_VALUE_ERROR, "%s: original_length must be at least 0, got %g", op, base.original_length);
+    if (base.original_length > 0.0 && !(0.0 < base.low_freq_factor && base.low_freq_factor < base.high_freq_factor))
+        return xt_error(XT_VALUE_ERROR, "%s: low_freq_factor must be positive and below high_freq_factor %g, got %g", op,
+                        base.high_freq_factor, base.low_freq_factor);
     if (given->given && turn->given) return xt_error(XT_VALUE_ERROR, "%s: give positions or period, not both", op);
     if (turn->given && turn->i < 1)
         return xt_error(XT_VALUE_ERROR, "%s: period must be at least 1, got %lld", op, (long long)turn->i);
     if (given->given) XT_CHECK(row_positions(c->op, arg_x, x, given->tensor, positions));
     *period = xt_rope_period(c->arg, first, x);
     return XT_OK;
+}
+
+XtRopeBase xt_rope_base(const XtArg *arg, int first) {
+    const XtArg *scale = &arg[first + 3];
+    return (XtRopeBase){arg[first].f, scale[0].f, scale[1].f, scale[2].f, scale[3].f};
 }
 
 int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x) {
@@ -87,7 +100,6 @@ int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x) {
 
 static XtStatus forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor, *positions = NULL;
-    double theta = c->arg[1].f;
     XtStatus status = XT_OK;
     XT_TRY(xt_check_float(c->op, "x", x));
     XT_TRY(xt_check_ndim(c->op, "x", x, 3, 4));
@@ -95,12 +107,21 @@ static XtStatus forward(XtCall *c) {
     if (dim % 2)
         return xt_error(XT_VALUE_ERROR, "rope: the last dim of x must be even, got shape %s", xt_shape_text(x->ndim, x->shape));
     XT_TRY(xt_rope_places(c, 1, "x", x, &positions, &period));
-    XT_TRY(rotate(x, positions, period, theta, false, &c->out[0]));
+    XT_TRY(rotate(x, positions, period, xt_rope_base(c->arg, 1), false, &c->out[0]));
     c->out_count = 1;
     XT_TRY(xt_save(c, positions));
+    XT_TRY(xt_save(c, c->recomputed ? x : NULL));
 done:
     xt_tensor_release(positions);
     return status;
+}
+
+static XtStatus recompute(XtNode *n, XtTensor **out) {
+    const XtArg *arg = xt_node_args(n);
+    XtTensor *positions, *x;
+    XT_CHECK(xt_node_saved(n, 0, &positions));
+    XT_CHECK(xt_node_saved(n, 1, &x));
+    return rotate(x, positions, xt_rope_period(arg, 1, x), xt_rope_base(arg, 1), false, &out[0]);
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
@@ -108,14 +129,16 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     const XtTensor *dy = dout[0];
     XtTensor *positions;
     XT_CHECK(xt_node_saved(n, 0, &positions));
-    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), arg[1].f, true, &din[0]);
+    return rotate(dout[0], positions, xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true, &din[0]);
 }
 
 const XtOp xt_op_rope = {
     .name = "rope",
-    .signature = "x: Tensor, theta: float = 10000.0, positions: Tensor? = None, period: int? = None -> Tensor",
+    .signature = "x: Tensor, theta: float = 10000.0, positions: Tensor? = None, period: int? = None, " XT_ROPE_SCALING " -> Tensor",
     .forward = forward,
     .backward = backward,
+    .recompute = recompute,
+    .recomputes = 1,
     .doc = "Rotary position embedding, half-split form. x [rows, H, D] or [B, S, H, D], D even.\n"
            "Position of a row: row % period (period: S, or all rows of a 3-D x, unless given), or positions[row].",
 };

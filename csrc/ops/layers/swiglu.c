@@ -7,37 +7,46 @@
 
 #include <string.h>
 
+/* *out = silu(gate) * up, new; up NULL: gate holds both side by side. */
+static XtStatus compute(XtTensor *gate, XtTensor *up, XtTensor **out) {
+    int64_t shape[XT_MAX_DIMS], ld = gate->shape[gate->ndim - 1], cols = up ? ld : ld / 2;
+    memcpy(shape, gate->shape, sizeof shape);
+    shape[gate->ndim - 1] = cols;
+    XT_CHECK(xt_empty_shape(gate, gate->dtype, gate->ndim, shape, out));
+    XtSwigluFwd p = {.out = (*out)->data, .gate = gate->data, .dtype = gate->dtype, .cols = cols, .ld_in = ld};
+    p.up = up ? up->data : (const char *)gate->data + (size_t)cols * xt_dtype_size(gate->dtype);
+    p.rows = cols ? xt_view_numel(&(*out)->view) / cols : 0;
+    return xt_or_release(xt_backend_of(gate)->swiglu_fwd(&p), out);
+}
+
+static XtStatus recompute(XtNode *n, XtTensor **out) {
+    XtTensor *gate, *up;
+    XT_CHECK(xt_node_saved(n, 0, &gate));
+    XT_CHECK(xt_node_saved(n, 1, &up));
+    return compute(gate, up, out);
+}
+
 static XtStatus forward(XtCall *c) {
-    XtTensor *gate = NULL, *up = NULL, *y = NULL, *given = c->arg[0].tensor, *other = c->arg[1].tensor;
+    XtTensor *gate = NULL, *up = NULL, *given = c->arg[0].tensor, *other = c->arg[1].tensor;
     XtStatus status = XT_OK;
     XT_TRY(xt_check_float(c->op, "gate", given));
     XT_TRY(xt_check_ndim(c->op, "gate", given, 1, XT_MAX_DIMS));
-    int64_t shape[XT_MAX_DIMS], ld = given->shape[given->ndim - 1], cols = ld;
-    memcpy(shape, given->shape, sizeof shape);
     XT_TRY(xt_dense(given, &gate));
     if (other) {
         XT_TRY(xt_check_shape(c->op, "up", other, given->ndim, given->shape));
         XT_TRY(xt_check_like(c->op, "gate", given, "up", other));
         XT_TRY(xt_dense(other, &up));
-    } else {
-        if (ld % 2)
-            XT_TRY(xt_error(XT_VALUE_ERROR, "swiglu: the last dim of a fused gate_up must be even, got shape %s",
-                            xt_shape_text(given->ndim, given->shape)));
-        cols = shape[given->ndim - 1] = ld / 2;
+    } else if (given->shape[given->ndim - 1] % 2) {
+        XT_TRY(xt_error(XT_VALUE_ERROR, "swiglu: the last dim of a fused gate_up must be even, got shape %s",
+                        xt_shape_text(given->ndim, given->shape)));
     }
-    XT_TRY(xt_empty_shape(gate, gate->dtype, given->ndim, shape, &y));
-    XtSwigluFwd p = {.out = y->data, .gate = gate->data, .dtype = gate->dtype, .cols = cols, .ld_in = ld};
-    p.up = up ? up->data : (const char *)gate->data + (size_t)cols * xt_dtype_size(gate->dtype);
-    p.rows = cols ? xt_view_numel(&y->view) / cols : 0;
-    XT_TRY(xt_backend_of(gate)->swiglu_fwd(&p));
+    XT_TRY(compute(gate, up, &c->out[0]));
+    c->out_count = 1;
     XT_TRY(xt_save(c, gate));
     XT_TRY(xt_save(c, up));
-    c->out[c->out_count++] = y;
-    y = NULL;
 done:
     xt_tensor_release(gate);
     xt_tensor_release(up);
-    xt_tensor_release(y);
     return status;
 }
 
@@ -76,5 +85,7 @@ const XtOp xt_op_swiglu = {
     .signature = "gate: Tensor, up: Tensor? = None -> Tensor",
     .forward = forward,
     .backward = backward,
+    .recompute = recompute,
+    .recomputes = 1,
     .doc = "silu(gate) * up. gate and up [..., F]; or one tensor [..., 2F] whose halves they are.",
 };

@@ -100,7 +100,7 @@ static int bind_one(const char *op, const PyParam *param, PyObject *object, XtAr
     case XT_ARG_OPERAND: found = py_operand(op, param->name, object, arg); break;
     case XT_ARG_NUMBER: found = py_number(op, param->name, object, &arg->scalar); break;
     case XT_ARG_INT: found = py_int64(op, param->name, object, &arg->i); break;
-    case XT_ARG_FLOAT: found = py_double(object, &arg->f); break;
+    case XT_ARG_FLOAT: found = py_double(op, param->name, object, &arg->f); break;
     case XT_ARG_BOOL:
         if (PyBool_Check(object) || PyArray_IsScalar(object, Bool)) {
             int truth = PyObject_IsTrue(object);
@@ -118,6 +118,10 @@ static int bind_one(const char *op, const PyParam *param, PyObject *object, XtAr
     case XT_ARG_DEVICE: found = py_device(op, param->name, object, &arg->device); break;
     case PY_ARG_OBJECT: arg->given = object != Py_None; return 0;
     default: break;
+    }
+    if (found < 0 && PyErr_ExceptionMatches(PyExc_TypeError) && py_is_foreign_tensor(object)) {
+        PyErr_Clear(); /* no single number; its own words do not name the argument */
+        found = 0;
     }
     if (found == 0) return py_refuse(op, param->name, py_kind_rule(param->kind, param->optional), object);
     return found < 0 ? -1 : 0;

@@ -24,6 +24,8 @@ PyObject *py_none(XtStatus status);
 int py_check(XtStatus status);
 /* Refuses an object: "op: argument 'name' must be <rule>, got <type>"; returns -1. */
 int py_refuse(const char *op, const char *name, const char *rule, PyObject *got);
+/* Whether it has `__dlpack__` and is none of ours: of PyTorch, CuPy, JAX, or a NumPy array. */
+bool py_is_foreign_tensor(PyObject *object);
 bool py_interrupt_check(void); /* any thread */
 int py_errors_init(PyObject *module);
 
@@ -69,7 +71,7 @@ PyObject *py_item(const char *op, XtTensor *tensor);      /* of a tensor with on
 /* ---- numbers.c: 1: converted, 0: not of that kind (nothing raised), -1: raised --------------------------------------- */
 
 int py_int64(const char *op, const char *name, PyObject *object, int64_t *out);
-int py_double(PyObject *object, double *out);
+int py_double(const char *op, const char *name, PyObject *object, double *out);
 int py_number(const char *op, const char *name, PyObject *object, XtScalar *out);
 int py_operand(const char *op, const char *name, PyObject *object, XtArg *out);
 /* The text of a str, or NULL with an exception that names the argument. length: NULL, or where the bytes are counted. */

@@ -6,6 +6,7 @@ typedef struct PyDevice {
 } PyDevice;
 
 static XtDevice device_of(PyObject *self) { return ((PyDevice *)self)->device; }
+static int most_index(int type) { return type == XT_CPU ? 0 : type == XT_CUDA ? UINT8_MAX : 1; }
 
 PyObject *py_device_object(XtDevice device) {
     PyDevice *self = (PyDevice *)xt_py->device_type->tp_alloc(xt_py->device_type, 0);
@@ -13,7 +14,7 @@ PyObject *py_device_object(XtDevice device) {
     return (PyObject *)self;
 }
 
-/* "cpu", "cpu:0", "cuda", "cuda:7" */
+/* "cpu", "cpu:0", "cuda", "cuda:7", "meta", "meta:1" */
 bool py_device_named(const char *text, XtDevice *out) {
     const char *colon = strchr(text, ':');
     size_t length = colon != NULL ? (size_t)(colon - text) : strlen(text);
@@ -27,8 +28,9 @@ bool py_device_named(const char *text, XtDevice *out) {
         }
     }
     bool cpu = length == 3 && memcmp(text, "cpu", 3) == 0, cuda = length == 4 && memcmp(text, "cuda", 4) == 0;
-    if ((!cpu && !cuda) || index > UINT8_MAX || (cpu && index > 0)) return false;
-    *out = (XtDevice){.type = cpu ? XT_CPU : XT_CUDA, .index = (uint8_t)index};
+    bool meta = length == 4 && memcmp(text, "meta", 4) == 0;
+    if ((!cpu && !cuda && !meta) || index > most_index(cpu ? XT_CPU : cuda ? XT_CUDA : XT_META)) return false;
+    *out = (XtDevice){.type = cpu ? XT_CPU : cuda ? XT_CUDA : XT_META, .index = (uint8_t)index};
     return true;
 }
 
@@ -41,7 +43,8 @@ int py_device(const char *op, const char *name, PyObject *object, XtDevice *out)
     const char *text = py_utf8(op, name, object, NULL);
     if (text == NULL) return -1;
     if (py_device_named(text, out)) return 1;
-    PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be 'cpu', 'cuda' or 'cuda:<index>', got '%.100s'", op, name, text);
+    PyErr_Format(PyExc_ValueError, "%s: argument '%s' must be 'cpu', 'cuda', 'cuda:<index>' or 'meta', got '%.100s'", op, name,
+                 text);
     return -1;
 }
 
@@ -59,9 +62,9 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         found = py_int64("device", "index", index, &number);
         if (found == 0) py_refuse("device", "index", "an int or None", index);
         if (found != 1) return NULL;
-        if (number < 0 || number > (device.type == XT_CPU ? 0 : UINT8_MAX)) {
-            PyErr_Format(PyExc_ValueError, "device: argument 'index' must be in [0, %d], got %lld",
-                         device.type == XT_CPU ? 0 : UINT8_MAX, (long long)number);
+        if (number < 0 || number > most_index(device.type)) {
+            PyErr_Format(PyExc_ValueError, "device: argument 'index' must be in [0, %d], got %lld", most_index(device.type),
+                         (long long)number);
             return NULL;
         }
         device.index = (uint8_t)number;
@@ -76,7 +79,8 @@ static void device_dealloc(PyObject *self) {
 }
 
 static PyObject *device_type_name(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyUnicode_FromString(device_of(self).type == XT_CPU ? "cpu" : "cuda");
+    static const char *const names[] = {[XT_CPU] = "cpu", [XT_CUDA] = "cuda", [XT_META] = "meta"};
+    return PyUnicode_FromString(names[device_of(self).type]);
 }
 
 static PyObject *device_index(PyObject *self, void *Py_UNUSED(closure)) {
@@ -99,8 +103,9 @@ static PyObject *device_reduce(PyObject *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyGetSetDef device_getset[] = {
-    {"type", device_type_name, NULL, "str: \"cpu\" or \"cuda\".", NULL},
-    {"index", device_index, NULL, "int?: Number of the GPU; None for the CPU.", NULL},
+    {"type", device_type_name, NULL, "str: \"cpu\", \"cuda\" or \"meta\".", NULL},
+    {"index", device_index, NULL, "int?: Number of the GPU; None for the CPU. Of meta: 0 rounds sizes as the CPU, 1 as a GPU.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -118,8 +123,10 @@ static PyType_Slot device_slots[] = {
     {Py_tp_richcompare, (void *)device_compare},
     {Py_tp_getset, device_getset},
     {Py_tp_methods, device_methods},
-    {Py_tp_doc, "device(type, index=None)\n--\n\ntype: device, index: int? = None\n\nWhere a tensor lives: device('cpu'), "
-                "device('cuda'), device('cuda:1'), device('cuda', 1)."},
+    {Py_tp_doc,
+     "device(type, index=None)\n--\n\ntype: device, index: int? = None\n\nWhere a tensor lives: device('cpu'), "
+     "device('cuda'), device('cuda:1'), device('cuda', 1). On device('meta') tensors have sizes and no values: what would "
+     "compute counts memory (memory_stats) and work (meta_work)."},
     {0, NULL},
 };
 

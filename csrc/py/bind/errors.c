@@ -35,10 +35,28 @@ int py_check(XtStatus status) {
     return status == XT_OK ? 0 : -1;
 }
 
+bool py_is_foreign_tensor(PyObject *object) {
+    PyObject *type, *value, *traceback; /* of an exception that is set: the search would drop it */
+    if (py_is_tensor(object)) return false;
+    PyErr_Fetch(&type, &value, &traceback);
+    bool found = PyObject_HasAttrString((PyObject *)Py_TYPE(object), "__dlpack__") == 1;
+    PyErr_Restore(type, value, traceback);
+    return found;
+}
+
 int py_refuse(const char *op, const char *name, const char *rule, PyObject *got) {
     const char *type = got == Py_None ? "None" : Py_TYPE(got)->tp_name;
-    const char *hint = strcmp(type, "numpy.ndarray") == 0 && strstr(rule, "Tensor") != NULL ? " (use xt.from_numpy)" : "";
-    PyErr_Format(PyExc_TypeError, "%s: argument '%s' must be %s, got %.100s%s", op, name, rule, type, hint);
+    const bool array = strcmp(type, "numpy.ndarray") == 0, tensor = strstr(rule, "Tensor") != NULL;
+    if (!array && py_is_foreign_tensor(got)) { /* its name alone may be Tensor, too */
+        PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(got), "__module__");
+        if (module == NULL) return -1;
+        PyErr_Format(PyExc_TypeError, "%s: argument '%s' must be %s, got %.100S.%.100s%s", op, name, rule, module, type,
+                     tensor ? " (use xt.from_dlpack)" : "");
+        Py_DECREF(module);
+        return -1;
+    }
+    PyErr_Format(PyExc_TypeError, "%s: argument '%s' must be %s, got %.100s%s", op, name, rule, type,
+                 array && tensor ? " (use xt.from_numpy)" : "");
     return -1;
 }
 

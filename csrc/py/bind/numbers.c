@@ -27,7 +27,7 @@ int py_int64(const char *op, const char *name, PyObject *object, int64_t *out) {
 }
 
 /* A Python float from anything that has __float__ or __index__, except text, complex numbers and arrays of several elements. */
-int py_double(PyObject *object, double *out) {
+int py_double(const char *op, const char *name, PyObject *object, double *out) {
     if (PyFloat_Check(object)) {
         *out = PyFloat_AS_DOUBLE(object);
         return 1;
@@ -38,6 +38,10 @@ int py_double(PyObject *object, double *out) {
     const PyNumberMethods *number = Py_TYPE(object)->tp_as_number;
     if (number == NULL || (number->nb_float == NULL && number->nb_index == NULL)) return 0;
     PyObject *value = PyNumber_Float(object);
+    if (value == NULL && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "%s: argument '%s' must fit in a float, got a larger integer", op, name);
+    }
     if (value == NULL) return -1;
     *out = PyFloat_AS_DOUBLE(value);
     Py_DECREF(value);
@@ -77,7 +81,7 @@ int py_number(const char *op, const char *name, PyObject *object, XtScalar *out)
         if (found != 0) return found;
     }
     double value;
-    int found = py_double(object, &value);
+    int found = py_double(op, name, object, &value);
     if (found == 1) *out = xt_scalar_float(value);
     return found;
 }

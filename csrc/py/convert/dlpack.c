@@ -167,12 +167,19 @@ static int order_after(const XtTensor *tensor, PyObject *stream, User *user) {
     return 0;
 }
 
+static int refuse_meta(const char *op, const XtTensor *tensor) {
+    if (tensor->storage->device.type != XT_META) return 0;
+    PyErr_Format(PyExc_BufferError, "%s: tensor must have values, got one on meta", op);
+    return -1;
+}
+
 static PyObject *run_dlpack(PyBound *bound) {
     XtTensor *tensor = bound->arg[0].tensor;
     PyObject *stream = bound->object[1], *max_version = bound->object[2], *device = bound->object[3];
     bool copy_given = bound->arg[4].given, copy = bound->arg[4].b, versioned = false;
     if (xt_requires_grad(tensor))
         return PyErr_Format(PyExc_BufferError, "__dlpack__: tensor must not require a gradient; call detach() first");
+    if (refuse_meta("__dlpack__", tensor) < 0) return NULL;
     if (stream != Py_None && tensor->storage->device.type == XT_CPU)
         return PyErr_Format(PyExc_BufferError, "__dlpack__: argument 'stream' must be None for a tensor on the CPU, got %R",
                             stream);
@@ -211,6 +218,7 @@ static PyObject *run_dlpack(PyBound *bound) {
 }
 
 static PyObject *run_dlpack_device(PyBound *bound) {
+    if (refuse_meta("__dlpack_device__", bound->arg[0].tensor) < 0) return NULL;
     DlDevice device = dl_device(bound->arg[0].tensor->storage->device);
     return Py_BuildValue("(ii)", (int)device.type, (int)device.index);
 }

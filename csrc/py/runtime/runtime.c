@@ -1,6 +1,7 @@
 /* runtime.c - process-wide state: random numbers, threads, the default device, memory, and a description of this build. */
 #include "py/runtime/runtime.h"
 #include "contract/backend.h"
+#include "core/core.h"
 
 #ifndef XT_VERSION
 #define XT_VERSION "unknown"
@@ -95,6 +96,19 @@ static PyObject *run_memory_trim(PyBound *bound) {
     XtStatus status = xt_memory_trim(bound->arg[0].device);
     py_gil_enter(saved);
     return py_none(status);
+}
+
+static PyObject *run_meta_plan(PyBound *Py_UNUSED(bound)) {
+    xt_meta_plan();
+    Py_RETURN_NONE;
+}
+
+static PyObject *run_meta_planned(PyBound *Py_UNUSED(bound)) { return PyLong_FromSize_t(xt_meta_planned()); }
+
+static PyObject *run_meta_work(PyBound *bound) {
+    XtMetaWork work;
+    xt_meta_work(&work, bound->arg[0].b);
+    return Py_BuildValue("{s:L,s:L}", "flops", (long long)work.flops, "bytes", (long long)work.bytes);
 }
 
 /* ---- this build ------------------------------------------------------------------------------------------------------ */
@@ -198,6 +212,12 @@ const PyFunction py_runtime_functions[] = {
     {"memory_reset_peak", "device: device = 'cpu' -> None", run_memory_reset_peak, "Sets the peak to the bytes allocated now.", 0,
      NULL},
     {"memory_trim", "device: device = 'cpu' -> None", run_memory_trim, "Returns cached blocks to the system.", 0, NULL},
+    {"meta_plan", "-> None", run_meta_plan, "Follows what is allocated on meta from now on; starts over if it did.", 0, NULL},
+    {"meta_planned", "-> int", run_meta_planned,
+     "Ends that: bytes of the region that a captured step with these allocations would have; 0 without a plan.", 0, NULL},
+    {"meta_work", "reset: bool = False -> {int}", run_meta_work,
+     "What kernels on meta would have done: flops of products and attention, bytes that the others would have read and written.", 0,
+     NULL},
     {"op_signatures", "-> {str}", run_op_signatures, "Name -> signature of every op, in the grammar of csrc/ops/ops.h.", 0, NULL},
     {"kernels", "device: device = 'cpu' -> {bool}", run_kernels,
      "Slot -> whether the device has it, for every kernel of csrc/kernels.h.", 0, NULL},

@@ -193,6 +193,17 @@ static PyObject *run_explain_attention(PyBound *bound) {
     return list;
 }
 
+static PyObject *run_explain_chunk(PyBound *bound) {
+    const XtArg *sizes = &bound->arg[0];
+    XtDtype dtype = (XtDtype)bound->arg[1].i;
+    if (!check_numbers(bound, "sizes", sizes->ints, sizes->count, 3, false)) return NULL;
+    if (!xt_dtype_is_float(dtype))
+        return PyErr_Format(PyExc_TypeError, "explain_chunk: dtype must be a floating dtype, got %s", xt_dtype_name(dtype));
+    int64_t rows = sizes->ints[0], width = sizes->ints[1], vocab = sizes->ints[2];
+    return Py_BuildValue("(LN)", (long long)xt_rows_of_chunk(rows, vocab, dtype),
+                         PyBool_FromLong(xt_makes_gradients_ahead(rows, width, vocab, dtype)));
+}
+
 const PyFunction py_select_functions[] = {
     {"gemm_backends", "device: device = 'cpu' -> [str]", run_backends,
      "Names of the matrix products that a device can do here, the default first.", GEMM, NULL},
@@ -216,5 +227,9 @@ const PyFunction py_select_functions[] = {
      run_explain_attention,
      "The same for attention. sizes (B, H, K, S, T, D); strides (batch, head, row) of query and then of key, else dense.",
      ATTENTION, NULL},
+    {"explain_chunk", "sizes: ints, dtype: dtype = 'float32' -> (int, bool)", run_explain_chunk,
+     "For linear_cross_entropy of sizes (rows, C, V): the rows of logits that it makes at once, and whether its forward makes the "
+     "gradients.",
+     0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

@@ -357,6 +357,12 @@ static PyObject *run_set_grad_enabled(PyBound *bound) {
     return PyBool_FromLong(before);
 }
 
+static PyObject *run_set_recompute(PyBound *bound) {
+    bool before = xt_recompute_mode();
+    xt_set_recompute_mode(bound->arg[0].b);
+    return PyBool_FromLong(before);
+}
+
 static PyObject *run_make_subclass(PyBound *bound) {
     PyObject *cls = bound->object[0];
     if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, xt_py->tensor_type)) {
@@ -472,6 +478,11 @@ const PyFunction py_autograd_functions[] = {
      0, NULL},
     {"is_grad_enabled", "-> bool", run_is_grad_enabled, "Whether this thread records operations.", 0, NULL},
     {"set_grad_enabled", "mode: bool -> bool", run_set_grad_enabled, "Switches recording in this thread; returns the mode before.",
+     0, NULL},
+    {"set_recompute", "mode: bool -> bool", run_set_recompute,
+     "Whether later outputs of norms, rope and swiglu in this thread are computed again in backward instead of kept; returns the "
+     "mode "
+     "before.",
      0, NULL},
     {"make_subclass", "cls: object, tensor: Tensor, requires_grad: bool = False -> object", run_make_subclass,
      "Instance of cls (Tensor or a subclass) over the memory of `tensor`, a leaf of its own. __init__ is not called.", 0, NULL},

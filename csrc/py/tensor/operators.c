@@ -3,11 +3,13 @@
 
 /* ---- operators ------------------------------------------------------------------------------------------------------- */
 
-/* Converts one side of an operator. 0: leave it to the other type. Arrays are refused here: NumPy refuses too
+/* Converts one side of an operator. 0: leave it to the other type. Arrays and tensors of others are refused here: NumPy refuses too
  * (`__array_ufunc__ = None`), and Python's own message would not say what to do. */
 static int side(const XtOp *op, const char *name, PyObject *object, XtArg *out) {
     int found = py_operand(op->name, name, object, out);
-    if (found != 0 || !PyArray_Check(object)) return found;
+    if (found == 1 || !py_is_foreign_tensor(object)) return found; /* an array is one, too */
+    if (found < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)) return found;
+    PyErr_Clear(); /* no single number; its own words do not name the argument */
     return py_refuse(op->name, name, py_kind_rule(XT_ARG_OPERAND, false), object);
 }
 
@@ -33,7 +35,7 @@ PyObject *py_nb_power(PyObject *a, PyObject *b, PyObject *modulus) {
 PyObject *py_nb_matmul(PyObject *a, PyObject *b) {
     if (py_is_tensor(a) && py_is_tensor(b)) return binary(&xt_op_matmul, a, b);
     PyObject *other = py_is_tensor(a) ? b : a;
-    if (!PyArray_Check(other)) Py_RETURN_NOTIMPLEMENTED;
+    if (!py_is_foreign_tensor(other)) Py_RETURN_NOTIMPLEMENTED;
     py_refuse("matmul", py_is_tensor(a) ? "other" : "input", "a Tensor", other);
     return NULL;
 }

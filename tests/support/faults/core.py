@@ -6,9 +6,21 @@ from faults.table import Fault
 
 _C = "csrc/core/"
 _RULES = "tests/core/test_core_rules.py::"
+_META = "tests/core/test_meta.py::"
 _SIGNALS = "tests/core/test_threads_signals.py::"
 
 FAULTS = [
+    Fault(
+        "meta: values", "csrc/backend/meta.c", "    (void)index, (void)host, (void)device, (void)nbytes;\n    return no_values();", "    (void)index, (void)host, (void)device, (void)nbytes;\n    return XT_OK;",
+        "a tensor on meta has no values", _META + "test_sizes_without_values",
+    ),
+    Fault(
+        "meta: sizes of a GPU", _C + "storage.c", "*rounded = index == 0 ? cpu_rounded(nbytes)", "*rounded = index < 2 ? cpu_rounded(nbytes)", "meta:1 rounds as a GPU",
+        _META + "test_rounding_of_a_gpu",
+    ),
+    Fault(
+        "meta: the causal half", "csrc/backend/meta.c", "return (causal ? 1.0 : 2.0) *", "return 2.0 *", "the causal half alone is counted", _META + "test_work_is_counted",
+    ),
     Fault(
         "size: overflow behind a 0", _C + "view.c", "if (shape[i] > 0 && __builtin_mul_overflow(n, shape[i], &n)) overflow = true;",
         "if (__builtin_mul_overflow(n, shape[i], &n)) overflow = true;", "(2^62, 0, 2^62) is refused in any order",

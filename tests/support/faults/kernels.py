@@ -211,7 +211,7 @@ FAULTS = [
         CLAUSES + "test_a_product_does_not_read_what_it_overwrites",
     ),
     Fault(
-        "gemm naive: beta of nothing reads", _G + "naive.c", "ACC sum = beta == 0 ? 0 : beta * LOAD(c[n]);", "ACC sum = beta * LOAD(c[n]);",
+        "gemm naive: beta of nothing reads", _G + "naive.c", "ACC sum = beta == 0 ? 0 : beta * NAME(load_c)(p, c + n);", "ACC sum = beta * NAME(load_c)(p, c + n);",
         "beta == 0 never reads C", CLAUSES + "test_a_product_does_not_read_what_it_overwrites",
     ),
     Fault(

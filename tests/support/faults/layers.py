@@ -5,6 +5,8 @@ from __future__ import annotations
 from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
 
 _L = "csrc/cpu/layers/"
+_CHUNKS = "tests/ops/test_loss_in_chunks.py::"
+_LN = "tests/ops/test_layer_norm.py::test_layer_norm_"
 _ADAMW = "tests/nn/test_optim.py::test_adamw_over_fifty_steps"
 
 FAULTS = [
@@ -26,8 +28,8 @@ FAULTS = [
         "lse = log sum exp, wherever the row lies", CLAUSES + "test_rows_far_from_zero",
     ),
     Fault(
-        "cross_entropy: ignored rows multiply NaN", _L + "cross_entropy.c", "memset(dx, 0, (size_t)p->vocab * sizeof(T));",
-        "for (int64_t v = 0; v < p->vocab; v++) dx[v] = STORE(0 * LOAD(x[v]));",
+        "cross_entropy: ignored rows multiply NaN", _L + "cross_entropy.c", "memset(dx, 0, (size_t)vocab * sizeof(T));",
+        "for (int64_t v = 0; v < vocab; v++) dx[v] = STORE(0 * LOAD(x[v]));",
         "ignored rows get 0, even where the logits are not finite", CLAUSES + "test_ignored_rows_have_no_gradient_whatever_they_hold",
     ),
     Fault(
@@ -37,6 +39,22 @@ FAULTS = [
     Fault(
         "cross_entropy: one dloss for all rows", _L + "cross_entropy.c", "[r * p->dloss_stride] * (ACC)p->scale", "[0] * (ACC)p->scale",
         "each row has its own dloss", GRADIENT + "'cross_entropy and none'",
+    ),
+    Fault(
+        "cross_entropy: positions begin with each chunk", _L + "cross_entropy.c", ", first + r);", ", r);",
+        "row 0 is reported as position `first`", "tests/ops/test_ops.py::test_error -k linear_cross_entropy",
+    ),
+    Fault(
+        "linear_cross_entropy: a factor of nothing is NaN", _L + "linear_cross_entropy.c", "out[i] = STORE(x[i] == 0 ? 0 : x[i] * factor);",
+        "out[i] = STORE(x[i] * factor);", "0 where x is 0, whatever the factor is", _CHUNKS + "test_ignored_rows",
+    ),
+    Fault(
+        "linear_cross_entropy: the sum is overwritten", _L + "linear_cross_entropy.c", "    if (p->accumulate) {", "    if (p->accumulate && p->count > 100) {",
+        "`accumulate` adds to out", _CHUNKS + "test_a_second_loss_is_added",
+    ),
+    Fault(
+        "linear_cross_entropy: the mean is a sum", _L + "linear_cross_entropy.c", "p->total ? *(const ACC *)p->total : 1", "p->total && *(const ACC *)p->total < 2 ? *(const ACC *)p->total : 1",
+        "dloss over total", GRADIENT + "'linear_cross_entropy and chunks'",
     ),
     Fault(
         "embedding: rows in the order of the list reversed", _L + "embedding.c", "for (int64_t k = first; k < last; k++) {",
@@ -87,6 +105,56 @@ FAULTS = [
     Fault(
         "rms_norm: the weight missing in dx", _L + "row_loops.h", "dot += product * (weight ? LOAD(weight[j]) : 1);", "dot += product;",
         "dx = rstd (g - xh mean(g xh)) with g = dy weight", GRADIENT + "rms_norm",
+    ),
+    Fault(
+        "layer_norm: rounded before its weight", _L + "layer_norm.c", "out[j] = STORE((LOAD(x[j]) - mean) * rstd * (weight",
+        "out[j] = STORE(LOAD(STORE((LOAD(x[j]) - mean) * rstd)) * (weight", "rounded once", _LN + "is_rounded_once",
+    ),
+    Fault(
+        "layer_norm: squares of x itself", _L + "layer_norm.c", "squares += (LOAD(x[j]) - mean) * (LOAD(x[j]) - mean);",
+        "squares += LOAD(x[j]) * LOAD(x[j]) - mean * mean;", "a row far from zero loses no digits of its variance",
+        _LN + "of_rows_far_from_zero",
+    ),
+    Fault(
+        "layer_norm: eps outside the root", _L + "layer_norm.c", "1 / SQRT(squares / (ACC)cols + (ACC)p->eps);",
+        "1 / (SQRT(squares / (ACC)cols) + (ACC)p->eps);", "rstd = 1 / sqrt(variance + eps)", FORWARD + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: variance over C - 1", _L + "layer_norm.c", "1 / SQRT(squares / (ACC)cols +",
+        "1 / SQRT(squares / (ACC)(cols > 1 ? cols - 1 : 1) +", "the variance divided by C", FORWARD + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: no bias without a weight", _L + "layer_norm.c", "(out, x, NULL, bias, mean", "(out, x, NULL, NULL, mean",
+        "weight and bias may be missing, each alone", FORWARD + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: the mean of g missing in dx", _L + "layer_norm.c", "- level - xh * along", "- xh * along",
+        "dx = rstd (g - mean(g) - xh mean(g xh))", GRADIENT + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: the mean of g xh missing in dx", _L + "layer_norm.c", "- level - xh * along", "- level",
+        "dx = rstd (g - mean(g) - xh mean(g xh))", GRADIENT + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: the weight missing in dx", _L + "layer_norm.c", "g = d * (weight ? LOAD(weight[j]) : 1);", "g = d;",
+        "dx = rstd (g - mean(g) - xh mean(g xh)) with g = dy weight", GRADIENT + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: every piece starts from dweight", _L + "layer_norm.c", "p->accumulate_weight && begin == 0 ?",
+        "p->accumulate_weight ?", "adds to what is there, once", CLAUSES + "test_a_second_batch_is_added_to_the_gradient",
+    ),
+    Fault(
+        "layer_norm: every piece starts from dbias", _L + "layer_norm.c", "p->accumulate_bias && begin == 0 ?",
+        "p->accumulate_bias ?", "adds to what is there, once", CLAUSES + "test_a_second_batch_is_added_to_the_gradient",
+    ),
+    Fault(
+        "layer_norm: sums in front of the rows", _L + "layer_norm.c", "partial[j] = weight_sum ? LOAD(weight_sum[j]) : 0;",
+        "partial[j] = 0;", "the sum over the first piece of rows starts from what is there", _LN + "with_one_tensor_for_weight_and_bias",
+    ),
+    Fault(
+        "layer_norm: pieces by threads", _L + "layer_norm.c", "widest = (p->rows + 63) / 64;",
+        "widest = (p->rows + xt_num_threads() - 1) / xt_num_threads();", "same bits whatever the number of threads",
+        "tests/ops/test_ops.py::test_same_bits -k layer_norm",
     ),
     Fault(
         "rope: a table in float32", _L + "row_loops.h", "c[i] = LOAD(STORE(IS_F64 ? (ACC)cos((double)angle) : (ACC)cosf((float)angle)));",

@@ -6,6 +6,8 @@ from faults.table import FORWARD, GRADIENT, STRIDES, Fault
 
 _OPS = "tests/ops/test_op_rules.py::"
 _ERR = "tests/ops/test_ops.py::test_error -k "
+_CHUNKS = "tests/ops/test_loss_in_chunks.py"
+_HEAD = "csrc/ops/layers/linear_cross_entropy.c"
 _LCE = "tests/ops/test_linear_cross_entropy.py"
 
 FAULTS = [
@@ -14,15 +16,15 @@ FAULTS = [
         ".value = xt_scalar_int(INT64_MIN)};", "the mean is over the rows that count", FORWARD + "'cross_entropy and ignored'",
     ),
     Fault(
-        "cross_entropy: the mean of nothing is 0", "csrc/ops/layers/cross_entropy.c", "        XT_TRY(xt_binary(XT_DIV, sum, count, &c->out[0]));",
-        "        XT_TRY(xt_binary_scalar(XT_MAXIMUM, count, 1.0, &c->out[1]));\n"
+        "cross_entropy: the mean of nothing is 0", "csrc/ops/layers/cross_entropy.c", "        XT_TRY(xt_binary(XT_DIV, sum, *count, &c->out[0]));",
+        "        XT_TRY(xt_binary_scalar(XT_MAXIMUM, *count, 1.0, &c->out[1]));\n"
         "        XT_TRY(xt_binary(XT_DIV, sum, c->out[1], &c->out[0]));\n        xt_tensor_release(c->out[1]), c->out[1] = NULL;",
         "if every row is ignored the mean is NaN", "tests/ops/test_linear_cross_entropy.py::test_all_rows_ignored",
     ),
     Fault(
         "cross_entropy: the loss has the dtype of the logits", "csrc/ops/layers/cross_entropy.c",
         "XtDtype acc = xt_dtype_accumulator(logits->dtype);\n", "XtDtype acc = logits->dtype == XT_FLOAT64 ? XT_FLOAT64 : XT_FLOAT32;\n"
-        "    if (reduction == REDUCE_MEAN && logits->shape[1] > 4) acc = XT_FLOAT32;\n", "float64 for float64",
+        "    if (c->arg[first + 2].s[0] == 'm' && logits->shape[1] > 4) acc = XT_FLOAT32;\n", "float64 for float64",
         FORWARD + "'cross_entropy and mean and float64'",
     ),
     Fault(
@@ -37,9 +39,86 @@ FAULTS = [
         "a second backward makes the logits again", _LCE + "::test_backward_again",
     ),
     Fault(
+        "linear_cross_entropy: the last chunk is left out", _HEAD, "    for (; p.first < rows; p.first += most) {",
+        "    for (; p.first + (p.first ? most : 0) <= rows; p.first += most) {", "every row is in a chunk", _CHUNKS + "::test_bits_are_those_of_one_piece",
+    ),
+    Fault(
+        "linear_cross_entropy: chunks overwrite dW", _HEAD, "XT_TRY(xt_matmul_into(turned, x, p->first > 0, NULL, dweight));",
+        "XT_TRY(xt_matmul_into(turned, x, false, NULL, dweight));", "dW += dlogits^T x", _CHUNKS + "::test_bits_are_those_of_one_piece",
+    ),
+    Fault(
+        "linear_cross_entropy: dW in the dtype", _HEAD, "XT_TRY(xt_empty_shape(x, acc, 2, weight->shape, &dweight));",
+        "XT_TRY(xt_empty_shape(x, x->dtype, 2, weight->shape, &dweight));", "the forward makes gradients in ACC", _CHUNKS + "::test_gradients_are_rounded_once",
+    ),
+    Fault(
+        "linear_cross_entropy: float16 without a scale", _HEAD, "return dtype == XT_FLOAT16 ? 32768.0 : 1.0;", "return dtype == XT_FLOAT16 ? 1.0 : 1.0;",
+        "probabilities of 1 / V are not subnormal in float16", _CHUNKS + "::test_small_probabilities_of_float16",
+    ),
+    Fault(
+        "linear_cross_entropy: sums that others read are overwritten", _HEAD,
+        "if (!sum && in->dtype == kept->dtype) XT_TRY(xt_node_take_last(n, DX + i, &own));", "if (!sum && in->dtype == kept->dtype) XT_TRY(xt_share(kept, &own));",
+        "a second backward has the same bits", _CHUNKS + "::test_backward_again",
+    ),
+    Fault(
+        "linear_cross_entropy: sums are never given away", _HEAD, "if (!sum && in->dtype == kept->dtype)", "if (!sum && in->dtype != kept->dtype)",
+        "the gradient takes the place of the sum", _CHUNKS + "::test_logits_of_a_chunk_at_once",
+    ),
+    Fault(
+        "linear_cross_entropy: gradients without gradient mode", _HEAD, "if (c->record && xt_requires_grad(weight))", "if (xt_requires_grad(weight))",
+        "without gradients nothing but losses is made", _CHUNKS + "::test_logits_of_a_chunk_at_once",
+    ),
+    Fault(
+        "linear_cross_entropy: 'none' in chunks", _HEAD, "    if (gradient && arg[TARGETS + 2].s[0] == 'n') return false;\n", "",
+        "'none' with a gradient is made in one piece", _CHUNKS + "::test_losses_without_gradients",
+    ),
+    Fault(
+        "linear_cross_entropy: uneven chunks", _HEAD, "share = (rows - 1) / chunks + 1;", "share = most + 0 * chunks;",
+        "even shares", _CHUNKS + "::test_the_choice",
+    ),
+    Fault(
+        "linear_cross_entropy: few logits ahead", _HEAD, "return logits >= (double)MANY_BYTES && logits >", "return logits >",
+        "gradients ahead where logits are many", _CHUNKS + "::test_the_choice",
+    ),
+    Fault(
+        "linear_cross_entropy: ahead whatever is asked for", _HEAD, "    if (arg[CHUNK_ROWS].given) return rows > arg[CHUNK_ROWS].i;\n", "    if (arg[CHUNK_ROWS].given && rows > arg[CHUNK_ROWS].i) return true;\n",
+        "chunk_rows rules the sizes out", _CHUNKS + "::test_one_chunk",
+    ),
+    Fault(
+        "matmul: float32 sums are rounded", "csrc/cpu/gemm/common.c", "    if (dtype == XT_FLOAT32) store_block_f32(src, rows, cols, beta, dst, ld);\n",
+        "    if (dtype == XT_FLOAT32) {\n        for (int64_t i = 0; i < rows; i++)\n            for (int64_t j = 0; j < cols; j++) {\n"
+        "                float *to = (float *)dst + i * ld + j;\n"
+        "                *to = xt_bf16_to_float(xt_float_to_bf16(src[i * cols + j] + (beta == 0 ? 0 : beta * *to)));\n            }\n    }\n",
+        "C of float32 is not rounded", _CHUNKS + "::test_gradients_are_rounded_once",
+    ),
+    Fault(
         "embedding: the gradient of a view of ids", "csrc/ops/layers/embedding.c",
         "    XT_TRY(xt_dense(dout[0], &dy));\n    XtTensor *sum", "    XT_TRY(xt_share(dout[0], &dy));\n    XtTensor *sum",
         "upstream gradients of any strides", STRIDES + "embedding",
+    ),
+    Fault(
+        "layer_norm: a negative eps", "csrc/ops/layers/layer_norm.c", "if (!(eps >= 0.0)) return", "if (eps < 0.0 && eps > -1e-12) return",
+        "eps must be at least 0", _ERR + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: NaN for eps", "csrc/ops/layers/layer_norm.c", "if (!(eps >= 0.0)) return", "if (eps < 0.0) return",
+        "eps must be at least 0", _OPS + "test_nan_is_no_option",
+    ),
+    Fault(
+        "layer_norm: a bias of any dtype", "csrc/ops/layers/layer_norm.c", 'XT_TRY(xt_check_like(c->op, "input", given, name, v));',
+        'if (i == 0) XT_TRY(xt_check_like(c->op, "input", given, name, v));', "weight and bias have the dtype of input", _ERR + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: an upstream gradient of any strides", "csrc/ops/layers/layer_norm.c", "XT_TRY(xt_dense(dout[0], &dy));",
+        "XT_TRY(xt_share(dout[0], &dy));", "upstream gradients of any strides", STRIDES + "layer_norm",
+    ),
+    Fault(
+        "layer_norm: weight and bias are one tensor", "csrc/ops/layers/layer_norm.c", "if (i == 2 && sum[2] == sum[1]) sum[2] = NULL;", "",
+        "the kernel adds to one tensor once", "tests/ops/test_layer_norm.py::test_layer_norm_with_one_tensor_for_weight_and_bias",
+    ),
+    Fault(
+        "layer_norm: the bias is not computed again", "csrc/ops/layers/layer_norm.c", "XT_CHECK(xt_node_saved(n, 4, &bias));", "bias = NULL;",
+        "outputs are computed again with the bits of the forward",
+        "tests/core/test_recompute.py::test_the_output_is_computed_again_with_the_same_bits",
     ),
     Fault(
         "rms_norm: a negative eps", "csrc/ops/layers/rms_norm.c", "if (!(eps >= 0.0)) return", "if (eps < 0.0 && eps > -1e-12) return",
@@ -57,9 +136,29 @@ FAULTS = [
     ),
     Fault(
         "rope: the backward forgets its period", "csrc/ops/layers/rope.c",
-        "xt_rope_period(arg, 1, dy), arg[1].f, true", "dy->ndim == 4 ? dy->shape[1] : dy->shape[0], arg[1].f, true",
+        "xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true",
+        "dy->ndim == 4 ? dy->shape[1] : dy->shape[0], xt_rope_base(arg, 1), true",
         "the backward is the inverse",
         GRADIENT + "rope",
+    ),
+    Fault(
+        "rope: the backward is not scaled", "csrc/ops/layers/rope.c",
+        "xt_rope_period(arg, 1, dy), xt_rope_base(arg, 1), true",
+        "xt_rope_period(arg, 1, dy), (XtRopeBase){arg[1].f, 1.0, 1.0, 4.0, 0.0}, true",
+        "the backward is the inverse", GRADIENT + "rope",
+    ),
+    Fault(
+        "rope: waves are counted the other way", "csrc/core/rope_scale.h", "if (waves > high_freq_factor) return f;",
+        "if (waves < low_freq_factor) return f;", "short waves stay", FORWARD + "rope",
+    ),
+    Fault(
+        "rope: no mix between the waves", "csrc/core/rope_scale.h", "return (1.0 - weight) * f / factor + weight * f;",
+        "return f / factor;", "between them both are mixed", FORWARD + "rope",
+    ),
+    Fault(
+        "rope: linear scaling multiplies", "csrc/core/rope_scale.h",
+        "if (original_length == 0.0) return f / factor;", "if (original_length == 0.0) return f * factor;",
+        "angles are divided by f", FORWARD + "rope",
     ),
     Fault(
         "softmax: another dim", "csrc/ops/layers/softmax.c", "XT_TRY(rows_back(dx, dim, &din[0]));", "XT_TRY(rows_back(dx, 0, &din[0]));",

@@ -12,7 +12,10 @@ BITS = "tests/ops/test_ops.py::test_same_bits -k "
 CLAUSES = "tests/ops/test_clauses.py::"
 
 # In this order, which is that of the rooms; a file each beside this one.
-ROOMS = ("kernels", "layers", "ops", "tape", "core", "binding", "saving", "data", "training", "optim", "models")
+ROOMS = (
+    "kernels", "layers", "ops", "tape", "core", "binding", "saving", "data", "training", "optim", "modules", "models", "clauses",
+    "promises", "edges", "tensors", "reading",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ _T = "csrc/autograd/tape.c"
 _TEST = "tests/core/test_autograd.py::"
 _FUNCTION = "tests/core/test_function.py::"
 _RULES = "tests/core/test_tape_rules.py::"
+_AGAIN = "tests/core/test_recompute.py::"
 
 FAULTS = [
     Fault(
@@ -59,7 +60,7 @@ FAULTS = [
         "a saved tensor that was changed in place is refused", _TEST + "test_changed_saved_tensor_is_refused",
     ),
     Fault(
-        "freed: a second backward runs", _B, "    if (!walk->retain_graph) __atomic_store_n(&node->freed, true, __ATOMIC_RELAXED);\n", "",
+        "freed: a second backward runs", _B, "    if (consume) __atomic_store_n(&node->freed, true, __ATOMIC_RELAXED);\n", "",
         "a graph that was freed is refused", _TEST + "test_retain_graph_and_freed_graph",
     ),
     Fault(
@@ -71,7 +72,7 @@ FAULTS = [
         "a backward that failed can be tried again", _TEST + "test_a_rule_that_fails_can_be_tried_again",
     ),
     Fault(
-        "saved tensors stay", _B, "        if (!undo) xt_tensor_release(walk->saved[i].tensor);\n", "", "a backward frees its graph as it goes",
+        "saved tensors stay", _B, "for (int i = 0; i < node->saved_count; i++) xt_saved_release(&walk->saved[i]);", "memset(walk->saved, 0, sizeof walk->saved);", "a backward frees its graph as it goes",
         _RULES + "test_a_backward_frees_what_it_has_used",
     ),
     Fault(
@@ -148,7 +149,7 @@ FAULTS = [
         _RULES + "test_a_child_waits_for_no_thread_of_its_parent",
     ),
     Fault(
-        "grad mode of all threads", _T, "static _Thread_local bool grad_mode = true;", "static bool grad_mode = true;", "grad mode belongs to the thread",
+        "grad mode of all threads", _T, "static _Thread_local bool grad_mode = true, recompute_mode;", "static bool grad_mode = true; static _Thread_local bool recompute_mode;", "grad mode belongs to the thread",
         _TEST + "test_grad_mode_belongs_to_the_thread",
     ),
     Fault(
@@ -162,6 +163,45 @@ FAULTS = [
     Fault(
         "call: text arguments are borrowed", "csrc/ops/call.c", "kept->args[i].s = memcpy(kept->text + used, call->arg[i].s, length);", "used += 0;",
         "a backward has copies of text arguments", _RULES + "test_text_arguments_outlive_the_call",
+    ),
+    Fault(
+        "recompute: what was changed", _T, "if (!storage->producer || __atomic_load_n(&storage->version, __ATOMIC_RELAXED)) return NULL;", "if (!storage->producer) return NULL;",
+        "nothing computes again what was changed in place", _AGAIN + "test_an_output_that_was_changed_in_place_is_kept",
+    ),
+    Fault(
+        "recompute: the first output for all", _T, "    tensor->storage->produced = index;\n", "", "a slot names the output that it needs", _AGAIN + "test_the_output_is_computed_again_with_the_same_bits",
+    ),
+    Fault(
+        "recompute: the beginning of the output", _B, "view.data = (char *)storage->data + made->offset;", "view.data = storage->data;", "a slot names a view of the output",
+        _AGAIN + "test_views_of_the_output",
+    ),
+    Fault(
+        "recompute: once for each who asks", _B, "    if (!again_find(&walk->again, sequence)) XT_CHECK", "    XT_CHECK", "several rules may ask for one run",
+        _AGAIN + "test_one_run_serves_all_who_ask",
+    ),
+    Fault(
+        "recompute: kept to the end", _B, "    if (node->recompute) again_forget(&walk->again, node->sequence);\n", "", "until the producer's own rule runs",
+        _AGAIN + "test_it_is_kept_until_its_own_rule_runs",
+    ),
+    Fault(
+        "recompute: the slots of the rule that asks", _B, "    memcpy(walk->saved, asking, sizeof asking);\n", "", "a producer's slots go in front of those of the rule that asks",
+        _AGAIN + "test_the_output_is_computed_again_with_the_same_bits",
+    ),
+    Fault(
+        "recompute: a slot after an error", _B, "            node->saved[i].made = saved->made;\n", "", "a backward that failed can be tried again",
+        _AGAIN + "test_without_memory_a_backward_of_its_own_can_be_tried_again",
+    ),
+    Fault(
+        "recompute: a graph that was freed", _B, "    bool freed = node->freed;\n", "    bool freed = node->freed && consume;\n", "a producer that was freed is refused",
+        _AGAIN + "test_a_freed_graph_says_so",
+    ),
+    Fault(
+        "recompute: the mode of all threads", _T, "static _Thread_local bool grad_mode = true, recompute_mode;", "static _Thread_local bool grad_mode = true; static bool recompute_mode;",
+        "the mode belongs to the thread", _AGAIN + "test_the_mode_belongs_to_the_thread_and_ends_with_the_block",
+    ),
+    Fault(
+        "recompute: chains without an end", _T, "return from->recompute_depth < MOST_DEPTH ? from : NULL;", "return from;", "computing again is a recursion with an end",
+        _AGAIN + "test_a_long_chain_in_a_thread_with_a_small_stack",
     ),
     Fault(
         "Function: a gradient of another dtype", "csrc/py/tensor/autograd.c", "if (same && value->dtype == like.dtype && xt_device_equal", "if (same && xt_device_equal",

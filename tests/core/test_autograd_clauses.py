@@ -1,0 +1,146 @@
+"""What grad modes, functions of users and checkpoints promise, a test for each clause."""
+
+from __future__ import annotations
+
+import pytest
+
+import xtrain as xt
+
+pytestmark = pytest.mark.on_cpu
+
+
+def test_a_mode_may_be_entered_inside_itself() -> None:
+    mode = xt.no_grad()
+    with mode:
+        with xt.enable_grad():
+            assert xt.is_grad_enabled()
+            with mode:
+                assert not xt.is_grad_enabled()
+            assert xt.is_grad_enabled()
+        assert not xt.is_grad_enabled()
+    assert xt.is_grad_enabled()
+
+
+def test_a_mode_ends_with_its_block_also_after_an_error() -> None:
+    for mode in (xt.no_grad, lambda: xt.set_grad_enabled(False)):
+        with pytest.raises(KeyError), mode():
+            raise KeyError
+        assert xt.is_grad_enabled()
+
+
+def test_what_decorators_make() -> None:
+    """With brackets and without; the function's name and text; a generator is refused."""
+
+    def inside(a, *, b=2):
+        """Its text."""
+        return xt.is_grad_enabled(), a, b
+
+    for made in (xt.no_grad()(inside), xt.no_grad(inside)):
+        assert made(1, b=3) == (False, 1, 3) and made.__name__ == "inside" and made.__doc__ == "Its text."
+    with xt.no_grad():
+        assert xt.enable_grad(inside)(1) == (True, 1, 2)
+
+    def numbers():
+        yield 1
+
+    for mode in (xt.no_grad, xt.enable_grad):
+        with pytest.raises(TypeError, match="cannot decorate the generator numbers, use `with` inside it"):
+            mode()(numbers)
+
+
+def test_set_grad_enabled_switches_at_once() -> None:
+    xt.set_grad_enabled(False)
+    assert not xt.is_grad_enabled()
+    xt.set_grad_enabled(True)
+    assert xt.is_grad_enabled()
+    with xt.set_grad_enabled(False):
+        assert not xt.is_grad_enabled()
+    assert xt.is_grad_enabled()
+
+
+class Parts(xt.Function):
+    """Three results, of which the second is no float and the third is marked."""
+
+    seen: list = []
+
+    @staticmethod
+    def forward(ctx, x, factor, other):
+        Parts.seen.append(ctx.needs_input_grad)
+        third = x * 5
+        ctx.mark_non_differentiable(third)
+        return x * factor, (x > 0).long(), third, x * 7
+
+    @staticmethod
+    def backward(ctx, *grads):
+        Parts.seen.append([None if grad is None else grad.tolist() for grad in grads])
+        return grads[0] * 10 + grads[3], None, None
+
+
+def test_gradients_come_by_the_place_of_their_output() -> None:
+    Parts.seen.clear()
+    x = xt.tensor([1.0, -2.0], requires_grad=True)
+    first, second, third, fourth = Parts.apply(x, 3.0, xt.ones(2))
+    assert Parts.seen == [(True, False, False)]
+    assert first.requires_grad and fourth.requires_grad and not third.requires_grad and not second.requires_grad
+    assert second.tolist() == [1, 0] and third.tolist() == [5.0, -10.0]
+    (first * xt.tensor([1.0, 2.0]) + fourth * xt.tensor([30.0, 40.0])).sum().backward()
+    assert Parts.seen[1] == [[1.0, 2.0], None, None, [30.0, 40.0]] and x.grad.tolist() == [40.0, 60.0]
+
+
+def test_only_tensors_are_saved() -> None:
+    class Saves(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x, None)
+            with pytest.raises(TypeError, match="save_for_backward: arguments must be tensors or None, got float"):
+                ctx.save_for_backward(x, 1.0)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, dy):
+            assert ctx.saved_tensors[1] is None
+            return dy * ctx.saved_tensors[0]
+
+    x = xt.tensor([3.0], requires_grad=True)
+    Saves.apply(x).backward()
+    assert x.grad.tolist() == [3.0]
+
+
+def test_a_function_returns_tensors() -> None:
+    class Bad(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1, 3.0
+
+    with pytest.raises(TypeError, match="Function: forward must return a tensor or a tuple of tensors, got float"):
+        Bad.apply(xt.ones(1, requires_grad=True))
+    with pytest.raises(NotImplementedError, match=r"a subclass must define forward\(ctx, \*args\)"):
+        xt.Function.apply(xt.ones(1))
+
+
+def test_nothing_is_recorded_without_a_need() -> None:
+    x = xt.ones(2)
+    assert not Parts.apply(x, 2.0, x)[0].requires_grad
+    with xt.no_grad():
+        assert not Parts.apply(xt.ones(2, requires_grad=True), 2.0, x)[0].requires_grad
+
+
+def test_a_checkpoint_takes_any_arguments() -> None:
+    """Tensors by name, tensors that need no gradient, and what is no tensor; several results, one of them unused."""
+
+    def work(a, n, *, b, flag):
+        assert flag is True and n == 2
+        return a * b * n, (a > 0).long(), a * 100
+
+    a, b = xt.tensor([2.0, 3.0], requires_grad=True), xt.tensor([5.0, 7.0])
+    first, second, _ = xt.checkpoint(work, a, 2, b=b, flag=True)
+    assert second.tolist() == [1, 1] and not second.requires_grad
+    first.sum().backward()
+    assert a.grad.tolist() == [10.0, 14.0] and b.grad is None
+    with xt.no_grad():
+        assert not xt.checkpoint(work, a, 2, b=b, flag=True)[0].requires_grad
+    weight = xt.tensor([4.0, 4.0], requires_grad=True)  # only what the function reads needs a gradient
+    xt.checkpoint(lambda t: t * weight, b).sum().backward()
+    assert weight.grad.tolist() == [5.0, 7.0]
+    xt.checkpoint(lambda: (weight * 2).sum(), use_reentrant=False).backward()
+    assert weight.grad.tolist() == [7.0, 9.0]

@@ -1,0 +1,147 @@
+"""Llama, Mistral and Qwen2: what their configs read and refuse. Numbers are compared in parity/models/test_hf_families.py."""
+
+from __future__ import annotations
+
+import pytest
+
+import xtrain as xt
+from xtrain import models
+from xtrain.models.registry import MODULES, architecture
+from xtrain.optable.table import bits
+
+SMALL = dict(
+    vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=32,
+)  # fmt: skip
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+)
+DECODERS = [kind for kind in MODULES if kind not in ("gpt2",)]
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_shapes_and_counts(kind: str) -> None:
+    found = architecture(kind)
+    for change in ({}, {"tie_word_embeddings": True}, {"head_dim": 10}):
+        config = found.config(**{**SMALL, **change})
+        model = found.model(config)
+        assert {name: tuple(t.shape) for name, t in model.state_dict().items()} == dict(found.tensor_shapes(config))
+        assert found.count_parameters(config) == model.num_parameters()
+
+
+def test_biases() -> None:
+    def biases(config) -> set[str]:
+        names = dict(architecture(config.model_type).tensor_shapes(config))
+        return {name.split(".")[-2] for name in names if name.endswith(".bias")}
+
+    qkv, mlp = {"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj", "down_proj"}
+    assert biases(models.LlamaConfig(**SMALL)) == biases(models.MistralConfig(**SMALL)) == set()
+    assert biases(models.LlamaConfig(**SMALL, attention_bias=True)) == qkv | {"o_proj"}
+    assert biases(models.LlamaConfig(**SMALL, mlp_bias=True)) == mlp
+    assert biases(models.Qwen2Config(**SMALL)) == qkv
+
+
+@pytest.mark.parametrize(
+    "kind,change,words",
+    [
+        (
+            "mistral",
+            dict(sliding_window=16),
+            "sliding_window must be None or at least max_position_embeddings 32, .* got 16",
+        ),
+        ("mistral", dict(sliding_window=True), "sliding_window must be None"),
+        ("mistral", dict(attention_bias=True), "attention_bias must be False"),
+        ("qwen2", dict(attention_bias=True), "attention_bias must be False"),
+        ("qwen2", dict(use_sliding_window=True), "use_sliding_window is not supported, got True"),
+        ("qwen2", dict(layer_types=["full_attention", "sliding_attention"]), "layer_types is not supported"),
+        ("llama", dict(pretraining_tp=2), "pretraining_tp is not supported, got 2"),
+        ("llama", dict(mlp_bias="yes"), "mlp_bias must be True or False, got 'yes'"),
+        ("qwen3", dict(mlp_bias=True), "mlp_bias is not supported, got True"),
+        ("llama", dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), "rope_scaling is not supported"),
+        ("llama", dict(rope_scaling=dict(type="dynamic", factor=4.0)), "rope_scaling is not supported"),
+        ("llama", dict(rope_scaling=LLAMA3 | dict(partial_rotary_factor=0.5)), "rope_scaling is not supported"),
+        ("llama", dict(rope_scaling=LLAMA3 | dict(factor=0)), "rope_scaling must have a positive factor"),
+        (
+            "llama",
+            dict(rope_scaling=LLAMA3 | dict(attention_factor=2.0)),
+            "rope_scaling must not have attention_factor",
+        ),
+        (
+            "llama",
+            dict(rope_scaling=LLAMA3 | dict(low_freq_factor=4.0)),
+            "rope_scaling must have low_freq_factor below high_freq",
+        ),
+        ("llama", dict(rope_scaling="linear"), "rope_scaling must be an object, got 'linear'"),
+        ("llama", dict(rope_scaling={**LLAMA3, "x": 1, 3: 4}), "rope_scaling must not have 3"),
+        ("llama", dict(rope_scaling=LLAMA3 | dict(factor=10**400)), "rope_scaling must have a positive factor"),
+        ("llama", dict(rope_theta=10**400), "rope_theta must be a positive number, got 10000"),
+        ("llama", dict(rope_parameters=dict(full_attention=LLAMA3)), "rope_parameters is not supported"),
+        ("llama", dict(layer_types=3), "layer_types must be a list, got 3"),
+        ("llama", dict(hidden_act="gelu"), "hidden_act must be 'silu', got 'gelu'"),
+        (
+            "llama",
+            dict(num_attention_heads=5, num_key_value_heads=5),
+            "head_dim must be given where num_attention_heads 5",
+        ),
+        ("llama", dict(model_type="qwen2"), "model_type must be 'llama', got 'qwen2'"),
+    ],
+)
+def test_keys_that_change_the_result_are_refused(kind: str, change: dict, words: str) -> None:
+    config = architecture(kind).config
+    with pytest.raises(ValueError, match=f"^{config.__name__}: {words}"):
+        config.from_dict({**SMALL, **change})
+
+
+def test_scaled_frequencies_are_used() -> None:
+    """Linear scaling by 2 makes position 2 i what position i was. Llama 3's makes another model."""
+
+    def logits(scaling, positions) -> bytes:
+        xt.manual_seed(2)
+        model = models.Llama(models.LlamaConfig(**SMALL, rope_scaling=scaling, initializer_range=0.3))
+        return bits(model(xt.tensor([[5, 6, 7, 8]]), xt.tensor(positions)))
+
+    plain = logits(None, [0, 1, 2, 3])
+    assert logits({"rope_type": "linear", "factor": 2.0}, [0, 2, 4, 6]) == plain
+    assert logits({"rope_type": "linear", "factor": 2.0}, [0, 1, 2, 3]) != plain
+    assert logits({**LLAMA3, "original_max_position_embeddings": 16}, [0, 1, 2, 3]) != plain
+
+
+def test_windows_that_change_nothing() -> None:
+    assert models.MistralConfig.from_dict({**SMALL, "sliding_window": 32}).sliding_window == 32
+
+
+def test_two_forms_of_a_scaling_agree() -> None:
+    """rope_scaling and rope_parameters: either, or both when they say the same; both are written."""
+    wanted = LLAMA3
+    for forms in (
+        dict(rope_scaling=LLAMA3, rope_theta=5e5),
+        dict(rope_scaling={**LLAMA3, "type": "llama3"}, rope_theta=5e5),
+        dict(rope_parameters={**LLAMA3, "rope_theta": 5e5}),
+        dict(rope_scaling=LLAMA3, rope_parameters={**LLAMA3, "rope_theta": 5e5}),
+    ):
+        config = models.LlamaConfig.from_dict({**SMALL, **forms})
+        assert config.rope_scaling == wanted and config.rope_theta == 5e5
+        written = config.to_dict()
+        assert written["rope_scaling"] == wanted and written["rope_parameters"] == {**wanted, "rope_theta": 5e5}
+        assert models.LlamaConfig.from_dict(written) == config
+    for forms, words in (
+        (
+            dict(rope_scaling=LLAMA3, rope_parameters={**LLAMA3, "factor": 2.0}),
+            "rope_scaling must agree with rope_param",
+        ),
+        (
+            dict(rope_scaling=LLAMA3, rope_parameters={"rope_type": "default"}),
+            "rope_scaling must agree with rope_param",
+        ),
+        (dict(rope_theta=1e4, rope_parameters={"rope_theta": 5e5}), "rope_theta must agree with rope_parameters"),
+    ):
+        with pytest.raises(ValueError, match=f"^LlamaConfig: {words}"):
+            models.LlamaConfig.from_dict({**SMALL, **forms})
+    assert models.LlamaConfig.from_dict(SMALL).to_dict()["rope_scaling"] is None
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_model_takes_its_own_config(kind: str) -> None:
+    found = architecture(kind)
+    with pytest.raises(TypeError, match=f"^{found.config.family}: config must be a {found.config.__name__}, got int"):
+        found.model(3)

@@ -1,0 +1,68 @@
+"""Promises of layer_norm beside those of every op: rounding, means far from zero, sums over rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_clauses import LOW, agreement, rounded
+
+import xtrain as xt
+import xtrain.functional as F
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_layer_norm_is_rounded_once(dtype: str) -> None:
+    """Not before its weight, nor before its bias."""
+    random = np.random.default_rng(0)
+    x, w, b = (rounded(random.standard_normal(shape), dtype) for shape in ((64, 96), 96, 96))
+    inner = x - x.astype(np.float64).mean(-1, keepdims=True)
+    inner /= np.sqrt(np.mean(np.square(inner), -1, keepdims=True) + 1e-5)
+    mine = [xt.tensor(t).to(getattr(xt, dtype)) for t in (x, w, b)]
+    out = F.layer_norm(mine[0], (96,), *mine[1:])
+    once, before_weight, before_bias = agreement(
+        out,
+        inner * w + b,
+        rounded(inner, dtype).astype(np.float64) * w + b,
+        rounded(inner * w, dtype).astype(np.float64) + b,
+    )
+    assert once > 0.995 and before_weight < 0.9 and before_bias < 0.9
+
+
+def test_layer_norm_of_rows_far_from_zero() -> None:
+    """Squares of x itself would leave no digit of a variance of 1 beside a mean of 10,000."""
+    x = (np.random.default_rng(0).standard_normal((5, 300)) + 1e4).astype(np.float32)
+    inner = x - x.astype(np.float64).mean(-1, keepdims=True)
+    want = inner / np.sqrt(np.mean(np.square(inner), -1, keepdims=True) + 1e-5)
+    assert np.allclose(F.layer_norm(xt.tensor(x), 300).cpu().numpy(), want, rtol=0, atol=5e-3)
+
+
+def test_layer_norm_of_one_column() -> None:
+    """There is no variance: the bias comes out, and x has no gradient but the rounding of two equal numbers."""
+    x, w, b = (xt.tensor(v).requires_grad_() for v in ([[3.0], [-7.0]], [2.0], [0.75]))
+    out = F.layer_norm(x, 1, w, b)
+    assert out.tolist() == [[0.75], [0.75]]
+    out.sum().backward()
+    assert w.grad.tolist() == [0.0] and b.grad.tolist() == [2.0] and x.grad.tolist() == [[0.0], [0.0]]
+
+
+def test_layer_norm_with_one_tensor_for_weight_and_bias() -> None:
+    x = xt.tensor(np.random.default_rng(0).standard_normal((6, 4)))
+    w, *apart = (xt.full((4,), 2.0, dtype=xt.float64).requires_grad_() for _ in range(3))
+    for _ in range(2):  # the second backward adds to .grad
+        F.layer_norm(x, 4, w, w).sum().backward()
+        F.layer_norm(x, 4, *apart).sum().backward()
+    assert np.allclose(w.grad.cpu().numpy(), (apart[0].grad + apart[1].grad).cpu().numpy(), rtol=1e-14)
+
+
+@pytest.mark.on_cpu
+def test_looped_rows_of_layer_norm_add_up_to_the_batch_bitwise() -> None:
+    """Rows after rows into .grad are the same chain of additions as all at once, in one piece of rows (16384 elements)."""
+    random = np.random.default_rng(0)
+    x, dy = (random.standard_normal((3, 17, 48)).astype(np.float32) for _ in "xy")
+    found = []
+    for parts in ((slice(0, 3),), (slice(0, 1), slice(1, 2), slice(2, 3))):
+        w, b = (xt.full((48,), 1.5).requires_grad_() for _ in "wb")
+        for part in parts:
+            (F.layer_norm(xt.tensor(x[part]), 48, w, b) * xt.tensor(dy[part])).sum().backward()
+        found.append((w.grad.numpy().tobytes(), b.grad.numpy().tobytes()))
+    assert found[0] == found[1]

@@ -1,0 +1,178 @@
+"""What `xtrain train --dry-run` says of memory, against the peak that is measured."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import shutil
+
+import pytest
+from runs import arguments, options, text_file, xtrain
+
+import xtrain as xt
+from xtrain import _C
+from xtrain.errors import CheckpointError, ConfigError, DataError
+from xtrain.models import GPT2, GPT2Config
+from xtrain.models.registry import RECOMPUTE, architecture
+from xtrain.train import Trainer
+from xtrain.train.estimate import dry_run, estimates
+
+SMALL = {
+    "model.preset": "tiny",
+    "model.hidden_size": 64,
+    "model.intermediate_size": 192,
+    "model.num_hidden_layers": 7,
+    "seq_len": 128,
+}
+LARGE = {
+    "model.preset": "gpu",
+    "batch_size": 16,
+    "seq_len": 512,
+}  # the constant parts of a GPU's memory are small beside it
+
+
+def measured(values: dict, device: _C.device) -> int:
+    """The peak of a second step and an evaluation, in bytes beside what was there before."""
+    gc.collect()  # trainers of other tests
+    before = _C.memory_stats(device)["allocated"]
+    trainer = Trainer(values, quiet=True)
+    trainer.train_step()
+    if device.type == "cuda":
+        xt.cuda.reset_peak_memory_stats(device)
+    else:
+        _C.memory_reset_peak(device)
+    trainer.train_step()
+    trainer.evaluate()
+    peak = xt.cuda.max_memory_allocated(device) if device.type == "cuda" else _C.memory_stats(device)["peak"]
+    return peak - before
+
+
+@pytest.mark.parametrize("policy", RECOMPUTE)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"precision": "bfloat16"}, {"grad_accum": 3}, {"model.mhc_streams": 2}, {"model.mhc_streams": 2, "precision": "bfloat16"}],
+    ids=["float32", "bfloat16", "pieces", "streams", "streams in bfloat16"],
+)  # fmt: skip
+def test_the_peak_is_estimated(tmp_path, policy: str, changes: dict) -> None:
+    device = _C.get_default_device()
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device=str(device), graph=False)
+    values |= {"precision": "float32", **(SMALL if device.type == "cpu" else LARGE), **changes, "recompute": policy}
+    peak = measured(values, device)
+    config = Trainer(values, quiet=True).config
+    model = Trainer(values, quiet=True).model
+    rng = _C.get_rng_state()
+    found = {one.recompute: one for one in estimates(architecture("qwen3"), model.config, config, device.type)}
+    assert tuple(found) == RECOMPUTE and _C.get_rng_state() == rng and _C.get_default_device() == device
+    estimate = found[policy]
+    assert abs(estimate.peak / peak - 1) < (0.01 if device.type == "cpu" else 0.05), (estimate.peak, peak)
+    assert estimate.other >= 0 and estimate.gradients == sum(p.nbytes for p in model.parameters())
+    peaks = [one.peak for one in found.values()]
+    assert peaks == sorted(peaks, reverse=True) or changes.get("grad_accum")
+    flops = [one.flops for one in found.values()]
+    assert flops[0] == flops[1] < flops[2] < flops[3] and found["cheap"].moved > found["none"].moved
+
+
+@pytest.mark.on_cpu
+def test_a_captured_step_keeps_its_memory_in_an_evaluation(tmp_path) -> None:
+    """Estimated for a GPU, without one: both at once, where an eager step leaves its memory to the evaluation."""
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", eval_tokens=1 << 20)
+    trainer = Trainer({**values, **SMALL}, quiet=True)
+    found = {}
+    for graph in (False, True):
+        trainer.config.graph = graph
+        found[graph] = estimates(architecture("qwen3"), trainer.model.config, trainer.config, "cuda")[0]
+    assert found[False].step <= found[True].step < 1.1 * found[False].step and found[False].evaluation == 0
+    logits = 4 * 4 * 128 * 256
+    assert logits < found[True].evaluation < 4 * logits
+
+
+@pytest.mark.on_cpu
+def test_a_gpt2_is_estimated(tmp_path) -> None:
+    """Its heads count, though their keys have other names; its evaluation drops nothing, and so keeps no scores."""
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", batch_size=4, seq_len=64)
+    config = Trainer(values, quiet=True).config
+    config.graph = True
+    found = {}
+    for rate in (0.0, 0.1):
+        keys = GPT2Config(vocab_size=97, n_positions=64, n_embd=48, n_layer=2, n_head=4, attn_pdrop=rate)
+        (found[rate],) = estimates(architecture("gpt2"), keys, config, "cuda")
+        assert found[rate].working == (32 << 20) + 4 * 4 * 64 * 48
+    assert found[0.0].step < found[0.1].step and found[0.0].evaluation == found[0.1].evaluation
+
+
+def test_a_dry_run_prints_and_leaves_nothing(tmp_path) -> None:
+    data = text_file(tmp_path / "text.txt")
+    before = sorted(os.listdir(tmp_path))
+    done = xtrain("train", *arguments(options(data, tmp_path / "run", device="cpu", recompute="cheap")), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path)) == before
+    rows = re.findall(r"^--recompute (\w+) +((?:[\d.]+ +){7})1?[\d.]+x +[\d.]+x(.*)$", done.stdout, re.M)
+    assert [(name, mark) for name, _, mark in rows] == [
+        ("none", ""), ("cheap", " <- this run"), ("block", ""), ("full", ""),
+    ]  # fmt: skip
+    for _, sizes, _ in rows:
+        *parts, peak = map(float, sizes.split())
+        assert abs(sum(parts) - peak) < 0.0045
+
+
+@pytest.mark.on_cpu
+def test_a_run_that_does_not_fit_says_so(tmp_path) -> None:
+    """Of a size that no machine has: nothing of it is made."""
+    data = text_file(tmp_path / "text.txt")
+    text = dry_run(options(data, tmp_path / "run", device="cpu", batch_size=1 << 30, model__num_hidden_layers=2))
+    assert re.search(r"--recompute none .* \(more than the [\d.]+ GiB of cpu\)$", text, re.M)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("sizes", [dict(batch_size=10**12), dict(seq_len=10**12)])
+def test_a_batch_that_would_take_hours_is_refused(tmp_path, sizes: dict) -> None:
+    data = text_file(tmp_path / "text", 100)
+    with pytest.raises(ConfigError, match=r"^--dry-run: batch_size x seq_len must be at most 68719476736 tokens, got"):
+        dry_run(options(data, tmp_path / "run", device="cpu", **sizes))
+
+
+@pytest.mark.on_cpu
+def test_a_model_of_a_directory(tmp_path) -> None:
+    data = text_file(tmp_path / "text.txt")
+    Trainer(options(data, tmp_path / "run", device="cpu"), quiet=True).run()
+    lines = {}
+    for name, values in (
+        ("preset", options(data, tmp_path / "other", device="cpu")),
+        ("resumed", {"resume": str(tmp_path / "run"), "device": "cpu"}),
+        ("directory", {"model.preset": str(next((tmp_path / "run").glob("checkpoint-*"))), "device": "cpu"}),
+    ):
+        given = values if name != "directory" else {**values, "data": str(data), "batch_size": 4, "seq_len": 16}
+        lines[name] = [line for line in dry_run(given).splitlines() if line.startswith("--recompute")]
+    assert lines["preset"] == lines["resumed"] == lines["directory"]
+
+
+@pytest.mark.on_cpu
+def test_a_run_that_is_refused_is_not_estimated(tmp_path) -> None:
+    """With the words of the run."""
+    keys = GPT2Config(vocab_size=300, n_positions=64, n_embd=48, n_layer=1, n_head=4)
+    data, model = text_file(tmp_path / "text.txt"), tmp_path / "model"
+    values = options(data, tmp_path / "run", device="cpu", seq_len=64) | {"model.preset": str(model)}
+    values = {key: value for key, value in values.items() if key == "model.preset" or not key.startswith("model.")}
+    for change, error, words in (
+        ({}, None, ""),
+        ({"recompute": "cheap"}, ConfigError, "^recompute must be none for GPT2, got cheap"),
+        ({"vocab_size": 100}, DataError, "needs a vocabulary of 256 tokens, the model has 100"),
+        ({"model_type": "bert"}, CheckpointError, r"config\.json: model_type must be gpt2, .* got 'bert'"),
+    ):
+        shutil.rmtree(model, ignore_errors=True)
+        GPT2(keys).save_pretrained(model)
+        changed = keys.to_dict() | {key: value for key, value in change.items() if key != "recompute"}
+        (model / "config.json").write_text(json.dumps(changed))
+        (model / "manifest.json").unlink()
+        given = {**values, "recompute": change.get("recompute", "none")}
+        if error is None:
+            assert "--recompute none" in dry_run(given)
+            Trainer(given, quiet=True)
+            continue
+        for ask in (dry_run, lambda given: Trainer(given, quiet=True)):
+            if "vocab_size" in change and ask is not dry_run:
+                continue  # whose tensors are of another size
+            with pytest.raises(error, match=words):
+                ask(given)

@@ -1,0 +1,390 @@
+"""What options promise: their values, the rules between them, TOML files, and the words of a command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+from runs import options as run_options
+from runs import text_file
+
+from xtrain import _C, cli, errors, saving
+from xtrain.cli.train import parse_arguments
+from xtrain.errors import ConfigError, DataError, NonFiniteError
+from xtrain.models.presets import PRESETS
+from xtrain.tokenizers import ByteTokenizer
+from xtrain.train import Trainer, config, options
+from xtrain.train.config import build, resolve_model, to_toml, warmup_steps
+
+pytestmark = pytest.mark.on_cpu
+
+
+def line(*words: str) -> dict:
+    return parse_arguments(list(words))[1]
+
+
+# ---- values
+
+
+def test_a_whole_number_is_a_number() -> None:
+    lr = build({"optim.lr": 1}).optim.lr
+    assert lr == 1.0 and isinstance(lr, float)
+
+
+@pytest.mark.parametrize(
+    "name,value,words",
+    [
+        ("optim.lr", math.inf, "must be finite, got inf"),
+        ("optim.lr", -math.inf, "must be finite, got -inf"),
+        ("optim.eps", 0.0, "must be greater than 0.0, got 0.0"),
+        ("sample.top_p", 0.0, "must be greater than 0.0"),
+        ("sample.top_p", 1.0 + 1e-9, "must be at most 1.0"),
+        ("val_fraction", 0.5 + 1e-9, "must be at most 0.5"),
+        ("threads", 257, "must be at most 256"),
+        ("seed", 2**63, f"must be at most {2**63 - 1}"),
+        ("steps", 1.0, "must be a whole number, got 1.0"),
+        ("plot", 1, "must be true or false, got 1"),
+        ("optim.lr", True, "must be a number, got True"),
+        ("data", 3, "must be text, got 3"),
+        ("data", "a\0b", "must not hold a NUL character"),
+        ("steps", None, "must be a whole number, got None"),
+    ],
+)
+def test_values_that_are_refused(name: str, value, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} {words}"):
+        build({name: value})
+
+
+def test_ends_of_ranges_are_inside() -> None:
+    for name, value in (
+        ("optim.lr", 0.0),
+        ("sample.top_p", 1.0),
+        ("val_fraction", 0.5),
+        ("threads", 256),
+        ("seed", 2**63 - 1),
+        ("sample.prompt", "a\0b"),
+        ("optim.warmup", 1200),  # as many as steps
+        ("grad_accum", 8),  # as many as sequences
+        ("model.mhc_streams", 8),
+    ):
+        build({name: value})
+
+
+def test_words_for_values() -> None:
+    for word in ("none", "None", "NONE"):
+        assert line("--optim.warmup", word)["optim.warmup"] is None
+    for word, steps in (("1e3", 1000), ("1E3", 1000), ("1.5e1", 15)):
+        assert line("--steps", word)["steps"] == steps
+    for word in ("1.5e0", "1e-1", "1e999", "3.0"):
+        with pytest.raises(ConfigError, match=f"steps must be a whole number, got '{word}'"):
+            line("--steps", word)
+    for word, plot in (("yes", True), ("1", True), ("TRUE", True), ("no", False), ("0", False), ("False", False)):
+        assert line(f"--plot={word}")["plot"] is plot
+    with pytest.raises(ConfigError, match="steps must be a whole number, got 'none'"):
+        line("--steps", "none")  # it has a default that is not None
+
+
+def test_rules_between_values() -> None:
+    for values, words in [
+        ({"optim.beta2": 1.0}, r"optim\.beta1 and optim\.beta2 must be less than 1"),
+        ({"sample.prompt": ""}, r"sample\.prompt must not be empty"),
+        (
+            {"model.mhc_streams": 0, "model.mhc_contraction": "sum"},
+            "mhc_contraction must be mean, or left out, without",
+        ),
+        (
+            {"model.num_attention_heads": 6, "model.num_key_value_heads": 4},
+            r"must divide model\.num_attention_heads \(6\)",
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            build(values)
+    build({"model.mhc_streams": 0, "model.mhc_contraction": "mean"})
+
+
+def test_a_twentieth_of_the_steps_warms_up() -> None:
+    assert warmup_steps(build({"steps": 100})) == 5 and warmup_steps(build({"steps": 100, "optim.warmup": 0})) == 0
+
+
+# ---- models
+
+
+def test_what_a_preset_leaves_open() -> None:
+    """The vocabulary holds bytes at least, and positions go as far as a sequence."""
+    for vocab, want in ((3, 256), (256, 256), (300, 300)):
+        keys = resolve_model(build({"model.preset": "tiny", "seq_len": 48}), vocab)
+        assert keys is not None and keys["vocab_size"] == want and keys["max_position_embeddings"] == 48
+    made = build({"model.preset": "tiny", "model.vocab_size": 1000, "model.max_position_embeddings": 7})
+    keys = resolve_model(made, 300)
+    assert keys is not None and (keys["vocab_size"], keys["max_position_embeddings"]) == (1000, 7)
+    assert made.model.hidden_size == PRESETS["tiny"]["hidden_size"]
+
+
+def test_a_model_directory_decides(tmp_path) -> None:
+    stored = {"model_type": "qwen3", "hidden_size": 64, "rope_parameters": {"rope_theta": 5e5}}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    made = build({"model.preset": os.fspath(tmp_path), "model.hidden_size": 64})
+    assert resolve_model(made, 256) is None
+    assert (made.model.hidden_size, made.model.rope_theta, made.model.mhc_streams, made.model.mhc_contraction) == (
+        64,
+        5e5,
+        0,
+        "mean",
+    )
+    for name, value, there in (("hidden_size", 65, 64), ("rope_theta", 1e4, "500000.0"), ("mhc_streams", 4, 0)):
+        with pytest.raises(ConfigError, match=f"model.{name} must be {there}, as in .*config.json, got {value}"):
+            resolve_model(build({"model.preset": os.fspath(tmp_path), f"model.{name}": value}), 256)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="must hold a JSON object, got list"):
+        resolve_model(build({"model.preset": os.fspath(tmp_path)}), 256)
+
+
+# ---- TOML
+
+
+def test_what_is_written_about_a_run(tmp_path) -> None:
+    """All that decides the numbers, and nothing about this start of the program."""
+    made = build(
+        {"sample.prompt": "\x7f\x1f\u2028é", "optim.lr": 1e22, "name": "n", "out": "o", "resume": "r", "extend": True}
+    )
+    (tmp_path / "c.toml").write_text(to_toml(made), encoding="utf-8")
+    read = options.read_toml(tmp_path / "c.toml")
+    assert read["sample.prompt"] == "\x7f\x1f\u2028é" and read["optim.lr"] == 1e22
+    assert not {"name", "out", "resume", "extend"} & set(read) and {"steps", "seed", "data"} <= set(read)
+
+
+def test_a_file_of_options_has_a_limit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(options, "_LARGEST", 9)
+    (tmp_path / "c.toml").write_text("steps = 3")
+    assert options.read_toml(tmp_path / "c.toml") == {"steps": 3}
+    (tmp_path / "c.toml").write_text("steps = 30")
+    with pytest.raises(ConfigError, match="must have at most 9 bytes"):
+        options.read_toml(tmp_path / "c.toml")
+
+
+def test_tables_and_names(tmp_path) -> None:
+    for tree, words in (
+        ({"model": {"optim": {"lr": 1.0}}}, "unknown option model.optim"),
+        ({"optim": {"lr": {"a": 1}}}, r"optim\.lr must be a value, not a table"),
+        ({"steps": {"a": 1}}, "steps must be a value, not a table"),
+        ({3: 1}, "option names must be text, got 3"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            options.from_tree(tree)
+    assert options.from_tree({"batch-size": 3, "model": "tiny"}) == {"batch_size": 3, "model.preset": "tiny"}
+
+
+def test_a_command_line_is_over_its_file(tmp_path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text("steps = 3\nseed = 4\n")
+    assert options.with_file(folder / "config.toml", {"steps": 5}) == {"steps": 5, "seed": 4}
+    assert "out" not in options.with_file(folder / "config.toml", {"resume": "last"})  # no run has written it
+    (folder / ".lock").touch()
+    for values, out in (
+        ({"resume": "last"}, os.fspath(folder)),
+        ({"resume": "auto"}, os.fspath(folder)),
+        ({"resume": "last", "name": "x"}, None),
+        ({"resume": "last", "out": "y"}, "y"),
+        ({"resume": "somewhere"}, None),
+        ({}, None),
+    ):
+        assert options.with_file(folder / "config.toml", values).get("out") == out
+
+
+# ---- words of a command line
+
+
+def test_command_lines() -> None:
+    assert line("--steps", "3", "--steps=4") == {"steps": 4}, "the last one wins"
+    assert line("--plot", "--steps", "3") == {"plot": True, "steps": 3}
+    assert line("--plot", "False") == line("--no-plot") == line("--plot=false") == {"plot": False}
+    assert parse_arguments(["--plot", "a.toml"]) == ("a.toml", {"plot": True})
+    assert parse_arguments(["--resume", "a.toml"]) == ("a.toml", {"resume": "last"})
+    assert line("--resume") == {"resume": "last"} and line("--resume", "--no-plot") == {"resume": "last", "plot": False}
+    assert line("--resume", "runs/a") == {"resume": "runs/a"}
+    assert line("--optim.lr", "-0.0") == {"optim.lr": 0.0}, "a negative number is a value"
+    for words, text in (
+        (["-"], "unexpected argument '-'"),
+        (["-s"], "unexpected argument '-s'; options are written --name value"),
+        (["--data", "--steps", "3"], "--data needs a value"),
+        (["--no-plot=true"], "--no-plot takes no value, got 'true'"),
+        (["--no-steps"], "unknown option --no-steps"),
+        (["--steps="], "steps must be a whole number, got ''"),
+        (["one.toml", "two.toml", "three.toml"], "unexpected argument 'two.toml'"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            parse_arguments(words)
+
+
+def test_hints_name_the_nearest_option() -> None:
+    known = ["model.num_hidden_layers", "optim.weight_decay", "seed"]
+    assert errors.nearest("momentum_decay", known, "--") == "; did you mean --optim.weight_decay?"
+    assert errors.nearest("num_hiden_layers", known) == "; did you mean model.num_hidden_layers?"
+    for word, hint in (
+        ("--momentum_decay", "did you mean --optim.weight_decay?"),  # by its last part
+        ("--sample.resume", "did you mean --resume?"),  # --sample.tokens is farther
+        ("--STEPS", "did you mean --steps?"),
+        ("--Seq_Len2", "did you mean --seq-len?"),
+    ):
+        with pytest.raises(ConfigError, match=f"unknown option {word}; {hint}".replace("?", r"\?")):
+            line(word, "3")
+
+
+# ---- commands in this process
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A directory of a small trained model with bytes as tokens, and one without an end-of-document token."""
+    place = tmp_path_factory.mktemp("options")
+    trainer = Trainer(run_options(text_file(place / "text.txt"), place / "run"), quiet=True)
+    trainer.run()
+    saving.save_model(
+        trainer.model, place / "model", tokenizer=trainer.tokenizer if hasattr(trainer, "tokenizer") else None
+    )
+    return place / "model"
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    status = cli.main([str(word) for word in words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.parametrize(
+    "words,rule",
+    [
+        (("--max-tokens", "0"), r"--max-tokens must be in \[1, 10000000\], got 0"),
+        (("--temperature", "nan"), "--temperature must be "),
+        (("--temperature", "inf"), "--temperature must be "),
+        (("--temperature", "-0.5"), "--temperature must be "),
+        (("--top-k", "-1"), "--top-k must be at least 0, got -1"),
+        (("--top-p", "0"), "--top-p must be greater than 0, got 0.0"),
+        (("--top-p", "1.5"), r"--top-p must be in \[0, 1\], got 1.5"),
+        (("--seed", "-1"), "--seed must be in "),
+        (("--threads", "257"), r"--threads must be in \[0, 256\], got 257"),
+        (("more",), "expected 1 argument, got 2; usage: xtrain sample DIR"),
+    ],
+)
+def test_options_of_sampling(capsys, model, words, rule: str) -> None:
+    import re
+
+    status, out, err = run(capsys, "sample", model, *words)
+    assert (status, out) == (2, "") and re.match(f"xtrain: error: {rule}", err) and err.count("\n") == 1
+
+
+def test_samples_follow_their_options(capsys, model) -> None:
+    def text(*words: str) -> str:
+        status, out, _ = run(
+            capsys, "sample", model, "--prompt", "def ", "--max-tokens", "20", "--temperature", "5", *words
+        )
+        assert status == 0
+        return out
+
+    assert text() == text("--seed", "0") != text("--seed", "1")
+    assert text("--top-k", "1", "--seed", "0") == text("--top-k", "1", "--seed", "1")
+    assert text("--top-p", "1e-9", "--seed", "0") == text("--top-p", "1e-9", "--seed", "1") == text("--top-k", "1")
+    before = _C.get_num_threads()
+    text("--threads", str(before + 1))
+    assert _C.get_num_threads() == before + 1
+    text("--threads", "0")
+    assert _C.get_num_threads() == before + 1, "0 leaves them as they are"
+
+
+def test_prompts(capsys, model, monkeypatch) -> None:
+    """Without one, the end-of-document token, of which nothing is shown; one that is no Unicode has its bytes."""
+    from xtrain.cli import sample
+
+    seen: list = []
+    monkeypatch.setattr(
+        sample, "generate_text", lambda m, t, ids, n, **k: seen.append(list(map(int, ids))) or "\0\0text"
+    )
+    assert run(capsys, "sample", model)[1] == "text\n" and seen.pop() == [0]
+    assert run(capsys, "sample", model, "--prompt", "a\udcff")[1] == "\0\0text\n" and seen.pop() == [97, 255]
+
+    class NoEnd(ByteTokenizer):
+        eos = None
+
+    monkeypatch.setattr(sample, "load_tokenizer", lambda path: NoEnd())
+    run(capsys, "sample", model)
+    assert seen.pop() == [10]
+
+
+def test_usage_and_help(capsys) -> None:
+    assert run(capsys)[0] == 2 and run(capsys, "--help")[0] == run(capsys, "help")[0] == run(capsys, "-h")[0] == 0
+    for command in ("train", "sample", "verify", "prepare", "bench", "check", "doctor"):
+        for word in ("-h", "--help"):
+            status, out, _ = run(capsys, command, word)
+            assert status == 0 and out.startswith(f"usage: xtrain {command}")
+
+
+@pytest.mark.parametrize(
+    "error,status,text",
+    [
+        (ConfigError("no such option"), 2, "no such option"),
+        (DataError("no data"), 1, "no data"),
+        (errors.CheckpointError("damaged"), 1, "damaged"),
+        (NonFiniteError("NaN"), 1, "NaN"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
+        (MemoryError("1 GiB"), 1, "1 GiB"),
+        (MemoryError(), 1, "MemoryError: no message (XTRAIN_DEBUG=1 shows where)"),
+        (RuntimeError("one\ntwo   three"), 1, "RuntimeError: one two three (XTRAIN_DEBUG=1 shows where)"),
+        (FileNotFoundError(2, "No such file or directory", b"/a"), 1, "/a: No such file or directory"),
+        (OSError(122, "Disk quota exceeded"), 1, "standard output: Disk quota exceeded"),
+    ],
+)
+def test_every_error_is_one_line_and_a_status(
+    capsys, monkeypatch, error: BaseException, status: int, text: str
+) -> None:
+    from xtrain.cli import guard
+
+    monkeypatch.setattr(guard, "_forget_output", lambda: None)
+    monkeypatch.delenv("XTRAIN_DEBUG", raising=False)
+
+    def fails(arguments: list[str]) -> int:
+        raise error
+
+    assert guard.guard(fails, []) == status
+    assert capsys.readouterr().err == f"xtrain: error: {text}\n"
+    if isinstance(error, Exception):
+        monkeypatch.setenv("XTRAIN_DEBUG", "1")
+        with pytest.raises(type(error)):
+            guard.guard(fails, [])
+
+
+def test_doctor_fails_where_something_required_is_missing(capsys, monkeypatch) -> None:
+    from xtrain.cli import doctor
+
+    assert run(capsys, "doctor")[0] == 0
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "matplotlib" else real(name))
+    status, out, _ = run(capsys, "doctor")
+    assert status == 0 and "pip install 'xtrain[plot]'" in out
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "tqdm" else real(name))
+    status, out, _ = run(capsys, "doctor")
+    assert status == 1 and "tqdm, for the progress bar: pip install tqdm" in out
+    monkeypatch.setattr(doctor, "_version", real)
+    monkeypatch.setattr(doctor, "_compute_check", lambda device="cpu": "wrong")
+    assert run(capsys, "doctor")[0] == 1
+
+
+# ---- values in messages
+
+
+def test_values_in_messages() -> None:
+    """One line of printable characters, and no more than asked for."""
+    assert errors.shown("a\nb\x1b[31m") == r"'a\nb\x1b[31m'" and errors.shown(ValueError("a\n  b\x1b")) == r"a b\x1b"
+    assert errors.shown("x" * 300, 10) == "'xxxxxxxxx..." and errors.shown([1, 2]) == "[1, 2]"
+    assert errors.shown(10**6000) == "a long int"
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert errors.shown(deep) == "a long list"
+
+
+def test_defaults_of_a_run_on_a_gpu_are_options() -> None:
+    """Each has a legal value, and options that are given win (see the start of a run)."""
+    build(config.GPU_RUN)

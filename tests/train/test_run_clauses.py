@@ -1,0 +1,275 @@
+"""What reports, records, run directories and samples promise, a test for each clause."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from xtrain import cuda
+from xtrain.errors import CheckpointError, ConfigError
+from xtrain.tokenizers import ByteTokenizer
+from xtrain.train import checkpoints, evaluate, plot, progress, rundir
+from xtrain.train.checkpoints import Saver
+from xtrain.train.config import GPU_RUN, TrainConfig
+from xtrain.train.metrics import Metrics, read_metrics
+from xtrain.train.report import Report
+
+pytestmark = pytest.mark.on_cpu
+
+
+# ---- what is shown
+
+
+def test_an_evaluation_is_shown_in_bits_where_bytes_are_known(capsys) -> None:
+    report = Report(False)
+    report.evaluation(3, {"val_loss": 1.25, "val_bpb": 0.5})
+    report.evaluation(4, {"val_loss": 1.25})
+    assert (
+        capsys.readouterr().out == "step 3: validation 0.5000 bits per byte\nstep 4: validation 1.2500 nats per token\n"
+    )
+
+
+def test_samples_are_indented_and_none_is_nothing(capsys) -> None:
+    report = Report(False)
+    report.sample("a\nb")
+    report.sample(None)
+    report.sample("")
+    Report(True).sample("quiet")
+    assert capsys.readouterr().out == "    | a\n    | b\n"
+
+
+def state(**changes) -> SimpleNamespace:
+    settings = {
+        "config": SimpleNamespace(plot=True),
+        "directory": Path("runs/x"),
+        "corpus": SimpleNamespace(bytes_per_token=1.0),
+        "step": 5,
+        "elapsed": 61.0,
+    }
+    return SimpleNamespace(**{**settings, **changes})
+
+
+def test_how_a_run_ends_is_told(capsys, monkeypatch) -> None:
+    """A picture that cannot be drawn for want of a package is a hint, for want of anything else a warning."""
+
+    def missing(*_):
+        raise ImportError("no matplotlib")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "loss.png")
+
+    monkeypatch.setattr(plot, "plot_loss", missing)
+    Report(False).finish(state(), None, None)
+    assert capsys.readouterr().out == f"{plot.HINT}\n5 steps in 1:01; the run is in runs/x\n"
+    monkeypatch.setattr(plot, "plot_loss", full)
+    Report(False).finish(state(), "text", "SIGINT")
+    assert capsys.readouterr().out == (
+        "warning: loss.png could not be drawn: loss.png: No space left on device\nsample:\n    | text\n"
+        "stopped by SIGINT after step 5; continue with: xtrain train --resume runs/x\n5 steps in 1:01; the run is in runs/x\n"
+    )
+    Report(False).finish(state(config=SimpleNamespace(plot=False)), None, None)
+    assert capsys.readouterr().out == "5 steps in 1:01; the run is in runs/x\n"
+
+
+def test_durations() -> None:
+    for seconds, text in (
+        (0, "0:00"),
+        (0.5, "0:01"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (3599, "59:59"),
+        (3600, "1:00:00"),
+        (7261, "2:01:01"),
+    ):
+        assert progress.clock(seconds) == text
+
+
+def test_lines_of_a_run_that_nobody_watches(capsys) -> None:
+    """The first step, every `every`-th, and the last; nothing when quiet."""
+    for quiet in (False, True):
+        shown = progress.Progress(12, 3, every=5, quiet=quiet)
+        for step in range(4, 13):
+            shown.update(step, 1.5, 100.0)
+        shown.message("a line")
+        shown.close()
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[1] for line in lines[:-1]] == ([] if quiet else ["4/12", "5/12", "10/12", "12/12"])
+        assert lines[-1:] == ([] if quiet else ["a line"])
+
+
+# ---- records
+
+
+def test_records_are_in_the_file_at_once(tmp_path) -> None:
+    metrics = Metrics(tmp_path, lambda text: pytest.fail(text), 0)
+    metrics.write({"step": 1, "loss": 0.5, "bad": math.nan})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5, "bad": null}\n'
+    metrics.close()
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record["loss"] == 0.5 and math.isnan(record["bad"])
+
+
+def test_lines_that_are_no_record(tmp_path) -> None:
+    lines = [
+        '{"step": true}',
+        '{"step": 1.0}',
+        '{"step": "1"}',
+        "[1]",
+        "3",
+        '{"loss": 1}',
+        '{"step": 2}',
+        '{"step": 3',
+        "",
+        '{"step": 4}',
+    ]
+    (tmp_path / "m").write_text("\n".join(lines))
+    assert read_metrics(tmp_path / "m") == [{"step": 2}, {"step": 4}]
+
+
+# ---- directories
+
+
+def test_names_of_runs(tmp_path, monkeypatch) -> None:
+    """A name is no path; a run without one gets the number behind the largest."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/b", "..", ".", "/x"):
+        with pytest.raises(ConfigError, match="name must not hold a path, got"):
+            rundir.plan({"name": name, "device": "cpu"}, pytest.fail)
+    for number in (1, 4):
+        os.makedirs(tmp_path / "runs" / f"tiny-{number}")
+    os.makedirs(tmp_path / "runs" / "tiny-x")
+    config, checkpoint, _ = rundir.plan({"model.preset": "tiny", "device": "cpu"}, pytest.fail)
+    assert (config.out, config.name, checkpoint) == ("runs/tiny-5", "tiny-5", None)
+    config, _, _ = rundir.plan({"name": "mine", "device": "cpu"}, pytest.fail)
+    assert (config.out, config.name) == ("runs/mine", "mine")
+
+
+def test_a_run_that_is_resumed_has_its_place(tmp_path) -> None:
+    run = tmp_path / "run"
+    os.makedirs(run / "checkpoint-00000001")
+    for resume in (run, run / "checkpoint-00000001"):
+        with pytest.raises(ConfigError, match=r"out must be .*run or left out when that run is resumed, got elsewhere"):
+            rundir.plan({"resume": os.fspath(resume), "out": "elsewhere"}, lambda text: None)
+    with pytest.raises(CheckpointError, match="manifest.json"):  # with its own place it is looked at
+        rundir.plan({"resume": os.fspath(run / "checkpoint-00000001"), "out": os.fspath(run)}, lambda text: None)
+
+
+def test_devices_that_are_named(monkeypatch) -> None:
+    monkeypatch.setattr(cuda, "is_available", lambda: False)
+    assert rundir.resolve_device("auto") == "cpu"
+    with pytest.raises(ConfigError, match="device must be cpu, because no usable CUDA device was found, got 'cuda'"):
+        rundir.resolve_device("cuda")
+    with pytest.raises(ConfigError, match="device must be auto, cpu, cuda or cuda:N, got 'tpu'"):
+        rundir.resolve_device("tpu")
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    assert rundir.resolve_device("auto") == "cuda" and rundir.resolve_device("cuda:1") == "cuda:1"
+    with pytest.raises(ConfigError, match="device must be one of the 2 CUDA devices, counted from 0, got 'cuda:2'"):
+        rundir.resolve_device("cuda:2")
+
+
+def test_what_a_run_on_a_gpu_starts_from(monkeypatch, tmp_path) -> None:
+    """Only where no model is named, and what is given wins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 1)
+    config, _, _ = rundir.plan({"steps": 7}, pytest.fail)
+    assert (config.model.preset, config.batch_size, config.steps) == ("gpu", GPU_RUN["batch_size"], 7)
+    config, _, _ = rundir.plan({"model.preset": "tiny"}, pytest.fail)
+    assert (config.model.preset, config.batch_size) == ("tiny", TrainConfig().batch_size)
+    config, _, _ = rundir.plan({"device": "cpu"}, pytest.fail)
+    assert config.model.preset == "default"
+    for device, given, precision in (
+        ("cuda", None, "bfloat16"),
+        ("cpu", None, "float32"),
+        ("cuda", "float32", "float32"),
+    ):
+        options = {"device": device} | ({} if given is None else {"precision": given})
+        assert rundir.plan(options, pytest.fail)[0].precision == precision
+
+
+# ---- checkpoints
+
+
+def test_a_reason_is_told_once_until_a_save_works(monkeypatch) -> None:
+    clock, told, errors = (
+        [0.0],
+        [],
+        [CheckpointError("full"), CheckpointError("full"), None, CheckpointError("full"), CheckpointError("other")],
+    )
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock[0])
+
+    def save() -> None:
+        clock[0] += 1
+        if error := errors.pop(0):
+            raise error
+
+    saver = Saver(save, told.append)
+    for _ in range(5):
+        clock[0] += 10
+        saver.try_to_save()
+    assert told == ["full", "full", "other"] and not errors
+
+
+# ---- samples of a run
+
+
+def sampled(monkeypatch, tokenizer=None, name: str = "text", **changes):
+    """What generate_text gets for these settings."""
+    seen: list = []
+    monkeypatch.setattr(
+        evaluate,
+        "generate_text",
+        lambda model, tok, ids, count, **options: seen.append((bytes(map(int, ids)), count, options)) or "made",
+    )
+    settings = SimpleNamespace(
+        **{"prompt": None, "tokens": 9, "temperature": 0.5, "top_k": 3, "top_p": 0.25, **changes}
+    )
+    found = evaluate.sample(
+        SimpleNamespace(
+            config=SimpleNamespace(sample=settings, seed=17),
+            tokenizer=tokenizer,
+            model=None,
+            corpus=SimpleNamespace(name=name),
+            val=np.arange(40).reshape(1, 40),
+        )
+    )
+    return found, seen
+
+
+def test_what_a_sample_starts_from(monkeypatch) -> None:
+    """The prompt; `def ` for Python; else the first 16 validation tokens. Its options are those of the run, and so is its seed."""
+    tokenizer = ByteTokenizer()
+    options = {"temperature": 0.5, "top_k": 3, "top_p": 0.25, "seed": 17}
+    assert sampled(monkeypatch, tokenizer) == ("made", [(bytes(range(16)), 9, options)])
+    assert sampled(monkeypatch, tokenizer, "python")[1][0][0] == b"def "
+    assert sampled(monkeypatch, tokenizer, "python", prompt="x\udcff")[1][0][0] == b"x\xff"
+    for nothing in (sampled(monkeypatch, None), sampled(monkeypatch, tokenizer, tokens=0)):
+        assert nothing == (None, [])
+
+
+def test_a_config_of_a_run_is_read_back(tmp_path) -> None:
+    """given_options are what differs from the defaults."""
+    config = TrainConfig()
+    config.steps, config.optim.lr = 3, 0.5
+    assert rundir.given_options(config) == {"steps": 3, "optim.lr": 0.5}
+    rundir.write_config(tmp_path, config)
+    assert "steps = 3" in (tmp_path / "config.toml").read_text()
+    assert json.loads(json.dumps(rundir.given_options(TrainConfig()))) == {}
+
+
+def test_an_infinite_second_moment_is_none_to_refuse() -> None:
+    """The square of a large gradient; NaN is."""
+    import xtrain as xt
+
+    layer = xt.nn.Linear(2, 1, bias=False)
+    for key in ("exp_avg", "exp_avg_sq", "master"):
+        for value, bad in ((math.inf, None), (math.nan, f"{key} of parameter weight has NaN")):
+            kept = SimpleNamespace(state={layer.weight: {key: xt.full((1, 2), value)}})
+            assert checkpoints._bad_moment(SimpleNamespace(model=layer, optimizer=kept)) == bad

@@ -1,0 +1,129 @@
+"""CausalLM: what the language models of all families do around their layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .. import _C, functional, generation, nn, saving
+from .._C import Tensor
+from ..generation import KVCache
+from ..nn.module import LoadResult, is_stock
+from .language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class CausalLM(LanguageModel):
+    """Head, loss, files and generation. A family has layers, `lm_head`, an nn.Linear or None for the token table, and
+    `table`: the name of that table, in a module that turns ids [B, S] into [B*S, C].
+    """
+
+    table: ClassVar[str]
+    lm_head: nn.Linear | None
+
+    def _trunk(self) -> Any:
+        return getattr(self, self.table.partition(".")[0])
+
+    def _embedding(self) -> Any:
+        return getattr(self._trunk(), self.table.rpartition(".")[2])
+
+    def _table(self) -> Tensor:
+        """The weight [V, C] of the head that is tied to the token table."""
+        weight = getattr(self._embedding(), "weight", None)
+        if not isinstance(weight, _C.Tensor):
+            kind, name = type(self._embedding()).__name__, self.table.rpartition(".")[2]
+            raise TypeError(f"{self.config.family}: {name} must have a weight while lm_head is None, got {kind}")
+        return weight
+
+    def _check_ids(self, name: str, ids: Tensor) -> None:
+        if not isinstance(ids, _C.Tensor):
+            raise TypeError(f"{self.config.family}: {name} must be a Tensor, got {type(ids).__name__}")
+        if ids.ndim != 2:
+            raise ValueError(f"{self.config.family}: {name} must have shape (B, S), got {tuple(ids.shape)}")
+        if ids.shape[1] == 0:
+            raise ValueError(
+                f"{self.config.family}: {name} must have at least one token per sequence, got shape {tuple(ids.shape)}"
+            )
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
+        """ids [B, S] int64 or int32 -> logits [B, S, V].
+
+        positions: None (0..S-1 in every sequence) or int64 [B*S]. caches: a list of KVCache, one per layer, see
+        `make_caches`.
+        """
+        self._check_ids("ids", ids)
+        layers = self.config.num_hidden_layers
+        if caches is not None and len(caches) != layers:
+            raise ValueError(f"{self.config.family}: caches must be one per layer, {layers}, got {len(caches)}")
+        batch, seq = ids.shape
+        x = self._trunk()(ids, positions, caches)
+        logits = _C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x)
+        return logits.view(batch, seq, logits.shape[-1])
+
+    def loss(self, ids: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+        """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
+        "none" -> [B*S].
+
+        One op computes head and loss, see functional.linear_cross_entropy, unless the head is not a plain nn.Linear
+        without bias, or head or model have hooks or another `forward`: then it is the cross entropy of self(ids).
+        """
+        self._check_ids("ids", ids)
+        self._check_ids("targets", targets)
+        if ids.shape != targets.shape:
+            raise ValueError(
+                f"{self.config.family}: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}"
+            )
+        options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction)
+        head, targets = self.lm_head, targets.reshape(-1)
+        whole = is_stock(self, type(self)) and type(self).forward is CausalLM._defined_forward
+        if whole and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
+            weight = self._table() if head is None else head.weight
+            return _C.linear_cross_entropy(self._trunk()(ids), weight, targets, **options)
+        logits = self(ids)
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> LoadResult:
+        """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it
+        otherwise.
+        """
+        head = state_dict.get("lm_head.weight")
+        if head is not None and self.lm_head is None:
+            table = state_dict.get(f"{self.table}.weight")
+            if table is None or head.shape != table.shape or not (head == table).all().item():
+                raise ValueError(
+                    f"load_state_dict: lm_head.weight must equal {self.table}.weight when tied, got another value"
+                )
+            state_dict = {key: value for key, value in state_dict.items() if key != "lm_head.weight"}
+        return super().load_state_dict(state_dict, strict)
+
+    def num_parameters(self, embeddings: bool = True) -> int:
+        """Number of trained values; without `embeddings` those of the token table are left out (unless they are the
+        head too).
+        """
+        count = sum(parameter.numel() for parameter in self.parameters())
+        if not embeddings and self.lm_head is not None:
+            count -= sum(parameter.numel() for parameter in self._embedding().parameters())
+        return count
+
+    def make_caches(self, batch: int, length: int) -> list[KVCache]:
+        """Empty key/value caches for `length` positions of `batch` sequences, one per layer."""
+        return [KVCache(batch, length) for _ in range(self.config.num_hidden_layers)]
+
+    def generate(self, ids: Any, max_new_tokens: int, **options: Any) -> Tensor:
+        """Continues ids by sampling; see xtrain.generation.generate."""
+        return generation.generate(self, ids, max_new_tokens, **options)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str], dtype: _C.dtype | None = None) -> Self:
+        """A model from a Hugging Face model directory; dtype None keeps that of the files."""
+        model = saving.load_model(directory, dtype=dtype)
+        if not isinstance(model, cls):
+            raise ValueError(f"from_pretrained: {directory} must hold a {cls.__name__}, got {type(model).__name__}")
+        return model
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes config.json and model.safetensors, a directory that Hugging Face's from_pretrained reads."""
+        saving.save_model(self, directory)

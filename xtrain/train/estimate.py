@@ -1,0 +1,246 @@
+"""What a training step needs under each policy of recomputation, told before anything of its size is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _C, cuda
+from .._C import Tensor
+from .._host import host_memory
+from ..autograd import no_grad
+from ..errors import ConfigError
+from ..models.language_model import LanguageModel
+from ..models.registry import RECOMPUTE, Architecture, architecture
+from ..nn.module import evaluating
+from ..saving import DirectoryReader, read_config
+from . import rundir
+from .config import TrainConfig, resolve_model
+from .parts import check_vocabulary, make_optimizer, open_corpus
+from .step import gradients
+
+# Operations of products in the time of one byte of memory, roughly: of an H200 by precision, and of a server's CPU.
+_BALANCE = {"bfloat16": 150.0, "tf32": 75.0, "float32": 13.0}
+_BALANCE_CPU = 20.0
+_MOST_TOKENS = 1 << 36  # of a batch: the loss goes through it in chunks, one call after the other, also on meta
+_GPU_WORKSPACE = 32 << 20  # of cuBLASLt, for the life of the process
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of a training step in bytes, and its work.
+
+    activations: kept for the backward by the time the head begins; loss: what head and loss keep; other: what else is
+    there at the peak of a step, gradients, temporary tensors, what the region of a captured step has more, and
+    `working` bytes of kernels. evaluation: what an evaluation needs beyond that; a captured step keeps its region
+    meanwhile. gradients: all of them, at the end. flops: of products and attention. moved: bytes that other kernels
+    read and write.
+    """
+
+    recompute: str
+    parameters: int
+    optimizer: int
+    activations: int
+    loss: int
+    other: int
+    working: int
+    evaluation: int
+    gradients: int
+    flops: int
+    moved: int
+
+    @property
+    def step(self) -> int:
+        """The most bytes at once in a step."""
+        return self.parameters + self.optimizer + self.activations + self.loss + self.other
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at once."""
+        return self.step + self.evaluation
+
+
+def estimates(kind: Architecture, keys: Any, config: TrainConfig, device: str) -> list[Estimate]:
+    """What a step of `config` needs under each policy that the model has. keys: a config of `kind`, of which nothing is
+    built.
+
+    The step itself runs, twice, on a device whose tensors have no elements (`meta`).
+    """
+    rng, default = _C.get_rng_state(), _C.get_default_device()
+    meta = _C.device("meta:0" if device == "cpu" else "meta:1")
+    _C.set_default_device(meta)
+    try:
+        found = (_estimate(kind, keys, config, meta, policy) for policy in RECOMPUTE)
+        return [one for one in found if one is not None]
+    finally:
+        _C.set_default_device(default)
+        _C.set_rng_state(rng)
+
+
+def _estimate(kind: Architecture, keys: Any, config: TrainConfig, meta: _C.device, policy: str) -> Estimate | None:
+    """None for a policy that the model does not have."""
+
+    def held() -> int:
+        return _C.memory_stats(meta)["allocated"] - before
+
+    before = _C.memory_stats(meta)["allocated"]
+    model = kind.model(keys).to(_C.bfloat16 if config.precision == "bfloat16" else _C.float32)
+    if policy != "none":
+        if not hasattr(model, "recompute"):
+            return None
+        model.recompute = policy
+    optimizer = make_optimizer(model, config.optim)
+    parameters = held()
+    sizes = [
+        config.batch_size // config.grad_accum + (i < config.batch_size % config.grad_accum)
+        for i in range(config.grad_accum)
+    ]
+    pieces = [tuple(_C.empty((size, config.seq_len), _C.int64, meta) for _ in range(2)) for size in sizes]
+    watch = _Watch(held)
+    with watch:
+        _step(model, optimizer, pieces, config)  # makes the optimizer's state
+    optimizer.zero_grad()
+    state = held() - parameters
+    _C.memory_reset_peak(meta)
+    _C.meta_work(True)
+    captured = bool(config.graph and meta.index)
+    _C.meta_plan()
+    with watch:
+        _step(model, optimizer, pieces, config)
+    region = _C.meta_planned()  # of a graph
+    work = _C.meta_work()
+    grads = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    step = parameters + state + region if captured else _C.memory_stats(meta)["peak"] - before
+    held_then = held()
+    _C.memory_reset_peak(meta)
+    _evaluate(model, config, meta)
+    evaluation = _C.memory_stats(meta)["peak"] - before - held_then
+    if not captured:
+        evaluation = max(0, evaluation + held_then - step)
+    activations = watch.kept - watch.loss - parameters - state
+    working = _working_memory(keys, config, meta)
+    other = step - watch.kept + working
+    return Estimate(
+        policy,
+        parameters,
+        state,
+        activations,
+        watch.loss,
+        other,
+        working,
+        evaluation,
+        grads,
+        work["flops"],
+        work["bytes"],
+    )
+
+
+class _Watch:
+    """Inside two steps of a model: kept, the bytes held when the first loss of the second has been computed, and loss,
+    those of them that the loss op keeps.
+    """
+
+    def __init__(self, held: Callable[[], int]) -> None:
+        self._held, self._step, self._after = held, 0, False
+        self.kept = self.loss = 0
+
+    def __enter__(self) -> None:
+        self._step += 1
+        self._before = _C.set_call_hook(self._see)
+
+    def __exit__(self, *_: object) -> None:
+        _C.set_call_hook(self._before)
+
+    def _see(self, op: Any, arguments: Mapping[str, Any], _outputs: tuple[Tensor, ...]) -> None:
+        """A call hook: after each op."""
+        if self._step == 2 and self._after and not self.kept:
+            self.kept = self._held()
+        self._after = op.__name__ in ("linear_cross_entropy", "cross_entropy")
+        if self._step == 1 and self._after and not self.loss:
+            hook = _C.set_call_hook(None)
+            try:
+                before = self._held()
+                again = op(**arguments)
+                self.loss = self._held() - before
+                del again
+            finally:
+                _C.set_call_hook(hook)
+
+
+def _step(model: LanguageModel, optimizer: Any, pieces: list[Any], config: TrainConfig) -> None:
+    loss, norm = gradients(model, optimizer, pieces, 1.0, config.clip)
+    guard = _C.full((), 0, _C.float32).mul_(loss).mul_(norm)
+    optimizer.step(guard=guard)
+
+
+@no_grad()
+def _evaluate(model: LanguageModel, config: TrainConfig, meta: _C.device) -> None:
+    windows = min(max(config.eval_tokens // config.seq_len, 1), config.batch_size)
+    ids, targets = (_C.empty((windows, config.seq_len), _C.int64, meta) for _ in range(2))
+    with evaluating(model):
+        model.loss(ids, targets, reduction="sum")
+
+
+def _working_memory(keys: Any, config: TrainConfig, meta: _C.device) -> int:
+    """Of kernels of a GPU: that of products, and a row of float32 for each query of a piece (dQ of the attention)."""
+    if meta.index == 0:
+        return 0
+    heads, dim = getattr(keys, "num_attention_heads", 0), getattr(keys, "head_dim", 0) or 0
+    return _GPU_WORKSPACE + 4 * -(-config.batch_size // config.grad_accum) * config.seq_len * heads * dim
+
+
+# ---- xtrain train --dry-run ------------------------------------------------------------------------------------------
+
+
+def dry_run(values: Mapping[str, Any]) -> str:
+    """Lines that say what a run with these options would need; nothing is written, and no model is made."""
+    warnings: list[str] = []
+    config, checkpoint, _ = rundir.plan(values, warnings.append)
+    device = rundir.resolve_device(config.device)
+    corpus = open_corpus(config, checkpoint)
+    planned = None if checkpoint else resolve_model(config, corpus.vocab_size)
+    if planned is None:
+        kind, keys = read_config(DirectoryReader(checkpoint or config.model.preset))
+    else:
+        kind = architecture(planned["model_type"])
+        keys = kind.config(**planned, dtype="float32")
+    check_vocabulary(keys, corpus)
+    limit = host_memory() if device == "cpu" else cuda.get_device_properties(device)["memory_total"]
+    if config.batch_size * config.seq_len > _MOST_TOKENS:
+        raise ConfigError(
+            f"--dry-run: batch_size x seq_len must be at most {_MOST_TOKENS} tokens, "
+            f"got {config.batch_size} x {config.seq_len}"
+        )
+    count = kind.count_parameters(keys) / 1e6
+    head = f"model  {config.model.preset}: {count:.2f} M parameters, {config.precision}, {device}"
+    batch = f"batch  {config.batch_size} x {config.seq_len} tokens" + (
+        f" in {config.grad_accum} pieces" if config.grad_accum > 1 else ""
+    )
+    lines = [f"warning: {text}" for text in warnings] + [head, batch]
+    found = estimates(kind, keys, config, device)
+    if config.recompute not in [one.recompute for one in found]:
+        raise ConfigError(f"recompute must be none for {keys.family}, got {config.recompute}")
+    return "\n".join(lines + table(found, config, limit, device))
+
+
+def table(found: list[Estimate], config: TrainConfig, limit: int, device: str) -> list[str]:
+    """The estimates as lines of text. limit: bytes of the machine."""
+    balance = _BALANCE_CPU if device == "cpu" else _BALANCE[config.precision or "float32"]
+    times = [one.flops + balance * one.moved for one in found]
+    columns = ("parameters", "optimizer", "activations", "loss", "other", "evaluation", "peak", "FLOPs", "time")
+    lines = [f"{'GiB of memory, at the most':26}" + "".join(f"{name:>12}" for name in columns)]
+    for one, time in zip(found, times, strict=True):
+        sizes = (one.parameters, one.optimizer, one.activations, one.loss, one.other, one.evaluation, one.peak)
+        mark = " <- this run" if one.recompute == config.recompute else ""
+        mark += "" if one.peak <= limit else f" (more than the {limit / 2**30:.1f} GiB of {device})"
+        lines.append(
+            f"{'--recompute ' + one.recompute:26}"
+            + "".join(f"{size / 2**30:12.3f}" for size in sizes)
+            + f"{one.flops / max(found[0].flops, 1):11.2f}x{time / max(times[0], 1):11.2f}x{mark}"
+        )
+    lines.append(
+        f"other: gradients ({found[0].gradients / 2**30:.3f} GiB in the end), temporary tensors, working memory; "
+        "time: of the kernels, roughly"
+    )
+    return lines
