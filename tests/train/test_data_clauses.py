@@ -407,7 +407,7 @@ def test_a_panic_of_the_package_is_a_data_error(tmp_path, monkeypatch) -> None:
         def __init__(self, error: BaseException) -> None:
             self.error = error
 
-        def encode(self, *args, **options):
+        def encode_batch(self, *args, **options):
             raise self.error
 
     monkeypatch.setattr(found, "_implementation", Fails(PanicException("index out of bounds")))

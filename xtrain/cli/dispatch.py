@@ -16,17 +16,19 @@ from .guard import fail, guard
 _USAGE = """\
 usage: xtrain COMMAND [options]
 
-  train    train a language model (xtrain train --help lists every option)
-  sample   generate text from a run or a model directory
-  verify   check the files of a run or a model directory against their manifest
-  prepare  turn text into a token file for `train --data`
-  bench    measure matrix products, attention or every op: xtrain bench gemm | attention | ops
-  check    prove every kernel right on this machine
-  doctor   show versions, CPU, BLAS, devices, and what is missing
+  train      train a language model (xtrain train --help lists every option)
+  sample     generate text from a run or a model directory
+  verify     check the files of a run or a model directory against their manifest
+  prepare    turn text, JSON lines or Parquet into a token file for `train --data` (also: tokenize)
+  tokenizer  train a tokenizer on text: xtrain tokenizer train FILES --vocab N
+  bench      measure matrix products, attention or every op: xtrain bench gemm | attention | ops
+  check      prove every kernel right on this machine
+  doctor     show versions, CPU, BLAS, devices, and what is missing
 
   --version, --help
 """
-_COMMANDS = ("train", "sample", "verify", "prepare", "bench", "check", "doctor")
+_COMMANDS = ("train", "sample", "verify", "prepare", "tokenize", "tokenizer", "bench", "check", "doctor")
+_MODULES = {"tokenize": "prepare"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,4 +58,4 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _module(name: str) -> Any:
     """The module of a command, with USAGE and `command(arguments)`, which returns the exit status."""
-    return import_module(f".{name}", __package__)
+    return import_module(f".{_MODULES.get(name, name)}", __package__)

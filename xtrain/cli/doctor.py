@@ -26,6 +26,7 @@ _PACKAGES = {
     "tqdm": (True, "tqdm", "the progress bar"),
     "matplotlib": (False, "'xtrain[plot]'", "loss.png"),
     "tokenizers": (False, "'xtrain[hf]'", "text for models with a tokenizer.json"),
+    "pyarrow": (False, "'xtrain[data]'", "Parquet files"),
     "ml_dtypes": (False, "ml_dtypes", "bfloat16 to and from NumPy"),
 }
 

@@ -63,9 +63,11 @@ def _negated(name: str, keys: Mapping[str, Key]) -> Key | None:
 
 
 def simple_options(
-    arguments: Sequence[str], known: Mapping[str, Any], words: int, usage: str
+    arguments: Sequence[str], known: Mapping[str, Any], words: int | None, usage: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return (as many plain words, options by name); an option has the type of its default in `known`, None is text."""
+    """Return (as many plain words, options by name); an option has the type of its default in `known`, None is text.
+    words None: at least one.
+    """
     rules, text = option(None, "").metadata, option(None, "", any_word=True).metadata
     keys = {
         name: Key(
@@ -78,7 +80,9 @@ def simple_options(
         for name, value in known.items()
     }
     found, values = parse(arguments, keys)
-    if len(found) != words:
+    if words is None and not found:
+        raise ConfigError(f"expected arguments, got none; {usage.splitlines()[0]}")
+    if words is not None and len(found) != words:
         raise ConfigError(
             f"expected {words or 'no'} argument{'s' * (words != 1)}, got {len(found)}; {usage.splitlines()[0]}"
         )

@@ -1,22 +1,42 @@
-"""`xtrain prepare`."""
+"""`xtrain prepare`, which is `xtrain tokenize`, too."""
 
 from __future__ import annotations
 
+import sys
+
 from ..data import prepare
+from ..errors import ConfigError
 from ..tokenizers import find_tokenizer
 from .parser import simple_options
 
 USAGE = """\
-usage: xtrain prepare SOURCE OUT.tokens [--tokenizer DIR]
+usage: xtrain prepare SOURCE OUT.tokens [options]          (or xtrain tokenize)
 
-Writes the text of SOURCE (a file, a folder, or 'python' for the standard library's source) as a token file.
+Writes the text of SOURCE (a file, a folder, or 'python' for the standard library's source) as a token file. A text file
+is one document, and so is a line of .jsonl, a row of .parquet (needs pyarrow: pip install 'xtrain[data]'), and the text
+in a .txt.gz; .jsonl.gz is read too.
 
   --tokenizer DIR       a model directory with a tokenizer.json [default: bytes]
+  --field NAME          key of JSON lines, and column of Parquet files, that holds the text [default text]
+  --token-bytes N       SOURCE is a .bin file of nanoGPT, whose tokens have 1, 2 or 4 bytes; --tokenizer made them
 """
 
 
 def command(arguments: list[str]) -> int:
-    (source, out), values = simple_options(arguments, {"tokenizer": None}, 2, USAGE)
-    count = prepare(source, out, find_tokenizer(values["tokenizer"]) if values["tokenizer"] else None)
+    known = {"tokenizer": None, "field": "text", "token_bytes": 0}
+    (source, out), values = simple_options(arguments, known, 2, USAGE)
+    if values["token_bytes"] not in (0, 1, 2, 4):
+        raise ConfigError(f"--token-bytes must be 1, 2 or 4, got {values['token_bytes']}")
+    tokenizer = find_tokenizer(values["tokenizer"]) if values["tokenizer"] else None
+    live = sys.stderr is not None and sys.stderr.isatty()
+
+    def show(tokens: int) -> None:
+        if live:
+            print(f"\r{tokens:,} tokens", end="", file=sys.stderr, flush=True)
+
+    options = {"field": values["field"], "token_bytes": values["token_bytes"], "progress": show}
+    count = prepare(source, out, tokenizer, **options)
+    if live:
+        print("\r", end="", file=sys.stderr)
     print(f"{out}: {count:,} tokens")
     return 0

@@ -8,6 +8,8 @@ A *segment* is one 1-D array of token ids; training windows never cross segments
     a token file     written by `prepare`, or a 1-D integer .npy file; stays in the file; its last part for validation
     a folder with *.tokens or *.npy files: one segment each; those named val* are for validation, else the last parts
 
+JSON lines, Parquet, packed text and .bin files are made token files first, by `prepare`.
+
 Hidden files, installed packages and what runs have written are left out of a folder: a run inside its own data can be
 resumed, and none trains on the records of another.
 
@@ -22,10 +24,11 @@ from .corpus import MAX_FOLDER_BYTES, Corpus, open_data
 from .file_array import FileArray
 from .identity import identity, same_data
 from .loader import Loader, Windows, permute
-from .prepare import prepare
+from .prepare import prepare, source_files
+from .readers import Document, read_documents, text_of
 from .token_files import MAGIC, open_tokens
 
 __all__ = [
-    "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "FileArray", "Loader", "Windows", "identity", "open_data", "open_tokens",
-    "permute", "prepare", "same_data",
+    "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Document", "FileArray", "Loader", "Windows", "identity", "open_data",
+    "open_tokens", "permute", "prepare", "read_documents", "same_data", "source_files", "text_of",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from ..errors import DataError
 from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer
 from .file_array import FileArray, Segment, part
 from .loader import Loader, Windows
+from .readers import is_packed
 from .text import bytes_of, is_text, read_error, text_files
 from .token_files import open_token_file, starts_with_magic
 
@@ -92,6 +93,8 @@ def open_data(
     if source.endswith(".npy") or starts_with_magic(source):
         return _from_token_files(source, [source], given, val_fraction)
     text = bytes_of(source)
+    if is_packed(source) and is_text(text[:8192].tobytes()):
+        raise _packed(source, source)
     if not is_text(text[:8192].tobytes()):
         raise DataError(
             f"data: {source} must be text, a token file or .npy, but it is binary; write its text, or its token ids as "
@@ -100,6 +103,10 @@ def open_data(
     segment, size = _encode(text, tokenizer)
     train, val = _split_segments([segment], val_fraction, source)
     return Corpus(source, train, val, size / len(segment), tokenizer.vocab_size, tokenizer)
+
+
+def _packed(path: str, source: str) -> DataError:
+    return DataError(f"data: {path} must be read first: xtrain prepare {source} data.tokens writes its documents")
 
 
 def _encode(text: FileArray, tokenizer: Tokenizer) -> tuple[Segment, int]:
@@ -125,6 +132,8 @@ def _from_folder(name: str, root: str, files: list[str], tokenizer: Tokenizer, f
     total = 0
     for file in files:
         path = os.path.join(root, file)
+        if is_packed(file):
+            raise _packed(path, root)
         try:
             with open(path, "rb") as stream:
                 data = stream.read()

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import sysconfig
 from array import array
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
 
 from ..errors import DataError
 from ..files import reason, write_file
-from ..tokenizers import ByteTokenizer, Tokenizer
-from .text import holds_text, is_text, text_files
+from ..tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
+from .readers import is_packed, open_raw_tokens, read_documents, text_of
+from .text import holds_text, text_files
 from .token_files import HEADER, HEADER_BYTES, MAGIC, write_index
+
+_BATCH, _BATCH_BYTES = 1024, 1 << 24  # texts, and bytes of them, that are encoded at once
+_PIECE = 1 << 22  # tokens that are copied at once
 
 
 def _same_file(a: str, b: str) -> bool:
@@ -23,27 +29,51 @@ def _same_file(a: str, b: str) -> bool:
         return False
 
 
-def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokenizer: Tokenizer | None = None) -> int:
+def _encoded(texts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Each text that is not empty, with its tokens. Many are encoded at once, where the tokenizer can."""
+    if not isinstance(tokenizer, FileTokenizer):
+        yield from ((text, tokenizer.encode(text)) for text in texts if text)
+        return
+    waiting: list[bytes] = []
+    size = 0
+    for text in chain(texts, [None]):
+        if text:
+            waiting.append(text)
+            size += len(text)
+        if waiting and (text is None or len(waiting) == _BATCH or size >= _BATCH_BYTES):
+            yield from zip(waiting, tokenizer.encode_batch(waiting), strict=True)
+            waiting, size = [], 0
+
+
+def prepare(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    tokenizer: Tokenizer | None = None,
+    *,
+    field: str = "text",
+    token_bytes: int = 0,
+    progress: Callable[[int], object] = lambda tokens: None,
+) -> int:
     """Write the text of a file or folder (streamed, any size) as a token file and return the number of tokens.
 
-    Each file is one document, followed by the tokenizer's end-of-document token. The token file also holds the place
-    where each document begins, and the tokenizer, which models that are trained on it save. The file appears under its
-    name when it is complete. DataError when it would replace a text it is made of.
+    Each text file is one document, and so is each line of .jsonl, each row of .parquet (needs pyarrow), and the text in
+    a .gz; `field` names their text. A document is followed by the tokenizer's end-of-document token. The token file
+    also holds the place where each document begins, and the tokenizer, which models that are trained on it save. The
+    file appears under its name when it is complete. progress: takes the tokens so far, now and then.
+
+    token_bytes: source is a .bin file of nanoGPT, whose tokens have so many bytes, 1, 2 or 4; `tokenizer`, if there is
+    one, made them.
+
+    DataError for what cannot be read, and when it would replace a text it is made of.
     """
     source, out = os.fspath(source), os.fspath(out)
+    if token_bytes:
+        return _prepare_raw(source, out, tokenizer, token_bytes)
     tokenizer = tokenizer or ByteTokenizer()
     vocab = max(tokenizer.vocab_size, 1 + (tokenizer.eos or 0))
     width = 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 16 else 4
-    if source == "python":  # ./python is a file or folder of that name
-        source = sysconfig.get_paths()["stdlib"]
-        files = [os.path.join(source, file) for file in text_files(source, ".py")]
-    elif os.path.isdir(source):
-        files = [os.path.join(source, file) for file in text_files(source)]
-    elif os.path.exists(source):
-        files = [source]
-    else:
-        raise DataError(f"data: {source} does not exist")
-    if os.path.exists(out) and any(_same_file(file, out) and holds_text(file) for file in files):
+    files = source_files(source)
+    if os.path.exists(out) and any(_same_file(file, out) and (is_packed(file) or holds_text(file)) for file in files):
         raise DataError(f"data: the tokens must go into another file than the text of {source}, got {out}")
     count = text_bytes = 0
     documents = array("Q")  # where each begins
@@ -52,27 +82,74 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], tokeniz
     def write(stream: BinaryIO) -> None:
         nonlocal count, text_bytes
         stream.write(b"\0" * HEADER_BYTES)
-        for file in files:
-            try:
-                with open(file, "rb") as text:
-                    data = text.read()
-            except OSError as error:
-                raise DataError(f"data: {file}: {reason(error)}") from None
-            if not data or not is_text(data):
-                continue
+        texts = (text_of(document, field) for file in files for document in read_documents(file, field))
+        for data, tokens in _encoded(texts, tokenizer):
             documents.append(count)
-            ids = tokenizer.encode(data).astype(f"<u{width}", copy=False)
+            ids = tokens.astype(f"<u{width}", copy=False)
             stream.write(ids.tobytes() + end)
             count += len(ids) + bool(end)
             text_bytes += len(data) + (1 if isinstance(tokenizer, ByteTokenizer) else 0)
+            if len(documents) % _BATCH == 0:
+                progress(count)
         if not count:
             raise DataError(f"data: {source} holds no text files")
         index = write_index(stream, documents, tokenizer)
         stream.seek(0)
         stream.write(HEADER.pack(MAGIC, 2, width, count, text_bytes, vocab, *index))
 
+    _write(out, write)
+    return count
+
+
+def _write(out: str, write: Callable[[BinaryIO], None]) -> None:
     try:
         write_file(out, write)
     except OSError as error:
         raise DataError(f"data: {out} cannot be written: {reason(error)}") from None
-    return count
+
+
+def source_files(source: str) -> list[str]:
+    """The paths of the files of a source. DataError when it does not exist."""
+    if source == "python":  # ./python is a file or folder of that name
+        source = sysconfig.get_paths()["stdlib"]
+        return [os.path.join(source, file) for file in text_files(source, ".py")]
+    if os.path.isdir(source):
+        return [os.path.join(source, file) for file in text_files(source)]
+    if not os.path.exists(source):
+        raise DataError(f"data: {source} does not exist")
+    if source.lower().endswith(".bin"):
+        raise DataError(
+            f"data: {source} holds tokens, or something else that is no text: give the bytes of a token, "
+            f"--token-bytes 2 for a .bin file of nanoGPT"
+        )
+    return [source]
+
+
+def _prepare_raw(source: str, out: str, tokenizer: Tokenizer | None, width: int) -> int:
+    """Write a .bin file as a token file. Where its documents begin is not known."""
+    if width not in (1, 2, 4):
+        raise DataError(f"data: token_bytes must be 1, 2 or 4, got {width}")
+    tokens = open_raw_tokens(source, width)
+    if _same_file(source, out):
+        raise DataError(f"data: the tokens must go into another file than {source}, got {out}")
+    known = 0 if tokenizer is None else max(tokenizer.vocab_size, 1 + (tokenizer.eos or 0))
+
+    def write(stream: BinaryIO) -> None:
+        stream.write(b"\0" * HEADER_BYTES)
+        largest = 0
+        for start in range(0, len(tokens), _PIECE):
+            piece = tokens[start : start + _PIECE]
+            largest = max(largest, int(piece.max()))
+            if known and largest >= known:
+                at = start + int(np.flatnonzero(piece >= known)[0])
+                raise DataError(
+                    f"data: token ids of {source} must be in [0, {known}), the vocabulary of the tokenizer, "
+                    f"got {int(piece[at - start])} at position {at}; are they of another width than {width} bytes?"
+                )
+            stream.write(piece.tobytes())
+        index = write_index(stream, None, tokenizer)
+        stream.seek(0)
+        stream.write(HEADER.pack(MAGIC, 2, width, len(tokens), 0, known or largest + 1, *index))
+
+    _write(out, write)
+    return len(tokens)

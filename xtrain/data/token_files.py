@@ -137,18 +137,24 @@ def _bytes(file: DataFile, at: int, size: int) -> bytes:
     return bytes(out)
 
 
-def write_index(stream: BinaryIO, documents: array[int], tokenizer: Tokenizer) -> tuple[int, int]:
-    """Write what follows the tokens of version 2: sections, and the JSON index of them. Return its place and size."""
+def write_index(stream: BinaryIO, documents: array[int] | None, tokenizer: Tokenizer | None) -> tuple[int, int]:
+    """Write what follows the tokens of version 2: sections, and the JSON index of them. Return its place and size.
+
+    documents, tokenizer: None where they are not known.
+    """
     sections: dict[str, tuple[int, int]] = {}
-    files = {} if type(tokenizer) is ByteTokenizer else tokenizer.files()
+    files = {} if tokenizer is None or type(tokenizer) is ByteTokenizer else tokenizer.files()
     kind = "bytes" if type(tokenizer) is ByteTokenizer else "files" if type(tokenizer) is FileTokenizer else "other"
-    parts = {"documents": np.frombuffer(documents, np.uint64).astype("<u8").tobytes()}
+    parts: dict[str, bytes] = {}
+    if documents is not None:
+        parts["documents"] = np.frombuffer(documents, np.uint64).astype("<u8").tobytes()
     parts |= {f"tokenizer/{name}": data for name, data in files.items()} if kind == "files" else {}
     for name, data in parts.items():
         stream.write(b"\0" * (-stream.tell() % 64))
         sections[name] = stream.tell(), len(data)
         stream.write(data)
-    about = {"kind": kind, "eos": None if tokenizer.eos is None else int(tokenizer.eos)}
+    eos = None if tokenizer is None else tokenizer.eos
+    about = {"kind": kind, "eos": None if eos is None else int(eos)}
     text = json.dumps({"required": [], "sections": sections, "tokenizer": about}).encode()
     at = stream.tell()
     stream.write(text)

@@ -14,8 +14,10 @@ from ..errors import DataError
 from ..saving import DirectoryReader
 from .byte_level import EOS_BYTE, ByteTokenizer
 from .from_file import FileTokenizer, StoredFiles, is_bytes
+from .training import END, train_tokenizer
 
 __all__ = [
+    "END",
     "EOS_BYTE",
     "ByteTokenizer",
     "FileTokenizer",
@@ -24,6 +26,7 @@ __all__ = [
     "find_tokenizer",
     "load_tokenizer",
     "same_tokenizer",
+    "train_tokenizer",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,14 @@ _COPIED = (
 )
 
 
+def package(what: object) -> Any:
+    """The package `tokenizers`. DataError, which names what needs it, when it is missing."""
+    try:
+        return import_module("tokenizers")  # not `import`: checkers take this folder for it
+    except ImportError:
+        raise DataError(f"{what} needs the package tokenizers: pip install 'xtrain[hf]'") from None
+
+
 class StoredFiles:
     """Tokenizer files {name: content} that were kept elsewhere, for FileTokenizer. directory: the name in messages."""
 
@@ -43,10 +51,7 @@ class FileTokenizer:
 
     def __init__(self, reader: DirectoryReader | StoredFiles) -> None:
         path = reader.directory / "tokenizer.json"
-        try:
-            implementation = import_module("tokenizers").Tokenizer  # not `import`: checkers take this folder for it
-        except ImportError:
-            raise DataError(f"{path} needs the package tokenizers: pip install 'xtrain[hf]'") from None
+        implementation = package(path).Tokenizer
         self._files = {name: reader.read(name) for name in _COPIED if reader.has(name)}
         self._path = path
         with self._clear_errors("read"):
@@ -59,9 +64,14 @@ class FileTokenizer:
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text` as uint32. DataError for text that the tokenizer cannot encode."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """As encode, of each text, on all processors."""
         with self._clear_errors("used"):
-            encoding = self._implementation.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
-        return np.asarray(encoding.ids, np.uint32)
+            plain = [text.decode("utf-8", errors="replace") for text in texts]
+            found = self._implementation.encode_batch(plain, add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.uint32) for encoding in found]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`."""

@@ -1,0 +1,81 @@
+"""`xtrain tokenizer train`: byte-level BPE that encodes any text and comes back, here and in `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from xtrain import data
+from xtrain.cli import main
+from xtrain.data.token_files import open_token_file
+from xtrain.errors import ConfigError, DataError
+from xtrain.tokenizers import find_tokenizer, train_tokenizer
+
+pytestmark = pytest.mark.on_cpu
+tokenizers = pytest.importorskip("tokenizers", reason="training a tokenizer needs tokenizers")
+TEXT = "the cat sat on the mat, and the dog sat on the cat; then they ran home.\n" * 40
+
+
+def test_it_encodes_any_text(tmp_path, capsys) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
+    folder = str(tmp_path / "t")
+    given = ["tokenizer", "train", str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl"), "--field", "body"]
+    assert main([*given, "--vocab", "280", "--out", folder]) == 0
+    assert capsys.readouterr().out == f"{folder}: 280 tokens\n"
+    made = find_tokenizer(folder)
+    assert (made.vocab_size, made.eos) == (280, 0) and made.decode([0]) == "<|endoftext|>"
+    for text in (TEXT, "Zw\u00f6lf \u6f22\u5b57 \U0001f600\t\r\n  x"):
+        assert made.decode(made.encode(text.encode())) == text
+    assert len(made.encode(TEXT.encode())) < len(TEXT) / 2
+    assert main(["prepare", str(tmp_path / "a.txt"), str(tmp_path / "x.tokens"), "--tokenizer", folder]) == 0
+    found = open_token_file(tmp_path / "x.tokens")
+    assert found.tokens[:].tolist() == [*made.encode(TEXT.encode()).tolist(), 0]
+    reader = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
+    assert reader.encode(TEXT).ids == made.encode(TEXT.encode()).tolist()
+    capsys.readouterr()
+    assert main([*given, "--vocab", "300", "--out", folder]) == 2
+    assert f"--out must be a folder without a tokenizer.json, got {folder}" in capsys.readouterr().err
+
+
+def test_the_same_texts_make_the_same_tokenizer() -> None:
+    assert train_tokenizer([TEXT.encode()], 300) == train_tokenizer([TEXT.encode()], 300)
+
+
+def test_a_batch_is_its_texts(tmp_path) -> None:
+    for name, content in train_tokenizer([TEXT.encode()], 300).items():
+        (tmp_path / name).write_bytes(content)
+    made = find_tokenizer(tmp_path)
+    texts = [line.encode() for line in TEXT.splitlines()[:5]] + [b"", b"\xff\xfe"]
+    for text, ids in zip(texts, made.encode_batch(texts), strict=True):
+        assert ids.dtype == made.encode(text).dtype and ids.tolist() == made.encode(text).tolist()
+    (tmp_path / "in").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "in" / f"{i}.txt").write_bytes(text)
+    data.prepare(tmp_path / "in", tmp_path / "x.tokens", made)
+    found = open_token_file(tmp_path / "x.tokens")
+    assert found.tokens[:].tolist() == [i for text in texts if text for i in [*made.encode(text).tolist(), 0]]
+
+
+def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match="vocab must be at least 257, .* got 256"):
+        train_tokenizer([b"text"], 256)
+    with pytest.raises(ConfigError, match="eos must not be empty"):
+        train_tokenizer([b"text"], 300, "")
+    with pytest.raises(DataError, match="there is no text to train a tokenizer on"):
+        train_tokenizer([], 300)
+    (tmp_path / "a.txt").write_text("few words")
+    for given, words in (
+        ([], "tokenizer needs to know what to do: xtrain tokenizer train"),
+        (["make"], "xtrain tokenizer train, got 'make'"),
+        (["train", "--vocab", "300"], "expected arguments, got none; usage: xtrain tokenizer train FILES"),
+        (["train", str(tmp_path / "a.txt")], "--vocab needs a value: the number of tokens"),
+    ):
+        assert main(["tokenizer", *given]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["tokenizer", "train", str(tmp_path / "a.txt"), "--vocab", "900", "--out", str(tmp_path / "t")]) == 0
+    assert "tokens; the texts give no more, 900 were asked for" in capsys.readouterr().out
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(DataError, match="^tokenizer train needs the package tokenizers: pip install"):
+        train_tokenizer([b"text"], 300)

@@ -1,0 +1,49 @@
+"""`xtrain tokenizer`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..data import read_documents, source_files, text_of
+from ..errors import ConfigError
+from ..files import make_folders, write_file
+from ..tokenizers import END, load_tokenizer, train_tokenizer
+from .parser import simple_options
+
+USAGE = f"""\
+usage: xtrain tokenizer train FILES... --vocab N [options]
+
+Trains a byte-level BPE tokenizer on texts and writes its files, tokenizer.json and tokenizer_config.json, into a
+folder, which `xtrain prepare --tokenizer` and `xtrain train --tokenizer` take. FILES are read as by `xtrain prepare`.
+Needs the package tokenizers: pip install 'xtrain[hf]'
+
+  --vocab N             tokens, the end of a document among them [tokens; at least 257]
+  --out DIR             folder of the tokenizer [default tokenizer]
+  --field NAME          key of JSON lines, and column of Parquet files, that holds the text [default text]
+  --eos TEXT            the token that ends a document [default {END}]
+"""
+
+
+def command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] != "train":
+        got = f", got {arguments[0]!r}" if arguments else ""
+        raise ConfigError(f"tokenizer needs to know what to do: xtrain tokenizer train{got}")
+    known = {"vocab": 0, "out": "tokenizer", "field": "text", "eos": END}
+    sources, values = simple_options(arguments[1:], known, None, USAGE)
+    out = Path(values["out"])
+    if not values["vocab"]:
+        raise ConfigError("--vocab needs a value: the number of tokens")
+    if os.path.lexists(out / "tokenizer.json"):
+        raise ConfigError(f"--out must be a folder without a tokenizer.json, got {out}")
+    files = [file for source in sources for file in source_files(source)]
+    field = values["field"]
+    texts = (text_of(document, field) for file in files for document in read_documents(file, field))
+    made = train_tokenizer(texts, values["vocab"], values["eos"])
+    make_folders(out)
+    for name, content in made.items():
+        write_file(out / name, lambda stream, content=content: stream.write(content))
+    count = load_tokenizer(out).vocab_size
+    fewer = "" if count == values["vocab"] else f"; the texts give no more, {values['vocab']:,} were asked for"
+    print(f"{out}: {count:,} tokens{fewer}")
+    return 0
