@@ -10,7 +10,8 @@ from frame import Wrong
 from values import CPU, ENTRY, FLOATS, INTS, SIZES, TIES, Program, Value, broadcasts, is_tame, mirrored, promoted, taken
 
 from xtrain import _C
-from xtrain.optable.table import exact
+from xtrain.optable.judge import forward_tolerance
+from xtrain.optable.table import Case, exact
 
 
 class Functions(Program):
@@ -139,9 +140,18 @@ class Functions(Program):
             inputs += [self.leaf(x.dtype, x.shadow.shape)]
         else:
             variant = ":halves"
+        if name.endswith("_norm"):
+            self.normed(name, inputs, kwargs)
+            return
         entry = ENTRY[name + variant]
         out = self.result(name, entry, getattr(_C, name)(*(v.tensor for v in inputs), **kwargs), inputs, kwargs)
         self.record(name, inputs, out, entry, **kwargs)
+
+    def normed(self, name: str, inputs: list[Value], kwargs: dict[str, Any]) -> None:
+        call = getattr(_C, name)(*(v.tensor for v in inputs), **kwargs)
+        undecided = open_sign(name, inputs, kwargs)
+        out = self.result(name, ENTRY[name], call, inputs, kwargs, open_sign=undecided)
+        self.record(name, inputs, out, ENTRY[name], **kwargs)
 
     def lookup(self) -> None:
         words = self.chance.choice((1, 3, 7))
@@ -189,3 +199,13 @@ class Functions(Program):
         arrays = [np.float64(value), x.shadow] if turned else [x.shadow, np.float64(value)]
         out = self.result(f"{name} of {value}", ENTRY[name], getattr(_C, name)(*pair), [x], {}, arrays)
         self.record(name, [x], out, ENTRY[name], number=value, turned=turned)
+
+
+def open_sign(name: str, inputs: list[Value], kwargs: dict[str, Any]) -> np.ndarray:
+    """Where an infinite weight meets a normalised number that is zero within its own tolerance: the product is not finite,
+    and rounding says which of inf, -inf and NaN it is. A constant row is such a case: its mean is rounded, too."""
+    x, weight, *bias = (v.shadow for v in inputs)
+    plain = [x, np.ones_like(weight), *(np.zeros_like(b) for b in bias)]
+    normed, dtype = ENTRY[name].reference(*plain, **kwargs), inputs[0].dtype
+    near = forward_tolerance(ENTRY[name], Case((), kwargs), plain, [normed], 0, dtype, dtype)
+    return np.isinf(weight) & (np.abs(normed) <= near)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from xtrain.optable.judge import bell, cubic_bell, gated, sum_to
-from xtrain.optable.references import erf, sigmoid
+from xtrain.optable.references import normal_cdf, sigmoid
 
 Parts = list[tuple[np.ndarray, np.ndarray] | None]
 Rule = Callable[..., Parts]
@@ -33,7 +33,7 @@ def _gelu(dy: np.ndarray, x: np.ndarray, y: np.ndarray, approximate: str = "none
         s = sigmoid(2 * ROOT * (x + 0.044715 * x**3))
         d = s + x * s * (1 - s) * 2 * ROOT * (1 + 3 * 0.044715 * x * x)
         return [(dy * d, np.abs(dy) * cubic_bell(x))]
-    cdf = 0.5 * (1 + erf(x / np.sqrt(2)))
+    cdf = normal_cdf(x)
     return [(dy * (cdf + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)), np.abs(dy) * bell(x, cdf))]
 
 

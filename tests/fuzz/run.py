@@ -1,6 +1,7 @@
 """Runs the fuzzers; `make fuzz` calls it.
 
     run.py [FAMILY ...] [--seconds 60] [--jobs 2] [--seed 1]       a table at the end; the exit status is the verdict
+    run.py [FAMILY ...] --cases 4000 --seed 1                      as many cases of each family, however long they take
     run.py FAMILY --seed 1 --case 4711                             one case again, in this process, with what it does
 
 Workers are processes of their own: a crash, a hang or memory beyond its limit is a finding that names its case, and the
@@ -29,6 +30,7 @@ sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # a package tha
 from frame import Family, Progress, Wrong, chance_of
 
 MEMORY = 512 << 20  # bytes that a worker's heap may grow by
+STARTS = 120.0  # seconds that a worker may take before its first case
 MOST = 20  # findings after which a worker stops: they are one defect
 FAMILIES = ("programs", "doors", "files")
 
@@ -73,8 +75,12 @@ def work(options: argparse.Namespace) -> int:
         if in_use:
             resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY, resource.RLIM_INFINITY))
     family.counts.clear()
-    number, done, findings, end = first, 0, 0, options.until
-    while findings < MOST and (done % 16 or time.time() < end):
+    number, done, findings = first, 0, 0
+
+    def goes_on() -> bool:
+        return number < options.cases if options.cases else bool(done % 16) or time.time() < options.until
+
+    while findings < MOST and goes_on():
         progress.write(number, done, findings)
         if wrong := one_case(family, options.seed, number):
             findings += 1
@@ -92,8 +98,10 @@ def work(options: argparse.Namespace) -> int:
 class Worker:
     """A process, started anew behind the case that ended it."""
 
-    def __init__(self, name: str, seed: int, first: int, step: int, until: float, folder: Path) -> None:
-        self.name, self.seed, self.step, self.until = name, seed, step, until
+    def __init__(
+        self, name: str, seed: int, first: int, step: int, until: float, cases: int | None, folder: Path
+    ) -> None:
+        self.name, self.seed, self.step, self.until, self.limit = name, seed, step, until, cases
         self.folder, self.cases, self.at, self.findings, self.counts = folder, 0, first, [], Counter()
         self.ends, self.ended = 0, False
         self._start()
@@ -102,10 +110,12 @@ class Worker:
         self.slot = self.folder / f"{self.name}-{self.at}"
         self.slot.unlink(missing_ok=True)
         self.progress, self.output = Progress(self.slot), open(f"{self.slot}.out", "w+")  # noqa: SIM115
-        self.seen, self.moved = (-1, 0, 0), time.monotonic()
+        self.seen, self.moved = self.progress.read(), time.monotonic()
+        self.begins = True  # a worker that has not begun its first case is not slow at it
         self.process = subprocess.Popen(
             [sys.executable, __file__, self.name, "--seed", str(self.seed), "--slot", os.fspath(self.slot),
-             "--until", str(self.until), "--range", str(self.at), str(self.step)],
+             "--until", str(self.until), "--range", str(self.at), str(self.step),
+             *(() if self.limit is None else ("--cases", str(self.limit)))],
             stdout=self.output, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -114,8 +124,9 @@ class Worker:
             return
         status, now = self.process.poll(), self.progress.read()
         if now != self.seen:
-            self.seen, self.moved = now, time.monotonic()
-        hung = status is None and time.monotonic() - self.moved > slow
+            self.seen, self.moved, self.begins = now, time.monotonic(), False
+        limit = STARTS + slow if self.begins else slow
+        hung = status is None and time.monotonic() - self.moved > limit
         if hung:
             self.process.kill()
             self.process.wait()
@@ -132,18 +143,18 @@ class Worker:
                 rest.append(line)
         self.output.close()
         case, done, _ = self.progress.read()
+        case = max(case, self.at)  # one that ended before its first case
         self.cases += done
         self.ended = status == 0
         if self.ended:
             return
         self.ends += 1
-        what = f"no end within {slow:.0f} s" if hung else f"the process ended with status {status}"
+        what = f"no end within {limit:.0f} s" if hung else f"the process ended with status {status}"
         self.findings.append({"case": case, "wrong": what, "what": "".join(rest)[-3000:]})
-        if self.ends >= 5 or time.time() >= self.until:
-            self.ended = True
-            return
         self.at = case + self.step
-        self._start()
+        self.ended = self.ends >= 5 or (time.time() >= self.until if self.limit is None else self.at >= self.limit)
+        if not self.ended:
+            self._start()
 
 
 def fuzz(name: str, options: argparse.Namespace, seconds: float, folder: Path) -> tuple[str, list[dict]]:
@@ -151,7 +162,9 @@ def fuzz(name: str, options: argparse.Namespace, seconds: float, folder: Path) -
     begun = time.monotonic()
     slow = family_class(name).slow
     until = time.time() + seconds
-    workers = [Worker(name, options.seed, job, options.jobs, until, folder) for job in range(options.jobs)]
+    workers = [
+        Worker(name, options.seed, job, options.jobs, until, options.cases, folder) for job in range(options.jobs)
+    ]
     while not all(worker.ended for worker in workers):
         time.sleep(0.05)
         for worker in workers:
@@ -178,6 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help=f"of {', '.join(FAMILIES)}; all by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="in all")
+    parser.add_argument("--cases", type=int, help="of each family, in place of --seconds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--case", type=int, help="run this case of one family again")

@@ -73,10 +73,13 @@ def is_tame(x: np.ndarray) -> bool:
 
 
 def within(got: np.ndarray, want: np.ndarray, tolerance: Any) -> bool:
-    """A quick yes; `judge` says what is wrong. A NaN is no yes."""
+    """A quick yes; `judge` says what is wrong. A NaN is no yes, and neither is an infinite error within an infinite tolerance."""
     if got.shape != want.shape:
         return False
-    return bool((np.abs(got - want) <= tolerance).all()) if got.dtype.kind == "f" else bool((got == want).all())
+    if got.dtype.kind != "f":
+        return bool((got == want).all())
+    error = np.abs(got - want)
+    return bool(((error <= tolerance) & (error < np.inf)).all())
 
 
 class Program:
@@ -175,8 +178,9 @@ class Program:
         kwargs: dict[str, Any],
         arrays: Any = None,
         want: Any = None,
+        open_sign: np.ndarray | None = None,
     ) -> Value:
-        """Judges a result and keeps it."""
+        """Judges a result and keeps it. open_sign: where it must not be finite, and rounding decides between the infinities and NaN."""
         arrays = [v.shadow for v in inputs] if arrays is None else arrays
         dtype = NAME[tensor.dtype]
         want = np.asarray(entry.reference(*arrays, **kwargs)) if want is None else want
@@ -188,12 +192,24 @@ class Program:
             works = next((v.dtype for v in inputs if v.dtype in FLOATS), dtype)
             works = dtype if UNIT_ROUNDOFF[dtype] < UNIT_ROUNDOFF[works] else works
             tolerance = forward_tolerance(entry, Case((), kwargs), arrays, [want], 0, works, dtype)
-            self.check(got, want, tolerance, dtype, call)
+            self.check(got, want, tolerance, dtype, call, open_sign)
         elif not within(got, want, 0):
             raise Wrong(f"{call}: {judge(got, want, 0)[1] or 'wrong'}")
         return self.keep(tensor, got if tensor.is_contiguous() else mirrored(tensor, got))
 
-    def check(self, got: np.ndarray, want: np.ndarray, tolerance: Any, dtype: str, what: str) -> None:
+    def check(
+        self,
+        got: np.ndarray,
+        want: np.ndarray,
+        tolerance: Any,
+        dtype: str,
+        what: str,
+        open_sign: np.ndarray | None = None,
+    ) -> None:
+        if open_sign is not None and got.shape == want.shape:
+            if np.isfinite(got[open_sign]).any():
+                raise Wrong(f"{what}: finite where a factor is infinite")
+            got, want, tolerance = (np.where(open_sign, 0.0, a) for a in (got, want, tolerance))
         if within(got, want, tolerance):
             return
         if got.shape == want.shape and dtype in LARGEST:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .references import erf, sigmoid
+from .references import normal_cdf, sigmoid
 from .table import TINY, UNIT_ROUNDOFF, Case, Op, accumulator, array, as_list, gradients, references_of
 
 # ---- backends --------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def parts(entry: Op, c: Case, arrays: Sequence[np.ndarray]) -> dict[int, np.ndar
     if entry.op == "silu":
         return {0: gated(x)}
     if entry.op == "gelu":
-        return {0: cubic_bell(x) if c.kwargs.get("approximate") == "tanh" else bell(x, 0.5 * (1 + erf(x / np.sqrt(2))))}
+        return {0: cubic_bell(x) if c.kwargs.get("approximate") == "tanh" else bell(x, normal_cdf(x))}
     if entry.op == "erf":
         return {0: 2 / np.sqrt(np.pi) * np.exp(-x * x) * (1 + x * x)}
     if entry.op == "swiglu" and len(arrays) == 2:
