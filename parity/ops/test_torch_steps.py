@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 import programs
 from run import one_case
 
+pytestmark = pytest.mark.on_cpu
+
 
 def test_random_programs_agree_with_pytorch(tmp_path) -> None:
     family = programs.Programs(tmp_path)

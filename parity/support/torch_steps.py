@@ -36,7 +36,7 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False, scale: float | None = None
 ) -> torch.Tensor:
     rows, columns = q.shape[-2], k.shape[-2]
-    seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows) if is_causal else None
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows) if is_causal else None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
@@ -62,7 +62,7 @@ def differs(
     """What the reference's result or the rule say otherwise than PyTorch; "" when they agree, or when PyTorch has no such step."""
     if name not in STEPS:
         return ""
-    inputs = [torch.tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
+    inputs = [torch.tensor(a, device="cpu", requires_grad=a.dtype.kind == "f") for a in arrays]
     out = STEPS[name](*inputs, **kwargs)
     y = out.detach().numpy()
     want = np.asarray(reference)
@@ -72,7 +72,7 @@ def differs(
     if not (np.isclose(want, y, rtol=0, atol=0, equal_nan=True) | (np.abs(want - y) <= room)).all():
         return f"{name}: the reference differs from PyTorch by {np.abs(want - y).max()}"
     leaves = [x for x in inputs if x.requires_grad]
-    grads = iter(torch.autograd.grad(out, leaves, torch.tensor(dy.copy()), allow_unused=True))
+    grads = iter(torch.autograd.grad(out, leaves, torch.tensor(dy.copy(), device="cpu"), allow_unused=True))
     for x, part in zip(inputs, rule(dy, *arrays, y, **kwargs), strict=True):
         if not x.requires_grad:
             continue

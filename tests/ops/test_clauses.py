@@ -19,7 +19,7 @@ LOW = ("bfloat16", "float16")
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     """The float32 values of `dtype` that are nearest."""
-    return xt.tensor(np.asarray(values, np.float32)).to(getattr(xt, dtype)).float().numpy()
+    return xt.tensor(np.asarray(values, np.float32), device="cpu").to(getattr(xt, dtype)).float().numpy()
 
 
 def agreement(out, *wanted: np.ndarray) -> list[float]:

@@ -13,6 +13,7 @@ import warnings
 from race import race
 
 import xtrain as xt
+import xtrain.functional as F  # before the forks: a child waits for ever for a module that another thread was importing
 
 warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 w = xt.ones(16, 16).requires_grad_(True)
@@ -21,7 +22,7 @@ long = xt.ones(100_000)
 
 
 def walk() -> None:
-    xt.functional.linear(x, w).sum().backward()
+    F.linear(x, w).sum().backward()
 
 
 def loop() -> None:
