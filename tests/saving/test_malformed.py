@@ -234,7 +234,7 @@ def test_a_panic_of_the_package_is_an_error(tokenizer) -> None:
         pass
 
     class Panicking:
-        def encode(self, *_, **__):
+        def encode_batch(self, *_, **__):
             raise PanicException("index out of bounds\nat lib.rs")
 
     found = load_tokenizer(tokenizer)

@@ -234,9 +234,11 @@ def test_files_of_runs_are_no_data(tmp_path) -> None:
             (tmp_path / place / name).mkdir()
             (tmp_path / place / name / "config.json").write_text("{}")
     assert data.identity(data.open_data(tmp_path).segments) == data.identity(before.segments)
-    for name in ("config.toml", "metrics.jsonl"):
-        (tmp_path / "mine" / name).write_text("mine")
+    (tmp_path / "mine" / "config.toml").write_text("mine")
     assert data.open_data(tmp_path).train_tokens > before.train_tokens
+    (tmp_path / "mine" / "metrics.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"mine/metrics\.jsonl must be read first"):
+        data.open_data(tmp_path)
 
 
 def test_data_errors(tmp_path) -> None:
