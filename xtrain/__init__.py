@@ -114,7 +114,7 @@ from ._tensor import (
     var,
 )
 from ._version import __version__
-from .autograd import Function, checkpoint, enable_grad, no_grad, recompute, set_grad_enabled
+from .autograd import Function, checkpoint, enable_grad, inference_mode, no_grad, recompute, set_grad_enabled
 
 float32 = _C.float32
 float64 = _C.float64
@@ -159,7 +159,8 @@ __all__ = [
     "clone", "cos", "device", "div", "double", "dtype", "empty", "empty_like", "enable_grad", "eq", "erf", "exp",
     "flatten", "float", "float16", "float32", "float64", "from_dlpack", "from_numpy", "full", "full_like", "ge",
     "gemm_backends", "get_default_device", "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt",
-    "half", "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long", "lt",
+    "half", "inference_mode",
+    "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long", "lt",
     "manual_seed", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "ne", "neg", "no_grad", "ones",
     "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal",
     "recompute", "relu",

@@ -68,6 +68,19 @@ class no_grad(_GradMode):
     mode = False
 
 
+class inference_mode(_GradMode):
+    """no_grad by another name: `with inference_mode():`, `@inference_mode()`. inference_mode(False) switches recording
+    on. Tensors that are made inside are as any others.
+    """
+
+    def __new__(cls, mode: Any = True) -> Any:
+        if callable(mode):  # `@inference_mode` without parentheses
+            return super().__new__(cls, mode)
+        self: Any = super().__new__(cls)
+        self.mode = not mode
+        return self
+
+
 class enable_grad(_GradMode):
     """Recording is on inside, also within `no_grad`. `with enable_grad():` or `@enable_grad()`."""
 

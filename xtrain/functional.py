@@ -249,17 +249,38 @@ def scaled_dot_product_attention(
 
 
 def cross_entropy(
-    input: Tensor, target: Tensor, weight: None = None, ignore_index: int = -100, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """-log softmax(input)[target] per row.
 
     input [N, V] logits, target [N] int64 or int32 -> scalar for reduction "mean" (over the rows that are not ignored)
     or "sum", [N] for "none". Rows whose target is ignore_index count nothing. IndexError names the position of a target
     outside [0, V). Class weights are refused.
+
+    label_smoothing s in [0, 1]: the loss of a row is (1 - s) times the one above + s times the mean of -log softmax
+    over all V (Szegedy et al. 2016, Rethinking the Inception Architecture). It is composed of other functions: two more
+    tensors of the logits' shape, in float32 (float64).
     """
     if weight is not None:
         raise NotImplementedError(f"cross_entropy: weight must be None, got {type(weight).__name__}")
-    return _cross_entropy(input, target, ignore_index, reduction)
+    if not label_smoothing:
+        return _cross_entropy(input, target, ignore_index, reduction)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing must be in [0, 1], got {label_smoothing}")
+    hard = _cross_entropy(input, target, ignore_index, reduction)
+    kept = target != ignore_index
+    even = -log_softmax(input.float() if input.itemsize < 4 else input).mean(-1)
+    even = _C.where(kept, even, 0.0)
+    if reduction != "none":
+        even = even.sum()
+    if reduction == "mean":
+        even = even / kept.sum()
+    return hard * (1.0 - label_smoothing) + even * label_smoothing
 
 
 def linear_cross_entropy(

@@ -56,9 +56,9 @@ def test_a_sample_of_the_faults_is_caught(tmp_path) -> None:
         pytest.skip("there is nothing to build with")
     nothing = Fault(
         "nobody",
-        "xtrain/optim/clip.py",
-        '"""Gradient clipping."""',
-        '"""Gradients."""',
+        "xtrain/nn/utils.py",
+        '"""Clipping of gradients, and parameters as one vector."""',
+        '"""Clipping of gradients, and parameters as a vector."""',
         "none",
         "tests/nn/test_optim.py::test_clip",
     )

@@ -106,6 +106,8 @@ def gradients() -> None:
     assert x.grad is not None and assert_type(norm(x.grad), float) > 0
     with xt.no_grad(), xt.enable_grad(), xt.set_grad_enabled(False):
         assert not assert_type(xt.is_grad_enabled(), bool)
+    with xt.inference_mode():
+        assert not assert_type(x * 2, xt.Tensor).requires_grad
     assert_type(xt.checkpoint(F.relu, x), xt.Tensor)
     check = testing.grad_check(F.silu, [xt.randn(4, dtype=xt.float64, requires_grad=True)])
     testing.assert_close(x, x.clone())
@@ -164,6 +166,12 @@ def layers() -> None:
     assert_type(nn.SiLU()(nn.GELU()(nn.Dropout(0.5)(nn.LayerNorm(4)(nn.RMSNorm((4,))(xt.randn(2, 4)))))), xt.Tensor)
     assert_type(nn.Sequential(linear, nn.SiLU())(xt.randn(4, 2)), Any)
     assert_type(nn.Sequential(linear, nn.SiLU())[0], nn.Module)
+    parts = nn.ModuleDict({"up": linear, "down": nn.Linear(3, 2)})
+    assert_type(parts["up"](xt.randn(4, 2)), xt.Tensor)
+    assert_type(nn.Identity()(nn.ReLU()(xt.randn(2))), xt.Tensor)
+    assert_type(nn.CrossEntropyLoss(label_smoothing=0.1)(xt.randn(2, 3), xt.arange(2)), xt.Tensor)
+    assert_type(nn.utils.parameters_to_vector(linear.parameters()), xt.Tensor)
+    linear.register_forward_pre_hook(lambda module, args: None).remove()
     handle = model.layers[0].register_forward_hook(count)
     nn.init.normal_(model.table.weight, std=0.02)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -183,6 +191,10 @@ def layers() -> None:
     adamw.param_groups[0]["lr"] = optim.lr_schedule("cosine", 3, warmup=1, total=10, base=1e-2)
     sgd = optim.SGD(model.eval().parameters(), lr=0.1, momentum=0.9)
     sgd.load_state_dict(sgd.state_dict())
+    adam = optim.Adam(model.parameters(), lr=1e-2)
+    warm = optim.lr_scheduler.LinearLR(adam, 0.1, total_iters=2)
+    optim.lr_scheduler.SequentialLR(adam, [warm, optim.lr_scheduler.CosineAnnealingLR(adam, 5)], [2]).step()
+    assert_type(warm.get_last_lr(), list[float])
     missing, unexpected = model.load_state_dict(model.state_dict(), strict=False)
     names = [name for name, _ in model.named_parameters()] + [name for name, _ in model.named_modules()]
     assert not missing and not unexpected and assert_type(names, list[str])

@@ -209,3 +209,40 @@ class GELU(Module):
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
+
+
+class ReLU(Module):
+    """max(x, 0), elementwise; x of any shape and float dtype."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.relu()
+
+
+class Identity(Module):
+    """Gives its first argument back. Takes and forgets any arguments when it is made, as a placeholder for a layer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+class CrossEntropyLoss(Module):
+    """functional.cross_entropy as a module: logits [rows, V] and targets [rows] -> a 0-dim loss, or [rows] for
+    reduction "none". Errors as there; NotImplementedError for class weights.
+    """
+
+    def __init__(
+        self, weight: None = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+    ) -> None:
+        if weight is not None:
+            raise NotImplementedError(f"CrossEntropyLoss: weight must be None, got {type(weight).__name__}")
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(input, target, None, self.ignore_index, self.reduction, self.label_smoothing)
+
+    def extra_repr(self) -> str:
+        rest = f", label_smoothing={self.label_smoothing}" if self.label_smoothing else ""
+        return f"ignore_index={self.ignore_index}, reduction={self.reduction!r}{rest}"

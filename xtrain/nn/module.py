@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         """What has a `forward`: calling a module takes and returns what the forward of its class does."""
 
         _forward_hooks: list[Callable[..., Any]] | None
+        _forward_pre_hooks: list[Callable[..., Any]] | None
 
         def forward(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
@@ -60,6 +61,7 @@ class Module:
     training: bool = True
     _buffers: dict[str, bool] | None = None  # name -> persistent, made by register_buffer
     _forward_hooks: list[Callable[..., Any]] | None = None
+    _forward_pre_hooks: list[Callable[..., Any]] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__}: forward must be defined")
@@ -71,6 +73,11 @@ class Module:
         cls._defined_forward = cls.forward
 
     def __call__(self: _Defined[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if self._forward_pre_hooks:
+            for hook in tuple(self._forward_pre_hooks):
+                changed: Any = hook(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)  # pyright: ignore[reportAssignmentType]
         result = self.forward(*args, **kwargs)
         if self._forward_hooks:
             for hook in tuple(self._forward_hooks):
@@ -217,7 +224,16 @@ class Module:
         Returns a handle whose remove() ends it.
         """
         object.__setattr__(self, "_forward_hooks", [*(self._forward_hooks or ()), hook])
-        return _HookHandle(self, hook)
+        return _HookHandle(self, "_forward_hooks", hook)
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> _HookHandle:
+        """Calls hook(module, args) before every forward, args being the positional ones; what it returns, if not None,
+        replaces them: a tuple, or a single argument.
+
+        Returns a handle whose remove() ends it.
+        """
+        object.__setattr__(self, "_forward_pre_hooks", [*(self._forward_pre_hooks or ()), hook])
+        return _HookHandle(self, "_forward_pre_hooks", hook)
 
     # ---- reading and writing all values
 
@@ -376,13 +392,13 @@ _defined_call = Module.__call__
 
 def is_stock(module: Any, kind: type[Module]) -> bool:
     """Whether calling `module` runs the forward that the class `kind` was defined with, and nothing else: its class is
-    exactly `kind`, it has no forward hook, and nobody has replaced `forward` or `__call__`, of it or of the class.
+    exactly `kind`, it has no hook, and nobody has replaced `forward` or `__call__`, of it or of the class.
 
     Code that computes with a member's parameters and does not call the member, as a fused op does, asks this in every
     forward and calls the member when the answer is False. The wrappers of testing.record do not count: a recording
     sees the ops that train.
     """
-    if type(module) is not kind or module._forward_hooks:
+    if type(module) is not kind or module._forward_hooks or module._forward_pre_hooks:
         return False
     if kind.forward is not kind._defined_forward or kind.__call__ is not _defined_call:
         return False
@@ -433,14 +449,14 @@ def _packed_copies(parameters: Sequence[Any]) -> list[Any]:
 
 
 class _HookHandle:
-    def __init__(self, module: Module, hook: Callable[..., Any]) -> None:
+    def __init__(self, module: Module, kind: str, hook: Callable[..., Any]) -> None:
         self._module: Module | None = module
-        self._hook = hook
+        self._kind, self._hook = kind, hook  # kind: the attribute that lists it
 
     def remove(self) -> None:
         """Ends the hook; a second call does nothing."""
         if self._module is not None:
-            (self._module._forward_hooks or []).remove(self._hook)
+            (getattr(self._module, self._kind) or []).remove(self._hook)
             self._module = None
 
 

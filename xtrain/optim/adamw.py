@@ -98,7 +98,7 @@ class AdamW(Optimizer):
             ("differentiable", differentiable),
         ):
             if value:
-                raise NotImplementedError(f"AdamW: {name} must be False, got {value!r}")
+                raise NotImplementedError(f"{self._name}: {name} must be False, got {value!r}")
         pair = tuple(betas) if isinstance(betas, Iterable) else betas
         super().__init__(params, {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay})
         # (number of the group, device) -> lr, and as a tensor
@@ -110,7 +110,7 @@ class AdamW(Optimizer):
         betas = group["betas"]
         two = isinstance(betas, (tuple, list)) and len(betas) == 2
         if not two or not all(is_real(beta) and 0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"AdamW: betas must be two numbers in [0, 1), got {betas!r}")
+            raise ValueError(f"{self._name}: betas must be two numbers in [0, 1), got {betas!r}")
 
     def _start(self, param: Tensor) -> _State:
         wide = _C.float64 if param.dtype == _C.float64 else _C.float32
@@ -178,6 +178,12 @@ class AdamW(Optimizer):
         self._rates[index, device] = lr, tensor
         return tensor
 
+    def _gradient(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
+        return grad  # Adam adds its decay
+
+    def _decay(self, group: dict[str, Any]) -> float:
+        return group["weight_decay"]
+
     @no_grad()
     def step(self, closure: None = None, *, guard: Tensor | None = None) -> None:
         """Updates every parameter that has a gradient.
@@ -208,6 +214,7 @@ class AdamW(Optimizer):
                     batch = batches[key] = ([], [], [], [], [], [])
                 params, grads, exp_avgs, exp_avg_sqs, masters, steps = batch
                 params.append(param)
+                grad = self._gradient(param, grad, group)
                 grads.append(grad if grad.is_contiguous() else grad.contiguous())
                 exp_avgs.append(raw["exp_avg"])
                 exp_avg_sqs.append(raw["exp_avg_sq"])
@@ -218,4 +225,4 @@ class AdamW(Optimizer):
                 calls.append((batch, self._rate(index, device, float(group["lr"])), group))
         for batch, lr, group in calls:
             beta1, beta2 = group["betas"]
-            _C.adamw_(*batch, lr, beta1, beta2, group["eps"], group["weight_decay"], guard)
+            _C.adamw_(*batch, lr, beta1, beta2, group["eps"], self._decay(group), guard)

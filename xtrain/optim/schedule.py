@@ -53,9 +53,14 @@ class LRScheduler:
 
     def step(self) -> None:
         """Sets the rates of the next step."""
+        rates = self._rates(self.last_epoch + 1)  # first: a step that fails changes nothing
         self.last_epoch += 1
-        for group, base, function in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
-            group["lr"] = base * function(self.last_epoch)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def _rates(self, step: int) -> list[float]:
+        """The rate of every group at a step."""
+        return [base * function(step) for base, function in zip(self.base_lrs, self.lr_lambdas, strict=True)]
 
     def get_last_lr(self) -> list[float]:
         """The rate of every group."""

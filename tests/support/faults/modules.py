@@ -74,4 +74,10 @@ FAULTS = [
     Fault("nn: init fan of conv", "xtrain/nn/init.py", "tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0", "tensor.shape[1] if tensor.shape[0] else 0", "fan_in of all dims but the first", "tests/nn/test_optim_rules.py::test_kaiming_bounds"),
     Fault("nn: init dims", "xtrain/nn/init.py", "if tensor.ndim < 2:", "if tensor.ndim < 1:", "ValueError for fewer than 2 dims", "tests/nn/test_module_clauses.py::test_kaiming_counts_all_inputs_of_an_output"),
     Fault("nn: init constant returns", "xtrain/nn/init.py", "return tensor.fill_(val)", "tensor.fill_(val)", "every function returns its tensor", "tests/nn/test_module_clauses.py::test_starting_values_return_their_tensor"),
+    Fault("nn: pre-hook result", "xtrain/nn/module.py", "args = changed if isinstance(changed, tuple) else (changed,)", "args = (changed,)", "a tuple replaces all arguments", "tests/nn/test_by_name.py::test_pre_hooks_come_before_the_forward"),
+    Fault("nn: pre-hooks unseen by fused paths", "xtrain/nn/module.py", "if type(module) is not kind or module._forward_hooks or module._forward_pre_hooks:", "if type(module) is not kind or module._forward_hooks:", "a pre-hook of a member is called under a fused path", "tests/nn/test_by_name.py::test_a_pre_hook_of_a_member_is_called_by_a_model_with_fused_paths"),
+    Fault("nn: moduledict names", "xtrain/nn/containers.py", 'or "." in key or hasattr(type(self), key):', 'or "." in key:', "a name of a method is refused", "tests/nn/test_by_name.py::test_what_a_module_dict_refuses"),
+    Fault("nn: inference_mode(False)", "xtrain/autograd.py", "self.mode = not mode", "self.mode = False", "inference_mode(False) records", "tests/nn/test_by_name.py::test_inference_mode"),
+    Fault("nn: smoothing of ignored rows", "xtrain/functional.py", "even = _C.where(kept, even, 0.0)", "even = even * 1.0", "ignored rows count nothing", "tests/nn/test_by_name.py::test_label_smoothing"),
+    Fault("nn: vector_to_parameters shape", "xtrain/nn/utils.py", "if tuple(vec.shape) != (total,):", "if vec.numel() < total:", "a vector of another shape is refused", "tests/nn/test_by_name.py::test_parameters_as_a_vector"),
 ]  # fmt: skip

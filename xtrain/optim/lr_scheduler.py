@@ -1,0 +1,239 @@
+"""Learning-rate schedules under PyTorch's names: `optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max)`.
+
+A schedule is made after its optimizer and sets the rate of step 0; call `scheduler.step()` after each
+`optimizer.step()`. Rates are functions of the number of the step, times the rate that each group had at first: what
+PyTorch computes from the rate before is the same up to rounding. last_epoch: the number of the step before the first
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .optimizer import Optimizer
+from .schedule import LRScheduler
+
+__all__ = [
+    "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LRScheduler", "LambdaLR",
+    "LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "SequentialLR", "StepLR",
+]  # fmt: skip
+
+LambdaLR = LRScheduler
+
+
+def _at_least(name: str, argument: str, value: int, least: int) -> int:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: {argument} must be an integer of at least {least}, got {value!r}")
+    return value
+
+
+def _one(step: int) -> float:
+    """The factor of a schedule that overrides _rates: not asked for."""
+    return 1.0
+
+
+class _Closed(LRScheduler):
+    """A schedule whose rate is `_rate(base, step)`."""
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int) -> None:
+        super().__init__(optimizer, _one, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        raise NotImplementedError(f"{type(self).__name__}: _rate must be defined")
+
+    def _rates(self, step: int) -> list[float]:
+        return [self._rate(base, step) for base in self.base_lrs]
+
+
+class StepLR(_Closed):
+    """base * gamma^(step // step_size)."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        self.step_size, self.gamma = _at_least("StepLR", "step_size", step_size, 1), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        return base * self.gamma ** (step // self.step_size)
+
+
+class MultiStepLR(_Closed):
+    """base * gamma^(number of milestones that are not above the step)."""
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
+        self.milestones, self.gamma = sorted(milestones), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        return base * self.gamma ** bisect_right(self.milestones, step)
+
+
+class ExponentialLR(_Closed):
+    """base * gamma^step."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        return base * self.gamma**step
+
+
+class ConstantLR(_Closed):
+    """base * factor for total_iters steps, then base."""
+
+    def __init__(
+        self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
+    ) -> None:
+        self.factor, self.total_iters = factor, _at_least("ConstantLR", "total_iters", total_iters, 0)
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        return base * self.factor if step < self.total_iters else base
+
+
+class LinearLR(_Closed):
+    """base times a factor that goes in a straight line from start_factor to end_factor in total_iters steps."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        self.start_factor, self.end_factor = start_factor, end_factor
+        self.total_iters = _at_least("LinearLR", "total_iters", total_iters, 1)
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        way = min(step, self.total_iters) / self.total_iters
+        return base * (self.start_factor + (self.end_factor - self.start_factor) * way)
+
+
+class PolynomialLR(_Closed):
+    """base * (1 - step / total_iters)^power, and 0 after total_iters steps."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
+        self.total_iters, self.power = _at_least("PolynomialLR", "total_iters", total_iters, 1), power
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        return base * (1.0 - min(step, self.total_iters) / self.total_iters) ** self.power
+
+
+class CosineAnnealingLR(_Closed):
+    """eta_min + (base - eta_min) (1 + cos(pi step / T_max)) / 2 (Loshchilov & Hutter 2017, SGDR, without restarts):
+    down in T_max steps, then up again as PyTorch's goes.
+    """
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        self.T_max, self.eta_min = _at_least("CosineAnnealingLR", "T_max", T_max, 1), eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        return self.eta_min + (base - self.eta_min) * (1.0 + math.cos(math.pi * step / self.T_max)) / 2.0
+
+
+class CosineAnnealingWarmRestarts(_Closed):
+    """The cosine of CosineAnnealingLR down to eta_min in T_0 steps, then from base again, each time T_mult times as
+    long (Loshchilov & Hutter 2017, SGDR).
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:
+        name = "CosineAnnealingWarmRestarts"
+        self.T_0, self.T_mult = _at_least(name, "T_0", T_0, 1), _at_least(name, "T_mult", T_mult, 1)
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        length = self.T_0
+        if self.T_mult == 1:
+            step %= length
+        while step >= length:
+            step -= length
+            length *= self.T_mult
+        return self.eta_min + (base - self.eta_min) * (1.0 + math.cos(math.pi * step / length)) / 2.0
+
+
+class OneCycleLR(_Closed):
+    """From max_lr / div_factor up to max_lr in pct_start of total_steps, then down to the first rate /
+    final_div_factor, by half a cosine or in a straight line (Smith & Topin 2018, Super-convergence). Momentum stays.
+
+    ValueError for another anneal_strategy and after the last step.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float,
+        total_steps: int,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        last_epoch: int = -1,
+    ) -> None:
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(f"OneCycleLR: anneal_strategy must be cos or linear, got {anneal_strategy!r}")
+        self.max_lr, self.total_steps = max_lr, _at_least("OneCycleLR", "total_steps", total_steps, 1)
+        self.pct_start, self.anneal_strategy = pct_start, anneal_strategy
+        self.div_factor, self.final_div_factor = div_factor, final_div_factor
+        super().__init__(optimizer, last_epoch)
+
+    def _rate(self, base: float, step: int) -> float:
+        if step >= self.total_steps:
+            raise ValueError(f"OneCycleLR: step must be below total_steps {self.total_steps}, got {step}")
+        first = self.max_lr / self.div_factor
+        last, top = first / self.final_div_factor, self.pct_start * self.total_steps - 1.0
+        if step <= top:
+            start, end, way = first, self.max_lr, step / top if top > 0 else 1.0
+        else:
+            start, end, way = self.max_lr, last, (step - top) / max(self.total_steps - 1.0 - top, 1e-300)
+        return end + (start - end) * (
+            (1.0 + math.cos(math.pi * way)) / 2.0 if self.anneal_strategy == "cos" else 1 - way
+        )
+
+
+class SequentialLR(LRScheduler):
+    """Schedules one after another: the one of number i from step milestones[i - 1] on, where it begins with its step 0.
+
+    All of one optimizer. ValueError for another number of milestones than of schedules less one, and for milestones
+    that do not grow.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
+    ) -> None:
+        if not schedulers or len(milestones) != len(schedulers) - 1:
+            raise ValueError(
+                f"SequentialLR: milestones must be one fewer than schedulers, "
+                f"got {len(milestones)} and {len(schedulers)}"
+            )
+        if list(milestones) != sorted(set(milestones)):
+            raise ValueError(f"SequentialLR: milestones must grow, got {list(milestones)}")
+        if any(scheduler.optimizer is not optimizer for scheduler in schedulers):
+            raise ValueError("SequentialLR: schedulers must have the optimizer given, got one of another")
+        self.schedulers, self.milestones = list(schedulers), list(milestones)
+        super().__init__(optimizer, _one, last_epoch)
+
+    def _rates(self, step: int) -> list[float]:
+        number = bisect_right(self.milestones, step)
+        return self.schedulers[number]._rates(step - (self.milestones[number - 1] if number else 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"last_epoch", "base_lrs", "schedulers": their state_dicts}."""
+        return {**super().state_dict(), "schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from a state_dict."""
+        for scheduler, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        super().load_state_dict(state_dict)
