@@ -11,6 +11,7 @@ import threading
 
 import pytest
 from places import ROOT
+from runs import HANGS
 
 import xtrain as xt
 import xtrain.functional as F
@@ -24,7 +25,7 @@ def child(code: str, **environment: str) -> subprocess.CompletedProcess:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         cwd=ROOT,
         env={**os.environ, **environment},
     )
@@ -218,13 +219,13 @@ def test_a_choice_is_of_its_thread() -> None:
     def work() -> None:
         with xt.use_gemm_backend("tiled"), xt.use_attention_backend("reference"):
             inside.set()
-            leave.wait(10)
+            leave.wait(HANGS)
             seen.append((_C.use_gemm_backend(None), _C.use_attention_backend(None)))
 
     with xt.use_gemm_backend("naive"), xt.use_attention_backend("materialized"):
         thread = threading.Thread(target=work)
         thread.start()
-        inside.wait(10)
+        inside.wait(HANGS)
         mine = (_C.use_gemm_backend("naive"), _C.use_attention_backend("materialized"))
         leave.set()
         thread.join()
@@ -237,7 +238,7 @@ def test_no_job_begins_inside_another() -> None:
 import signal
 import xtrain as xt
 import xtrain.functional as F
-signal.alarm(40)
+signal.alarm(120)
 xt.set_num_threads(4)
 x = xt.ones((8, 4, 64, 16))
 for _ in range(20):
@@ -283,12 +284,17 @@ except KeyboardInterrupt:
     pass
 def tasks():
     return len(os.listdir("/proc/self/task"))
-begun, cpu = time.perf_counter(), time.process_time()
-before = {t: open(f"/proc/self/task/{t}/stat").read().split()[13] for t in os.listdir("/proc/self/task")}
-for _ in range(3):
+def ticks():
+    return {t: open(f"/proc/self/task/{t}/stat").read().split()[13] for t in os.listdir("/proc/self/task")}
+before, several = ticks(), 0
+for _ in range(200):  # on a busy machine the threads get their turn late; the first time may be that of the loop before
     xt.matmul(x, x, backend="naive")
-after = {t: open(f"/proc/self/task/{t}/stat").read().split()[13] for t in os.listdir("/proc/self/task")}
-print(sum(after[t] != before.get(t) for t in after) > 1)
+    after = ticks()
+    if sum(after[t] != before.get(t) for t in after) > 1:
+        before, several = after, several + 1
+    if several == 4:
+        break
+print(several == 4)
 """)
     assert done.stdout == "True\n", done.stderr
 

@@ -126,13 +126,13 @@ held, done = threading.Event(), threading.Event()
 def hold():
     with saving.directory._renames:
         held.set()
-        done.wait(20)
+        done.wait(240)
 thread = threading.Thread(target=hold)
 thread.start()
 held.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(10)
+    signal.alarm(120)
     with saving.DirectoryWriter("m") as writer:
         writer.publish()
     os._exit(0)

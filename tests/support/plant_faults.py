@@ -35,6 +35,7 @@ from faults.table import Fault, table
 from places import ROOT
 
 LIMIT = 120  # seconds for the tests of a fault; those that hang are killed
+UNHURRIED = 900  # for the same tests without a fault, on a machine that may be busy
 LEFT_OUT = (
     ".git", ".venv", ".ci", "sanitize", "tsan", "coverage", "lib.*", "temp.*", "__pycache__", "dist", "runs", "cuda", "docs", "parity",
     ".pytest_cache", ".ruff_cache", "lock", "*.egg-info",
@@ -110,9 +111,9 @@ def build(tree: Path) -> tuple[int | None, str]:
     return run(tree, "setup.py", "--quiet", "build_ext", "--inplace")
 
 
-def run_tests(tree: Path, tests: str) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: str, limit: float = LIMIT) -> tuple[int | None, str]:
     return run(
-        tree, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", *shlex.split(tests), limit=LIMIT
+        tree, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", *shlex.split(tests), limit=limit
     )
 
 
@@ -171,7 +172,7 @@ def plant(faults: list[Fault], jobs: int, scratch: Path, check_first: bool = Tru
         wrong: dict[str, str] = {}
         if check_first:
             tests = list(dict.fromkeys(fault.tests for fault in faults))
-            found = zip(tests, pool.map(lambda text: run_tests(base, text), tests))
+            found = zip(tests, pool.map(lambda text: run_tests(base, text, UNHURRIED), tests))
             wrong = {text: said for text, (status, said) in found if status != 0}
         trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(min(jobs, len(faults))):

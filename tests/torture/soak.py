@@ -142,6 +142,7 @@ class Soak:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--actions", type=int, help="as many, however long they take, in place of --minutes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -151,11 +152,13 @@ def main() -> int:
     said = 0.0
     try:
         soak = Soak(folder, options.device, options.seed)
-        while not wrong and time.monotonic() - begun < seconds:
+        part = 0.0  # of the whole
+        while not wrong and part < 1:
             if found := soak.act():
                 wrong.append(f"{found} (seed {options.seed}, action {sum(soak.counts.values())})")
-            spent = time.monotonic() - begun
-            if not base and spent >= seconds / 10 and soak.counts["resume"] > 2:
+            spent, made = time.monotonic() - begun, sum(soak.counts.values()) - soak.counts["compared"]
+            part = made / options.actions if options.actions else spent / seconds
+            if not base and part >= 0.1 and soak.counts["resume"] > 2:
                 base = measured(options.device)
             if spent - said >= 60:
                 said = spent

@@ -137,6 +137,8 @@ def start(*what) -> int:
         status = 70
         try:
             status = child(*what)
+        except KeyboardInterrupt:  # before the command has begun, on a busy machine
+            status = 130
         finally:
             os._exit(status)
     return number

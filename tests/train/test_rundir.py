@@ -301,7 +301,7 @@ def test_metrics_that_are_no_regular_file_are_refused(out, make, reason: str) ->
     path = out / "metrics.jsonl"
     path.unlink()
     make(path)
-    signal.alarm(60)  # a pipe would be waited for
+    signal.alarm(120)  # a pipe would be waited for
     try:
         with pytest.raises(CheckpointError, match=f"^{path} cannot be written: {reason}$"):
             Trainer({"resume": str(out)}, quiet=True).run()
@@ -382,7 +382,7 @@ from xtrain import saving
 with saving.directory._renames:
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(120)
         with saving.DirectoryWriter("m") as writer:
             writer.publish()
         os._exit(0)

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from places import ROOT
+from runs import HANGS
 
 import xtrain as xt
 from xtrain import nn
@@ -125,6 +126,6 @@ def test_a_debug_variable_of_zero_is_off(value: str, traceback: bool) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
     )
     assert ("Traceback" in done.stderr) == traceback, done.stderr
