@@ -126,6 +126,11 @@ REFUSED = [
     ),
     # exchange
     (
+        lambda: x(2).__array__("\ud800"),
+        TypeError,
+        r"__array__: dtype must be one of NumPy's, got '\\ud800'",
+    ),
+    (
         lambda: np.asarray(x(2)).__class__ and x(2).__array__(np.float64, copy=False),
         ValueError,
         r"__array__: another dtype needs a copy, which copy=False forbids",

@@ -24,7 +24,7 @@ from moves import Moves
 from values import CPU, ENTRY, FLOATS, POOL, Value, numbers, taken
 
 from xtrain import _C
-from xtrain.optable.judge import additions
+from xtrain.optable.judge import additions, sum_to
 from xtrain.optable.table import TINY, UNIT_ROUNDOFF, Case, accumulator, exact
 
 COMPUTE = (
@@ -167,7 +167,10 @@ class Whole(Functions, Moves):
                 want = entry.reference(*arrays, **given)
                 if wrong := self.second(rule, arrays, gradients[0], want, RULES[rule], kwargs):
                     raise Wrong(wrong)
-            for v, part in zip(inputs, parts):
+            floors: Any = [None] * len(inputs)
+            if rule in rules.FLOORS:
+                floors = rules.FLOORS[rule](gradients[0], *(exact(v.shadow, outs[0].dtype) for v in inputs))
+            for v, part, floor in zip(inputs, parts, floors):
                 if v.graph and part is not None:
                     roundings = 4.0 if entry is None else entry.grad_roundings
                     terms = max(1.0, sum(dy.size for dy in gradients) / max(1, v.shadow.size))
@@ -183,7 +186,10 @@ class Whole(Functions, Moves):
                         )
                         steps = added + terms + 16
                     unit = roundings * UNIT_ROUNDOFF[works] + steps * UNIT_ROUNDOFF[accumulator(works)]
-                    wanted[id(v)].append((*part, unit, terms * TINY[works]))
+                    lost = (
+                        terms if floor is None else sum_to(np.broadcast_to(floor, gradients[0].shape), v.shadow.shape)
+                    )
+                    wanted[id(v)].append((*part, unit, lost * TINY[works]))
         for v in self.values:
             if not v.graph:
                 continue

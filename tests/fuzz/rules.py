@@ -91,6 +91,16 @@ BINARY: dict[str, Rule] = {
 }  # fmt: skip
 
 
+# Gradients that the core makes of several ops round each intermediate result in the dtype of the tensors. What is lost below the smallest
+# number there is then multiplied: by how much, for each input, in units of that number.
+FLOORS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
+    # dy / b; ((dy / b) a) / b
+    "div": lambda dy, a, b: (np.ones_like(dy), np.abs(a / b) + 1 / np.abs(b) + 1),
+    # dy (b a^(b-1)); dy (a^b log a)
+    "pow": lambda dy, a, b: (np.abs(dy) * (np.abs(b) + 1) + 1, np.abs(dy) * (np.abs(np.log(a)) + 1) + 1),
+}
+
+
 def where(dy: np.ndarray, c: np.ndarray, a: np.ndarray, b: np.ndarray, y: np.ndarray) -> Parts:
     out: Parts = [None]
     for x, taken in ((a, c), (b, ~c)):

@@ -18,10 +18,11 @@ import rules
 from frame import Wrong
 from programs import Whole
 from run import FAMILIES, family_class, one_case
+from values import numbers
 
 import xtrain as xt
 from xtrain import _C
-from xtrain.optable.table import exact
+from xtrain.optable.table import TINY, UNIT_ROUNDOFF, exact
 from xtrain.saving import reader
 
 pytestmark = pytest.mark.on_cpu
@@ -84,6 +85,25 @@ def test_the_gradient_of_gelu_far_below_zero() -> None:
     ):
         ((got, _),) = rules.UNARY["gelu"](np.ones(1), np.array([x]), np.zeros(1))
         assert abs(got[0] / want - 1) < 2e-14 * (1 + x * x), (x, got)
+
+
+@pytest.mark.parametrize("name", ["div", "pow"])
+def test_gradients_of_small_halves(name: str) -> None:
+    """Intermediate results below the smallest number of float16 are rounded to multiples of it, and then multiplied."""
+    rng = np.random.default_rng(5)
+    a, b = (exact(rng.uniform(1.0, 4.0, 2000), "float16") for _ in range(2))
+    dy = exact(rng.standard_normal(2000) * (1e-5 if name == "div" else 4.0), "float16")
+    b, dy = (b / 4, dy) if name == "div" else (-4 * b, dy)
+    half = [_C.cast(_C.tensor(v), _C.float16) for v in (a, b, dy)]
+    for leaf in half[:2]:
+        leaf.requires_grad_()
+    _C.backward([getattr(_C, name)(*half[:2])], [half[2]])
+    worst, unit, tiny = 0.0, UNIT_ROUNDOFF["float16"], TINY["float16"]
+    for leaf, (want, size), floor in zip(half, rules.BINARY[name](dy, a, b, a), rules.FLOORS[name](dy, a, b)):
+        error = np.abs(numbers(leaf.grad) - want)
+        assert (error <= 6 * unit * size + floor * tiny).all()
+        worst = max(worst, ((error - 6 * unit * size) / tiny).max())
+    assert worst > 1, "the factors are needed"
 
 
 def findings(name: str, folder, count: int = 300) -> list[str]:

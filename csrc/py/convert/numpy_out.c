@@ -89,7 +89,11 @@ static PyObject *run_numpy(PyBound *bound) { return py_numpy_view("numpy", bound
 static PyObject *run_array(PyBound *bound) {
     PyArray_Descr *wanted = NULL;
     bool copy_given = bound->arg[2].given, copy = bound->arg[2].b;
-    if (PyArray_DescrConverter2(bound->object[1], &wanted) != NPY_SUCCEED) return NULL;
+    if (PyArray_DescrConverter2(bound->object[1], &wanted) != NPY_SUCCEED) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))
+            PyErr_Format(PyExc_TypeError, "__array__: dtype must be one of NumPy's, got %.200R", bound->object[1]);
+        return NULL;
+    }
     PyArrayObject *array = (PyArrayObject *)py_numpy_view("__array__", bound->object[0]);
     if (array == NULL) goto fail;
     bool same = wanted == NULL || PyArray_EquivTypes(wanted, PyArray_DESCR(array));
