@@ -511,6 +511,9 @@ def rope(
     original_length: _float = 0.0,
 ) -> Tensor: ...
 def rsqrt(input: Tensor) -> Tensor: ...
+def sample(
+    logits: Tensor, random: Tensor, temperature: _float = 1.0, top_k: _int | None = None, top_p: _float | None = None
+) -> Tensor: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

@@ -93,6 +93,7 @@ from ._creation import (
     zeros,
     zeros_like,
 )
+from ._draw import multinomial
 from ._lazy import lazy as _lazy
 from ._tensor import (
     all,
@@ -161,8 +162,8 @@ __all__ = [
     "gemm_backends", "get_default_device", "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt",
     "half", "inference_mode",
     "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long", "lt",
-    "manual_seed", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "ne", "neg", "no_grad", "ones",
-    "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal",
+    "manual_seed", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "multinomial", "ne", "neg", "no_grad",
+    "ones", "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal",
     "recompute", "relu",
     "reshape", "rsqrt", "set_default_device", "set_float32_matmul_precision", "set_grad_enabled", "set_num_threads",
     "set_rng_state", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum",

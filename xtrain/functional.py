@@ -16,8 +16,9 @@ from ._types import Size, as_sizes
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
-_gelu, _linear_cross_entropy, _add_rms_norm, _layer_norm = (
+_gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm = (
     _C.gelu,
+    _C.sample,
     _C.linear_cross_entropy,
     _C.add_rms_norm,
     _C.layer_norm,
@@ -246,6 +247,23 @@ def scaled_dot_product_attention(
     if dropout_p:
         raise NotImplementedError(f"scaled_dot_product_attention: dropout_p must be 0, got {dropout_p}")
     return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
+
+
+def sample(
+    logits: Tensor, random: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """Draw a token from each row: logits [B, V] -> int64 [B], on the device of logits. No gradient.
+
+    Tokens are ordered by their logits; of equal ones the first comes first. temperature: logits are divided by it; 0
+    takes the first in this order. top_k: the first k are left. top_p: of these, the fewest whose probabilities reach
+    top_p (Holtzman et al. 2020, nucleus sampling). random: int64 [2], the seed and the step of Philox4x32-10, read on
+    the device when the work is done; row b takes block b of the step.
+
+    Probabilities are integers, 2^40 for the most likely token, so that the same tokens are drawn on every device. What
+    is 2^-41 times as likely has none. A row with a NaN, or whose largest logit is not finite, gives -1. ValueError for
+    options out of range and for V above 2^22.
+    """
+    return _sample(logits, random, temperature, top_k, top_p)
 
 
 def cross_entropy(

@@ -181,3 +181,18 @@ typedef struct XtLinearCrossEntropyBwd {
     double scale;
     bool accumulate;
 } XtLinearCrossEntropyBwd;
+
+/* out[r] = a token drawn from row r of x [rows, vocab], 1 <= vocab <= XT_DRAW_MOST; -1 where the largest of the row is not finite or an
+ * element is NaN. Tokens are ordered by their logits, the larger first, of equal ones the first one first; temperature 0 takes the first in
+ * this order. Else the first top_k are left (top_k >= vocab: all), of these the ones before which there is less than
+ * ceil(top_p * their weight), and the drawn one is the first, by index, where the sum of what is left exceeds the row's random number.
+ * Weights, sums and random numbers are integers (core/draw.h): the same token on every device.
+ * random [2]: seed and stream of the generator; it is read when the kernel runs. */
+typedef struct XtSample {
+    int64_t *out;
+    const void *x;
+    const int64_t *random;
+    XtDtype dtype;
+    int64_t rows, vocab, top_k;
+    double temperature, top_p;
+} XtSample;

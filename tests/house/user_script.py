@@ -69,6 +69,8 @@ def tensors() -> None:
     assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
     assert_type(F.add_rms_norm(y, y, None, 1e-6), tuple[xt.Tensor, xt.Tensor])
     assert_type(F.layer_norm(y, 4, xt.ones(4), bias=xt.zeros(4), eps=1e-6), xt.Tensor)
+    assert_type(F.sample(y.view(2, 12), xt.arange(2), 0.7, top_k=5, top_p=0.9), xt.Tensor)
+    assert_type(xt.multinomial(xt.ones(3), 2), xt.Tensor)
     assert_type(F.qk_norm_rope(y, y, xt.ones(4), xt.ones(4), theta=1e6), tuple[xt.Tensor, xt.Tensor])
 
 

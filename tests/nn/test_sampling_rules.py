@@ -1,4 +1,4 @@
-"""Rules of sampling and generation, on models whose logits are known."""
+"""Rules of generation, on models whose logits are known. Those of drawing a token: tests/ops/test_sample.py."""
 
 from __future__ import annotations
 
@@ -10,71 +10,10 @@ import pytest
 import xtrain as xt
 from xtrain import _C
 from xtrain.generation import KVCache, generate, generate_text
-from xtrain.generation.sampling import _sample
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.tokenizers import ByteTokenizer
 
 pytestmark = pytest.mark.on_cpu
-
-
-class Draws:
-    """A generator of which all numbers are known."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def random(self, shape) -> np.ndarray:
-        return np.full(shape, self.value)
-
-
-def drawn(logits, value: float, temperature: float = 1.0, top_k=None, top_p=None) -> int:
-    return int(_sample(np.array([logits], np.float64), temperature, top_k, top_p, Draws(value))[0])
-
-
-def possible(logits, **options) -> list[int]:
-    return sorted({drawn(logits, value, **options) for value in np.linspace(0, 1 - 1e-9, 401)})
-
-
-def test_the_fewest_tokens_that_reach_top_p() -> None:
-    """Probabilities that are exact: of two halves one reaches 0.5, of four quarters three reach 0.75; a hair more takes another."""
-    two, four = [0.0, 0.0], [0.0] * 4
-    assert possible(two, top_p=0.5) == [0] and possible(two, top_p=0.5000001) == [0, 1]
-    for count in (1, 2, 3):
-        assert possible(four, top_p=count / 4) == list(range(count))
-        assert possible(four, top_p=count / 4 + 1e-6) == list(range(count + 1))
-    assert possible([5.0, 0.0, 0.0], top_p=1e-9) == [0] and possible(four, top_p=1.0) == [0, 1, 2, 3]
-
-
-def test_top_p_is_of_what_top_k_has_left() -> None:
-    """Of eight equals four are left: a half of these are two."""
-    assert possible([0.0] * 8, top_k=4, top_p=0.5) == [0, 1]
-
-
-def test_the_k_most_likely() -> None:
-    """Of equals, those that come first."""
-    assert possible([1.0, 3.0, 2.0, 0.0], top_k=2) == [1, 2] and possible([1.0, 1.0, 1.0], top_k=2) == [0, 1]
-    assert possible([1.0, 3.0], top_k=5) == [0, 1] and drawn([1.0, 3.0, 3.0], 0.9, temperature=0.0) == 1
-
-
-def test_logits_are_divided_by_the_temperature() -> None:
-    """exp(-2 / 0.5) / (1 + ..) = 0.018 of the draws, at 2.0 exp(-1) / (1 + ..) = 0.269."""
-    for temperature, share in ((0.5, 0.01799), (2.0, 0.26894)):
-        edge = 1 - share
-        assert drawn([2.0, 0.0], edge - 1e-3, temperature) == 0 and drawn([2.0, 0.0], edge + 1e-3, temperature) == 1
-
-
-def test_tokens_are_drawn_by_their_probabilities() -> None:
-    logits = np.log([0.5, 0.25, 0.125, 0.125]).tolist()
-    assert [drawn(logits, v) for v in (0.0, 0.499, 0.501, 0.749, 0.751, 0.874, 0.876, 0.9999)] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-    ]
 
 
 # ---- generation
@@ -137,6 +76,17 @@ def test_seeds_of_calls() -> None:
     assert generate(model, [1, 2], 12).tolist() == c
 
 
+def test_each_token_has_a_number() -> None:
+    """Of two equally likely tokens none is drawn 40 times in a row; row by row they differ."""
+
+    class Even(Fixed):
+        def forward(self, ids, positions, caches):
+            return xt.zeros(*ids.shape, 2)
+
+    out = generate(Even(limit=100), [[1], [1]], 40, seed=2**64 - 1).tolist()
+    assert all(0 < sum(row[1:]) < 40 for row in out) and out[0] != out[1]
+
+
 def test_a_cache_holds_what_it_has_room_for() -> None:
     cache = KVCache(1, 3)
     for n in (2, 1):
@@ -189,6 +139,9 @@ def test_arguments_outside_their_ranges() -> None:
         (dict(max_new_tokens=1, top_p=1.0 + 1e-9), r"top_p must be in \(0, 1\] or None"),
         (dict(max_new_tokens=1, top_p=float("nan")), r"top_p must be in \(0, 1\] or None"),
         (dict(max_new_tokens=1, top_k=2.0), "top_k must be an integer >= 1 or None"),
+        (dict(max_new_tokens=1, seed=-1), r"seed must be an integer in \[0, 2\^64\) or None, got -1"),
+        (dict(max_new_tokens=1, seed=2**64), "seed must be an integer in"),
+        (dict(max_new_tokens=1, seed=1.0), "seed must be an integer in"),
     ):
         with pytest.raises(ValueError, match=f"generate: {words}"):
             generate(Fixed(), [1], **options)
@@ -224,8 +177,6 @@ def test_logits_that_are_not_finite() -> None:
         for temperature in (0, 1.0):
             with pytest.raises(FloatingPointError, match="generate: logits must be finite, got NaN or infinity"):
                 generate(model, [[1], [2]], 2, temperature=temperature)
-    with pytest.raises(FloatingPointError, match="logits must be finite"):  # a row in which no token has a chance
-        _sample(np.array([[0.0, 1.0], [float("-inf")] * 2]), 1.0, None, None, Draws(0.5))
     model.bad = float("-inf")
     assert 3 not in generate(model, [1], 60, temperature=50.0, seed=0).tolist()[1:]
 

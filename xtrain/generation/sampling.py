@@ -37,16 +37,17 @@ def generate(
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
     top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a
     token id or several that end a sequence, None those of `config.eos_token_id`, () none; generation stops when all
-    have ended, a finished one repeats its last token. seed: of this call's random numbers (a NumPy PCG64); None draws
-    one from the default generator, so `manual_seed` repeats it. stream: called after every step with the list of the B
-    new tokens. The model runs in evaluation mode, and has its own mode again afterwards.
+    have ended, a finished one repeats its last token. seed: of this call's random numbers, in [0, 2^64), the same on
+    every device (functional.sample); None draws one from the default generator, so `manual_seed` repeats it. stream:
+    called after every step with the list of the B new tokens. The model runs in evaluation mode, and has its own mode
+    again afterwards.
 
     When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
     goes on, with a UserWarning: other libraries go on otherwise. ValueError or TypeError for arguments outside their
     ranges, FloatingPointError for logits that are not finite.
     """
     tokens = _token_ids(ids)
-    _check(max_new_tokens, temperature, top_k, top_p)
+    _check(max_new_tokens, temperature, top_k, top_p, seed)
     rows = tokens.reshape(-1, tokens.shape[-1]) if tokens.ndim == 1 else tokens
     batch, start = rows.shape
     out = np.empty((batch, start + max_new_tokens), np.int64)
@@ -57,7 +58,7 @@ def generate(
     finished = np.zeros(batch, bool)
     if seed is None:
         seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0
-    random = np.random.Generator(np.random.PCG64(seed))
+    draw = _Draws(temperature, top_k, top_p, int(seed))
 
     limit = model.config.max_position_embeddings
     warned = False
@@ -76,8 +77,7 @@ def generate(
                 feed = out[:, first:end]
             else:
                 feed = out[:, end - 1 : end]
-            logits = _last_logits(model, feed, end - first - feed.shape[1], caches)
-            new = _sample(logits, temperature, top_k, top_p, random)
+            new = draw(_last_logits(model, feed, end - first - feed.shape[1], caches))
             new = np.where(finished, out[:, end - 1], new)
             out[:, end] = new
             end += 1
@@ -102,7 +102,7 @@ def _token_ids(ids: Any) -> np.ndarray:
     return ids.to(_C.int64).cpu().numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
 
 
-def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> None:
     if not isinstance(max_new_tokens, int) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
         raise ValueError(
             f"generate: max_new_tokens must be an integer in [0, {LONGEST_SAMPLE}], got {max_new_tokens!r}"
@@ -113,10 +113,12 @@ def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: fl
         raise ValueError(f"generate: top_k must be an integer >= 1 or None, got {top_k!r}")
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
+    if seed is not None and (not isinstance(seed, SupportsIndex) or not 0 <= int(seed) < 2**64):
+        raise ValueError(f"generate: seed must be an integer in [0, 2^64) or None, got {seed!r}")
 
 
-def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list[Any]) -> np.ndarray:
-    """Logits [B, V] in float64 of the token after feed [B, S], whose first token stands at position `past`."""
+def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list[Any]) -> Tensor:
+    """Logits [B, V] of the token after feed [B, S], whose first token stands at position `past`."""
     batch, seq = feed.shape
     device = next(iter(model.parameters())).device
     positions = None
@@ -125,30 +127,21 @@ def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list
             _C.arange(past, past + seq, 1, _C.int64, device).unsqueeze(0).expand((batch, seq)).reshape((batch * seq,))
         )
     logits = model(_C.tensor(feed, device=device), positions, caches)
-    return _C.select(logits, 1, seq - 1).to(_C.float64).cpu().numpy()
+    return _C.select(logits, 1, seq - 1)
 
 
-def _sample(
-    logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None, random: np.random.Generator
-) -> np.ndarray:
-    """One token per row of logits [B, V]."""
-    if not np.isfinite(logits.max(axis=-1)).all():
-        raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
-    if temperature == 0.0:
-        return logits.argmax(axis=-1)
-    vocab = logits.shape[-1]
-    order = np.argsort(-logits, axis=-1, kind="stable")  # most likely first
-    scaled = np.take_along_axis(logits, order, axis=-1)
-    scaled = (scaled - scaled[:, :1]) / temperature
-    probabilities = np.exp(scaled)
-    probabilities /= probabilities.sum(axis=-1, keepdims=True)
-    if top_k is not None and top_k < vocab:
-        probabilities[:, top_k:] = 0.0
-        probabilities /= probabilities.sum(axis=-1, keepdims=True)
-    if top_p is not None and top_p < 1.0:
-        before = np.cumsum(probabilities, axis=-1) - probabilities
-        probabilities[before >= top_p] = 0.0
-    cumulative = np.cumsum(probabilities, axis=-1)
-    drawn = random.random((logits.shape[0], 1)) * cumulative[:, -1:]
-    place = np.minimum((cumulative <= drawn).sum(axis=-1), (probabilities > 0).sum(axis=-1) - 1)
-    return np.take_along_axis(order, place[:, None], axis=-1)[:, 0]
+class _Draws:
+    """How tokens are drawn: the options of generate, and Philox's seed and step."""
+
+    def __init__(self, temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
+        self.options = (temperature, top_k, top_p)
+        self.random = np.array([seed, 0], np.uint64)
+
+    def __call__(self, logits: Tensor) -> np.ndarray:
+        """One token per row of logits [B, V]: int64 [B]. FloatingPointError for logits that are not finite."""
+        random = _C.tensor(self.random.view(np.int64), device=logits.device)
+        tokens = _C.sample(logits, random, *self.options).cpu().numpy()
+        self.random[1] += 1
+        if (tokens < 0).any():
+            raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
+        return tokens

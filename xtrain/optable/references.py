@@ -192,3 +192,32 @@ def philox_randint(seed: int, shape: tuple[int, ...], low: int, high: int, strea
     words = philox_words(seed, stream, 2 * math.prod(shape)).reshape(-1, 2)
     value = words[:, 0] | words[:, 1] << np.uint64(32)
     return (low + (value % np.uint64(high - low)).astype(np.int64)).reshape(shape)
+
+
+def sample(
+    logits: np.ndarray,
+    random: np.ndarray,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> np.ndarray:
+    """Tokens [B] of logits [B, V] by the rules of functional.sample, with Python's integers and a whole sort."""
+    words = philox_words(int(random[0]), int(random[1]), 4 * len(logits)).reshape(-1, 4)
+    tokens = []
+    for row, word in zip(logits, words):
+        order = np.argsort(-row, kind="stable")
+        most = row[order[0]] if not np.isnan(row).any() else np.nan
+        if not np.isfinite(most) or temperature == 0:
+            tokens.append(int(order[0]) if np.isfinite(most) else -1)
+            continue
+        weights = [int(w) for w in np.floor(2.0**40 * np.exp((row - most) / temperature))]
+        kept = [int(j) for j in order[:top_k]]
+        total = sum(weights[j] for j in kept)
+        if top_p is not None and top_p < 1:
+            before = np.cumsum([0] + [weights[j] for j in kept])[:-1]
+            kept = [j for j, b in zip(kept, before) if b < max(1, math.ceil(top_p * total))]
+        number = (int(word[1]) << 32 | int(word[0])) * sum(weights[j] for j in kept) >> 64
+        kept.sort()
+        sums = np.cumsum([weights[j] for j in kept])
+        tokens.append(kept[int((sums <= number).sum())])
+    return np.array(tokens, np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.table import Fault
+from faults.table import FORWARD, Fault
 
 _D = "xtrain/data/"
 _G = "xtrain/generation/"
@@ -10,6 +10,7 @@ _CONFIG = "tests/train/test_config_data.py::"
 _FILES = "tests/train/test_data_files.py::"
 _RULES = "tests/train/test_data_rules.py::"
 _SAMPLING = "tests/nn/test_sampling_rules.py::"
+_SAMPLE, _DRAWING = "csrc/cpu/layers/sample.c", "tests/ops/test_sample.py::"
 _MODEL = "tests/nn/test_model.py::"
 
 FAULTS = [
@@ -47,12 +48,19 @@ FAULTS = [
     Fault("text: the order of a folder", _D + "text.py", 'return sorted(path.replace(os.sep, "/") for path in found)', 'return [path.replace(os.sep, "/") for path in found]', "sorted by path", _RULES + "test_files_of_a_folder_are_sorted"),
     Fault("text: zero bytes", _D + "text.py", 'return b"\\0" not in data[:8192]', 'return b"\\0" not in data[:16]', "files with zero bytes at the start are no text", _RULES + "test_files_of_a_folder_are_sorted"),
     # ---- generation
-    Fault("sampling: the boundary of top-p", _G + "sampling.py", "probabilities[before >= top_p] = 0.0", "probabilities[before > top_p] = 0.0", "the fewest tokens whose probabilities reach top_p", _SAMPLING + "test_the_fewest_tokens_that_reach_top_p"),
-    Fault("sampling: top-p before top-k", _G + "sampling.py", "        probabilities[:, top_k:] = 0.0\n        probabilities /= probabilities.sum(axis=-1, keepdims=True)\n", "        probabilities[:, top_k:] = 0.0\n", "top_p of what top_k has left", _SAMPLING + "test_top_p_is_of_what_top_k_has_left"),
-    Fault("sampling: one token more", _G + "sampling.py", "probabilities[:, top_k:] = 0.0", "probabilities[:, top_k + 1 :] = 0.0", "among the k most likely tokens", _SAMPLING + "test_the_k_most_likely"),
-    Fault("sampling: temperature multiplies", _G + "sampling.py", "scaled = (scaled - scaled[:, :1]) / temperature", "scaled = (scaled - scaled[:, :1]) * temperature", "logits are divided by the temperature", _SAMPLING + "test_logits_are_divided_by_the_temperature"),
-    Fault("sampling: a token of probability 0", _G + "sampling.py", "(cumulative <= drawn).sum(axis=-1)", "(cumulative < drawn).sum(axis=-1) + 1", "tokens are drawn by their probabilities", _SAMPLING + "test_tokens_are_drawn_by_their_probabilities"),
-    Fault("sampling: ties take the last", _G + "sampling.py", 'order = np.argsort(-logits, axis=-1, kind="stable")', "order = np.argsort(logits, axis=-1)[:, ::-1]", "of equals the first one is more likely", _SAMPLING + "test_the_k_most_likely"),
+    Fault("sampling: the boundary of top-p", _SAMPLE, "while (kept < count && *before < limit)", "while (kept < count && *before <= limit)", "the fewest tokens whose probabilities reach top_p", _DRAWING + "test_the_fewest_tokens_that_reach_top_p"),
+    Fault("sampling: the limit rounded down", "csrc/core/draw.h", "double limit = ceil(top_p * (double)total);", "double limit = floor(top_p * (double)total);", "a hair more than a half takes another token", _DRAWING + "test_the_fewest_tokens_that_reach_top_p"),
+    Fault("sampling: top-p of all", _SAMPLE, "count = nucleus(items, count, xt_draw_limit(p->top_p, total), &before);", "count = nucleus(items, count, xt_draw_limit(p->top_p, 2 * total), &before);", "top_p of what top_k has left", _DRAWING + "test_top_p_is_of_what_top_k_has_left"),
+    Fault("sampling: one token more", "csrc/ops/layers/sample.c", "? c->arg[3].i : x->shape[1]", "? c->arg[3].i + 1 : x->shape[1]", "among the k most likely tokens", _DRAWING + "test_the_k_most_likely"),
+    Fault("sampling: temperature multiplies", "csrc/core/draw.h", "double factor = 1.0 / (temperature * 0.693147180559945309);", "double factor = temperature / 0.693147180559945309;", "logits are divided by the temperature", _DRAWING + "test_logits_are_divided_by_the_temperature"),
+    Fault("sampling: the sum of the blocks before", _SAMPLE, "        *sum += block;\n", "", "tokens are drawn by their probabilities", _DRAWING + "test_seed_step_and_row_decide"),
+    Fault("sampling: ties take the last", _SAMPLE, "(a->key == b->key && a->index < b->index)", "(a->key == b->key && a->index > b->index)", "of equals the first one is more likely", _DRAWING + "test_the_k_most_likely"),
+    Fault("sampling: the best so far is the least", _SAMPLE, "least = LOAD(x[items[k - 1].index]);", "least = LOAD(x[items[0].index]) + 1;", "the first k are left", FORWARD + "'sample and 20001'"),
+    Fault("sampling: NaN is passed over", _SAMPLE, "return nans ? (ACC)NAN : max;", "return max;", "a NaN anywhere gives -1", _DRAWING + "test_rows_without_a_largest_number"),
+    Fault("sampling: keys of zeros", "csrc/core/draw.h", "    x = x == 0.0f ? 0.0f : x;\n", "", "both zeros are equal", _DRAWING + "test_the_k_most_likely"),
+    Fault("sampling: one number for all rows", _SAMPLE, "(uint64_t)row, total), sum = 0;", "(uint64_t)0, total), sum = 0;", "each row has a number of its own", _DRAWING + "test_seed_step_and_row_decide tests/ops/test_ops.py -k sample"),
+    Fault("sampling: the step is not read", _SAMPLE, "const XtPhilox philox = {(uint64_t)p->random[0], (uint64_t)p->random[1]};", "const XtPhilox philox = {(uint64_t)p->random[0], 0};", "each step has numbers of its own", _DRAWING + "test_seed_step_and_row_decide"),
+    Fault("sampling: a step that stands still", _G + "sampling.py", "        self.random[1] += 1\n", "", "each token has a number of its own", _SAMPLING + "test_each_token_has_a_number"),
     Fault("sampling: a seed draws from the generator", _G + "sampling.py", "        seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0\n", "        seed = 0\n", "None draws one from the default generator", _SAMPLING + "test_seeds_of_calls"),
     Fault("generate: finished sequences go on", _G + "sampling.py", "        new = np.where(finished, out[:, end - 1], new)\n", "", "a finished one repeats its last token", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
     Fault("generate: it stops with the first", _G + "sampling.py", "            if finished.all():\n", "            if finished.any():\n", "generation stops when all have ended", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),

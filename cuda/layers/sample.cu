@@ -1,0 +1,304 @@
+/* sample.cu - draws a token from each row of logits: temperature, top-k, top-p (contract/layers.h, core/draw.h).
+ *
+ * Plan: a block has a row, which it reads several times, from L2 after the first:
+ *
+ *   largest      one pass; temperature 0 ends after a second one, for the first index
+ *   top-k        `select`: a pass counts tokens in bins of 1/64 octave, the next ones count digits of the keys in the bin where the k-th
+ *                lies. At most LIST tokens are gathered, and the rest works in shared memory
+ *   top-p        in the list: each thread adds the weights before its token. Without a list: `select`, with weights instead of counts
+ *   the draw     in the list, or one more pass, in tiles that are scanned
+ *
+ * Sums and atomics are of integers, so their order does not matter: the same tokens as on the CPU, bit for bit.
+ */
+#include "common/cuda.cuh"
+#include "contract/layers.h"
+#include "core/draw.h"
+
+#include <math.h>
+
+enum {
+    THREADS = 1024,
+    OCTAVE = 64, /* bins */
+    BINS = 2048, /* the last one has all the rest */
+    DIGITS = 256,
+    LIST = 1024, /* tokens in shared memory: one a thread */
+    EACH = 8,    /* neighbours that a thread scans in a tile */
+};
+
+typedef unsigned long long Sum;
+
+/* A number that sorts as the element does: the bits of xt_sort_key_f32 and _f64 that the type can have. */
+template <typename T> constexpr int KEY_BITS = sizeof(T) == 8 ? 64 : 32;
+template <> constexpr int KEY_BITS<XtBf16> = 16;
+template <> constexpr int KEY_BITS<XtF16> = 24;
+template <typename T> __device__ inline uint64_t key_of(XtAcc<T> v) {
+    if constexpr (sizeof(T) == 8) return xt_sort_key_f64(v);
+    else return xt_sort_key_f32(v) >> (32 - KEY_BITS<T>);
+}
+
+struct Shared {
+    unsigned counts[BINS];
+    Sum sums[BINS];
+    Sum keys[LIST], weights[LIST];
+    int indices[LIST];
+    Sum of_warp[32];
+    int place; /* answers of one warp or thread to all */
+    Sum before;
+    unsigned length;
+};
+
+/* What is left of a row: tokens above key `least`, and those equal to it up to index `last`. */
+template <typename T> struct Row {
+    const T *x; // [vocab]
+    int vocab;
+    XtAcc<T> max;
+    float factor;
+    uint64_t least;
+    int last;
+
+    __device__ bool has(uint64_t key, int j) const { return key > least || (key == least && j <= last); }
+    __device__ Sum weight(XtAcc<T> v) const { return xt_draw_weight((float)(v - max), factor); }
+    __device__ int bin(XtAcc<T> v) const { return (int)fminf(XT_MUL((float)(max - v), factor * OCTAVE), BINS - 1); }
+};
+
+struct Smaller {
+    __device__ int operator()(int a, int b) const { return a < b ? a : b; }
+};
+
+/* The sum of the values of this thread and of those before it; *total: of all. Every thread calls it. */
+__device__ static Sum scan(Shared *s, Sum value, Sum *total) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const Sum other = __shfl_up_sync(0xffffffffu, value, step);
+        if (lane >= step) value += other;
+    }
+    __syncthreads();
+    if (lane == 31) s->of_warp[warp] = value;
+    __syncthreads();
+    Sum all = 0, before = 0;
+    for (int w = 0; w < THREADS / 32; w++) {
+        if (w < warp) before += s->of_warp[w];
+        all += s->of_warp[w];
+    }
+    *total = all;
+    return before + value;
+}
+
+/* Sets place to the entry where the sum of measures reaches limit, and before to the sum before it, for `count` entries, a multiple of
+ * 32, taken from the last one to the first if `backwards`. Every thread calls it. */
+template <bool BY_WEIGHT> __device__ static void cross(Shared *s, int count, bool backwards, Sum limit) {
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const int each = count / 32, first = threadIdx.x * each;
+        Sum sum = 0, before = 0;
+        for (int i = first; i < first + each; i++) {
+            const int entry = backwards ? count - 1 - i : i;
+            sum += BY_WEIGHT ? s->sums[entry] : (Sum)s->counts[entry];
+        }
+        Sum inclusive = sum;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const Sum other = __shfl_up_sync(0xffffffffu, inclusive, step);
+            if (threadIdx.x >= step) inclusive += other;
+        }
+        before = inclusive - sum;
+        if (before < limit && limit <= inclusive)
+            for (int i = first; i < first + each; i++) {
+                const int entry = backwards ? count - 1 - i : i;
+                const Sum one = BY_WEIGHT ? s->sums[entry] : (Sum)s->counts[entry];
+                if (before + one >= limit) {
+                    s->place = entry;
+                    s->before = before;
+                    break;
+                }
+                before += one;
+            }
+    }
+    __syncthreads();
+}
+
+__device__ static void clear(Shared *s, int count) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += THREADS) s->counts[i] = 0, s->sums[i] = 0;
+    __syncthreads();
+}
+
+/* Leaves the first tokens of the row in the order of logits: those before which there is less than limit, counted or weighed.
+ * 1 <= limit <= their sum. Returns the sum of what is left. */
+template <bool BY_WEIGHT, typename T> __device__ static Sum select(Shared *s, Row<T> *row, Sum limit) {
+    const Row<T> r = *row;
+    clear(s, BINS);
+    for (int j = threadIdx.x; j < r.vocab; j += THREADS) {
+        const XtAcc<T> v = xt_load(r.x[j]);
+        if (!r.has(key_of<T>(v), j)) continue;
+        if (BY_WEIGHT) atomicAdd(&s->sums[r.bin(v)], r.weight(v));
+        else atomicAdd(&s->counts[r.bin(v)], 1u);
+    }
+    cross<BY_WEIGHT>(s, BINS, false, limit);
+    const int bin = s->place;
+    Sum before = s->before;
+    uint64_t prefix = 0;
+    for (int shift = KEY_BITS<T> - 8; shift >= 0; shift -= 8) {
+        clear(s, DIGITS);
+        for (int j = threadIdx.x; j < r.vocab; j += THREADS) {
+            const XtAcc<T> v = xt_load(r.x[j]);
+            const uint64_t key = key_of<T>(v);
+            if (r.bin(v) != bin || !r.has(key, j) || (shift + 8 < KEY_BITS<T> && key >> (shift + 8) != prefix)) continue;
+            const int digit = (int)(key >> shift & (DIGITS - 1));
+            atomicAdd(&s->counts[digit], 1u);
+            if (BY_WEIGHT) atomicAdd(&s->sums[digit], r.weight(v));
+        }
+        cross<BY_WEIGHT>(s, DIGITS, true, limit - before);
+        prefix = prefix << 8 | (uint64_t)s->place;
+        before += s->before;
+    }
+    /* All with the key `prefix` weigh the same: so many of them, the first ones, are left. */
+    const Sum equals = s->counts[s->place], one = BY_WEIGHT ? s->sums[s->place] / equals : 1;
+    const Sum taken = (limit - before + one - 1) / one;
+    row->least = prefix;
+    row->last = r.vocab;
+    if (taken < equals) {
+        Sum found = 0;
+        for (int tile = 0; tile < r.vocab; tile += THREADS) {
+            const int j = tile + threadIdx.x;
+            const uint64_t key = j < r.vocab ? key_of<T>(xt_load(r.x[j])) : 0;
+            const bool equal = j < r.vocab && key == prefix && r.has(key, j);
+            Sum in_tile;
+            const Sum rank = found + scan(s, equal, &in_tile);
+            if (equal && rank == taken) s->place = j;
+            found += in_tile;
+            if (found >= taken) break; /* all threads agree */
+        }
+        __syncthreads();
+        row->last = s->place;
+    }
+    __syncthreads();
+    return before + taken * one;
+}
+
+/* The draw among the tokens that are left, at most LIST, which weigh more than nothing together. */
+template <typename T>
+__device__ static void draw_from_list(Shared *s, const Row<T> &row, double top_p, XtPhilox philox, int64_t *out, int64_t number) {
+    __syncthreads();
+    if (threadIdx.x == 0) s->length = 0;
+    __syncthreads();
+    for (int j = threadIdx.x; j < row.vocab; j += THREADS) {
+        const XtAcc<T> v = xt_load(row.x[j]);
+        const uint64_t key = key_of<T>(v);
+        if (!row.has(key, j)) continue;
+        const unsigned place = atomicAdd(&s->length, 1u);
+        s->keys[place] = key;
+        s->weights[place] = row.weight(v);
+        s->indices[place] = j;
+    }
+    __syncthreads();
+    const int count = (int)s->length, i = threadIdx.x;
+    const Sum key = i < count ? s->keys[i] : 0, weight = i < count ? s->weights[i] : 0;
+    const int index = i < count ? s->indices[i] : 0;
+    Sum total, before = 0;
+    scan(s, weight, &total);
+    const Sum limit = xt_draw_limit(top_p, total);
+    for (int k = 0; k < count; k++)
+        if (s->keys[k] > key || (s->keys[k] == key && s->indices[k] < index)) before += s->weights[k];
+    const bool kept = i < count && before < limit;
+    __syncthreads();
+    if (i < count && !kept) s->weights[i] = 0;
+    scan(s, kept ? weight : 0, &total); /* its barriers show the weights to all */
+    const Sum drawn = xt_draw_number(philox, (uint64_t)number, total);
+    before = 0;
+    for (int k = 0; k < count; k++)
+        if (s->indices[k] < index) before += s->weights[k];
+    if (kept && before <= drawn && drawn < before + weight) out[number] = index;
+}
+
+/* The draw among all tokens that are left, `total` together. */
+template <typename T>
+__device__ static void draw_from_row(Shared *s, const Row<T> &row, Sum total, XtPhilox philox, int64_t *out, int64_t number) {
+    const Sum drawn = xt_draw_number(philox, (uint64_t)number, total);
+    Sum before = 0;
+    for (int tile = 0; tile < row.vocab; tile += THREADS * EACH) {
+        const int first = tile + threadIdx.x * EACH;
+        Sum weights[EACH], mine = 0, in_tile;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int j = first + e;
+            weights[e] = 0;
+            if (j < row.vocab) {
+                const XtAcc<T> v = xt_load(row.x[j]);
+                if (row.has(key_of<T>(v), j)) weights[e] = row.weight(v);
+            }
+            mine += weights[e];
+        }
+        const Sum end = before + scan(s, mine, &in_tile);
+        if (end - mine <= drawn && drawn < end) {
+            Sum sum = end - mine;
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                if (sum <= drawn && drawn < sum + weights[e]) out[number] = first + e;
+                sum += weights[e];
+            }
+        }
+        before += in_tile;
+        if (before > drawn) break; /* all threads agree */
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    sample_kernel(int64_t *out, const T *x, const int64_t *random, int64_t rows, int vocab, int top_k, bool greedy, float factor,
+                  double top_p) { // out [rows], x [rows, vocab], random [2]
+    using A = XtAcc<T>;
+    __shared__ Shared s;
+    const XtPhilox philox = {(uint64_t)random[0], (uint64_t)random[1]};
+    for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
+        Row<T> row = {x + number * vocab, vocab, 0, factor, 0, vocab};
+        A max = -(A)INFINITY;
+        bool nan = false;
+        for (int j = threadIdx.x; j < vocab; j += THREADS) {
+            const A v = xt_load(row.x[j]);
+            nan |= v != v;
+            max = XtFirstMax()(max, v);
+        }
+        max = xt_block_reduce(max, -(A)INFINITY, XtFirstMax());
+        nan = __syncthreads_or(nan);
+        if (nan || !(max - max == 0)) { /* all threads agree */
+            if (threadIdx.x == 0) out[number] = -1;
+            continue;
+        }
+        row.max = max;
+        if (greedy) {
+            int first = vocab;
+            for (int j = threadIdx.x; j < vocab && first == vocab; j += THREADS)
+                if (xt_load(row.x[j]) == max) first = j;
+            first = xt_block_reduce(first, vocab, Smaller());
+            if (threadIdx.x == 0) out[number] = first;
+            continue;
+        }
+        if (top_k < vocab) select<false>(&s, &row, (Sum)top_k);
+        if (top_k < vocab && top_k <= LIST) {
+            draw_from_list(&s, row, top_p, philox, out, number);
+            continue;
+        }
+        Sum total = 0;
+        for (int j = threadIdx.x; j < vocab; j += THREADS) {
+            const A v = xt_load(row.x[j]);
+            if (row.has(key_of<T>(v), j)) total += row.weight(v);
+        }
+        scan(&s, total, &total);
+        if (top_p < 1.0) total = select<true>(&s, &row, xt_draw_limit(top_p, total));
+        draw_from_row(&s, row, total, philox, out, number);
+    }
+}
+
+XtStatus xt_cuda_sample(const XtSample *p) {
+    if (p->rows == 0) return XT_OK;
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const bool greedy = p->temperature == 0.0;
+        const float factor = greedy ? 0.0f : xt_draw_factor(p->temperature);
+        xt_launch(sample_kernel<T>, xt_blocks(p->rows, 1), THREADS, 0, p->out, (const T *)p->x, p->random, p->rows, (int)p->vocab,
+                  (int)p->top_k, greedy, factor, p->top_p);
+        return xt_launched("sample", p->rows, p->vocab, p->top_k);
+    });
+}
