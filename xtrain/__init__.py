@@ -134,6 +134,7 @@ if TYPE_CHECKING:
     from . import data as data
     from . import functional as functional
     from . import generation as generation
+    from . import lora as lora
     from . import models as models
     from . import nn as nn
     from . import optim as optim
@@ -148,7 +149,19 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         name: f".{name}"
-        for name in ("autograd", "cli", "cuda", "data", "functional", "generation", "models", "nn", "optim", "saving")
+        for name in (
+            "autograd",
+            "cli",
+            "cuda",
+            "data",
+            "functional",
+            "generation",
+            "lora",
+            "models",
+            "nn",
+            "optim",
+            "saving",
+        )
         + ("testing", "tokenizers", "train")
     } | {"config": ".train.config", "doctor": ".cli.doctor", "plot": ".train.plot", "progress": ".train.progress"}
     __getattr__, __dir__ = _lazy(__name__, _HOMES)

@@ -24,6 +24,7 @@ ORDER = [
     "optim",
     "registry",  # these files of models/
     "saving",
+    "lora",
     "generation",
     "models",
     "tokenizers",

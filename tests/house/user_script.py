@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import xtrain as xt
 import xtrain.functional as F
-from xtrain import data, generation, models, nn, optim, saving, testing, tokenizers
+from xtrain import data, generation, lora, models, nn, optim, saving, testing, tokenizers
 from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from xtrain.train import Result, TrainConfig, Trainer, train
 
@@ -241,6 +241,10 @@ def language_model(folder: Path, text: Path) -> None:
     saving.save_model(model, folder / "again", tokenizer=tokenizer)
     loaded = assert_type(models.Qwen3.from_pretrained(folder / "model", dtype=xt.bfloat16), models.Qwen3)
     assert_type(loaded.config, models.Qwen3Config)
+    tuned = assert_type(lora.apply(loaded, r=2, target_modules=["q_proj"]), models.Qwen3)
+    lora.save(tuned, folder / "lora")
+    lora.apply(models.Qwen3(loaded.config), lora.LoraConfig(r=2, lora_alpha=4))
+    assert_type(lora.unload(lora.unmerge(lora.merge(lora.load(tuned, folder / "lora")))), models.Qwen3)
     any_model = assert_type(saving.load_model(folder / "again"), models.LanguageModel)
     assert_type(any_model.loss(out[None, :-1], out[None, 1:]), xt.Tensor)
     saving.save_checkpoint(folder / "checkpoint", model, adamw, {"step": 2}, tokenizer)
@@ -287,6 +291,7 @@ def mistakes(folder: Path) -> list[str]:
 
 def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.AdamW, x: xt.Tensor) -> None:
     """Nobody calls this."""
+    lora.apply("model")  # pyright: ignore[reportArgumentType]
     nn.Linear(2, 3)("x")  # pyright: ignore[reportArgumentType]
     nn.Linear("2", 3)  # pyright: ignore[reportArgumentType]
     nn.Embedding(2, 3, bias=True)  # pyright: ignore[reportCallIssue]

@@ -50,7 +50,13 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any
 def help_text(width: int | None = None) -> str:
     """Return the documentation of every option: name, meaning, unit, default."""
     width = width or min(shutil.get_terminal_size((100, 24)).columns, 120)
-    titles = {"": "Run", "model": "Model (Hugging Face names)", "optim": "Optimizer", "sample": "Samples"}
+    titles = {
+        "": "Run",
+        "model": "Model (Hugging Face names)",
+        "optim": "Optimizer",
+        "lora": "LoRA",
+        "sample": "Samples",
+    }
     groups: dict[str, list[Key]] = {title: [] for title in titles}
     for key in KEYS.values():
         groups[key.name.rpartition(".")[0]].append(key)

@@ -15,6 +15,7 @@ from .. import _C, functional, nn
 from .._C import Tensor
 from .._types import Device
 from ..generation import KVCache
+from ..nn.lora import ADAPTED, LoraLayer
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
 from .registry import Architecture
@@ -119,6 +120,18 @@ class Conv1D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return _C.linear(x, self.weight.transpose(0, 1), self.bias)
+
+
+class LoraConv1D(LoraLayer, Conv1D):
+    """A Conv1D with LoRA."""
+
+    transposed = True
+
+    def base(self, x: Tensor) -> Tensor:
+        return _C.linear(x, self.weight.transpose(0, 1), self.bias)
+
+
+ADAPTED[Conv1D] = LoraConv1D
 
 
 class Attention(nn.Module):

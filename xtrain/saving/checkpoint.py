@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .._C import Tensor
 from .._types import Tokenizer
 from ..errors import CheckpointError, shown
+from ..nn.lora import lora_layers
+from .adapter import install_adapter
 from .directory import MANIFEST, DirectoryWriter, PathLike
 from .model import SHARD_BYTES, load_tensors, read_tensors, write_model
 from .places import find_checkpoints
@@ -80,8 +82,11 @@ def load_checkpoint(directory: PathLike, model: LanguageModel, optimizer: Optimi
     directory = Path(directory)
     reader = DirectoryReader(directory)
     state = _trainer_state(reader)
-    tensors = read_tensors(reader)
-    load_tensors(model, tensors, directory, next(iter(model.parameters())).dtype)
+    if lora_layers(model):
+        install_adapter(model, reader)
+    else:
+        tensors = read_tensors(reader)
+        load_tensors(model, tensors, directory, next(iter(model.parameters())).dtype)
     if optimizer is not None:
         with SafetensorsFile(reader.open("optimizer.safetensors")) as file:
             moments = {name: file.tensor(name) for name in file.entries}

@@ -12,6 +12,9 @@ from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..errors import CheckpointError, shown
 from ..models.registry import GENERATION, Architecture, architecture
+from ..nn.lora import lora_layers
+from .adapter import CONFIG as ADAPTER
+from .adapter import install_adapter, read_adapter_config, write_adapter
 from .directory import DirectoryWriter, PathLike
 from .places import displaced_hint
 from .reader import DirectoryReader
@@ -43,7 +46,9 @@ def model_tensors(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def write_model(writer: DirectoryWriter, model: LanguageModel, tokenizer: Tokenizer | None, shard_bytes: int) -> None:
-    """Write the files of a Hugging Face model directory; a file of tensors has about `shard_bytes` bytes at most."""
+    """Write the files of a Hugging Face model directory; a file of tensors has about `shard_bytes` bytes at most. Of a
+    model with LoRA, that is written in place of the tensors, in files of PEFT.
+    """
     config = model.config.to_dict()
     config["dtype"] = config["torch_dtype"] = next(iter(model.parameters())).dtype.name
     eos = getattr(tokenizer, "eos", None)
@@ -55,6 +60,9 @@ def write_model(writer: DirectoryWriter, model: LanguageModel, tokenizer: Tokeni
     writer.write_json("generation_config.json", generation)
     for name, data in (tokenizer.files() if tokenizer is not None else {}).items():
         writer.write(name, [data])
+    if lora_layers(model):
+        write_adapter(writer, model)
+        return
     tensors, metadata = model_tensors(model), {"format": "pt"}
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
@@ -130,7 +138,7 @@ def read_config(reader: DirectoryReader) -> tuple[Architecture, Any]:
 
 def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Device = None) -> LanguageModel:
     """Return the model of a Hugging Face directory, with parameters of `dtype` (default: the dtype of the file) on
-    `device`.
+    `device`. A directory of LoRA means the model below it, whose directory it names, and LoRA in that.
 
     Raises CheckpointError when files are missing or damaged, when a tensor is missing, unknown or of the wrong shape,
     and when a tied model comes with an output layer that differs from its embedding.
@@ -139,6 +147,8 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     if not directory.is_dir():
         raise CheckpointError(f"{directory} must be a model directory, but there is none{displaced_hint(directory)}")
     reader = DirectoryReader(directory)
+    if reader.has(ADAPTER) and not reader.has("model.safetensors"):
+        return _load_with_adapter(reader, dtype, device)
     kind, config = read_config(reader)
     found = read_tensors(reader)
     tensors: dict[str, Tensor] = {}
@@ -157,6 +167,20 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     finally:
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
     load_tensors(model, tensors, directory, dtype)
+    return model if device is None else model.to(device)
+
+
+def _load_with_adapter(reader: DirectoryReader, dtype: _C.dtype | None, device: Device) -> LanguageModel:
+    base, path = read_adapter_config(reader).base_model_name_or_path, reader.directory / ADAPTER
+    if not base or not os.path.isdir(base):
+        raise CheckpointError(
+            f"{path}: base_model_name_or_path must be a directory that is here, got {shown(base)}; "
+            "xtrain.lora.load(model, DIR) takes a model from elsewhere"
+        )
+    if os.path.lexists(os.path.join(base, ADAPTER)):
+        raise CheckpointError(f"{path}: base_model_name_or_path must be a model without LoRA, got {shown(base)}")
+    model = load_model(base, dtype)
+    install_adapter(model, reader)
     return model if device is None else model.to(device)
 
 

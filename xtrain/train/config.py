@@ -99,6 +99,19 @@ class OptimConfig:
 
 
 @dataclass
+class LoraOptions:
+    """LoRA: what is trained is a product of two narrow matrices beside the weights of a model directory."""
+
+    r: int = option(0, "rank of the matrices; 0 trains the model itself", "channels", minimum=0)
+    alpha: float = option(16.0, "the product is multiplied by alpha / r", above=0.0)
+    dropout: float = option(0.0, "dropout of what the first matrix reads", minimum=0.0, maximum=0.99)
+    targets: str = option(
+        "all-linear",
+        "layers by the ends of their names, with commas between (q_proj,v_proj); or every one but the head",
+    )
+
+
+@dataclass
 class SampleConfig:
     """The text generated at evaluations and at the end."""
 
@@ -132,6 +145,7 @@ class TrainConfig:
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    lora: LoraOptions = field(default_factory=LoraOptions)
     sample: SampleConfig = field(default_factory=SampleConfig)
     device: str = option("auto", "cpu, cuda, cuda:0, ...; auto takes a usable GPU, else the CPU", free=True)
     precision: str | None = option(
@@ -157,6 +171,11 @@ class TrainConfig:
         True,
         "record the step on a GPU once, as a CUDA graph, and replay it: the same numbers, with one launch a step",
         free=True,
+    )
+    freeze: str = option(
+        "",
+        "parameters that are not trained: patterns of their names with * and ?, with commas between "
+        "(model.embed_tokens.*,*norm.weight)",
     )
     clip: float = option(1.0, "largest global norm of the gradients; 0 for no clipping", minimum=0.0)
     seed: int = option(0, "of the initial weights, the order of the data and the samples", minimum=0, maximum=2**63 - 1)
@@ -270,7 +289,7 @@ def _collect(cls: type, prefix: str = "") -> dict[str, Key]:
 
 
 KEYS: dict[str, Key] = _collect(TrainConfig)  # dotted name -> Key, in the order of the fields
-SECTIONS = ("model", "optim", "sample")
+SECTIONS = ("model", "optim", "lora", "sample")
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -313,6 +332,10 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"grad_accum must be at most batch_size ({config.batch_size}), got {config.grad_accum}")
     if config.sample.prompt == "":
         raise ConfigError("sample.prompt must not be empty")
+    if config.lora.r and config.freeze:
+        raise ConfigError(f"freeze must be left out with lora.r, which trains nothing else, got {config.freeze!r}")
+    if config.lora.r and config.model.preset in PRESETS:
+        raise ConfigError(f"model must be a model directory with lora.r {config.lora.r}, got {config.model.preset}")
     model = config.model
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads is not None and kv_heads is not None and heads % kv_heads:

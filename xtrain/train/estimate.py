@@ -17,7 +17,7 @@ from ..nn.module import evaluating
 from ..saving import DirectoryReader, read_config
 from . import rundir
 from .config import TrainConfig, resolve_model
-from .parts import check_vocabulary, make_optimizer, open_corpus
+from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus
 from .step import gradients
 
 # Operations of products in the time of one byte of memory, roughly: of an H200 by precision, and of a server's CPU.
@@ -90,6 +90,7 @@ def _estimate(kind: Architecture, keys: Any, config: TrainConfig, meta: _C.devic
         if not hasattr(model, "recompute"):
             return None
         model.recompute = policy
+    choose_trained(model, config)
     optimizer = make_optimizer(model, config.optim)
     parameters = held()
     sizes = [

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
-from .. import _C, nn, optim, saving
+from .. import _C, lora, nn, optim, saving
 from ..data import Corpus, open_data
 from ..errors import ConfigError, DataError
 from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
 from ..models.registry import architecture
+from ..nn.lora import ALL_LINEAR, lora_layers
 from ..tokenizers import find_tokenizer, load_tokenizer, same_tokenizer
 from .config import OptimConfig, TrainConfig, resolve_model
 from .memory import check_model_fits
@@ -50,7 +54,43 @@ def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, dev
         if not hasattr(model, "recompute"):
             raise ConfigError(f"recompute must be none for {type(model).__name__}, got {config.recompute}")
         model.recompute = config.recompute
+    choose_trained(model, config, new=checkpoint is None)
     return model.to(device)
+
+
+def choose_trained(model: nn.Module, config: TrainConfig, new: bool = True) -> None:
+    """Freeze what the options `freeze` and `lora` leave untrained. new: LoRA is not in the model yet."""
+    if config.lora.r and new:
+        targets = config.lora.targets
+        lora.apply(
+            model,
+            r=config.lora.r,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=config.lora.dropout,
+            target_modules=targets if targets == ALL_LINEAR else [name.strip() for name in targets.split(",")],
+            base_model_name_or_path=os.path.abspath(config.model.preset),
+        )
+    names = dict(model.named_parameters())
+    for pattern in filter(None, (part.strip() for part in config.freeze.split(","))):
+        found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise ConfigError(f"freeze must name parameters of the model, got {pattern!r}, which matches none")
+        for name in found:
+            names[name].requires_grad = False
+    if not any(parameter.requires_grad for parameter in names.values()):
+        raise ConfigError(f"freeze must leave a parameter to be trained, got {config.freeze!r}")
+
+
+def base_identity(model: nn.Module) -> str | None:
+    """SHA-256 of the model below LoRA, whose tensors no checkpoint holds; None for a model without LoRA."""
+    if not lora_layers(model):
+        return None
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            digest.update(name.encode())
+            digest.update(_C.to_bytes(parameter.detach().contiguous().cpu()))
+    return digest.hexdigest()
 
 
 def check_vocabulary(keys: Any, corpus: Corpus) -> None:
@@ -62,8 +102,8 @@ def check_vocabulary(keys: Any, corpus: Corpus) -> None:
 
 
 def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW:
-    """AdamW of all parameters; vectors are not decayed."""
-    parameters = list(model.parameters())
+    """AdamW of all parameters that are trained; vectors are not decayed."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

@@ -73,10 +73,11 @@ class Report:
         """Say what will be trained, on what, and where."""
         config, corpus = state.config, state.corpus
         count = sum(parameter.numel() for parameter in state.model.parameters())
+        trained = sum(parameter.numel() for parameter in state.model.parameters() if parameter.requires_grad)
+        part = "" if trained == count else f", {trained / 1e6:.2f} M of them trained"
         threads = f", {_C.get_num_threads()} threads" if state.device == "cpu" else ""
-        self.say(
-            f"model  {config.model.preset}: {count / 1e6:.2f} M parameters, {config.precision}, {state.device}{threads}"
-        )
+        size = f"{count / 1e6:.2f} M parameters{part}"
+        self.say(f"model  {config.model.preset}: {size}, {config.precision}, {state.device}{threads}")
         self.say(f"data   {corpus.name}: {corpus.train_tokens:,} training, {corpus.val_tokens:,} validation tokens")
         start = f"from step {state.step} " if state.step else ""
         each = f"{config.batch_size} x {config.seq_len} tokens each"

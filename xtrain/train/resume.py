@@ -23,6 +23,7 @@ def trainer_state(state: State) -> dict[str, Any]:
         "loader": state.loader.state_dict(),
         "rng": list(_C.get_rng_state()),
         "data": state.identity,
+        "base": state.base,
         "config": flatten(dataclasses.replace(state.config, resume="", extend=False)),
     }
 
@@ -37,6 +38,8 @@ def restore(state: State, checkpoint: Path) -> None:
                 f"resume: data was {shown(stored['config']['data'], 1000)} in this run, "
                 f"and {state.config.data!r} now holds something else"
             )
+        if stored.get("base") != state.base:
+            raise ConfigError(f"resume: the model {state.config.model.preset} below LoRA was another one in this run")
         state.step, state.elapsed = int(stored["step"]), float(stored["elapsed"])
         state.saved_at = -1 if saving.is_emergency(checkpoint) else state.step
         state.loader.load_state_dict(stored["loader"])

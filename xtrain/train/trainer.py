@@ -19,7 +19,7 @@ from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import TrainConfig, warmup_steps
 from .loop import loop
 from .metrics import Metrics
-from .parts import make_model, make_optimizer, open_corpus
+from .parts import base_identity, make_model, make_optimizer, open_corpus
 from .report import Report
 from .resume import restore
 from .state import State
@@ -105,6 +105,7 @@ class Trainer(State):
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
         self.model = make_model(config, self._checkpoint, self.corpus, self.device)
+        self.base = base_identity(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
         vocab = self.model.config.vocab_size
         self.loader = Loader(self.corpus.train, config.batch_size, config.seq_len, config.seed, vocab, self.corpus.name)
