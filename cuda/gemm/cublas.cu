@@ -4,8 +4,8 @@
  * left operand and A its right one, each with its own transpose flag and leading dimension. No matrix is transposed in memory.
  *
  * Plans. Descriptors and the choice of the algorithm cost more than a small product, and are a function of the shape: they are kept
- * in a hash table per device. The choice is the heuristic's first, for pointers aligned as these are up to 16 bytes; nothing is
- * timed, so every run makes the same one.
+ * in a hash table per device. The choice is made among what the heuristic offers for pointers aligned as these are up to 16 bytes: its
+ * first, but for short sums on Hopper (pick_algorithm). Nothing is timed, so every run makes the same choice.
  *
  * Deterministic and in ACC: a split along K adds its parts in a second pass, in float32 (float64), from the workspace. The other
  * schemes of cuBLAS add with atomics, or round the parts to the dtype. The workspace is one block per device, for the life of the
@@ -19,9 +19,9 @@
  * its own (cut_edges), and so is the last row where A is transposed, and the last term of a sum that long. If C has 16 bits, the
  * sum without that term stays in float32; a kernel adds the term and rounds once (gains: docs/worklog/train-step-gpu.md).
  *
- * Not supported: sizes above int32, a problem for which the heuristic has no algorithm, lists of pointers that are not 16-byte
- * aligned (cuBLAS cannot see those, and its kernels of matrix units would fault). What the library refuses after it has offered an
- * algorithm is an error.
+ * Not supported: sizes above int32, a vector beside a matrix of 2^31 elements, a problem for which the heuristic has no algorithm,
+ * lists of pointers that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault). What the
+ * library refuses after it has offered an algorithm is an error.
  */
 #include "gemm.cuh"
 #include "runtime/cublas.cuh"
@@ -31,7 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int MAX_DEVICES = 256, MAX_PLANS = 1024, SLOTS = 2048;
+static const int MAX_DEVICES = 256, MAX_PLANS = 1024, SLOTS = 2048, OFFERS = 8;
 static const int64_t MAX_BATCH = 32768,
                      MAX_SUMS = (int64_t)1 << 26; /* elements of C that are kept in float32 for their last terms */
 
@@ -101,6 +101,18 @@ static bool fits(const XtGemm *p) {
     for (int i = 0; i < 6; i++)
         if (sizes[i] > INT32_MAX) return false;
     return true;
+}
+
+/* From a matrix's first element to its last. */
+static int64_t span(int64_t rows, int64_t cols, int64_t ld) { return (rows - 1) * ld + cols; }
+
+/* A product with a vector that a kernel with offsets of 32 bits cannot reach: 65536 rows of one column, 50264 apart, are an illegal
+ * address there (cuBLASLt 13.1). */
+static bool is_far_vector(const XtGemm *p) {
+    const int64_t a = p->trans_a ? span(p->k, p->m, p->lda) : span(p->m, p->k, p->lda);
+    const int64_t b = p->trans_b ? span(p->n, p->k, p->ldb) : span(p->k, p->n, p->ldb);
+    const int64_t c = span(p->m, p->n, p->ldc);
+    return (p->m == 1 || p->n == 1) && (a > INT32_MAX || b > INT32_MAX || c > INT32_MAX);
 }
 
 static const void *moved(const void *x, int64_t elements, XtDtype dtype) {
@@ -242,6 +254,33 @@ static XtBlasStatus make_preference(const XtCublasLt *lt, void **preference, con
     return status;
 }
 
+static int32_t attribute_of(const XtCublasLt *lt, const XtLtAlgo *algo, int attribute) {
+    int32_t value = -1;
+    size_t written;
+    return lt->algo_get(algo, attribute, &value, sizeof value, &written) == XT_BLAS_SUCCESS ? value : -1;
+}
+
+/* Which of the heuristic's offers, best first, the product takes: the first, with one exception.
+ *
+ * A sum of 1,024 terms ends so soon that the end of a tile, where C is written, costs a tenth of its time. Of cuBLAS' Hopper kernels
+ * (algorithm 66) those hide it whose two warpgroups work on tiles of their own in turns (custom options below 4); the heuristic ranks them
+ * behind kernels whose warpgroups share a larger tile. So the first of them is taken where sums are short and C is large: up to 22 % less
+ * time, with the first offer's bits, as neither splits a sum. parity/bench/gpu_algorithms.py measures it (docs/worklog/gemm-cuda.md). */
+static int pick_algorithm(const XtCublasLt *lt, const Key *key, const XtLtChoice *choices, int found) {
+    const int64_t longest = 6144, elements = (int64_t)1 << 22; /* terms of a sum; of C: 128 large tiles */
+    const bool half = key->dtype_a == XT_BFLOAT16 || key->dtype_a == XT_FLOAT16;
+    if (!half || xt_compute_capability() != 90 || key->batch != 1 || key->k > longest || key->m * key->n < elements) return 0;
+    for (int i = 0; i < found; i++) {
+        const XtLtAlgo *algo = &choices[i].algo;
+        if (choices[i].status != XT_BLAS_SUCCESS || attribute_of(lt, algo, XT_LT_ALGO_ID) != 66) continue;
+        if (attribute_of(lt, algo, XT_LT_ALGO_SPLITS_OF_K) != 1)
+            return 0; /* sums in another order than those of offers behind it */
+        const int32_t option = attribute_of(lt, algo, XT_LT_ALGO_CUSTOM_OPTION);
+        if (option >= 0 && option < 4) return i;
+    }
+    return 0;
+}
+
 /* Fills an empty plan; *function names what failed. */
 static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const XtGemm *p, const Key *key, Plan *plan,
                               const char **function) {
@@ -249,7 +288,7 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     int32_t trans_left = p->trans_b ? XT_BLAS_OP_T : XT_BLAS_OP_N, trans_right = p->trans_a ? XT_BLAS_OP_T : XT_BLAS_OP_N;
     int64_t a_rows = p->trans_a ? p->k : p->m, a_cols = p->trans_a ? p->m : p->k;
     int64_t b_rows = p->trans_b ? p->n : p->k, b_cols = p->trans_b ? p->k : p->n;
-    XtLtChoice choice = {};
+    XtLtChoice choices[OFFERS] = {};
     int found = 0;
     plan->key = *key;
     *function = "cublasLtMatmulDescCreate";
@@ -268,11 +307,12 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     }
     if (!status) {
         *function = "cublasLtMatmulAlgoGetHeuristic";
-        status = lt->choose(device->lt, plan->desc, plan->b, plan->a, plan->c, plan->c, preference, 1, &choice, &found);
+        status = lt->choose(device->lt, plan->desc, plan->b, plan->a, plan->c, plan->c, preference, OFFERS, choices, &found);
     }
     if (preference) lt->preference_destroy(preference);
-    if (!status) status = found > 0 ? choice.status : XT_BLAS_NOT_SUPPORTED;
-    plan->algo = choice.algo;
+    const XtLtChoice *choice = &choices[status || found == 0 ? 0 : pick_algorithm(lt, key, choices, found)];
+    if (!status) status = found > 0 ? choice->status : XT_BLAS_NOT_SUPPORTED;
+    plan->algo = choice->algo;
     plan->supported = status == XT_BLAS_SUCCESS;
     if (status && status != XT_BLAS_NOT_SUPPORTED) {
         drop(lt, plan);
@@ -416,6 +456,7 @@ const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *
     Edges e = edges_of(&q);
     if (in_two_products(&q, e) || in_pieces(&q)) return NULL; /* each of them is selected on its own */
     if (!fits(&q)) return "a size or a leading dimension is above 2^31 - 1";
+    if (is_far_vector(&q)) return "it has a vector, and a matrix of more than 2^31 - 1 elements";
     if (q.batch[0] > 1) {
         if (q.dtype_c != q.dtype_a) return "the batch is not evenly spaced, and C has a dtype of its own";
         if (!aligned_lists(&q)) return "the batch is not evenly spaced, and its matrices are not aligned to 16 bytes";

@@ -27,6 +27,7 @@ enum {
     XT_LT_PREF_ALIGNMENT_C = 7,
     XT_LT_PREF_ALIGNMENT_D = 8,
 };
+enum { XT_LT_ALGO_ID = 0, XT_LT_ALGO_SPLITS_OF_K = 2, XT_LT_ALGO_CUSTOM_OPTION = 5 }; /* int32_t, int32_t, uint32_t */
 
 typedef struct XtLtAlgo {
     uint64_t data[8];
@@ -58,6 +59,8 @@ typedef struct XtLtChoice { /* cublasLtMatmulHeuristicResult_t */
     X(choose, MatmulAlgoGetHeuristic, XtBlasStatus, \
       (void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference, int wanted, XtLtChoice *choices, \
        int *found)) \
+    X(algo_get, MatmulAlgoConfigGetAttribute, XtBlasStatus, \
+      (const XtLtAlgo *algo, int attribute, void *value, size_t nbytes, size_t *written)) \
     X(matmul, Matmul, XtBlasStatus, \
       (void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b, void *b_layout, \
        const void *beta, const void *c, void *c_layout, void *d, void *d_layout, const XtLtAlgo *algo, void *workspace, \

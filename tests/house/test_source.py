@@ -87,7 +87,7 @@ DEVICE_KINDS = [
         "supports: too little shared memory is a reason; the exception: attention in 16 bits on 9.0",
     ),
     ("common/launch.cuh", 2, "the declarations"),
-    ("gemm/cublas.cu", 1, "exception: bytes of workspace, which the choice among cuBLAS' algorithms sees"),
+    ("gemm/cublas.cu", 2, "exception: bytes of workspace, and 9.0, which the choice among cuBLAS' algorithms sees"),
     ("layers/cross_entropy.cu", 1, "vectors of a row that wait for its gradient; every element is on its own"),
     ("mhc/mhc_pre.cu", 1, "exception: the tensor cores of 8.0"),
     ("mhc/mhc_pre_once.cuh", 2, "exception: one pass from 9.0 on"),

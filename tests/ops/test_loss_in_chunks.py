@@ -329,6 +329,25 @@ def test_one_chunk(dtype: str) -> None:
                 loss.backward()
 
 
+@pytest.mark.skipif(not xt.cuda.is_available(), reason="needs a GPU: 4 GiB of logits")
+def test_more_logits_than_32_bits_count() -> None:
+    """43,008 rows of 50,257 logits in one piece: the last column, row and term of their products lie 2^31 elements from the first."""
+    rows, width, words = 43008, 16, 50257
+    xt.manual_seed(0)
+    x, weight = ((xt.randn(n, width, device="cuda") * 0.5).to(xt.bfloat16).requires_grad_() for n in (rows, words))
+    targets = xt.randint(0, words, (rows,), device="cuda")
+    found = []
+    for chunk_rows in (4096, rows):
+        x.grad = weight.grad = None
+        loss = F.linear_cross_entropy(x, weight, targets, chunk_rows=chunk_rows)
+        loss.backward()
+        found.append([loss.item(), array(x.grad), array(weight.grad)])
+    chunks, whole = found
+    assert abs(chunks[0] - whole[0]) < 1e-4
+    for a, b in zip(chunks[1:], whole[1:], strict=True):
+        assert np.abs(a - b).max() <= 2.0**-6 * np.abs(b).max()
+
+
 @pytest.mark.skipif(not xt.cuda.is_available(), reason="needs a GPU: 2.5 GiB of logits")
 def test_large_logits_are_made_in_chunks_by_themselves() -> None:
     rows, width, words = 8192, 256, 151936
