@@ -43,7 +43,8 @@ def floors(config: str, precision: str) -> dict[str, float]:
     """Milliseconds a step for products and attention at the rates above."""
     batch, length, c = CONFIGS[config]
     heads, kv_heads, dim, width = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"]
-    layer = width * dim * (2 * heads + 2 * kv_heads) + 3 * width * c["intermediate_size"]
+    matrices = 2 if c.get("family") == "GPT2" else 3  # of a feed-forward layer
+    layer = width * dim * (2 * heads + 2 * kv_heads) + matrices * width * c["intermediate_size"]
     weights = c["num_hidden_layers"] * layer + width * c["vocab_size"]
     rate = {"bfloat16": 790e12, "tf32": 400e12, "float32": 51e12}[precision]
     found = {"products": 6 * weights * batch * length / rate * 1e3}

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xtrain as xt
-from xtrain.models import Qwen3, Qwen3Config
+from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config
 
 # name: (batch, length, config); the 67 M model that the looped and the batched trainer of the early documents had
 SHAPE = dict(
@@ -52,6 +52,21 @@ CONFIGS = {
     "0.6B-4k": (8, 4096, QWEN),
     "0.6B-16k": (2, 16384, QWEN),
     "0.6B-32k": (1, 32768, QWEN),
+    "gpt2": (
+        64,
+        1024,
+        dict(
+            family="GPT2",
+            vocab_size=50257,
+            hidden_size=768,
+            intermediate_size=3072,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=12,
+            head_dim=64,
+            tie_word_embeddings=True,
+        ),
+    ),
     "wide": (
         4,
         2048,
@@ -106,6 +121,49 @@ class Block(nn.Module):
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
+class Gpt2Block(nn.Module):
+    def __init__(self, c: dict) -> None:
+        super().__init__()
+        width, self.heads = c["hidden_size"], c["num_attention_heads"]
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, c["intermediate_size"]), nn.Linear(c["intermediate_size"], width)
+
+    def forward(self, x):
+        b, s, width = x.shape
+        q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(width, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class TorchGpt2(nn.Module):
+    """Without dropout."""
+
+    def __init__(self, c: dict, length: int) -> None:
+        super().__init__()
+        self.embed, self.places = (
+            nn.Embedding(c["vocab_size"], c["hidden_size"]),
+            nn.Embedding(length, c["hidden_size"]),
+        )
+        self.blocks = nn.ModuleList(Gpt2Block(c) for _ in range(c["num_hidden_layers"]))
+        self.norm, self.head = nn.LayerNorm(c["hidden_size"]), nn.Linear(c["hidden_size"], c["vocab_size"], bias=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, 0, 0.02)
+        self.head.weight = self.embed.weight
+        self.register_buffer("positions", torch.arange(length))
+
+    def forward(self, ids, targets):
+        x = self.embed(ids) + self.places(self.positions)
+        if torch.is_autocast_enabled():
+            x = x.bfloat16()
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
 class TorchModel(nn.Module):
     def __init__(self, c: dict, length: int) -> None:
         super().__init__()
@@ -137,15 +195,25 @@ def random_tokens(batch: int, length: int, vocab: int):
     return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])
 
 
+def xtrain_model(shape: dict, length: int):
+    if shape.get("family") == "GPT2":
+        names = dict(
+            n_embd="hidden_size", n_layer="num_hidden_layers", n_head="num_attention_heads", n_inner="intermediate_size"
+        )
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        keys = {name: shape[key] for name, key in names.items()}
+        return GPT2(GPT2Config(vocab_size=shape["vocab_size"], n_positions=length, **keys, **dropout))
+    return Qwen3(Qwen3Config(**shape))
+
+
 class Xtrain:
     def __init__(self, name: str, bf16: bool, looped: bool = False, captured: bool = False) -> None:
         batch, length, shape = CONFIGS[name]
-        config = Qwen3Config(**shape)
-        self.model = Qwen3(config).to("cuda")
+        self.model = xtrain_model(shape, length).to("cuda")
         if bf16:
             self.model.bfloat16()
         self.optimizer = xt.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
-        ids, targets = random_tokens(batch, length, config.vocab_size)
+        ids, targets = random_tokens(batch, length, shape["vocab_size"])
         rows = [slice(i, i + 1) for i in range(batch)] if looped else [slice(0, batch)]
         self.pieces = [(xt.tensor(ids[r]).to("cuda"), xt.tensor(targets[r]).to("cuda")) for r in rows]
         self.step = xt.cuda.graph(self.eager_step, optimizers=[self.optimizer]) if captured else self.eager_step
@@ -196,7 +264,7 @@ class Torch:
     def __init__(self, name: str, bf16: bool, mode: str | None) -> None:
         batch, length, shape = CONFIGS[name]
         self.bf16 = bf16
-        self.model = TorchModel(shape, length).cuda()
+        self.model = (TorchGpt2 if shape.get("family") == "GPT2" else TorchModel)(shape, length).cuda()
         self.loss = torch.compile(self.model, mode=mode) if mode else self.model
         cudnn = mode and bf16 and shape["head_dim"] >= 64
         self.attention = [SDPBackend.CUDNN_ATTENTION] if cudnn else list(SDPA)
