@@ -47,7 +47,10 @@ def test_the_field_of_the_text_has_a_name(tmp_path) -> None:
     (tmp_path / "d.jsonl").write_bytes(lines("some text", field="content"))
     data.prepare(tmp_path / "d.jsonl", tmp_path / "x.tokens", field="content")
     assert documents_of(tmp_path / "x.tokens") == [b"some text"]
-    with pytest.raises(DataError, match=r"d\.jsonl, line 1 must have the field 'text', got 'id, content'; see --field"):
+    with pytest.raises(
+        DataError,
+        match=r"d\.jsonl, line 1 must have text, messages, or prompt and completion, got 'id, content'; see --field",
+    ):
         data.prepare(tmp_path / "d.jsonl", tmp_path / "x.tokens")
 
 
@@ -97,7 +100,7 @@ def test_parquet_without_its_package(tmp_path, monkeypatch) -> None:
         (b'{"text": 7}', r": text must be text, got a number$"),
         (b'{"text": null}', r": text must be text, got null$"),
         (b'{"text": "\\ud800"}', r": text must be text, got one that is no Unicode$"),
-        (b'{"Text": "a"}', r" must have the field 'text', got 'Text'; see --field$"),
+        (b'{"Text": "a"}', r" must have text, messages, or prompt and completion, got 'Text'; see --field$"),
         (b"[" * 10**5, r"cannot be read: "),
         (b'{"text": ' + b"9" * 5000 + b"}", r"(cannot be read: |: text must be text, got a number)"),
     ],
@@ -203,7 +206,7 @@ def test_the_command(tmp_path, capsys) -> None:
     assert main(["tokenize", str(tmp_path / "d.jsonl"), out, "--field", "body"]) == 0
     assert capsys.readouterr().out == f"{out}: 24 tokens\n"
     assert main(["prepare", str(tmp_path / "d.jsonl"), out]) == 1
-    assert "d.jsonl, line 1 must have the field 'text'" in capsys.readouterr().err
+    assert "d.jsonl, line 1 must have text, messages" in capsys.readouterr().err
     (tmp_path / "t.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
     assert main(["prepare", str(tmp_path / "t.bin"), out, "--token-bytes", "3"]) == 2
     assert "--token-bytes must be 1, 2 or 4, got 3" in capsys.readouterr().err

@@ -167,8 +167,8 @@ def test_damaged_indexes(tmp_path) -> None:
     assert tokens_of(with_index(lambda value: None)).tokenizer is not None
     assert tokens_of(with_index(lambda value: value["sections"].update({"later": [64, 8]}))).documents is not None
     for change, words in (
-        (lambda v: v.update(required=["loss_mask"]), "has a section 'loss_mask', which this version cannot use"),
-        (lambda v: v.update(required=[3, "loss_mask"]), "has a section '3', which this version cannot use"),
+        (lambda v: v.update(required=["weights"]), "has a section 'weights', which this version cannot use"),
+        (lambda v: v.update(required=[3, "weights"]), "has a section '3', which this version cannot use"),
         (lambda v: v.pop("sections"), "its index cannot be read"),
         (lambda v: v["sections"].update(documents=[64, 1 << 40]), "its index cannot be read"),
         (lambda v: v["sections"].update(documents=[0, 8]), "its index cannot be read"),

@@ -14,16 +14,19 @@ usage: xtrain prepare SOURCE OUT.tokens [options]          (or xtrain tokenize)
 
 Writes the text of SOURCE (a file, a folder, or 'python' for the standard library's source) as a token file. A text file
 is one document, and so is a line of .jsonl, a row of .parquet (needs pyarrow: pip install 'xtrain[data]'), and the text
-in a .txt.gz; .jsonl.gz is read too.
+in a .txt.gz; .jsonl.gz is read too. Of a line with `prompt` and `completion` a run learns the completion; of a line
+with `messages` (role and content each) it learns what the assistant says, in the form of the tokenizer's chat template
+(needs jinja2: pip install 'xtrain[chat]').
 
   --tokenizer DIR       a model directory with a tokenizer.json [default: bytes]
-  --field NAME          key of JSON lines, and column of Parquet files, that holds the text [default text]
+  --field NAME          key of JSON lines, and column of Parquet files, that holds the text, or messages [default: what
+                        there is of text, prompt and completion, and messages]
   --token-bytes N       SOURCE is a .bin file of nanoGPT, whose tokens have 1, 2 or 4 bytes; --tokenizer made them
 """
 
 
 def command(arguments: list[str]) -> int:
-    known = {"tokenizer": None, "field": "text", "token_bytes": 0}
+    known = {"tokenizer": None, "field": None, "token_bytes": 0}
     (source, out), values = simple_options(arguments, known, 2, USAGE)
     if values["token_bytes"] not in (0, 1, 2, 4):
         raise ConfigError(f"--token-bytes must be 1, 2 or 4, got {values['token_bytes']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..data import read_documents, source_files, text_of
+from ..data import read_documents, source_files, texts_of
 from ..errors import ConfigError
 from ..files import make_folders, write_file
 from ..tokenizers import END, load_tokenizer, train_tokenizer
@@ -20,7 +20,8 @@ Needs the package tokenizers: pip install 'xtrain[hf]'
 
   --vocab N             tokens, the end of a document among them [tokens; at least 257]
   --out DIR             folder of the tokenizer [default tokenizer]
-  --field NAME          key of JSON lines, and column of Parquet files, that holds the text [default text]
+  --field NAME          key of JSON lines, and column of Parquet files, that holds the text [default: text, prompt and
+                        completion, or messages]
   --eos TEXT            the token that ends a document [default {END}]
 """
 
@@ -29,7 +30,7 @@ def command(arguments: list[str]) -> int:
     if not arguments or arguments[0] != "train":
         got = f", got {arguments[0]!r}" if arguments else ""
         raise ConfigError(f"tokenizer needs to know what to do: xtrain tokenizer train{got}")
-    known = {"vocab": 0, "out": "tokenizer", "field": "text", "eos": END}
+    known = {"vocab": 0, "out": "tokenizer", "field": None, "eos": END}
     sources, values = simple_options(arguments[1:], known, None, USAGE)
     out = Path(values["out"])
     if not values["vocab"]:
@@ -38,7 +39,8 @@ def command(arguments: list[str]) -> int:
         raise ConfigError(f"--out must be a folder without a tokenizer.json, got {out}")
     files = [file for source in sources for file in source_files(source)]
     field = values["field"]
-    texts = (text_of(document, field) for file in files for document in read_documents(file, field))
+    documents = (document for file in files for document in read_documents(file, field))
+    texts = (text for document in documents for text in texts_of(document, field))
     made = train_tokenizer(texts, values["vocab"], values["eos"])
     make_folders(out)
     for name, content in made.items():

@@ -23,12 +23,14 @@ tokens, all little-endian unsigned.
 from .corpus import MAX_FOLDER_BYTES, Corpus, open_data
 from .file_array import FileArray
 from .identity import identity, same_data
-from .loader import Loader, Windows, permute
+from .loader import IGNORED, Loader, Windows, permute
 from .prepare import prepare, source_files
-from .readers import Document, read_documents, text_of
+from .readers import Document, read_documents
+from .records import Encoder, texts_of
 from .token_files import MAGIC, open_tokens
 
 __all__ = [
-    "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Document", "FileArray", "Loader", "Windows", "identity", "open_data",
-    "open_tokens", "permute", "prepare", "read_documents", "same_data", "source_files", "text_of",
+    "IGNORED", "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Document", "Encoder", "FileArray", "Loader", "Windows",
+    "identity", "open_data", "open_tokens", "permute", "prepare", "read_documents", "same_data", "source_files",
+    "texts_of",
 ]  # fmt: skip

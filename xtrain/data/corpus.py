@@ -7,13 +7,14 @@ import os
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
 from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer
 from .file_array import FileArray, Segment, part
-from .loader import Loader, Windows
+from .loader import IGNORED, Loader, Windows
 from .readers import is_packed
 from .text import bytes_of, is_text, read_error, text_files
 from .token_files import open_token_file, starts_with_magic
@@ -26,7 +27,8 @@ class Corpus:
     """What a source holds.
 
     `train` and `val` are lists of 1-D arrays of token ids, in memory or in a file; `bytes_per_token` turns nats per
-    token into bits per byte.
+    token into bits per byte. train_masks, val_masks: for each of them an array [tokens] that is 0 where a token is not
+    learned, or None; None in place of the lists: all are learned.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Corpus:
     bytes_per_token: float | None
     vocab_size: int
     tokenizer: Tokenizer | None
+    train_masks: list[Segment | None] | None = None
+    val_masks: list[Segment | None] | None = None
 
     @property
     def train_tokens(self) -> int:
@@ -48,22 +52,36 @@ class Corpus:
 
     @property
     def segments(self) -> list[Segment]:
-        """Those for training, then those for validation."""
-        return [*self.train, *self.val]
+        """Those for training, then those for validation, then their masks."""
+        masks = [mask for mask in [*(self.train_masks or []), *(self.val_masks or [])] if mask is not None]
+        return [*self.train, *self.val, *masks]
 
     def loader(self, batch_size: int, seq_len: int, seed: int = 0) -> Loader:
         """Return the shuffled training batches."""
-        return Loader(self.train, batch_size, seq_len, seed, self.vocab_size, self.name)
+        return Loader(self.train, batch_size, seq_len, seed, self.vocab_size, self.name, self.train_masks)
 
     def val_windows(self, seq_len: int, tokens: int, vocab_size: int | None = None) -> np.ndarray:
         """Return the fixed validation subset as int64 [windows, seq_len + 1].
 
         Evenly spread windows of about `tokens` targets in all.
         """
+        return self.val_batch(seq_len, tokens, vocab_size)[0]
+
+    def val_batch(self, seq_len: int, tokens: int, vocab_size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return val_windows and their targets, int64 [windows, seq_len]: the ids one position later, and IGNORED where
+        a token is not learned.
+        """
         longest = max(map(len, self.val), default=0)  # a short validation part is evaluated in shorter sequences
-        windows = Windows(self.val, min(seq_len, max(longest - 1, 1)), f"{self.name} (validation part)", vocab_size)
+        windows = Windows(
+            self.val, min(seq_len, max(longest - 1, 1)), f"{self.name} (validation part)", vocab_size, self.val_masks
+        )
         count = min(max(tokens // seq_len, 1), len(windows))
-        return windows.gather(np.arange(count, dtype=np.int64) * len(windows) // count)
+        indices = np.arange(count, dtype=np.int64) * len(windows) // count
+        block = windows.gather(indices)
+        targets = windows.targets(indices, block)
+        if (targets == IGNORED).all():
+            raise DataError(f"data: the validation part of {self.name} holds no token that is learned")
+        return block, targets
 
 
 def open_data(
@@ -199,8 +217,15 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
     files = [(os.path.basename(path).startswith("val"), file) for path, file in opened]
     val: list[Segment] = [file.tokens for held_out, file in files if held_out]
     train: list[Segment] = [file.tokens for held_out, file in files if not held_out]
+    masks = [(held_out, file.loss_mask) for held_out, file in files]
+    val_masks = [mask for held_out, mask in masks if held_out]
+    train_masks = [mask for held_out, mask in masks if not held_out]
     if not val or not train:
         train, val = _split_segments([file.tokens for _, file in files], fraction, name)
+        pieces = zip(train, val, (mask for _, mask in masks), strict=True)
+        cuts = [(len(a), len(b), mask) for a, b, mask in pieces]
+        train_masks = [mask and mask.part(0, a) for a, _, mask in cuts]
+        val_masks = [mask and mask.part(a, a + b) for a, b, mask in cuts]
     known = all(file.text_bytes for _, file in files)
     text_bytes, count = sum(file.text_bytes for _, file in files), sum(len(file.tokens) for _, file in files)
     vocab = max(file.vocab_size for _, file in files)
@@ -211,5 +236,6 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
             for at in range(0, len(file.tokens), 1 << 24)
         )
     tokenizer = own[0][1] if own else given or ByteTokenizer()
+    learned: tuple[Any, Any] = (train_masks, val_masks) if any(mask is not None for _, mask in masks) else (None, None)
     fits = tokenizer.vocab_size >= vocab or bool(own)
-    return Corpus(name, train, val, text_bytes / count if known else None, vocab, tokenizer if fits else None)
+    return Corpus(name, train, val, text_bytes / count if known else None, vocab, tokenizer if fits else None, *learned)

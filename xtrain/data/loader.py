@@ -12,19 +12,29 @@ from .._C import Tensor
 from ..errors import DataError
 from .file_array import Segment
 
+IGNORED = -100  # a target that no loss counts
+
 
 class Windows:
     """Every window of seq_len + 1 tokens that starts at a multiple of seq_len of its segment, an array [tokens].
 
-    DataError when there is none.
+    masks: for each segment an array [tokens] that is 0 where a token is no target, or None where every one is.
+    DataError when there is no window.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], seq_len: int, name: str = "data", vocab_size: int | None = None
+        self,
+        segments: Sequence[Segment],
+        seq_len: int,
+        name: str = "data",
+        vocab_size: int | None = None,
+        masks: Sequence[Segment | None] | None = None,
     ) -> None:
         self.seq_len = seq_len
         self._name, self._vocab = name, vocab_size
-        self._segments = [segment for segment in segments if len(segment) > seq_len]
+        kept = [place for place, segment in enumerate(segments) if len(segment) > seq_len]
+        self._segments = [segments[place] for place in kept]
+        self._masks = [masks[place] if masks else None for place in kept]
         counts = [(len(segment) - 1) // seq_len for segment in self._segments]
         self._ends = np.cumsum(counts, dtype=np.int64) if counts else np.zeros(0, np.int64)
         if not counts:
@@ -37,15 +47,19 @@ class Windows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def _places(self, indices: np.ndarray) -> Iterator[tuple[int, int]]:
+        """(number of the segment, first token in it) of each window."""
+        which = np.searchsorted(self._ends, indices, side="right")
+        for index, part in zip(indices, which, strict=True):
+            yield int(part), (int(index) - (int(self._ends[part - 1]) if part else 0)) * self.seq_len
+
     def gather(self, indices: np.ndarray) -> np.ndarray:
         """Return windows `indices` as int64 [len(indices), seq_len + 1].
 
         DataError, with its position, for a token id outside the vocabulary.
         """
         out = np.empty((len(indices), self.seq_len + 1), np.int64)
-        which = np.searchsorted(self._ends, indices, side="right")
-        for row, (index, part) in enumerate(zip(indices, which, strict=True)):
-            start = (int(index) - (int(self._ends[part - 1]) if part else 0)) * self.seq_len
+        for row, (part, start) in enumerate(self._places(indices)):
             out[row] = self._segments[part][start : start + self.seq_len + 1]
             low, high = int(out[row].min()), int(out[row].max())
             if low < 0 or (self._vocab is not None and high >= self._vocab):
@@ -57,13 +71,24 @@ class Windows:
                 )
         return out
 
+    def targets(self, indices: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """The targets in `block`, what `gather` returned for these windows, as int64 [len(indices), seq_len]: the
+        tokens one position later, and IGNORED in the place of those that the masks leave out.
+        """
+        found = np.ascontiguousarray(block[:, 1:])
+        if any(mask is not None for mask in self._masks):
+            for row, (part, start) in enumerate(self._places(indices)):
+                if (mask := self._masks[part]) is not None:
+                    found[row][mask[start + 1 : start + self.seq_len + 1] == 0] = IGNORED
+        return found
+
 
 class Loader:
     """Endless batches of training windows, shuffled without replacement: every window once per epoch.
 
-    segments: arrays of token ids [tokens]. The order is a function of (seed, epoch) that needs no memory, and the
-    position is two numbers, so a checkpoint continues exactly. DataError when no segment has seq_len + 1 tokens, or a
-    batch does not fit into memory.
+    segments: arrays of token ids [tokens]; masks: as of Windows. The order is a function of (seed, epoch) that needs no
+    memory, and the position is two numbers, so a checkpoint continues exactly. DataError when no segment has
+    seq_len + 1 tokens, or a batch does not fit into memory.
     """
 
     def __init__(
@@ -74,8 +99,9 @@ class Loader:
         seed: int = 0,
         vocab_size: int | None = None,
         name: str = "data",
+        masks: Sequence[Segment | None] | None = None,
     ) -> None:
-        self.windows = Windows(segments, seq_len, name, vocab_size)
+        self.windows = Windows(segments, seq_len, name, vocab_size, masks)
         self.batch_size, self.seed = batch_size, seed
         try:  # gathered window by window, a batch that cannot be held would fill the memory for hours first
             np.empty((batch_size, seq_len + 1), np.int64)
@@ -87,7 +113,9 @@ class Loader:
         self.index = 0  # windows of this epoch already used
 
     def next_batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, targets), each int64 [batch_size, seq_len]; targets are the ids one position later."""
+        """Return (ids, targets), each int64 [batch_size, seq_len]; targets are the ids one position later, and IGNORED
+        where the masks say so.
+        """
         parts, wanted, total = [], self.batch_size, len(self.windows)
         while wanted:
             take = min(wanted, total - self.index)
@@ -96,8 +124,9 @@ class Loader:
             wanted -= take
             if self.index == total:
                 self.epoch, self.index = self.epoch + 1, 0
-        block = self.windows.gather(np.concatenate(parts))
-        return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])
+        indices = np.concatenate(parts)
+        block = self.windows.gather(indices)
+        return np.ascontiguousarray(block[:, :-1]), self.windows.targets(indices, block)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches (ids, targets) as int64 tensors [batch_size, seq_len] on the CPU, without end."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import sysconfig
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
 
 from ..errors import DataError
 from ..files import reason, write_file
-from ..tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
-from .readers import is_packed, open_raw_tokens, read_documents, text_of
+from ..tokenizers import ByteTokenizer, Tokenizer
+from .readers import is_packed, open_raw_tokens, read_documents
+from .records import Encoder
 from .text import holds_text, text_files
 from .token_files import HEADER, HEADER_BYTES, MAGIC, write_index
 
-_BATCH, _BATCH_BYTES = 1024, 1 << 24  # texts, and bytes of them, that are encoded at once
+_SHOWN = 1000  # documents between two calls of `progress`
 _PIECE = 1 << 22  # tokens that are copied at once
 
 
@@ -29,37 +29,23 @@ def _same_file(a: str, b: str) -> bool:
         return False
 
 
-def _encoded(texts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[tuple[bytes, np.ndarray]]:
-    """Each text that is not empty, with its tokens. Many are encoded at once, where the tokenizer can."""
-    if not isinstance(tokenizer, FileTokenizer):
-        yield from ((text, tokenizer.encode(text)) for text in texts if text)
-        return
-    waiting: list[bytes] = []
-    size = 0
-    for text in chain(texts, [None]):
-        if text:
-            waiting.append(text)
-            size += len(text)
-        if waiting and (text is None or len(waiting) == _BATCH or size >= _BATCH_BYTES):
-            yield from zip(waiting, tokenizer.encode_batch(waiting), strict=True)
-            waiting, size = [], 0
-
-
 def prepare(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     tokenizer: Tokenizer | None = None,
     *,
-    field: str = "text",
+    field: str | None = None,
     token_bytes: int = 0,
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> int:
     """Write the text of a file or folder (streamed, any size) as a token file and return the number of tokens.
 
     Each text file is one document, and so is each line of .jsonl, each row of .parquet (needs pyarrow), and the text in
-    a .gz; `field` names their text. A document is followed by the tokenizer's end-of-document token. The token file
-    also holds the place where each document begins, and the tokenizer, which models that are trained on it save. The
-    file appears under its name when it is complete. progress: takes the tokens so far, now and then.
+    a .gz. Of a line or row, `field` names the text, None takes `text`, `prompt` and `completion`, or `messages`: see
+    records.py for what is learned of these. A document is followed by the tokenizer's end-of-document token, a
+    conversation by what its template says. The token file also holds the place where each document begins, the loss
+    mask, where not all tokens are learned, and the tokenizer, which models that are trained on it save. The file
+    appears under its name when it is complete. progress: takes the tokens so far, now and then.
 
     token_bytes: source is a .bin file of nanoGPT, whose tokens have so many bytes, 1, 2 or 4; `tokenizer`, if there is
     one, made them.
@@ -77,23 +63,28 @@ def prepare(
         raise DataError(f"data: the tokens must go into another file than the text of {source}, got {out}")
     count = text_bytes = 0
     documents = array("Q")  # where each begins
-    end = b"" if tokenizer.eos is None else np.asarray([tokenizer.eos], f"<u{width}").tobytes()
+    mask = bytearray()  # of the tokens so far, once there is one that is not learned
 
     def write(stream: BinaryIO) -> None:
         nonlocal count, text_bytes
         stream.write(b"\0" * HEADER_BYTES)
-        texts = (text_of(document, field) for file in files for document in read_documents(file, field))
-        for data, tokens in _encoded(texts, tokenizer):
+        found = (document for file in files for document in read_documents(file, field))
+        for tokens, learned, size in Encoder(tokenizer, field).encode(found):
             documents.append(count)
             ids = tokens.astype(f"<u{width}", copy=False)
-            stream.write(ids.tobytes() + end)
-            count += len(ids) + bool(end)
-            text_bytes += len(data) + (1 if isinstance(tokenizer, ByteTokenizer) else 0)
-            if len(documents) % _BATCH == 0:
+            stream.write(ids.tobytes())
+            if learned is not None:
+                mask.extend(b"\1" * (count - len(mask)) + learned.astype(np.uint8).tobytes())
+            count += len(ids)
+            text_bytes += size
+            if len(documents) % _SHOWN == 0:
                 progress(count)
         if not count:
             raise DataError(f"data: {source} holds no text files")
-        index = write_index(stream, documents, tokenizer)
+        if mask:
+            mask.extend(b"\1" * (count - len(mask)))
+            text_bytes = 0  # of what is learned: not known
+        index = write_index(stream, documents, tokenizer, mask)
         stream.seek(0)
         stream.write(HEADER.pack(MAGIC, 2, width, count, text_bytes, vocab, *index))
 

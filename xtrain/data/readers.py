@@ -15,6 +15,8 @@ from ..files import reason
 from .file_array import DataFile, FileArray
 from .text import is_text
 
+# What the objects of JSON lines and rows may be, and the keys of each.
+KINDS = {"text": ("text",), "messages": ("messages",), "prompt": ("prompt", "completion")}
 _LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 _SUFFIXES = (*_LINES, ".parquet", ".txt.gz")
 _LONGEST_LINE = 1 << 30  # bytes
@@ -35,11 +37,11 @@ def is_packed(path: str) -> bool:
     return path.lower().endswith(_SUFFIXES)
 
 
-def read_documents(path: str, field: str = "text") -> Iterator[Document]:
+def read_documents(path: str, field: str | None = None) -> Iterator[Document]:
     """The documents of a file: what its name promises, else one text, none for an empty or a binary file.
 
-    field: the key of JSON lines, and the column of Parquet files, that holds the text. DataError, which names the file
-    and the line, for what cannot be read.
+    field: the column of Parquet files that is wanted; None: every one of KINDS. DataError, which names the file and the
+    line, for what cannot be read.
     """
     name = path.lower()
     if name.endswith(_LINES):
@@ -53,17 +55,6 @@ def read_documents(path: str, field: str = "text") -> Iterator[Document]:
             raise DataError(f"data: {path} must hold packed text, but it is binary")
         if data and is_text(data):
             yield Document(path, data)
-
-
-def text_of(document: Document, field: str = "text") -> bytes:
-    """The text of a document. DataError for an object without a text under `field`."""
-    place, content = document
-    if isinstance(content, bytes):
-        return content
-    if field not in content:
-        found = ", ".join(content) or "nothing"
-        raise DataError(f"data: {place} must have the field {field!r}, got {shown(found, 200)}; see --field")
-    return text_bytes(content[field], place, field)
 
 
 def text_bytes(text: Any, place: str, name: str) -> bytes:
@@ -128,7 +119,7 @@ def _lines(path: str) -> Iterator[Document]:
             yield Document(place.rstrip(","), value)
 
 
-def _rows(path: str, field: str) -> Iterator[Document]:
+def _rows(path: str, field: str | None) -> Iterator[Document]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -136,10 +127,12 @@ def _rows(path: str, field: str) -> Iterator[Document]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            wanted = [name for name in columns if name == field]
+            columns = list(file.schema_arrow.names)
+            keys = [key for names in KINDS.values() for key in names] if field is None else KINDS.get(field, (field,))
+            wanted = [name for name in columns if name in keys]
             if not wanted:
-                raise DataError(f"data: {path} must have a column {field!r}, got {shown(', '.join(columns), 200)}")
+                rule = ", ".join(keys) if field is None else repr(field)
+                raise DataError(f"data: {path} must have a column {rule}, got {shown(', '.join(columns), 200)}")
             for batch in file.iter_batches(batch_size=1024, columns=wanted):
                 for row in batch.to_pylist():
                     number += 1

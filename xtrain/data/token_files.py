@@ -6,7 +6,8 @@ Version 2: a header of 64 bytes, the tokens, sections that begin at multiples of
      "tokenizer": {"kind": "bytes", "files" or "other", "eos": id or null},
      "required": [names of sections that no reader may ignore]}
 
-"documents" are uint64: the first token of each document. Version 1 ends with the tokens.
+"documents" are uint64: the first token of each document, in order. "loss_mask", which is required where it is there,
+are uint8, one for each token: 1 where the token is learned, 0 where it is only read. Version 1 ends with the tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ HEADER = struct.Struct("<8sIIQQI4xQQ")
 HEADER_BYTES = 64
 _LARGEST_INDEX = 1 << 24  # bytes
 _LARGEST_TOKENIZER = 1 << 30  # bytes of one of its files
-_KNOWN: set[str] = set()  # sections that must not be ignored, and that this version understands
+_KNOWN = {"loss_mask"}  # sections that must not be ignored, and that this version understands
+_PIECE = 1 << 18  # documents that are checked at once
 _NPY_HEADER = 1 << 16  # bytes; that of a 1-D array of integers has 128
 
 
@@ -50,6 +52,7 @@ def _head(file: DataFile, size: int) -> bytes:
 @dataclass
 class TokenFile:
     """tokens [count], unread. documents: where each document begins, uint64, unread; None in older files and .npy.
+    loss_mask: whether each token is learned, uint8 [count], unread; None: all are.
     text_bytes, vocab_size: 0 where they are not known. tokenizer: the one that made the tokens, or None.
     """
 
@@ -57,6 +60,7 @@ class TokenFile:
     text_bytes: int = 0
     vocab_size: int = 0
     documents: FileArray | None = None
+    loss_mask: FileArray | None = None
     tokenizer: Tokenizer | None = None
 
 
@@ -118,6 +122,15 @@ def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: b
         if size % 8:
             raise DataError(f"data: {file.path} is damaged: its documents must have 8 bytes each, got {size}")
         found.documents = FileArray(file, "<u8", at, size // 8)
+        _check_order(found.documents, len(found.tokens))
+    if "loss_mask" in places:
+        at, size = places["loss_mask"]
+        if size != len(found.tokens):
+            raise DataError(
+                f"data: {file.path} is damaged: its loss_mask must have a byte for each of {len(found.tokens)} tokens, "
+                f"got {size}"
+            )
+        found.loss_mask = FileArray(file, np.uint8, at, size)
     if kind != "files":  # bytes, or a tokenizer that has no files
         found.tokenizer = ByteTokenizer() if kind == "bytes" else None
         return
@@ -131,16 +144,33 @@ def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: b
     found.tokenizer.eos = eos
 
 
+def _check_order(documents: FileArray, count: int) -> None:
+    """DataError where a document begins before the one that it follows, or behind the last token."""
+    last = 0
+    for start in range(0, len(documents), _PIECE):
+        piece = documents[start : start + _PIECE]
+        bad = np.flatnonzero((piece < np.concatenate([[np.uint64(last)], piece[:-1]])) | (piece > count))
+        if len(bad):
+            at = int(bad[0])
+            raise DataError(
+                f"data: {documents.file.path} is damaged: document {start + at} begins at token {int(piece[at])}, "
+                f"which is before the one it follows or behind the last of {count}"
+            )
+        last = int(piece[-1])
+
+
 def _bytes(file: DataFile, at: int, size: int) -> bytes:
     out = bytearray(size)
     file.read_into(memoryview(out), at)
     return bytes(out)
 
 
-def write_index(stream: BinaryIO, documents: array[int] | None, tokenizer: Tokenizer | None) -> tuple[int, int]:
+def write_index(
+    stream: BinaryIO, documents: array[int] | None, tokenizer: Tokenizer | None, mask: bytes | bytearray = b""
+) -> tuple[int, int]:
     """Write what follows the tokens of version 2: sections, and the JSON index of them. Return its place and size.
 
-    documents, tokenizer: None where they are not known.
+    documents, tokenizer: None where they are not known. mask: a byte for each token, or nothing where all are learned.
     """
     sections: dict[str, tuple[int, int]] = {}
     files = {} if tokenizer is None or type(tokenizer) is ByteTokenizer else tokenizer.files()
@@ -148,6 +178,8 @@ def write_index(stream: BinaryIO, documents: array[int] | None, tokenizer: Token
     parts: dict[str, bytes] = {}
     if documents is not None:
         parts["documents"] = np.frombuffer(documents, np.uint64).astype("<u8").tobytes()
+    if mask:
+        parts["loss_mask"] = bytes(mask)
     parts |= {f"tokenizer/{name}": data for name, data in files.items()} if kind == "files" else {}
     for name, data in parts.items():
         stream.write(b"\0" * (-stream.tell() % 64))
@@ -155,7 +187,7 @@ def write_index(stream: BinaryIO, documents: array[int] | None, tokenizer: Token
         stream.write(data)
     eos = None if tokenizer is None else tokenizer.eos
     about = {"kind": kind, "eos": None if eos is None else int(eos)}
-    text = json.dumps({"required": [], "sections": sections, "tokenizer": about}).encode()
+    text = json.dumps({"required": ["loss_mask"] if mask else [], "sections": sections, "tokenizer": about}).encode()
     at = stream.tell()
     stream.write(text)
     return at, len(text)

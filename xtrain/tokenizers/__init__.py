@@ -13,6 +13,7 @@ from .._types import Tokenizer
 from ..errors import DataError
 from ..saving import DirectoryReader
 from .byte_level import EOS_BYTE, ByteTokenizer
+from .chat import ChatTemplate
 from .from_file import FileTokenizer, StoredFiles, is_bytes
 from .training import END, train_tokenizer
 
@@ -20,6 +21,7 @@ __all__ = [
     "END",
     "EOS_BYTE",
     "ByteTokenizer",
+    "ChatTemplate",
     "FileTokenizer",
     "StoredFiles",
     "Tokenizer",

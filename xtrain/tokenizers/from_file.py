@@ -66,12 +66,28 @@ class FileTokenizer:
         """Return the ids of `text` as uint32. DataError for text that the tokenizer cannot encode."""
         return self.encode_batch([text])[0]
 
+    def _encode(self, texts: list[str]) -> Any:
+        return self._implementation.encode_batch(texts, add_special_tokens=False)
+
     def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """As encode, of each text, on all processors."""
         with self._clear_errors("used"):
             plain = [text.decode("utf-8", errors="replace") for text in texts]
-            found = self._implementation.encode_batch(plain, add_special_tokens=False)
+            found = self._encode(plain)
         return [np.asarray(encoding.ids, np.uint32) for encoding in found]
+
+    def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids uint32 [n], the characters of each in the text, int64 [n, 2]: from the first to behind the
+        last).
+        """
+        with self._clear_errors("used"):
+            found = self._encode([text])[0]
+        return np.asarray(found.ids, np.uint32), np.asarray(found.offsets, np.int64).reshape(-1, 2)
+
+    @property
+    def name(self) -> str:
+        """The file that it comes from, for messages."""
+        return str(self._path)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`."""

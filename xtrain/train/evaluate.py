@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
+
 from ..autograd import no_grad
+from ..data import IGNORED
 from ..generation import generate_text
 from ..nn.module import evaluating
 from ..tokenizers import ByteTokenizer
@@ -18,11 +21,11 @@ def evaluate(state: State) -> dict[str, float]:
     """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
     total, size = 0.0, state.config.batch_size
     for start in range(0, len(state.val), size):
-        block = state.val[start : start + size]
-        ids, targets = (on_device(part, state.device) for part in (block[:, :-1], block[:, 1:]))
+        blocks = state.val[start : start + size, :-1], state.val_targets[start : start + size]
+        ids, targets = (on_device(part, state.device) for part in blocks)
         with evaluating(state.model):
             total += state.model.loss(ids, targets, reduction="sum").item()
-    loss = total / (state.val.shape[0] * (state.val.shape[1] - 1))
+    loss = total / max(int(np.count_nonzero(state.val_targets != IGNORED)), 1)
     metrics = {"val_loss": loss}
     if state.corpus.bytes_per_token:
         metrics["val_bpb"] = loss / math.log(2.0) / state.corpus.bytes_per_token

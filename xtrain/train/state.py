@@ -20,8 +20,8 @@ class State:
     device: where the model is. step: steps done. elapsed: seconds of training so far, over all parts of the run.
     saved_at: the step of the last checkpoint that was written or read, -1 before; emergency checkpoints do not count.
     torn: the optimizer was interrupted, and the parameters may be between two steps. val: the validation subset, int64
-    [windows, S + 1]. identity: of the corpus, see data.identity. base: SHA-256 of what LoRA leaves as it is; None
-    without LoRA.
+    [windows, S + 1]; val_targets: its targets, int64 [windows, S], -100 where a token is not learned. identity: of the
+    corpus, see data.identity. base: SHA-256 of what LoRA leaves as it is; None without LoRA.
     """
 
     config: TrainConfig
@@ -33,6 +33,7 @@ class State:
     optimizer: AdamW
     loader: Loader
     val: np.ndarray
+    val_targets: np.ndarray
     identity: dict[str, Any]
     base: str | None = None
     step: int = 0

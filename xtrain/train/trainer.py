@@ -108,8 +108,10 @@ class Trainer(State):
         self.base = base_identity(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
         vocab = self.model.config.vocab_size
-        self.loader = Loader(self.corpus.train, config.batch_size, config.seq_len, config.seed, vocab, self.corpus.name)
-        self.val = self.corpus.val_windows(config.seq_len, config.eval_tokens, vocab)
+        corpus = self.corpus
+        sizes = config.batch_size, config.seq_len, config.seed
+        self.loader = Loader(corpus.train, *sizes, vocab, corpus.name, corpus.train_masks)
+        self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
         self.stepper = Stepper(self, self.report.say)
         if self._checkpoint is not None:
