@@ -19,7 +19,7 @@
 
 #include "xtrain.h"
 
-/* X(slot, ParameterStruct). gemm and attention are not here: they have several named implementations each. */
+/* X(slot, ParameterStruct). gemm and attention of many queries are not here: they have several named implementations each. */
 /* clang-format off */
 #define XT_KERNELS(X)                          \
     X(copy, XtCopy)                            \
@@ -56,6 +56,7 @@
     X(mhc_post_fwd, XtMhcPostFwd)              \
     X(mhc_post_bwd, XtMhcPostBwd)              \
     X(sample, XtSample)                        \
+    X(cached_attention, XtCachedAttention)     \
     X(adamw, XtAdamW)                          \
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)
@@ -77,7 +78,7 @@
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm) X(sample)                           \
+    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm) X(sample) X(cached_attention)       \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)

@@ -30,6 +30,21 @@ typedef struct XtAttentionBwd {
     bool causal, tf32;
 } XtAttentionBwd;
 
+/* One query per sequence, over keys and values that are kept. With n = positions[b]: keys[b, g, n] = k[b, g], values[b, g, n] = v[b, g];
+ * out[b, h] = sum_j P[j] values[b, h / (H/K), j], P = softmax_j(scale * q[b, h] . keys[b, h / (H/K), j]) over j <= n. Where n is not in
+ * [0, L), nothing is stored and out[b] is NaN. keys and values [B, K, L, D] and out [B, H, D] dense; strides of q, k and v are (b, head),
+ * the last dim is dense. positions [B] is read when the kernel runs. plain: the simplest of a device's kernels. */
+typedef struct XtCachedAttention {
+    void *out, *keys, *values;
+    const void *q, *k, *v;
+    const int64_t *positions;
+    XtDtype dtype;
+    int64_t batch, heads, kv_heads, length, dim;
+    int64_t q_stride[2], k_stride[2], v_stride[2];
+    double scale;
+    bool plain;
+} XtCachedAttention;
+
 /* A row of a device's table of implementations, as in XtGemmBackend. Forward and backward are chosen each on its own: an alignment or
  * a size may suit one and not the other. supports: NULL where it does p, else why not; without it, it does every problem, as the last
  * row of a table. */

@@ -13,7 +13,12 @@ OTHERS = {
     "elementwise": {"csrc/ops/common.c", "csrc/ops/gemm/linear.c", "csrc/ops/layers/cross_entropy.c"}
     | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu"},
     "gemm": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"}
-    | {"csrc/cpu/attention/materialized.c", "csrc/cpu/attention/reference.c", "cuda/attention/materialized.cu"},
+    | {
+        "csrc/cpu/attention/materialized.c",
+        "csrc/cpu/attention/cached_attention.c",
+        "csrc/cpu/attention/reference.c",
+        "cuda/attention/materialized.cu",
+    },
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",

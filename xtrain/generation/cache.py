@@ -9,7 +9,8 @@ from .._C import Tensor
 class KVCache:
     """Keys and values of the positions seen so far: two tensors [B, K, length, D] that fill up from the front.
 
-    The first ones that are appended give K, D, dtype and device. used: positions stored.
+    The first ones that are appended give K, D, dtype and device. used: positions stored. positions: None, or int64 [B]
+    on that device, where `attend` stores instead; its caller counts them up, and `used` stands still.
     """
 
     def __init__(self, batch: int, length: int) -> None:
@@ -17,6 +18,7 @@ class KVCache:
         self.key: Tensor | None = None
         self.value: Tensor | None = None
         self.used = 0
+        self.positions: Tensor | None = None
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Stores key and value [B, K, S, D] behind the others; returns views of everything stored.
@@ -32,6 +34,16 @@ class KVCache:
         _C.slice(values, 2, start, end).copy_(value)
         self.used = end
         return _C.slice(keys, 2, 0, end), _C.slice(values, 2, 0, end)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """Stores key and value [B, K, S, D]; returns what queries [B, H, S, D] see of all that is stored, [B, H, S, D].
+
+        With `positions`, S is 1 and all that a step needs is on the device: the same call serves each step of a graph.
+        """
+        if self.positions is not None and self.key is not None and self.value is not None:
+            return _C.cached_attention(query, key, value, self.key, self.value, self.positions, scale)
+        shared = query.shape[1] != key.shape[1]
+        return _C.scaled_dot_product_attention(query, *self.append(key, value), True, scale, shared)
 
     def _room(self, first: Tensor) -> Tensor:
         return _C.empty((self.batch, first.shape[1], self.length, first.shape[3]), first.dtype, first.device)

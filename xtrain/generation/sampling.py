@@ -12,6 +12,7 @@ from .. import _C
 from .._C import Tensor
 from ..autograd import no_grad
 from ..nn.module import evaluating
+from .steps import AT_ONCE, CAPTURES, Steps, can_capture
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
@@ -31,6 +32,7 @@ def generate(
     eos: int | Iterable[int] | None = None,
     seed: int | None = None,
     stream: Callable[[list[int]], object] | None = None,
+    capture: bool | None = None,
 ) -> Tensor:
     """Continues token ids (a tensor, array or list of integers): returns int64 [B, S + new], or [S + new] for 1-D ids.
 
@@ -41,6 +43,11 @@ def generate(
     every device (functional.sample); None draws one from the default generator, so `manual_seed` repeats it. stream:
     called after every step with the list of the B new tokens. The model runs in evaluation mode, and has its own mode
     again afterwards.
+
+    capture: True makes the steps after the first without the host, on a GPU as a captured graph (xt.cuda.graph): one
+    launch a token. Tokens are read 16 at a time, so `stream` is called late, and up to 15 steps are made for nothing
+    behind the end. None: as generation.steps.CAPTURES says. A model with hooks or caches of its own goes on step by
+    step whatever is asked, and so does a context that would be dropped before the end. Logits differ in rounding.
 
     When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
     goes on, with a UserWarning: other libraries go on otherwise. ValueError or TypeError for arguments outside their
@@ -62,31 +69,40 @@ def generate(
 
     limit = model.config.max_position_embeddings
     warned = False
-    caches, first, end = None, 0, start  # the caches hold positions first..; `end` tokens exist
+    caches, steps, first, end = None, None, 0, start  # the caches hold positions first..; `end` tokens exist
+    total = start + max_new_tokens
     with evaluating(model):
-        while end < start + max_new_tokens:
-            if caches is None or end - first > limit:
-                # (Re)fill: as much of the past as leaves room to go on.
-                keep = end if caches is None and end <= limit else max(1, limit // 2)
-                if keep < end and not warned:
-                    warned = True
-                    text = f"generate: {limit} tokens, max_position_embeddings, are full: the older half is dropped"
-                    warnings.warn(text, UserWarning, stacklevel=3)
-                first = end - keep
-                caches = model.make_caches(batch, min(limit, keep + start + max_new_tokens - end))
-                feed = out[:, first:end]
+        while end < total and not (ends and finished.all()):
+            if steps is None and caches is not None and total - first <= limit and _captures(capture, model, caches):
+                steps = Steps(model, caches, out[:, end - 1], end - 1 - first, draw.random, draw.options)
+            if steps is not None:
+                made = steps.run(min(AT_ONCE, total - end))
             else:
-                feed = out[:, end - 1 : end]
-            new = draw(_last_logits(model, feed, end - first - feed.shape[1], caches))
-            new = np.where(finished, out[:, end - 1], new)
-            out[:, end] = new
-            end += 1
-            if stream is not None:
-                stream(new.tolist())
-            if ends:
-                finished |= np.isin(new, ends)
-                if finished.all():
-                    break
+                if caches is None or end - first > limit:
+                    # (Re)fill: as much of the past as leaves room to go on.
+                    keep = end if caches is None and end <= limit else max(1, limit // 2)
+                    if keep < end and not warned:
+                        warned = True
+                        text = f"generate: {limit} tokens, max_position_embeddings, are full: the older half is dropped"
+                        warnings.warn(text, UserWarning, stacklevel=3)
+                    first = end - keep
+                    caches = model.make_caches(batch, min(limit, keep + total - end))
+                    feed = out[:, first:end]
+                else:
+                    feed = out[:, end - 1 : end]
+                made = [draw(_last_logits(model, feed, end - first - feed.shape[1], caches))]
+            for new in made:
+                if (new < 0).any():
+                    raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
+                new = np.where(finished, out[:, end - 1], new)
+                out[:, end] = new
+                end += 1
+                if stream is not None:
+                    stream(new.tolist())
+                if ends:
+                    finished |= np.isin(new, ends)
+                    if finished.all():
+                        break
     out = out[:, :end]
     device = ids.device if isinstance(ids, _C.Tensor) else "cpu"
     return _C.tensor(np.ascontiguousarray(out[0] if tokens.ndim == 1 else out), device=device)
@@ -117,6 +133,12 @@ def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: fl
         raise ValueError(f"generate: seed must be an integer in [0, 2^64) or None, got {seed!r}")
 
 
+def _captures(capture: bool | None, model: LanguageModel, caches: list[Any]) -> bool:
+    """Whether to go on with Steps: where it is asked for, by default on a GPU, and the model allows it."""
+    on_gpu = next(iter(model.parameters())).device.type == "cuda"
+    return (CAPTURES and on_gpu if capture is None else capture) and can_capture(model, caches)
+
+
 def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list[Any]) -> Tensor:
     """Logits [B, V] of the token after feed [B, S], whose first token stands at position `past`."""
     batch, seq = feed.shape
@@ -138,10 +160,7 @@ class _Draws:
         self.random = np.array([seed, 0], np.uint64)
 
     def __call__(self, logits: Tensor) -> np.ndarray:
-        """One token per row of logits [B, V]: int64 [B]. FloatingPointError for logits that are not finite."""
+        """One token per row of logits [B, V]: int64 [B]; -1 for logits that are not finite."""
         random = _C.tensor(self.random.view(np.int64), device=logits.device)
-        tokens = _C.sample(logits, random, *self.options).cpu().numpy()
         self.random[1] += 1
-        if (tokens < 0).any():
-            raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
-        return tokens
+        return _C.sample(logits, random, *self.options).cpu().numpy()

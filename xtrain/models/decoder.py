@@ -72,8 +72,9 @@ class Attention(nn.Module):
         q, key = self._rotated(q, key, positions, seq)
         q, key, value = q.transpose(1, 2), key.transpose(1, 2), value.view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
-            key, value = cache.append(key, value)
-        y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k)
+            y = cache.attend(q, key, value)
+        else:
+            y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k)
         return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
 
 

@@ -160,9 +160,7 @@ class Attention(nn.Module):
         h, d = self.heads, self.head_dim
         parts = _C.split(self.c_attn(x), (h * d, h * d, h * d), -1)
         q, k, v = (part.view(batch, seq, h, d).transpose(1, 2) for part in parts)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        y = self._attend(q, k, v)
+        y = self._attend(q, k, v) if cache is None else cache.attend(q, k, v, self.scale)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch * seq, h * d)))
 
 

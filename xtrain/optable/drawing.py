@@ -1,4 +1,4 @@
-"""Entries of the op table: tokens that are drawn."""
+"""Entries of the op table: what generation has of its own, tokens that are drawn and attention over kept keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .references import sample
-from .table import Case, Distinct, Error, Ids, N, Spec, T, Ties, V, case, f32, i64, op
+from .references import attention, attention_scale, sample
+from .table import Case, Distinct, Error, Ids, N, R, Spec, T, Ties, V, case, f32, i64, op
 
 _RANDOM = Ids(0, 1 << 40, 2)  # a seed and a step
 
@@ -43,5 +43,88 @@ op(
         Error(lambda: _C.sample(f32(2, 3), i64(2), 1.0, 0), V, r"sample: top_k must be at least 1, got 0"),
         Error(lambda: _C.sample(f32(2, 3), i64(2), 1.0, None, 0.0), V, r"sample: top_p must be in \(0, 1\], got 0"),
         Error(lambda: _C.sample(f32(2, 3), i64(2), 1.0, None, 1.5), V, r"sample: top_p must be in \(0, 1\], got 1.5"),
+    ),
+)  # fmt: skip
+
+
+# ---- attention over kept keys and values -----------------------------------------------------------------------------
+
+
+def _cached_case(batch: int, heads: int, kv_heads: int, length: int, dim: int, **options: Any) -> Case:
+    new, kept = N(batch, kv_heads, 1, dim), N(batch, kv_heads, length, dim)
+    return case(N(batch, heads, 1, dim), new, new, kept, kept, Ids(0, length, batch), **options)
+
+
+def _cached(query: Any, key: Any, value: Any, keys: Any, values: Any, positions: Any, **options: Any) -> list[Any]:
+    keys, values = _C.contiguous(_C.clone(keys)), _C.contiguous(_C.clone(values))
+    return [_C.cached_attention(query, key, value, keys, values, positions, **options), keys, values]
+
+
+def _with_new(key: np.ndarray, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    keys = keys.copy()
+    for b, position in enumerate(np.asarray(positions, np.int64)):
+        keys[b, :, position] = key[b, :, 0]
+    return keys
+
+
+def _cached_reference(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, keys: np.ndarray, values: np.ndarray, positions: np.ndarray,
+    scale: float | None = None, plain: bool = False, of: Any = attention,
+) -> list[np.ndarray]:  # fmt: skip
+    keys, values, out = _with_new(k, keys, positions), _with_new(v, values, positions), np.zeros_like(q)
+    for b, position in enumerate(np.asarray(positions, np.int64)):
+        seen = slice(b, b + 1), slice(None), slice(0, position + 1)
+        out[b : b + 1] = of(q[b : b + 1], keys[seen], values[seen], scale=scale)
+    return [out, keys, values]
+
+
+def _cached_sizes(*arrays: Any, **options: Any) -> list[np.ndarray]:
+    return [_cached_reference(*arrays, of=attention_scale, **options)[0]]
+
+
+_CACHED = [
+    (1, 1, 1, 1, 1), (2, 2, 2, 7, 5), (1, 4, 2, 65, 64), (2, 8, 1, 130, 64), (3, 6, 2, 64, 128), (2, 5, 5, 200, 128),
+    (1, 14, 2, 33, 64), (2, 4, 2, 70, 96), (0, 2, 1, 4, 8),
+]  # fmt: skip
+
+
+def _refused(at: int, value: Any) -> Any:
+    """A call with one wrong argument: of right ones [1, 4 | 2, 1 | 5, 8]."""
+
+    def call() -> Any:
+        new, kept = f32(1, 2, 1, 8), f32(1, 2, 5, 8)
+        arguments: list[Any] = [f32(1, 4, 1, 8), new, new, kept, _C.clone(kept), i64(1)]
+        arguments[at] = value()
+        return _C.cached_attention(*arguments)
+
+    return call
+
+
+op(
+    "cached_attention",
+    "cached_attention",
+    [_cached_case(*sizes) for sizes in _CACHED]
+    + [_cached_case(*sizes, plain=True) for sizes in _CACHED[1:6]]
+    + [_cached_case(2, 4, 2, 90, 64, scale=0.3), _cached_case(4, 16, 8, 1500, 128, big=True)],
+    _cached,
+    _cached_reference,
+    nondiff=True,
+    strided="close",
+    accumulations=lambda q, k, v, keys, *_, **__: q.shape[-1] + keys.shape[2] + 16,
+    roundings=3,
+    magnitude=_cached_sizes,
+    errors=(
+        Error(_refused(0, lambda: i64(1, 4, 1, 8)), T, r"cached_attention: query must have a floating .*int64"),
+        Error(_refused(0, lambda: f32(1, 4, 8)), V, r"cached_attention: query must have 4 dimensions.*\(1, 4, 8\)"),
+        Error(_refused(0, lambda: f32(1, 4, 2, 8)), V, r"cached_attention: query must have shape \(1, 4, 1, 8\), got"),
+        Error(_refused(0, lambda: f32(1, 3, 1, 8)), V, r"cached_attention: query heads must be a multiple .*3 and 2"),
+        Error(_refused(1, lambda: f32(1, 2, 2, 8)), V, r"cached_attention: key must have shape \(1, 2, 1, 8\), got"),
+        Error(_refused(2, lambda: f32(1, 1, 1, 8)), V, r"cached_attention: value must have shape \(1, 2, 1, 8\), got"),
+        Error(_refused(3, lambda: _C.full((1, 2, 5, 8), 1.0, _C.float64)), T, r"cached_attention: .*keys.*"),
+        Error(_refused(4, lambda: f32(1, 2, 4, 8)), V, r"cached_attention: values must have shape \(1, 2, 5, 8\), got"),
+        Error(_refused(3, lambda: _C.transpose(f32(1, 2, 8, 5), 2, 3)), V, r"cached_attention: keys must be contig"),
+        Error(_refused(5, lambda: f32(1)), T, r"cached_attention: positions must have dtype int64, got float32"),
+        Error(_refused(5, lambda: i64(2)), V, r"cached_attention: positions must have shape \(1,\), got \(2,\)"),
+        Error(_refused(0, lambda: f32(1, 4, 1, 8).requires_grad_()), R, r"cached_attention: query must not require"),
     ),
 )  # fmt: skip

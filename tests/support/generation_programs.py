@@ -1,0 +1,93 @@
+"""Programs that generate on "cuda" with captured steps: test_captured_generation.py runs them, each in a process of its own, on a GPU
+and on the device of fake_device.c.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+import xtrain as xt
+from xtrain.generation import generate, steps
+from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config
+
+SIZES = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=256, initializer_range=0.3,
+)  # fmt: skip
+IDS = np.random.default_rng(4).integers(0, 97, (3, 5))
+made: list[steps.Steps] = []
+
+
+class Seen(steps.Steps):
+    """Steps that can be looked at afterwards."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        made.append(self)
+
+
+def model(family: str, dtype: str, **options: object) -> xt.nn.Module:
+    xt.manual_seed(8)
+    if family == "gpt2":
+        sizes = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
+        return GPT2(GPT2Config(**sizes), dtype=getattr(xt, dtype)).to("cuda")
+    return Qwen3(Qwen3Config(**SIZES | options), dtype=getattr(xt, dtype)).to("cuda")
+
+
+def generated(one: xt.nn.Module, count: int, **options: object) -> list[list[int]]:
+    made.clear()
+    xt.generation.sampling.Steps = Seen  # type: ignore[attr-defined]
+    return generate(one, IDS, count, capture=True, **options).tolist()
+
+
+def equal(family: str, head_dim: int) -> None:
+    """The tokens of steps one by one, in float64, greedy and drawn, with ends; the same on the CPU, whatever the length."""
+    one = model(family, "float64", head_dim=head_dim)
+    there = model(family, "float64", head_dim=head_dim).to("cpu")
+    for options in (
+        dict(temperature=0.0),
+        dict(seed=3, top_k=9, top_p=0.8, temperature=2.0),
+        dict(seed=1, eos=list(range(0, 97, 9))),
+    ):
+        for count in (2, 3, 5, steps.AT_ONCE + 2, 45):
+            want = generate(one, IDS, count, capture=False, **options).tolist()
+            assert generated(one, count, **options) == want, (options, count)
+            assert generate(there, IDS, count, **options).tolist() == want, (options, count)
+            assert made[0].captured == (count > 3) or "eos" in options, (options, count)
+
+
+def repeats(dtype: str) -> None:
+    """The same bits in every run."""
+    one = model("qwen3", dtype, head_dim=64)
+    runs = [generated(one, 60, seed=5, temperature=1.5) for _ in range(3)]
+    assert runs[0] == runs[1] == runs[2] and made[0].captured
+
+
+def counts() -> None:
+    """A replay is one launch of a graph: the host waits once for AT_ONCE tokens."""
+    one = model("qwen3", "float32", head_dim=8)
+    generated(one, 4, seed=1)
+    before = xt.cuda.counters()
+    generated(one, 1 + 10 * steps.AT_ONCE, seed=1)
+    after = xt.cuda.counters()
+    assert made[0].captured and after["to_host"] - before["to_host"] <= 12, (before, after)
+
+
+def refused() -> None:
+    """A step that waits for the host cannot be captured: one warning, and the same tokens step by step."""
+    one = model("qwen3", "float64", head_dim=8)
+    want = generate(one, IDS, 20, temperature=0.0, capture=False).tolist()
+    feed = one.model.layers[0].mlp.forward
+
+    def forward(x: xt.Tensor) -> xt.Tensor:
+        x.sum().item()
+        return feed(x)
+
+    one.model.layers[0].mlp.forward = forward
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert generated(one, 20, temperature=0.0) == want
+    texts = [str(one.message) for one in told]
+    assert len(texts) == 1 and texts[0].startswith("generate: steps run one by one, a step cannot be captured: "), texts

@@ -1,0 +1,91 @@
+"""Steps of generation that never wait for the host: on a GPU a captured graph, one launch a token."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _C
+from .._C import Tensor
+from .._graph import Graph
+from .cache import KVCache
+
+if TYPE_CHECKING:
+    from ..models.language_model import LanguageModel
+
+# Whether `generate` captures its steps on a GPU when it is not told. A captured step has other kernels than an eager
+# one (cached_attention), so this becomes True when a GPU has been seen to give the same tokens.
+CAPTURES = False
+AT_ONCE = 16  # tokens of a row between two looks of the host
+
+
+def can_capture(model: LanguageModel, caches: Sequence[Any]) -> bool:
+    """Whether the steps of a model may run without the host: all caches are filled ones of KVCache, and no module has
+    hooks, which a replay would not call."""
+    hooks = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return not hooks and bool(caches) and all(type(cache) is KVCache and cache.key is not None for cache in caches)
+
+
+class Steps:
+    """What follows the first token of a batch, as long as the caches have room.
+
+    tokens: the last token of each row. position: where it stands. random: seed and step. options: temperature, top_k
+    and top_p. A row that has ended goes on: its tokens are made for nothing, and change no other row.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        caches: Sequence[KVCache],
+        tokens: np.ndarray,
+        position: int,
+        random: np.ndarray,
+        options: tuple[float, int | None, float | None],
+    ) -> None:
+        device, batch = next(iter(model.parameters())).device, len(tokens)
+        self._model, self._caches, self._options = model, list(caches), options
+        self._ids = _C.tensor(tokens.reshape(batch, 1), device=device)
+        self._positions = _C.full((batch,), position, _C.int64, device)
+        self._random = _C.tensor(random.view(np.int64), device=device)
+        self._next = _C.arange(0, 2, 1, _C.int64, device)  # adds 0 to the seed, 1 to the step
+        self._made = _C.empty((AT_ONCE, batch), _C.int64, device)
+        for cache in caches:
+            cache.positions = self._positions
+        self._graph = Graph(self._step, (), 2, device) if device.type == "cuda" else None
+
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None and self._graph.captured
+
+    def run(self, count: int) -> np.ndarray:
+        """Makes `count` steps, at most AT_ONCE: their tokens, int64 [count, B]; -1 for logits that are not finite. The
+        host waits once, at the end.
+        """
+        for step in range(count):
+            _C.select(self._made, 0, step).copy_(self._make())
+        return _C.slice(self._made, 0, 0, count).cpu().numpy()
+
+    def _make(self) -> Tensor:
+        if self._graph is None:
+            return self._step()
+        captures = self._graph.ready
+        try:
+            return self._graph()
+        except RuntimeError as error:
+            if not captures or self._graph.captured:
+                raise
+            self._graph = None  # nothing of the step has run
+            warnings.warn(f"generate: steps run one by one, a step cannot be captured: {error}", stacklevel=5)
+            return self._step()
+
+    def _step(self) -> Tensor:
+        """One token a row: [B]. Everything that changes lies on the device and is changed in place."""
+        logits = self._model(self._ids, self._positions, self._caches)
+        tokens = _C.sample(_C.select(logits, 1, 0), self._random, *self._options)
+        self._ids.copy_(_C.unsqueeze(_C.maximum(tokens, 0), 1))  # -1 is no id
+        self._positions.add_(1)
+        self._random.add_(self._next)
+        return tokens
