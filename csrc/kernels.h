@@ -31,6 +31,7 @@
     X(binary, XtBinary)                        \
     X(where, XtWhere)                          \
     X(reduce, XtReduce)                        \
+    X(cumsum, XtCumsum)                        \
     X(stats, XtStats)                          \
     X(compare, XtCompare)                      \
     X(softmax_fwd, XtSoftmaxFwd)               \
@@ -46,6 +47,8 @@
     X(swiglu_bwd, XtSwigluBwd)                 \
     X(embedding_fwd, XtEmbeddingFwd)           \
     X(embedding_bwd, XtEmbeddingBwd)           \
+    X(positions, XtPositions)                  \
+    X(scatter, XtScatter)                      \
     X(cross_entropy_fwd, XtCrossEntropyFwd)    \
     X(cross_entropy_bwd, XtCrossEntropyBwd)    \
     X(linear_cross_entropy_bwd, XtLinearCrossEntropyBwd) \
@@ -64,11 +67,13 @@
 /* X(op): xt_op_<op> in the file of that stem or of its family in csrc/ops, which alone expands this list. */
 #define XT_OPS(X)                                                                                                              \
     /* elementwise.c */                                                                                                        \
-    X(add) X(sub) X(mul) X(div) X(pow) X(maximum) X(minimum) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)                               \
+    X(add) X(sub) X(mul) X(div) X(pow) X(maximum) X(minimum) X(floor_divide) X(remainder)                                     \
+    X(eq) X(ne) X(lt) X(le) X(gt) X(ge)                                                                                        \
     X(neg) X(abs) X(exp) X(log) X(sqrt) X(rsqrt) X(reciprocal) X(sin) X(cos) X(tanh) X(sigmoid) X(relu) X(erf) X(silu) X(gelu) \
     /* where.c */ X(where)                                                                                                     \
     /* reduce.c */                                                                                                             \
-    X(sum) X(mean) X(amax) X(amin) X(argmax)                                                                                   \
+    X(sum) X(mean) X(amax) X(amin) X(argmax) /* cumsum.c */ X(cumsum)                                                          \
+    /* gather.c */ X(gather) X(scatter) X(scatter_add) X(index) X(index_put)                                                   \
     /* view.c */                                                                                                               \
     X(reshape) X(view) X(transpose) X(permute) X(expand) X(slice) X(select) X(unsqueeze) X(squeeze) X(detach)                  \
     /* copy.c */                                                                                                               \

@@ -30,14 +30,17 @@ from ._C import (
     argmax,
     clone,
     cos,
+    cumsum,
     device,
     div,
     dtype,
     eq,
     erf,
     exp,
+    floor_divide,
     from_dlpack,
     from_numpy,
+    gather,
     ge,
     get_default_device,
     get_num_threads,
@@ -59,6 +62,7 @@ from ._C import (
     pow,
     reciprocal,
     relu,
+    remainder,
     reshape,
     rsqrt,
     set_default_device,
@@ -116,6 +120,9 @@ from ._tensor import (
 )
 from ._version import __version__
 from .autograd import Function, checkpoint, enable_grad, inference_mode, no_grad, recompute, set_grad_enabled
+from .tensors.arithmetic import norm, outer, repeat_interleave, tril, triu, unbind
+from .tensors.indexing import index_add, index_select, masked_select, nonzero, scatter, scatter_add
+from .tensors.random import Generator
 
 float32 = _C.float32
 float64 = _C.float64
@@ -168,18 +175,19 @@ else:
 
 
 __all__ = [
-    "CudaError", "Function", "OutOfMemoryError", "Tensor", "__version__", "abs", "add", "all", "amax", "amin", "any",
-    "arange", "argmax", "argmin", "attention_backends", "bfloat16", "bool", "cat", "checkpoint", "chunk", "clamp",
-    "clone", "cos", "device", "div", "double", "dtype", "empty", "empty_like", "enable_grad", "eq", "erf", "exp",
-    "flatten", "float", "float16", "float32", "float64", "from_dlpack", "from_numpy", "full", "full_like", "ge",
-    "gemm_backends", "get_default_device", "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt",
-    "half", "inference_mode",
-    "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long", "lt",
-    "manual_seed", "matmul", "max", "maximum", "mean", "min", "minimum", "mul", "multinomial", "ne", "neg", "no_grad",
-    "ones", "ones_like", "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal",
-    "recompute", "relu",
-    "reshape", "rsqrt", "set_default_device", "set_float32_matmul_precision", "set_grad_enabled", "set_num_threads",
-    "set_rng_state", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum",
-    "tanh", "tensor", "transpose", "uint8", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var", "where",
+    "CudaError", "Function", "Generator", "OutOfMemoryError", "Tensor", "__version__", "abs", "add", "all", "amax",
+    "amin", "any", "arange", "argmax", "argmin", "attention_backends", "bfloat16", "bool", "cat", "checkpoint",
+    "chunk", "clamp", "clone", "cos", "cumsum", "device", "div", "double", "dtype", "empty", "empty_like",
+    "enable_grad", "eq", "erf", "exp", "flatten", "float", "float16", "float32", "float64", "floor_divide",
+    "from_dlpack", "from_numpy", "full", "full_like", "gather", "ge", "gemm_backends", "get_default_device",
+    "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt", "half", "index_add", "index_select",
+    "inference_mode", "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long",
+    "lt", "manual_seed", "masked_select", "matmul", "max", "maximum", "mean", "min", "minimum", "mul",
+    "multinomial", "ne", "neg", "no_grad", "nonzero", "norm", "ones", "ones_like", "outer", "permute", "pow",
+    "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal", "recompute", "relu", "remainder",
+    "repeat_interleave", "reshape", "rsqrt", "scatter", "scatter_add", "set_default_device",
+    "set_float32_matmul_precision", "set_grad_enabled", "set_num_threads", "set_rng_state", "sigmoid", "sin",
+    "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "tensor", "transpose",
+    "tril", "triu", "uint8", "unbind", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var", "where",
     "zeros", "zeros_like",
 ]  # fmt: skip

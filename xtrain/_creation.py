@@ -3,7 +3,7 @@
 Every function takes `dtype` (default float32 unless it says otherwise), `device` (default cpu) and `requires_grad`.
 Sizes are given as integers or as one tuple: `zeros(2, 3)` and `zeros((2, 3))` are the same. Random numbers are
 Philox4x32-10 keyed by (seed, fill number), counted by element index: the same numbers on every device and for any
-number of threads.
+number of threads. With `generator` they are that generator's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, overload
 from . import _C
 from ._C import Tensor
 from ._types import Device, DType, Size
+from .tensors.random import Generator
 
 _float32, _int64, _bool = _C.float32, _C.int64, _C.bool
 
@@ -26,6 +27,10 @@ def _shape(size: tuple[Any, ...]) -> Sequence[int]:
 
 def _finish(tensor: Tensor, requires_grad: bool) -> Tensor:
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _key(generator: Generator | None) -> tuple[int, int] | None:
+    return None if generator is None else generator.key()
 
 
 def _dtype_of_value(value: float) -> _C.dtype:
@@ -76,29 +81,56 @@ def arange(
     return _finish(_C.arange(start, end, step, dtype, device), requires_grad)
 
 
-def rand(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
+def rand(
+    *size: Size,
+    generator: Generator | None = None,
+    dtype: DType = None,
+    device: Device = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Uniform in [0, 1), of shape `size`, float32 by default. TypeError for a dtype that is not a float."""
-    return _finish(_C.uniform(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
+    return _finish(_C.uniform(_shape(size), 0.0, 1.0, dtype or _float32, device, key=_key(generator)), requires_grad)
 
 
-def randn(*size: Size, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:
+def randn(
+    *size: Size,
+    generator: Generator | None = None,
+    dtype: DType = None,
+    device: Device = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Standard normal, of shape `size`, float32 by default. TypeError for a dtype that is not a float."""
-    return _finish(_C.normal(_shape(size), 0.0, 1.0, dtype or _float32, device), requires_grad)
+    return _finish(_C.normal(_shape(size), 0.0, 1.0, dtype or _float32, device, key=_key(generator)), requires_grad)
 
 
 @overload
 def randint(
-    high: int, size: Size, /, *, dtype: DType = ..., device: Device = ..., requires_grad: bool = ...
+    high: int,
+    size: Size,
+    /,
+    *,
+    generator: Generator | None = ...,
+    dtype: DType = ...,
+    device: Device = ...,
+    requires_grad: bool = ...,
 ) -> Tensor: ...
 @overload
 def randint(
-    low: int, high: int, size: Size, *, dtype: DType = ..., device: Device = ..., requires_grad: bool = ...
+    low: int,
+    high: int,
+    size: Size,
+    *,
+    generator: Generator | None = ...,
+    dtype: DType = ...,
+    device: Device = ...,
+    requires_grad: bool = ...,
 ) -> Tensor: ...
 def randint(
     low: int,
     high: Any,
     size: Any = None,
     *,
+    generator: Generator | None = None,
     dtype: DType = None,
     device: Device = None,
     requires_grad: bool = False,
@@ -107,7 +139,7 @@ def randint(
     if size is None:
         low, high, size = 0, low, high
     shape = (size,) if isinstance(size, int) else tuple(size)
-    return _finish(_C.randint(low, high, shape, dtype or _int64, device), requires_grad)
+    return _finish(_C.randint(low, high, shape, dtype or _int64, device, key=_key(generator)), requires_grad)
 
 
 def empty_like(input: Tensor, *, dtype: DType = None, device: Device = None, requires_grad: bool = False) -> Tensor:

@@ -59,7 +59,8 @@ typedef struct XtUnaryBwd {
 } XtUnaryBwd;
 
 /* clang-format off */
-#define XT_BINARY_OPS(X) X(ADD) X(SUB) X(MUL) X(DIV) X(POW) X(MAXIMUM) X(MINIMUM) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE)
+#define XT_BINARY_OPS(X) \
+    X(ADD) X(SUB) X(MUL) X(DIV) X(POW) X(MAXIMUM) X(MINIMUM) X(FLOOR_DIVIDE) X(REMAINDER) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE)
 /* clang-format on */
 typedef enum XtBinaryOp {
 #define XT_X(name) XT_##name,
@@ -70,6 +71,9 @@ typedef enum XtBinaryOp {
 
 /* out[i] = a[i] op b[i]; a and b have out's shape (broadcast by stride 0) and one dtype. Comparisons write bool, the rest a's dtype.
  * constant: 0 = both are tensors; 1 = a is `value`; 2 = b is `value` (that view is then ignored).
+ * FLOOR_DIVIDE and REMAINDER are Python's // and %: the quotient is rounded down, the remainder has the sign of b. Floats, with
+ * m = fmod(a, b), which is exact: REMAINDER is m, plus b where m and b have opposite signs; FLOOR_DIVIDE is (a - m) / b, less 1 there,
+ * to the nearest integer; a zero has the sign of a / b. By 0.0 they are a / b and NaN. Integers by 0: both are 0. No bool.
  * DIV: float dtypes only. Integer POW with a negative exponent gives 0 (1 and -1 excepted). NaN makes MAXIMUM and MINIMUM NaN. */
 typedef struct XtBinary {
     XtBinaryOp op;

@@ -145,6 +145,32 @@ typedef struct XtEmbeddingBwd {
     bool accumulate;
 } XtEmbeddingBwd;
 
+/* Places in a table that tensors of indices name: out[c] = sum over d of c_d * step[d] + sum over k < count of i_k * stride[k], for the
+ * coordinates c of `shape` in row-major order, i_k = index[k] at c, plus size[k] if it is negative and `wrap` is set.
+ * index[k]: int64 views of `shape`. An i_k outside [0, size[k]): XT_INDEX_ERROR with `op`, the index as given and its place in row-major
+ * order. */
+typedef struct XtPositions {
+    int64_t *out;
+    int ndim;
+    int64_t shape[XT_MAX_DIMS], step[XT_MAX_DIMS];
+    int count;
+    XtView index[XT_MAX_DIMS];
+    int64_t size[XT_MAX_DIMS], stride[XT_MAX_DIMS];
+    bool wrap;
+    const char *op;
+} XtPositions;
+
+/* table[ids[r]] = rows[r]: table [places, cols], rows [count, cols], ids in [0, places). Any dtype. Of several rows for one place the
+ * last counts. last [count], or NULL: whether row r is one that counts, as a bool. */
+typedef struct XtScatter {
+    void *table;
+    uint8_t *last;
+    const void *rows;
+    const int64_t *ids;
+    XtDtype dtype;
+    int64_t count, cols, places;
+} XtScatter;
+
 /* losses[r] = lse[r] - logits[r, target[r]], lse = log sum exp, both ACC; a row whose target is ignore_index has loss 0.
  * logits and dlogits have rows of stride ld >= vocab; the gap between two rows is not read. dlogits may be logits.
  * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position, its value and the op's name:

@@ -22,6 +22,16 @@ typedef struct XtReduce {
     XtView out, x;
 } XtReduce;
 
+/* out[r, i, c] = sum of x[r, j, c] over j <= i, with `reverse` over j >= i; both [rows, count, inner], dense, of a float dtype, added
+ * in ACC and rounded once, or int64, which wraps around. The order of additions is a function of the shape alone. */
+typedef struct XtCumsum {
+    void *out;
+    const void *x;
+    XtDtype dtype;
+    int64_t rows, count, inner;
+    bool reverse;
+} XtCumsum;
+
 /* Four float64: minimum, maximum, sum over the finite elements of x, and the number of NaN; then the number of +-Inf. out[5]. */
 typedef struct XtStats {
     XtView x;    /* any strides, any dtype */

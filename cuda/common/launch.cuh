@@ -74,7 +74,13 @@ inline int64_t xt_divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* A kernel that meets an index out of range writes it here and treats the element as absent (zeros). The next synchronisation
  * raises the error. */
-typedef enum XtIndexSlot { XT_INDEX_EMBEDDING = 1, XT_INDEX_CROSS_ENTROPY = 2, XT_INDEX_LINEAR_CROSS_ENTROPY = 3 } XtIndexSlot;
+typedef enum XtIndexSlot {
+    XT_INDEX_EMBEDDING = 1,
+    XT_INDEX_CROSS_ENTROPY = 2,
+    XT_INDEX_LINEAR_CROSS_ENTROPY = 3,
+    XT_INDEX_GATHER = 4,
+    XT_INDEX_WRAPPED = 5 /* negative ones count from the end */
+} XtIndexSlot;
 typedef struct XtIndexReport {
     unsigned taken; /* 0: no report, 1: being written, 2: complete */
     int slot;       /* XtIndexSlot */

@@ -2,7 +2,7 @@
  *
  * Plan: strided.cuh with two inputs. A switch in the kernel, uniform over all threads, chooses the operation. A number is a kernel
  * argument of the computing type, so a 16-bit tensor does not round it, and its operand is never read. Powers are long and limited
- * by arithmetic, so they have a kernel of their own, one element a thread; powers of 2, 3, +-1/2, -1 and -2 stay in the first one.
+ * by arithmetic, so they have a kernel of their own, one element a thread, as // and % have; powers of 2, 3, +-1/2, -1 and -2 stay in the first one.
  * Bytes moved: each operand once. 16-bit floats compute in float; integers wrap around.
  */
 #include "common/strided.cuh"
@@ -70,6 +70,31 @@ static __device__ inline uint64_t integer_power(int64_t base, int64_t exponent) 
         square *= square;
     }
     return result;
+}
+
+/* As in cpu/elementwise/binary.c. fmod is exact: the same bits. */
+static __device__ inline int64_t integer_floor(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    if (b == -1) return (int64_t)(0 - (uint64_t)a);
+    return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+static __device__ inline int64_t integer_remainder(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    int64_t m = a % b;
+    return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
+template <typename A> static __device__ inline A float_remainder(A a, A b) {
+    A m = fmod(a, b);
+    if (m == 0) return copysign(m, b);
+    return (m < 0) != (b < 0) ? m + b : m;
+}
+template <typename A> static __device__ inline A float_floor(A a, A b) {
+    if (b == 0) return a / b;
+    A m = fmod(a, b), q = (a - m) / b;
+    if (m != 0 && (m < 0) != (b < 0)) q -= 1;
+    if (q == 0) return copysign(A(0), a / b);
+    A whole = floor(q);
+    return q - whole > A(0.5) ? whole + 1 : whole;
 }
 
 template <typename T> struct XtArithmeticFn {
@@ -167,6 +192,26 @@ template <typename T> struct XtPowerFn {
     }
 };
 
+template <typename T> struct XtDivisionFn {
+    typedef T Out;
+    typedef T A;
+    typedef T B;
+    typedef uint8_t C;
+    typedef typename XtArithmetic<T>::W W;
+    static constexpr int INPUTS = 2, WIDTH = 1, GROUP = 1;
+    int op, constant;
+    W value;
+    template <int N> __device__ XtPiece<T, N> run(XtPiece<T, N> from_a, XtPiece<T, N> from_b, XtPiece<uint8_t, N>) const {
+        XtVector<W, N> a = load(from_a, constant == 1, value), b = load(from_b, constant == 2, value), out;
+        const bool down = op == XT_FLOOR_DIVIDE;
+        if constexpr (XtArithmetic<T>::INTEGER)
+            out.at[0] = (W)(down ? integer_floor((int64_t)a.at[0], (int64_t)b.at[0])
+                                 : integer_remainder((int64_t)a.at[0], (int64_t)b.at[0]));
+        else out.at[0] = down ? float_floor(a.at[0], b.at[0]) : float_remainder(a.at[0], b.at[0]);
+        return store<T>(out);
+    }
+};
+
 static int power_by(double exponent) {
     return exponent == 2      ? SQUARE
            : exponent == 3    ? CUBE
@@ -188,6 +233,8 @@ template <typename T> static XtStatus binary(const XtBinary *p, int op, XtScalar
         absent->data = NULL;
         for (int d = 0; d < XT_MAX_DIMS; d++) absent->strides[d] = 0;
     }
+    if (op == XT_FLOOR_DIVIDE || op == XT_REMAINDER)
+        return xt_each("binary", XtDivisionFn<T>{op, p->constant, value}, {&p->out, &a, &b});
     if (op == XT_POW) return xt_each("binary", XtPowerFn<T>{op, p->constant, value}, {&p->out, &a, &b});
     if (op >= XT_EQ && op <= XT_GE) return xt_each("binary", XtComparisonFn<T>{op, p->constant, value}, {&p->out, &a, &b});
     return xt_each("binary", XtArithmeticFn<T>{op, p->constant, value}, {&p->out, &a, &b});

@@ -5,7 +5,7 @@
  *
  *     weight, dweight [vocab, cols]; ids [rows]; out, dy [rows, cols]
  *
- * Forward: a copy of bytes, in the widest unit (16 to 2 bytes) that divides the row and both addresses. A warp copies CHUNK units
+ * Forward: a copy of bytes, in the widest unit (16 bytes to 1) that divides the row and both addresses. A warp copies CHUNK units
  * of one row and issues all its loads first. Reads and writes rows * cols * sizeof(T) bytes.
  *
  * Backward, in two steps. First a stable sort of (id, row) in two digits lists the rows of each id in row order. One launch counts
@@ -73,15 +73,14 @@ template <typename U> static void copy_rows(const XtEmbeddingFwd *p, int64_t row
 
 XtStatus xt_cuda_embedding_fwd(const XtEmbeddingFwd *p) {
     if (p->rows == 0) return XT_OK;
-    return xt_by_float(p->dtype, [&](auto zero) {
-        const int64_t bytes = p->cols * (int64_t)sizeof zero; /* of a row */
-        const uintptr_t common = (uintptr_t)p->out | (uintptr_t)p->weight | (uintptr_t)bytes;
-        if (common % 16 == 0) copy_rows<uint4>(p, bytes);
-        else if (common % 8 == 0) copy_rows<uint2>(p, bytes);
-        else if (common % 4 == 0) copy_rows<unsigned>(p, bytes);
-        else copy_rows<unsigned short>(p, bytes);
-        return xt_launched("embedding_fwd", p->rows, p->cols, p->vocab);
-    });
+    const int64_t bytes = p->cols * (int64_t)xt_dtype_size(p->dtype); /* of a row */
+    const uintptr_t common = (uintptr_t)p->out | (uintptr_t)p->weight | (uintptr_t)bytes;
+    if (common % 16 == 0) copy_rows<uint4>(p, bytes);
+    else if (common % 8 == 0) copy_rows<uint2>(p, bytes);
+    else if (common % 4 == 0) copy_rows<unsigned>(p, bytes);
+    else if (common % 2 == 0) copy_rows<unsigned short>(p, bytes);
+    else copy_rows<unsigned char>(p, bytes);
+    return xt_launched("embedding_fwd", p->rows, p->cols, p->vocab);
 }
 
 /* ---- backward: the list of rows, by id --------------------------------------------------------------------------------------- */

@@ -10,7 +10,12 @@ from places import ROOT
 # Files of other rooms that call or list a family's kernels.
 OTHERS = {
     "attention": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"},
-    "elementwise": {"csrc/ops/common.c", "csrc/ops/gemm/linear.c", "csrc/ops/layers/cross_entropy.c"}
+    "elementwise": {
+        "csrc/ops/common.c",
+        "csrc/ops/gemm/linear.c",
+        "csrc/ops/layers/cross_entropy.c",
+        "csrc/ops/layers/gather.c",
+    }
     | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu"},
     "gemm": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"}
     | {

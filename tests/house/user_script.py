@@ -51,6 +51,12 @@ def tensors() -> None:
     assert_type(values, xt.Tensor)
     assert_type(c.max(), xt.Tensor)
     mask = assert_type(c > 0, xt.Tensor)
+    assert_type(xt.tril(c).gather(1, places) // 2 % 3, xt.Tensor)
+    assert_type(c[[0, -1]].cumsum(0).norm(2, dim=1, keepdim=True), xt.Tensor)
+    own = xt.Generator().manual_seed(3)
+    assert_type(
+        xt.outer(xt.rand(2, generator=own), xt.randn(3, generator=own)).index_select(0, places[:, 0]), xt.Tensor
+    )
     d = xt.where(mask & ~c.isnan(), c, 0.0).clamp(min=-1.0).reshape(4).view(2, -1).permute(1, 0).mean((0, 1))
     joined = xt.cat([first, second], dim=1).unsqueeze(0).expand(3, 1, 4).contiguous()
     joined[..., 0] = 1.0

@@ -4,7 +4,7 @@ python tests/support/make_stubs.py            # after an op was added or its sig
 python tests/support/make_stubs.py --check    # exit status 1 when the file is not what would be written (test_stubs.py does this)
 
 Ops and functions have a signature in the grammar of csrc/ops/ops.h, and the texts of attributes, classes and their other
-methods begin with that grammar. Methods that xtrain/_tensor.py adds have annotations there. SLOTS has what Python itself
+methods begin with that grammar. Methods that xtrain/_tensor.py and xtrain/tensors add have annotations there. SLOTS has what Python itself
 fixes: len() is an int.
 """
 
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from xtrain import _C, _tensor
+from xtrain.tensors import arithmetic, indexing
 
-SOURCE = ast.parse(Path(_tensor.__file__).read_text())
-PYTHON = [node for node in ast.walk(SOURCE) if isinstance(node, ast.FunctionDef)]
+SOURCES = [ast.parse(Path(module.__file__).read_text()) for module in (_tensor, arithmetic, indexing)]
+PYTHON = [node for tree in SOURCES for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 STUB = Path(_C.__file__).parent / "_C.pyi"
 BASETYPE = 1 << 10  # of type.__flags__: may have subclasses
 
@@ -121,7 +122,7 @@ def define(name: str, signature: str, method: bool) -> list[str]:
 
 
 def annotated(name: str, function: Any) -> list[str]:
-    """A method that xtrain/_tensor.py adds, by its annotations there: its overloads, or else its definition."""
+    """A method that Python adds, by its annotations there: its overloads, or else its definition."""
     nodes = [node for node in PYTHON if node.name == function.__name__]
     overloads = [node for node in nodes if node.decorator_list]
     lines = []

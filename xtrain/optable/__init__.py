@@ -10,6 +10,7 @@ judge.py says what counts as right. Needs NumPy only.
 
 from . import elementwise, movement  # isort: skip  (the order of the entries)
 from . import layers, norms, rope, optimizer  # isort: skip
+from . import picking  # isort: skip
 from . import fused, mhc, drawing  # isort: skip
 from .optimizer import adamw_reference, clip_reference
 from .others import OTHER_KERNELS
@@ -29,4 +30,5 @@ __all__ = [
     "movement",
     "norms",
     "optimizer",
+    "picking",
 ]

@@ -103,6 +103,11 @@ for name in ("neg", "abs"):
 
 # ---- elementwise, two inputs, broadcasting ---------------------------------------------------------------------------
 
+
+def floor(torch: Any, a: Any, b: Any) -> Any:
+    return torch.div(a, b, rounding_mode="floor")
+
+
 BINARY: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "add": (N, N, np.add, dict(accumulations=0, magnitude=lambda a, b: np.abs(a) + np.abs(b))),
     "sub": (N, N, np.subtract, dict(accumulations=0, magnitude=lambda a, b: np.abs(a) + np.abs(b))),
@@ -114,9 +119,13 @@ BINARY: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         np.power,
         dict(grad_roundings=10, magnitude=lambda a, b: np.abs(a**b) * (1 + np.abs(b * np.log(a)))),
     ),
+    # torch.floor_divide has no derivative
+    "floor_divide": (N, Away, np.floor_divide, dict(accumulations=0, torch=lambda torch, a, b: floor(torch, a, b))),
+    "remainder": (N, Away, np.remainder, dict(accumulations=1, magnitude=lambda a, b: np.abs(a) + np.abs(b))),
     "maximum": (N, N, np.maximum, dict(accumulations=0)),
     "minimum": (N, N, np.minimum, dict(accumulations=0)),
 }
+DIVISIONS = ("floor_divide", "remainder")
 COMPARE = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -162,11 +171,10 @@ for name, (a, b, reference, options) in BINARY.items():
         binary_cases(a, b),
         getattr(_C, name),
         reference,
-        torch=same_torch(name),
+        **{"torch": same_torch(name), **options},
         errors=binary_errors(name),
-        **options,
     )
-    if name != "div":
+    if name not in ("div", *DIVISIONS):
         small = (lambda *s: Ids(0, 5, *s)) if name == "pow" else (lambda *s: Ids(0, 11, *s))
         op(
             name,
@@ -178,6 +186,29 @@ for name, (a, b, reference, options) in BINARY.items():
             dtypes=INTS,
             torch=same_torch(name),
         )
+for name in DIVISIONS:
+    op(
+        name,
+        "binary",
+        [case(Ids(0, 99, 3, 33), Ids(1, 11, 33)), case(Ids(0, 99, 2), Ids(1, 5, 2)), case(Ids(0, 9, 0), Ids(1, 9, 0))],
+        getattr(_C, name),
+        BINARY[name][2],
+        variant="int",
+        dtypes=INTS,
+        torch=same_torch(name),
+        errors=(
+            Error(lambda f=getattr(_C, name): f(_C.full((2,), 1, _C.bool), True), T, rf"{name}: bool tensors cannot"),
+        ),
+    )
+    op(  # both signs; by 0, too, where PyTorch refuses
+        name,
+        "binary",
+        [case(Ids(-50, 50, 3, 33), Ids(-4, 4, 33)), case(Ids(-50, 50, 257), Ids(-4, 4, 257))],
+        getattr(_C, name),
+        BINARY[name][2],
+        variant="signs",
+        dtypes=("int64", "int32"),
+    )
 for name in ("maximum", "minimum"):
     op(
         name,
@@ -217,6 +248,8 @@ for name, value in [
     ("div", 3.0),
     ("pow", 3),
     ("pow", 0.5),
+    ("floor_divide", 0.375),
+    ("remainder", -0.7),
     ("maximum", 0.2),
     ("minimum", -0.2),
 ]:
@@ -229,14 +262,16 @@ for name, value in [
         lambda x, f=reference, v=value: f(x, float(v)),
         variant=f"x,{value}",
         torch=lambda torch, x, n=name, v=value: (
-            getattr(torch, n)(x, v)
-            if n in ("add", "sub", "mul", "div", "pow")
+            floor(torch, x, v)
+            if n == "floor_divide"
+            else getattr(torch, n)(x, v)
+            if n in ("add", "sub", "mul", "div", "pow", "remainder")
             else getattr(torch, n)(x, torch.tensor(v, dtype=x.dtype))
         ),
         magnitude=lambda x, f=reference, v=value: np.abs(f(x, float(v))) + (abs(x) + abs(v)),
         accumulations=8,
     )
-for name, value in [("sub", 2.0), ("div", 3.0), ("pow", 2.0)]:
+for name, value in [("sub", 2.0), ("div", 3.0), ("pow", 2.0), ("remainder", 2.5)]:
     op(
         name,
         "binary",

@@ -31,16 +31,20 @@
     TWO(POW, A, S, A, power(a, b))                      \
     TWO(MAXIMUM, A, S, A, ((a > b) | (a != a)) ? a : b) \
     TWO(MINIMUM, A, S, A, ((a < b) | (a != a)) ? a : b) \
+    TWO(FLOOR_DIVIDE, A, S, A, floor_divide_##S(a, b))  \
+    TWO(REMAINDER, A, S, A, remainder_##S(a, b))        \
     COMPARE(A, S)
 
 /* Sums and products wrap around: computed unsigned, where C defines it. */
-#define INTEGER_OPS(A, S, U)                                 \
-    TWO(ADD, A, S, A, (U)a + (U)b)                           \
-    TWO(SUB, A, S, A, (U)a - (U)b)                           \
-    TWO(MUL, A, S, A, (U)a *(U)b)                            \
-    TWO(POW, A, S, A, integer_power((int64_t)a, (int64_t)b)) \
-    TWO(MAXIMUM, A, S, A, a > b ? a : b)                     \
-    TWO(MINIMUM, A, S, A, a < b ? a : b)                     \
+#define INTEGER_OPS(A, S, U)                                           \
+    TWO(ADD, A, S, A, (U)a + (U)b)                                     \
+    TWO(SUB, A, S, A, (U)a - (U)b)                                     \
+    TWO(MUL, A, S, A, (U)a *(U)b)                                      \
+    TWO(POW, A, S, A, integer_power((int64_t)a, (int64_t)b))           \
+    TWO(MAXIMUM, A, S, A, a > b ? a : b)                               \
+    TWO(MINIMUM, A, S, A, a < b ? a : b)                               \
+    TWO(FLOOR_DIVIDE, A, S, A, integer_floor((int64_t)a, (int64_t)b))  \
+    TWO(REMAINDER, A, S, A, integer_remainder((int64_t)a, (int64_t)b)) \
     COMPARE(A, S)
 
 /* By squaring, modulo 2^64; narrower types keep the low bits, which is the power modulo their size. */
@@ -53,6 +57,36 @@ XT_INLINE uint64_t integer_power(int64_t base, int64_t exponent) {
     }
     return result;
 }
+
+/* By 0: 0. By -1: without the quotient that overflows. */
+XT_INLINE int64_t integer_floor(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    if (b == -1) return (int64_t)(0 - (uint64_t)a);
+    return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+XT_INLINE int64_t integer_remainder(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    int64_t m = a % b;
+    return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
+
+/* As CPython's float_divmod does it. */
+#define DIVISION(A, S, modulo, down, sign)             \
+    XT_INLINE A remainder_##S(A a, A b) {              \
+        A m = modulo(a, b);                            \
+        if (m == 0) return sign(m, b);                 \
+        return (m < 0) != (b < 0) ? m + b : m;         \
+    }                                                  \
+    XT_INLINE A floor_divide_##S(A a, A b) {           \
+        if (b == 0) return a / b;                      \
+        A m = modulo(a, b), q = (a - m) / b;           \
+        if (m != 0 && (m < 0) != (b < 0)) q -= 1;      \
+        if (q == 0) return sign((A)0, a / b);          \
+        A whole = down(q);                             \
+        return q - whole > (A)0.5 ? whole + 1 : whole; \
+    }
+DIVISION(float, f32, fmodf, floorf, copysignf)
+DIVISION(double, f64, fmod, floor, copysign)
 
 FLOAT_OPS(float, f32, powf)
 FLOAT_OPS(double, f64, pow)
@@ -123,10 +157,10 @@ static XtDenseFn pick_scalar(XtBinaryOp op, XtDtype dtype) {
 }
 
 /* The dense loop of every operation for one computing type; integers have no DIV: NULL, which xt_each refuses. */
-#define SAME_OPS(S)                                                                                                       \
-    [XT_ADD] = ADD_##S, [XT_SUB] = SUB_##S, [XT_MUL] = MUL_##S, [XT_POW] = POW_##S, [XT_MAXIMUM] = MAXIMUM_##S,           \
-    [XT_MINIMUM] = MINIMUM_##S, [XT_EQ] = EQ_##S, [XT_NE] = NE_##S, [XT_LT] = LT_##S, [XT_LE] = LE_##S, [XT_GT] = GT_##S, \
-    [XT_GE] = GE_##S
+#define SAME_OPS(S)                                                                                                     \
+    [XT_ADD] = ADD_##S, [XT_SUB] = SUB_##S, [XT_MUL] = MUL_##S, [XT_POW] = POW_##S, [XT_MAXIMUM] = MAXIMUM_##S,         \
+    [XT_MINIMUM] = MINIMUM_##S, [XT_FLOOR_DIVIDE] = FLOOR_DIVIDE_##S, [XT_REMAINDER] = REMAINDER_##S, [XT_EQ] = EQ_##S, \
+    [XT_NE] = NE_##S, [XT_LT] = LT_##S, [XT_LE] = LE_##S, [XT_GT] = GT_##S, [XT_GE] = GE_##S
 
 static XtDenseFn pick(XtBinaryOp op, XtDtype dtype) {
     static const XtDenseFn f32[XT_BINARY_OP_COUNT] = {SAME_OPS(f32), [XT_DIV] = DIV_f32};

@@ -61,10 +61,18 @@ const XtOp xt_op_arange = {
     .forward = arange_forward,
     .doc = "start, start + step, ... up to but without end."};
 
+/* Argument 5: the seed and the number of the fill, of a generator of the caller's; else the next ones of the process. */
 static XtStatus random(XtCall *c, XtRandomKind kind, double low, double high) {
     XtTensor *t = c->out[0];
-    return xt_backend_of(t)->random(
-        &(XtRandom){.dst = t->view, .kind = kind, .low = low, .high = high, .philox = xt_random_next()});
+    const XtArg *key = &c->arg[5];
+    XtPhilox philox = key->given ? (XtPhilox){(uint64_t)key->ints[0], (uint64_t)key->ints[1]} : xt_random_next();
+    return xt_backend_of(t)->random(&(XtRandom){.dst = t->view, .kind = kind, .low = low, .high = high, .philox = philox});
+}
+
+static XtStatus check_key(const XtCall *c) {
+    if (!c->arg[5].given || c->arg[5].count == 2) return XT_OK;
+    return xt_error(XT_VALUE_ERROR, "%s: key must be a seed and the number of a fill, got %d numbers", c->op->name,
+                    c->arg[5].count);
 }
 
 static XtStatus float_fill(XtCall *c) {
@@ -72,6 +80,7 @@ static XtStatus float_fill(XtCall *c) {
     if (!xt_dtype_is_float(dtype))
         return xt_error(XT_TYPE_ERROR, "%s: dtype must be floating point, got %s", c->op->name, xt_dtype_name(dtype));
     double first = c->arg[1].f, second = c->arg[2].f; /* low and high, or mean and std */
+    XT_CHECK(check_key(c));
     if (c->op->code == XT_UNIFORM && !(isfinite(first) && isfinite(second) && first <= second))
         return xt_error(XT_VALUE_ERROR, "uniform: low must not be above high, both finite, got %g and %g", first, second);
     if (c->op->code == XT_NORMAL && !(isfinite(first) && isfinite(second) && second >= 0))
@@ -83,28 +92,30 @@ static XtStatus float_fill(XtCall *c) {
 
 const XtOp xt_op_uniform = {
     .name = "uniform",
-    .signature = "shape: ints, low: float = 0.0, high: float = 1.0, dtype: dtype = 'float32', device: device? = None -> Tensor",
+    .signature = "shape: ints, low: float = 0.0, high: float = 1.0, dtype: dtype = 'float32', device: device? = None, *, key: "
+                 "ints? = None -> Tensor",
     .forward = float_fill,
     .code = XT_UNIFORM,
     .doc = "Independent uniform numbers in [low, high). Philox4x32-10 keyed by the seed: the same on every device."};
-const XtOp xt_op_normal = {
-    .name = "normal",
-    .signature = "shape: ints, mean: float = 0.0, std: float = 1.0, dtype: dtype = 'float32', device: device? = None -> Tensor",
-    .forward = float_fill,
-    .code = XT_NORMAL,
-    .doc = "Independent normal numbers (Box-Muller on Philox4x32-10)."};
+const XtOp xt_op_normal = {.name = "normal",
+                           .signature = "shape: ints, mean: float = 0.0, std: float = 1.0, dtype: dtype = 'float32', device: "
+                                        "device? = None, *, key: ints? = None -> Tensor",
+                           .forward = float_fill,
+                           .code = XT_NORMAL,
+                           .doc = "Independent normal numbers (Box-Muller on Philox4x32-10)."};
 
 static XtStatus randint_forward(XtCall *c) {
     int64_t low = c->arg[0].i, high = c->arg[1].i, limit = (int64_t)1 << 53;
     if (low >= high || low < -limit || high > limit)
         return xt_error(XT_VALUE_ERROR, "randint: low must be below high, both within 2^53, got %lld and %lld", (long long)low,
                         (long long)high);
+    XT_CHECK(check_key(c));
     XT_CHECK(make(c, &c->arg[2], &c->arg[3], &c->arg[4]));
     return random(c, XT_RANDINT, (double)low, (double)high);
 }
 
-const XtOp xt_op_randint = {.name = "randint",
-                            .signature =
-                                "low: int, high: int, shape: ints, dtype: dtype = 'int64', device: device? = None -> Tensor",
-                            .forward = randint_forward,
-                            .doc = "Independent integers, uniform in [low, high)."};
+const XtOp xt_op_randint = {
+    .name = "randint",
+    .signature = "low: int, high: int, shape: ints, dtype: dtype = 'int64', device: device? = None, *, key: ints? = None -> Tensor",
+    .forward = randint_forward,
+    .doc = "Independent integers, uniform in [low, high)."};

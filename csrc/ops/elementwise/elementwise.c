@@ -52,7 +52,7 @@ static XtStatus binary_forward(XtCall *c) {
         if (code >= XT_EQ && !xt_scalar_fits(number, dtype)) dtype = XT_INT64; /* uint8 == 256 is legal, and false */
         XT_TRY(xt_check_fits(c->op, name, number, dtype));
     }
-    if (dtype == XT_BOOL && (code == XT_SUB || code == XT_POW))
+    if (dtype == XT_BOOL && (code == XT_SUB || code == XT_POW || code == XT_FLOOR_DIVIDE || code == XT_REMAINDER))
         return xt_error(XT_TYPE_ERROR, "%s: bool tensors cannot be combined so; convert one with .to(xt.int64)", c->op->name);
     XtTensor *like = l->tensor ? l->tensor : r->tensor;
     if (l->tensor && r->tensor) {
@@ -268,6 +268,33 @@ done:
     return status;
 }
 
+/* d(a // b) = (0, 0); d(a % b) = (dy, -dy (a // b)). */
+static XtStatus division_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtStatus status = XT_OK;
+    XtTensor *a, *b, *quotient = NULL, *product = NULL, *negative = NULL, *whole = NULL;
+    bool remainder = xt_node_op(n)->code == XT_REMAINDER;
+    XT_TRY(xt_node_saved(n, 0, &a));
+    XT_TRY(xt_node_saved(n, 1, &b));
+    for (int i = 0; i < 2; i++) {
+        const XtInput *in = xt_node_input(n, i);
+        if (xt_node_needs(n, i) && !remainder) XT_TRY(xt_filled(dout[0], in->dtype, in->ndim, in->shape, 0.0, &din[i]));
+    }
+    if (xt_node_needs(n, 0) && remainder) XT_TRY(finish(n, 0, dout[0], din));
+    if (xt_node_needs(n, 1) && remainder) { /* b is a tensor */
+        if (!a) XT_TRY(xt_filled(b, b->dtype, b->ndim, b->shape, xt_node_args(n)[0].scalar.d, &whole));
+        XT_TRY(xt_binary(XT_FLOOR_DIVIDE, a ? a : whole, b, &quotient));
+        XT_TRY(xt_binary(XT_MUL, dout[0], quotient, &product));
+        XT_TRY(xt_unary(XT_NEG, product, &negative));
+        XT_TRY(finish(n, 1, negative, din));
+    }
+done:
+    xt_tensor_release(whole);
+    xt_tensor_release(quotient);
+    xt_tensor_release(product);
+    xt_tensor_release(negative);
+    return status;
+}
+
 #define BINARY(stem, which, gradient, text)                                             \
     const XtOp xt_op_##stem = {.name = #stem,                                           \
                                .signature = "input: Operand, other: Operand -> Tensor", \
@@ -283,6 +310,8 @@ BINARY(div, XT_DIV, div_backward, "input / other; integers become float32.")
 BINARY(pow, XT_POW, pow_backward, "input ** other.")
 BINARY(maximum, XT_MAXIMUM, extremum_backward, "The larger of both; NaN when either is.")
 BINARY(minimum, XT_MINIMUM, extremum_backward, "The smaller of both; NaN when either is.")
+BINARY(floor_divide, XT_FLOOR_DIVIDE, division_backward, "input // other, rounded down; integers by 0 give 0.")
+BINARY(remainder, XT_REMAINDER, division_backward, "input % other, with the sign of other; integers by 0 give 0.")
 BINARY(eq, XT_EQ, NULL, "input == other, as bool.")
 BINARY(ne, XT_NE, NULL, "input != other, as bool.")
 BINARY(lt, XT_LT, NULL, "input < other, as bool.")

@@ -1,4 +1,5 @@
-/* index.c - x[...]: a chain of the ops select, slice and unsqueeze, so that it is differentiable and never copies. */
+/* index.c - x[...]: a chain of the ops select, slice and unsqueeze, so that it is differentiable and never copies. Keys with tensors, lists
+ * or masks go to xtrain/tensors/indexing.py. */
 #include "py/tensor/tensor.h"
 
 /* Applies one op to *current, which is replaced. */
@@ -46,10 +47,9 @@ static int slice_range(XtTensor **current, int dim, PyObject *item) {
 }
 
 static int refuse_key(PyObject *item) {
-    PyErr_Format(
-        PyExc_TypeError,
-        "a tensor is indexed with ints, slices, None and ..., got %.100s; to gather rows use embedding(), to mask use where()",
-        Py_TYPE(item)->tp_name);
+    PyErr_Format(PyExc_TypeError,
+                 "a tensor is indexed with ints, slices, None and ..., and tensors and lists of ints or bools, got %.100s",
+                 Py_TYPE(item)->tp_name);
     return -1;
 }
 
@@ -64,6 +64,19 @@ static bool is_int(PyObject *item) {
     if (PyArray_Check(item) && !(PyArray_NDIM((PyArrayObject *)item) == 0 && PyArray_ISINTEGER((PyArrayObject *)item)))
         return false;
     return PyIndex_Check(item);
+}
+
+/* Whether `item` names several places, which takes more than views: a list, a bool, a tensor or an array that is not one int. */
+static bool is_several(PyObject *item) {
+    if (PyList_Check(item) || PyTuple_Check(item) || PyBool_Check(item) || PyArray_IsScalar(item, Bool)) return true;
+    return (py_is_tensor(item) || PyArray_Check(item)) && !is_int(item);
+}
+
+static bool is_advanced(PyObject *key) {
+    if (!PyTuple_Check(key)) return is_several(key);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++)
+        if (is_several(PyTuple_GET_ITEM(key, i))) return true;
+    return false;
 }
 
 /* Counts the dims that a key consumes; refuses other objects. */
@@ -125,7 +138,10 @@ static XtTensor *indexed(XtTensor *tensor, PyObject *key) {
     return NULL;
 }
 
-PyObject *py_subscript(PyObject *self, PyObject *key) { return py_wrap(indexed(py_tensor(self), key)); }
+PyObject *py_subscript(PyObject *self, PyObject *key) {
+    if (is_advanced(key)) return PyObject_CallMethod(self, "_advanced_get", "(O)", key);
+    return py_wrap(indexed(py_tensor(self), key));
+}
 
 int py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     XtTensor *tensor = py_tensor(self);
@@ -151,6 +167,12 @@ int py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     }
     bool mode = xt_grad_mode();
     xt_set_grad_mode(false);
+    if (is_advanced(key)) {
+        PyObject *done = PyObject_CallMethod(self, "_advanced_set", "OO", key, value);
+        xt_set_grad_mode(mode);
+        Py_XDECREF(done);
+        return done != NULL ? 0 : -1;
+    }
     XtTensor *part = indexed(tensor, key), *out = NULL;
     if (part != NULL) {
         args[0] = py_arg_tensor(part);

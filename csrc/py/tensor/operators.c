@@ -27,6 +27,9 @@ PyObject *py_nb_subtract(PyObject *a, PyObject *b) { return binary(&xt_op_sub, a
 PyObject *py_nb_multiply(PyObject *a, PyObject *b) { return binary(&xt_op_mul, a, b); }
 PyObject *py_nb_divide(PyObject *a, PyObject *b) { return binary(&xt_op_div, a, b); }
 
+PyObject *py_nb_floor_divide(PyObject *a, PyObject *b) { return binary(&xt_op_floor_divide, a, b); }
+PyObject *py_nb_remainder(PyObject *a, PyObject *b) { return binary(&xt_op_remainder, a, b); }
+
 PyObject *py_nb_power(PyObject *a, PyObject *b, PyObject *modulus) {
     if (modulus != Py_None) Py_RETURN_NOTIMPLEMENTED;
     return binary(&xt_op_pow, a, b);

@@ -9,6 +9,8 @@ PyObject *py_nb_add(PyObject *a, PyObject *b);
 PyObject *py_nb_subtract(PyObject *a, PyObject *b);
 PyObject *py_nb_multiply(PyObject *a, PyObject *b);
 PyObject *py_nb_divide(PyObject *a, PyObject *b);
+PyObject *py_nb_floor_divide(PyObject *a, PyObject *b);
+PyObject *py_nb_remainder(PyObject *a, PyObject *b);
 PyObject *py_nb_power(PyObject *a, PyObject *b, PyObject *modulus);
 PyObject *py_nb_matmul(PyObject *a, PyObject *b);
 PyObject *py_nb_add_inplace(PyObject *a, PyObject *b);

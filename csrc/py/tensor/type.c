@@ -73,6 +73,8 @@ static PyType_Slot tensor_slots[] = {
     SLOT(nb_subtract, py_nb_subtract),
     SLOT(nb_multiply, py_nb_multiply),
     SLOT(nb_true_divide, py_nb_divide),
+    SLOT(nb_floor_divide, py_nb_floor_divide),
+    SLOT(nb_remainder, py_nb_remainder),
     SLOT(nb_power, py_nb_power),
     SLOT(nb_matrix_multiply, py_nb_matmul),
     SLOT(nb_inplace_add, py_nb_add_inplace),

@@ -1,0 +1,137 @@
+"""Norms, triangles, repetition: what a few calls of the core make."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import _C
+from .._types import Size, is_real
+
+_Tensor = _C.Tensor
+
+
+def _axis(op: str, input: _Tensor, dim: int) -> int:
+    ndim = input.ndim
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
+    return dim % ndim
+
+
+def outer(input: _Tensor, vec2: _Tensor) -> _Tensor:
+    """input [n], vec2 [m] -> [n, m]: out[i, j] = input[i] * vec2[j]. ValueError for other dims."""
+    for name, vector in (("input", input), ("vec2", vec2)):
+        if vector.ndim != 1:
+            raise ValueError(f"outer: {name} must have 1 dim, got shape {tuple(vector.shape)}")
+    return input.unsqueeze(1) * vec2.unsqueeze(0)
+
+
+def _triangle(op: str, input: _Tensor, diagonal: int, lower: bool) -> _Tensor:
+    if input.ndim < 2:
+        raise ValueError(f"{op}: input must have at least 2 dims, got shape {tuple(input.shape)}")
+    rows, cols = (_C.arange(0, size, 1, _C.int64, input.device) for size in input.shape[-2:])
+    edge = rows.unsqueeze(1) + diagonal
+    kept = cols <= edge if lower else cols >= edge
+    return _C.where(kept, input, False if input.dtype == _C.bool else 0)
+
+
+def tril(input: _Tensor, diagonal: int = 0) -> _Tensor:
+    """The lower triangles of the last two dims: x[.., i, j] where j <= i + diagonal, else 0. Any dtype. ValueError for
+    fewer than 2 dims.
+    """
+    return _triangle("tril", input, diagonal, True)
+
+
+def triu(input: _Tensor, diagonal: int = 0) -> _Tensor:
+    """The upper triangles of the last two dims: x[.., i, j] where j >= i + diagonal, else 0. Any dtype. ValueError for
+    fewer than 2 dims.
+    """
+    return _triangle("triu", input, diagonal, False)
+
+
+def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdim: bool = False) -> _Tensor:
+    """(sum |x|^p)^(1/p) over dim (all when None); for p inf and -inf the largest and smallest |x|, for 0 the number of
+    elements that are not 0. "fro" is 2. Floats; 16-bit ones are summed in float32.
+
+    The gradient at a norm of 0 is 0 for p = 2. TypeError for other dtypes, ValueError for other p.
+    """
+    if p == "fro":
+        p = 2.0
+    if not is_real(p) or math.isnan(p):
+        raise ValueError(f"norm: p must be a number or 'fro', got {p!r}")
+    if not input.dtype.is_floating_point:
+        raise TypeError(f"norm: input must have a floating point dtype, got {input.dtype.name}")
+    wide = input.float() if input.itemsize < 4 else input
+    if p == 2:
+        squares = (wide * wide).sum(dim, keepdim)
+        some = squares != 0  # so is NaN
+        result = _C.where(some, _C.where(some, squares, 1.0).sqrt(), 0.0)
+    elif p == math.inf:
+        result = wide.abs().amax(dim, keepdim)
+    elif p == -math.inf:
+        result = wide.abs().amin(dim, keepdim)
+    elif p == 0:
+        result = (wide != 0).sum(dim, keepdim).to(wide.dtype)
+    elif p == 1:
+        result = wide.abs().sum(dim, keepdim)
+    else:
+        result = (wide.abs() ** float(p)).sum(dim, keepdim) ** (1.0 / p)
+    return result if wide is input else result.to(input.dtype)
+
+
+def unbind(input: _Tensor, dim: int = 0) -> tuple[_Tensor, ...]:
+    """Views of the parts along dim, without that dim."""
+    dim = _axis("unbind", input, dim)
+    return tuple(_C.select(input, dim, index) for index in range(input.shape[dim]))
+
+
+def repeat(input: _Tensor, *sizes: Any) -> _Tensor:
+    """A copy that has the tensor sizes[d] times along dim d; more sizes than dims add dims in front. ValueError for
+    fewer, and for negative ones.
+    """
+    if len(sizes) == 1 and not isinstance(sizes[0], int):
+        sizes = tuple(sizes[0])
+    if len(sizes) < input.ndim or any(not isinstance(n, int) or n < 0 for n in sizes):
+        raise ValueError(f"repeat: sizes must be at least {input.ndim} integers of at least 0, got {sizes}")
+    shape = (1,) * (len(sizes) - input.ndim) + tuple(input.shape)
+    x = input.clone().reshape(shape)
+    for dim, (times, size) in enumerate(zip(sizes, shape, strict=True)):
+        if times != 1:  # a dim at a time: no more dims than sizes and one
+            spread = x.unsqueeze(dim).expand((*x.shape[:dim], times, *x.shape[dim:]))
+            x = spread.reshape((*x.shape[:dim], times * size, *x.shape[dim + 1 :]))
+    return x
+
+
+def repeat_interleave(input: _Tensor, repeats: _Tensor | int, dim: int | None = None) -> _Tensor:
+    """Each element `repeats` times along dim (of the flattened tensor when None), equal ones side by side.
+
+    repeats: an int, or int64 or int32 of shape [size of dim], one for each; such a tensor is read by the host.
+    ValueError for negative numbers and for another shape.
+    """
+    if dim is None:
+        input, dim = input.reshape((-1,)), 0
+    dim = _axis("repeat_interleave", input, dim)
+    size = input.shape[dim]
+    if isinstance(repeats, _Tensor):
+        if repeats.dtype not in (_C.int64, _C.int32):
+            raise TypeError(f"repeat_interleave: repeats must be int64 or int32, got {repeats.dtype.name}")
+        if tuple(repeats.shape) != (size,):
+            raise ValueError(f"repeat_interleave: repeats must have shape {(size,)}, got {tuple(repeats.shape)}")
+        counts = repeats.cpu().numpy()
+        if counts.size and counts.min() < 0:
+            raise ValueError(f"repeat_interleave: repeats must be at least 0, got {counts.min()}")
+        index = _C.from_numpy(np.repeat(np.arange(size), counts)).to(input.device)
+        return _C.index(input.transpose(0, dim), [index]).transpose(0, dim)
+    if repeats < 0:
+        raise ValueError(f"repeat_interleave: repeats must be at least 0, got {repeats}")
+    shape = tuple(input.shape)
+    spread = input.unsqueeze(dim + 1).expand((*shape[: dim + 1], repeats, *shape[dim + 1 :]))
+    return spread.reshape((*shape[:dim], size * repeats, *shape[dim + 1 :]))
+
+
+_METHODS = (outer, tril, triu, norm, unbind, repeat, repeat_interleave)
+for _method in _METHODS:
+    setattr(_Tensor, _method.__name__, _method)
+del _method

@@ -1,0 +1,255 @@
+"""Indexing by tensors, lists and masks; elements picked and put along a dim.
+
+x[key] with ints, slices, None and ... alone is done by the core, as views. A key with more comes here: first its ints,
+slices, None and ... are applied, then its tensors, as in PyTorch. A result is a copy, a gradient is summed in a fixed
+order, and of several values for one place the last counts. Masks are read by the host, to know how many they pick; a
+number put through one mask is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import _C
+
+_Tensor = _C.Tensor
+
+
+def nonzero(input: _Tensor, as_tuple: bool = False) -> Any:
+    """Where input is not 0: int64 [count, dims], in row-major order; with as_tuple a tensor [count] for each dim. The
+    host reads input.
+    """
+    found = np.nonzero((input != 0).cpu().numpy() if input.dtype != _C.bool else input.cpu().numpy())
+    if as_tuple:
+        return tuple(_C.from_numpy(np.ascontiguousarray(places)).to(input.device) for places in found)
+    return _C.from_numpy(np.stack(found, 1) if found else np.zeros((0, 0), np.int64)).to(input.device)
+
+
+def _as_tensor(item: Any) -> _Tensor:
+    """An index of a key as a tensor of integers or a mask."""
+    if isinstance(item, _Tensor):
+        tensor = item
+    else:
+        array = np.asarray(item)
+        if array.size == 0 and not isinstance(item, np.ndarray):
+            array = array.astype(np.int64)
+        if array.dtype.kind not in "iub":
+            raise TypeError(
+                "a tensor is indexed with ints, slices, None and ..., and tensors and lists of ints or bools, "
+                f"got {type(item).__name__} of {array.dtype}"
+            )
+        tensor = _C.tensor(array if array.dtype == np.bool_ else array.astype(np.int64), device="cpu")
+    if tensor.dtype not in (_C.int64, _C.int32, _C.bool):
+        raise TypeError(f"a tensor is indexed with int64, int32 and bool tensors, got {tensor.dtype.name}")
+    if tensor.dtype == _C.bool and tensor.ndim == 0:
+        raise TypeError("a tensor is indexed with ints, slices, None and ..., got a bool; to mask use where()")
+    return tensor
+
+
+def _is_index(item: Any) -> bool:
+    """Whether an item of a key is none of the core's: no int, slice, None or ... ."""
+    if isinstance(item, _Tensor):
+        return item.ndim > 0 or item.dtype == _C.bool or item.dtype.is_floating_point
+    if isinstance(item, np.ndarray):
+        return item.ndim > 0 or item.dtype.kind not in "iu"
+    return isinstance(item, (list, tuple, bool, np.bool_))
+
+
+def _together(indices: list[_Tensor]) -> tuple[int, ...]:
+    shapes = [tuple(index.shape) for index in indices]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(f"index: tensors must broadcast together, got shapes {', '.join(map(str, shapes))}") from None
+
+
+class _Key:
+    """A key: `view` of the tensor by all but its tensors, and these with the dims of the view that they index."""
+
+    def __init__(self, input: _Tensor, key: Any) -> None:
+        items = key if isinstance(key, tuple) else (key,)
+        found = [_as_tensor(item) if _is_index(item) else None for item in items]
+        width = [
+            1 if t is None or t.dtype != _C.bool else t.ndim for t in found
+        ]  # dims of the tensor that an item takes
+        taken = sum(n for n, item in zip(width, items, strict=True) if item is not None and item is not Ellipsis)
+        if taken > input.ndim:
+            raise IndexError(f"too many indices for a tensor of {input.ndim} dimensions")
+        basic: list[Any] = []
+        self.parts: list[tuple[int, _Tensor]] = []  # (first dim of the view, index)
+        dim = at = 0  # of the tensor, and of the view
+        for item, tensor, n in zip(items, found, width, strict=True):
+            if tensor is not None:
+                if tensor.dtype == _C.bool and tuple(tensor.shape) != tuple(input.shape[dim : dim + n]):
+                    raise IndexError(
+                        f"index: a mask must have the sizes {tuple(input.shape[dim : dim + n])} of the dims it "
+                        f"indexes, got {tuple(tensor.shape)}"
+                    )
+                self.parts.append((at, tensor if tensor.device == input.device else tensor.to(input.device)))
+                basic += [slice(None)] * n
+                dim, at = dim + n, at + n
+            else:
+                basic.append(item)
+                if item is Ellipsis:
+                    dim, at = dim + input.ndim - taken, at + input.ndim - taken
+                elif item is None:
+                    at += 1
+                else:
+                    dim, at = dim + 1, at + isinstance(item, slice)
+        self.view = input[tuple(basic)]
+
+    def mask(self) -> _Tensor | None:
+        """The mask, in the view's dims, when it is the only tensor of the key."""
+        if len(self.parts) != 1 or self.parts[0][1].dtype != _C.bool:
+            return None
+        at, mask = self.parts[0]
+        return mask.reshape((*mask.shape, *(1,) * (self.view.ndim - at - mask.ndim)))
+
+    def arrange(self) -> None:
+        """Sets indices (int64 or int32), and `order`, the view's dims with those that they index first."""
+        self.indices: list[_Tensor] = []
+        dims: list[int] = []
+        for at, tensor in self.parts:
+            several = nonzero(tensor, True) if tensor.dtype == _C.bool else (tensor,)
+            self.indices += several
+            dims += range(at, at + len(several))
+        self.order = (*dims, *(dim for dim in range(self.view.ndim) if dim not in dims))
+        self.shape = _together(self.indices)
+        self.ndim = len(self.shape)
+        # Where the dims of the result that the indices make stand: those of neighbours stay in their place.
+        self.place = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+
+    def back(self, rows: int) -> tuple[int, ...]:
+        """The order of dims that brings what _C.index gives, which has `rows` more dims, into that of the result."""
+        made, rest = list(range(self.ndim)), list(range(self.ndim, self.ndim + rows))
+        return (*rest[: self.place], *made, *rest[self.place :])
+
+
+def _get(self: _Tensor, key: Any) -> _Tensor:
+    found = _Key(self, key)
+    found.arrange()
+    view = found.view
+    plain = found.order == tuple(range(view.ndim))
+    picked = _C.index(view if plain else view.permute(found.order), found.indices)
+    return picked if not found.place else picked.permute(found.back(picked.ndim - found.ndim))
+
+
+def _set(self: _Tensor, key: Any, value: _Tensor | float) -> None:
+    found = _Key(self, key)
+    mask = found.mask()
+    if mask is not None and (not isinstance(value, _Tensor) or value.ndim == 0):
+        found.view.copy_(_C.where(mask, value, found.view) if isinstance(value, _Tensor) else _fill(found, mask, value))
+        return
+    found.arrange()
+    view = found.view.permute(found.order)
+    shape = (*found.shape, *view.shape[len(found.indices) :])
+    turn = found.back(len(shape) - found.ndim)  # of the result
+    if not isinstance(value, _Tensor):
+        values = _C.full(shape, value, self.dtype, self.device)
+    else:
+        values = value.to(self.dtype).expand(tuple(shape[dim] for dim in turn))
+        values = values.permute(tuple(turn.index(dim) for dim in range(len(turn))))
+    view.copy_(_C.index_put(view, found.indices, values))
+
+
+def _fill(found: _Key, mask: _Tensor, value: float) -> _Tensor:
+    number = _C.full((), value, found.view.dtype, found.view.device)
+    return _C.where(mask, number, found.view)
+
+
+_Tensor._advanced_get = _get  # pyright: ignore[reportAttributeAccessIssue]  (py_subscript calls it)
+_Tensor._advanced_set = _set  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# ---- along a dim -----------------------------------------------------------------------------------------------------
+
+
+def _first(op: str, input: _Tensor, dim: int) -> _Tensor:
+    if not -input.ndim <= dim < input.ndim:
+        raise IndexError(f"{op}: dim must be in [{-input.ndim}, {input.ndim - 1}], got {dim}")
+    return input.transpose(0, dim)
+
+
+def _vector(op: str, index: _Tensor) -> _Tensor:
+    if index.ndim != 1:
+        raise ValueError(f"{op}: index must have 1 dim, got shape {tuple(index.shape)}")
+    return index
+
+
+def index_select(input: _Tensor, dim: int, index: _Tensor) -> _Tensor:
+    """The parts of input along dim that index [n], int64 or int32, names: the size of dim becomes n. Any dtype.
+
+    Negative ones count from the end; IndexError for one outside, ValueError for an index of other dims.
+    """
+    return _C.index(_first("index_select", input, dim), [_vector("index_select", index)]).transpose(0, dim)
+
+
+def index_add(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alpha: float = 1) -> _Tensor:
+    """input with the parts of alpha * source along dim added to those of input that index [n] names. source has the
+    shape of input but n along dim. Sums in a fixed order, in float32 (float64). Float dtypes.
+    """
+    rows = _first("index_add", source if alpha == 1 else source * alpha, dim)
+    table = _first("index_add", input, dim)
+    return _C.index_put(table, [_vector("index_add", index)], rows, True).transpose(0, dim)
+
+
+def _part(op: str, src: _Tensor, index: _Tensor) -> _Tensor:
+    """What index takes of src."""
+    if src.ndim != index.ndim or any(n > size for n, size in zip(index.shape, src.shape, strict=True)):
+        raise ValueError(
+            f"{op}: src must have at least the sizes of index {tuple(index.shape)}, got {tuple(src.shape)}"
+        )
+    return src if src.shape == index.shape else src[tuple(slice(0, n) for n in index.shape)]
+
+
+def scatter(input: _Tensor, dim: int, index: _Tensor, src: _Tensor | float) -> _Tensor:
+    """input with src in the places that gather(input, dim, index) reads: a number, or a tensor of input's dtype that is
+    nowhere smaller than index. Of several elements for one place the last counts, also for the gradient. Any dtype.
+    """
+    if not isinstance(src, _Tensor):
+        src = _C.full(index.shape, src, input.dtype, input.device)
+    return _C.scatter(input, dim, index, _part("scatter", src, index))
+
+
+def scatter_add(input: _Tensor, dim: int, index: _Tensor, src: _Tensor) -> _Tensor:
+    """input with src added in the places that gather(input, dim, index) reads. src: of input's dtype, nowhere smaller
+    than index. Sums in a fixed order, in float32 (float64). Float dtypes.
+    """
+    return _C.scatter_add(input, dim, index, _part("scatter_add", src, index))
+
+
+def masked_select(input: _Tensor, mask: _Tensor) -> _Tensor:
+    """The elements where mask (bool, broadcast with input) is true, 1-D in row-major order. The host reads mask."""
+    shape = np.broadcast_shapes(tuple(input.shape), tuple(mask.shape))
+    return input.expand(shape).reshape((-1,))[mask.expand(shape).reshape((-1,))]
+
+
+def scatter_(input: _Tensor, dim: int, index: _Tensor, src: _Tensor | float) -> _Tensor:
+    """scatter, in place."""
+    return input.copy_(scatter(input, dim, index, src))
+
+
+def scatter_add_(input: _Tensor, dim: int, index: _Tensor, src: _Tensor) -> _Tensor:
+    """scatter_add, in place."""
+    return input.copy_(scatter_add(input, dim, index, src))
+
+
+def index_add_(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alpha: float = 1) -> _Tensor:
+    """index_add, in place."""
+    return input.copy_(index_add(input, dim, index, source, alpha=alpha))
+
+
+def masked_fill_(input: _Tensor, mask: _Tensor, value: _Tensor | float) -> _Tensor:
+    """masked_fill, in place."""
+    return input.copy_(_C.where(mask, value, input))
+
+
+_METHODS = (
+    nonzero, index_select, index_add, scatter, scatter_add, masked_select, scatter_, scatter_add_, index_add_,
+    masked_fill_,
+)  # fmt: skip
+for _method in _METHODS:
+    setattr(_Tensor, _method.__name__, _method)
+del _method
