@@ -322,11 +322,8 @@ def adamw_(
     exp_avg_sqs: Sequence[Tensor],
     masters: Sequence[Tensor],
     steps: Sequence[Tensor],
-    lr: Tensor,
-    beta1: _float,
-    beta2: _float,
-    eps: _float,
-    weight_decay: _float,
+    lrs: Sequence[Tensor],
+    groups: Tensor,
     guard: Tensor | None = None,
 ) -> None: ...
 def add(input: Tensor | _float, other: Tensor | _float) -> Tensor: ...

@@ -199,7 +199,7 @@ class Graph(Generic[_R]):
                     if tensor.requires_grad and tensor.is_leaf:
                         leaves.setdefault(id(tensor), tensor)
             if op.__name__ == "adamw_" and get_ident() == thread:
-                self._check_known(arguments["lr"])
+                self._check_known(arguments["lrs"])
             if before is not None:
                 before(op, arguments, outputs)
 
@@ -207,9 +207,9 @@ class Graph(Generic[_R]):
 
     # ---- optimizers ----------------------------------------------------------------------------------------------
 
-    def _check_known(self, lr: Tensor) -> None:
+    def _check_known(self, lrs: Iterable[Tensor]) -> None:
         rates = (tensor.data_ptr() for one in self._optimizers for _, tensor in getattr(one, "_rates", {}).values())
-        if lr.data_ptr() not in rates:
+        if {lr.data_ptr() for lr in lrs} - set(rates):
             raise RuntimeError(
                 "cuda.graph: the step uses an AdamW that the graph does not know, so its learning rate would stay as "
                 "it is: pass it in optimizers"

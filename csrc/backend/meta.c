@@ -86,9 +86,10 @@ META(mhc_post_fwd, XtMhcPostFwd, return passes((double)p->tokens, (double)((2 * 
 META(mhc_post_bwd, XtMhcPostBwd, return passes((double)p->tokens, (double)((4 * p->streams + 2) * p->cols), p->dtype, 1))
 
 static XtStatus meta_adamw(const XtAdamW *p) {
-    for (int64_t i = 0; i < p->count; i++) /* p and g; both moments, and the master, in and out */
-        XT_CHECK(count(0, (double)p->items[i].numel *
-                              (3.0 * (double)xt_dtype_size(p->items[i].dtype) + (p->items[i].master ? 24.0 : 16.0))));
+    for (; p; p = p->next)
+        for (int64_t i = 0; i < p->count; i++) /* p and g; both moments, and the master, in and out */
+            XT_CHECK(count(0, (double)p->items[i].numel *
+                                  (3.0 * (double)xt_dtype_size(p->items[i].dtype) + (p->items[i].master ? 24.0 : 16.0))));
     return XT_OK;
 }
 static XtStatus meta_grad_norm(const XtGradNorm *p) {

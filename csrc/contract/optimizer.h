@@ -12,7 +12,8 @@
  * What changes from step to step lies on the device, so the same call made again, or replayed by a graph, is the next step:
  *   step   one int64 a tensor, no two the same: the steps taken so far, less than XT_MOST_STEPS. n = step + 1; step becomes n.
  *   lr     one float64.
- *   guard  one float32, or NULL. When it is NaN or Inf the step is not taken: no tensor is written, and no step. */
+ *   guard  one float32, or NULL. When it is NaN or Inf the step is not taken: no tensor is written, and no step.
+ * A call takes all the memory that it needs, for itself and for those behind `next`, before it changes the first tensor. */
 #define XT_MOST_STEPS ((int64_t)1 << 40)
 typedef struct XtAdamWItem {
     void *p, *m, *v, *master;
@@ -25,8 +26,9 @@ typedef struct XtAdamW {
     const XtAdamWItem *items; /* [count], host memory */
     int64_t count;
     double beta1, beta2, eps, weight_decay;
-    const double *lr;   /* on the device */
-    const float *guard; /* on the device */
+    const double *lr;           /* on the device */
+    const float *guard;         /* on the device */
+    const struct XtAdamW *next; /* another group of tensors, with numbers of its own, or NULL */
 } XtAdamW;
 
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */

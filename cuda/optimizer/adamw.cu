@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     });
 }
 
-XtStatus xt_cuda_adamw(const XtAdamW *p) {
+static XtStatus adamw_group(const XtAdamW *p) {
     const AdamWBoth both = {constants_of<float>(p), constants_of<double>(p), p->weight_decay};
     int64_t numel = 0;
     by_tables<AdamWTensor>(
@@ -143,4 +143,10 @@ XtStatus xt_cuda_adamw(const XtAdamW *p) {
             xt_launch(adamw_kernel, pieces, THREADS, 0, table, both, p->lr, p->guard);
         });
     return xt_launched("adamw", p->count, numel);
+}
+
+/* A launch or more a group. None takes memory of the host's, so no group is updated without the others. */
+XtStatus xt_cuda_adamw(const XtAdamW *p) {
+    for (; p; p = p->next) XT_CHECK(adamw_group(p));
+    return XT_OK;
 }

@@ -12,7 +12,7 @@ import pytest
 
 import xtrain as xt
 from xtrain import _C, optim
-from xtrain.optable import adamw_reference
+from xtrain.optable import adamw_group, adamw_reference
 from xtrain.optable.table import array, check_close
 
 # A piece of a CUDA kernel has 8192 elements, one of a CPU kernel 16384.
@@ -114,7 +114,8 @@ def test_the_same_call_again_is_the_next_step() -> None:
     moments = [(np.zeros_like(v), np.zeros_like(v)) for v in values]
     m, v = ([xt.zeros(*shape, dtype=xt.float64) for shape in SHAPES] for _ in range(2))
     steps, lr, guard = [xt.tensor(41 + i) for i in range(len(SHAPES))], xt.tensor(0.01, dtype=xt.float64), guard_of(1.0)
-    call = [[p.detach() for p in params], grads, m, v, [], steps, lr, 0.9, 0.99, 1e-8, 0.1, guard]
+    groups = adamw_group(len(SHAPES), 0.9, 0.99, 1e-8, 0.1)
+    call = [[p.detach() for p in params], grads, m, v, [], steps, [lr], groups, guard]
     for replay in range(5):
         guard.fill_(math.nan if replay == 2 else 1.0)
         lr.fill_(0.01 * (replay + 1))
@@ -313,7 +314,7 @@ def test_powers_are_right_to_the_last_bit(beta: float) -> None:
             continue
         p, m, v = (xt.zeros(1, dtype=xt.float64) for _ in range(3))
         lr, step = xt.tensor(1.0, dtype=xt.float64), xt.tensor(n - 1)
-        _C.adamw_([p], [xt.ones(1, dtype=xt.float64)], [m], [v], [], [step], lr, beta, 0.0, 0.0, 0.0)
+        _C.adamw_([p], [xt.ones(1, dtype=xt.float64)], [m], [v], [], [step], [lr], adamw_group(1, beta, 0.0, 0.0, 0.0))
         rest = (1 - Fraction(beta)) / -Fraction(
             p.item()
         )  # 1 - beta^n, with the roundings of 2 quotients and 2 products
@@ -339,4 +340,38 @@ def test_all_blocks_are_taken_before_the_first_launch() -> None:
             assert [p.tolist() for p in params] == before, k
         finally:
             _C.fail_storages(1 << 60, 1 << 60)
-    assert k == 3 and all(p.tolist() != old for p, old in zip(params, before, strict=True))
+    assert k == 4 and all(p.tolist() != old for p, old in zip(params, before, strict=True))
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("float64", "float32")])
+def test_all_groups_of_a_device_are_one_call(monkeypatch, dtypes: tuple[str, str]) -> None:
+    """Groups with numbers of their own, and parameters of two dtypes: what one call cannot do for the last, it does for none."""
+    calls, adamw = [], _C.adamw_
+    monkeypatch.setattr(_C, "adamw_", lambda *args: (calls.append(args), adamw(*args))[1])
+    params = [xt.nn.Parameter(xt.full((5,), 1.0 + i, dtype=getattr(_C, dtypes[i % 2]))) for i in range(4)]
+    groups = [
+        {"params": params[i : i + 1], "lr": 0.1 * (i + 1), "betas": (0.5, 0.1 * i), "eps": 0.1 * i} for i in range(4)
+    ]
+    optimizer = optim.AdamW(groups, weight_decay=0.2)
+    alone = [
+        optim.AdamW([{**group, "params": [xt.nn.Parameter(p.detach().clone())]}], weight_decay=0.2)
+        for group, p in zip(groups, params)
+    ]
+    for number in range(3):
+        for p, other in zip(params, alone):
+            p.grad = other.param_groups[0]["params"][0].grad = xt.rand(5).to(p.dtype)
+            other.step()
+        calls.clear()
+        optimizer.step()
+        assert len(calls) == 1 and len(calls[0][0]) == 4
+        for p, other in zip(params, alone):
+            theirs = other.param_groups[0]["params"][0]
+            assert p.tolist() == theirs.tolist()
+            assert optimizer.state[p]["step"] == number + 1
+    before = [p.tolist() for p in params]
+    params[-1].grad = xt.rand(5).to(params[-1].dtype)
+    optimizer.state[params[-1]]["exp_avg"] = xt.zeros(4)  # of the wrong shape
+    with pytest.raises(ValueError, match=r"adamw_: exp_avgs\[3\] must be"):
+        optimizer.step()
+    assert [p.tolist() for p in params] == before

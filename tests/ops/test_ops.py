@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 from xtrain import _C
-from xtrain.optable import OTHER_KERNELS, TABLE
+from xtrain.optable import OTHER_KERNELS, TABLE, adamw_group
 from xtrain.optable.identities import mhc_identities
 from xtrain.optable.judge import backends, directions, forward_tolerance, gradient_tolerance, result_dtype, use
 from xtrain.optable.table import (
@@ -382,12 +382,13 @@ def test_in_place_ops_write_only_their_own_elements(dtype: str, count: int) -> N
     other = _C.full((count,), 2.0, getattr(_C, dtype))
     state = [_C.full((count,), 0.0, getattr(_C, accumulator(dtype))) for _ in range(2)]
     step, lr = _C.full((), 0, _C.int64), _C.full((), 0.1, _C.float64)
+    group = adamw_group(1, 0.9, 0.9, 1e-8, 0.1)
     for change in (
         lambda: _C.fill_(inside, 3.0),
         lambda: _C.copy_(inside, other),
         lambda: _C.add_(inside, other),
         lambda: _C.mul_(inside, 0.5),
-        lambda: _C.adamw_([inside], [other], state[:1], state[1:], [], [step], lr, 0.9, 0.9, 1e-8, 0.1),
+        lambda: _C.adamw_([inside], [other], state[:1], state[1:], [], [step], [lr], group),
         lambda: _C.clip_grad_norm_([inside], 0.01),
     ):
         inside.fill_(1.25)

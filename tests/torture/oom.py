@@ -4,8 +4,7 @@
 
 For each k, allocation k of a step fails, and
 - OutOfMemoryError comes out, or MemoryError, or the failure was absorbed (the core gives its cache back and tries again);
-- parameters, moments, position in the data, random state and step are what they were (a malloc between the launches for two groups of
-  parameters leaves them torn, which the trainer says and refuses to go on from);
+- parameters, moments, position in the data, random state and step are what they were;
 - the same step is then made with the bits of a run without failures, and the step after it, too.
 
 By default blocks of memory fail, on the CPU or on a GPU. With --malloc every malloc of the C core fails (in a process with malloc_shim.c),
@@ -37,7 +36,6 @@ from runs import text_file  # noqa: E402
 
 import xtrain as xt  # noqa: E402
 from xtrain import _C  # noqa: E402
-from xtrain.errors import CheckpointError  # noqa: E402
 from xtrain.train import Trainer  # noqa: E402
 
 Arm = Callable[[int, int], int]  # (first, end) that fail -> how many were asked for
@@ -94,17 +92,8 @@ class Runs:
         return trainer
 
 
-def refuses(trainer: Trainer) -> bool:
-    try:
-        trainer.train_step()
-    except CheckpointError:
-        return True
-    return False
-
-
 def attack(runs: Runs, step: int, arm: Arm, width: int, every: int, counts: Counter) -> list[str]:
     """Every k of one step. width: how many allocations fail, from k on."""
-    of_mallocs = arm is not blocks
     trainer = runs.at(step)
     before = state_of(trainer)
     _C.memory_trim(runs.device)
@@ -132,11 +121,6 @@ def attack(runs: Runs, step: int, arm: Arm, width: int, every: int, counts: Coun
         if kind == "wrong":
             continue
         if kind != "absorbed":
-            if trainer.torn and of_mallocs:
-                # Between the launches for two groups of parameters: no step is made from there, and none is saved.
-                counts["torn, and refused"] += refuses(trainer)
-                counts[kind] -= 1
-                continue
             if trainer.torn or state_of(trainer) != before:
                 wrong.append(
                     f"step {step + 1}, allocation {k} of {total}: {'torn' if trainer.torn else 'the state changed'}"

@@ -12,13 +12,14 @@ from . import elementwise, movement  # isort: skip  (the order of the entries)
 from . import layers, norms, rope, optimizer  # isort: skip
 from . import picking  # isort: skip
 from . import fused, mhc, drawing  # isort: skip
-from .optimizer import adamw_reference, clip_reference
+from .optimizer import adamw_group, adamw_reference, clip_reference
 from .others import OTHER_KERNELS
 from .table import TABLE
 
 __all__ = [
     "OTHER_KERNELS",
     "TABLE",
+    "adamw_group",
     "adamw_reference",
     "clip_reference",
     "drawing",

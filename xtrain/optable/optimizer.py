@@ -22,9 +22,14 @@ from .table import (
     op,
 )
 
-__all__ = ["adamw_reference", "clip_reference"]
+__all__ = ["adamw_group", "adamw_reference", "clip_reference"]
 
 SETTINGS: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+
+
+def adamw_group(count: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Any:
+    """The table of one group of `count` parameters."""
+    return _C.tensor([[count, beta1, beta2, eps, weight_decay]], _C.float64, _C.device("cpu"))
 
 
 def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **settings: Any) -> list[Any]:
@@ -32,7 +37,7 @@ def adamw_call(p: Any, g: Any, m: Any, v: Any, lr: float, step: int, **settings:
     p, m, v = _C.clone(p), _C.cast(m, acc), _C.cast(v, acc)
     m, v = _C.clone(m), _C.clone(v)
     taken, rate = _C.full((), step - 1, _C.int64, p.device), _C.full((), lr, _C.float64, p.device)
-    _C.adamw_([p], [g], [m], [v], [], [taken], rate, *settings.values())
+    _C.adamw_([p], [g], [m], [v], [], [taken], [rate], adamw_group(1, *settings.values()))
     return [p, m, v]
 
 
@@ -49,9 +54,10 @@ def adamw_bad(p: int = 1, **bad: Any) -> Any:
     lists: dict[str, Any] = {
         name: [f32(2) for _ in range(p)] for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")
     }
-    scalars: dict[str, Any] = dict(masters=[], steps=[i64() for _ in range(p)], lr=_C.full((), 0.1, _C.float64))
-    settings: dict[str, Any] = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
-    return _C.adamw_(**(lists | scalars | settings | bad))
+    scalars: dict[str, Any] = dict(masters=[], steps=[i64() for _ in range(p)], lrs=[_C.full((), 0.1, _C.float64)])
+    numbers: dict[str, Any] = dict(count=p, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    numbers |= {name: bad.pop(name) for name in list(bad) if name in numbers}
+    return _C.adamw_(**(lists | scalars | {"groups": adamw_group(**numbers)} | bad))
 
 
 op(
@@ -79,9 +85,21 @@ op(
         Error(lambda: adamw_bad(2, steps=[i64()] * 2), V, r"adamw_: steps must be distinct tensors, got one twice"),
         Error(lambda: adamw_bad(steps=[f32()]), T, r"adamw_: every step must have dtype int64, got float32"),
         Error(lambda: adamw_bad(steps=[i64(1)]), V, r"adamw_: every step must have 0 dimensions, got shape \(1,\)"),
-        Error(lambda: adamw_bad(lr=f32()), T, r"adamw_: lr must have dtype float64, got float32"),
-        Error(lambda: adamw_bad(lr=_C.full((1,), 0.1, _C.float64)), V, r"adamw_: lr must have 0 dim.* \(1,\)"),
-        Error(lambda: adamw_bad(lr=0.1), T, r"adamw_: .*lr.* must be a Tensor, got float"),
+        Error(lambda: adamw_bad(lrs=[f32()]), T, r"adamw_: lr must have dtype float64, got float32"),
+        Error(lambda: adamw_bad(lrs=[_C.full((1,), 0.1, _C.float64)]), V, r"adamw_: lr must have 0 dim.* \(1,\)"),
+        Error(lambda: adamw_bad(lrs=[0.1]), T, r"adamw_: .*lrs.* must .*Tensor.*float"),
+        Error(lambda: adamw_bad(lrs=[]), V, r"adamw_: lrs must hold one tensor per row of groups \(1\), got 0"),
+        Error(lambda: adamw_bad(groups=f32(1, 5)), T, r"adamw_: groups must have dtype float64, got float32"),
+        Error(
+            lambda: adamw_bad(groups=_C.full((1, 4), 0.0, _C.float64)),
+            V,
+            r"adamw_: groups must have 5 columns.*\(1, 4\)",
+        ),
+        Error(lambda: adamw_bad(count=2), V, r"adamw_: count of groups\[0\] must be an integer of at most 1, got 2"),
+        Error(
+            lambda: adamw_bad(2, count=0.5), V, r"adamw_: count of groups\[0\] must be an integer of at most 2, got 0.5"
+        ),
+        Error(lambda: adamw_bad(2, count=1), V, r"adamw_: the counts of groups must add up to .* \(2\), got 1"),
         Error(lambda: adamw_bad(guard=f32(1)), V, r"adamw_: guard must have 0 dimensions, got shape \(1,\)"),
         Error(lambda: adamw_bad(beta1=1.0), V, r"adamw_: beta1 must .*1"),
         Error(lambda: adamw_bad(eps=-0.1), V, r"adamw_: eps must .*-0.1"),

@@ -14,7 +14,9 @@ from .optimizer import Optimizer
 
 _16_BIT = (_C.bfloat16, _C.float16)
 _L = list[Tensor]
-_Lists = tuple[_L, _L, _L, _L, _L, _L]  # params, grads, exp_avgs, exp_avg_sqs, masters, steps
+# params, grads, exp_avgs, exp_avg_sqs, masters, steps, lrs; of each group: index, count of parameters, numbers
+_Call = tuple[_L, _L, _L, _L, _L, _L, _L, list[list[float]]]
+_CPU = _C.device("cpu")
 
 
 class _State(MutableMapping[str, Any]):
@@ -75,9 +77,9 @@ class AdamW(Optimizer):
         p -= lr / (1 - b1^n) * m / (sqrt(v / (1 - b2^n)) + eps)    (n: number of the step)
 
     m and v are float32 (float64 for float64). bfloat16 and float16 parameters get a float32 master copy that holds the
-    exact value; the parameter is its rounding. One call of the core per group updates all its parameters; gradients may
-    be None (not updated). State per parameter: step, exp_avg, exp_avg_sq and, for 16-bit dtypes, master. `foreach` and
-    `fused` are accepted and have no effect.
+    exact value; the parameter is its rounding. One call of the core updates all parameters of a device, or none;
+    gradients may be None (not updated). State per parameter: step, exp_avg, exp_avg_sq and, for 16-bit dtypes, master.
+    `foreach` and `fused` are accepted and have no effect.
 
     Steps and learning rates lie on the parameters' device: a step does not wait for it, and its launch has the same
     arguments each time. Reading a state's `step` waits; `state_dict` waits once for all of them.
@@ -191,38 +193,40 @@ class AdamW(Optimizer):
         guard: a 0-dim float32 tensor on the parameters' device, such as the norm of the gradients. If it is
         NaN or infinite, the step changes no parameter, moment or count. The host does not read it.
 
-        Options are checked, and memory is allocated, before anything changes; tensors (state of the wrong shape, say)
-        are checked when their group's turn comes, after the groups before it were updated.
+        Options and tensors are checked, and memory is taken, before anything changes. Parameters on several devices are
+        a call each: what is wrong with tensors of one is found after those of the devices before it were updated.
         """
         self._refuse_closure(closure)
         for group in self.param_groups:  # which may have been edited
             self._check(group)
         all_state = self.state
-        # All memory first: when it ends, no parameter has changed.
-        calls: list[tuple[_Lists, Tensor, dict[str, Any]]] = []
+        # All groups of a device in one call, which takes its memory before it changes anything.
+        calls: dict[_C.device, _Call] = {}
         for index, group in enumerate(self.param_groups):
-            batches: dict[tuple[_C.dtype, _C.device], _Lists] = {}  # lists for one call; usually there is a single one
+            beta1, beta2 = group["betas"]
+            numbers = [beta1, beta2, group["eps"], self._decay(group)]
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
                     continue
                 state = all_state.get(param)
                 raw = (state if type(state) is _State else self._state_of(param)).raw
-                key = (param.dtype, param.device)
-                batch = batches.get(key)
-                if batch is None:
-                    batch = batches[key] = ([], [], [], [], [], [])
-                params, grads, exp_avgs, exp_avg_sqs, masters, steps = batch
+                device = param.device
+                call = calls.get(device)
+                if call is None:
+                    call = calls[device] = ([], [], [], [], [], [], [], [])
+                params, grads, exp_avgs, exp_avg_sqs, masters, steps, rates, rows = call
                 params.append(param)
                 grad = self._gradient(param, grad, group)
                 grads.append(grad if grad.is_contiguous() else grad.contiguous())
                 exp_avgs.append(raw["exp_avg"])
                 exp_avg_sqs.append(raw["exp_avg_sq"])
-                if "master" in raw:
-                    masters.append(raw["master"])
+                masters.append(raw.get("master", param))
                 steps.append(raw["step"])
-            for (_, device), batch in batches.items():
-                calls.append((batch, self._rate(index, device, float(group["lr"])), group))
-        for batch, lr, group in calls:
-            beta1, beta2 = group["betas"]
-            _C.adamw_(*batch, lr, beta1, beta2, group["eps"], self._decay(group), guard)
+                if not rows or rows[-1][0] != index:
+                    rows.append([index, 0, *numbers])
+                    rates.append(self._rate(index, device, float(group["lr"])))
+                rows[-1][1] += 1
+        ready = [(*call[:7], _C.tensor([row[1:] for row in call[7]], _C.float64, _CPU)) for call in calls.values()]
+        for arguments in ready:
+            _C.adamw_(*arguments, guard)

@@ -144,7 +144,7 @@ class Stepper:
         state.torn = True
         try:
             state.optimizer.step(guard=guard)
-        except MemoryError:  # from before a launch; another group of parameters may have had its own
+        except MemoryError:  # from before the first launch, unless a device has memory for its group alone
             state.torn = self._counts_differ()
             raise
         state.step += 1

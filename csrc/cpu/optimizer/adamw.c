@@ -14,6 +14,7 @@
 
 /* The numbers of a tensor's step that do not depend on the element, in float64; ranges cast them to ACC. */
 typedef struct AdamWNumbers {
+    const XtAdamWItem *item;
     double decay, beta1, beta2, rest1, rest2, step_size, root2, eps; /* rest = 1 - beta, root2 = sqrt(1 - beta2^n) */
 } AdamWNumbers;
 
@@ -23,6 +24,7 @@ typedef struct AdamWNumbers {
 static AdamWNumbers numbers_of(const XtAdamW *p, const XtAdamWItem *item) {
     const int64_t n = *item->step + 1;
     return (AdamWNumbers){
+        .item = item,
         .decay = 1 - fma(*p->lr, p->weight_decay, 0.0), /* the product is rounded: compilers fuse a * b - c where the CPU can */
         .beta1 = p->beta1,
         .beta2 = p->beta2,
@@ -35,38 +37,41 @@ static AdamWNumbers numbers_of(const XtAdamW *p, const XtAdamWItem *item) {
 }
 
 typedef struct Run {
-    const XtAdamW *params;
     XtPieces pieces;
-    AdamWNumbers *numbers; /* [count] */
+    AdamWNumbers *numbers; /* [tensors of all groups] */
 } Run;
 
 static XtStatus adamw_pieces(void *context, int64_t begin, int64_t end) {
     const Run *run = context;
-    const XtAdamWItem *items = run->params->items;
     for (int64_t piece = begin; piece < end; piece++) {
         int64_t t = xt_pieces_tensor(&run->pieces, piece), n;
-        int64_t offset = xt_pieces_range(&run->pieces, t, piece, items[t].numel, &n);
-        XT_BY_FLOAT(items[t].dtype, adamw_range)(&items[t], &run->numbers[t], offset, n);
+        const XtAdamWItem *item = run->numbers[t].item;
+        int64_t offset = xt_pieces_range(&run->pieces, t, piece, item->numel, &n);
+        XT_BY_FLOAT(item->dtype, adamw_range)(item, &run->numbers[t], offset, n);
     }
     return XT_OK;
 }
 
 XtStatus xt_cpu_adamw(const XtAdamW *p) {
-    Run run = {.params = p};
+    Run run = {0};
     XtStatus status = XT_OK;
-    if (p->count == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;
-    XT_TRY(xt_pieces_allocate(&run.pieces, "adamw", p->count));
-    run.numbers = malloc((size_t)p->count * sizeof *run.numbers);
+    int64_t tensors = 0, t = 0;
+    for (const XtAdamW *group = p; group; group = group->next) tensors += group->count;
+    if (tensors == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;
+    XT_TRY(xt_pieces_allocate(&run.pieces, "adamw", tensors));
+    run.numbers = malloc((size_t)tensors * sizeof *run.numbers);
     if (!run.numbers)
         XT_TRY(xt_error(XT_OUT_OF_MEMORY, "adamw: scratch for the numbers of %lld tensors could not be allocated",
-                        (long long)p->count));
-    for (int64_t t = 0; t < p->count; t++) {
-        XT_TRY(xt_need_float("every parameter", p->items[t].dtype));
-        xt_pieces_add(&run.pieces, t, p->items[t].numel);
-        run.numbers[t] = numbers_of(p, &p->items[t]);
+                        (long long)tensors));
+    for (const XtAdamW *group = p; group; group = group->next) {
+        for (int64_t i = 0; i < group->count; i++, t++) {
+            XT_TRY(xt_need_float("every parameter", group->items[i].dtype));
+            xt_pieces_add(&run.pieces, t, group->items[i].numel);
+            run.numbers[t] = numbers_of(group, &group->items[i]);
+        }
     }
-    XT_TRY(xt_parallel(run.pieces.first[p->count], 1, adamw_pieces, &run));
-    for (int64_t t = 0; t < p->count; t++) ++*p->items[t].step;
+    XT_TRY(xt_parallel(run.pieces.first[tensors], 1, adamw_pieces, &run));
+    for (t = 0; t < tensors; t++) ++*run.numbers[t].item->step;
 done:
     free(run.numbers);
     free(run.pieces.first);

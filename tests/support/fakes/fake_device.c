@@ -253,7 +253,15 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
         const Params *p = parameters;                                                                                 \
         return keep_call(call, p, sizeof *p, p->items, (size_t)p->count * sizeof *p->items, offsetof(Params, items)); \
     }
-    LISTED(adamw, XtAdamW)
+    if (!strcmp(slot, "adamw")) {
+        for (const XtAdamW *p = parameters; p; p = p->next) {
+            XtAdamW alone = *p;
+            alone.next = NULL;
+            XT_CHECK(
+                keep_call(call, &alone, sizeof alone, p->items, (size_t)p->count * sizeof *p->items, offsetof(XtAdamW, items)));
+        }
+        return XT_OK;
+    }
     LISTED(grad_norm, XtGradNorm)
     LISTED(clip, XtClip)
 #undef LISTED

@@ -243,11 +243,21 @@ FAULTS = [
     ),
     Fault(
         "adamw: a stopped step is counted", "csrc/cpu/optimizer/adamw.c",
-        "if (p->count == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;",
+        "if (tensors == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;",
         "if (p->guard && !isfinite(*p->guard))\n"
-        "        for (int64_t t = 0; t < p->count; t++) ++*p->items[t].step;\n"
-        "    if (p->count == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;",
+        "        for (; t < p->count; t++) ++*p->items[t].step;\n"
+        "    if (tensors == 0 || (p->guard && !isfinite(*p->guard))) return XT_OK;",
         "no tensor is written, and no step", "tests/nn/test_adamw_steps.py",
+    ),
+    Fault(
+        "adamw: the first group alone", "csrc/cpu/optimizer/adamw.c",
+        "group; group = group->next) {", "group; group = NULL) {", "all groups of a call are updated",
+        "tests/nn/test_adamw_steps.py::test_all_groups_of_a_device_are_one_call",
+    ),
+    Fault(
+        "adamw: a check after the first change", "csrc/ops/optimizer/adamw.c",
+        "    XT_TRY(check_list(c->op, \"exp_avgs\", m, params, xt_dtype_accumulator));\n", "",
+        "tensors are checked before anything changes", "tests/nn/test_adamw_steps.py::test_all_groups_of_a_device_are_one_call",
     ),
     Fault(
         "power: the low part is dropped", "csrc/core/power.h", "    rest = fma(a.low, b.high, rest);\n", "",
