@@ -64,7 +64,9 @@ typedef struct XtLayerNormBwd {
  * out = (a cos - b sin, b cos + a sin). inverse rotates by -angle: that is the backward. D even. cos and sin are computed in ACC and
  * rounded to the dtype, products in ACC. x and out are [rows, heads, D] with strides (row, head, 1).
  * pos of row r = positions[r] when given (int64, dense), else r % period (period >= 1). Frequencies theta^(-2i/D) are scaled as
- * core/rope_scale.h says. */
+ * core/rope_scale.h says. theta and factor are at least XT_ROPE_LEAST: frequencies are at most 1e18, so that a float32 holds the angle of
+ * every int64 position. */
+#define XT_ROPE_LEAST 1e-9
 typedef struct XtRopeBase {
     double theta, factor, low_freq_factor, high_freq_factor, original_length;
 } XtRopeBase;

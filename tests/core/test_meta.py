@@ -18,7 +18,10 @@ def test_sizes_without_values() -> None:
     y.backward()
     assert (y.shape, x.grad.shape, str(x.grad.device), x.device.type) == ((), (3, 5), "meta:0", "meta")
     assert xt.ones(4).to("meta").device == META == _C.device("meta", 0) != _C.device("meta:1")
-    for read in (y.item, x.tolist, x.cpu, lambda: _C.stats(x), lambda: repr(x)):
+    assert repr(x) == "tensor(..., shape=(3, 5), dtype=float32, device=meta:0, requires_grad=True)"
+    assert repr(xt.ones(1001, device="meta:1")) == "tensor(..., shape=(1001,), dtype=float32, device=meta:1)"
+    assert repr(xt.ones((0, 2), device=META)) == "tensor([], shape=(0, 2), dtype=float32, device=meta:0)"
+    for read in (y.item, x.tolist, x.cpu, lambda: _C.stats(x)):
         with pytest.raises(RuntimeError, match="a tensor on meta has no values"):
             read()
 

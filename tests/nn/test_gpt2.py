@@ -49,6 +49,7 @@ def step(model) -> list[bytes]:
         (dict(activation_function="relu"), "activation_function must be one of gelu_new, .*, got 'relu'"),
         (dict(scale_attn_weights=1), "scale_attn_weights must be True or False, got 1"),
         (dict(model_type="gpt3"), "model_type must be 'gpt2', got 'gpt3'"),
+        (dict(eos_token_id=[[1]]), r"eos_token_id must be None, a token id or a list of token ids, got \[\[1\]\]"),
         (dict(dtype="int8"), "dtype must be one of float32, .*, got 'int8'"),
     ],
 )
@@ -231,3 +232,14 @@ def test_fine_tuning_by_the_command(tmp_path) -> None:
     assert trainer.model.training and trainer.model.transformer.drop.training
     assert [bits(p) for p in again.parameters()] == [bits(p) for p in trainer.model.parameters()]
     assert isinstance(again.transformer.h[0].ln_1, nn.LayerNorm)
+
+
+def test_policies_that_it_does_not_have_are_refused() -> None:
+    """They would have no effect."""
+    model = GPT2(GPT2Config(**SIZES))
+    assert model.recompute == "none" and model.gradient_checkpointing is False
+    model.recompute, model.gradient_checkpointing = "none", False
+    with pytest.raises(ValueError, match="^GPT2: recompute must be none, got 'block'$"):
+        model.recompute = "block"
+    with pytest.raises(ValueError, match="^GPT2: gradient_checkpointing must be off, got True$"):
+        model.gradient_checkpointing = True

@@ -159,6 +159,9 @@ def test_several_ends_and_token_0_is_one() -> None:
         model.config.eos_token_id = eos
         assert generate(model, [7], 8, temperature=0).tolist() == [7, 0, 1, 2, 3, 4]
         assert len(generate(model, [7], 8, temperature=0, eos=()).tolist()) == 9
+    for eos in ("4", [4, "5"], 4.0, [4.0], {"a": 1}):  # which would end nothing
+        with pytest.raises(ValueError, match="^generate: eos must be a token id or several, got "):
+            generate(Fixed(), [7], 8, temperature=0, eos=eos)
 
 
 def test_logits_that_are_not_finite() -> None:

@@ -278,6 +278,16 @@ def test_what_a_loss_refuses() -> None:
             F.cross_entropy(x, xt.zeros(3, dtype=xt.int64), reduction=word)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_rotation_at_its_limits_is_finite(dtype: str) -> None:
+    """The least theta and factor at the last position: the angle is a number, and so are its sine and cosine."""
+    x = xt.ones(2, 3, 64, dtype=getattr(xt, dtype))
+    places = xt.tensor([2**63 - 1, -(2**63)])
+    for theta, factor in ((1e-9, 1e-9), (1e-9, 1.0), (1e308, 1e-9), (1e308, 1e308)):
+        out = F.rope(x, theta=theta, factor=factor, positions=places).float().numpy()
+        assert np.isfinite(out).all() and np.abs(out).max() < 1.5, (theta, factor)
+
+
 def test_what_a_rotation_refuses() -> None:
     x = xt.rand(2, 3, 2, 4)
     places = xt.arange(6)
@@ -286,6 +296,8 @@ def test_what_a_rotation_refuses() -> None:
         (dict(theta=0.0), "theta must be positive, got 0"),
         (dict(theta=-1.0), "theta must be positive"),
         (dict(theta=nan), "theta must be positive"),
+        (dict(theta=1e-300), "theta must be at least 1e-9, got 1e-300"),
+        (dict(factor=1e-38), "factor must be at least 1e-9, got 1e-38"),
         (dict(period=0), "period must be at least 1, got 0"),
         (dict(positions=places.reshape(3, 2)), "positions must have one entry per row"),
         (dict(positions=xt.arange(5)), "positions must have one entry per row"),

@@ -61,7 +61,7 @@ def generate(
     out[:, :start] = rows
     if eos is None:
         eos = getattr(model.config, "eos_token_id", None)
-    ends = () if eos is None else (int(eos),) if isinstance(eos, SupportsIndex) else tuple(eos)
+    ends = _end_tokens(eos)
     finished = np.zeros(batch, bool)
     if seed is None:
         seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0
@@ -116,6 +116,17 @@ def _token_ids(ids: Any) -> np.ndarray:
     if ids.dtype.name not in _INTEGERS:
         raise TypeError(f"generate: ids must have an integer dtype, got {ids.dtype.name}")
     return ids.to(_C.int64).cpu().numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
+
+
+def _end_tokens(eos: Any) -> tuple[int, ...]:
+    if eos is None:
+        return ()
+    ends: list[int] = []
+    for one in (eos,) if isinstance(eos, SupportsIndex) or not isinstance(eos, Iterable) else eos:
+        if not isinstance(one, SupportsIndex):
+            raise ValueError(f"generate: eos must be a token id or several, got {eos!r}")
+        ends.append(int(one))
+    return tuple(ends)
 
 
 def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None) -> None:

@@ -386,5 +386,6 @@ def decoder_architecture(model: type[Decoder], **options: Any) -> Architecture:
         count_parameters=count_parameters,
         sizes=("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", *options.pop("sizes", ())),
         tied={"lm_head.weight": "model.embed_tokens.weight"},
+        recompute=RECOMPUTE,
         **options,
     )

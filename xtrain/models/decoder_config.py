@@ -12,6 +12,7 @@ import numpy as np
 
 from .model_config import ModelConfig, is_positive
 
+_LEAST = 1e-9  # of rope_theta and the factor, as functional.rope has it
 _SCALINGS: dict[str, tuple[str, ...]] = {  # the keys of a rope_type
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -88,6 +89,8 @@ class DecoderConfig(ModelConfig):
         if self.num_attention_heads % self.kv_heads:
             rule = f"must divide num_attention_heads {self.num_attention_heads}"
             raise self.refusal("num_key_value_heads", rule)
+        if self.rope_theta < _LEAST:
+            raise self.refusal("rope_theta", f"must be at least {_LEAST:g}")
         self._check_scaling()
         self._check_family()
         for name, only in self._only().items():
@@ -97,6 +100,7 @@ class DecoderConfig(ModelConfig):
         for name in ("tie_word_embeddings", "attention_bias"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise self.refusal(name, "must be True or False")
+        self._check_ends()
         self._check_dtype()
 
     def _check_family(self) -> None:
@@ -116,6 +120,8 @@ class DecoderConfig(ModelConfig):
         for key in _SCALINGS[kind]:
             if not is_positive(scaling.get(key)):
                 raise self.refusal("rope_scaling", f"must have a positive {key}")
+        if scaling["factor"] < _LEAST:
+            raise self.refusal("rope_scaling", f"must have a factor of at least {_LEAST:g}")
         if unknown := sorted(set(scaling) - {"rope_type", "type", *_SCALINGS[kind]}, key=str):
             raise self.refusal("rope_scaling", f"must not have {unknown[0]}")
         if kind == "llama3" and not scaling["low_freq_factor"] < scaling["high_freq_factor"]:

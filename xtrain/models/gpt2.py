@@ -76,6 +76,7 @@ class GPT2Config(ModelConfig):
                 raise self.refusal(name, "must be True or False")
         if self.model_type != self.kind:
             raise self.refusal("model_type", f"must be {self.kind!r}")
+        self._check_ends()
         self._check_dtype()
 
     @classmethod

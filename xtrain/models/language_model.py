@@ -14,11 +14,30 @@ class LanguageModel(nn.Module):
 
     config: made by the architecture's config class. forward(ids, positions=None, caches=None): ids [B, S] -> logits
     [B, S, V]. loss(ids, targets, ignore_index=-100, reduction="mean"): cross entropy in nats. make_caches(batch,
-    length): empty caches of `length` positions, one per layer, for forward. recompute: one of registry.RECOMPUTE,
-    what training computes again in backward; an architecture without it keeps everything.
+    length): empty caches of `length` positions, one per layer, for forward.
     """
 
     config: Any
     forward: Callable[..., Tensor]
     loss: Callable[..., Tensor]
     make_caches: Callable[[int, int], list[Any]]
+
+    @property
+    def recompute(self) -> str:
+        """What training computes again in backward: one of the architecture's policies. Here all is kept."""
+        return "none"
+
+    @recompute.setter
+    def recompute(self, policy: str) -> None:
+        if policy != "none":
+            raise ValueError(f"{type(self).__name__}: recompute must be none, got {policy!r}")
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether training recomputes the activations of each layer in backward."""
+        return False
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, on: bool) -> None:
+        if on:
+            raise ValueError(f"{type(self).__name__}: gradient_checkpointing must be off, got {on!r}")

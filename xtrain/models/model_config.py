@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -37,6 +39,11 @@ class ModelConfig:
         """The error for an attribute that breaks a rule: "must be ..."."""
         value = getattr(self, name) if value is ... else value
         return ValueError(f"{type(self).__name__}: {name} {rule}, got {value!r}")
+
+    def _check_ends(self) -> None:
+        ends = getattr(self, "eos_token_id", None)
+        if ends is not None and not all(is_token(one) for one in (ends if isinstance(ends, (list, tuple)) else [ends])):
+            raise self.refusal("eos_token_id", "must be None, a token id or a list of token ids")
 
     def _check_dtype(self) -> None:
         if not isinstance(self.dtype, str) or self.dtype not in _FLOATS:
@@ -115,3 +122,8 @@ class ModelConfig:
 def is_positive(value: Any) -> bool:
     """Whether value is a number above 0 that a float64 holds: an integer of JSON may be any."""
     return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value <= sys.float_info.max
+
+
+def is_token(value: Any) -> bool:
+    """Whether value can be the id of a token."""
+    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and int(value) >= 0

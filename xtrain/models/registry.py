@@ -38,7 +38,7 @@ class Architecture:
     `tie_word_embeddings` is true; a directory may leave the first out. stored: the name here of a tensor of a
     file, or None for one that is no parameter (masks of older files). stays_wide: whether the tensor of this name is
     float32 in 16-bit models. generation: what generation_config.json suggests. streams: whether it may have
-    hyper-connections; its files then have a model_type of their own.
+    hyper-connections; its files then have a model_type of their own. recompute: the policies that the model has.
     """
 
     config: type[Any]
@@ -51,6 +51,7 @@ class Architecture:
     stays_wide: Callable[[str], bool] = lambda name: False
     generation: Mapping[str, Any] = field(default_factory=lambda: dict(GENERATION))
     streams: bool = False
+    recompute: tuple[str, ...] = RECOMPUTE[:1]
 
 
 def architecture(model_type: Any) -> Architecture:

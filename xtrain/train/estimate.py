@@ -12,7 +12,7 @@ from .._host import host_memory
 from ..autograd import no_grad
 from ..errors import ConfigError
 from ..models.language_model import LanguageModel
-from ..models.registry import RECOMPUTE, Architecture, architecture
+from ..models.registry import Architecture, architecture
 from ..nn.module import evaluating
 from ..saving import DirectoryReader, read_config
 from . import rundir
@@ -24,6 +24,7 @@ from .step import gradients
 _BALANCE = {"bfloat16": 150.0, "tf32": 75.0, "float32": 13.0}
 _BALANCE_CPU = 20.0
 _MOST_TOKENS = 1 << 36  # of a batch: the loss goes through it in chunks, one call after the other, also on meta
+_MOST_LAYERS = 4096  # each is run, under each policy
 _GPU_WORKSPACE = 32 << 20  # of cuBLASLt, for the life of the process
 
 
@@ -71,25 +72,19 @@ def estimates(kind: Architecture, keys: Any, config: TrainConfig, device: str) -
     meta = _C.device("meta:0" if device == "cpu" else "meta:1")
     _C.set_default_device(meta)
     try:
-        found = (_estimate(kind, keys, config, meta, policy) for policy in RECOMPUTE)
-        return [one for one in found if one is not None]
+        return [_estimate(kind, keys, config, meta, policy) for policy in kind.recompute]
     finally:
         _C.set_default_device(default)
         _C.set_rng_state(rng)
 
 
-def _estimate(kind: Architecture, keys: Any, config: TrainConfig, meta: _C.device, policy: str) -> Estimate | None:
-    """None for a policy that the model does not have."""
-
+def _estimate(kind: Architecture, keys: Any, config: TrainConfig, meta: _C.device, policy: str) -> Estimate:
     def held() -> int:
         return _C.memory_stats(meta)["allocated"] - before
 
     before = _C.memory_stats(meta)["allocated"]
     model = kind.model(keys).to(_C.bfloat16 if config.precision == "bfloat16" else _C.float32)
-    if policy != "none":
-        if not hasattr(model, "recompute"):
-            return None
-        model.recompute = policy
+    model.recompute = policy
     choose_trained(model, config)
     optimizer = make_optimizer(model, config.optim)
     parameters = held()
@@ -99,13 +94,14 @@ def _estimate(kind: Architecture, keys: Any, config: TrainConfig, meta: _C.devic
     ]
     pieces = [tuple(_C.empty((size, config.seq_len), _C.int64, meta) for _ in range(2)) for size in sizes]
     watch = _Watch(held)
+    drawn = _C.get_rng_state()
     with watch:
         _step(model, optimizer, pieces, config)  # makes the optimizer's state
     optimizer.zero_grad()
     state = held() - parameters
     _C.memory_reset_peak(meta)
     _C.meta_work(True)
-    captured = bool(config.graph and meta.index)
+    captured = bool(config.graph and meta.index) and _C.get_rng_state() == drawn  # dropout's numbers are in no graph
     _C.meta_plan()
     with watch:
         _step(model, optimizer, pieces, config)
@@ -213,6 +209,8 @@ def dry_run(values: Mapping[str, Any]) -> str:
             f"--dry-run: batch_size x seq_len must be at most {_MOST_TOKENS} tokens, "
             f"got {config.batch_size} x {config.seq_len}"
         )
+    if (layers := keys.num_hidden_layers) > _MOST_LAYERS:
+        raise ConfigError(f"--dry-run: a model must have at most {_MOST_LAYERS} layers, got {layers}")
     count = kind.count_parameters(keys) / 1e6
     head = f"model  {config.model.preset}: {count:.2f} M parameters, {config.precision}, {device}"
     batch = f"batch  {config.batch_size} x {config.seq_len} tokens" + (

@@ -51,7 +51,7 @@ def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, dev
         model = kind.model(planned).to(dtype)
     check_vocabulary(model.config, corpus)
     if config.recompute != "none":
-        if not hasattr(model, "recompute"):
+        if config.recompute not in architecture(model.config.model_type).recompute:
             raise ConfigError(f"recompute must be none for {type(model).__name__}, got {config.recompute}")
         model.recompute = config.recompute
     choose_trained(model, config, new=checkpoint is None)

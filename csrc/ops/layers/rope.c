@@ -74,6 +74,8 @@ XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtT
     const char *op = c->op->name;
     if (!(base.theta > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", op, base.theta);
     if (!(base.factor > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: factor must be positive, got %g", op, base.factor);
+    if (base.theta < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: theta must be at least 1e-9, got %g", op, base.theta);
+    if (base.factor < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: factor must be at least 1e-9, got %g", op, base.factor);
     if (!(base.original_length >= 0.0))
         return xt_error(XT_VALUE_ERROR, "%s: original_length must be at least 0, got %g", op, base.original_length);
     if (base.original_length > 0.0 && !(0.0 < base.low_freq_factor && base.low_freq_factor < base.high_freq_factor))

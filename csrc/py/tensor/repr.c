@@ -78,9 +78,11 @@ PyObject *py_repr(PyObject *self) {
     XtTensor *tensor = py_tensor(self);
     const XtGrad *grad = xt_grad_of(tensor);
     int64_t count = xt_view_numel(&tensor->view);
-    PyObject *content = count > SHOWN_ELEMENTS ? statistics_text(tensor)
-                        : count > 0            ? values_text(self)
-                                               : PyUnicode_FromString("[]");
+    bool none = tensor->storage->device.type == XT_META; /* sizes without values */
+    PyObject *content = count == 0               ? PyUnicode_FromString("[]")
+                        : none                   ? PyUnicode_FromString("...")
+                        : count > SHOWN_ELEMENTS ? statistics_text(tensor)
+                                                 : values_text(self);
     if (content == NULL) return NULL;
     char graph[96] = "";
     if (grad != NULL && grad->node != NULL) snprintf(graph, sizeof graph, ", grad_fn=<%s>", grad->node->name);
