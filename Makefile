@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make faults     plant wrong edits, and see the tests catch them (ARGS='--jobs 16 --only rope ...')"
 	@echo "make coverage   lines and branches of csrc that the unit tests run (ARGS='-n 12 ...' for pytest)"
 	@echo "make oom        memory that ends at every allocation of a step (ARGS='--device cuda')"
+	@echo "make docs       build the documentation site in build/site"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
@@ -66,7 +67,11 @@ $(STAMP)/unit: pyproject.toml $(STAMP)/install
 	@touch $@
 
 $(STAMP)/coverage: $(STAMP)/unit
-	@$(PIP) $(shell sed -n 's/^coverage = \[\(.*\)\]/\1/p' pyproject.toml | tr ',"' '  ')
+	@$(PIP) $(shell sed -n 's/^coverage = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
+	@touch $@
+
+$(STAMP)/docs: pyproject.toml $(STAMP)/install
+	@$(PIP) $(shell sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
 	@touch $@
 
 $(STAMP)/test: parity/requirements.txt $(STAMP)/unit
@@ -87,6 +92,9 @@ train: $(STAMP)/plot build
 
 test: $(STAMP)/test build
 	@$(BIN)/python -m pytest $(ARGS)
+
+docs: $(STAMP)/docs build
+	@$(BIN)/sphinx-build --quiet --fail-on-warning -c docs/site docs build/site && echo "build/site/index.html"
 
 test-gpu:
 	@if nvidia-smi -L >/dev/null 2>&1; then \

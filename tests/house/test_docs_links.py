@@ -6,6 +6,7 @@ quoted and begins at the top level (`csrc/py`). What a page tells its reader to 
 """
 
 import ast
+import importlib
 import io
 import itertools
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+
+import xtrain
 
 TOP = ("csrc", "cuda", "xtrain", "tests", "parity", "docs", ".ci")
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
@@ -26,6 +29,7 @@ CODE = sorted(
 BASES = [ROOT / base for base in ("", "csrc", "cuda", "xtrain", "docs", "tests", "parity")]
 NAMES = {path.name for top in TOP for path in (ROOT / top).rglob("*.*")} | {path.name for path in ROOT.glob("*.*")}
 TOUR = ROOT / "docs/tour.md"
+API = ROOT / "docs/reference/api"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"^(?:{'|'.join(map(re.escape, TOP))})/[\w.*/{{}},-]+$")
@@ -187,3 +191,23 @@ def test_what_is_not_there_is_found(text):
 )
 def test_what_is_there_is_accepted(text):
     assert not [*dead_links(text, TOUR), *dead_paths(text, TOUR)]
+
+
+def test_the_site_shows_every_page_and_module():
+    """`make docs`: the front's example runs, each page of the API is of a module that exists, and each public module has one."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
+    assert code
+    exec(code[1], {})
+    shown = re.findall(r"^\.\. automodule:: (\S+)$", "".join(p.read_text() for p in sorted(API.glob("*.md"))), re.M)
+    public = {name for name in dir(xtrain) if isinstance(getattr(xtrain, name), type(re)) and not name.startswith("_")}
+    assert len(public) > 10
+    own = {
+        "autograd",
+        "cli",
+        "config",
+        "doctor",
+        "plot",
+        "progress",
+    }  # on the page of xtrain, and what commands are made of
+    assert {f"xtrain.{name}" for name in public - own} <= set(shown)
+    assert all(importlib.import_module(name) for name in shown) and len(set(shown)) == len(shown)
