@@ -123,6 +123,7 @@ from .autograd import Function, checkpoint, enable_grad, inference_mode, no_grad
 from .tensors.arithmetic import norm, outer, repeat_interleave, tril, triu, unbind
 from .tensors.indexing import index_add, index_select, masked_select, nonzero, scatter, scatter_add
 from .tensors.random import Generator
+from .tensors.sorting import argsort, sort, topk
 
 float32 = _C.float32
 float64 = _C.float64
@@ -150,6 +151,8 @@ if TYPE_CHECKING:
     from . import tokenizers as tokenizers
     from . import train as train
     from .cli import doctor as doctor
+    from .saving.named import load as load
+    from .saving.named import save as save
     from .train import config as config
     from .train import plot as plot
     from .train import progress as progress
@@ -171,23 +174,24 @@ else:
         )
         + ("testing", "tokenizers", "train")
     } | {"config": ".train.config", "doctor": ".cli.doctor", "plot": ".train.plot", "progress": ".train.progress"}
+    _HOMES |= {name: f".saving.named:{name}" for name in ("load", "save")}
     __getattr__, __dir__ = _lazy(__name__, _HOMES)
 
 
 __all__ = [
     "CudaError", "Function", "Generator", "OutOfMemoryError", "Tensor", "__version__", "abs", "add", "all", "amax",
-    "amin", "any", "arange", "argmax", "argmin", "attention_backends", "bfloat16", "bool", "cat", "checkpoint",
-    "chunk", "clamp", "clone", "cos", "cumsum", "device", "div", "double", "dtype", "empty", "empty_like",
-    "enable_grad", "eq", "erf", "exp", "flatten", "float", "float16", "float32", "float64", "floor_divide",
-    "from_dlpack", "from_numpy", "full", "full_like", "gather", "ge", "gemm_backends", "get_default_device",
-    "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt", "half", "index_add", "index_select",
-    "inference_mode", "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf", "isnan", "le", "log", "long",
-    "lt", "manual_seed", "masked_select", "matmul", "max", "maximum", "mean", "min", "minimum", "mul",
-    "multinomial", "ne", "neg", "no_grad", "nonzero", "norm", "ones", "ones_like", "outer", "permute", "pow",
-    "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal", "recompute", "relu", "remainder",
-    "repeat_interleave", "reshape", "rsqrt", "scatter", "scatter_add", "set_default_device",
+    "amin", "any", "arange", "argmax", "argmin", "argsort", "attention_backends", "bfloat16", "bool", "cat",
+    "checkpoint", "chunk", "clamp", "clone", "cos", "cumsum", "device", "div", "double", "dtype", "empty",
+    "empty_like", "enable_grad", "eq", "erf", "exp", "flatten", "float", "float16", "float32", "float64",
+    "floor_divide", "from_dlpack", "from_numpy", "full", "full_like", "gather", "ge", "gemm_backends",
+    "get_default_device", "get_float32_matmul_precision", "get_num_threads", "get_rng_state", "gt", "half",
+    "index_add", "index_select", "inference_mode", "int", "int32", "int64", "is_grad_enabled", "isfinite", "isinf",
+    "isnan", "le", "log", "long", "lt", "manual_seed", "masked_select", "matmul", "max", "maximum", "mean", "min",
+    "minimum", "mul", "multinomial", "ne", "neg", "no_grad", "nonzero", "norm", "ones", "ones_like", "outer",
+    "permute", "pow", "rand", "rand_like", "randint", "randn", "randn_like", "reciprocal", "recompute", "relu",
+    "remainder", "repeat_interleave", "reshape", "rsqrt", "scatter", "scatter_add", "set_default_device",
     "set_float32_matmul_precision", "set_grad_enabled", "set_num_threads", "set_rng_state", "sigmoid", "sin",
-    "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "tensor", "transpose",
-    "tril", "triu", "uint8", "unbind", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var", "where",
-    "zeros", "zeros_like",
+    "softmax", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh", "tensor", "topk",
+    "transpose", "tril", "triu", "uint8", "unbind", "unsqueeze", "use_attention_backend", "use_gemm_backend", "var",
+    "where", "zeros", "zeros_like",
 ]  # fmt: skip

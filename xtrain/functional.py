@@ -8,11 +8,13 @@ sentence, an id out of range IndexError.
 
 from __future__ import annotations
 
+import math
 from typing import Any, overload
 
 from . import _C
 from ._C import Tensor
 from ._types import Size, as_sizes
+from .tensors.arithmetic import repeat_interleave, tril
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
@@ -225,7 +227,7 @@ def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -238,15 +240,65 @@ def scaled_dot_product_attention(
     query [B, H, Sq, D], key and value [B, K, Skv, D] of any strides -> [B, H, Sq, D]. scale None is 1 / sqrt(D). K must
     be H, or divide H with enable_gqa (grouped queries, Ainslie et al. 2023). is_causal: query i sees keys j <= i + Skv
     - Sq, so the last query sees everything (PyTorch aligns the first query instead; both agree when Sq == Skv).
-    Arbitrary masks and dropout are refused. backend: a name out of attention_backends(device).
+    backend: a name out of attention_backends(device).
+
+    attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
+    scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are
+    divided by 1 - p (give 0 while evaluating). Both are composed of other functions, in float32 (float64): several
+    tensors [B, H, Sq, Skv] are kept for the backward, where is_causal alone keeps none. ValueError for a mask beside
+    is_causal.
     """
-    if attn_mask is not None:
-        raise NotImplementedError(
-            f"scaled_dot_product_attention: attn_mask must be None (use is_causal), got {type(attn_mask).__name__}"
-        )
-    if dropout_p:
-        raise NotImplementedError(f"scaled_dot_product_attention: dropout_p must be 0, got {dropout_p}")
-    return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
+    if attn_mask is None and not dropout_p:
+        return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
+    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend)
+    wide = _C.float64 if query.dtype == _C.float64 else _C.float32
+    q, k, v = (x.to(wide) for x in (query, key, value))
+    if k.shape[1] != q.shape[1]:
+        k, v = (repeat_interleave(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q * (query.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
+    if is_causal:
+        rows, cols = scores.shape[-2:]
+        attn_mask = tril(_C.full((rows, cols), True, _C.bool, query.device), cols - rows)
+    sees = None
+    if attn_mask is not None and attn_mask.dtype == _C.bool:
+        sees = attn_mask.any(-1, True)
+        scores = _C.where(attn_mask | ~sees, scores, -math.inf)
+    elif attn_mask is not None:
+        sees = (attn_mask > -math.inf).any(-1, True)
+        scores = scores + _C.where(sees, attn_mask.to(wide), 0.0)
+    weights = _softmax(scores, -1)
+    if sees is not None:
+        weights = _C.where(sees, weights, 0.0)
+    return (dropout(weights, dropout_p) @ v).to(query.dtype)
+
+
+def _check_composed(
+    query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None
+) -> None:
+    def refuse(rule: str, got: object, kind: type[Exception] = ValueError) -> None:
+        raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
+
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes):
+        refuse("query, key and value must have 4 dims", shapes)
+    (batch, heads, rows, width), (_, groups, cols, _), _ = shapes
+    if shapes[1] != (batch, groups, cols, width) or shapes[2][:3] != (batch, groups, cols):
+        refuse("query, key and value must be [B, H, Sq, D], [B, K, Skv, D] and [B, K, Skv, D]", shapes)
+    if groups != heads and not (enable_gqa and groups and heads % groups == 0):
+        refuse("key must have query's number of heads, or a divisor of it with enable_gqa", f"{groups} and {heads}")
+    if backend is not None:
+        refuse("backend must be None with attn_mask or dropout_p", repr(backend))
+    if not isinstance(mask, Tensor):
+        if mask is not None:
+            refuse("attn_mask must be a Tensor or None", type(mask).__name__, TypeError)
+        return
+    if is_causal:
+        refuse("attn_mask must be None with is_causal", "both")
+    if mask.dtype != _C.bool and not mask.dtype.is_floating_point:
+        refuse("attn_mask must have dtype bool or a floating one", mask.dtype.name, TypeError)
+    shape, most = tuple(mask.shape), (batch, heads, rows, cols)
+    if len(shape) > 4 or any(n not in (1, size) for n, size in zip(reversed(shape), reversed(most), strict=False)):
+        refuse(f"attn_mask must broadcast to {most}", shape)
 
 
 def sample(

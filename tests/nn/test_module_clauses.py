@@ -364,8 +364,8 @@ def test_log_softmax() -> None:
 
 def test_what_attention_and_losses_refuse() -> None:
     q = xt.rand(1, 1, 2, 2)
-    with pytest.raises(NotImplementedError, match=r"dropout_p must be 0, got 0\.1"):
-        F.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    with pytest.raises(ValueError, match=r"dropout: p must be in \[0, 1\], got 1\.1"):
+        F.scaled_dot_product_attention(q, q, q, dropout_p=1.1)
 
 
 def test_dropout_at_its_ends() -> None:

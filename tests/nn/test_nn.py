@@ -192,10 +192,8 @@ def test_dropout() -> None:
 
 def test_functional_refuses_what_it_cannot_do() -> None:
     q = xt.randn(1, 1, 2, 2)
-    with pytest.raises(NotImplementedError, match="attn_mask"):
-        F.scaled_dot_product_attention(q, q, q, attn_mask=xt.zeros(2, 2))
-    with pytest.raises(NotImplementedError, match="dropout_p"):
-        F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    with pytest.raises(ValueError, match="attn_mask must be None with is_causal, got both"):
+        F.scaled_dot_product_attention(q, q, q, attn_mask=xt.zeros(2, 2), is_causal=True)
     with pytest.raises(NotImplementedError, match="weight"):
         F.cross_entropy(xt.randn(2, 3), xt.tensor([0, 1]), xt.ones(3))
     with pytest.raises(ValueError, match="normalized_shape"):

@@ -171,3 +171,40 @@ def test_states_of_generators() -> None:
             own.set_state(bad)
     with pytest.raises(ValueError, match="uniform: key must be a seed and the number of a fill, got 3 numbers"):
         xt._C.uniform((2,), key=(1, 2, 3))
+
+
+# ---- order
+
+
+def test_the_largest_and_the_smallest() -> None:
+    x = np.array([[3.0, 1.0, 3.0, -2.0], [0.0, np.nan, np.inf, 5.0]])
+    values, indices = xt.tensor(x).topk(2)
+    assert values.tolist()[0] == [3, 3] and indices.tolist() == [[0, 2], [1, 2]] and indices.dtype is xt.int64
+    low = xt.topk(xt.tensor(x), 3, largest=False)
+    assert low.indices.tolist() == [[3, 1, 0], [0, 3, 2]] and low.values.tolist() == [[-2, 1, 3], [0, 5, math.inf]]
+    assert xt.topk(xt.tensor(x), 1, dim=0).indices.tolist() == [[0, 1, 1, 1]]
+    assert tuple(xt.topk(xt.tensor(x), 0).values.shape) == (2, 0)
+    leaf = xt.tensor(x[:1], requires_grad=True)
+    (leaf.topk(2).values * xt.tensor([10.0, 1.0])).sum().backward()
+    assert leaf.grad.tolist() == [[10, 0, 1, 0]]
+    for call, kind, text in (
+        (lambda: xt.tensor(x).topk(5), ValueError, r"topk: k must be in \[0, 4\], got 5"),
+        (lambda: xt.tensor(x).topk(1, 2), IndexError, r"topk: dim must be in \[-2, 1\], got 2"),
+        (lambda: xt.tensor(1.0).topk(1), IndexError, r"topk: dim must be in \[0, -1\], got -1"),
+    ):
+        with pytest.raises(kind, match=text):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["float64", "bfloat16", "float16", "int64", "uint8", "bool"])
+def test_sorting(kind: str) -> None:
+    x = xt.tensor(np.random.default_rng(5).integers(0, 4, (3, 7, 2))).to(kind)
+    plain = x.double().cpu().numpy()
+    for dim in (0, 1, -1):
+        values, indices = x.sort(dim)
+        np.testing.assert_array_equal(indices.cpu().numpy(), np.argsort(plain, dim, kind="stable"))
+        np.testing.assert_array_equal(values.double().cpu().numpy(), np.sort(plain, dim))
+        down = xt.argsort(x, dim, descending=True)
+        np.testing.assert_array_equal(down.cpu().numpy(), np.argsort(-plain, dim, kind="stable"))
+    low = np.array([np.iinfo(np.int64).min, 3, -1])
+    assert xt.tensor(low).sort(0, True).indices.tolist() == [1, 2, 0], "no overflow"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from xtrain import _C, _tensor
-from xtrain.tensors import arithmetic, indexing
+from xtrain.tensors import arithmetic, indexing, sorting
 
-SOURCES = [ast.parse(Path(module.__file__).read_text()) for module in (_tensor, arithmetic, indexing)]
+SOURCES = [ast.parse(Path(module.__file__).read_text()) for module in (_tensor, arithmetic, indexing, sorting)]
 PYTHON = [node for tree in SOURCES for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 STUB = Path(_C.__file__).parent / "_C.pyi"
 BASETYPE = 1 << 10  # of type.__flags__: may have subclasses
@@ -191,7 +191,8 @@ def stub() -> str:
         '"""Types of the compiled core. Written by tests/support/make_stubs.py; do not edit."""', "",
         "import builtins", "from collections.abc import Iterator, Sequence", "from typing import Any, final, overload", "",
         "from numpy.typing import NDArray", "from typing_extensions import Self", "",
-        "from ._tensor import _MaxResult, _MinResult", "from ._types import Size", "",
+        "from ._tensor import _MaxResult, _MinResult", "from ._types import Size",
+        "from .tensors.sorting import _SortResult, _TopkResult", "",
         *(f"_{name} = builtins.{name}" for name in ("bool", "int", "float")), "",
     ]  # fmt: skip
     for name in sorted(classes, key=lambda name: (name not in ("dtype", "device"), name)):

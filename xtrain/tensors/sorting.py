@@ -1,0 +1,64 @@
+"""The largest and the smallest elements, by NumPy's stable sort on the host."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import _C
+
+_Tensor = _C.Tensor
+# Not classes: repr says topk(values=..., indices=...).
+_TopkResult = NamedTuple("topk", [("values", _Tensor), ("indices", _Tensor)])  # noqa: UP014
+_SortResult = NamedTuple("sort", [("values", _Tensor), ("indices", _Tensor)])  # noqa: UP014
+
+
+def _order(input: _Tensor, dim: int, descending: bool, count: int) -> _Tensor:
+    wide = input.detach()
+    wide = wide.float() if wide.itemsize < 4 and wide.dtype.is_floating_point else wide
+    array = wide.cpu().numpy()
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8)
+    if descending:
+        array = np.where(np.isnan(array), -np.inf, -array) if array.dtype.kind == "f" else ~array
+    places = np.argsort(array, axis=dim, kind="stable")
+    places = places[(slice(None),) * (dim % array.ndim) + (slice(0, count),)]
+    return _C.from_numpy(np.ascontiguousarray(places, np.int64)).to(input.device)
+
+
+def _size(op: str, input: _Tensor, dim: int) -> int:
+    if not -input.ndim <= dim < input.ndim:
+        raise IndexError(f"{op}: dim must be in [{-input.ndim}, {input.ndim - 1}], got {dim}")
+    return input.shape[dim]
+
+
+def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> _TopkResult:
+    """(values, indices) of the k largest (smallest) elements along dim, best first; of equal ones the first one first.
+
+    input: at least 1 dim, any dtype; indices int64. NaN is larger than all. The host sorts: with a tensor on a GPU it
+    waits. The gradient goes to the elements that were picked. `sorted` is accepted and has no effect. ValueError for
+    a k outside [0, size of dim].
+    """
+    size = _size("topk", input, dim)
+    if not 0 <= k <= size:
+        raise ValueError(f"topk: k must be in [0, {size}], got {k}")
+    indices = _order(input, dim, largest, k)
+    return _TopkResult(_C.gather(input, dim, indices), indices)
+
+
+def sort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _SortResult:
+    """(values, indices) of all elements along dim in order; always stable. As topk in all else."""
+    indices = _order(input, dim, descending, _size("sort", input, dim))
+    return _SortResult(_C.gather(input, dim, indices), indices)
+
+
+def argsort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _Tensor:
+    """The indices of sort."""
+    return _order(input, dim, descending, _size("argsort", input, dim))
+
+
+_METHODS = (topk, sort, argsort)
+for _method in _METHODS:
+    setattr(_Tensor, _method.__name__, _method)
+del _method
