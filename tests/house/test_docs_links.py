@@ -208,6 +208,6 @@ def test_the_site_shows_every_page_and_module():
         "doctor",
         "plot",
         "progress",
-    }  # on the page of xtrain, and what commands are made of
+    }  # on the page of xtrain, and commands
     assert {f"xtrain.{name}" for name in public - own} <= set(shown)
     assert all(importlib.import_module(name) for name in shown) and len(set(shown)) == len(shown)
