@@ -20,7 +20,7 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import data, generation, lora, models, nn, optim, saving, testing, tokenizers
 from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from xtrain.train import Result, TrainConfig, Trainer, train
+from xtrain.train import Callback, Result, TrainConfig, Trainer, train
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -272,7 +272,8 @@ def language_model(folder: Path, text: Path) -> None:
 def training(folder: Path, text: Path) -> None:
     options: dict[str, Any] = dict(data=str(text), steps=2, batch_size=2, seq_len=16, plot=False, device="cpu")
     small = {"preset": "tiny", "hidden_size": 32}
-    result = train(**options, model=small, out=str(folder / "run"), optim={"lr": 1e-3}, quiet=True)
+    hear: list[Callback] = [Callback()]
+    result = train(**options, model=small, out=str(folder / "run"), optim={"lr": 1e-3}, quiet=True, callbacks=hear)
     assert_type(result, Result)
     assert_type(result.val_bpb, float | None)
     again = TrainConfig(**options, out=str(folder / "second"))
@@ -303,6 +304,7 @@ def mistakes(folder: Path) -> list[str]:
 
 def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.AdamW, x: xt.Tensor) -> None:
     """Nobody calls this."""
+    train(model, callbacks=["csv"])  # pyright: ignore[reportArgumentType]
     lora.apply("model")  # pyright: ignore[reportArgumentType]
     nn.Linear(2, 3)("x")  # pyright: ignore[reportArgumentType]
     nn.Linear("2", 3)  # pyright: ignore[reportArgumentType]

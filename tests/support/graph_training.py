@@ -37,7 +37,8 @@ class Run:
         return self.trainer.stepper._graph
 
     def records(self) -> list[dict]:
-        return [{k: v for k, v in line.items() if k not in ("time", "tokens_per_second")} for line in metrics(self.out)]
+        left_out = ("time", "wall_time", "tokens_per_second", "memory", "mfu")  # they differ from run to run
+        return [{k: v for k, v in line.items() if k not in left_out} for line in metrics(self.out)]
 
     def state(self) -> list:
         states = self.trainer.optimizer.state.values()

@@ -108,6 +108,13 @@ class CausalLM(LanguageModel):
             count -= sum(parameter.numel() for parameter in self._embedding().parameters())
         return count
 
+    def idle_weights(self) -> int:
+        """Number of frozen values but those of the token table: backward makes no gradient of them, which takes 2
+        floating-point operations less a token. A table that is the head counts.
+        """
+        table = set() if self.lm_head is None else {id(p) for p in self._embedding().parameters()}
+        return sum(p.numel() for p in self.parameters() if not p.requires_grad and id(p) not in table)
+
     def make_caches(self, batch: int, length: int) -> list[KVCache]:
         """Empty key/value caches for `length` positions of `batch` sequences, one per layer."""
         return [KVCache(batch, length) for _ in range(self.config.num_hidden_layers)]

@@ -321,12 +321,12 @@ class Decoder(CausalLM):
     def flops_per_token(self, seq_len: int) -> int:
         """Floating-point operations of forward and backward per token at sequences of seq_len.
 
-        6 per weight of a matrix product, and 12 H D seq_len per layer for attention (the causal half is not subtracted;
-        Chowdhery et al. 2022, PaLM, appendix B).
+        6 per weight of a matrix product, 4 where it is frozen, and 12 H D seq_len per layer for attention (the causal
+        half is not subtracted; Chowdhery et al. 2022, PaLM, appendix B).
         """
         config = self.config
         attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.per_head * seq_len
-        return 6 * self.num_parameters(embeddings=False) + attention
+        return 6 * self.num_parameters(embeddings=False) - 2 * self.idle_weights() + attention
 
 
 def tensor_shapes(config: DecoderConfig) -> Iterator[_Shape]:

@@ -261,12 +261,14 @@ class GPT2(CausalLM):
 
     def flops_per_token(self, seq_len: int) -> int:
         """Floating-point operations of forward and backward per token at sequences of seq_len: 6 per weight of a matrix
-        product, and 12 C seq_len per layer for attention (Chowdhery et al. 2022, PaLM, appendix B).
+        product, 4 where it is frozen, and 12 C seq_len per layer for attention (Chowdhery et al. 2022, PaLM, appendix
+        B).
         """
         config = self.config
         positions = self.transformer.wpe.weight.numel()
         weights = self.num_parameters(embeddings=False) - positions
-        return 6 * weights + 12 * config.n_layer * config.n_embd * seq_len
+        idle = self.idle_weights() - (0 if self.transformer.wpe.weight.requires_grad else positions)
+        return 6 * weights - 2 * idle + 12 * config.n_layer * config.n_embd * seq_len
 
 
 def tensor_shapes(config: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -16,7 +16,9 @@ METRICS = "metrics.jsonl"
 LOCK = ".lock"
 CONFIG = "config.toml"
 # What a run writes beside its LOCK.
-WRITTEN = re.compile(r"config\.toml|metrics\.jsonl|loss\.png|(set-aside-\d+-)?(emergency-)?checkpoint-\d+")
+WRITTEN = re.compile(
+    r"config\.toml|metrics\.jsonl|metrics\.csv|tensorboard|wandb|loss\.png|(set-aside-\d+-)?(emergency-)?checkpoint-\d+"
+)
 _EMERGENCY = "emergency-"
 _STEP_NAME = re.compile(r"(?:emergency-)?checkpoint-(\d+)")
 # What saves in a run write, and nothing else that a folder may hold; version 0.1 had numbers at the end.

@@ -18,16 +18,24 @@ from .._lazy import lazy
 # Lazy: help and mistakes in options need config and options only.
 if TYPE_CHECKING:
     from ..generation import generate_text
+    from .callbacks import Callback, CSVWriter, TensorBoardWriter, WandbWriter
     from .config import TrainConfig
     from .trainer import Result, Trainer, train
 else:
     _HOMES = {
+        "CSVWriter": ".callbacks:CSVWriter",
+        "Callback": ".callbacks:Callback",
         "Result": ".trainer:Result",
+        "TensorBoardWriter": ".callbacks:TensorBoardWriter",
         "TrainConfig": ".config:TrainConfig",
         "Trainer": ".trainer:Trainer",
+        "WandbWriter": ".callbacks:WandbWriter",
         "generate_text": "..generation:generate_text",
         "train": ".trainer:train",
     }
     __getattr__, __dir__ = lazy(__name__, _HOMES)
 
-__all__ = ["Result", "TrainConfig", "Trainer", "generate_text", "train"]
+__all__ = [
+    "CSVWriter", "Callback", "Result", "TensorBoardWriter", "TrainConfig", "Trainer", "WandbWriter", "generate_text",
+    "train",
+]  # fmt: skip

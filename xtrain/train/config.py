@@ -195,6 +195,11 @@ class TrainConfig:
     log_every: int = option(
         10, "print a line every so many steps when the output is not a terminal", "steps", minimum=1, free=True
     )
+    writers: str = option(
+        "",
+        "where metrics go beside metrics.jsonl, with commas between: csv (metrics.csv), tensorboard, wandb (a package)",
+        free=True,
+    )
     plot: bool = option(True, "draw loss.png (needs matplotlib)", free=True)
     threads: int = option(
         0, "CPU threads; 0 for all; the result does not depend on it", "threads", minimum=0, maximum=256, free=True

@@ -8,7 +8,7 @@ from typing import Any
 
 from .checkpoints import Saver
 from .progress import Progress
-from .report import Report
+from .report import Report, machine_metrics
 from .state import State
 from .step import QueuedStep, Stepper
 from .stop import StopSignals
@@ -19,17 +19,19 @@ def loop(
     stepper: Stepper,
     report: Report,
     write: Callable[[Mapping[str, Any]], None],
+    told: Callable[[Mapping[str, Any]], bool | None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
     rescue: Callable[[], None],
 ) -> tuple[dict[str, Any], str | None]:
     """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the signal).
 
-    write: takes the metrics of every step. evaluate: takes whether to show a sample, returns further metrics. rescue:
-    saves the last finished step before an error ends the run.
+    write: takes the metrics of every step. told: takes them after that, and returns whether to stop. evaluate: takes
+    whether to show a sample, returns further metrics. rescue: saves the last finished step before an error ends the
+    run.
     """
     with report.progress(state) as progress, StopSignals(quiet=report.quiet) as stop:
-        record = _steps(state, stepper, report, write, evaluate, save, rescue, progress, stop)
+        record = _steps(state, stepper, report, write, told, evaluate, save, rescue, progress, stop)
         if state.saved_at != state.step:
             save()
     return record, stop.received
@@ -40,6 +42,7 @@ def _steps(
     stepper: Stepper,
     report: Report,
     write: Callable[[Mapping[str, Any]], None],
+    told: Callable[[Mapping[str, Any]], bool | None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
     rescue: Callable[[], None],
@@ -52,13 +55,16 @@ def _steps(
     saver = Saver(save, report.warn)
     queued: list[QueuedStep] = []
     begun = time.monotonic() - state.elapsed
+    machine = machine_metrics(state)
 
     def note(step: QueuedStep, rate: float, evaluated: Mapping[str, float]) -> dict[str, Any]:
         """Write the record of a finished step."""
         values = {"step": step.number, **step.numbers, "tokens": step.number * speed.tokens}
         values.update(tokens_per_second=round(rate, 1), **evaluated)
         state.elapsed = time.monotonic() - begun
-        write({**values, "time": round(state.elapsed, 3)})
+        values["lr_groups"] = step.lr_groups
+        values.update(time=round(state.elapsed, 3), wall_time=round(time.time(), 3), **machine(rate))
+        write(values)
         return values
 
     try:
@@ -79,6 +85,8 @@ def _steps(
                 last = len(queued) == 1 and evaluating and (final or not stop.received)
                 record = note(queued[0], rate, evaluate(not final) if last else {})
                 del queued[0]
+                if told(record):
+                    stop.received = stop.received or "callback"
             progress.update(state.step, record["loss"], rate)
             if saving and not final:
                 saver.try_to_save()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,24 @@ from .config import OptimConfig, TrainConfig, resolve_model
 from .memory import check_model_fits
 
 
-def open_corpus(config: TrainConfig, checkpoint: Path | None) -> Corpus:
+def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run that trains a model of the user's. ConfigError for those that make another one."""
+    for name, value in values.items():
+        if name.startswith("model.") or (name == "lora.r" and value):
+            what = "see xtrain.lora.apply" if name == "lora.r" else "the model is given"
+            raise ConfigError(f"{name} must be left out with a model, got {value!r}: {what}")
+    if values.get("resume"):
+        return dict(values)
+    precision = {} if next(iter(model.parameters())).dtype != _C.bfloat16 else {"precision": "bfloat16"}
+    return {"precision": "float32", **precision, **values, "model.preset": type(model).__name__.lower()}
+
+
+def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
-    option `tokenizer`, else that of the data, else bytes.
+    option `tokenizer`, else that of the data, else bytes. own: the model is the user's, and no directory.
     """
     source = checkpoint
-    if source is None and config.model.preset not in PRESETS:
+    if source is None and not own and config.model.preset not in PRESETS:
         source = Path(config.model.preset)
         if not (source / "config.json").is_file():
             resolve_model(config, 0)  # raises, before any data is read
@@ -38,11 +51,17 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None) -> Corpus:
     return open_data(config.data, tokenizer, config.val_fraction)
 
 
-def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str) -> LanguageModel:
-    """Load the model of the checkpoint or model directory, or draw a new one; it must know every token of the data."""
+def make_model(
+    config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str, own: LanguageModel | None = None
+) -> LanguageModel:
+    """Load the model of the checkpoint or model directory, or draw a new one; it must know every token of the data.
+    own: the user's, which is taken instead.
+    """
     dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
-    keys = None if checkpoint else resolve_model(config, corpus.vocab_size)
-    if keys is None:
+    keys = None if checkpoint or own is not None else resolve_model(config, corpus.vocab_size)
+    if own is not None:
+        model = own.to(dtype)
+    elif keys is None:
         model = saving.load_model(checkpoint or config.model.preset, dtype=dtype)
     else:
         kind = architecture(keys["model_type"])
@@ -54,7 +73,7 @@ def make_model(config: TrainConfig, checkpoint: Path | None, corpus: Corpus, dev
         if config.recompute not in architecture(model.config.model_type).recompute:
             raise ConfigError(f"recompute must be none for {type(model).__name__}, got {config.recompute}")
         model.recompute = config.recompute
-    choose_trained(model, config, new=checkpoint is None)
+    choose_trained(model, config, new=checkpoint is None and own is None)
     return model.to(device)
 
 

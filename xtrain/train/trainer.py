@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, saving
 from ..data import Loader, identity
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..files import make_folders, reason
+from ..models.language_model import LanguageModel
 from . import evaluate, options, rundir
+from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import TrainConfig, warmup_steps
 from .loop import loop
 from .metrics import Metrics
-from .parts import base_identity, make_model, make_optimizer, open_corpus
+from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model
 from .report import Report
 from .resume import restore
 from .state import State
@@ -33,8 +35,8 @@ _R = TypeVar("_R")
 class Result:
     """What a run ended with.
 
-    `stopped`: "SIGINT", "SIGTERM" or "SIGHUP" when it was asked to stop early, else None. `seconds` counts all its
-    parts.
+    `stopped`: "SIGINT", "SIGTERM", "SIGHUP" or "callback" when it was asked to stop early, else None. `seconds` counts
+    all its parts.
     """
 
     directory: Path
@@ -48,23 +50,34 @@ class Result:
 
 
 def train(
-    config: TrainConfig | None = None,
+    config: TrainConfig | LanguageModel | None = None,
+    data: str | os.PathLike[str] | None = None,
     /,
     *,
     file: str | os.PathLike[str] | None = None,
     quiet: bool = False,
+    callbacks: Iterable[Callback | StepFunction] = (),
     **given: Any,
 ) -> Result:
     """Train with the given options and return the Result.
 
+        train(model, "x.tokens", steps=100)           # a model that is there, which is changed
+        train(model="tiny", data="texts/")            # a new one
+
     Options come from a TrainConfig or from `file` (TOML), then from keywords, whose names are those of the command line
-    (`steps=100`, `model="tiny"`, `optim={"lr": 1e-3}`). Raises ConfigError, DataError, CheckpointError or
+    (`steps=100`, `model="tiny"`, `optim={"lr": 1e-3}`). callbacks: Callbacks, or functions (trainer, record) that are
+    called after each step; what returns True ends the run. Raises ConfigError, DataError, CheckpointError or
     NonFiniteError with one sentence.
     """
-    values = rundir.given_options(config) if config is not None else {}
+    model = config if isinstance(config, LanguageModel) else None
+    values = rundir.given_options(config) if isinstance(config, TrainConfig) else {}
+    if config is not None and not isinstance(config, (TrainConfig, LanguageModel)):
+        raise ConfigError(f"train: the first argument must be a model or a TrainConfig, got {type(config).__name__}")
+    if data is not None:
+        given = {**given, "data": os.fspath(data)}
     keywords = options.from_tree(given)
     values.update(keywords if file is None else options.with_file(file, keywords))
-    return Trainer(values, quiet=quiet).run()
+    return Trainer(values, quiet=quiet, callbacks=callbacks, model=model).run()
 
 
 def _in_own_precision(method: Callable[Concatenate[Trainer, _P], _R]) -> Callable[Concatenate[Trainer, _P], _R]:
@@ -83,28 +96,40 @@ def _in_own_precision(method: Callable[Concatenate[Trainer, _P], _R]) -> Callabl
 
 
 class Trainer(State):
-    """One run. `values`: {dotted option name: value}, as parsed from the command line, or a TrainConfig.
+    """One run. `values`: {dotted option name: value}, as parsed from the command line, or a TrainConfig. callbacks: see
+    train. model: the one to be trained, which is changed, in place of what the option names; it moves to the run's
+    device, and keeps its dtype where `precision` is not given.
 
     After construction: `config`, `directory`, `corpus`, `tokenizer`, `model`, `optimizer`, `loader`, `step` (steps
     done), `elapsed` (seconds).
     """
 
-    def __init__(self, values: dict[str, Any] | TrainConfig | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        values: dict[str, Any] | TrainConfig | None = None,
+        *,
+        quiet: bool = False,
+        callbacks: Iterable[Callback | StepFunction] = (),
+        model: LanguageModel | None = None,
+    ) -> None:
         self.report = Report(quiet)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
         elif values is not None:
             values = options.from_tree(values)
+        if model is not None:
+            values = options_of_model(model, values or {})
         self.config, self._checkpoint, self._known = rundir.plan(values or {}, self.report.warn)
         config = self.config
+        self.callbacks = CallbackList([*callbacks, *make_writers(config.writers)])
         self.directory = Path(config.out)
         self.device = rundir.resolve_device(config.device)
         if config.threads:
             _C.set_num_threads(config.threads)
-        self.corpus = open_corpus(config, self._checkpoint)
+        self.corpus = open_corpus(config, self._checkpoint, own=model is not None)
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
-        self.model = make_model(config, self._checkpoint, self.corpus, self.device)
+        self.model = make_model(config, self._checkpoint, self.corpus, self.device, model)
         self.base = base_identity(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
         vocab = self.model.config.vocab_size
@@ -155,7 +180,12 @@ class Trainer(State):
         self.saved_at = self.step
         self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
         remove_old(self)
+        self.callbacks.on_checkpoint(self, path)
         return path
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Tell the user that a side effect has failed, the first time; the run goes on."""
+        self.report.failed(what, error)
 
     @_in_own_precision
     def run(self) -> Result:
@@ -192,10 +222,15 @@ class Trainer(State):
             metrics.sync()
             rescue(self, self.report)
 
+        def told(record: Mapping[str, Any]) -> bool | None:
+            return self.callbacks.on_step(self, record)
+
+        ended: Result | None = None
         try:
+            self.callbacks.on_start(self)
             self.report.introduce(self)
             record, stopped = loop(
-                self, self.stepper, self.report, metrics.write, self._evaluate, save, save_in_emergency
+                self, self.stepper, self.report, metrics.write, told, self._evaluate, save, save_in_emergency
             )
             if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
                 record = {**record, **self._evaluate(False)}
@@ -203,18 +238,20 @@ class Trainer(State):
             if "tokens_per_second" in record:
                 self.report.speed(self, record["tokens_per_second"])
             self.report.finish(self, text, stopped)
+            ended = result = Result(
+                directory=self.directory,
+                step=self.step,
+                loss=record.get("loss", float("nan")),
+                val_loss=record.get("val_loss"),
+                val_bpb=record.get("val_bpb"),
+                sample=text,
+                seconds=self.elapsed,
+                stopped=stopped,
+            )
         finally:
             metrics.close()
-        return Result(
-            directory=self.directory,
-            step=self.step,
-            loss=record.get("loss", float("nan")),
-            val_loss=record.get("val_loss"),
-            val_bpb=record.get("val_bpb"),
-            sample=text,
-            seconds=self.elapsed,
-            stopped=stopped,
-        )
+            self.callbacks.on_end(self, ended)
+        return result
 
     def _evaluate(self, show_sample: bool) -> dict[str, float]:
         values = self.evaluate()

@@ -9,6 +9,8 @@ _READERS = "tests/data/test_readers.py::"
 _TOKENIZER = "tests/data/test_tokenizer_training.py::"
 _LABELS = "tests/data/test_labels.py::"
 _N = "xtrain/nn/"
+_T = "xtrain/train/"
+_CALL = "tests/tune/test_callbacks.py::"
 _LORA = "tests/tune/test_lora.py::"
 _RUNS = "tests/tune/test_tuning_runs.py::"
 
@@ -66,4 +68,20 @@ FAULTS = [
     Fault("mask: of another length", _D + "token_files.py", "        if size != len(found.tokens):\n", "        if False:\n", "a damaged mask is refused", _LABELS + "test_damaged_masks_and_documents"),
     Fault("documents: any order", _D + "token_files.py", "        _check_order(found.documents, len(found.tokens))\n", "", "documents are in order", _LABELS + "test_damaged_masks_and_documents"),
     Fault("documents: order at the border of pieces", _D + "token_files.py", "        last = int(piece[-1])\n", "", "documents are in order", _LABELS + "test_damaged_masks_and_documents"),
+    # ---- callbacks, writers and records
+    Fault("callbacks: nobody hears of a checkpoint", _T + "trainer.py", "        self.callbacks.on_checkpoint(self, path)\n", "", "what a callback hears", _CALL + "test_what_a_callback_hears"),
+    Fault("callbacks: the first that asks for the end", _T + "callbacks/base.py", "return any([callback.on_step(state, record) for callback in self._all])", "return any(callback.on_step(state, record) for callback in self._all)", "every callback hears of a step", _CALL + "test_a_callback_ends_a_run"),
+    Fault("callbacks: anything ends a run", _T + "callbacks/base.py", "self._function(state, record) is True", "bool(self._function(state, record))", "True ends the run", _CALL + "test_a_callback_ends_a_run"),
+    Fault("callbacks: a step is told before it is done", _T + "loop.py", "                del queued[0]\n                if told(record):", "                if told(record):\n                    pass\n                del queued[0]\n                if False:", "an error of a callback leaves one record", _CALL + "test_an_error_of_a_callback_ends_the_run_once"),
+    Fault("callbacks: no end with an error", _T + "trainer.py", "            self.callbacks.on_end(self, ended)\n", "            if ended:\n                self.callbacks.on_end(self, ended)\n", "the end is heard after an error", _CALL + "test_an_error_of_a_callback_ends_the_run_once"),
+    Fault("records: one group", _T + "step.py", 'for group in state.optimizer.param_groups]\n        if self._graph', 'for group in state.optimizer.param_groups[:1]]\n        if self._graph', "learning rates of groups", _CALL + "test_records_say_more_of_the_machine"),
+    Fault("records: memory of now", _T + "report.py", '_C.memory_stats(device)["peak"]', '_C.memory_stats(device)["live_storages"] * -1', "the most memory", _CALL + "test_records_say_more_of_the_machine"),
+    Fault("records: frozen weights cost all", "xtrain/models/decoder.py", " - 2 * self.idle_weights() + attention", " + attention", "4 operations of a frozen weight", _CALL + "test_frozen_weights_take_two_thirds"),
+    Fault("writers: the mask of a checksum", _T + "callbacks/tensorboard.py", "crc >> 15 | crc << 17", "crc >> 17 | crc << 15", "events for TensorBoard", _CALL + "test_checksums"),
+    Fault("writers: events of the future stay", _T + "callbacks/tensorboard.py", "        if state.step:\n", "        if False:\n", "a resumed run takes back events", _CALL + "test_events_for_tensorboard"),
+    Fault("writers: a table from now on", _T + "callbacks/writers.py", "        for record in read_metrics(state.directory / METRICS):\n            self._write(record)\n", "", "a resumed run has the whole table", _CALL + "test_a_table_of_metrics"),
+    Fault("writers: one that fails is asked again", _T + "callbacks/writers.py", "            self._works = False\n", "", "a writer that fails is left alone", _CALL + "test_a_writer_that_fails_ends_no_run"),
+    Fault("writers: their files are data", "xtrain/saving/places.py", r"metrics\.csv|tensorboard|wandb|", "", "files of writers are no data", _CALL + "test_what_writers_write_is_no_data"),
+    Fault("own model: its dtype is lost", _T + "parts.py", 'precision = {} if next(iter(model.parameters())).dtype != _C.bfloat16 else {"precision": "bfloat16"}', "precision = {}", "the dtype of a model is kept", _CALL + "test_the_dtype_of_a_model_is_kept"),
+    Fault("own model: a copy is trained", _T + "parts.py", "        model = own.to(dtype)", "        model = __import__('copy').deepcopy(own).to(dtype)", "the model is changed", _CALL + "test_a_model_that_is_there_is_trained"),
 ]  # fmt: skip
