@@ -28,6 +28,8 @@ INSTEAD = {
     "xtrain.autocast": "model.bfloat16() has 16-bit parameters and activations, and AdamW float32 masters",
     "xtrain.utils": "xt.data.open_data(...).loader(...) draws batches",
     "xtrain.nn.functional": "xt.functional has the functions",
+    "xtrain.models.AutoModelForCausalLM": "xt.models.load(DIR) reads a model of any family",
+    "xtrain.models.AutoModel": "xt.models.load(DIR) reads a model of any family",
     "xtrain.nn.DataParallel": "one process trains on one device",
 }
 

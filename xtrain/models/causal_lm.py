@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import _C, functional, generation, nn, saving
 from .._C import Tensor
+from .._types import Device, Tokenizer
 from ..generation import KVCache
 from ..nn.module import LoadResult, is_stock
 from .language_model import LanguageModel
@@ -124,13 +125,26 @@ class CausalLM(LanguageModel):
         return generation.generate(self, ids, max_new_tokens, **options)
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], dtype: _C.dtype | None = None) -> Self:
-        """A model from a Hugging Face model directory; dtype None keeps that of the files."""
-        model = saving.load_model(directory, dtype=dtype)
+    def from_pretrained(
+        cls, directory: str | os.PathLike[str], dtype: _C.dtype | None = None, device: Device = None
+    ) -> Self:
+        """A model from a Hugging Face model directory; dtype None keeps that of the files. models.load takes a
+        directory of any family.
+        """
+        model = saving.load_model(directory, dtype=dtype, device=device)
         if not isinstance(model, cls):
             raise ValueError(f"from_pretrained: {directory} must hold a {cls.__name__}, got {type(model).__name__}")
         return model
 
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Writes config.json and model.safetensors, a directory that Hugging Face's from_pretrained reads."""
-        saving.save_model(self, directory)
+    def save_pretrained(
+        self,
+        directory: str | os.PathLike[str],
+        max_shard_size: int | str = saving.SHARD_BYTES,
+        *,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """Writes config.json and model.safetensors, a directory that Hugging Face's from_pretrained reads, and the
+        files of `tokenizer`. Tensors of more than max_shard_size, bytes or a text such as "500MB" or "2GiB", are split
+        into several files, see saving.save_model.
+        """
+        saving.save_model(self, directory, tokenizer=tokenizer, shard_bytes=saving.parse_size(max_shard_size))

@@ -90,6 +90,11 @@ class ModelConfig:
                 raise ValueError(f"{cls.__name__}: {path} must be JSON, got {error}") from error
         return cls.from_dict(values)
 
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
+        """The same as from_json."""
+        return cls.from_json(path)
+
     def to_dict(self) -> dict[str, Any]:
         """The content of a config.json, with the dtype under its older and its newer name."""
         self.check()

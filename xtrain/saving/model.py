@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,24 @@ if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 SHARD_BYTES = 5_000_000_000
+
+
+_UNITS = {"": 1, **{f"{p}B": 1000**i for i, p in enumerate(("", "K", "M", "G", "T"))}}
+_UNITS.update({f"{p}IB": 1024**i for i, p in enumerate(("K", "M", "G", "T"), 1)})
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size as save_pretrained takes it: an integer, or a text such as "500MB" (1000s) or "2GiB" (1024s).
+    ValueError for another, and for none at all.
+    """
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?I?B|)", str(size).strip().upper(), re.ASCII)
+    if not isinstance(size, bool) and isinstance(size, (int, str)) and found and found[2] in _UNITS:
+        bytes_ = int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
+        if bytes_ >= 1:
+            return bytes_
+    raise ValueError(
+        f"save_pretrained: max_shard_size must be a positive number of bytes or a text such as '5GB', got {shown(size)}"
+    )
 
 
 def _architecture(model: LanguageModel) -> Architecture | None:

@@ -9,6 +9,7 @@ _READERS = "tests/data/test_readers.py::"
 _TOKENIZER = "tests/data/test_tokenizer_training.py::"
 _LABELS = "tests/data/test_labels.py::"
 _N = "xtrain/nn/"
+_PRE = "tests/saving/test_pretrained.py::"
 _T = "xtrain/train/"
 _CALL = "tests/tune/test_callbacks.py::"
 _LORA = "tests/tune/test_lora.py::"
@@ -84,4 +85,9 @@ FAULTS = [
     Fault("writers: their files are data", "xtrain/saving/places.py", r"metrics\.csv|tensorboard|wandb|", "", "files of writers are no data", _CALL + "test_what_writers_write_is_no_data"),
     Fault("own model: its dtype is lost", _T + "parts.py", 'precision = {} if next(iter(model.parameters())).dtype != _C.bfloat16 else {"precision": "bfloat16"}', "precision = {}", "the dtype of a model is kept", _CALL + "test_the_dtype_of_a_model_is_kept"),
     Fault("own model: a copy is trained", _T + "parts.py", "        model = own.to(dtype)", "        model = __import__('copy').deepcopy(own).to(dtype)", "the model is changed", _CALL + "test_a_model_that_is_there_is_trained"),
+    # ---- save_pretrained
+    Fault("pretrained: any shard size", "xtrain/models/causal_lm.py", "shard_bytes=saving.parse_size(max_shard_size))", "shard_bytes=saving.SHARD_BYTES)", "files of a size", _PRE + "test_shards_of_a_size"),
+    Fault("pretrained: thousands are 1024", "xtrain/saving/model.py", "1000**i for i", "1024**i for i", "units of sizes", _PRE + "test_sizes"),
+    Fault("pretrained: a size of nothing", "xtrain/saving/model.py", "        if bytes_ >= 1:\n", "        if True:\n", "a size is positive", _PRE + "test_sizes_that_cannot_be"),
+    Fault("pretrained: the tokenizer is left out", "xtrain/models/causal_lm.py", "saving.save_model(self, directory, tokenizer=tokenizer,", "saving.save_model(self, directory,", "with a tokenizer", _PRE + "test_with_a_tokenizer_in_another_dtype"),
 ]  # fmt: skip
