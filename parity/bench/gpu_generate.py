@@ -130,7 +130,7 @@ def first(a: list, b: list) -> list:
 
 def speed(count: int, theirs: bool) -> None:
     xt.manual_seed(0)
-    model = Qwen3(Qwen3Config(**SHAPE), dtype=xt.bfloat16).to("cuda")
+    model = Qwen3(Qwen3Config(**SHAPE), device="cuda", dtype=xt.bfloat16)
     other = None
     for batch in (1, 16):
         ids = np.random.default_rng(0).integers(0, 150000, (batch, 32))

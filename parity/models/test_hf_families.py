@@ -218,17 +218,21 @@ def test_files_return_bit_identical(family: str, index: int, dtype: str, tmp_pat
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(("family", "index"), [case for case in CASES if case[1] in (1, 3)])
 def test_greedy_tokens(family: str, index: int, batch: int, tmp_path: Path) -> None:
-    """64 tokens after 5."""
+    """64 tokens after 5; with captured steps, and with a repetition penalty, too."""
     theirs = build(family, index)
     theirs.save_pretrained(tmp_path / "hf")
     ours = models.load(tmp_path / "hf")
     prompt = np.random.default_rng(index).integers(0, theirs.config.vocab_size, (batch, 5))
-    want = theirs.generate(
-        torch.tensor(prompt),
-        attention_mask=torch.ones(prompt.shape, dtype=torch.long),
-        max_new_tokens=64,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    assert np.array_equal(ours.generate(xt.tensor(prompt), 64, temperature=0.0).cpu().numpy(), want.cpu().numpy())
+    for penalty in (1.0, 1.3):
+        want = theirs.generate(
+            torch.tensor(prompt),
+            attention_mask=torch.ones(prompt.shape, dtype=torch.long),
+            max_new_tokens=64,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            repetition_penalty=penalty,
+        )
+        for capture in (False, True):
+            options = dict(temperature=0.0, repetition_penalty=penalty, capture=capture)
+            assert np.array_equal(ours.generate(xt.tensor(prompt), 64, **options).cpu().numpy(), want.cpu().numpy())

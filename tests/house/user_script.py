@@ -245,6 +245,10 @@ def language_model(folder: Path, text: Path) -> None:
     out = model.generate(list(b"def "), 3, temperature=0.7, top_k=40, stream=stream)
     assert_type(out, xt.Tensor)
     assert_type(generation.generate(model, out, 2, temperature=0.0, eos=tokenizer.eos), xt.Tensor)
+    for tokens in generation.stream_tokens(model, out, 2, repetition_penalty=1.2, capture=False):
+        assert_type(tokens, list[int])
+    for piece in generation.stream_text(model, tokenizer, tokenizer.encode(b"def "), 3, stop="\n", seed=1):
+        assert_type(piece, str)
     assert_type(generation.generate_text(model, tokenizer, tokenizer.encode(b"def "), 3, seed=1), str)
 
     xt.save(model.state_dict(), folder / "state.safetensors", metadata={"step": "2"})

@@ -9,6 +9,7 @@ import pytest
 
 import xtrain as xt
 from xtrain.generation import KVCache, generate, steps
+from xtrain.generation.draws import Draws, Penalty
 from xtrain.models import GPT2, GPT2Config, Llama, LlamaConfig, Qwen3, Qwen3Config
 
 SIZES = dict(
@@ -121,7 +122,7 @@ def test_a_step_that_cannot_be_captured() -> None:
     caches = one.make_caches(3, 40)
     with xt.no_grad():
         one(xt.tensor(IDS), None, caches)
-        made = steps.Steps(one, caches, IDS[:, 0], 5, np.array([1, 0], np.uint64), (0.0, None, None))
+        made = steps.Steps(one, caches, IDS[:, 0], 5, Draws((0.0, None, None), 1, Penalty(1.0, IDS)))
         made._graph = Broken()
         with pytest.warns(UserWarning, match="^generate: steps run one by one, a step cannot be captured: no capture"):
             first = made.run(4)

@@ -18,6 +18,7 @@ usage: xtrain COMMAND [options]
 
   train      train a language model (xtrain train --help lists every option)
   sample     generate text from a run or a model directory
+  chat       talk with a model that has a chat template
   verify     check the files of a run or a model directory against their manifest
   prepare    turn text, JSON lines or Parquet into a token file for `train --data` (also: tokenize)
   tokenizer  train a tokenizer on text: xtrain tokenizer train FILES --vocab N
@@ -27,7 +28,7 @@ usage: xtrain COMMAND [options]
 
   --version, --help
 """
-_COMMANDS = ("train", "sample", "verify", "prepare", "tokenize", "tokenizer", "bench", "check", "doctor")
+_COMMANDS = ("train", "sample", "chat", "verify", "prepare", "tokenize", "tokenizer", "bench", "check", "doctor")
 _MODULES = {"tokenize": "prepare"}
 
 

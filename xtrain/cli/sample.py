@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 from .. import _C, saving
 from ..errors import ConfigError
@@ -23,28 +24,22 @@ directory.
   --temperature X       divides the logits; 0 takes the likeliest token [default 0.8]
   --top-k N             sample among the k likeliest tokens; 0 for all [tokens; default 0]
   --top-p X             sample among the likeliest tokens of this total probability [default 1.0]
+  --stop TEXT           ends before this text, which is not printed
+  --repetition-penalty X  divides the logits of tokens that were there before [default 1.0]
   --seed N              of the random numbers [default 0]
   --threads N           CPU threads; 0 for all [threads; default 0]
 """
 
+# Options of commands that draw tokens, with their defaults.
+DRAWING: dict[str, Any] = {
+    "temperature": 0.8, "top_k": 0, "top_p": 1.0, "stop": None, "repetition_penalty": 1.0, "seed": 0, "threads": 0,
+}  # fmt: skip
+
 
 def command(arguments: list[str]) -> int:
-    known = {"prompt": None, "max_tokens": 256, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 0, "threads": 0}
+    known = {"prompt": None, "max_tokens": 256, **DRAWING}
     (directory,), values = simple_options(arguments, known, 1, USAGE)
-    limits = (
-        ("max_tokens", 1, LONGEST_SAMPLE),
-        ("temperature", 0, None),
-        ("top_k", 0, None),
-        ("top_p", 0, 1),
-        ("seed", 0, 2**63 - 1),
-        ("threads", 0, 256),
-    )
-    for name, low, high in limits:
-        if not values[name] >= low or (high is not None and values[name] > high) or values[name] == float("inf"):
-            rule = f"at least {low}" if high is None else f"in [{low}, {high}]"
-            raise ConfigError(f"--{name.replace('_', '-')} must be {rule}, got {values[name]}")
-    if values["top_p"] == 0:
-        raise ConfigError("--top-p must be greater than 0, got 0.0")
+    check_drawing(values)
 
     path = rundir.resolve_run_directory(directory)
     if values["threads"]:
@@ -56,10 +51,36 @@ def command(arguments: list[str]) -> int:
         ids = tokenizer.encode(prompt.encode("utf-8", "surrogateescape"))
     else:
         ids = tokenizer.encode(b"\n") if tokenizer.eos is None else [tokenizer.eos]
-    chosen = {name: values[name] for name in ("temperature", "top_k", "top_p", "seed")}
     with warnings.catch_warnings(record=True) as told:
-        text = generate_text(model, tokenizer, ids, values["max_tokens"], **chosen)
+        text = generate_text(model, tokenizer, ids, values["max_tokens"], **drawing(values))
     for warning in told:
         print(f"xtrain: warning: {warning.message}", file=sys.stderr)
     print(text if prompt else text.lstrip("\0"))
     return 0
+
+
+def drawing(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of `generate_text` among those of a command line."""
+    chosen = {name: values[name] for name in ("temperature", "top_k", "top_p", "seed", "repetition_penalty")}
+    return chosen | {"stop": values["stop"] or ()}
+
+
+def check_drawing(values: dict[str, Any]) -> None:
+    """ConfigError for an option out of its range."""
+    limits = (
+        ("max_tokens", 1, LONGEST_SAMPLE),
+        ("temperature", 0, None),
+        ("top_k", 0, None),
+        ("top_p", 0, 1),
+        ("seed", 0, 2**63 - 1),
+        ("threads", 0, 256),
+        ("repetition_penalty", 0, None),
+    )
+    for name, low, high in limits:
+        if not values[name] >= low or (high is not None and values[name] > high) or values[name] == float("inf"):
+            rule = f"at least {low}" if high is None else f"in [{low}, {high}]"
+            raise ConfigError(f"--{name.replace('_', '-')} must be {rule}, got {values[name]}")
+    if values["top_p"] == 0:
+        raise ConfigError("--top-p must be greater than 0, got 0.0")
+    if values["repetition_penalty"] == 0:
+        raise ConfigError("--repetition-penalty must be greater than 0, got 0.0")

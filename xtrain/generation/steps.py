@@ -12,6 +12,7 @@ from .. import _C
 from .._C import Tensor
 from .._graph import Graph
 from .cache import KVCache
+from .draws import Draws
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
@@ -32,8 +33,8 @@ def can_capture(model: LanguageModel, caches: Sequence[Any]) -> bool:
 class Steps:
     """What follows the first token of a batch, as long as the caches have room.
 
-    tokens: the last token of each row. position: where it stands. random: seed and step. options: temperature, top_k
-    and top_p. A row that has ended goes on: its tokens are made for nothing, and change no other row.
+    tokens: the last token of each row. position: where it stands. A row that has ended goes on: its tokens are
+    made for nothing, and change no other row.
     """
 
     def __init__(
@@ -42,14 +43,13 @@ class Steps:
         caches: Sequence[KVCache],
         tokens: np.ndarray,
         position: int,
-        random: np.ndarray,
-        options: tuple[float, int | None, float | None],
+        draw: Draws,
     ) -> None:
         device, batch = next(iter(model.parameters())).device, len(tokens)
-        self._model, self._caches, self._options = model, list(caches), options
+        self._model, self._caches, self._draw = model, list(caches), draw
         self._ids = _C.tensor(tokens.reshape(batch, 1), device=device)
         self._positions = _C.full((batch,), position, _C.int64, device)
-        self._random = _C.tensor(random.view(np.int64), device=device)
+        self._random = draw.random_on(device)
         self._next = _C.arange(0, 2, 1, _C.int64, device)  # adds 0 to the seed, 1 to the step
         self._made = _C.empty((AT_ONCE, batch), _C.int64, device)
         for cache in caches:
@@ -84,7 +84,7 @@ class Steps:
     def _step(self) -> Tensor:
         """One token a row: [B]. Everything that changes lies on the device and is changed in place."""
         logits = self._model(self._ids, self._positions, self._caches)
-        tokens = _C.sample(_C.select(logits, 1, 0), self._random, *self._options)
+        tokens = self._draw(_C.select(logits, 1, 0), self._random)
         self._ids.copy_(_C.unsqueeze(_C.maximum(tokens, 0), 1))  # -1 is no id
         self._positions.add_(1)
         self._random.add_(self._next)

@@ -10,6 +10,7 @@ _CONFIG = "tests/train/test_config_data.py::"
 _FILES = "tests/train/test_data_files.py::"
 _RULES = "tests/train/test_data_rules.py::"
 _SAMPLING = "tests/nn/test_sampling_rules.py::"
+_STREAM = "tests/nn/test_streaming.py::"
 _STEPS, _KEPT, _CACHED = (
     "tests/nn/test_steps.py::",
     "tests/ops/test_cached_attention.py::",
@@ -65,10 +66,10 @@ FAULTS = [
     Fault("sampling: keys of zeros", "csrc/core/draw.h", "    x = x == 0.0f ? 0.0f : x;\n", "", "both zeros are equal", _DRAWING + "test_the_k_most_likely"),
     Fault("sampling: one number for all rows", _SAMPLE, "(uint64_t)row, total), sum = 0;", "(uint64_t)0, total), sum = 0;", "each row has a number of its own", _DRAWING + "test_seed_step_and_row_decide tests/ops/test_ops.py -k sample"),
     Fault("sampling: the step is not read", _SAMPLE, "const XtPhilox philox = {(uint64_t)p->random[0], (uint64_t)p->random[1]};", "const XtPhilox philox = {(uint64_t)p->random[0], 0};", "each step has numbers of its own", _DRAWING + "test_seed_step_and_row_decide"),
-    Fault("sampling: a step that stands still", _G + "sampling.py", "        self.random[1] += 1\n", "", "each token has a number of its own", _SAMPLING + "test_each_token_has_a_number"),
+    Fault("sampling: a step that stands still", _G + "draws.py", "        self._random[1] += 1\n", "", "each token has a number of its own", _SAMPLING + "test_each_token_has_a_number"),
     Fault("sampling: a seed draws from the generator", _G + "sampling.py", "        seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0\n", "        seed = 0\n", "None draws one from the default generator", _SAMPLING + "test_seeds_of_calls"),
-    Fault("generate: finished sequences go on", _G + "sampling.py", "new = np.where(finished, out[:, end - 1], new)", "new = np.asarray(new)", "a finished one repeats its last token", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
-    Fault("generate: it stops with the first", _G + "sampling.py", "if finished.all():\n", "if finished.any():\n", "generation stops when all have ended", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
+    Fault("generate: finished sequences go on", _G + "sampling.py", "[old if done else token for", "[token for", "a finished one repeats its last token", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
+    Fault("generate: it stops with the first", _G + "sampling.py", "self._ends and all(self._finished)", "self._ends and any(self._finished)", "generation stops when all have ended", _SAMPLING + "test_finished_sequences_repeat_their_last_token"),
     Fault("generate: the positions of a refill", _G + "sampling.py", "end - first - feed.shape[1], caches)", "end - feed.shape[1], caches)", "the context goes on behind its limit", _MODEL + "test_generation_with_caches_is_generation_without " + _SAMPLING + "test_generation_goes_on_behind_the_limit"),
     Fault("generate: the limit by one", _G + "sampling.py", "if caches is None or end - first > limit:", "if caches is None or end - first > limit + 1:", "never more positions than the model has", _SAMPLING + "test_generation_goes_on_behind_the_limit"),
     Fault("steps: a position that stands still", _G + "steps.py", "        self._positions.add_(1)\n", "", "each step has the next position", _STEPS + "test_the_same_tokens_as_step_by_step"),
@@ -76,9 +77,20 @@ FAULTS = [
     Fault("steps: -1 is looked up", _G + "steps.py", "_C.maximum(tokens, 0)", "tokens", "logits that are not finite are found late", _STEPS + "test_logits_that_are_not_finite_are_found_late"),
     Fault("steps: hooks are captured", _G + "steps.py", "return not hooks and", "return", "no module has hooks", _STEPS + "test_what_is_not_captured"),
     Fault("steps: caches of others", _G + "steps.py", "type(cache) is KVCache", "isinstance(cache, KVCache)", "caches of KVCache alone", _STEPS + "test_what_is_not_captured"),
-    Fault("steps: beyond the limit", _G + "sampling.py", "total - first <= limit and", "True and", "no position beyond the model's", _STEPS + "test_behind_the_limit"),
+    Fault("steps: beyond the limit", _G + "sampling.py", "caches is not None and total - first <= limit", "caches is not None", "no position beyond the model's", _STEPS + "test_behind_the_limit"),
     Fault("steps: captured everywhere", _G + "sampling.py", "(CAPTURES and on_gpu if capture is None else capture)", "(on_gpu or True if capture is None else capture)", "by default as CAPTURES says", _STEPS + "test_the_default_is_a_rule"),
     Fault("steps: an error is passed over", _G + "steps.py", "            if not captures or self._graph.captured:\n                raise\n", "            if True:\n                raise\n", "a step that cannot be captured runs", _STEPS + "test_a_step_that_cannot_be_captured"),
+    Fault("stream: modes stay", _G + "sampling.py", "with no_grad(), evaluating(self._model):", "if object.__setattr__(self._model, 'training', False) is None:", "between two steps the model has its own mode", _STREAM + "test_steps_are_made_when_they_are_asked_for"),
+    Fault("stream: letters in parts", _G + "text.py", "return min(3, len(text) - len(text.rstrip(_PART)))", "return 0", "a letter is shown when all its bytes are there", _STREAM + "test_pieces_are_the_text"),
+    Fault("stream: parts of a stop text", _G + "text.py", "range(min(len(stop) - 1, len(text)), 0, -1)", "range(min(len(stop) - 2, len(text)), 0, -1)", "no part of a stop text is shown", _STREAM + "test_stop_texts"),
+    Fault("stream: the last stop text", _G + "text.py", "self.cut = min(places)", "self.cut = max(places)", "the first text that the continuation holds", _STREAM + "test_stop_texts"),
+    Fault("stream: what is held back at the end", _G + "text.py", "        if len(text) > len(shown):\n            yield text[len(shown) :]\n", "", "pieces are the text", _STREAM + "test_stop_texts " + _STREAM + "test_bytes_that_are_no_letter_are_shown_at_last"),
+    Fault("penalty: of negative logits", _G + "draws.py", "_C.mul(logits, self._factor)", "_C.div(logits, self._factor)", "negative logits times the factor", _STREAM + "test_seen_tokens_are_less_likely"),
+    Fault("penalty: new tokens", _G + "draws.py", "        self.penalty.see(tokens)\n", "", "tokens that a row has had", _STREAM + "test_a_penalty_changes_what_is_generated"),
+    Fault("penalty: of all rows", _G + "draws.py", "np.put_along_axis(seen, self._rows, True, 1)", "seen[:, self._rows] = True", "of each row alone", _STREAM + "test_seen_tokens_are_less_likely"),
+    Fault("chat: answers are forgotten", "xtrain/cli/chat.py", "messages = [*asked, {", "messages = [*messages, {", "each message has all that was said before it", _STREAM + "test_a_conversation"),
+    Fault("chat: the system's message goes", "xtrain/cli/chat.py", "            messages = list(start)\n", "            messages = []\n", "/new begins with the system's message", _STREAM + "test_a_conversation"),
+    Fault("chat: context is dropped", "xtrain/cli/chat.py", 'min(values["max_tokens"], room - len(ids))', 'values["max_tokens"]', "an answer ends where the room does", _STREAM + "test_a_conversation_that_is_too_long"),
     Fault("cached_attention: the new key is not kept", _CACHED, "memcpy(keys + position * p->dim,", "if (position > 0) memcpy(keys + position * p->dim,", "keys[n] = k", _KEPT + "test_one_row_is_stored_and_the_others_stay " + _KEPT + "test_the_first_position_gives_the_value tests/ops/test_ops.py -k cached_attention"),
     Fault("cached_attention: values of the key", _CACHED, "memcpy(values + position * p->dim, (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1], row);", "memcpy(values + position * p->dim, (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1], row);", "values[n] = v", _KEPT + "test_one_row_is_stored_and_the_others_stay"),
     Fault("cached_attention: one position more", _CACHED, "NAME(attend)(p, q, keys, values, position, s", "NAME(attend)(p, q, keys, values, position + 1 < p->length ? position + 1 : position, s", "over j <= n", _KEPT + "test_one_row_is_stored_and_the_others_stay"),
@@ -87,7 +99,7 @@ FAULTS = [
     Fault("cached_attention: changes are not counted", "csrc/ops/attention/cached_attention.c", "    XT_TRY(xt_begin_inplace(keys, c->op->name));\n", "", "keys and values are changed in place", _KEPT + "test_changes_are_counted"),
     Fault("cache: room for one less", _G + "cache.py", "        if end > self.length:\n", "        if end >= self.length:\n", "positions that fit are stored", _SAMPLING + "test_a_cache_holds_what_it_has_room_for"),
     Fault("cache: values of the keys", _G + "cache.py", "_C.slice(values, 2, start, end).copy_(value)", "_C.slice(values, 2, start, end).copy_(key)", "keys and values", _MODEL + "test_generation_with_caches_is_generation_without"),
-    Fault("text: the end is shown", _G + "text.py", "return tokenizer.decode(result[:stop])", "return tokenizer.decode(result[: stop + 1])", "ends early at the end-of-document token", _SAMPLING + "test_text_ends_before_its_end_token"),
-    Fault("text: an end in the prompt", _G + "text.py", "range(start, len(result))", "range(len(result))", "an end token in the prompt is none", _SAMPLING + "test_text_ends_before_its_end_token"),
+    Fault("text: the end is shown", _G + "text.py", "            if token in self._ends:\n                break\n            self.ids.append(token)\n", "            self.ids.append(token)\n            if token in self._ends:\n                break\n", "ends early at the end-of-document token", _SAMPLING + "test_text_ends_before_its_end_token"),
+    Fault("text: an end in the prompt", _G + "text.py", "for (token,) in self._steps:", "for (token,) in () if self._ends & set(self.start) else self._steps:", "an end token in the prompt is none", _SAMPLING + "test_text_ends_before_its_end_token"),
     Fault("bytes: invalid text", "xtrain/tokenizers/byte_level.py", 'decode("utf-8", errors="replace")', 'decode("utf-8", errors="ignore")', "bytes that are not UTF-8 become U+FFFD", _CONFIG + "test_byte_tokenizer " + _RULES + "test_bytes_that_are_no_text_are_shown"),
 ]  # fmt: skip

@@ -1,0 +1,191 @@
+"""Iterators over tokens and text, stop texts, the repetition penalty, and the command that talks."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+from xtrain.generation import generate, generate_text, stream_text, stream_tokens
+from xtrain.generation.draws import Penalty
+from xtrain.models import Qwen3, Qwen3Config
+from xtrain.tokenizers import ByteTokenizer
+
+pytestmark = pytest.mark.on_cpu
+
+SIZES = dict(
+    vocab_size=97, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    head_dim=8, initializer_range=0.5,
+)  # fmt: skip
+
+
+class Says(xt.nn.Module):
+    """A model that continues every prompt with the bytes of a text, and then with its eos 0."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__()
+        self.weight = xt.nn.Parameter(xt.zeros((1,)))
+        self.config, self.text, self.modes = SimpleNamespace(max_position_embeddings=500), text + b"\0", []
+
+    def make_caches(self, batch: int, length: int) -> list:
+        return []
+
+    def forward(self, ids, positions, caches):
+        self.modes.append((self.training, xt.is_grad_enabled()))
+        logits = np.zeros((*ids.shape, 256), np.float32)
+        start = 2 if positions is None else 2 + int(positions.numpy()[0]) - 1
+        logits[:, -1, self.text[min(start - 2, len(self.text) - 1)]] = 50.0
+        return xt.tensor(logits)
+
+
+def said(text: str, **options) -> tuple[str, list[str]]:
+    """Behind the prompt "> "; as a whole and in pieces."""
+    arguments = (ByteTokenizer(), [62, 32], 100)
+    whole = generate_text(Says(text.encode()), *arguments, temperature=0.0, **options)
+    assert whole.startswith("> ")
+    return whole[2:], list(stream_text(Says(text.encode()), *arguments, temperature=0.0, **options))
+
+
+# ---- iterators
+
+
+def test_steps_are_made_when_they_are_asked_for() -> None:
+    """In evaluation mode without recording; between two steps both are as before."""
+    model = Says(b"abcdef")
+    steps = stream_tokens(model, [62, 32], 100, temperature=0.0)
+    assert model.modes == []
+    assert [next(steps), next(steps)] == [[97], [98]] and model.modes == [(False, False)] * 2
+    assert model.training and xt.is_grad_enabled()
+    assert [token for (token,) in steps] == [99, 100, 101, 102, *[0] * 94]
+
+
+def test_the_iterator_has_the_tokens_of_generate() -> None:
+    model = Qwen3(Qwen3Config(**SIZES), dtype=xt.float64)
+    ids = np.array([[1, 2, 3], [4, 5, 6]])
+    for capture in (False, True):
+        options = dict(seed=3, eos=list(range(0, 97, 11)), capture=capture, temperature=2.0)
+        for count in (0, 1, 25):
+            want = generate(model, ids, count, **options).numpy()[:, 3:]
+            assert np.array_equal(np.array(list(stream_tokens(model, ids, count, **options))).reshape(-1, 2).T, want)
+
+
+def test_arguments_are_checked_at_once() -> None:
+    with pytest.raises(ValueError, match="generate: top_k must be"):
+        stream_tokens(Says(b""), [1], 3, top_k=0)
+    with pytest.raises(ValueError, match=r"generate_text: stop must be texts that are not empty, got ''"):
+        stream_text(Says(b""), ByteTokenizer(), [1], 3, stop="")
+
+
+# ---- text
+
+
+def test_pieces_are_the_text() -> None:
+    for text in ("hello", "Grüße, 世界 🌍!", ""):
+        whole, pieces = said(text)
+        assert whole == "".join(pieces) == text and all(pieces)
+    assert said("héé")[1] == ["h", "é", "é"], "a letter is shown when all its bytes are there"
+
+
+def test_bytes_that_are_no_letter_are_shown_at_last() -> None:
+    model = Says(b"a\xff\xff\xff\xff\xff")
+    pieces = list(stream_text(model, ByteTokenizer(), [62, 32], 100, temperature=0.0))
+    assert "".join(pieces) == "a" + "\ufffd" * 5
+
+
+def test_stop_texts() -> None:
+    """The first that the continuation holds ends it and is not shown, nor any part of it; one in the prompt is none."""
+    for stop, want in (
+        ("lo w", "hel"), (["zzz", "or", "wo"], "hello "), ("h", ""), ("world!", "hello world"), ("> ", "hello world"), ("ld", "hello wor"),
+    ):  # fmt: skip
+        whole, pieces = said("hello world", stop=stop)
+        assert whole == "".join(pieces) == want, stop
+    assert said("aab", stop="ab")[1] == ["a"], "what begins as the stop text and goes on otherwise is shown"
+
+
+# ---- the repetition penalty
+
+
+def test_seen_tokens_are_less_likely() -> None:
+    """Positive logits over the factor, negative ones times it, of the tokens of each row alone."""
+    logits = xt.tensor(np.array([[2.0, -2.0, 1.0, 0.5], [2.0, -2.0, 1.0, 0.5]], np.float32))
+    penalty = Penalty(2.0, np.array([[0, 1, 1], [3, 3, 3]]))
+    assert penalty(logits).tolist() == [[1.0, -4.0, 1.0, 0.5], [2.0, -2.0, 1.0, 0.25]]
+    penalty.see(xt.tensor([2, 0]))
+    assert penalty(logits).tolist() == [[1.0, -4.0, 0.5, 0.5], [1.0, -2.0, 1.0, 0.25]]
+    assert Penalty(1.0, np.array([[0]]))(logits) is logits
+    assert penalty(logits.to(xt.bfloat16)).dtype is xt.float32, "not rounded again"
+
+
+def test_a_penalty_changes_what_is_generated() -> None:
+    """The same with captured steps; with a large factor no token comes twice while others are left."""
+    model = Qwen3(Qwen3Config(**SIZES), dtype=xt.float64)
+    ids = np.array([[1, 2, 3], [4, 5, 6]])
+    for factor in (1.3, 1e9):
+        options = dict(temperature=0.0, repetition_penalty=factor, eos=())
+        plain, captured = (generate(model, ids, 30, capture=c, **options).tolist() for c in (False, True))
+        assert plain == captured != generate(model, ids, 30, temperature=0.0, eos=()).tolist()
+    assert all(len(set(row)) == 33 for row in plain)
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="generate: repetition_penalty must be a number > 0"):
+            generate(model, ids, 1, repetition_penalty=bad)
+
+
+# ---- xtrain chat
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+class Chatty(ByteTokenizer):
+    def files(self) -> dict[str, bytes]:
+        return {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE}).encode()}
+
+
+def chat(monkeypatch, capsys, lines: str, *options: str, room: int = 200) -> tuple[str, str, list[str]]:
+    """What is printed, and the prompts that the model gets."""
+    pytest.importorskip("jinja2")
+    from xtrain.cli import chat as command
+
+    prompts: list[str] = []
+
+    class Listens(Says):
+        def forward(self, ids, positions, caches):
+            if positions is None:
+                prompts.append(bytes(ids.numpy()[0].tolist()).decode())
+                self.begin = ids.shape[1]
+                return super().forward(ids, None, caches)
+            return super().forward(ids, positions - self.begin + 2, caches)
+
+    model = Listens(b"yes!")
+    model.config.max_position_embeddings = room
+    monkeypatch.setattr(command, "load_tokenizer", lambda path: Chatty())
+    monkeypatch.setattr(command.saving, "load_model", lambda path: model)
+    monkeypatch.setattr(command.rundir, "resolve_run_directory", lambda path: path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert command.command(["DIR", "--temperature", "0", *options]) == 0
+    out = capsys.readouterr()
+    return out.out, out.err, prompts
+
+
+def test_a_conversation(monkeypatch, capsys) -> None:
+    """Each message has all that was said before it; empty lines are none; /new begins anew, with the system's message."""
+    out, err, prompts = chat(monkeypatch, capsys, "one\n\ntwo\n/new\nthree\n", "--system", "be short")
+    assert out == "yes!\n" * 3 and err == ""
+    first = "<system>be short\n<user>one\n<assistant>"
+    assert prompts == [first, f"{first}yes!\n<user>two\n<assistant>", "<system>be short\n<user>three\n<assistant>"]
+
+
+def test_a_conversation_that_is_too_long(monkeypatch, capsys) -> None:
+    """Is refused and told; the message is forgotten. An answer ends where the room does, without dropping context."""
+    out, err, prompts = chat(monkeypatch, capsys, "x" * 40 + "\nabc\n", room=24)
+    assert out == "yes\n" and "the conversation has 58 tokens, the model takes 24: /new begins anew" in err
+    assert prompts == ["<user>abc\n<assistant>"]
+
+
+def test_answers_stop(monkeypatch, capsys) -> None:
+    assert chat(monkeypatch, capsys, "one\n", "--stop", "s!")[0] == "ye\n"
+    assert chat(monkeypatch, capsys, "one\n", "--max-tokens", "2")[0] == "ye\n"

@@ -1,0 +1,75 @@
+"""`xtrain chat`."""
+
+from __future__ import annotations
+
+import sys
+
+from .. import _C, saving
+from ..generation import stream_text
+from ..tokenizers import ChatTemplate, load_tokenizer
+from ..train import rundir
+from .parser import simple_options
+from .sample import DRAWING, check_drawing, drawing
+
+USAGE = """\
+usage: xtrain chat DIR [options]
+
+A conversation with the newest checkpoint of a run directory, with one checkpoint, or with any Hugging Face model
+directory. Each line of the input is a message, and the answer is printed as it is made. Messages take the form of the
+tokenizer's chat template (needs jinja2: pip install 'xtrain[chat]'). /new begins anew, the end of the input (Ctrl-D)
+ends it.
+
+  --system TEXT         what the model is told before the first message
+  --max-tokens N        most tokens of an answer [tokens; default 512]
+  --temperature X       divides the logits; 0 takes the likeliest token [default 0.8]
+  --top-k N             sample among the k likeliest tokens; 0 for all [tokens; default 0]
+  --top-p X             sample among the likeliest tokens of this total probability [default 1.0]
+  --stop TEXT           ends an answer before this text, which is not printed
+  --repetition-penalty X  divides the logits of tokens that were there before [default 1.0]
+  --seed N              of the random numbers of the first answer; one more for each further one [default 0]
+  --threads N           CPU threads; 0 for all [threads; default 0]
+"""
+
+
+def command(arguments: list[str]) -> int:
+    (directory,), values = simple_options(arguments, {"system": None, "max_tokens": 512, **DRAWING}, 1, USAGE)
+    check_drawing(values)
+    path = rundir.resolve_run_directory(directory)
+    if values["threads"]:
+        _C.set_num_threads(values["threads"])
+    tokenizer = load_tokenizer(path)
+    template = ChatTemplate(tokenizer.files(), path)
+    model = saving.load_model(path)
+    room = model.config.max_position_embeddings
+    start = [{"role": "system", "content": values["system"]}] if values["system"] else []
+    messages, options, answers = list(start), drawing(values), 0
+    shows = sys.stdin.isatty()
+    while True:
+        if shows:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            if shows:
+                print()
+            return 0
+        if not line.strip():
+            continue
+        if line.strip() == "/new":
+            messages = list(start)
+            continue
+        asked = [*messages, {"role": "user", "content": line.rstrip("\n")}]
+        ids = tokenizer.encode(template.render(asked, add_generation_prompt=True).encode())
+        if len(ids) >= room:
+            print(
+                f"xtrain: the conversation has {len(ids)} tokens, the model takes {room}: /new begins anew",
+                file=sys.stderr,
+            )
+            continue
+        answer = ""
+        options["seed"] = (values["seed"] + answers) % 2**63
+        for piece in stream_text(model, tokenizer, ids, min(values["max_tokens"], room - len(ids)), **options):
+            print(piece, end="", flush=True)
+            answer += piece
+        print()
+        answers += 1
+        messages = [*asked, {"role": "assistant", "content": answer}]
