@@ -144,3 +144,7 @@ def test_a_dry_run_counts_what_is_trained(base, capsys) -> None:
         said = capsys.readouterr()
         found.append(said.out or said.err)
     assert "peak" in found[0] and "peak" in found[1] and found[0] != found[1]
+    Trainer({**given, "lora.r": 2, "steps": 1}, quiet=True).run()
+    tuned = [f"--model={base.parent / 'run' / 'checkpoint-00000001'}", "--out", str(base.parent / "more")]
+    assert main(["train", *words, *tuned, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == found[1].splitlines()[2:], "of the LoRA that is in the model"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _C, cuda
+from .. import _C, cuda, lora
 from .._C import Tensor
 from .._host import host_memory
 from ..autograd import no_grad
@@ -15,6 +15,8 @@ from ..models.language_model import LanguageModel
 from ..models.registry import Architecture, architecture
 from ..nn.module import evaluating
 from ..saving import DirectoryReader, read_config
+from ..saving.adapter import CONFIG as ADAPTER
+from ..saving.adapter import read_adapter_config
 from . import rundir
 from .config import TrainConfig, resolve_model
 from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus
@@ -62,9 +64,11 @@ class Estimate:
         return self.step + self.evaluation
 
 
-def estimates(kind: Architecture, keys: Any, config: TrainConfig, device: str) -> list[Estimate]:
+def estimates(
+    kind: Architecture, keys: Any, config: TrainConfig, device: str, adapter: lora.LoraConfig | None = None
+) -> list[Estimate]:
     """What a step of `config` needs under each policy that the model has. keys: a config of `kind`, of which nothing is
-    built.
+    built. adapter: of the LoRA that the model directory holds.
 
     The step itself runs, twice, on a device whose tensors have no elements (`meta`).
     """
@@ -72,20 +76,24 @@ def estimates(kind: Architecture, keys: Any, config: TrainConfig, device: str) -
     meta = _C.device("meta:0" if device == "cpu" else "meta:1")
     _C.set_default_device(meta)
     try:
-        return [_estimate(kind, keys, config, meta, policy) for policy in kind.recompute]
+        return [_estimate(kind, keys, config, meta, policy, adapter) for policy in kind.recompute]
     finally:
         _C.set_default_device(default)
         _C.set_rng_state(rng)
 
 
-def _estimate(kind: Architecture, keys: Any, config: TrainConfig, meta: _C.device, policy: str) -> Estimate:
+def _estimate(
+    kind: Architecture, keys: Any, config: TrainConfig, meta: _C.device, policy: str, adapter: lora.LoraConfig | None
+) -> Estimate:
     def held() -> int:
         return _C.memory_stats(meta)["allocated"] - before
 
     before = _C.memory_stats(meta)["allocated"]
     model = kind.model(keys).to(_C.bfloat16 if config.precision == "bfloat16" else _C.float32)
     model.recompute = policy
-    choose_trained(model, config)
+    if adapter is not None:
+        lora.apply(model, adapter)
+    choose_trained(model, config, new=adapter is None)
     optimizer = make_optimizer(model, config.optim)
     parameters = held()
     sizes = [
@@ -198,9 +206,11 @@ def dry_run(values: Mapping[str, Any]) -> str:
     corpus = open_corpus(config, checkpoint)
     planned = None if checkpoint else resolve_model(config, corpus.vocab_size)
     if planned is None:
-        kind, keys = read_config(DirectoryReader(checkpoint or config.model.preset))
+        reader = DirectoryReader(checkpoint or config.model.preset)
+        kind, keys = read_config(reader)
+        adapter = read_adapter_config(reader) if reader.has(ADAPTER) else None
     else:
-        kind = architecture(planned["model_type"])
+        kind, adapter = architecture(planned["model_type"]), None
         keys = kind.config(**planned, dtype="float32")
     check_vocabulary(keys, corpus)
     limit = host_memory() if device == "cpu" else cuda.get_device_properties(device)["memory_total"]
@@ -217,7 +227,7 @@ def dry_run(values: Mapping[str, Any]) -> str:
         f" in {config.grad_accum} pieces" if config.grad_accum > 1 else ""
     )
     lines = [f"warning: {text}" for text in warnings] + [head, batch]
-    found = estimates(kind, keys, config, device)
+    found = estimates(kind, keys, config, device, adapter)
     if config.recompute not in [one.recompute for one in found]:
         raise ConfigError(f"recompute must be none for {keys.family}, got {config.recompute}")
     return "\n".join(lines + table(found, config, limit, device))
