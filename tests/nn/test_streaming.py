@@ -100,7 +100,7 @@ def test_bytes_that_are_no_letter_are_shown_at_last() -> None:
 def test_stop_texts() -> None:
     """The first that the continuation holds ends it and is not shown, nor any part of it; one in the prompt is none."""
     for stop, want in (
-        ("lo w", "hel"), (["zzz", "or", "wo"], "hello "), ("h", ""), ("world!", "hello world"), ("> ", "hello world"), ("ld", "hello wor"),
+        ("lo w", "hel"), (["w", "lo w"], "hel"), (["zzz", "or", "wo"], "hello "), ("h", ""), ("world!", "hello world"), ("> ", "hello world"), ("ld", "hello wor"),
     ):  # fmt: skip
         whole, pieces = said("hello world", stop=stop)
         assert whole == "".join(pieces) == want, stop
