@@ -34,6 +34,13 @@ class Tokenizer(Protocol):
         ...
 
 
+def need_tensors(op: str, **given: object) -> None:
+    """TypeError for an argument that is no Tensor."""
+    for name, value in given.items():
+        if not isinstance(value, _C.Tensor):
+            raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
+
+
 def is_real(value: object) -> TypeGuard[float]:
     """Whether value is a number of Python or NumPy that is not complex. Checkers know nothing of numbers.Real."""
     return isinstance(value, numbers.Real)

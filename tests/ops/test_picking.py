@@ -179,7 +179,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ("a", TypeError, r"a tensor is indexed with .*, got str"),
     (xt.tensor(1.5), TypeError, r"a tensor is indexed with int64, int32 and bool tensors, got float32"),
     (np.array(1.5), TypeError, r"a tensor is indexed with .*, got ndarray of float64"),
-    ([1.5], TypeError, r"a tensor is indexed with .*, got list of float64"),
+    ([1.5], TypeError, r"a tensor is indexed with .*, got list of float32"),
     (True, TypeError, r"a tensor is indexed with ints, .*, got a bool; to mask use where\(\)"),
     ([4], IndexError, r"index: index must be in \[-4, 4\), got 4 at position 0"),
     ((slice(None), [0, -6]), IndexError, r"index: index must be in \[-5, 5\), got -6 at position 1"),

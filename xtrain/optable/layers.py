@@ -166,6 +166,8 @@ op(
         case(Ids(0, 1, 4), N(1, 1)),
         case(Ids(0, 3, 33), N(3, 33)),
         case(Ids(0, 50, 3, 31), N(50, 257)),
+        case(Ids(7, 10, 3, 31), N(900, 5)),  # few of many ids
+        case(Ids(0, 2000, 3), N(2000, 1)),
         case(Ids(0, 211, 4, 300), N(211, 64), big=True),
     ],
     _C.embedding,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .mhc import inputs, post_inputs
-from .table import Case, Ids, N, Op, U, case
+from .table import Away, Case, Ids, N, Op, U, case
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,17 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "mhc_close": case(*inputs(streams, 1.0, 1.0)),
         "adamw_": case(*[N(*d.activation)] * 3, U(0.1, 1, *d.activation), **_ADAMW),
         "clip_grad_norm_": case(N(*d.activation), N(d.width), max_norm=1.0),
+        "floor_divide": case(N(*d.activation), Away(*d.activation)),
+        "remainder": case(N(*d.activation), Away(*d.activation)),
+        "gather": case(N(*d.activation), Ids(0, d.width, *d.activation), dim=1),
+        "scatter": case(N(*d.activation), Ids(0, d.width, *d.activation), N(*d.activation), dim=1),
+        "scatter:once": case(N(*d.activation), Ids(0, d.width, d.tokens, 1), N(d.tokens, 1), dim=1),
+        "scatter_add": case(N(*d.activation), Ids(0, d.width, *d.activation), N(*d.activation), dim=1),
+        "index": case(N(d.words, d.width), Ids(-d.words, d.words, batch, d.length)),
+        "index_put": case(N(d.words, d.width), Ids(0, d.words, rows), N(rows, d.width)),
+        "index_put:accumulate": case(N(d.words, d.width), Ids(0, d.words, rows), N(rows, d.width)),
+        "cumsum": case(N(*d.activation), dim=1),
+        "sample": case(N(256, d.words), Ids(0, 1 << 40, 2), top_k=40, top_p=0.9),
         "sum": case(N(*d.activation), dim=1),
         "mean": case(N(*d.activation), dim=1),
         "amax": case(N(*d.activation), dim=1),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .._types import Size, is_real
+from .._types import Size, is_real, need_tensors
 
 _Tensor = _C.Tensor
 
@@ -22,6 +22,7 @@ def _axis(op: str, input: _Tensor, dim: int) -> int:
 
 def outer(input: _Tensor, vec2: _Tensor) -> _Tensor:
     """input [n], vec2 [m] -> [n, m]: out[i, j] = input[i] * vec2[j]. ValueError for other dims."""
+    need_tensors("outer", input=input, vec2=vec2)
     for name, vector in (("input", input), ("vec2", vec2)):
         if vector.ndim != 1:
             raise ValueError(f"outer: {name} must have 1 dim, got shape {tuple(vector.shape)}")
@@ -41,6 +42,7 @@ def tril(input: _Tensor, diagonal: int = 0) -> _Tensor:
     """The lower triangles of the last two dims: x[.., i, j] where j <= i + diagonal, else 0. Any dtype. ValueError for
     fewer than 2 dims.
     """
+    need_tensors("tril", input=input)
     return _triangle("tril", input, diagonal, True)
 
 
@@ -48,6 +50,7 @@ def triu(input: _Tensor, diagonal: int = 0) -> _Tensor:
     """The upper triangles of the last two dims: x[.., i, j] where j >= i + diagonal, else 0. Any dtype. ValueError for
     fewer than 2 dims.
     """
+    need_tensors("triu", input=input)
     return _triangle("triu", input, diagonal, False)
 
 
@@ -57,6 +60,7 @@ def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdi
 
     The gradient at a norm of 0 is 0 for p = 2. TypeError for other dtypes, ValueError for other p.
     """
+    need_tensors("norm", input=input)
     if p == "fro":
         p = 2.0
     if not is_real(p) or math.isnan(p):
@@ -83,6 +87,7 @@ def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdi
 
 def unbind(input: _Tensor, dim: int = 0) -> tuple[_Tensor, ...]:
     """Views of the parts along dim, without that dim."""
+    need_tensors("unbind", input=input)
     dim = _axis("unbind", input, dim)
     return tuple(_C.select(input, dim, index) for index in range(input.shape[dim]))
 
@@ -91,6 +96,7 @@ def repeat(input: _Tensor, *sizes: Any) -> _Tensor:
     """A copy that has the tensor sizes[d] times along dim d; more sizes than dims add dims in front. ValueError for
     fewer, and for negative ones.
     """
+    need_tensors("repeat", input=input)
     if len(sizes) == 1 and not isinstance(sizes[0], int):
         sizes = tuple(sizes[0])
     if len(sizes) < input.ndim or any(not isinstance(n, int) or n < 0 for n in sizes):
@@ -110,6 +116,7 @@ def repeat_interleave(input: _Tensor, repeats: _Tensor | int, dim: int | None = 
     repeats: an int, or int64 or int32 of shape [size of dim], one for each; such a tensor is read by the host.
     ValueError for negative numbers and for another shape.
     """
+    need_tensors("repeat_interleave", input=input)
     if dim is None:
         input, dim = input.reshape((-1,)), 0
     dim = _axis("repeat_interleave", input, dim)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from .._types import need_tensors
 
 _Tensor = _C.Tensor
 
@@ -21,6 +22,7 @@ def nonzero(input: _Tensor, as_tuple: bool = False) -> Any:
     """Where input is not 0: int64 [count, dims], in row-major order; with as_tuple a tensor [count] for each dim. The
     host reads input.
     """
+    need_tensors("nonzero", input=input)
     found = np.nonzero((input != 0).cpu().numpy() if input.dtype != _C.bool else input.cpu().numpy())
     if as_tuple:
         return tuple(_C.from_numpy(np.ascontiguousarray(places)).to(input.device) for places in found)
@@ -29,18 +31,22 @@ def nonzero(input: _Tensor, as_tuple: bool = False) -> Any:
 
 def _as_tensor(item: Any) -> _Tensor:
     """An index of a key as a tensor of integers or a mask."""
+    rule = "a tensor is indexed with ints, slices, None and ..., and tensors and lists of ints or bools"
     if isinstance(item, _Tensor):
         tensor = item
+    elif isinstance(item, (np.ndarray, np.generic)):
+        if item.dtype.kind not in "iub":
+            raise TypeError(f"{rule}, got {type(item).__name__} of {item.dtype}")
+        tensor = _C.tensor(item if item.dtype == np.bool_ else item.astype(np.int64), device="cpu")
     else:
-        array = np.asarray(item)
-        if array.size == 0 and not isinstance(item, np.ndarray):
-            array = array.astype(np.int64)
-        if array.dtype.kind not in "iub":
-            raise TypeError(
-                "a tensor is indexed with ints, slices, None and ..., and tensors and lists of ints or bools, "
-                f"got {type(item).__name__} of {array.dtype}"
-            )
-        tensor = _C.tensor(array if array.dtype == np.bool_ else array.astype(np.int64), device="cpu")
+        try:
+            tensor = _C.tensor(item, device="cpu")
+        except RuntimeError as error:  # a tensor in a list that cannot be read
+            raise TypeError(f"{rule}, got {type(item).__name__}: {error}") from None
+        if tensor.numel() == 0:
+            tensor = tensor.to(_C.int64)
+        if tensor.dtype.is_floating_point:
+            raise TypeError(f"{rule}, got {type(item).__name__} of {tensor.dtype.name}")
     if tensor.dtype not in (_C.int64, _C.int32, _C.bool):
         raise TypeError(f"a tensor is indexed with int64, int32 and bool tensors, got {tensor.dtype.name}")
     if tensor.dtype == _C.bool and tensor.ndim == 0:
@@ -183,6 +189,7 @@ def index_select(input: _Tensor, dim: int, index: _Tensor) -> _Tensor:
 
     Negative ones count from the end; IndexError for one outside, ValueError for an index of other dims.
     """
+    need_tensors("index_select", input=input, index=index)
     return _C.index(_first("index_select", input, dim), [_vector("index_select", index)]).transpose(0, dim)
 
 
@@ -190,6 +197,7 @@ def index_add(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alph
     """input with the parts of alpha * source along dim added to those of input that index [n] names. source has the
     shape of input but n along dim. Sums in a fixed order, in float32 (float64). Float dtypes.
     """
+    need_tensors("index_add", input=input, index=index, source=source)
     rows = _first("index_add", source if alpha == 1 else source * alpha, dim)
     table = _first("index_add", input, dim)
     return _C.index_put(table, [_vector("index_add", index)], rows, True).transpose(0, dim)
@@ -208,6 +216,7 @@ def scatter(input: _Tensor, dim: int, index: _Tensor, src: _Tensor | float) -> _
     """input with src in the places that gather(input, dim, index) reads: a number, or a tensor of input's dtype that is
     nowhere smaller than index. Of several elements for one place the last counts, also for the gradient. Any dtype.
     """
+    need_tensors("scatter", input=input, index=index)
     if not isinstance(src, _Tensor):
         src = _C.full(index.shape, src, input.dtype, input.device)
     return _C.scatter(input, dim, index, _part("scatter", src, index))
@@ -217,32 +226,38 @@ def scatter_add(input: _Tensor, dim: int, index: _Tensor, src: _Tensor) -> _Tens
     """input with src added in the places that gather(input, dim, index) reads. src: of input's dtype, nowhere smaller
     than index. Sums in a fixed order, in float32 (float64). Float dtypes.
     """
+    need_tensors("scatter_add", input=input, index=index, src=src)
     return _C.scatter_add(input, dim, index, _part("scatter_add", src, index))
 
 
 def masked_select(input: _Tensor, mask: _Tensor) -> _Tensor:
     """The elements where mask (bool, broadcast with input) is true, 1-D in row-major order. The host reads mask."""
+    need_tensors("masked_select", input=input, mask=mask)
     shape = np.broadcast_shapes(tuple(input.shape), tuple(mask.shape))
     return input.expand(shape).reshape((-1,))[mask.expand(shape).reshape((-1,))]
 
 
 def scatter_(input: _Tensor, dim: int, index: _Tensor, src: _Tensor | float) -> _Tensor:
     """scatter, in place."""
+    need_tensors("scatter_", input=input)
     return input.copy_(scatter(input, dim, index, src))
 
 
 def scatter_add_(input: _Tensor, dim: int, index: _Tensor, src: _Tensor) -> _Tensor:
     """scatter_add, in place."""
+    need_tensors("scatter_add_", input=input)
     return input.copy_(scatter_add(input, dim, index, src))
 
 
 def index_add_(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alpha: float = 1) -> _Tensor:
     """index_add, in place."""
+    need_tensors("index_add_", input=input)
     return input.copy_(index_add(input, dim, index, source, alpha=alpha))
 
 
 def masked_fill_(input: _Tensor, mask: _Tensor, value: _Tensor | float) -> _Tensor:
     """masked_fill, in place."""
+    need_tensors("masked_fill_", input=input, mask=mask)
     return input.copy_(_C.where(mask, value, input))
 
 

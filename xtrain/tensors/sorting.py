@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import _C
+from .._types import need_tensors
 
 _Tensor = _C.Tensor
 # Not classes: repr says topk(values=..., indices=...).
@@ -40,6 +41,7 @@ def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
     waits. The gradient goes to the elements that were picked. `sorted` is accepted and has no effect. ValueError for
     a k outside [0, size of dim].
     """
+    need_tensors("topk", input=input)
     size = _size("topk", input, dim)
     if not 0 <= k <= size:
         raise ValueError(f"topk: k must be in [0, {size}], got {k}")
@@ -49,12 +51,14 @@ def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
 
 def sort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _SortResult:
     """(values, indices) of all elements along dim in order; always stable. As topk in all else."""
+    need_tensors("sort", input=input)
     indices = _order(input, dim, descending, _size("sort", input, dim))
     return _SortResult(_C.gather(input, dim, indices), indices)
 
 
 def argsort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _Tensor:
     """The indices of sort."""
+    need_tensors("argsort", input=input)
     return _order(input, dim, descending, _size("argsort", input, dim))
 
 
