@@ -90,4 +90,5 @@ FAULTS = [
     Fault("pretrained: thousands are 1024", "xtrain/saving/model.py", "1000**i for i", "1024**i for i", "units of sizes", _PRE + "test_sizes"),
     Fault("pretrained: a size of nothing", "xtrain/saving/model.py", "        if bytes_ >= 1:\n", "        if True:\n", "a size is positive", _PRE + "test_sizes_that_cannot_be"),
     Fault("pretrained: the tokenizer is left out", "xtrain/models/causal_lm.py", "saving.save_model(self, directory, tokenizer=tokenizer,", "saving.save_model(self, directory,", "with a tokenizer", _PRE + "test_with_a_tokenizer_in_another_dtype"),
+    Fault("lora: a dry run overlooks it", "xtrain/train/estimate.py", "read_adapter_config(reader) if reader.has(ADAPTER) else None", "None", "a dry run knows LoRA of a directory", _RUNS + "test_a_dry_run_counts_what_is_trained"),
 ]  # fmt: skip
