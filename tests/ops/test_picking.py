@@ -17,6 +17,8 @@ MASK = np.random.default_rng(1).integers(0, 2, (4, 5)).astype(bool)
 KEYS: dict[str, Any] = {
     "a list": [0, 2],
     "a list keeps a dim": (slice(None), [-1]),
+    "a list between": (1, ..., [-2], None, slice(0, 2)),
+    "one place": [2],
     "the same twice": [3, 3, -1],
     "an empty list": [],
     "a vector": A,
@@ -181,6 +183,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (np.array(1.5), TypeError, r"a tensor is indexed with .*, got ndarray of float64"),
     ([1.5], TypeError, r"a tensor is indexed with .*, got list of float32"),
     (True, TypeError, r"a tensor is indexed with ints, .*, got a bool; to mask use where\(\)"),
+    ((0, [5]), IndexError, r"index: index must be in \[-5, 5\), got 5 at position 0"),
+    ([1 << 70], ValueError, "must fit in 64 bits"),
     ([4], IndexError, r"index: index must be in \[-4, 4\), got 4 at position 0"),
     ((slice(None), [0, -6]), IndexError, r"index: index must be in \[-5, 5\), got -6 at position 1"),
     (([0, 1], [0, 1, 2]), ValueError, r"index: .*\(2,\).*\(3,\)"),
@@ -215,6 +219,22 @@ def test_what_setting_refuses_leaves_the_tensor() -> None:
     with pytest.raises(RuntimeError, match="setitem: a value that requires a gradient cannot be recorded in place"):
         x[[0]] = p
     assert x.tolist() == X.tolist() and p.tolist() == [0, 0, 0] and xt.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_few_rows_of_many_have_the_bits_of_many_of_few(kind: str) -> None:
+    """The backward groups its rows in one of two ways, by the sizes; also where it adds to a gradient that is there."""
+    rng = np.random.default_rng(6)
+    ids = xt.tensor(rng.integers(7, 10, 93))
+    for width in (1, 5, 300):
+        dy = [xt.tensor(rng.standard_normal((93, width)) * 10.0 ** rng.integers(-3, 4, (93, 1))).to(kind) for _ in "ab"]
+        grads = []
+        for size in (10, 900):
+            x = xt.zeros(size, width).to(kind).requires_grad_()
+            xt._C.backward([x[ids], x[ids]], dy)
+            grads.append(x.grad.float().cpu().numpy())
+        np.testing.assert_array_equal(grads[1][:10], grads[0])
+        assert not grads[1][10:].any() and not grads[0][:7].any() and grads[0][7:].any()
 
 
 def test_cumsum_of_integers() -> None:

@@ -104,7 +104,9 @@ class _Key:
                     at += 1
                 else:
                     dim, at = dim + 1, at + isinstance(item, slice)
-        self.view = input[tuple(basic)]
+        self.view = (
+            input if all(isinstance(item, slice) and item == slice(None) for item in basic) else input[tuple(basic)]
+        )
 
     def mask(self) -> _Tensor | None:
         """The mask, in the view's dims, when it is the only tensor of the key."""
@@ -133,7 +135,23 @@ class _Key:
         return (*rest[: self.place], *made, *rest[self.place :])
 
 
+def _one_place(input: _Tensor, key: Any) -> _Tensor | None:
+    """x[.., [i], ..], which keeps a dim: a copy of a slice, without a tensor of indices. None for other keys, and where
+    there is nothing or an error.
+    """
+    items = key if isinstance(key, tuple) else (key,)
+    several = [item for item in items if _is_index(item)]
+    if len(several) != 1 or type(several[0]) is not list or [type(place) for place in several[0]] != [int]:
+        return None
+    place = several[0][0]
+    view = input[tuple(slice(place, place + 1 or None) if item is several[0] else item for item in items)]
+    return view.clone() if view.numel() else None
+
+
 def _get(self: _Tensor, key: Any) -> _Tensor:
+    one = _one_place(self, key)
+    if one is not None:
+        return one
     found = _Key(self, key)
     found.arrange()
     view = found.view
