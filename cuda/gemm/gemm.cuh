@@ -8,14 +8,12 @@
 #include "common/cuda.cuh"
 #include "contract/gemm.h"
 
-XtStatus xt_cuda_gemm_naive(const XtGemm *p); /* one thread an element: the specification */
-XtStatus xt_cuda_gemm_tiled(const XtGemm *p); /* tiles in shared memory and registers: no library needed */
-XtStatus xt_cuda_gemm_gemv(const XtGemm *p);  /* few rows of A against the rows of B: memory bounds it */
-const char *xt_cuda_gemm_gemv_supports(const XtGemm *p, const XtDeviceTraits *device);
+XtStatus xt_cuda_gemm_naive(const XtGemm *p);  /* one thread an element: the specification */
+XtStatus xt_cuda_gemm_tiled(const XtGemm *p);  /* tiles in shared memory and registers: no library needed */
 XtStatus xt_cuda_gemm_cublas(const XtGemm *p); /* cuBLASLt, found at run time */
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device);
 
-extern const XtGemmBackend xt_cuda_gemm[];  /* cublas, tiled, gemv, naive */
+extern const XtGemmBackend xt_cuda_gemm[];  /* cublas, tiled, naive */
 XtStatus xt_cuda_multiply(const XtGemm *p); /* selects and runs: what other kernels call */
 
 /* Whether there is a sum to compute: C has elements, and not all of them are beta times what was there. */

@@ -15,7 +15,6 @@ static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
 const XtGemmBackend xt_cuda_gemm[] = {
     {"cublas", "cublas", xt_cublas_check, xt_cuda_gemm_cublas_supports, xt_cuda_gemm_cublas},
     {"tiled", "tiled", NULL, any_dtypes, xt_cuda_gemm_tiled},
-    {"gemv", "gemv", NULL, xt_cuda_gemm_gemv_supports, xt_cuda_gemm_gemv}, /* behind one that takes everything: by name */
     {"naive", "naive", NULL, any_dtypes, xt_cuda_gemm_naive},
     {},
 };

@@ -2,8 +2,7 @@
 
     python parity/bench/gpu_generate.py [--tokens 256] [--skip-theirs]
 
-1. cached_attention: the split kernel against the plain one and float64, over shapes and dtypes; bits on repeats. Products of few rows
-   by the backend "gemv" against float64.
+1. cached_attention: the split kernel against the plain one and float64, over shapes and dtypes; bits on repeats.
 2. sample: the same tokens as on the CPU, for every dtype and option, at V = 151,936 too.
 3. Captured generation in float32 against steps one by one, on the GPU and the CPU.
 4. Qwen3-0.6B's shape in bfloat16: tokens a second at batch 1 and 16, captured, step by step, and transformers'; launches of a step.
@@ -62,29 +61,6 @@ def attention() -> None:
                 if not kept[0] == kept[1] == [x.numpy().tobytes() for x in exact[3:]]:
                     wrong(f"{name}: what is stored")
     print(f"cached_attention: {checked} cases", flush=True)
-
-
-def few_rows() -> None:
-    rng = np.random.default_rng(3)
-    for dtype, unit in (("bfloat16", 2.0**-8), ("float16", 2.0**-11), ("float32", 2.0**-24)):
-        for m in (1, 2, 4, 5, 8):
-            for n, k in ((1024, 3072), (4096, 1024), (33, 8), (7, 264)):
-                x, w = (xt.tensor(rng.standard_normal(s)).to(getattr(xt, dtype)) for s in ((m, k), (n, k)))
-                got = [
-                    _C.matmul(x.to("cuda"), w.to("cuda").transpose(0, 1), backend="gemv").cpu().to(xt.float64)
-                    for _ in range(2)
-                ]
-                want = x.to(xt.float64).numpy() @ w.to(xt.float64).numpy().T
-                size = np.abs(x.to(xt.float64).numpy()) @ np.abs(w.to(xt.float64).numpy().T)
-                limit = np.abs(want) * 2 * unit + size * (k / 32 + 8) * 2.0**-24
-                if (
-                    not (np.abs(got[0].numpy() - want) <= limit).all()
-                    or got[0].numpy().tobytes() != got[1].numpy().tobytes()
-                ):
-                    wrong(
-                        f"gemv {dtype} {(m, n, k)}: {float((np.abs(got[0].numpy() - want) / limit).max())} times the tolerance"
-                    )
-    print("gemv: few rows", flush=True)
 
 
 def sampling() -> None:
@@ -161,18 +137,12 @@ def speed(count: int, theirs: bool) -> None:
         for name, options in (
             ("captured, greedy", dict(temperature=0.0, capture=True)),
             ("captured, top-k 50, top-p 0.9", dict(seed=1, top_k=50, top_p=0.9, capture=True)),
-            ("captured, greedy, gemv", dict(temperature=0.0, capture=True)),
             ("step by step, greedy", dict(temperature=0.0, capture=False)),
         ):
             taken = []
-            if "gemv" in name and batch > 1:
-                continue
             for _ in range(3 if "captured" in name else 1):
                 stamps = [time.perf_counter()]
-                with xt.use_gemm_backend("gemv" if "gemv" in name else "auto"):
-                    generate(
-                        model, ids, count, eos=(), stream=lambda _, s=stamps: s.append(time.perf_counter()), **options
-                    )
+                generate(model, ids, count, eos=(), stream=lambda _, s=stamps: s.append(time.perf_counter()), **options)
                 whole = time.perf_counter() - stamps[0]
                 late = stamps[-1] - stamps[33] if len(stamps) > 64 else float("nan")
                 taken.append((whole, late / (len(stamps) - 34) if len(stamps) > 64 else float("nan")))
@@ -235,11 +205,6 @@ def steps_of(model: xt.nn.Module) -> None:
 
     layers = list(model.model.layers)
 
-    def both(name: str, x: xt.Tensor, weights: list) -> None:
-        for backend in ("cublas", "gemv"):
-            calls = [lambda w=w, b=backend: _C.matmul(x, w.transpose(0, 1), backend=b) for w in weights]
-            timed(f"{name} {backend}", calls)
-
     def parts(batch: int) -> None:
         print(f"batch {batch}:")
         x = xt.randn(batch, 1024, device="cuda").to(xt.bfloat16)
@@ -248,12 +213,6 @@ def steps_of(model: xt.nn.Module) -> None:
             [one.self_attn.q_proj.weight, one.self_attn.k_proj.weight, one.self_attn.v_proj.weight] for one in layers
         ]
         gates = [[one.mlp.gate_proj.weight, one.mlp.up_proj.weight] for one in layers]
-        for name, inputs, weights in (
-            ("qkv", x, [xt.cat(w) for w in joined]), ("o_proj", wide, [one.self_attn.o_proj.weight for one in layers]),
-            ("gate, up", x, [xt.cat(w) for w in gates]), ("down", inner, [one.mlp.down_proj.weight for one in layers]),
-        ):  # fmt: skip
-            if batch == 1:
-                both(name, inputs, weights)
         timed("qkv 1024 -> 4096", [lambda w=w: _C.linear_joined(x, w) for w in joined])
         timed("o_proj 2048 -> 1024", [lambda m=one: m.self_attn.o_proj(wide) for one in layers])
         timed("gate, up 1024 -> 6144", [lambda w=w: _C.linear_joined(x, w) for w in gates])
@@ -306,7 +265,7 @@ def main() -> None:
     args = parser.parse_args()
     print(xt.cuda.get_device_name())
     start = time.perf_counter()
-    for part in (attention, few_rows, sampling, tokens, lambda: speed(args.tokens, not args.skip_theirs)):
+    for part in (attention, sampling, tokens, lambda: speed(args.tokens, not args.skip_theirs)):
         try:
             part()
         except Exception as error:
