@@ -130,11 +130,11 @@ def test_backward(entry: Op, c: Case, dtype: str) -> None:
 
 
 def test_every_float_op_has_a_counterpart() -> None:
-    """Only creation ops, in-place optimizer ops and views of the table may lack a PyTorch composition."""
+    """Only creation ops, in-place optimizer ops, draws and views of the table may lack a PyTorch composition."""
     without = {entry.op for entry in TABLE if entry.torch is None} - {
         entry.op for entry in TABLE if entry.torch is not None
     }
-    assert without <= {"empty", "full", "uniform", "normal", "randint", "adamw_", "clip_grad_norm_"}, without
+    assert without <= {"empty", "full", "uniform", "normal", "randint", "sample", "adamw_", "clip_grad_norm_"}, without
     batched = {
         entry.op for entry in TABLE for c in entry.cases if any(len(s.shape) >= 2 and s.shape[0] > 1 for s in c.inputs)
     }

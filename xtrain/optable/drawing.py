@@ -78,6 +78,19 @@ def _cached_reference(
     return [out, keys, values]
 
 
+def _cached_torch(
+    torch: Any, q: Any, k: Any, v: Any, keys: Any, values: Any, positions: Any,
+    scale: float | None = None, plain: bool = False,
+) -> list[Any]:  # fmt: skip
+    keys, values, out = keys.clone(), values.clone(), torch.zeros_like(q)
+    for b, position in enumerate(positions.tolist()):
+        keys[b, :, position], values[b, :, position] = k[b, :, 0], v[b, :, 0]
+        seen = slice(b, b + 1), slice(None), slice(0, position + 1)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        out[b : b + 1] = attend(q[b : b + 1], keys[seen], values[seen], scale=scale, enable_gqa=True)
+    return [out, keys, values]
+
+
 def _cached_sizes(*arrays: Any, **options: Any) -> list[np.ndarray]:
     return [_cached_reference(*arrays, of=attention_scale, **options)[0]]
 
@@ -113,6 +126,7 @@ op(
     accumulations=lambda q, k, v, keys, *_, **__: q.shape[-1] + keys.shape[2] + 16,
     roundings=3,
     magnitude=_cached_sizes,
+    torch=_cached_torch,
     errors=(
         Error(_refused(0, lambda: i64(1, 4, 1, 8)), T, r"cached_attention: query must have a floating .*int64"),
         Error(_refused(0, lambda: f32(1, 4, 8)), V, r"cached_attention: query must have 4 dimensions.*\(1, 4, 8\)"),
