@@ -79,7 +79,9 @@ typedef enum XtIndexSlot {
     XT_INDEX_CROSS_ENTROPY = 2,
     XT_INDEX_LINEAR_CROSS_ENTROPY = 3,
     XT_INDEX_GATHER = 4,
-    XT_INDEX_WRAPPED = 5 /* negative ones count from the end */
+    XT_INDEX_SCATTER = 5,
+    XT_INDEX_SCATTER_ADD = 6,
+    XT_INDEX_WRAPPED = 7 /* negative ones count from the end */
 } XtIndexSlot;
 typedef struct XtIndexReport {
     unsigned taken; /* 0: no report, 1: being written, 2: complete */

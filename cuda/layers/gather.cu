@@ -9,10 +9,12 @@
 #include "common/strided.cuh"
 #include "contract/layers.h"
 
+#include <string.h>
+
 static constexpr int THREADS = 256; /* of a block */
 
 __global__ void __launch_bounds__(THREADS)
-    positions_kernel(const __grid_constant__ XtPositions p, int64_t count, XtIndexReport *report) {
+    positions_kernel(const __grid_constant__ XtPositions p, int64_t count, XtIndexSlot slot, XtIndexReport *report) {
     for (int64_t c = blockIdx.x * (int64_t)THREADS + threadIdx.x; c < count; c += (int64_t)gridDim.x * THREADS) {
         int64_t offset[XT_MAX_DIMS] = {0}, place = 0, rest = c;
         for (int d = p.ndim - 1; d >= 0; d--) {
@@ -30,7 +32,7 @@ __global__ void __launch_bounds__(THREADS)
             const int64_t given = ((const int64_t *)p.index[k].data)[offset[k]], size = p.size[k];
             const int64_t i = p.wrap && given < 0 ? given + size : given;
             if (i < 0 || i >= size) {
-                xt_report_index(report, p.wrap ? XT_INDEX_WRAPPED : XT_INDEX_GATHER, c, given, size);
+                xt_report_index(report, slot, c, given, size);
                 known = false;
             }
             place += i * p.stride[k];
@@ -39,11 +41,16 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+static XtIndexSlot slot_of(const XtPositions *p) {
+    if (p->wrap) return XT_INDEX_WRAPPED;
+    return !strcmp(p->op, "gather") ? XT_INDEX_GATHER : !strcmp(p->op, "scatter") ? XT_INDEX_SCATTER : XT_INDEX_SCATTER_ADD;
+}
+
 XtStatus xt_cuda_positions(const XtPositions *p) {
     int64_t count = 1;
     for (int d = 0; d < p->ndim; d++) count *= p->shape[d];
     if (count == 0) return XT_OK;
-    xt_launch(positions_kernel, xt_blocks(count, THREADS), THREADS, 0, *p, count, xt_index_report());
+    xt_launch(positions_kernel, xt_blocks(count, THREADS), THREADS, 0, *p, count, slot_of(p), xt_index_report());
     return xt_launched("positions", count);
 }
 

@@ -146,7 +146,7 @@ def test_label_smoothing(smoothing: float, ignore: int) -> None:
     for reduction, expected in (("none", want), ("sum", want.sum()), ("mean", want.sum() / (target != ignore).sum())):
         loss = nn.CrossEntropyLoss(ignore_index=ignore, reduction=reduction, label_smoothing=smoothing)
         got = loss(xt.tensor(x), xt.tensor(target))
-        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=1e-12, atol=1e-12)
     check = xt.testing.grad_check(
         lambda t: F.cross_entropy(t, xt.tensor(target), None, ignore, label_smoothing=smoothing),
         [xt.tensor(x, requires_grad=True)],
