@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 # Whether `generate` captures its steps on a GPU when it is not told. A captured step has other kernels than an eager
-# one (cached_attention), so this becomes True when a GPU has been seen to give the same tokens.
+# one (cached_attention) and a region of memory of its own, which a sample of a training run must not take by itself.
 CAPTURES = False
 AT_ONCE = 16  # tokens of a row between two looks of the host
 
