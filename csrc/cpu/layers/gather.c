@@ -27,27 +27,37 @@ static void place_of(const XtPositions *p, int64_t c, int64_t *at) {
     }
 }
 
+/* The first wrong place of all threads. */
+static void wrong_at(PositionsJob *job, int64_t c) {
+    int64_t first = __atomic_load_n(&job->wrong, __ATOMIC_RELAXED);
+    while (c < first && !__atomic_compare_exchange_n(&job->wrong, &first, c, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+
+/* In runs along the last dim: first the part of the coordinates, then index after index. */
 static XtStatus positions(void *context, int64_t begin, int64_t end) {
     PositionsJob *job = context;
     const XtPositions *p = job->p;
-    int64_t at[XT_MAX_DIMS];
+    int64_t at[XT_MAX_DIMS] = {0}, last = p->ndim - 1;
     place_of(p, begin, at);
-    for (int64_t c = begin; c < end; c++) {
-        int64_t place = 0;
-        for (int d = 0; d < p->ndim; d++) place += at[d] * p->step[d];
+    for (int64_t c = begin, n; c < end; c += n) {
+        n = last < 0 ? 1 : p->shape[last] - at[last] < end - c ? p->shape[last] - at[last] : end - c;
+        int64_t *out = p->out + c, step = last < 0 ? 0 : p->step[last], place = 0; /* out [n] */
+        for (int d = 0; d <= last; d++) place += at[d] * p->step[d];
+        for (int64_t j = 0; j < n; j++) out[j] = place + j * step;
         for (int k = 0; k < p->count; k++) {
-            int64_t i = index_at(&p->index[k], at), size = p->size[k];
-            if (p->wrap && i < 0) i += size;
-            if (i < 0 || i >= size) {
-                int64_t first = __atomic_load_n(&job->wrong, __ATOMIC_RELAXED);
-                while (c < first &&
-                       !__atomic_compare_exchange_n(&job->wrong, &first, c, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
-                i = 0;
+            const int64_t *index = p->index[k].data, size = p->size[k], stride = p->stride[k];
+            int64_t apart = last < 0 ? 0 : p->index[k].strides[last], wrap = p->wrap ? size : 0;
+            for (int d = 0; d <= last; d++) index += at[d] * p->index[k].strides[d];
+            for (int64_t j = 0; j < n; j++) {
+                int64_t i = index[j * apart];
+                if (i < 0) i += wrap;
+                if (i >= 0 && i < size) out[j] += i * stride;
+                else wrong_at(job, c + j);
             }
-            place += i * p->stride[k];
         }
-        p->out[c] = place;
-        for (int d = p->ndim - 1; d >= 0 && ++at[d] == p->shape[d]; d--) at[d] = 0;
+        if (last < 0) continue;
+        at[last] += n;
+        for (int d = (int)last; d > 0 && at[d] == p->shape[d]; d--) at[d] = 0, at[d - 1]++;
     }
     return XT_OK;
 }
