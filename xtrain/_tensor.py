@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, overload
 
 from . import _C
-from ._types import Size
+from ._types import Size, axis
 
 _Tensor = _C.Tensor
 _cat, _split, _where = _C.cat, _C.split, _C.where
@@ -16,13 +16,6 @@ _SPLIT_PIECES, _SPLIT_SIZES = 64, 8  # what one call of the core takes
 # Not classes: repr says max(values=..., indices=...).
 _MaxResult = NamedTuple("max", [("values", _Tensor), ("indices", _Tensor)])  # noqa: UP014
 _MinResult = NamedTuple("min", [("values", _Tensor), ("indices", _Tensor)])  # noqa: UP014
-
-
-def _axis(op: str, input: _Tensor, dim: int) -> int:
-    ndim = input.ndim
-    if not -ndim <= dim < ndim:
-        raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
-    return dim % ndim
 
 
 def _take(input: _Tensor, indices: _Tensor, dim: int) -> _Tensor:
@@ -42,7 +35,7 @@ def _extreme(
         return pairwise(input, dim)
     if input.ndim == 0:
         return result(input.clone(), _C.full((), 0, _C.int64, input.device))
-    dim = _axis(op, input, dim)
+    dim = axis(op, input, dim)
     indices = arg(input, dim, True)
     # The gradient goes to the element at `indices` alone; amax and amin would share it between equal elements.
     values = _take(input, indices, dim) if input.requires_grad and _C.is_grad_enabled() else reduce(input, dim, True)
@@ -104,7 +97,7 @@ def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]
     ValueError for sizes that do not add up to that of dim.
     """
     if isinstance(split_size, int):
-        size = input.shape[_axis("split", input, dim)]
+        size = input.shape[axis("split", input, dim)]
         if split_size < 1 or size <= split_size * _SPLIT_PIECES:
             return _split(input, split_size, dim)
         sizes = [split_size] * (size // split_size) + ([size % split_size] if size % split_size else [])
@@ -112,7 +105,7 @@ def split(input: _Tensor, split_size: Size, dim: int = 0) -> tuple[_Tensor, ...]
         sizes = list(split_size)
         if len(sizes) <= _SPLIT_SIZES:
             return _split(input, tuple(sizes), dim)
-        size = input.shape[_axis("split", input, dim)]
+        size = input.shape[axis("split", input, dim)]
         if builtins.min(sizes) < 0 or builtins.sum(sizes) != size:
             raise ValueError(f"split: split_size must add up to {size} along dimension {dim}, got {sizes}")
     pieces, start = [], 0
@@ -126,7 +119,7 @@ def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
     """At most `chunks` views of equal size along dim (the last may be smaller). ValueError for chunks below 1."""
     if chunks < 1:
         raise ValueError(f"chunk: chunks must be at least 1, got {chunks}")
-    size = input.shape[_axis("chunk", input, dim)]
+    size = input.shape[axis("chunk", input, dim)]
     if size == 0:
         return (input,) * chunks
     return split(input, -(-size // chunks), dim)
@@ -134,7 +127,7 @@ def chunk(input: _Tensor, chunks: int, dim: int = 0) -> tuple[_Tensor, ...]:
 
 def narrow(input: _Tensor, dim: int, start: int, length: int) -> _Tensor:
     """View of `length` places along dim from `start` on. IndexError when dim has fewer."""
-    if not 0 <= start <= start + length <= input.shape[_axis("narrow", input, dim)]:
+    if not 0 <= start <= start + length <= input.shape[axis("narrow", input, dim)]:
         raise IndexError(f"narrow: start and length must lie in dimension {dim}, got {start} and {length}")
     return _C.slice(input, dim, start, start + length)
 
@@ -143,7 +136,7 @@ def flatten(input: _Tensor, start_dim: int = 0, end_dim: int = -1) -> _Tensor:
     """The dims start_dim..end_dim made one; a view where the strides allow it. ValueError when end_dim comes first."""
     if input.ndim == 0:
         return input.reshape((1,))
-    start, end = _axis("flatten", input, start_dim), _axis("flatten", input, end_dim)
+    start, end = axis("flatten", input, start_dim), axis("flatten", input, end_dim)
     if start > end:
         raise ValueError(f"flatten: start_dim must not come after end_dim, got {start_dim} and {end_dim}")
     shape = input.shape

@@ -41,6 +41,14 @@ def need_tensors(op: str, **given: object) -> None:
             raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
 
 
+def axis(op: str, input: _C.Tensor, dim: int) -> int:
+    """dim counted from the front, in [0, dims of input). IndexError for one outside [-dims, dims)."""
+    ndim = input.ndim
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
+    return dim % ndim
+
+
 def is_real(value: object) -> TypeGuard[float]:
     """Whether value is a number of Python or NumPy that is not complex. Checkers know nothing of numbers.Real."""
     return isinstance(value, numbers.Real)

@@ -209,6 +209,14 @@ def test_keys_that_are_refused(key: Any, kind: type[Exception], text: str) -> No
     assert x.tolist() == X.tolist()
 
 
+def test_masks_that_are_refused() -> None:
+    x = xt.tensor(X)
+    with pytest.raises(TypeError, match="^masked_select: mask must have dtype bool, got int64$"):
+        xt.masked_select(x, xt.zeros(2, dtype=xt.int64))
+    with pytest.raises(ValueError, match=r"^masked_select: mask must broadcast with input \(.*\), got \(97,\)$"):
+        xt.masked_select(x, xt.zeros(97, dtype=xt.bool))
+
+
 def test_what_setting_refuses_leaves_the_tensor() -> None:
     x = xt.tensor(X)
     with pytest.raises(ValueError, match="expand"):

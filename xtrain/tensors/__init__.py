@@ -1,1 +1,1 @@
-"""Functions and methods of tensors that are compositions of the core's: parts of the ground floor, by topic."""
+"""Functions and methods of tensors, composed of the core's, in a file for each topic. Part of the ground floor."""

@@ -1,4 +1,4 @@
-"""Norms, triangles, repetition: what a few calls of the core make."""
+"""Norms, triangles and repetition, each composed of a few calls of the core."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .._types import Size, is_real, need_tensors
+from .._types import Size, axis, is_real, need_tensors
 
 _Tensor = _C.Tensor
-
-
-def _axis(op: str, input: _Tensor, dim: int) -> int:
-    ndim = input.ndim
-    if not -ndim <= dim < ndim:
-        raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
-    return dim % ndim
 
 
 def outer(input: _Tensor, vec2: _Tensor) -> _Tensor:
@@ -88,12 +81,12 @@ def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdi
 def unbind(input: _Tensor, dim: int = 0) -> tuple[_Tensor, ...]:
     """Views of the parts along dim, without that dim."""
     need_tensors("unbind", input=input)
-    dim = _axis("unbind", input, dim)
+    dim = axis("unbind", input, dim)
     return tuple(_C.select(input, dim, index) for index in range(input.shape[dim]))
 
 
 def repeat(input: _Tensor, *sizes: Any) -> _Tensor:
-    """A copy that has the tensor sizes[d] times along dim d; more sizes than dims add dims in front. ValueError for
+    """A copy of the tensor, repeated sizes[d] times along dim d; more sizes than dims add dims in front. ValueError for
     fewer, and for negative ones.
     """
     need_tensors("repeat", input=input)
@@ -119,7 +112,7 @@ def repeat_interleave(input: _Tensor, repeats: _Tensor | int, dim: int | None = 
     need_tensors("repeat_interleave", input=input)
     if dim is None:
         input, dim = input.reshape((-1,)), 0
-    dim = _axis("repeat_interleave", input, dim)
+    dim = axis("repeat_interleave", input, dim)
     size = input.shape[dim]
     if isinstance(repeats, _Tensor):
         if repeats.dtype not in (_C.int64, _C.int32):

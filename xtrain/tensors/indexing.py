@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .._types import need_tensors
+from .._types import axis, need_tensors
 
 _Tensor = _C.Tensor
 
@@ -55,7 +55,7 @@ def _as_tensor(item: Any) -> _Tensor:
 
 
 def _is_index(item: Any) -> bool:
-    """Whether an item of a key is none of the core's: no int, slice, None or ... ."""
+    """Whether an item of a key indexes by a tensor; ints, slices, None and ... do not."""
     if isinstance(item, _Tensor):
         return item.ndim > 0 or item.dtype == _C.bool or item.dtype.is_floating_point
     if isinstance(item, np.ndarray):
@@ -64,6 +64,7 @@ def _is_index(item: Any) -> bool:
 
 
 def _together(indices: list[_Tensor]) -> tuple[int, ...]:
+    """The shape that the indices broadcast to. ValueError when they do not."""
     shapes = [tuple(index.shape) for index in indices]
     try:
         return np.broadcast_shapes(*shapes)
@@ -72,7 +73,9 @@ def _together(indices: list[_Tensor]) -> tuple[int, ...]:
 
 
 class _Key:
-    """A key: `view` of the tensor by all but its tensors, and these with the dims of the view that they index."""
+    """A parsed key. view: the tensor indexed by the ints, slices, None and ... of the key. parts: its tensors of
+    indices, each with the first dim of the view that it indexes.
+    """
 
     def __init__(self, input: _Tensor, key: Any) -> None:
         items = key if isinstance(key, tuple) else (key,)
@@ -190,13 +193,13 @@ _Tensor._advanced_set = _set  # pyright: ignore[reportAttributeAccessIssue]
 # ---- along a dim -----------------------------------------------------------------------------------------------------
 
 
-def _first(op: str, input: _Tensor, dim: int) -> _Tensor:
-    if not -input.ndim <= dim < input.ndim:
-        raise IndexError(f"{op}: dim must be in [{-input.ndim}, {input.ndim - 1}], got {dim}")
-    return input.transpose(0, dim)
+def _dim_first(op: str, input: _Tensor, dim: int) -> _Tensor:
+    """input with dim and the first one swapped."""
+    return input.transpose(0, axis(op, input, dim))
 
 
-def _vector(op: str, index: _Tensor) -> _Tensor:
+def _one_dim(op: str, index: _Tensor) -> _Tensor:
+    """index. ValueError when it does not have 1 dim."""
     if index.ndim != 1:
         raise ValueError(f"{op}: index must have 1 dim, got shape {tuple(index.shape)}")
     return index
@@ -208,7 +211,7 @@ def index_select(input: _Tensor, dim: int, index: _Tensor) -> _Tensor:
     Negative ones count from the end; IndexError for one outside, ValueError for an index of other dims.
     """
     need_tensors("index_select", input=input, index=index)
-    return _C.index(_first("index_select", input, dim), [_vector("index_select", index)]).transpose(0, dim)
+    return _C.index(_dim_first("index_select", input, dim), [_one_dim("index_select", index)]).transpose(0, dim)
 
 
 def index_add(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alpha: float = 1) -> _Tensor:
@@ -216,13 +219,13 @@ def index_add(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alph
     shape of input but n along dim. Sums in a fixed order, in float32 (float64). Float dtypes.
     """
     need_tensors("index_add", input=input, index=index, source=source)
-    rows = _first("index_add", source if alpha == 1 else source * alpha, dim)
-    table = _first("index_add", input, dim)
-    return _C.index_put(table, [_vector("index_add", index)], rows, True).transpose(0, dim)
+    rows = _dim_first("index_add", source if alpha == 1 else source * alpha, dim)
+    table = _dim_first("index_add", input, dim)
+    return _C.index_put(table, [_one_dim("index_add", index)], rows, True).transpose(0, dim)
 
 
 def _part(op: str, src: _Tensor, index: _Tensor) -> _Tensor:
-    """What index takes of src."""
+    """The first part of src, with the shape of index. ValueError when src is smaller than index along a dim."""
     if src.ndim != index.ndim or any(n > size for n, size in zip(index.shape, src.shape, strict=True)):
         raise ValueError(
             f"{op}: src must have at least the sizes of index {tuple(index.shape)}, got {tuple(src.shape)}"
@@ -249,9 +252,18 @@ def scatter_add(input: _Tensor, dim: int, index: _Tensor, src: _Tensor) -> _Tens
 
 
 def masked_select(input: _Tensor, mask: _Tensor) -> _Tensor:
-    """The elements where mask (bool, broadcast with input) is true, 1-D in row-major order. The host reads mask."""
+    """The elements where mask (bool, broadcast with input) is true, 1-D in row-major order. The host reads mask.
+
+    TypeError for a mask of another dtype, ValueError for shapes that do not broadcast.
+    """
     need_tensors("masked_select", input=input, mask=mask)
-    shape = np.broadcast_shapes(tuple(input.shape), tuple(mask.shape))
+    if mask.dtype != _C.bool:
+        raise TypeError(f"masked_select: mask must have dtype bool, got {mask.dtype.name}")
+    sizes, of_mask = tuple(input.shape), tuple(mask.shape)
+    try:
+        shape = np.broadcast_shapes(sizes, of_mask)
+    except ValueError:
+        raise ValueError(f"masked_select: mask must broadcast with input {sizes}, got {of_mask}") from None
     return input.expand(shape).reshape((-1,))[mask.expand(shape).reshape((-1,))]
 
 

@@ -1,4 +1,4 @@
-"""Generator: random numbers of one's own beside those of manual_seed."""
+"""Generator: a stream of random numbers of its own, independent of that of manual_seed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Generator:
     """A seed and the number of the next fill. `rand`, `randn` and `randint` take one as `generator`; each fill counts
     it up by one, and leaves the generator of `manual_seed` as it is.
 
-    The numbers are those that manual_seed(seed) gives, on every device: `device` is kept for whoever asks, and changes
-    nothing. Several threads may share one.
+    The numbers are those that manual_seed(seed) gives, on every device: `device` is an attribute without an effect.
+    Several threads may share one.
     """
 
     def __init__(self, device: Device = "cpu") -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import _C
-from .._types import need_tensors
+from .._types import axis, need_tensors
 
 _Tensor = _C.Tensor
 # Not classes: repr says topk(values=..., indices=...).
@@ -16,6 +16,7 @@ _SortResult = NamedTuple("sort", [("values", _Tensor), ("indices", _Tensor)])  #
 
 
 def _order(input: _Tensor, dim: int, descending: bool, count: int) -> _Tensor:
+    """The int64 indices of the first `count` elements along dim in order, NaN as the largest; on input's device."""
     wide = input.detach()
     wide = wide.float() if wide.itemsize < 4 and wide.dtype.is_floating_point else wide
     array = wide.cpu().numpy()
@@ -28,12 +29,6 @@ def _order(input: _Tensor, dim: int, descending: bool, count: int) -> _Tensor:
     return _C.from_numpy(np.ascontiguousarray(places, np.int64)).to(input.device)
 
 
-def _size(op: str, input: _Tensor, dim: int) -> int:
-    if not -input.ndim <= dim < input.ndim:
-        raise IndexError(f"{op}: dim must be in [{-input.ndim}, {input.ndim - 1}], got {dim}")
-    return input.shape[dim]
-
-
 def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> _TopkResult:
     """(values, indices) of the k largest (smallest) elements along dim, best first; of equal ones the first one first.
 
@@ -42,7 +37,7 @@ def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
     a k outside [0, size of dim].
     """
     need_tensors("topk", input=input)
-    size = _size("topk", input, dim)
+    size = input.shape[axis("topk", input, dim)]
     if not 0 <= k <= size:
         raise ValueError(f"topk: k must be in [0, {size}], got {k}")
     indices = _order(input, dim, largest, k)
@@ -52,14 +47,14 @@ def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
 def sort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _SortResult:
     """(values, indices) of all elements along dim in order; always stable. As topk in all else."""
     need_tensors("sort", input=input)
-    indices = _order(input, dim, descending, _size("sort", input, dim))
+    indices = _order(input, dim, descending, input.shape[axis("sort", input, dim)])
     return _SortResult(_C.gather(input, dim, indices), indices)
 
 
 def argsort(input: _Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> _Tensor:
     """The indices of sort."""
     need_tensors("argsort", input=input)
-    return _order(input, dim, descending, _size("argsort", input, dim))
+    return _order(input, dim, descending, input.shape[axis("argsort", input, dim)])
 
 
 _METHODS = (topk, sort, argsort)
