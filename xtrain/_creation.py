@@ -3,7 +3,7 @@
 Every function takes `dtype` (default float32 unless it says otherwise), `device` (default cpu) and `requires_grad`.
 Sizes are given as integers or as one tuple: `zeros(2, 3)` and `zeros((2, 3))` are the same. Random numbers are
 Philox4x32-10 keyed by (seed, fill number), counted by element index: the same numbers on every device and for any
-number of threads. With `generator` they are that generator's.
+number of threads. `generator`: draw from this Generator in place of the default one.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class no_grad(_GradMode):
 
 class inference_mode(_GradMode):
     """no_grad by another name: `with inference_mode():`, `@inference_mode()`. inference_mode(False) switches recording
-    on. Tensors that are made inside are as any others.
+    on. Tensors made inside are ordinary ones, which may be recorded later.
     """
 
     def __new__(cls, mode: Any = True) -> Any:

@@ -25,8 +25,8 @@ ends it.
   --top-k N             sample among the k likeliest tokens; 0 for all [tokens; default 0]
   --top-p X             sample among the likeliest tokens of this total probability [default 1.0]
   --stop TEXT           ends an answer before this text, which is not printed
-  --repetition-penalty X  divides the logits of tokens that were there before [default 1.0]
-  --seed N              of the random numbers of the first answer; one more for each further one [default 0]
+  --repetition-penalty X  above 1, makes tokens that were there before less likely [default 1.0]
+  --seed N              of the random numbers of the first answer; each further answer adds 1 [default 0]
   --threads N           CPU threads; 0 for all [threads; default 0]
 """
 

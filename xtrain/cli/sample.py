@@ -25,7 +25,7 @@ directory.
   --top-k N             sample among the k likeliest tokens; 0 for all [tokens; default 0]
   --top-p X             sample among the likeliest tokens of this total probability [default 1.0]
   --stop TEXT           ends before this text, which is not printed
-  --repetition-penalty X  divides the logits of tokens that were there before [default 1.0]
+  --repetition-penalty X  above 1, makes tokens that were there before less likely [default 1.0]
   --seed N              of the random numbers [default 0]
   --threads N           CPU threads; 0 for all [threads; default 0]
 """

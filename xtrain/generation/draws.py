@@ -1,4 +1,4 @@
-"""How the next tokens are drawn: options, random numbers, and what a row has had."""
+"""How the next tokens are drawn: options, random numbers, and the repetition penalty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from .._C import Tensor
 
 
 class Penalty:
-    """Makes tokens that a row has had less likely (Keskar et al. 2019, CTRL). rows: tokens [B, S] of the start."""
+    """Repetition penalty: makes tokens that a row already holds less likely (Keskar et al. 2019, CTRL). rows: the
+    tokens [B, S] of the prompt.
+    """
 
     def __init__(self, factor: float, rows: np.ndarray) -> None:
         self._factor, self._rows = float(factor), rows
@@ -31,7 +33,7 @@ class Penalty:
         return _C.where(self._seen, changed, logits)
 
     def see(self, tokens: Tensor) -> None:
-        """The rows have had tokens [B]; in place, so that it can be captured."""
+        """Note that row b now holds tokens[b] ([B]); in place, so that it can be captured."""
         if self._seen is not None and self._columns is not None:
             here = _C.eq(self._columns, _C.unsqueeze(tokens, 1))
             self._seen.copy_(_C.where(here, True, self._seen))

@@ -48,9 +48,9 @@ def generate(
     iterator instead. The model runs in evaluation mode, and has its own mode again afterwards.
 
     capture: True makes the steps after the first without the host, on a GPU as a captured graph (xt.cuda.graph): one
-    launch a token. Tokens are read 16 at a time, so `stream` is called late, and up to 15 steps are made for nothing
-    behind the end. None: as generation.steps.CAPTURES says. A model with hooks or caches of its own goes on step by
-    step whatever is asked, and so does a context that would be dropped before the end. Logits differ in rounding.
+    launch a token. Tokens are read 16 at a time, so `stream` is called late, and up to 15 steps past the end are
+    computed and discarded. None: as generation.steps.CAPTURES says. A model with hooks or caches of its own goes on
+    step by step in any case, and so does a context that would be dropped before the end. Logits differ in rounding.
 
     When the sequence reaches `config.max_position_embeddings`, the older half of the context is dropped and generation
     goes on, with a UserWarning: other libraries go on otherwise. ValueError or TypeError for arguments outside their
@@ -65,14 +65,14 @@ def generate(
 
 def stream_tokens(model: LanguageModel, ids: Any, max_new_tokens: int, **options: Any) -> Iterator[list[int]]:
     """An iterator over the steps of `generate`, which has the arguments but `stream`: the list of the B new tokens of
-    each. Nothing runs before the next step is asked for, and whoever asks no more ends it. Between two steps the model
+    each. A step runs when the iterator is asked for it; to stop early, drop the iterator. Between two steps the model
     has its own mode, and gradients are recorded as elsewhere.
     """
     return _Generation(model, ids, max_new_tokens, **options)
 
 
 class _Generation:
-    """Iterates over the steps: the list of the B new tokens of each."""
+    """The state of one `generate`, and an iterator over its steps: the list of the B new tokens of each."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _Generation:
         self._caches: Any = None  # they hold positions _first..; `_end` tokens exist
         self._steps: Steps | None = None
         self._first, self._end = 0, start
-        self._made: deque[list[int]] = deque()  # tokens of steps that nobody has asked for yet
+        self._made: deque[list[int]] = deque()  # tokens of steps that were computed and not yet returned
 
     def __iter__(self) -> _Generation:
         return self
@@ -129,12 +129,12 @@ class _Generation:
         return new
 
     def result(self) -> Tensor:
-        """All tokens so far, with those of the start."""
+        """All tokens so far, those of the prompt first: int64 [B, S + new], or [S + new] for 1-D ids."""
         out = self._out[:, : self._end]
         return _C.tensor(np.ascontiguousarray(out[0] if self._one else out), device=self._device)
 
     def _make(self) -> list[list[int]]:
-        """The tokens [B] of one step or several."""
+        """Run one step, or with Steps up to AT_ONCE; return the tokens [B] of each."""
         out, first, end, limit = self._out, self._first, self._end, self._limit
         caches: Any = self._caches
         batch, total = out.shape

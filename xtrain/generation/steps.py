@@ -17,15 +17,16 @@ from .draws import Draws
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
-# Whether `generate` captures its steps on a GPU when it is not told. A captured step has other kernels than an eager
+# Whether `generate` captures its steps on a GPU when `capture` is None. A captured step has other kernels than an eager
 # one (cached_attention) and a region of memory of its own, which a sample of a training run must not take by itself.
 CAPTURES = False
-AT_ONCE = 16  # tokens of a row between two looks of the host
+AT_ONCE = 16  # steps between two reads of the tokens by the host
 
 
 def can_capture(model: LanguageModel, caches: Sequence[Any]) -> bool:
-    """Whether the steps of a model may run without the host: all caches are filled ones of KVCache, and no module has
-    hooks, which a replay would not call."""
+    """Whether the steps of a model may run without the host: every cache is a KVCache that holds keys, and no module
+    has hooks, which a replay would not call.
+    """
     hooks = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return not hooks and bool(caches) and all(type(cache) is KVCache and cache.key is not None for cache in caches)
 
@@ -33,8 +34,8 @@ def can_capture(model: LanguageModel, caches: Sequence[Any]) -> bool:
 class Steps:
     """What follows the first token of a batch, as long as the caches have room.
 
-    tokens: the last token of each row. position: where it stands. A row that has ended goes on: its tokens are
-    made for nothing, and change no other row.
+    tokens: the last token of each row. position: where it stands. A row that has ended is still computed; its
+    tokens are discarded, and change no other row.
     """
 
     def __init__(

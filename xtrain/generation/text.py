@@ -14,7 +14,7 @@ from .sampling import stream_tokens
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
-_PART = "\ufffd"  # what a decoder writes for the bytes of a letter that is not complete
+_PART = "\ufffd"  # what a decoder writes for the bytes of a character that is not complete
 
 
 def generate_text(
@@ -50,15 +50,21 @@ def generate_text(
 def stream_text(
     model: LanguageModel, tokenizer: Tokenizer, ids: np.ndarray | Sequence[int], tokens: int, **options: Any
 ) -> Iterator[str]:
-    """An iterator over the continuation of `generate_text`, which has the arguments, piece by piece as it is made.
+    """An iterator over the continuation, in pieces as they are made. Arguments and errors are those of `generate_text`.
 
-    A piece is held back while it may be the beginning of a `stop` text or of a letter of several bytes.
+    A piece is held back while it may be the beginning of a `stop` text or of a character of several bytes.
     """
     return iter(_Text(model, tokenizer, ids, tokens, options.pop("stop", ()), **options))
 
 
 class _Text:
-    """The continuation of ids as text. ids: its tokens so far, the end left out; cut: where a stop text begins."""
+    """The continuation of a prompt as text. start: tokens of the prompt. ids: tokens of the continuation so far,
+    without the one that ends it. cut: where in the text of `ids` a stop text begins; None before.
+    """
+
+    start: list[int]
+    ids: list[int]
+    cut: int | None
 
     def __init__(
         self,
@@ -85,10 +91,6 @@ class _Text:
         options.update(top_k=top_k or None, top_p=top_p, eos=self._ends)
         self._steps = stream_tokens(model, prompt, tokens, **options)
 
-    start: list[int]
-    ids: list[int]
-    cut: int | None
-
     def __iter__(self) -> Iterator[str]:
         shown = ""
         for (token,) in self._steps:
@@ -111,12 +113,12 @@ class _Text:
 
 
 def _incomplete(text: str) -> int:
-    """How many letters at the end may be parts of one."""
+    """How many characters at the end may belong to one that is not complete."""
     return min(3, len(text) - len(text.rstrip(_PART)))
 
 
 def _begun(text: str, stop: str) -> int:
-    """How many letters at the end may be the beginning of `stop`."""
+    """How many characters at the end may be the beginning of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 

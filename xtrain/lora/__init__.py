@@ -1,4 +1,4 @@
-"""LoRA: fine-tuning with a few new parameters, in files of PEFT.
+"""LoRA: fine-tuning with a few new parameters, in PEFT's file format.
 
     from xtrain import lora, models
     model = lora.apply(models.load("base"), r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])

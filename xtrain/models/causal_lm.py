@@ -110,8 +110,8 @@ class CausalLM(LanguageModel):
         return count
 
     def idle_weights(self) -> int:
-        """Number of frozen values but those of the token table: backward makes no gradient of them, which takes 2
-        floating-point operations less a token. A table that is the head counts.
+        """Number of frozen parameters outside the token table. Backward computes no gradient of them, which saves 2
+        floating-point operations a token each. A table that is also the head counts.
         """
         table = set() if self.lm_head is None else {id(p) for p in self._embedding().parameters()}
         return sum(p.numel() for p in self.parameters() if not p.requires_grad and id(p) not in table)

@@ -108,19 +108,19 @@ class ModuleDict(Module, Generic[_M]):
         return key in self._items()
 
     def update(self, modules: Mapping[str, _M] | Iterable[tuple[str, _M]]) -> None:
-        """Adds modules, or puts them in the place of those with their names."""
+        """Adds modules; one with the name of an old one replaces it."""
         pairs: Any = modules.items() if isinstance(modules, Mapping) else modules
         for key, module in pairs:
             self[key] = module
 
     def pop(self, key: str) -> _M:
-        """Takes a module out and returns it. KeyError when there is none of that name."""
+        """Removes the module of that name and returns it. KeyError when there is none."""
         module = self[key]
         del self[key]
         return module
 
     def clear(self) -> None:
-        """Takes all modules out."""
+        """Removes all modules."""
         for key in list(self):
             del self[key]
 

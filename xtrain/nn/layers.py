@@ -219,7 +219,7 @@ class ReLU(Module):
 
 
 class Identity(Module):
-    """Gives its first argument back. Takes and forgets any arguments when it is made, as a placeholder for a layer."""
+    """Returns its input, of any shape and dtype. The constructor ignores its arguments: it can replace any layer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         del args, kwargs

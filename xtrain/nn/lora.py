@@ -1,4 +1,4 @@
-"""LoRA: layers whose weight is frozen, and to which a product of two narrow matrices is added and trained.
+"""LoRA: layers with a frozen weight, beside which a product of two narrow matrices is trained.
 
 Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models". Names, meaning and start values are PEFT's.
 """

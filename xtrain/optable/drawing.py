@@ -1,4 +1,4 @@
-"""Entries of the op table: what generation has of its own, tokens that are drawn and attention over kept keys."""
+"""Entries of the op table for generation: sample, and attention over a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ op(
 )  # fmt: skip
 
 
-# ---- attention over kept keys and values -----------------------------------------------------------------------------
+# ---- attention over cached keys and values ---------------------------------------------------------------------------
 
 
 def _cached_case(batch: int, heads: int, kv_heads: int, length: int, dim: int, **options: Any) -> Case:
@@ -102,7 +102,7 @@ _CACHED = [
 
 
 def _refused(at: int, value: Any) -> Any:
-    """A call with one wrong argument: of right ones [1, 4 | 2, 1 | 5, 8]."""
+    """A call that is right, H 4, K 2, L 5, D 8, but for argument number `at`."""
 
     def call() -> Any:
         new, kept = f32(1, 2, 1, 8), f32(1, 2, 5, 8)

@@ -39,7 +39,7 @@ def index_put(x: np.ndarray, *rest: np.ndarray, accumulate: bool = False) -> np.
 
 
 def several(index: np.ndarray) -> float:
-    """How many sums may meet in one place."""
+    """At most how many terms the sum in one place has, for the tolerance."""
     return float(index.size + 2)
 
 

@@ -14,7 +14,8 @@ from .optimizer import Optimizer
 
 _16_BIT = (_C.bfloat16, _C.float16)
 _L = list[Tensor]
-# params, grads, exp_avgs, exp_avg_sqs, masters, steps, lrs; of each group: index, count of parameters, numbers
+# params, grads, exp_avgs, exp_avg_sqs, masters, steps, lrs; for each group a row: its index, the count of its
+# parameters, beta1, beta2, eps, weight decay
 _Call = tuple[_L, _L, _L, _L, _L, _L, _L, list[list[float]]]
 _CPU = _C.device("cpu")
 

@@ -1,9 +1,9 @@
 """Learning-rate schedules under PyTorch's names: `optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max)`.
 
 A schedule is made after its optimizer and sets the rate of step 0; call `scheduler.step()` after each
-`optimizer.step()`. Rates are functions of the number of the step, times the rate that each group had at first: what
-PyTorch computes from the rate before is the same up to rounding. last_epoch: the number of the step before the first
-one.
+`optimizer.step()`. Rates are functions of the number of the step, times the rate that each group had at first: PyTorch
+computes each from the one before, which is the same up to rounding. last_epoch: the number of the step before the
+first one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _at_least(name: str, argument: str, value: int, least: int) -> int:
 
 
 def _one(step: int) -> float:
-    """The factor of a schedule that overrides _rates: not asked for."""
+    """The factor that LRScheduler wants; schedules that override _rates do not use it."""
     return 1.0
 
 

@@ -12,13 +12,8 @@ from ..files import write_file
 from .directory import PathLike
 from .safetensors import SafetensorsFile, chunks
 
-_PICKLES = (
-    b"PK\x03\x04",
-    b"\x80\x02",
-    b"\x80\x03",
-    b"\x80\x04",
-    b"\x80\x05",
-)  # torch.save's: a zip file, or a bare one
+# How files of torch.save begin: a zip file, or a pickle of protocol 2 to 5.
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def save(tensors: Mapping[str, Tensor], path: PathLike, *, metadata: Mapping[str, str] | None = None) -> None:

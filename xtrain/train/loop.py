@@ -19,19 +19,19 @@ def loop(
     stepper: Stepper,
     report: Report,
     write: Callable[[Mapping[str, Any]], None],
-    told: Callable[[Mapping[str, Any]], bool | None],
+    on_step: Callable[[Mapping[str, Any]], bool | None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
     rescue: Callable[[], None],
 ) -> tuple[dict[str, Any], str | None]:
     """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the signal).
 
-    write: takes the metrics of every step. told: takes them after that, and returns whether to stop. evaluate: takes
-    whether to show a sample, returns further metrics. rescue: saves the last finished step before an error ends the
-    run.
+    write: takes the metrics of every step. on_step: takes them after that, for the callbacks; True ends the run.
+    evaluate: takes whether to show a sample, returns further metrics. rescue: saves the last finished step before an
+    error ends the run.
     """
     with report.progress(state) as progress, StopSignals(quiet=report.quiet) as stop:
-        record = _steps(state, stepper, report, write, told, evaluate, save, rescue, progress, stop)
+        record = _steps(state, stepper, report, write, on_step, evaluate, save, rescue, progress, stop)
         if state.saved_at != state.step:
             save()
     return record, stop.received
@@ -42,7 +42,7 @@ def _steps(
     stepper: Stepper,
     report: Report,
     write: Callable[[Mapping[str, Any]], None],
-    told: Callable[[Mapping[str, Any]], bool | None],
+    on_step: Callable[[Mapping[str, Any]], bool | None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
     rescue: Callable[[], None],
@@ -85,7 +85,7 @@ def _steps(
                 last = len(queued) == 1 and evaluating and (final or not stop.received)
                 record = note(queued[0], rate, evaluate(not final) if last else {})
                 del queued[0]
-                if told(record):
+                if on_step(record):
                     stop.received = stop.received or "callback"
             progress.update(state.step, record["loss"], rate)
             if saving and not final:

@@ -22,7 +22,7 @@ from .memory import check_model_fits
 
 
 def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that trains a model of the user's. ConfigError for those that make another one."""
+    """The options of a run that trains a given model. ConfigError for one that would build or change a model."""
     for name, value in values.items():
         if name.startswith("model.") or (name == "lora.r" and value):
             what = "see xtrain.lora.apply" if name == "lora.r" else "the model is given"
@@ -35,7 +35,8 @@ def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[st
 
 def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
-    option `tokenizer`, else that of the data, else bytes. own: the model is the user's, and no directory.
+    option `tokenizer`, else that of the data, else bytes. own: the model is given as an object, and
+    the option `model` names no directory.
     """
     source = checkpoint
     if source is None and not own and config.model.preset not in PRESETS:
@@ -55,7 +56,7 @@ def make_model(
     config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str, own: LanguageModel | None = None
 ) -> LanguageModel:
     """Load the model of the checkpoint or model directory, or draw a new one; it must know every token of the data.
-    own: the user's, which is taken instead.
+    own: a model of the user's, which is used instead.
     """
     dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
     keys = None if checkpoint or own is not None else resolve_model(config, corpus.vocab_size)

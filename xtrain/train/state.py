@@ -42,5 +42,5 @@ class State:
     torn: bool = False
 
     def failed(self, what: str, error: Exception) -> None:
-        """Tell the user that a side effect has failed, the first time; the run goes on."""
+        """What a side effect that fails does: here it raises; a Trainer warns once, and the run goes on."""
         raise error

@@ -222,7 +222,7 @@ class Trainer(State):
             metrics.sync()
             rescue(self, self.report)
 
-        def told(record: Mapping[str, Any]) -> bool | None:
+        def on_step(record: Mapping[str, Any]) -> bool | None:
             return self.callbacks.on_step(self, record)
 
         ended: Result | None = None
@@ -230,7 +230,7 @@ class Trainer(State):
             self.callbacks.on_start(self)
             self.report.introduce(self)
             record, stopped = loop(
-                self, self.stepper, self.report, metrics.write, told, self._evaluate, save, save_in_emergency
+                self, self.stepper, self.report, metrics.write, on_step, self._evaluate, save, save_in_emergency
             )
             if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
                 record = {**record, **self._evaluate(False)}

@@ -1,4 +1,4 @@
-"""What hears of the steps of a run: callbacks of the user's own, and writers for CSV, TensorBoard and W&B."""
+"""Callbacks of a run: the user's, and writers for CSV, TensorBoard and Weights & Biases."""
 
 from .base import Callback, CallbackList, StepFunction
 from .tensorboard import TensorBoardWriter

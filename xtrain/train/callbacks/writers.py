@@ -1,4 +1,4 @@
-"""Writers of metrics beside metrics.jsonl, which stays the truth: what fails in one is a warning, and ends no run."""
+"""Writers of metrics in other formats than metrics.jsonl. One that fails gives a warning, and the run goes on."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class WandbWriter(Callback):
 
 
 class _Isolated(Callback):
-    """A writer whose errors are one warning; after that it is left alone. ConfigErrors, of packages that are missing,
-    are errors.
+    """A writer whose first error is a warning; after that it is not called. A ConfigError, for a missing package, is
+    raised.
     """
 
     def __init__(self, name: str, writer: Callback) -> None:
