@@ -82,6 +82,34 @@ def test_work_is_counted() -> None:
     whole = _C.meta_work(True)["flops"]
     F.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert whole == 2 * 2 * (2 * 3 * 8 * 8 * 4) == 2 * _C.meta_work(True)["flops"]
+    _ = xt.ones((5, 4, 6, 10), device=META) @ xt.ones((5, 4, 10, 7), device=META)
+    assert _C.meta_work(True)["flops"] == 5 * 4 * 2 * 6 * 10 * 7
+    shared = xt.ones((5, 1, 6, 10), device=META).expand(5, 4, 6, 10)  # strides of two dimensions
+    _C.meta_work(True)
+    _ = shared @ xt.ones((5, 4, 10, 7), device=META)
+    assert _C.meta_work(True)["flops"] == 5 * 4 * 2 * 6 * 10 * 7
+    leaf = xt.ones((2, 3, 8, 4), device=META).requires_grad_()
+    out = F.scaled_dot_product_attention(leaf, q, q)
+    _C.meta_work(True)
+    out.backward(q)
+    assert _C.meta_work(True)["flops"] == whole // 2 * 5
+    for work, moved in (
+        (lambda: y + 1.0, 2 * 4 * 42),
+        (lambda: y.clone(), 2 * 4 * 42),
+        (lambda: _C.rms_norm(y, None), 2 * 4 * 42),
+        (lambda: _C.add_rms_norm(y, y, None), 4 * 4 * 42),
+        (lambda: y.amax(), 4 * (42 + 1)),
+    ):
+        work()
+        assert _C.meta_work(True)["bytes"] == moved
+    parameters = [xt.nn.Parameter(xt.ones(100, device=META, dtype=dtype)) for dtype in (xt.float32, xt.bfloat16)]
+    optimizer = xt.optim.AdamW([{"params": [p], "lr": 0.1 * i} for i, p in enumerate(parameters)])
+    for p in parameters:
+        p.grad = xt.ones(100, device=META, dtype=p.dtype)
+    optimizer.step()  # makes the moments
+    _C.meta_work(True)
+    optimizer.step()
+    assert _C.meta_work(True)["bytes"] == 100 * (3 * 4 + 16) + 100 * (3 * 2 + 24)
 
 
 def test_every_kernel_is_there() -> None:

@@ -21,7 +21,7 @@ import rules
 from frame import Family, Wrong
 from functions import Functions
 from moves import Moves
-from values import CPU, ENTRY, FLOATS, POOL, Value, numbers, taken
+from values import CPU, ENTRY, FLOATS, LARGEST, POOL, Value, numbers, taken
 
 from xtrain import _C
 from xtrain.optable.judge import additions, sum_to
@@ -167,6 +167,8 @@ class Whole(Functions, Moves):
                 want = entry.reference(*arrays, **given)
                 if wrong := self.second(rule, arrays, gradients[0], want, RULES[rule], kwargs):
                     raise Wrong(wrong)
+            if rule == "pow":
+                parts = [part and _unless_large(part, outs[0], inputs) for part in parts]
             floors: Any = [None] * len(inputs)
             if rule in rules.FLOORS:
                 floors = rules.FLOORS[rule](gradients[0], *(exact(v.shadow, outs[0].dtype) for v in inputs))
@@ -228,6 +230,13 @@ def _by_rule(rule: Any, cast: bool = False) -> Any:
         return rule(dys[0], *shadows, outs[0].shadow, **kwargs)
 
     return parts
+
+
+def _unless_large(part: Any, y: Value, inputs: list[Value]) -> Any:
+    """The gradient of a power, whose size is infinite (unknown) where the core's intermediate results leave the dtype: y log a, y b / a."""
+    a, b = (exact(v.shadow, y.dtype) for v in inputs)
+    largest = np.abs(y.shadow) * np.maximum(1.0, np.maximum(np.abs(np.log(a)), np.abs(b / a)))
+    return part if (largest < 0.9 * LARGEST[y.dtype]).all() else (part[0], np.full_like(part[1], np.inf))
 
 
 def _moved(

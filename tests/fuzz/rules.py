@@ -166,7 +166,7 @@ def layer_norm(
 ) -> Parts:
     centre = x.mean(-1, keepdims=True)
     r = 1 / np.sqrt(x.var(-1, keepdims=True) + eps)
-    n, size = (x - centre) * r, (np.abs(x) + np.abs(centre)) * r
+    n, size = (x - centre) * r, (np.abs(x) + np.abs(x).mean(-1, keepdims=True)) * r
     g = dy * weight
     return [
         (

@@ -16,9 +16,9 @@ from runs import python
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 import rules
 from frame import Wrong
-from programs import Whole
+from programs import Whole, _unless_large
 from run import FAMILIES, family_class, one_case
-from values import numbers
+from values import Value, numbers
 
 import xtrain as xt
 from xtrain import _C
@@ -74,6 +74,27 @@ def test_an_infinite_weight_is_no_excuse(monkeypatch, name: str, wrong: float) -
 
     monkeypatch.setattr(_C, name, planted)
     assert "finite" in norm(3, np.inf, name, row=0.37233692)
+
+
+def test_a_mean_that_cancels_has_an_error() -> None:
+    """Of a row whose sum is almost zero: it is one of the sum of absolute values."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((4000, 6)).astype(np.float32)
+    x[:, 5] = -x[:, :5].sum(1)
+    x[:, 0] *= 1e-3
+    x[:, 4] -= x.sum(1)
+    arrays = [exact(a, "float32") for a in (x, np.ones(6), np.zeros(6))]
+    program = Whole(random.Random(1), [])
+    program.normed("layer_norm", [program.keep(_C.cast(_C.tensor(a), _C.float32), a) for a in arrays], {"eps": 0.5})
+
+
+def test_a_power_beyond_its_dtype_is_not_judged() -> None:
+    """In float16 y log a leaves the dtype, and the gradient is infinite where the product with a small dy would fit."""
+    a, b, y = (Value(_C.cast(_C.tensor(np.array([v])), _C.float16), np.array([v])) for v in (4.25, 7.6, 60000.0))
+    part = (np.ones(1), np.ones(1))
+    assert np.isinf(_unless_large(part, y, [a, b])[1]).all()
+    y.shadow[:] = 100.0
+    assert _unless_large(part, y, [a, b]) is part
 
 
 def test_the_gradient_of_gelu_far_below_zero() -> None:

@@ -76,3 +76,23 @@ def test_tokens_do_not_feel_each_other(tokens: int, c: int, n: int) -> None:
         got = array(out)
         assert np.isnan(got[start]).any()
         assert (np.delete(got, start, 0) == np.delete(whole, start, 0)).all()
+
+
+@pytest.mark.parametrize("tokens", [300, 513, 777])
+def test_gradients_of_parameters_are_sums_over_all_tokens(tokens: int) -> None:
+    """Of more tokens than one stretch of the sums has: those of the tokens in parts of at most 200."""
+    n, c = 2, 8
+    given = drawn(tokens, n, c, 1.0)
+    dys = [np.random.default_rng(i).standard_normal((tokens, *shape)) for i, shape in enumerate(((c,), (n,), (n, n)))]
+
+    def gradients(part: slice) -> list[np.ndarray]:
+        leaves = [tensor(a, "float64").requires_grad_() for a in (given[0][part], *given[1:])]
+        outs = F.mhc_pre(*leaves)
+        _C.backward(list(outs), [tensor(d[part].reshape(o.shape), "float64") for d, o in zip(dys, outs)], False)
+        return [array(leaf.grad) for leaf in leaves[1:]]
+
+    whole = gradients(slice(None))
+    parts = [gradients(slice(at, at + 200)) for at in range(0, tokens, 200)]
+    for i, found in enumerate(whole):
+        want = sum(part[i] for part in parts)
+        assert np.abs(found - want).max() <= 1e-12 * np.abs(want).max(), f"gradient {i + 1}"

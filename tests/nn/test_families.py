@@ -102,6 +102,14 @@ def test_keys_that_change_the_result_are_refused(kind: str, change: dict, words:
         config.from_dict({**SMALL, **change})
 
 
+def test_what_a_file_leaves_out() -> None:
+    """head_dim follows from the heads of queries, not from those of keys; a dtype may have PyTorch's name."""
+    config = models.LlamaConfig.from_dict({"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2})
+    assert config.head_dim == config.per_head == 8 and config.dtype == "float32"
+    assert models.LlamaConfig.from_dict({**SMALL, "torch_dtype": "torch.bfloat16"}).dtype == "bfloat16"
+    assert models.LlamaConfig.from_dict({**SMALL, "dtype": None}).dtype == "float32"
+
+
 def test_scaled_frequencies_are_used() -> None:
     """Linear scaling by 2 makes position 2 i what position i was. Llama 3's makes another model."""
 

@@ -191,6 +191,10 @@ def test_an_index_names_files_beside_it(tmp_path) -> None:
     path.write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="must name .safetensors files beside it, got '../other/"):
         saving.load_model(tmp_path / "m")
+    long = "x" * 2000 + ".safetensors"  # which no file system has: the message does not repeat it
+    path.write_text(json.dumps({"weight_map": dict.fromkeys(index["weight_map"], long)}))
+    with pytest.raises(CheckpointError, match=r"must name .safetensors files beside it, got 'x+\.\.\.$"):
+        saving.load_model(tmp_path / "m")
 
 
 def test_a_checkpoint_that_is_being_removed_is_none(tmp_path, monkeypatch) -> None:

@@ -46,8 +46,8 @@ op(
 
 
 def layer_norm_sizes(x: np.ndarray, weight: Any = 1.0, bias: Any = 0.0, eps: float = 1e-5) -> np.ndarray:
-    """x and its mean are taken apart before they are scaled."""
-    size = np.abs(x) + np.abs(np.mean(x, -1, keepdims=True)) if x.size else x
+    """x and its mean are taken apart before they are scaled. The mean's error is one of mean |x|."""
+    size = np.abs(x) + np.mean(np.abs(x), -1, keepdims=True) if x.size else x
     return size / np.sqrt(np.var(x, -1, keepdims=True) + eps) * np.abs(weight) + np.abs(bias) if x.size else x
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 SHARD_BYTES = 5_000_000_000
+_LONGEST_NAME = 255  # of a file, in most file systems
 
 
 _UNITS = {"": 1, **{f"{p}B": 1000**i for i, p in enumerate(("", "K", "M", "G", "T"))}}
@@ -128,7 +129,7 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
         raise CheckpointError(f"{directory / index} must map tensor names to files in weight_map")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
-        if os.path.basename(name) != name or not name.endswith(".safetensors"):
+        if os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > _LONGEST_NAME:
             raise CheckpointError(f"{directory / index} must name .safetensors files beside it, got {shown(name)}")
         with SafetensorsFile(reader.open(name)) as file:
             for tensor in file.entries:
