@@ -5,6 +5,7 @@ python tests/support/plant_faults.py --jobs 16               # sixteen copies of
 python tests/support/plant_faults.py --only 'rope|adamw'     # faults whose name, file or promise matches
 python tests/support/plant_faults.py --list                  # the table
 python tests/support/plant_faults.py --sample 40             # every 40th fault, as the unit suite does
+python tests/support/plant_faults.py --gpu                   # those of cuda/ alone, which take a GPU and nvcc, one job
 
 A copy of the tree is built once, with the objects that the tree has. Then the tests are run without a fault, where none may fail, and
 each job plants its faults in a copy of that copy: one C file is compiled again and the extension linked, Python is not built. After a
@@ -34,6 +35,7 @@ from pathlib import Path
 from faults.table import Fault, table
 from places import ROOT
 
+GPU = "XTRAIN_PLANTING_ON_GPU"  # of the environment
 LIMIT = 120  # seconds for the tests of a fault; those that hang are killed
 UNHURRIED = 900  # for the same tests without a fault, on a machine that may be busy
 LEFT_OUT = (
@@ -67,9 +69,11 @@ def planted(root: Path, fault: Fault) -> str:
     return text.replace(fault.there, fault.instead)
 
 
-def chosen(faults: list[Fault], only: str, sample: int) -> list[Fault]:
-    """Faults that match `only`; every `sample`-th of them, from the first on."""
-    found = [fault for fault in faults if re.search(only, f"{fault.name} {fault.file} {fault.promise}")]
+def chosen(faults: list[Fault], only: str, sample: int, gpu: bool = False) -> list[Fault]:
+    """Faults that match `only`; every `sample`-th of them, from the first on. gpu: those that take one, else the others."""
+    found = [
+        fault for fault in faults if fault.gpu == gpu and re.search(only, f"{fault.name} {fault.file} {fault.promise}")
+    ]
     return found[:: max(sample, 1)]
 
 
@@ -91,6 +95,8 @@ def run(tree: Path, *arguments: str, limit: float | None = None) -> tuple[int | 
     room = tree.parent / f"{tree.name}.tmp"
     room.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.fspath(tree), "XTRAIN_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    if GPU in environment:  # a fault of cuda/ is built, and seen on the device
+        environment |= {"XTRAIN_CUDA": "1", "XTRAIN_TEST_DEVICE": "cuda"}
     environment |= {"TMPDIR": os.fspath(room), "XTRAIN_PLANTING": "1"}
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -135,8 +141,8 @@ def put_back(tree: Path, base: Path) -> None:
 def with_fault(tree: Path, base: Path, fault: Fault) -> Iterator[str]:
     """The fault is in the tree inside the block; the value is what the compiler said when it refused."""
     path = tree / fault.file
-    native = fault.file.startswith("csrc/")
-    path.write_text((NO_WARNINGS if native else "") + planted(base, fault), encoding="utf-8")
+    native = fault.file.startswith(("csrc/", "cuda/"))
+    path.write_text((NO_WARNINGS if native and not fault.gpu else "") + planted(base, fault), encoding="utf-8")
     try:
         status, said = build(tree) if native else (0, "")
         yield said or "no word" if status else ""
@@ -204,10 +210,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="a regular expression for names, files and promises")
     parser.add_argument("--sample", type=int, default=1, help="take every Nth fault")
+    parser.add_argument("--gpu", action="store_true", help="the faults of cuda/, which take a GPU and nvcc")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--no-check", action="store_true", help="do not run the tests without a fault first")
     options = parser.parse_args()
-    faults = chosen(table(), options.only, options.sample)
+    faults = chosen(table(), options.only, options.sample, options.gpu)
+    if options.gpu:
+        os.environ[GPU] = "1"
     if options.list:
         for fault in faults:
             print(f"{fault.name:<44} {fault.file:<42} {fault.promise}")

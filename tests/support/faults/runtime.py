@@ -1,10 +1,11 @@
-"""Faults of what is asked of a process, of the device "meta", and of hyper-connections."""
+"""Faults of what is asked of a process, of the device "meta", of hyper-connections, and of the kernels for NVIDIA GPUs."""
 
 from __future__ import annotations
 
 from .table import FORWARD, GRADIENT, Fault
 
 _R, _N, _H = "csrc/py/runtime/", "xtrain/nn/mhc.py", "csrc/cpu/mhc/"
+_L, _O, _CUDA = "cuda/layers/", "cuda/optimizer/", "tests/cuda/test_cuda.py::"
 _META, _RUNTIME = "tests/core/test_meta.py::", "tests/core/test_runtime.py::"
 _WORK = _META + "test_work_is_counted"
 _MHC, _STATE, _AGAIN = "tests/mhc/test_mhc.py::", "tests/mhc/test_mhc_state.py::", "tests/mhc/test_mhc_recompute.py::"
@@ -61,4 +62,23 @@ FAULTS = [
     Fault("mhc: connections that are not stock", _N, "or not all(is_stock(part[0], HyperConnection) for part in parts)", "", "a subclass is called as a module", _STATE + "test_recomputed_streams_call_a_connection_that_is_not_stock"),
     Fault("mhc: coefficients of 16 bits", _N, "        dtype = _WIDE.get(dtype.name, dtype) if dtype is not None else _C.float32\n", "        dtype = dtype if dtype is not None else _C.float32\n", "parameters of coefficients are float32", _MHC + "test_parameters_stay_wide"),
     Fault("mhc_close: any carry", "csrc/ops/mhc/mhc_layer.c", "if (!made_by_open(carry) || xt_grad_of(carry)->output != OUT_CARRY)", "if (!made_by_open(carry))", "carry is output 3 of mhc_open", _STATE + "test_a_part_that_was_replaced_is_refused"),
+    # kernels for NVIDIA GPUs: planted with --gpu, where there is one; the tests run with tensors made on it
+    Fault("cuda adamw: the first group alone", _O + "adamw.cu", "    for (; p; p = p->next) XT_CHECK(adamw_group(p));\n", "    XT_CHECK(adamw_group(p));\n", "all groups of a call are updated", "tests/nn/test_optim.py::test_groups_and_skipped_parameters"),
+    Fault("cuda adamw: a guard of NaN alone", _O + "adamw.cu", "if (guard && !isfinite(*guard)) return;", "if (guard && isnan(*guard)) return;", "a guard that is NaN or Inf stops the step", "tests/nn/test_adamw_steps.py"),
+    Fault("cuda adamw: the count of the last step", _O + "adamw.cu", "const unsigned long long n = found % ARRIVAL + 1;", "const unsigned long long n = found % ARRIVAL;", "n is the number of this step", "tests/nn/test_adamw_steps.py"),
+    Fault("cuda adamw: eps before the correction", _O + "adamw.cu", "(sqrt(v.at[j]) / root2 + constant.eps)", "((sqrt(v.at[j]) + constant.eps) / root2)", "sqrt(v / (1 - beta2^n)) + eps", FORWARD + "adamw_"),
+    Fault("cuda adamw: masters are not written", _O + "adamw.cu", "        if (t.master) xt_write((A *)t.master + i, xt_piece(w));\n", "", "16-bit parameters keep an exact master", "tests/nn/test_optim.py::test_bfloat16_keeps_masters tests/nn/test_optim.py::test_adamw_over_fifty_steps"),
+    Fault("cuda adamw: the end of a tensor", _O + "adamw.cu", "        adamw_range<T, 1>(t, constant, numbers, middle, end);\n", "", "every element of any length", FORWARD + "adamw_"),
+    Fault("cuda clip: one launch for all pieces", _O + "clip_grad_norm.cu", "            sums += of_table;\n", "", "the norm of all tensors", "tests/nn/test_optim.py::test_clip " + FORWARD + "clip_grad_norm_"),
+    Fault("cuda clip: squares of a rounded sum", _O + "clip_grad_norm.cu", "part += (double)v.at[j] * (double)v.at[j];", "part += (double)(float)v.at[j];", "the sum of x^2", FORWARD + "clip_grad_norm_"),
+    Fault("cuda softmax: no maximum", _L + "softmax.cu", "v[k * N + e] = xt_exp_for<T>(v[k * N + e] - max);", "v[k * N + e] = xt_exp_for<T>(v[k * N + e]);", "exp(x - max)", FORWARD + "softmax"),
+    Fault("cuda softmax: the dot of another row", _L + "softmax.cu", "    A dot = sum_of<4>(part);\n", "    A dot = 2 * sum_of<4>(part);\n", "dx_i = p_i (dy_i - sum_j dy_j p_j)", GRADIENT + "softmax"),
+    Fault("cuda swiglu: the slope of silu", _L + "swiglu.cu", "of_dgate.at[e] = dv * uv * s * (1 + gv * (1 - s));", "of_dgate.at[e] = dv * uv * s * (1 + gv * s);", "silu'(g) = s (1 + g (1 - s))", GRADIENT + "swiglu"),
+    Fault("cuda swiglu: the short end of a row", _L + "swiglu.cu", "        if (e < count) p[e] = v.at[e];\n", "        if (e + 1 < count) p[e] = v.at[e];\n", "rows of any length", FORWARD + "swiglu"),
+    Fault("cuda rope: frequencies of one dimension", _L + "rope.cuh", "(A)(2 * (first + i)) / (A)dim", "(A)(first + i) / (A)dim", "theta^(-2i/D)", FORWARD + "rope"),
+    Fault("cuda embedding: ids beyond the table", _L + "embedding.cu", "const bool known = id >= 0 && id < vocab;", "const bool known = id >= 0 && id <= vocab;", "an id out of range is raised at the next wait", _CUDA + "test_an_index_out_of_range_is_raised_at_the_next_wait"),
+    Fault("cuda cross_entropy: lse - x", _L + "cross_entropy.cu", "(peak - at_target) + log_sum : A(0);", "(peak + log_sum) - at_target : A(0);", "not lse - x, which loses digits of large logits", "tests/ops/test_clauses.py -k cross_entropy"),
+    Fault("cuda cross_entropy: the target's share", _L + "cross_entropy.cu", "v.at[j] = (j == at ? p - 1 : p) * factor;", "v.at[j] = p * factor;", "softmax - onehot", GRADIENT + "cross_entropy"),
+    Fault("cuda cross_entropy: sums of stale maxima", _L + "cross_entropy.cu", "            sum *= exp_for<T>(m - peak);\n", "", "the sum follows the running maximum", FORWARD + "cross_entropy"),
+    Fault("cuda graph: foreign work", "cuda/runtime/graph.cu", "    if (foreign(index)) __atomic_store_n(&captures[index].spoiled, true, __ATOMIC_RELAXED);\n", "", "what another thread queues spoils a capture", "tests/cuda/test_graph.py::test_graph"),
 ]  # fmt: skip

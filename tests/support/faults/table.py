@@ -30,6 +30,11 @@ class Fault:
     promise: str
     tests: str
 
+    @property
+    def gpu(self) -> bool:
+        """Whether it takes a GPU, and nvcc, to build the fault and to see it."""
+        return self.file.startswith("cuda/")
+
 
 def table() -> list[Fault]:
     """All faults, room by room."""
