@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -56,10 +57,12 @@ def generate(
     goes on, with a UserWarning: other libraries go on otherwise. ValueError or TypeError for arguments outside their
     ranges, FloatingPointError for logits that are not finite.
     """
-    made = _Generation(model, ids, max_new_tokens, temperature, top_k, top_p, eos, seed, capture, repetition_penalty)
-    for new in made:
-        if stream is not None:
-            stream(new)
+    made = Generation(model, ids, max_new_tokens, temperature, top_k, top_p, eos, seed, capture, repetition_penalty)
+    with no_grad(), evaluating(model):
+        made.inside = True
+        for new in made:
+            if stream is not None:
+                stream(new)
     return made.result()
 
 
@@ -68,10 +71,10 @@ def stream_tokens(model: LanguageModel, ids: Any, max_new_tokens: int, **options
     each. A step runs when the iterator is asked for it; to stop early, drop the iterator. Between two steps the model
     has its own mode, and gradients are recorded as elsewhere.
     """
-    return _Generation(model, ids, max_new_tokens, **options)
+    return Generation(model, ids, max_new_tokens, **options)
 
 
-class _Generation:
+class Generation:
     """The state of one `generate`, and an iterator over its steps: the list of the B new tokens of each."""
 
     def __init__(
@@ -92,6 +95,7 @@ class _Generation:
         rows = tokens.reshape(-1, tokens.shape[-1]) if tokens.ndim == 1 else tokens
         batch, start = rows.shape
         self._model, self._capture, self._one = model, capture, tokens.ndim == 1
+        self.inside = False  # whether all steps are asked for in evaluation mode, without recording
         self._device = ids.device if isinstance(ids, _C.Tensor) else "cpu"
         self._out = np.empty((batch, start + max_new_tokens), np.int64)
         self._out[:, :start] = rows
@@ -107,14 +111,17 @@ class _Generation:
         self._first, self._end = 0, start
         self._made: deque[list[int]] = deque()  # tokens of steps that were computed and not yet returned
 
-    def __iter__(self) -> _Generation:
+    def __iter__(self) -> Generation:
         return self
 
     def __next__(self) -> list[int]:
         if self._end == self._out.shape[1] or (self._ends and all(self._finished)):
             raise StopIteration
         if not self._made:
-            with no_grad(), evaluating(self._model):
+            with contextlib.ExitStack() as modes:
+                if not self.inside:
+                    modes.enter_context(no_grad())
+                    modes.enter_context(evaluating(self._model))
                 self._made.extend(self._make())
         new = self._made.popleft()
         if min(new, default=0) < 0:

@@ -9,7 +9,9 @@ import numpy as np
 
 from .. import _C
 from .._types import Tokenizer
-from .sampling import stream_tokens
+from ..autograd import no_grad
+from ..nn.module import evaluating
+from .sampling import Generation
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
@@ -35,10 +37,13 @@ def generate_text(
 
     The other arguments, and errors, are those of `generate`; top_k 0 takes all tokens.
     """
-    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    made = _Text(model, tokenizer, ids, tokens, stop, repetition_penalty=repetition_penalty, **options)
-    for _ in made:
-        pass
+    options: dict[str, Any] = dict(temperature=temperature, seed=seed)
+    options["repetition_penalty"] = repetition_penalty
+    made = _Text(model, tokenizer, ids, tokens, stop, top_k=top_k, top_p=top_p, **options)
+    with no_grad(), evaluating(model):
+        made.steps.inside = True
+        for _ in made if stop else made.without_pieces():
+            pass
     text = tokenizer.decode([*made.start, *made.ids])
     if made.cut is None:
         return text
@@ -89,14 +94,19 @@ class _Text:
             prompt = prompt.to(device)
         self._ends, self._tokenizer = _ends(model, tokenizer), tokenizer
         options.update(top_k=top_k or None, top_p=top_p, eos=self._ends)
-        self._steps = stream_tokens(model, prompt, tokens, **options)
+        self.steps = Generation(model, prompt, tokens, **options)
+
+    def without_pieces(self) -> Iterator[int]:
+        """The same tokens, one after the other; without a text after each."""
+        for (token,) in self.steps:
+            if token in self._ends:
+                return
+            self.ids.append(token)
+            yield token
 
     def __iter__(self) -> Iterator[str]:
         shown = ""
-        for (token,) in self._steps:
-            if token in self._ends:
-                break
-            self.ids.append(token)
+        for _ in self.without_pieces():
             text = self._tokenizer.decode(self.ids)
             places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
             if places:
