@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 
 import pytest
+from places import ROOT
 from runs import options as run_options
 from runs import text_file
 
@@ -353,6 +355,14 @@ def test_every_error_is_one_line_and_a_status(
         monkeypatch.setenv("XTRAIN_DEBUG", "1")
         with pytest.raises(type(error)):
             guard.guard(fails, [])
+
+
+@pytest.mark.parametrize("extra", ["plot", "hf", "data", "chat"])
+def test_doctor_knows_the_extras_of_users(extra: str) -> None:
+    from xtrain.cli import doctor
+
+    package = re.search(rf'^{extra} = \["(\w+)', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert package and doctor._PACKAGES[package[1]][:2] == (False, f"'xtrain[{extra}]'")
 
 
 def test_doctor_fails_where_something_required_is_missing(capsys, monkeypatch) -> None:

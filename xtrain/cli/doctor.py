@@ -27,6 +27,7 @@ _PACKAGES = {
     "matplotlib": (False, "'xtrain[plot]'", "loss.png"),
     "tokenizers": (False, "'xtrain[hf]'", "text for models with a tokenizer.json"),
     "pyarrow": (False, "'xtrain[data]'", "Parquet files"),
+    "jinja2": (False, "'xtrain[chat]'", "chat templates"),
     "ml_dtypes": (False, "ml_dtypes", "bfloat16 to and from NumPy"),
 }
 
