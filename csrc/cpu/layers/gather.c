@@ -81,9 +81,9 @@ XtStatus xt_cpu_positions(const XtPositions *p) {
 /* In one thread: rows for one place must not race. */
 XtStatus xt_cpu_scatter(const XtScatter *p) {
     size_t nbytes = (size_t)p->cols * xt_dtype_size(p->dtype); /* of a row */
-    for (int64_t r = 0; r < p->count; r++)
+    for (int64_t r = 0; nbytes > 0 && r < p->count; r++)
         memcpy((char *)p->table + (size_t)p->ids[r] * nbytes, (const char *)p->rows + (size_t)r * nbytes, nbytes);
-    if (!p->last || p->count == 0) return XT_OK;
+    if (!p->last || p->count == 0 || p->places == 0) return XT_OK;
     size_t scratch = (size_t)p->places;
     uint8_t *taken = calloc(scratch, 1); /* [places]: a later row is there */
     if (!taken) return xt_error(XT_OUT_OF_MEMORY, "scatter: scratch of %zu bytes could not be allocated", scratch);
