@@ -184,6 +184,9 @@ def test_the_largest_and_the_smallest() -> None:
     assert low.indices.tolist() == [[3, 1, 0], [0, 3, 2]] and low.values.tolist() == [[-2, 1, 3], [0, 5, math.inf]]
     assert xt.topk(xt.tensor(x), 1, dim=0).indices.tolist() == [[0, 1, 1, 1]]
     assert tuple(xt.topk(xt.tensor(x), 0).values.shape) == (2, 0)
+    above = xt.tensor([math.inf, math.nan, -math.inf, math.nan, math.inf])
+    assert above.topk(3).indices.tolist() == [1, 3, 0] and above.argsort(descending=True).tolist() == [1, 3, 0, 4, 2]
+    assert above.argsort().tolist() == [2, 0, 4, 1, 3]
     leaf = xt.tensor(x[:1], requires_grad=True)
     (leaf.topk(2).values * xt.tensor([10.0, 1.0])).sum().backward()
     assert leaf.grad.tolist() == [[10, 0, 1, 0]]

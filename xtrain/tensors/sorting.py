@@ -22,9 +22,11 @@ def _order(input: _Tensor, dim: int, descending: bool, count: int) -> _Tensor:
     array = wide.cpu().numpy()
     if array.dtype == np.bool_:
         array = array.astype(np.uint8)
-    if descending:
-        array = np.where(np.isnan(array), -np.inf, -array) if array.dtype.kind == "f" else ~array
+    if descending:  # turned round, so that of equal ones the first one stays first; NumPy sorts NaN behind inf
+        array = np.flip(array, dim)
     places = np.argsort(array, axis=dim, kind="stable")
+    if descending:
+        places = array.shape[dim] - 1 - np.flip(places, dim)
     places = places[(slice(None),) * (dim % array.ndim) + (slice(0, count),)]
     return _C.from_numpy(np.ascontiguousarray(places, np.int64)).to(input.device)
 
