@@ -251,5 +251,7 @@ def test_cumsum_of_integers() -> None:
     assert total.dtype is xt.int64 and total.tolist() == [[1, 3, 6], [250, 257, 258]]
     assert (xt.tensor([True, True, False]).cumsum(0)).tolist() == [1, 2, 2]
     assert xt.tensor(3).cumsum(0).item() == 3
+    with pytest.raises(IndexError, match=r"cumsum: dim must be in \[-1, 0\], got 7"):
+        xt.tensor(3).cumsum(7)
     big = np.full(5, 2**62, np.int64)
     assert xt.tensor(big).cumsum(0).tolist() == np.cumsum(big).tolist(), "wraps around"

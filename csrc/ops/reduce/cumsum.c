@@ -12,7 +12,7 @@ static XtStatus forward(XtCall *c) {
     XtTensor *given = c->arg[0].tensor, *x = NULL, *dense = NULL;
     XtStatus status = XT_OK;
     int dim = 0;
-    if (given->ndim > 0) XT_TRY(xt_check_dim(c->op, c->arg[1].i, given->ndim, &dim));
+    XT_TRY(xt_check_dim(c->op, c->arg[1].i, given->ndim, &dim));
     XT_TRY(xt_tensor_or_cast(given, xt_dtype_is_float(given->dtype) ? given->dtype : XT_INT64, &x));
     XT_TRY(xt_dense(x, &dense));
     XT_TRY(xt_empty_like(dense, &c->out[0]));
