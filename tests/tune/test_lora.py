@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -193,6 +195,7 @@ def test_targets() -> None:
         ({"r": 0}, "r must be an integer of at least 1, got 0"),
         ({"r": 2.0}, "r must be an integer"),
         ({"lora_alpha": 0}, "lora_alpha must be a positive number, got 0"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a positive number, got 10"),
         ({"lora_dropout": 1.0}, r"lora_dropout must be a number in \[0, 1\), got 1.0"),
         ({"use_rslora": 1}, "use_rslora must be true or false, got 1"),
     ],
@@ -200,6 +203,13 @@ def test_targets() -> None:
 def test_values_out_of_range(options, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^lora: {words}"):
         lora.apply(qwen(), **options)
+
+
+def test_a_rank_without_memory_changes_nothing() -> None:
+    model = qwen()
+    with pytest.raises(xt.OutOfMemoryError, match="out of memory"):
+        lora.apply(model, r=2**40)
+    assert all(parameter.requires_grad for parameter in model.parameters()) and not lora_layers(model)
 
 
 def test_a_layer_at_two_places_is_one() -> None:
@@ -314,6 +324,18 @@ def test_files_that_do_not_fit(tmp_path) -> None:
         lora.load(qwen(head_dim=8, intermediate_size=44), path)
     with pytest.raises(CheckpointError, match="must hold LoRA of the layers and ranks that the model has"):
         lora.load(lora.apply(qwen(), r=3), path)
+    like = lora.load(qwen(), path)
+    for options in ({"lora_alpha": 77}, {"use_rslora": True}):
+        own = dataclasses.replace(like.lora_config, **options)
+        with pytest.raises(CheckpointError, match="lora_alpha and use_rslora must be .* as in the model's LoRA, got 8"):
+            lora.load(lora.apply(qwen(), own), path)
+    name = next(iter(tensors := xt.load(path / "adapter_model.safetensors")))
+    xt.save({**tensors, name: tensors[name].to(xt.int64)}, tmp_path / "whole")
+    os.replace(path / "adapter_model.safetensors", path / "kept")
+    os.replace(tmp_path / "whole", path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"of \S+ must be floating point, got int64 and float32"):
+        lora.load(qwen(), path)
+    os.replace(path / "kept", path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="base_model_name_or_path must be a directory that is here, got None"):
         (path / "config.json").write_text("{}")
         models.load(path)

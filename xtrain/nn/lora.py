@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -62,7 +63,7 @@ class LoraConfig:
 
 
 def _is_number(value: object) -> bool:
-    return is_real(value) and not isinstance(value, bool) and math.isfinite(value)
+    return is_real(value) and not isinstance(value, bool) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 class LoraLayer(Module):
@@ -201,7 +202,6 @@ def apply(model: _M, config: LoraConfig | None = None, **options: Any) -> _M:
 def place_layers(model: Module, ranks: dict[str, int], config: LoraConfig) -> None:
     """Put layers with LoRA of these ranks in the place of the layers of these names, and freeze the rest."""
     modules = dict(model.named_modules())
-    model.requires_grad_(False)
     new: dict[int, LoraLayer] = {}
     for name, r in ranks.items():
         kind = ADAPTED[type(modules[name])]
@@ -209,6 +209,7 @@ def place_layers(model: Module, ranks: dict[str, int], config: LoraConfig) -> No
         layer.start(modules[name], r, config)
         layer.train(modules[name].training)
         new[id(modules[name])] = layer
+    model.requires_grad_(False)
     _replace(model, new)
     object.__setattr__(model, "lora_config", config)
 

@@ -113,7 +113,7 @@ def read_adapter_config(reader: DirectoryReader) -> LoraConfig:
 
 def load_adapter(model: _M, directory: PathLike) -> _M:
     """Put the LoRA of a directory of PEFT into `model`, the model below it, and return the model, which is changed. Its
-    other parameters are frozen. A model that has LoRA of the same layers and ranks gets the values.
+    other parameters are frozen. A model that has LoRA of the same layers, ranks and scale gets the values.
 
     CheckpointError when files are missing or damaged, do not fit the model, or ask for what is not supported.
     """
@@ -153,6 +153,9 @@ def install_adapter(model: Module, reader: DirectoryReader) -> None:
         if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != shape or not 0 < a.shape[0] == b.shape[1]:
             rule = f"(r, {shape[1]}) and ({shape[0]}, r)"
             raise CheckpointError(f"{path}: lora_A and lora_B of {plain(name)} must have shapes {rule}, got {sizes}")
+        if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
+            kinds = f"{a.dtype.name} and {b.dtype.name}"
+            raise CheckpointError(f"{path}: lora_A and lora_B of {plain(name)} must be floating point, got {kinds}")
     if not found:
         raise CheckpointError(f"{path} holds no LoRA")
     ranks = {name: int(pair["lora_A"].shape[0]) for name, pair in found.items()}
@@ -160,6 +163,12 @@ def install_adapter(model: Module, reader: DirectoryReader) -> None:
         have = {name: layer.lora_A.out_features for name, layer in there.items()}
         if have != ranks:
             raise CheckpointError(f"{path} must hold LoRA of the layers and ranks that the model has")
+        own: LoraConfig = model.lora_config  # pyright: ignore[reportAttributeAccessIssue]  (models with LoRA have it)
+        if (own.lora_alpha, own.use_rslora) != (config.lora_alpha, config.use_rslora):
+            raise CheckpointError(
+                f"{reader.directory / CONFIG}: lora_alpha and use_rslora must be {own.lora_alpha} and "
+                f"{own.use_rslora}, as in the model's LoRA, got {config.lora_alpha} and {config.use_rslora}"
+            )
     else:
         random = _C.get_rng_state()
         place_layers(model, ranks, config)
