@@ -67,6 +67,12 @@ def test_what_save_refuses(tmp_path: Path) -> None:
             xt.save(tensors, tmp_path / "no")
     with pytest.raises(TypeError, match="save: metadata must map text to text, got 'step': 3"):
         xt.save({}, tmp_path / "no", metadata={"step": 3})
+    with pytest.raises(TypeError, match="save: metadata must be a dict of texts, got list"):
+        xt.save({}, tmp_path / "no", metadata=["step"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^save: names must be Unicode, got '\\ud800'"):
+        xt.save({"\ud800": xt.ones(1)}, tmp_path / "no")
+    with pytest.raises(ValueError, match=r"^save: metadata must be Unicode, got 'a': '\\ud800'"):
+        xt.save({}, tmp_path / "no", metadata={"a": "\ud800"})
     with pytest.raises(FileNotFoundError):
         xt.save({}, tmp_path / "no" / "where")
     assert not os.listdir(tmp_path)
@@ -92,6 +98,9 @@ def test_what_load_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     Path("cut").write_bytes(Path("m").read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="cut is truncated"):
         xt.load("cut")
+    os.mkfifo("pipe")
+    with pytest.raises(CheckpointError, match="pipe cannot be read: it is not a regular file"):
+        xt.load("pipe")  # and does not wait for a writer
     for missing in ("nothing", "."):
         with pytest.raises((CheckpointError, OSError)):
             xt.load(missing)

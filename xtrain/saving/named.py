@@ -20,14 +20,16 @@ def save(tensors: Mapping[str, Tensor], path: PathLike, *, metadata: Mapping[str
     """Writes {name: tensor} (a state_dict, say) to a safetensors file that any reader of the format opens: whole, or
     not at all, whatever fails. Tensors of any dtype, device and strides; nothing else, as nothing is pickled.
 
-    metadata: texts by name, kept in the file. TypeError for other values, ValueError for the name __metadata__, OSError
-    when the file cannot be written.
+    metadata: texts by name, kept in the file. TypeError for other values, ValueError for the name __metadata__ and for
+    text that is no Unicode, OSError when the file cannot be written.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"save: tensors must be a dict of tensors, got {type(tensors).__name__}")
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise TypeError(f"save: names must be text, got {name!r}")
+        if not _is_text(name):
+            raise ValueError(f"save: names must be Unicode, got {name!r}")
         if name == "__metadata__":
             raise ValueError("save: a tensor must not have the format's own name, got '__metadata__'")
         if not isinstance(value, Tensor):
@@ -37,10 +39,28 @@ def save(tensors: Mapping[str, Tensor], path: PathLike, *, metadata: Mapping[str
                 else ""
             )
             raise TypeError(f"save: {name} must be a Tensor, got {type(value).__name__}{hint}")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"save: metadata must be a dict of texts, got {type(metadata).__name__}")
     for name, text in (metadata or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f"save: metadata must map text to text, got {name!r}: {text!r}")
+        if not _is_text(name) or not _is_text(text):
+            raise ValueError(f"save: metadata must be Unicode, got {name!r}: {text!r}")
     write_file(path, lambda stream: stream.writelines(chunks(tensors, metadata)))
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can spell it: no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that nobody writes to is opened, too, in place of waiting for who does."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def load(path: PathLike, map_location: Device = None) -> dict[str, Tensor]:
@@ -50,8 +70,8 @@ def load(path: PathLike, map_location: Device = None) -> dict[str, Tensor]:
     format, or is a pickle (torch.save's .pt and .bin), which could run code.
     """
     try:
-        with open(path, "rb") as stream:
-            start = stream.read(4)
+        with open(path, "rb", opener=_open_at_once) as stream:
+            start = stream.read(4) or b""
     except OSError:
         start = b""  # SafetensorsFile says what is wrong
     if start.startswith(_PICKLES):
