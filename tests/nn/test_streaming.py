@@ -54,6 +54,22 @@ def said(text: str, **options) -> tuple[str, list[str]]:
 # ---- iterators
 
 
+def test_an_error_ends_it() -> None:
+    """As it ends a generator: caches of some layers have the step by then."""
+    model = Qwen3(Qwen3Config(**{**SIZES, "num_hidden_layers": 2}))
+    steps = stream_tokens(model, [1, 2], 9, temperature=0.0)
+    next(steps)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    hook.remove()
+    assert list(steps) == []
+
+
 def test_steps_are_made_when_they_are_asked_for() -> None:
     """In evaluation mode without recording; between two steps both are as before."""
     model = Says(b"abcdef")

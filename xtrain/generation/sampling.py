@@ -68,8 +68,8 @@ def generate(
 
 def stream_tokens(model: LanguageModel, ids: Any, max_new_tokens: int, **options: Any) -> Iterator[list[int]]:
     """An iterator over the steps of `generate`, which has the arguments but `stream`: the list of the B new tokens of
-    each. A step runs when the iterator is asked for it; to stop early, drop the iterator. Between two steps the model
-    has its own mode, and gradients are recorded as elsewhere.
+    each. A step runs when the iterator is asked for it; to stop early, drop the iterator. An error ends it. Between two
+    steps the model has its own mode, and gradients are recorded as elsewhere.
     """
     return Generation(model, ids, max_new_tokens, **options)
 
@@ -117,15 +117,19 @@ class Generation:
     def __next__(self) -> list[int]:
         if self._end == self._out.shape[1] or (self._ends and all(self._finished)):
             raise StopIteration
-        if not self._made:
-            with contextlib.ExitStack() as modes:
-                if not self.inside:
-                    modes.enter_context(no_grad())
-                    modes.enter_context(evaluating(self._model))
-                self._made.extend(self._make())
-        new = self._made.popleft()
-        if min(new, default=0) < 0:
-            raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
+        try:
+            if not self._made:
+                with contextlib.ExitStack() as modes:
+                    if not self.inside:
+                        modes.enter_context(no_grad())
+                        modes.enter_context(evaluating(self._model))
+                    self._made.extend(self._make())
+            new = self._made.popleft()
+            if min(new, default=0) < 0:
+                raise FloatingPointError("generate: logits must be finite, got NaN or infinity")
+        except BaseException:
+            self._out = self._out[:, : self._end]  # caches may hold a part of a step: it ends, as a generator does
+            raise
         if any(self._finished):
             last = self._out[:, self._end - 1].tolist()
             new = [old if done else token for done, old, token in zip(self._finished, last, new)]
