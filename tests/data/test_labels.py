@@ -152,6 +152,8 @@ LAST = "{% for message in messages %}{{ message['content'] }}{% if loop.last %}.
         (CHATML, [{"content": "x"}], "messages must be a list of objects with a role"),
         (CHATML, [{"role": "user", "content": None}], "the chat template refuses them: "),
         (CHATML, [{"role": "user", "content": "\uf8f0"}], r"must not hold the characters U\+F8F0 and U\+F8F1"),
+        (CHATML, [{"role": "user", "content": [{"text": "\uf8f1"}]}], r"must not hold the characters U\+F8F0"),
+        (CHATML, [{"role": "user\uf8f0", "content": "x"}], r"must not hold the characters U\+F8F0"),
         ("{{ raise_exception('roles must alternate') }}", TALK, "the chat template refuses them: roles must alternate"),
         (REORDERS, TALK, "writes message 3 otherwise than add_generation_prompt announces it"),
         (LAST, TALK[1:3], "writes message 2 otherwise than add_generation_prompt announces it"),

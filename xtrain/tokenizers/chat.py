@@ -79,7 +79,11 @@ class ChatTemplate:
         DataError for messages that the template refuses, and where the text of the messages up to an answer is not
         how the whole begins.
         """
-        if any(mark in str(message.get("content")) for message in messages for mark in (_OPEN, _CLOSE)):
+        try:
+            spelled = json.dumps(list(messages), ensure_ascii=False, default=str)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"its messages must be what JSON can spell: {shown(error, 200)}") from None
+        if _OPEN in spelled or _CLOSE in spelled:
             raise DataError("its messages must not hold the characters U+F8F0 and U+F8F1")
         if self._marks:
             more = {"tools": None, "documents": None, "add_generation_prompt": False}
