@@ -30,7 +30,11 @@ def _finish(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 
 def _key(generator: Generator | None) -> tuple[int, int] | None:
-    return None if generator is None else generator.key()
+    if generator is None:
+        return None
+    if not isinstance(generator, Generator):
+        raise TypeError(f"generator must be a Generator or None, got {type(generator).__name__}")
+    return generator.key()
 
 
 def _dtype_of_value(value: float) -> _C.dtype:

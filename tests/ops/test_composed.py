@@ -169,6 +169,8 @@ def test_states_of_generators() -> None:
     for bad in ((1,), (1, -1), (2**64, 0), "ab", (1.0, 2)):
         with pytest.raises(ValueError, match=r"Generator: seed and fill must be integers in \[0, 2\*\*64\), got "):
             own.set_state(bad)
+    with pytest.raises(TypeError, match="generator must be a Generator or None, got int"):
+        xt.randn(2, generator=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="uniform: key must be a seed and the number of a fill, got 3 numbers"):
         xt._C.uniform((2,), key=(1, 2, 3))
 
