@@ -44,7 +44,7 @@ static XtStatus NAME(attend_groups)(void *context, int64_t begin, int64_t end) {
         const int64_t b = bg / p->kv_heads, g = bg % p->kv_heads, position = p->positions[b];
         const bool known = position >= 0 && position < p->length;
         T *keys = (T *)p->keys + bg * size, *values = (T *)p->values + bg * size; /* [L, D] */
-        if (known) {
+        if (known && p->dim > 0) { /* memcpy takes no NULL, which heads without elements may have */
             const size_t row = (size_t)p->dim * sizeof(T);
             memcpy(keys + position * p->dim, (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1], row);
             memcpy(values + position * p->dim, (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1], row);
