@@ -262,8 +262,11 @@ for name, value in [
         name,
         "binary",
         [
-            case(a(*shape), fd=name not in DIVISIONS, big=shape == (129, 523))
-            for shape in ((2, 3), (), (0,), (257,), (129, 523))
+            *(
+                case(a(*shape), fd=name not in DIVISIONS, big=shape == (129, 523))
+                for shape in ((2, 3), (), (0,), (257,), (129, 523))
+            ),
+            *([case(U(2.2 * abs(value), 2.8 * abs(value), 3, 33))] if name in DIVISIONS else []),  # between two jumps
         ],
         lambda x, f=getattr(_C, name), v=value: f(x, v),
         lambda x, f=reference, v=value: f(x, float(v)),
@@ -282,7 +285,11 @@ for name, value in [("sub", 2.0), ("div", 3.0), ("pow", 2.0), ("remainder", 2.5)
     op(
         name,
         "binary",
-        [case(Away(2, 3), fd=name not in DIVISIONS), case(Away(257), fd=name not in DIVISIONS)],
+        [
+            case(Away(2, 3), fd=name not in DIVISIONS),
+            case(Away(257), fd=name not in DIVISIONS),
+            *([case(U(value / 2.8, value / 2.2, 3, 33))] if name in DIVISIONS else []),
+        ],
         lambda x, f=getattr(_C, name), v=value: f(v, x),
         lambda x, f=BINARY[name][2], v=value: f(v, x),
         variant=f"{value},x",
