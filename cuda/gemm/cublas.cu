@@ -106,8 +106,8 @@ static bool fits(const XtGemm *p) {
 /* From a matrix's first element to its last. */
 static int64_t span(int64_t rows, int64_t cols, int64_t ld) { return (rows - 1) * ld + cols; }
 
-/* A product with a vector that a kernel with offsets of 32 bits cannot reach: 65536 rows of one column, 50264 apart, are an illegal
- * address there (cuBLASLt 13.1). */
+/* A product with a vector beside a matrix that offsets of 32 bits do not reach. A head of 65536 x 50257 logits in one piece, whose edges
+ * are such products, met an illegal address with cuBLASLt 13.1; with this rule 43008 x 50257 is right. Which product it was is not known. */
 static bool is_far_vector(const XtGemm *p) {
     const int64_t a = p->trans_a ? span(p->k, p->m, p->lda) : span(p->m, p->k, p->lda);
     const int64_t b = p->trans_b ? span(p->n, p->k, p->ldb) : span(p->k, p->n, p->ldb);
