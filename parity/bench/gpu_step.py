@@ -1,7 +1,7 @@
 """Training steps on one GPU: xtrain, PyTorch eager and torch.compile, on the same model, data and device, in turns.
 
     python parity/bench/gpu_step.py [--configs seed16,seed32] [--precisions float32,tf32] [--contenders xtrain,eager,compile]
-                                    [--rounds 7] [--seconds 0.3] [--looped] [--graph] [--json FILE]
+                                    [--rounds 7] [--seconds 0.3] [--looped] [--graph] [--json FILE] [--commit NAME]
 
 A step is forward, backward, clipping and AdamW on random tokens that lie on the device. Contenders take turns, `rounds` bursts of at least
 `seconds` seconds and 3 steps each; a burst is timed from an idle device to an idle device. Printed: medians of tokens per second, the ratio
@@ -9,7 +9,8 @@ to the last contender of PyTorch, the most device memory in use, and xtrain's ke
 torch.compile with cuDNN's attention where the head dim is 64 or more; `graphs` is the same with mode="reduce-overhead". `--looped` adds the naive way, one sequence after the
 other. `--graph` adds `captured`, xtrain's step by xt.cuda.graph, and the looped one likewise. host is the time in which the calls of a step
 return. float32 is strict, tf32 lets both sides round operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here
-and autocast there. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
+and autocast there. `--json` appends a line of JSON a row to FILE, with the command, the device and the commit (git's, or NAME), for
+report.py. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
 faster form.
 """
 
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import time
 
 import numpy as np
@@ -195,21 +198,21 @@ def random_tokens(batch: int, length: int, vocab: int):
     return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])
 
 
-def xtrain_model(shape: dict, length: int):
+def xtrain_model(shape: dict, length: int):  # made on the device: 2 billion random numbers take the host half a minute
     if shape.get("family") == "GPT2":
         names = dict(
             n_embd="hidden_size", n_layer="num_hidden_layers", n_head="num_attention_heads", n_inner="intermediate_size"
         )
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         keys = {name: shape[key] for name, key in names.items()}
-        return GPT2(GPT2Config(vocab_size=shape["vocab_size"], n_positions=length, **keys, **dropout))
-    return Qwen3(Qwen3Config(**shape))
+        return GPT2(GPT2Config(vocab_size=shape["vocab_size"], n_positions=length, **keys, **dropout), device="cuda")
+    return Qwen3(Qwen3Config(**shape), device="cuda")
 
 
 class Xtrain:
     def __init__(self, name: str, bf16: bool, looped: bool = False, captured: bool = False) -> None:
         batch, length, shape = CONFIGS[name]
-        self.model = xtrain_model(shape, length).to("cuda")
+        self.model = xtrain_model(shape, length)
         if bf16:
             self.model.bfloat16()
         self.optimizer = xt.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
@@ -264,7 +267,8 @@ class Torch:
     def __init__(self, name: str, bf16: bool, mode: str | None) -> None:
         batch, length, shape = CONFIGS[name]
         self.bf16 = bf16
-        self.model = (TorchGpt2 if shape.get("family") == "GPT2" else TorchModel)(shape, length).cuda()
+        with torch.device("cuda"):
+            self.model = (TorchGpt2 if shape.get("family") == "GPT2" else TorchModel)(shape, length)
         self.loss = torch.compile(self.model, mode=mode) if mode else self.model
         cudnn = mode and bf16 and shape["head_dim"] >= 64
         self.attention = [SDPBackend.CUDNN_ATTENTION] if cudnn else list(SDPA)
@@ -337,6 +341,12 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
     return rows
 
 
+def commit() -> str:
+    here = os.path.dirname(os.path.abspath(__file__))
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=here)
+    return found.stdout.strip() or "unknown"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--configs", default="seed16,seed32")
@@ -347,6 +357,7 @@ def main() -> None:
     parser.add_argument("--looped", action="store_true")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--json")
+    parser.add_argument("--commit", help="default: git's")
     args = parser.parse_args()
     contenders = args.contenders.split(",") + (["looped"] if args.looped else [])
     if args.graph:
@@ -354,7 +365,6 @@ def main() -> None:
             f"{name}-captured".removeprefix("xtrain-") for name in contenders if name in ("xtrain", "looped")
         ]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, xtrain {xt.__version__}", flush=True)
-    rows = []
     for name in args.configs.split(","):
         for precision in args.precisions.split(","):
             found = measure(name, precision, contenders, args.rounds, args.seconds)
@@ -369,11 +379,18 @@ def main() -> None:
                     f"host {row.get('host_us', '-')} us  {row.get('per_step', '')}",
                     flush=True,
                 )
-            rows += found
             torch.cuda.empty_cache()
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(rows, file, indent=1)
+            if args.json:
+                how = f"--contenders {','.join(contenders)} --rounds {args.rounds} --seconds {args.seconds:g}"
+                record(args.json, found, args.commit or commit(), f"--configs {name} --precisions {precision} {how}")
+
+
+def record(path: str, rows: list[dict], at: str, flags: str) -> None:
+    """Appends rows to a file of JSON lines."""
+    same = dict(commit=at, device=torch.cuda.get_device_name(), torch=torch.__version__, command=f"gpu_step.py {flags}")
+    with open(path, "a") as file:
+        for row in rows:
+            file.write(json.dumps({**row, **same}) + "\n")
 
 
 if __name__ == "__main__":
