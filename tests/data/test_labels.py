@@ -240,6 +240,11 @@ def test_targets_of_windows() -> None:
     assert block[0].tolist() == [0, 1, 2, 3, 4], "what is read is whole"
     short = Windows([np.arange(3), np.arange(13)], 4, masks=[np.zeros(3), masks[0]])
     assert short.targets(np.array([0]), short.gather(np.array([0]))).tolist() == [[1, x, x, x]]
+    one = windows.gather(indices[:1])
+    assert windows.targets(indices[:1], one).tolist() == [[1, x, x, x]]
+    assert one.tolist() == [[0, 1, 2, 3, 4]], "also where a column of it would be dense as it is"
+    ids, targets = Loader(tokens, 1, 4, masks=masks).next_batch()
+    assert (ids != x).all()
     loader = Loader(tokens, 5, 4, masks=masks)
     ids, targets = loader.next_batch()
     assert targets.dtype == np.int64 and targets.flags.c_contiguous and (targets == IGNORED).sum() == 4

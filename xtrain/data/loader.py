@@ -75,7 +75,7 @@ class Windows:
         """The targets in `block`, what `gather` returned for these windows, as int64 [len(indices), seq_len]: the
         tokens one position later, and IGNORED in the place of those that the masks leave out.
         """
-        found = np.ascontiguousarray(block[:, 1:])
+        found = block[:, 1:].copy()  # of one row that is contiguous already, and would stay a view
         if any(mask is not None for mask in self._masks):
             for row, (part, start) in enumerate(self._places(indices)):
                 if (mask := self._masks[part]) is not None:
