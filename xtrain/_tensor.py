@@ -297,6 +297,16 @@ def _invert(self: _Tensor) -> _Tensor:
 
 _Tensor.__invert__ = _invert
 
+
+def _repr_html_(self: _Tensor) -> str:
+    """For notebooks."""
+    from .notebook import html
+
+    return html.tensor(self)
+
+
+_Tensor._repr_html_ = _repr_html_  # pyright: ignore[reportAttributeAccessIssue]  (IPython asks for it)
+
 _METHODS = (
     max, min, argmin, split, chunk, narrow, flatten, var, std, square, clamp, isnan, isinf, isfinite, any, all,
     masked_fill, t, zero_, view_as, expand_as, type_as, is_floating_point,

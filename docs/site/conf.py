@@ -4,6 +4,7 @@ Pages are the Markdown files of docs/, which also read well where they lie. Docs
 backticks; what follows turns them into reStructuredText, so that nobody has to write that.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ release = xtrain.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "index"
 exclude_patterns = ["site"]
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 html_theme = "furo"
 html_title = f"xtrain {release}"
 myst_heading_anchors = 4
@@ -89,7 +91,19 @@ def methods(app: Any, name: str, source: list[str]) -> None:
     source[0] += "\n".join([*rows, "```", ""])
 
 
+def notebooks(app: Any, name: str, source: list[str]) -> None:
+    """Turns a notebook into Markdown: its text, and its code in blocks."""
+    if app.env.doc2path(name).suffix != ".ipynb":
+        return
+    found = []
+    for cell in json.loads(source[0])["cells"]:
+        text = "".join(cell["source"])
+        found.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+    source[0] = "\n\n".join(found) + "\n"
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", notebooks)
     app.connect("autodoc-skip-member", elsewhere)
     app.connect("source-read", methods)
     app.connect("autodoc-process-docstring", paragraphs)

@@ -280,6 +280,7 @@ def training(folder: Path, text: Path) -> None:
     result = train(**options, model=small, out=str(folder / "run"), optim={"lr": 1e-3}, quiet=True, callbacks=hear)
     assert_type(result, Result)
     assert_type(result.val_bpb, float | None)
+    assert assert_type(result.checkpoint, Path | None) == folder / "run" / saving.checkpoint_name(2)
     again = TrainConfig(**options, out=str(folder / "second"))
     again.model.preset, again.optim.lr = "tiny", 2e-3
     trainer = Trainer(again, quiet=True)

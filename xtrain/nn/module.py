@@ -386,6 +386,12 @@ class Module:
             return f"{type(self).__name__}({extra})"
         return "\n".join([f"{type(self).__name__}({extra}", *lines, ")"])
 
+    def _repr_html_(self) -> str:
+        """For notebooks: sizes of parameters, and members that open on a click."""
+        from ..notebook import html
+
+        return html.module(self)
+
 
 _defined_call = Module.__call__
 

@@ -238,6 +238,8 @@ class Key:
             raise ConfigError(f"{self.name} must be less than 2**1023, got {value.bit_length()} bits{suffix}")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
+        if kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise ConfigError(f"{self.name} must be {_KIND_WORDS[kind]}, got {shown(value)}{suffix}")
         if isinstance(value, str) and "\0" in value and self.name != "sample.prompt":

@@ -1,5 +1,5 @@
-"""What a run shows while it trains: a live bar on a terminal, plain lines elsewhere, nothing when quiet. Showing is a
-side effect: whatever fails in it ends no run.
+"""What a run shows while it trains: a live bar on a terminal, a display in a notebook, plain lines elsewhere, nothing
+when quiet. Showing is a side effect: whatever fails in it ends no run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from ..notebook.live import Live, publisher
 
 _told: list[str] = []  # that standard output is broken, once in a process
 
@@ -59,11 +61,16 @@ class Progress:
         self._every, self._quiet = every, quiet
         self._start = time.monotonic()
         self._bar: Any = None
+        self._live: Live | None = None
         if not quiet:
             try:
-                self._bar = _new_bar(total, done)
+                new = publisher()
+                if new is not None:
+                    self._live = Live(total, done, new())
+                else:
+                    self._bar = _new_bar(total, done)
             except Exception:
-                pass  # standard error is closed, or no terminal after all: plain lines
+                pass  # standard error is closed, or no terminal or notebook after all: plain lines
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show that `step` steps are done."""
@@ -71,14 +78,21 @@ class Progress:
             text = f"loss {loss:.3f}, {self._speed(tokens_per_second)}"
             self._on_bar("set_postfix_str", text, refresh=False)
             self._on_bar("update", step - self._done)
-        elif not self._quiet and (step % self._every == 0 or step == self._total or step == self._first + 1):
+        elif not self._quiet:
             left = (time.monotonic() - self._start) / max(step - self._first, 1) * (self._total - step)
-            say(f"step {step}/{self._total}  loss {loss:.4f}  {self._speed(tokens_per_second)}  ETA {clock(left)}")
+            line = f"step {step}/{self._total}  loss {loss:.4f}  {self._speed(tokens_per_second)}  ETA {clock(left)}"
+            due = step % self._every == 0 or step == self._total or step == self._first + 1
+            if not self._on_live("update", step, loss, line) and due:
+                say(line)
         self._done = step
 
+    def evaluated(self, step: int, loss: float) -> None:
+        """Take the validation loss at a step, for the curve of a notebook."""
+        self._on_live("evaluated", step, loss)
+
     def message(self, text: str) -> None:
-        """Print lines above the bar."""
-        if self._quiet:
+        """Print lines above the bar, or show them in the display of a notebook, where warnings alone are printed."""
+        if self._quiet or (not text.startswith("warning:") and self._on_live("message", text)):
             return
         self._on_bar("clear")
         say(text)
@@ -87,7 +101,19 @@ class Progress:
     def close(self) -> None:
         """End the bar."""
         self._on_bar("close")
-        self._bar = None
+        self._on_live("close")
+        self._bar = self._live = None
+
+    def _on_live(self, name: str, *values: object) -> bool:
+        """Call a method of the display; whether that worked. The first that fails is the last."""
+        if self._live is None:
+            return False
+        try:
+            getattr(self._live, name)(*values)
+        except Exception:
+            self._live = None
+            return False
+        return True
 
     def _on_bar(self, name: str, *values: object, **options: object) -> None:
         """Call a method of the bar, if there is one; the first that fails is the last."""

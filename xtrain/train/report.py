@@ -7,11 +7,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from .. import _C, cuda
 from ..files import reason
+from ..notebook import curve, html
+from ..saving.places import METRICS
 from . import plot
+from .metrics import read_metrics
 from .progress import Progress, clock, say
 from .state import State
 
@@ -87,6 +91,8 @@ class Report:
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Say the result of an evaluation."""
         unit, name = ("bits per byte", "val_bpb") if "val_bpb" in values else ("nats per token", "val_loss")
+        if self._progress is not None:
+            self._progress.evaluated(step, values["val_loss"])
         self.say(f"step {step}: validation {values[name]:.4f} {unit}")
 
     @_isolated
@@ -123,6 +129,18 @@ class Report:
         except Exception as error:  # a picture is never worth a run
             what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else str(error)
             self.warn(f"loss.png could not be drawn: {what}")
+
+
+def run_html(directory: Path, values: Mapping[str, object], sample: str | None = None) -> str:
+    """A run for a notebook: the values, and the curve of what its metrics.jsonl holds."""
+    losses, evaluated = curve.Series(), curve.Series()
+    with contextlib.suppress(OSError):
+        for record in read_metrics(directory / METRICS):
+            for name, series in (("loss", losses), ("val_loss", evaluated)):
+                if isinstance(record.get(name), (int, float)):
+                    series.add(record["step"], record[name])
+    picture = curve.svg(losses.points(), evaluated.points(), "loss, nats per token")
+    return html.run({"directory": directory, **values}, picture, sample)
 
 
 def _share_of(state: State) -> float:

@@ -22,7 +22,7 @@ from .config import TrainConfig, warmup_steps
 from .loop import loop
 from .metrics import Metrics
 from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model
-from .report import Report
+from .report import Report, run_html
 from .resume import restore
 from .state import State
 from .step import Stepper
@@ -47,6 +47,17 @@ class Result:
     sample: str | None
     seconds: float
     stopped: str | None = None
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The directory of the newest checkpoint, which models.load reads; None where all have been removed."""
+        return next(iter(saving.find_checkpoints(self.directory)), None)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a table and the curve."""
+        values = {name: value for name, value in vars(self).items() if name not in ("directory", "sample")}
+        numbers = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in values.items()}
+        return run_html(self.directory, numbers, self.sample)
 
 
 def train(
@@ -143,6 +154,17 @@ class Trainer(State):
             restore(self, self._checkpoint)
         else:
             self.identity = identity(self.corpus.segments)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: where the run stands, and its curve so far."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        values = {
+            "model": f"{self.config.model.preset}, {count:,} parameters",
+            "data": self.corpus.name,
+            "device": f"{self.device}, {self.config.precision}",
+            "step": f"{self.step} of {self.config.steps}",
+        }
+        return run_html(self.directory, values)
 
     @_in_own_precision
     def train_step(self) -> dict[str, float]:

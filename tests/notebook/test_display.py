@@ -1,0 +1,275 @@
+"""What a notebook shows: a run in one display that is updated, and tensors, modules and runs as HTML."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from runs import options, python, text_file
+
+import xtrain as xt
+from xtrain import nn
+from xtrain.notebook import curve, html, live
+from xtrain.train import Trainer, progress
+
+pytestmark = pytest.mark.on_cpu
+NASTY = "<script>alert('&')</script>"
+
+
+class Shell:
+    """As much of an IPython shell with a kernel as is asked for; `shown` has (HTML, text, id, whether updated)."""
+
+    def __init__(self) -> None:
+        self.kernel, self.display_pub, self.shown = object(), self, []
+
+    def publish(self, data, metadata, transient, update) -> None:
+        self.shown.append((data["text/html"], data["text/plain"], transient["display_id"], update))
+
+
+@pytest.fixture
+def shell(monkeypatch) -> Shell:
+    found = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: found))
+    for name in ("XTRAIN_NOTEBOOK", "DATABRICKS_RUNTIME_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+@pytest.fixture
+def ticks(monkeypatch) -> list[float]:
+    """The clock of the displays: the first number is the time."""
+    time = [0.0]
+    monkeypatch.setattr(live.Live.__init__, "__defaults__", (lambda: time[0],))
+    return time
+
+
+class Checker(HTMLParser):
+    """Well-formed, and nothing that runs or is fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes) -> None:
+        assert tag not in ("script", "link", "img", "iframe", "style", "object", "use", "image"), tag
+        for name, value in attributes:
+            assert not name.startswith("on") and name not in ("src", "href", "xlink:href"), name
+            assert "url(" not in value and (name == "xmlns" or "//" not in value), value
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes) -> None:
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open and self.open.pop() == tag, tag
+
+
+def train(tmp_path, **changes) -> Trainer:
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run", **changes))
+    trainer.run()
+    return trainer
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_one_display_that_is_updated(shell, ticks, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(live, "_OFTEN", 0.0)
+    train(tmp_path, steps=6, eval_every=2)
+    assert len({name for *_, name, _ in shell.shown}) == 1
+    assert [update for *_, update in shell.shown] == [False] + [True] * (len(shell.shown) - 1)
+    assert len(shell.shown) >= 6
+    last, text = shell.shown[-1][:2]
+    assert text.startswith("step 6/6  loss ") and "width:100.0%" in last
+    assert "validation" in last and last.count("<polyline") == 2
+    for shown, *_ in shell.shown:
+        Checker(shown)
+        assert len(shown) < 20_000
+    lines = capsys.readouterr().out
+    assert "step 1/6" not in lines and ": validation " not in lines and "6 steps in" in lines
+
+
+def test_updates_are_at_most_two_a_second_and_the_last_is_shown(ticks) -> None:
+    shown = []
+    display = live.Live(100, 0, lambda html, text, update: shown.append((text, update)), lambda: ticks[0])
+    for step in range(1, 100):
+        ticks[0] = step / 16
+        display.update(step, 1.0, f"step {step}")
+    assert [text for text, _ in shown] == [f"step {step}" for step in range(1, 100, 8)]
+    display.update(100, 1.0, "step 100")
+    assert shown[-1] == ("step 100", True)
+
+
+def test_a_display_that_fails_gives_way_to_lines(shell, tmp_path, capsys, monkeypatch) -> None:
+    def fail(**_) -> None:
+        raise RuntimeError("the kernel is gone")
+
+    monkeypatch.setattr(shell, "publish", fail)
+    train(tmp_path, steps=4, eval_every=2, log_every=1)
+    lines = capsys.readouterr().out
+    assert all(f"step {step}/4  loss" in lines for step in (1, 2, 3, 4)) and "step 2: validation" in lines
+
+
+def test_warnings_are_printed_too(shell, capsys) -> None:
+    shows = progress.Progress(5)
+    shows.message("warning: the disk is full")
+    shows.message("step 2: all is well")
+    shows.close()
+    assert capsys.readouterr().out == "warning: the disk is full\n"
+    assert "all is well" in shell.shown[-1][0]
+
+
+@pytest.mark.parametrize("name", ["XTRAIN_NOTEBOOK", "DATABRICKS_RUNTIME_VERSION", "kernel", "Spyder", "none", "quiet"])
+def test_where_there_is_no_notebook(name, shell, monkeypatch) -> None:
+    assert live.publisher() is not None
+    if name.isupper():
+        monkeypatch.setenv(name, "0")
+    elif name == "kernel":  # IPython in a terminal
+        shell.kernel = None
+    elif name == "Spyder":
+        shell.__class__ = type("SpyderShell", (Shell,), {})
+    elif name == "none":  # IPython is imported, and does not run
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    else:
+        progress.Progress(5, quiet=True).update(1, 1.0, 1.0)
+        assert not shell.shown
+        return
+    assert live.publisher() is None
+    progress.Progress(5).update(1, 1.0, 1.0)
+    assert not shell.shown
+
+
+def test_nothing_of_a_notebook_is_imported() -> None:
+    code = (
+        "import sys, xtrain as xt\nassert not [m for m in sys.modules if m.startswith('xtrain.notebook')]\n"
+        "xt.ones(3)._repr_html_()\nfrom xtrain.notebook import live\nassert live.publisher() is None\n"
+        "assert not {'IPython', 'ipywidgets', 'matplotlib'} & {*sys.modules}"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- HTML ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", [xt.ones(2, 3), xt.zeros(0), xt.full((), 7), xt.zeros(300, 400), nn.Parameter(xt.ones(2).bfloat16())]
+)
+def test_a_tensor(value) -> None:
+    text = value._repr_html_()
+    Checker(text)
+    assert str(list(value.shape)) in text and value.dtype.name in text and f"{value.nbytes:,} bytes" in text
+    assert ("requires gradient" in text) == value.requires_grad and len(text) < 4_000
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        self.first = nn.Linear(3, 4)
+        self.rows = nn.ModuleList([nn.Linear(4, 4) for _ in range(5)] + [nn.Linear(4, 2)])
+        self.weight = nn.Parameter(xt.zeros(7, 2))
+        self.first.weight.requires_grad_(False)
+
+    def extra_repr(self) -> str:
+        return NASTY
+
+
+def test_a_module() -> None:
+    text = nn.Sequential(Named())._repr_html_()
+    Checker(text)
+    count = 3 * 4 + 4 + 5 * (16 + 4) + 4 * 2 + 2 + 14
+    assert f"{count:,} parameters, {count - 12:,} of them trained, float32, cpu, {4 * count:,} bytes" in text
+    assert "[7, 2] float32" in text and "[4, 3] float32, frozen" in text
+    assert "<code>0-4</code> 5 x Linear(" in text and "<code>5</code> Linear(" in text
+    assert NASTY not in text and "&lt;script&gt;" in text
+
+
+def test_members_of_one_text_and_other_sizes_take_lines_of_their_own() -> None:
+    class Bare(nn.Module):
+        def __init__(self, size: int) -> None:
+            self.weight = nn.Parameter(xt.zeros(size))
+
+    text = nn.ModuleList([Bare(1), Bare(2)])._repr_html_()
+    assert "<code>0</code>" in text and "<code>1</code>" in text and "[1] float32" in text and "[2] float32" in text
+
+
+def test_a_module_of_many_members_is_cut() -> None:
+    text = nn.Sequential(*[nn.Linear(1, n + 1) for n in range(300)])._repr_html_()
+    Checker(text)
+    assert text.count("<details>") == 100 and "<li>...</li>" in text
+
+
+def test_a_run(tmp_path) -> None:
+    config = options(text_file(tmp_path / "text.txt"), tmp_path / "run <b>", steps=6, eval_every=3)
+    trainer = Trainer(config, quiet=True)
+    assert "step" in trainer._repr_html_()  # before the first step, without a curve
+    result = trainer.run()
+    result.sample = NASTY
+    for text in (result._repr_html_(), trainer._repr_html_()):
+        Checker(text)
+        assert "run &lt;b&gt;" in text and text.count("<polyline") == 2 and len(text) < 6_000
+    assert f"{result.loss:.4f}" in result._repr_html_() and "&lt;script&gt;" in result._repr_html_()
+    assert "6 of 6" in trainer._repr_html_()
+
+
+def test_a_long_text_is_cut() -> None:
+    text = html.shown("a" * 30_000 + "b" * 30_000)
+    assert len(text) < 21_000 and "\n...\n" in text and text.endswith("b</pre>")
+
+
+# ---- the curve -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 239, 240, 480, 481, 5_000])
+def test_a_series_keeps_the_mean_in_few_points(count) -> None:
+    values = np.random.default_rng(count).normal(size=count)
+    series = curve.Series()
+    for step, value in enumerate(values):
+        series.add(step, value)
+    points = series.points()
+    assert min(count, curve.POINTS // 2) <= len(points) <= curve.POINTS
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    if count <= curve.POINTS:
+        assert points == [*enumerate(values)]
+    assert 0 <= points[0][0] <= points[-1][0] < count
+    assert np.isclose(sum(n for *_, n in series._buckets), count)
+    assert np.isclose(sum(v for _, v, _ in series._buckets), values.sum())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        [],
+        [(1, 2.0)],
+        [(1, 2.0), (2, 2.0)],
+        [(1, float("nan")), (2, float("inf"))],
+        [(0, 1e-30), (10**9, 1e30)],
+        [(1, -5e-324), (2, 0.0)],
+    ],
+)
+def test_a_curve_of_any_values_is_a_picture_inside_its_frame(line) -> None:
+    text = curve.svg(line, line, NASTY)
+    if not [value for _, value in line if np.isfinite(value)]:
+        assert text == ""
+        return
+    Checker(text)
+    assert "nan" not in text and "inf" not in text
+    places = re.findall(r'c[xy]="([^"]+)"', text) + re.findall(
+        r"[\d.e+-]+,[\d.e+-]+", " ".join(re.findall(r'points="([^"]+)"', text))
+    )
+    for place in places:
+        assert all(0 <= float(number) <= 520 for number in place.split(","))
+
+
+def test_series_leave_out_what_is_not_finite() -> None:
+    series = curve.Series()
+    for step, value in enumerate([1.0, float("nan"), float("inf"), 3.0]):
+        series.add(step, value)
+    assert series.points() == [(0.0, 1.0), (3.0, 3.0)]
