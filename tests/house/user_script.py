@@ -250,6 +250,11 @@ def language_model(folder: Path, text: Path) -> None:
     for piece in generation.stream_text(model, tokenizer, tokenizer.encode(b"def "), 3, stop="\n", seed=1):
         assert_type(piece, str)
     assert_type(generation.generate_text(model, tokenizer, tokenizer.encode(b"def "), 3, seed=1), str)
+    assert_type(generation.generate(model, [[1, 2, 3], [4]], 2, seed=1), xt.Tensor)
+    assert_type(generation.generate_texts(model, tokenizer, [[1, 2, 3], [4]], 2, seed=1), list[str])
+    for row, piece in generation.stream_texts(model, tokenizer, [[1, 2, 3], [4]], 2, seed=1):
+        assert_type(row, int)
+        assert_type(piece, str)
 
     xt.save(model.state_dict(), folder / "state.safetensors", metadata={"step": "2"})
     assert_type(xt.load(folder / "state.safetensors", "cpu"), dict[str, xt.Tensor])

@@ -120,6 +120,8 @@ def test_stop_texts() -> None:
     ):  # fmt: skip
         whole, pieces = said("hello world", stop=stop)
         assert whole == "".join(pieces) == want, stop
+    last = stream_text(Says(b"abcd"), ByteTokenizer(), [62, 32], 3, temperature=0.0, stop="cd")
+    assert "".join(last) == "abc", "what begins as the stop text where the tokens end"
     assert said("aab", stop="ab")[1] == ["a"], "what begins as the stop text and goes on otherwise is shown"
 
 

@@ -46,6 +46,10 @@ class Draws:
         self.options, self.penalty = options, penalty
         self._random = np.array([seed, 0], np.uint64)
 
+    def go_to(self, step: int) -> None:
+        """The next random numbers are those of token `step` of the call, from 0."""
+        self._random[1] = step
+
     def random_on(self, device: _C.device) -> Tensor:
         """Seed and step, int64 [2]; the step goes up by one."""
         random = _C.tensor(self._random.view(np.int64), device=device)

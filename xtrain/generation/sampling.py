@@ -15,13 +15,13 @@ from .._C import Tensor
 from ..autograd import no_grad
 from ..nn.module import evaluating
 from .draws import Draws, Penalty
-from .steps import AT_ONCE, CAPTURES, Steps, can_capture
+from .prompts import Prompts
+from .steps import CAPTURES, Steps, can_capture, can_step
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 LONGEST_SAMPLE = 10_000_000  # tokens; hours at a thousand a second
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 def generate(
@@ -36,8 +36,14 @@ def generate(
     stream: Callable[[list[int]], object] | None = None,
     capture: bool | None = None,
     repetition_penalty: float = 1.0,
+    attention_mask: Any = None,
 ) -> Tensor:
     """Continues token ids (a tensor, array or list of integers): returns int64 [B, S + new], or [S + new] for 1-D ids.
+
+    Rows may differ in length: a list of lists, or ids [B, S] with an attention_mask [B, S] of ones at the tokens of a
+    row and zeros at its padding, on either side. What is returned has the padding on the left, so `out[:, S:]` is new;
+    of lists it is `config.pad_token_id`, else an end, else 0. A row has the tokens that it has alone when logits are
+    drawn greedily: nothing of another row or of padding enters its computation (docs/how-to/generate.md).
 
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
     top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a
@@ -57,7 +63,8 @@ def generate(
     goes on, with a UserWarning: other libraries go on otherwise. ValueError or TypeError for arguments outside their
     ranges, FloatingPointError for logits that are not finite.
     """
-    made = Generation(model, ids, max_new_tokens, temperature, top_k, top_p, eos, seed, capture, repetition_penalty)
+    drawn = temperature, top_k, top_p, eos, seed, capture, repetition_penalty
+    made = Generation(model, ids, max_new_tokens, *drawn, attention_mask)
     with no_grad(), evaluating(model):
         made.inside = True
         for new in made:
@@ -89,26 +96,27 @@ class Generation:
         seed: int | None = None,
         capture: bool | None = None,
         repetition_penalty: float = 1.0,
+        attention_mask: Any = None,
     ) -> None:
-        tokens = _token_ids(ids)
-        _check(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)
-        rows = tokens.reshape(-1, tokens.shape[-1]) if tokens.ndim == 1 else tokens
-        batch, start = rows.shape
-        self._model, self._capture, self._one = model, capture, tokens.ndim == 1
-        self.inside = False  # whether all steps are asked for in evaluation mode, without recording
-        self._device = ids.device if isinstance(ids, _C.Tensor) else "cpu"
-        self._out = np.empty((batch, start + max_new_tokens), np.int64)
-        self._out[:, :start] = rows
         if eos is None:
             eos = getattr(model.config, "eos_token_id", None)
-        self._ends, self._finished = _end_tokens(eos), [False] * batch
+        self._ends = _end_tokens(eos)
+        prompts = Prompts(ids, attention_mask, _pad(model.config, self._ends))
+        _check(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)
+        batch, start = prompts.tokens.shape
+        self._model, self._capture, self._prompts = model, capture, prompts
+        self.inside = False  # whether all steps are asked for in evaluation mode, without recording
+        self._out = np.empty((batch, start + max_new_tokens), np.int64)
+        self._out[:, :start] = prompts.tokens
+        self._finished = [False] * batch
         if seed is None:
             seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0
-        self._draw = Draws((temperature, top_k, top_p), int(seed), Penalty(repetition_penalty, rows))
+        penalty = Penalty(repetition_penalty, prompts.without_pads())
+        self._draw = Draws((temperature, top_k, top_p), int(seed), penalty)
         self._limit, self._warned = model.config.max_position_embeddings, False
-        self._caches: Any = None  # they hold positions _first..; `_end` tokens exist
+        self._caches: Any = None  # of row b they hold the columns from _first[b] on; `_end` columns exist
         self._steps: Steps | None = None
-        self._first, self._end = 0, start
+        self._first, self._end = prompts.starts, start
         self._made: deque[list[int]] = deque()  # tokens of steps that were computed and not yet returned
 
     def __iter__(self) -> Generation:
@@ -142,42 +150,55 @@ class Generation:
     def result(self) -> Tensor:
         """All tokens so far, those of the prompt first: int64 [B, S + new], or [S + new] for 1-D ids."""
         out = self._out[:, : self._end]
-        return _C.tensor(np.ascontiguousarray(out[0] if self._one else out), device=self._device)
+        return _C.tensor(np.ascontiguousarray(out[0] if self._prompts.one else out), device=self._prompts.device)
 
     def _make(self) -> list[list[int]]:
-        """Run one step, or with Steps up to AT_ONCE; return the tokens [B] of each."""
-        out, first, end, limit = self._out, self._first, self._end, self._limit
-        caches: Any = self._caches
-        batch, total = out.shape
-        if self._steps is None and caches is not None and total - first <= limit:  # nothing will be dropped
-            captures = _captures(self._capture, self._model, caches)
-            self._steps = Steps(self._model, caches, out[:, end - 1], end - 1 - first, self._draw) if captures else None
-        if self._steps is not None:
-            return self._steps.run(min(AT_ONCE, total - end)).tolist()
-        if caches is None or end - first > limit:
-            # (Re)fill: as much of the past as leaves room to go on.
-            keep = end if caches is None and end <= limit else max(1, limit // 2)
-            if keep < end and not self._warned:
-                self._warned = True
-                text = f"generate: {limit} tokens, max_position_embeddings, are full: the older half is dropped"
-                warnings.warn(text, UserWarning, stacklevel=4)
-            first = self._first = end - keep
-            caches = self._caches = self._model.make_caches(batch, min(limit, keep + total - end))
-            feed = out[:, first:end]
+        """Run one step, or with Steps up to their `at_once`; return the tokens [B] of each."""
+        end, caches = self._end, self._caches
+        length = int((end - self._first).max(initial=1))  # of the longest context
+        if caches is None or length > self._limit:
+            logits = self._fill()
         else:
-            feed = out[:, end - 1 : end]
-        logits = _last_logits(self._model, feed, end - first - feed.shape[1], caches)
+            steps = self._steps = self._steps or self._make_steps()
+            if steps is not None:
+                return steps.run(min(steps.at_once, self._out.shape[1] - end)).tolist()
+            feed = self._out[:, end - 1 : end]
+            logits = _last_logits(self._model, feed, length - 1, caches)
         return [self._draw(logits, self._draw.random_on(logits.device)).tolist()]
 
+    def _fill(self) -> Tensor:
+        """Fill new caches with as much of the past as leaves room to go on: logits [B, V] of the next token."""
+        out, end, limit = self._out, self._end, self._limit
+        batch, total = out.shape
+        lengths = end - self._first
+        keep = np.where(lengths > limit, max(1, limit // 2), lengths)
+        if (keep < lengths).any() and not self._warned:
+            self._warned = True
+            text = f"generate: {limit} tokens, max_position_embeddings, are full: the older half is dropped"
+            warnings.warn(text, UserWarning, stacklevel=5)
+        self._steps, self._first, width = None, end - keep, int(keep.max()) if batch else end
+        caches = self._caches = self._model.make_caches(batch, min(limit, width + total - end))
+        if self._prompts.ragged and not can_step(caches, held=False):
+            kinds = ", ".join(sorted({type(cache).__name__ for cache in caches})) or "none"
+            raise ValueError(f"generate: prompts of several lengths need caches of class KVCache, got {kinds}")
+        self._draw.go_to(end - self._prompts.tokens.shape[1])
+        if (keep == width).all():
+            return _last_logits(self._model, out[:, end - width : end], 0, caches)
+        # Behind a shorter row its last token: no query of the row sees it, and steps write over its keys and values.
+        feed = np.repeat(out[:, end - 1 : end], width, 1)
+        for row, past, count in zip(feed, out, keep, strict=True):
+            row[:count] = past[end - count : end]
+        return _last_logits(self._model, feed, 0, caches, keep)
 
-def _token_ids(ids: Any) -> np.ndarray:
-    """ids, a tensor or what NumPy makes an array of, as an int64 array [S] or [B, S]."""
-    ids = ids if isinstance(ids, _C.Tensor) else np.asarray(ids)
-    if ids.ndim not in (1, 2) or ids.shape[-1] == 0:
-        raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(ids.shape)}")
-    if ids.dtype.name not in _INTEGERS:
-        raise TypeError(f"generate: ids must have an integer dtype, got {ids.dtype.name}")
-    return ids.to(_C.int64).cpu().numpy() if isinstance(ids, _C.Tensor) else ids.astype(np.int64)
+    def _make_steps(self) -> Steps | None:
+        """What makes the steps after the first of new caches; None: `_make` does, one by one."""
+        model, caches, end, first = self._model, self._caches, self._end, self._first
+        graph = (self._out.shape[1] - first <= self._limit).all() and _captures(self._capture, model, caches)
+        on_cpu = next(iter(model.parameters())).device.type == "cpu"
+        alone = self._prompts.ragged or (on_cpu and self._capture is None)
+        if not graph and not (alone and can_step(caches)):
+            return None
+        return Steps(model, caches, self._out[:, end - 1], end - 1 - first, self._draw, graph)
 
 
 def _end_tokens(eos: Any) -> tuple[int, ...]:
@@ -221,8 +242,12 @@ def _captures(capture: bool | None, model: LanguageModel, caches: Any) -> bool:
     return (CAPTURES and on_gpu if capture is None else capture) and can_capture(model, caches)
 
 
-def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list[Any]) -> Tensor:
-    """Logits [B, V] of the token after feed [B, S], whose first token stands at position `past`."""
+def _last_logits(
+    model: LanguageModel, feed: np.ndarray, past: int, caches: list[Any], lengths: np.ndarray | None = None
+) -> Tensor:
+    """Logits [B, V] of the token after feed [B, S], whose first token stands at position `past`. lengths: [B], of the
+    rows that begin a shorter row of feed; None: S.
+    """
     batch, seq = feed.shape
     device = next(iter(model.parameters())).device
     positions = None
@@ -231,4 +256,13 @@ def _last_logits(model: LanguageModel, feed: np.ndarray, past: int, caches: list
             _C.arange(past, past + seq, 1, _C.int64, device).unsqueeze(0).expand((batch, seq)).reshape((batch * seq,))
         )
     logits = model(_C.tensor(feed, device=device), positions, caches)
-    return _C.select(logits, 1, seq - 1)
+    if lengths is None:
+        return _C.select(logits, 1, seq - 1)
+    rows = _C.tensor(np.arange(batch) * seq + lengths - 1, device=device)
+    return logits.view(batch * seq, logits.shape[-1]).index_select(0, rows)
+
+
+def _pad(config: Any, ends: tuple[int, ...]) -> int:
+    """The token before shorter rows."""
+    pad = getattr(config, "pad_token_id", None)
+    return pad if isinstance(pad, int) else (*ends, 0)[0]

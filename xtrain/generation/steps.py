@@ -1,4 +1,6 @@
-"""Steps of generation that never wait for the host: on a GPU a captured graph, one launch a token."""
+"""Steps of generation whose rows have positions of their own, on the device. Without the host: on a GPU a captured
+graph, one launch a token.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,24 @@ AT_ONCE = 16  # steps between two reads of the tokens by the host
 
 
 def can_capture(model: LanguageModel, caches: Sequence[Any]) -> bool:
-    """Whether the steps of a model may run without the host: every cache is a KVCache that holds keys, and no module
-    has hooks, which a replay would not call.
+    """Whether the steps of a model may run without the host: `can_step`, and no module has hooks, which a replay would
+    not call.
     """
     hooks = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return not hooks and bool(caches) and all(type(cache) is KVCache and cache.key is not None for cache in caches)
+    return not hooks and can_step(caches)
+
+
+def can_step(caches: Sequence[Any], held: bool = True) -> bool:
+    """Whether rows may stand at positions of their own: every cache is a KVCache, which holds keys where `held`."""
+    return bool(caches) and all(type(cache) is KVCache and (cache.key is not None or not held) for cache in caches)
 
 
 class Steps:
     """What follows the first token of a batch, as long as the caches have room.
 
-    tokens: the last token of each row. position: where it stands. A row that has ended is still computed; its
-    tokens are discarded, and change no other row.
+    tokens: the last token of each row. position: where it stands, one for all rows or [B]. A row that has ended is
+    still computed; its tokens are discarded, and change no other row. ahead: run without the host, AT_ONCE steps
+    between two looks at the tokens; else one.
     """
 
     def __init__(
@@ -43,28 +51,32 @@ class Steps:
         model: LanguageModel,
         caches: Sequence[KVCache],
         tokens: np.ndarray,
-        position: int,
+        position: int | np.ndarray,
         draw: Draws,
+        ahead: bool = True,
     ) -> None:
         device, batch = next(iter(model.parameters())).device, len(tokens)
         self._model, self._caches, self._draw = model, list(caches), draw
         self._ids = _C.tensor(tokens.reshape(batch, 1), device=device)
-        self._positions = _C.full((batch,), position, _C.int64, device)
+        self._positions = _C.tensor(np.broadcast_to(np.int64(position), (batch,)).copy(), device=device)
+        self.at_once = AT_ONCE if ahead else 1
         self._random = draw.random_on(device)
         self._next = _C.arange(0, 2, 1, _C.int64, device)  # adds 0 to the seed, 1 to the step
-        self._made = _C.empty((AT_ONCE, batch), _C.int64, device)
+        self._made = _C.empty((self.at_once, batch), _C.int64, device)
         for cache in caches:
             cache.positions = self._positions
-        self._graph = Graph(self._step, (), 2, device) if device.type == "cuda" else None
+        self._graph = Graph(self._step, (), 2, device) if device.type == "cuda" and ahead else None
 
     @property
     def captured(self) -> bool:
         return self._graph is not None and self._graph.captured
 
     def run(self, count: int) -> np.ndarray:
-        """Makes `count` steps, at most AT_ONCE: their tokens, int64 [count, B]; -1 for logits that are not finite. The
-        host waits once, at the end.
+        """Makes `count` steps, at most `at_once`: their tokens, int64 [count, B]; -1 for logits that are not finite.
+        The host waits once, at the end.
         """
+        if count == 1 and self._graph is None:
+            return self._make().cpu().numpy()[None]
         for step in range(count):
             _C.select(self._made, 0, step).copy_(self._make())
         return _C.slice(self._made, 0, 0, count).cpu().numpy()

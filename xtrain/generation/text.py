@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _C
 from .._types import Tokenizer
 from ..autograd import no_grad
 from ..nn.module import evaluating
@@ -37,19 +36,20 @@ def generate_text(
 
     The other arguments, and errors, are those of `generate`; top_k 0 takes all tokens.
     """
-    options: dict[str, Any] = dict(temperature=temperature, seed=seed)
+    options: dict[str, Any] = dict(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p)
     options["repetition_penalty"] = repetition_penalty
-    made = _Text(model, tokenizer, ids, tokens, stop, top_k=top_k, top_p=top_p, **options)
-    with no_grad(), evaluating(model):
-        made.steps.inside = True
-        for _ in made if stop else made.without_pieces():
-            pass
-    text = tokenizer.decode([*made.start, *made.ids])
-    if made.cut is None:
-        return text
-    new = tokenizer.decode(made.ids)
-    start = text[: len(text) - len(new)] if text.endswith(new) else tokenizer.decode(made.start)
-    return start + new[: made.cut]
+    return _Texts(model, tokenizer, [ids], tokens, stop, **options).whole()[0]
+
+
+def generate_texts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Iterable[np.ndarray | Sequence[int]],
+    tokens: int,
+    **options: Any,
+) -> list[str]:
+    """`generate_text` of several prompts [S] at once, whatever their lengths: a text each. Each ends on its own."""
+    return _Texts(model, tokenizer, prompts, tokens, options.pop("stop", ()), **options).whole()
 
 
 def stream_text(
@@ -59,23 +59,68 @@ def stream_text(
 
     A piece is held back while it may be the beginning of a `stop` text or of a character of several bytes.
     """
-    return iter(_Text(model, tokenizer, ids, tokens, options.pop("stop", ()), **options))
+    made = _Texts(model, tokenizer, [ids], tokens, options.pop("stop", ()), **options)
+    return (piece for _, piece in made.pieces())
 
 
-class _Text:
+def stream_texts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Iterable[np.ndarray | Sequence[int]],
+    tokens: int,
+    **options: Any,
+) -> Iterator[tuple[int, str]]:
+    """`stream_text` of several prompts at once: the number of a prompt, from 0, and a piece of its continuation."""
+    return _Texts(model, tokenizer, prompts, tokens, options.pop("stop", ()), **options).pieces()
+
+
+class _Row:
     """The continuation of a prompt as text. start: tokens of the prompt. ids: tokens of the continuation so far,
-    without the one that ends it. cut: where in the text of `ids` a stop text begins; None before.
+    without the one that ends it. cut: where in the text of `ids` a stop text begins; None before. done: whether it has
+    ended.
     """
 
-    start: list[int]
-    ids: list[int]
-    cut: int | None
+    def __init__(self, tokenizer: Tokenizer, start: list[int], stop: tuple[str, ...]) -> None:
+        self._tokenizer, self._stop, self._shown = tokenizer, stop, ""
+        self.start, self.ids, self.done = start, list[int](), False
+        self.cut: int | None = None
+
+    def piece(self) -> str:
+        """What can be shown now and was not before."""
+        text, shown = self._tokenizer.decode(self.ids), self._shown
+        places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if places:
+            self.cut, self.done = min(places), True
+            return ""
+        held = max(_incomplete(text), max((_begun(text, stop) for stop in self._stop), default=0))
+        ready = text[: len(text) - held]
+        if len(ready) <= len(shown) or not ready.startswith(shown):
+            return ""
+        self._shown = ready
+        return ready[len(shown) :]
+
+    def rest(self) -> str:
+        """At the end: what was held back."""
+        return self._tokenizer.decode(self.ids)[: self.cut][len(self._shown) :]
+
+    def whole(self) -> str:
+        """The prompt and the continuation."""
+        text = self._tokenizer.decode([*self.start, *self.ids])
+        if self.cut is None:
+            return text
+        new = self._tokenizer.decode(self.ids)
+        start = text[: len(text) - len(new)] if text.endswith(new) else self._tokenizer.decode(self.start)
+        return start + new[: self.cut]
+
+
+class _Texts:
+    """The continuations of prompts."""
 
     def __init__(
         self,
         model: LanguageModel,
         tokenizer: Tokenizer,
-        ids: np.ndarray | Sequence[int],
+        prompts: Iterable[np.ndarray | Sequence[int]],
         tokens: int,
         stop: str | Sequence[str],
         *,
@@ -83,43 +128,52 @@ class _Text:
         top_p: float = 1.0,
         **options: Any,
     ) -> None:
-        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        for text in self._stop:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        for text in stops:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"generate_text: stop must be texts that are not empty, got {text!r}")
-        self.start, self.ids, self.cut = np.asarray(ids, np.int64).reshape(-1).tolist(), [], None
-        prompt = _C.tensor(np.array([self.start], np.int64))
-        device = next(iter(model.parameters())).device
-        if device.type != "cpu":
-            prompt = prompt.to(device)
-        self._ends, self._tokenizer = _ends(model, tokenizer), tokenizer
+        starts = [np.asarray(ids, np.int64).reshape(-1).tolist() for ids in prompts]
+        if not starts:
+            raise ValueError("generate_texts: prompts must be one or more, got none")
+        for number, start in enumerate(starts):
+            if not start:
+                raise ValueError(f"generate_text: ids must have at least one token, got none in prompt {number}")
+        self._rows = [_Row(tokenizer, start, stops) for start in starts]
+        self._model, self._stop, self._ends = model, stops, _ends(model, tokenizer)
         options.update(top_k=top_k or None, top_p=top_p, eos=self._ends)
-        self.steps = Generation(model, prompt, tokens, **options)
+        self._steps = Generation(model, starts, tokens, **options)
 
-    def without_pieces(self) -> Iterator[int]:
-        """The same tokens, one after the other; without a text after each."""
-        for (token,) in self.steps:
-            if token in self._ends:
+    def _made(self) -> Iterator[tuple[int, _Row]]:
+        """The rows that have a new token, or have ended with it."""
+        for tokens in self._steps:
+            for number, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
+                if not row.done:
+                    if token in self._ends:
+                        row.done = True
+                    else:
+                        row.ids.append(token)
+                    yield number, row
+            if all(row.done for row in self._rows):
                 return
-            self.ids.append(token)
-            yield token
 
-    def __iter__(self) -> Iterator[str]:
-        shown = ""
-        for _ in self.without_pieces():
-            text = self._tokenizer.decode(self.ids)
-            places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-            if places:
-                self.cut = min(places)
-                break
-            held = max(_incomplete(text), max((_begun(text, stop) for stop in self._stop), default=0))
-            ready = text[: len(text) - held]
-            if len(ready) > len(shown) and ready.startswith(shown):
-                yield ready[len(shown) :]
-                shown = ready
-        text = self._tokenizer.decode(self.ids)[: self.cut]
-        if len(text) > len(shown):
-            yield text[len(shown) :]
+    def whole(self) -> list[str]:
+        with no_grad(), evaluating(self._model):
+            self._steps.inside = True
+            for _, row in self._made():
+                if self._stop and not row.done:
+                    row.piece()
+        return [row.whole() for row in self._rows]
+
+    def pieces(self) -> Iterator[tuple[int, str]]:
+        for number, row in self._made():
+            piece = "" if row.done else row.piece()
+            if row.done:
+                piece = row.rest()
+            if piece:
+                yield number, piece
+        for number, row in enumerate(self._rows):
+            if not row.done and (piece := row.rest()):
+                yield number, piece
 
 
 def _incomplete(text: str) -> int:
