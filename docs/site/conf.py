@@ -33,6 +33,7 @@ suppress_warnings = [
 ]  # links to files outside of docs/, which tests/house/test_docs_links.py follows
 
 SOURCES = "https://github.com/xtrain/xtrain/blob/main/"
+PICTURES = "https://raw.githubusercontent.com/xtrain/xtrain/main/"
 CODE = re.compile(r"(`[^`\n]+`)")
 
 
@@ -91,6 +92,14 @@ def methods(app: Any, name: str, source: list[str]) -> None:
     source[0] += "\n".join([*rows, "```", ""])
 
 
+def start(app: Any, name: str, source: list[str]) -> None:
+    """Makes the page `start` of README.md, whose links are absolute, for package indexes; here they are local."""
+    if name == "start":
+        app.env.note_dependency(str(ROOT / "README.md"))
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        source[0] = text.replace(f"{SOURCES}docs/", "").replace(f"{PICTURES}docs/", "")
+
+
 def notebooks(app: Any, name: str, source: list[str]) -> None:
     """Turns a notebook into Markdown: its text, and its code in blocks."""
     if app.env.doc2path(name).suffix != ".ipynb":
@@ -103,6 +112,7 @@ def notebooks(app: Any, name: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
+    app.connect("source-read", start)
     app.connect("source-read", notebooks)
     app.connect("autodoc-skip-member", elsewhere)
     app.connect("source-read", methods)

@@ -31,7 +31,8 @@ BASES = [ROOT / base for base in ("", "csrc", "cuda", "xtrain", "docs", "tests",
 NAMES = {path.name for top in TOP for path in (ROOT / top).rglob("*.*")} | {path.name for path in ROOT.glob("*.*")}
 TOUR = ROOT / "docs/tour.md"
 API = ROOT / "docs/reference/api"
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.M)
+OURS = re.compile(r"https://(?:github\.com/xtrain/xtrain/blob|raw\.githubusercontent\.com/xtrain/xtrain)/main/")
 QUOTED = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"^(?:{'|'.join(map(re.escape, TOP))})/[\w.*/{{}},-]+$")
 REFERENCE = re.compile(r"(?<![\w/.:~$*{}-])(?:[\w*{},.-]+/)*[\w*{},-]+\.(?:c|h|cu|cuh|py|pyi|md|svg)(?![\w/(]|\.\w)")
@@ -55,12 +56,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def links(text: str) -> list[str]:
+    return [one or other for one, other in LINK.findall(text)]
+
+
 def dead_links(text: str, page: Path):
-    for target in LINK.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
-        if re.match(r"\w+:", target):
-            continue
+    for target in links(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
         file, _, anchor = target.partition("#")
-        found = (page.parent / file).resolve() if file else page
+        if OURS.match(file):
+            found = ROOT / OURS.sub("", file)
+        elif re.match(r"\w+:", target):
+            continue
+        else:
+            found = (page.parent / file).resolve() if file else page
         if not found.exists() or (anchor and anchor not in anchors(found)):
             yield target
 
@@ -150,10 +158,22 @@ def test_every_page_is_reached_from_the_tour():
         if page in reached or page.suffix != ".md":
             continue
         reached.add(page)
-        links = [target.partition("#")[0] for target in LINK.findall(page.read_text()) if not re.match(r"\w+:", target)]
-        waiting += [(page.parent / link).resolve() for link in links if link]
+        files = [target.partition("#")[0] for target in links(page.read_text()) if not re.match(r"\w+:", target)]
+        waiting += [(page.parent / file).resolve() for file in files if file]
     lost = [str(page.relative_to(ROOT)) for page in PAGES if page not in reached and ROOT / "docs" in page.parents]
     assert not lost, f"no link leads from docs/tour.md to {', '.join(lost)}"
+
+
+def test_the_readme_reads_well_at_a_package_index() -> None:
+    """Which has none of our files: links and pictures are absolute, and every name of a link is defined."""
+    text = (ROOT / "README.md").read_text()
+    assert (
+        all(re.match("https://", target) for target in links(text))
+        and sum(map(bool, map(OURS.match, links(text)))) > 15
+    )
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    named = re.findall(r"\]\[([^\]]+)\]", prose)
+    assert {*named} == {*re.findall(r"^\[([^\]]+)\]: ", prose, re.M)}
 
 
 def test_the_tour_stays_a_map():
@@ -166,6 +186,10 @@ def test_the_tour_stays_a_map():
     [
         "[a](no.md)",
         "[a](tour.md#no)",
+        "[a]: no.md",
+        "[a](https://github.com/xtrain/xtrain/blob/main/docs/no.md)",
+        "[a]: https://github.com/xtrain/xtrain/blob/main/docs/tour.md#no",
+        "![a](https://raw.githubusercontent.com/xtrain/xtrain/main/docs/no.svg)",
         "`csrc/no.c`",
         "`cuda/*/no.cu`",
         "`xtrain/{nn,no}/__init__.py`",
