@@ -217,10 +217,16 @@ class Stepper:
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
-        """The metrics of queued steps; of those that have not been read yet, in one copy to the host."""
+        """The metrics of queued steps; of those that have not been read yet, in one copy to the host. They need no
+        memory of the device: the steps are made, and a full device must not hide that.
+        """
         unread = [step for step in steps if not step.numbers]
         if unread:
-            values = _C.cat([value.reshape(1).float() for step in unread for value in (step.loss, step.norm)]).tolist()
+            found = [value for step in unread for value in (step.loss, step.norm)]
+            try:
+                values = _C.cat([value.reshape(1).float() for value in found]).tolist()
+            except MemoryError:
+                values = [value.item() for value in found]
             for step, loss, norm in zip(unread, values[::2], values[1::2], strict=True):
                 step.numbers = {"loss": loss, "lr": step.lr, "grad_norm": norm}
         return [step.numbers for step in steps]
