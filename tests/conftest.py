@@ -55,6 +55,15 @@ def no_leaks():
 
 
 @pytest.fixture
+def steady_memory():
+    """For tests that count the bytes of tensors: what earlier tests have left in circles is freed now, and nothing while they count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def short_bursts(monkeypatch):
     """Benchmarks whose turns end at once: for tests of their numbers and tables, not of their speed."""
     from xtrain.bench import frame

@@ -109,6 +109,7 @@ def test_blocks_of_all_sizes() -> None:
         del held, a, b
 
 
+@pytest.mark.usefixtures("steady_memory")
 def test_at_most_an_eighth_is_wasted() -> None:
     for nbytes in (4097, 5000, 9001, 2**20 + 1, 3 * 2**20 + 1):
         before = _C.memory_stats("cpu")["allocated"]
@@ -127,6 +128,7 @@ def test_what_the_cache_holds_is_counted() -> None:
     assert _C.memory_stats("cpu")["cached"] == 0 and x.numel()
 
 
+@pytest.mark.usefixtures("steady_memory")
 def test_the_peak_is_of_all_blocks() -> None:
     before = _C.memory_stats("cpu")["allocated"]
     _C.memory_reset_peak("cpu")

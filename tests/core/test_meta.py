@@ -43,6 +43,7 @@ def test_what_would_need_values_is_refused() -> None:
         xt.cuda.synchronize("meta")
 
 
+@pytest.mark.usefixtures("steady_memory")
 @pytest.mark.on_cpu
 def test_memory_is_that_of_the_cpu() -> None:
     """The same programs, the same bytes and storages, with and without rounding."""

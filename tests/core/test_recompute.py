@@ -13,6 +13,7 @@ from xtrain import _C, models
 from xtrain.models.registry import RECOMPUTE
 from xtrain.optable.table import array, bits
 
+pytestmark = pytest.mark.usefixtures("steady_memory")
 N, D = 6, 64  # rows and columns: storages of 1.5 KiB, which are not rounded
 
 

@@ -34,6 +34,7 @@ def test_numbers_of_threads() -> None:
         assert xt.get_num_threads() == before
 
 
+@pytest.mark.usefixtures("steady_memory")
 def test_memory_that_was_held() -> None:
     device = _C.device("cpu")
     kept = xt.ones(1000)

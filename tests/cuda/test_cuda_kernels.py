@@ -70,3 +70,23 @@ def test_long_sums_do_not_depend_on_the_layout() -> None:
     assert abs(whole.sum().item() - x.sum(dtype=np.float64)) <= 1e-2
     columns = xt.tensor(x[: 20000 * 264].reshape(20000, 264), device="cuda")
     assert np.array_equal(array(columns.sum(0)), array(columns.transpose(0, 1).contiguous().sum(1)))
+
+
+@pytest.mark.parametrize("cols", [3, 200, 3000, 20000, 100_000])
+@pytest.mark.parametrize("far", [-1000.0, 1000.0])
+def test_rows_far_from_zero(far: float, cols: int) -> None:
+    """Shifted by their maximum, in each kernel of softmax: exp would overflow, or the sum be 0."""
+    x = far + rng.uniform(-1, 1, (4, cols)).round(2)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    got = array(F.softmax(xt.tensor(x).float().to("cuda"), -1))
+    assert np.abs(got * e.sum(-1, keepdims=True) - e).max() < 1e-3  # float32 at 1000 has a last place of 6e-5
+
+
+@pytest.mark.parametrize("cols", [9, 5000])
+def test_the_loss_of_large_logits_keeps_its_digits(cols: int) -> None:
+    """lse - x would lose what lse has rounded away: 30000 has a last place of 0.002 in float32."""
+    x, target = 30000.0 + rng.integers(0, 64, (40, cols)) / 16.0, rng.integers(0, cols, 40)
+    shifted = x - x.max(-1, keepdims=True)
+    want = np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(40), target]
+    loss = F.cross_entropy(xt.tensor(x).float().to("cuda"), xt.tensor(target, device="cuda"), reduction="none")
+    assert np.abs(array(loss) - want).max() < 2e-5

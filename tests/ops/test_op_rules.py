@@ -62,6 +62,7 @@ def test_a_second_broadcast_gradient() -> None:
         assert a.grad.tolist() == [[20.0 * turn] * 3] * 2
 
 
+@pytest.mark.usefixtures("steady_memory")
 def test_the_gradient_of_a_shared_matrix_is_one_product() -> None:
     """Over all rows of the batch: not a product a matrix, in memory of its own, and a sum."""
     x, w = xt.ones((64, 8, 32)), xt.ones((32, 128)).requires_grad_()

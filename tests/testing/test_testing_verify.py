@@ -108,6 +108,7 @@ def test_strides_and_scalars():
     assert verify(xt.tensor(2.0), xt.tensor(2.0)).worst == ()
 
 
+@pytest.mark.usefixtures("steady_memory")
 def test_only_statistics_are_made():
     """Nothing of the size of the tensors is allocated."""
     out, ref = xt.randn(300, 1000), xt.randn(300, 1000)
