@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeGuard
 
@@ -41,9 +42,21 @@ def need_tensors(op: str, **given: object) -> None:
             raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
 
 
+def as_int(op: str, name: str, value: object) -> int:
+    """An integer of Python, NumPy or a tensor. TypeError for what is none."""
+    try:
+        return operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise TypeError(f"{op}: {name} must be an int, got {type(value).__name__}") from None
+
+
 def axis(op: str, input: _C.Tensor, dim: int) -> int:
-    """dim counted from the front, in [0, dims of input). IndexError for one outside [-dims, dims)."""
-    ndim = input.ndim
+    """dim counted from the front, in [0, dims of input). IndexError for one outside [-dims, dims), and for any where
+    there are none; TypeError for what is no int.
+    """
+    ndim, dim = input.ndim, as_int(op, "dim", dim)
+    if ndim == 0:
+        raise IndexError(f"{op}: input must have at least 1 dim, got shape ()")
     if not -ndim <= dim < ndim:
         raise IndexError(f"{op}: dim must be in [{-ndim}, {ndim - 1}], got {dim}")
     return dim % ndim

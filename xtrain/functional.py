@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from . import _C
 from ._C import Tensor
-from ._types import Size, as_sizes
+from ._types import Size, as_sizes, need_tensors
 from .tensors.arithmetic import repeat_interleave, tril
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
@@ -278,6 +278,12 @@ def _check_composed(
     def refuse(rule: str, got: object, kind: type[Exception] = ValueError) -> None:
         raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
 
+    need_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
+    if not query.dtype.is_floating_point:
+        refuse("query must have a floating point dtype", query.dtype.name, TypeError)
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            refuse(f"{name} must have the dtype of query, {query.dtype.name}", x.dtype.name, TypeError)
     shapes = [tuple(x.shape) for x in (query, key, value)]
     if any(len(shape) != 4 for shape in shapes):
         refuse("query, key and value must have 4 dims", shapes)

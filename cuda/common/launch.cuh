@@ -81,7 +81,8 @@ typedef enum XtIndexSlot {
     XT_INDEX_GATHER = 4,
     XT_INDEX_SCATTER = 5,
     XT_INDEX_SCATTER_ADD = 6,
-    XT_INDEX_WRAPPED = 7 /* negative ones count from the end */
+    XT_INDEX_WRAPPED = 7, /* from here on negative ones count from the end: index */
+    XT_INDEX_PUT = 8
 } XtIndexSlot;
 typedef struct XtIndexReport {
     unsigned taken; /* 0: no report, 1: being written, 2: complete */

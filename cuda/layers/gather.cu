@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 static XtIndexSlot slot_of(const XtPositions *p) {
-    if (p->wrap) return XT_INDEX_WRAPPED;
+    if (p->wrap) return strcmp(p->op, "index_put") ? XT_INDEX_WRAPPED : XT_INDEX_PUT;
     return !strcmp(p->op, "gather") ? XT_INDEX_GATHER : !strcmp(p->op, "scatter") ? XT_INDEX_SCATTER : XT_INDEX_SCATTER_ADD;
 }
 

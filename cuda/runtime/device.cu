@@ -127,9 +127,9 @@ static XtStatus look_at_report(Device *device) {
     if (slot == XT_INDEX_EMBEDDING)
         return xt_error(XT_INDEX_ERROR, "embedding: id must be in [0, %lld), got %lld at position %lld", limit, value, position);
     if (slot >= XT_INDEX_GATHER) {
-        static const char *const op[] = {"gather", "scatter", "scatter_add", "index"};
+        static const char *const op[] = {"gather", "scatter", "scatter_add", "index", "index_put"};
         return xt_error(XT_INDEX_ERROR, "%s: index must be in [%lld, %lld), got %lld at position %lld", op[slot - XT_INDEX_GATHER],
-                        slot == XT_INDEX_WRAPPED ? -limit : 0, limit, value, position);
+                        slot >= XT_INDEX_WRAPPED ? -limit : 0, limit, value, position);
     }
     return xt_error(XT_INDEX_ERROR, "%s must be in [0, %lld) or ignore_index, got %lld at position %lld",
                     slot == XT_INDEX_LINEAR_CROSS_ENTROPY ? "linear_cross_entropy: targets" : "cross_entropy: target", limit, value,

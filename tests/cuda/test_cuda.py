@@ -260,6 +260,10 @@ def test_an_index_out_of_range_is_raised_at_the_next_wait(wait) -> None:
     F.linear_cross_entropy(logits[:, :4], weight, xt.tensor([0, 10, 3], device="cuda"))
     with pytest.raises(IndexError, match=r"^linear_cross_entropy: targets must be in \[0, 10\).* got 10 at position 1"):
         wait()
+    changed = xt.zeros((3, 4), device="cuda")
+    changed[[0, -4]] = 1.0
+    with pytest.raises(IndexError, match=r"^index_put: index must be in \[-3, 3\), got -4 at position 1$"):
+        wait()
     wait()
     assert (weight + 1).sum().item() == 80
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -272,3 +273,41 @@ def test_clipping_one_tensor_and_none() -> None:
     assert norm.item() == 0.0 and norm.dtype is xt.float32 and norm.shape == ()
     p.grad = xt.tensor([2.0])
     assert optim.clip_grad_norm_(p, 1.0, error_if_nonfinite=True).item() == 2.0 and abs(p.grad.item() - 1.0) < 1e-6
+
+
+SCHEDULES = optim.lr_scheduler
+NO_SCHEDULE = [
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=9, div_factor=0), "div_factor must be a finite number above 0, got 0"),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=9, final_div_factor=-1.0), "final_div_factor must be a finite number above 0, got -1.0"),
+    ("OneCycleLR", dict(max_lr="a", total_steps=9), "max_lr must be a finite number, got 'a'"),
+    ("OneCycleLR", dict(max_lr=math.nan, total_steps=9), "max_lr must be a finite number, got nan"),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=9, pct_start=2.0), "pct_start must be a finite number in [0, 1], got 2.0"),
+    ("StepLR", dict(step_size=1, gamma="x"), "gamma must be a finite number, got 'x'"),
+    ("ExponentialLR", dict(gamma=None), "gamma must be a finite number, got None"),
+    ("MultiStepLR", dict(milestones=3), "milestones must be integers of at least 0, got 3"),
+    ("MultiStepLR", dict(milestones=[1, "a"]), "each of milestones must be an integer of at least 0, got 'a'"),
+    ("ConstantLR", dict(factor="a"), "factor must be a finite number, got 'a'"),
+    ("LinearLR", dict(start_factor="a"), "start_factor must be a finite number, got 'a'"),
+    ("LinearLR", dict(end_factor=math.inf), "end_factor must be a finite number, got inf"),
+    ("PolynomialLR", dict(power=-1.0), "power must be a finite number of at least 0, got -1.0"),
+    ("CosineAnnealingLR", dict(T_max=5, eta_min="a"), "eta_min must be a finite number, got 'a'"),
+    ("CosineAnnealingWarmRestarts", dict(T_0=5, eta_min="a"), "eta_min must be a finite number, got 'a'"),
+    ("SequentialLR", dict(schedulers=3, milestones=[]), "schedulers must be several, got int"),
+    ("SequentialLR", dict(schedulers=[], milestones=4), "milestones must be integers of at least 0, got 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "text"), NO_SCHEDULE)
+def test_a_schedule_of_wrong_numbers_is_refused(name: str, options: dict, text: str) -> None:
+    optimizer = optim.AdamW([xt.nn.Parameter(xt.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {text}')}$"):
+        getattr(SCHEDULES, name)(optimizer, **options)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_schedule_of_no_functions_is_refused() -> None:
+    optimizer = optim.AdamW([xt.nn.Parameter(xt.ones(2))], lr=0.1)
+    with pytest.raises(TypeError, match=r"^LRScheduler: lr_lambda must be functions of a step, got int$"):
+        SCHEDULES.LambdaLR(optimizer, 3)
+    with pytest.raises(TypeError, match=r"^LRScheduler: last_epoch must be an int, got str$"):
+        SCHEDULES.LambdaLR(optimizer, lambda step: 1.0, "x")

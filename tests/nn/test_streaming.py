@@ -93,8 +93,10 @@ def test_the_iterator_has_the_tokens_of_generate() -> None:
 def test_arguments_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="generate: top_k must be"):
         stream_tokens(Says(b""), [1], 3, top_k=0)
-    with pytest.raises(ValueError, match=r"generate_text: stop must be texts that are not empty, got ''"):
-        stream_text(Says(b""), ByteTokenizer(), [1], 3, stop="")
+    for stop in ("", None, 3, ["a", 1]):
+        wrong = stop[1] if isinstance(stop, list) else stop
+        with pytest.raises(ValueError, match=f"generate_text: stop must be texts that are not empty, got {wrong!r}"):
+            stream_text(Says(b""), ByteTokenizer(), [1], 3, stop=stop)
 
 
 # ---- text

@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import _C
 from .._C import Tensor
+from .._types import is_real
 from ..autograd import no_grad
 from ..nn.module import evaluating
 from .draws import Draws, Penalty
@@ -224,13 +225,13 @@ def _check(
         raise ValueError(
             f"generate: max_new_tokens must be an integer in [0, {LONGEST_SAMPLE}], got {max_new_tokens!r}"
         )
-    if not 0.0 <= temperature < float("inf"):
+    if not is_real(temperature) or not 0.0 <= temperature < float("inf"):
         raise ValueError(f"generate: temperature must be a number >= 0, got {temperature!r}")
     if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
         raise ValueError(f"generate: top_k must be an integer >= 1 or None, got {top_k!r}")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
+    if top_p is not None and (not is_real(top_p) or not 0.0 < top_p <= 1.0):
         raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
-    if not 0.0 < repetition_penalty < float("inf"):
+    if not is_real(repetition_penalty) or not 0.0 < repetition_penalty < float("inf"):
         raise ValueError(f"generate: repetition_penalty must be a number > 0, got {repetition_penalty!r}")
     if seed is not None and (not isinstance(seed, SupportsIndex) or not 0 <= int(seed) < 2**64):
         raise ValueError(f"generate: seed must be an integer in [0, 2^64) or None, got {seed!r}")

@@ -128,7 +128,7 @@ class _Texts:
         top_p: float = 1.0,
         **options: Any,
     ) -> None:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"generate_text: stop must be texts that are not empty, got {text!r}")

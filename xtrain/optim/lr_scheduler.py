@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .._types import is_real
 from .optimizer import Optimizer
 from .schedule import LRScheduler
 
@@ -30,9 +31,29 @@ def _at_least(name: str, argument: str, value: int, least: int) -> int:
     return value
 
 
+def _real(name: str, argument: str, value: float, low: float = -math.inf, high: float = math.inf) -> float:
+    """value, a finite number in [low, high]."""
+    if not is_real(value) or not math.isfinite(value) or not low <= value <= high:
+        span = "" if low == -math.inf else f" in [{low:g}, {high:g}]" if high < math.inf else f" of at least {low:g}"
+        raise ValueError(f"{name}: {argument} must be a finite number{span}, got {value!r}")
+    return value
+
+
+def _divisor(name: str, argument: str, value: float) -> float:
+    if not is_real(value) or not 0.0 < value < math.inf:
+        raise ValueError(f"{name}: {argument} must be a finite number above 0, got {value!r}")
+    return value
+
+
 def _one(step: int) -> float:
     """The factor that LRScheduler wants; schedules that override _rates do not use it."""
     return 1.0
+
+
+def _milestones(name: str, milestones: Iterable[int]) -> list[int]:
+    if not isinstance(milestones, Iterable) or isinstance(milestones, str):
+        raise ValueError(f"{name}: milestones must be integers of at least 0, got {milestones!r}")
+    return [_at_least(name, "each of milestones", one, 0) for one in milestones]
 
 
 class _Closed(LRScheduler):
@@ -52,7 +73,7 @@ class StepLR(_Closed):
     """base * gamma^(step // step_size)."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
-        self.step_size, self.gamma = _at_least("StepLR", "step_size", step_size, 1), gamma
+        self.step_size, self.gamma = _at_least("StepLR", "step_size", step_size, 1), _real("StepLR", "gamma", gamma)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -65,7 +86,8 @@ class MultiStepLR(_Closed):
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
-        self.milestones, self.gamma = sorted(milestones), gamma
+        self.milestones, self.gamma = _milestones("MultiStepLR", milestones), _real("MultiStepLR", "gamma", gamma)
+        self.milestones.sort()
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -76,7 +98,7 @@ class ExponentialLR(_Closed):
     """base * gamma^step."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
-        self.gamma = gamma
+        self.gamma = _real("ExponentialLR", "gamma", gamma)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -89,7 +111,8 @@ class ConstantLR(_Closed):
     def __init__(
         self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
     ) -> None:
-        self.factor, self.total_iters = factor, _at_least("ConstantLR", "total_iters", total_iters, 0)
+        self.factor = _real("ConstantLR", "factor", factor)
+        self.total_iters = _at_least("ConstantLR", "total_iters", total_iters, 0)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -107,7 +130,8 @@ class LinearLR(_Closed):
         total_iters: int = 5,
         last_epoch: int = -1,
     ) -> None:
-        self.start_factor, self.end_factor = start_factor, end_factor
+        self.start_factor = _real("LinearLR", "start_factor", start_factor)
+        self.end_factor = _real("LinearLR", "end_factor", end_factor)
         self.total_iters = _at_least("LinearLR", "total_iters", total_iters, 1)
         super().__init__(optimizer, last_epoch)
 
@@ -120,7 +144,8 @@ class PolynomialLR(_Closed):
     """base * (1 - step / total_iters)^power, and 0 after total_iters steps."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
-        self.total_iters, self.power = _at_least("PolynomialLR", "total_iters", total_iters, 1), power
+        self.total_iters = _at_least("PolynomialLR", "total_iters", total_iters, 1)
+        self.power = _real("PolynomialLR", "power", power, 0.0)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -133,7 +158,8 @@ class CosineAnnealingLR(_Closed):
     """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
-        self.T_max, self.eta_min = _at_least("CosineAnnealingLR", "T_max", T_max, 1), eta_min
+        self.T_max = _at_least("CosineAnnealingLR", "T_max", T_max, 1)
+        self.eta_min = _real("CosineAnnealingLR", "eta_min", eta_min)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -150,7 +176,7 @@ class CosineAnnealingWarmRestarts(_Closed):
     ) -> None:
         name = "CosineAnnealingWarmRestarts"
         self.T_0, self.T_mult = _at_least(name, "T_0", T_0, 1), _at_least(name, "T_mult", T_mult, 1)
-        self.eta_min = eta_min
+        self.eta_min = _real(name, "eta_min", eta_min)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -167,7 +193,8 @@ class OneCycleLR(_Closed):
     """From max_lr / div_factor up to max_lr in pct_start of total_steps, then down to the first rate /
     final_div_factor, by half a cosine or in a straight line (Smith & Topin 2018, Super-convergence). Momentum stays.
 
-    ValueError for another anneal_strategy and after the last step.
+    ValueError for another anneal_strategy, a pct_start outside [0, 1], a factor that is not above 0, and after the last
+    step.
     """
 
     def __init__(
@@ -183,9 +210,12 @@ class OneCycleLR(_Closed):
     ) -> None:
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(f"OneCycleLR: anneal_strategy must be cos or linear, got {anneal_strategy!r}")
-        self.max_lr, self.total_steps = max_lr, _at_least("OneCycleLR", "total_steps", total_steps, 1)
-        self.pct_start, self.anneal_strategy = pct_start, anneal_strategy
-        self.div_factor, self.final_div_factor = div_factor, final_div_factor
+        name, self.anneal_strategy = "OneCycleLR", anneal_strategy
+        self.max_lr = _real(name, "max_lr", max_lr)
+        self.total_steps = _at_least(name, "total_steps", total_steps, 1)
+        self.pct_start = _real(name, "pct_start", pct_start, 0.0, 1.0)
+        self.div_factor = _divisor(name, "div_factor", div_factor)
+        self.final_div_factor = _divisor(name, "final_div_factor", final_div_factor)
         super().__init__(optimizer, last_epoch)
 
     def _rate(self, base: float, step: int) -> float:
@@ -212,6 +242,10 @@ class SequentialLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
     ) -> None:
+        milestones = _milestones("SequentialLR", milestones)
+        for scheduler in schedulers if isinstance(schedulers, Iterable) else (schedulers,):
+            if not isinstance(scheduler, LRScheduler) or scheduler is schedulers:
+                raise ValueError(f"SequentialLR: schedulers must be several, got {type(scheduler).__name__}")
         if not schedulers or len(milestones) != len(schedulers) - 1:
             raise ValueError(
                 f"SequentialLR: milestones must be one fewer than schedulers, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .optimizer import Optimizer
@@ -42,9 +42,16 @@ class LRScheduler:
     ) -> None:
         self.optimizer = optimizer
         groups = optimizer.param_groups
-        self.lr_lambdas = [lr_lambda] * len(groups) if callable(lr_lambda) else list(lr_lambda)
-        if len(self.lr_lambdas) != len(groups):
-            raise ValueError(f"LRScheduler: lr_lambda must have {len(groups)} functions, got {len(self.lr_lambdas)}")
+        several = isinstance(lr_lambda, Iterable) and not callable(lr_lambda)
+        functions: list[Any] = list(lr_lambda) if several else [lr_lambda] * len(groups)
+        for function in functions:
+            if not callable(function):
+                raise TypeError(f"LRScheduler: lr_lambda must be functions of a step, got {type(function).__name__}")
+        if not isinstance(last_epoch, int):
+            raise TypeError(f"LRScheduler: last_epoch must be an int, got {type(last_epoch).__name__}")
+        if len(functions) != len(groups):
+            raise ValueError(f"LRScheduler: lr_lambda must have {len(groups)} functions, got {len(functions)}")
+        self.lr_lambdas: list[Callable[[int], float]] = functions
         for group in groups:
             group.setdefault("initial_lr", group["lr"])
         self.base_lrs: list[float] = [group["initial_lr"] for group in groups]

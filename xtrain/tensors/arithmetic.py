@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .._types import Size, axis, is_real, need_tensors
+from .._types import Size, as_int, axis, is_real, need_tensors
 
 _Tensor = _C.Tensor
 
@@ -25,6 +25,7 @@ def outer(input: _Tensor, vec2: _Tensor) -> _Tensor:
 def _triangle(op: str, input: _Tensor, diagonal: int, lower: bool) -> _Tensor:
     if input.ndim < 2:
         raise ValueError(f"{op}: input must have at least 2 dims, got shape {tuple(input.shape)}")
+    diagonal = max(-input.shape[-2], min(input.shape[-1], as_int(op, "diagonal", diagonal)))
     rows, cols = (_C.arange(0, size, 1, _C.int64, input.device) for size in input.shape[-2:])
     edge = rows.unsqueeze(1) + diagonal
     kept = cols <= edge if lower else cols >= edge
@@ -58,6 +59,12 @@ def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdi
         p = 2.0
     if not is_real(p) or math.isnan(p):
         raise ValueError(f"norm: p must be a number or 'fro', got {p!r}")
+    if not isinstance(keepdim, bool):
+        raise TypeError(f"norm: keepdim must be a bool, got {type(keepdim).__name__}")
+    if isinstance(dim, (tuple, list)):
+        dim = tuple(as_int("norm", "dim", one) for one in dim)
+    elif dim is not None:
+        dim = as_int("norm", "dim", dim)
     if not input.dtype.is_floating_point:
         raise TypeError(f"norm: input must have a floating point dtype, got {input.dtype.name}")
     wide = input.float() if input.itemsize < 4 else input
@@ -90,9 +97,10 @@ def repeat(input: _Tensor, *sizes: Any) -> _Tensor:
     fewer, and for negative ones.
     """
     need_tensors("repeat", input=input)
-    if len(sizes) == 1 and not isinstance(sizes[0], int):
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    if len(sizes) < input.ndim or any(not isinstance(n, int) or n < 0 for n in sizes):
+    sizes = tuple(as_int("repeat", "each of sizes", n) for n in sizes)
+    if len(sizes) < input.ndim or any(n < 0 for n in sizes):
         raise ValueError(f"repeat: sizes must be at least {input.ndim} integers of at least 0, got {sizes}")
     shape = (1,) * (len(sizes) - input.ndim) + tuple(input.shape)
     x = input.clone().reshape(shape)
@@ -124,6 +132,7 @@ def repeat_interleave(input: _Tensor, repeats: _Tensor | int, dim: int | None = 
             raise ValueError(f"repeat_interleave: repeats must be at least 0, got {counts.min()}")
         index = _C.from_numpy(np.repeat(np.arange(size), counts)).to(input.device)
         return _C.index(input.transpose(0, dim), [index]).transpose(0, dim)
+    repeats = as_int("repeat_interleave", "repeats", repeats)
     if repeats < 0:
         raise ValueError(f"repeat_interleave: repeats must be at least 0, got {repeats}")
     shape = tuple(input.shape)

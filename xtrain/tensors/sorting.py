@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import _C
-from .._types import axis, need_tensors
+from .._types import as_int, axis, need_tensors
 
 _Tensor = _C.Tensor
 # Not classes: repr says topk(values=..., indices=...).
@@ -39,7 +39,7 @@ def topk(input: _Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bo
     a k outside [0, size of dim].
     """
     need_tensors("topk", input=input)
-    size = input.shape[axis("topk", input, dim)]
+    size, k = input.shape[axis("topk", input, dim)], as_int("topk", "k", k)
     if not 0 <= k <= size:
         raise ValueError(f"topk: k must be in [0, {size}], got {k}")
     indices = _order(input, dim, largest, k)

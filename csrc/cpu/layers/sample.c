@@ -190,7 +190,8 @@ static XtStatus NAME(find_nucleus)(const T *x, int64_t vocab, ACC max, float fac
     int bin = 0;
     while (before + sums[bin] < limit) before += sums[bin++];
     Item *items = malloc(counts[bin] * sizeof *items);
-    if (!items) return xt_error(XT_OUT_OF_MEMORY, "sample: %zu bytes of working memory", counts[bin] * sizeof *items);
+    if (!items)
+        return xt_error(XT_OUT_OF_MEMORY, "sample: scratch of %zu bytes could not be allocated", counts[bin] * sizeof *items);
     int64_t count = 0;
     for (int64_t j = 0; j < vocab; j++) {
         ACC v = LOAD(x[j]);
@@ -240,7 +241,8 @@ static XtStatus NAME(sample)(void *context, int64_t begin, int64_t end) {
     XtStatus status = XT_OK;
     if (p->top_k < p->vocab && p->temperature != 0.0) {
         items = malloc((size_t)room * sizeof *items);
-        if (!items) return xt_error(XT_OUT_OF_MEMORY, "sample: %zu bytes of working memory", (size_t)room * sizeof *items);
+        if (!items)
+            return xt_error(XT_OUT_OF_MEMORY, "sample: scratch of %zu bytes could not be allocated", (size_t)room * sizeof *items);
     }
     for (int64_t r = begin; r < end && status == XT_OK; r++)
         status = NAME(sample_row)(p, r, (const T *)p->x + r * p->vocab, items, room);

@@ -69,7 +69,7 @@ static XtStatus among(XtCall *c, Named *out) {
     XtTensor *input = c->arg[0].tensor, *index[XT_MAX_DIMS] = {NULL};
     const XtArg *indices = &c->arg[1];
     XtStatus status = XT_OK;
-    XtPositions p = {.count = indices->count, .wrap = true, .op = "index"};
+    XtPositions p = {.count = indices->count, .wrap = true, .op = c->op->name};
     XtTensor all = {.ndim = 0};
     if (indices->count < 1 || indices->count > input->ndim)
         XT_TRY(xt_error(XT_VALUE_ERROR, "%s: indices must be 1 to %d tensors for input of shape %s, got %d", c->op->name,

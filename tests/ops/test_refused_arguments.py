@@ -1,0 +1,82 @@
+"""Wrong arguments of composed functions: one sentence with the op, the argument, the rule and the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+
+X = xt.ones((3, 4), device="cpu")
+ONE = xt.tensor(1.0, device="cpu")
+Q = xt.ones((1, 2, 4, 8), device="cpu")
+MASK = xt.zeros((4, 4), device="cpu")
+
+
+def put(index: object) -> None:
+    xt.zeros((3, 4), device="cpu")[index] = 1.0  # pyright: ignore[reportArgumentType]
+
+
+REFUSED: list[tuple[Callable, type[Exception], str]] = [
+    (lambda: X.tril("1"), TypeError, "tril: diagonal must be an int, got str"),
+    (lambda: X.triu(1.5), TypeError, "triu: diagonal must be an int, got float"),
+    (lambda: X.norm(2, "a"), TypeError, "norm: dim must be an int, got str"),
+    (lambda: X.norm(2, (0, 1.5)), TypeError, "norm: dim must be an int, got float"),
+    (lambda: X.norm(2, 0, "a"), TypeError, "norm: keepdim must be a bool, got str"),
+    (lambda: X.unbind("a"), TypeError, "unbind: dim must be an int, got str"),
+    (lambda: X.unbind(1.0), TypeError, "unbind: dim must be an int, got float"),
+    (lambda: ONE.unbind(), IndexError, "unbind: input must have at least 1 dim, got shape ()"),
+    (lambda: X.repeat(2.0), TypeError, "repeat: each of sizes must be an int, got float"),
+    (lambda: X.repeat(None), TypeError, "repeat: each of sizes must be an int, got NoneType"),
+    (lambda: X.repeat((2, "a")), TypeError, "repeat: each of sizes must be an int, got str"),
+    (lambda: X.repeat_interleave("a"), TypeError, "repeat_interleave: repeats must be an int, got str"),
+    (lambda: X.repeat_interleave(1.5), TypeError, "repeat_interleave: repeats must be an int, got float"),
+    (lambda: X.repeat_interleave([1, 2, 3], 0), TypeError, "repeat_interleave: repeats must be an int, got list"),
+    (lambda: X.repeat_interleave(2, "a"), TypeError, "repeat_interleave: dim must be an int, got str"),
+    (lambda: X.topk("1"), TypeError, "topk: k must be an int, got str"),
+    (lambda: X.topk(1.5), TypeError, "topk: k must be an int, got float"),
+    (lambda: X.topk(1, "a"), TypeError, "topk: dim must be an int, got str"),
+    (lambda: ONE.topk(1), IndexError, "topk: input must have at least 1 dim, got shape ()"),
+    (lambda: ONE.sort(), IndexError, "sort: input must have at least 1 dim, got shape ()"),
+    (lambda: X.argsort(None), TypeError, "argsort: dim must be an int, got NoneType"),
+    (
+        lambda: F.scaled_dot_product_attention(Q, Q.bfloat16(), Q, MASK), TypeError,
+        "scaled_dot_product_attention: key must have the dtype of query, float32, got bfloat16",
+    ),
+    (
+        lambda: F.scaled_dot_product_attention(Q, Q, Q.double(), dropout_p=0.5), TypeError,
+        "scaled_dot_product_attention: value must have the dtype of query, float32, got float64",
+    ),
+    (
+        lambda: F.scaled_dot_product_attention(Q.long(), Q.long(), Q.long(), MASK), TypeError,
+        "scaled_dot_product_attention: query must have a floating point dtype, got int64",
+    ),
+    (
+        lambda: F.scaled_dot_product_attention(Q, None, Q, MASK), TypeError,
+        "scaled_dot_product_attention: key must be a Tensor, got NoneType",
+    ),
+    (lambda: put([9]), IndexError, "index_put: index must be in [-3, 3), got 9 at position 0"),
+    (lambda: X[[0, -4]], IndexError, "index: index must be in [-3, 3), got -4 at position 1"),
+]  # fmt: skip
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("number", range(len(REFUSED)), ids=lambda n: REFUSED[n][2].split(",")[0])
+def test_it_is_refused_in_one_sentence(number: int) -> None:
+    call, kind, text = REFUSED[number]
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        call()
+
+
+def test_integers_of_numpy_and_large_ones_are_taken() -> None:
+    x = xt.arange(6).reshape((2, 3))
+    assert x.repeat(np.int64(2), 1).shape == (4, 3) and x.topk(np.int32(1)).values.tolist() == [[2], [5]]
+    assert x.repeat_interleave(np.int64(2), np.int64(1)).shape == (2, 6)
+    for k in (2**70, -(2**70)):
+        none = [[0, 0, 0], [0, 0, 0]]
+        assert x.tril(k).tolist() == (x.tolist() if k > 0 else none)
+        assert x.triu(k).tolist() == (none if k > 0 else x.tolist())
