@@ -42,8 +42,8 @@ class LRScheduler:
     ) -> None:
         self.optimizer = optimizer
         groups = optimizer.param_groups
-        several = isinstance(lr_lambda, Iterable) and not callable(lr_lambda)
-        functions: list[Any] = list(lr_lambda) if several else [lr_lambda] * len(groups)
+        given: Any = lr_lambda
+        functions = list(given) if isinstance(given, Iterable) else [given] * len(groups)
         for function in functions:
             if not callable(function):
                 raise TypeError(f"LRScheduler: lr_lambda must be functions of a step, got {type(function).__name__}")
