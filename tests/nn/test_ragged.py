@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import xtrain as xt
+from xtrain import _C
 from xtrain.generation import KVCache, generate, generate_text, generate_texts, stream_texts, stream_tokens
 from xtrain.models import GPT2, GPT2Config, Llama, LlamaConfig, Qwen3, Qwen3Config
 from xtrain.tokenizers import ByteTokenizer
@@ -207,3 +208,50 @@ def test_prompts_of_texts() -> None:
         generate_texts(one, tokenizer, [], 3)
     with pytest.raises(ValueError, match="^generate_text: ids must have at least one token, got none in prompt 1$"):
         stream_texts(one, tokenizer, [[1], []], 3)
+
+
+# ---- the head of prompts
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_of_the_last_tokens(family: str, tied: bool) -> None:
+    """What forward has there: of each sequence, or of the rows that are asked for."""
+    one = model(family, xt.float64, tie_word_embeddings=tied).eval()
+    ids = xt.tensor(np.random.default_rng(0).integers(0, 97, (3, 6)))
+    with xt.no_grad():
+        all_of_them = one(ids).numpy()
+        last, some = one.last_logits(ids, None, None), one.last_logits(ids, None, None, xt.tensor([2, 11, 12]))
+    assert np.abs(last.numpy() - all_of_them[:, -1]).max() < 1e-12
+    assert np.abs(some.numpy() - all_of_them.reshape(18, 97)[[2, 11, 12]]).max() < 1e-12
+
+
+def test_a_prompt_has_no_logits_before_its_end() -> None:
+    """Unless somebody looks at them: hooks of the model or the head, another head, another forward."""
+    seen: list[tuple[int, ...]] = []
+
+    class Head(xt.nn.Linear):
+        def forward(self, x):
+            seen.append(tuple(x.shape))
+            return super().forward(x)
+
+    one = model(dtype=xt.float64, tie_word_embeddings=False)
+    want = generate(one, PROMPTS, 3, temperature=0.0).tolist()
+    before = _C.set_call_hook(lambda op, arguments, outs: seen.extend(tuple(x.shape) for x in outs))
+    generate(one, PROMPTS, 3, temperature=0.0)
+    _C.set_call_hook(before)
+    assert {shape for shape in seen if shape[-1:] == (97,)} == {(4, 97), (4, 1, 97)}
+    seen.clear()
+    handle = one.lm_head.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    assert generate(one, PROMPTS, 3, temperature=0.0).tolist() == want and seen == [(28, 32), (4, 32), (4, 32)]
+    handle.remove()
+    seen.clear()
+    one.register_forward_hook(lambda module, args, logits: seen.append(tuple(logits.shape)))
+    assert generate(one, PROMPTS, 3, temperature=0.0).tolist() == want
+    assert seen == [(4, 7, 97), (4, 1, 97), (4, 1, 97)]
+    seen.clear()
+    other = model(dtype=xt.float64, tie_word_embeddings=False)
+    head = Head(32, 97, bias=False, dtype=xt.float64)
+    head.load_state_dict(other.lm_head.state_dict())
+    other.lm_head = head
+    assert generate(other, PROMPTS, 2, temperature=0.0).tolist() == [row[:-1] for row in want] and len(seen) == 2

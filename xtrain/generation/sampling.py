@@ -256,10 +256,14 @@ def _last_logits(
         positions = (
             _C.arange(past, past + seq, 1, _C.int64, device).unsqueeze(0).expand((batch, seq)).reshape((batch * seq,))
         )
-    logits = model(_C.tensor(feed, device=device), positions, caches)
-    if lengths is None:
+    ids = _C.tensor(feed, device=device)
+    rows = None if lengths is None else _C.tensor(np.arange(batch) * seq + lengths - 1, device=device)
+    last_logits = getattr(model, "last_logits", None)
+    if last_logits is not None:
+        return last_logits(ids, positions, caches, rows)
+    logits = model(ids, positions, caches)
+    if rows is None:
         return _C.select(logits, 1, seq - 1)
-    rows = _C.tensor(np.arange(batch) * seq + lengths - 1, device=device)
     return logits.view(batch * seq, logits.shape[-1]).index_select(0, rows)
 
 

@@ -64,6 +64,27 @@ class CausalLM(LanguageModel):
         logits = _C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x)
         return logits.view(batch, seq, logits.shape[-1])
 
+    def last_logits(
+        self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None, rows: Tensor | None = None
+    ) -> Tensor:
+        """Logits [B, V] of the last token of each sequence, or of one token of each: rows, int64 [B], numbers of ids
+        [B*S]. What self(ids, positions, caches) has there, without the head of the others unless they may be looked at:
+        head or model have hooks or another `forward`.
+        """
+        batch, seq = ids.shape
+        head = self.lm_head
+        if self._is_whole() and (head is None or is_stock(head, nn.Linear)):
+            x = self._trunk()(ids, positions, caches)
+        else:
+            logits = self(ids, positions, caches)
+            x, head = logits.view(batch * seq, logits.shape[-1]), nn.Identity()
+        x = _C.select(x.view(batch, seq, x.shape[-1]), 1, seq - 1) if rows is None else x.index_select(0, rows)
+        return _C.linear(x, self._table()) if head is None else head(x)
+
+    def _is_whole(self) -> bool:
+        """Whether nothing looks at, or changes, what `forward` makes of the trunk and the head."""
+        return is_stock(self, type(self)) and type(self).forward is CausalLM._defined_forward
+
     def loss(self, ids: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
         """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
         "none" -> [B*S].
@@ -79,8 +100,7 @@ class CausalLM(LanguageModel):
             )
         options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction)
         head, targets = self.lm_head, targets.reshape(-1)
-        whole = is_stock(self, type(self)) and type(self).forward is CausalLM._defined_forward
-        if whole and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
+        if self._is_whole() and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
             weight = self._table() if head is None else head.weight
             return _C.linear_cross_entropy(self._trunk()(ids), weight, targets, **options)
         logits = self(ids)
