@@ -208,6 +208,25 @@ def test_prompts_of_texts() -> None:
         generate_texts(one, tokenizer, [], 3)
     with pytest.raises(ValueError, match="^generate_text: ids must have at least one token, got none in prompt 1$"):
         stream_texts(one, tokenizer, [[1], []], 3)
+    rule = r"ids must be in \[0, 97\), the model's vocab_size, got 122: the tokenizer has 256 tokens"
+    for call, error, words in (
+        (lambda: generate_text(one, tokenizer, tokenizer.encode(b"Az"), 3), ValueError, f"generate_text: {rule}"),
+        (
+            lambda: generate_text(one, tokenizer, "text", 3),
+            TypeError,
+            "generate: ids must be token ids, got str: a tok",
+        ),
+        (
+            lambda: generate_texts(one, tokenizer, "text", 3),
+            TypeError,
+            "generate_texts: prompts must be lists of token",
+        ),
+        (lambda: generate_text(one, tokenizer, [1.5], 3), TypeError, "generate: ids must have an integer dtype"),
+        (lambda: generate(one, "text", 3), TypeError, "generate: ids must be token ids, got str: a tokenizer's encode"),
+    ):
+        with pytest.raises(error, match=f"^{words}"):
+            call()
+    assert tokenizer.decode([65, 256, 300, -1, 66]) == "A\ufffd\ufffd\ufffdB", "tokens that the tokenizer has not"
 
 
 # ---- the head of prompts

@@ -24,7 +24,7 @@ class Prompts:
             self.tokens, self.starts = _of_rows(ids, pad)
             self.one = False
             return
-        tokens = _token_ids(ids)
+        tokens = token_ids(ids)
         self.one = tokens.ndim == 1
         self.tokens = tokens.reshape(-1, tokens.shape[-1])
         self.starts = np.zeros(len(self.tokens), np.int64)
@@ -74,7 +74,7 @@ def _of_rows(ids: list[Any] | tuple[Any, ...], pad: int) -> tuple[np.ndarray, np
     for number, row in enumerate(ids):
         if _length(row) == 0:
             raise ValueError(f"generate: ids must have at least one token in every row, got none in row {number}")
-        tokens = _token_ids(row)
+        tokens = token_ids(row)
         if tokens.ndim != 1:
             raise ValueError(f"generate: ids must be rows of token ids, got shape {tokens.shape} in row {number}")
         rows.append(tokens)
@@ -85,8 +85,10 @@ def _of_rows(ids: list[Any] | tuple[Any, ...], pad: int) -> tuple[np.ndarray, np
     return out, np.array([width - len(tokens) for tokens in rows], np.int64)
 
 
-def _token_ids(ids: Any) -> np.ndarray:
+def token_ids(ids: Any) -> np.ndarray:
     """ids, a tensor or what NumPy makes an array of, as an int64 array [S] or [B, S]."""
+    if isinstance(ids, (str, bytes)):
+        raise TypeError(f"generate: ids must be token ids, got {type(ids).__name__}: a tokenizer's encode makes them")
     ids = ids if isinstance(ids, _C.Tensor) else np.asarray(ids)
     if ids.ndim not in (1, 2) or ids.shape[-1] == 0:
         raise ValueError(f"generate: ids must have shape (S,) or (B, S) with S >= 1, got {tuple(ids.shape)}")

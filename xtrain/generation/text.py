@@ -10,6 +10,7 @@ import numpy as np
 from .._types import Tokenizer
 from ..autograd import no_grad
 from ..nn.module import evaluating
+from .prompts import token_ids
 from .sampling import Generation
 
 if TYPE_CHECKING:
@@ -132,12 +133,11 @@ class _Texts:
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"generate_text: stop must be texts that are not empty, got {text!r}")
-        starts = [np.asarray(ids, np.int64).reshape(-1).tolist() for ids in prompts]
+        if isinstance(prompts, str):
+            raise TypeError("generate_texts: prompts must be lists of token ids, got str")
+        starts = [_prompt(number, ids, model, tokenizer) for number, ids in enumerate(prompts)]
         if not starts:
             raise ValueError("generate_texts: prompts must be one or more, got none")
-        for number, start in enumerate(starts):
-            if not start:
-                raise ValueError(f"generate_text: ids must have at least one token, got none in prompt {number}")
         self._rows = [_Row(tokenizer, start, stops) for start in starts]
         self._model, self._stop, self._ends = model, stops, _ends(model, tokenizer)
         options.update(top_k=top_k or None, top_p=top_p, eos=self._ends)
@@ -174,6 +174,21 @@ class _Texts:
         for number, row in enumerate(self._rows):
             if not row.done and (piece := row.rest()):
                 yield number, piece
+
+
+def _prompt(number: int, ids: Any, model: LanguageModel, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of a prompt, which the model has."""
+    if not isinstance(ids, (str, bytes)) and np.size(ids) == 0:
+        raise ValueError(f"generate_text: ids must have at least one token, got none in prompt {number}")
+    start = token_ids(ids).reshape(-1).tolist()
+    words = getattr(model.config, "vocab_size", None)
+    if words is not None and not 0 <= min(start) <= max(start) < words:
+        worst = next(token for token in start if not 0 <= token < words)
+        raise ValueError(
+            f"generate_text: ids must be in [0, {words}), the model's vocab_size, got {worst}: "
+            f"the tokenizer has {tokenizer.vocab_size} tokens"
+        )
+    return start
 
 
 def _incomplete(text: str) -> int:

@@ -16,6 +16,31 @@ if TYPE_CHECKING:
 
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 
+# Keys of other architectures that change the mathematics, and values that do not: files that have them are refused.
+_FOREIGN: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (),
+    "alibi": (),
+    "attention_chunk_size": (),
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1,),
+    "final_logit_softcapping": (),
+    "is_encoder_decoder": (),
+    "kv_lora_rank": (),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "n_routed_experts": (),
+    "no_rope_layer_interval": (),
+    "num_local_experts": (),
+    "parallel_attn": (),
+    "qk_layernorm": (),
+    "query_pre_attn_scalar": (),
+    "residual_multiplier": (1,),
+    "use_parallel_residual": (),
+    "use_qk_norm": (),
+}
+
 
 @dataclass
 class ModelConfig:
@@ -69,6 +94,10 @@ class ModelConfig:
         """Puts the content of a config.json in order, or refuses it."""
         if values.get("model_type", cls.kind) != cls.kind:
             raise ValueError(f"{cls.__name__}: model_type must be {cls.kind!r}, got {values['model_type']!r}")
+        for key, neutral in _FOREIGN.items():
+            value = values.get(key)
+            if value and value not in neutral:
+                raise ValueError(f"{cls.__name__}: {key} is not supported, got {value!r}")
         cls._one_of_two(values, "torch_dtype", "dtype")
         if isinstance(values.get("dtype"), str):
             values["dtype"] = values["dtype"].removeprefix("torch.")

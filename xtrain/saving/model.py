@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 SHARD_BYTES = 5_000_000_000
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 _LONGEST_NAME = 255  # of a file, in most file systems
 
 
@@ -121,6 +122,8 @@ def save_model(
 def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
     """Return {name: CPU tensor} of a model directory, in one file or in shards. CheckpointError when one is damaged."""
     directory, index = reader.directory, "model.safetensors.index.json"
+    if not reader.has("model.safetensors") and not reader.has(index):
+        _refuse_other_forms(directory)
     if reader.has("model.safetensors") or not reader.has(index):
         with SafetensorsFile(reader.open("model.safetensors")) as file:
             return {name: file.tensor(name) for name in file.entries}
@@ -146,6 +149,20 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
     return tensors
 
 
+def _refuse_other_forms(directory: Path) -> None:
+    """CheckpointError for weights in files of another kind, with what to do."""
+    for name in sorted(os.listdir(directory)):
+        if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")) and not name.startswith("training_args"):
+            raise CheckpointError(
+                f"{directory} must hold model.safetensors, got {shown(name)}, of pickles, which can run code: where it "
+                "is trusted, load it with transformers and write it with save_pretrained(DIR)"
+            )
+        if name.endswith((".gguf", ".h5", ".msgpack", ".onnx")):
+            raise CheckpointError(
+                f"{directory} must hold model.safetensors, got {shown(name)}, a form that is not read: convert it"
+            )
+
+
 def read_config(reader: DirectoryReader) -> tuple[Architecture, Any]:
     """Return the architecture that config.json names, and its config. CheckpointError when a model cannot have it."""
     values = reader.json("config.json")
@@ -165,7 +182,8 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} must be a model directory, but there is none{displaced_hint(directory)}")
+        found = "it is a file" if directory.exists() else f"there is none{displaced_hint(directory)}"
+        raise CheckpointError(f"{directory} must be a model directory, but {found}")
     reader = DirectoryReader(directory)
     if reader.has(ADAPTER) and not reader.has("model.safetensors"):
         return _load_with_adapter(reader, dtype, device)
@@ -210,6 +228,8 @@ def _check_tensor(name: str, shape: Iterable[int], tensors: Mapping[str, Tensor]
         raise CheckpointError(f"{directory} lacks tensor {name}, which does not fit its config.json")
     if tuple(tensors[name].shape) != tuple(shape):
         raise CheckpointError(f"{directory}: {name} must have shape {tuple(shape)}, got {tuple(tensors[name].shape)}")
+    if tensors[name].dtype.name not in _FLOATS:
+        raise CheckpointError(f"{directory}: {name} must be of {', '.join(_FLOATS)}, got {tensors[name].dtype.name}")
 
 
 def load_tensors(

@@ -95,7 +95,12 @@ def _read_header(file: CheckedFile) -> tuple[dict[str, Entry], dict[str, str]]:
     path, size = file.path, file.size
     if size < 8:
         raise CheckpointError(f"{path} is not a safetensors file: it has {size} bytes, a header length alone takes 8")
-    length = int.from_bytes(file.peek(0, 8), "little")
+    start = bytes(file.peek(0, 8))
+    if start == b"version ":
+        raise CheckpointError(
+            f"{path} is not a safetensors file but a pointer of Git LFS: run `git lfs pull` beside it"
+        )
+    length = int.from_bytes(start, "little")
     if length > MAX_HEADER:
         raise CheckpointError(f"{path}: header length must be at most {MAX_HEADER}, got {length}")
     if length > size - 8:

@@ -22,8 +22,8 @@ class ByteTokenizer:
         return np.frombuffer(text, np.uint8)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
+        """Return the text of `ids`; bytes that are not UTF-8, and ids of a larger vocabulary, become U+FFFD."""
+        return bytes(i if 0 <= i < 256 else 0xFF for i in map(int, ids)).decode("utf-8", errors="replace")
 
     def files(self) -> dict[str, bytes]:
         """Return the tokenizer files of a Hugging Face directory that encode exactly like this class.
