@@ -192,6 +192,7 @@ def test_templates_that_cannot_be(tmp_path, monkeypatch) -> None:
         ({"messages": [], "prompt": "x", "prompt_id": 1}, None, "messages"),
         ({"prompt": "a", "completion": "b"}, None, "prompt"),
         ({"text": None, "prompt": "a", "completion": "b"}, None, "prompt"),
+        ({"text": "a", "prompt": "b", "completion": None}, None, "text"),
         ({"text": "a", "messages": []}, "messages", "messages"),
         ({"text": "a", "body": "b"}, "body", "body"),
         (

@@ -34,7 +34,7 @@ def documents_of(path: Path) -> list[bytes]:
     return [part[:-1] for part in parts]
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz", "D.JSONL", "d.ndjson"])
+@pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz", "D.JSONL", "d.ndjson", "d.ndjson.gz"])
 def test_a_line_is_a_document(tmp_path, name: str) -> None:
     content = b"\xef\xbb\xbf" + lines(TEXTS[0]) + b"  \n" + lines("") + lines(*TEXTS[1:]).rstrip(b"\n")
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -198,6 +198,9 @@ def test_tokens_of_nanogpt(tmp_path) -> None:
         DataError, match=r"a header of llm\.c that says 5000 tokens, which are 21024 bytes with 4 a token"
     ):
         data.prepare(source, out, token_bytes=4)
+    head[2] = 70_000  # more than two bytes of the header say
+    source.write_bytes(head.tobytes() + bytes(140_000))
+    assert data.prepare(source, out, token_bytes=2) == 70_000
 
 
 def test_the_command(tmp_path, capsys) -> None:

@@ -82,6 +82,20 @@ def test_a_part_is_set(name: str) -> None:
         np.testing.assert_array_equal(base.cpu().numpy(), whole)
 
 
+def test_dims_of_tensors_apart_come_first() -> None:
+    """Also where the first of them is not the first of the tensor."""
+    values = np.arange(3 * 4 * 2 * 5).reshape(3, 4, 2, 5)
+    x = xt.tensor(values)
+    np.testing.assert_array_equal(x[:, [0, 3], :, [1, 4]].cpu().numpy(), values[:, [0, 3], :, [1, 4]])
+    x[:, [0, 3], :, [1, 4]] = xt.tensor(np.arange(12).reshape(2, 3, 2))
+    values[:, [0, 3], :, [1, 4]] = np.arange(12).reshape(2, 3, 2)
+    np.testing.assert_array_equal(x.cpu().numpy(), values)
+
+
+def test_nan_is_not_zero() -> None:
+    assert xt.tensor([float("nan"), 0.0, -0.0, -1.0]).nonzero().tolist() == [[0], [3]]
+
+
 def test_ints_beside_tensors_come_first() -> None:
     """As in PyTorch; NumPy would put the picked dim in front."""
     x = xt.tensor(X)

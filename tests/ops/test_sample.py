@@ -40,6 +40,13 @@ def test_the_fewest_tokens_that_reach_top_p() -> None:
     assert possible([0.0, 5.0, 0.0], top_p=1e-300) == [1]
 
 
+def test_a_nucleus_that_ends_with_a_step_of_the_logits() -> None:
+    """Weights of exactly 1, 1/2 and 1/2: the first alone is a half."""
+    options = dict(temperature=1 / np.log(2), top_p=0.5)
+    assert possible([0.0, -1.0, -1.0], **options) == [0]
+    assert possible([-1.0, 0.0, -1.0, -70.0], **options) == [1]
+
+
 def test_top_p_is_of_what_top_k_has_left() -> None:
     """Of eight equals four are left: a half of these are two."""
     assert possible([0.0] * 8, top_k=4, top_p=0.5) == [0, 1]

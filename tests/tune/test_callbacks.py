@@ -16,7 +16,7 @@ from xtrain.cli import main
 from xtrain.errors import ConfigError, DataError
 from xtrain.saving import find_checkpoints
 from xtrain.train import Callback, Trainer, train
-from xtrain.train.callbacks.tensorboard import masked_crc
+from xtrain.train.callbacks.tensorboard import TensorBoardWriter, masked_crc
 
 pytestmark = pytest.mark.on_cpu
 
@@ -275,6 +275,20 @@ def test_events_for_tensorboard(given) -> None:
     assert session[0] == 5 and session[2] == b"\x3a\x02\x08\x01" and step[0] == 5
 
 
+def test_events_of_long_runs(tmp_path) -> None:
+    """Steps of one, two and three bytes; the time is that of the record, and a list has numbers from 0."""
+    writer, state = TensorBoardWriter(), SimpleNamespace(directory=tmp_path, step=0)
+    writer.on_start(state)
+    numbers = (1, 127, 128, 129, 16383, 16384)
+    for step in numbers:
+        writer.on_step(state, {"step": step, "wall_time": 1.5e9 + step, "loss": 0.5, "lr_groups": [0.25, 0.125]})
+    writer.on_end(state, None)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert [step for step, _, _ in events(path)] == [0, *numbers]
+    assert all(values == {"loss": 0.5, "lr_groups/0": 0.25, "lr_groups/1": 0.125} for _, values, _ in events(path)[1:])
+    assert all(struct.pack("<d", 1.5e9 + step) in path.read_bytes() for step in numbers)
+
+
 def test_a_table_of_metrics(given) -> None:
     Trainer({**given, "writers": "csv", "steps": 4}, quiet=True).run()
     path = Path(given["out"], "metrics.csv")
@@ -303,6 +317,11 @@ def test_wandb(given, monkeypatch) -> None:
     assert options["project"] == "xtrain" and options["config"]["optim.lr"] == 3e-3 and options["name"] == "run"
     assert [step for step, _ in steps] == [1, 2, 3, 4] and end == {"exit_code": 0}
     assert steps[1][1]["val_loss"] == records(given)[1]["val_loss"]
+    with pytest.raises(ZeroDivisionError):
+        Trainer(
+            {**given, "writers": "wandb", "out": given["out"] + "2"}, quiet=True, callbacks=[lambda *_: 1 // 0]
+        ).run()
+    assert logged[-1] == {"exit_code": 1}
 
 
 def test_wandb_without_its_package(given, monkeypatch, capsys) -> None:

@@ -252,6 +252,7 @@ def test_saved_and_loaded(make, tmp_path) -> None:
     lora.merge(shaken(other))
     lora.load(other, tmp_path / "a")  # the same layers: values alone, also where they are merged
     np.testing.assert_allclose(logits(other), y, rtol=0, atol=2e-5)
+    assert all(layer.merged for layer in lora_layers(other).values())
     assert (logits(lora.unmerge(other)) == y).all()
     model.save_pretrained(tmp_path / "b")  # the same files, and what names the model
     assert (logits(models.load(tmp_path / "b").eval()) == y).all()
@@ -270,6 +271,16 @@ def test_ranks_of_layers_come_from_the_tensors(tmp_path) -> None:
     xt.manual_seed(0)
     found = lora_layers(lora.load(qwen(), tmp_path / "a"))
     assert [(layer.lora_A.out_features, layer.scaling) for layer in found.values()] == [(2, 4.0), (5, 1.6)]
+
+
+def test_layers_whose_like_are_left_out_are_named_whole(tmp_path) -> None:
+    """PEFT adapts every layer whose name ends with a target."""
+    one = "model.layers.0.mlp.up_proj"
+    model = qwen()
+    nn.lora.place_layers(model, {one: 2}, lora.LoraConfig(r=2))
+    lora.save(model, tmp_path / "a")
+    assert json.loads((tmp_path / "a" / "adapter_config.json").read_text())["target_modules"] == [one]
+    assert list(lora_layers(lora.load(qwen(), tmp_path / "a"))) == [one]
 
 
 def adapter(tmp_path, change=lambda values: None, **options):

@@ -87,7 +87,7 @@ def test_a_resumed_run_has_its_model_below(base) -> None:
     with pytest.raises(ConfigError, match=r"resume: the model \S+base below LoRA was another one in this run"):
         Trainer({"resume": str(base.parent / "run")}, quiet=True)
     base.rename(base.parent / "moved")
-    with pytest.raises(CheckpointError, match="base_model_name_or_path must be a directory that is here, got .*base"):
+    with pytest.raises(CheckpointError, match="base_model_name_or_path must be a directory that is here, got "):
         Trainer({"resume": str(base.parent / "run")}, quiet=True)
 
 

@@ -9,6 +9,7 @@ _L, _O, _CUDA = "cuda/layers/", "cuda/optimizer/", "tests/cuda/test_cuda.py::"
 _META, _RUNTIME = "tests/core/test_meta.py::", "tests/core/test_runtime.py::"
 _WORK = _META + "test_work_is_counted"
 _MHC, _STATE, _AGAIN = "tests/mhc/test_mhc.py::", "tests/mhc/test_mhc_state.py::", "tests/mhc/test_mhc_recompute.py::"
+_CALL, _HEARD = "xtrain/train/callbacks/", "tests/tune/test_callbacks.py::"
 
 FAULTS = [
     Fault("runtime: seeds of 63 bits", _R + "runtime.c", "*out = overflow > 0 ? PyLong_AsUnsignedLongLong(number) : (uint64_t)value;", "*out = (uint64_t)value;", "any integer of 64 bits", _RUNTIME + "test_seeds_of_64_bits"),
@@ -81,4 +82,22 @@ FAULTS = [
     Fault("cuda cross_entropy: the target's share", _L + "cross_entropy.cu", "v.at[j] = (j == at ? p - 1 : p) * factor;", "v.at[j] = p * factor;", "softmax - onehot", GRADIENT + "cross_entropy"),
     Fault("cuda cross_entropy: sums of stale maxima", _L + "cross_entropy.cu", "            sum *= exp_for<T>(m - peak);\n", "", "the sum follows the running maximum", FORWARD + "cross_entropy"),
     Fault("cuda graph: foreign work", "cuda/runtime/graph.cu", "    if (foreign(index)) __atomic_store_n(&captures[index].spoiled, true, __ATOMIC_RELAXED);\n", "", "what another thread queues spoils a capture", "tests/cuda/test_graph.py::test_graph"),
+    Fault("events: steps of two bytes", _CALL + "tensorboard.py", "while value >= 128:", "while value > 128:", "a varint: seven bits a byte", _HEARD + "test_events_of_long_runs"),
+    Fault("events: numbers of a list", _CALL + "tensorboard.py", 'f"{name}/{i}": float(one)', 'f"{name}/{i + 1}": float(one)', "those of a list are name/0, name/1", _HEARD + "test_events_of_long_runs"),
+    Fault("events: the time of writing", _CALL + "tensorboard.py", 'record.get("wall_time")))', "None))", "the time of an event is that of its record", _HEARD + "test_events_of_long_runs"),
+    Fault("wandb: every run ends well", _CALL + "writers.py", "exit_code=0 if result is not None else 1", "exit_code=0", "a run that an error ends is told from others", _HEARD + "test_wandb"),
+    Fault("readers: packed .ndjson", "xtrain/data/readers.py", '".ndjson", ".ndjson.gz")', '".ndjson")', "JSON lines, also packed by gzip", "tests/data/test_readers.py::test_a_line_is_a_document"),
+    Fault("readers: two bytes of a count", "xtrain/data/readers.py", 'int.from_bytes(head[8:12], "little")', 'int.from_bytes(head[8:10], "little")', "a header of int32", "tests/data/test_readers.py::test_tokens_of_nanogpt"),
+    Fault("records: half of a pair", "xtrain/data/records.py", "if all(content[name] is not None for", "if any(content[name] is not None for", "a row has null in columns that it does not use", "tests/data/test_labels.py::test_what_a_line_is"),
+    Fault("picking: dims apart", "xtrain/tensors/indexing.py", "dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0", "dims[0]", "those of neighbours alone stay in their place", "tests/ops/test_picking.py::test_dims_of_tensors_apart_come_first"),
+    Fault("picking: NaN is nothing", "xtrain/tensors/indexing.py", "np.nonzero((input != 0)", "np.nonzero((input.abs() > 0)", "where input is not 0", "tests/ops/test_picking.py::test_nan_is_not_zero"),
+    Fault("sampling: a bin too far", "csrc/cpu/layers/sample.c", "while (before + sums[bin] < limit)", "while (before + sums[bin] <= limit)", "the fewest tokens that reach top_p", "tests/ops/test_sample.py::test_a_nucleus_that_ends_with_a_step_of_the_logits"),
+    Fault("cached_attention: values are not counted", "csrc/ops/attention/cached_attention.c", "    XT_TRY(xt_begin_inplace(values, c->op->name));\n", "", "values are changed in place", "tests/ops/test_cached_attention.py::test_changes_are_counted"),
+    Fault("cached_attention: two elements apart", "csrc/ops/attention/cached_attention.c", "t->strides[3] == 1 || t->shape[3] <= 1", "t->strides[3] == 1 || t->shape[3] <= 2", "inputs of any strides", "tests/ops/test_cached_attention.py::test_elements_apart_are_read_where_they_are"),
+    Fault("index_put: the name of index", "csrc/ops/layers/gather.c", ".wrap = true, .op = c->op->name}", '.wrap = true, .op = "index"}', "an error names its op", "tests/ops/test_refused_arguments.py"),
+    Fault("attention: keys of another dtype", "xtrain/functional.py", "        if x.dtype != query.dtype:\n", "        if x.itemsize > query.itemsize:\n", "key and value have the dtype of query", "tests/ops/test_refused_arguments.py"),
+    Fault("schedules: a factor of 0", "xtrain/optim/lr_scheduler.py", "not 0.0 < value < math.inf", "not 0.0 <= value < math.inf", "a divisor is above 0", "tests/nn/test_optim_rules.py::test_a_schedule_of_wrong_numbers_is_refused"),
+    Fault("tril: beyond 64 bits", "xtrain/tensors/arithmetic.py", 'max(-input.shape[-2], min(input.shape[-1], as_int(op, "diagonal", diagonal)))', 'as_int(op, "diagonal", diagonal)', "any diagonal", "tests/ops/test_refused_arguments.py::test_integers_of_numpy_and_large_ones_are_taken"),
+    Fault("lora: loaded and not merged", "xtrain/saving/adapter.py", "        if merged:\n            layer.merge()\n", "", "a merged layer stays one", "tests/tune/test_lora.py::test_saved_and_loaded"),
+    Fault("lora: targets of too many", "xtrain/saving/adapter.py", '"target_modules": ends if exact else list(layers)', '"target_modules": ends', "PEFT adapts the same layers", "tests/tune/test_lora.py::test_layers_whose_like_are_left_out_are_named_whole"),
 ]  # fmt: skip
