@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs wheels lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make coverage   lines and branches of csrc that the unit tests run (ARGS='-n 12 ...' for pytest)"
 	@echo "make oom        memory that ends at every allocation of a step (ARGS='--device cuda')"
 	@echo "make docs       build the documentation site in build/site"
+	@echo "make wheels     source distribution and wheels in dist/ (ARGS='--variant cpu cuda --python python3.11 python3.12')"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
 	@echo "make sanitize-gpu  every kernel under NVIDIA's compute-sanitizer (ARGS='--tools memcheck --cases 4 --jobs 4 ...')"
 
@@ -100,6 +101,10 @@ docs: $(STAMP)/docs
 	    || XTRAIN_CUDA=0 $(BIN)/python setup.py --quiet build_ext --inplace
 	@$(BIN)/sphinx-build --quiet --fail-on-warning -c docs/site docs build/site
 	@$(BIN)/python docs/site/check_links.py build/site && echo "build/site/index.html"
+
+# tools/wheels.py has the options, and makes an environment of its own for each Python.
+wheels:
+	@$(PYTHON) tools/wheels.py $(ARGS)
 
 test-gpu:
 	@if nvidia-smi -L >/dev/null 2>&1; then \

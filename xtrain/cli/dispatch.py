@@ -19,6 +19,7 @@ usage: xtrain COMMAND [options]
   train      train a language model (xtrain train --help lists every option)
   sample     generate text from a run or a model directory
   chat       talk with a model that has a chat template
+  export     write a model as a GGUF file, for llama.cpp
   verify     check the files of a run or a model directory against their manifest
   prepare    turn text, JSON lines or Parquet into a token file for `train --data` (also: tokenize)
   tokenizer  train a tokenizer on text: xtrain tokenizer train FILES --vocab N
@@ -28,7 +29,19 @@ usage: xtrain COMMAND [options]
 
   --version, --help
 """
-_COMMANDS = ("train", "sample", "chat", "verify", "prepare", "tokenize", "tokenizer", "bench", "check", "doctor")
+_COMMANDS = (
+    "train",
+    "sample",
+    "chat",
+    "export",
+    "verify",
+    "prepare",
+    "tokenize",
+    "tokenizer",
+    "bench",
+    "check",
+    "doctor",
+)
 _MODULES = {"tokenize": "prepare"}
 
 

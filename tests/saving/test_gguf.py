@@ -1,0 +1,175 @@
+"""`xtrain export`: the order of rotary channels and the vocabulary without any package, the file by gguf's own reader."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+from xtrain import models
+from xtrain.cli import main
+from xtrain.errors import DataError
+from xtrain.models.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_vocabulary
+from xtrain.models.to_gguf import check_config, neighbours
+
+pytestmark = pytest.mark.on_cpu
+SHAPE = dict(vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+BPE = {
+    "added_tokens": [
+        {"id": 0, "content": "<|end|>", "special": True, **PLAIN},
+        {"id": 9, "content": "<note>", "special": False, **PLAIN},
+    ],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True, "trim_offsets": True},
+    "model": {
+        "type": "BPE",
+        "vocab": {"<|end|>": 0, "a": 1, "b": 2, "ab": 3, "Ġ": 4, "c": 5, "d": 6, "e": 7, "Ġab": 8},
+        "merges": [["a", "b"], ["Ġ", "ab"]],
+    },
+}
+
+
+class Writer:
+    """Takes down what is added."""
+
+    def __init__(self):
+        self.said = {}
+
+    def __getattr__(self, name):
+        return lambda value: self.said.__setitem__(name.removeprefix("add_"), value)
+
+
+def test_rotation_of_halves_is_rotation_of_neighbours():
+    """Rotary pairs (i, i + D/2) of [heads, D], put in llama.cpp's order, are its pairs (2 i, 2 i + 1), head by head."""
+    heads, channels = 3, 8
+    rng = np.random.default_rng(0)
+    x, angle = rng.standard_normal((heads * channels, 5)), rng.standard_normal(channels // 2)
+
+    def turned(first, second):
+        c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        return first * c - second * s, second * c + first * s
+
+    halves = x.reshape(heads, 2, channels // 2, 5)
+    want = neighbours(np.stack(turned(halves[:, 0], halves[:, 1]), 1).reshape(x.shape), heads)
+    pairs = neighbours(x, heads).reshape(heads, channels // 2, 2, 5)
+    got = np.stack(turned(pairs[:, :, 0], pairs[:, :, 1]), 2).reshape(x.shape)
+    assert np.array_equal(got, want)
+    assert np.array_equal(neighbours(x[:, 0], heads), neighbours(x, heads)[:, 0]), "a bias goes with its rows"
+
+
+@pytest.mark.parametrize("merges", [["a b", "Ġ ab"], BPE["model"]["merges"]])
+def test_vocabulary(merges):
+    writer = Writer()
+    write_vocabulary(writer, "t", json.dumps(BPE | {"model": BPE["model"] | {"merges": merges}}).encode(), 11, 0)
+    assert writer.said["token_list"] == ["<|end|>", "a", "b", "ab", "Ġ", "c", "d", "e", "Ġab", "<note>", "[PAD10]"]
+    assert writer.said["token_types"] == [CONTROL, *[NORMAL] * 8, USER_DEFINED, UNUSED]
+    assert writer.said["token_merges"] == ["a b", "Ġ ab"]
+    plain = {name: writer.said[name] for name in ("tokenizer_model", "tokenizer_pre", "add_bos_token", "eos_token_id")}
+    assert plain == {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "add_bos_token": False, "eos_token_id": 0}
+
+
+@pytest.mark.parametrize(("digits", "name"), [(r"\p{N}", "qwen2"), (r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}{1,2}", None)])
+def test_words_by_name(digits, name):
+    words = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    steps = [{"type": "Split", "pattern": {"Regex": words}}, {"type": "ByteLevel", "use_regex": False}]
+    content = {**BPE, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+    writer = Writer()
+    if name is None:
+        with pytest.raises(DataError, match="t: pre_tokenizer must cut text as one of gpt-2, qwen2, llama-bpe does"):
+            write_vocabulary(writer, "t", json.dumps(content).encode(), 11, None)
+    else:
+        write_vocabulary(writer, "t", json.dumps(content).encode(), 11, None)
+        assert writer.said["tokenizer_pre"] == name and "eos_token_id" not in writer.said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"type": "Unigram"}}, "t: the tokenizer must be byte-level BPE, got 'Unigram'"),
+        ({"pre_tokenizer": None}, "t: pre_tokenizer must cut text as one of"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "t: pre_tokenizer must cut text"),
+        ({"model": {**BPE["model"], "merges": []}}, "t: merges must not be empty"),
+    ],
+)
+def test_tokenizers_without_a_place_are_refused(change, message):
+    with pytest.raises(DataError, match=message):
+        write_vocabulary(Writer(), "t", json.dumps({**BPE, **change}).encode(), 11, 0)
+
+
+def test_models_without_a_place_are_refused():
+    four = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    scaled = models.LlamaConfig(**SHAPE, rope_scaling={"rope_type": "llama3", "factor": 2.0, **four})
+    with pytest.raises(DataError, match="export: rope_scaling must be None or of type linear, got 'llama3'"):
+        check_config(scaled)
+    with pytest.raises(DataError, match="export: model_type must be llama, mistral, qwen2 or qwen3, got 'gpt2'"):
+        check_config(models.GPT2Config(vocab_size=12, n_embd=16, n_layer=1, n_head=4))
+    streams = models.Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=4, mhc_streams=2)
+    with pytest.raises(DataError, match="must be llama, mistral, qwen2 or qwen3, got 'xtrain_qwen3_mhc'"):
+        check_config(streams)
+
+
+def test_bad_command_lines(tmp_path, capsys, monkeypatch):
+    there = tmp_path / "there.gguf"
+    there.write_text("")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for words, message in [
+        ([], "--gguf needs a value: the file to write"),
+        (["--gguf", str(there)], f"--gguf must be a file that does not exist, got {there}"),
+        (["--gguf", "x", "--dtype", "int8"], "--dtype must be float32, float16 or bfloat16, got 'int8'"),
+        (["--gguf", "x"], "export needs the package gguf: pip install 'xtrain[gguf]'"),
+    ]:
+        assert main(["export", str(tmp_path), *words]) != 0
+        assert message in capsys.readouterr().err
+
+
+def save(folder, family):
+    xt.manual_seed(3)
+    tied = family == "Qwen2"
+    config = getattr(models, f"{family}Config")(
+        **SHAPE, num_key_value_heads=2, tie_word_embeddings=tied, rms_norm_eps=1e-5, rope_theta=5000.0, eos_token_id=0
+    )
+    model = getattr(models, family)(config)
+    model.save_pretrained(folder)
+    (folder / "manifest.json").unlink(missing_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", **BPE}))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_the_reader_of_gguf_finds_the_model(family, dtype, tmp_path, capsys):
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("tokenizers")
+    model = save(tmp_path / "model", family)
+    out = tmp_path / "model.gguf"
+    assert main(["export", str(tmp_path / "model"), "--gguf", str(out), *(["--dtype", dtype] if dtype else [])]) == 0
+    reader = gguf.GGUFReader(out)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    kind = family.lower()
+    assert fields["general.architecture"] == kind
+    want = {"embedding_length": 16, "block_count": 2, "attention.head_count": 4, "attention.head_count_kv": 2}
+    want |= {"feed_forward_length": 24, "rope.freq_base": 5000.0, "rope.dimension_count": 4, "vocab_size": 12}
+    assert {name: fields[f"{kind}.{name}"] for name in want} == want
+    assert fields[f"{kind}.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5, rel=1e-6)
+    assert fields["tokenizer.ggml.eos_token_id"] == 0 and len(fields["tokenizer.ggml.tokens"]) == 12
+    found = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    assert len(found) == len(state)
+    pairs = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
+        "blk.1.attn_k.weight": "model.layers.1.self_attn.k_proj.weight",
+        "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight",
+        "blk.0.ffn_down.weight": "model.layers.0.mlp.down_proj.weight",
+    }
+    for theirs, ours in pairs.items():
+        values = state[ours]
+        if family == "Llama" and ("attn_q" in theirs or "attn_k" in theirs):
+            values = neighbours(values, 4 if "attn_q" in theirs else 2)
+        if dtype and values.ndim == 2:
+            values = xt.tensor(values).to(xt.bfloat16).to(xt.float32).numpy()
+        assert np.array_equal(found[theirs], values), theirs
+    assert ("output.weight" in found) == (family == "Llama")
+    assert ("blk.0.attn_q.bias" in found) == (family == "Qwen2")

@@ -1,0 +1,54 @@
+"""`xtrain export`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .. import saving
+from ..errors import ConfigError, DataError
+from ..models import to_gguf
+from ..models.gguf_vocabulary import write_vocabulary
+from ..tokenizers import load_tokenizer
+from ..train import rundir
+from .parser import simple_options
+
+USAGE = f"""\
+usage: xtrain export DIR --gguf FILE [options]
+
+Writes a model as one GGUF file, which llama.cpp reads. DIR is a run, a checkpoint or a Hugging Face model directory
+with a model_type among {", ".join(to_gguf.ARCHITECTURES)} and a byte-level BPE tokenizer (tokenizer.json). Needs the
+package gguf: pip install 'xtrain[gguf]'. Other readers need no export: a checkpoint is a Hugging Face model directory.
+
+  --gguf FILE           the file to write; it must not exist
+  --dtype NAME          of matrices: float32, float16 or bfloat16 [default: as they are]
+"""
+
+
+def command(arguments: list[str]) -> int:
+    (directory,), values = simple_options(arguments, {"gguf": None, "dtype": None}, 1, USAGE)
+    if not values["gguf"]:
+        raise ConfigError("--gguf needs a value: the file to write")
+    out, dtype = Path(values["gguf"]), values["dtype"]
+    if os.path.lexists(out):
+        raise ConfigError(f"--gguf must be a file that does not exist, got {out}")
+    if dtype not in (None, "float32", "float16", "bfloat16"):
+        raise ConfigError(f"--dtype must be float32, float16 or bfloat16, got {dtype!r}")
+    library = to_gguf.package("export")
+    path = rundir.resolve_run_directory(directory)
+    model = saving.load_model(path)
+    to_gguf.check_config(model.config)
+    tokenizer = load_tokenizer(path)
+    text = tokenizer.files().get("tokenizer.json")
+    if text is None:
+        raise DataError(f"{path}: export needs a tokenizer.json, and there is none")
+    writer = library.GGUFWriter(out, to_gguf.ARCHITECTURES[model.config.model_type][0])
+    to_gguf.write_config(writer, model.config, Path(directory).resolve().name)
+    write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, tokenizer.eos)
+    count = to_gguf.write_tensors(writer, model.config, model.state_dict(), dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    print(f"{out}: {count} tensors, {out.stat().st_size:,} bytes")
+    return 0
