@@ -105,6 +105,24 @@ def test_elements_apart_are_read_where_they_are(number: int) -> None:
     assert bits(given[3]) == bits(want[3]) and bits(given[4]) == bits(want[4])
 
 
+def test_what_is_refused() -> None:
+    names = ("query", "key", "value", "keys", "values")
+    for number, name in enumerate(names):
+        given = inputs(1, 2, 1, 3, 4)
+        given[number].requires_grad_()
+        with pytest.raises(
+            RuntimeError, match=f"^cached_attention: {name} must not require a gradient while recording"
+        ):
+            _C.cached_attention(*given, xt.tensor([0]))
+    for number in (3, 4):
+        given = inputs(1, 2, 2, 3, 4)
+        given[number] = given[number].transpose(1, 2).contiguous().transpose(1, 2)
+        with pytest.raises(ValueError, match=f"^cached_attention: {names[number]} must be contiguous, got strides"):
+            _C.cached_attention(*given, xt.tensor([0]))
+    with pytest.raises(ValueError, match="must be a multiple of key heads, got 3 and 2$"):
+        _C.cached_attention(*inputs(1, 3, 2, 3, 4), xt.tensor([0]))
+
+
 @pytest.mark.on_cpu
 def test_heads_without_elements() -> None:
     """Nothing is copied from where nothing is, which UBSan sees (make sanitize)."""

@@ -185,3 +185,11 @@ def test_a_number_that_does_not_fit_is_compared() -> None:
     )
     with pytest.raises(ValueError, match="add: other must fit into uint8, got 256"):
         x + 256
+
+
+@pytest.mark.parametrize("inner", [255, 256, 257, 512])
+def test_running_sums_of_many_columns(inner: int) -> None:
+    """Columns are added up in tiles, which may end with the last one."""
+    x = np.random.default_rng(0).integers(-9, 9, (3, 4, inner))
+    for dtype in (xt.float32, xt.int64):
+        assert np.array_equal(xt.tensor(x).to(dtype).cumsum(1).cpu().numpy(), np.cumsum(x, 1))

@@ -225,6 +225,17 @@ def test_every_tensor_is_aligned(tmp_path) -> None:
             assert all(entry.start % sizes[entry.dtype] == 0 for entry in file.entries.values())
 
 
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 5000])
+def test_files_of_a_model_say_their_format(tmp_path, shard_bytes: int) -> None:
+    """Readers of Hugging Face refuse a file that does not."""
+    saving.save_model(Qwen3(Qwen3Config(**SIZES)), tmp_path / "m", shard_bytes=shard_bytes)
+    files = list((tmp_path / "m").glob("*.safetensors"))
+    assert (len(files) > 1) == (shard_bytes == 5000)
+    for path in files:
+        with SafetensorsFile(path) as file:
+            assert file.metadata == {"format": "pt"}
+
+
 def test_shards_have_at_most_their_bytes(tmp_path) -> None:
     """Unless a tensor alone has more; the index adds up all of them."""
     model = Qwen3(Qwen3Config(**SIZES))

@@ -128,6 +128,21 @@ def test_merged_and_back_bit_for_bit(make) -> None:
     assert all((parameters(model)[name] == before[name]).all() for name in before) and (logits(model) == y).all()
 
 
+def test_what_is_merged_is_rounded_once() -> None:
+    """In bfloat16: B A is not rounded before it is added. What is merged stays frozen."""
+    model = shaken(lora.apply(qwen().bfloat16(), r=3))
+    layers = lora_layers(model)
+    want = {name: (layer.weight.float() + layer.delta()).bfloat16() for name, layer in layers.items()}
+    assert any((layer.weight + layer.delta().bfloat16() != want[name]).any().item() for name, layer in layers.items())
+    lora.merge(model)
+    assert all((layer.weight == want[name]).all().item() for name, layer in layers.items())
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        name for name in parameters(model) if ".lora_" in name
+    }
+    modules = dict(lora.unload(model).named_modules())
+    assert all((modules[name].weight == merged).all().item() for name, merged in want.items())
+
+
 def test_merged_weights_that_were_converted_come_back() -> None:
     model = shaken(lora.apply(qwen(), r=2))
     before = parameters(model)
@@ -163,6 +178,22 @@ def test_weights_that_lie_together_stay_so() -> None:
 
 
 # ---- which layers
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.group_up = nn.Linear(2, 2), nn.Linear(2, 2)
+
+
+def test_a_target_is_a_whole_name() -> None:
+    assert list(lora_layers(lora.apply(Two(), r=1, target_modules=["up"]))) == ["up"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_have_the_mode_of_what_they_stand_for(training: bool) -> None:
+    model = lora.apply(qwen().train(training), r=1, lora_dropout=0.5)
+    assert {module.training for module in model.modules()} == {training}
 
 
 def test_targets() -> None:

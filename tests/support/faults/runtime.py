@@ -10,6 +10,7 @@ _META, _RUNTIME = "tests/core/test_meta.py::", "tests/core/test_runtime.py::"
 _WORK = _META + "test_work_is_counted"
 _MHC, _STATE, _AGAIN = "tests/mhc/test_mhc.py::", "tests/mhc/test_mhc_state.py::", "tests/mhc/test_mhc_recompute.py::"
 _CALL, _HEARD = "xtrain/train/callbacks/", "tests/tune/test_callbacks.py::"
+_LORA, _ADAPTED = "xtrain/nn/", "tests/tune/test_lora.py::"
 
 FAULTS = [
     Fault("runtime: seeds of 63 bits", _R + "runtime.c", "*out = overflow > 0 ? PyLong_AsUnsignedLongLong(number) : (uint64_t)value;", "*out = (uint64_t)value;", "any integer of 64 bits", _RUNTIME + "test_seeds_of_64_bits"),
@@ -100,4 +101,14 @@ FAULTS = [
     Fault("tril: beyond 64 bits", "xtrain/tensors/arithmetic.py", 'max(-input.shape[-2], min(input.shape[-1], as_int(op, "diagonal", diagonal)))', 'as_int(op, "diagonal", diagonal)', "any diagonal", "tests/ops/test_refused_arguments.py::test_integers_of_numpy_and_large_ones_are_taken"),
     Fault("lora: loaded and not merged", "xtrain/saving/adapter.py", "        if merged:\n            layer.merge()\n", "", "a merged layer stays one", "tests/tune/test_lora.py::test_saved_and_loaded"),
     Fault("lora: targets of too many", "xtrain/saving/adapter.py", '"target_modules": ends if exact else list(layers)', '"target_modules": ends', "PEFT adapts the same layers", "tests/tune/test_lora.py::test_layers_whose_like_are_left_out_are_named_whole"),
+    Fault("lora: the mode of a layer", _LORA + "lora.py", "        layer.train(modules[name].training)\n", "", "a layer has the mode of what it stands for", _ADAPTED + "test_layers_have_the_mode_of_what_they_stand_for"),
+    Fault("lora: merged and rounded twice", _LORA + "lora.py", "merged = (original.detach().to(delta.dtype) + delta).to(original.dtype)", "merged = original.detach() + delta.to(original.dtype)", "rounded once", _ADAPTED + "test_what_is_merged_is_rounded_once"),
+    Fault("lora: unloaded and rounded twice", _LORA + "lora.py", "layer.weight.copy_((layer.weight.detach().to(delta.dtype) + delta).to(layer.weight.dtype))", "layer.weight.copy_(layer.weight.detach() + delta.to(layer.weight.dtype))", "rounded once", _ADAPTED + "test_what_is_merged_is_rounded_once"),
+    Fault("lora: merged weights learn", _LORA + "lora.py", "Parameter(merged.contiguous(), original.requires_grad)", "Parameter(merged.contiguous())", "every other parameter is frozen", _ADAPTED + "test_what_is_merged_is_rounded_once"),
+    Fault("lora: half a name", _LORA + "lora.py", 'any(f".{name}".endswith(f".{end}") for end in wanted)]', "any(name.endswith(end) for end in wanted)]", "a target is a name, whole from a dot on", _ADAPTED + "test_a_target_is_a_whole_name"),
+    Fault("cumsum: a tile too many", "csrc/cpu/reduce/cumsum.c", "    int64_t tiles = (p->inner + TILE - 1) / TILE;\n    for", "    int64_t tiles = p->inner / TILE + 1;\n    for", "sums of any number of columns", "tests/ops/test_op_rules.py::test_running_sums_of_many_columns"),
+    Fault("cached_attention: gradients of the cache", "csrc/ops/attention/cached_attention.c", "if (xt_grad_mode() && xt_requires_grad(c->arg[i].tensor))", "if (xt_grad_mode() && i < 3 && xt_requires_grad(c->arg[i].tensor))", "no gradient, and no silence about it", "tests/ops/test_cached_attention.py::test_what_is_refused"),
+    Fault("cached_attention: strides of values", "csrc/ops/attention/cached_attention.c", "    for (int i = 3; i < 5; i++)\n", "    for (int i = 3; i < 4; i++)\n", "keys and values are contiguous", "tests/ops/test_cached_attention.py::test_what_is_refused"),
+    Fault("cached_attention: heads without a group", "csrc/ops/attention/cached_attention.c", "if (kv_heads ? heads % kv_heads : heads)", "if (kv_heads ? heads < kv_heads : heads)", "H is a multiple of K", "tests/ops/test_cached_attention.py::test_what_is_refused"),
+    Fault("model: a file without its format", "xtrain/saving/model.py", 'model_tensors(model), {"format": "pt"}', "model_tensors(model), {}", "files as readers of Hugging Face know them", "tests/saving/test_saving_rules.py::test_files_of_a_model_say_their_format"),
 ]  # fmt: skip
