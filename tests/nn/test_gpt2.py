@@ -3,6 +3,7 @@ compared with transformers in parity/models/test_hf_families.py."""
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 
@@ -14,6 +15,7 @@ from xtrain import nn, saving
 from xtrain.errors import CheckpointError
 from xtrain.models import GPT2, GPT2Config, load
 from xtrain.models.gpt2 import ARCHITECTURE
+from xtrain.models.registry import RECOMPUTE
 from xtrain.optable.table import array, bits
 from xtrain.saving.safetensors import chunks
 from xtrain.train import Trainer
@@ -234,12 +236,45 @@ def test_fine_tuning_by_the_command(tmp_path) -> None:
     assert isinstance(again.transformer.h[0].ln_1, nn.LayerNorm)
 
 
-def test_policies_that_it_does_not_have_are_refused() -> None:
-    """They would have no effect."""
-    model = GPT2(GPT2Config(**SIZES))
+def held() -> int:
+    """Bytes of living tensors."""
+    gc.collect()
+    return xt._C.memory_stats(xt.get_default_device())["allocated"]
+
+
+def recomputed(policy: str, rate: float) -> tuple[list[object], int]:
+    """The bits of a step, and the bytes that its forward leaves."""
+    model = make(n_layer=5, resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=rate)
+    model.recompute = policy
+    assert model.gradient_checkpointing == (policy in ("block", "full"))
+    xt.manual_seed(3)
+    ids, targets = xt.tensor(IDS[:, :-1]), xt.tensor(IDS[:, 1:])
+    before = held()
+    loss = model.loss(ids, targets)
+    kept = held() - before
+    loss.backward()
+    found = [bits(loss), *(bits(p.grad) for p in model.parameters()), xt.get_rng_state()]
+    assert bits(model.eval()(ids)) == bits(make(n_layer=5).eval()(ids)), "evaluation knows no policy"
+    return found, kept
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_policies_have_the_same_bits(rate: float) -> None:
+    """And keep less each; dropout draws the same numbers again."""
+    found = {policy: recomputed(policy, rate) for policy in RECOMPUTE}
+    assert all(result == found["none"][0] for result, _ in found.values())
+    kept = [kept for _, kept in found.values()]
+    assert kept == sorted(set(kept), reverse=True)
+
+
+def test_policies_are_names() -> None:
+    model = make()
     assert model.recompute == "none" and model.gradient_checkpointing is False
-    model.recompute, model.gradient_checkpointing = "none", False
-    with pytest.raises(ValueError, match="^GPT2: recompute must be none, got 'block'$"):
-        model.recompute = "block"
-    with pytest.raises(ValueError, match="^GPT2: gradient_checkpointing must be off, got True$"):
-        model.gradient_checkpointing = True
+    model.gradient_checkpointing = True
+    assert model.recompute == "block"
+    model.recompute, model.gradient_checkpointing = "full", True
+    assert model.recompute == "full", "it is on already"
+    model.gradient_checkpointing = False
+    assert model.recompute == "none"
+    with pytest.raises(ValueError, match="^GPT2: recompute must be one of none, cheap, block, full, got 'all'$"):
+        model.recompute = "all"

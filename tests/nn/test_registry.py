@@ -67,8 +67,9 @@ def test_what_a_model_has_not_is_refused(tmp_path, second) -> None:
 
 
 def test_a_model_without_policies_of_recomputation(tmp_path, second) -> None:
-    with pytest.raises(ConfigError, match="recompute must be none for Bigram, got cheap"):
-        Trainer(given(tmp_path, "run", recompute="cheap"), quiet=True)
+    for ask in (dry_run, lambda values: Trainer(values, quiet=True)):
+        with pytest.raises(ConfigError, match="^recompute must be none for Bigram, got cheap"):
+            ask(given(tmp_path, "run", device="cpu", recompute="cheap"))
     lines = [line for line in dry_run(given(tmp_path, "run", device="cpu")).splitlines() if "--recompute" in line]
     assert len(lines) == 1 and lines[0].startswith("--recompute none ")
 
@@ -97,3 +98,14 @@ def test_saving_imports_no_model() -> None:
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_policies_that_a_model_does_not_have_are_refused() -> None:
+    """They would have no effect."""
+    model = Bigram(BigramConfig())
+    assert model.recompute == "none" and model.gradient_checkpointing is False
+    model.recompute, model.gradient_checkpointing = "none", False
+    with pytest.raises(ValueError, match="^Bigram: recompute must be none, got 'block'$"):
+        model.recompute = "block"
+    with pytest.raises(ValueError, match="^Bigram: gradient_checkpointing must be off, got True$"):
+        model.gradient_checkpointing = True

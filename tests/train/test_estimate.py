@@ -109,11 +109,14 @@ def test_a_gpt2_is_estimated(tmp_path) -> None:
             embd_pdrop=0.0,
             resid_pdrop=0.0,
         )
-        (found[rate],) = estimates(architecture("gpt2"), keys, config, "cuda")
+        found[rate], *others = estimates(architecture("gpt2"), keys, config, "cuda")
+        assert [one.recompute for one in others] == list(RECOMPUTE[1:])
+        peaks = [one.peak for one in (found[rate], *others)]
+        assert peaks == sorted(peaks, reverse=True)
         assert found[rate].working == (32 << 20) + 4 * 4 * 64 * 48
     assert found[0.0].step < found[0.1].step and found[0.0].evaluation > 0 == found[0.1].evaluation
     config.graph = False
-    assert estimates(architecture("gpt2"), keys, config, "cuda") == [found[0.1]]
+    assert estimates(architecture("gpt2"), keys, config, "cuda") == [found[0.1], *others]
 
 
 def test_a_dry_run_prints_and_leaves_nothing(tmp_path) -> None:
@@ -178,22 +181,20 @@ def test_a_run_that_is_refused_is_not_estimated(tmp_path) -> None:
     values = {key: value for key, value in values.items() if key == "model.preset" or not key.startswith("model.")}
     for change, error, words in (
         ({}, None, ""),
-        ({"recompute": "cheap"}, ConfigError, "^recompute must be none for GPT2, got cheap"),
         ({"vocab_size": 100}, DataError, "needs a vocabulary of 256 tokens, the model has 100"),
         ({"model_type": "bert"}, CheckpointError, r"config\.json: model_type must be gpt2, .* got 'bert'"),
     ):
         shutil.rmtree(model, ignore_errors=True)
         GPT2(keys).save_pretrained(model)
-        changed = keys.to_dict() | {key: value for key, value in change.items() if key != "recompute"}
+        changed = keys.to_dict() | change
         (model / "config.json").write_text(json.dumps(changed))
         (model / "manifest.json").unlink()
-        given = {**values, "recompute": change.get("recompute", "none")}
         if error is None:
-            assert "--recompute none" in dry_run(given)
-            Trainer(given, quiet=True)
+            assert "--recompute none" in dry_run(values)
+            Trainer(values, quiet=True)
             continue
         for ask in (dry_run, lambda given: Trainer(given, quiet=True)):
             if "vocab_size" in change and ask is not dry_run:
                 continue  # whose tensors are of another size
             with pytest.raises(error, match=words):
-                ask(given)
+                ask(values)

@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 from .. import _C, nn
 from .._C import Tensor
 from .._types import Device
-from ..autograd import checkpoint, recompute
+from ..autograd import recompute
 from ..generation import KVCache
 from ..nn.layers import add_norm, joined_weights
 from ..nn.module import is_stock, pack
 from .causal_lm import CausalLM
 from .decoder_config import DecoderConfig
+from .policies import check_policy, run_layers
 from .registry import RECOMPUTE, Architecture
 
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
@@ -150,11 +151,6 @@ def _runs_in_line(layer: Any) -> bool:
     return is_stock(layer, Block) and not layer.streams and "forward" not in layer.__dict__
 
 
-@recompute()
-def _cheaply(layer: Callable[..., Tensor], *args: Any) -> Tensor:
-    return layer(*args)
-
-
 class Trunk(nn.Module):
     """Everything but the head: ids [B, S] -> [B*S, C]."""
 
@@ -175,12 +171,6 @@ class Trunk(nn.Module):
             for layer in self.layers
         )
 
-    def _group(self, x: Tensor, start: int, end: int, batch: int, seq: int, positions: Tensor | None) -> Tensor:
-        """Layers [start, end), each computed again from its input when the group is."""
-        for i in range(start, end):
-            x = checkpoint(_cheaply, self.layers[i], x, batch, seq, positions)
-        return x
-
     def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
         if self.recompute in ("cheap", "full") and self.training and caches is None:
             with recompute():
@@ -193,16 +183,8 @@ class Trunk(nn.Module):
         if self.streams:
             x = nn.expand_streams(x, self.streams)
         training = self.training and caches is None
-        if self.recompute == "block" and training:
-            for layer in self.layers:
-                x = checkpoint(layer, x, batch, seq, positions)
-        elif self.recompute == "full" and training:
-            count = len(self.layers)
-            size = math.isqrt(max(count - 1, 0)) + 1  # groups, and layers in a group: about the root of all
-            if -(-count // size) + size >= count:  # as many inputs at once as without groups
-                x, count = self._group(x, 0, count, batch, seq, positions), 0
-            for start in range(0, count, size):
-                x = checkpoint(self._group, x, start, min(start + size, count), batch, seq, positions)
+        if self.recompute in ("block", "full") and training:
+            x = run_layers(self.layers, self.recompute, x, batch, seq, positions)
         elif self._recomputes_streams() and training:
             parts = [part for layer in self.layers for part in layer.parts()]
             for start in range(0, len(parts), self.stream_checkpointing):
@@ -276,8 +258,7 @@ class Decoder(CausalLM):
     @recompute.setter
     def recompute(self, policy: str) -> None:
         family, size = self.config.family, self.model.stream_checkpointing
-        if policy not in RECOMPUTE:
-            raise ValueError(f"{family}: recompute must be one of {', '.join(RECOMPUTE)}, got {policy!r}")
+        check_policy(family, policy)
         if policy in ("block", "full") and size:
             raise ValueError(
                 f"{family}: recompute must be none or cheap while stream_checkpointing is {size}, got {policy!r}"

@@ -5,6 +5,7 @@ are [in, out].
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from typing import Any, ClassVar
 from .. import _C, functional, nn
 from .._C import Tensor
 from .._types import Device
+from ..autograd import recompute
 from ..generation import KVCache
 from ..nn.lora import ADAPTED, LoraLayer
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
-from .registry import Architecture
+from .policies import check_policy, run_layers
+from .registry import RECOMPUTE, Architecture
 
 _DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
@@ -202,6 +205,7 @@ class Trunk(nn.Module):
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config, i, dtype, device) for i in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, device=device, dtype=dtype)
+        self.recompute = "none"
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
         batch, seq = ids.shape
@@ -220,16 +224,21 @@ class Trunk(nn.Module):
         else:
             x = words + places.view(batch * seq, words.shape[-1])
         x = self.drop(x)
-        for i, layer in enumerate(self.h):
-            x = layer(x, batch, seq, None if caches is None else caches[i])
-        return self.ln_f(x)
+        if caches is not None:
+            for layer, cache in zip(self.h, caches, strict=True):
+                x = layer(x, batch, seq, cache)
+            return self.ln_f(x)
+        policy = self.recompute if self.training else "none"
+        with recompute() if policy in ("cheap", "full") else contextlib.nullcontext():
+            return self.ln_f(run_layers(self.h, policy, x, batch, seq))
 
 
 class GPT2(CausalLM):
     """A GPT-2 language model. config: a GPT2Config. Longest sequence: config.n_positions tokens, else IndexError.
 
     Matrices and embeddings start normal with deviation `initializer_range`, the last projections of attention and of
-    the feed-forward layers with that over the root of 2 n_layer, norms at one, biases at zero.
+    the feed-forward layers with that over the root of 2 n_layer, norms at one, biases at zero. `model.recompute` as for
+    the other families, see Decoder: "cheap" are the norms; dropout draws the same numbers again.
     """
 
     config: GPT2Config
@@ -246,6 +255,26 @@ class GPT2(CausalLM):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, False, device, dtype)
         self.reset_parameters()
+
+    @property
+    def recompute(self) -> str:
+        """What training computes again in backward: none, cheap, block or full."""
+        return self.transformer.recompute
+
+    @recompute.setter
+    def recompute(self, policy: str) -> None:
+        check_policy("GPT2", policy)
+        self.transformer.recompute = policy
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether training recomputes the activations of each layer in backward."""
+        return self.recompute in ("block", "full")
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, on: bool) -> None:
+        if bool(on) != self.gradient_checkpointing:
+            self.recompute = "block" if on else "none"
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from the default generator."""
@@ -304,4 +333,5 @@ ARCHITECTURE = Architecture(
     sizes=("n_embd", "n_layer", "n_inner", "vocab_size"),
     tied={"lm_head.weight": "transformer.wte.weight"},
     stored=stored,
+    recompute=RECOMPUTE,
 )

@@ -229,7 +229,8 @@ def dry_run(values: Mapping[str, Any]) -> str:
     lines = [f"warning: {text}" for text in warnings] + [head, batch]
     found = estimates(kind, keys, config, device, adapter)
     if config.recompute not in [one.recompute for one in found]:
-        raise ConfigError(f"recompute must be none for {keys.family}, got {config.recompute}")
+        name = getattr(kind.model, "__name__", keys.model_type)
+        raise ConfigError(f"recompute must be none for {name}, got {config.recompute}")
     return "\n".join(lines + table(found, config, limit, device))
 
 
