@@ -146,11 +146,13 @@ if TYPE_CHECKING:
     from . import models as models
     from . import nn as nn
     from . import optim as optim
+    from . import profiling as profiling
     from . import saving as saving
     from . import testing as testing
     from . import tokenizers as tokenizers
     from . import train as train
     from .cli import doctor as doctor
+    from .profiling import profile as profile
     from .saving.named import load as load
     from .saving.named import save as save
     from .train import config as config
@@ -170,11 +172,12 @@ else:
             "models",
             "nn",
             "optim",
+            "profiling",
             "saving",
         )
         + ("testing", "tokenizers", "train")
     } | {"config": ".train.config", "doctor": ".cli.doctor", "plot": ".train.plot", "progress": ".train.progress"}
-    _HOMES |= {name: f".saving.named:{name}" for name in ("load", "save")}
+    _HOMES |= {name: f".saving.named:{name}" for name in ("load", "save")} | {"profile": ".profiling:profile"}
     __getattr__, __dir__ = _lazy(__name__, _HOMES)
 
 

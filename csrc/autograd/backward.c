@@ -6,6 +6,7 @@
  * What a walk collects is its own: several threads may walk at once, also over one graph, and none waits for another's hooks. They meet
  * at a node's saved tensors, which a walk takes or copies in one step, and at the .grad of leaves (shared.h).
  */
+#include "core/span.h"
 #include "recompute.h"
 #include "shared.h"
 
@@ -433,7 +434,9 @@ static XtStatus run_node(Walk *walk, Reached reached) {
     }
     if (node->recompute) again_forget(&walk->again, node->sequence);
     XT_TRY(begin_rule(walk, node));
+    int64_t begun = xt_span_begin();
     status = xt_error_named(node->backward(node, dout, din), node->name);
+    xt_span_end(begun, node->name, true, dout, node->outputs);
     if (status == XT_OK && walk->starved) status = xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
     end_adding(walk);
     end_rule(walk, node, status);

@@ -1,6 +1,8 @@
 /* call.c - runs an op: forward, then a node on the tape when an input requires a gradient. */
 #include "ops.h"
 
+#include "core/span.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,6 +104,16 @@ static bool any_float(const XtCall *call) {
     return false;
 }
 
+/* For a profile: the shapes are those of the first tensor arguments. */
+static void end_span(int64_t begin, const XtOp *op, const XtArg *args, int arg_count) {
+    XtTensor *seen[4];
+    int count = 0;
+    for (int i = 0; i < arg_count; i++)
+        for (int j = 0; j < (args[i].tensors ? args[i].count : args[i].is_tensor); j++)
+            if (count < (int)(sizeof seen / sizeof *seen)) seen[count++] = args[i].tensors ? args[i].tensors[j] : args[i].tensor;
+    xt_span_end(begin, op->name, false, seen, count);
+}
+
 XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **out, int *out_count) {
     XtCall call = {.op = op, .arg = args, .arg_count = arg_count};
     XtTensor *few[64], **inputs = few;
@@ -118,7 +130,9 @@ XtStatus xt_call(const XtOp *op, const XtArg *args, int arg_count, XtTensor **ou
             if (inputs[i] && xt_requires_grad(inputs[i])) call.record = true;
         call.recomputed = call.record && op->recompute && xt_recompute_mode();
     }
+    int64_t begun = xt_span_begin();
     XT_TRY(xt_error_named(op->forward(&call), op->name));
+    if (begun) end_span(begun, op, args, arg_count);
     if (call.record && any_float(&call)) XT_TRY(record(&call, inputs, input_count));
     for (int i = 0; i < call.out_count; i++) {
         out[i] = call.out[i];

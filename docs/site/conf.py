@@ -97,6 +97,7 @@ def start(app: Any, name: str, source: list[str]) -> None:
     if name == "start":
         app.env.note_dependency(str(ROOT / "README.md"))
         text = (ROOT / "README.md").read_text(encoding="utf-8")
+        text = text.replace("# xtrain\n", "# Start\n", 1)
         source[0] = text.replace(f"{SOURCES}docs/", "").replace(f"{PICTURES}docs/", "")
 
 

@@ -19,7 +19,7 @@ from runs import python
 PACKAGE = ROOT / "xtrain"
 # From low to high: folders of xtrain/, and two rooms that are files.
 ORDER = [
-    "ground",  # the files beside the folders, but __main__.py, tensors/ and notebook/
+    "ground",  # the files beside the folders, but __main__.py, and tensors/, notebook/, profiling/
     "nn",
     "optim",
     "registry",  # these files of models/
@@ -47,7 +47,13 @@ LEAVES = {"xtrain._C"}  # the compiled core: it imports nothing
 def room_of(path: Path) -> int:
     place = path.relative_to(PACKAGE)
     room = place.parts[0] if len(place.parts) > 1 else "cli" if place.name == "__main__.py" else "ground"
-    room = "registry" if place.as_posix() in REGISTRY else "ground" if room in ("tensors", "notebook") else room
+    room = (
+        "registry"
+        if place.as_posix() in REGISTRY
+        else "ground"
+        if room in ("tensors", "notebook", "profiling")
+        else room
+    )
     assert room in ORDER, f"xtrain/{room} is a new room: give it a place in ORDER"
     return ORDER.index(room)
 

@@ -126,6 +126,9 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     ),
     "set_rng_state": lambda: _C.set_rng_state(_C.get_rng_state()),
+    "spans_clock": _C.spans_clock,
+    "spans_start": lambda: (_C.spans_start(), _C.spans_stop())[0],
+    "spans_stop": lambda: (_C.spans_start(), x(), x() + 1, _C.spans_stop())[3],
     "stats": lambda: _C.stats(x()),
     "synchronize": lambda: _C.synchronize("cpu"),
     "tensor": x,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import xtrain as xt
 import xtrain.functional as F
-from xtrain import data, generation, lora, models, nn, optim, saving, testing, tokenizers
+from xtrain import data, generation, lora, models, nn, optim, profiling, saving, testing, tokenizers
 from xtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from xtrain.train import Callback, Result, TrainConfig, Trainer, train
 
@@ -278,6 +278,13 @@ def language_model(folder: Path, text: Path) -> None:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
+def profiled(folder: Path) -> None:
+    with xt.profile(folder / "trace.json") as found, profiling.span("mine", number=1):
+        xt.ones(3).sum()
+    assert_type(found, xt.profile)
+    assert assert_type(found.table(), str) and assert_type(found.roots, list[profiling.Event])[0].name == "mine"
+
+
 def training(folder: Path, text: Path) -> None:
     options: dict[str, Any] = dict(data=str(text), steps=2, batch_size=2, seq_len=16, plot=False, device="cpu")
     small = {"preset": "tiny", "hidden_size": 32}
@@ -379,6 +386,7 @@ def main(folder: Path) -> None:
     gradients()
     layers()
     language_model(folder, text)
+    profiled(folder)
     training(folder, text)
     print(*mistakes(folder), sep="\n")
     devices()

@@ -14,10 +14,10 @@ from runs import arguments, options, text_file, xtrain
 import xtrain as xt
 from xtrain import _C
 from xtrain.errors import CheckpointError, ConfigError, DataError
-from xtrain.models import GPT2, GPT2Config
+from xtrain.models import GPT2, GPT2Config, Qwen3Config
 from xtrain.models.registry import RECOMPUTE, architecture
-from xtrain.train import Trainer
-from xtrain.train.estimate import dry_run, estimates
+from xtrain.train import TrainConfig, Trainer, estimate
+from xtrain.train.estimate import Estimate, dry_run, estimates
 
 SMALL = {
     "model.preset": "tiny",
@@ -117,6 +117,31 @@ def test_a_gpt2_is_estimated(tmp_path) -> None:
     assert found[0.0].step < found[0.1].step and found[0.0].evaluation > 0 == found[0.1].evaluation
     config.graph = False
     assert estimates(architecture("gpt2"), keys, config, "cuda") == [found[0.1], *others]
+
+
+def test_a_dry_run_says_how_long_the_run_may_take(tmp_path, monkeypatch) -> None:
+    """FLOP of a step by their formula, and the time that they and the other kernels take at a rate that is measured here."""
+    given = options(
+        text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", steps=100, seq_len=16, recompute="none"
+    )
+    assert estimate._gemm_rate(Qwen3Config(hidden_size=16), TrainConfig(precision="float32"), "cpu") > 0
+    monkeypatch.setattr(estimate, "_gemm_rate", lambda *_: 2e6)
+    work, eta = dry_run(given).splitlines()[-2:]
+    linear = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 32 + 16 * 256  # q, k, v, o; gate, up, down; head
+    attention = 2 * 2 * 16 * 8 * 2  # of a query, at most: scores and values, of two heads
+    least, most = 64 * 6 * linear / 1e9, 64 * (6 * linear + 4 * attention) / 1e9
+    found = float(re.match(r"work   ([\d.]+) GFLOP of products and attention in a step, without evaluations$", work)[1])
+    assert round(least, 2) <= found <= round(most, 2)
+    told = re.match(
+        r"ETA    (\d+):(\d\d) for 100 steps, roughly: estimated from this machine's measured GEMM rate, 0.0 GFLOP/s in float32$",
+        eta,
+    )
+    one = Estimate("none", 0, 0, 0, 0, 0, 0, 0, 0, flops=10**9, moved=10**6)
+    assert told and int(told[1]) * 60 + int(told[2]) >= 100 * least * 1e9 / 2e6 - 1
+    config = TrainConfig(precision="float32")
+    assert estimate.duration(one, config, "cpu", 50, 1.02e9)[1].startswith(
+        "ETA    0:50 for 50 steps, roughly: estimated from"
+    )
 
 
 def test_a_dry_run_prints_and_leaves_nothing(tmp_path) -> None:

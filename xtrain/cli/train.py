@@ -13,19 +13,21 @@ from ..train.options import with_file
 from .parser import parse
 
 _INTRODUCTION = """\
-usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ... [--dry-run]
+usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-flag] ... [--dry-run] [--profile FILE]
 
 Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
 a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C,
 SIGTERM or SIGHUP finish the step, save and exit with status 130, 143 or 129; a second Ctrl-C stops at once. An error
 saves the last finished step first. A resumed run continues bit for bit. --dry-run only says how much memory and work a
-step needs, for each choice of --recompute.
+step needs, for each choice of --recompute, and how long the run may take. --profile FILE writes a trace of a few steps,
+which ui.perfetto.dev shows.
 """
 
 
 def command(arguments: list[str]) -> int:
     dry = "--dry-run" in arguments
-    file, values = parse_arguments([word for word in arguments if word != "--dry-run"])
+    trace, arguments = _take_trace([word for word in arguments if word != "--dry-run"])
+    file, values = parse_arguments(arguments)
     if file is not None:
         values = with_file(file, values)
     if dry:
@@ -34,9 +36,25 @@ def command(arguments: list[str]) -> int:
         print(dry_run(values))
         return 0
     from ..train import Trainer
+    from ..train.callbacks import ProfileWriter
 
-    result = Trainer(values).run()
+    profiles = [] if trace is None else [ProfileWriter(trace)]
+    result = Trainer(values, callbacks=profiles).run()
+    for one in profiles:
+        if one.table is not None:
+            print(f"profile {trace}, which ui.perfetto.dev shows\n{one.table}")
     return {None: 0, "SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
+
+
+def _take_trace(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The file of --profile, and the other arguments."""
+    for i, word in enumerate(arguments):
+        if word == "--profile" or word.startswith("--profile="):
+            name, after = (word[10:], i + 1) if "=" in word else ("".join(arguments[i + 1 : i + 2]), i + 2)
+            if not name or ("=" not in word and name.startswith("--")):
+                raise ConfigError("--profile must be followed by the name of a file")
+            return name, arguments[:i] + arguments[after:]
+    return None, arguments
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:

@@ -18,13 +18,14 @@ from .._lazy import lazy
 # Lazy: help and mistakes in options need config and options only.
 if TYPE_CHECKING:
     from ..generation import generate_text
-    from .callbacks import Callback, CSVWriter, TensorBoardWriter, WandbWriter
+    from .callbacks import Callback, CSVWriter, ProfileWriter, TensorBoardWriter, WandbWriter
     from .config import TrainConfig
     from .trainer import Result, Trainer, train
 else:
     _HOMES = {
         "CSVWriter": ".callbacks:CSVWriter",
         "Callback": ".callbacks:Callback",
+        "ProfileWriter": ".callbacks:ProfileWriter",
         "Result": ".trainer:Result",
         "TensorBoardWriter": ".callbacks:TensorBoardWriter",
         "TrainConfig": ".config:TrainConfig",
@@ -36,6 +37,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 __all__ = [
-    "CSVWriter", "Callback", "Result", "TensorBoardWriter", "TrainConfig", "Trainer", "WandbWriter", "generate_text",
-    "train",
+    "CSVWriter", "Callback", "ProfileWriter", "Result", "TensorBoardWriter", "TrainConfig", "Trainer", "WandbWriter",
+    "generate_text", "train",
 ]  # fmt: skip

@@ -1,12 +1,15 @@
-"""What a training step needs under each policy of recomputation, told before anything of its size is made."""
+"""What a training step needs under each policy of recomputation, told before anything of its size is made; and how long
+the run may take.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
-from .. import _C, cuda, lora
+from .. import _C, cuda, lora, saving
 from .._C import Tensor
 from .._host import host_memory
 from ..autograd import no_grad
@@ -20,6 +23,7 @@ from ..saving.adapter import read_adapter_config
 from . import rundir
 from .config import TrainConfig, resolve_model
 from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus
+from .progress import clock
 from .step import gradients
 
 # Operations of products in the time of one byte of memory, roughly: of an H200 by precision, and of a server's CPU.
@@ -27,6 +31,7 @@ _BALANCE = {"bfloat16": 150.0, "tf32": 75.0, "float32": 13.0}
 _BALANCE_CPU = 20.0
 _MOST_TOKENS = 1 << 36  # of a batch: the loss goes through it in chunks, one call after the other, also on meta
 _MOST_LAYERS = 4096  # each is run, under each policy
+_GEMM_SIZE, _GEMM_SECONDS, _MOST_PRODUCTS = 2048, 0.05, 4096  # of the product whose rate is measured
 _GPU_WORKSPACE = 32 << 20  # of cuBLASLt, for the life of the process
 
 
@@ -231,13 +236,58 @@ def dry_run(values: Mapping[str, Any]) -> str:
     if config.recompute not in [one.recompute for one in found]:
         name = getattr(kind.model, "__name__", keys.model_type)
         raise ConfigError(f"recompute must be none for {name}, got {config.recompute}")
-    return "\n".join(lines + table(found, config, limit, device))
+    lines += table(found, config, limit, device)
+    done = saving.checkpoint_step(checkpoint) or 0 if checkpoint else 0
+    chosen = next(one for one in found if one.recompute == config.recompute)
+    return "\n".join([*lines, *duration(chosen, config, device, config.steps - done, _gemm_rate(keys, config, device))])
+
+
+def duration(one: Estimate, config: TrainConfig, device: str, steps: int, rate: float) -> list[str]:
+    """The work of a step and the time of `steps`, as lines of text. rate: of products, in FLOP/s."""
+    seconds = steps * _work(one, config, device) / rate
+    return [
+        f"work   {one.flops / 1e9:,.2f} GFLOP of products and attention in a step, without evaluations",
+        f"ETA    {clock(seconds)} for {steps} steps, roughly: estimated from this machine's measured GEMM rate, "
+        f"{rate / 1e9:,.1f} GFLOP/s in {config.precision}",
+    ]
+
+
+def _work(one: Estimate, config: TrainConfig, device: str) -> float:
+    """Of a step, in FLOP of products: other kernels are counted by the products that run in their time."""
+    balance = _BALANCE_CPU if device == "cpu" else _BALANCE[config.precision or "float32"]
+    return one.flops + balance * one.moved
+
+
+def _gemm_rate(keys: Any, config: TrainConfig, device: str) -> float:
+    """FLOP/s of [rows, C] x [C, 4 C] on the device, in the run's precision; rows, C: those of the run, at most 2048."""
+    rows = min(max(config.batch_size // config.grad_accum, 1) * config.seq_len, _GEMM_SIZE)
+    width = min(getattr(keys, "hidden_size", None) or getattr(keys, "n_embd", _GEMM_SIZE), _GEMM_SIZE)
+    dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
+    a, b = (_C.full(size, 0.7, dtype, _C.device(device)) for size in ((rows, width), (width, 4 * width)))
+
+    def seconds(count: int) -> float:
+        begun = perf_counter()
+        for _ in range(count):
+            _C.matmul(a, b)
+        if device != "cpu":
+            cuda.synchronize(device)
+        return max(perf_counter() - begun, 1e-9)
+
+    before = _C.tf32()
+    _C.allow_tf32(config.precision == "tf32")
+    try:
+        seconds(1)
+        count = 1
+        while seconds(count) < _GEMM_SECONDS and count < _MOST_PRODUCTS:
+            count *= 2
+        return 8.0 * rows * width * width * count / min(seconds(count) for _ in range(3))
+    finally:
+        _C.allow_tf32(before)
 
 
 def table(found: list[Estimate], config: TrainConfig, limit: int, device: str) -> list[str]:
     """The estimates as lines of text. limit: bytes of the machine."""
-    balance = _BALANCE_CPU if device == "cpu" else _BALANCE[config.precision or "float32"]
-    times = [one.flops + balance * one.moved for one in found]
+    times = [_work(one, config, device) for one in found]
     columns = ("parameters", "optimizer", "activations", "loss", "other", "evaluation", "peak", "FLOPs", "time")
     lines = [f"{'GiB of memory, at the most':26}" + "".join(f"{name:>12}" for name in columns)]
     for one, time in zip(found, times, strict=True):

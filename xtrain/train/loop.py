@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..profiling import span
 from .checkpoints import Saver
 from .progress import Progress
 from .report import Report, machine_metrics
@@ -83,13 +84,18 @@ def _steps(
             for numbers in read:
                 stepper.check(queued[0], numbers)
                 last = len(queued) == 1 and evaluating and (final or not stop.received)
-                record = note(queued[0], rate, evaluate(not final) if last else {})
+                evaluated: Mapping[str, float] = {}
+                if last:
+                    with span("evaluate"):
+                        evaluated = evaluate(not final)
+                record = note(queued[0], rate, evaluated)
                 del queued[0]
                 if on_step(record):
                     stop.received = stop.received or "callback"
             progress.update(state.step, record["loss"], rate)
             if saving and not final:
-                saver.try_to_save()
+                with span("save"):
+                    saver.try_to_save()
     except BaseException:
         try:
             for step in stepper.rewind(queued):

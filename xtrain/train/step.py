@@ -13,6 +13,7 @@ from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import CheckpointError, NonFiniteError
 from ..models.language_model import LanguageModel
+from ..profiling import span
 from .config import warmup_steps
 from .nonfinite import diagnose
 from .state import State
@@ -64,10 +65,13 @@ def gradients(
     optimizer.zero_grad()
     losses: list[Tensor] = []
     for ids, targets in pieces:
-        part = model.loss(ids, targets, reduction="sum") * scale
-        part.backward()
+        with span("forward"):
+            part = model.loss(ids, targets, reduction="sum") * scale
+        with span("backward"):
+            part.backward()
         losses.append(part.detach())
-    return sum(losses[1:], losses[0]), optim.clip_grad_norm_(model.parameters(), clip or math.inf)
+    with span("clip"):
+        return sum(losses[1:], losses[0]), optim.clip_grad_norm_(model.parameters(), clip or math.inf)
 
 
 class Stepper:
@@ -105,7 +109,8 @@ class Stepper:
         check_not_torn(self._state)
         loader, rng = self._state.loader.state_dict(), _C.get_rng_state()
         try:
-            return self._queue(loader, rng)
+            with span("step", number=self._state.step + 1):
+                return self._queue(loader, rng)
         except BaseException:
             self._give_back(loader, rng)
             raise
@@ -122,7 +127,8 @@ class Stepper:
 
     def _queue(self, loader: dict[str, int], rng: tuple[int, int]) -> QueuedStep:
         state, config, settings = self._state, self._state.config, self._state.config.optim
-        ids, targets = state.loader.next_batch()
+        with span("data"):
+            ids, targets = state.loader.next_batch()
         total = max(int(np.count_nonzero(targets != -100)), 1)
         pieces = list(
             zip(np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True)
@@ -147,7 +153,8 @@ class Stepper:
             guard = self._guard.mul_(loss).mul_(norm)
         state.torn = True
         try:
-            state.optimizer.step(guard=guard)
+            with span("optimizer"):
+                state.optimizer.step(guard=guard)
         except MemoryError:  # from before the first launch, unless a device has memory for its group alone
             state.torn = self._counts_differ()
             raise
@@ -196,7 +203,8 @@ class Stepper:
         numbers = _C.empty((2,), _C.float32, _C.device(state.device))  # here: after a replay nothing may fail
         state.torn = graph.captured
         try:
-            return numbers.copy_(graph(*inputs))
+            with span("graph"):
+                return numbers.copy_(graph(*inputs))
         except _C.CudaError:
             raise
         except (ValueError, RuntimeError) as error:

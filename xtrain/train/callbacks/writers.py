@@ -22,8 +22,8 @@ COLUMNS = (
 
 
 class CSVWriter(Callback):
-    """metrics.csv in the run's directory: a line a step, with the columns above. A resumed run writes the lines up to
-    its step again, from metrics.jsonl.
+    """metrics.csv in the run's directory: a line a step, with the columns of `COLUMNS`. A resumed run writes the lines
+    up to its step again, from metrics.jsonl.
     """
 
     _file: TextIO | None = None

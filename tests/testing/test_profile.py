@@ -1,0 +1,222 @@
+"""Profiles: every op is in them once, what runs inside a span covers it, and what is written is a trace."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from runs import arguments, options, text_file, xtrain
+
+import xtrain as xt
+from xtrain import _C
+from xtrain import functional as F
+from xtrain.errors import ConfigError
+from xtrain.profiling import Event, profile, recorder, span
+from xtrain.train import ProfileWriter, Trainer
+
+pytestmark = pytest.mark.on_cpu
+
+
+def names(events) -> list[tuple[str, str]]:
+    return [(event.name, event.kind) for event in events]
+
+
+def check_tree(events: list[Event]) -> None:
+    """What is inside an event lies in it, in order, on its thread; in a span it leaves nothing out."""
+    for event in events:
+        time = event.begin
+        for child in event.children:
+            assert event.thread == child.thread and time <= child.begin <= child.end <= event.end
+            time = child.end
+        if event.kind == "span" and event.children:
+            edges = [event.begin, *(child.end for child in event.children)]
+            assert [child.begin for child in event.children] == edges[:-1] and edges[-1] == event.end
+        check_tree(event.children)
+
+
+def test_ops_and_their_rules() -> None:
+    x = xt.ones(4, 8, requires_grad=True)
+    with profile() as found, span("mine", number=3):
+        y = F.silu(x)
+        y.sum().backward()
+    (root,) = found.roots
+    assert (root.name, root.kind, root.values) == ("mine", "span", {"number": 3})
+    ops = [event for event in found.events() if event.kind in ("forward", "backward")]
+    assert names(ops) == [("silu", "forward"), ("sum", "forward"), ("sum", "backward"), ("silu", "backward")]
+    assert [event.shapes for event in ops] == ["[4,8]", "[4,8]", "[]", "[4,8]"]
+    check_tree(found.roots)
+    assert found.lost == 0 and len({event.thread for event in found.events()}) == 1
+
+
+def test_what_is_left_of_a_span_is_the_host() -> None:
+    def op(begin: int, end: int, thread: int = 1) -> Event:
+        return Event("op", "forward", begin, end, thread)
+
+    outer, inner = Event("outer", "span", 0, 100, 1), Event("inner", "span", 50, 60, 1)
+    first, rule, within = op(10, 20), op(20, 30), op(22, 25)
+    roots = recorder._tree([within, first, rule, inner, op(5, 95, thread=2), outer, op(200, 201)])
+    assert [(event.begin, event.thread) for event in roots] == [(0, 1), (5, 2), (200, 1)]
+    edges = [(event.name, event.begin, event.end) for event in outer.children]
+    assert edges == [
+        ("host", 0, 10), ("op", 10, 20), ("op", 20, 30), ("host", 30, 50), ("inner", 50, 60), ("host", 60, 100),
+    ]  # fmt: skip
+    assert rule.children == [within] and inner.children == [] and rule.own == 7
+
+
+def test_nothing_is_recorded_outside() -> None:
+    with span("before"):
+        xt.ones(3).exp()
+    with profile() as found:
+        pass
+    xt.ones(3).exp()
+    assert found.roots == [] and found.trace()["traceEvents"] == []
+    with profile() as found:
+        xt.ones(3).exp()
+    assert ("exp", "forward") in names(found.roots)
+
+
+def test_one_at_a_time_and_errors_end_it(tmp_path) -> None:
+    path = tmp_path / "trace.json"
+    with pytest.raises(ZeroDivisionError), profile(path), span("fails"):
+        xt.ones(3).exp()
+        with pytest.raises(RuntimeError, match="profile: another one is running"):
+            profile().start()
+        raise ZeroDivisionError
+    assert {"fails", "exp"} <= {row["name"] for row in json.loads(path.read_text())["traceEvents"]}
+    three = xt.ones(3)
+    with profile() as found, pytest.raises(ValueError):
+        three.reshape(2)
+    assert found.roots == [], "an op that fails is none"
+    with pytest.raises(OSError), profile(tmp_path / "no/where.json"):
+        pass
+    assert _C.spans_start() and _C.spans_stop() == ([], 0)
+
+
+def test_threads_have_numbers_of_their_own() -> None:
+    with profile() as found, span("here"):
+        other = threading.Thread(target=lambda: xt.ones(3).exp())
+        other.start()
+        other.join()
+        xt.ones(3).exp()
+    ops = [event for event in found.events() if event.name == "exp"]
+    assert len({event.thread for event in ops}) == 2 and len(found.roots) >= 2
+    check_tree(found.roots)
+
+
+def test_what_a_rule_runs_is_inside_it() -> None:
+    x = xt.ones(3, requires_grad=True)
+    with profile() as found:
+        xt.checkpoint(lambda value: value.exp().sin(), x).sum().backward()
+    check_tree(found.roots)
+    rules = [event for event in found.events() if event.kind == "backward" and event.children]
+    assert [event for rule in rules for event in rule.children if event.name == "exp"]
+
+
+def test_long_names_and_shapes_are_cut() -> None:
+    class Ä(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy
+
+    Ä.__name__ = Ä.__qualname__ = "Ä" * 60
+    x = xt.zeros(*[11] * 2, *[1] * 6, requires_grad=True)
+    with profile() as found:
+        xt.cat([x, x, x, x, x]).sum()
+        Ä.apply(xt.ones(2, requires_grad=True)).sum().backward()
+    (cat,) = [event for event in found.events() if event.name == "cat"]
+    assert cat.shapes.startswith("[11,11,1,1,1,1,1,1] [11,11,1,1") and len(cat.shapes) < 80
+    assert all(len(event.name) < 60 for event in found.events())
+    json.dumps(found.trace())
+
+
+def run(tmp_path, **changes):
+    config = options(text_file(tmp_path / "text.txt"), tmp_path / "run", **changes)
+    writer = ProfileWriter(tmp_path / "trace.json")
+    return Trainer(config, quiet=True, callbacks=[writer]).run(), writer
+
+
+def test_the_trace_of_a_run(tmp_path) -> None:
+    """It loads, its events nest on each thread, and what is inside a step covers all of it: by what it is made of, at any speed."""
+    _, writer = run(tmp_path, steps=8, eval_every=4, batch_size=4, grad_accum=2)
+    rows = [row for row in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if row["ph"] == "X"]
+    for row in rows:
+        row["begin"], row["end"] = round(row["ts"] * 1000), round((row["ts"] + row["dur"]) * 1000)
+        assert row["begin"] >= 0 and row["end"] >= row["begin"]
+    for thread in {row["tid"] for row in rows}:
+        above: list[dict] = []
+        for row in (row for row in rows if row["tid"] == thread):  # each before what is inside it
+            while above and above[-1]["end"] <= row["begin"] and above[-1]["end"] < row["end"]:
+                above.pop()
+            assert not above or above[-1]["begin"] <= row["begin"] <= row["end"] <= above[-1]["end"]
+            above.append(row)
+    steps = [row for row in rows if row["name"] == "step"]
+    assert [row["args"]["number"] for row in steps] == [3, 4, 5, 6, 7]
+    for step in steps:
+        inside = [
+            row for row in rows if row is not step and step["begin"] <= row["begin"] and row["end"] <= step["end"]
+        ]
+        parts = [row["name"] for row in inside if row["cat"] == "span"]
+        assert parts == ["data", "forward", "backward", "forward", "backward", "clip", "optimizer"]
+        covered, time = 0, step["begin"]
+        for row in sorted(inside, key=lambda row: row["begin"]):
+            covered += max(0, row["end"] - max(time, row["begin"]))
+            time = max(time, row["end"])
+        assert covered >= 0.9 * (step["end"] - step["begin"])
+        assert {"linear_cross_entropy", "adamw_", "embedding"} <= {row["name"] for row in inside}
+        assert {"forward", "backward", "host"} <= {row["cat"] for row in inside}
+    assert "evaluate" in {row["name"] for row in rows}
+    shapes = {
+        row["args"]["shapes"] for row in rows if row["name"] == "linear_cross_entropy" and row["cat"] == "forward"
+    }
+    assert shapes == {"[64,16] [256,16] [64]", "[32,16] [256,16] [32]"}  # of the validation, and of half a batch
+    assert writer.table is not None and "host" in writer.table and "share" in writer.table
+
+
+@pytest.mark.parametrize(("steps", "recorded"), [(2, [1, 2]), (5, [1, 2, 3, 4, 5]), (6, [2, 3, 4, 5, 6])])
+def test_of_a_short_run_the_last_steps_are_recorded(tmp_path, steps, recorded) -> None:
+    run(tmp_path, steps=steps)
+    rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [row["args"]["number"] for row in rows if row["name"] == "step"] == recorded
+
+
+def test_a_profile_changes_nothing(tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with_it, _ = run(tmp_path / "a", steps=6)
+    config = options(text_file(tmp_path / "b/text.txt"), tmp_path / "b/run", steps=6)
+    assert Trainer(config, quiet=True).run().loss == with_it.loss
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path, capsys) -> None:
+    config = options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=4)
+    Trainer(config, callbacks=[ProfileWriter(tmp_path / "no/trace.json")]).run()
+    assert "warning: the profile failed" in capsys.readouterr().out and not recorder._running
+
+
+def test_the_table() -> None:
+    found = profile()
+    inner = Event("inner", "forward", 10, 40, 1)
+    found.roots = [Event("outer", "span", 0, 100, 1, children=[inner]), Event("inner", "forward", 200, 300, 1)]
+    rows = [line.split() for line in found.table().splitlines()[1:]]
+    assert rows == [["inner", "forward", "2", "0.000", "65.0%"], ["outer", "span", "1", "0.000", "35.0%"]]
+    assert found.table(most=1).splitlines()[-1].split() == ["1", "more", "0.000", "35.0%"]
+
+
+def test_the_command(tmp_path) -> None:
+    config = options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=3)
+    done = xtrain("train", *arguments(config), f"--profile={tmp_path / 't.json'}")
+    assert done.returncode == 0, done.stderr
+    assert f"profile {tmp_path / 't.json'}" in done.stdout and "adamw_" in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize("words", [["--profile"], ["--profile="], ["--profile", "--steps", "3"]])
+def test_the_option_needs_a_file(words) -> None:
+    from xtrain.cli.train import command
+
+    with pytest.raises(ConfigError, match="--profile must be followed by the name of a file"):
+        command(words)

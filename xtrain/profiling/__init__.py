@@ -1,0 +1,5 @@
+"""Where the time of a step goes: `xt.profile`, and spans of one's own. Part of the ground floor; how-to/profile.md."""
+
+from .recorder import Event, profile, span
+
+__all__ = ["Event", "profile", "span"]

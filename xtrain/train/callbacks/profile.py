@@ -1,0 +1,55 @@
+"""A trace of a few steps of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ...profiling import profile
+from ..state import State
+from .base import Callback
+
+
+class ProfileWriter(Callback):
+    """Records `steps` steps behind the first `skip`, which warm up, and writes their trace to `path`: see xt.profile.
+
+    Of a run with fewer steps the last are recorded. On a GPU the recorded steps are counted as the host reads them,
+    `log_every` at a time. A trace that cannot be written is a warning. table: of the profile, once it is written.
+    """
+
+    table: str | None = None
+
+    def __init__(self, path: str | os.PathLike[str], steps: int = 5, skip: int = 2) -> None:
+        self._path, self._steps, self._skip = path, steps, skip
+        self._profile: profile | None = None
+
+    def on_start(self, state: State) -> None:
+        left = state.config.steps - state.step
+        self._first = state.step + max(0, min(self._skip, left - self._steps))
+        if self._first == state.step:
+            self._start()
+
+    def _start(self) -> None:
+        self._profile = profile()
+        self._profile.start()
+
+    def on_step(self, state: State, record: Mapping[str, Any]) -> None:
+        if self._profile is None and self.table is None and record["step"] >= self._first:
+            self._start()
+        elif self._profile is not None and record["step"] >= self._first + self._steps:
+            self._write(state)
+
+    def _write(self, state: State) -> None:
+        found, self._profile = self._profile, None
+        if found is None:
+            return
+        found.stop()
+        self.table = found.table()
+        try:
+            found.save(self._path)
+        except OSError as error:
+            state.failed("the profile", error)
+
+    def on_end(self, state: State, result: Any) -> None:
+        self._write(state)
