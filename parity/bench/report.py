@@ -16,7 +16,7 @@ RECORDED = ROOT / "docs/worklog/gpu-steps.jsonl"
 PAGES = [ROOT / "README.md", ROOT / "docs/worklog/train-step-gpu.md"]
 BEGIN, END = "<!-- gpu-steps: written by parity/bench/report.py -->\n", "<!-- /gpu-steps -->\n"
 PEERS = {"eager": "PyTorch eager", "compile": "torch.compile", "graphs": "torch.compile, CUDA graphs"}
-CONFIGS = {  # what it is, and the ratio that is asked
+CONFIGS = {  # what it is, and the ratio that we aim at
     ("0.6B-1k", "bfloat16"): ("Qwen3-0.6B shape, 32 x 1024", 1.2),
     ("0.6B-4k", "bfloat16"): ("Qwen3-0.6B shape, 8 x 4096", 1.2),
     ("0.6B-16k", "bfloat16"): ("Qwen3-0.6B shape, 2 x 16384", 1.08),
@@ -43,10 +43,10 @@ def read(path: Path) -> dict[tuple[str, str], list[dict]]:
 
 def table(runs: dict[tuple[str, str], list[dict]]) -> str:
     lines = [
-        "| step | xtrain | tokens/s | peer | ratio | asked | memory, GiB | commit |",
+        "| step | xtrain | tokens/s | peer | ratio | goal | memory, GiB | commit |",
         "|---|---:|---:|---|---:|---:|---:|---|",
     ]
-    for key, (name, asked) in CONFIGS.items():
+    for key, (name, goal) in CONFIGS.items():
         run = {row["contender"]: row for row in runs.get(key, [])}
         ours = run.get("captured") or run.get("xtrain")
         for peer in PEERS:
@@ -54,7 +54,7 @@ def table(runs: dict[tuple[str, str], list[dict]]) -> str:
                 ratio = f"{run[peer]['ms'] / ours['ms']:.2f}"
                 lines.append(
                     f"| {name} | {ours['ms']:.2f} ms | {ours['tokens_per_second']:,} | {PEERS[peer]}, {run[peer]['ms']:.2f} ms "
-                    f"| {ratio} | {asked} | {ours['peak_GiB']}, {run[peer]['peak_GiB']} | {ours['commit']} |"
+                    f"| {ratio} | {goal} | {ours['peak_GiB']}, {run[peer]['peak_GiB']} | {ours['commit']} |"
                 )
     rows = [row for run in runs.values() for row in run]
     where = sorted({f"{row['device']}, PyTorch {row['torch']}" for row in rows})

@@ -19,7 +19,7 @@ from runs import python
 
 import xtrain
 
-TOP = ("csrc", "cuda", "xtrain", "tests", "parity", "docs", ".ci")
+TOP = ("csrc", "cuda", "xtrain", "tests", "parity", "docs", "tools", ".ci")
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 CODE = sorted(
     path

@@ -9,7 +9,7 @@ from typing import Any
 from .. import _C
 
 _LONGEST = 20_000  # letters of a text that is shown whole
-_MOST = 100  # rows that a module shows of itself and its members
+_MOST = 100  # members that a module shows, at all depths together
 _PRE = '<pre style="margin:4px 0;max-height:24em;overflow:auto">'
 
 
@@ -55,7 +55,7 @@ def module(value: Any) -> str:
 
 def _members(value: Any, left: list[int]) -> str:
     """The parameters and members of a module as a list; equal neighbours that are numbered take one line. left: how
-    many more lines there may be, of all.
+    many more members there may be, at all depths together.
     """
     lines = [
         f"<code>{escape(name)}</code> {list(p.shape)} {escape(p.dtype.name)}{'' if p.requires_grad else ', frozen'}"
