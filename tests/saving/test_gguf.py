@@ -11,7 +11,7 @@ from xtrain import models
 from xtrain.cli import main
 from xtrain.errors import DataError
 from xtrain.models.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_vocabulary
-from xtrain.models.to_gguf import check_config, neighbours
+from xtrain.models.to_gguf import check_config, frequency_divisors, neighbours
 
 pytestmark = pytest.mark.on_cpu
 SHAPE = dict(vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
@@ -99,14 +99,39 @@ def test_tokenizers_without_a_place_are_refused(change, message):
 
 def test_models_without_a_place_are_refused():
     four = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    scaled = models.LlamaConfig(**SHAPE, rope_scaling={"rope_type": "llama3", "factor": 2.0, **four})
-    with pytest.raises(DataError, match="export: rope_scaling must be None or of type linear, got 'llama3'"):
-        check_config(scaled)
+    scaling = {"rope_type": "llama3", "factor": 2.0, **four}
+    check_config(models.LlamaConfig(**SHAPE, rope_scaling=scaling))
+    with pytest.raises(DataError, match="rope_scaling must be None or of type linear for qwen2, got 'llama3'"):
+        check_config(models.Qwen2Config(**SHAPE, num_key_value_heads=2, rope_scaling=scaling))
     with pytest.raises(DataError, match="export: model_type must be llama, mistral, qwen2 or qwen3, got 'gpt2'"):
         check_config(models.GPT2Config(vocab_size=12, n_embd=16, n_layer=1, n_head=4))
     streams = models.Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=4, mhc_streams=2)
     with pytest.raises(DataError, match="must be llama, mistral, qwen2 or qwen3, got 'xtrain_qwen3_mhc'"):
         check_config(streams)
+
+
+def test_frequencies_of_llama3_are_those_of_rope():
+    """functional.rope turns the pair i by position * frequency / divisor: found again from its sines and cosines."""
+    config = models.LlamaConfig(
+        **{**SHAPE, "hidden_size": 128},
+        rope_theta=500.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+    divisors = frequency_divisors(config)
+    assert divisors.dtype == np.float32 and divisors.shape == (16,)
+    assert divisors[0] == 1 and divisors[-1] == 8 and any(1.01 < value < 7.99 for value in divisors)
+    x = np.zeros((1, 2, 1, 32))
+    x[..., :16] = 1
+    turned = xt.functional.rope(xt.tensor(x, dtype=xt.float64), theta=500.0, **config.scaling).numpy()[0, 1, 0]
+    angle = np.arctan2(turned[16:], turned[:16])
+    want = 500.0 ** (-np.arange(0, 32, 2) / 32) / divisors
+    assert np.max(np.abs(angle - want) / want) < 1e-6
 
 
 def test_bad_command_lines(tmp_path, capsys, monkeypatch):

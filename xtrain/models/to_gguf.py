@@ -37,8 +37,8 @@ def check_config(config: Any) -> None:
         *others, last = ARCHITECTURES
         raise DataError(f"export: model_type must be {', '.join(others)} or {last}, got {kind!r}")
     scaling = config.rope_scaling
-    if scaling is not None and scaling["rope_type"] != "linear":
-        raise DataError(f"export: rope_scaling must be None or of type linear, got {scaling['rope_type']!r}")
+    if scaling is not None and scaling["rope_type"] == "llama3" and not ARCHITECTURES[kind][1]:
+        raise DataError(f"export: rope_scaling must be None or of type linear for {kind}, got 'llama3'")
 
 
 def neighbours(values: np.ndarray, heads: int) -> np.ndarray:
@@ -48,6 +48,20 @@ def neighbours(values: np.ndarray, heads: int) -> np.ndarray:
     """
     halves = values.reshape(heads, 2, -1, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def frequency_divisors(config: DecoderConfig) -> np.ndarray:
+    """What llama.cpp divides the frequency of each rotary pair by for the scaling llama3, float32 [head_dim / 2].
+
+    1 where the wave is shorter than original_max_position_embeddings / high_freq_factor, `factor` where it is longer
+    than that / low_freq_factor, and between them 1 / ((1 - s) / factor + s) with s from 0 to 1 (Llama 3.1).
+    """
+    scaling = config.scaling
+    frequency = config.rope_theta ** (-np.arange(0, config.per_head, 2) / config.per_head)
+    turns = scaling["original_length"] * frequency / (2 * np.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - share) / scaling["factor"] + share)).astype(np.float32)
 
 
 def write_config(writer: Any, config: DecoderConfig, name: str) -> None:
@@ -65,13 +79,13 @@ def write_config(writer: Any, config: DecoderConfig, name: str) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    if config.rope_scaling is not None:
+    if config.rope_scaling is not None and config.rope_scaling["rope_type"] == "linear":
         writer.add_rope_scaling_type(package("export").RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(config.rope_scaling["factor"]))
 
 
 def write_tensors(writer: Any, config: DecoderConfig, tensors: dict[str, Tensor], dtype: str | None) -> int:
-    """Adds every parameter under llama.cpp's name and returns their number.
+    """Adds every parameter under llama.cpp's name, and returns the number of tensors.
 
     dtype: of matrices, float32, float16 or bfloat16; None keeps that of each. Vectors are float32, as llama.cpp wants.
     DataError for a parameter that has no name there. A tied head is no parameter: llama.cpp takes the embedding, too.
@@ -93,5 +107,8 @@ def write_tensors(writer: Any, config: DecoderConfig, tensors: dict[str, Tensor]
         stored = "F32" if values.ndim < 2 else _DTYPES[dtype or tensor.dtype.name]
         kind = library.GGMLQuantizationType[stored]
         writer.add_tensor(theirs, library.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        count += 1
+    if config.rope_scaling is not None and config.rope_scaling["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", frequency_divisors(config))
         count += 1
     return count
