@@ -36,6 +36,18 @@ def test_layer_norm_of_rows_far_from_zero() -> None:
     assert np.allclose(F.layer_norm(xt.tensor(x), 300).cpu().numpy(), want, rtol=0, atol=5e-3)
 
 
+@pytest.mark.on_cpu
+def test_layer_norm_of_long_rows_far_from_zero() -> None:
+    """The mean is right to its last place, which is 0.001 here, however many elements are added up."""
+    x = (np.random.default_rng(0).standard_normal((5, 30000)) + 1e4).astype(np.float32)
+    inner = x - x.astype(np.float64).mean(-1, keepdims=True)
+    want = inner / np.sqrt(np.mean(np.square(inner), -1, keepdims=True) + 1e-5)
+    assert np.allclose(F.layer_norm(xt.tensor(x), 30000).numpy(), want, rtol=0, atol=7e-4)
+    for value in (1e6 + 1 / 16, 12345.678):  # the rounding of a mean is no variance
+        got = F.layer_norm(xt.full((2, 30000), value), 30000, eps=1e-12).numpy()
+        assert np.isfinite(got).all()
+
+
 def test_layer_norm_of_one_column() -> None:
     """There is no variance: the bias comes out, and x has no gradient but the rounding of two equal numbers."""
     x, w, b = (xt.tensor(v).requires_grad_() for v in ([[3.0], [-7.0]], [2.0], [0.75]))

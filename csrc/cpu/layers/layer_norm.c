@@ -3,7 +3,8 @@
  *     forward    mean = mean_j x_j,  rstd = 1 / sqrt(mean_j (x_j - mean)^2 + eps),  xh = (x - mean) rstd,  out = w xh + b
  *     backward   with g = dy w:  dx = rstd (g - mean_j(g_j) - xh mean_j(g_j xh_j)),  dw = sum_rows dy xh,  db = sum_rows dy
  *
- * The mean is known before the first square: a row far from zero loses no digits of its variance. All in ACC, rounded once.
+ * The mean is known before the first square, and corrected by the mean of what is left (Chan, Golub & LeVeque 1983): a row far from
+ * zero loses no digits of its variance, however its elements are added up. All in ACC, rounded once.
  * dw and db are sums over all rows: every piece of rows adds up partial rows of its own; then the partial rows are added in order.
  */
 #ifndef T
@@ -60,13 +61,21 @@ XT_FAST static XtStatus NAME(layer_norm_fwd)(void *context, int64_t begin, int64
     for (int64_t r = begin; r < end; r++) {
         const T *x = (const T *)p->x + r * cols; /* [cols] */
         T *out = (T *)p->out + r * cols;         /* [cols] */
-        ACC sum = 0, squares = 0;
+        ACC sum = 0, squares = 0, rest = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < cols; j++) sum += LOAD(x[j]);
         ACC mean = sum / (ACC)cols;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t j = 0; j < cols; j++) squares += (LOAD(x[j]) - mean) * (LOAD(x[j]) - mean);
-        ACC rstd = 1 / SQRT(squares / (ACC)cols + (ACC)p->eps);
+#pragma omp simd reduction(+ : squares, rest)
+        for (int64_t j = 0; j < cols; j++) {
+            ACC d = LOAD(x[j]) - mean;
+            squares += d * d;
+            rest += d;
+        }
+        rest /= (ACC)cols; /* what the sum of large numbers has lost of the mean */
+        mean += rest;
+        ACC variance = squares / (ACC)cols - rest * rest;
+        variance = variance < 0 ? 0 : variance; /* of a constant row, by rounding */
+        ACC rstd = 1 / SQRT(variance + (ACC)p->eps);
         if (weight && bias) NAME(layer_norm_row)(out, x, weight, bias, mean, rstd, cols);
         else if (weight) NAME(layer_norm_row)(out, x, weight, NULL, mean, rstd, cols);
         else if (bias) NAME(layer_norm_row)(out, x, NULL, bias, mean, rstd, cols);

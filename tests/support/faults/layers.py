@@ -111,17 +111,17 @@ FAULTS = [
         "out[j] = STORE(LOAD(STORE((LOAD(x[j]) - mean) * rstd)) * (weight", "rounded once", _LN + "is_rounded_once",
     ),
     Fault(
-        "layer_norm: squares of x itself", _L + "layer_norm.c", "squares += (LOAD(x[j]) - mean) * (LOAD(x[j]) - mean);",
+        "layer_norm: squares of x itself", _L + "layer_norm.c", "squares += d * d;",
         "squares += LOAD(x[j]) * LOAD(x[j]) - mean * mean;", "a row far from zero loses no digits of its variance",
         _LN + "of_rows_far_from_zero",
     ),
     Fault(
-        "layer_norm: eps outside the root", _L + "layer_norm.c", "1 / SQRT(squares / (ACC)cols + (ACC)p->eps);",
-        "1 / (SQRT(squares / (ACC)cols) + (ACC)p->eps);", "rstd = 1 / sqrt(variance + eps)", FORWARD + "layer_norm",
+        "layer_norm: eps outside the root", _L + "layer_norm.c", "1 / SQRT(variance + (ACC)p->eps);",
+        "1 / (SQRT(variance) + (ACC)p->eps);", "rstd = 1 / sqrt(variance + eps)", FORWARD + "layer_norm",
     ),
     Fault(
-        "layer_norm: variance over C - 1", _L + "layer_norm.c", "1 / SQRT(squares / (ACC)cols +",
-        "1 / SQRT(squares / (ACC)(cols > 1 ? cols - 1 : 1) +", "the variance divided by C", FORWARD + "layer_norm",
+        "layer_norm: variance over C - 1", _L + "layer_norm.c", "variance = squares / (ACC)cols -",
+        "variance = squares / (ACC)(cols > 1 ? cols - 1 : 1) -", "the variance divided by C", FORWARD + "layer_norm",
     ),
     Fault(
         "layer_norm: no bias without a weight", _L + "layer_norm.c", "(out, x, NULL, bias, mean", "(out, x, NULL, NULL, mean",

@@ -111,4 +111,5 @@ FAULTS = [
     Fault("cached_attention: strides of values", "csrc/ops/attention/cached_attention.c", "    for (int i = 3; i < 5; i++)\n", "    for (int i = 3; i < 4; i++)\n", "keys and values are contiguous", "tests/ops/test_cached_attention.py::test_what_is_refused"),
     Fault("cached_attention: heads without a group", "csrc/ops/attention/cached_attention.c", "if (kv_heads ? heads % kv_heads : heads)", "if (kv_heads ? heads < kv_heads : heads)", "H is a multiple of K", "tests/ops/test_cached_attention.py::test_what_is_refused"),
     Fault("model: a file without its format", "xtrain/saving/model.py", 'model_tensors(model), {"format": "pt"}', "model_tensors(model), {}", "files as readers of Hugging Face know them", "tests/saving/test_saving_rules.py::test_files_of_a_model_say_their_format"),
+    Fault("layer_norm: the mean as it was added up", "csrc/cpu/layers/layer_norm.c", "        mean += rest;\n", "", "the mean is corrected", "tests/ops/test_layer_norm.py::test_layer_norm_of_long_rows_far_from_zero"),
 ]  # fmt: skip
