@@ -148,4 +148,6 @@ def test_a_dry_run_counts_what_is_trained(base, capsys) -> None:
     tuned = [f"--model={base.parent / 'run' / 'checkpoint-00000001'}", "--out", str(base.parent / "more")]
     assert main(["train", *words, *tuned, "--dry-run"]) == 0
     memory = slice(2, -1)  # the last line has a rate that is measured
-    assert capsys.readouterr().out.splitlines()[memory] == found[1].splitlines()[memory], "of the LoRA that is in the model"
+    assert capsys.readouterr().out.splitlines()[memory] == found[1].splitlines()[memory], (
+        "of the LoRA that is in the model"
+    )
