@@ -144,6 +144,18 @@ def test_a_dry_run_says_how_long_the_run_may_take(tmp_path, monkeypatch) -> None
     )
 
 
+def test_a_dry_run_answers_where_nothing_can_be_measured(tmp_path, monkeypatch) -> None:
+    """On a full device, which is where somebody asks what a run needs."""
+
+    def full(*_) -> float:
+        raise xt.OutOfMemoryError("matmul: no memory")
+
+    monkeypatch.setattr(estimate, "_gemm_rate", full)
+    lines = dry_run(options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu")).splitlines()
+    assert lines[-1] == "ETA    unknown: the GEMM rate could not be measured, cpu has too little free memory"
+    assert [line for line in lines if line.startswith("--recompute none")]
+
+
 def test_a_dry_run_prints_and_leaves_nothing(tmp_path) -> None:
     data = text_file(tmp_path / "text.txt")
     before = sorted(os.listdir(tmp_path))

@@ -239,14 +239,23 @@ def dry_run(values: Mapping[str, Any]) -> str:
     lines += table(found, config, limit, device)
     done = saving.checkpoint_step(checkpoint) or 0 if checkpoint else 0
     chosen = next(one for one in found if one.recompute == config.recompute)
-    return "\n".join([*lines, *duration(chosen, config, device, config.steps - done, _gemm_rate(keys, config, device))])
+    try:
+        rate = _gemm_rate(keys, config, device)
+    except MemoryError:
+        rate = 0.0
+    return "\n".join([*lines, *duration(chosen, config, device, config.steps - done, rate)])
 
 
 def duration(one: Estimate, config: TrainConfig, device: str, steps: int, rate: float) -> list[str]:
-    """The work of a step and the time of `steps`, as lines of text. rate: of products, in FLOP/s."""
+    """The work of a step and the time of `steps`, as lines of text. rate: of products, in FLOP/s; 0 where
+    memory for measuring them was lacking.
+    """
+    work = f"work   {one.flops / 1e9:,.2f} GFLOP of products and attention in a step, without evaluations"
+    if not rate:
+        return [work, f"ETA    unknown: the GEMM rate could not be measured, {device} has too little free memory"]
     seconds = steps * _work(one, config, device) / rate
     return [
-        f"work   {one.flops / 1e9:,.2f} GFLOP of products and attention in a step, without evaluations",
+        work,
         f"ETA    {clock(seconds)} for {steps} steps, roughly: estimated from this machine's measured GEMM rate, "
         f"{rate / 1e9:,.1f} GFLOP/s in {config.precision}",
     ]

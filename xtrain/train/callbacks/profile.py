@@ -12,7 +12,7 @@ from .base import Callback
 
 
 class ProfileWriter(Callback):
-    """Records `steps` steps behind the first `skip`, which warm up, and writes their trace to `path`: see xt.profile.
+    """Skips `skip` steps, which warm up, records the next `steps`, and writes their trace to `path`: see xt.profile.
 
     Of a run with fewer steps the last are recorded. On a GPU the recorded steps are counted as the host reads them,
     `log_every` at a time. A trace that cannot be written is a warning. table: of the profile, once it is written.
