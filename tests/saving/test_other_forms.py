@@ -63,6 +63,14 @@ def test_files_beside_weights_are_no_weights(folder: Path) -> None:
     assert said(folder) == "/model.safetensors cannot be read: No such file or directory"
 
 
+def test_files_of_a_trainer_are_no_weights(folder: Path) -> None:
+    """What is missing is named, and not a file that would not have held it."""
+    (folder / "model.safetensors").unlink()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        (folder / name).write_bytes(b"\x80\x02")
+    assert "model.safetensors" in said(folder) and "pickles" not in said(folder)
+
+
 def test_pointers_of_git_lfs(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     assert "is not a safetensors file but a pointer of Git LFS: run `git lfs pull`" in said(folder)

@@ -44,7 +44,8 @@ def generate(
     Rows may differ in length: a list of lists, or ids [B, S] with an attention_mask [B, S] of ones at the tokens of a
     row and zeros at its padding, on either side. What is returned has the padding on the left, so `out[:, S:]` is new;
     of lists it is `config.pad_token_id`, else an end, else 0. A row has the tokens that it has alone when logits are
-    drawn greedily: nothing of another row or of padding enters its computation (docs/how-to/generate.md).
+    drawn greedily, but for logits that tie within a product's rounding: nothing of another row or of padding enters
+    its computation (docs/how-to/generate.md).
 
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
     top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a

@@ -152,7 +152,9 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
 def _refuse_other_forms(directory: Path) -> None:
     """CheckpointError for weights in files of another kind, with what to do."""
     for name in sorted(os.listdir(directory)):
-        if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")) and not name.startswith("training_args"):
+        if name.startswith(("training_args", "optimizer", "scheduler", "rng_state")):
+            continue  # a trainer's, beside weights or not
+        if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")):
             raise CheckpointError(
                 f"{directory} must hold model.safetensors, got {shown(name)}, of pickles, which can run code: where it "
                 "is trusted, load it with transformers and write it with save_pretrained(DIR)"
