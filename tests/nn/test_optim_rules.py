@@ -311,3 +311,18 @@ def test_a_schedule_of_no_functions_is_refused() -> None:
         SCHEDULES.LambdaLR(optimizer, 3)
     with pytest.raises(TypeError, match=r"^LRScheduler: last_epoch must be an int, got str$"):
         SCHEDULES.LambdaLR(optimizer, lambda step: 1.0, "x")
+
+
+def test_integers_of_numpy_and_tensors_are_numbers_of_steps() -> None:
+    def rates(name: str, **options) -> list[float]:
+        optimizer = optim.AdamW([xt.nn.Parameter(xt.ones(2))], lr=0.1)
+        if name == "SequentialLR":
+            options["schedulers"] = [SCHEDULES.ConstantLR(optimizer), SCHEDULES.StepLR(optimizer, 1)]
+        scheduler = getattr(SCHEDULES, name)(optimizer, **options)
+        return [scheduler.get_last_lr()[0] for _ in range(5) if not scheduler.step()]
+
+    for several in (np.array([1, 3]), xt.tensor([1, 3]), (np.int64(1), xt.tensor(3))):
+        assert rates("MultiStepLR", milestones=several) == rates("MultiStepLR", milestones=[1, 3])
+    assert rates("SequentialLR", milestones=np.array([2])) == rates("SequentialLR", milestones=[2])
+    assert rates("StepLR", step_size=np.int32(2)) == rates("StepLR", step_size=2)
+    assert rates("StepLR", step_size=2, last_epoch=np.int64(1)) == rates("StepLR", step_size=2, last_epoch=1)

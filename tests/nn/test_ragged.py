@@ -274,3 +274,17 @@ def test_a_prompt_has_no_logits_before_its_end() -> None:
     head.load_state_dict(other.lm_head.state_dict())
     other.lm_head = head
     assert generate(other, PROMPTS, 2, temperature=0.0).tolist() == [row[:-1] for row in want] and len(seen) == 2
+
+
+def test_lists_of_several_lengths_have_no_mask() -> None:
+    with pytest.raises(
+        ValueError, match=r"^generate: ids must have rows of one length with an attention_mask, got \[2, 1\]$"
+    ):
+        generate(model(), [[1, 2], [3]], 1, attention_mask=[[1, 1], [1]])
+
+
+def test_ends_in_an_array() -> None:
+    one = model()
+    wanted = generate(one, PROMPTS, 9, temperature=0.0, eos=EOS).tolist()
+    for ends in (np.array(EOS), xt.tensor(EOS)):
+        assert generate(one, PROMPTS, 9, temperature=0.0, eos=ends).tolist() == wanted

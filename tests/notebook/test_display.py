@@ -274,3 +274,10 @@ def test_series_leave_out_what_is_not_finite() -> None:
     for step, value in enumerate([1.0, float("nan"), float("inf"), 3.0]):
         series.add(step, value)
     assert series.points() == [(0.0, 1.0), (3.0, 3.0)]
+
+
+def test_curves_of_values_that_are_large() -> None:
+    """A run that diverges is shown, too: 0.5 more than 1e17 is 1e17."""
+    for line in ([(1, 1e17)], [(1, -1e20), (2, -1e20)], [(1, 1e300), (2, -1e300)]):
+        Checker(curve.svg(line))
+    assert curve.svg([(1, 1.7e308), (2, -1.7e308)]) == ""

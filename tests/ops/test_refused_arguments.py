@@ -80,3 +80,7 @@ def test_integers_of_numpy_and_large_ones_are_taken() -> None:
         none = [[0, 0, 0], [0, 0, 0]]
         assert x.tril(k).tolist() == (x.tolist() if k > 0 else none)
         assert x.triu(k).tolist() == (none if k > 0 else x.tolist())
+
+
+def test_a_bool_of_numpy_is_a_bool() -> None:
+    assert X.norm(2, 0, np.bool_(True)).tolist() == X.norm(2, 0, True).tolist()

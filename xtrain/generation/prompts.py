@@ -20,7 +20,12 @@ class Prompts:
 
     def __init__(self, ids: Any, mask: Any = None, pad: int = 0) -> None:
         self.device: Any = ids.device if isinstance(ids, _C.Tensor) else "cpu"
-        if mask is None and isinstance(ids, (list, tuple)) and len({_length(row) for row in ids}) > 1:
+        if isinstance(ids, (list, tuple)) and len({_length(row) for row in ids}) > 1:
+            if mask is not None:
+                lengths = [_length(row) or 0 for row in ids]
+                raise ValueError(
+                    f"generate: ids must have rows of one length with an attention_mask, got {lengths[:16]}"
+                )
             self.tokens, self.starts = _of_rows(ids, pad)
             self.one = False
             return

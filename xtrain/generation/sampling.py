@@ -207,6 +207,8 @@ def _end_tokens(eos: Any) -> tuple[int, ...]:
     if eos is None:
         return ()
     ends: list[int] = []
+    if isinstance(eos, (np.ndarray, Tensor)):
+        eos = eos.tolist()
     for one in (eos,) if isinstance(eos, SupportsIndex) or not isinstance(eos, Iterable) else eos:
         if not isinstance(one, SupportsIndex):
             raise ValueError(f"generate: eos must be a token id or several, got {eos!r}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 POINTS = 240  # of a line, at most
+_LARGEST = 1e300
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 220, 58, 12, 12, 32
 _LINE, _MARK = "#4c86c6", "#c44e1b"  # both can be read on white and on black
 
@@ -45,13 +46,19 @@ class Series:
         return found
 
 
+def _fits(value: float) -> bool:
+    """Whether a value can stand in a picture: sums and differences of two such are finite."""
+    return abs(value) <= _LARGEST
+
+
 def svg(line: Sequence[tuple[float, float]], marks: Iterable[tuple[float, float]] = (), unit: str = "loss") -> str:
     """A picture of (step, value): a line, and marks joined by another; empty where there is nothing finite.
+    What is not finite, or is beyond 1e300, is left out.
 
     unit: what the values are, for the text that readers of the screen get and the upper left corner.
     """
-    line = [point for point in line if all(map(math.isfinite, point))]
-    marks = [point for point in marks if all(map(math.isfinite, point))][-POINTS:]
+    line = [point for point in line if all(map(_fits, point))]
+    marks = [point for point in marks if all(map(_fits, point))][-POINTS:]
     every = [*line, *marks]
     if not every:
         return ""
@@ -59,7 +66,8 @@ def svg(line: Sequence[tuple[float, float]], marks: Iterable[tuple[float, float]
     x0, x1, y0, y1 = min(steps), max(steps), min(values), max(values)
     if x0 == x1:
         x0, x1 = x0 - 1, x1 + 1
-    low, high = (y0 - 0.5, y1 + 0.5) if y0 == y1 else (y0 - 0.05 * (y1 - y0), y1 + 0.05 * (y1 - y0))
+    margin = 0.05 * (y1 - y0) if y0 < y1 else max(0.5, 0.05 * abs(y0))
+    low, high = y0 - margin, y1 + margin
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
         x = _LEFT + (point[0] - x0) / (x1 - x0) * (_WIDTH - _LEFT - _RIGHT)

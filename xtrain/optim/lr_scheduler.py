@@ -9,6 +9,7 @@ first one.
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,9 +27,14 @@ LambdaLR = LRScheduler
 
 
 def _at_least(name: str, argument: str, value: int, least: int) -> int:
-    if not isinstance(value, int) or value < least:
+    """value, an integer of Python, NumPy or a tensor, as an int."""
+    try:
+        found = operator.index(value)
+    except (TypeError, ValueError):
+        found = least - 1
+    if found < least:
         raise ValueError(f"{name}: {argument} must be an integer of at least {least}, got {value!r}")
-    return value
+    return found
 
 
 def _real(name: str, argument: str, value: float, low: float = -math.inf, high: float = math.inf) -> float:

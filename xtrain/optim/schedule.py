@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from .._types import as_int
 from .optimizer import Optimizer
 
 
@@ -47,8 +48,7 @@ class LRScheduler:
         for function in functions:
             if not callable(function):
                 raise TypeError(f"LRScheduler: lr_lambda must be functions of a step, got {type(function).__name__}")
-        if not isinstance(last_epoch, int):
-            raise TypeError(f"LRScheduler: last_epoch must be an int, got {type(last_epoch).__name__}")
+        last_epoch = as_int("LRScheduler", "last_epoch", last_epoch)
         if len(functions) != len(groups):
             raise ValueError(f"LRScheduler: lr_lambda must have {len(groups)} functions, got {len(functions)}")
         self.lr_lambdas: list[Callable[[int], float]] = functions

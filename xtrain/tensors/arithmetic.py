@@ -59,7 +59,7 @@ def norm(input: _Tensor, p: float | str = "fro", dim: Size | None = None, keepdi
         p = 2.0
     if not is_real(p) or math.isnan(p):
         raise ValueError(f"norm: p must be a number or 'fro', got {p!r}")
-    if not isinstance(keepdim, bool):
+    if not isinstance(keepdim, (bool, np.bool_)):
         raise TypeError(f"norm: keepdim must be a bool, got {type(keepdim).__name__}")
     if isinstance(dim, (tuple, list)):
         dim = tuple(as_int("norm", "dim", one) for one in dim)
