@@ -39,13 +39,15 @@ PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
-    """Standard output of a command; SystemExit with all that it said when it fails."""
+    """Standard output of a command; SystemExit with all that it said when it fails, or why it did not start."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env={**environment, **variables}, capture_output=True, text=True
-    )
+    pieces = list(map(str, command))
+    try:
+        done = subprocess.run(pieces, cwd=cwd, env={**environment, **variables}, capture_output=True, text=True)
+    except OSError as error:
+        raise SystemExit(f"{pieces[0]} could not be started: {error.strerror}") from None
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"{' '.join(pieces)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 

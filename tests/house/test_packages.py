@@ -136,6 +136,11 @@ def test_a_cuda_library_of_other_sources_is_refused(tmp_path, monkeypatch):
         wheels.check_cuda_library(tmp_path / "libxtrain_cuda.so")
 
 
+def test_a_tool_that_is_missing_is_named():
+    with pytest.raises(SystemExit, match=r"^no-such-strip could not be started: No such file or directory$"):
+        wheels.run("no-such-strip", "--strip-all")
+
+
 def test_build_requirements_are_pinned_by_hash():
     text = re.sub(r"\\\n\s*", "", (ROOT / "tools/requirements-build.txt").read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
