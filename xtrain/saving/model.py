@@ -149,6 +149,19 @@ def read_tensors(reader: DirectoryReader) -> dict[str, Tensor]:
     return tensors
 
 
+def has_weights(directory: PathLike) -> bool:
+    """Whether a model directory holds weights, whole or damaged, or LoRA. False: all it says is what a new model is.
+    CheckpointError for weights in files of another kind.
+    """
+    reader = DirectoryReader(directory)
+    if reader.has("model.safetensors") or reader.has(ADAPTER):
+        return True
+    if any(".safetensors" in name for name in {*os.listdir(directory), *(reader.records or {})}):
+        return True  # a shard without its index is a damaged model
+    _refuse_other_forms(reader.directory)
+    return False
+
+
 def _refuse_other_forms(directory: Path) -> None:
     """CheckpointError for weights in files of another kind, with what to do."""
     for name in sorted(os.listdir(directory)):

@@ -50,8 +50,8 @@ class ModelConfig:
 
     preset: str = option(
         "default",
-        f"{', '.join(PRESETS)} (what a GPU starts from), or a Hugging Face model directory to continue from "
-        "(short form: --model)",
+        f"{', '.join(PRESETS)} (what a GPU starts from), or a Hugging Face model directory to continue from, "
+        "or of which config.json and tokenizer are taken where it holds no weights (short form: --model)",
     )
     vocab_size: int | None = option(None, "size of the vocabulary; 256 for bytes", "tokens", minimum=2)
     hidden_size: int | None = option(None, "width of the residual stream", "channels", minimum=1)

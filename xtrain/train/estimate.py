@@ -15,14 +15,14 @@ from .._host import host_memory
 from ..autograd import no_grad
 from ..errors import ConfigError
 from ..models.language_model import LanguageModel
-from ..models.registry import Architecture, architecture
+from ..models.registry import Architecture
 from ..nn.module import evaluating
 from ..saving import DirectoryReader, read_config
 from ..saving.adapter import CONFIG as ADAPTER
 from ..saving.adapter import read_adapter_config
 from . import rundir
 from .config import TrainConfig, resolve_model
-from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus
+from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus, plan_model
 from .progress import clock
 from .step import gradients
 
@@ -210,13 +210,12 @@ def dry_run(values: Mapping[str, Any]) -> str:
     device = rundir.resolve_device(config.device)
     corpus = open_corpus(config, checkpoint)
     planned = None if checkpoint else resolve_model(config, corpus.vocab_size)
-    if planned is None:
+    if checkpoint or (planned is None and saving.has_weights(config.model.preset)):
         reader = DirectoryReader(checkpoint or config.model.preset)
         kind, keys = read_config(reader)
         adapter = read_adapter_config(reader) if reader.has(ADAPTER) else None
     else:
-        kind, adapter = architecture(planned["model_type"]), None
-        keys = kind.config(**planned, dtype="float32")
+        (kind, keys), adapter = plan_model(config, planned), None
     check_vocabulary(keys, corpus)
     limit = host_memory() if device == "cpu" else cuda.get_device_properties(device)["memory_total"]
     if config.batch_size * config.seq_len > _MOST_TOKENS:

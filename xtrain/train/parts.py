@@ -14,15 +14,25 @@ from ..data import Corpus, open_data
 from ..errors import ConfigError, DataError
 from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
-from ..models.registry import architecture
+from ..models.registry import Architecture, architecture
 from ..nn.lora import ALL_LINEAR, lora_layers
 from ..tokenizers import find_tokenizer, load_tokenizer, same_tokenizer
 from .config import OptimConfig, TrainConfig, resolve_model
 from .memory import check_model_fits
 
 
+def with_named_model(model: str | os.PathLike[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run, and what its model is. ConfigError when they name another."""
+    name = os.fspath(model)
+    if values.get("model.preset", name) != name:
+        raise ConfigError(f"model must be given once, got {name!r} and the option {values['model.preset']!r}")
+    return {**values, "model.preset": name}
+
+
 def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run that trains a given model. ConfigError for one that would build or change a model."""
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(f"model must be a model, a preset or a directory, got {type(model).__name__}")
     for name, value in values.items():
         if name.startswith("model.") or (name == "lora.r" and value):
             what = "see xtrain.lora.apply" if name == "lora.r" else "the model is given"
@@ -35,7 +45,7 @@ def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[st
 
 def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
-    option `tokenizer`, else that of the data, else bytes. own: the model is given as an object, and
+    option `tokenizer`, else that of the data, else bytes. A directory with weights and no tokenizer knows bytes. own: the model is given as an object, and
     the option `model` names no directory.
     """
     source = checkpoint
@@ -43,6 +53,8 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False)
         source = Path(config.model.preset)
         if not (source / "config.json").is_file():
             resolve_model(config, 0)  # raises, before any data is read
+        if not (source / "tokenizer.json").is_file() and not saving.has_weights(source):
+            source = None  # a model that is yet to be: no token has a meaning
     tokenizer = load_tokenizer(source) if source is not None else None
     if config.tokenizer and checkpoint is None:
         given = find_tokenizer(config.tokenizer)
@@ -55,18 +67,18 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False)
 def make_model(
     config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str, own: LanguageModel | None = None
 ) -> LanguageModel:
-    """Load the model of the checkpoint or model directory, or draw a new one; it must know every token of the data.
-    own: a model of the user's, which is used instead.
+    """Load the model of the checkpoint or model directory, or draw a new one, of a preset or of a directory without
+    weights; it must know every token of the data. own: a model of the user's, which is used instead.
     """
     dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
     keys = None if checkpoint or own is not None else resolve_model(config, corpus.vocab_size)
     if own is not None:
         model = own.to(dtype)
-    elif keys is None:
+    elif keys is None and (checkpoint or saving.has_weights(config.model.preset)):
         model = saving.load_model(checkpoint or config.model.preset, dtype=dtype)
     else:
-        kind = architecture(keys["model_type"])
-        planned = kind.config(**keys, dtype="float32")
+        kind, planned = plan_model(config, keys)
+        check_vocabulary(planned, corpus)
         check_model_fits(kind, planned, device)
         model = kind.model(planned).to(dtype)
     check_vocabulary(model.config, corpus)
@@ -76,6 +88,18 @@ def make_model(
         model.recompute = config.recompute
     choose_trained(model, config, new=checkpoint is None and own is None)
     return model.to(device)
+
+
+def plan_model(config: TrainConfig, keys: dict[str, Any] | None) -> tuple[Architecture, Any]:
+    """Architecture and config of a new model. keys: of a preset; None means those of a model directory."""
+    if keys is not None:
+        kind = architecture(keys["model_type"])
+        return kind, kind.config(**keys, dtype="float32")
+    if config.lora.r:
+        raise ConfigError(f"lora.r must be left out with {config.model.preset}, which holds no weights")
+    kind, planned = saving.read_config(saving.DirectoryReader(config.model.preset))
+    planned.dtype = "float32"  # drawn in it, whatever the run's precision
+    return kind, planned
 
 
 def choose_trained(model: nn.Module, config: TrainConfig, new: bool = True) -> None:

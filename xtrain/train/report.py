@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from .. import _C, cuda
+from .. import _C, cuda, saving
 from ..files import reason
 from ..notebook import curve, html
 from ..saving.places import METRICS
@@ -80,7 +81,8 @@ class Report:
         trained = sum(parameter.numel() for parameter in state.model.parameters() if parameter.requires_grad)
         part = "" if trained == count else f", {trained / 1e6:.2f} M of them trained"
         threads = f", {_C.get_num_threads()} threads" if state.device == "cpu" else ""
-        size = f"{count / 1e6:.2f} M parameters{part}"
+        new = os.path.isdir(config.model.preset) and not state.step and not saving.has_weights(config.model.preset)
+        size = f"{count / 1e6:.2f} M parameters{part}{', drawn, as it holds no weights' if new else ''}"
         self.say(f"model  {config.model.preset}: {size}, {config.precision}, {state.device}{threads}")
         self.say(f"data   {corpus.name}: {corpus.train_tokens:,} training, {corpus.val_tokens:,} validation tokens")
         start = f"from step {state.step} " if state.step else ""

@@ -21,7 +21,7 @@ from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import TrainConfig, warmup_steps
 from .loop import loop
 from .metrics import Metrics
-from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model
+from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model, with_named_model
 from .report import Report, run_html
 from .resume import restore
 from .state import State
@@ -109,7 +109,7 @@ def _in_own_precision(method: Callable[Concatenate[Trainer, _P], _R]) -> Callabl
 class Trainer(State):
     """One run. `values`: {dotted option name: value}, as parsed from the command line, or a TrainConfig. callbacks: see
     train. model: the one to be trained, which is changed, in place of what the option names; it moves to the run's
-    device, and keeps its dtype where `precision` is not given.
+    device, and keeps its dtype where `precision` is not given. A text or path means the option `model`.
 
     After construction: `config`, `directory`, `corpus`, `tokenizer`, `model`, `optimizer`, `loader`, `step` (steps
     done), `elapsed` (seconds).
@@ -121,13 +121,15 @@ class Trainer(State):
         *,
         quiet: bool = False,
         callbacks: Iterable[Callback | StepFunction] = (),
-        model: LanguageModel | None = None,
+        model: LanguageModel | str | os.PathLike[str] | None = None,
     ) -> None:
         self.report = Report(quiet)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
         elif values is not None:
             values = options.from_tree(values)
+        if isinstance(model, (str, os.PathLike)):
+            values, model = with_named_model(model, values or {}), None
         if model is not None:
             values = options_of_model(model, values or {})
         self.config, self._checkpoint, self._known = rundir.plan(values or {}, self.report.warn)

@@ -14,6 +14,7 @@ _T = "xtrain/train/"
 _CALL = "tests/tune/test_callbacks.py::"
 _LORA = "tests/tune/test_lora.py::"
 _RUNS = "tests/tune/test_tuning_runs.py::"
+_NEW = "tests/tune/test_new_models.py::"
 
 FAULTS = [
     Fault("readers: the line", _D + "readers.py", "            number += 1\n            place =", "            number += 2\n            place =", "a broken line is named", _READERS + "test_a_broken_line_is_named"),
@@ -91,4 +92,9 @@ FAULTS = [
     Fault("pretrained: a size of nothing", "xtrain/saving/model.py", "        if bytes_ >= 1:\n", "        if True:\n", "a size is positive", _PRE + "test_sizes_that_cannot_be"),
     Fault("pretrained: the tokenizer is left out", "xtrain/models/causal_lm.py", "saving.save_model(self, directory, tokenizer=tokenizer,", "saving.save_model(self, directory,", "with a tokenizer", _PRE + "test_with_a_tokenizer_in_another_dtype"),
     Fault("lora: a dry run overlooks it", "xtrain/train/estimate.py", "read_adapter_config(reader) if reader.has(ADAPTER) else None", "None", "a dry run knows LoRA of a directory", _RUNS + "test_a_dry_run_counts_what_is_trained"),
+    Fault("new models: a shard is no model", "xtrain/saving/model.py", 'if any(".safetensors" in name for name in {*os.listdir(directory), *(reader.records or {})}):', "if False:", "a shard without its index is a damaged model", _NEW + "test_what_is_no_new_model"),
+    Fault("new models: what the manifest lists", "xtrain/saving/model.py", '    if reader.has("model.safetensors") or reader.has(ADAPTER):\n        return True\n    if any(".safetensors" in name for name in {*os.listdir(directory), *(reader.records or {})}):', '    if any(".safetensors" in name for name in os.listdir(directory)):', "weights that a manifest lists are missing, not new", _NEW + "test_a_save_that_lost_its_weights_is_damaged"),
+    Fault("new models: LoRA of nothing", _T + "parts.py", '    if config.lora.r:\n        raise ConfigError(f"lora.r must be left out with {config', '    if False:\n        raise ConfigError(f"lora.r must be left out with {config', "LoRA has a model below it", _NEW + "test_what_is_no_new_model"),
+    Fault("new models: the option's tokenizer", _T + "parts.py", '        if not (source / "tokenizer.json").is_file() and not saving.has_weights(source):\n            source = None', '        if False:\n            source = None', "a new model without a tokenizer takes the option's", _NEW + "test_the_tokenizer_of_the_directory_is_used"),
+    Fault("new models: drawn in 16 bits", _T + "parts.py", '    planned.dtype = "float32"  # drawn in it', '    # drawn in it', "weights are drawn in float32", _NEW + "test_every_family_begins_with_a_config"),
 ]  # fmt: skip
