@@ -13,6 +13,7 @@ OTHERS = {
     "elementwise": {
         "csrc/ops/common.c",
         "csrc/ops/gemm/linear.c",
+        "csrc/ops/gemm/linear_joined.c",
         "csrc/ops/layers/cross_entropy.c",
         "csrc/ops/layers/gather.c",
     }

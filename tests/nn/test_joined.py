@@ -11,7 +11,7 @@ import pytest
 
 import xtrain as xt
 from xtrain import _C, nn, optim
-from xtrain.models import Qwen3, Qwen3Config
+from xtrain.models import Qwen2, Qwen2Config, Qwen3, Qwen3Config
 from xtrain.nn.layers import joined_weights
 from xtrain.nn.module import pack
 from xtrain.optable.table import array, bits
@@ -284,15 +284,17 @@ def test_swiglu_writes_its_gradient_over_what_nobody_reads() -> None:
 # ---- layers of a model ------------------------------------------------------------------------------------------------------------------
 
 
-def model(**changes) -> Qwen3:
+def model(kind: str = "qwen3", **changes) -> Qwen3 | Qwen2:
+    """qwen3 has no biases, qwen2 those of q, k and v."""
     xt.manual_seed(1)
     sizes = dict(
         vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=32, initializer_range=0.3,
     )  # fmt: skip
-    one = Qwen3(Qwen3Config(**{**sizes, **changes}))
+    family, config = (Qwen3, Qwen3Config) if kind == "qwen3" else (Qwen2, Qwen2Config)
+    one = family(config(**{**sizes, **changes}))
     for name, p in one.named_parameters():
-        if "mhc" in name:  # streams are alike at first, so that their gradients would cancel to roundings
+        if "mhc" in name or "bias" in name:  # streams are alike at first: their gradients would cancel to roundings
             with xt.no_grad():
                 p.copy_(xt.randn(*p.shape))
     return one
@@ -312,6 +314,8 @@ def separate(one: Qwen3) -> Qwen3:
     for layers in groups(one):
         for layer in layers:
             layer.weight = nn.Parameter(layer.weight.detach().clone(), layer.weight.requires_grad)
+            if layer.bias is not None:
+                layer.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
     return one
 
 
@@ -325,8 +329,9 @@ def step(one: Qwen3) -> list[bytes]:
     return [bits(loss), *(bits(p.grad) for p in one.parameters())]
 
 
-def test_a_model_has_one_product_for_layers_of_one_input() -> None:
-    one = model()
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_a_model_has_one_product_for_layers_of_one_input(kind: str) -> None:
+    one = model(kind)
     assert all(joined_weights(*layers) for layers in groups(one))
     names = count_ops(lambda: step(one))
     assert names.count("linear_joined") == len(GROUPS) * 2
@@ -335,13 +340,17 @@ def test_a_model_has_one_product_for_layers_of_one_input() -> None:
     assert alone.count("linear") > names.count("linear")
 
 
-@pytest.mark.parametrize("streams", [0, 2])
+KINDS = [("qwen3", 0), ("qwen3", 2), ("qwen2", 0)]  # and streams
+
+
+@pytest.mark.parametrize(("kind", "streams"), KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_joined_and_separate_products_are_as_exact(dtype: str, streams: int) -> None:
+def test_joined_and_separate_products_are_as_exact(dtype: str, kind: str, streams: int) -> None:
     """Against float64 gradients of the same parameters: the geometric mean over them of the error of joined products, relative
     to that of separate ones. (One ratio alone is chance: where terms cancel, as in gradients of gates, errors are a few
     roundings.)"""
-    one = model(mhc_streams=streams).to(getattr(xt, dtype))
+    one = model(kind, **({"mhc_streams": streams} if streams else {})).to(getattr(xt, dtype))
+    assert all(joined_weights(*layers) for layers in groups(one))
     step(one)
     joined = [array(p.grad) for p in one.parameters()]
     step(separate(one))
@@ -353,10 +362,10 @@ def test_joined_and_separate_products_are_as_exact(dtype: str, streams: int) -> 
     assert all(np.linalg.norm(a - w) < 0.5 * np.linalg.norm(w) for a, w in zip(apart, want, strict=True))
 
 
-@pytest.mark.parametrize("streams", [0, 2])
+@pytest.mark.parametrize(("kind", "streams"), KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_recomputed_layers_have_the_same_bits(dtype: str, streams: int) -> None:
-    one = model(mhc_streams=streams).to(getattr(xt, dtype))
+def test_recomputed_layers_have_the_same_bits(dtype: str, kind: str, streams: int) -> None:
+    one = model(kind, **({"mhc_streams": streams} if streams else {})).to(getattr(xt, dtype))
     want = step(one)
     one.gradient_checkpointing = True
     assert step(one) == want
@@ -366,20 +375,22 @@ def test_recomputed_layers_have_the_same_bits(dtype: str, streams: int) -> None:
         assert step(one) == want
 
 
-def test_generation_is_that_of_separate_products() -> None:
-    one = model()
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_generation_is_that_of_separate_products(kind: str) -> None:
+    one = model(kind)
     want = one.generate(IDS[:, :3], 6, temperature=0.0).tolist()
     assert separate(one).generate(IDS[:, :3], 6, temperature=0.0).tolist() == want
 
 
-def test_files_keep_the_names_and_the_parameters_their_place(tmp_path) -> None:
-    one = model()
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_files_keep_the_names_and_the_parameters_their_place(tmp_path, kind: str) -> None:
+    one = model(kind)
     want = step(one)
     one.save_pretrained(tmp_path / "joined")
     separate(one).save_pretrained(tmp_path / "separate")
     written = [(tmp_path / kind / "model.safetensors").read_bytes() for kind in ("joined", "separate")]
     assert written[0] == written[1]
-    loaded = Qwen3.from_pretrained(tmp_path / "separate")
+    loaded = type(one).from_pretrained(tmp_path / "separate")
     assert all(joined_weights(*layers) for layers in groups(loaded))
     assert step(loaded) == want
     values = {name: tensor * 0.5 for name, tensor in loaded.state_dict().items()}
@@ -387,6 +398,40 @@ def test_files_keep_the_names_and_the_parameters_their_place(tmp_path) -> None:
     loaded.load_state_dict(values)
     assert [p.data_ptr() for p in loaded.parameters()] == places
     assert all(bits(tensor) == bits(values[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_biases_are_joined_forward_and_backward() -> None:
+    """One addition for three biases, and one sum for their gradients, which are parts of it."""
+    one, ids = model("qwen2", num_hidden_layers=1), xt.tensor(IDS)
+    biases = [layer.bias for layer in next(groups(one))]
+    assert together(biases)
+    moved = copy.deepcopy(one).to(xt.float64)
+    assert together([layer.bias for layer in next(groups(moved))])
+    step(one)
+    joined = [array(bias.grad) for bias in biases]
+    assert together([bias.grad for bias in biases]) and all(bias.grad._version == 0 for bias in biases)
+    want = bits(one(ids))
+    step(moved)
+    for got, layer in zip(joined, next(groups(moved)), strict=True):
+        wide = array(layer.bias.grad)
+        assert np.abs(got - wide).max() < 1e-5 * np.abs(wide).max()
+    one.loss(ids[:, :-1], ids[:, 1:]).backward()
+    for once, bias in zip(joined, biases, strict=True):
+        assert array(bias.grad).tolist() == (2 * once).tolist()
+    assert bits(separate(one)(ids)) == want
+
+
+def test_frozen_biases() -> None:
+    one = model("qwen2", num_hidden_layers=1)
+    step(one)
+    layers = next(groups(one))
+    want = [bits(layer.bias.grad) for layer in layers]
+    layers[1].bias.requires_grad = False
+    layers[1].bias.grad = None
+    one.zero_grad()
+    one.loss(xt.tensor(IDS[:, :-1]), xt.tensor(IDS[:, 1:])).backward()
+    assert layers[1].bias.grad is None
+    assert [bits(layers[i].bias.grad) for i in (0, 2)] == [want[0], want[2]]
 
 
 def test_a_parameter_of_another_dtype_is_an_error_of_its_layer() -> None:

@@ -30,6 +30,13 @@ _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection a
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
 
 
+def _pack(*layers: nn.Linear) -> None:
+    """Moves weights together, and biases where all layers have one: what joined_weights looks for."""
+    pack(*layers)
+    if all(layer.bias is not None for layer in layers):
+        pack(*layers, name="bias")
+
+
 class Attention(nn.Module):
     """Causal self-attention: x [B*S, C] -> [B*S, C]; positions [B*S] as in Decoder.forward, cache of this layer."""
 
@@ -44,15 +51,15 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(h * d, c, config.has_bias("o_proj"), device, dtype)
         self.q_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype) if config.qk_norm else None
-        pack(self.q_proj, self.k_proj, self.v_proj)
+        _pack(self.q_proj, self.k_proj, self.v_proj)
 
     def _project(self, x: Tensor) -> Sequence[Tensor]:
         """q, k and v, [B*S, heads * D] each: of one product where these are columns of it."""
         layers = self.q_proj, self.k_proj, self.v_proj
-        weights = joined_weights(*layers)
-        if weights is None:
+        joined = joined_weights(*layers)
+        if joined is None:
             return [layer(x) for layer in layers]
-        return _C.split(_C.linear_joined(x, weights), tuple(weight.shape[0] for weight in weights), -1)
+        return _C.split(_C.linear_joined(x, *joined), tuple(weight.shape[0] for weight in joined[0]), -1)
 
     def _rotated(self, q: Tensor, key: Tensor, positions: Tensor | None, seq: int) -> tuple[Tensor, Tensor]:
         """q and k [B, S, heads, D], each head normalised, where it has a norm, and then rotated."""
@@ -87,13 +94,13 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(c, f, config.has_bias("gate_proj"), device, dtype)
         self.up_proj = nn.Linear(c, f, config.has_bias("up_proj"), device, dtype)
         self.down_proj = nn.Linear(f, c, config.has_bias("down_proj"), device, dtype)
-        pack(self.gate_proj, self.up_proj)
+        _pack(self.gate_proj, self.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = joined_weights(self.gate_proj, self.up_proj)
-        if weights is None:
+        joined = joined_weights(self.gate_proj, self.up_proj)
+        if joined is None:
             return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
-        return self.down_proj(_C.swiglu(_C.linear_joined(x, weights)))
+        return self.down_proj(_C.swiglu(_C.linear_joined(x, *joined)))
 
 
 class Block(nn.Module):

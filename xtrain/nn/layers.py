@@ -45,21 +45,25 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def joined_weights(*layers: Module) -> list[Tensor] | None:
-    """The weights of `layers` where _C.linear_joined computes what calling the layers does, in one product; else None.
+def joined_weights(*layers: Module) -> tuple[list[Tensor], list[Tensor] | None] | None:
+    """The weights and biases of `layers` where _C.linear_joined of them computes what calling the layers does, in one
+    product; else None.
 
-    They are stock Linear layers (see is_stock) without bias, and their weights lie one behind the other in memory
-    (see module.pack). Asked in every forward.
+    They are stock Linear layers (see is_stock), all with a bias or none, and their weights lie one behind the other in
+    memory (see module.pack). Asked in every forward.
     """
-    weights: list[Tensor] = []
+    weights: list[Any] = []
+    biases: list[Any] = []
     for layer in layers:
-        if not is_stock(layer, Linear) or layer.bias is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        if not is_stock(layer, Linear):
             return None
         weight: Any = layer.weight  # pyright: ignore[reportAttributeAccessIssue]
-        if weights and not weights[-1].adjoins(weight):
+        bias: Any = layer.bias  # pyright: ignore[reportAttributeAccessIssue]
+        if weights and (not weights[-1].adjoins(weight) or (bias is None) != (biases[-1] is None)):
             return None
         weights.append(weight)
-    return weights
+        biases.append(bias)
+    return weights, None if biases[0] is None else biases
 
 
 def add_norm(norm: Module, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

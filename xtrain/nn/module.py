@@ -436,16 +436,22 @@ def pack(*modules: Module, name: str = "weight") -> None:
         setattr(module, name, parameter)
 
 
+_OPEN_RUNS = 8  # of parameters: how many are looked at for each
+
+
 def _packed(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
-    """Runs of parameters that lie one behind the other, in the order given."""
-    run: list[Parameter] = []
+    """Runs of parameters that lie one behind the other. Weights and biases take turns: a run goes on behind others."""
+    open_: list[list[Parameter]] = []  # the newest last
     for parameter in parameters:
-        if run and not run[-1].adjoins(parameter):
-            yield run
-            run = []
-        run.append(parameter)
-    if run:
-        yield run
+        for run in reversed(open_):
+            if run[-1].adjoins(parameter):
+                run.append(parameter)
+                break
+        else:
+            open_.append([parameter])
+            if len(open_) > _OPEN_RUNS:
+                yield open_.pop(0)
+    yield from open_
 
 
 def _packed_copies(parameters: Sequence[Any]) -> list[Any]:

@@ -154,6 +154,45 @@ for variant, place in (("", _C.pack), ("apart", list)):  # weights that lie toge
         errors=() if variant else JOINED_ERRORS,
     )
 
+JOINED_BIAS_ERRORS = (
+    Error(
+        lambda: _C.linear_joined(f32(2, 3), [f32(4, 3)] * 2, [f32(4)]),
+        V,
+        r"linear_joined: biases must .*weight, 2.*got 1",
+    ),
+    Error(
+        lambda: _C.linear_joined(f32(2, 3), [f32(4, 3)], [f32(5)]),
+        V,
+        r"linear_joined: every bias must .*\(4,\).*\(5,\)",
+    ),
+    Error(
+        lambda: _C.linear_joined(f32(2, 3), [f32(4, 3)], [_C.full((4,), 1.0, _C.bfloat16)]),
+        T,
+        r"linear_joined: every bias must .*float32.*bfloat16",
+    ),
+)
+for variant, place in (("bias", _C.pack), ("bias_apart", list)):
+    op(
+        "linear_joined",
+        "copy binary reduce",
+        [case(N(*x), *(N(*one) for one in w), *(N(one[0]) for one in w)) for x, w in JOINED]
+        + [case(N(4, 65, 128), N(200, 128), N(100, 128), N(200), N(100), big=True)],
+        lambda x, *w, place=place: _C.linear_joined(x, list(place(w[: len(w) // 2])), list(place(w[len(w) // 2 :]))),
+        lambda x, *w: x @ np.concatenate(w[: len(w) // 2]).T + np.concatenate(w[len(w) // 2 :]),
+        variant=variant,
+        accumulations=lambda x, *w: x.shape[-1] + 2,
+        roundings=2,
+        magnitude=lambda x, *w: (
+            np.abs(x) @ np.abs(np.concatenate(w[: len(w) // 2])).T + np.abs(np.concatenate(w[len(w) // 2 :]))
+        ),
+        torch=lambda torch, x, *w: torch.nn.functional.linear(
+            x, torch.cat(w[: len(w) // 2]), torch.cat(w[len(w) // 2 :])
+        ),
+        selects="gemm",
+        strided="close",
+        errors=JOINED_BIAS_ERRORS if variant == "bias" else (),
+    )
+
 # ---- per-token layers ------------------------------------------------------------------------------------------------
 
 op(

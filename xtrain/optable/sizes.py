@@ -55,6 +55,10 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "linear:bias": case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden)),
         "linear_joined": case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width)),
         "linear_joined:apart": case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width)),
+        **dict.fromkeys(
+            ("linear_joined:bias", "linear_joined:bias_apart"),
+            case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width), N(d.hidden), N(d.hidden)),
+        ),
         "embedding": case(Ids(0, d.words, batch, d.length), N(d.words, d.width)),
         "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
         "rms_norm:no weight": case(N(batch, d.length, d.width)),

@@ -40,7 +40,7 @@ from .safetensors import SafetensorsFile, chunks
 __all__ = [
     "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryReader", "DirectoryWriter", "SafetensorsFile", "checkpoint_name",
     "checkpoint_step", "chunks", "clean_temporary", "displaced_hint", "find_checkpoints", "find_displaced",
-    "first_valid", "has_weights", "is_emergency", "load_checkpoint", "load_model", "modified", "newest_valid", "parse_size",
-    "read_config", "read_tensors", "read_trainer_state", "remove_checkpoint", "save_checkpoint", "save_model",
-    "set_aside_after", "verify_checkpoint",
+    "first_valid", "has_weights", "is_emergency", "load_checkpoint", "load_model", "modified", "newest_valid",
+    "parse_size", "read_config", "read_tensors", "read_trainer_state", "remove_checkpoint", "save_checkpoint",
+    "save_model", "set_aside_after", "verify_checkpoint",
 ]  # fmt: skip

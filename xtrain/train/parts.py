@@ -45,8 +45,8 @@ def options_of_model(model: LanguageModel, values: Mapping[str, Any]) -> dict[st
 
 def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False) -> Corpus:
     """Open the data with the tokenizer of the checkpoint or model directory that the run starts from, else that of the
-    option `tokenizer`, else that of the data, else bytes. A directory with weights and no tokenizer knows bytes. own: the model is given as an object, and
-    the option `model` names no directory.
+    option `tokenizer`, else that of the data, else bytes. A directory with weights and no tokenizer knows
+    bytes. own: the model is given as an object, and the option `model` names no directory.
     """
     source = checkpoint
     if source is None and not own and config.model.preset not in PRESETS:

@@ -1,11 +1,13 @@
-/* linear_joined.c - y = x [W_0; W_1; ...]^T: the products of one input with several weights, side by side in one output.
- * x [..., in], weights [out_i, in], y [..., sum of out_i].
+/* linear_joined.c - y = x [W_0; W_1; ...]^T + [b_0, b_1, ...]: the products of one input with several weights, side by side in one output.
+ * x [..., in], weights [out_i, in], biases [out_i] or none, y [..., sum of out_i].
  *
  * Weights that lie one after the other in memory are read as one: one product forward, one for dx = dy [W_0; W_1; ...], which adds up
  * over all weights before it rounds, and one for dW = dy^T x, into gradients that lie together: new ones do, and so does a .grad that
  * came from here. Other weights are multiplied one by one, with the bits of separate layers: into the columns of y, and into dx from the
- * last to the first as the tape adds them up.
+ * last to the first as the tape adds them up. Biases that lie so are added at once, and the gradients of all biases are parts of one sum
+ * of dy over its rows.
  */
+#include "contract/elementwise.h"
 #include "ops/ops.h"
 
 #include <string.h>
@@ -33,6 +35,53 @@ done:
     return status;
 }
 
+/* Vectors that lie one after the other, as one of `length`; NULL for others. Borrows their memory. */
+static bool join_vectors(int count, XtTensor *const *vectors, int64_t length, XtView *out) {
+    *out = (XtView){.data = vectors[0]->data, .dtype = vectors[0]->dtype, .ndim = 1, .shape = {length}};
+    xt_view_set_contiguous(out);
+    bool together = xt_view_is_contiguous(&vectors[0]->view);
+    for (int i = 1; i < count && together; i++) together = xt_adjoin(vectors[i - 1], vectors[i]);
+    return together;
+}
+
+/* y[:, columns of weight i] += b_i */
+static XtStatus add_biases(int count, XtTensor *const *biases, XtTensor *y) {
+    XtTensor *part = NULL;
+    XtStatus status = XT_OK;
+    XtView all;
+    int64_t start = 0;
+    bool together = join_vectors(count, biases, y->shape[1], &all);
+    for (int i = 0; i < (together ? 1 : count); start += biases[i++]->shape[0]) {
+        XtView bias = together ? all : biases[i]->view;
+        XT_TRY(columns(y, start, bias.shape[0], &part));
+        bias = (XtView){.data = bias.data,
+                        .dtype = bias.dtype,
+                        .ndim = 2,
+                        .shape = {y->shape[0], bias.shape[0]},
+                        .strides = {0, bias.strides[0]}};
+        XT_TRY(xt_backend_of(y)->binary(&(XtBinary){.op = XT_ADD, .out = part->view, .a = part->view, .b = bias}));
+        xt_tensor_release(part);
+        part = NULL;
+    }
+done:
+    xt_tensor_release(part);
+    return status;
+}
+
+/* Of the biases, one weight's each: the number and shapes. */
+static XtStatus check_biases(const XtCall *c, const XtTensor *x) {
+    XtTensor *const *weights = c->arg[1].tensors, *const *biases = c->arg[2].tensors;
+    int count = c->arg[1].count;
+    if (c->arg[2].count != count)
+        return xt_error(XT_VALUE_ERROR, "linear_joined: biases must hold one tensor a weight, %d, or be None, got %d", count,
+                        c->arg[2].count);
+    for (int i = 0; i < count; i++) {
+        XT_CHECK(xt_check_like(c->op, "input", x, "every bias", biases[i]));
+        XT_CHECK(xt_check_shape(c->op, "every bias", biases[i], 1, weights[i]->shape));
+    }
+    return XT_OK;
+}
+
 static XtStatus forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor, *const *weights = c->arg[1].tensors, *rows = NULL, *joined = NULL, *y = NULL;
     int count = c->arg[1].count;
@@ -49,6 +98,7 @@ static XtStatus forward(XtCall *c) {
         XT_TRY(xt_check_shape(c->op, "every weight", weights[i], 2, want));
         out += weights[i]->shape[0];
     }
+    if (c->arg[2].given) XT_TRY(check_biases(c, x));
     XT_TRY(xt_as_rows(x, &rows));
     XT_TRY(xt_empty_shape(x, x->dtype, 2, (int64_t[]){rows->shape[0], out}, &y));
     XT_TRY(xt_join_rows(count, weights, &joined));
@@ -57,6 +107,7 @@ static XtStatus forward(XtCall *c) {
         XT_TRY(forward_one(rows, weights[i], start, y));
         start += weights[i]->shape[0];
     }
+    if (c->arg[2].given) XT_TRY(add_biases(count, c->arg[2].tensors, y));
     XT_TRY(xt_save(c, rows));
     for (int i = 0; i < count; i++) XT_TRY(xt_save(c, weights[i]));
     memcpy(shape, x->shape, sizeof shape);
@@ -125,10 +176,36 @@ done:
     return status;
 }
 
+/* din of the biases: parts of one sum, each with references and a version of its own. */
+static XtStatus bias_gradients(XtNode *n, int count, XtTensor *const *weights, XtTensor *dy, XtTensor **din) {
+    XtTensor *sum = NULL;
+    XtStorage *part = NULL;
+    XtStatus status = XT_OK;
+    size_t offset = 0, nbytes;
+    bool needed = false;
+    for (int i = 0; i < count; i++) needed = needed || xt_node_needs(n, 1 + count + i);
+    if (!needed) return XT_OK;
+    XT_TRY(xt_sum_to(dy, 1, &dy->shape[1], &sum));
+    for (int i = 0; i < count; i++, offset += nbytes) {
+        XtView view = {.dtype = dy->dtype, .ndim = 1, .shape = {weights[i]->shape[0]}};
+        xt_view_set_contiguous(&view);
+        nbytes = (size_t)view.shape[0] * xt_dtype_size(view.dtype);
+        if (!xt_node_needs(n, 1 + count + i)) continue;
+        XT_TRY(xt_storage_part(sum->storage, offset, nbytes, &part));
+        view.data = nbytes ? part->data : NULL;
+        status = xt_tensor_from_view(part, &view, &din[1 + count + i]);
+        xt_storage_release(part);
+        if (status != XT_OK) goto done;
+    }
+done:
+    xt_tensor_release(sum);
+    return status;
+}
+
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *rows, *weights[MOST], *dy = NULL, *dyt = NULL, *part = NULL, *transposed = NULL;
     XtStatus status = XT_OK;
-    int count = n->inputs - 1;
+    int count = xt_node_args(n)[1].count;
     int64_t start = 0;
     bool needs_weights = false, all = false;
     XT_TRY(xt_node_saved(n, 0, &rows));
@@ -138,6 +215,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     }
     XT_TRY(xt_as_rows(dout[0], &dy));
     if (xt_node_needs(n, 0)) XT_TRY(input_gradient(n, count, weights, dy, din));
+    if (xt_node_args(n)[2].given) XT_TRY(bias_gradients(n, count, weights, dy, din));
     if (!needs_weights) goto done;
     XT_TRY(xt_transposed(dy, &dyt));
     XT_TRY(joined_gradient(n, count, weights, dyt, rows, din, &all));
@@ -160,10 +238,11 @@ done:
 
 const XtOp xt_op_linear_joined = {
     .name = "linear_joined",
-    .signature = "input: Tensor, weights: Tensors -> Tensor",
+    .signature = "input: Tensor, weights: Tensors, biases: Tensors? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc =
-        "The outputs of linear(input, weight) for each weight, side by side in the last dim. input [..., in], 1 to 8 weights "
-        "[out_i, in]; all of one floating point dtype. Weights that lie one after the other in memory (see pack) are one product.",
+        "The outputs of linear(input, weight, bias) for each weight, side by side in the last dim. input [..., in], 1 to 8 weights "
+        "[out_i, in], as many biases [out_i] or None; all of one floating point dtype. Weights that lie one after the other in "
+        "memory (see pack) are one product.",
 };

@@ -12,7 +12,9 @@ static PyObject *argument_object(const PyParam *param, const XtArg *arg) {
         if (arg->tensor == NULL) Py_RETURN_NONE;
         return py_wrap_borrowed(arg->tensor);
     case XT_ARG_OPERAND: return arg->tensor != NULL ? py_wrap_borrowed(arg->tensor) : scalar_object(&arg->scalar);
-    case XT_ARG_TENSORS: return py_wrap_tuple(arg->tensors, arg->count);
+    case XT_ARG_TENSORS:
+        if (!arg->given) Py_RETURN_NONE;
+        return py_wrap_tuple(arg->tensors, arg->count);
     case XT_ARG_INTS:
         if (!arg->given && arg->count == 0) Py_RETURN_NONE;
         if (arg->count == 1 && !arg->is_sequence) return PyLong_FromLongLong(arg->ints[0]);

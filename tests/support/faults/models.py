@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from faults.table import Fault
+from faults.table import FORWARD, Fault
 
 _NN = "tests/nn/test_nn.py::"
 _MODEL = "tests/nn/test_model.py::"
 _FUNCTION = "tests/core/test_function.py::"
 _RULES = "tests/nn/test_module_rules.py::"
 _MEMBERS = "tests/nn/test_members.py::"
+_JOINED = "tests/nn/test_joined.py::"
 
 FAULTS = [
     Fault("linear: a bias of the outputs", "xtrain/nn/layers.py", "bound = 1.0 / math.sqrt(self.in_features)", "bound = 1.0 / math.sqrt(self.out_features)", "uniform in [-1/sqrt(in), 1/sqrt(in))", _RULES + "test_a_bias_starts_within_its_bound"),
     Fault("norm: the default eps", "xtrain/nn/layers.py", "if weight is None or eps is None or len(self.normalized_shape) != 1:", "eps = 1e-6 if eps is None else eps\n        if weight is None or len(self.normalized_shape) != 1:", "eps None is the machine epsilon of x's dtype", _RULES + "test_the_eps_of_a_norm_is_that_of_the_dtype"),
-    Fault("joined: a bias is lost", "xtrain/nn/layers.py", "if not is_stock(layer, Linear) or layer.bias is not None:", "if not is_stock(layer, Linear):", "joined without bias only", _RULES + "test_a_bias_is_not_lost_in_a_joined_product"),
+    Fault("joined: a bias is lost", "xtrain/nn/layers.py", " or (bias is None) != (biases[-1] is None)):", "):", "joined where all have a bias or none", _RULES + "test_a_bias_is_not_lost_in_a_joined_product"),
+    Fault("joined: biases leave their place", "xtrain/nn/module.py", "        for run in reversed(open_):\n            if run[-1]", "        for run in open_[-1:]:\n            if run[-1]", "Module.to keeps together what lay together", _JOINED + "test_biases_are_joined_forward_and_backward"),
+    Fault("joined: no biases", "csrc/ops/gemm/linear_joined.c", "    if (c->arg[2].given) XT_TRY(add_biases(count, c->arg[2].tensors, y));\n", "", "y = x W^T + b", _JOINED + "test_generation_is_that_of_separate_products"),
+    Fault("joined: one bias for all", "csrc/ops/gemm/linear_joined.c", "XT_TRY(xt_storage_part(sum->storage, offset, nbytes, &part));", "XT_TRY(xt_storage_part(sum->storage, 0, nbytes, &part));", "the gradients of biases are parts of one sum", _JOINED + "test_biases_are_joined_forward_and_backward"),
+    Fault("joined: a frozen bias has a gradient", "csrc/ops/gemm/linear_joined.c", "        if (!xt_node_needs(n, 1 + count + i)) continue;\n", "        if (!xt_node_needs(n, 1 + count + i)) goto done;\n", "frozen biases take no gradient from others", _JOINED + "test_frozen_biases"),
+    Fault("joined: biases apart lie together", "csrc/ops/gemm/linear_joined.c", "together = xt_adjoin(vectors[i - 1], vectors[i]);", "together = true;", "biases that lie apart", FORWARD + "'linear_joined and bias_apart'"),
     Fault("module: hooks of a copy of the list", "xtrain/nn/module.py", "                if changed is not None:\n                    result = changed\n", "                if changed:\n                    result = changed\n", "what a hook returns, if not None, replaces the result", _RULES + "test_what_a_forward_hook_returns_replaces_the_result"),
     Fault("module: a state that does not fit", "xtrain/nn/module.py", "            if tuple(value.shape) != tuple(tensor.shape):\n                raise ValueError(\n                    f\"load_state_dict: {key}", "            if value.numel() != tensor.numel():\n                raise ValueError(\n                    f\"load_state_dict: {key}", "every shape must fit", _RULES + "test_a_state_of_another_shape_is_refused"),
     Fault("module: buffers that are not kept", "xtrain/nn/module.py", "                if (module._buffers or {})[name]:\n", "                if name in (module._buffers or {}):\n", "persistent buffers are part of state_dict", _RULES + "test_buffers_of_a_state"),
