@@ -16,7 +16,8 @@ from run import one_case
 pytestmark = pytest.mark.on_cpu
 
 
-def test_random_programs_agree_with_pytorch(tmp_path) -> None:
+def test_random_programs_agree_with_pytorch(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(programs, "BESIDE", 0.3)
     family = programs.Programs(tmp_path)
     assert family.second is differs
     assert not [wrong for number in range(400) if (wrong := one_case(family, 11, number))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from frame import Wrong
-from values import DTYPE, FLOATS, INTS, LARGEST, Program, Value, broadcasts, is_tame, mirrored, numbers
+from values import DTYPE, FLOATS, INTS, LARGEST, Program, Value, alike, broadcasts, is_tame, mirrored, numbers
 
 import xtrain as xt
 from xtrain import _C
@@ -23,8 +24,9 @@ class Moves(Program):
         shadow = move(x.shadow)
         if tensor.shape != shadow.shape:
             raise Wrong(f"{call}: shape must be {shadow.shape}, got {tensor.shape}")
+        number = len(self.values)
         self.trace.append(
-            f"v{len(self.values)} = {call} of v{self.values.index(x)} -> {tensor.shape} strides {tensor.stride()}"
+            lambda: f"v{number} = {call} of v{self.values.index(x)} -> {tensor.shape} strides {tensor.stride()}"
         )
         out = self.keep(tensor, shadow, x.memory)
         self.same(out, call)
@@ -37,7 +39,7 @@ class Moves(Program):
         self.record("move", [x], out, places=places)
 
     def same(self, value: Value, what: str) -> None:
-        if not np.array_equal(numbers(value.tensor), value.shadow, equal_nan=value.shadow.dtype.kind == "f"):
+        if not alike(numbers(value.tensor), value.shadow):
             raise Wrong(f"{what}: v{self.values.index(value)} has other numbers than its shadow")
 
     # ---- views
@@ -72,7 +74,7 @@ class Moves(Program):
         else:
             shape = tuple(n if n != 1 or chance.random() < 0.5 else chance.choice((0, 1, 2, 3)) for n in s.shape)
             shape = (*(chance.choice((1, 2, 3)) for _ in range(chance.choice((0, 0, 1)))), *shape)
-            if np.prod(shape, dtype=np.int64) <= 2000:
+            if math.prod(shape) <= 2000:
                 self.alias(f"expand {shape}", x, _C.expand(x.tensor, shape), lambda s: expanded(s, shape))
 
     def index(self) -> None:
@@ -296,7 +298,7 @@ def itself(x: np.ndarray) -> np.ndarray:
 
 def _regrouped(chance: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Another shape of as many elements."""
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     out: list[int] = []
     if count == 0:
         out = [n for n in shape if n]

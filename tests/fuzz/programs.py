@@ -21,7 +21,7 @@ import rules
 from frame import Family, Wrong
 from functions import Functions
 from moves import Moves
-from values import CPU, ENTRY, FLOATS, LARGEST, POOL, Value, numbers, taken
+from values import CPU, ENTRY, FLOATS, LARGEST, POOL, Trace, Value, alike, numbers, taken, told
 
 from xtrain import _C
 from xtrain.optable.judge import additions, sum_to
@@ -50,13 +50,14 @@ STEPS = (
 STEPS_OF_A_GRAPH = (*COMPUTE, *MOVE)
 
 
+BESIDE = 0.03  # of the programs with a graph get a second opinion, which judges references and rules and not the core
 Second = Callable[..., str]  # another opinion on reference and rule of a step: "" or what differs
 
 
 class Whole(Functions, Moves):
-    def __init__(self, chance: random.Random, trace: list[str], second: Second | None = None) -> None:
+    def __init__(self, chance: random.Random, trace: Trace, second: Second | None = None) -> None:
         super().__init__(chance, trace)
-        self.second = second if self.records and chance.random() < 0.3 else None
+        self.second = second if self.records and chance.random() < BESIDE else None
         self.structure = ""
 
     def run(self) -> int:
@@ -141,12 +142,10 @@ class Whole(Functions, Moves):
             _C.backward([v.tensor for v in roots], tensors, False)
             for v in leaves:
                 old, new = first[id(v)], v.tensor.grad
-                if (old is None) != (new is None) or (
-                    old is not None and not np.array_equal(numbers(old), numbers(new), equal_nan=True)
-                ):
+                if (old is None) != (new is None) or (old is not None and not alike(numbers(old), numbers(new))):
                     raise Wrong(f"v{self.values.index(v)}: the second backward gives another gradient")
         for v in self.values:
-            if v.shadow.dtype.kind == "f" and not np.array_equal(numbers(v.tensor), v.shadow, equal_nan=True):
+            if v.shadow.dtype.kind == "f" and not alike(numbers(v.tensor), v.shadow):
                 raise Wrong(f"backward changed v{self.values.index(v)}")
 
     def expect(self, grads: dict[int, Any], seeds: dict[int, np.ndarray]) -> None:
@@ -306,13 +305,13 @@ class Programs(Family):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.trace: list[str] = []
+        self.trace: Trace = []
         self.second = _second_opinion()
         _C.set_num_threads(1)  # many processes run side by side
         np.seterr(all="ignore")
 
     def describe(self) -> str:
-        return "\n".join(self.trace)
+        return told(self.trace)
 
     def run(self, chance: random.Random) -> None:
         try:

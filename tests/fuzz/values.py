@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ SPECIAL = np.tile(SPECIAL, 500)
 
 def taken(pool: np.ndarray, start: int, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers of the pool in a shape."""
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     found = pool[start : start + count]
     return (found if found.size == count else np.resize(pool, count)).reshape(shape)
 
@@ -68,8 +70,15 @@ def mirrored(tensor: _C.Tensor, array: np.ndarray) -> np.ndarray:
     return shadow
 
 
+def alike(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal numbers, and NaN where NaN is. Equal bytes are the quick way to say so."""
+    if a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes():
+        return True
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f")
+
+
 def is_tame(x: np.ndarray) -> bool:
-    return bool((np.abs(x) <= TAME).all())
+    return np.count_nonzero(np.abs(x) <= TAME) == x.size
 
 
 def within(got: np.ndarray, want: np.ndarray, tolerance: Any) -> bool:
@@ -77,15 +86,22 @@ def within(got: np.ndarray, want: np.ndarray, tolerance: Any) -> bool:
     if got.shape != want.shape:
         return False
     if got.dtype.kind != "f":
-        return bool((got == want).all())
+        return np.count_nonzero(got == want) == got.size
     error = np.abs(got - want)
-    return bool(((error <= tolerance) & (error < np.inf)).all())
+    return np.count_nonzero((error <= tolerance) & (error < np.inf)) == error.size
+
+
+Trace = list[str | Callable[[], str]]  # what a program did: most of it is put into words after a finding only
+
+
+def told(trace: Trace) -> str:
+    return "\n".join(step if isinstance(step, str) else step() for step in trace)
 
 
 class Program:
     """A program that is being made up while it runs."""
 
-    def __init__(self, chance: random.Random, trace: list[str]) -> None:
+    def __init__(self, chance: random.Random, trace: Trace) -> None:
         self.chance, self.trace = chance, trace
         self.trace.clear()
         self.values: list[Value] = []
@@ -97,7 +113,7 @@ class Program:
         chance = self.chance
         while True:
             sizes = tuple([chance.choice(SIZES) for _ in range(chance.choice((0, 1, 1, 2, 2, 2, 3, 3, most)))])
-            if np.prod(sizes, dtype=np.int64) <= (4096 if chance.random() < 0.02 else 400):
+            if math.prod(sizes) <= (4096 if chance.random() < 0.02 else 400):
                 return sizes
 
     def draw(self, shape: tuple[int, ...], dtype: str, positive: bool = False, tame: bool = False) -> np.ndarray:
@@ -146,9 +162,8 @@ class Program:
         tensor = self.place(shadow, dtype)
         if self.records and dtype in FLOATS and chance.random() < 0.8:
             tensor.requires_grad_()
-        self.trace.append(
-            f"v{len(self.values)} = {dtype} {shape} strides {tensor.stride()}{' leaf' * tensor.requires_grad}"
-        )
+        number, leaf = len(self.values), " leaf" * tensor.requires_grad
+        self.trace.append(lambda: f"v{number} = {dtype} {shape} strides {tensor.stride()}{leaf}")
         return self.keep(tensor, mirrored(tensor, shadow))
 
     def keep(self, tensor: _C.Tensor, shadow: np.ndarray, memory: list[Value] | None = None) -> Value:
@@ -184,8 +199,11 @@ class Program:
         arrays = [v.shadow for v in inputs] if arrays is None else arrays
         dtype = NAME[tensor.dtype]
         want = np.asarray(entry.reference(*arrays, **kwargs)) if want is None else want
+        number = len(self.values)
         self.trace.append(
-            f"v{len(self.values)} = {call}({', '.join(f'v{self.values.index(v)}' for v in inputs)}, {kwargs}) -> {dtype} {tensor.shape}"
+            lambda: (
+                f"v{number} = {call}({', '.join(f'v{self.values.index(v)}' for v in inputs)}, {kwargs}) -> {dtype} {tensor.shape}"
+            )
         )
         got = numbers(tensor)
         if dtype in FLOATS:
