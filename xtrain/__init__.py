@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     from . import cli as cli
     from . import cuda as cuda
     from . import data as data
+    from . import distributed as distributed
     from . import functional as functional
     from . import generation as generation
     from . import lora as lora
@@ -166,6 +167,7 @@ else:
             "cli",
             "cuda",
             "data",
+            "distributed",
             "functional",
             "generation",
             "lora",

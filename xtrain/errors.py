@@ -24,6 +24,12 @@ class NonFiniteError(FloatingPointError):
     """
 
 
+class PeerError(RuntimeError):
+    """Another process of the run is missing, has left, or does something else. The engine that started the run may
+    start it again: the command ends with status 75.
+    """
+
+
 def shown(value: Any, most: int = 100) -> str:
     """A value, or the text of an exception, for a message: one line of some `most` printable characters. An int
     of thousands of digits, and what is nested deeply, has no repr.

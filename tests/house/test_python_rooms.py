@@ -22,6 +22,7 @@ ORDER = [
     "ground",  # the files beside the folders, but __main__.py, and tensors/, notebook/, profiling/
     "nn",
     "optim",
+    "distributed",
     "registry",  # these files of models/
     "saving",
     "lora",

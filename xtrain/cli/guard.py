@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError, PeerError
 
 
 def fail(message: str, status: int) -> int:
@@ -35,6 +35,8 @@ def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
             raise
         if isinstance(error, ConfigError):
             return fail(str(error), 2)
+        if isinstance(error, PeerError):
+            return fail(str(error), 75)  # EX_TEMPFAIL: whoever started the ranks may start them again
         if isinstance(error, (DataError, CheckpointError, NonFiniteError)):
             return fail(str(error), 1)
         if isinstance(error, OSError) and (place := _place_of(error)):

@@ -1,0 +1,210 @@
+"""Several processes: they meet, exchange bytes in order, and say in one sentence why they do not."""
+
+import socket
+
+import pytest
+from ranks import HANGS, run_ranks
+from runs import python
+
+import xtrain as xt
+from xtrain.distributed.env import Launch
+from xtrain.distributed.store import meet
+from xtrain.errors import ConfigError, PeerError
+
+TALK = """
+import sys, xtrain as xt
+from xtrain.errors import PeerError
+d = xt.distributed
+d.init()
+me, all_ = d.rank(), d.world_size()
+assert d.is_initialized() and d.launcher() == "by hand" and (d.local_rank(), d.local_world_size()) == (me, all_)
+t = xt.tensor([float(me), 10.0 + me])
+for dtype in (xt.float32, xt.bfloat16, xt.int64):
+    gathered = d.all_gather(t.to(dtype))
+    assert gathered.dtype is dtype and gathered.tolist() == [[r, 10 + r] for r in range(all_)]
+x = xt.arange(2 * all_) + 100 * me
+assert d.all_to_all(x).tolist() == [100 * r + 2 * me + k for r in range(all_) for k in range(2)]
+assert d.broadcast(t, all_ - 1).tolist() == [all_ - 1, 9.0 + all_]
+assert d.gather_json({"me": [me, None]}) == [{"me": [r, None]} for r in range(all_)]
+assert d.all_gather(xt.zeros(0, 3)).shape == (all_, 0, 3)
+big = xt.full((1 << 20,), float(me))  # more than sockets hold
+assert d.all_gather(big).sum(1).tolist() == [float(r << 20) for r in range(all_)]
+# The tree of four: (x0 + x1) + (x2 + x3); every other order gives another sum here.
+y = xt.tensor([1.0, 2.0**-24, 2.0**-24, 2.0**-24][me % 4])
+want = [1.0 + 2.0**-23, 1.0][0] if all_ == 4 else None
+assert d.all_reduce(y).item() == want or all_ != 4, d.all_reduce(y).item()
+assert d.all_reduce(t, "max").tolist() == [all_ - 1, 9.0 + all_] and d.all_reduce(t, "min").tolist() == [0, 10]
+assert d.reduce_scatter(xt.arange(all_) + me).tolist() == [all_ * me + all_ * (all_ - 1) // 2]
+d.barrier("the end")
+if sys.argv[1] == "differ":
+    try:
+        d.all_gather(t if me else t.reshape(2, 1))
+    except PeerError as error:
+        print(error)
+elif sys.argv[1] == "leave":
+    if me == 1:
+        raise ValueError("no luck")
+    try:
+        d.barrier("after")
+    except PeerError as error:
+        print(error)
+d.shutdown()
+"""
+
+
+def test_exchanges(tmp_path):
+    """Four ranks, whose exchanges differ in the end: all hear both."""
+    found = run_ranks(4, ["-c", TALK, "differ"], tmp_path)
+    assert [one.status for one in found] == [0] * 4, found
+    for one in found:
+        assert 'exchange 15 of rank 0 is \'{"all_gather": "float32 (2, 1)"}\'' in one.out, found
+        assert '"float32 (2,)"' in one.out
+
+
+def test_a_rank_that_leaves_says_why(tmp_path):
+    found = run_ranks(3, ["-c", TALK, "leave"], tmp_path)
+    assert [one.status for one in found] == [0, 1, 0], found
+    assert [one.out for one in found] == ["distributed: rank 1 left: ValueError: no luck\n", "", found[0].out]
+    assert "ValueError: no luck" in found[1].err
+
+
+def test_ranks_must_have_one_version(tmp_path):
+    code = (
+        "import os, sys, xtrain as xt\nfrom xtrain.distributed import world\n"
+        "if os.environ['XTRAIN_RANK'] == '1': world.__version__ = '9'\n"
+        "from xtrain.cli.guard import guard\nsys.exit(guard(lambda words: xt.distributed.init(), []))"
+    )
+    for one in run_ranks(2, ["-c", code], tmp_path):
+        assert one.status == 2 and one.err.startswith("xtrain: error: distributed: version of xtrain must be the same")
+        assert "on rank 0 and '9' on rank 1" in one.err
+
+
+def launch(rank=0, size=2, port=None, file="", token="a", run="r", restart=0):
+    ports = (port,) if port else ()
+    return Launch("test", rank, size, rank, size, "127.0.0.1" if port else "", ports, file, run, restart, token)
+
+
+def test_the_port_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError,
+            match=f"^distributed: rank 0 must listen on 127.0.0.1 port {port}, got: Address already in use$",
+        ):
+            meet(launch(port=port), HANGS)
+
+
+def test_a_rank_is_missing(tmp_path):
+    with pytest.raises(PeerError, match=r"^distributed: ranks 1, 2 of 3 did not come within 0.05 s$"):
+        meet(launch(size=3, file=str(tmp_path / "meeting")), 0.05)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(PeerError, match=r"^distributed: rank 0 was not found at .*meeting within 0.05 s by rank 1$"):
+        meet(launch(1, file=str(tmp_path / "meeting")), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"token": "b"}, "rank 1 has another token than rank 0"),
+        ({"size": 3}, "the world size is 2 on rank 0, got 3"),
+        ({"rank": 2, "size": 2}, "rank 2 is there already"),
+    ],
+)
+def test_a_stranger_is_refused(other, message, tmp_path):
+    """And the rank that belongs there joins after it."""
+    import json
+    import threading
+
+    from xtrain.distributed import store
+
+    file = str(tmp_path / "meeting")
+    found = {}
+    mine = launch(file=file)
+    server = threading.Thread(target=lambda: found.update(meet(mine, HANGS)))
+    server.start()
+    try:
+        while not (address := store._read_meeting(file))[1]:
+            assert server.is_alive()
+        stranger = launch(**{"rank": 1, "port": address[1][0], **other})
+        with pytest.raises(ConfigError, match=f"^distributed: rank {stranger.rank} was refused: {message}$"):
+            meet(stranger, HANGS)
+        for changed, said in (({"run": "s"}, "belongs to another run, 'r'"), ({"restart": 1}, "start 0 of the run, got start 1")):  # fmt: skip
+            foreign = launch(**{"rank": 1, "port": address[1][0], **changed})
+            with pytest.raises(PeerError, match=rf"within 0.2 s by rank 1; it said: .*{said}"):
+                meet(foreign, 0.2)
+        with socket.create_connection(("127.0.0.1", address[1][0])) as silent:
+            silent.sendall(store.LENGTH.pack(1 << 60))  # no greeting
+        assert json.loads((tmp_path / "meeting").read_text())["token"] == mine.token
+        assert (tmp_path / "meeting").stat().st_mode & 0o777 == 0o600
+    finally:
+        right = meet(launch(1, file=file), HANGS)
+        server.join()
+    for one in [*right.values(), *found.values()]:
+        one.close()
+
+
+def test_a_rank_that_comes_twice_is_refused(tmp_path):
+    import threading
+
+    file = str(tmp_path / "meeting")
+    found = {}
+    server = threading.Thread(target=lambda: found.update(meet(launch(size=3, file=file), HANGS)))
+    server.start()
+    connections = []
+    try:
+        connections += meet(launch(1, size=3, file=file), HANGS).values()
+        with pytest.raises(ConfigError, match="^distributed: rank 1 was refused: rank 1 is there already$"):
+            meet(launch(1, size=3, file=file), HANGS)
+    finally:
+        connections += meet(launch(2, size=3, file=file), HANGS).values()
+        server.join()
+    for one in [*connections, *found.values()]:
+        one.close()
+
+
+def test_exchanges_need_init(monkeypatch):
+    for name, value in {"XTRAIN_RANK": "1", "XTRAIN_WORLD_SIZE": "2", "XTRAIN_STORE": "file:/x"}.items():
+        monkeypatch.setenv(name, value)
+    assert (xt.distributed.rank(), xt.distributed.world_size(), xt.distributed.is_initialized()) == (1, 2, False)
+    with pytest.raises(
+        RuntimeError, match=r"^all_gather: xtrain.distributed.init\(\) must be called first on every rank$"
+    ):
+        xt.distributed.all_gather(xt.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: d.all_gather([1]), r"all_gather: t must be a Tensor, got list"),
+        (
+            lambda d: d.all_to_all(xt.ones(())),
+            r"all_to_all: the first dimension of t must be a multiple of 1, got shape",
+        ),
+        (lambda d: d.broadcast(xt.ones(1), 1), r"broadcast: src must be a rank in \[0, 1\), got 1"),
+        (lambda d: d.all_reduce(xt.ones(1), "mean"), r"all_reduce: op must be sum, max or min, got 'mean'"),
+        (lambda d: d.init(timeout=0), r"init: timeout must be a number of seconds greater than 0, got 0"),
+    ],
+)
+def test_wrong_arguments(call, message, monkeypatch):
+    from xtrain.distributed import world
+
+    monkeypatch.setattr(world, "_launch", None)
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        call(xt.distributed)
+
+
+def test_a_meeting_file_of_somebody_else_is_refused(tmp_path):
+    path = tmp_path / "meeting"
+    path.write_text('{"port": 1, "token": "x"}')
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"meeting must belong to this user alone, got mode 100644$"):
+        meet(launch(1, file=str(path)), HANGS)
+
+
+def test_a_missing_rank_ends_the_command_with_75():
+    code = (
+        "import sys\nfrom xtrain.cli.guard import guard\nfrom xtrain.errors import PeerError\n"
+        "def lost(words): raise PeerError('distributed: rank 1 left')\nsys.exit(guard(lost, []))"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (75, "xtrain: error: distributed: rank 1 left\n")

@@ -1,0 +1,226 @@
+"""The host plane: bytes between ranks, through rank 0's connections. It moves bytes and never adds.
+
+An exchange is the same call on every rank: each sends one message to rank 0, which answers each once all are there.
+A message carries the name of its exchange and its sizes. Where those differ between ranks, all hear both and stop.
+
+No deadlock: a rank sends, then waits; rank 0 reads from all connections at once, and writes when it has read all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import PeerError, shown
+from .store import receive_exactly
+
+Buffer = bytes | bytearray | memoryview
+Route = Callable[[int, int, list[list[Buffer]]], list[Buffer]]  # (rank, world size, what each sent) -> what it gets
+
+_HEAD = struct.Struct("<4sBQII")  # magic, kind, number of the exchange, bytes of the name, sections
+_MAGIC = b"XTX1"
+_EXCHANGE, _ANSWER, _LEFT, _FAILED = 1, 2, 3, 4
+_MOST_SECTIONS = 1 << 16
+_DRAIN = 5.0  # seconds that a leaving rank waits for the others to close
+
+
+def to_all(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+    """Everybody gets the first section of everybody."""
+    return [sections[0] for sections in sent]
+
+
+def one_each(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+    """Section j goes to rank j."""
+    return [sections[rank] for sections in sent]
+
+
+class _Reader:
+    """A message that comes in pieces: head, lengths, name, sections."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.kind = self.number = 0
+        self.name = b""
+        self.sections: list[Buffer] = []
+        self._parts = self._read()
+        self._view = memoryview(next(self._parts))
+
+    def _read(self) -> Any:
+        head = bytearray(_HEAD.size)
+        yield head
+        magic, self.kind, self.number, name, count = _HEAD.unpack(head)
+        if magic != _MAGIC or count > _MOST_SECTIONS:
+            raise PeerError("distributed: a connection brought something that is no message of xtrain")
+        lengths = bytearray(8 * count)
+        yield lengths
+        text = bytearray(name)
+        yield text
+        self.name = bytes(text)
+        for size in struct.unpack(f"<{count}Q", lengths):
+            section = bytearray(size)
+            yield section
+            self.sections.append(section)
+
+    def advance(self) -> bool:
+        """Read what is there, once; whether the message is whole. EOFError or OSError when the other end is gone."""
+        while not self._view:
+            buffer = next(self._parts, None)
+            if buffer is None:
+                return True
+            self._view = memoryview(buffer)
+        count = self.connection.recv_into(self._view)
+        if not count:
+            raise EOFError
+        self._view = self._view[count:]
+        while not self._view:
+            buffer = next(self._parts, None)
+            if buffer is None:
+                return True
+            self._view = memoryview(buffer)
+        return False
+
+
+def _send(connection: socket.socket, kind: int, number: int, name: bytes, sections: Sequence[Buffer] = ()) -> None:
+    lengths = struct.pack(f"<{len(sections)}Q", *(memoryview(section).nbytes for section in sections))
+    connection.sendall(_HEAD.pack(_MAGIC, kind, number, len(name), len(sections)) + lengths + name)
+    for section in sections:
+        if memoryview(section).nbytes:
+            connection.sendall(section)
+
+
+class HostPlane:
+    """connections: {rank: socket}, see store.meet; they belong to this from now on."""
+
+    def __init__(self, rank: int, world_size: int, connections: dict[int, socket.socket]) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._connections = connections
+        self._number = 0
+        self._over: str | None = None  # why there is no further exchange
+
+    # ---- exchanges ---------------------------------------------------------------------------------------------------
+
+    def all_gather(self, data: Buffer, name: str) -> list[Buffer]:
+        """What every rank gave, in the order of ranks; sizes may differ."""
+        return self._exchange([data], {"all_gather": name}, to_all)
+
+    def all_to_all(self, parts: Sequence[Buffer], name: str) -> list[Buffer]:
+        """What every rank gave for this one: parts[j] goes to rank j. All parts of all ranks have one size."""
+        sizes = [memoryview(part).nbytes for part in parts]
+        return self._exchange(list(parts), {"all_to_all": name, "bytes": sizes}, one_each)
+
+    def broadcast(self, data: Buffer | None, source: int, name: str) -> Buffer:
+        """What rank `source` gave; the others give None."""
+
+        def route(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+            return [sent[source][0]]
+
+        return self._exchange([data if data is not None else b""], {"broadcast": name, "src": source}, route)[0]
+
+    def _exchange(self, sections: list[Buffer], signature: dict[str, Any], route: Route) -> list[Buffer]:
+        if self._over is not None:
+            raise PeerError(self._over)
+        self._number += 1
+        name = json.dumps(signature).encode()
+        try:
+            if self.rank == 0:
+                return self._collect(sections, name, route)
+            return self._ask(sections, name)
+        except BaseException as error:
+            # A rank that was interrupted here is out of step with the others: whatever it does, nothing more is said.
+            self._over = str(error) if isinstance(error, PeerError) else f"distributed: {_why(error)}"
+            raise
+
+    def _ask(self, sections: list[Buffer], name: bytes) -> list[Buffer]:
+        connection = self._connections[0]
+        # Rank 0 may have said why it left, and closed: that is read even where sending fails.
+        with contextlib.suppress(OSError):
+            _send(connection, _EXCHANGE, self._number, name, sections)
+        reader = _Reader(connection)
+        try:
+            while not reader.advance():
+                pass
+        except (EOFError, OSError):
+            raise PeerError("distributed: rank 0 left without a word") from None
+        if reader.kind != _ANSWER:
+            raise PeerError(reader.name.decode("utf-8", "replace"))
+        return reader.sections
+
+    def _collect(self, sections: list[Buffer], name: bytes, route: Route) -> list[Buffer]:
+        sent: list[list[Buffer]] = [[] for _ in range(self.world_size)]
+        sent[0] = sections
+        with selectors.DefaultSelector() as waiting:
+            for rank, connection in self._connections.items():
+                waiting.register(connection, selectors.EVENT_READ, (rank, _Reader(connection)))
+            while waiting.get_map():
+                for key, _ in waiting.select():
+                    rank, reader = key.data
+                    try:
+                        if not reader.advance():
+                            continue
+                    except (EOFError, OSError):
+                        self._fail(f"distributed: rank {rank} left without a word", rank)
+                    if reader.kind == _LEFT:
+                        self._fail(f"distributed: rank {rank} left: {reader.name.decode('utf-8', 'replace')}", rank)
+                    if (reader.number, reader.name) != (self._number, name):
+                        self._fail(
+                            f"distributed: ranks do not do the same: exchange {self._number} of rank 0 is "
+                            f"{shown(name.decode(), 300)}, exchange {reader.number} of rank {rank} is "
+                            f"{shown(reader.name.decode('utf-8', 'replace'), 300)}"
+                        )
+                    sent[rank] = reader.sections
+                    waiting.unregister(key.fileobj)
+        for rank, connection in self._connections.items():
+            try:
+                _send(connection, _ANSWER, self._number, b"", route(rank, self.world_size, sent))
+            except OSError:
+                self._fail(f"distributed: rank {rank} left without a word", rank)
+        return route(0, self.world_size, sent)
+
+    def _fail(self, text: str, gone: int | None = None) -> None:
+        """Tell all others, and raise."""
+        self._say(_FAILED, text, gone)
+        raise PeerError(text)
+
+    def _say(self, kind: int, text: str, gone: int | None = None) -> None:
+        for rank, connection in self._connections.items():
+            if rank != gone:
+                with contextlib.suppress(OSError):
+                    connection.settimeout(_DRAIN)
+                    _send(connection, kind, self._number, text.encode())
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def leave(self, why: str) -> None:
+        """Tell the others that this rank does no further exchange, and close. Those that wait for one hear `why`."""
+        if self._over is None:
+            if self.rank == 0:
+                self._say(_FAILED, f"distributed: rank 0 left: {why}")
+            else:
+                self._say(_LEFT, why)
+            self._over = f"distributed: this rank has left: {why}"
+        deadline = time.monotonic() + _DRAIN
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+        if self.rank == 0:  # closing with unread bytes would take back what the others have not read yet
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    connection.settimeout(max(0.01, deadline - time.monotonic()))
+                    while connection.recv(1 << 16) and time.monotonic() < deadline:
+                        pass
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
+
+def _why(error: BaseException) -> str:
+    return f"an exchange was interrupted by {type(error).__name__}"
+
+
+__all__ = ["Buffer", "HostPlane", "receive_exactly"]

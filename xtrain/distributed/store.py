@@ -1,0 +1,295 @@
+"""The meeting of all ranks at rank 0: one connection a rank, from a handshake that refuses strangers.
+
+    rank 0 listens; the others connect, in any order, and try again until the deadline
+    rank 0 -> rank   MAGIC, 16 random bytes
+    rank -> rank 0   who it is (JSON), its own random bytes, and an HMAC-SHA256 of all that under the token
+    rank 0 -> rank   "welcome" and an HMAC, or a sentence that says what was refused
+
+Nothing that comes over the wire is executed or unpickled: frames are JSON and raw bytes, with their lengths in front.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from ..errors import ConfigError, PeerError, shown
+from ..files import reason
+from .env import Launch
+
+MAGIC = b"xtrain/1"
+_NONCE = 16
+_LONGEST_HELLO = 1 << 16  # bytes
+_HANDSHAKE = 30.0  # seconds: a stranger that connects and is silent costs no more
+_PAUSE = 0.02  # seconds between two rounds over the ports
+LENGTH = struct.Struct("<Q")
+
+
+class Refused(Exception):
+    """What rank 0 said to a rank. final: another attempt would hear the same."""
+
+    def __init__(self, text: str, final: bool) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+def meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
+    """Connect all ranks. Rank 0 gets {rank: socket} of the others, and they get {0: socket}.
+
+    ConfigError: the port is taken, or rank 0 refuses this rank. PeerError: a rank is missing after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    return _listen(launch, deadline, timeout) if launch.rank == 0 else {0: _connect(launch, deadline, timeout)}
+
+
+# ---- rank 0 ----------------------------------------------------------------------------------------------------------
+
+
+def _listen(launch: Launch, deadline: float, timeout: float) -> dict[int, socket.socket]:
+    token = launch.token or ("" if not launch.file else secrets.token_hex(16))
+    listener = _bind(launch)
+    done: queue.SimpleQueue[tuple[int, socket.socket] | str] = queue.SimpleQueue()
+    found: dict[int, socket.socket] = {}
+    closing = threading.Event()
+    lock = threading.Lock()
+    taken: set[int] = set()
+
+    def shake(connection: socket.socket, address: Any) -> None:
+        try:
+            connection.settimeout(max(0.1, min(_HANDSHAKE, deadline - time.monotonic())))
+            rank = _greet(launch, token, connection, taken, lock)
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            done.put((rank, connection))
+        except Refused as error:
+            connection.close()
+            done.put(f"{address[0]} was refused: {error}")
+        except (OSError, ValueError, EOFError):
+            connection.close()  # a stranger, or a rank that ended: it is missed, or comes again
+
+    def accept() -> None:
+        while not closing.is_set():
+            try:
+                connection, address = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=shake, args=(connection, address), daemon=True).start()
+
+    refused = ""
+    try:
+        if launch.file:
+            _publish(launch.file, listener.getsockname()[1], token)
+        threading.Thread(target=accept, daemon=True).start()
+        while len(found) < launch.world_size - 1:
+            try:
+                one = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                missing = [rank for rank in range(1, launch.world_size) if rank not in found]
+                raise PeerError(
+                    f"distributed: {_ranks(missing)} of {launch.world_size} did not come within {timeout:g} s"
+                    + (f"; {refused}" if refused else "")
+                ) from None
+            if isinstance(one, str):
+                refused = one
+            else:
+                found[one[0]] = one[1]
+    except BaseException:
+        for connection in found.values():
+            connection.close()
+        raise
+    finally:
+        closing.set()
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        listener.close()
+        if launch.file:
+            with contextlib.suppress(OSError):
+                os.unlink(launch.file)
+    return found
+
+
+def _ranks(ranks: list[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def _bind(launch: Launch) -> socket.socket:
+    if launch.file:
+        return socket.create_server(("127.0.0.1", 0), backlog=launch.world_size + 16)
+    last: OSError | None = None
+    for port in launch.ports:
+        try:
+            family = socket.AF_INET6 if ":" in launch.host else socket.AF_INET
+            local = launch.host in ("localhost", "::1") or launch.host.startswith("127.")
+            return socket.create_server(
+                (launch.host if local else "", port), family=family, backlog=launch.world_size + 16
+            )
+        except OSError as error:
+            last = error
+    ports = str(launch.ports[0]) if len(launch.ports) == 1 else f"{launch.ports[0]} to {launch.ports[-1]}"
+    why = os.strerror(last.errno) if last and last.errno else last
+    raise ConfigError(f"distributed: rank 0 must listen on {launch.host} port {ports}, got: {why}") from None
+
+
+def _publish(path: str, port: int, token: str) -> None:
+    """Write the meeting file, readable for this user alone; a file that an earlier job has left is replaced."""
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            json.dump({"port": port, "token": token}, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"distributed: {path}, where all ranks meet, cannot be written: {reason(error)}") from None
+
+
+def _greet(launch: Launch, token: str, connection: socket.socket, taken: set[int], lock: Any) -> int:
+    """The handshake of rank 0 with one connection: the rank that is there. Refused for one that must not join."""
+    mine = secrets.token_bytes(_NONCE)
+    connection.sendall(MAGIC + mine)
+    hello = receive(connection, _LONGEST_HELLO)
+    mac = receive(connection, 64)
+    who = json.loads(hello)
+    if not isinstance(who, dict) or not isinstance(who.get("rank"), int):
+        raise ValueError("no greeting of a rank")
+
+    def refuse(text: str, final: bool) -> Refused:
+        send(connection, json.dumps({"refused": text, "final": final}).encode())
+        return Refused(text, final)
+
+    if who.get("run") != launch.run_id:
+        raise refuse(f"rank 0 belongs to another run, {shown(launch.run_id)}", False)
+    if not hmac.compare_digest(mac, _mac(token, mine + hello)):
+        raise refuse(f"rank {who['rank']} has another token than rank 0", True)
+    if who.get("restart") != launch.restart:
+        raise refuse(f"rank 0 belongs to start {launch.restart} of the run, got start {who.get('restart')}", False)
+    if who.get("world") != launch.world_size:
+        raise refuse(f"the world size is {launch.world_size} on rank 0, got {who.get('world')}", True)
+    with lock:
+        if who["rank"] in taken or not 0 < who["rank"] < launch.world_size:
+            raise refuse(f"rank {who['rank']} is there already", True)
+        taken.add(who["rank"])
+    try:
+        theirs = bytes.fromhex(str(who.get("nonce")))
+        send(connection, json.dumps({"welcome": _mac(token, theirs + mine).hex()}).encode())
+    except BaseException:
+        taken.discard(who["rank"])  # it has ended; its next start may come
+        raise
+    return who["rank"]
+
+
+# ---- the others ------------------------------------------------------------------------------------------------------
+
+
+def _connect(launch: Launch, deadline: float, timeout: float) -> socket.socket:
+    refused: Refused | None = None
+    while True:
+        host, ports, token = launch.host, launch.ports, launch.token
+        if launch.file:
+            host, ports, token = _read_meeting(launch.file)
+        for port in ports:
+            try:
+                return _join(launch, token, host, port, deadline)
+            except Refused as error:
+                refused = error
+                if error.final:
+                    raise ConfigError(f"distributed: rank {launch.rank} was refused: {error}") from None
+            except (OSError, ValueError, EOFError):
+                pass  # not there yet, or a stranger
+        if time.monotonic() >= deadline:
+            where = launch.file or f"{launch.host} port {', '.join(map(str, launch.ports))}"
+            heard = f"; it said: {refused}" if refused else ""
+            raise PeerError(
+                f"distributed: rank 0 was not found at {where} within {timeout:g} s by rank {launch.rank}{heard}"
+            )
+        time.sleep(_PAUSE)
+
+
+def _read_meeting(path: str) -> tuple[str, tuple[int, ...], str]:
+    """Host, ports and token of a meeting file; no ports while there is none. ConfigError for one of another user."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                raise ConfigError(f"distributed: {path} must belong to this user alone, got mode {status.st_mode:o}")
+            values = json.loads(file.read(4096))
+        return "127.0.0.1", (int(values["port"]),), str(values["token"])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError):
+        return "127.0.0.1", (), ""
+
+
+def _join(launch: Launch, token: str, host: str, port: int, deadline: float) -> socket.socket:
+    wait = max(0.1, min(_HANDSHAKE, deadline - time.monotonic()))
+    connection = socket.create_connection((host, port), timeout=wait)
+    try:
+        if connection.getsockname() == connection.getpeername():  # nobody listens: the system joined it to itself
+            raise ConnectionError("connected to itself")
+        theirs = receive_exactly(connection, len(MAGIC) + _NONCE)
+        if theirs[: len(MAGIC)] != MAGIC:
+            raise ValueError("no rank 0")
+        mine = secrets.token_bytes(_NONCE)
+        who = {
+            "rank": launch.rank,
+            "world": launch.world_size,
+            "run": launch.run_id,
+            "restart": launch.restart,
+            "nonce": mine.hex(),
+        }
+        hello = json.dumps(who).encode()
+        send(connection, hello)
+        send(connection, _mac(token, bytes(theirs[len(MAGIC) :]) + hello))
+        answer = json.loads(receive(connection, _LONGEST_HELLO))
+        if "refused" in answer:
+            raise Refused(str(answer["refused"]), bool(answer.get("final")))
+        if not hmac.compare_digest(str(answer["welcome"]), _mac(token, mine + bytes(theirs[len(MAGIC) :])).hex()):
+            raise Refused("rank 0 does not know the token", True)
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _mac(token: str, data: bytes) -> bytes:
+    return hmac.digest(token.encode(), data, "sha256")
+
+
+# ---- bytes with their length in front --------------------------------------------------------------------------------
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """Send the length, then the bytes."""
+    connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(connection: socket.socket, most: int) -> bytes:
+    """What `send` sent; ValueError for more than `most` bytes, EOFError when the other end has closed."""
+    size = LENGTH.unpack(receive_exactly(connection, LENGTH.size))[0]
+    if size > most:
+        raise ValueError(f"a message of {size} bytes")
+    return bytes(receive_exactly(connection, size))
+
+
+def receive_exactly(connection: socket.socket, size: int) -> bytearray:
+    """The next `size` bytes. EOFError when the other end closes before."""
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError("the connection has ended")
+        view = view[count:]
+    return data

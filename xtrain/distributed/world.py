@@ -1,0 +1,309 @@
+"""The processes of a run, and what they say to each other: the functions of xtrain.distributed."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import _C
+from .._C import Tensor
+from .._version import __version__
+from ..errors import ConfigError, PeerError, shown
+from .env import ALONE, Launch, detect
+
+if TYPE_CHECKING:
+    from .host import Buffer, HostPlane
+
+_launch: Launch | None = None  # of init
+_plane: HostPlane | None = None  # None: alone, or before init
+
+
+def init(timeout: float = 300.0) -> None:
+    """Join the processes that torchrun, mpirun, srun or variables of your own have started: see
+    docs/how-to/distributed.md. A process alone, and one that has joined, does nothing.
+
+    Every rank must call it. ConfigError for variables that are missing or wrong, a port that is taken, a token that
+    differs, and ranks with other versions. PeerError when a rank has not come after `timeout` seconds.
+    """
+    global _launch, _plane
+    if _launch is not None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"init: timeout must be a number of seconds greater than 0, got {timeout!r}")
+    launch = detect()
+    if launch.world_size > 1:
+        from .host import HostPlane
+        from .meeting import find_others
+        from .store import meet
+
+        launch = find_others(launch)
+        _plane = HostPlane(launch.rank, launch.world_size, meet(launch, timeout))
+        _launch = launch
+        atexit.register(_at_exit)
+        check_same(_about_this_process(), "")
+    _launch = launch
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` has not."""
+    return _launch is not None
+
+
+def _known() -> Launch:
+    return _launch if _launch is not None else detect()
+
+
+def rank() -> int:
+    """The number of this process, from 0; also before `init`."""
+    return _known().rank
+
+
+def world_size() -> int:
+    """The number of processes; also before `init`."""
+    return _known().world_size
+
+
+def local_rank() -> int:
+    """The number of this process among those of its host, from 0."""
+    return _known().local_rank
+
+
+def local_world_size() -> int:
+    """The number of processes on this host."""
+    return _known().local_world_size
+
+
+def launcher() -> str:
+    """What started the processes: by hand, torchrun, Open MPI, MPICH, srun, or none."""
+    return _known().launcher
+
+
+def shutdown(why: str = "it has ended") -> None:
+    """Leave. Ranks that call an exchange after that hear `why` in a PeerError. Without `init` nothing happens."""
+    global _launch, _plane
+    plane, _launch, _plane = _plane, None, None
+    if plane is not None:
+        plane.leave(why)
+
+
+def _at_exit() -> None:
+    """A process that ends without `shutdown` says why: its last exception, where Python has shown one."""
+    error = getattr(sys, "last_value", None)
+    if _plane is not None:
+        shutdown(why_left(error) if error is not None else "it has ended")
+
+
+def why_left(error: BaseException) -> str:
+    """An exception as the other ranks hear of it."""
+    text = shown(error, 300)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def plane(name: str) -> HostPlane | None:
+    """The plane that moves bytes; None for a process alone. RuntimeError before `init` where there are others."""
+    if _launch is None and detect() != ALONE and detect().world_size > 1:
+        raise RuntimeError(f"{name}: xtrain.distributed.init() must be called first on every rank")
+    return _plane
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def gather_json(value: Any) -> list[Any]:
+    """`value`, which JSON can hold, of every rank in their order, on every rank."""
+    text = json.dumps(value)
+    link = plane("gather_json")
+    if link is None:
+        return [json.loads(text)]
+    return [json.loads(bytes(part)) for part in link.all_gather(text.encode(), "json")]
+
+
+def barrier(what: str) -> None:
+    """Return when every rank is here. what: names the place, the same on every rank; shown where ranks differ."""
+    link = plane("barrier")
+    if link is not None:
+        link.all_gather(b"", f"barrier {what}")
+
+
+def check_same(values: Mapping[str, Any], what: str) -> None:
+    """ConfigError on every rank when a value, which JSON can hold, differs between ranks. what: goes before its name."""
+    everyone: list[dict[str, Any]] = gather_json(dict(values))
+    for key in sorted({key for one in everyone for key in one}):
+        first = everyone[0].get(key)
+        others = [number for number, one in enumerate(everyone) if one.get(key) != first]
+        if others:
+            raise ConfigError(
+                f"distributed: {what}{key} must be the same on every rank, got {shown(first, 200)} on rank 0 and "
+                f"{shown(everyone[others[0]].get(key), 200)} on rank{'s' * (len(others) > 1)} "
+                f"{', '.join(map(str, others[:8]))}"
+            )
+
+
+def _about_this_process() -> dict[str, Any]:
+    """What must be equal for ranks to compute the same bits."""
+    info = _C.build_info()
+    return {
+        "version of xtrain": __version__,
+        "BLAS": str(info.get("blas", "unknown")),
+        "CPU": ", ".join(_C.cpu_features()),
+        "plane": os.environ.get("XTRAIN_PLANE", "host"),
+    }
+
+
+def together(make: Callable[[], Any]) -> Any:
+    """What `make`, called by rank 0 alone, returns (JSON values), on every rank. An error of one sentence there is
+    raised on every rank.
+    """
+    result: Any = None
+    failure: Exception | None = None
+    if rank() == 0:
+        try:
+            result = {"value": make()}
+        except Exception as error:
+            failure = error
+            result = {"error": type(error).__name__, "text": str(error)}
+    link = plane("together")
+    if link is not None:
+        result = json.loads(bytes(link.broadcast(json.dumps(result).encode() if rank() == 0 else None, 0, "together")))
+    if failure is not None:
+        raise failure
+    if "error" in result:
+        raise _same_kind(result["error"], result["text"])
+    return result["value"]
+
+
+def all_or_none(act: Callable[[], Any]) -> None:
+    """Call `act` on every rank. Where it fails on one, that one raises what it raised, and all others an error of the
+    same kind and text. `act` must not call an exchange.
+    """
+    failure: Exception | None = None
+    try:
+        act()
+    except Exception as error:
+        failure = error
+    said = gather_json(None if failure is None else [type(failure).__name__, str(failure)])
+    if failure is not None:
+        raise failure
+    for number, one in enumerate(said):
+        if one is not None:
+            raise _same_kind(one[0], f"rank {number}: {one[1]}")
+
+
+def _same_kind(kind: str, text: str) -> Exception:
+    from .. import errors
+
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        return known(text)
+    return PeerError(f"distributed: rank 0 failed: {kind}: {text}")
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _checked(name: str, t: Tensor) -> Tensor:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: t must be a Tensor, got {type(t).__name__}")
+    return t.detach()
+
+
+def _bytes(t: Tensor) -> Buffer:
+    return _C.to_bytes(t.cpu().contiguous())
+
+
+def _tensor(data: Buffer, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return _C.from_bytes(data, like.dtype, shape).to(like.device)
+
+
+def _says(t: Tensor) -> str:
+    return f"{t.dtype.name} {tuple(t.shape)}"
+
+
+def _pieces(name: str, t: Tensor, size: int) -> int:
+    """Rows of a piece when the first dimension is cut for every rank."""
+    if t.ndim < 1 or t.shape[0] % size:
+        raise ValueError(f"{name}: the first dimension of t must be a multiple of {size}, got shape {tuple(t.shape)}")
+    return t.shape[0] // size
+
+
+def all_gather(t: Tensor) -> Tensor:
+    """[W, *t.shape]: `t` of every rank, on every rank. Shape and dtype must be the same everywhere."""
+    t = _checked("all_gather", t)
+    link = plane("all_gather")
+    if link is None:
+        return t.clone().unsqueeze(0)
+    parts = link.all_gather(_bytes(t), _says(t))
+    return _tensor(b"".join(parts), t, (len(parts), *t.shape))
+
+
+def all_to_all(t: Tensor) -> Tensor:
+    """`t` [n, ...] is cut into W pieces of n / W; piece j goes to rank j. The result [n, ...] has in place j what
+    rank j has sent to this one.
+    """
+    t = _checked("all_to_all", t)
+    size = world_size()
+    rows = _pieces("all_to_all", t, size)
+    link = plane("all_to_all")
+    if link is None:
+        return t.clone()
+    data = memoryview(_bytes(t))
+    step = data.nbytes // size
+    parts = link.all_to_all([data[i * step : (i + 1) * step] for i in range(size)], _says(t))
+    return _tensor(b"".join(parts), t, (rows * size, *t.shape[1:]))
+
+
+def broadcast(t: Tensor, src: int) -> Tensor:
+    """A copy of `t` of rank `src`, on every rank. Shape and dtype must be the same everywhere."""
+    t = _checked("broadcast", t)
+    if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < world_size():
+        raise ValueError(f"broadcast: src must be a rank in [0, {world_size()}), got {src!r}")
+    link = plane("broadcast")
+    if link is None:
+        return t.clone()
+    data = link.broadcast(_bytes(t) if rank() == src else None, src, _says(t))
+    return _tensor(data, t, tuple(t.shape))
+
+
+def all_reduce(t: Tensor, op: str = "sum") -> Tensor:
+    """The sum, max or min of `t` over all ranks, on every rank, in t's dtype.
+
+    The sum of floats is the fixed tree of docs/internals/distributed.md, in float32 (float64 for float64), rounded to
+    t's dtype once: the same bits on every rank, and in every run.
+    """
+    if op not in ("sum", "max", "min"):
+        raise ValueError(f"all_reduce: op must be sum, max or min, got {op!r}")
+    return _joined(all_gather(t), op).to(t.dtype)
+
+
+def reduce_scatter(t: Tensor) -> Tensor:
+    """The sum of `t` [n, ...] over all ranks, of which each gets its piece [n / W, ...]; see all_reduce."""
+    t = _checked("reduce_scatter", t)
+    size = world_size()
+    rows = _pieces("reduce_scatter", t, size)
+    return _joined(all_to_all(t).reshape((size, rows, *t.shape[1:])), "sum").to(t.dtype)
+
+
+def _joined(stacked: Tensor, op: str) -> Tensor:
+    parts = [stacked.select(0, i) for i in range(stacked.shape[0])]
+    if op == "sum":
+        return tree_sum(parts)
+    join = _C.maximum if op == "max" else _C.minimum
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = join(result, part)
+    return result
+
+
+def tree_sum(parts: list[Tensor]) -> Tensor:
+    """T(x_0..x_{n-1}) = T(x_0..x_{p-1}) + T(x_p..x_{n-1}), p the largest power of two below n; floats of 16 bits are
+    added as float32.
+    """
+    if len(parts) == 1:
+        wide = parts[0].dtype in (_C.bfloat16, _C.float16)
+        return parts[0].float() if wide else parts[0].clone()
+    half = 1 << ((len(parts) - 1).bit_length() - 1)
+    return tree_sum(parts[:half]) + tree_sum(parts[half:])
