@@ -239,10 +239,10 @@ def test_logits_of_the_last_tokens(family: str, tied: bool) -> None:
     one = model(family, xt.float64, tie_word_embeddings=tied).eval()
     ids = xt.tensor(np.random.default_rng(0).integers(0, 97, (3, 6)))
     with xt.no_grad():
-        all_of_them = one(ids).numpy()
+        all_of_them = one(ids).cpu().numpy()
         last, some = one.last_logits(ids, None, None), one.last_logits(ids, None, None, xt.tensor([2, 11, 12]))
-    assert np.abs(last.numpy() - all_of_them[:, -1]).max() < 1e-12
-    assert np.abs(some.numpy() - all_of_them.reshape(18, 97)[[2, 11, 12]]).max() < 1e-12
+    assert np.abs(last.cpu().numpy() - all_of_them[:, -1]).max() < 1e-12
+    assert np.abs(some.cpu().numpy() - all_of_them.reshape(18, 97)[[2, 11, 12]]).max() < 1e-12
 
 
 def test_a_prompt_has_no_logits_before_its_end() -> None:

@@ -184,6 +184,16 @@ def test_of_a_short_run_the_last_steps_are_recorded(tmp_path, steps, recorded) -
     assert [row["args"]["number"] for row in rows if row["name"] == "step"] == recorded
 
 
+def test_steps_that_are_read_late_are_recorded_as_they_are_made(tmp_path) -> None:
+    """As on a GPU, where the host reads log_every steps at a time."""
+    config = options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=8)
+    trainer = Trainer(config, quiet=True, callbacks=[ProfileWriter(tmp_path / "trace.json", steps=3)])
+    trainer.stepper.read_every = 8
+    trainer.run()
+    rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [row["args"]["number"] for row in rows if row["name"] == "step"] == [3, 4, 5]
+
+
 def test_a_profile_changes_nothing(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -49,6 +49,9 @@ class Listener(Callback):
     def on_start(self, state) -> None:
         self.heard.append(("start", state.step))
 
+    def on_step_begin(self, state) -> None:
+        self.heard.append(("begin", state.step))
+
     def on_step(self, state, record):
         self.heard.append(("step", record["step"], state.step))
 
@@ -68,13 +71,13 @@ def test_what_a_callback_hears(given) -> None:
     Trainer(given, quiet=True, callbacks=[one, lambda state, record: heard.append(record)]).run()
     name = "checkpoint-{:08}".format
     assert one.heard == [
-        ("start", 0), ("step", 1, 1), ("step", 2, 2), ("checkpoint", name(2)), ("step", 3, 3), ("step", 4, 4),
-        ("checkpoint", name(4)), ("end", 4),
+        ("start", 0), ("begin", 0), ("step", 1, 1), ("begin", 1), ("step", 2, 2), ("checkpoint", name(2)),
+        ("begin", 2), ("step", 3, 3), ("begin", 3), ("step", 4, 4), ("checkpoint", name(4)), ("end", 4),
     ]  # fmt: skip
     assert heard == records(given) and "val_loss" in heard[1] and "val_loss" not in heard[0]
     again = Listener()
     Trainer({"resume": given["out"], "steps": 5, "extend": True}, quiet=True, callbacks=[again]).run()
-    assert again.heard[:2] == [("start", 4), ("step", 5, 5)]
+    assert again.heard[:2] == [("start", 4), ("begin", 4)]
 
 
 def test_a_callback_ends_a_run(given) -> None:

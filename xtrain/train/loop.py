@@ -20,6 +20,7 @@ def loop(
     stepper: Stepper,
     report: Report,
     write: Callable[[Mapping[str, Any]], None],
+    on_step_begin: Callable[[], None],
     on_step: Callable[[Mapping[str, Any]], bool | None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
@@ -27,12 +28,12 @@ def loop(
 ) -> tuple[dict[str, Any], str | None]:
     """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the signal).
 
-    write: takes the metrics of every step. on_step: takes them after that, for the callbacks; True ends the run.
-    evaluate: takes whether to show a sample, returns further metrics. rescue: saves the last finished step before an
-    error ends the run.
+    on_step_begin: called before each step, for the callbacks. write: takes the metrics of every step. on_step: takes
+    them after that, for the callbacks; True ends the run. evaluate: takes whether to show a sample, returns further
+    metrics. rescue: saves the last finished step before an error ends the run.
     """
     with report.progress(state) as progress, StopSignals(quiet=report.quiet) as stop:
-        record = _steps(state, stepper, report, write, on_step, evaluate, save, rescue, progress, stop)
+        record = _steps(state, stepper, report, write, on_step_begin, on_step, evaluate, save, rescue, progress, stop)
         if state.saved_at != state.step:
             save()
     return record, stop.received
@@ -43,6 +44,7 @@ def _steps(
     stepper: Stepper,
     report: Report,
     write: Callable[[Mapping[str, Any]], None],
+    on_step_begin: Callable[[], None],
     on_step: Callable[[Mapping[str, Any]], bool | None],
     evaluate: Callable[[bool], dict[str, float]],
     save: Callable[[], Any],
@@ -73,6 +75,7 @@ def _steps(
             if state.step < config.steps and not stop.received:
                 if not queued:
                     speed.start()
+                on_step_begin()
                 queued.append(stepper.queue())
             final = state.step == config.steps
             evaluating = final or (config.eval_every and state.step % config.eval_every == 0)

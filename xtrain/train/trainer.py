@@ -246,6 +246,9 @@ class Trainer(State):
             metrics.sync()
             rescue(self, self.report)
 
+        def on_step_begin() -> None:
+            self.callbacks.on_step_begin(self)
+
         def on_step(record: Mapping[str, Any]) -> bool | None:
             return self.callbacks.on_step(self, record)
 
@@ -254,7 +257,15 @@ class Trainer(State):
             self.callbacks.on_start(self)
             self.report.introduce(self)
             record, stopped = loop(
-                self, self.stepper, self.report, metrics.write, on_step, self._evaluate, save, save_in_emergency
+                self,
+                self.stepper,
+                self.report,
+                metrics.write,
+                on_step_begin,
+                on_step,
+                self._evaluate,
+                save,
+                save_in_emergency,
             )
             if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
                 record = {**record, **self._evaluate(False)}

@@ -19,6 +19,9 @@ class Callback:
     def on_start(self, state: State) -> None:
         """Before the first step, at `state.step`: more than 0 in a resumed run."""
 
+    def on_step_begin(self, state: State) -> None:
+        """Before step `state.step + 1` is made; on a GPU, before it is queued."""
+
     def on_step(self, state: State, record: Mapping[str, Any]) -> bool | None:
         """After each step, with its record as metrics.jsonl has it; True ends the run, which saves first.
 
@@ -60,6 +63,10 @@ class CallbackList(Callback):
     def on_start(self, state: State) -> None:
         for callback in self._all:
             callback.on_start(state)
+
+    def on_step_begin(self, state: State) -> None:
+        for callback in self._all:
+            callback.on_step_begin(state)
 
     def on_step(self, state: State, record: Mapping[str, Any]) -> bool | None:
         return any([callback.on_step(state, record) for callback in self._all])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ...profiling import profile
@@ -14,8 +13,8 @@ from .base import Callback
 class ProfileWriter(Callback):
     """Skips `skip` steps, which warm up, records the next `steps`, and writes their trace to `path`: see xt.profile.
 
-    Of a run with fewer steps the last are recorded. On a GPU the recorded steps are counted as the host reads them,
-    `log_every` at a time. A trace that cannot be written is a warning. table: of the profile, once it is written.
+    Of a run with fewer steps the last are recorded. A trace that cannot be written is a warning. table: of the profile,
+    once it is written.
     """
 
     table: str | None = None
@@ -27,18 +26,13 @@ class ProfileWriter(Callback):
     def on_start(self, state: State) -> None:
         left = state.config.steps - state.step
         self._first = state.step + max(0, min(self._skip, left - self._steps))
-        if self._first == state.step:
-            self._start()
 
-    def _start(self) -> None:
-        self._profile = profile()
-        self._profile.start()
-
-    def on_step(self, state: State, record: Mapping[str, Any]) -> None:
-        if self._profile is None and self.table is None and record["step"] >= self._first:
-            self._start()
-        elif self._profile is not None and record["step"] >= self._first + self._steps:
+    def on_step_begin(self, state: State) -> None:
+        if self._profile is not None and state.step >= self._first + self._steps:
             self._write(state)
+        elif self._profile is None and self.table is None and state.step >= self._first:
+            self._profile = profile()
+            self._profile.start()
 
     def _write(self, state: State) -> None:
         found, self._profile = self._profile, None
