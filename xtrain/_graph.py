@@ -22,12 +22,14 @@ class Graph(Generic[_R]):
     memory: bytes that the graph holds for the tensors of the step.
     """
 
-    def __init__(self, step: Callable[..., _R], optimizers: Iterable[Any], warmup: int, device: _C.device) -> None:
+    def __init__(
+        self, step: Callable[..., _R], optimizers: Iterable[Any], warmup: int, device: _C.device, collect: bool = True
+    ) -> None:
         if not callable(step):
             raise TypeError(f"cuda.graph: step must be callable, got {type(step).__name__}")
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1:
             raise ValueError(f"cuda.graph: warmup must be an integer of at least 1, got {warmup!r}")
-        self._step, self._warmup, self._device = step, warmup, device
+        self._step, self._warmup, self._device, self._collect = step, warmup, device, collect
         self._optimizers = list(optimizers)
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "param_groups"):
@@ -138,7 +140,7 @@ class Graph(Generic[_R]):
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
         """Inside, find out how much memory the step needs at once."""
-        with _no_collection():
+        with _no_collection(self._collect):
             _C.cuda_plan(self._device)
             try:
                 yield
@@ -153,7 +155,7 @@ class Graph(Generic[_R]):
         rng = _C.get_rng_state()
         kept: dict[int, Tensor] = {}
         leaves: dict[int, Tensor] = {}
-        with _no_collection():
+        with _no_collection(self._collect):
             handle = _C.cuda_capture(self._device, self.memory)
             launches, outputs, done = 0, None, False
             before = _C.set_call_hook(None)
@@ -279,9 +281,12 @@ def _fixed(optimizer: Any) -> tuple[Any, int, list[dict[str, Any]], dict[Any, fl
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection inside, so that the same step frees its tensors at the same places."""
-    gc.collect()
+def _no_collection(first: bool) -> Iterator[None]:
+    """No garbage collection inside, so that the same step frees its tensors at the same places; one before, if `first`,
+    because memory that only garbage holds cannot become the step's.
+    """
+    if first:
+        gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:

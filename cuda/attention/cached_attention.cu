@@ -4,14 +4,15 @@
  *
  *   split    D of 64 or 128, float32 or 16 bits, rows aligned to 16 bytes. The positions are cut into chunks of CHUNK. A block has a chunk
  *            of a kv head and up to G of the query heads that share it: scores to shared memory, their softmax, the weighted sum of the
- *            values. A second kernel joins the chunks of a query head. The grid covers the whole length; blocks behind the position, which
- *            is read on the device, end at once
+ *            values. Of the blocks of these heads, the one that ends last joins the chunks. The grid covers the whole length; blocks
+ *            behind the position, which is read on the device, end at once
  *   plain    any D, dtype and stride: a warp has a query head and walks through all positions, as reference.cu does
  *
  * The block that has the new position, and of the query heads the first ones, stores the new key and value; all take them from the inputs,
  * so no block reads what another one writes. Sums go over lanes, rows of a chunk and chunks in a fixed order. Bytes moved: keys and values
  * once for each G query heads.
  */
+#include "arch/overlap.cuh"
 #include "attention.cuh"
 
 enum {
@@ -28,24 +29,48 @@ template <typename T, int W> __device__ inline void widen(float *values, const X
     for (int w = 0; w < W; w++) values[w] = xt_load(vector.at[w]);
 }
 
+/* Blocks of a launch that have finished, for each blockIdx.y. Zeros between launches: the last block of a row resets its count. */
+__device__ unsigned cached_finished[65536];
+
 /* parts [B, H, chunks, D]; stats [B, H, chunks]: the maximum of the scores and the sum of exp(score - maximum) */
 template <typename T, int D, int G>
 __global__ void __launch_bounds__(THREADS)
     cached_split_kernel(XtCachedAttention p, float *parts, float2 *stats, int chunks, int tiles) {
     constexpr int W = XT_WIDTH<T>, LANES = D / W, ROWS = THREADS / LANES, EACH = CHUNK / ROWS;
     static_assert(LANES <= 32 && CHUNK == 64, "a row within a warp; two scores a lane");
+    static_assert(D <= THREADS && G <= THREADS / 32, "a thread for each element, a warp for each head");
     __shared__ float scores[G][CHUNK];
     __shared__ float sums[ROWS][G][D];
+    __shared__ float2 stat[G]; /* of this chunk; then .x is the maximum of all chunks */
+    __shared__ bool is_last;
+    xt_wait_for_previous();
+    xt_let_next_begin();
     const int tile = blockIdx.y % tiles, bg = blockIdx.y / tiles, b = bg / (int)p.kv_heads, g = bg % (int)p.kv_heads;
     const int group = (int)(p.heads / p.kv_heads), h0 = g * group + tile * G, count = min(G, group - tile * G);
-    const int64_t position = p.positions[b], first = (int64_t)blockIdx.x * CHUNK;
-    if (position < first || position >= p.length) return;
+    const int64_t position = p.positions[b], first = (int64_t)blockIdx.x * CHUNK, row0 = (int64_t)b * p.heads + h0;
+    T *out = (T *)p.out + row0 * D; // [count, D]
+    if (position < 0 || position >= p.length) {
+        if (blockIdx.x == 0)
+            for (int at = threadIdx.x; at < count * D; at += THREADS) out[at] = xt_store<T>(NAN);
+        return;
+    }
+    if (position < first) return;
     const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
     T *keys = (T *)p.keys + (int64_t)bg * p.length * D;                          // [L, D]
     T *values = (T *)p.values + (int64_t)bg * p.length * D;                      // [L, D]
     const T *new_key = (const T *)p.k + b * p.k_stride[0] + g * p.k_stride[1];   // [D]
     const T *new_value = (const T *)p.v + b * p.v_stride[0] + g * p.v_stride[1]; // [D]
 
+    /* All loads of the block are under way at once: their latency is most of its time. */
+    XtPiece<T, W> key[EACH], value[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int64_t j = first + e * ROWS + row;
+        key[e] = value[e] = xt_all<T, W>(xt_store<T>(0));
+        if (j > position) continue;
+        key[e] = xt_read<T, W>((j == position ? new_key : keys + j * D) + lane * W);
+        value[e] = xt_read<T, W>((j == position ? new_value : values + j * D) + lane * W);
+    }
     float q[G][W];
 #pragma unroll
     for (int i = 0; i < G; i++) {
@@ -55,17 +80,17 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int64_t j = first + e * ROWS + row;
-        float key[W] = {};
-        if (j <= position) {
-            const XtPiece<T, W> piece = xt_read<T, W>((j == position ? new_key : keys + j * D) + lane * W);
-            if (j == position && tile == 0) xt_write(keys + j * D + lane * W, piece);
-            widen(key, piece);
+        if (j == position && tile == 0) {
+            xt_write(keys + j * D + lane * W, key[e]);
+            xt_write(values + j * D + lane * W, value[e]);
         }
+        float of_key[W];
+        widen(of_key, key[e]);
 #pragma unroll
         for (int i = 0; i < G; i++) {
             float dot = 0;
 #pragma unroll
-            for (int w = 0; w < W; w++) dot += q[i][w] * key[w];
+            for (int w = 0; w < W; w++) dot += q[i][w] * of_key[w];
             dot = xt_warp_sum<LANES>(dot);
             if (lane == 0) scores[i][e * ROWS + row] = j <= position ? dot * (float)p.scale : -INFINITY;
         }
@@ -78,23 +103,20 @@ __global__ void __launch_bounds__(THREADS)
         const float ea = xt_exp_for<T>(a - max), ec = xt_exp_for<T>(c - max), sum = xt_warp_sum(ea + ec);
         scores[i][at] = ea;
         scores[i][at + 32] = ec;
-        if (at == 0) stats[((int64_t)b * p.heads + h0 + i) * chunks + blockIdx.x] = make_float2(max, sum);
+        if (at == 0) stat[i] = stats[(row0 + i) * chunks + blockIdx.x] = make_float2(max, sum);
     }
     __syncthreads();
     float sum[G][W] = {};
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
-        const int64_t j = first + e * ROWS + row;
-        if (j > position) continue;
-        const XtPiece<T, W> piece = xt_read<T, W>((j == position ? new_value : values + j * D) + lane * W);
-        if (j == position && tile == 0) xt_write(values + j * D + lane * W, piece);
-        float value[W];
-        widen(value, piece);
+        if (first + e * ROWS + row > position) continue;
+        float of_value[W];
+        widen(of_value, value[e]);
 #pragma unroll
         for (int i = 0; i < G; i++) {
             const float weight = i < count ? scores[i][e * ROWS + row] : 0.0f;
 #pragma unroll
-            for (int w = 0; w < W; w++) sum[i][w] += weight * value[w];
+            for (int w = 0; w < W; w++) sum[i][w] += weight * of_value[w];
         }
     }
 #pragma unroll
@@ -102,32 +124,48 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int w = 0; w < W; w++) sums[row][i][lane * W + w] = sum[i][w];
     __syncthreads();
+    const int used = (int)(position / CHUNK) + 1;
     for (int at = threadIdx.x; at < count * D; at += THREADS) {
         float total = 0;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) total += sums[r][at / D][at % D];
-        parts[(((int64_t)b * p.heads + h0 + at / D) * chunks + blockIdx.x) * D + at % D] = total;
+        if (used == 1) out[at] = xt_store<T>(total / stat[at / D].y);
+        else parts[((row0 + at / D) * chunks + blockIdx.x) * D + at % D] = total;
     }
-}
-
-/* A block per query head, a thread per element. */
-template <typename T, int D>
-__global__ void __launch_bounds__(D) cached_join_kernel(XtCachedAttention p, const float *parts, const float2 *stats, int chunks) {
-    const int64_t row = blockIdx.x, position = p.positions[row / p.heads];
-    float max = -INFINITY, sum = 0, value = 0;
-    if (position < 0 || position >= p.length) {
-        ((T *)p.out)[row * D + threadIdx.x] = xt_store<T>(NAN);
-        return;
+    if (used == 1) return;
+    /* The block that ends last joins the chunks, in their order. */
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(&cached_finished[blockIdx.y], 1u) == (unsigned)used - 1;
+        if (is_last) cached_finished[blockIdx.y] = 0;
     }
-    const int used = (int)(position / CHUNK) + 1;
-    for (int s = 0; s < used; s++) max = fmaxf(max, stats[row * chunks + s].x);
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    for (int i = threadIdx.x / 32; i < count; i += THREADS / 32) {
+        float max = -INFINITY;
+        for (int s = threadIdx.x % 32; s < used; s += 32) max = fmaxf(max, __ldcg(&stats[(row0 + i) * chunks + s]).x);
+        max = xt_warp_reduce(max, XtMax());
+        if (threadIdx.x % 32 == 0) stat[i].x = max;
+    }
+    __syncthreads();
+    if (threadIdx.x >= D) return;
+    float weights[G] = {}, totals[G] = {};
+#pragma unroll 4
     for (int s = 0; s < used; s++) {
-        const float2 part = stats[row * chunks + s];
-        const float factor = xt_exp_for<T>(part.x - max);
-        sum += part.y * factor;
-        value += parts[(row * chunks + s) * D + threadIdx.x] * factor;
+#pragma unroll
+        for (int i = 0; i < G; i++) {
+            if (i >= count) continue;
+            const float2 part = __ldcg(&stats[(row0 + i) * chunks + s]);
+            const float factor = xt_exp_for<T>(part.x - stat[i].x);
+            weights[i] += part.y * factor;
+            totals[i] += __ldcg(&parts[((row0 + i) * chunks + s) * D + threadIdx.x]) * factor;
+        }
     }
-    ((T *)p.out)[row * D + threadIdx.x] = xt_store<T>(value / sum);
+#pragma unroll
+    for (int i = 0; i < G; i++)
+        if (i < count) out[i * D + threadIdx.x] = xt_store<T>(totals[i] / weights[i]);
 }
 
 template <typename T, int D, int G> static XtStatus split(const XtCachedAttention *p) {
@@ -138,8 +176,7 @@ template <typename T, int D, int G> static XtStatus split(const XtCachedAttentio
     float2 *stats = (float2 *)scratch.data;          /* [B, H, chunks] */
     float *parts = (float *)(stats + rows * chunks); /* [B, H, chunks, D] */
     const dim3 grid((unsigned)chunks, (unsigned)(p->batch * p->kv_heads * tiles));
-    xt_launch(cached_split_kernel<T, D, G>, grid, THREADS, 0, *p, parts, stats, chunks, tiles);
-    xt_launch(cached_join_kernel<T, D>, (unsigned)rows, D, 0, *p, parts, stats, chunks);
+    xt_launch_early(cached_split_kernel<T, D, G>, grid, THREADS, 0, *p, parts, stats, chunks, tiles);
     return xt_launched("cached_attention", p->batch, p->heads, p->kv_heads, p->length, p->dim);
 }
 

@@ -13,6 +13,7 @@ static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
 }
 
 const XtGemmBackend xt_cuda_gemm[] = {
+    {"few", "few", NULL, xt_cuda_gemm_few_supports, xt_cuda_gemm_few},
     {"cublas", "cublas", xt_cublas_check, xt_cuda_gemm_cublas_supports, xt_cuda_gemm_cublas},
     {"tiled", "tiled", NULL, any_dtypes, xt_cuda_gemm_tiled},
     {"naive", "naive", NULL, any_dtypes, xt_cuda_gemm_naive},

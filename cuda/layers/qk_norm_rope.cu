@@ -15,14 +15,19 @@
  * scratch memory; another launch adds the shares. P_0 and P_1 divide two blocks for each of XT_PLAN_MULTIPROCESSORS in proportion to
  * the heads, so all blocks run at once and end together; they depend on sizes alone.
  *
+ * Up to FEW_ROWS rows, as in a step of generation: a row has blocks of its own, which make its angles in shared memory first. Same bits,
+ * without the small launch.
+ *
  * Plain plan, for rows that are not aligned to 16 bytes and for D of more than 32 pieces a half: a warp has a line, one element at a
  * time, and reads it twice; the shares of dw are a launch of their own.
  */
+#include "arch/overlap.cuh"
 #include "contract/layers.h"
 #include "layers/rms_norm.cuh"
 #include "layers/rope.cuh"
 
 static constexpr int HEADS_FWD = 4, HEADS_BWD = 2;   /* R: heads of a group in flight together */
+static constexpr int FEW_ROWS = 16;                  /* up to which a block makes the angles of its row */
 static constexpr int BLOCKS_FWD = 3, BLOCKS_BWD = 2; /* that fit in a multiprocessor by their registers */
 
 /* One part, as a kernel sees it; y is out forward and dx backward. */
@@ -80,19 +85,45 @@ __device__ inline void turn(XtPiece<T, N> (&pair)[2], const XtPiece<T, N> &cosin
     pair[1] = xt_store<T>(turned_b);
 }
 
-/* One item a group: `chunks` items of R heads a row. */
-template <typename T, int N>
+/* Where a forward finds the cosines and sines of a row: in a table, or, for few rows, which a block each has to itself, it makes them
+ * first. */
+template <typename T> struct QkTable {
+    static constexpr bool BY_BLOCK = false;
+    const T *at; // [places, 2, half]
+    QkPlaces places;
+};
+template <typename T> struct QkAngles {
+    static constexpr bool BY_BLOCK = true;
+    const int64_t *positions; /* [rows], or NULL */
+    QkPlaces places;
+    RopeFrequencies<XtAcc<T>> frequency;
+};
+
+/* One item a group: `chunks` items of R heads a row. BY_BLOCK: blocks of row blockIdx.y, half <= PAIRS. */
+template <typename T, int N, typename From>
 __global__ void __launch_bounds__(THREADS, BLOCKS_FWD)
-    qk_fwd_kernel(const __grid_constant__ QkParts<T> parts, const T *table, QkPlaces places, int64_t rows, int half, int lanes,
+    qk_fwd_kernel(const __grid_constant__ QkParts<T> parts, const __grid_constant__ From from, int64_t rows, int half, int lanes,
                   XtAcc<T> inverse_dim, XtAcc<T> eps) {
     using A = XtAcc<T>;
     constexpr int R = HEADS_FWD;
+    constexpr bool BY_BLOCK = From::BY_BLOCK;
+    __shared__ __align__(16) T made[BY_BLOCK ? 2 * PAIRS : 1];
+    if constexpr (BY_BLOCK) {
+        xt_wait_for_previous();
+        xt_let_next_begin();
+        const int64_t place = from.positions ? from.positions[blockIdx.y] : place_of(from.places, blockIdx.y);
+        for (int i = threadIdx.x; i < half; i += THREADS) {
+            A sine, cosine;
+            sine_cosine(angle_of((A)place, from.frequency.at[i]), &sine, &cosine);
+            made[i] = xt_store<T>(cosine), made[half + i] = xt_store<T>(sine);
+        }
+    }
     const bool keys = blockIdx.x >= parts.queries.blocks;
     const QkPart<T> p = keys ? parts.keys : parts.queries;
     const int group = threadIdx.x / lanes, col = threadIdx.x % lanes * N, chunks = (p.heads + R - 1) / R;
     const int64_t item = (int64_t)(blockIdx.x - (keys ? (unsigned)parts.queries.blocks : 0)) * (THREADS / lanes) + group;
-    const int64_t row = quotient(item, chunks);
-    const int head = (int)(item - row * chunks) * R;
+    const int64_t row = BY_BLOCK ? (item < chunks ? (int64_t)blockIdx.y : rows) : quotient(item, chunks);
+    const int head = (int)(BY_BLOCK ? item : item - row * chunks) * R;
     const bool here = row < rows && col < half;
     XtPiece<T, N> v[R][2], c = all<T, N>(0), s = all<T, N>(0), w[2] = {all<T, N>(0), all<T, N>(0)};
     A sum[R];
@@ -103,8 +134,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD)
         v[k][0] = line ? xt_read<T, N>(x + k * p.x_head) : all<T, N>(0);
         v[k][1] = line ? xt_read<T, N>(x + k * p.x_head + half) : all<T, N>(0);
     }
+    if constexpr (BY_BLOCK) __syncthreads();
     if (here) {
-        const T *angles = table + place_of(places, row) * 2 * half + col;
+        const T *angles = made;
+        if constexpr (!BY_BLOCK) angles = from.at + place_of(from.places, row) * 2 * half;
+        angles += col;
         c = xt_read<T, N>(angles), s = xt_read<T, N>(angles + half);
         w[0] = xt_read<T, N>(p.weight + col), w[1] = xt_read<T, N>(p.weight + half + col);
     }
@@ -308,10 +342,6 @@ template <typename T> static XtStatus forward(const XtQkNormRopeFwd *p) {
     constexpr int N = XT_WIDTH<T>;
     const int64_t half = p->dim / 2, places = places_of(p->positions, p->period, p->rows);
     const QkPlaces where = {places == p->rows, p->period};
-    XtScratch scratch;
-    XT_CHECK(scratch.allocate((size_t)(places * p->dim) * sizeof(T)));
-    T *table = (T *)scratch.data;
-    make_table<T>(table, p->positions, places, p->dim, p->base, false);
     int lanes = lanes_for<T>(half);
     QkPart<T> part[2] = {};
     for (int i = 0; i < 2; i++) {
@@ -321,17 +351,30 @@ template <typename T> static XtStatus forward(const XtQkNormRopeFwd *p) {
         part[i].y_row = p->out_stride[i][0], part[i].y_head = p->out_stride[i][1];
         part[i].x_row = p->x_stride[i][0], part[i].x_head = p->x_stride[i][1];
     }
+    const A inverse_dim = A(1) / (A)p->dim, eps = (A)p->eps;
+    if (lanes && p->rows <= FEW_ROWS && half <= PAIRS) {
+        for (int i = 0; i < 2; i++) part[i].blocks = xt_divide_up(xt_divide_up(p->heads[i], HEADS_FWD), THREADS / lanes);
+        const dim3 grid((unsigned)(part[0].blocks + part[1].blocks), (unsigned)p->rows);
+        const QkAngles<T> angles = {p->positions, where, rope_frequencies<A>(p->base, p->dim, 0, (int)half)};
+        if (grid.x > 0)
+            xt_launch_early(qk_fwd_kernel<T, N, QkAngles<T>>, grid, THREADS, 0, QkParts<T>{part[0], part[1]}, angles, p->rows, half,
+                            lanes, inverse_dim, eps);
+        return xt_launched("qk_norm_rope_fwd", p->rows, p->heads[0], p->heads[1], p->dim);
+    }
+    XtScratch scratch;
+    XT_CHECK(scratch.allocate((size_t)(places * p->dim) * sizeof(T)));
+    T *table = (T *)scratch.data;
+    make_table<T>(table, p->positions, places, p->dim, p->base, false);
     if (lanes) {
         for (int i = 0; i < 2; i++) part[i].blocks = xt_divide_up(p->rows * xt_divide_up(p->heads[i], HEADS_FWD), THREADS / lanes);
-        const QkParts<T> parts = {part[0], part[1]};
         const int64_t blocks = part[0].blocks + part[1].blocks;
         if (blocks > 0)
-            xt_launch(qk_fwd_kernel<T, N>, (unsigned)blocks, THREADS, 0, parts, table, where, p->rows, half, lanes,
-                      A(1) / (A)p->dim, (A)p->eps);
+            xt_launch(qk_fwd_kernel<T, N, QkTable<T>>, (unsigned)blocks, THREADS, 0, QkParts<T>{part[0], part[1]},
+                      QkTable<T>{table, where}, p->rows, half, lanes, inverse_dim, eps);
     } else {
         for (int i = 0; i < 2; i++)
             xt_launch(qk_plain_kernel<T, false>, xt_blocks(p->rows * p->heads[i], THREADS / 32), THREADS, 0, part[i], table, where,
-                      p->rows, half, A(1) / (A)p->dim, (A)p->eps);
+                      p->rows, half, inverse_dim, eps);
     }
     return xt_launched("qk_norm_rope_fwd", p->rows, p->heads[0], p->heads[1], p->dim);
 }

@@ -23,6 +23,7 @@
  * blocks for each of XT_PLAN_MULTIPROCESSORS, which keeps enough loads in flight; P cols is bounded, so that the shares stay in the
  * cache. The long plan makes dx and the shares of dw in separate launches. The backward is in rms_norm_bwd.cuh.
  */
+#include "arch/overlap.cuh"
 #include "layers/rms_norm_bwd.cuh"
 
 static constexpr int BLOCK_FWD = 4096; /* most pieces in a row of a block */
@@ -41,6 +42,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
                                int cols, int lanes, XtAcc<T> inverse_cols, XtAcc<T> eps) {
     using A = XtAcc<T>;
     constexpr int R = ROWS_FWD<V>;
+    xt_wait_for_previous();
+    xt_let_next_begin();
     int groups = THREADS / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     XtPiece<T, N> w[V];
 #pragma unroll
@@ -105,6 +108,8 @@ __global__ void __launch_bounds__(1024)
     rms_norm_fwd_block_kernel(T *out, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight, int64_t rows,
                               int cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
     using A = XtAcc<T>;
+    xt_wait_for_previous();
+    xt_let_next_begin();
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
         XtPiece<T, N> v[V], w[V], other[V];
         A sum = 0;
@@ -174,15 +179,15 @@ __global__ void __launch_bounds__(1024)
 template <typename T, int N, int V, bool ADD> static void fwd_narrow(const XtRmsNormFwd *p) {
     using A = XtAcc<T>;
     int lanes = lanes_of(p->cols / N, V);
-    xt_launch(rms_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0, (T *)p->out,
-              (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows, (int)p->cols,
-              lanes, A(1) / (A)p->cols, (A)p->eps);
+    xt_launch_early(rms_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0,
+                    (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
+                    (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
 }
 template <typename T, int N, int V, bool ADD> static void fwd_block(const XtRmsNormFwd *p) {
     using A = XtAcc<T>;
-    xt_launch(rms_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
-              (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
-              (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
+    xt_launch_early(rms_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
+                    (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
+                    (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
 }
 template <typename T, int N, bool ADD> static void fwd_long(const XtRmsNormFwd *p) {
     using A = XtAcc<T>;

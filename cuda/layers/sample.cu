@@ -2,7 +2,9 @@
  *
  * Plan: a block has a row, which it reads several times, from L2 after the first:
  *
- *   largest      one pass; temperature 0 ends after a second one, for the first index
+ *   temperature 0   a row is cut into parts, a block each; the block that ends last takes the largest of all, the first of equals. Above
+ *                MOST_ROWS rows: the row's block, in two passes
+ *   largest      one pass
  *   top-k        `select`: a pass counts tokens in bins of 1/64 octave, the next ones count digits of the keys in the bin where the k-th
  *                lies. At most LIST tokens are gathered, and the rest works in shared memory
  *   top-p        in the list: each thread adds the weights before its token. Without a list: `select`, with weights instead of counts
@@ -10,6 +12,7 @@
  *
  * Sums and atomics are of integers, so their order does not matter: the same tokens as on the CPU, bit for bit.
  */
+#include "arch/overlap.cuh"
 #include "common/cuda.cuh"
 #include "contract/layers.h"
 #include "core/draw.h"
@@ -21,8 +24,10 @@ enum {
     OCTAVE = 64, /* bins */
     BINS = 2048, /* the last one has all the rest */
     DIGITS = 256,
-    LIST = 1024, /* tokens in shared memory: one a thread */
-    EACH = 8,    /* neighbours that a thread scans in a tile */
+    LIST = 1024,        /* tokens in shared memory: one a thread */
+    EACH = 8,           /* neighbours that a thread scans in a tile */
+    PART_THREADS = 256, /* of a block with a part of a row */
+    MOST_ROWS = 32768,  /* whose parts have blocks of their own */
 };
 
 typedef unsigned long long Sum;
@@ -291,11 +296,87 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* ---- temperature 0 --------------------------------------------------------------------------------------------------------------- */
+
+template <typename A> struct Best {
+    A value; /* +Inf for a row with a NaN, too: neither has a token */
+    int index;
+};
+struct Larger { /* and of equals the first */
+    template <typename A> __device__ Best<A> operator()(Best<A> a, Best<A> b) const {
+        return a.value > b.value || (a.value == b.value && a.index < b.index) ? a : b;
+    }
+};
+template <typename A> __device__ inline Best<A> best_of_warp(Best<A> best) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        best =
+            Larger()(best, Best<A>{__shfl_xor_sync(0xffffffffu, best.value, step), __shfl_xor_sync(0xffffffffu, best.index, step)});
+    return best;
+}
+
+/* Blocks of a launch that have finished, for each row. Zeros between launches: the last block of a row resets its count. */
+__device__ unsigned greedy_finished[MOST_ROWS];
+
+/* out [rows], x [rows, vocab], parts [rows, gridDim.x <= 32]: a block has PART elements of a row, in pieces of N. */
+template <typename T, int N>
+__global__ void __launch_bounds__(PART_THREADS)
+    greedy_kernel(int64_t *out, const T *x, Best<XtAcc<T>> *parts, int vocab, int part) {
+    using A = XtAcc<T>;
+    __shared__ Best<A> of_warp[PART_THREADS / 32];
+    __shared__ bool is_last;
+    xt_wait_for_previous();
+    xt_let_next_begin();
+    const int row = blockIdx.y, first = blockIdx.x * part, end = min(vocab, first + part), lane = threadIdx.x % 32;
+    x += (int64_t)row * vocab;
+    Best<A> best = {-(A)INFINITY, vocab};
+#pragma unroll 4
+    for (int j = first + threadIdx.x * N; j < end; j += PART_THREADS * N) {
+        const XtVector<A, N> v = xt_load(xt_read<T, N>(x + j));
+#pragma unroll
+        for (int e = 0; e < N; e++) best = Larger()(best, Best<A>{v.at[e] != v.at[e] ? (A)INFINITY : v.at[e], j + e});
+    }
+    best = best_of_warp(best);
+    if (lane == 0) of_warp[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < PART_THREADS / 32; w++) best = Larger()(best, of_warp[w]);
+        parts[row * gridDim.x + blockIdx.x] = best;
+        __threadfence();
+        is_last = atomicAdd(&greedy_finished[row], 1u) == gridDim.x - 1;
+        if (is_last) greedy_finished[row] = 0;
+    }
+    __syncthreads();
+    if (!is_last || threadIdx.x >= 32) return;
+    __threadfence();
+    best = {-(A)INFINITY, vocab};
+    if (lane < gridDim.x) {
+        const volatile Best<A> *from = parts + row * gridDim.x + lane; /* from L2, where other blocks wrote it */
+        best.value = from->value, best.index = from->index;
+    }
+    best = best_of_warp(best);
+    if (lane == 0) out[row] = best.value - best.value == 0 ? best.index : -1;
+}
+
+template <typename T> static XtStatus greedy(const XtSample *p) {
+    constexpr int N = XT_WIDTH<T>, STEP = PART_THREADS * N;
+    const int vocab = (int)p->vocab, part = (int)xt_divide_up(xt_divide_up(vocab, 32), STEP) * STEP;
+    const dim3 grid(xt_blocks(vocab, part), (unsigned)p->rows);
+    XtScratch scratch;
+    XT_CHECK(scratch.allocate((size_t)(grid.x * p->rows) * sizeof(Best<XtAcc<T>>)));
+    auto *parts = (Best<XtAcc<T>> *)scratch.data;
+    if (xt_aligned<T>(vocab, vocab, p->x))
+        xt_launch_early(greedy_kernel<T, N>, grid, PART_THREADS, 0, p->out, (const T *)p->x, parts, vocab, part);
+    else xt_launch_early(greedy_kernel<T, 1>, grid, PART_THREADS, 0, p->out, (const T *)p->x, parts, vocab, part);
+    return xt_launched("sample", p->rows, p->vocab, p->top_k);
+}
+
 XtStatus xt_cuda_sample(const XtSample *p) {
     if (p->rows == 0) return XT_OK;
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         const bool greedy = p->temperature == 0.0;
+        if (greedy && p->rows <= MOST_ROWS && p->vocab < (1 << 30)) return ::greedy<T>(p);
         const float factor = greedy ? 0.0f : xt_draw_factor(p->temperature);
         xt_launch(sample_kernel<T>, xt_blocks(p->rows, 1), THREADS, 0, p->out, (const T *)p->x, p->random, p->rows, (int)p->vocab,
                   (int)p->top_k, greedy, factor, p->top_p);

@@ -10,6 +10,7 @@
  * read or written per output forward, 5 backward; at 2 bytes each the exponential and the division must be cheap (below). An output
  * depends on its own inputs alone, which are read before they are overwritten.
  */
+#include "arch/overlap.cuh"
 #include "common/cuda.cuh"
 #include "contract/layers.h"
 
@@ -56,6 +57,8 @@ template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
     swiglu_fwd_kernel(T *out, const T *gate, const T *up, int64_t rows, int64_t cols, int64_t ld_in) {
     using A = XtAcc<T>;
+    xt_wait_for_previous();
+    xt_let_next_begin();
     int64_t per_row = (cols + N - 1) / N, pieces = rows * per_row, step = (int64_t)gridDim.x * (THREADS * PIECES);
     for (int64_t first = (int64_t)blockIdx.x * (THREADS * PIECES) + threadIdx.x; first < pieces; first += step) {
         XtPiece<T, N> g[PIECES], u[PIECES];
@@ -119,7 +122,8 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T, int N> static void launch_fwd(const XtSwigluFwd *p, int64_t rows, int64_t cols) {
     unsigned blocks = xt_blocks(rows * xt_divide_up(cols, N), THREADS * PIECES);
-    xt_launch(swiglu_fwd_kernel<T, N>, blocks, THREADS, 0, (T *)p->out, (const T *)p->gate, (const T *)p->up, rows, cols, p->ld_in);
+    xt_launch_early(swiglu_fwd_kernel<T, N>, blocks, THREADS, 0, (T *)p->out, (const T *)p->gate, (const T *)p->up, rows, cols,
+                    p->ld_in);
 }
 template <typename T, int N> static void launch_bwd(const XtSwigluBwd *p, int64_t rows, int64_t cols) {
     unsigned blocks = xt_blocks(rows * xt_divide_up(cols, N), THREADS * PIECES);

@@ -79,6 +79,7 @@ DEVICE_SIZES = [
 ]
 # Uses of what a kind of device has. Those that decide an order of additions are the exceptions in docs/reference/numerics.md.
 DEVICE_KINDS = [
+    ("arch/overlap.cuh", 1, "whether a launch may overlap the one before it"),
     ("attention/flash.cu", 1, "supports: too little shared memory is a reason"),
     ("attention/flash_half.cu", 7, "supports, and the exception: smaller tiles of head dim 128"),
     (
@@ -88,6 +89,7 @@ DEVICE_KINDS = [
     ),
     ("common/launch.cuh", 2, "the declarations"),
     ("gemm/cublas.cu", 2, "exception: bytes of workspace, and 9.0, which the choice among cuBLAS' algorithms sees"),
+    ("gemm/few.cu", 1, "exception: the tensor cores of 8.0"),
     ("layers/cross_entropy.cu", 1, "vectors of a row that wait for its gradient; every element is on its own"),
     ("mhc/mhc_pre.cu", 1, "exception: the tensor cores of 8.0"),
     ("mhc/mhc_pre_once.cuh", 2, "exception: one pass from 9.0 on"),

@@ -65,7 +65,10 @@ class Steps:
         self._made = _C.empty((self.at_once, batch), _C.int64, device)
         for cache in caches:
             cache.positions = self._positions
-        self._graph = Graph(self._step, (), 2, device) if device.type == "cuda" and ahead else None
+        # One eager run, as the prompt has been through all that a first run prepares, and no garbage collection: a step
+        # needs little memory, and every call of `generate` would wait for both.
+        captures = device.type == "cuda" and ahead
+        self._graph = Graph(self._step, (), 1, device, collect=False) if captures else None
 
     @property
     def captured(self) -> bool:

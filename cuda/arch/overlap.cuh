@@ -1,0 +1,44 @@
+/* overlap.cuh - launches that begin before their predecessor has ended (programmatic dependent launch, compute capability 9.0).
+ *
+ * A kernel for xt_launch_early calls xt_wait_for_previous in every thread before any other access to memory. It returns when the
+ * predecessor has ended and its writes can be seen; the predecessor waited in turn, so everything older has ended too. Then it calls
+ * xt_let_next_begin: once all blocks have, the successor may take up the multiprocessors that are free, and wait there. What is gained
+ * is the time between two kernels, 1 us, which counts in a step of generation. Captured, the overlap is an edge of the graph.
+ *
+ * In other launches, and below compute capability 9.0, the functions do nothing.
+ */
+#pragma once
+
+#include "common/launch.cuh"
+
+__device__ inline void xt_wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void xt_let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* Starts to bring bytes into the L2 cache; address and count are multiples of 16. Allowed before xt_wait_for_previous: L2 sees later
+ * writes. */
+__device__ inline void xt_prefetch(const void *from, uint32_t nbytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(nbytes) : "memory");
+#endif
+}
+
+/* xt_launch for such a kernel. */
+template <typename... Parameters, typename... Arguments>
+inline void xt_launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, Arguments... arguments) {
+    if (xt_compute_capability() < 90) return xt_launch(kernel, grid, block, shared, arguments...);
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
+    config.attrs = &overlap, config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...); /* xt_launched reports its error */
+    xt_count_launch();
+}
