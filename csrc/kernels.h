@@ -62,7 +62,8 @@
     X(cached_attention, XtCachedAttention)     \
     X(adamw, XtAdamW)                          \
     X(grad_norm, XtGradNorm)                   \
-    X(clip, XtClip)
+    X(clip, XtClip)                            \
+    X(tree_sum, XtTreeSum)
 
 /* X(op): xt_op_<op> in the file of that stem or of its family in csrc/ops, which alone expands this list. */
 #define XT_OPS(X)                                                                                                              \
@@ -86,7 +87,7 @@
     X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm) X(sample) X(cached_attention)       \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
-    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_)
+    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
 /* clang-format on */
 
 #define XT_X(slot, Params) typedef struct Params Params;

@@ -100,6 +100,10 @@ static XtStatus meta_clip(const XtClip *p) {
     for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, 2 * size_of(&p->items[i])));
     return XT_OK;
 }
+static XtStatus meta_tree_sum(const XtTreeSum *p) {
+    for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, size_of(&p->items[i])));
+    return count(0, (double)p->numel * (double)xt_dtype_size(p->dtype));
+}
 
 /* ---- products and attention ------------------------------------------------------------------------------------------------ */
 
@@ -187,4 +191,5 @@ __attribute__((constructor)) static void fill_table(void) {
     table.adamw = meta_adamw;
     table.grad_norm = meta_grad_norm;
     table.clip = meta_clip;
+    table.tree_sum = meta_tree_sum;
 }

@@ -46,3 +46,21 @@ typedef struct XtClip {
     int64_t count;
     double max_norm;
 } XtClip;
+
+/* out[e] = T(part_0[e] .. part_{n-1}[e]) for each e in [0, numel), where
+ *   T(x_0) = x_0;  T(x_0..x_{n-1}) = T(x_0..x_{p-1}) + T(x_p..x_{n-1}),  p the largest power of two below n,
+ * and + is one addition in ACC of values converted exactly. For n = a 2^k, T of the sums of 2^k neighbours is T of all: so a sum over
+ * processes does not depend on how many there are.
+ * out has ACC of every part; parts may have different dtypes. out may be exactly one of the parts. 1 <= count <= XT_MOST_PARTS.
+ * squares[b] (float64, or NULL) = sum of out[e]^2 over the block [XT_TREE_BLOCK b, XT_TREE_BLOCK (b + 1)), in an order that depends on
+ * the place in the block alone. */
+#define XT_MOST_PARTS 64
+#define XT_TREE_BLOCK 8192
+typedef struct XtTreeSum {
+    void *out;
+    const XtView *items; /* [count] dense views, host memory */
+    int64_t count;
+    int64_t numel;
+    XtDtype dtype; /* of out */
+    double *squares;
+} XtTreeSum;

@@ -22,7 +22,7 @@ def find_others(launch: Launch) -> Launch:
     except ImportError:
         raise ConfigError(
             f"distributed: {launch.launcher}: several hosts need mpi4py (pip install mpi4py), or MASTER_ADDR set to "
-            f"the host of rank 0, got rank {launch.rank} with {launch.local_world_size} of {launch.world_size} ranks here"
+            f"the host of rank 0, got {launch.local_world_size} of {launch.world_size} ranks on one host"
         ) from None
     message = bytearray(_LONGEST)
     if launch.rank == 0:

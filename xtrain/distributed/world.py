@@ -130,7 +130,7 @@ def barrier(what: str) -> None:
 
 
 def check_same(values: Mapping[str, Any], what: str) -> None:
-    """ConfigError on every rank when a value, which JSON can hold, differs between ranks. what: goes before its name."""
+    """ConfigError on every rank when a value, which JSON can hold, differs on one. what: goes before its name."""
     everyone: list[dict[str, Any]] = gather_json(dict(values))
     for key in sorted({key for one in everyone for key in one}):
         first = everyone[0].get(key)

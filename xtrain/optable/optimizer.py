@@ -156,3 +156,64 @@ op(
     accumulations=8 * 2.0**29,
     dtypes=("float64",),
 )
+
+
+def tree_call(*parts: Any) -> list[Any]:
+    wide = _C.float64 if parts[0].dtype is _C.float64 else _C.float32
+    out = _C.empty(parts[0].shape, wide, parts[0].device)
+    squares = _C.full((-(-out.numel() // 8192),), math.nan, _C.float64, out.device)
+    return [_C.tree_sum_(out, list(parts), squares), squares]
+
+
+def tree_reference(*parts: np.ndarray) -> list[np.ndarray]:
+    total = np.sum(parts, axis=0)
+    return [
+        total,
+        np.array(
+            [np.sum(block * block) for block in np.split(total.ravel(), range(8192, total.size, 8192))][
+                : -(-total.size // 8192)
+            ]
+        ),
+    ]
+
+
+def tree_bad(parts: Any = None, out: Any = None, squares: Any = None) -> Any:
+    return _C.tree_sum_(f32(2) if out is None else out, [f32(2)] if parts is None else parts, squares)
+
+
+op(
+    "tree_sum_",
+    "tree_sum",
+    [
+        case(*[N(*s)] * n)
+        for s, n in [((2, 3), 2), ((), 3), ((0,), 2), ((33,), 5), *(((n,), 1) for n in TAILS), ((3,), 64)]
+    ]
+    + [case(*[N(129, 523)] * 7, big=True)],
+    tree_call,
+    tree_reference,
+    nondiff=True,
+    out_dtype="any",
+    accumulations=16,
+    magnitude=lambda *parts: [np.sum(np.abs(parts), axis=0), 2 * sum(len(parts) * float(np.sum(p * p)) for p in parts)],
+    errors=(
+        Error(lambda: tree_bad([]), V, r"tree_sum_: parts must hold 1 to 64 tensors, got 0"),
+        Error(lambda: tree_bad([f32(2)] * 65), V, r"tree_sum_: parts must hold 1 to 64 tensors, got 65"),
+        Error(lambda: tree_bad([f32(3)]), V, r"tree_sum_: every part must have shape \(2,\), got \(3,\)"),
+        Error(lambda: tree_bad([i64(2)]), T, r"tree_sum_: every part must .*float.*int64"),
+        Error(
+            lambda: tree_bad([_C.cast(f32(2), _C.float64)]), T, r"tree_sum_: out must have dtype float64, .*got float32"
+        ),
+        Error(
+            lambda: tree_bad(out=_C.cast(f32(2), _C.bfloat16)),
+            T,
+            r"tree_sum_: out must have dtype float32, got bfloat16",
+        ),
+        Error(lambda: tree_bad(out=_C.expand(f32(1), 2)), V, r"tree_sum_: out must be contiguous"),
+        Error(lambda: tree_bad(squares=f32(1)), T, r"tree_sum_: squares must have dtype float64, got float32"),
+        Error(
+            lambda: tree_bad(squares=_C.full((2,), 0.0, _C.float64)),
+            V,
+            r"tree_sum_: squares must have shape \(1,\), got",
+        ),
+    ),
+)

@@ -264,6 +264,7 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     }
     LISTED(grad_norm, XtGradNorm)
     LISTED(clip, XtClip)
+    LISTED(tree_sum, XtTreeSum)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }
