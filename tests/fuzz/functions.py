@@ -7,7 +7,22 @@ from typing import Any
 import numpy as np
 import rules
 from frame import Wrong
-from values import CPU, ENTRY, FLOATS, INTS, SIZES, TIES, Program, Value, broadcasts, is_tame, mirrored, promoted, taken
+from values import (
+    CPU,
+    ENTRY,
+    FLOATS,
+    INTS,
+    LARGEST,
+    SIZES,
+    TIES,
+    Program,
+    Value,
+    broadcasts,
+    is_tame,
+    mirrored,
+    promoted,
+    taken,
+)
 
 from xtrain import _C
 from xtrain.optable.judge import forward_tolerance
@@ -114,8 +129,12 @@ class Functions(Program):
         inputs.append(self.leaf(x.dtype, (self.chance.choice(SIZES), inner)))
         if self.chance.random() < 0.4:
             inputs.append(self.leaf(x.dtype, inputs[1].shadow.shape[:1]))
-        entry = ENTRY["linear" if len(inputs) == 2 else "linear:bias"]
-        out = self.result("linear", entry, _C.linear(*(v.tensor for v in inputs)), inputs, {})
+        entry, want = ENTRY["linear" if len(inputs) == 2 else "linear:bias"], None
+        if len(inputs) == 3:  # the product is rounded before the bias is added, and may be infinite by then
+            product = x.shadow @ inputs[1].shadow.T
+            large = np.abs(product) > LARGEST[x.dtype]
+            want = np.where(large, np.copysign(np.inf, product), product) + inputs[2].shadow
+        out = self.result("linear", entry, _C.linear(*(v.tensor for v in inputs)), inputs, {}, want=want)
         self.record("linear", inputs, out, entry)
 
     def layer(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 import xtrain as xt
 from xtrain.generation import generate, generate_text, stream_text, stream_tokens
 from xtrain.generation.draws import Penalty
+from xtrain.generation.text import _Row
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.tokenizers import ByteTokenizer
 
@@ -209,3 +210,58 @@ def test_a_conversation_that_is_too_long(monkeypatch, capsys) -> None:
 def test_answers_stop(monkeypatch, capsys) -> None:
     assert chat(monkeypatch, capsys, "one\n", "--stop", "s!")[0] == "ye\n"
     assert chat(monkeypatch, capsys, "one\n", "--max-tokens", "2")[0] == "ye\n"
+
+
+class Decoder:
+    """A tokenizer that gives a text for each list of ids."""
+
+    eos, vocab_size = None, 256
+
+    def __init__(self, texts: dict[tuple[int, ...], str]) -> None:
+        self._texts = texts
+
+    def decode(self, ids) -> str:
+        return self._texts[tuple(ids)]
+
+
+def test_all_bytes_of_a_character_are_held_back() -> None:
+    """Also where a decoder writes a replacement for each of them."""
+    texts = {
+        (): "",
+        (1,): "a\ufffd",
+        (1, 2): "a\ufffd\ufffd",
+        (1, 2, 3): "a\ufffd\ufffd\ufffd",
+        (1, 2, 3, 4): "a\U0001f600",
+    }
+    row = _Row(Decoder(texts), [], ())
+    pieces = []
+    for token in (1, 2, 3, 4):
+        row.ids.append(token)
+        pieces.append(row.piece())
+    assert pieces == ["a", "", "", "\U0001f600"] and row.rest() == ""
+
+
+def test_a_stop_text_where_the_continuation_reads_otherwise_alone() -> None:
+    """A letter whose bytes the prompt begins: what is before the stop text follows the text of the prompt alone."""
+    row = _Row(Decoder({(7,): "a\ufffd", (1, 2): "\ufffd!. More", (7, 1, 2): "aé!. More"}), [7], (".",))
+    row.ids = [1, 2]
+    assert row.piece() == "" and row.done and row.whole() == "a\ufffd\ufffd!"
+
+
+def test_ids_of_a_prompt_that_the_model_has_not() -> None:
+    model = Qwen3(Qwen3Config(**SIZES))
+    for ids, wrong in (([1, 97], 97), ([-1, 2], -1)):
+        with pytest.raises(
+            ValueError, match=rf"ids must be in \[0, 97\), the model's vocab_size, got {wrong}: the tok"
+        ):
+            generate_text(model, ByteTokenizer(), ids, 1)
+
+
+def test_ends_of_the_tokenizer_and_of_the_model_end_a_text() -> None:
+    class Ending(ByteTokenizer):
+        eos = ord("w")
+
+    for end, text in ((ord("d"), "hello "), (ord("o"), "hell"), ((0, ord("l")), "he")):
+        model = Says(b"hello world")
+        model.config.eos_token_id = end
+        assert generate_text(model, Ending(), [62, 32], 100, temperature=0.0) == f"> {text}"

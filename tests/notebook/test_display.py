@@ -281,3 +281,80 @@ def test_curves_of_values_that_are_large() -> None:
     for line in ([(1, 1e17)], [(1, -1e20), (2, -1e20)], [(1, 1e300), (2, -1e300)]):
         Checker(curve.svg(line))
     assert curve.svg([(1, 1.7e308), (2, -1.7e308)]) == ""
+
+
+def points_of(text: str) -> list[list[tuple[float, float]]]:
+    """Of each line in a picture, in pixels."""
+    lines = re.findall(r'points="([^"]+)"', text)
+    return [[tuple(map(float, word.split(","))) for word in line.split()] for line in lines]
+
+
+def test_later_is_right_and_larger_is_up() -> None:
+    text = curve.svg([(10, 1.0), (20, 3.0), (40, 2.0)])
+    ((a, b, c),) = points_of(text)
+    assert a[0] < b[0] < c[0] and np.isclose((c[0] - a[0]) / (b[0] - a[0]), 3, rtol=0.01)
+    assert b[1] < c[1] < a[1], "y grows downwards"
+
+
+def test_the_numbers_beside_a_curve_are_those_of_their_places() -> None:
+    text = curve.svg([(10, 1.0), (20, 3.0), (40, 2.0)])
+    ((a, b, c),) = points_of(text)
+    values = re.findall(r'y="([^"]+)" text-anchor="end">([^<]+)</text><', text)
+    steps = re.findall(r'<text x="([^"]+)" y="204" text-anchor="middle">([^<]+)<', text)
+    assert len(values) >= 3 and len(steps) >= 3
+    for place, value in values:
+        assert abs((float(place) - 4 - a[1]) / (b[1] - a[1]) - (float(value) - 1) / 2) < 0.01
+    for place, step in steps:
+        assert abs((float(place) - a[0]) / (c[0] - a[0]) - (float(step) - 10) / 30) < 0.01
+
+
+def test_each_line_has_the_colour_of_its_name() -> None:
+    text = curve.svg([(1, 1.0), (2, 2.0)], [(1, 3.0), (2, 4.0)])
+    lines = re.findall(r'points="([^"]+)" fill="none" stroke="([^"]+)"', text)
+    names = dict(re.findall(r'text-anchor="end" fill="([^"]+)">([^<]+)<', text))
+    heights = {names[colour]: float(points.split()[0].split(",")[1]) for points, colour in lines}
+    assert heights["validation"] < heights["loss"], "the larger values are those of the validation"
+
+
+def test_marks_are_the_last_ones() -> None:
+    text = curve.svg([], [(step, step) for step in range(5_000)])
+    assert text.count("<circle") == curve.POINTS and len(text) < 40_000
+    assert ">4900<" in text and ">1000<" not in text
+
+
+def test_equal_members_with_names_have_lines_of_their_own() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    text = Twice()._repr_html_()
+    assert "<code>left</code>" in text and "<code>right</code>" in text and " x Linear" not in text
+
+
+def test_members_are_counted_at_all_depths_together() -> None:
+    parts = [nn.Sequential(*[nn.Linear(1, n + m + 1) for n in range(9)]) for m in range(30)]
+    assert nn.Sequential(*parts)._repr_html_().count("<details>") == 100
+
+
+def test_values_that_are_not_known_take_no_line() -> None:
+    assert html.run({"loss": 1.5, "sample": None}, "") == f"<div>{html.table([('loss', 1.5)])}</div>"
+    half = "z" * 10_000
+    assert html.shown(half + "b" + half + "c").count("z") == 19_999, "as much of the end as of the beginning"
+
+
+def test_a_display_shows_the_last_messages_and_what_is_behind(ticks) -> None:
+    shown = []
+    display = live.Live(9, 3, lambda html, text, update: shown.append((html, text)), lambda: ticks[0])
+    display.message("message 0")
+    assert "width:33.3%" in shown[0][0] and shown[0][1] == "step 3/9"
+    for number in range(1, 50):
+        display.message(f"message {number}")
+    display.update(4, 1.0, NASTY)
+    display.close()
+    assert [word for word in re.findall(r"message (\d+)", shown[-1][0])] == [str(n) for n in range(38, 50)]
+    assert NASTY not in shown[-1][0] and "&lt;script&gt;" in shown[-1][0]
+
+
+def test_another_value_of_the_variable_means_nothing(shell, monkeypatch) -> None:
+    monkeypatch.setenv("XTRAIN_NOTEBOOK", "1")
+    assert live.publisher() is not None

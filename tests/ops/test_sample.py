@@ -56,7 +56,20 @@ def test_the_k_most_likely() -> None:
     """Of equals, those that come first."""
     assert possible([1.0, 3.0, 2.0, 0.0], top_k=2) == [1, 2] and possible([1.0, 1.0, 1.0], top_k=2) == [0, 1]
     assert possible([1.0, 3.0], top_k=5) == [0, 1] and possible([1.0, 3.0, 3.0], temperature=0.0) == [1]
-    assert possible([-0.0, 0.0, -0.0], top_k=1) == [0], "both zeros are equal"
+    for dtype in (xt.float32, xt.float64):
+        assert possible([-0.0, 0.0, -0.0], dtype=dtype, top_k=1) == [0], "both zeros are equal"
+
+
+def test_the_k_most_likely_of_many() -> None:
+    """Of more logits than a list of candidates holds, in any order, growing or falling."""
+    rng = np.random.default_rng(4)
+    x = np.linspace(-0.5, 0.5, 6000)
+    for logits in (rng.permutation(x), x, x[::-1]):
+        rows = np.array([logits] * 64, np.float32)
+        assert possible(logits, top_k=3) == sorted(np.argsort(-logits)[:3].tolist())
+        for k in (3, 700):
+            tokens = F.sample(xt.tensor(rows), random(), top_k=k).cpu().numpy()
+            assert (tokens == reference(rows, random().cpu().numpy(), top_k=k)).all()
 
 
 def test_equal_logits_across_lists_and_blocks() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import xtrain as xt
 from xtrain import models
 from xtrain.cli import main
 from xtrain.errors import DataError
-from xtrain.models.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_vocabulary
-from xtrain.models.to_gguf import check_config, frequency_divisors, neighbours
+from xtrain.models.gguf_vocabulary import _WORDS, CONTROL, NORMAL, UNUSED, USER_DEFINED, write_vocabulary
+from xtrain.models.to_gguf import check_config, frequency_divisors, neighbours, write_config, write_tensors
 
 pytestmark = pytest.mark.on_cpu
 SHAPE = dict(vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
@@ -28,6 +29,10 @@ BPE = {
         "merges": [["a", "b"], ["Ġ", "ab"]],
     },
 }
+
+
+# Words cut by qwen2's expression, and again by GPT-2's.
+TWICE = [{"type": "Split", "pattern": {"Regex": _WORDS["qwen2"]}}, {"type": "ByteLevel", "use_regex": True}]
 
 
 class Writer:
@@ -65,6 +70,9 @@ def test_vocabulary(merges):
     assert writer.said["token_list"] == ["<|end|>", "a", "b", "ab", "Ġ", "c", "d", "e", "Ġab", "<note>", "[PAD10]"]
     assert writer.said["token_types"] == [CONTROL, *[NORMAL] * 8, USER_DEFINED, UNUSED]
     assert writer.said["token_merges"] == ["a b", "Ġ ab"]
+    fewer = Writer()
+    write_vocabulary(fewer, "t", json.dumps(BPE).encode(), 5, None)
+    assert fewer.said["token_list"] == ["<|end|>", "a", "b", "ab", "Ġ"], "what the model has no rows for is left out"
     plain = {name: writer.said[name] for name in ("tokenizer_model", "tokenizer_pre", "add_bos_token", "eos_token_id")}
     assert plain == {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "add_bos_token": False, "eos_token_id": 0}
 
@@ -90,6 +98,9 @@ def test_words_by_name(digits, name):
         ({"pre_tokenizer": None}, "t: pre_tokenizer must cut text as one of"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "t: pre_tokenizer must cut text"),
         ({"model": {**BPE["model"], "merges": []}}, "t: merges must not be empty"),
+        ({"model": {**BPE["model"], "byte_fallback": True}}, "t: the tokenizer must be byte-level BPE, got 'BPE'"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "t: pre_tokenizer must cut text"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": TWICE}}, "t: pre_tokenizer must cut text"),
     ],
 )
 def test_tokenizers_without_a_place_are_refused(change, message):
@@ -137,15 +148,97 @@ def test_frequencies_of_llama3_are_those_of_rope():
 def test_bad_command_lines(tmp_path, capsys, monkeypatch):
     there = tmp_path / "there.gguf"
     there.write_text("")
+    dangling = tmp_path / "dangling.gguf"
+    dangling.symlink_to(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "gguf", None)
     for words, message in [
         ([], "--gguf needs a value: the file to write"),
         (["--gguf", str(there)], f"--gguf must be a file that does not exist, got {there}"),
+        (["--gguf", str(dangling)], f"--gguf must be a file that does not exist, got {dangling}"),
         (["--gguf", "x", "--dtype", "int8"], "--dtype must be float32, float16 or bfloat16, got 'int8'"),
         (["--gguf", "x"], "export needs the package gguf: pip install 'xtrain[gguf]'"),
     ]:
         assert main(["export", str(tmp_path), *words]) != 0
         assert message in capsys.readouterr().err
+
+
+class Library:
+    """As much of the package gguf as writing tensors takes."""
+
+    class RopeScalingType:
+        LINEAR = "linear"
+
+    MODEL_ARCH_NAMES = {1: "llama", 2: "qwen2"}
+    GGMLQuantizationType = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+    known = staticmethod(lambda name: name)
+
+    def get_tensor_name_map(self, kind, blocks):
+        return SimpleNamespace(get_name=lambda name, try_suffixes: self.known(name))
+
+    quants = SimpleNamespace(quantize=lambda values, kind: values)
+
+
+class Tensors(Writer):
+    """Takes down the kind and the values of each tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds, self.values = {}, {}
+
+    def add_tensor(self, name, values, raw_dtype=None):
+        self.kinds[name], self.values[name] = raw_dtype, values
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_numbers_of_the_model(monkeypatch):
+    """Each under its name, and none of them equal to another."""
+    monkeypatch.setitem(sys.modules, "gguf", Library())
+    config = models.LlamaConfig(
+        vocab_size=12, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=6, max_position_embeddings=77, rope_theta=5000.0, rms_norm_eps=1e-5, rope_scaling={"rope_type": "linear", "factor": 8},
+    )  # fmt: skip
+    writer = Writer()
+    write_config(writer, config, "name")
+    assert writer.said == {
+        "name": "name", "context_length": 77, "embedding_length": 24, "block_count": 3, "feed_forward_length": 40, "head_count": 4,
+        "head_count_kv": 2, "key_length": 6, "value_length": 6, "rope_dimension_count": 6, "rope_freq_base": 5000.0,
+        "layer_norm_rms_eps": 1e-5, "vocab_size": 12, "rope_scaling_type": "linear", "rope_scaling_factor": 8.0,
+    }  # fmt: skip
+    plain = Writer()
+    write_config(plain, models.LlamaConfig(**SHAPE, rope_scaling=LLAMA3), "name")
+    assert "rope_scaling_type" not in plain.said, "that scaling is a tensor"
+
+
+@pytest.mark.parametrize(("held", "asked", "matrices"), [("bfloat16", None, "BF16"), ("float32", "float16", "F16")])
+def test_matrices_have_a_dtype_and_vectors_are_float32(held, asked, matrices, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", Library())
+    config = models.LlamaConfig(**SHAPE, rope_scaling=LLAMA3)
+    tensors = {
+        f"{name}.weight": xt.ones(*shape).to(getattr(xt, held)) for name, shape in (("a.up", (4, 2)), ("a.norm", (4,)))
+    }
+    writer = Tensors()
+    assert write_tensors(writer, config, tensors, asked) == 3
+    assert writer.kinds == {"a.up.weight": matrices, "a.norm.weight": "F32", "rope_freqs.weight": None}
+    assert np.array_equal(writer.values["rope_freqs.weight"], frequency_divisors(config))
+    for scaling in (None, {"rope_type": "linear", "factor": 8.0}):
+        writer = Tensors()
+        assert write_tensors(writer, models.LlamaConfig(**SHAPE, rope_scaling=scaling), tensors, asked) == 2
+        assert "rope_freqs.weight" not in writer.kinds
+
+
+def test_a_parameter_without_a_place_is_refused(monkeypatch):
+    library = Library()
+    library.known = {"a.up.weight": "up"}.get
+    monkeypatch.setitem(sys.modules, "gguf", library)
+    tensors = {"a.up.weight": xt.ones(2, 2), "a.extra.weight": xt.ones(2)}
+    with pytest.raises(
+        DataError, match=r"^export: llama of llama\.cpp has no place for the parameter 'a\.extra\.weight'$"
+    ):
+        write_tensors(Tensors(), models.LlamaConfig(**SHAPE), tensors, None)
 
 
 def save(folder, family):

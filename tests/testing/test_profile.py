@@ -230,3 +230,64 @@ def test_the_option_needs_a_file(words) -> None:
 
     with pytest.raises(ConfigError, match="--profile must be followed by the name of a file"):
         command(words)
+
+
+def test_what_ends_behind_a_profile_is_in_none() -> None:
+    """A rule that stops the profile which it began in: the next profile begins from none."""
+
+    class Stops(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            found.stop()
+            return dy
+
+    y = Stops.apply(xt.ones(2, requires_grad=True)).sum()
+    with profile() as found:
+        y.backward()
+    with profile() as again:
+        pass
+    assert ("sum", "backward") in names(found.events()) and again.roots == []
+
+
+def test_arguments_that_are_left_out_have_no_shape() -> None:
+    with profile() as found:
+        _C.layer_norm(xt.ones(3, 2), None, xt.ones(2))
+    assert [event.shapes for event in found.roots if event.name == "layer_norm"] == ["[3,2] [2]"]
+
+
+def test_all_of_many_ops_are_recorded() -> None:
+    x = xt.ones(3)
+    with profile() as found:
+        for _ in range(3000):
+            x.neg()
+    assert names(found.roots) == [("neg", "forward")] * 3000 and found.lost == 0
+
+
+def test_a_profile_ends_by_itself_alone_and_runs_again() -> None:
+    other, found = profile(), profile()
+    with found:
+        other.stop()
+        with span("first"):
+            xt.ones(3).exp()
+    assert [event.name for event in found.roots] == ["first"] and other.roots == []
+    with found:
+        xt.ones(3).sin()
+    assert "first" not in {event.name for event in found.roots}, "what an earlier recording had is gone"
+
+
+def test_a_trace_begins_at_0_and_names_its_threads() -> None:
+    found = profile()
+    found.roots = [Event("a", "forward", 5_000, 7_500, 2), Event("b", "forward", 9_000, 9_100, 1)]
+    rows = found.trace()["traceEvents"]
+    assert [(row["tid"], row["args"]["name"]) for row in rows if row["ph"] == "M"] == [(1, "thread 1"), (2, "thread 2")]
+    assert [(row["ts"], row["dur"]) for row in rows if row["ph"] == "X"] == [(0.0, 2.5), (4.0, 0.1)]
+
+
+def test_events_that_begin_or_end_together_are_inside_the_longer_one() -> None:
+    outer, last, first = (Event("", "span", *ends, 1) for ends in ((0, 100), (60, 100), (0, 20)))
+    assert recorder._tree([first, last, outer]) == [outer]
+    assert [event for event in outer.children if event.kind == "span"] == [first, last]

@@ -1,5 +1,5 @@
 /* linear.c - y = x W^T + bias, one GEMM for all rows.  dx = dy W,  dW = dy^T x,  dbias = sum of dy over rows.
- * x [..., in], weight [out, in], bias [out] or None, y [..., out].
+ * x [..., in], weight [out, in], bias [out] or None, y [..., out]. x W^T is rounded to the dtype before the bias is added.
  */
 #include "contract/elementwise.h"
 #include "ops/ops.h"
