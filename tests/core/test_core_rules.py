@@ -52,6 +52,7 @@ def test_sizes_that_overflow_behind_a_zero() -> None:
 
 def test_a_size_of_one_has_any_stride() -> None:
     x = xt.arange(12).reshape((3, 4))
+    assert xt.zeros(2, 0, 3, 4).permute(3, 2, 1, 0).is_contiguous(), "of no elements any strides are"
     assert x[:, 1:2][:1].is_contiguous() and x[1:2].is_contiguous() and not x[:, 1:2].is_contiguous()
     assert x.T[:, 1:2].T.is_contiguous() and x[:, :1].T.reshape((3,)).tolist() == [0, 4, 8]
 
@@ -329,6 +330,7 @@ def test_threads_of_the_environment() -> None:
         env={**environment, "OMP_NUM_THREADS": "5"},
     )
     assert done.stdout == "5\n" and int(child(show, XTRAIN_NUM_THREADS="none").stdout) >= 1
+    assert child(show, XTRAIN_NUM_THREADS="100000").stdout == "256\n", "as many as set_num_threads takes"
 
 
 def test_names_of_implementations_are_whole() -> None:

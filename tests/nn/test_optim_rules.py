@@ -281,6 +281,7 @@ NO_SCHEDULE = [
     ("OneCycleLR", dict(max_lr=1.0, total_steps=9, final_div_factor=-1.0), "final_div_factor must be a finite number above 0, got -1.0"),
     ("OneCycleLR", dict(max_lr="a", total_steps=9), "max_lr must be a finite number, got 'a'"),
     ("OneCycleLR", dict(max_lr=math.nan, total_steps=9), "max_lr must be a finite number, got nan"),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=9, div_factor=math.inf), "div_factor must be a finite number above 0, got inf"),
     ("OneCycleLR", dict(max_lr=1.0, total_steps=9, pct_start=2.0), "pct_start must be a finite number in [0, 1], got 2.0"),
     ("StepLR", dict(step_size=1, gamma="x"), "gamma must be a finite number, got 'x'"),
     ("ExponentialLR", dict(gamma=None), "gamma must be a finite number, got None"),
@@ -321,7 +322,7 @@ def test_integers_of_numpy_and_tensors_are_numbers_of_steps() -> None:
         scheduler = getattr(SCHEDULES, name)(optimizer, **options)
         return [scheduler.get_last_lr()[0] for _ in range(5) if not scheduler.step()]
 
-    for several in (np.array([1, 3]), xt.tensor([1, 3]), (np.int64(1), xt.tensor(3))):
+    for several in (np.array([1, 3]), xt.tensor([1, 3]), (np.int64(1), xt.tensor(3)), [3, 1]):
         assert rates("MultiStepLR", milestones=several) == rates("MultiStepLR", milestones=[1, 3])
     assert rates("SequentialLR", milestones=np.array([2])) == rates("SequentialLR", milestones=[2])
     assert rates("StepLR", step_size=np.int32(2)) == rates("StepLR", step_size=2)

@@ -16,6 +16,7 @@ from xtrain import _C, files, optim, saving
 from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.saving import directory as writing
+from xtrain.saving import places
 from xtrain.saving.reader import DirectoryReader
 from xtrain.saving.safetensors import SafetensorsFile, chunks
 from xtrain.train import Trainer
@@ -289,3 +290,26 @@ def test_options_of_a_loaded_optimizer_are_as_they_were(tmp_path) -> None:
     assert [{k: v for k, v in g.items() if k != "params"} for g in other.param_groups] == [
         {k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups
     ]
+
+
+def test_of_a_step_the_emergency_checkpoint_comes_behind(tmp_path) -> None:
+    names = [
+        "checkpoint-00000005",
+        "emergency-checkpoint-00000005",
+        "emergency-checkpoint-00000007",
+        "checkpoint-00000003",
+    ]
+    for name in names:
+        (tmp_path / name).mkdir()
+    found = [path.name for path in saving.find_checkpoints(tmp_path)]
+    assert found == [names[2], names[0], names[1], names[3]]
+
+
+def test_the_newest_of_what_killed_saves_left_is_named(tmp_path) -> None:
+    for when, name in ((300, "b"), (100, "c"), (200, "a")):
+        path = tmp_path / f".model.old-{name * 10}"
+        path.mkdir()
+        os.utime(path, (when, when))
+    (tmp_path / ".model.old-other").mkdir()
+    hint = places.displaced_hint(tmp_path / "model")
+    assert hint.endswith(f"left the earlier one as {tmp_path / ('.model.old-' + 'b' * 10)}: rename it back")

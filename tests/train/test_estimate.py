@@ -125,6 +125,15 @@ def test_a_dry_run_says_how_long_the_run_may_take(tmp_path, monkeypatch) -> None
         text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", steps=100, seq_len=16, recompute="none"
     )
     assert estimate._gemm_rate(Qwen3Config(hidden_size=16), TrainConfig(precision="float32"), "cpu") > 0
+    for allowed in (True, False):  # what the products of the process may do stays
+        _C.allow_tf32(allowed)
+        estimate._gemm_rate(Qwen3Config(hidden_size=16), TrainConfig(precision="tf32"), "cpu")
+        assert _C.tf32() == allowed
+    ticks = iter(range(100))
+    with monkeypatch.context() as clock:
+        clock.setattr(estimate, "perf_counter", lambda: float(next(ticks)))  # each product takes a second
+        config = TrainConfig(batch_size=4, grad_accum=2, seq_len=8)
+        assert estimate._gemm_rate(Qwen3Config(hidden_size=32), config, "cpu") == 2.0 * (2 * 8) * 32 * (4 * 32)
     monkeypatch.setattr(estimate, "_gemm_rate", lambda *_: 2e6)
     work, eta = dry_run(given).splitlines()[-2:]
     linear = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 32 + 16 * 256  # q, k, v, o; gate, up, down; head
@@ -235,3 +244,14 @@ def test_a_run_that_is_refused_is_not_estimated(tmp_path) -> None:
                 continue  # whose tensors are of another size
             with pytest.raises(error, match=words):
                 ask(values)
+
+
+def test_the_work_is_that_of_the_policy_and_of_the_steps_that_are_left(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(estimate, "_gemm_rate", lambda *_: 2e6)
+    monkeypatch.setattr(estimate, "duration", lambda one, config, device, steps, rate: [f"{one.recompute} {steps}"])
+    data, run = text_file(tmp_path / "text.txt"), tmp_path / "run"
+    for policy in ("none", "block"):
+        given = options(data, tmp_path / policy, device="cpu", recompute=policy, steps=9)
+        assert dry_run(given).splitlines()[-1] == f"{policy} 9"
+    Trainer(options(data, run, device="cpu", steps=4), quiet=True).run()
+    assert dry_run({"resume": str(run), "device": "cpu", "steps": 10, "extend": True}).splitlines()[-1].endswith(" 6")
