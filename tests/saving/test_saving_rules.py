@@ -313,3 +313,11 @@ def test_the_newest_of_what_killed_saves_left_is_named(tmp_path) -> None:
     (tmp_path / ".model.old-other").mkdir()
     hint = places.displaced_hint(tmp_path / "model")
     assert hint.endswith(f"left the earlier one as {tmp_path / ('.model.old-' + 'b' * 10)}: rename it back")
+
+
+def test_what_is_put_aside_twice_has_two_names(tmp_path) -> None:
+    for _ in range(2):
+        (tmp_path / "checkpoint-00000009").mkdir()
+        (tmp_path / "checkpoint-00000009" / "mine").touch()
+        assert len(saving.set_aside_after(tmp_path, 5)) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"set-aside-{n}-checkpoint-00000009" for n in (1, 2)]

@@ -212,9 +212,13 @@ def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path) -> None:
 
 def test_what_a_kill_left_of_a_file_is_removed(tmp_path) -> None:
     (tmp_path / ".config.toml.tmp-12345").write_text("half")
-    (tmp_path / ".hidden").write_text("mine")
+    mine = [".checkpoint-00000001.tmp-12345.mine", ".config.toml.tmp-12345.mine", ".hidden"]
+    (tmp_path / ".checkpoint-00000001.tmp-12345").mkdir()
+    (tmp_path / mine[0]).mkdir()
+    for name in mine[1:]:
+        (tmp_path / name).write_text("mine")
     saving.clean_temporary(tmp_path)
-    assert names(tmp_path) == [".hidden"]
+    assert names(tmp_path) == mine, "names of other forms are left alone"
 
 
 def test_a_file_that_is_replaced_keeps_its_mode(tmp_path) -> None:

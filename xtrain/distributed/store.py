@@ -32,6 +32,8 @@ _LONGEST_HELLO = 1 << 16  # bytes
 _HANDSHAKE = 30.0  # seconds: a stranger that connects and is silent costs no more
 _PAUSE = 0.02  # seconds between two rounds over the ports
 LENGTH = struct.Struct("<Q")
+# What the bytes of a stranger lead to; RecursionError: JSON of many levels.
+NO_GREETING = (OSError, ValueError, EOFError, RecursionError)
 
 
 class Refused(Exception):
@@ -73,7 +75,7 @@ def _listen(launch: Launch, deadline: float, timeout: float) -> dict[int, socket
         except Refused as error:
             connection.close()
             done.put(f"{address[0]} was refused: {error}")
-        except (OSError, ValueError, EOFError):
+        except NO_GREETING:
             connection.close()  # a stranger, or a rank that ended: it is missed, or comes again
 
     def accept() -> None:

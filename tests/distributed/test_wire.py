@@ -1,0 +1,59 @@
+"""What strangers may send to rank 0: a closed connection is all that comes of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+
+import pytest
+
+from xtrain.distributed import store
+from xtrain.distributed.env import Launch
+
+pytestmark = pytest.mark.on_cpu
+ZERO = Launch("by hand", 0, 3, 0, 3, host="127.0.0.1", ports=(1,), run_id="run", token="secret")
+HELLO = {"rank": 1, "world": 3, "run": "run", "restart": 0, "nonce": "00" * 16}
+VALUES = (None, True, -1, 0, 3, 10**30, 1.5, "", "x", "\ud800", [], {}, [[1]], {"rank": 1})
+
+
+def greeted(said: bytes) -> str:
+    """What rank 0 does about these bytes: "gone" where it closes, else what it refuses."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            store._greet(ZERO, ZERO.token, ours, set(), threading.Lock())
+        except store.Refused as refused:
+            return str(refused)
+        except store.NO_GREETING:
+            return "gone"
+    return "welcome"
+
+
+def framed(*parts: bytes) -> bytes:
+    return b"".join(store.LENGTH.pack(len(part)) + part for part in parts)
+
+
+def test_a_stranger_never_joins() -> None:
+    """A greeting with a change, cut anywhere, or other bytes: without the token there is no welcome."""
+    chance = random.Random(7)
+    for _ in range(1500):
+        hello = {**HELLO, chance.choice([*HELLO, "more"]): chance.choice(VALUES)}
+        text = json.dumps(hello if chance.random() < 0.9 else chance.choice(VALUES)).encode()
+        data = bytearray(framed(text, chance.randbytes(chance.choice((0, 31, 32, 64)))))
+        for _ in range(chance.choice((0, 0, 1, 3))):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        said = greeted(bytes(data[: chance.choice((len(data), len(data), chance.randrange(len(data) + 1)))]))
+        assert said == "gone" or "another" in said, said
+
+
+@pytest.mark.parametrize("hello", [b"[" * 60_000, b"9" * 60_000, b"\xff\xfe" * 9, b'{"rank": ' * 7_000, b"null"])
+def test_greetings_that_parsers_choke_on(hello: bytes) -> None:
+    assert greeted(framed(hello, b"")) == "gone"
+
+
+def test_a_long_message_is_not_waited_for() -> None:
+    assert greeted(store.LENGTH.pack(1 << 17)) == greeted(store.LENGTH.pack(2**64 - 1)) == "gone"
