@@ -323,7 +323,7 @@ def test_layers_that_are_called_have_the_same_bits() -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Mistral"])
 def test_families_without_norms_of_heads(family: str) -> None:
-    """RoPE reads columns of one product, which v keeps anyway; with biases (Qwen2) there is no joined product."""
+    """RoPE reads columns of one product, which v keeps anyway; Qwen2's has biases."""
     found = {}
     for policy in RECOMPUTE:
         xt.manual_seed(0)
@@ -343,7 +343,7 @@ def test_families_without_norms_of_heads(family: str) -> None:
     assert all(result == found["none"][0] for result, _ in found.values())
     norms, rotated, h = 2 * 64, 4 * 16 + 2 * 16, 192
     less = found["none"][1] - found["cheap"][1]
-    assert less == 2 * 64 * 4 * (3 * (norms + (rotated if family != "Qwen2" else 0) + h) + 64)
+    assert less == 2 * 64 * 4 * (3 * (norms + rotated + h) + 64)
 
 
 def test_evaluation_recomputes_nothing() -> None:
