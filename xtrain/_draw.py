@@ -1,9 +1,62 @@
-"""Draws from probabilities that tensors hold."""
+"""Draws from probabilities that tensors hold, and the generator of a captured step."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 from . import _C
 from ._C import Tensor
+
+_this_thread = threading.local()
+
+
+class CapturedGenerator:
+    """The default generator inside a step that is captured: its state is read on the device when the step is replayed.
+
+    random: int64 [2] on the device of the step, the seed and the number of the first fill, which `write` puts there.
+    count: fills that the step has drawn.
+    """
+
+    def __init__(self, device: _C.device) -> None:
+        self.random = _C.full((2,), 0, _C.int64, device)
+        self._first, self.count = _C.get_rng_state(), 0
+
+    def next(self) -> int:
+        """How much is added to the number on the device for the next fill; the state of the process goes on, too."""
+        (seed, first), (now, stream) = self._first, _C.get_rng_state()
+        if now != seed or stream < first:
+            raise RuntimeError("cuda.graph: a captured step must not set the seed: set it before the call")
+        _C.set_rng_state((seed, stream + 1))
+        self.count = max(self.count, stream + 1 - first)
+        return stream - first
+
+    def write(self) -> None:
+        """Put the state of the process where the step reads it."""
+        words = [word - (1 << 64) if word >> 63 else word for word in _C.get_rng_state()]
+        self.random.copy_(_C.tensor(words, _C.int64, "cpu"))
+
+    def skip(self) -> None:
+        """Draw what a replay has drawn."""
+        seed, stream = _C.get_rng_state()
+        _C.set_rng_state((seed, (stream + self.count) % (1 << 64)))
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, dropout of this thread draws from here. The state of the process is put back."""
+        self._first = _C.get_rng_state()
+        _this_thread.generator = self
+        try:
+            yield
+        finally:
+            _this_thread.generator = None
+            _C.set_rng_state(self._first)
+
+
+def captured_generator() -> CapturedGenerator | None:
+    """That of the step which this thread is capturing; None outside."""
+    return getattr(_this_thread, "generator", None)
 
 
 def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:

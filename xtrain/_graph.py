@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from . import _C
 from ._C import Tensor
+from ._draw import CapturedGenerator
 from .autograd import no_grad
 
 _R = TypeVar("_R")
@@ -40,6 +41,8 @@ class Graph(Generic[_R]):
         self._outputs: Any = None  # of the captured step
         self._kept: list[Tensor] = []  # tensors from outside that replays read or write
         self._fixed: list[Any] = []  # options and states of the optimizers, as captured
+        self._draws = False  # whether eager runs have drawn random numbers
+        self._generator: CapturedGenerator | None = None  # of a captured step that draws
         self._seen: list[Any] | None = None  # states and options of the optimizers that _prepare has found right
         self.launches = 0
         self.memory = 0
@@ -61,7 +64,11 @@ class Graph(Generic[_R]):
         if not self.captured:
             return self._run_eagerly()
         self._prepare()
+        if self._generator is not None:
+            self._generator.write()
         _C.cuda_replay(self._handle)
+        if self._generator is not None:
+            self._generator.skip()
         return self._outputs
 
     def capture(self, *inputs: Tensor) -> None:
@@ -132,9 +139,11 @@ class Graph(Generic[_R]):
 
     def _run_eagerly(self) -> _R:
         assert self._inputs is not None
+        rng = _C.get_rng_state()
         with self._planning() if self._eager_calls == self._warmup - 1 else contextlib.nullcontext():
             outputs = self._result(self._step(*self._inputs))
         self._eager_calls += 1
+        self._draws = self._draws or _C.get_rng_state() != rng
         return outputs
 
     @contextlib.contextmanager
@@ -153,6 +162,7 @@ class Graph(Generic[_R]):
         assert self._inputs is not None
         self._prepare()  # a learning rate written inside would be written by each replay
         rng = _C.get_rng_state()
+        generator = CapturedGenerator(self._device) if self._draws else None
         kept: dict[int, Tensor] = {}
         leaves: dict[int, Tensor] = {}
         with _no_collection(self._collect):
@@ -162,7 +172,8 @@ class Graph(Generic[_R]):
             _C.set_call_hook(self._keeper(handle, kept, leaves, before))
             fixed = [_fixed(optimizer) for optimizer in self._optimizers]
             try:
-                outputs = self._result(self._step(*self._inputs))
+                with generator.installed() if generator is not None else contextlib.nullcontext():
+                    outputs = self._result(self._step(*self._inputs))
                 self._check_optimizers(fixed)
                 done = True
             finally:
@@ -179,6 +190,7 @@ class Graph(Generic[_R]):
                 kept[leaf.grad.data_ptr()] = leaf.grad.detach()
         self._seen = None  # a learning rate may have been written to the device for the first time
         self._kept, self._fixed = list(kept.values()), fixed
+        self._generator = generator
         self._handle, self._outputs, self.launches = handle, outputs, launches
 
     def _keeper(

@@ -150,8 +150,8 @@ def graph(
     - `optimizers` lists those that it calls. A learning rate of AdamW may change between calls; other options may
       not, nor the state (RuntimeError, ValueError).
     - While it is captured, it must not make the host wait (`item`, `tolist`, `numpy`, `repr`, `synchronize`), copy from
-      the host, draw random numbers, use more memory than its last eager run, or products of other sizes: RuntimeError.
-      Then nothing has run, gradients that it made are None, and `step` itself still works.
+      the host, draw random numbers but by dropout, use more memory than its last eager run, or products of other
+      sizes: RuntimeError. Then nothing has run, gradients that it made are None, and `step` itself still works.
     - A tensor from outside stays in memory as long as the graph. One that takes its place later (parameters of a
       converted model) is not seen by the graph.
 

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from . import _C
 from ._C import Tensor
+from ._draw import captured_generator
 from ._types import Size, as_sizes, need_tensors
 from .tensors.arithmetic import repeat_interleave, tril
 
@@ -25,6 +26,7 @@ _gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm = (
     _C.add_rms_norm,
     _C.layer_norm,
 )
+_bias_gelu, _dropout = _C.bias_gelu, _C.dropout
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
@@ -183,6 +185,15 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     formula.
     """
     return _gelu(input, approximate)
+
+
+def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(input + bias, approximate) in one pass over memory: a linear layer without its bias, and then this.
+
+    input [..., C], bias [C], of one float dtype -> [..., C]. The sum is not rounded to a 16-bit dtype; in float32 and
+    float64 the bits are those of an addition and gelu.
+    """
+    return _bias_gelu(input, bias, approximate)
 
 
 def relu(input: Tensor) -> Tensor:
@@ -393,16 +404,18 @@ def linear_cross_entropy(
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """x * mask / (1 - p), mask 0 with probability p (Srivastava et al. 2014); x itself when not training or p is 0.
 
-    The mask comes from the default generator: `manual_seed` repeats it on any device.
+    The mask comes from the default generator: `manual_seed` repeats it on any device. Element i of x is zeroed where
+    number i of uniform(x.shape) from the same state is below p. The mask is not kept: the backward makes it again. In
+    a captured step (cuda.graph) each replay has the mask of the generator's state then, as an eager step would.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: p must be in [0, 1], got {p}")
     if not training or p == 0.0:
         return input
-    if p == 1.0:
-        return input * 0.0
-    kept = _C.uniform(input.shape, 0.0, 1.0, _C.float32, input.device) >= p
-    return input * (kept.to(input.dtype) * (1.0 / (1.0 - p)))
+    captured = captured_generator()
+    if captured is None:
+        return _dropout(input, p)
+    return _dropout(input, p, random=captured.random, offset=captured.next())
 
 
 # ---- hyper-connections (docs/reference/mhc.md; nn.HyperConnection puts them together) --------------------------------

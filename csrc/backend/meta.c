@@ -72,6 +72,9 @@ META(qk_norm_rope_fwd, XtQkNormRopeFwd, return passes((double)p->rows, (double)(
 META(qk_norm_rope_bwd, XtQkNormRopeBwd, return passes((double)p->rows, (double)((p->heads[0] + p->heads[1]) * p->dim), p->dtype, 3))
 META(swiglu_fwd, XtSwigluFwd, return passes((double)p->rows, (double)p->cols, p->dtype, 3))
 META(swiglu_bwd, XtSwigluBwd, return passes((double)p->rows, (double)p->cols, p->dtype, 5))
+META(bias_gelu_fwd, XtBiasGeluFwd, return passes((double)p->rows, (double)p->cols, p->dtype, 2))
+META(bias_gelu_bwd, XtBiasGeluBwd, return passes((double)p->rows, (double)p->cols, p->dtype, 3))
+META(dropout, XtDropout, return passes((double)p->count, 1, p->dtype, 2))
 META(embedding_fwd, XtEmbeddingFwd, return passes((double)p->rows, (double)p->cols, p->dtype, 2))
 META(embedding_bwd, XtEmbeddingBwd, return passes((double)(p->rows + p->vocab), (double)p->cols, p->dtype, 1))
 META(cross_entropy_fwd, XtCrossEntropyFwd, return passes((double)p->rows, (double)p->vocab, p->dtype, 1))
@@ -178,6 +181,9 @@ __attribute__((constructor)) static void fill_table(void) {
     table.cached_attention = meta_cached_attention;
     table.swiglu_fwd = meta_swiglu_fwd;
     table.swiglu_bwd = meta_swiglu_bwd;
+    table.bias_gelu_fwd = meta_bias_gelu_fwd;
+    table.bias_gelu_bwd = meta_bias_gelu_bwd;
+    table.dropout = meta_dropout;
     table.embedding_fwd = meta_embedding_fwd;
     table.embedding_bwd = meta_embedding_bwd;
     table.cross_entropy_fwd = meta_cross_entropy_fwd;

@@ -38,7 +38,7 @@ typedef struct XtAccelerator {
     XtStatus (*wait_for)(int index, bool every);
 
     /* Graphs. Between `capture` and `end_capture` the calling thread's slots are recorded, not run; its blocks come from a region of the
-     * graph's own; copies from and to the host, waits and random numbers are errors, and so is everything of other threads. */
+     * graph's own; copies from and to the host, waits and random numbers of the host are errors, and so is everything of other threads. */
     bool waits;                                     /* the host waits after every kernel: nothing can be captured */
     XtStatus (*plan)(int index);                    /* from now on, follows what is allocated, and starts over if it did */
     XtStatus (*planned)(int index, size_t *nbytes); /* ends that: the region that the same allocations in the same order need */

@@ -129,6 +129,37 @@ typedef struct XtSwigluBwd {
     int64_t rows, cols, ld_in;
 } XtSwigluBwd;
 
+/* out = gelu(x + bias), bias [cols] added to every row of x [rows, cols], dense; x + bias is not rounded. gelu(v) = v Phi(v) or, with tanh,
+ * v (1 + tanh(sqrt(2 / pi) (v + 0.044715 v^3))) / 2 (Hendrycks & Gimpel 2016).
+ * Bwd: dx = dy gelu'(x + bias). dx may be x or dy: an element is read before it is written. */
+typedef struct XtBiasGeluFwd {
+    void *out;
+    const void *x, *bias;
+    XtDtype dtype;
+    int64_t rows, cols;
+    bool tanh;
+} XtBiasGeluFwd;
+typedef struct XtBiasGeluBwd {
+    void *dx;
+    const void *dy, *x, *bias;
+    XtDtype dtype;
+    int64_t rows, cols;
+    bool tanh;
+} XtBiasGeluBwd;
+
+/* out[i] = x[i] * (u_i < (float)p ? 0 : 1 / (1 - p)), the factor 0 for p = 1; dense, `count` elements. u_i = (word i % 4 of Philox block
+ * i / 4 >> 8) 2^-24. `random` NULL: the generator is `philox`; else, on the device, (seed, stream) are (random[0], random[1] +
+ * philox.stream), read when the kernel runs. Its backward is itself. */
+typedef struct XtDropout {
+    void *out;
+    const void *x;
+    const int64_t *random; /* [2] */
+    XtPhilox philox;
+    XtDtype dtype;
+    int64_t count;
+    double p;
+} XtDropout;
+
 /* out[r] = weight[ids[r]]; weight [vocab, cols]. An id outside [0, vocab): XT_INDEX_ERROR with its position and value.
  * Bwd: dweight[v] (+)= sum of dy[r] over rows with ids[r] == v, in row order; `accumulate` adds to dweight instead of overwriting it. */
 typedef struct XtEmbeddingFwd {

@@ -33,6 +33,7 @@ TRAINING = [
     "train_nan('.', 1)", "train_refused('.')", "train_interrupted('.')", "train_equal('.', recompute='cheap')",
     "train_equal('.', recompute='full', precision='bfloat16')", "train_equal('.', recompute='block', model__num_hidden_layers=4)",
     "train_equal('.', recompute='full', model__num_hidden_layers=9, model__mhc_streams=2)",
+    "train_dropout('.')", "train_dropout('.', recompute='full', precision='bfloat16', grad_accum=2)", "dropout()",
 ]  # fmt: skip
 
 

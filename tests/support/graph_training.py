@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import re
 from pathlib import Path
 
-from graph_programs import same
-from runs import metrics, options, text_file
+from graph_programs import check_said, same
+from runs import TINY, metrics, options, text_file
 
 import xtrain as xt
 from xtrain.errors import NonFiniteError
+from xtrain.models import GPT2Config
 from xtrain.models.registry import RECOMPUTE, architecture
 from xtrain.train import Trainer
 from xtrain.train.estimate import estimates
@@ -161,6 +163,74 @@ def train_refused(folder: str) -> None:
         run.trainer.run()
     assert captured.graph is None and "weight_decay of AdamW must stay" in captured.lines[0], captured.lines
     assert same(eager.state(), captured.state())
+
+
+def train_dropout(folder: str, **changes) -> None:
+    """GPT-2 with dropout everywhere: the steps of a graph draw the numbers of eager ones, also in recomputation and after a resume."""
+    keys = dict(vocab_size=256, n_embd=16, n_layer=3, n_head=2, n_positions=16)
+    rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.2)
+    (Path(folder) / "gpt2").mkdir()
+    (Path(folder) / "gpt2" / "config.json").write_text(json.dumps({**GPT2Config(**keys, **rates).to_dict()}))
+    sizes = dict.fromkeys(name.replace(".", "__") for name in TINY if name.startswith("model."))
+    given = {**sizes, "model__preset": f"{folder}/gpt2", "eval_every": 6, "save_every": 9, "steps": 12, **changes}
+    runs = []
+    for name in ("eager", "captured"):
+        runs.append(Run(folder, name, name == "captured", **given))  # sets the seed
+        runs[-1].trainer.run()
+    eager, captured = runs
+    assert captured.graph.captured and not captured.lines, captured.lines
+    assert eager.records() == captured.records() and same(eager.state(), captured.state())
+    losses = [line["loss"] for line in captured.records()]
+    assert len(set(losses)) == len(losses)
+    state = xt.get_rng_state()
+    xt.manual_seed(5)
+    resumed = Trainer({"resume": str(captured.out / "checkpoint-00000009"), "graph": True}, quiet=True)
+    resumed.run()
+    assert resumed.stepper._graph.captured and xt.get_rng_state() == state
+    assert same(list(eager.trainer.model.parameters()), list(resumed.model.parameters()))
+
+
+def dropout() -> None:
+    """Replays draw what eager calls draw, forward and backward, and whatever seed is set between them."""
+    x = xt.ones(300, device="cuda")
+
+    def step(y) -> list:
+        y = y.detach().requires_grad_()
+        a = xt.functional.dropout(y, 0.3)
+        b = xt.checkpoint(lambda z: xt.functional.dropout(z * z, 0.5), a)
+        b.sum().backward()
+        return [a, b, y.grad]
+
+    graph = xt.cuda.graph(step)
+    seen = []
+    for i in range(6):
+        for seed in (0, (1 << 63) + 5) if i == 4 else (0,):
+            if seed:
+                xt.manual_seed(seed)
+            before = xt.get_rng_state()
+            want = [tensor.tolist() for tensor in step(x)]
+            after = xt.get_rng_state()
+            xt.set_rng_state(before)
+            assert [tensor.tolist() for tensor in graph(x)] == want and xt.get_rng_state() == after, i
+            seen.append(str(want))
+    assert graph.captured and len(set(seen)) == len(seen)
+    other = xt.cuda.graph(step, warmup=1)
+    other(x)
+    state = xt.get_rng_state()
+    other.capture(x)
+    assert xt.get_rng_state() == state, "a capture draws nothing"
+    direct = xt.cuda.graph(lambda y: xt._C.dropout(y, 0.5), warmup=1)
+    direct(x)
+    check_said(lambda: direct(x), "RuntimeError: .*must not draw random numbers of the host")
+
+    def seeding(y):
+        xt.manual_seed(3)
+        return xt.functional.dropout(y, 0.5)
+
+    reset = xt.cuda.graph(seeding, warmup=1)
+    reset(x)
+    check_said(lambda: reset(x), "RuntimeError: .*must not set the seed")
+    assert xt._draw.captured_generator() is None
 
 
 def train_interrupted(folder: str) -> None:

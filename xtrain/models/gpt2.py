@@ -18,6 +18,7 @@ from .._types import Device
 from ..autograd import recompute
 from ..generation import KVCache
 from ..nn.lora import ADAPTED, LoraLayer
+from ..nn.module import is_stock
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
 from .policies import check_policy, run_layers
@@ -154,7 +155,7 @@ class Attention(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not (self.training and self.dropout):
             return _C.scaled_dot_product_attention(q, k, v, True, self.scale, False)
-        # One op after the other: there is no dropout inside attention.
+        # One op after the other: no kernel has dropout inside attention. The mask is not kept.
         seq = q.shape[2]
         row, column = _C.arange(0, seq, 1, _C.int64, q.device).unsqueeze(1), _C.arange(0, seq, 1, _C.int64, q.device)
         scores = _C.where(row < column, -math.inf, (q @ k.transpose(2, 3)) * self.scale)
@@ -178,7 +179,11 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(functional.gelu(self.c_fc(x), self.approximate)))
+        if is_stock(self.c_fc, Conv1D):  # its bias and GELU in one pass
+            h = _C.bias_gelu(_C.linear(x, self.c_fc.weight.transpose(0, 1)), self.c_fc.bias, self.approximate)
+        else:
+            h = functional.gelu(self.c_fc(x), self.approximate)
+        return self.dropout(self.c_proj(h))
 
 
 class Block(nn.Module):
@@ -238,7 +243,7 @@ class GPT2(CausalLM):
 
     Matrices and embeddings start normal with deviation `initializer_range`, the last projections of attention and of
     the feed-forward layers with that over the root of 2 n_layer, norms at one, biases at zero. `model.recompute` as for
-    the other families, see Decoder: "cheap" are the norms; dropout draws the same numbers again.
+    the other families, see Decoder: "cheap" are norms and GELU; dropout draws the same numbers again.
     """
 
     config: GPT2Config

@@ -1,4 +1,4 @@
-"""Entries of the op table for generation: sample, and attention over a cache of keys and values."""
+"""Entries of the op table that draw, and for generation: dropout, sample, attention over a cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .references import attention, attention_scale, sample
-from .table import Case, Distinct, Error, Ids, N, R, Spec, T, Ties, V, case, f32, i64, op
+from .references import attention, attention_scale, dropout, sample
+from .table import TAILS, Case, Distinct, Error, Ids, N, R, Spec, T, Ties, V, case, f32, i64, op
 
 _RANDOM = Ids(0, 1 << 40, 2)  # a seed and a step
 
@@ -45,6 +45,50 @@ op(
         Error(lambda: _C.sample(f32(2, 3), i64(2), 1.0, None, 1.5), V, r"sample: top_p must be in \(0, 1\], got 1.5"),
     ),
 )  # fmt: skip
+
+
+# ---- dropout ---------------------------------------------------------------------------------------------------------
+
+_DROPPED = [(2, 3, 4), (), (0,), *((n,) for n in TAILS), (3, 33), (7, 1031)]
+
+
+def _torch_dropout(torch: Any, x: Any, p: float, key: Any) -> Any:
+    factors = dropout(np.ones(tuple(x.shape)), p, key)
+    return (x.double() * torch.as_tensor(factors, device=x.device)).to(x.dtype)
+
+
+op(
+    "dropout",
+    "dropout",
+    [case(N(*s), p=(0.1, 0.5, 0.9)[i % 3], key=(7 + i, i << 33)) for i, s in enumerate(_DROPPED)]
+    + [case(N(5, 9), p=p, key=(2**62 + 1, 2**40)) for p in (0.0, 1.0)]
+    + [case(N(301, 523), p=0.2, key=(3, 4), big=True)],
+    lambda x, p, key: _C.dropout(x, p, key=key),
+    dropout,
+    accumulations=2,
+    torch=_torch_dropout,
+    errors=(
+        Error(lambda: _C.dropout(i64(2), 0.5), T, r"dropout: input must have a floating point dtype, got int64"),
+        Error(lambda: _C.dropout(f32(2), -0.1), V, r"dropout: p must be in \[0, 1\], got -0\.1"),
+        Error(lambda: _C.dropout(f32(2), float("nan")), V, r"dropout: p must be in \[0, 1\], got -?nan"),
+        Error(lambda: _C.dropout(f32(2), 0.5, key=(1, 2, 3)), V, r"dropout: key must be .*seed.*, got 3 numbers"),
+        Error(lambda: _C.dropout(f32(2), 0.5, key=(1, 2), random=i64(2)), V, r"dropout: key must be left out .*random"),
+        Error(lambda: _C.dropout(f32(2), 0.5, random=f32(2)), T, r"dropout: random must have dtype int64, got float32"),
+        Error(lambda: _C.dropout(f32(2), 0.5, random=i64(3)), V, r"dropout: random must have shape \(2,\), got \(3,\)"),
+        Error(
+            lambda: _C.dropout(f32(2), 0.5, random=i64(2), offset=-1), V, r"dropout: offset must be at least 0, got -1"
+        ),
+    ),
+)
+op(
+    "dropout",
+    "dropout",
+    [case(N(*s), _RANDOM, p=0.4, offset=i << 20) for i, s in enumerate(_DROPPED)],
+    lambda x, random, p, offset: _C.dropout(x, p, random=random, offset=offset),
+    lambda x, random, p, offset: dropout(x, p, (int(random[0]), int(random[1]) + offset)),
+    variant="random",
+    accumulations=2,
+)
 
 
 # ---- attention over cached keys and values ---------------------------------------------------------------------------

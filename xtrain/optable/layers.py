@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .references import attention, attention_scale, cross_entropy, swiglu
+from .references import attention, attention_scale, cross_entropy, gelu, swiglu
 from .table import (
     TAILS,
     Case,
@@ -258,6 +258,37 @@ op(
     torch=lambda torch, x: (lambda g, u: torch.nn.functional.silu(g) * u)(*x.chunk(2, -1)),
     grad_roundings=6,
 )
+BIAS_GELU = [(2, 3), (5,), (0, 4), (2, 3, 4), *((n,) for n in TAILS), *((3, n) for n in TAILS), (2, 33, 16)]
+for approximate in ("none", "tanh"):
+    op(
+        "bias_gelu",
+        "bias_gelu_fwd bias_gelu_bwd reduce",
+        [case(N(*s), N(s[-1]), approximate=approximate) for s in BIAS_GELU]
+        + [case(N(301, 528), N(528), approximate=approximate, big=True)],
+        _C.bias_gelu,
+        lambda x, b, approximate: gelu(x + b, tanh=approximate == "tanh"),
+        variant="" if approximate == "none" else "tanh",
+        accumulations=lambda x, b, **_: 12,
+        # x + b may cancel, and so may x (1 + erf): the error is one of |x| + |b|
+        magnitude=lambda x, b, **_: np.abs(x) + np.abs(b),
+        grad_roundings=6,
+        torch=lambda torch, x, b, approximate: torch.nn.functional.gelu(x + b, approximate=approximate),
+        errors=(
+            Error(lambda: _C.bias_gelu(f32(2, 3), f32(2)), V, r"bias_gelu: bias must have shape \(3,\), got \(2,\)"),
+            Error(lambda: _C.bias_gelu(f32(), f32(1)), V, r"bias_gelu: input must have 1 to .* dim.*"),
+            Error(lambda: _C.bias_gelu(i64(2, 3), i64(3)), T, r"bias_gelu: input must .*float.*int64"),
+            Error(
+                lambda: _C.bias_gelu(f32(2, 3), _C.full((3,), 1.0, _C.float16)),
+                T,
+                r"bias_gelu: bias must .*float32.*float16",
+            ),
+            Error(
+                lambda: _C.bias_gelu(f32(2, 3), f32(3), "fast"), V, r"bias_gelu: approximate must .*none.*tanh.*fast"
+            ),
+        )
+        if approximate == "none"
+        else (),
+    )
 
 
 def softmax(x: np.ndarray, dim: int = -1) -> np.ndarray:

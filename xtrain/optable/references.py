@@ -194,6 +194,12 @@ def philox_randint(seed: int, shape: tuple[int, ...], low: int, high: int, strea
     return (low + (value % np.uint64(high - low)).astype(np.int64)).reshape(shape)
 
 
+def dropout(x: np.ndarray, p: float, key: tuple[int, int]) -> np.ndarray:
+    """x / (1 - p) where its number, a multiple of 2^-24, reaches p as a float32; 0 elsewhere."""
+    kept = philox_uniform(key[0], x.shape, 0.0, 1.0, key[1]) >= np.float32(p)
+    return x * np.where(kept, 1 / (1 - p) if p < 1 else 0.0, 0.0)
+
+
 def sample(
     logits: np.ndarray,
     random: np.ndarray,

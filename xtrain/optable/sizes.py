@@ -71,6 +71,10 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "qk_norm_rope": case(N(*heads), N(batch, d.length, d.heads // 2, per_head), N(per_head), N(per_head)),
         "swiglu": case(N(d.tokens // 4, d.hidden), N(d.tokens // 4, d.hidden)),
         "swiglu:halves": case(N(d.tokens // 4, 2 * d.hidden)),
+        "bias_gelu": case(N(d.tokens // 4, d.hidden), N(d.hidden), approximate="none"),
+        "bias_gelu:tanh": case(N(d.tokens // 4, d.hidden), N(d.hidden), approximate="tanh"),
+        "dropout": case(N(d.tokens, d.width), p=0.1, key=(1, 2)),
+        "dropout:random": case(N(d.tokens, d.width), Ids(0, 1 << 40, 2), p=0.1, offset=3),
         "softmax": case(N(d.tokens, d.width)),
         "cross_entropy:mean": case(N(1024, d.words), Ids(0, d.words, 1024)),
         "linear_cross_entropy:mean": case(

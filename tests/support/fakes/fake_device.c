@@ -238,6 +238,8 @@ static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, cons
 static XtStatus pass(const char *slot, Call call, const void *parameters, size_t nbytes) {
     if (!strcmp(slot, "random"))
         XT_CHECK(refuse("draw random numbers, which each replay would repeat: draw them before, and pass them as arguments"));
+    if (!strcmp(slot, "dropout") && !((const XtDropout *)parameters)->random)
+        XT_CHECK(refuse("draw random numbers of the host, which each replay would repeat"));
     if (!strcmp(slot, "stats") || !strcmp(slot, "compare"))
         XT_CHECK(refuse("read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)"));
     if (use(0) != XT_OK) {
