@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..data import prepare
+from ..data.encoding import MOST
 from ..errors import ConfigError
 from ..tokenizers import find_tokenizer
 from .parser import simple_options
@@ -21,15 +22,19 @@ with `messages` (role and content each) it learns what the assistant says, in th
   --tokenizer DIR       a model directory with a tokenizer.json [default: bytes]
   --field NAME          key of JSON lines, and column of Parquet files, that holds the text, or messages [default: what
                         there is of text, prompt and completion, and messages]
+  --processes N         that encode; the file is the same [default: 1, whose threads use all processors with --tokenizer]
+  --resume              keep what is encoded in OUT.tokens.part until all is done; the same command goes on from there
   --token-bytes N       SOURCE is a .bin file of nanoGPT, whose tokens have 1, 2 or 4 bytes; --tokenizer made them
 """
 
 
 def command(arguments: list[str]) -> int:
-    known = {"tokenizer": None, "field": None, "token_bytes": 0}
+    known = {"tokenizer": None, "field": None, "token_bytes": 0, "processes": 1, "resume": False}
     (source, out), values = simple_options(arguments, known, 2, USAGE)
     if values["token_bytes"] not in (0, 1, 2, 4):
         raise ConfigError(f"--token-bytes must be 1, 2 or 4, got {values['token_bytes']}")
+    if not 1 <= values["processes"] <= MOST:
+        raise ConfigError(f"--processes must be in [1, {MOST}], got {values['processes']}")
     tokenizer = find_tokenizer(values["tokenizer"]) if values["tokenizer"] else None
     live = sys.stderr is not None and sys.stderr.isatty()
 
@@ -37,7 +42,8 @@ def command(arguments: list[str]) -> int:
         if live:
             print(f"\r{tokens:,} tokens", end="", file=sys.stderr, flush=True)
 
-    options = {"field": values["field"], "token_bytes": values["token_bytes"], "progress": show}
+    options = {name: values[name] for name in ("field", "token_bytes", "processes", "resume")}
+    options["progress"] = show
     count = prepare(source, out, tokenizer, **options)
     if live:
         print("\r", end="", file=sys.stderr)

@@ -6,6 +6,7 @@ import os
 import sysconfig
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from ..errors import DataError
 from ..files import reason, write_file
 from ..tokenizers import ByteTokenizer, Tokenizer
+from .encoding import MOST, Kept, encode
 from .readers import is_packed, open_raw_tokens, read_documents
-from .records import Encoder
 from .text import holds_text, text_files
 from .token_files import HEADER, HEADER_BYTES, MAGIC, write_index
 
@@ -37,6 +38,8 @@ def prepare(
     field: str | None = None,
     token_bytes: int = 0,
     progress: Callable[[int], object] = lambda tokens: None,
+    processes: int = 1,
+    resume: bool = False,
 ) -> int:
     """Write the text of a file or folder (streamed, any size) as a token file and return the number of tokens.
 
@@ -47,12 +50,20 @@ def prepare(
     mask, where not all tokens are learned, and the tokenizer, which models that are trained on it save. The file
     appears under its name when it is complete. progress: takes the tokens so far, now and then.
 
+    processes: that encode; the bytes of the token file do not depend on it. With one, the package tokenizers uses all
+    processors in threads; several also share what Python does, chat templates for example. (A script that asks for
+    several guards its own work by `if __name__ == "__main__"`, as multiprocessing wants it.) resume: encoded text is
+    kept in OUT.part until all is done, and the same call after an interruption encodes the rest; files, tokenizer and
+    field must be those of then, else it begins anew.
+
     token_bytes: source is a .bin file of nanoGPT, whose tokens have so many bytes, 1, 2 or 4; `tokenizer`, if there is
     one, made them.
 
     DataError for what cannot be read, and when it would replace a text it is made of.
     """
     source, out = os.fspath(source), os.fspath(out)
+    if isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= MOST:
+        raise DataError(f"data: processes must be an integer in [1, {MOST}], got {processes!r}")
     if token_bytes:
         return _prepare_raw(source, out, tokenizer, token_bytes)
     tokenizer = tokenizer or ByteTokenizer()
@@ -65,11 +76,14 @@ def prepare(
     documents = array("Q")  # where each begins
     mask = bytearray()  # of the tokens so far, once there is one that is not learned
 
+    kept = Kept(Path(f"{out}.part"), files, tokenizer, field) if resume else None
+
     def write(stream: BinaryIO) -> None:
         nonlocal count, text_bytes
         stream.write(b"\0" * HEADER_BYTES)
         found = (document for file in files for document in read_documents(file, field))
-        for tokens, learned, size in Encoder(tokenizer, field).encode(found):
+        encoded = (one for batch in encode(found, tokenizer, field, processes, kept) for one in batch)
+        for tokens, learned, size in encoded:
             documents.append(count)
             ids = tokens.astype(f"<u{width}", copy=False)
             stream.write(ids.tobytes())
@@ -89,6 +103,8 @@ def prepare(
         stream.write(HEADER.pack(MAGIC, 2, width, count, text_bytes, vocab, *index))
 
     _write(out, write)
+    if kept is not None:
+        kept.remove()
     return count
 
 

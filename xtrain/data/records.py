@@ -30,6 +30,29 @@ class Encoded(NamedTuple):
     text: int
 
 
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """The documents in lists that are encoded at once: as many, or as many bytes of text, as fit. Where they are cut
+    depends on the documents alone.
+    """
+    waiting: list[Document] = []
+    size = 0
+    for document in documents:
+        waiting.append(document)
+        size += _size(document.content)
+        if len(waiting) == _BATCH or size >= _BATCH_BYTES:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting
+
+
+def _size(content: Any) -> int:
+    """Characters or bytes of the texts in a document."""
+    if isinstance(content, dict):
+        return sum(map(_size, content.values()))
+    return len(content) if isinstance(content, (bytes, str)) else 0
+
+
 class Encoder:
     """Encodes documents with a tokenizer. field: the key that holds the text, or "messages"; None: what is there."""
 
@@ -40,21 +63,23 @@ class Encoder:
 
     def encode(self, documents: Iterable[Document]) -> Iterator[Encoded]:
         """Each document that is not empty, in order. Many texts are encoded at once, where the tokenizer can."""
+        for batch in batches(documents):
+            yield from self.encode_batch(batch)
+
+    def encode_batch(self, documents: Iterable[Document]) -> list[Encoded]:
+        """The same of documents that are in memory."""
+        found: list[Encoded] = []
         waiting: list[bytes] = []
-        size = 0
         for document in documents:
             text = self._text(document)
             if text is None:
-                yield from self._encode_texts(waiting)
-                waiting, size = [], 0
-                yield self._encode_record(document)
+                found += self._encode_texts(waiting)
+                waiting = []
+                found.append(self._encode_record(document))
             elif text:
                 waiting.append(text)
-                size += len(text)
-                if len(waiting) == _BATCH or size >= _BATCH_BYTES:
-                    yield from self._encode_texts(waiting)
-                    waiting, size = [], 0
-        yield from self._encode_texts(waiting)
+        found += self._encode_texts(waiting)
+        return found
 
     def _encode_texts(self, texts: list[bytes]) -> Iterator[Encoded]:
         tokenizer = self._tokenizer

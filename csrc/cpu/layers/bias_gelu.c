@@ -3,7 +3,7 @@
  *     forward    out = v Phi(v), or with tanh  v sigmoid(2 u),  u = sqrt(2 / pi) (v + 0.044715 v^3): v (1 + tanh(u)) / 2
  *     backward   dx = dy (Phi(v) + v phi(v)), or  dy (s + v s (1 - s) 2 u'),  s = sigmoid(2 u)
  *
- * The formulas are those of elementwise/unary.c: float32 and float64 have the bits of an addition and gelu.
+ * The formulas are those of cpu/elementwise/unary.c: float32 and float64 have the bits of an addition and gelu.
  */
 #ifndef T
 #include "contract/layers.h"

@@ -15,6 +15,7 @@ _CALL = "tests/tune/test_callbacks.py::"
 _LORA = "tests/tune/test_lora.py::"
 _RUNS = "tests/tune/test_tuning_runs.py::"
 _NEW = "tests/tune/test_new_models.py::"
+_PREPARE = "tests/data/test_prepare.py::"
 
 FAULTS = [
     Fault("readers: the line", _D + "readers.py", "            number += 1\n            place =", "            number += 2\n            place =", "a broken line is named", _READERS + "test_a_broken_line_is_named"),
@@ -27,7 +28,6 @@ FAULTS = [
     Fault("readers: the header is tokens", _D + "readers.py", "start, count = 1024, int", "start, count = 0, int", "a header is left out", _READERS + "test_tokens_of_nanogpt"),
     Fault("prepare: any token of a .bin", _D + "prepare.py", "if known and largest >= known:", "if known and largest > known:", "tokens are in the vocabulary", _READERS + "test_tokens_of_nanogpt"),
     Fault("prepare: packed texts are overwritten", _D + "prepare.py", "(is_packed(file) or holds_text(file))", "holds_text(file)", "DataError when it would replace a text it is made of", _READERS + "test_a_folder_has_all_kinds"),
-    Fault("prepare: the last batch", _D + "records.py", "                    waiting, size = [], 0\n        yield from self._encode_texts(waiting)\n", "                    waiting, size = [], 0\n", "every text is encoded", _TOKENIZER + "test_a_batch_is_its_texts"),
     Fault("corpus: JSON is text", _D + "corpus.py", "        if is_packed(file):\n", "        if False:\n", "nobody trains on JSON unawares", _READERS + "test_training_wants_documents_prepared"),
     Fault("tokenizer: no byte is left out", "xtrain/tokenizers/training.py", "initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),", "", "any text is encoded", _TOKENIZER + "test_it_encodes_any_text"),
     Fault("tokenizer: no end", "xtrain/tokenizers/training.py", '        "eos_token": eos,\n', "", "the end of a document has a name", _TOKENIZER + "test_it_encodes_any_text"),
@@ -52,7 +52,7 @@ FAULTS = [
     Fault("freeze: a dry run trains all", "xtrain/train/estimate.py", "    choose_trained(model, config, new=adapter is None)\n", "", "a dry run counts what is trained", _RUNS + "test_a_dry_run_counts_what_is_trained"),
     Fault("labels: the prompt is learned", _D + "records.py", "np.arange(len(tokens)) >= len(prompt)", "np.arange(len(tokens)) >= 0", "a completion is learned", _LABELS + "test_a_completion_is_learned_and_the_end"),
     Fault("labels: the end is not learned", _D + "records.py", "np.arange(len(tokens)) >= len(prompt), 0)", "(np.arange(len(tokens)) >= len(prompt)) & (np.arange(len(tokens)) < len(tokens) - len(self._end)), 0)", "and the end of the document", _LABELS + "test_a_completion_is_learned_and_the_end"),
-    Fault("labels: texts wait for records", _D + "records.py", "                yield from self._encode_texts(waiting)\n                waiting, size = [], 0\n                yield self._encode_record", "                yield self._encode_record", "documents keep their order", _LABELS + "test_a_completion_is_learned_and_the_end"),
+    Fault("labels: texts wait for records", _D + "records.py", "                found += self._encode_texts(waiting)\n                waiting = []\n                found.append", "                found.append", "documents stay in order", _LABELS + "test_a_completion_is_learned_and_the_end"),
     Fault("labels: a token before the answer", _D + "records.py", "(places[:, 1] > start)", "(places[:, 1] >= start)", "what the assistant says is learned", _LABELS + "test_what_the_assistant_says_is_learned"),
     Fault("labels: a token behind the answer", _D + "records.py", "(places[:, 0] < end)", "(places[:, 0] <= end)", "what the assistant says is learned", _LABELS + "test_what_the_assistant_says_is_learned"),
     Fault("labels: everyone is learned", "xtrain/tokenizers/chat.py", '            if message.get("role") != "assistant":\n                continue\n', "", "what the assistant says is learned", _LABELS + "test_what_the_assistant_says_is_learned"),
@@ -97,4 +97,9 @@ FAULTS = [
     Fault("new models: LoRA of nothing", _T + "parts.py", '    if config.lora.r:\n        raise ConfigError(f"lora.r must be left out with {config', '    if False:\n        raise ConfigError(f"lora.r must be left out with {config', "LoRA has a model below it", _NEW + "test_what_is_no_new_model"),
     Fault("new models: the option's tokenizer", _T + "parts.py", '        if not (source / "tokenizer.json").is_file() and not saving.has_weights(source):\n            source = None', '        if False:\n            source = None', "a new model without a tokenizer takes the option's", _NEW + "test_the_tokenizer_of_the_directory_is_used"),
     Fault("new models: drawn in 16 bits", _T + "parts.py", '    planned.dtype = "float32"  # drawn in it', '    # drawn in it', "weights are drawn in float32", _NEW + "test_every_family_begins_with_a_config"),
+    Fault("prepare: the last batch", _D + "records.py", "    if waiting:\n        yield waiting\n\n\ndef _size", "\n\ndef _size", "every text is encoded", _TOKENIZER + "test_a_batch_is_its_texts"),
+    Fault("prepare: batches in any order", _D + "encoding.py", "yield _finish(waiting.popleft(), kept)\n        while", "yield _finish(waiting.pop(), kept)\n        while", "the same bytes for any number of processes", _PREPARE + "test_any_number_of_processes_writes_the_same_bytes"),
+    Fault("prepare: kept for another work", _D + "encoding.py", "            if _read(folder / _KEY) != key:\n", "            if _read(folder / _KEY) is None:\n", "files, tokenizer and field must be those of then", _PREPARE + "test_another_work_begins_anew"),
+    Fault("prepare: nothing is kept", _D + "encoding.py", "    if kept is not None and not known:\n        kept.store(number, found)\n", "", "an interrupted run goes on", _PREPARE + "test_an_interrupted_run_goes_on"),
+    Fault("prepare: the mask of kept batches", _D + "encoding.py", "Encoded(ids, None if every else mask, int(size))", "Encoded(ids, None, int(size))", "what is kept is what was encoded", _PREPARE + "test_an_interrupted_run_goes_on"),
 ]  # fmt: skip

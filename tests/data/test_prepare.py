@@ -1,0 +1,125 @@
+"""prepare in several processes, and after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xtrain import data
+from xtrain.cli import main
+from xtrain.data import records
+from xtrain.data.token_files import open_token_file
+from xtrain.errors import DataError
+from xtrain.tokenizers import ByteTokenizer
+
+pytestmark = pytest.mark.on_cpu
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch) -> Path:
+    """40 documents, of which every seventh has a prompt; 4 to a batch."""
+    monkeypatch.setattr(records, "_BATCH", 4)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    rows = []
+    for i in range(40):
+        text = "word " * (i % 5) + str(i)
+        rows.append({"prompt": text, "completion": f"{i}!"} if i % 7 == 0 else {"text": text if i % 11 else ""})
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "b.txt").write_text("the last one")
+    return folder
+
+
+def written(source: Path, name: str, **options) -> bytes:
+    out = source.parent / name
+    data.prepare(source, out, **options)
+    return out.read_bytes()
+
+
+def test_any_number_of_processes_writes_the_same_bytes(source) -> None:
+    want = written(source, "one.tokens")
+    assert open_token_file(source.parent / "one.tokens").loss_mask is not None
+    assert written(source, "three.tokens", processes=3) == want
+    for bad in (0, 257, True, 1.5):
+        with pytest.raises(DataError, match=r"data: processes must be an integer in \[1, 256\], got"):
+            data.prepare(source, source.parent / "x.tokens", processes=bad)
+
+
+def test_a_broken_document_is_named_by_another_process(source) -> None:
+    with open(source / "a.jsonl", "a") as file:
+        file.write('{"body": "x"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl, line 41 must have text, messages"):
+        written(source, "x.tokens", processes=2)
+    assert not (source.parent / "x.tokens").exists()
+
+
+class Interrupted(ByteTokenizer):
+    """Encodes so many texts, and is then interrupted."""
+
+    left = 10**9
+    seen = 0
+
+    def encode(self, text: bytes) -> np.ndarray:
+        if self.left <= 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        self.seen += 1
+        return super().encode(text)
+
+
+def test_an_interrupted_run_goes_on(source) -> None:
+    want, part = written(source, "one.tokens"), source.parent / "x.tokens.part"
+    tokenizer = Interrupted()
+    written(source, "all.tokens", tokenizer=tokenizer)
+    whole, tokenizer.left = tokenizer.seen, 25
+    with pytest.raises(KeyboardInterrupt):
+        written(source, "x.tokens", tokenizer=tokenizer, resume=True)
+    assert not (source.parent / "x.tokens").exists()
+    kept = sorted(path.name for path in part.iterdir())
+    assert kept[0] == "00000000.npz" and len(kept) > 3
+    tokenizer.left, tokenizer.seen = 10**9, 0
+    found = written(source, "x.tokens", tokenizer=tokenizer, resume=True)
+    assert found == (source.parent / "all.tokens").read_bytes() and not part.exists()
+    assert 0 < tokenizer.seen <= whole - 4 * 2
+    assert len(found) == len(want)
+
+
+def test_another_work_begins_anew(source) -> None:
+    part = source.parent / "x.tokens.part"
+    tokenizer = Interrupted()
+    tokenizer.left = 25
+    with pytest.raises(KeyboardInterrupt):
+        written(source, "x.tokens", tokenizer=tokenizer, resume=True)
+    assert part.is_dir()
+    rows = (source / "a.jsonl").read_text().replace("word", "WORD")
+    (source / "a.jsonl").write_text(rows)
+    os.utime(source / "a.jsonl", ns=(1, 1))
+    assert written(source, "x.tokens", resume=True) == written(source, "y.tokens")
+    part.mkdir()
+    (part / "thesis.txt").write_text("mine")
+    with pytest.raises(DataError, match="must be a folder of kept batches, but it holds other files"):
+        written(source, "x.tokens", resume=True)
+    assert (part / "thesis.txt").read_text() == "mine"
+
+
+def test_the_command(source, capsys) -> None:
+    want, out = written(source, "one.tokens"), source.parent / "x.tokens"
+    assert main(["tokenize", str(source), str(out), "--processes", "2", "--resume"]) == 0
+    assert out.read_bytes() == want and not (source.parent / "x.tokens.part").exists()
+    assert main(["prepare", str(source), str(out), "--processes", "0"]) == 2
+    assert "--processes must be in [1, 256], got 0" in capsys.readouterr().err
+
+
+def test_a_tokenizer_in_several_processes(source) -> None:
+    pytest.importorskip("tokenizers")
+    folder = source.parent / "tokenizer"
+    assert main(["tokenizer", "train", str(source / "b.txt"), "--vocab", "260", "--out", str(folder)]) == 0
+    from xtrain.tokenizers import find_tokenizer
+
+    tokenizer = find_tokenizer(folder)
+    want = written(source, "one.tokens", tokenizer=tokenizer)
+    assert written(source, "two.tokens", tokenizer=tokenizer, processes=2, resume=True) == want

@@ -1,0 +1,185 @@
+"""Encoding documents in several processes, and keeping what an interrupted run has encoded."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError
+from ..files import make_folders, reason, write_file
+from ..tokenizers import FileTokenizer, StoredFiles, Tokenizer
+from .readers import Document
+from .records import Encoded, Encoder, batches
+
+MOST = 256  # processes
+_KEY = "key.json"
+_worker: Encoder | None = None  # of a process of the pool
+
+
+def encode(
+    documents: Iterable[Document], tokenizer: Tokenizer, field: str | None, processes: int, kept: Kept | None = None
+) -> Iterator[list[Encoded]]:
+    """The encoded documents, batch after batch, in order. The batches do not depend on the number of processes. kept:
+    where encoded batches are kept, and looked for.
+    """
+    numbered = enumerate(batches(documents))
+    make = _here(tokenizer, field) if processes == 1 else _elsewhere(tokenizer, field, processes)
+    with make as start:
+        waiting: deque[tuple[int, Callable[[], list[Encoded]], bool]] = deque()
+        for number, batch in numbered:
+            known = kept.load(number) if kept is not None else None
+            waiting.append(
+                (number, start(batch), False) if known is None else (number, lambda found=known: found, True)
+            )
+            if len(waiting) > 2 * processes:
+                yield _finish(waiting.popleft(), kept)
+        while waiting:
+            yield _finish(waiting.popleft(), kept)
+
+
+def _finish(one: tuple[int, Callable[[], list[Encoded]], bool], kept: Kept | None) -> list[Encoded]:
+    number, result, known = one
+    try:
+        found = result()
+    except BrokenProcessPool:
+        raise DataError("data: a process that encodes has ended: is there too little memory?") from None
+    if kept is not None and not known:
+        kept.store(number, found)
+    return found
+
+
+_Start = Callable[[list[Document]], Callable[[], list[Encoded]]]
+
+
+@contextlib.contextmanager
+def _here(tokenizer: Tokenizer, field: str | None) -> Iterator[_Start]:
+    encoder = Encoder(tokenizer, field)
+
+    def start(batch: list[Document]) -> Callable[[], list[Encoded]]:
+        found = encoder.encode_batch(batch)  # now: a broken document is told before the next batch is read
+        return lambda: found
+
+    yield start
+
+
+@contextlib.contextmanager
+def _elsewhere(tokenizer: Tokenizer, field: str | None, processes: int) -> Iterator[_Start]:
+    made = (tokenizer.name, tokenizer.files()) if isinstance(tokenizer, FileTokenizer) else tokenizer
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (made, field))
+    try:
+
+        def start(batch: list[Document]) -> Callable[[], list[Encoded]]:
+            future: Future[list[Encoded]] = pool.submit(_encode, batch)
+            return future.result
+
+        yield start
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(tokenizer: tuple[str, dict[str, bytes]] | Tokenizer, field: str | None) -> None:
+    """In a process of the pool, once."""
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process has one thread
+    if isinstance(tokenizer, tuple):
+        name, files = tokenizer
+        tokenizer = FileTokenizer(StoredFiles(Path(name).parent, files))
+    _worker = Encoder(tokenizer, field)
+
+
+def _encode(batch: list[Document]) -> list[Encoded]:
+    assert _worker is not None
+    return _worker.encode_batch(batch)
+
+
+class Kept:
+    """Encoded batches in a folder, of one work: of these files as they are now, this tokenizer and this field. Those of
+    another work are removed.
+    """
+
+    def __init__(self, folder: Path, files: Iterable[str], tokenizer: Tokenizer, field: str | None) -> None:
+        self._folder = folder
+        self.found = 0  # batches that have been loaded
+        digest = hashlib.sha256()
+        for name, data in sorted(tokenizer.files().items()):
+            digest.update(f"{name} {len(data)}\n".encode() + data)
+        stats = [(os.path.abspath(file), os.stat(file)) for file in files]
+        key = {
+            "version": 1,
+            "files": [[path, one.st_size, one.st_mtime_ns] for path, one in stats],
+            "tokenizer": [type(tokenizer).__name__, digest.hexdigest()],
+            "field": field,
+        }
+        try:
+            make_folders(folder)
+            if _read(folder / _KEY) != key:
+                if any(name != _KEY and not name.endswith(".npz") for name in os.listdir(folder)):
+                    raise DataError(f"data: {folder} must be a folder of kept batches, but it holds other files")
+                shutil.rmtree(folder)
+                make_folders(folder)
+                write_file(folder / _KEY, lambda stream: stream.write(json.dumps(key).encode("ascii")))
+        except OSError as error:
+            raise DataError(f"data: {folder} cannot be written: {reason(error)}") from None
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.npz"
+
+    def load(self, number: int) -> list[Encoded] | None:
+        """A batch that was stored; None where there is none."""
+        try:
+            with np.load(self._path(number), allow_pickle=False) as file:
+                tokens, learned, all_learned, counts, texts = (file[name] for name in _FIELDS)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise DataError(f"data: {self._path(number)} is damaged, remove it: {error}") from None
+        ends = np.cumsum(counts)[:-1]
+        parts = zip(np.split(tokens, ends), np.split(learned, ends), all_learned, texts, strict=True)
+        self.found += 1
+        return (
+            [Encoded(ids, None if every else mask, int(size)) for ids, mask, every, size in parts] if len(texts) else []
+        )
+
+    def store(self, number: int, batch: list[Encoded]) -> None:
+        """Keep a batch: whole, or not at all."""
+        ids = [one.tokens.astype(np.uint32, copy=False) for one in batch]
+        masks = [np.ones(len(one.tokens), bool) if one.learned is None else one.learned for one in batch]
+        content = io.BytesIO()
+        values = (
+            np.concatenate([np.empty(0, np.uint32), *ids]),
+            np.concatenate([np.empty(0, bool), *masks]),
+            np.array([one.learned is None for one in batch], bool),
+            np.array([len(one.tokens) for one in batch], np.int64),
+            np.array([one.text for one in batch], np.int64),
+        )
+        np.savez(content, **dict(zip(_FIELDS, values, strict=True)))
+        try:
+            write_file(self._path(number), lambda stream: stream.write(content.getvalue()))
+        except OSError as error:
+            raise DataError(f"data: {self._path(number)} cannot be written: {reason(error)}") from None
+
+    def remove(self) -> None:
+        """The work is done."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_FIELDS = ("tokens", "learned", "all_learned", "counts", "texts")
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
