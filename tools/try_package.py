@@ -29,7 +29,10 @@ def run(*command: str | Path, cwd: Path) -> str:
     variables = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     pieces = list(map(str, command))
     merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(pieces, cwd=cwd, env={**variables, "XTRAIN_CUDA": "0"}, **merged)
+    try:
+        done = subprocess.run(pieces, cwd=cwd, env={**variables, "XTRAIN_CUDA": "0"}, **merged)
+    except OSError as error:
+        raise RuntimeError(f"{pieces[0]} cannot be run: {error.strerror}") from None
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(pieces)} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
@@ -75,7 +78,12 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--python", nargs="+", default=[name for name in PYTHONS if shutil.which(name)])
     options = parser.parse_args()
-    pythons = {tag_of(python): python for python in options.python}
+    if not options.python:
+        sys.exit(f"no Python among {', '.join(PYTHONS)}: name one with --python")
+    try:
+        pythons = {tag_of(python): python for python in options.python}
+    except RuntimeError as error:
+        sys.exit(str(error))
     failed = 0
     for file in options.files:
         try:

@@ -160,7 +160,7 @@ def var(
     squares = (input - input.mean(dim, True)) ** 2
     dims = range(input.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     count = 1
-    for d in dims:
+    for d in dims if input.ndim else ():  # a scalar takes dim 0 and -1, as sum does
         count *= input.shape[d]
     freedom = count - correction
     return squares.sum(dim, keepdim) / (freedom if freedom > 0 else 0.0)

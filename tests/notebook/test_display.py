@@ -206,6 +206,16 @@ def test_a_module_of_many_members_is_cut() -> None:
     assert text.count("<details>") == 100 and "<li>...</li>" in text
 
 
+def test_a_module_of_many_parameters_is_cut() -> None:
+    class Many(xt.nn.Module):
+        def __init__(self) -> None:
+            for i in range(500):
+                setattr(self, f"p{i}", xt.nn.Parameter(xt.zeros(1)))
+
+    text = Many()._repr_html_()
+    assert text.count("<code>") == 400 and "<li>...</li>" in text and "500 parameters" in text
+
+
 def test_a_run(tmp_path) -> None:
     config = options(text_file(tmp_path / "text.txt"), tmp_path / "run <b>", steps=6, eval_every=3)
     trainer = Trainer(config, quiet=True)

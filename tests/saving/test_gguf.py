@@ -10,8 +10,9 @@ import pytest
 import xtrain as xt
 from xtrain import models
 from xtrain.cli import main
+from xtrain.cli.export import whole
 from xtrain.errors import DataError
-from xtrain.models.gguf_vocabulary import _WORDS, CONTROL, NORMAL, UNUSED, USER_DEFINED, write_vocabulary
+from xtrain.models.gguf_vocabulary import _WORDS, CONTROL, NORMAL, UNUSED, USER_DEFINED, find_begin, write_vocabulary
 from xtrain.models.to_gguf import check_config, frequency_divisors, neighbours, write_config, write_tensors
 
 pytestmark = pytest.mark.on_cpu
@@ -75,6 +76,63 @@ def test_vocabulary(merges):
     assert fewer.said["token_list"] == ["<|end|>", "a", "b", "ab", "Ġ"], "what the model has no rows for is left out"
     plain = {name: writer.said[name] for name in ("tokenizer_model", "tokenizer_pre", "add_bos_token", "eos_token_id")}
     assert plain == {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "add_bos_token": False, "eos_token_id": 0}
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [0], "tokens": ["<|end|>"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "processor", "config_id", "want"),
+    [
+        ({}, None, None, (None, False)),
+        ({}, None, 3, (3, False)),
+        ({"bos_token": "<|end|>"}, None, 3, (0, False)),
+        ({"bos_token": {"content": "<|end|>"}, "add_bos_token": True}, None, None, (0, True)),
+        ({"bos_token": "<|end|>"}, TEMPLATE, None, (0, True)),
+        (
+            {"bos_token": "<|end|>"},
+            {"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE]},
+            None,
+            (0, True),
+        ),
+        ({"bos_token": "<|end|>", "add_bos_token": False}, TEMPLATE, None, (0, False)),
+        ({"bos_token": "a"}, TEMPLATE, None, (1, False)),
+    ],
+)
+def test_the_token_that_begins_a_text(settings, processor, config_id, want):
+    files = {
+        "tokenizer.json": json.dumps({**BPE, "post_processor": processor}).encode(),
+        "tokenizer_config.json": json.dumps(settings).encode(),
+    }
+    found = find_begin(files, config_id)
+    assert found == want
+    writer = Writer()
+    write_vocabulary(writer, "t", files["tokenizer.json"], 11, 0, found)
+    assert writer.said.get("bos_token_id") == want[0] and writer.said["add_bos_token"] is want[1]
+    if found[0]:
+        fewer = Writer()
+        write_vocabulary(fewer, "t", files["tokenizer.json"], 1, 0, (found[0], True))
+        assert "bos_token_id" not in fewer.said and fewer.said["add_bos_token"] is False
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    out = tmp_path / "x.gguf"
+    for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+        with pytest.raises((DataError, KeyboardInterrupt)) as caught, whole(out) as temporary:
+            assert temporary.parent == tmp_path
+            temporary.write_bytes(b"half of it")
+            raise error
+        if isinstance(error, OSError):
+            assert str(caught.value) == f"export: {out} cannot be written: No space left on device"
+        assert list(tmp_path.iterdir()) == []
+    with whole(out) as temporary:
+        temporary.write_bytes(b"all of it")
+        assert not out.exists()
+    assert list(tmp_path.iterdir()) == [out] and out.read_bytes() == b"all of it"
 
 
 @pytest.mark.parametrize(("digits", "name"), [(r"\p{N}", "qwen2"), (r"\p{N}{1,3}", "llama-bpe"), (r"\p{N}{1,2}", None)])

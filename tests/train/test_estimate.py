@@ -92,8 +92,8 @@ def test_a_captured_step_keeps_its_memory_in_an_evaluation(tmp_path) -> None:
 
 @pytest.mark.on_cpu
 def test_a_gpt2_is_estimated(tmp_path) -> None:
-    """Its heads count, though their keys have other names. With dropout, whose numbers no graph can draw, its step is eager: an
-    evaluation finds the memory of the step free, where a captured step keeps its region."""
+    """Its heads count, though their keys have other names. Its step is captured, with dropout, too: an evaluation finds the memory of
+    an eager step free, where a captured one keeps its region."""
     values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", batch_size=4, seq_len=64)
     config = Trainer(values, quiet=True).config
     config.graph = True
@@ -114,9 +114,10 @@ def test_a_gpt2_is_estimated(tmp_path) -> None:
         peaks = [one.peak for one in (found[rate], *others)]
         assert peaks == sorted(peaks, reverse=True)
         assert found[rate].working == (32 << 20) + 4 * 4 * 64 * 48
-    assert found[0.0].step < found[0.1].step and found[0.0].evaluation > 0 == found[0.1].evaluation
+    assert found[0.0].step < found[0.1].step and found[0.0].evaluation == found[0.1].evaluation > 0
     config.graph = False
-    assert estimates(architecture("gpt2"), keys, config, "cuda") == [found[0.1], *others]
+    eager = estimates(architecture("gpt2"), keys, config, "cuda")[0]
+    assert eager.step <= found[0.1].step and eager.evaluation == 0
 
 
 def test_a_dry_run_says_how_long_the_run_may_take(tmp_path, monkeypatch) -> None:

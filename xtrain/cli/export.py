@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from .. import saving
 from ..errors import ConfigError, DataError
+from ..files import ending_in_order, reason, temporary_name
 from ..models import to_gguf
-from ..models.gguf_vocabulary import write_vocabulary
+from ..models.gguf_vocabulary import find_begin, write_vocabulary
 from ..tokenizers import load_tokenizer
 from ..train import rundir
 from .parser import simple_options
@@ -42,13 +45,37 @@ def command(arguments: list[str]) -> int:
     text = tokenizer.files().get("tokenizer.json")
     if text is None:
         raise DataError(f"{path}: export needs a tokenizer.json, and there is none")
-    writer = library.GGUFWriter(out, to_gguf.ARCHITECTURES[model.config.model_type][0])
-    to_gguf.write_config(writer, model.config, Path(directory).resolve().name)
-    write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, tokenizer.eos)
-    count = to_gguf.write_tensors(writer, model.config, model.state_dict(), dtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    begin = find_begin(tokenizer.files(), getattr(model.config, "bos_token_id", model.config.extra.get("bos_token_id")))
+    with whole(out) as temporary:
+        writer = library.GGUFWriter(temporary, to_gguf.ARCHITECTURES[model.config.model_type][0])
+        to_gguf.write_config(writer, model.config, Path(directory).resolve().name)
+        write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, tokenizer.eos, begin)
+        count = to_gguf.write_tensors(writer, model.config, model.state_dict(), dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
     print(f"{out}: {count} tensors, {out.stat().st_size:,} bytes")
     return 0
+
+
+@contextlib.contextmanager
+def whole(out: Path) -> Iterator[Path]:
+    """A temporary name beside `out`, which becomes `out` when the block ends well: what is written is there whole, or
+    not at all. DataError where it cannot be written.
+    """
+    temporary = out.with_name(temporary_name(out.name))
+    with ending_in_order():
+        try:
+            yield temporary
+            descriptor = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, out)
+        except OSError as error:
+            raise DataError(f"export: {out} cannot be written: {reason(error)}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

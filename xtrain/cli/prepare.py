@@ -22,7 +22,7 @@ with `messages` (role and content each) it learns what the assistant says, in th
   --tokenizer DIR       a model directory with a tokenizer.json [default: bytes]
   --field NAME          key of JSON lines, and column of Parquet files, that holds the text, or messages [default: what
                         there is of text, prompt and completion, and messages]
-  --processes N         that encode; the file is the same [default: 1, whose threads use all processors with --tokenizer]
+  --processes N         that encode; the file is the same [default 1, whose threads use all processors by --tokenizer]
   --resume              keep what is encoded in OUT.tokens.part until all is done; the same command goes on from there
   --token-bytes N       SOURCE is a .bin file of nanoGPT, whose tokens have 1, 2 or 4 bytes; --tokenizer made them
 """

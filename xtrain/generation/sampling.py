@@ -104,6 +104,7 @@ class Generation:
             eos = getattr(model.config, "eos_token_id", None)
         self._ends = _end_tokens(eos)
         prompts = Prompts(ids, attention_mask, _pad(model.config, self._ends))
+        max_new_tokens, top_k = _whole(max_new_tokens), _whole(top_k)
         _check(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)
         batch, start = prompts.tokens.shape
         self._model, self._capture, self._prompts = model, capture, prompts
@@ -214,6 +215,11 @@ def _end_tokens(eos: Any) -> tuple[int, ...]:
             raise ValueError(f"generate: eos must be a token id or several, got {eos!r}")
         ends.append(int(one))
     return tuple(ends)
+
+
+def _whole(value: Any) -> Any:
+    """An integer of NumPy or a tensor as one of Python; anything else as it is."""
+    return int(value) if isinstance(value, SupportsIndex) and not isinstance(value, (bool, float)) else value
 
 
 def _check(

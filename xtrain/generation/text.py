@@ -180,7 +180,12 @@ def _prompt(number: int, ids: Any, model: LanguageModel, tokenizer: Tokenizer) -
     """The token ids of a prompt, which the model has."""
     if not isinstance(ids, (str, bytes)) and np.size(ids) == 0:
         raise ValueError(f"generate_text: ids must have at least one token, got none in prompt {number}")
-    start = token_ids(ids).reshape(-1).tolist()
+    found = token_ids(ids)
+    if found.ndim > 1 and found.shape[0] != 1:
+        raise ValueError(
+            f"generate_text: ids must be one list of token ids, got shape {found.shape} in prompt {number}"
+        )
+    start = found.reshape(-1).tolist()
     words = getattr(model.config, "vocab_size", None)
     if words is not None and not 0 <= min(start) <= max(start) < words:
         worst = next(token for token in start if not 0 <= token < words)

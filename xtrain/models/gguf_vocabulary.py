@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DataError
@@ -29,11 +30,49 @@ def _words_of(content: dict[str, Any]) -> str | None:
     return None
 
 
-def write_vocabulary(writer: Any, path: str, text: bytes, vocab_size: int, eos: int | None) -> None:
+def find_begin(files: Mapping[str, bytes], config_id: Any = None) -> tuple[int | None, bool]:
+    """The id of the token that begins a text, None where there is none, and whether the tokenizer puts it there.
+
+    files: of the tokenizer. The token is that of tokenizer_config.json, else `config_id`, of the model's config.
+    Whether it is put there says `add_bos_token` of tokenizer_config.json, else the post-processor of tokenizer.json.
+    """
+    content = json.loads(files["tokenizer.json"])
+    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    token = settings.get("bos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    added = {one["content"]: one["id"] for one in content.get("added_tokens", [])}
+    ids = {**((content.get("model") or {}).get("vocab") or {}), **added}
+    begin = ids.get(token) if isinstance(token, str) else None
+    if begin is None and isinstance(config_id, int) and not isinstance(config_id, bool):
+        begin = config_id
+    if begin is None:
+        return None, False
+    adds = settings.get("add_bos_token")
+    return begin, adds if isinstance(adds, bool) else begin in _put_before(content.get("post_processor") or {})
+
+
+def _put_before(processor: dict[str, Any]) -> list[int]:
+    """The tokens that a post-processor puts before a text."""
+    if processor.get("type") == "Sequence":
+        return [one for step in processor.get("processors", []) for one in _put_before(step)]
+    if processor.get("type") != "TemplateProcessing":
+        return []
+    first = (processor.get("single") or [{}])[0].get("SpecialToken") or {}
+    return list((processor.get("special_tokens") or {}).get(first.get("id"), {}).get("ids", []))
+
+
+def write_vocabulary(
+    writer: Any,
+    path: str,
+    text: bytes,
+    vocab_size: int,
+    eos: int | None,
+    begin: tuple[int | None, bool] = (None, False),
+) -> None:
     """Adds the tokens, their types and the merges of the tokenizer.json `text`.
 
-    vocab_size: of the model; ids without a token get names of their own. eos: the id that ends a document. DataError,
-    which names `path`, for a tokenizer of another form.
+    vocab_size: of the model; ids without a token get names of their own. eos: the id that ends a document. begin: what
+    find_begin says. DataError, which names `path`, for a tokenizer of another form.
     """
     content = json.loads(text)
     model = content.get("model") or {}
@@ -60,6 +99,8 @@ def write_vocabulary(writer: Any, path: str, text: bytes, vocab_size: int, eos: 
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
-    writer.add_add_bos_token(False)
+    if begin[0] is not None and begin[0] < vocab_size:
+        writer.add_bos_token_id(begin[0])
+    writer.add_add_bos_token(begin[1] and begin[0] is not None and begin[0] < vocab_size)
     if eos is not None:
         writer.add_eos_token_id(eos)

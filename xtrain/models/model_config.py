@@ -97,7 +97,10 @@ class ModelConfig:
         for key, neutral in _FOREIGN.items():
             value = values.get(key)
             if value and value not in neutral:
-                raise ValueError(f"{cls.__name__}: {key} is not supported, got {value!r}")
+                raise ValueError(
+                    f"{cls.__name__}: {key} is not supported, got {value!r}: it changes what most models compute; "
+                    "where this one has no use for it, remove it from config.json"
+                )
         cls._one_of_two(values, "torch_dtype", "dtype")
         if isinstance(values.get("dtype"), str):
             values["dtype"] = values["dtype"].removeprefix("torch.")

@@ -10,6 +10,7 @@ from .. import _C
 
 _LONGEST = 20_000  # letters of a text that is shown whole
 _MOST = 100  # members that a module shows, at all depths together
+_MOST_PARAMETERS = 400  # the same of parameters
 _PRE = '<pre style="margin:4px 0;max-height:24em;overflow:auto">'
 
 
@@ -49,18 +50,22 @@ def module(value: Any) -> str:
     parts += sorted({p.dtype.name for p in parameters}) + sorted({str(p.device) for p in parameters})
     size = sum(p.nbytes for p in parameters)
     parts.append(f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} bytes")
-    left = [_MOST]
+    left = [_MOST, _MOST_PARAMETERS]
     return f"<div><b>{escape(type(value).__name__)}</b> {escape(', '.join(parts))}{_members(value, left)}</div>"
 
 
 def _members(value: Any, left: list[int]) -> str:
     """The parameters and members of a module as a list; equal neighbours that are numbered take one line. left: how
-    many more members there may be, at all depths together.
+    many more members and parameters there may be, at all depths together.
     """
-    lines = [
-        f"<code>{escape(name)}</code> {list(p.shape)} {escape(p.dtype.name)}{'' if p.requires_grad else ', frozen'}"
-        for name, p in value.named_parameters(recurse=False)
-    ]
+    lines: list[str] = []
+    for name, p in value.named_parameters(recurse=False):
+        if left[1] <= 0:
+            lines.append("...")
+            break
+        left[1] -= 1
+        frozen = "" if p.requires_grad else ", frozen"
+        lines.append(f"<code>{escape(name)}</code> {list(p.shape)} {escape(p.dtype.name)}{frozen}")
     runs: list[list[Any]] = []  # [first name, last name, count, module, what makes it equal to another]
     for name, member in value.named_children():
         kind = repr(member), [(p.shape, p.dtype, p.requires_grad) for p in member.parameters()]

@@ -97,7 +97,7 @@ def repeat(input: _Tensor, *sizes: Any) -> _Tensor:
     fewer, and for negative ones.
     """
     need_tensors("repeat", input=input)
-    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, range, np.ndarray)) and np.ndim(sizes[0]):
         sizes = tuple(sizes[0])
     sizes = tuple(as_int("repeat", "each of sizes", n) for n in sizes)
     if len(sizes) < input.ndim or any(n < 0 for n in sizes):

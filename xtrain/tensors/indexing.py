@@ -205,13 +205,31 @@ def _one_dim(op: str, index: _Tensor) -> _Tensor:
     return index
 
 
+class _named:
+    """Inside, messages of the op `index` or `index_put` begin with the name of the function that was called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, (IndexError, TypeError, ValueError)):
+            op, colon, text = str(error).partition(": ")
+            if colon and op in ("index", "index_put"):
+                raise type(error)(f"{self._name}: {text}") from None
+
+
 def index_select(input: _Tensor, dim: int, index: _Tensor) -> _Tensor:
     """The parts of input along dim that index [n], int64 or int32, names: the size of dim becomes n. Any dtype.
 
     Negative ones count from the end; IndexError for one outside, ValueError for an index of other dims.
     """
     need_tensors("index_select", input=input, index=index)
-    return _C.index(_dim_first("index_select", input, dim), [_one_dim("index_select", index)]).transpose(0, dim)
+    rows, index = _dim_first("index_select", input, dim), _one_dim("index_select", index)
+    with _named("index_select"):
+        return _C.index(rows, [index]).transpose(0, dim)
 
 
 def index_add(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alpha: float = 1) -> _Tensor:
@@ -221,7 +239,9 @@ def index_add(input: _Tensor, dim: int, index: _Tensor, source: _Tensor, *, alph
     need_tensors("index_add", input=input, index=index, source=source)
     rows = _dim_first("index_add", source if alpha == 1 else source * alpha, dim)
     table = _dim_first("index_add", input, dim)
-    return _C.index_put(table, [_one_dim("index_add", index)], rows, True).transpose(0, dim)
+    index = _one_dim("index_add", index)
+    with _named("index_add"):
+        return _C.index_put(table, [index], rows, True).transpose(0, dim)
 
 
 def _part(op: str, src: _Tensor, index: _Tensor) -> _Tensor:
