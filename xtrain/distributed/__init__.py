@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .step import DataParallel
     from .world import (
         all_gather,
         all_reduce,
@@ -46,9 +47,10 @@ else:
         )
         + ("local_rank", "local_world_size", "rank", "reduce_scatter", "shutdown", "world_size")
     }
+    _HOMES["DataParallel"] = ".step:DataParallel"
     __getattr__, __dir__ = lazy(__name__, _HOMES)
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather_json", "init", "is_initialized",
-    "launcher", "local_rank", "local_world_size", "rank", "reduce_scatter", "shutdown", "world_size",
+    "DataParallel", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather_json", "init",
+    "is_initialized", "launcher", "local_rank", "local_world_size", "rank", "reduce_scatter", "shutdown", "world_size",
 ]  # fmt: skip

@@ -66,18 +66,24 @@ class Saver:
     """The saves of a run that it can do without: the next one may work, and the last one must.
 
     After one that failed, none is tried before as much time has passed as that took: a full disk takes no more than
-    half of a run's time. A reason is reported once, until a save works.
+    half of a run's time. A reason is reported once, until a save works. decide: asks one of several processes, so that
+    all save or none.
     """
 
-    def __init__(self, save: Callable[[], object], warn: Callable[[str], None]) -> None:
-        self._save, self._warn = save, warn
+    def __init__(
+        self,
+        save: Callable[[], object],
+        warn: Callable[[str], None],
+        decide: Callable[[Callable[[], bool]], bool] = lambda ask: ask(),
+    ) -> None:
+        self._save, self._warn, self._decide = save, warn, decide
         self._not_before = -math.inf
         self._reported: object = None
 
     def try_to_save(self) -> None:
         """Save, unless it is too early to try again."""
         begun = time.monotonic()
-        if begun < self._not_before:
+        if self._decide(lambda: begun < self._not_before):
             return
         try:
             self._save()

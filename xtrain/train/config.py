@@ -160,6 +160,14 @@ class TrainConfig:
     grad_accum: int = option(
         1, "pieces a batch is split into to save memory; the gradient stays the same", "pieces", minimum=1, free=True
     )
+    max_ranks: int = option(
+        0,
+        "pieces of a batch that are added in one fixed tree: the run has the same bits on 1, 2, 4 ... processes up to "
+        "this number; 0 for the number of processes at its first start",
+        "pieces",
+        minimum=0,
+        maximum=4096,
+    )
     recompute: str = option(
         "none",
         "what the backward computes again instead of keeping it, with the same numbers; cheap: outputs of norms, RoPE "
@@ -337,6 +345,12 @@ def check(config: TrainConfig) -> None:
         raise ConfigError("optim.beta1 and optim.beta2 must be less than 1, got 1.0")
     if config.grad_accum > config.batch_size:
         raise ConfigError(f"grad_accum must be at most batch_size ({config.batch_size}), got {config.grad_accum}")
+    pieces = config.max_ranks * config.grad_accum
+    if config.max_ranks > 1 and config.batch_size % pieces:
+        raise ConfigError(
+            f"batch_size must be a multiple of max_ranks x grad_accum ({config.max_ranks} x {config.grad_accum}), got "
+            f"{config.batch_size}"
+        )
     if config.sample.prompt == "":
         raise ConfigError("sample.prompt must not be empty")
     if config.lora.r and config.freeze:

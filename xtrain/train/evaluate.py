@@ -19,17 +19,26 @@ from .step import on_device
 @no_grad()
 def evaluate(state: State) -> dict[str, float]:
     """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
-    total, size = 0.0, state.config.batch_size
-    for start in range(0, len(state.val), size):
-        blocks = state.val[start : start + size, :-1], state.val_targets[start : start + size]
-        ids, targets = (on_device(part, state.device) for part in blocks)
-        with evaluating(state.model):
-            total += state.model.loss(ids, targets, reduction="sum").item()
+    total, team = 0.0, state.team
+    blocks = math.ceil(len(state.val) / state.config.batch_size)
+    mine = [_block_loss(state, block) for block in range(team.rank, blocks, team.size)]
+    parts = team.gather(mine)
+    for block in range(blocks):  # in one order for every number of processes
+        total += parts[block % team.size][block // team.size]
     loss = total / max(int(np.count_nonzero(state.val_targets != IGNORED)), 1)
     metrics = {"val_loss": loss}
     if state.corpus.bytes_per_token:
         metrics["val_bpb"] = loss / math.log(2.0) / state.corpus.bytes_per_token
     return metrics
+
+
+def _block_loss(state: State, block: int) -> float:
+    """The sum of the losses of one batch of the validation subset."""
+    size = state.config.batch_size
+    rows = slice(block * size, (block + 1) * size)
+    ids, targets = (on_device(part, state.device) for part in (state.val[rows, :-1], state.val_targets[rows]))
+    with evaluating(state.model):
+        return state.model.loss(ids, targets, reduction="sum").item()
 
 
 def sample(state: State) -> str | None:

@@ -32,7 +32,10 @@ def loop(
     them after that, for the callbacks; True ends the run. evaluate: takes whether to show a sample, returns further
     metrics. rescue: saves the last finished step before an error ends the run.
     """
-    with report.progress(state) as progress, StopSignals(quiet=report.quiet) as stop:
+    with (
+        report.progress(state) as progress,
+        StopSignals(quiet=report.quiet, agree=state.team.agree if state.team.size > 1 else None) as stop,
+    ):
         record = _steps(state, stepper, report, write, on_step_begin, on_step, evaluate, save, rescue, progress, stop)
         if state.saved_at != state.step:
             save()
@@ -55,7 +58,7 @@ def _steps(
     config = state.config
     record: dict[str, Any] = {}
     speed = _Speed(config.batch_size * config.seq_len)
-    saver = Saver(save, report.warn)
+    saver = Saver(save, report.warn, state.team.from_first)
     queued: list[QueuedStep] = []
     begun = time.monotonic() - state.elapsed
     machine = machine_metrics(state)
@@ -66,6 +69,8 @@ def _steps(
         values.update(tokens_per_second=round(rate, 1), **evaluated)
         state.elapsed = time.monotonic() - begun
         values["lr_groups"] = step.lr_groups
+        if state.team.size > 1:
+            values["ranks"] = state.team.size
         values.update(time=round(state.elapsed, 3), wall_time=round(time.time(), 3), **machine(rate))
         write(values)
         return values
@@ -94,7 +99,8 @@ def _steps(
                 record = note(queued[0], rate, evaluated)
                 del queued[0]
                 if on_step(record):
-                    stop.received = stop.received or "callback"
+                    stop.ask("callback")
+            stop.join()
             progress.update(state.step, record["loss"], rate)
             if saving and not final:
                 with span("save"):

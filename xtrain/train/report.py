@@ -37,10 +37,13 @@ def _isolated(method: Callable[Concatenate[Report, _P], None]) -> Callable[Conca
 
 
 class Report:
-    """Lines on standard output, above the bar while there is one; nothing when quiet. Its methods raise nothing."""
+    """Lines on standard output, above the bar while there is one; nothing when quiet. Its methods raise nothing. Other
+    ranks than 0 say their warnings alone.
+    """
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool, rank: int = 0) -> None:
+        self.quiet = quiet or rank > 0
+        self._first, self._rank = rank == 0, 0 if quiet else rank
         self._progress: Progress | None = None
         self._failed: set[str] = set()
 
@@ -53,7 +56,10 @@ class Report:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.say(f"warning: {text}")
+        if self._rank:
+            say(f"[rank {self._rank}] warning: {text}")
+        else:
+            self.say(f"warning: {text}")
 
     def failed(self, what: str, error: Exception) -> None:
         """Print a warning that a side effect has failed, the first time."""
@@ -88,6 +94,9 @@ class Report:
         start = f"from step {state.step} " if state.step else ""
         each = f"{config.batch_size} x {config.seq_len} tokens each"
         self.say(f"run    {state.directory}: {start}to step {config.steps}, {each}")
+        if state.team.size > 1:
+            team = state.team
+            self.say(f"ranks  {team.size}, started by {team.launch.launcher}; a batch in {config.max_ranks} leaves")
 
     @_isolated
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
@@ -113,7 +122,7 @@ class Report:
     @_isolated
     def finish(self, state: State, text: str | None, stopped: str | None) -> None:
         """Draw loss.png, show the last sample, and say how the run ended and where it is."""
-        if state.config.plot:
+        if state.config.plot and self._first:
             self._draw(state)
         if text:
             self.say(f"sample:\n{_indent(text)}")

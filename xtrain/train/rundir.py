@@ -195,11 +195,18 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
 
 def _refuse_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        if name == "data" or KEYS[name].meta["free"] or name not in saved or saved[name] == value:
+        accumulates = name == "grad_accum" and (saved.get("max_ranks") or 0) > 1  # the tree adds leaves, not pieces
+        free = KEYS[name].meta["free"] and not accumulates
+        if name == "data" or free or name not in saved or saved[name] == value:
             continue  # data may have moved: its content is compared when it is opened
+        if name in ("steps", "max_ranks") and given.get("extend"):
+            continue
+        if name == "max_ranks":
+            raise ConfigError(
+                f"resume: max_ranks was {saved[name]} in this run, got {value}; --extend allows it, with other bits "
+                "from here on"
+            )
         if name == "steps":
-            if given.get("extend"):
-                continue
             raise ConfigError(
                 f"resume: steps was {saved[name]} in this run, got {value}; "
                 "--extend allows it and stretches the schedule"

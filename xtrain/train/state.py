@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from ..models.language_model import LanguageModel
 from ..optim import AdamW
 from ..tokenizers import Tokenizer
 from .config import TrainConfig
+from .ranks import Team
+
+if TYPE_CHECKING:
+    from ..distributed import DataParallel
 
 
 class State:
@@ -21,7 +25,8 @@ class State:
     saved_at: the step of the last checkpoint that was written or read, -1 before; emergency checkpoints do not count.
     torn: the optimizer was interrupted, and the parameters may be between two steps. val: the validation subset, int64
     [windows, S + 1]; val_targets: its targets, int64 [windows, S], -100 where a token is not learned. identity: of the
-    corpus, see data.identity. base: SHA-256 of what LoRA leaves as it is; None without LoRA.
+    corpus, see data.identity. base: SHA-256 of what LoRA leaves as it is; None without LoRA. parallel: takes the steps
+    of a run whose batches are cut into leaves, on one process or several; None for others. team: the processes.
     """
 
     config: TrainConfig
@@ -36,6 +41,8 @@ class State:
     val_targets: np.ndarray
     identity: dict[str, Any]
     base: str | None = None
+    parallel: DataParallel | None = None
+    team: Team = Team()
     step: int = 0
     elapsed: float = 0.0
     saved_at: int = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from ..profiling import span
 from .config import warmup_steps
 from .nonfinite import diagnose
 from .state import State
+
+if TYPE_CHECKING:
+    from ..distributed import DataParallel
 
 Piece = tuple[Tensor, Tensor]  # ids and targets, int64 [B, S]
 Arrays = tuple[np.ndarray, np.ndarray]  # the same on the host
@@ -63,6 +67,13 @@ def gradients(
     tokens of the batch. clip: the largest norm; 0 for no clipping.
     """
     optimizer.zero_grad()
+    loss = backward(model, pieces, scale)
+    with span("clip"):
+        return loss, optim.clip_grad_norm_(model.parameters(), clip or math.inf)
+
+
+def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tensor) -> Tensor:
+    """The loss of some pieces, whose gradients are added to those that are there."""
     losses: list[Tensor] = []
     for ids, targets in pieces:
         with span("forward"):
@@ -70,8 +81,7 @@ def gradients(
         with span("backward"):
             part.backward()
         losses.append(part.detach())
-    with span("clip"):
-        return sum(losses[1:], losses[0]), optim.clip_grad_norm_(model.parameters(), clip or math.inf)
+    return sum(losses[1:], losses[0])
 
 
 class Stepper:
@@ -86,11 +96,11 @@ class Stepper:
 
     def __init__(self, state: State, say: Callable[[str], None] = lambda text: None) -> None:
         self._state, self._say = state, say
-        self.read_every = 1 if state.device == "cpu" else state.config.log_every
+        self.read_every = 1 if state.device == "cpu" or state.parallel is not None else state.config.log_every
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
         self._graph: cuda.Graph[Tensor] | None = None
         self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
-        if state.config.graph:
+        if state.config.graph and state.parallel is None:
             self._want_graph()
 
     def _want_graph(self) -> None:
@@ -139,6 +149,9 @@ class Stepper:
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
+        if state.parallel is not None:
+            step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates)
+            return self._in_leaves(state.parallel, step, ids, targets)
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
             state.torn = False
@@ -158,6 +171,26 @@ class Stepper:
         except MemoryError:  # from before the first launch, unless a device has memory for its group alone
             state.torn = self._counts_differ()
             raise
+        state.step += 1
+        state.torn = False
+        return step
+
+    def _in_leaves(self, parallel: DataParallel, step: QueuedStep, ids: np.ndarray, targets: np.ndarray) -> QueuedStep:
+        """The step of a run whose batches are cut into leaves, perhaps with other processes."""
+        state, pieces = self._state, self._state.config.grad_accum
+        losses: list[Tensor] = []
+        for leaf_ids, leaf_targets in parallel.leaves((ids, targets)):
+            own = list(zip(np.array_split(leaf_ids, pieces), np.array_split(leaf_targets, pieces), strict=True))
+            step.pieces.extend(own)
+            losses.append(backward(state.model, self._on_device(own), 1.0 / step.total))
+        with span("reduce"):
+            norm = parallel.reduce()
+            loss = parallel.tree_of(losses).item()
+        step.numbers = {"loss": float(loss), "lr": step.lr, "grad_norm": norm}
+        self.check(step, step.numbers)
+        state.torn = True
+        with span("optimizer"):
+            parallel.update(norm, state.config.clip)
         state.step += 1
         state.torn = False
         return step
@@ -265,6 +298,8 @@ class Stepper:
                 state.step = step.number - 1
                 _C.set_rng_state(step.rng)
                 self.gradients(self._on_device(step.pieces), 1.0 / step.total)
+            if state.parallel is not None:  # it has taken the gradients away
+                backward(state.model, self._on_device(step.pieces), 1.0 / step.total)
             raise self._error(loss, norm, [on_device(piece_ids, state.device) for piece_ids, _ in step.pieces])
         finally:
             self._give_back(step.loader, step.rng)
@@ -274,6 +309,9 @@ class Stepper:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)
         last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
-        return NonFiniteError(
-            f"step {state.step + 1}: {what}; first bad value: {diagnose(state.model, pieces)}; {last}"
-        )
+        where = diagnose(state.model, pieces)
+        if state.team.size > 1:
+            said = state.team.gather(where)  # a rank whose own leaves are sound says that it is the loss itself
+            rank = next((rank for rank, one in enumerate(said) if not one.startswith("the loss")), 0)
+            where = f"{said[rank]} on rank {rank}"
+        return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}; {last}")

@@ -10,8 +10,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+_ONE_SIGNAL = 1.0  # seconds
 
 
 class StopSignals:
@@ -21,10 +25,16 @@ class StopSignals:
     A second SIGINT or SIGTERM sets `at_once` and raises KeyboardInterrupt (SystemExit(143) for SIGTERM). A SIGHUP that
     is ignored, as under nohup, stays so. Afterwards the handlers are as before. Outside the main thread Python cannot
     install handlers, and the block changes nothing.
+
+    agree: for several processes, which must stop after the same step. `received` is set by `join` alone then, to what
+    one of them was asked. Signals of different kinds, or within 1 s, are one: engines pass on what a terminal sends.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, agree: Callable[[str | None], str | None] | None = None) -> None:
         self.received: str | None = None
+        self._own: str | None = None  # what this process was asked, where others must agree
+        self._own_at = 0.0
+        self._agree = agree
         self.at_once = False
         self._asked = False  # by SIGINT or SIGTERM
         self._quiet = quiet
@@ -42,9 +52,29 @@ class StopSignals:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before.clear()
 
+    def ask(self, why: str) -> None:
+        """Stop after this step."""
+        if self._agree is None:
+            self.received = self.received or why
+        else:
+            self._own = self._own or why
+
+    def join(self) -> None:
+        """Agree with the other processes, at the end of a step."""
+        if self._agree is not None and self.received is None:
+            self.received = self._agree(self._own)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        self.received = self.received or name
+        if self._agree is None:
+            first = self.received = self.received or name
+        else:
+            now = time.monotonic()
+            if self._own is None:
+                self._own, self._own_at = name, now
+            elif name != self._own or now - self._own_at < _ONE_SIGNAL:
+                return
+            first = self._own
         if number != signal.SIGHUP:
             if self._asked:
                 self.at_once = True
@@ -52,7 +82,7 @@ class StopSignals:
                     raise SystemExit(128 + number)
                 raise KeyboardInterrupt
             self._asked = True
-        elif name != self.received:
+        elif name != first:
             return
         if not self._quiet:
             with contextlib.suppress(OSError):  # the terminal may have gone

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .. import _C, saving
+from .. import _C, cuda, saving
 from ..data import Loader, identity
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
 from . import evaluate, options, rundir
 from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
-from .config import TrainConfig, warmup_steps
+from .config import KEYS, TrainConfig, build, check, flatten, warmup_steps
 from .loop import loop
 from .metrics import Metrics
 from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model, with_named_model
+from .ranks import Team
 from .report import Report, run_html
 from .resume import restore
 from .state import State
@@ -123,7 +125,21 @@ class Trainer(State):
         callbacks: Iterable[Callback | StepFunction] = (),
         model: LanguageModel | str | os.PathLike[str] | None = None,
     ) -> None:
-        self.report = Report(quiet)
+        self.team = Team.join()
+        try:
+            self._prepare(values, quiet, callbacks, model)
+        except BaseException as error:
+            self.team.leave(error)
+            raise
+
+    def _prepare(
+        self,
+        values: dict[str, Any] | TrainConfig | None,
+        quiet: bool,
+        callbacks: Iterable[Callback | StepFunction],
+        model: LanguageModel | str | os.PathLike[str] | None,
+    ) -> None:
+        self.report = Report(quiet, self.team.rank)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
         elif values is not None:
@@ -132,13 +148,17 @@ class Trainer(State):
             values, model = with_named_model(model, values or {}), None
         if model is not None:
             values = options_of_model(model, values or {})
-        self.config, self._checkpoint, self._known = rundir.plan(values or {}, self.report.warn)
+        self.config, self._checkpoint, self._known = self._plan(values or {})
         config = self.config
-        self.callbacks = CallbackList([*callbacks, *make_writers(config.writers)])
+        self.callbacks = CallbackList([*callbacks, *make_writers(config.writers if self.team.first else "")])
         self.directory = Path(config.out)
         self.device = rundir.resolve_device(config.device)
+        if self.device != "cpu":
+            self.device = self.team.device(self.device, cuda.device_count())
         if config.threads:
             _C.set_num_threads(config.threads)
+        else:
+            self.team.share_processors()
         self.corpus = open_corpus(config, self._checkpoint, own=model is not None)
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
@@ -151,11 +171,43 @@ class Trainer(State):
         self.loader = Loader(corpus.train, *sizes, vocab, corpus.name, corpus.train_masks)
         self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
-        self.stepper = Stepper(self, self.report.say)
         if self._checkpoint is not None:
             restore(self, self._checkpoint)
         else:
             self.identity = identity(self.corpus.segments)
+        if config.max_ranks > 1 or self.team.size > 1:
+            from ..distributed import DataParallel
+
+            shapes = [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()]
+            self.team.check_same({"data": self.identity, "model": shapes, "base": self.base}, "")
+            self.parallel = DataParallel(self.model, self.optimizer, config.max_ranks or 1)
+        self.stepper = Stepper(self, self.report.say)
+
+    def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
+        """The configuration, checkpoint and contents of the run's directory, as rank 0 finds them."""
+        team = self.team
+        if team.size == 1:
+            config, checkpoint, known = rundir.plan(values, self.report.warn)
+        else:
+            team.check_same({name: value for name, value in values.items() if not KEYS[name].meta["free"]}, "")
+            team.check_same({"resume": values.get("resume", "")}, "")
+
+            def plan() -> dict[str, Any]:
+                config, checkpoint, known = rundir.plan(values, self.report.warn)
+                place = None if checkpoint is None else os.fspath(checkpoint)
+                return {"config": flatten(config), "checkpoint": place, "known": sorted(known)}
+
+            found = team.from_first(plan)
+            config, known = build(found["config"]), {(name, inode) for name, inode in found["known"]}
+            checkpoint = None if found["checkpoint"] is None else Path(found["checkpoint"])
+        if checkpoint is None and team.size > 1:
+            config.max_ranks = config.max_ranks or team.size
+        if config.max_ranks > 1 or team.size > 1:
+            from ..distributed.step import check_leaves
+
+            check_leaves(config.max_ranks or 1, team.size)
+            check(config)
+        return config, checkpoint, known
 
     def _repr_html_(self) -> str:
         """For notebooks: where the run stands, and its curve so far."""
@@ -194,18 +246,28 @@ class Trainer(State):
     @_in_own_precision
     def sample(self) -> str | None:
         """Return a generated text (prompt included), or None when samples are off or the tokens have no tokenizer."""
-        return evaluate.sample(self)
+        return evaluate.sample(self) if self.team.first else None
 
     def save(self) -> Path:
         """Write the checkpoint of the current step, keep `keep` in all up to this step, and return its directory.
         CheckpointError when that fails, or when an exception has interrupted the optimizer.
         """
-        path = write_checkpoint(self, self.report)
+
+        def write() -> None:
+            path = write_checkpoint(self, self.report)
+            self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
+
+        path = self.directory / saving.checkpoint_name(self.step)
+        with self._whole_optimizer():
+            self.team.on_first(write)
         self.saved_at = self.step
-        self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
-        remove_old(self)
+        if self.team.first:
+            remove_old(self)
         self.callbacks.on_checkpoint(self, path)
         return path
+
+    def _whole_optimizer(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.parallel is None else self.parallel.whole_optimizer()
 
     def failed(self, what: str, error: Exception) -> None:
         """Tell the user that a side effect has failed, the first time; the run goes on."""
@@ -219,32 +281,60 @@ class Trainer(State):
         NonFiniteError (see train_step) it may be called again, and goes on after the last good step.
         ConfigError when something else has written checkpoints or metrics into the directory since this was made.
         """
+        with contextlib.ExitStack() as held:
+            try:
+                self.team.on_first(lambda: self._take_directory(held))
+                return self._run()
+            except BaseException as error:
+                if not isinstance(error, NonFiniteError):  # which all have
+                    self.team.leave(error)
+                raise
+
+    def _take_directory(self, held: contextlib.ExitStack) -> None:
+        """Make and lock the run's directory, until `held` ends, and see that nobody else has written there."""
         try:
             make_folders(self.directory)
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot be made: {reason(error)}") from None
-        with rundir.RunLock(self.directory):
-            saving.clean_temporary(self.directory)
-            rundir.check_unchanged(self.directory, self._known, None if self._checkpoint is None else self.step)
-            try:
-                return self._run()
-            finally:
-                self._known |= rundir.contents(self.directory)
+        held.enter_context(rundir.RunLock(self.directory))
+        saving.clean_temporary(self.directory)
+        rundir.check_unchanged(self.directory, self._known, None if self._checkpoint is None else self.step)
+        held.callback(lambda: self._known.update(rundir.contents(self.directory)))
 
-    def _run(self) -> Result:
+    def _open_directory(self) -> Metrics:
+        """Write what a run begins with, and open its metrics."""
         if self._checkpoint is not None:
             for path in saving.set_aside_after(self.directory, self.step):
                 self.report.warn(f"a checkpoint after step {self.step} was set aside as {path.name}")
         rundir.write_config(self.directory, self.config)
-        metrics = Metrics(self.directory, self.report.warn, keep_until=self.step)
+        return Metrics(self.directory, self.report.warn, keep_until=self.step)
+
+    def _run(self) -> Result:
+        metrics: list[Metrics] = []  # none but on rank 0
+        self.team.on_first(lambda: metrics.append(self._open_directory()))
+
+        def write(record: Mapping[str, Any]) -> None:
+            for file in metrics:
+                file.write(record)
+
+        def sync() -> None:
+            for file in metrics:
+                file.sync()
 
         def save() -> None:
-            metrics.sync()  # a checkpoint that is found has its records
+            sync()  # a checkpoint that is found has its records
             self.save()
 
         def save_in_emergency() -> None:
-            metrics.sync()
-            rescue(self, self.report)
+            sync()
+            if self.team.size > 1 and not isinstance(sys.exc_info()[1], NonFiniteError):
+                return  # the others do not come: nothing is whole
+            try:
+                with self._whole_optimizer():
+                    if self.team.first:
+                        rescue(self, self.report)
+            except Exception as error:
+                self.report.warn(f"the state after step {self.step} could not be saved: {error}")
 
         def on_step_begin() -> None:
             self.callbacks.on_step_begin(self)
@@ -260,7 +350,7 @@ class Trainer(State):
                 self,
                 self.stepper,
                 self.report,
-                metrics.write,
+                write,
                 on_step_begin,
                 on_step,
                 self._evaluate,
@@ -284,7 +374,8 @@ class Trainer(State):
                 stopped=stopped,
             )
         finally:
-            metrics.close()
+            for file in metrics:
+                file.close()
             self.callbacks.on_end(self, ended)
         return result
 

@@ -10,12 +10,15 @@ _EMERGENCY = "tests/train/test_emergency.py::"
 _NONFINITE = "tests/train/test_nonfinite.py::"
 _RUNDIR = "tests/train/test_rundir.py::"
 _WRITING = "tests/saving/test_writing.py::"
+_D = "xtrain/distributed/"
+_MEET = "tests/distributed/test_processes.py::"
+_BITS = "tests/distributed/test_same_bits.py::"
 _RULES = "tests/train/test_run_rules.py::"
 
 FAULTS = [
     Fault("step: pieces are means", _T + "step.py", 'reduction="sum") * scale', 'reduction="mean") * (1.0 / len(pieces))', "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
     Fault("step: tokens that are ignored", _T + "step.py", "total = max(int(np.count_nonzero(targets != -100)), 1)", "total = max(int(targets.size), 1)", "divided by the tokens of the whole batch", _RULES + "test_pieces_weigh_as_their_tokens"),
-    Fault("step: gradients add up over steps", _T + "step.py", "    optimizer.zero_grad()\n    losses", "    losses", "a step has the gradient of its batch", _TRAIN + "test_resume_is_bit_identical"),
+    Fault("step: gradients add up over steps", _T + "step.py", "    optimizer.zero_grad()\n    loss =", "    loss =", "a step has the gradient of its batch", _TRAIN + "test_resume_is_bit_identical"),
     Fault("estimate: every policy keeps all", _T + "estimate.py", "model.recompute = policy", "model.recompute = RECOMPUTE[0]", "what a step needs under each policy", "tests/train/test_estimate.py::test_the_peak_is_estimated -k cheap"),
     Fault("estimate: of words that the model has not", _T + "estimate.py", "    check_vocabulary(keys, corpus)\n", "", "a run that is refused is not estimated", "tests/train/test_estimate.py::test_a_run_that_is_refused_is_not_estimated"),
     Fault("estimate: a policy that is not there", _T + "estimate.py", "if config.recompute not in [one.recompute for one in found]:", "if not found:", "a run that is refused is not estimated", "tests/nn/test_registry.py::test_a_model_without_policies_of_recomputation"),
@@ -30,7 +33,7 @@ FAULTS = [
     Fault("step: infinite norms pass", _T + "step.py", "        if math.isfinite(loss) and math.isfinite(norm):\n", "        if math.isfinite(loss):\n", "a norm that is not finite stops the run", _RULES + "test_a_bad_step_changes_nothing"),
     Fault("step: torn is forgotten", _T + "step.py", "        state.torn = True\n        try:\n            with span(\"optimizer\"):",
         "        try:\n            with span(\"optimizer\"):", "parameters between two steps are not saved", _RULES + "test_an_interrupted_optimizer_leaves_nothing_to_save"),
-    Fault("step: torn for ever", _T + "step.py", "        state.step += 1\n        state.torn = False\n", "        state.step += 1\n", "after a whole step parameters can be saved", _TRAIN + "test_a_run_writes_what_it_says"),
+    Fault("step: torn for ever", _T + "step.py", "            raise\n        state.step += 1\n        state.torn = False\n", "            raise\n        state.step += 1\n", "after a whole step parameters can be saved", _TRAIN + "test_a_run_writes_what_it_says"),
     Fault("loop: the last step is not saved", _T + "loop.py", "        if state.saved_at != state.step:\n            save()\n", "        if state.saved_at < 0:\n            save()\n", "the last step is saved", _TRAIN + "test_a_run_writes_what_it_says " + _RULES + "test_the_end_of_a_run_is_saved"),
     Fault("loop: evaluations one late", _T + "loop.py", "config.eval_every and state.step % config.eval_every == 0)", "config.eval_every and state.step % config.eval_every == 1)", "eval_every", _RULES + "test_evaluations_and_saves_are_when_they_should_be"),
     Fault("loop: saves one late", _T + "loop.py", "config.save_every and state.step % config.save_every == 0", "config.save_every and state.step % config.save_every == 1", "save_every", _RULES + "test_evaluations_and_saves_are_when_they_should_be"),
@@ -60,18 +63,34 @@ FAULTS = [
     Fault("rundir: the lock is given back early", _T + "rundir.py", "        except OSError:\n            pass  # a file system without locks\n        return self\n", "        except OSError:\n            pass  # a file system without locks\n        fcntl.flock(self._descriptor, fcntl.LOCK_UN)\n        return self\n", "the lock lasts as long as the run", _RULES + "test_a_run_is_locked"),
     Fault("rundir: what another wrote since", _T + "rundir.py", "    new = {name for name, _ in contents(path) - known}\n", "    new: set[str] = set()\n", "a directory that another run has written to is refused", _RUNDIR + "test_a_resumed_run_does_not_set_aside_what_another_wrote_since"),
     Fault("rundir: relative data", _T + "rundir.py", "        config.data = os.path.abspath(config.data)\n", "        config.data = os.fspath(config.data)\n", "a run can be resumed from another directory", _RUNDIR + "test_a_resumed_run_can_be_resumed_from_anywhere"),
-    Fault("trainer: metrics after the checkpoint", _T + "trainer.py", "            metrics.sync()  # a checkpoint that is found has its records\n            self.save()\n", "            self.save()\n            metrics.sync()\n", "a checkpoint that is found has its records", _WRITING + "test_what_is_made_is_flushed_with_its_folder"),
+    Fault("trainer: metrics after the checkpoint", _T + "trainer.py", "            sync()  # a checkpoint that is found has its records\n            self.save()\n", "            self.save()\n            sync()\n", "a checkpoint that is found has its records", _WRITING + "test_what_is_made_is_flushed_with_its_folder"),
     Fault("trainer: TF32 stays on", _T + "trainer.py", "        finally:\n            _C.allow_tf32(before)\n", "        finally:\n            _C.tf32()\n", "the precision of a run ends with it", _TRAIN + "test_the_precision_of_a_run_ends_with_it"),
-    Fault("trainer: what a kill has left", _T + "trainer.py", "            saving.clean_temporary(self.directory)\n", "", "debris of killed saves is removed", "tests/train/test_saving.py::test_debris_of_a_killed_save_is_removed " + _RULES + "test_a_run_removes_what_a_kill_has_left"),
+    Fault("trainer: what a kill has left", _T + "trainer.py", "        saving.clean_temporary(self.directory)\n", "", "debris of killed saves is removed", "tests/train/test_saving.py::test_debris_of_a_killed_save_is_removed " + _RULES + "test_a_run_removes_what_a_kill_has_left"),
     Fault("metrics: records of steps to come", _T + "metrics.py", 'if record["step"] <= step]', 'if record["step"] < step + 2]', "records after the step are dropped", _RULES + "test_records_of_a_resumed_run_follow_each_other"),
     Fault("metrics: NaN in JSON", _T + "metrics.py", "None if isinstance(value, float) and not math.isfinite(value) else value", "value", "JSON has no NaN", "tests/train/test_side_effects.py::test_a_metric_that_is_not_finite_is_valid_json"),
     Fault("metrics: flushed to nobody", _T + "metrics.py", "            os.fsync(self._file.fileno())\n", "", "records come to the disk with the next checkpoint", _WRITING + "test_what_is_made_is_flushed_with_its_folder"),
     Fault("metrics: its name is not flushed", _T + "metrics.py", "            sync_folder(run)\n", "", "the name of the metrics file comes to the disk", _RULES + "test_the_name_of_the_metrics_is_flushed"),
     Fault("metrics: a full disk ends the run", _T + "metrics.py", "        except Exception as error:  # records are never worth a run\n", "        except KeyError as error:  # records are never worth a run\n", "a full disk costs records, not the run", _RULES + "test_records_that_cannot_be_written_are_told_once"),
-    Fault("evaluate: the tail of the windows", _T + "evaluate.py", "    for start in range(0, len(state.val), size):\n", "    for start in range(0, len(state.val) - size + 1, size):\n", "nats per token of all of the validation subset", _RULES + "test_the_validation_loss_is_of_all_windows"),
+    Fault("evaluate: the tail of the windows", _T + "evaluate.py", "blocks = math.ceil(len(state.val) / state.config.batch_size)", "blocks = len(state.val) // state.config.batch_size", "nats per token of all of the validation subset", _RULES + "test_the_validation_loss_is_of_all_windows"),
     Fault("evaluate: bits by tokens", _T + "evaluate.py", "loss / math.log(2.0) / state.corpus.bytes_per_token", "loss / math.log(2.0) * state.corpus.bytes_per_token", "bits per byte", _RULES + "test_bits_per_byte"),
     Fault("parts: vectors decay", _T + "parts.py", '{"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}', '{"params": [p for p in parameters if p.ndim < 2], "weight_decay": settings.weight_decay}', "vectors are not decayed", _RULES + "test_vectors_are_not_decayed"),
     Fault("parts: beta2 is beta1", _T + "parts.py", "betas = (settings.beta1, settings.beta2)", "betas = (settings.beta1, settings.beta1)", "optim.beta2", _RULES + "test_vectors_are_not_decayed"),
     Fault("report: a report ends a run", _T + "report.py", "        except Exception as error:\n            self.failed(f\"the report", "        except KeyError as error:\n            self.failed(f\"the report", "a report raises nothing", "tests/train/test_side_effects.py::test_methods_of_a_report_raise_nothing"),
     Fault("report: told at every step", _T + "report.py", "        if what not in self._failed:\n", "        if what:\n", "what fails is reported once", "tests/train/test_side_effects.py::test_methods_of_a_report_raise_nothing " + _RULES + "test_what_fails_is_told_once"),
+    Fault("ranks: a token is not asked for", _D + "store.py", "if not hmac.compare_digest(mac, _mac(token, mine + hello)):", "if False:", "another token is refused", _MEET + "test_a_stranger_is_refused"),
+    Fault("ranks: an earlier start may join", _D + "store.py", 'if who.get("restart") != launch.restart:', "if False:", "ranks of an earlier start are refused", _MEET + "test_a_stranger_is_refused"),
+    Fault("ranks: one comes twice", _D + "store.py", 'if who["rank"] in taken or not', "if not", "a rank is there once", _MEET + "test_a_rank_that_comes_twice_is_refused"),
+    Fault("ranks: exchanges that differ", _D + "host.py", "(reader.number, reader.name) != (self._number, name)", "False", "ranks that do not do the same hear both", _MEET + "test_exchanges"),
+    Fault("ranks: leaving in silence", _D + "host.py", "self._say(_LEFT, why)", "pass", "a rank that leaves says why", _MEET + "test_a_rank_that_leaves_says_why"),
+    Fault("ranks: versions are not compared", _D + "world.py", '        check_same(_about_this_process(), "")\n', "", "ranks have one version", _MEET + "test_ranks_must_have_one_version"),
+    Fault("ranks: torchrun's own port", _D + "env.py", "range(port + 1, min", "range(port, min", "torchrun listens on MASTER_PORT", "tests/distributed/test_environment.py::test_table_of_launchers"),
+    Fault("leaves: a fold from the left", _D + "bank.py", "while self._count >> level & 1:", "while self._nodes:", "leaves are added in a tree", _BITS + "test_own_loop"),
+    Fault("leaves: every other one", _D + "step.py", "range(self.rank * mine, (self.rank + 1) * mine)", "range(self.rank, self.max_ranks, self.size)", "a rank's leaves are a subtree", _BITS + "test_own_loop"),
+    Fault("leaves: random numbers go on", _D + "step.py", "_C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))", "pass", "random numbers depend on the leaf", _BITS + "test_own_loop"),
+    Fault("leaves: parameters of one's own", _D + "step.py", "bank.write(self._from_bytes(self._plane.broadcast", "(self._from_bytes(self._plane.broadcast", "all ranks begin with rank 0's parameters", _BITS + "test_own_loop"),
+    Fault("leaves: steps count from 0", _D + "step.py", 'owned.steps[number] = int(state["step"])', "pass", "a state that is taken goes on", _BITS + "test_states_go_in_and_out"),
+    Fault("leaves: NaN is taken", _D + "step.py", "if math.isfinite(norm):", "if True:", "a norm that is not finite changes nothing", _BITS + "test_a_gradient_that_is_not_finite_changes_nothing"),
+    Fault("leaves: no clipping", _D + "step.py", "if coefficient != 1.0:", "if False:", "clip is the largest norm", _BITS + "test_one_process_takes_the_steps_of_adamw"),
+    Fault("runs: options differ between ranks", _T + "trainer.py", "team.check_same({name: value for name, value in values.items() if not KEYS[name].meta[\"free\"]}, \"\")", "pass", "options are compared", "tests/distributed/test_runs.py::test_ranks_that_were_given_different_options_are_refused"),
+    Fault("runs: another number of leaves", _T + "rundir.py", 'if name == "max_ranks":', "if False:", "max_ranks of a run stays", "tests/distributed/test_runs.py::test_max_ranks_of_a_run_stays"),
 ]  # fmt: skip

@@ -1,0 +1,108 @@
+"""`xtrain train` on several processes: the files of a run have the same bytes on 1, 2 and 4."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+from runs import TINY, arguments, options, text_file, weights, xtrain
+
+from xtrain.errors import ConfigError
+from xtrain.train import Trainer
+
+TIMES = ("time", "wall_time", "tokens_per_second", "memory", "ranks", "mfu")
+
+
+@pytest.fixture
+def data(tmp_path):
+    return text_file(tmp_path / "data.txt")
+
+
+def trained(size, values, folder, **more):
+    found = run_ranks(size, ["-m", "xtrain", "train", *arguments(values)], folder, **more)
+    assert [one.status for one in found] == [0] * size, found
+    return found
+
+
+def records(directory: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def newest(directory: Path) -> Path:
+    return max(directory.glob("checkpoint-*"))
+
+
+def choices(data, out, **changes):
+    values = dict(max_ranks=4, steps=5, batch_size=8, eval_every=3, clip=0.5, optim__lr=0.01)
+    return options(data, out, **{**values, **changes})
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_bytes_do_not_depend_on_the_number_of_processes(precision, data, tmp_path):
+    found = {}
+    for size in (1, 2, 4) if precision == "float32" else (1, 2):
+        out = tmp_path / f"run{size}"
+        said = trained(size, choices(data, out, precision=precision, grad_accum=2), tmp_path / str(size))
+        found[size] = weights(newest(out)), records(out)
+        assert "step 5" in said[0].out or "5 steps" in said[0].out
+        assert all(one.out == "" for one in said[1:]), said
+        assert len(list(out.glob("checkpoint-*"))) == 1
+    assert len({files for files, _ in found.values()}) == 1
+    for size in found:
+        assert found[size][1] == found[1][1], size
+    assert any("val_loss" in record for record in found[1][1])
+    assert min(record["grad_norm"] for record in found[1][1]) > 0.5  # it clips
+
+
+def test_another_number_of_processes_goes_on(data, tmp_path):
+    """On 4 to step 2, on 2 to 4, on 1 to 6: the run that never stopped."""
+    whole = tmp_path / "whole"
+    trained(1, choices(data, whole, steps=6, eval_every=0), tmp_path / "1")
+    out = tmp_path / "run"
+    for size, until in ((4, 2), (2, 4), (1, 6)):
+        values = choices(data, out, steps=6, eval_every=0) if size == 4 else {"resume": str(out)}
+        code = (
+            f"from xtrain.train import Trainer\nTrainer({values!r}, callbacks=[lambda t, r: t.step == {until}]).run()"
+        )
+        found = run_ranks(size, ["-c", code], tmp_path / f"{size}")
+        assert [one.status for one in found] == [0] * size, found
+        assert int(newest(out).name.rpartition("-")[2]) == until
+    assert weights(newest(out)) == weights(newest(whole))
+    assert records(out)[-1] == {**records(whole)[-1]}
+
+
+def test_ranks_that_were_given_different_options_are_refused(data, tmp_path):
+    def words(rank):
+        return ["-m", "xtrain", "train", *arguments(choices(data, tmp_path / "run", optim__lr=0.01 + 0.01 * rank))]
+
+    for one in run_ranks(2, words, tmp_path / "x"):
+        assert one.status == 2, one
+        assert one.err == (
+            "xtrain: error: distributed: optim.lr must be the same on every rank, got 0.01 on rank 0 and 0.02 on rank 1\n"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_must_be_cut_evenly(data, tmp_path):
+    done = xtrain("train", *arguments(choices(data, tmp_path / "run", batch_size=6)))
+    assert done.returncode == 2
+    assert done.stderr.endswith("batch_size must be a multiple of max_ranks x grad_accum (4 x 1), got 6\n")
+
+
+def test_max_ranks_of_a_run_stays(data, tmp_path):
+    out = tmp_path / "run"
+    trainer = Trainer(choices(data, out, steps=2, max_ranks=2, eval_every=0))
+    trainer.run()
+    resume = {"resume": str(out)}
+    assert Trainer(resume).parallel.max_ranks == 2
+    with pytest.raises(
+        ConfigError,
+        match=r"^resume: max_ranks was 2 in this run, got 4; --extend allows it, with other bits from here on$",
+    ):
+        Trainer({**resume, "max_ranks": 4})
+    assert Trainer({**resume, "max_ranks": 4, "extend": True}).parallel.max_ranks == 4
+    with pytest.raises(ConfigError, match="^resume: grad_accum was 1 in this run, got 2"):
+        Trainer({**resume, "grad_accum": 2})
+    assert Trainer(options(data, tmp_path / "plain", steps=2)).parallel is None
+    assert TINY["batch_size"] == 4

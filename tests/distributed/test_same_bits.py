@@ -1,0 +1,202 @@
+"""The same bits for every legal number of processes: DataParallel in a loop of one's own."""
+
+import re
+
+import pytest
+from places import ROOT
+from ranks import run_ranks
+
+import xtrain as xt
+from xtrain import nn, optim
+from xtrain.distributed import DataParallel
+from xtrain.distributed.bank import Bank, Counter
+from xtrain.distributed.step import legal_sizes
+from xtrain.errors import ConfigError
+
+LOOP = """
+import hashlib, sys
+import xtrain as xt
+from xtrain import nn, optim
+
+dtype, leaves, wanted = getattr(xt, sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+xt.distributed.init()
+xt.manual_seed(1 + (xt.distributed.rank() if wanted == "parameters" else 0))  # rank 0's parameters are everybody's
+model = nn.Sequential(nn.Linear(16, 96), nn.SiLU(), nn.Linear(96, 16, bias=False)).to(dtype)
+matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == many] for many in (True, False))
+optimizer = optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2)
+dp = xt.distributed.DataParallel(model, optimizer, max_ranks=leaves)
+xt.manual_seed(7)
+x = xt.randn(24, 16).to(dtype)
+for step in range(4):
+    optimizer.param_groups[0]["lr"] = 1e-2 / (step + 1)
+    for rows, target in dp.leaves((x, -x)):
+        noise = 0.1 * xt.randn(*rows.shape).to(dtype)  # drawn for the leaf, whoever has it
+        part = (model(rows + noise) - target).square().sum() / x.shape[0]
+        part.backward()
+    norm = dp.step(clip=5.0 if step % 2 else None)
+    print(step, norm.hex())
+with dp.whole_optimizer():
+    state = optimizer.state_dict()["state"]
+    if xt.distributed.rank() == 0:
+        for kept in state.values():
+            for name, value in kept.items():
+                print(name, value if isinstance(value, int) else hashlib.sha256(value.float().numpy()).hexdigest())
+for p in model.parameters():
+    print(hashlib.sha256(p.detach().float().numpy()).hexdigest())
+xt.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize(("dtype", "leaves", "sizes"), [("float32", 12, (1, 3)), ("bfloat16", 4, (1, 2, 4))])
+def test_own_loop(dtype, leaves, sizes, tmp_path):
+    outputs = []
+    for size in sizes:
+        found = run_ranks(size, ["-c", LOOP, dtype, str(leaves), "parameters"], tmp_path / str(size))
+        assert [one.status for one in found] == [0] * size, found
+        lines = found[0].out.splitlines()
+        for other in found[1:]:  # they have no state
+            assert other.out.splitlines() == lines[:4] + lines[-3:], found
+        outputs.append(lines)
+    assert len(outputs[0]) == 4 + 3 * (4 if dtype == "bfloat16" else 3) + 3
+    for size, lines in zip(sizes, outputs, strict=True):
+        assert lines == outputs[0], size
+
+
+def test_one_process_takes_the_steps_of_adamw():
+    """With one leaf, what DataParallel does is the optimizer's own step, and clipping."""
+    runs = []
+    for parallel in (False, True):
+        xt.manual_seed(3)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+        dp = DataParallel(model, optimizer) if parallel else None
+        x = xt.randn(8, 5)
+        for _ in range(3):
+            if dp is not None:
+                for (rows,) in dp.leaves((x,)):
+                    model(rows).square().sum().backward()
+                norm = dp.step(clip=0.5)
+            else:
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                norm = optim.clip_grad_norm_(model.parameters(), 0.5).item()
+                optimizer.step()
+        runs.append((norm, [p.detach().tolist() for p in model.parameters()]))
+    assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-6)
+    for plain, parallel in zip(runs[0][1], runs[1][1], strict=True):
+        flat = [xt.tensor(one).reshape(-1).tolist() for one in (plain, parallel)]
+        assert flat[0] == pytest.approx(flat[1], rel=1e-5, abs=1e-7)
+
+
+def test_states_go_in_and_out():
+    """A state that was gathered and taken again goes on as if nothing had happened."""
+
+    def run(interrupted):
+        xt.manual_seed(5)
+        model = nn.Linear(6, 4).to(xt.bfloat16)
+        optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+        dp = DataParallel(model, optimizer, max_ranks=2)
+        x = xt.randn(4, 6).to(xt.bfloat16)
+        for step in range(4):
+            if step == 2 and interrupted:
+                with dp.whole_optimizer():
+                    state = optimizer.state_dict()
+                assert not optimizer.state
+                optimizer.load_state_dict(state)
+                dp = DataParallel(model, optimizer, max_ranks=2)
+            for (rows,) in dp.leaves((x,)):
+                model(rows).square().sum().backward()
+            dp.step()
+        with dp.whole_optimizer():
+            return repr(optimizer.state_dict()), [p.detach().tolist() for p in model.parameters()]
+
+    assert run(False) == run(True)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    model = nn.Linear(3, 3)
+    dp = DataParallel(model, optim.AdamW(model.parameters()), max_ranks=2)
+    before = [p.detach().tolist() for p in model.parameters()]
+    for (rows,) in dp.leaves((xt.tensor([[1.0, 2.0, float("inf")]] * 2),)):
+        model(rows).sum().backward()
+    norm = dp.step(clip=1.0)
+    assert norm != norm or norm == float("inf")
+    assert [p.detach().tolist() for p in model.parameters()] == before
+
+
+def test_parameters_without_a_gradient_count_as_zero():
+    """A leaf that does not reach a parameter adds zero to it, in a place of its own."""
+    parameters = [xt.ones(3), xt.ones(130), xt.ones(2, 2)]
+    for parameter in parameters:
+        parameter.requires_grad_()
+    bank = Bank(parameters, 3)
+    assert (bank.offsets, bank.length) == ([0, 128, 384], 8192 * 3)
+    (parameters[0] * 2).sum().backward()
+    flat = bank.take_gradients()
+    assert flat[:3].tolist() == [2.0] * 3 and flat.sum().item() == 6.0
+    assert all(parameter.grad is None for parameter in parameters)
+    assert [(s.parameter, s.begin, s.end) for s in bank.segments(64, 386)] == [(1, 64, 194), (2, 320, 322)]
+    counter = Counter(bank)
+    for value in (1.0, 2.0, 3.0):
+        counter.push(xt.full((bank.length,), value))
+    assert set(counter.finish().tolist()) == {6.0}
+
+
+def test_legal_sizes():
+    assert [legal_sizes(leaves) for leaves in (1, 4, 12, 7)] == [[1], [1, 2, 4], [1, 3, 6, 12], [1, 7]]
+
+
+def parallel(model=None, **changes):
+    model = nn.Linear(2, 2) if model is None else model
+    return DataParallel(model, **{"optimizer": optim.AdamW(model.parameters()), **changes})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: DataParallel(3, None), TypeError, "DataParallel: model must be a Module, got int"),
+        (lambda: parallel(optimizer=3), TypeError, "DataParallel: optimizer must be AdamW, got int"),
+        (lambda: parallel(mode="fast"), ValueError, "DataParallel: mode must be exact, got 'fast'"),
+        (
+            lambda: parallel(max_ranks=0),
+            ValueError,
+            "DataParallel: max_ranks must be a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: parallel(optimizer=optim.AdamW([xt.ones(2).requires_grad_()])),
+            ValueError,
+            "DataParallel: optimizer must have parameters of the model alone, got others",
+        ),
+        (
+            lambda: list(parallel(max_ranks=2).leaves((xt.ones(3, 2),))),
+            ValueError,
+            r"leaves: every tensor of batch must have one number of rows, a multiple of max_ranks \(2\), got 3",
+        ),
+        (lambda: list(parallel().leaves((xt.ones(2), xt.ones(3)))), ValueError, "leaves: .*, got 2, 3"),
+        (lambda: list(parallel().leaves(())), ValueError, "leaves: .*, got no tensors"),
+        (lambda: parallel().step(), RuntimeError, r"step: leaves\(\) must have come to its end, got 0 leaves"),
+        (lambda: parallel().update(1.0), RuntimeError, r"update: reduce\(\) must come before, got no gradients"),
+        (lambda: parallel().step(clip=0), ValueError, "step: clip must be a number greater than 0, or None, got 0"),
+    ],
+)
+def test_wrong_arguments(call, error, message):
+    with pytest.raises(error, match=f"^{message}$"):
+        call()
+
+
+def test_a_size_that_does_not_fit(monkeypatch):
+    from xtrain.distributed import world
+
+    monkeypatch.setattr(world, "world_size", lambda: 4)
+    with pytest.raises(ConfigError, match="^max_ranks 12 must run on 1, 3, 6 or 12 processes, got 4$"):
+        parallel(max_ranks=12)
+
+
+def test_the_loop_of_the_readme(tmp_path):
+    """On two processes, and they end with the same parameters."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code = next(block for block in blocks if "DataParallel" in block)
+    code = code.replace("range(100)", "range(2)").replace("seq_len=256", "seq_len=16")
+    code += "import hashlib\nprint(*(hashlib.sha256(p.detach().numpy()).hexdigest() for p in model.parameters()), norm)"
+    found = run_ranks(2, ["-c", code], tmp_path)
+    assert [one.status for one in found] == [0, 0] and found[0].out == found[1].out != "", found

@@ -1,0 +1,87 @@
+"""The processes of a run. Rank 0 alone decides where the run lies, and writes; all others hear of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ... import _C
+from ...distributed.env import ALONE, Launch, detect
+from ...errors import ConfigError
+
+
+class Team:
+    """This process among those of its run. rank, size: 0 and 1 for one alone, which calls no other.
+
+    Methods of a team of several are exchanges: every rank must call them, in the same order.
+    """
+
+    def __init__(self, launch: Launch = ALONE) -> None:
+        self.launch = launch
+        self.rank, self.size = launch.rank, launch.world_size
+
+    @classmethod
+    def join(cls) -> Team:
+        """The team that an engine has started, once all are there."""
+        launch = detect()
+        team = cls(launch)
+        if launch.world_size > 1:
+            team._world.init()
+        return team
+
+    @property
+    def _world(self) -> Any:
+        from ...distributed import world
+
+        return world
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others which error ends this process."""
+        if self.size > 1:
+            self._world.shutdown(self._world.why_left(error))
+
+    def check_same(self, values: Mapping[str, Any], what: str) -> None:
+        """ConfigError on every rank when one of the JSON values differs."""
+        if self.size > 1:
+            self._world.check_same(values, what)
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0, which alone calls it: JSON values. Its error is raised on all."""
+        return make() if self.size == 1 else self._world.together(make)
+
+    def on_first(self, act: Callable[[], Any]) -> None:
+        """Call `act` on rank 0 alone. Its error is raised on all."""
+        if self.size == 1:
+            act()
+        else:
+            self._world.all_or_none(act if self.first else lambda: None)
+
+    def agree(self, stop: str | None) -> str | None:
+        """What the lowest rank with a reason to stop has said."""
+        return next((one for one in self._world.gather_json(stop) if one), None)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The JSON value of every rank, in their order."""
+        return [value] if self.size == 1 else self._world.gather_json(value)
+
+    def device(self, name: str, count: int) -> str:
+        """The device of this rank, where an option names `name` and the process sees `count` GPUs."""
+        if self.size == 1 or name != "cuda" or count == 1:
+            return name
+        if self.launch.local_world_size > count:
+            raise ConfigError(
+                f"device must have a GPU for each of the {self.launch.local_world_size} ranks of this host, got {count}"
+            )
+        return f"cuda:{self.launch.local_rank}"
+
+    def share_processors(self) -> None:
+        """Give every rank of this host the same number of threads; engines set one for each, or leave all to all."""
+        if self.size > 1:
+            allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            _C.set_num_threads(max(1, allowed // self.launch.local_world_size))
