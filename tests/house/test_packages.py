@@ -11,8 +11,10 @@ import json
 import os
 import re
 import tarfile
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from places import ROOT
@@ -77,15 +79,56 @@ def test_a_wheel_has_the_same_bytes_whenever_it_is_packed(tmp_path):
 def test_a_source_distribution_has_the_same_bytes_whenever_it_is_packed(tmp_path):
     for i, names in enumerate([["p/a.py", "p/.ci/run"], ["p/.ci/run", "p/a.py"]]):
         with tarfile.open(tmp_path / f"{i}.tar.gz", "w:gz") as made:
+            folder = tarfile.TarInfo("p")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o700
+            made.addfile(folder)
             for name in names:
                 entry = tarfile.TarInfo(name)
                 entry.size, entry.mtime, entry.uid, entry.uname, entry.mode = 2, i, i, f"user{i}", 0o600 + i
                 made.addfile(entry, io.BytesIO(b"x\n"))
         archive.repack_sdist(tmp_path / f"{i}.tar.gz", tmp_path / f"out{i}", DATE)
-    assert (tmp_path / "out0").read_bytes() == (tmp_path / "out1").read_bytes()
+    data = (tmp_path / "out0").read_bytes()
+    assert data == (tmp_path / "out1").read_bytes()
+    assert int.from_bytes(data[4:8], "little") == DATE, "gzip has a time of its own"
     with tarfile.open(tmp_path / "out0") as packed:
         found = [(entry.name, entry.mtime, oct(entry.mode), entry.uname) for entry in packed]
-    assert found == [("p/.ci/run", DATE, "0o755", ""), ("p/a.py", DATE, "0o644", "")]
+    files = [("p/.ci/run", DATE, "0o755", ""), ("p/a.py", DATE, "0o644", "")]
+    assert found == [("p", DATE, "0o755", ""), *files]
+
+
+def test_a_wheel_has_the_same_bytes_in_any_time_zone(tmp_path, monkeypatch):
+    packed = []
+    try:
+        for zone in ("UTC0", "JST-9"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            archive.pack_wheel(unpacked(tmp_path / zone, 1_600_000_000), tmp_path / f"{zone}.whl", DATE)
+            packed.append((tmp_path / f"{zone}.whl").read_bytes())
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert packed[0] == packed[1]
+
+
+def test_the_date_of_the_last_commit(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    asked = []
+
+    def git(command, **_):
+        asked.append(command)
+        return SimpleNamespace(stdout=f"{DATE}\n")
+
+    monkeypatch.setattr(archive.subprocess, "run", git)
+    assert archive.source_date(tmp_path) == DATE
+    assert asked == [["git", "-C", str(tmp_path), "log", "-1", "--format=%ct"]], (
+        "when it was committed, not when written"
+    )
+
+    def none(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(archive.subprocess, "run", none)
+    assert archive.source_date(tmp_path) == archive.FIRST, "a source distribution, without git"
 
 
 def test_the_date_of_packages(monkeypatch, tmp_path):
@@ -104,7 +147,11 @@ def test_the_bill_of_materials_names_what_is_in_the_wheel(tmp_path):
     assert text == sbom.document(package, "1.0+cpu", "0.3.34.481.3", "13.0", DATE)
     bill = json.loads(text)
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
-    assert bill["metadata"]["component"]["purl"] == "pkg:pypi/xtrain@1.0%2Bcpu"
+    core = bill["metadata"]["component"]
+    assert core["purl"] == "pkg:pypi/xtrain@1.0%2Bcpu"
+    assert core["hashes"] == sbom.sha256(package / "_C.cpython-311-x86_64-linux-gnu.so")
+    other = json.loads(sbom.document(package, "1.1", "0.3.34.481.3", "13.0", DATE))
+    assert other["serialNumber"] != bill["serialNumber"], "a document of another wheel"
     (blas,) = bill["components"]
     assert (blas["name"], blas["version"]) == ("scipy-openblas32", "0.3.34.481.3")
     assert blas["hashes"] == sbom.sha256(package / "_lib/libxtrain_blas.so")
@@ -113,6 +160,9 @@ def test_the_bill_of_materials_names_what_is_in_the_wheel(tmp_path):
     assert blas["components"][0]["version"] == "0.3.34", "as the library states it"
     (package / "_lib/libxtrain_cuda.so").write_bytes(b"kernels")
     bill = json.loads(sbom.document(package, "1.0", "0.3.34.481.3", "13.0", DATE))
+    assert bill["components"][1]["version"] == "13.0"
+    unknown = json.loads(sbom.document(package, "1.0", "0.3.34.481.3", None, DATE))
+    assert "version" not in unknown["components"][1]
     names = [part["bom-ref"] for part in bill["components"]]
     assert names == ["pkg:pypi/scipy-openblas32@0.3.34.481.3", "nvidia/cudart"]
     assert bill["dependencies"] == [{"ref": "pkg:pypi/xtrain@1.0", "dependsOn": names}]

@@ -109,11 +109,15 @@ def test_updates_are_at_most_two_a_second_and_the_last_is_shown(ticks) -> None:
 
 
 def test_a_display_that_fails_gives_way_to_lines(shell, tmp_path, capsys, monkeypatch) -> None:
+    calls = []
+
     def fail(**_) -> None:
+        calls.append(1)
         raise RuntimeError("the kernel is gone")
 
     monkeypatch.setattr(shell, "publish", fail)
     train(tmp_path, steps=4, eval_every=2, log_every=1)
+    assert len(calls) == 1, "the first that fails is the last"
     lines = capsys.readouterr().out
     assert all(f"step {step}/4  loss" in lines for step in (1, 2, 3, 4)) and "step 2: validation" in lines
 

@@ -92,3 +92,15 @@ def test_infinities_and_nan_pass():
     inf, nan = float("inf"), float("nan")
     out = _C.tree_sum_(xt.empty(3), [xt.tensor([inf, inf, nan]), xt.tensor([1.0, -inf, 1.0])]).tolist()
     assert out[0] == inf and np.isnan(out[1]) and np.isnan(out[2])
+
+
+def test_what_is_changed_is_counted():
+    """A tensor that a backward needs is not overwritten without a word: the sum, and the squares."""
+    part = xt.ones(3)
+    for place in (0, 1):
+        out, squares = xt.ones(3), xt.ones(1, dtype=xt.float64)
+        x = xt.ones(3 if place == 0 else 1, dtype=(xt.float32, xt.float64)[place], requires_grad=True)
+        y = (x * (out, squares)[place]).sum()
+        _C.tree_sum_(out, [part], squares)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            y.backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,7 @@ def test_a_read_only_folder(tmp_path) -> None:
     place.chmod(0o555)
     code = f"""
 import os
+import signal
 from xtrain import files
 if os.geteuid() == 0:  # who may write everywhere
     os.seteuid(65534)
@@ -227,3 +229,22 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path) -> None:
     path.chmod(0o600)
     files.write_text(path, "new")
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_signals_while_a_file_is_written(tmp_path) -> None:
+    """They end the process in order where nobody handles them; a handler that is there stays, and all is as before afterwards."""
+    numbers, inside = (signal.SIGTERM, signal.SIGHUP), []
+    before = [signal.getsignal(number) for number in numbers]
+
+    def mine(*_: object) -> None:
+        raise AssertionError("no signal is sent")
+
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, mine)
+        files.write_file(tmp_path / "f", lambda stream: inside.extend(map(signal.getsignal, numbers)))
+        assert inside[0] not in (signal.SIG_DFL, mine) and inside[1] is mine
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_DFL, mine]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

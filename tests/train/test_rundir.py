@@ -93,11 +93,15 @@ def test_a_resume_touches_nothing_of_a_live_run(tmp_path, data, out, resume: str
         assert names(out) == before
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("resume", ["auto", "last", "run", "checkpoint"])
-def test_a_displaced_checkpoint_is_continued(data, out, resume: str) -> None:
+def test_a_displaced_checkpoint_is_continued(data, out, resume: str, alone: bool) -> None:
+    """alone: it was the only one."""
     checkpoint = out / "checkpoint-00000008"
     want = weights(checkpoint)
     checkpoint.rename(out / ".checkpoint-00000008.old-3")
+    if alone:
+        shutil.rmtree(out / "checkpoint-00000004")
     places = {"run": {"resume": str(out)}, "checkpoint": {"resume": str(checkpoint)}}
     trainer = Trainer(places.get(resume) or {**options(data, out, save_every=4), "resume": resume}, quiet=True)
     assert trainer.step == 8 and weights(checkpoint) == want and not list(out.glob(".checkpoint*"))
