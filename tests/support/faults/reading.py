@@ -1,4 +1,4 @@
-"""Reading directories against their manifest, clause by clause."""
+"""Reading directories against their manifest, what writes files and names, and what packs them."""
 
 from __future__ import annotations
 
