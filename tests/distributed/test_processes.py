@@ -1,5 +1,8 @@
 """Several processes: they meet, exchange bytes in order, and say in one sentence why they do not."""
 
+import os
+import re
+import signal
 import socket
 
 import pytest
@@ -66,6 +69,49 @@ def test_a_rank_that_leaves_says_why(tmp_path):
     assert [one.status for one in found] == [0, 1, 0], found
     assert [one.out for one in found] == ["distributed: rank 1 left: ValueError: no luck\n", "", found[0].out]
     assert "ValueError: no luck" in found[1].err
+
+
+ENDS = """
+import os, signal, sys
+import xtrain as xt
+from xtrain.cli.guard import guard
+def run(words):
+    d = xt.distributed
+    d.init()
+    d.barrier("begin")
+    if d.rank() == 2 and sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if d.rank() == 2:
+        os.read(0, 1)  # until the test ends
+    d.barrier("end")
+sys.exit(guard(run, []))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("killed", "rank 2 left without a word"),
+        ("stuck", r"ranks? (1, )?2 did not come to exchange 3, '{\"all_gather\": \"barrier end\"}', within 2 s"),
+    ],
+)
+def test_a_rank_that_is_lost_is_named(how, message, tmp_path):
+    """By every rank that lives, which ends with status 75."""
+
+    def act(processes):
+        for process in processes[:2]:
+            process.wait(HANGS)
+        processes[2].kill()
+
+    reader, writer = os.pipe()
+    try:
+        found = run_ranks(3, ["-c", ENDS, how], tmp_path, lambda rank: {"XTRAIN_COMM_TIMEOUT": "2"} if how == "stuck" else {}, act, stdin=reader)  # fmt: skip
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert [one.status for one in found] == [75, 75, -signal.SIGKILL], found
+    for one in found[:2]:
+        assert re.fullmatch(f"xtrain: error: distributed: {message}\n", one.err), found
 
 
 def test_ranks_must_have_one_version(tmp_path):

@@ -1,11 +1,12 @@
 """`xtrain train` on several processes: the files of a run have the same bytes on 1, 2 and 4."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
-from ranks import run_ranks
-from runs import TINY, arguments, options, text_file, weights, xtrain
+from ranks import clean_environment, run_ranks
+from runs import TINY, arguments, options, python, text_file, wait_until, weights, xtrain
 
 from xtrain.errors import ConfigError
 from xtrain.train import Trainer
@@ -34,7 +35,7 @@ def newest(directory: Path) -> Path:
 
 
 def choices(data, out, **changes):
-    values = dict(max_ranks=4, steps=5, batch_size=8, eval_every=3, clip=0.5, optim__lr=0.01)
+    values = dict(max_ranks=4, steps=5, batch_size=8, eval_every=3, eval_tokens=600, clip=0.5, optim__lr=0.01)
     return options(data, out, **{**values, **changes})
 
 
@@ -106,3 +107,55 @@ def test_max_ranks_of_a_run_stays(data, tmp_path):
         Trainer({**resume, "grad_accum": 2})
     assert Trainer(options(data, tmp_path / "plain", steps=2)).parallel is None
     assert TINY["batch_size"] == 4
+
+
+def test_a_signal_for_one_rank_stops_all_after_one_step(data, tmp_path):
+    """They save, and end with its status; the run goes on afterwards."""
+    out = tmp_path / "run"
+    values = choices(data, out, steps=1_000_000, optim__warmup=0, max_ranks=2, eval_every=0)
+
+    def act(processes):
+        metrics_file = out / "metrics.jsonl"
+        wait_until(
+            lambda: metrics_file.exists() and metrics_file.read_text().count("\n") > 2, processes[0], "two ranks"
+        )
+        processes[1].send_signal(signal.SIGTERM)
+
+    found = run_ranks(2, ["-m", "xtrain", "train", *arguments(values)], tmp_path / "x", act=act)
+    assert [one.status for one in found] == [143, 143], found
+    step = records(out)[-1]["step"]
+    assert [path.name for path in out.glob("checkpoint-*")] == [f"checkpoint-{step:08d}"]
+    assert f"stopped by SIGTERM after step {step}; continue with: xtrain train --resume {out}" in found[0].out
+
+
+def test_nan_of_one_rank_is_found_by_all(data, tmp_path):
+    """They raise the same error at the same step, save the step before, and name the rank that has the value."""
+    out = tmp_path / "run"
+    code = (
+        "import sys\nfrom xtrain.cli.guard import guard\nfrom xtrain.train import Trainer\n"
+        "def spoil(trainer, record):\n"
+        "    if trainer.team.rank == 1 and trainer.step == 2:\n"
+        "        next(iter(trainer.model.parameters())).detach().fill_(float('nan'))\n"
+        f"def run(words): Trainer({choices(data, out, max_ranks=2)!r}, callbacks=[spoil]).run()\n"
+        "sys.exit(guard(run, []))"
+    )
+    found = run_ranks(2, ["-c", code], tmp_path / "x")
+    assert [one.status for one in found] == [1, 1], found
+    error = "xtrain: error: step 3: the loss is nan; first bad value: parameter model.embed_tokens.weight ("
+    for one in found:
+        assert error in one.err and "values are NaN or infinite) on rank 1; there is no checkpoint yet" in one.err, (
+            found
+        )
+    assert [path.name for path in out.glob("*checkpoint-*")] == ["emergency-checkpoint-00000002"], list(out.iterdir())
+
+
+def test_a_run_of_one_process_imports_nothing_for_others(data, tmp_path):
+    values = options(data, tmp_path / "run", steps=2)
+    code = (
+        f"import sys, threading\nfrom xtrain.train import Trainer\nTrainer({values!r}, quiet=True).run()\n"
+        "found = {m for m in sys.modules if m.startswith('xtrain.distributed')}\n"
+        "assert found == {'xtrain.distributed', 'xtrain.distributed.env'}, found\n"
+        "assert 'mpi4py' not in sys.modules and threading.active_count() == 1, threading.enumerate()\n"
+    )
+    done = python("-c", code, env=clean_environment())
+    assert done.returncode == 0, done.stderr

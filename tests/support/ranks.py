@@ -44,6 +44,7 @@ def run_ranks(
     folder: Path,
     more: Callable[[int], dict[str, str]] = lambda rank: {},
     act: Callable[[list[subprocess.Popen]], None] = lambda processes: None,
+    stdin: int = subprocess.DEVNULL,
 ) -> list[Rank]:
     """Run Python with these arguments on every rank, and wait. act: is called once all have been started."""
     folder.mkdir(exist_ok=True)
@@ -55,7 +56,7 @@ def run_ranks(
             out, err = (open(folder / f"{name}-{rank}.txt", "w+b") for name in ("out", "err"))  # noqa: SIM115
             outputs.append((out, err))
             env = environment(rank, size, folder / "meeting", **more(rank))
-            processes.append(subprocess.Popen([sys.executable, *words], env=env, stdout=out, stderr=err))
+            processes.append(subprocess.Popen([sys.executable, *words], env=env, stdin=stdin, stdout=out, stderr=err))
         act(processes)
         for process in processes:
             process.wait(HANGS)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import PeerError, shown
-from .store import receive_exactly
+from .store import ranks_text
 
 Buffer = bytes | bytearray | memoryview
 Route = Callable[[int, int, list[list[Buffer]]], list[Buffer]]  # (rank, world size, what each sent) -> what it gets
@@ -27,7 +27,7 @@ _HEAD = struct.Struct("<4sBQII")  # magic, kind, number of the exchange, bytes o
 _MAGIC = b"XTX1"
 _EXCHANGE, _ANSWER, _LEFT, _FAILED = 1, 2, 3, 4
 _MOST_SECTIONS = 1 << 16
-_DRAIN = 5.0  # seconds that a leaving rank waits for the others to close
+_DRAIN = 2.0  # seconds that a leaving rank waits for the others to close
 
 
 def to_all(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
@@ -95,11 +95,17 @@ def _send(connection: socket.socket, kind: int, number: int, name: bytes, sectio
 
 
 class HostPlane:
-    """connections: {rank: socket}, see store.meet; they belong to this from now on."""
+    """connections: {rank: socket}, see store.meet; they belong to this from now on. patience: seconds that an exchange
+    may wait for a rank.
+    """
 
-    def __init__(self, rank: int, world_size: int, connections: dict[int, socket.socket]) -> None:
+    def __init__(
+        self, rank: int, world_size: int, connections: dict[int, socket.socket], patience: float = 1800.0
+    ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._connections = connections
+        self._connections, self._patience = connections, patience
+        for connection in connections.values():  # the others wait longer than rank 0, which can name who is late
+            connection.settimeout(patience if rank == 0 else 1.1 * patience + _DRAIN)
         self._number = 0
         self._over: str | None = None  # why there is no further exchange
 
@@ -145,6 +151,11 @@ class HostPlane:
         try:
             while not reader.advance():
                 pass
+        except TimeoutError:
+            raise PeerError(
+                f"distributed: rank 0 did not answer exchange {self._number}, {shown(name.decode(), 300)}, within "
+                f"{connection.gettimeout():g} s"
+            ) from None
         except (EOFError, OSError):
             raise PeerError("distributed: rank 0 left without a word") from None
         if reader.kind != _ANSWER:
@@ -157,8 +168,16 @@ class HostPlane:
         with selectors.DefaultSelector() as waiting:
             for rank, connection in self._connections.items():
                 waiting.register(connection, selectors.EVENT_READ, (rank, _Reader(connection)))
+            deadline = time.monotonic() + self._patience
             while waiting.get_map():
-                for key, _ in waiting.select():
+                ready = waiting.select(max(0.0, deadline - time.monotonic()))
+                if not ready and time.monotonic() >= deadline:
+                    late = sorted(key.data[0] for key in waiting.get_map().values())
+                    self._fail(
+                        f"distributed: {ranks_text(late)} did not come to exchange {self._number}, "
+                        f"{shown(name.decode(), 300)}, within {self._patience:g} s"
+                    )
+                for key, _ in ready:
                     rank, reader = key.data
                     try:
                         if not reader.advance():
@@ -221,6 +240,3 @@ class HostPlane:
 
 def _why(error: BaseException) -> str:
     return f"an exchange was interrupted by {type(error).__name__}"
-
-
-__all__ = ["Buffer", "HostPlane", "receive_exactly"]

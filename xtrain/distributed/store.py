@@ -97,7 +97,7 @@ def _listen(launch: Launch, deadline: float, timeout: float) -> dict[int, socket
             except queue.Empty:
                 missing = [rank for rank in range(1, launch.world_size) if rank not in found]
                 raise PeerError(
-                    f"distributed: {_ranks(missing)} of {launch.world_size} did not come within {timeout:g} s"
+                    f"distributed: {ranks_text(missing)} of {launch.world_size} did not come within {timeout:g} s"
                     + (f"; {refused}" if refused else "")
                 ) from None
             if isinstance(one, str):
@@ -119,7 +119,8 @@ def _listen(launch: Launch, deadline: float, timeout: float) -> dict[int, socket
     return found
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_text(ranks: list[int]) -> str:
+    """ "rank 1" or "ranks 1, 2"."""
     listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
 

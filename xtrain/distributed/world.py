@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -40,12 +41,25 @@ def init(timeout: float = 300.0) -> None:
         from .meeting import find_others
         from .store import meet
 
+        patience = _patience()
         launch = find_others(launch)
-        _plane = HostPlane(launch.rank, launch.world_size, meet(launch, timeout))
+        _plane = HostPlane(launch.rank, launch.world_size, meet(launch, timeout), patience)
         _launch = launch
         atexit.register(_at_exit)
         check_same(_about_this_process(), "")
     _launch = launch
+
+
+def _patience() -> float:
+    """Seconds that an exchange waits for a rank: XTRAIN_COMM_TIMEOUT, or 30 minutes, in which rank 0 may save."""
+    text = os.environ.get("XTRAIN_COMM_TIMEOUT", "") or "1800"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 1e6:
+        raise ConfigError(f"distributed: XTRAIN_COMM_TIMEOUT must be seconds in (0, 1e6], got {shown(text)}")
+    return seconds
 
 
 def is_initialized() -> bool:

@@ -13,6 +13,7 @@ _WRITING = "tests/saving/test_writing.py::"
 _D = "xtrain/distributed/"
 _MEET = "tests/distributed/test_processes.py::"
 _BITS = "tests/distributed/test_same_bits.py::"
+_RANKS = "tests/distributed/test_runs.py::"
 _RULES = "tests/train/test_run_rules.py::"
 
 FAULTS = [
@@ -92,5 +93,9 @@ FAULTS = [
     Fault("leaves: NaN is taken", _D + "step.py", "if math.isfinite(norm):", "if True:", "a norm that is not finite changes nothing", _BITS + "test_a_gradient_that_is_not_finite_changes_nothing"),
     Fault("leaves: no clipping", _D + "step.py", "if coefficient != 1.0:", "if False:", "clip is the largest norm", _BITS + "test_one_process_takes_the_steps_of_adamw"),
     Fault("runs: options differ between ranks", _T + "trainer.py", "team.check_same({name: value for name, value in values.items() if not KEYS[name].meta[\"free\"]}, \"\")", "pass", "options are compared", "tests/distributed/test_runs.py::test_ranks_that_were_given_different_options_are_refused"),
+    Fault("runs: batches evaluated twice", _T + "evaluate.py", "range(team.rank, blocks, team.size)", "range(0, blocks)", "batch j is evaluated on rank j mod W", _RANKS + "test_bytes_do_not_depend_on_the_number_of_processes"),
+    Fault("runs: a signal is one rank's", _T + "loop.py", "            stop.join()\n", "", "all ranks stop after the same step", _RANKS + "test_a_signal_for_one_rank_stops_all_after_one_step"),
+    Fault("runs: NaN of another rank", _T + "step.py", 'where = f"{said[rank]} on rank {rank}"', 'where = f"{said[0]} on rank 0"', "the rank with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
+    Fault("ranks: one that is late is waited for", _D + "host.py", "if not ready and time.monotonic() >= deadline:", "if False:", "a rank that does not come is named", _MEET + "test_a_rank_that_is_lost_is_named"),
     Fault("runs: another number of leaves", _T + "rundir.py", 'if name == "max_ranks":', "if False:", "max_ranks of a run stays", "tests/distributed/test_runs.py::test_max_ranks_of_a_run_stays"),
 ]  # fmt: skip
