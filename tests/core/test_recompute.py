@@ -10,6 +10,7 @@ import pytest
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C, models
+from xtrain.models.policies import run_layers
 from xtrain.models.registry import RECOMPUTE
 from xtrain.optable.table import array, bits
 
@@ -385,3 +386,27 @@ def test_streams_and_cheap() -> None:
         loss = made.loss(ids, targets)
         loss.backward()
     assert [bits(loss), *(bits(p.grad) for p in made.parameters())] == want
+
+
+@pytest.mark.parametrize(("count", "inputs", "calls"), [(3, 3, 2), (9, 3, 3), (16, 4, 3)])
+def test_groups_of_layers(count: int, inputs: int, calls: int) -> None:
+    """Under "full": of many layers the inputs of about the root are kept, and each runs twice more; of few all inputs, once more."""
+    called = [0] * count
+
+    def layer(number: int):
+        def run(x: xt.Tensor) -> xt.Tensor:
+            called[number] += 1
+            return x.sin()
+
+        return run
+
+    x = xt.ones(1 << 12, requires_grad=True)
+    layers = [layer(number) for number in range(count)]
+    before = held()
+    y = run_layers(layers, "full", x)
+    assert held() - before == inputs * x.nbytes, "x itself was there, and y is new"
+    y.sum().backward()
+    assert called == [calls] * count
+    z = x.detach().requires_grad_()
+    run_layers(layers, "none", z).sum().backward()
+    assert (x.grad == z.grad).all()

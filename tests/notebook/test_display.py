@@ -226,6 +226,8 @@ def test_a_run(tmp_path) -> None:
     assert "step" in trainer._repr_html_()  # before the first step, without a curve
     result = trainer.run()
     result.sample = NASTY
+    with open(trainer.directory / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "loss": "a word", "val_loss": [1]}\n')  # of somebody else: no number
     for text in (result._repr_html_(), trainer._repr_html_()):
         Checker(text)
         assert "run &lt;b&gt;" in text and text.count("<polyline") == 2 and len(text) < 6_000

@@ -291,3 +291,13 @@ def test_events_that_begin_or_end_together_are_inside_the_longer_one() -> None:
     outer, last, first = (Event("", "span", *ends, 1) for ends in ((0, 100), (60, 100), (0, 20)))
     assert recorder._tree([first, last, outer]) == [outer]
     assert [event for event in outer.children if event.kind == "span"] == [first, last]
+
+
+def test_steps_of_a_profile_are_counted_from_where_a_run_begins(tmp_path) -> None:
+    """Also a resumed one; `skip` and `steps` as they are asked for."""
+    run(tmp_path, steps=4)
+    writer = ProfileWriter(tmp_path / "again.json", steps=2, skip=1)
+    more = {"resume": str(tmp_path / "run"), "steps": 9, "extend": True}
+    Trainer(more, quiet=True, callbacks=[writer]).run()
+    rows = json.loads((tmp_path / "again.json").read_text())["traceEvents"]
+    assert [row["args"]["number"] for row in rows if row["name"] == "step"] == [6, 7]
