@@ -95,6 +95,15 @@ def work(options: argparse.Namespace) -> int:
 # ---- the parent ----------------------------------------------------------------------------------------------------------
 
 
+def used_by(pid: int) -> tuple[str, float]:
+    """(state, R: it runs or waits for a processor, D: for a disk, S: for something else; seconds of a processor that it has had)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "S", 0.0
+    return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Worker:
     """A process, started anew behind the case that ended it."""
 
@@ -112,6 +121,7 @@ class Worker:
         self.progress, self.output = Progress(self.slot), open(f"{self.slot}.out", "w+")  # noqa: SIM115
         self.seen, self.moved = self.progress.read(), time.monotonic()
         self.begins = True  # a worker that has not begun its first case is not slow at it
+        self.used = 0.0  # seconds of a processor until it moved last
         self.process = subprocess.Popen(
             [sys.executable, __file__, self.name, "--seed", str(self.seed), "--slot", os.fspath(self.slot),
              "--until", str(self.until), "--range", str(self.at), str(self.step),
@@ -125,8 +135,12 @@ class Worker:
         status, now = self.process.poll(), self.progress.read()
         if now != self.seen:
             self.seen, self.moved, self.begins = now, time.monotonic(), False
+            self.used = used_by(self.process.pid)[1]
         limit = STARTS + slow if self.begins else slow
         hung = status is None and time.monotonic() - self.moved > limit
+        if hung:  # unless others have the processors, and it waits for its turn
+            state, used = used_by(self.process.pid)
+            hung = state not in "RD" or used - self.used > limit
         if hung:
             self.process.kill()
             self.process.wait()

@@ -219,6 +219,7 @@ def test_a_crash_a_hang_and_memory_are_findings(tmp_path) -> None:
         "case 7: the process ended with status -11",
         "case 9: no end within 2 s",
         "case 11: an exception that is not",
+        "case 13: no end within 2 s",
     ):
         assert what in done.stdout, done.stdout
     cases = re.search(r"programs +(\d+) cases", done.stdout)
@@ -235,7 +236,7 @@ class FAMILY(Family):
         number = self.number = getattr(self, "number", -1) + 1
         mine = chance.random()
         from frame import chance_of
-        for which in (7, 9, 11):
+        for which in (7, 9, 11, 13):
             if chance_of("programs", 1, which).random() == mine:
                 if which == 7:
                     os.kill(os.getpid(), signal.SIGSEGV)
@@ -243,5 +244,7 @@ class FAMILY(Family):
                     time.sleep(60)
                 if which == 11:
                     bytes(1 << 40)
+                while which == 13:
+                    pass
         time.sleep(0.01)
 """
