@@ -195,7 +195,7 @@ def test_a_stranger_is_refused(other, message, tmp_path):
         for changed, said in (({"run": "s"}, "belongs to another run, 'r'"), ({"restart": 1}, "start 0 of the run, got start 1")):  # fmt: skip
             foreign = launch(**{"rank": 1, "port": address[1][0], **changed})
             with pytest.raises(store.Refused, match=said) as refused:
-                store._join(foreign, mine.token, "127.0.0.1", address[1][0], time.monotonic() + HANGS)
+                store._join(foreign, mine.token, "127.0.0.1", address[1][0], time.monotonic() + HANGS, HANGS)
             assert not refused.value.final  # rank 0 of its own run may come
         with socket.create_connection(("127.0.0.1", address[1][0])) as silent:
             silent.sendall(store.LENGTH.pack(1 << 60))  # no greeting
@@ -206,6 +206,38 @@ def test_a_stranger_is_refused(other, message, tmp_path):
         server.join()
     for one in [*right.values(), *found.values()]:
         one.close()
+
+
+@pytest.fixture
+def agent():
+    """The port of a torchrun that listens, and of somebody else behind it, who is silent."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)):
+                    yield port
+                    return
+            except OSError:
+                continue
+
+
+def test_torchrun_listens_itself(agent, tmp_path):
+    """Ranks meet at the first port behind its own that is free, past a stranger."""
+
+    def variables(rank):
+        return {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1",
+        }  # fmt: skip
+
+    code = (
+        "import os, xtrain as xt\nfor name in list(os.environ):\n    if name.startswith('XTRAIN_'): del os.environ[name]\n"
+        "xt.distributed.init()\nprint(xt.distributed.launcher(), xt.distributed.gather_json(xt.distributed.rank()))"
+    )
+    found = run_ranks(2, ["-c", code], tmp_path, variables)
+    assert [(one.status, one.out) for one in found] == [(0, "torchrun [0, 1]\n")] * 2, found
 
 
 def test_a_rank_that_comes_twice_is_refused(tmp_path):

@@ -29,7 +29,8 @@ from .env import Launch
 MAGIC = b"xtrain/1"
 _NONCE = 16
 _LONGEST_HELLO = 1 << 16  # bytes
-_HANDSHAKE = 30.0  # seconds: a stranger that connects and is silent costs no more
+_HANDSHAKE = 30.0  # seconds: a stranger that connects to rank 0 and is silent costs no more
+_GREETING = 1.0  # seconds that a rank waits for a listener's first word; twice as long in each round, to _HANDSHAKE
 _PAUSE = 0.02  # seconds between two rounds over the ports
 LENGTH = struct.Struct("<Q")
 # What the bytes of a stranger lead to; RecursionError: JSON of many levels.
@@ -196,13 +197,14 @@ def _greet(launch: Launch, token: str, connection: socket.socket, taken: set[int
 
 def _connect(launch: Launch, deadline: float, timeout: float) -> socket.socket:
     refused: Refused | None = None
+    greeting = _GREETING
     while True:
         host, ports, token = launch.host, launch.ports, launch.token
         if launch.file:
             host, ports, token = _read_meeting(launch.file)
         for port in ports:
             try:
-                return _join(launch, token, host, port, deadline)
+                return _join(launch, token, host, port, deadline, greeting)
             except Refused as error:
                 refused = error
                 if error.final:
@@ -215,6 +217,7 @@ def _connect(launch: Launch, deadline: float, timeout: float) -> socket.socket:
             raise PeerError(
                 f"distributed: rank 0 was not found at {where} within {timeout:g} s by rank {launch.rank}{heard}"
             )
+        greeting = min(2 * greeting, _HANDSHAKE)
         time.sleep(_PAUSE)
 
 
@@ -233,8 +236,8 @@ def _read_meeting(path: str) -> tuple[str, tuple[int, ...], str]:
         return "127.0.0.1", (), ""
 
 
-def _join(launch: Launch, token: str, host: str, port: int, deadline: float) -> socket.socket:
-    wait = max(0.1, min(_HANDSHAKE, deadline - time.monotonic()))
+def _join(launch: Launch, token: str, host: str, port: int, deadline: float, greeting: float) -> socket.socket:
+    wait = max(0.1, min(greeting, deadline - time.monotonic()))
     connection = socket.create_connection((host, port), timeout=wait)
     try:
         if connection.getsockname() == connection.getpeername():  # nobody listens: the system joined it to itself
@@ -242,6 +245,8 @@ def _join(launch: Launch, token: str, host: str, port: int, deadline: float) -> 
         theirs = receive_exactly(connection, len(MAGIC) + _NONCE)
         if theirs[: len(MAGIC)] != MAGIC:
             raise ValueError("no rank 0")
+        # It is one. Whoever left now would be taken for there: rank 0 answers, or the deadline comes.
+        connection.settimeout(max(0.1, deadline - time.monotonic()))
         mine = secrets.token_bytes(_NONCE)
         who = {
             "rank": launch.rank,
