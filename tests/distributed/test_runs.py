@@ -35,7 +35,9 @@ def newest(directory: Path) -> Path:
 
 
 def choices(data, out, **changes):
-    values = dict(max_ranks=4, steps=5, batch_size=8, eval_every=3, eval_tokens=600, clip=0.5, optim__lr=0.01)
+    values = dict(
+        max_ranks=4, steps=5, batch_size=8, device="cpu", eval_every=3, eval_tokens=600, clip=0.5, optim__lr=0.01
+    )
     return options(data, out, **{**values, **changes})
 
 

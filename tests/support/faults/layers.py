@@ -269,6 +269,14 @@ FAULTS = [
         CLAUSES + "test_tensors_of_more_than_a_piece",
     ),
     Fault(
+        "tree_sum: the second of a pair alone", "csrc/cpu/optimizer/tree_sum.c", "take(node[0], part->data, offset, n, i & 1);",
+        "take(node[0], part->data, offset, n, false);", "out = T(parts)", "tests/ops/test_tree_sum.py::test_model",
+    ),
+    Fault(
+        "tree_sum: what is left from the oldest", "csrc/cpu/optimizer/tree_sum.c", "for (int older = level + 1; older < LEVELS; older++)",
+        "for (int older = LEVELS - 1; older > level; older--)", "the largest power of two below n", "tests/ops/test_tree_sum.py::test_model",
+    ),
+    Fault(
         "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",
         "min(1, max_norm / (norm + 1e-6))", CLAUSES + "test_a_coefficient_of_one_writes_nothing",
     ),
