@@ -166,3 +166,21 @@ def test_a_recomputed_mask_in_a_captured_step() -> None:
     with generator.installed():
         assert step() == want
     assert generator.count == 2
+
+
+@pytest.mark.on_cpu
+def test_a_number_that_is_p_keeps_its_element() -> None:
+    """An element is dropped below p: at the largest of a hundred numbers all others are."""
+    numbers = philox_uniform(5, (100,), 0.0, 1.0, 9)
+    last = int(numbers.argmax())
+    kept = array(_C.dropout(xt.ones(100), float(numbers[last]), key=(5, 9)))
+    assert np.flatnonzero(kept).tolist() == [last]
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("key", [(), (5,), (5, 9, 1)])
+def test_a_key_is_two_numbers(key) -> None:
+    with pytest.raises(
+        ValueError, match=f"^dropout: key must be a seed and the number of a fill, got {len(key)} numbers$"
+    ):
+        _C.dropout(xt.ones(3), 0.5, key=key)
