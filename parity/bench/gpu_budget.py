@@ -4,7 +4,8 @@
 
 The configs are those of gpu_step.py. Kernels are timed by CUPTI, through torch.profiler, in steps that follow each other. Floors:
 products of 6 flops for each weight and token at 790 TFLOP/s in 16 bits (400 in TF32, 51 in float32); attention at cuDNN's 570 TFLOP/s
-forward and 438 backward for head dim 128, 389 and 317 for 64. Other classes have no floor here: their bytes depend on what is fused.
+forward and 438 backward for head dim 128, 389 and 317 for 64, which it reaches from 2,048 positions on. Other classes have no floor
+here: their bytes depend on what is fused.
 """
 
 from __future__ import annotations
