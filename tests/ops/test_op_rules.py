@@ -157,11 +157,12 @@ def test_measuring_changes_nothing() -> None:
 
 def test_every_change_in_place_is_counted() -> None:
     """By each op that returns its input, so that a graph that saved it refuses to use it."""
-    names = [name for name, text in _C.op_signatures().items() if text.endswith("-> self")]
+    texts = {name: text for name, text in _C.op_signatures().items() if text.endswith("-> self")}
+    names = list(texts)
     assert {"add_", "copy_", "fill_", "mul_"} <= set(names)
     for name in names:
         x = xt.ones((3,))
-        getattr(_C, name)(x, 2.0)
+        getattr(_C, name)(x, [xt.ones((3,))] if "parts: Tensors" in texts[name] else 2.0)
         assert x._version == 1, name
 
 
