@@ -541,3 +541,29 @@ def test_unknown_names_list_what_exists(call, error, words) -> None:
     message = str(caught.value)
     assert all(word in message for word in words), message
     assert "\n" not in message
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(7, 9), (1500, 700), (33, 9000), (5000, 64), (31, 20000), (1, 300_000)]
+)
+def test_products_with_a_vector_are_cut_alike_for_any_number_of_threads(dtype: str, outputs: int, inputs: int) -> None:
+    """A row times a matrix that lies either way, and a matrix times a column: pieces that depend on the sizes alone."""
+    rng = np.random.default_rng(outputs)
+    x, w = rng.standard_normal((1, inputs)), rng.standard_normal((outputs, inputs))
+    a, rows, columns = (_C.tensor(v.astype(dtype)) for v in (x, w, np.ascontiguousarray(w.T)))
+    before, found = _C.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            _C.set_num_threads(threads)
+            made = _C.linear(a, rows), _C.matmul(a, columns), _C.transpose(_C.matmul(rows, _C.transpose(a, 0, 1)), 0, 1)
+            found.append([one.numpy().copy() for one in made])
+    finally:
+        _C.set_num_threads(before)
+    want, size = x @ w.T, np.abs(x) @ np.abs(w).T
+    unit = np.finfo(dtype).eps
+    for one in found:
+        for got, first in zip(one, found[0], strict=True):
+            assert got.tobytes() == first.tobytes()
+            assert (np.abs(got - want) <= unit * inputs**0.5 * 2 * size).all()

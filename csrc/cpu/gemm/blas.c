@@ -23,6 +23,8 @@
 #define PACKING 32     /* multiply-adds that copying one element of an operand tile into OpenBLAS' own layout is worth */
 #define SUMMING 100    /* and those for one element of a part of K: written, read, added, in memory that is often fresh */
 #define SMALL 4e6      /* below this many multiply-adds (some 40 us) nothing is cut */
+#define VECTOR 131072  /* numbers of the matrix in a piece of a product with a vector, 512 KiB: what memory gives in some 40 us */
+#define MOST_VECTOR 64 /* pieces of such a product */
 #define K_PART 512     /* K is cut into parts of at least this */
 #define K_BLOCK 256    /* of the low-precision path: as much of a tile's operands is converted at once */
 
@@ -110,6 +112,17 @@ static Plan make_plan(const XtGemm *p, int64_t matrices, int64_t threads) {
     }
     if (threads) cut_rows(&best, matrices, threads);
     return best;
+}
+
+/* A product of floats with a vector is bound by memory, which gives a core a fraction of what it gives all of them: pieces by the numbers
+ * of the matrix, in whole units of 32 outputs. K stays whole. */
+static bool is_vector(const XtGemm *p) { return (p->m == 1 || p->n == 1) && xt_dtype_size(p->dtype_a) >= 4; }
+static Plan make_vector_plan(const XtGemm *p) {
+    Plan plan = {.p = p, .unit = 32, .tiles_m = 1, .tiles_n = 1, .part_k = p->k, .parts = 1};
+    int64_t outputs = p->m == 1 ? p->n : p->m, pieces = (int64_t)((double)outputs * (double)p->k / VECTOR);
+    pieces = at_most(pieces < 1 ? 1 : pieces, at_most(outputs / 32, MOST_VECTOR));
+    *(p->m == 1 ? &plan.tiles_n : &plan.tiles_m) = pieces;
+    return plan;
 }
 
 /* One piece of work: C[m : m + rows, n : n + cols] summed over depth elements of K. */
@@ -273,10 +286,11 @@ XtStatus xt_gemm_blas(const XtGemm *p) {
     bool low = p->dtype_a == XT_BFLOAT16 || p->dtype_a == XT_FLOAT16;
     int64_t matrices = p->batch[0] * p->batch[1];
     bool any_rows = !low && p->m > 1 && p->n > 1 && same_bits(p->dtype_c);
-    Plan plan = make_plan(p, matrices, any_rows ? xt_num_threads() : 0);
+    Plan plan = is_vector(p) ? make_vector_plan(p) : make_plan(p, matrices, any_rows ? xt_num_threads() : 0);
     XtBody body = low ? low_tiles : float_tiles;
     int64_t pieces = plan.tiles_m * plan.tiles_n * plan.parts;
-    int64_t grain = xt_row_grain(most_rows(&plan) * most_columns(&plan) * plan.part_k, (int64_t)SMALL);
+    int64_t target = is_vector(p) ? VECTOR : (int64_t)SMALL;
+    int64_t grain = xt_row_grain(most_rows(&plan) * most_columns(&plan) * plan.part_k, target);
     if (plan.parts == 1) return xt_parallel(matrices * pieces, grain, body, &plan);
 
     size_t nbytes = (size_t)(plan.parts * p->m * p->n) * xt_dtype_size(xt_dtype_accumulator(p->dtype_c));
