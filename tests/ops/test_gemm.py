@@ -546,7 +546,7 @@ def test_unknown_names_list_what_exists(call, error, words) -> None:
 @pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(7, 9), (1500, 700), (33, 9000), (5000, 64), (31, 20000), (1, 300_000)]
+    ("outputs", "inputs"), [(7, 9), (100, 9), (1500, 700), (33, 9000), (5000, 64), (31, 20000), (1, 300_000)]
 )
 def test_products_with_a_vector_are_cut_alike_for_any_number_of_threads(dtype: str, outputs: int, inputs: int) -> None:
     """A row times a matrix that lies either way, and a matrix times a column: pieces that depend on the sizes alone."""

@@ -52,9 +52,18 @@ class Step:
         """The outputs for other inputs; nothing is recorded on the tape."""
         before = _C.set_grad_enabled(False)
         try:
-            return self.call([x.detach() for x in inputs])
+            return self._again([x.detach() for x in inputs])
         finally:
             _C.set_grad_enabled(before)
+
+    def _again(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The call with other inputs. One that draws, such as dropout, draws the same numbers each time."""
+        state = _C.get_rng_state()
+        _C.set_rng_state((0, 0))
+        try:
+            return self.call(inputs)
+        finally:
+            _C.set_rng_state(state)
 
     def differentiate(self, inputs: Sequence[Tensor], output: int, gradient: Tensor) -> Gradients | None:
         """Gradients of <outputs[output], gradient>: (label, Tensor) by every floating input, then by every parameter.
@@ -70,7 +79,7 @@ class Step:
             p.grad = None
         try:
             with enable_grad():
-                outputs = self.call(leaves)
+                outputs = self._again(leaves)
             if not outputs[output].requires_grad:
                 return None
             _C.backward([outputs[output]], [gradient], False)
