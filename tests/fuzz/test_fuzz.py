@@ -136,6 +136,7 @@ def test_a_product_beyond_its_dtype_and_a_bias() -> None:
     assert _C.linear(*half).tolist() == [[np.inf, 4.5]]
     family = family_class("programs")
     assert not one_case(family(ROOT), 9101, 96417)
+    assert not one_case(family(ROOT), 9208, 4057), "65504 and a hair is 65504"
 
 
 def findings(name: str, folder, count: int = 300) -> list[str]:
