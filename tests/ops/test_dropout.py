@@ -122,7 +122,7 @@ def test_inside_the_attention_of_gpt2() -> None:
 
 
 def test_the_generator_of_a_captured_step() -> None:
-    """What a replay does, on the CPU: the state is written, the step reads it, and the process goes on behind it."""
+    """What a replay does: the state is written, the step reads it, and the process goes on behind it."""
     x = xt.rand(200)
 
     def step():
@@ -136,7 +136,7 @@ def test_the_generator_of_a_captured_step() -> None:
         want = [bits(step()) for _ in range(3)]
         end = xt.get_rng_state()
         xt.set_rng_state(start)
-        generator = xt._draw.CapturedGenerator(_C.device("cpu"))
+        generator = xt._draw.CapturedGenerator(x.device)
         generator.write()
         with generator.installed():
             assert bits(step()) == want[0] and generator.count == 2
@@ -161,7 +161,7 @@ def test_a_recomputed_mask_in_a_captured_step() -> None:
     xt.manual_seed(6)
     want = step()
     xt.manual_seed(6)
-    generator = xt._draw.CapturedGenerator(_C.device("cpu"))
+    generator = xt._draw.CapturedGenerator(x.device)
     generator.write()
     with generator.installed():
         assert step() == want
