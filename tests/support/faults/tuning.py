@@ -17,7 +17,7 @@ _RUNS = "tests/tune/test_tuning_runs.py::"
 _NEW = "tests/tune/test_new_models.py::"
 _PREPARE = "tests/data/test_prepare.py::"
 _GGUF = "tests/saving/test_gguf.py::"
-_SMALL = "tests/core/test_small_refusals.py::"
+_SMALL = "tests/nn/test_small_refusals.py::"
 _G = "xtrain/generation/"
 
 FAULTS = [
