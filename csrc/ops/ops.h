@@ -172,6 +172,9 @@ bool xt_adjoin(const XtTensor *first,
  * out is dense, or a matrix whose rows lie further apart.
  * Transposes are read from the strides; operands are copied only when no leading dimension can describe them. */
 XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out);
+/* out = a b + bias, a vector of the last dim of out. The bias joins the unrounded sums where the product's implementation adds it (cuBLASLt),
+ * and the rounded ones elsewhere. */
+XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *out);
 /* din[input] = a b with the input's shape, added straight to the sum under way where the tape allows. */
 XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, const char *backend, XtTensor **din);
 /* View with the last two dims swapped. */

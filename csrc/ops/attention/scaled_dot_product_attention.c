@@ -26,6 +26,29 @@ static XtStatus empty_token_major(const XtTensor *like, const int64_t *shape, Xt
     return status;
 }
 
+/* A view with dims 1 and 2 swapped: [B, H, S, D] as [B, S, H, D], and back. */
+static XtStatus turned(const XtTensor *t, XtTensor **out) {
+    const int64_t shape[4] = {t->shape[0], t->shape[2], t->shape[1], t->shape[3]};
+    const int64_t strides[4] = {t->strides[0], t->strides[2], t->strides[1], t->strides[3]};
+    return xt_view_as(t, 4, shape, strides, out);
+}
+
+/* dq, dk and dv in memory as [B, S, H, D]: as columns of one block where q, k and v are columns of a product, which split() needs not
+ * gather then; else each dense. */
+static XtStatus empty_gradients(XtTensor *const inputs[3], XtTensor *din[3]) {
+    XtTensor *tokens[3] = {NULL}, *made[3] = {NULL};
+    XtStatus status = XT_OK;
+    for (int i = 0; i < 3; i++) XT_TRY(turned(inputs[i], &tokens[i]));
+    XT_TRY(xt_empty_like_columns(3, tokens, made));
+    for (int i = 0; i < 3; i++) XT_TRY(turned(made[i], &din[i]));
+done:
+    for (int i = 0; i < 3; i++) {
+        xt_tensor_release(tokens[i]);
+        xt_tensor_release(made[i]);
+    }
+    return status;
+}
+
 static void set_strides(int64_t stride[3], const XtTensor *t) { memcpy(stride, t->strides, 3 * sizeof *stride); }
 
 static double scale_of(const XtArg *arg, int64_t dim) { return arg->given ? arg->f : 1.0 / sqrt((double)(dim > 0 ? dim : 1)); }
@@ -105,9 +128,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     for (int i = 0; i < 5; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
     XtTensor *q = saved[0], *k = saved[1], *v = saved[2], *out = saved[3], *lse = saved[4];
     XT_TRY(dense_last(dout[0], &dy));
-    XT_TRY(empty_token_major(q, q->shape, &din[0]));
-    XT_TRY(empty_token_major(k, k->shape, &din[1]));
-    XT_TRY(empty_token_major(v, v->shape, &din[2]));
+    XT_TRY(empty_gradients(saved, din));
     XtAttentionBwd p = {.dq = din[0]->data,
                         .dk = din[1]->data,
                         .dv = din[2]->data,
