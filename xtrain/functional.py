@@ -19,12 +19,13 @@ from .tensors.arithmetic import repeat_interleave, tril
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
-_gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm = (
+_gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm, _add_layer_norm = (
     _C.gelu,
     _C.sample,
     _C.linear_cross_entropy,
     _C.add_rms_norm,
     _C.layer_norm,
+    _C.add_layer_norm,
 )
 _bias_gelu, _dropout = _C.bias_gelu, _C.dropout
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -122,6 +123,18 @@ def add_rms_norm(
     other. eps None is the machine epsilon of the dtype.
     """
     return _add_rms_norm(input, residual, weight, _EPSILON.get(input.dtype.name, 1e-6) if eps is None else eps)
+
+
+def add_layer_norm(
+    input: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """(input + residual, layer_norm of that sum over the last dim) in one pass over memory.
+
+    input and residual [..., C], weight and bias [C] or None, all of one dtype -> two tensors of input's shape. The sum
+    is rounded to the dtype before the norm: the bits, also of the gradients, are those of `+` and layer_norm one after
+    the other.
+    """
+    return _add_layer_norm(input, residual, weight, bias, eps)
 
 
 def rope(

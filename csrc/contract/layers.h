@@ -44,17 +44,18 @@ typedef struct XtRmsNormBwd {
  * out = xh * weight + bias, rounded once. weight and bias [cols], or NULL: ones, zeros. mean and rstd [rows] of ACC are written for the
  * backward.
  * Bwd, with g = dy * weight: dx = rstd * (g - mean(g) - xh * mean(g * xh)); dweight = sum_rows dy * xh; dbias = sum_rows dy. Each of the
- * three may be NULL. accumulate_weight and accumulate_bias add to what is there, as in XtRmsNormBwd. */
+ * three may be NULL. accumulate_weight and accumulate_bias add to what is there, as in XtRmsNormBwd. residual, sum and dsum are as in
+ * XtRmsNormFwd and XtRmsNormBwd, with the same bits. */
 typedef struct XtLayerNormFwd {
-    void *out, *mean, *rstd;
-    const void *x, *weight, *bias;
+    void *out, *mean, *rstd, *sum;
+    const void *x, *residual, *weight, *bias;
     XtDtype dtype;
     int64_t rows, cols;
     double eps;
 } XtLayerNormFwd;
 typedef struct XtLayerNormBwd {
     void *dx, *dweight, *dbias;
-    const void *dy, *x, *weight, *mean, *rstd;
+    const void *dy, *dsum, *x, *weight, *mean, *rstd;
     XtDtype dtype;
     int64_t rows, cols;
     bool accumulate_weight, accumulate_bias;

@@ -78,6 +78,7 @@ def tensors() -> None:
     y = F.rope(F.rms_norm(y.transpose(1, 2), 4), theta=1000.0)
     assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
     assert_type(F.add_rms_norm(y, y, None, 1e-6), tuple[xt.Tensor, xt.Tensor])
+    assert_type(F.add_layer_norm(y, y, bias=xt.zeros(4)), tuple[xt.Tensor, xt.Tensor])
     assert_type(F.layer_norm(y, 4, xt.ones(4), bias=xt.zeros(4), eps=1e-6), xt.Tensor)
     assert_type(F.sample(y.view(2, 12), xt.arange(2), 0.7, top_k=5, top_p=0.9), xt.Tensor)
     assert_type(xt.multinomial(xt.ones(3), 2), xt.Tensor)
@@ -346,6 +347,7 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     x.sum("0")  # pyright: ignore[reportArgumentType]
     F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
     F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]
+    F.add_layer_norm(x)  # pyright: ignore[reportCallIssue]
     F.qk_norm_rope(x, x, x, x, 1e-6, 1000.0)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]

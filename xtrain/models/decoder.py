@@ -23,7 +23,7 @@ from ..nn.layers import add_norm, joined_weights
 from ..nn.module import is_stock, pack
 from .causal_lm import CausalLM
 from .decoder_config import DecoderConfig
-from .policies import check_policy, run_layers
+from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
@@ -198,13 +198,7 @@ class Trunk(nn.Module):
                 block = parts[start : start + self.stream_checkpointing]
                 x = nn.recompute_streams(block, x, batch, seq, positions)
         else:
-            y = None  # x + y is the stream
-            for i, layer in enumerate(self.layers):
-                cache = None if caches is None else caches[i]
-                if _runs_in_line(layer):
-                    x, y = layer.run(x, y, batch, seq, positions, cache)
-                else:
-                    x, y = layer(x if y is None else x + y, batch, seq, positions, cache), None
+            x, y = run_in_line(self.layers, _runs_in_line, x, (batch, seq, positions), caches)
             x = x if y is None else x + y
         return self.norm(self.stream_head(x) if self.streams else x)
 

@@ -111,6 +111,25 @@ FAULTS = [
         "out[j] = STORE(LOAD(STORE((LOAD(x[j]) - mean) * rstd)) * (weight", "rounded once", _LN + "is_rounded_once",
     ),
     Fault(
+        "add_layer_norm: the sum not rounded", _L + "layer_norm.c", "            x = total;\n", "", "the sum stands for x",
+        "tests/ops/test_fused.py::test_add_layer_norm_has_the_bits_of_two_ops",
+    ),
+    Fault(
+        "add_layer_norm: dsum forgotten", "csrc/ops/layers/layer_norm.c", ".dsum = dsum ? dsum->data : NULL,", ".dsum = NULL,",
+        "the gradient of the sum is added to dx", "tests/ops/test_fused.py::test_add_layer_norm_has_the_bits_of_two_ops",
+    ),
+    Fault(
+        "gpt2: last addition twice", "xtrain/models/gpt2.py", "return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]",
+        "return self.ln_f(x if y is None else x + y + y)", "a block is x + attention, then x + feed-forward",
+        "tests/nn/test_gpt2.py::test_additions_inside_norms_have_the_bits_of_additions",
+    ),
+    Fault(
+        "attention: gradients in memory of their own", "csrc/ops/attention/scaled_dot_product_attention.c",
+        "XT_TRY(xt_empty_like_columns(3, tokens, made));", "for (int i = 0; i < 3; i++) XT_TRY(xt_empty_like(tokens[i], &made[i]));",
+        "dq, dk and dv are columns of one block where q, k and v are",
+        "tests/nn/test_joined.py::test_attention_of_columns_gets_gradients_that_are_columns",
+    ),
+    Fault(
         "layer_norm: squares of x itself", _L + "layer_norm.c", "squares += d * d;",
         "squares += LOAD(x[j]) * LOAD(x[j]) - mean * mean;", "a row far from zero loses no digits of its variance",
         _LN + "of_rows_far_from_zero",
