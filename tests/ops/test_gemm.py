@@ -108,35 +108,37 @@ def test_backends_agree(shape, dtype: str) -> None:
 
 
 # float16 counts to 2048 and bfloat16 to 256 without rounding: the inputs are so small that no sum goes beyond.
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("dtype", "high", "most_k"), [("float64", 9, 2000), ("float32", 9, 2000), ("float16", 2, 512), ("bfloat16", 1, 256)]
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
-def test_small_integers_are_exact(shape, layout: str, dtype: str, high: int, most_k: int, backend: str) -> None:
+def test_small_integers_are_exact(shape, dtype: str, high: int, most_k: int) -> None:
     m, n, k = shape
     k = min(k, most_k)
     random = np.random.default_rng([m, n, k])
     a, b = random.integers(-high, high + 1, (m, k)), random.integers(-high, high + 1, (k, n))
-    ta, tb = stored(rounded(a, dtype)[0], layout[0]), stored(rounded(b, dtype)[0], layout[1])
-    assert np.array_equal(values(xt.matmul(ta, tb, backend=backend)), a @ b)
+    ta, tb, want = rounded(a, dtype)[0], rounded(b, dtype)[0], a @ b
+    for layout in LAYOUTS:
+        left, right = stored(ta, layout[0]), stored(tb, layout[1])
+        for backend in BACKENDS:
+            assert np.array_equal(values(xt.matmul(left, right, backend=backend)), want), f"{layout}, {backend}"
 
 
 # ---- accumulation ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("dtype", "stuck"), [("bfloat16", 256), ("float16", 2048)])
-def test_low_precision_accumulates_in_float32(dtype: str, stuck: int, backend: str, layout: str) -> None:
+def test_low_precision_accumulates_in_float32(dtype: str, stuck: int) -> None:
     """Adding ones in the format itself never gets beyond 2^mantissa, where x + 1 rounds to x. In float32 8192 ones are 8192."""
-    ones = [stored(xt.ones(*s, dtype=getattr(xt, dtype)), letter) for s, letter in zip([(3, 8192), (8192, 5)], layout)]
     total = np.float64(0)
     for _ in range(8192):  # what a sum in the format does
         total = values(rounded(total + 1, dtype)[0])[()]
     assert total == stuck
-    assert (values(xt.matmul(*ones, backend=backend)) == 8192).all()
+    a, b = (xt.ones(*shape, dtype=getattr(xt, dtype)) for shape in [(3, 8192), (8192, 5)])
+    for layout in LAYOUTS:
+        left, right = stored(a, layout[0]), stored(b, layout[1])
+        for backend in BACKENDS:
+            assert (values(xt.matmul(left, right, backend=backend)) == 8192).all(), f"{layout}, {backend}"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -62,7 +62,7 @@ FAULTS = [
     Fault("sampling: temperature multiplies", "csrc/core/draw.h", "double factor = 1.0 / (temperature * 0.693147180559945309);", "double factor = temperature / 0.693147180559945309;", "logits are divided by the temperature", _DRAWING + "test_logits_are_divided_by_the_temperature"),
     Fault("sampling: the sum of the blocks before", _SAMPLE, "        *sum += block;\n", "", "tokens are drawn by their probabilities", _DRAWING + "test_seed_step_and_row_decide"),
     Fault("sampling: ties take the last", _SAMPLE, "(a->key == b->key && a->index < b->index)", "(a->key == b->key && a->index > b->index)", "of equals the first one is more likely", _DRAWING + "test_the_k_most_likely"),
-    Fault("sampling: the best so far is the least", _SAMPLE, "least = LOAD(x[items[k - 1].index]);", "least = LOAD(x[items[0].index]) + 1;", "the first k are left", FORWARD + "'sample and 20001'"),
+    Fault("sampling: the best so far is the least", _SAMPLE, "least = LOAD(x[items[k - 1].index]);", "least = LOAD(x[items[0].index]) + 1;", "the first k are left", FORWARD + "sample"),
     Fault("sampling: NaN is passed over", _SAMPLE, "return nans ? (ACC)NAN : max;", "return max;", "a NaN anywhere gives -1", _DRAWING + "test_rows_without_a_largest_number"),
     Fault("sampling: keys of zeros", "csrc/core/draw.h", "    x = x == 0.0f ? 0.0f : x;\n", "", "both zeros are equal", _DRAWING + "test_the_k_most_likely"),
     Fault("sampling: one number for all rows", _SAMPLE, "(uint64_t)row, total), sum = 0;", "(uint64_t)0, total), sum = 0;", "each row has a number of its own", _DRAWING + "test_seed_step_and_row_decide tests/ops/test_ops.py -k sample"),
