@@ -179,6 +179,7 @@ class Stepper:
         """The step of a run whose batches are cut into leaves, perhaps with other processes."""
         state, pieces = self._state, self._state.config.grad_accum
         losses: list[Tensor] = []
+        parallel.steps = state.step
         for leaf_ids, leaf_targets in parallel.leaves((ids, targets)):
             own = list(zip(np.array_split(leaf_ids, pieces), np.array_split(leaf_targets, pieces), strict=True))
             step.pieces.extend(own)
