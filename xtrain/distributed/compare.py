@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from .. import _C
 from .._C import Tensor
+from .store import ranks_text
 
 
 def checksums(tensors: Sequence[Tensor]) -> bytes:
@@ -26,11 +27,8 @@ def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[t
     ranks = tuple(rank for rank, one in enumerate(found) if count <= len(found) // 2 or one != most)
     other = found[ranks[0]] if count > len(found) // 2 else next(one for one in found if one != most)
     wrong = [name for i, name in enumerate(names) if other[4 * i : 4 * i + 4] != most[4 * i : 4 * i + 4]]
-    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    listed = ", ".join(map(str, ranks[:8]))
+    tensors = wrong[0] + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else "")
     if len(ranks) == len(found):
-        return ranks, f"ranks {listed} have different parameters {what}: {wrong[0]}{more}"
-    return (
-        ranks,
-        f"rank{'s' * (len(ranks) > 1)} {listed} {'have' if len(ranks) > 1 else 'has'} other parameters than the others {what}: {wrong[0]}{more}",
-    )
+        return ranks, f"{ranks_text(list(ranks))} have different parameters {what}: {tensors}"
+    have = "have" if len(ranks) > 1 else "has"
+    return ranks, f"{ranks_text(list(ranks))} {have} other parameters than the others {what}: {tensors}"

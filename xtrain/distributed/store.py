@@ -2,7 +2,8 @@
 
     rank 0 listens; the others connect, in any order, and try again until the deadline
     rank 0 -> rank   MAGIC, 16 random bytes
-    rank -> rank 0   who it is and which connection this is (JSON), its own random bytes, and an HMAC-SHA256 of all that under the token
+    rank -> rank 0   who it is and which connection this is (JSON), its own random bytes, and an HMAC-SHA256 of all that
+                     under the token
     rank 0 -> rank   "welcome" and an HMAC, or a sentence that says what was refused
 
 Nothing that comes over the wire is executed or unpickled: frames are JSON and raw bytes, with their lengths in front.
@@ -184,7 +185,7 @@ def _greet(
     hello = receive(connection, _LONGEST_HELLO)
     mac = receive(connection, 64)
     who = json.loads(hello)
-    if not isinstance(who, dict) or not isinstance(who.get("rank"), int):
+    if not isinstance(who, dict) or not isinstance(who.get("rank"), int) or not isinstance(who.get("channel"), int):
         raise ValueError("no greeting of a rank")
 
     def refuse(text: str, final: bool) -> Refused:
@@ -199,7 +200,7 @@ def _greet(
         raise refuse(f"rank 0 belongs to start {launch.restart} of the run, got start {who.get('restart')}", False)
     if who.get("world") != launch.world_size:
         raise refuse(f"the world size is {launch.world_size} on rank 0, got {who.get('world')}", True)
-    place = who["rank"], who.get("channel")
+    place: tuple[int, int] = who["rank"], who["channel"]
     with lock:
         if place in taken or not 0 < who["rank"] < launch.world_size or place[1] not in range(channels):
             raise refuse(f"rank {who['rank']} is there already", True)

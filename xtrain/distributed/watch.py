@@ -1,10 +1,10 @@
-"""The watchdog: a thread of each rank that tells the others where it is, hears where they are, and ends the process when
-one of them is lost.
+"""The watchdog: a thread of each rank that tells the others where it is, hears where they are, and ends the process
+when one of them is lost.
 
-Each rank has two more connections to rank 0: on one come heartbeats and verdicts (JSON with its length in front), on the
-other a byte each second from a thread that needs no GIL (csrc/py/runtime/pulse.c). Rank 0 judges all, the others judge
-rank 0 (judge.py). A verdict is told to all, printed, and raised by the main thread, whose exchanges it ends; 5 s later
-the process ends in any case, with status 75.
+Each rank has two more connections to rank 0: on one come heartbeats and verdicts (JSON with its length in front), on
+the other a byte each second from a thread that needs no GIL (csrc/py/runtime/pulse.c). Rank 0 judges all, the others
+judge rank 0 (judge.py). A verdict is told to all, printed, and raised by the main thread, whose exchanges it ends; 5 s
+later the process ends in any case, with status 75.
 
 No deadlock: the thread holds no lock, never waits for the main thread, and its sockets do not block.
 """
@@ -136,7 +136,9 @@ class Watch:
     # ---- what the main thread says -----------------------------------------------------------------------------------
 
     def accuse(self, kind: str, ranks: tuple[int, ...], text: str) -> None:
-        """A verdict that the main thread has found. Returns when it holds, or another."""
+        """A verdict that the main thread has found. Returns when it holds, or that of rank 0, who knows more."""
+        if self.rank != 0 and self._convicted.wait(_FLUSH):
+            return
         mine = self.progress.beat()
 
         def act() -> None:
