@@ -1,6 +1,7 @@
 """Several processes: they meet, exchange bytes in order, and say in one sentence why they do not."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -9,6 +10,8 @@ from runs import python
 
 import xtrain as xt
 from xtrain.distributed.env import Launch
+from xtrain.distributed.host import HostPlane
+from xtrain.distributed.progress import Progress
 from xtrain.distributed.store import meet
 from xtrain.errors import ConfigError, PeerError
 
@@ -66,6 +69,40 @@ def test_ranks_must_have_one_version(tmp_path):
         assert "on rank 0 and '9' on rank 1" in one.err
 
 
+def planes(patience):
+    """The host planes of two ranks in this process, without a watchdog."""
+    ends = socket.socketpair()
+    return [HostPlane(rank, 2, {1 - rank: end}, patience, Progress()) for rank, end in enumerate(ends)]
+
+
+def test_a_plane_alone_knows_who_is_late_or_has_left():
+    """Also where the watchdog has failed."""
+    first, second = planes(0.05)
+    with pytest.raises(
+        PeerError, match=r"^distributed: rank 1 did not come to exchange 1, .*barrier.*, within 0.05 s$"
+    ):
+        first.all_gather(b"", "barrier")
+    with pytest.raises(PeerError, match="^distributed: rank 1 did not come to exchange 1"):
+        second.all_gather(b"", "barrier")
+    first, second = planes(HANGS)
+    second.leave("no luck")
+    with pytest.raises(PeerError, match="^distributed: rank 1 left: no luck$"):
+        first.all_gather(b"", "barrier")
+
+
+def test_an_exchange_that_waits_can_be_ended():
+    """By another thread, on either side."""
+    for rank in (0, 1):
+        both = planes(HANGS)
+        ending = threading.Timer(0.05, lambda both=both, rank=rank: both[rank].abort("distributed: it is over"))
+        ending.start()
+        with pytest.raises(PeerError):
+            both[rank].all_gather(b"", "barrier")
+        ending.join()
+        with pytest.raises(PeerError, match="^distributed: "):
+            both[rank].all_gather(b"", "barrier")
+
+
 def launch(rank=0, size=2, port=None, file="", token="a", run="r", restart=0):
     ports = (port,) if port else ()
     return Launch("test", rank, size, rank, size, "127.0.0.1" if port else "", ports, file, run, restart, token)
@@ -100,7 +137,6 @@ def test_a_rank_is_missing(tmp_path):
 def test_a_stranger_is_refused(other, message, tmp_path):
     """And the rank that belongs there joins after it."""
     import json
-    import threading
 
     from xtrain.distributed import store
 
@@ -164,8 +200,6 @@ def test_torchrun_listens_itself(agent, tmp_path):
 
 
 def test_a_rank_that_comes_twice_is_refused(tmp_path):
-    import threading
-
     file = str(tmp_path / "meeting")
     found = {}
     server = threading.Thread(target=lambda: found.update(meet(launch(size=3, file=file), HANGS)[0]))
