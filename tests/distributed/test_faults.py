@@ -72,6 +72,10 @@ def away(trainer, record):
         time.sleep(1000)
     raises(ValueError("no luck"))(trainer, record)
 
+def asleep(trainer, record):
+    if bad and trainer.step == 3:
+        time.sleep(1000)
+
 def flipped(trainer, record):
     if bad and trainer.step == 4:
         flat = next(p for n, p in trainer.model.named_parameters() if n.endswith("up_proj.weight")).detach().reshape(-1)
@@ -158,7 +162,9 @@ def test_a_rank_is_killed(data, whole, tmp_path):
 
 
 def test_an_error_of_one_rank(data, whole, tmp_path):
-    """It ends as always; the others hear of it at once, also one that is away, which is ended."""
+    """It ends as always; the others hear of it at once, also one that is away, which is ended. One that does not come
+    is waited for as long as --comm-timeout says.
+    """
     cases = {
         "raises(ValueError('no luck'))": (1, "ValueError: no luck", 1),
         "raises(SystemExit(3))": (0, "SystemExit: 3", 3),
@@ -168,7 +174,15 @@ def test_an_error_of_one_rank(data, whole, tmp_path):
     calls = [
         lambda n=n, f=f: start(f, cases[f][0], data, tmp_path / str(n), limits="exit=0.3") for n, f in enumerate(cases)
     ]
-    for number, (found, (bad, why, status)) in enumerate(zip(at_once(*calls), cases.values(), strict=True)):
+    *all_found, late = at_once(
+        *calls, lambda: start("asleep", 1, data, tmp_path / "late", limits="beat=0.1,exit=0.3", comm_timeout=1.0)
+    )
+    for one in late:
+        assert one.status == 75 and len(error_lines(one)) == 1, late
+        assert re.match(r"xtrain: error: distributed: rank 1 is stuck: others have waited \d s", error_lines(one)[0]), (
+            late
+        )
+    for number, (found, (bad, why, status)) in enumerate(zip(all_found, cases.values(), strict=True)):
         other, run = 1 - bad, tmp_path / str(number) / "run"
         assert (found[bad].status, found[other].status) == (status, 75), found
         told = f"xtrain: error: distributed: rank {bad} left: {why}{ABOUT}"

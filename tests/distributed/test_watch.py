@@ -7,14 +7,15 @@ import os
 import re
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from ranks import HANGS, Rank, at_once, run_ranks
 from runs import wait_until
 
-import xtrain as xt
+from xtrain.distributed import world
 from xtrain.distributed.progress import Times, times
-from xtrain.errors import ConfigError, PeerError
+from xtrain.errors import ConfigError, NonFiniteError, PeerError
 
 pytestmark = pytest.mark.on_cpu
 SOON = 5.0  # seconds: 2 are promised, and a busy machine starts threads late; other ways to notice take 10 and more
@@ -39,7 +40,7 @@ def stopped():
 def busy():
     time.sleep(0.4)  # until a heartbeat has come
     if me == 1:
-        ctypes.PyDLL(None).usleep(2500000)  # C code that keeps the GIL
+        ctypes.PyDLL(None).usleep(3000000)  # C code that keeps the GIL
     d.barrier("end")
 
 def nap():
@@ -49,7 +50,7 @@ def nap():
 def stuck():
     if me == 0:
         with world.phase("saving"):
-            time.sleep(1.5)
+            time.sleep(2)
     d.barrier("saved")
     if me == 2:
         nap()
@@ -128,8 +129,8 @@ def test_waiting(tmp_path):
 
     stopped, busy, stuck, slow = at_once(
         lambda: start(3, tmp_path / "stopped", "stopped", str(end), limits="beat=0.1,silent=2", act=stop_and_go),
-        lambda: start(2, tmp_path / "busy", "busy", limits="beat=0.1,silent=1.5,report=0.5"),
-        lambda: start(3, tmp_path / "stuck", "stuck", limits="beat=0.1,timeout=1,exit=0.5"),
+        lambda: start(2, tmp_path / "busy", "busy", limits="beat=0.1,silent=2,report=1"),
+        lambda: start(3, tmp_path / "stuck", "stuck", limits="beat=0.1,timeout=1.5,exit=0.5"),
         lambda: start(2, tmp_path / "slow", "slow", limits="beat=0.1,window=0.4"),
     )
     # Stopped: named by all, also by itself once it goes on.
@@ -145,7 +146,7 @@ def test_waiting(tmp_path):
     # Stuck: not while it saves; then named by all, with its stack, and ended though it never comes back.
     assert [one.status for one in stuck] == [75] * 3, stuck
     for one in stuck:
-        named = r"xtrain: error: distributed: rank 2 is stuck: others have waited 1 s for exchange 4, .*barrier end.*"
+        named = r"xtrain: error: distributed: rank 2 is stuck: others have waited \d s for exchange 4, .*barrier end.*"
         assert re.fullmatch(named + ABOUT + r"; rank 2 is in <string>:\d+ nap, <string>:\d+ stuck, .*\n", one.err), one
     # Slow: one warning, with both times.
     assert [one.status for one in slow] == [0, 0] and slow[1].err == "" and len(lines(slow[0])) == 1, slow
@@ -153,7 +154,7 @@ def test_waiting(tmp_path):
         r"xtrain: warning: distributed: rank 1 is slow: a step takes it ([\d.]+) s, and the others ([\d.]+) s \(median\)",
         slow[0].err,
     )
-    assert match and float(match[1]) > 0.012 > float(match[2]), slow
+    assert match and float(match[1]) > 1.15 * float(match[2]) > 0.004, slow
 
 
 def test_ranks_that_do_not_do_the_same(tmp_path):
@@ -241,5 +242,22 @@ def test_a_pulse_needs_sockets():
     _C.pulse_stop()
 
 
-def test_an_error_that_was_told_is_not_told_again():
-    assert not PeerError("x").told and not xt.distributed.is_initialized()
+def test_what_all_ranks_raise_is_not_told(monkeypatch):
+    """All others are told of an error of one rank."""
+    said = []
+    watch = SimpleNamespace(leave=said.append, stop=lambda: None, verdict=None)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    cases = (
+        (ValueError("x"), "ValueError: x"),
+        (SystemExit(3), "SystemExit: 3"),
+        (PeerError("x"), None),
+        (NonFiniteError("x"), None),
+        (world._on_all_ranks(ConfigError("x")), None),
+    )
+    for error, _ in cases:
+        monkeypatch.setattr(world, "_watch", watch)
+        world.leave(error)
+    assert said == [why for _, why in cases]
+    with pytest.raises(ConfigError) as refused:
+        world.together(lambda: times({"XTRAIN_COMM_TIMEOUT": "0"}))
+    assert refused.value.on_all_ranks

@@ -218,12 +218,11 @@ class Watch:
         for link in self._links:
             selector.register(link.talk, selectors.EVENT_READ, (link, True))
             selector.register(link.pulse, selectors.EVENT_READ, (link, False))
-        before = next_beat = time.monotonic()
+        before = next_beat = next_look = time.monotonic()
+        pause = min(0.2, self.times.beat / 4)  # between two looks, of which each takes all ranks
         while not self._stopping:
-            now = time.monotonic()
-            # While bytes wait to be sent, they are tried again soon.
-            soon = 0.05 if any(link.outbox for link in self._links) else self.times.beat
-            for key, _ in selector.select(max(0.0, min(next_beat, self._exit_at, now + soon) - now)):
+            wait = min(next_beat, next_look, self._exit_at) - time.monotonic()
+            for key, _ in selector.select(max(0.0, wait)):
                 if key.data is None:
                     with contextlib.suppress(OSError):
                         self._woken.recv(1 << 12)
@@ -233,12 +232,15 @@ class Watch:
             if now - before > self.times.silent / 3:
                 self._judge.forgive(now)  # the process was stopped, or something kept the GIL
             before = now
-            self._obey()
+            asked = self._obey()
             if now >= self._exit_at:
                 os._exit(EXIT_STATUS)
             if now >= next_beat:
                 next_beat = now + self.times.beat
                 self._beat()
+            if now < next_look and not asked:
+                continue
+            next_look = now + pause
             for link in self._links:
                 link.flush()
             if self.verdict is None:
@@ -255,9 +257,12 @@ class Watch:
                 link.flush()
             time.sleep(0.01)
 
-    def _obey(self) -> None:
+    def _obey(self) -> bool:
+        """Do what the main thread has ordered; whether there was anything."""
+        asked = bool(self._orders)
         while self._orders:
             self._orders.popleft()()
+        return asked
 
     def _read(self, link: _Link, talks: bool) -> bool:
         """Read what has come; False at the end of the connection."""

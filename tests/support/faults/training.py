@@ -109,10 +109,11 @@ FAULTS = [
     Fault("watch: a verdict is told twice", "xtrain/cli/guard.py", "return 75 if error.told else fail(str(error), 75)", "return fail(str(error), 75)", "each rank prints one line", _LOST + "test_a_rank_is_killed"),
     Fault("watch: torchrun does not hear why", _D + "watch.py", "        write_error_file(text)\n", "", "TORCHELASTIC_ERROR_FILE is written", _WATCH + "test_ends_that_others_hear_of"),
     Fault("watch: a script ends with 1", _D + "world.py", "        raise SystemExit(75)\n", "        return\n", "a PeerError that nobody catches ends with 75", _WATCH + "test_ranks_that_do_not_do_the_same"),
-    Fault("watch: an error of all is one rank's", _D + "world.py", 'or getattr(error, "on_all_ranks", False)', "", "what all ranks raise is told once", "tests/distributed/test_runs.py::test_ranks_that_were_given_different_options_are_refused"),
+    Fault("watch: an error of all is one rank's", _D + "world.py", 'or getattr(error, "on_all_ranks", False)', "", "what all ranks raise is told once", _WATCH + "test_what_all_ranks_raise_is_not_told"),
     Fault("watch: a forked child speaks", _D + "world.py", "        _plane.abandon(", "        str(", "a forked child is no rank", _WATCH + "test_ends_that_others_hear_of"),
     Fault("plane: a verdict does not end an exchange", _D + "host.py", "connection.shutdown(socket.SHUT_RDWR)", "pass", "an exchange that waits can be ended", _MEET + "test_an_exchange_that_waits_can_be_ended"),
     Fault("compare: not while training", _D + "step.py", "if not self.steps % world.steps_between_comparisons():", "if False:", "a flipped bit is found at the next comparison", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
     Fault("compare: not before a save", _D + "step.py", "        if compare:\n", "        if False:\n", "nothing is saved of parameters that differ", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
     Fault("runs: a leaf of the rank", _T + "step.py", "state.team.rank * own + index // state.config.grad_accum", "index // state.config.grad_accum", "the leaf with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
+    Fault("runs: the timeout of an option", _T + "trainer.py", "        self.team.wait_at_most(config.comm_timeout)\n", "", "--comm-timeout", _LOST + "test_an_error_of_one_rank"),
 ]  # fmt: skip
