@@ -57,7 +57,7 @@ def stuck():
     d.barrier("end")
 
 def slow():
-    for step in range(1, 400):
+    for step in range(1, 250):
         world.at_step(step)
         time.sleep(0.012 if me == 1 else 0.004)
         d.gather_json(step)
@@ -131,7 +131,8 @@ def test_waiting(tmp_path):
         lambda: start(3, tmp_path / "stopped", "stopped", str(end), limits="beat=0.1,silent=2", act=stop_and_go),
         lambda: start(2, tmp_path / "busy", "busy", limits="beat=0.1,silent=2,report=1"),
         lambda: start(3, tmp_path / "stuck", "stuck", limits="beat=0.1,timeout=1.5,exit=0.5"),
-        lambda: start(2, tmp_path / "slow", "slow", limits="beat=0.1,window=0.4"),
+        lambda: start(2, tmp_path / "slow", "slow", limits="beat=0.1,window=0.3"),
+        most=4,
     )
     # Stopped: named by all, also by itself once it goes on.
     assert [one.status for one in stopped] == [75] * 3, stopped

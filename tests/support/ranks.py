@@ -83,7 +83,7 @@ def run_ranks(
     return [Rank(one.returncode, ended[one.pid], *text) for one, text in zip(processes, texts, strict=True)]
 
 
-def at_once(*calls: Callable[[], list[Rank]]) -> list[list[Rank]]:
-    """What each returns; three of them at a time."""
-    with ThreadPoolExecutor(3) as pool:
+def at_once(*calls: Callable[[], list[Rank]], most: int = 3) -> list[list[Rank]]:
+    """What each returns; `most` of them at a time."""
+    with ThreadPoolExecutor(most) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]

@@ -59,7 +59,8 @@ def meet(launch: Launch, timeout: float, channels: int = 1) -> list[dict[int, so
     mine: list[dict[int, socket.socket]] = []
     try:
         for channel in range(channels):
-            mine.append({0: _connect(launch, deadline, timeout, channel)})
+            found_at = mine[0][0].getpeername()[1] if mine else 0
+            mine.append({0: _connect(launch, deadline, timeout, channel, found_at)})
     except BaseException:
         for one in mine:
             one[0].close()
@@ -217,14 +218,15 @@ def _greet(
 # ---- the others ------------------------------------------------------------------------------------------------------
 
 
-def _connect(launch: Launch, deadline: float, timeout: float, channel: int) -> socket.socket:
+def _connect(launch: Launch, deadline: float, timeout: float, channel: int, found_at: int) -> socket.socket:
+    """found_at: the port to be tried first; strangers at others cost time."""
     refused: Refused | None = None
     greeting = _GREETING
     while True:
         host, ports, token = launch.host, launch.ports, launch.token
         if launch.file:
             host, ports, token = _read_meeting(launch.file)
-        for port in ports:
+        for port in sorted(ports, key=lambda port: port != found_at):
             try:
                 return _join(launch, token, host, port, deadline, greeting, channel)
             except Refused as error:
