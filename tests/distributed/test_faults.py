@@ -74,7 +74,7 @@ def away(trainer, record):
 
 def asleep(trainer, record):
     if bad and trainer.step == 3:
-        time.sleep(1000)
+        time.sleep(15)
 
 def flipped(trainer, record):
     if bad and trainer.step == 4:
