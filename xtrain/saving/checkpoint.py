@@ -158,9 +158,8 @@ def _join_optimizer(
             state.setdefault(index[name], {})[key] = tensor
         groups = [{**group, "params": [index[name] for name in group["params"]]} for group in plain["param_groups"]]
         for group in groups:
-            group.update(
-                {key: tuple(value) for key, value in group.items() if isinstance(value, list) and key != "params"}
-            )
+            lists = [key for key, value in group.items() if isinstance(value, list) and key != "params"]
+            group.update((key, tuple(group[key])) for key in lists)  # JSON knows no tuples
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
