@@ -74,8 +74,9 @@ __device__ inline XtPiece<T, W> gradient_of(const XtPiece<T, W> &x, XtAcc<T> lse
 }
 
 /* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab], rows ld apart; targets [rows]. GRADIENT: dlogits
- * are the logits; the first `kept` vectors of a row's body wait in shared memory, each for the thread that put it there. */
-template <typename T, bool GRADIENT>
+ * are the logits; the first `kept` vectors of a row's body wait in shared memory, each for the thread that put it there. Z: z > 0, whose
+ * factor takes one register more. */
+template <typename T, bool GRADIENT, bool Z>
 __global__ void __launch_bounds__(512, 2)
     cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, T *dlogits, const T *logits, const int64_t *targets, int64_t rows,
                              int64_t vocab, int64_t ld, int64_t kept, int64_t position, XtAcc<T> scale, double z,
@@ -139,14 +140,14 @@ __global__ void __launch_bounds__(512, 2)
             lse[row] = lse_row;
             /* Not lse - x: for large logits lse has lost these digits to rounding. */
             A loss = counts && known ? (peak - at_target) + log_sum : A(0);
-            if (z > 0 && counts && known) loss += A(z) * lse_row * lse_row;
+            if (Z && counts && known) loss += A(z) * lse_row * lse_row;
             losses[row] = loss;
             if (counts && !known) xt_report_index(report, slot, position + row, target, vocab);
         }
         if constexpr (GRADIENT) {
             __syncthreads();            /* thread 0 has read x[target], which another thread overwrites */
             T *dx = dlogits + row * ld; /* x: of the rest, a thread overwrites what it alone has read */
-            const A lse_row = peak + log_sum, growth = z_growth(z, lse_row), factor = scale;
+            const A lse_row = peak + log_sum, growth = Z ? z_growth(z, lse_row) : A(1), factor = scale;
             const bool zeros = !counts || !known; /* even where the logits are not finite */
             const T zero = xt_store<T>(A(0));
             if (thread < cut.head) dx[thread] = zeros ? zero : gradient_of(x[thread], lse_row, growth, thread == target, factor);
@@ -257,7 +258,8 @@ XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
         const int64_t vectors = p->vocab / XT_WIDTH<T>;
         const int threads = fwd_threads(vectors);
         const int64_t kept = p->dlogits ? vectors_kept(vectors, threads) : 0;
-        auto kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true> : cross_entropy_fwd_kernel<T, false>;
+        auto kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, false> : cross_entropy_fwd_kernel<T, false, false>;
+        if (p->z > 0) kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, true> : cross_entropy_fwd_kernel<T, false, true>;
         if (p->dlogits) XT_CHECK(xt_allow_shared("cross_entropy_fwd", kernel, (int)kept * 16));
         xt_launch(kernel, xt_blocks(p->rows, 1), threads, (size_t)kept * 16, (A *)p->losses, (A *)p->lse, (T *)p->dlogits,
                   (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, kept, p->first, p->scale, p->z, p->ignore_index,
