@@ -118,7 +118,9 @@ class OptimConfig:
     weight_decay: float = option(
         0.1, "decoupled weight decay of matrices (vectors are not decayed)", "per unit of lr", minimum=0.0
     )
-    momentum: float = option(0.95, "of muon: decay of the average of gradients", "per step", minimum=0.0, maximum=1.0)
+    muon_momentum: float = option(
+        0.95, "of muon: decay of the average of gradients", "per step", minimum=0.0, maximum=1.0
+    )
     ns_steps: int = option(5, "of muon: iterations of Newton-Schulz", "iterations", minimum=1, maximum=99)
     ns_dtype: str | None = option(
         None,
@@ -393,8 +395,8 @@ def check(config: TrainConfig) -> None:
         raise ConfigError("optim.beta1 and optim.beta2 must be less than 1, got 1.0")
     if config.ema == 1.0:
         raise ConfigError("ema must be less than 1, got 1.0")
-    if config.optim.momentum == 1.0:
-        raise ConfigError("optim.momentum must be less than 1, got 1.0")
+    if config.optim.muon_momentum == 1.0:
+        raise ConfigError("optim.muon_momentum must be less than 1, got 1.0")
     if config.optim.decay is not None and config.optim.decay > config.steps:
         raise ConfigError(f"optim.decay must be at most steps ({config.steps}), got {config.optim.decay}")
     if config.grad_accum > config.batch_size:

@@ -14,7 +14,7 @@ from .config import KEYS, SECTIONS, Key
 _LARGEST = 1 << 24  # bytes of a file of options
 _ALIASES = {"model": "model.preset"}  # `--model tiny` and `model = "tiny"`
 _ELSEWHERE = {  # what other trainers call an option
-    "learning_rate": "optim.lr", "lrate": "optim.lr", "max_steps": "steps",
+    "learning_rate": "optim.lr", "lrate": "optim.lr", "momentum": "optim.beta1", "max_steps": "steps",
     "max_iters": "steps", "epochs": "steps", "block_size": "seq_len", "max_length": "seq_len", "bf16": "precision",
     "fp16": "precision", "dtype": "precision", "output_dir": "out", "out_dir": "out", "dataset": "data",
     "compile": "graph", "gradient_checkpointing": "recompute",

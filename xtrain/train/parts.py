@@ -198,7 +198,7 @@ def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW | opt
         raise ConfigError("optim.name must be adamw where no matrix of a hidden layer is trained, got muon")
     muon = optim.Muon(
         of_muon,
-        momentum=settings.momentum,
+        momentum=settings.muon_momentum,
         ns_steps=settings.ns_steps,
         adjust_lr_fn=settings.adjust_lr_fn,
         ns_dtype=settings.ns_dtype,

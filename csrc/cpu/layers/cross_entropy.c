@@ -3,7 +3,8 @@
  *     forward    lse = m + log sum_v exp(x_v - m),  m = max_v x_v;   loss = lse - x_target
  *     backward   d lse / dx_v = exp(x_v - lse), hence  dx_v = (exp(x_v - lse) - [v == target]) dloss scale
  *
- * z > 0 (the z-loss; Chowdhery et al. 2022, PaLM): loss += z lse^2, hence  dx_v = (exp(x_v - lse) (1 + 2 z lse) - [v == target]) dloss scale
+ * z > 0 (the z-loss; Chowdhery et al. 2022, PaLM): loss += z lse^2, hence
+ *     dx_v = (exp(x_v - lse) (1 + 2 z lse) - [v == target]) dloss scale
  *
  * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart. A forward
  * that is asked for dlogits makes each row's after its loss, while the row is in a cache.
