@@ -64,6 +64,10 @@
     X(sample, XtSample)                        \
     X(cached_attention, XtCachedAttention)     \
     X(adamw, XtAdamW)                          \
+    X(muon_direction, XtMuon)                  \
+    X(muon_polynomial, XtMuonPolynomial)       \
+    X(muon_update, XtMuon)                     \
+    X(ema, XtEma)                              \
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)                            \
     X(tree_sum, XtTreeSum)
@@ -91,7 +95,7 @@
     X(bias_gelu) X(dropout)                                                                                                    \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
-    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
+    /* adamw.c */ X(adamw_) /* muon.c */ X(muon_) /* ema.c */ X(ema_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
 /* clang-format on */
 
 #define XT_X(slot, Params) typedef struct Params Params;

@@ -390,6 +390,7 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
+    z_loss: float = 0.0,
     chunk_rows: int | None = None,
 ) -> Tensor:
     """cross_entropy(linear(x, weight), targets): the head of a language model and its loss in one op.
@@ -397,6 +398,9 @@ def linear_cross_entropy(
     x [rows, C], weight [V, C] of one dtype, targets [rows] int64 or int32 -> scalar for reduction "mean" (over the rows
     that are not ignored) or "sum", [rows] for "none", in nats; float32 (float64 for float64). Rows whose target is
     ignore_index count nothing; when all are, the mean is NaN. IndexError names the position of a target outside [0, V).
+
+    z_loss: adds z_loss * (log sum exp of the logits)^2 to the loss of a row that counts, which keeps logits from
+    drifting (Chowdhery et al. 2022, PaLM, section 5). ValueError for a negative one.
 
     The logits stay inside. Few of them are kept for the backward, which turns them into their own gradient. A second
     backward through the same graph (retain_graph=True) computes them again. On the CPU the bits are those of the two
@@ -410,7 +414,7 @@ def linear_cross_entropy(
     backward.
     """
     return _linear_cross_entropy(
-        x, weight, targets, ignore_index=ignore_index, reduction=reduction, chunk_rows=chunk_rows
+        x, weight, targets, ignore_index=ignore_index, reduction=reduction, z_loss=z_loss, chunk_rows=chunk_rows
     )
 
 

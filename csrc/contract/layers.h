@@ -210,7 +210,8 @@ typedef struct XtScatter {
  * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position, its value and the op's name:
  * linear_cross_entropy when `linear`, else cross_entropy. Row 0 is reported as position `first`.
  * Where dlogits is given it is the logits, which their gradient for dlosses of 1 replaces: the bits of a Bwd after it.
- * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
+ * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0.
+ * z > 0 adds z lse[r]^2 to the loss of a row that counts, and multiplies its exp(..) in dlogits by 1 + 2 z lse[r]. */
 typedef struct XtCrossEntropyFwd {
     void *losses, *lse, *dlogits;
     const void *logits;
@@ -218,6 +219,7 @@ typedef struct XtCrossEntropyFwd {
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, first;
     double scale; /* of dlogits */
+    double z;
     bool linear;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
@@ -226,7 +228,7 @@ typedef struct XtCrossEntropyBwd {
     const int64_t *targets;
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, dloss_stride;
-    double scale;
+    double scale, z;
     bool linear;
 } XtCrossEntropyBwd;
 

@@ -24,6 +24,7 @@ OTHERS = {
         "csrc/cpu/attention/cached_attention.c",
         "csrc/cpu/attention/reference.c",
         "cuda/attention/materialized.cu",
+        "csrc/ops/optimizer/muon.c",
     },
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {

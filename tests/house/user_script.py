@@ -202,6 +202,14 @@ def layers() -> None:
         scheduler.step()
     handle.remove()
     adamw.param_groups[0]["lr"] = optim.lr_schedule("cosine", 3, warmup=1, total=10, base=1e-2)
+    muon = optim.Muon(matrices, lr=1e-2, ns_dtype="float32")
+    chain = optim.ChainedOptimizer([muon, optim.AdamW(vectors)])
+    ema = optim.EMA(model.parameters(), 0.9, chain)
+    chain.step()
+    ema.update()
+    assert_type(ema.step, int)
+    assert_type(chain.interrupted(), bool)
+    assert_type(chain.state_dict(), dict[str, Any])
     sgd = optim.SGD(model.eval().parameters(), lr=0.1, momentum=0.9)
     sgd.load_state_dict(sgd.state_dict())
     adam = optim.Adam(model.parameters(), lr=1e-2)
@@ -344,6 +352,9 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     model.load_state_dict([x])  # pyright: ignore[reportArgumentType]
     model.to(3)  # pyright: ignore[reportArgumentType]
     adamw.step(guard=1.0)  # pyright: ignore[reportArgumentType]
+    optim.Muon([x], ns_dtype=16)  # pyright: ignore[reportArgumentType]
+    optim.ChainedOptimizer(["adamw"])  # pyright: ignore[reportArgumentType]
+    optim.EMA([x], "0.9")  # pyright: ignore[reportArgumentType]
     x.sum("0")  # pyright: ignore[reportArgumentType]
     F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
     F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]

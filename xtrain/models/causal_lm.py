@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import _C, functional, generation, nn, saving
+from .. import _C, generation, nn, saving
 from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..generation import KVCache
@@ -85,9 +85,11 @@ class CausalLM(LanguageModel):
         """Whether nothing looks at, or changes, what `forward` makes of the trunk and the head."""
         return is_stock(self, type(self)) and type(self).forward is CausalLM._defined_forward
 
-    def loss(self, ids: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    def loss(
+        self, ids: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean", z_loss: float = 0.0
+    ) -> Tensor:
         """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
-        "none" -> [B*S].
+        "none" -> [B*S]. z_loss: see functional.linear_cross_entropy.
 
         One op computes head and loss, see functional.linear_cross_entropy, unless the head is not a plain nn.Linear
         without bias, or head or model have hooks or another `forward`: then it is the cross entropy of self(ids).
@@ -98,13 +100,13 @@ class CausalLM(LanguageModel):
             raise ValueError(
                 f"{self.config.family}: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}"
             )
-        options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction)
+        options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction, z_loss=z_loss)
         head, targets = self.lm_head, targets.reshape(-1)
         if self._is_whole() and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
             weight = self._table() if head is None else head.weight
             return _C.linear_cross_entropy(self._trunk()(ids), weight, targets, **options)
         logits = self(ids)
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
+        return _C.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> LoadResult:
         """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it

@@ -12,7 +12,7 @@ from . import elementwise, movement  # isort: skip  (the order of the entries)
 from . import layers, norms, rope, optimizer  # isort: skip
 from . import picking  # isort: skip
 from . import fused, mhc, drawing  # isort: skip
-from .optimizer import adamw_group, adamw_reference, clip_reference
+from .optimizer import adamw_group, adamw_reference, clip_reference, muon_reference
 from .others import OTHER_KERNELS
 from .table import TABLE
 
@@ -22,6 +22,7 @@ __all__ = [
     "adamw_group",
     "adamw_reference",
     "clip_reference",
+    "muon_reference",
     "drawing",
     "elementwise",
     "fused",

@@ -276,14 +276,21 @@ def linear_cross_entropy_case(
     return case(N(rows, width), U(-0.7, 0.7, words, width), Ids(low, high, rows), **k)
 
 
+def lce_torch(torch: Any, x: Any, w: Any, t: Any, chunk_rows: int | None = None, z_loss: float = 0.0, **k: Any) -> Any:
+    logits = torch.nn.functional.linear(x, w)
+    loss = torch.nn.functional.cross_entropy(logits, t, **k)
+    if not z_loss:
+        return loss
+    squares = torch.where(t != k.get("ignore_index", -100), torch.logsumexp(logits.float(), 1) ** 2, 0.0)
+    return loss + z_loss * (squares if k.get("reduction") == "none" else squares.sum())
+
+
 lce_options: dict[str, Any] = dict(
     accumulations=lambda x, w, t, **_: x.shape[1] + w.shape[0] + len(t) + 16,
     grad_roundings=6,
     out_dtype="loss",
     magnitude=lambda x, w, t, **k: linear_cross_entropy(x, w, t, magnitude=True, **k),
-    torch=lambda torch, x, w, t, chunk_rows=None, **k: torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(x, w), t, **k
-    ),
+    torch=lce_torch,
     selects="gemm",
     strided="close",
 )
@@ -312,6 +319,7 @@ op(
         linear_cross_entropy_case(33, 8, 257, chunk_rows=32, reduction="sum"),
         linear_cross_entropy_case(5, 4, 7, 2, 4, ignore_index=2, chunk_rows=1),
         linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, chunk_rows=2, reduction="sum"),
+        linear_cross_entropy_case(5, 4, 33, 0, 3, ignore_index=2, chunk_rows=2, reduction="sum", z_loss=0.1),
         linear_cross_entropy_case(130, 64, 1003, chunk_rows=48, big=True),
     ],
     _C.linear_cross_entropy,
@@ -323,6 +331,11 @@ op(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 1, -3])), chunk_rows=2),
             I,
             r"^linear_cross_entropy: targets must .*got -3 at position 2",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), z_loss=-1.0),
+            V,
+            r"^linear_cross_entropy: z_loss must be a finite number of at least 0, got -1",
         ),
         Error(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), chunk_rows=0),
@@ -340,6 +353,8 @@ op(
         linear_cross_entropy_case(5, 4, 7, ignore_index=2, reduction="none"),
         linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="none"),
         linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="sum"),
+        linear_cross_entropy_case(8, 3, 33, 0, 4, ignore_index=2, reduction="sum", z_loss=0.1),
+        linear_cross_entropy_case(5, 4, 7, 0, 4, ignore_index=2, reduction="none", z_loss=1.0),
     ],
     _C.linear_cross_entropy,
     linear_cross_entropy,

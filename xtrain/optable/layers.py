@@ -337,14 +337,17 @@ for reduction in ("mean", "sum", "none"):
 op(
     "cross_entropy",
     "cross_entropy_fwd cross_entropy_bwd",
-    [case(N(8, 5), Ids(0, 5, 8)), case(N(33, 5), Ids(0, 5, 33))],
-    lambda x, t: _C.cross_entropy(x, t, ignore_index=2),
-    lambda x, t: cross_entropy(x, t, ignore_index=2),
+    [case(N(8, 5), Ids(0, 5, 8)), case(N(33, 5), Ids(0, 5, 33)), case(N(8, 5), Ids(0, 5, 8), z_loss=0.1)],
+    lambda x, t, **k: _C.cross_entropy(x, t, ignore_index=2, **k),
+    lambda x, t, **k: cross_entropy(x, t, ignore_index=2, **k),
     variant="ignored",
-    accumulations=lambda x, t: sum(x.shape) + 16,
+    accumulations=lambda x, t, **k: sum(x.shape) + 16,
     out_dtype="loss",
-    magnitude=lambda x, t: cross_entropy(x, t, ignore_index=2, magnitude=True),
-    torch=lambda torch, x, t: torch.nn.functional.cross_entropy(x, t, ignore_index=2),
+    magnitude=lambda x, t, **k: cross_entropy(x, t, ignore_index=2, magnitude=True, **k),
+    torch=lambda torch, x, t, z_loss=0.0: (
+        torch.nn.functional.cross_entropy(x, t, ignore_index=2)
+        + z_loss * (torch.logsumexp(x.float(), 1) ** 2)[t != 2].mean()
+    ),
     errors=(
         Error(
             lambda: _C.cross_entropy(f32(3, 5), _C.tensor(np.array([0, 5, 1]))),

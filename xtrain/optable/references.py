@@ -77,13 +77,19 @@ def rope(
 
 
 def cross_entropy(
-    x: np.ndarray, target: np.ndarray, ignore_index: int = -100, reduction: str = "mean", magnitude: bool = False
+    x: np.ndarray,
+    target: np.ndarray,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    magnitude: bool = False,
+    z_loss: float = 0.0,
 ) -> np.ndarray:
     """Negative log likelihood of the rows of x. magnitude=True: the absolute values that are added, summed, instead."""
     peak = x.max(1) if x.size else np.zeros(len(x))
     lse = peak + np.log(np.exp(x - peak[:, None]).sum(1))
     chosen = x[np.arange(len(x)), np.where(target == ignore_index, 0, target)]
-    losses = np.where(target == ignore_index, 0.0, np.abs(lse) + np.abs(chosen) + 1 if magnitude else lse - chosen)
+    hard = np.abs(lse) + np.abs(chosen) + 1 if magnitude else lse - chosen
+    losses = np.where(target == ignore_index, 0.0, hard + z_loss * (np.abs(lse) + magnitude) ** 2)
     if reduction == "none":
         return losses
     return losses.sum() / ((target != ignore_index).sum() if reduction == "mean" else 1)
@@ -97,12 +103,13 @@ def linear_cross_entropy(
     reduction: str = "mean",
     magnitude: bool = False,
     chunk_rows: int | None = None,
+    z_loss: float = 0.0,
 ) -> np.ndarray:
     """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them. Chunks
     change nothing.
     """
     logits = np.abs(x) @ np.abs(weight).T if magnitude else x @ weight.T
-    return cross_entropy(logits, target, ignore_index, reduction, magnitude)
+    return cross_entropy(logits, target, ignore_index, reduction, magnitude, z_loss)
 
 
 def attention_weights(

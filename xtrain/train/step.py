@@ -15,8 +15,9 @@ from ..autograd import no_grad
 from ..errors import CheckpointError, NonFiniteError
 from ..models.language_model import LanguageModel
 from ..profiling import span
-from .config import warmup_steps
+from .config import decay_steps, warmup_steps
 from .nonfinite import diagnose, first_bad_activation
+from .parts import group_factors
 from .state import State
 
 if TYPE_CHECKING:
@@ -61,23 +62,29 @@ class QueuedStep:
 
 
 def gradients(
-    model: LanguageModel, optimizer: optim.AdamW, pieces: Iterable[Piece], scale: float | Tensor, clip: float
+    model: LanguageModel,
+    optimizer: optim.Optimizer,
+    pieces: Iterable[Piece],
+    scale: float | Tensor,
+    clip: float,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Loss and norm of the gradients of one step, as tensors on the device; the gradients are clipped. scale: 1 /
-    tokens of the batch. clip: the largest norm; 0 for no clipping.
+    tokens of the batch. clip: the largest norm; 0 for no clipping. z_loss: see functional.linear_cross_entropy.
     """
     optimizer.zero_grad()
-    loss = backward(model, pieces, scale)
+    loss = backward(model, pieces, scale, z_loss)
     with span("clip"):
         return loss, optim.clip_grad_norm_(model.parameters(), clip or math.inf)
 
 
-def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tensor) -> Tensor:
+def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tensor, z_loss: float = 0.0) -> Tensor:
     """The loss of some pieces, whose gradients are added to those that are there."""
     losses: list[Tensor] = []
+    options = {"z_loss": z_loss} if z_loss else {}  # the losses of others know none
     for ids, targets in pieces:
         with span("forward"):
-            part = model.loss(ids, targets, reduction="sum") * scale
+            part = model.loss(ids, targets, reduction="sum", **options) * scale
         with span("backward"):
             part.backward()
         losses.append(part.detach())
@@ -99,6 +106,7 @@ class Stepper:
         self.read_every = 1 if state.device == "cpu" or state.parallel is not None else state.config.log_every
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
         self._graph: cuda.Graph[Tensor] | None = None
+        self._factors = group_factors(state.model, state.optimizer, state.config.optim)
         self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
         if state.config.graph and state.parallel is None:
             self._want_graph()
@@ -125,12 +133,6 @@ class Stepper:
             self._give_back(loader, rng)
             raise
 
-    def _counts_differ(self) -> bool:
-        """Whether some parameters have taken more steps than others."""
-        known = self._state.optimizer.state
-        parameters = [p for p in self._state.model.parameters() if p.grad is not None]
-        return len({known[p]["step"] if p in known else 0 for p in parameters}) > 1
-
     def _give_back(self, loader: dict[str, int], rng: tuple[int, int]) -> None:
         self._state.loader.load_state_dict(loader)
         _C.set_rng_state(rng)
@@ -144,10 +146,11 @@ class Stepper:
             zip(np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True)
         )
         lr = optim.lr_schedule(
-            settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr
-        )
-        for group in state.optimizer.param_groups:
-            group["lr"] = lr
+            settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr,
+            decay_steps(config), settings.decay_form,
+        )  # fmt: skip
+        for group, factor in zip(state.optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = lr * factor
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if state.parallel is not None:
             step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates)
@@ -168,12 +171,21 @@ class Stepper:
         try:
             with span("optimizer"):
                 state.optimizer.step(guard=guard)
+                self._average(guard)
         except MemoryError:  # from before the first launch, unless a device has memory for its group alone
-            state.torn = self._counts_differ()
+            state.torn = state.optimizer.interrupted()
             raise
         state.step += 1
         state.torn = False
         return step
+
+    def _average(self, guard: Tensor | None) -> None:
+        """Take the new parameters into their averages. An error here leaves the state torn."""
+        if self._state.ema is not None:
+            try:
+                self._state.ema.update(guard=guard)
+            except MemoryError as error:
+                raise RuntimeError(f"the averages of step {self._state.step + 1} are lost: {error}") from error
 
     def _in_leaves(self, parallel: DataParallel, step: QueuedStep, ids: np.ndarray, targets: np.ndarray) -> QueuedStep:
         """The step of a run whose batches are cut into leaves, perhaps with other processes."""
@@ -183,7 +195,7 @@ class Stepper:
         for leaf_ids, leaf_targets in parallel.leaves((ids, targets)):
             own = list(zip(np.array_split(leaf_ids, pieces), np.array_split(leaf_targets, pieces), strict=True))
             step.pieces.extend(own)
-            losses.append(backward(state.model, self._on_device(own), 1.0 / step.total))
+            losses.append(backward(state.model, self._on_device(own), 1.0 / step.total, state.config.z_loss))
         with span("reduce"):
             norm = parallel.reduce()
             loss = parallel.tree_of(losses).item()
@@ -213,8 +225,9 @@ class Stepper:
         state.torn = True
         try:
             state.optimizer.step(guard=guard)
+            self._average(guard)
         except MemoryError:
-            state.torn = self._counts_differ()
+            state.torn = state.optimizer.interrupted()
             raise
         return numbers
 
@@ -255,7 +268,8 @@ class Stepper:
 
     def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
         """See the function of this name."""
-        return gradients(self._state.model, self._state.optimizer, pieces, scale, self._state.config.clip)
+        config = self._state.config
+        return gradients(self._state.model, self._state.optimizer, pieces, scale, config.clip, config.z_loss)
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
@@ -300,7 +314,7 @@ class Stepper:
                 _C.set_rng_state(step.rng)
                 self.gradients(self._on_device(step.pieces), 1.0 / step.total)
             if state.parallel is not None:  # it has taken the gradients away
-                backward(state.model, self._on_device(step.pieces), 1.0 / step.total)
+                backward(state.model, self._on_device(step.pieces), 1.0 / step.total, state.config.z_loss)
             raise self._error(loss, norm, [on_device(piece_ids, state.device) for piece_ids, _ in step.pieces])
         finally:
             self._give_back(step.loader, step.rng)

@@ -16,13 +16,22 @@ from ..data import Loader, identity
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
+from ..optim import EMA
 from . import evaluate, options, rundir
 from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import KEYS, TrainConfig, build, check, flatten, warmup_steps
 from .loop import loop
 from .metrics import Metrics
-from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model, with_named_model
+from .parts import (
+    base_identity,
+    check_z_loss,
+    make_model,
+    make_optimizer,
+    open_corpus,
+    options_of_model,
+    with_named_model,
+)
 from .ranks import Team
 from .report import Report, run_html
 from .resume import restore
@@ -167,6 +176,10 @@ class Trainer(State):
         self.model = make_model(config, self._checkpoint, self.corpus, self.device, model)
         self.base = base_identity(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
+        if config.ema:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.ema = EMA(trained, config.ema, self.optimizer)
+        check_z_loss(self.model, config.z_loss)
         vocab = self.model.config.vocab_size
         corpus = self.corpus
         sizes = config.batch_size, config.seq_len, config.seed
@@ -182,7 +195,7 @@ class Trainer(State):
 
             shapes = [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()]
             self.team.check_same({"data": self.identity, "model": shapes, "base": self.base}, "")
-            self.parallel = DataParallel(self.model, self.optimizer, config.max_ranks or 1)
+            self.parallel = DataParallel(self.model, self.optimizer, config.max_ranks or 1, ema=self.ema)
         self.stepper = Stepper(self, self.report.say)
 
     def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:

@@ -267,6 +267,9 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     LISTED(grad_norm, XtGradNorm)
     LISTED(clip, XtClip)
     LISTED(tree_sum, XtTreeSum)
+    LISTED(muon_direction, XtMuon)
+    LISTED(muon_update, XtMuon)
+    LISTED(ema, XtEma)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }

@@ -275,7 +275,7 @@ FAULTS = [
     ),
     Fault(
         "adamw: a check after the first change", "csrc/ops/optimizer/adamw.c",
-        "    XT_TRY(check_list(c->op, \"exp_avgs\", m, params, xt_dtype_accumulator));\n", "",
+        "    XT_TRY(xt_check_list(c->op, \"exp_avgs\", m, params, xt_dtype_accumulator));\n", "",
         "tensors are checked before anything changes", "tests/nn/test_adamw_steps.py::test_all_groups_of_a_device_are_one_call",
     ),
     Fault(

@@ -20,7 +20,7 @@ _JUDGE = "tests/distributed/test_judge.py::"
 _RULES = "tests/train/test_run_rules.py::"
 
 FAULTS = [
-    Fault("step: pieces are means", _T + "step.py", 'reduction="sum") * scale', 'reduction="mean") * (1.0 / len(pieces))', "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
+    Fault("step: pieces are means", _T + "step.py", 'reduction="sum", **options) * scale', 'reduction="mean", **options) * (1.0 / len(pieces))', "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
     Fault("step: tokens that are ignored", _T + "step.py", "total = max(int(np.count_nonzero(targets != -100)), 1)", "total = max(int(targets.size), 1)", "divided by the tokens of the whole batch", _RULES + "test_pieces_weigh_as_their_tokens"),
     Fault("step: gradients add up over steps", _T + "step.py", "    optimizer.zero_grad()\n    loss =", "    loss =", "a step has the gradient of its batch", _TRAIN + "test_resume_is_bit_identical"),
     Fault("estimate: every policy keeps all", _T + "estimate.py", "model.recompute = policy", "model.recompute = RECOMPUTE[0]", "what a step needs under each policy", "tests/train/test_estimate.py::test_the_peak_is_estimated -k cheap"),
@@ -77,7 +77,7 @@ FAULTS = [
     Fault("metrics: a full disk ends the run", _T + "metrics.py", "        except Exception as error:  # records are never worth a run\n", "        except KeyError as error:  # records are never worth a run\n", "a full disk costs records, not the run", _RULES + "test_records_that_cannot_be_written_are_told_once"),
     Fault("evaluate: the tail of the windows", _T + "evaluate.py", "blocks = math.ceil(len(state.val) / state.config.batch_size)", "blocks = len(state.val) // state.config.batch_size", "nats per token of all of the validation subset", _RULES + "test_the_validation_loss_is_of_all_windows"),
     Fault("evaluate: bits by tokens", _T + "evaluate.py", "loss / math.log(2.0) / state.corpus.bytes_per_token", "loss / math.log(2.0) * state.corpus.bytes_per_token", "bits per byte", _RULES + "test_bits_per_byte"),
-    Fault("parts: vectors decay", _T + "parts.py", '{"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}', '{"params": [p for p in parameters if p.ndim < 2], "weight_decay": settings.weight_decay}', "vectors are not decayed", _RULES + "test_vectors_are_not_decayed"),
+    Fault("parts: vectors decay", _T + "parts.py", 'groups([p for p in rest if p.ndim < 2], 0.0)', 'groups([p for p in rest if p.ndim < 2], settings.weight_decay)', "vectors are not decayed", _RULES + "test_vectors_are_not_decayed"),
     Fault("parts: beta2 is beta1", _T + "parts.py", "betas = (settings.beta1, settings.beta2)", "betas = (settings.beta1, settings.beta1)", "optim.beta2", _RULES + "test_vectors_are_not_decayed"),
     Fault("report: a report ends a run", _T + "report.py", "        except Exception as error:\n            self.failed(f\"the report", "        except KeyError as error:\n            self.failed(f\"the report", "a report raises nothing", "tests/train/test_side_effects.py::test_methods_of_a_report_raise_nothing"),
     Fault("report: told at every step", _T + "report.py", "        if what not in self._failed:\n", "        if what:\n", "what fails is reported once", "tests/train/test_side_effects.py::test_methods_of_a_report_raise_nothing " + _RULES + "test_what_fails_is_told_once"),
@@ -92,7 +92,7 @@ FAULTS = [
     Fault("leaves: every other one", _D + "step.py", "range(self.rank * mine, (self.rank + 1) * mine)", "range(self.rank, self.max_ranks, self.size)", "a rank's leaves are a subtree", _BITS + "test_own_loop"),
     Fault("leaves: random numbers go on", _D + "step.py", "_C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))", "pass", "random numbers depend on the leaf", _BITS + "test_own_loop"),
     Fault("leaves: parameters of one's own", _D + "step.py", "bank.write(self._from_bytes(self._plane.broadcast", "(self._from_bytes(self._plane.broadcast", "all ranks begin with rank 0's parameters", _BITS + "test_own_loop"),
-    Fault("leaves: steps count from 0", _D + "step.py", 'owned.steps[number] = int(state["step"])', "pass", "a state that is taken goes on", _BITS + "test_states_go_in_and_out"),
+    Fault("leaves: steps count from 0", _D + "step.py", 'owned.steps[number] = int(state.get("step", 1))', "pass", "a state that is taken goes on", _BITS + "test_states_go_in_and_out"),
     Fault("leaves: NaN is taken", _D + "step.py", "if math.isfinite(norm):", "if True:", "a norm that is not finite changes nothing", _BITS + "test_a_gradient_that_is_not_finite_changes_nothing"),
     Fault("leaves: no clipping", _D + "step.py", "if coefficient != 1.0:", "if False:", "clip is the largest norm", _BITS + "test_one_process_takes_the_steps_of_adamw"),
     Fault("runs: options differ between ranks", _T + "trainer.py", "team.check_same({name: value for name, value in values.items() if not KEYS[name].meta[\"free\"]}, \"\")", "pass", "options are compared", "tests/distributed/test_runs.py::test_ranks_that_were_given_different_options_are_refused"),
