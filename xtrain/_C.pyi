@@ -412,6 +412,8 @@ def explain_attention(
     tf32: _bool = False,
     device: _device | str = "cpu",
     backend: str | None = None,
+    documents: _bool = False,
+    window: _int = 0,
 ) -> list[tuple[str, str, str | None]]: ...
 def explain_chunk(sizes: _int | Sequence[_int], dtype: _dtype | str = "float32") -> tuple[_int, _bool]: ...
 def explain_gemm(
@@ -580,6 +582,8 @@ def scaled_dot_product_attention(
     scale: _float | None = None,
     enable_gqa: _bool = False,
     backend: str | None = None,
+    documents: Tensor | None = None,
+    window: _int | None = None,
 ) -> Tensor: ...
 def scatter(input: Tensor, dim: _int, index: Tensor, src: Tensor) -> Tensor: ...
 def scatter_add(input: Tensor, dim: _int, index: Tensor, src: Tensor) -> Tensor: ...

@@ -43,6 +43,7 @@ static const char *unfit_sizes(int64_t skv, int64_t dim) {
 
 const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
     (void)device;
+    if (p->documents || p->window > 0) return "documents";
     bool rows = blas_rows(p->q_stride, p->dim) && blas_rows(p->k_stride, p->dim) && blas_rows(p->v_stride, p->dim) &&
                 blas_rows(p->out_stride, p->dim);
     const char *sizes = unfit_sizes(p->skv, p->dim);
@@ -57,6 +58,7 @@ XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
 
 const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
     (void)device;
+    if (p->documents || p->window > 0) return "documents";
     bool rows = blas_rows(p->q_stride, p->dim) && blas_rows(p->k_stride, p->dim) && blas_rows(p->v_stride, p->dim) &&
                 blas_rows(p->dout_stride, p->dim) && blas_rows(p->dq_stride, p->dim) && blas_rows(p->dk_stride, p->dim) &&
                 blas_rows(p->dv_stride, p->dim);
@@ -149,7 +151,7 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
         }
         NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
         NAME(Rows) out = NAME(target)(out_at, p->out_stride[2], dim, out_room);
-        int64_t cols = xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
+        int64_t cols = xt_seen(p->causal, 0, i + rows - 1, p->sq, p->skv, 0, p->skv).end;
         int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
         if (cols > 0)
             GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, (int)rows, (int)cols, (int)dim, (ACC)p->scale, q.x, q.ld, k.x, k.ld, 0, s,
@@ -199,7 +201,7 @@ static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, N
         const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2]; /* [rows, D] */
         T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                  /* [rows, D] */
         const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                    /* [rows] */
-        int m = (int)rows, d = (int)dim, n = (int)xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
+        int m = (int)rows, d = (int)dim, n = (int)xt_seen(p->causal, 0, i + rows - 1, p->sq, p->skv, 0, p->skv).end;
         int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : n;
         if (n == 0) {
             for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));
