@@ -8,7 +8,7 @@ import pytest
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C
-from xtrain.optable.table import array, bits
+from xtrain.optable.table import array, bits, tensor
 
 LENGTHS = [[3, 1, 5], [9]]
 
@@ -65,6 +65,29 @@ def test_more_queries_than_keys_in_a_window(backend: str | None) -> None:
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, window=2, backend=backend)
     assert not y[:, :, :4].any().item() and y[:, :, 4:].isfinite().all().item()
     np.testing.assert_allclose(array(y[:, :, 4]), np.repeat(array(v[:, :, 0]), 2, 1), rtol=1e-12)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("backend", _C.attention_backends(_C.device("cpu")))
+@pytest.mark.parametrize("dtype, window", [("float32", None), ("float64", 3), ("bfloat16", 70)])
+def test_a_document_has_the_bits_that_it_has_alone(backend: str, dtype: str, window: int | None) -> None:
+    """Forward and backward. Rows of heads as the model has them; documents of less and of more than a block of 64 rows."""
+    rng, lengths = np.random.default_rng(7), [1, 5, 70, 130, 3]
+    packed = [tensor(rng.standard_normal((1, sum(lengths), h, 16)), dtype, "cpu") for h in (4, 2, 2, 4)]
+    options = dict(is_causal=True, enable_gqa=True, window=window, backend=backend)
+
+    def run(begin: int, end: int, documents: xt.Tensor | None) -> list[xt.Tensor]:
+        rows = [x[:, begin:end].transpose(1, 2).detach() for x in packed]
+        q, k, v = (x.requires_grad_() for x in rows[:3])
+        y = F.scaled_dot_product_attention(q, k, v, documents=documents, **options)
+        y.backward(rows[3])
+        return [y, q.grad, k.grad, v.grad]
+
+    whole, begin = run(0, sum(lengths), F.document_bounds([lengths], device="cpu")), 0
+    for length in lengths:
+        for name, got, want in zip(("y", "dq", "dk", "dv"), whole, run(begin, begin + length, None)):
+            assert bits(got[:, :, begin : begin + length].contiguous()) == bits(want), (name, length)
+        begin += length
 
 
 def broken(*starts_and_ends: tuple[list[int], list[int]]) -> xt.Tensor:
