@@ -45,7 +45,7 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
     "Qwen3": [
         {},
         {"attention_bias": True},
-        {"use_sliding_window": True, "sliding_window": 1, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0},
         {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     ],
     "GPT2": [

@@ -90,5 +90,6 @@ const XtOp xt_op_cached_attention = {
     .forward = forward,
     .doc = "Stores key and value [B, K, 1, D] at positions [B] (int64) of keys and values [B, K, L, D], in place, and returns\n"
            "softmax(scale * query @ keys^T) @ values [B, H, 1, D] over positions 0 to that one, or over the `window`\n"
-           "positions that end there, per head; NaN where it is not in [0, L), and nothing is stored. H is a multiple of K. scale defaults to 1/sqrt(D). plain: the simplest kernel.",
+           "positions that end there, per head; NaN where it is not in [0, L), and nothing is stored. H is a multiple of K. scale "
+           "defaults to 1/sqrt(D). plain: the simplest kernel.",
 };
