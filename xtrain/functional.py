@@ -15,7 +15,10 @@ from . import _C
 from ._C import Tensor
 from ._draw import captured_generator
 from ._types import Size, as_sizes, need_tensors
-from .tensors.arithmetic import repeat_interleave, tril
+from .tensors.arithmetic import repeat_interleave
+from .tensors.documents import check_bounds as _check_bounds
+from .tensors.documents import document_bounds as document_bounds
+from .tensors.documents import sees as _sees
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
@@ -258,6 +261,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     backend: str | None = None,
+    documents: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """softmax(scale * Q K^T) V per head (Vaswani et al. 2017, Attention Is All You Need).
 
@@ -266,23 +271,27 @@ def scaled_dot_product_attention(
     - Sq, so the last query sees everything (PyTorch aligns the first query instead; both agree when Sq == Skv).
     backend: a name out of attention_backends(device).
 
+    documents: int32 [B, 2, S], of `document_bounds`, for rows that hold several documents: a token sees its own alone;
+    Sq must be Skv. window, with is_causal: a query sees this many keys, itself included (Child et al. 2019, Beltagy et
+    al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, and for a
+    window below 1; a GPU does not look at the documents (see document_bounds).
+
     attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
     scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are
     divided by 1 - p (give 0 while evaluating). Both are composed of other functions, in float32 (float64): several
     tensors [B, H, Sq, Skv] are kept for the backward, where is_causal alone keeps none. ValueError for a mask beside
-    is_causal.
+    is_causal, documents or a window.
     """
     if attn_mask is None and not dropout_p:
-        return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
-    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend)
+        return _attention(query, key, value, is_causal, scale, enable_gqa, backend, documents, window)
+    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend, documents, window)
     wide = _C.float64 if query.dtype == _C.float64 else _C.float32
     q, k, v = (x.to(wide) for x in (query, key, value))
     if k.shape[1] != q.shape[1]:
         k, v = (repeat_interleave(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q * (query.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
-    if is_causal:
-        rows, cols = scores.shape[-2:]
-        attn_mask = tril(_C.full((rows, cols), True, _C.bool, query.device), cols - rows)
+    if is_causal or documents is not None:
+        attn_mask = _sees(query.shape[2], key.shape[2], is_causal, documents, window, query.device)
     sees = None
     if attn_mask is not None and attn_mask.dtype == _C.bool:
         sees = attn_mask.any(-1, True)
@@ -297,8 +306,9 @@ def scaled_dot_product_attention(
 
 
 def _check_composed(
-    query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None
-) -> None:
+    query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None,
+    documents: Tensor | None, window: int | None,
+) -> None:  # fmt: skip
     def refuse(rule: str, got: object, kind: type[Exception] = ValueError) -> None:
         raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
 
@@ -318,6 +328,14 @@ def _check_composed(
         refuse("key must have query's number of heads, or a divisor of it with enable_gqa", f"{groups} and {heads}")
     if backend is not None:
         refuse("backend must be None with attn_mask or dropout_p", repr(backend))
+    if documents is not None:
+        _check_bounds("scaled_dot_product_attention", documents, batch, rows)
+        if rows != cols:
+            refuse("documents must be None where query and key differ in length", f"{rows} and {cols} tokens")
+    if window is not None and (window < 1 or not is_causal):
+        refuse("window must be at least 1" if window < 1 else "window must be None without is_causal", window)
+    if mask is not None and documents is not None:
+        refuse("attn_mask must be None with documents", "both")
     if not isinstance(mask, Tensor):
         if mask is not None:
             refuse("attn_mask must be a Tensor or None", type(mask).__name__, TypeError)

@@ -72,6 +72,8 @@ def tensors() -> None:
     heads = xt.randn(1, 2, 3, 4)
     y = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     masked = F.scaled_dot_product_attention(heads, heads, heads, xt.tril(xt.ones(3, 3, dtype=xt.bool)), 0.1)
+    bounds = assert_type(F.document_bounds([[1, 2]]), xt.Tensor)
+    masked = masked + F.scaled_dot_product_attention(heads, heads, heads, is_causal=True, documents=bounds, window=2)
     best = masked.topk(1)
     assert_type(best.values + xt.sort(masked).values[..., :1], xt.Tensor)
     assert_type(best.indices, xt.Tensor)

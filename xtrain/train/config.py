@@ -194,6 +194,11 @@ class TrainConfig:
     steps: int = option(1200, "length of the run", "optimizer steps", minimum=1)
     batch_size: int = option(8, "sequences in one optimizer step, all pieces together", "sequences", minimum=1)
     seq_len: int = option(256, "length of a training sequence", "tokens", minimum=1)
+    pack: bool = option(
+        False,
+        "fill sequences with whole documents, best fit decreasing: a token sees its own document alone, and positions "
+        "begin anew in each; documents longer than seq_len are cut",
+    )
     grad_accum: int = option(
         1, "pieces a batch is split into to save memory; the gradient stays the same", "pieces", minimum=1, free=True
     )

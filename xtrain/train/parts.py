@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import inspect
 import math
 import os
 from collections.abc import Mapping
@@ -152,6 +153,13 @@ def check_vocabulary(keys: Any, corpus: Corpus) -> None:
         raise DataError(
             f"data: {corpus.name} needs a vocabulary of {corpus.vocab_size} tokens, the model has {keys.vocab_size}"
         )
+
+
+def check_takes_documents(model: LanguageModel) -> None:
+    """ConfigError when the loss of a model of the user's has no place for documents."""
+    parameters = inspect.signature(model.loss).parameters.values()
+    if not any(one.name == "documents" or one.kind is one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(f"pack must be off for {type(model).__name__}, whose loss takes no documents")
 
 
 def hidden_matrices(model: nn.Module) -> list[Tensor]:

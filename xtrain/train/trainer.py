@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, cuda, saving
-from ..data import Loader, identity
+from ..data import identity
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
@@ -25,6 +25,7 @@ from .loop import loop
 from .metrics import Metrics
 from .parts import (
     base_identity,
+    check_takes_documents,
     check_z_loss,
     make_model,
     make_optimizer,
@@ -183,8 +184,14 @@ class Trainer(State):
         vocab = self.model.config.vocab_size
         corpus = self.corpus
         sizes = config.batch_size, config.seq_len, config.seed
-        self.loader = Loader(corpus.train, *sizes, vocab, corpus.name, corpus.train_masks)
-        self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
+        if config.pack:
+            check_takes_documents(self.model)
+            self.loader = corpus.packed_loader(*sizes, vocab)
+            found = corpus.val_documents_batch(config.seq_len, config.eval_tokens, vocab)
+            self.val, self.val_targets, self.val_documents = found
+        else:
+            self.loader = corpus.loader(*sizes, vocab)
+            self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
         if self._checkpoint is not None:
             restore(self, self._checkpoint)

@@ -315,8 +315,8 @@ FAULTS = [
     ),
     # ---- attention
     Fault(
-        "attention: the mask starts at the left", "csrc/cpu/attention/attention.h", "int64_t last = row + (skv - sq);",
-        "int64_t last = row < skv ? row : skv - 1;", "the last query sees everything",
+        "attention: the mask starts at the left", "csrc/cpu/attention/attention.h", "int64_t place = row + (skv - sq);",
+        "int64_t place = row < skv ? row : skv - 1;", "the last query sees everything",
         FORWARD + "'scaled_dot_product_attention and float32'",
     ),
     Fault(
@@ -326,7 +326,7 @@ FAULTS = [
     ),
     Fault(
         "attention: kv heads in turn", "csrc/cpu/attention/materialized.c",
-        "h = bh % p->heads, g = h / (p->heads / p->kv_heads);", "h = bh % p->heads, g = h % p->kv_heads;",
+        "b = part->b, g = h / (p->heads / p->kv_heads), at", "b = part->b, g = h % p->kv_heads, at",
         "query head h reads kv head h / (H / K)", FORWARD + "'scaled_dot_product_attention and float32'",
     ),
     Fault(
@@ -346,14 +346,33 @@ FAULTS = [
     ),
     Fault(
         "attention: columns of the block before", "csrc/cpu/attention/materialized.c",
-        "for (int64_t j = seen; j < cols; j++) row[j] = 0;", "for (int64_t j = seen; j + 1 < cols; j++) row[j] = 0;",
+        "for (int64_t j = to; j < seen.count; j++) row[j] = 0;", "for (int64_t j = to; j + 1 < seen.count; j++) row[j] = 0;",
         "a token never sees the future", "tests/nn/test_model.py::test_a_token_never_sees_the_future "
         + FORWARD + "'scaled_dot_product_attention and float32'",
     ),
     Fault(
-        "attention reference: rows that see nothing", "csrc/cpu/attention/reference.c", "STORE(seen ? sum_v[d] / sum : 0);",
+        "attention reference: rows that see nothing", "csrc/cpu/attention/reference.c", "STORE(seen.end > seen.begin ? sum_v[d] / sum : 0);",
         "STORE(sum_v[d] / sum);", "a row that sees nothing gives out = 0",
         "tests/ops/test_gemm_attention.py::test_rows_that_see_nothing_are_zero",
+    ),
+    Fault(
+        "attention: a window of one key more", "csrc/cpu/attention/attention.h", "place - window + 1 > start", "place - window > start",
+        "a window counts the query itself", FORWARD + "'scaled_dot_product_attention and documents and float32'",
+    ),
+    Fault(
+        "attention: columns before the window", "csrc/cpu/attention/materialized.c",
+        "        for (int64_t j = 0; j < from; j++) row[j] = 0;\n", "", "a query sees no key before its window",
+        FORWARD + "'scaled_dot_product_attention and documents and float32' tests/ops/test_documents.py",
+    ),
+    Fault(
+        "attention: documents in blocks of the row", "csrc/cpu/attention/materialized.c",
+        "int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width);",
+        "int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width) - (first % 2);",
+        "a document has the bits that it has alone", "tests/ops/test_documents.py::test_a_document_has_the_bits_that_it_has_alone",
+    ),
+    Fault(
+        "attention: documents that overlap", "csrc/cpu/attention/documents.c", "start[i] == start[i - 1] && end[i] == end[i - 1]", "true",
+        "documents lie one behind the other", "tests/ops/test_documents.py::test_documents_that_break_the_rule",
     ),
     # ---- hyper-connections
     Fault(

@@ -20,8 +20,8 @@ _JUDGE = "tests/distributed/test_judge.py::"
 _RULES = "tests/train/test_run_rules.py::"
 
 FAULTS = [
-    Fault("step: pieces are means", _T + "step.py", 'reduction="sum", **options) * scale', 'reduction="mean", **options) * (1.0 / len(pieces))', "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
-    Fault("step: tokens that are ignored", _T + "step.py", "total = max(int(np.count_nonzero(targets != -100)), 1)", "total = max(int(targets.size), 1)", "divided by the tokens of the whole batch", _RULES + "test_pieces_weigh_as_their_tokens"),
+    Fault("step: pieces are means", _T + "step.py", "part = loss_of(model, piece, z_loss) * scale", "part = model.loss(*piece) * (1.0 / len(pieces))", "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
+    Fault("step: tokens that are ignored", _T + "step.py", "total = max(int(np.count_nonzero(batch[1] != -100)), 1)", "total = max(int(batch[1].size), 1)", "divided by the tokens of the whole batch", _RULES + "test_pieces_weigh_as_their_tokens"),
     Fault("step: gradients add up over steps", _T + "step.py", "    optimizer.zero_grad()\n    loss =", "    loss =", "a step has the gradient of its batch", _TRAIN + "test_resume_is_bit_identical"),
     Fault("estimate: every policy keeps all", _T + "estimate.py", "model.recompute = policy", "model.recompute = RECOMPUTE[0]", "what a step needs under each policy", "tests/train/test_estimate.py::test_the_peak_is_estimated -k cheap"),
     Fault("estimate: of words that the model has not", _T + "estimate.py", "    check_vocabulary(keys, corpus)\n", "", "a run that is refused is not estimated", "tests/train/test_estimate.py::test_a_run_that_is_refused_is_not_estimated"),
