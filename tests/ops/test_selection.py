@@ -28,6 +28,7 @@ PRODUCTS = [
 ATTENTIONS = [
     (1, 1, 1, 1, 1, 1, True), (2, 4, 2, 64, 64, 64, True), (1, 2, 2, 65, 65, 32, True), (2, 3, 1, 33, 129, 96, False),
     (1, 4, 2, 129, 33, 128, True), (2, 2, 1, 17, 257, 33, True), (1, 2, 1, 31, 31, 80, False), (3, 1, 1, 127, 128, 40, True),
+    (1, 8, 1, 200, 200, 16, True), (1, 12, 2, 150, 90, 24, False),  # the CPU's backward cuts each kv head into parts
 ]  # fmt: skip
 
 

@@ -7,8 +7,9 @@
  *     backward  P = exp(scale Q K^T - lse);  dP = dO V^T;  dS = P * (dP - delta);
  *               dV += P^T dO;  dQ = scale dS K;  dK += scale dS^T Q
  *
- * A piece of the forward is some blocks of rows; a piece of the backward is one kv head with the query heads that share it, because
- * dK and dV are sums over them: added up by one thread, in a fixed order. float32 and float64 are read and written in place,
+ * A piece of the forward is some blocks of rows. A piece of the backward is a kv head's blocks of the query heads that share it, all of
+ * them or every n-th: dK and dV are sums over blocks, of a piece by one thread and in a fixed order, and then over the pieces of a kv
+ * head. Few kv heads are cut into more pieces, which depends on the shape only. float32 and float64 are read and written in place,
  * bfloat16 and float16 go through float32 copies of the block and of one head's K and V.
  */
 #ifndef T
@@ -16,9 +17,20 @@
 #include "cpu/gemm/gemm.h"
 #define XT_TEMPLATE "cpu/attention/materialized.c"
 
-#define BLOCK 64            /* query rows at once */
-#define BLOCK_BYTES 1048576 /* of scores, where that leaves 16 rows or more: about the L2 cache */
-#define PIECE_WORK 2000000  /* multiply-adds per piece of the forward */
+#define BLOCK 64              /* query rows at once */
+#define BLOCK_BYTES 1048576   /* of scores, where that leaves 16 rows or more: about the L2 cache */
+#define PIECE_WORK 2000000    /* multiply-adds per piece of the forward */
+#define PIECES 16             /* of the backward, where there are fewer kv heads in the batch */
+#define PART_BLOCKS 8         /* of query rows at least, in a part of a kv head: adding parts up then costs some 3 % */
+#define PART_BYTES (32 << 20) /* of dK and dV in parts */
+
+/* A backward, and the parts that each kv head's blocks of query rows are cut into: block i of all is in part i % parts. */
+typedef struct Backward {
+    const XtAttentionBwd *p;
+    int64_t rows, blocks; /* of a block; blocks of one kv head, those of each of its query heads one behind the other */
+    int64_t parts;
+    void *sums; /* [batch, kv_heads, parts, 2, skv, D] in ACC: dK and dV of each part, if there are several */
+} Backward;
 
 /* Rows per block, a function of the shape only. */
 static int64_t block_rows(int64_t sq, int64_t skv) {
@@ -29,6 +41,18 @@ static int64_t block_rows(int64_t sq, int64_t skv) {
 
 /* Leading dimension of a block of scores: rows start on cache lines, and not all in the same cache set. */
 static int64_t padded(int64_t skv) { return (skv + 15) / 16 * 16 + 16; }
+
+static int64_t at_most(int64_t x, int64_t most) { return x < most ? x : most; }
+
+static Backward cut_backward(const XtAttentionBwd *p) {
+    int64_t rows = block_rows(p->sq, p->skv), groups = p->batch * p->kv_heads;
+    Backward cut = {.p = p, .rows = rows, .blocks = p->heads / p->kv_heads * ((p->sq + rows - 1) / rows), .parts = 1};
+    double bytes = 2.0 * (double)groups * (double)p->skv * (double)p->dim * (double)xt_dtype_size(xt_dtype_accumulator(p->dtype));
+    int64_t parts =
+        groups > 0 ? at_most(at_most((PIECES + groups - 1) / groups, cut.blocks / PART_BLOCKS), (int64_t)(PART_BYTES / bytes)) : 1;
+    if (parts > 1) cut.parts = parts;
+    return cut;
+}
 
 #include "cpu/each_float.h"
 
@@ -65,7 +89,20 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
 }
 
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
-    return xt_parallel(p->batch * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), (void *)p);
+    Backward cut = cut_backward(p);
+    XtBody body = XT_BY_FLOAT(p->dtype, backward_parts);
+    int64_t groups = p->batch * p->kv_heads;
+    if (cut.parts == 1) return xt_parallel(groups, 1, body, &cut);
+
+    size_t sums = (size_t)(groups * cut.parts * 2 * p->skv * p->dim) * xt_dtype_size(xt_dtype_accumulator(p->dtype));
+    XtWorkspace workspace;
+    XT_CHECK(xt_take_workspace(sums, &workspace));
+    cut.sums = workspace.data;
+    XtStatus status = xt_parallel(groups * cut.parts, 1, body, &cut);
+    if (status == XT_OK)
+        status = xt_parallel(groups * p->skv, xt_row_grain(2 * cut.parts * p->dim, 65536), XT_BY_FLOAT(p->dtype, add_parts), &cut);
+    xt_give_workspace(&workspace);
+    return status;
 }
 #else
 
@@ -184,51 +221,47 @@ XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t ro
     }
 }
 
-/* One kv head's dK and dV: adds what the rows of one query head contribute, block by block, and writes that head's dQ. */
-static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, NAME(Rows) k, NAME(Rows) v, NAME(Rows) dk,
-                                NAME(Rows) dv, ACC *room) {
-    int64_t rows_max = block_rows(p->sq, p->skv), dim = p->dim, lds = padded(p->skv);
-    ACC *s = room, *dp = s + rows_max * lds,
-        *q_room = dp + rows_max * lds; /* [rows, lds] twice; then [rows, D] three times, LOW only */
+/* Adds what rows [i, i + rows) of one query head contribute to dK and dV of its kv head, and writes their dQ. */
+static void NAME(backward_block)(const XtAttentionBwd *p, int64_t b, int64_t h, int64_t i, int64_t rows_max, NAME(Rows) k,
+                                 NAME(Rows) v, NAME(Rows) dk, NAME(Rows) dv, ACC *room) {
+    int64_t dim = p->dim, lds = padded(p->skv), rows = p->sq - i < rows_max ? p->sq - i : rows_max;
+    ACC *s = room, *dp = s + rows_max * lds, *q_room = dp + rows_max * lds; /* [rows, lds] twice; then [rows, D] thrice, LOW only */
     ACC *dq_room = q_room + rows_max * dim, *dout_room = dq_room + rows_max * dim;
-    for (int64_t i = 0; i < p->sq; i += rows_max) {
-        int64_t rows = p->sq - i < rows_max ? p->sq - i : rows_max;
-        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [rows, D] */
-        const T *dout_at =
-            (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + i * p->dout_stride[2];           /* [rows, D] */
-        const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2]; /* [rows, D] */
-        T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                  /* [rows, D] */
-        const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                    /* [rows] */
-        int m = (int)rows, d = (int)dim, n = (int)xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
-        int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : n;
-        if (n == 0) {
-            for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));
-            continue;
-        }
-        NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
-        NAME(Rows) dout = NAME(load)(p->dtype, dout_at, p->dout_stride[2], rows, dim, dout_room);
-        NAME(Rows) dq = NAME(target)(dq_at, p->dq_stride[2], dim, dq_room);
-        ACC scale = (ACC)p->scale;
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k.x, k.ld, 0, s, (int)lds);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v.x, v.ld, 0, dp, (int)lds);
-        NAME(differentiate)(s, dp, lds, rows, n, seen0, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv.x, dv.ld);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k.x, k.ld, 0, dq.x, dq.ld);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk.x, dk.ld);
-        NAME(store)(p->dtype, dq, rows, dim, dq_at, p->dq_stride[2]);
+    const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2];                /* [rows, D] */
+    const T *dout_at = (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + i * p->dout_stride[2]; /* [rows, D] */
+    const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];      /* [rows, D] */
+    T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                       /* [rows, D] */
+    const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                         /* [rows] */
+    int m = (int)rows, d = (int)dim, n = (int)xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
+    int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : n;
+    if (n == 0) {
+        for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));
+        return;
     }
+    NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
+    NAME(Rows) dout = NAME(load)(p->dtype, dout_at, p->dout_stride[2], rows, dim, dout_room);
+    NAME(Rows) dq = NAME(target)(dq_at, p->dq_stride[2], dim, dq_room);
+    ACC scale = (ACC)p->scale;
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k.x, k.ld, 0, s, (int)lds);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v.x, v.ld, 0, dp, (int)lds);
+    NAME(differentiate)(s, dp, lds, rows, n, seen0, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv.x, dv.ld);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k.x, k.ld, 0, dq.x, dq.ld);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk.x, dk.ld);
+    NAME(store)(p->dtype, dq, rows, dim, dq_at, p->dq_stride[2]);
 }
 
-/* kv heads [begin, end), counted through the batch. */
-static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end) {
-    const XtAttentionBwd *p = context;
-    int64_t rows_max = block_rows(p->sq, p->skv), group = p->heads / p->kv_heads, dim = p->dim, kv = p->skv * dim;
+/* Parts [begin, end), counted through the kv heads of all the batch. */
+static XtStatus NAME(backward_parts)(void *context, int64_t begin, int64_t end) {
+    const Backward *cut = context;
+    const XtAttentionBwd *p = cut->p;
+    int64_t group = p->heads / p->kv_heads, dim = p->dim, kv = p->skv * dim, of_head = cut->blocks / group;
     void *scratch;
-    size_t numbers = (size_t)(rows_max * 2 * padded(p->skv) + (LOW ? 3 * rows_max * dim + 4 * kv : 0));
+    size_t numbers = (size_t)(cut->rows * 2 * padded(p->skv) + (LOW ? 3 * cut->rows * dim + 4 * kv : 0));
     XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
     ACC *room = (ACC *)scratch + (LOW ? 4 * kv : 0), *kv_room = scratch; /* K, V, dK, dV: [skv, D] each; LOW only */
-    for (int64_t bg = begin; bg < end; bg++) {
-        int64_t b = bg / p->kv_heads, g = bg % p->kv_heads;
+    for (int64_t index = begin; index < end; index++) {
+        int64_t bg = index / cut->parts, b = bg / p->kv_heads, g = bg % p->kv_heads;
         const T *k_at = (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1]; /* [skv, D] */
         const T *v_at = (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1]; /* [skv, D] */
         T *dk_at = (T *)p->dk + b * p->dk_stride[0] + g * p->dk_stride[1];         /* [skv, D] */
@@ -237,13 +270,38 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
         NAME(Rows) v = NAME(load)(p->dtype, v_at, p->v_stride[2], p->skv, dim, kv_room + kv);
         NAME(Rows) dk = NAME(target)(dk_at, p->dk_stride[2], dim, kv_room + 2 * kv);
         NAME(Rows) dv = NAME(target)(dv_at, p->dv_stride[2], dim, kv_room + 3 * kv);
+        if (cut->sums) {
+            dk = (NAME(Rows)){(ACC *)cut->sums + index * 2 * kv, (int)dim};
+            dv = (NAME(Rows)){dk.x + kv, (int)dim};
+        }
         for (int64_t j = 0; j < p->skv; j++) {
             memset(dk.x + j * dk.ld, 0, (size_t)dim * sizeof(ACC));
             memset(dv.x + j * dv.ld, 0, (size_t)dim * sizeof(ACC));
         }
-        for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)(p, b, h, k, v, dk, dv, room);
+        for (int64_t i = index % cut->parts; i < cut->blocks; i += cut->parts)
+            NAME(backward_block)(p, b, g * group + i / of_head, i % of_head * cut->rows, cut->rows, k, v, dk, dv, room);
+        if (cut->sums) continue;
         NAME(store)(p->dtype, dk, p->skv, dim, dk_at, p->dk_stride[2]);
         NAME(store)(p->dtype, dv, p->skv, dim, dv_at, p->dv_stride[2]);
+    }
+    return XT_OK;
+}
+
+/* Rows [begin, end) of dK and dV, counted through the kv heads of all the batch: the sum of the parts, from the first on. */
+XT_FAST static XtStatus NAME(add_parts)(void *context, int64_t begin, int64_t end) {
+    const Backward *cut = context;
+    const XtAttentionBwd *p = cut->p;
+    int64_t dim = p->dim, kv = p->skv * dim;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t bg = row / p->skv, j = row % p->skv, b = bg / p->kv_heads, g = bg % p->kv_heads;
+        const ACC *part = (const ACC *)cut->sums + bg * cut->parts * 2 * kv + j * dim;        /* [D], steps 2 kv and kv */
+        T *dk = (T *)p->dk + b * p->dk_stride[0] + g * p->dk_stride[1] + j * p->dk_stride[2]; /* [D] */
+        T *dv = (T *)p->dv + b * p->dv_stride[0] + g * p->dv_stride[1] + j * p->dv_stride[2]; /* [D] */
+        for (int64_t d = 0; d < dim; d++) {
+            ACC sum_k = part[d], sum_v = part[kv + d];
+            for (int64_t i = 1; i < cut->parts; i++) sum_k += part[2 * i * kv + d], sum_v += part[(2 * i + 1) * kv + d];
+            dk[d] = STORE(sum_k), dv[d] = STORE(sum_v);
+        }
     }
     return XT_OK;
 }

@@ -100,15 +100,13 @@ PAIRS_INLINE void multiply(const Tile *t, const int rows, const int vectors) {
 }
 
 typedef void (*TileFunction)(const Tile *);
-#define TILE_FUNCTION(rows, vectors) \
-    PAIRS_FAST static void tile_##rows##_##vectors(const Tile *t) { multiply(t, rows, vectors); }
-#define TILE_FUNCTIONS(rows) TILE_FUNCTION(rows, 1) TILE_FUNCTION(rows, 2) TILE_FUNCTION(rows, 3) TILE_FUNCTION(rows, 4)
-TILE_FUNCTIONS(1)
-TILE_FUNCTIONS(2)
-TILE_FUNCTIONS(3) TILE_FUNCTIONS(4) TILE_FUNCTIONS(5) TILE_FUNCTIONS(6)
-#define TILE_NAMES(rows) {tile_##rows##_1, tile_##rows##_2, tile_##rows##_3, tile_##rows##_4}
-    static const TileFunction tile_functions[TILE_ROWS][4] = {TILE_NAMES(1), TILE_NAMES(2), TILE_NAMES(3),
-                                                              TILE_NAMES(4), TILE_NAMES(5), TILE_NAMES(6)};
+/* clang-format off */
+#define TILE(rows, vectors) PAIRS_FAST static void tile_##rows##_##vectors(const Tile *t) { multiply(t, rows, vectors); }
+#define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3) TILE(rows, 4)
+TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
+#define NAMES(rows) {tile_##rows##_1, tile_##rows##_2, tile_##rows##_3, tile_##rows##_4}
+static const TileFunction tile_functions[TILE_ROWS][4] = {NAMES(1), NAMES(2), NAMES(3), NAMES(4), NAMES(5), NAMES(6)};
+/* clang-format on */
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------------- */
 

@@ -321,9 +321,18 @@ FAULTS = [
     ),
     Fault(
         "attention: heads of a group overwrite", "csrc/cpu/attention/materialized.c",
-        "for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)",
-        "for (int64_t h = g * group; h < g * group + 1; h++) NAME(backward_head)", "dk and dv sum over the heads of a group",
+        "i < cut->blocks; i += cut->parts)", "i < of_head; i += cut->parts)", "dk and dv sum over the heads of a group",
         GRADIENT + "scaled_dot_product_attention",
+    ),
+    Fault(
+        "attention: the last part is not added", "csrc/cpu/attention/materialized.c", "for (int64_t i = 1; i < cut->parts; i++) sum_k",
+        "for (int64_t i = 1; i < cut->parts - 1; i++) sum_k", "dk and dv sum over the parts of a kv head",
+        "tests/ops/test_selection.py::test_what_attention_supports_is_right",
+    ),
+    Fault(
+        "attention: parts as many as threads", "csrc/cpu/attention/materialized.c", "at_most((PIECES + groups - 1) / groups,",
+        "at_most((xt_num_threads() + groups - 1) / groups,", "the number of threads changes no bit",
+        "tests/ops/test_gemm_attention.py::test_threads_change_no_bit_of_a_backward_in_parts",
     ),
     Fault(
         "attention: columns of the block before", "csrc/cpu/attention/materialized.c",
