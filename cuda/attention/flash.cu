@@ -473,7 +473,7 @@ template <typename P> static const char *supports(const P *p, const XtDeviceTrai
     if (p->dim != 32 && p->dim != 64 && p->dim != 128) return "the head dim is not 32, 64 or 128";
     if (p->tf32 && p->skv > TF32_COLUMNS) return "TF32 products of more than 1024 keys are faster on tensor cores";
     if (bytes > device->shared_limit) return "a block cannot have so much shared memory";
-    return xt_attention_unfit(p, 4, true);
+    return xt_attention_unfit(p, 4);
 }
 const char *xt_cuda_attention_flash_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
     return supports(p, device, p->dim == 32 ? FORWARD_BYTES<32> : p->dim == 64 ? FORWARD_BYTES<64> : FORWARD_BYTES<128>);
