@@ -343,7 +343,7 @@ op(
     magnitude=lambda x, t, **k: cross_entropy(x, t, ignore_index=2, magnitude=True, **k),
     torch=lambda torch, x, t, z_loss=0.0: (
         torch.nn.functional.cross_entropy(x, t, ignore_index=2)
-        + z_loss * (torch.logsumexp(x.float(), 1) ** 2)[t != 2].mean()
+        + z_loss * (torch.logsumexp(x if x.dtype == torch.float64 else x.float(), 1) ** 2)[t != 2].mean()
     ),
     errors=(
         Error(

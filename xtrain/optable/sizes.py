@@ -63,6 +63,10 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
         "rms_norm:no weight": case(N(batch, d.length, d.width)),
         "layer_norm": case(N(batch, d.length, d.width), N(d.width), N(d.width), eps=1e-5),
+        "add_layer_norm": case(
+            N(batch, d.length, d.width), N(batch, d.length, d.width), N(d.width), N(d.width), eps=1e-5
+        ),
+        "add_layer_norm:no weight": case(N(batch, d.length, d.width), N(batch, d.length, d.width)),
         "layer_norm:no weight": case(N(batch, d.length, d.width)),
         "layer_norm:weight alone": case(N(batch, d.length, d.width), N(d.width)),
         "layer_norm:bias alone": case(N(batch, d.length, d.width), N(d.width)),
