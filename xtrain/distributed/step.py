@@ -15,6 +15,7 @@ from ..nn.module import Module
 from ..optim import AdamW
 from . import world
 from .bank import Bank, Counter, Segment, add
+from .compare import checksums, odd_ones
 
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
 
@@ -107,6 +108,13 @@ class DataParallel:
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
         self._sums: list[Tensor] = []
+        self.steps = 0  # that this run has made
+        self._compared: list[tuple[str, Tensor]] = []
+        if self._plane is not None:
+            places = {id(p): f"bank {bank.dtype.name}" for bank in self._banks for p in bank.parameters}
+            self._compared = [
+                (f"{places.get(id(p), 'not trained')}, tensor {name}", p) for name, p in model.named_parameters()
+            ]
         self.take_states()
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
@@ -125,6 +133,9 @@ class DataParallel:
                 f"({self.max_ranks}), got {', '.join(map(str, sorted(rows))) or 'no tensors'}"
             )
         each, mine = next(iter(rows)) // self.max_ranks, self.max_ranks // self.size
+        world.at_step(self.steps + 1)
+        if not self.steps % world.steps_between_comparisons():
+            self.compare_parameters()
         self._counters, self._done = [Counter(bank) for bank in self._banks], 0
         self.optimizer.zero_grad()
         seed, stream = _C.get_rng_state()
@@ -180,6 +191,18 @@ class DataParallel:
             self._adamw(owned, gradient)
             owned.steps = [count + 1 for count in owned.steps]
             owned.bank.write(self._all(owned.values.to(owned.bank.dtype), "parameters"))
+        self.steps += 1
+
+    def compare_parameters(self) -> None:
+        """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
+        call it; `leaves` does so every 100 steps, and `whole_optimizer`.
+        """
+        if self._plane is not None:
+            tensors = [tensor for _, tensor in self._compared]
+            found = [bytes(one) for one in self._plane.all_gather(checksums(tensors), "checksums of parameters")]
+            odd = odd_ones(found, [name for name, _ in self._compared], f"after step {self.steps}")
+            if odd is not None:
+                raise world.diverged(*odd)
 
     def step(self, clip: float | None = None) -> float:
         """Add the gradients of all leaves and update the parameters of every rank; return the norm before clipping.
@@ -272,10 +295,16 @@ class DataParallel:
         states.clear()
 
     @contextlib.contextmanager
-    def whole_optimizer(self) -> Iterator[None]:
+    def whole_optimizer(self, compare: bool = True) -> Iterator[None]:
         """A `with` block in which optimizer.state of rank 0 is whole, as one process has it: for saving. Every rank
-        must come.
+        must come. compare: whether parameters that differ between ranks are an error (see compare_parameters).
         """
+        with world.phase("saving"):
+            yield from self._whole_optimizer(compare)
+
+    def _whole_optimizer(self, compare: bool) -> Iterator[None]:
+        if compare:
+            self.compare_parameters()
         with no_grad():
             for owned in self._owned:
                 flats = {name: self._all(kept, name) for name, kept in owned.kept().items()}

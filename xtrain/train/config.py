@@ -212,6 +212,15 @@ class TrainConfig:
     threads: int = option(
         0, "CPU threads; 0 for all; the result does not depend on it", "threads", minimum=0, maximum=256, free=True
     )
+    comm_timeout: float | None = option(
+        None,
+        "with several processes: how long the others wait for one that does not come, before all end (default: "
+        "XTRAIN_COMM_TIMEOUT, else 300)",
+        "seconds",
+        above=0.0,
+        maximum=1e6,
+        free=True,
+    )
     name: str = option("", "name of the run, in runs/ (default: <model>-<number>)", free=True)
     out: str = option("", "directory of the run (default: runs/<name>)", free=True)
     resume: str = option(

@@ -16,7 +16,7 @@ from ..errors import CheckpointError, NonFiniteError
 from ..models.language_model import LanguageModel
 from ..profiling import span
 from .config import warmup_steps
-from .nonfinite import diagnose
+from .nonfinite import diagnose, first_bad_activation
 from .state import State
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Stepper:
         """The step of a run whose batches are cut into leaves, perhaps with other processes."""
         state, pieces = self._state, self._state.config.grad_accum
         losses: list[Tensor] = []
+        parallel.steps = state.step
         for leaf_ids, leaf_targets in parallel.leaves((ids, targets)):
             own = list(zip(np.array_split(leaf_ids, pieces), np.array_split(leaf_targets, pieces), strict=True))
             step.pieces.extend(own)
@@ -311,7 +312,17 @@ class Stepper:
         last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
         where = diagnose(state.model, pieces)
         if state.team.size > 1:
-            said = state.team.gather(where)  # a rank whose own leaves are sound says that it is the loss itself
+            said = state.team.gather(where + self._bad_leaf(pieces))
+            # A rank whose own leaves are sound says that it is the loss itself.
             rank = next((rank for rank, one in enumerate(said) if not one.startswith("the loss")), 0)
             where = f"{said[rank]} on rank {rank}"
         return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}; {last}")
+
+    def _bad_leaf(self, pieces: list[Tensor]) -> str:
+        """ " in leaf 5" of the first that has a bad value before the loss, or nothing."""
+        state = self._state
+        own = state.config.max_ranks // state.team.size
+        for index, ids in enumerate(pieces):
+            if first_bad_activation(state.model, ids) is not None:
+                return f" in leaf {state.team.rank * own + index // state.config.grad_accum}"
+        return ""

@@ -127,7 +127,8 @@ class Trainer(State):
     ) -> None:
         self.team = Team.join()
         try:
-            self._prepare(values, quiet, callbacks, model)
+            with self.team.phase("loading"):
+                self._prepare(values, quiet, callbacks, model)
         except BaseException as error:
             self.team.leave(error)
             raise
@@ -150,6 +151,7 @@ class Trainer(State):
             values = options_of_model(model, values or {})
         self.config, self._checkpoint, self._known = self._plan(values or {})
         config = self.config
+        self.team.wait_at_most(config.comm_timeout)
         self.callbacks = CallbackList([*callbacks, *make_writers(config.writers if self.team.first else "")])
         self.directory = Path(config.out)
         self.device = rundir.resolve_device(config.device)
@@ -241,12 +243,14 @@ class Trainer(State):
     @_in_own_precision
     def evaluate(self) -> dict[str, float]:
         """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
-        return evaluate.evaluate(self)
+        with self.team.phase("evaluating"):
+            return evaluate.evaluate(self)
 
     @_in_own_precision
     def sample(self) -> str | None:
         """Return a generated text (prompt included), or None when samples are off or the tokens have no tokenizer."""
-        return evaluate.sample(self) if self.team.first else None
+        with self.team.phase("evaluating"):
+            return evaluate.sample(self) if self.team.first else None
 
     def save(self) -> Path:
         """Write the checkpoint of the current step, keep `keep` in all up to this step, and return its directory.
@@ -258,16 +262,17 @@ class Trainer(State):
             self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
 
         path = self.directory / saving.checkpoint_name(self.step)
-        with self._whole_optimizer():
-            self.team.on_first(write)
+        with self.team.phase("saving"):
+            with self._whole_optimizer():
+                self.team.on_first(write)
+            if self.team.first:
+                remove_old(self)
         self.saved_at = self.step
-        if self.team.first:
-            remove_old(self)
         self.callbacks.on_checkpoint(self, path)
         return path
 
-    def _whole_optimizer(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.parallel is None else self.parallel.whole_optimizer()
+    def _whole_optimizer(self, compare: bool = True) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.parallel is None else self.parallel.whole_optimizer(compare)
 
     def failed(self, what: str, error: Exception) -> None:
         """Tell the user that a side effect has failed, the first time; the run goes on."""
@@ -330,7 +335,7 @@ class Trainer(State):
             if self.team.size > 1 and not isinstance(sys.exc_info()[1], NonFiniteError):
                 return  # the others do not come: nothing is whole
             try:
-                with self._whole_optimizer():
+                with self.team.phase("saving"), self._whole_optimizer(compare=False):  # one of them may have NaN
                     if self.team.first:
                         rescue(self, self.report)
             except Exception as error:

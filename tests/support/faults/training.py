@@ -14,6 +14,9 @@ _D = "xtrain/distributed/"
 _MEET = "tests/distributed/test_processes.py::"
 _BITS = "tests/distributed/test_same_bits.py::"
 _RANKS = "tests/distributed/test_runs.py::"
+_WATCH = "tests/distributed/test_watch.py::"
+_LOST = "tests/distributed/test_faults.py::"
+_JUDGE = "tests/distributed/test_judge.py::"
 _RULES = "tests/train/test_run_rules.py::"
 
 FAULTS = [
@@ -80,9 +83,9 @@ FAULTS = [
     Fault("report: told at every step", _T + "report.py", "        if what not in self._failed:\n", "        if what:\n", "what fails is reported once", "tests/train/test_side_effects.py::test_methods_of_a_report_raise_nothing " + _RULES + "test_what_fails_is_told_once"),
     Fault("ranks: a token is not asked for", _D + "store.py", "if not hmac.compare_digest(mac, _mac(token, mine + hello)):", "if False:", "another token is refused", _MEET + "test_a_stranger_is_refused"),
     Fault("ranks: an earlier start may join", _D + "store.py", 'if who.get("restart") != launch.restart:', "if False:", "ranks of an earlier start are refused", _MEET + "test_a_stranger_is_refused"),
-    Fault("ranks: one comes twice", _D + "store.py", 'if who["rank"] in taken or not', "if not", "a rank is there once", _MEET + "test_a_rank_that_comes_twice_is_refused"),
+    Fault("ranks: one comes twice", _D + "store.py", 'if place in taken or not', "if not", "a rank is there once", _MEET + "test_a_rank_that_comes_twice_is_refused"),
     Fault("ranks: exchanges that differ", _D + "host.py", "(reader.number, reader.name) != (self._number, name)", "False", "ranks that do not do the same hear both", _MEET + "test_exchanges"),
-    Fault("ranks: leaving in silence", _D + "host.py", "self._say(_LEFT, why)", "pass", "a rank that leaves says why", _MEET + "test_a_rank_that_leaves_says_why"),
+    Fault("ranks: leaving in silence", _D + "host.py", "self._say(_LEFT, why)", "pass", "a rank that leaves says why", _MEET + "test_a_plane_alone_knows_who_is_late_or_has_left"),
     Fault("ranks: versions are not compared", _D + "world.py", '        check_same(_about_this_process(), "")\n', "", "ranks have one version", _MEET + "test_ranks_must_have_one_version"),
     Fault("ranks: torchrun's own port", _D + "env.py", "range(port + 1, min", "range(port, min", "torchrun listens on MASTER_PORT", "tests/distributed/test_environment.py::test_table_of_launchers"),
     Fault("leaves: a fold from the left", _D + "bank.py", "while self._count >> level & 1:", "while self._nodes:", "leaves are added in a tree", _BITS + "test_own_loop"),
@@ -96,6 +99,21 @@ FAULTS = [
     Fault("runs: batches evaluated twice", _T + "evaluate.py", "range(team.rank, blocks, team.size)", "range(0, blocks)", "batch j is evaluated on rank j mod W", _RANKS + "test_bytes_do_not_depend_on_the_number_of_processes"),
     Fault("runs: a signal is one rank's", _T + "loop.py", "            stop.join()\n", "", "all ranks stop after the same step", _RANKS + "test_a_signal_for_one_rank_stops_all_after_one_step"),
     Fault("runs: NaN of another rank", _T + "step.py", 'where = f"{said[rank]} on rank {rank}"', 'where = f"{said[0]} on rank 0"', "the rank with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
-    Fault("ranks: one that is late is waited for", _D + "host.py", "if not ready and time.monotonic() >= deadline:", "if False:", "a rank that does not come is named", _MEET + "test_a_rank_that_is_lost_is_named"),
+    Fault("ranks: one that is late is waited for", _D + "host.py", "if not ready and time.monotonic() >= deadline:", "if False:", "a rank that does not come is named", _MEET + "test_a_plane_alone_knows_who_is_late_or_has_left"),
     Fault("runs: another number of leaves", _T + "rundir.py", 'if name == "max_ranks":', "if False:", "max_ranks of a run stays", "tests/distributed/test_runs.py::test_max_ranks_of_a_run_stays"),
+    Fault("judge: silence is not noticed", _D + "judge.py", "and now - at >= self.times.silent", "and now < 0", "a rank that is not heard for 10 s has gone", _JUDGE + "test_who_is_late"),
+    Fault("judge: a save may take as long as a step", _D + "progress.py", "return self.timeout if phase == COMPUTING else max(self.timeout, self.patience)", "return self.timeout", "saving has a limit of its own", _JUDGE + "test_who_is_late " + _WATCH + "test_times"),
+    Fault("judge: one slow window is enough", _D + "judge.py", "_STREAK = 3", "_STREAK = 1", "a slow rank is named after three windows", _JUDGE + "test_a_rank_that_is_always_slower"),
+    Fault("judge: who ended in order owes an exchange", _D + "judge.py", "left = [rank for rank in late if rank in self._finished]", "left: list[int] = []", "who waits for a rank that has ended hears of it", _JUDGE + "test_who_has_ended"),
+    Fault("watch: no pulse", _D + "watch.py", "_C.pulse_start([link.pulse.fileno() for link in self._links], self.times.beat)", "pass", "a rank whose C code keeps the GIL is alive", _WATCH + "test_waiting"),
+    Fault("watch: a verdict is told twice", "xtrain/cli/guard.py", "return 75 if error.told else fail(str(error), 75)", "return fail(str(error), 75)", "each rank prints one line", _LOST + "test_a_rank_is_killed"),
+    Fault("watch: torchrun does not hear why", _D + "watch.py", "        write_error_file(text)\n", "", "TORCHELASTIC_ERROR_FILE is written", _WATCH + "test_ends_that_others_hear_of"),
+    Fault("watch: a script ends with 1", _D + "world.py", "        raise SystemExit(75)\n", "        return\n", "a PeerError that nobody catches ends with 75", _WATCH + "test_ranks_that_do_not_do_the_same"),
+    Fault("watch: an error of all is one rank's", _D + "world.py", 'or getattr(error, "on_all_ranks", False)', "", "what all ranks raise is told once", _WATCH + "test_what_all_ranks_raise_is_not_told"),
+    Fault("watch: a forked child speaks", _D + "world.py", "        _plane.abandon(", "        str(", "a forked child is no rank", _WATCH + "test_ends_that_others_hear_of"),
+    Fault("plane: a verdict does not end an exchange", _D + "host.py", "connection.shutdown(socket.SHUT_RDWR)", "pass", "an exchange that waits can be ended", _MEET + "test_an_exchange_that_waits_can_be_ended"),
+    Fault("compare: not while training", _D + "step.py", "if not self.steps % world.steps_between_comparisons():", "if False:", "a flipped bit is found at the next comparison", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
+    Fault("compare: not before a save", _D + "step.py", "        if compare:\n", "        if False:\n", "nothing is saved of parameters that differ", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
+    Fault("runs: a leaf of the rank", _T + "step.py", "state.team.rank * own + index // state.config.grad_accum", "index // state.config.grad_accum", "the leaf with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
+    Fault("runs: the timeout of an option", _T + "trainer.py", "        self.team.wait_at_most(config.comm_timeout)\n", "", "--comm-timeout", _LOST + "test_an_error_of_one_rank"),
 ]  # fmt: skip
