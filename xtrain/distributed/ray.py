@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import socket
@@ -22,7 +23,7 @@ def train(config: Mapping[str, Any], workers: int = 2, gpu: bool = False) -> dic
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"train: workers must be a whole number of at least 1, got {workers!r}")
     try:
-        import ray  # pyright: ignore[reportMissingImports]  (optional)
+        ray: Any = importlib.import_module("ray")
     except ImportError:
         raise ConfigError("distributed: Ray is missing: pip install 'xtrain[ray]'") from None
     started = not ray.is_initialized()
@@ -74,18 +75,15 @@ class _Worker:
 
     def place(self) -> tuple[str, str, int]:
         """This host's name for Ray, its address, and a free port."""
-        import ray  # pyright: ignore[reportMissingImports]
-
+        ray: Any = importlib.import_module("ray")
         with socket.create_server(("", 0)) as free:
             return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free.getsockname()[1]
 
     def train(self, config: dict[str, Any], variables: dict[str, str], folder: str) -> dict[str, Any]:
         os.environ.update(variables)
         os.chdir(folder)
-        from .. import distributed
-        from ..train import Trainer
-
-        trainer = Trainer(config)
+        # By name: training is above this package, which a worker's process alone has to know.
+        trainer = importlib.import_module("xtrain.train").Trainer(config)
         trainer.run()
-        distributed.shutdown()
+        importlib.import_module("xtrain.distributed").shutdown()
         return {"directory": os.fspath(trainer.directory.absolute()), "step": trainer.step}
