@@ -289,11 +289,11 @@ FAULTS = [
     ),
     Fault(
         "tree_sum: the second of a pair alone", "csrc/cpu/optimizer/tree_sum.c", "take(node[0], part->data, offset, n, i & 1);",
-        "take(node[0], part->data, offset, n, false);", "out = T(parts)", "tests/ops/test_tree_sum.py::test_model",
+        "take(node[0], part->data, offset, n, false);", "out = T(parts)", "tests/distributed/test_tree_sum.py::test_model",
     ),
     Fault(
         "tree_sum: what is left from the oldest", "csrc/cpu/optimizer/tree_sum.c", "for (int older = level + 1; older < LEVELS; older++)",
-        "for (int older = LEVELS - 1; older > level; older--)", "the largest power of two below n", "tests/ops/test_tree_sum.py::test_model",
+        "for (int older = LEVELS - 1; older > level; older--)", "the largest power of two below n", "tests/distributed/test_tree_sum.py::test_model",
     ),
     Fault(
         "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",
