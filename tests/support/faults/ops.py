@@ -104,19 +104,19 @@ FAULTS = [
         "eps must be at least 0", _OPS + "test_nan_is_no_option",
     ),
     Fault(
-        "layer_norm: a bias of any dtype", "csrc/ops/layers/layer_norm.c", 'XT_TRY(xt_check_like(c->op, "input", given, name, v));',
-        'if (i == 0) XT_TRY(xt_check_like(c->op, "input", given, name, v));', "weight and bias have the dtype of input", _ERR + "layer_norm",
+        "layer_norm: a bias of any dtype", "csrc/ops/layers/layer_norm.c", 'XT_CHECK(xt_check_like(c->op, "input", x, name, v));',
+        'if (i == 0) XT_CHECK(xt_check_like(c->op, "input", x, name, v));', "weight and bias have the dtype of input", _ERR + "layer_norm",
     ),
     Fault(
-        "layer_norm: an upstream gradient of any strides", "csrc/ops/layers/layer_norm.c", "XT_TRY(xt_dense(dout[0], &dy));",
-        "XT_TRY(xt_share(dout[0], &dy));", "upstream gradients of any strides", STRIDES + "layer_norm",
+        "layer_norm: an upstream gradient of any strides", "csrc/ops/layers/layer_norm.c", "XT_TRY(xt_dense(dout, &dy));",
+        "XT_TRY(xt_share(dout, &dy));", "upstream gradients of any strides", STRIDES + "layer_norm",
     ),
     Fault(
-        "layer_norm: weight and bias are one tensor", "csrc/ops/layers/layer_norm.c", "if (i == 2 && sum[2] == sum[1]) sum[2] = NULL;", "",
+        "layer_norm: weight and bias are one tensor", "csrc/ops/layers/layer_norm.c", "if (i == 1 && total[1] == total[0]) total[1] = NULL;", "",
         "the kernel adds to one tensor once", "tests/ops/test_layer_norm.py::test_layer_norm_with_one_tensor_for_weight_and_bias",
     ),
     Fault(
-        "layer_norm: the bias is not computed again", "csrc/ops/layers/layer_norm.c", "XT_CHECK(xt_node_saved(n, 4, &bias));", "bias = NULL;",
+        "layer_norm: the bias is not computed again", "csrc/ops/layers/layer_norm.c", "XT_CHECK(xt_node_saved(n, 4, &vector[1]));", "vector[1] = NULL;",
         "outputs are computed again with the bits of the forward",
         "tests/core/test_recompute.py::test_the_output_is_computed_again_with_the_same_bits",
     ),
