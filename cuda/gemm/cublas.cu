@@ -448,7 +448,7 @@ static bool goes_through_float32(const XtGemm *p, Edges e) {
 }
 
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device) {
-    const char *reason = xt_gemm_dtypes(p);
+    const char *reason = xt_gemm_plain(p);
     if (reason) return reason;
     if (!device->has_cublaslt()) return "libcublasLt was not found";
     if (!xt_gemm_multiplies(p)) return NULL;

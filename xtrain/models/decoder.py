@@ -97,10 +97,12 @@ class MLP(nn.Module):
         _pack(self.gate_proj, self.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        joined = joined_weights(self.gate_proj, self.up_proj)
+        joined, down = joined_weights(self.gate_proj, self.up_proj), self.down_proj
         if joined is None:
-            return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
-        return self.down_proj(_C.swiglu(_C.linear_joined(x, *joined)))
+            return down(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
+        if joined[1] is None and is_stock(down, nn.Linear) and down.bias is None:
+            return _C.swiglu_mlp(x, *joined[0], down.weight)
+        return down(_C.swiglu(_C.linear_joined(x, *joined)))
 
 
 class Block(nn.Module):

@@ -35,6 +35,18 @@ done:
     return status;
 }
 
+XtStatus xt_joined_product(XtTensor *rows, int count, XtTensor *const *weights, XtTensor *y) {
+    XtTensor *joined = NULL;
+    XtStatus status = XT_OK;
+    int64_t start = 0;
+    XT_TRY(xt_join_rows(count, weights, &joined));
+    if (joined) XT_TRY(forward_one(rows, joined, 0, y));
+    for (int i = 0; i < count && !joined; start += weights[i++]->shape[0]) XT_TRY(forward_one(rows, weights[i], start, y));
+done:
+    xt_tensor_release(joined);
+    return status;
+}
+
 /* Vectors that lie one after the other, as one of `length`; NULL for others. Borrows their memory. */
 static bool join_vectors(int count, XtTensor *const *vectors, int64_t length, XtView *out) {
     *out = (XtView){.data = vectors[0]->data, .dtype = vectors[0]->dtype, .ndim = 1, .shape = {length}};
@@ -83,14 +95,14 @@ static XtStatus check_biases(const XtCall *c, const XtTensor *x) {
 }
 
 static XtStatus forward(XtCall *c) {
-    XtTensor *x = c->arg[0].tensor, *const *weights = c->arg[1].tensors, *rows = NULL, *joined = NULL, *y = NULL;
+    XtTensor *x = c->arg[0].tensor, *const *weights = c->arg[1].tensors, *rows = NULL, *y = NULL;
     int count = c->arg[1].count;
     XtStatus status = XT_OK;
     if (count < 1 || count > MOST)
         return xt_error(XT_VALUE_ERROR, "linear_joined: weights must hold 1 to %d tensors, got %d", MOST, count);
     XT_TRY(xt_check_float(c->op, "input", x));
     XT_TRY(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
-    int64_t in = x->shape[x->ndim - 1], out = 0, start = 0, shape[XT_MAX_DIMS];
+    int64_t in = x->shape[x->ndim - 1], out = 0, shape[XT_MAX_DIMS];
     for (int i = 0; i < count; i++) {
         XT_TRY(xt_check_ndim(c->op, "every weight", weights[i], 2, 2));
         XT_TRY(xt_check_like(c->op, "input", x, "every weight", weights[i]));
@@ -101,12 +113,7 @@ static XtStatus forward(XtCall *c) {
     if (c->arg[2].given) XT_TRY(check_biases(c, x));
     XT_TRY(xt_as_rows(x, &rows));
     XT_TRY(xt_empty_shape(x, x->dtype, 2, (int64_t[]){rows->shape[0], out}, &y));
-    XT_TRY(xt_join_rows(count, weights, &joined));
-    if (joined) XT_TRY(forward_one(rows, joined, 0, y));
-    for (int i = 0; i < count && !joined; i++) {
-        XT_TRY(forward_one(rows, weights[i], start, y));
-        start += weights[i]->shape[0];
-    }
+    XT_TRY(xt_joined_product(rows, count, weights, y));
     if (c->arg[2].given) XT_TRY(add_biases(count, c->arg[2].tensors, y));
     XT_TRY(xt_save(c, rows));
     for (int i = 0; i < count; i++) XT_TRY(xt_save(c, weights[i]));
@@ -116,7 +123,6 @@ static XtStatus forward(XtCall *c) {
     c->out_count = 1;
 done:
     xt_tensor_release(rows);
-    xt_tensor_release(joined);
     xt_tensor_release(y);
     return status;
 }
@@ -202,20 +208,13 @@ done:
     return status;
 }
 
-static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *rows, *weights[MOST], *dy = NULL, *dyt = NULL, *part = NULL, *transposed = NULL;
+XtStatus xt_joined_gradients(XtNode *n, int count, XtTensor *const *weights, XtTensor *rows, XtTensor *dy, XtTensor **din) {
+    XtTensor *dyt = NULL, *part = NULL, *transposed = NULL;
     XtStatus status = XT_OK;
-    int count = xt_node_args(n)[1].count;
     int64_t start = 0;
     bool needs_weights = false, all = false;
-    XT_TRY(xt_node_saved(n, 0, &rows));
-    for (int i = 0; i < count; i++) {
-        XT_TRY(xt_node_saved(n, 1 + i, &weights[i]));
-        needs_weights = needs_weights || xt_node_needs(n, 1 + i);
-    }
-    XT_TRY(xt_as_rows(dout[0], &dy));
+    for (int i = 0; i < count; i++) needs_weights = needs_weights || xt_node_needs(n, 1 + i);
     if (xt_node_needs(n, 0)) XT_TRY(input_gradient(n, count, weights, dy, din));
-    if (xt_node_args(n)[2].given) XT_TRY(bias_gradients(n, count, weights, dy, din));
     if (!needs_weights) goto done;
     XT_TRY(xt_transposed(dy, &dyt));
     XT_TRY(joined_gradient(n, count, weights, dyt, rows, din, &all));
@@ -229,10 +228,23 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
         part = transposed = NULL;
     }
 done:
-    xt_tensor_release(dy);
     xt_tensor_release(dyt);
     xt_tensor_release(part);
     xt_tensor_release(transposed);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtTensor *rows, *weights[MOST], *dy = NULL;
+    XtStatus status = XT_OK;
+    int count = xt_node_args(n)[1].count;
+    XT_TRY(xt_node_saved(n, 0, &rows));
+    for (int i = 0; i < count; i++) XT_TRY(xt_node_saved(n, 1 + i, &weights[i]));
+    XT_TRY(xt_as_rows(dout[0], &dy));
+    if (xt_node_args(n)[2].given) XT_TRY(bias_gradients(n, count, weights, dy, din));
+    XT_TRY(xt_joined_gradients(n, count, weights, rows, dy, din));
+done:
+    xt_tensor_release(dy);
     return status;
 }
 
