@@ -25,6 +25,7 @@ OTHERS = {
         "csrc/cpu/attention/reference.c",
         "cuda/attention/materialized.cu",
     },
+    "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",
