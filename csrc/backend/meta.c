@@ -131,7 +131,7 @@ static XtStatus meta_tree_sum(const XtTreeSum *p) {
 
 static const char *any_product(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
-    return xt_gemm_dtypes(p);
+    return xt_gemm_plain(p);
 }
 static XtStatus product(const XtGemm *p) {
     return count(2.0 * (double)(p->batch[0] * p->batch[1]) * (double)(p->m * p->n) * (double)p->k, 0);

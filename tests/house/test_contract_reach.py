@@ -26,6 +26,7 @@ OTHERS = {
         "cuda/attention/materialized.cu",
         "csrc/ops/optimizer/muon.c",
     },
+    "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",

@@ -200,6 +200,20 @@ FAULTS = [
         "tests/ops/test_gemm.py::test_broadcast_gradients_are_summed " + _OPS + "test_a_second_broadcast_gradient",
     ),
     Fault(
+        "swiglu_mlp: h computed again is kept", "csrc/ops/gemm/swiglu_mlp.c", "xt_recompute_mode() ? NULL : h", "h",
+        "recompute mode keeps no h", "tests/nn/test_swiglu_mlp.py::test_h_is_computed_again",
+    ),
+    Fault(
+        "swiglu_mlp: the shape of up", "csrc/ops/gemm/swiglu_mlp.c",
+        '    XT_CHECK(xt_check_shape(c->op, "up", c->arg[UP].tensor, 2, gate->shape));\n', "", "up has the shape of gate",
+        _ERR + "swiglu_mlp",
+    ),
+    Fault(
+        "swiglu_mlp: gate and up keep their place", "csrc/ops/gemm/swiglu_mlp.c", "    XT_TRY(xt_node_take_last(n, GATE_UP, out));\n", "",
+        "their gradients take it where the graph is freed",
+        "tests/nn/test_swiglu_mlp.py::test_the_gradient_of_gate_and_up_takes_their_place",
+    ),
+    Fault(
         "matmul: one matrix for the batch", "csrc/ops/gemm/matmul.c", "if (b->ndim == 2 && a->ndim > 2) {", "if (b->ndim == 2 && a->ndim > 4) {",
         "its gradient is one product over all rows", _OPS + "test_the_gradient_of_a_shared_matrix_is_one_product",
     ),
