@@ -12,7 +12,7 @@ OTHERS = {
     "attention": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"},
     "elementwise": {
         "csrc/ops/common.c",
-        "csrc/ops/gemm/linear.c",
+        "csrc/ops/gemm/matmul.c",
         "csrc/ops/gemm/linear_joined.c",
         "csrc/ops/layers/cross_entropy.c",
         "csrc/ops/layers/gather.c",
