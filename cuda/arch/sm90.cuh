@@ -221,9 +221,8 @@ __device__ inline void xt_put_released(unsigned *to, unsigned number) {
 }
 /* Ends a group of this thread's stores; waits until all groups have read shared memory. */
 __device__ inline void xt_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ inline void xt_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-/* The same for all but the last PENDING groups. */
-template <int PENDING> __device__ inline void xt_store_wait() {
+/* PENDING: all but the last so many. */
+template <int PENDING = 0> __device__ inline void xt_store_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 

@@ -7,7 +7,7 @@
 typedef HopperTiles Tiles; /* measured: docs/worklog/gemm-cuda.md */
 
 static constexpr int64_t LEAST_TILES =
-    2 * 132; /* of both warpgroups of all blocks: below, the first and last ones count too much */
+    2 * XT_PLAN_MULTIPROCESSORS; /* of both warpgroups of all blocks: below, the first and last ones count too much */
 
 /* Rows of 16-bit elements that the copy engine can address. */
 static bool addressable(const void *x, int64_t rows, int64_t ld) {

@@ -26,9 +26,7 @@ from .decoder_config import DecoderConfig
 from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
-FUSED_MLP = (
-    True  # whether layers that are stock run as one op, `swiglu_mlp`, whose products have SwiGLU in them on Hopper
-)
+FUSED_MLP = True  # whether stock layers run as one op, `swiglu_mlp`, whose products have SwiGLU in them on Hopper
 
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
