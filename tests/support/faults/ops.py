@@ -201,7 +201,7 @@ FAULTS = [
     ),
     Fault(
         "swiglu_mlp: h computed again is kept", "csrc/ops/gemm/swiglu_mlp.c", "xt_recompute_mode() ? NULL : h", "h",
-        "recompute mode keeps no h", "tests/nn/test_swiglu_mlp.py::test_h_is_computed_again",
+        "recompute mode keeps no h", "tests/cuda/test_swiglu_mlp.py::test_h_is_computed_again",
     ),
     Fault(
         "swiglu_mlp: the shape of up", "csrc/ops/gemm/swiglu_mlp.c",
@@ -211,7 +211,7 @@ FAULTS = [
     Fault(
         "swiglu_mlp: gate and up keep their place", "csrc/ops/gemm/swiglu_mlp.c", "    XT_TRY(xt_node_take_last(n, GATE_UP, out));\n", "",
         "their gradients take it where the graph is freed",
-        "tests/nn/test_swiglu_mlp.py::test_the_gradient_of_gate_and_up_takes_their_place",
+        "tests/cuda/test_swiglu_mlp.py::test_the_gradient_of_gate_and_up_takes_their_place",
     ),
     Fault(
         "matmul: one matrix for the batch", "csrc/ops/gemm/matmul.c", "if (b->ndim == 2 && a->ndim > 2) {", "if (b->ndim == 2 && a->ndim > 4) {",
