@@ -26,8 +26,6 @@ from .decoder_config import DecoderConfig
 from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
-FUSED_MLP = True  # whether stock layers run as one op, `swiglu_mlp`, whose products have SwiGLU in them on Hopper
-
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
 
@@ -111,8 +109,9 @@ class MLP(nn.Module):
         joined, down = joined_weights(self.gate_proj, self.up_proj), self.down_proj
         if joined is None:
             return down(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
-        if FUSED_MLP and joined[1] is None and is_stock(down, nn.Linear) and down.bias is None:
-            return _C.swiglu_mlp(x, *joined[0], down.weight)
+        if joined[1] is None and is_stock(down, nn.Linear) and down.bias is None:
+            gate, up = joined[0]
+            return _C.swiglu_mlp(x, gate, up, down.weight)
         return down(_C.swiglu(_C.linear_joined(x, *joined)))
 
 

@@ -199,7 +199,7 @@ for variant, place in (("", _C.pack), ("apart", list)):
         SWIGLU_MLP[:2]
         if variant
         else [*SWIGLU_MLP, case(N(4, 65, 128), N(200, 128), N(200, 128), N(100, 200), big=True)],
-        lambda x, g, u, d, place=place: _C.swiglu_mlp(x, *place((g, u)), d),
+        lambda x, g, u, d, place=place: _C.swiglu_mlp(x, *place((g, u)), down=d),
         lambda x, g, u, d: swiglu(x @ g.T, x @ u.T) @ d.T,
         variant=variant,
         accumulations=lambda x, g, u, d: 2 * x.shape[-1] + len(g) + 16,
