@@ -20,11 +20,11 @@
 #include <stdlib.h>
 #define XT_TEMPLATE "cpu/attention/materialized.c"
 
-#define BLOCK 64              /* query rows at once */
-#define BLOCK_BYTES 1048576   /* of scores, where that leaves 16 rows or more: about the L2 cache */
-#define PIECE_WORK 2000000    /* multiply-adds that a thread takes at once in the forward, or more */
-#define PIECES 16             /* of the backward, where there are fewer kv heads */
-#define SHARE_BLOCKS 8        /* of query rows at least, in a share: adding shares up then costs 2 to 5 %, short documents 10 to 30 */
+#define BLOCK 64            /* query rows at once */
+#define BLOCK_BYTES 1048576 /* of scores, where that leaves 16 rows or more: about the L2 cache */
+#define PIECE_WORK 2000000  /* multiply-adds that a thread takes at once in the forward, or more */
+#define PIECES 16           /* of the backward, where there are fewer kv heads */
+#define SHARE_BLOCKS 8      /* of query rows at least, in a share: adding shares up then costs 2 to 5 %, short documents 10 to 30 */
 #define SUMS_BYTES (32 << 20) /* of dK and dV of shares */
 
 /* Queries and keys that see no others: those of an entry of the batch, or of a document. */
