@@ -4,8 +4,10 @@
  *     backward   with g = dy w:  dx = rstd (g - mean_j(g_j) - xh mean_j(g_j xh_j)),  dw = sum_rows dy xh,  db = sum_rows dy
  *
  * With a residual: x + residual, rounded, is written to `sum` and stands for x (4 elements moved forward); backward adds dsum to dx, also
- * after rounding (4). x, out, dy, dx [rows, cols] dense, mean and rstd [rows] of ACC, w, b, dw, db [cols]. The mean is known before the first square: the
- * row is in registers by then. 2 elements moved forward, 3 backward. The plans are those of rms_norm (rms_norm.cu), but the backward
+ * after rounding (4 moved).
+ *
+ * x, out, dy, dx [rows, cols] dense, mean and rstd [rows] of ACC, w, b, dw, db [cols]. The mean is known before the first square: the row
+ * is in registers by then. 2 elements moved forward, 3 backward. The plans are those of rms_norm (rms_norm.cu), but the backward
  * keeps two sums for every column in registers, so
  *
  *     narrow   up to 96 pieces of 16 bytes, 128 of four-byte elements and wider: lanes of a warp share a row
@@ -25,8 +27,8 @@ static constexpr int BLOCK_FWD = 4096; /* most pieces in a row of a block */
 template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
 
-/* out, x [rows, cols], mean, rstd [rows], weight, bias [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row; a
- * tile is R rows for each group of lanes. */
+/* out, x [rows, cols], mean, rstd [rows], weight, bias [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row;
+ * a tile is R rows for each group of lanes. */
 template <typename T, int N, int V, bool ADD>
 __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
     layer_norm_fwd_narrow_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight,
