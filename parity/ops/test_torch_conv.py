@@ -26,13 +26,13 @@ def test_a_layer_takes_pytorchs_state_dict(options: dict, length: int) -> None:
     for (_, a), (_, b) in zip(theirs.state_dict().items(), ours.state_dict().items(), strict=True):
         assert tuple(a.shape) == tuple(b.shape)
         assert np.isclose(a.abs().max().item(), b.abs().max().item(), rtol=0.6)  # both uniform up to one bound
-    ours.load_state_dict({name: xt.tensor(t.numpy()) for name, t in theirs.state_dict().items()})
+    ours.load_state_dict({name: xt.tensor(t.cpu().numpy()) for name, t in theirs.state_dict().items()})
     x = np.random.default_rng(0).standard_normal((2, 4, length), np.float32)
     rtol, atol = Convolution(2, 4, 8, length, theirs.kernel_size, groups=theirs.groups, padding=length).tolerance(
         "float32", magnitude=8.0
     )
     for given in (x, x[0]):
-        want = theirs(torch.tensor(given)).detach().numpy()
+        want = theirs(torch.tensor(given)).detach().cpu().numpy()
         np.testing.assert_allclose(ours(xt.tensor(given)).detach().cpu().numpy(), want, 2 * rtol, 2 * atol)
 
 
@@ -48,7 +48,7 @@ def test_the_convolution_of_a_mamba_block() -> None:
         steps.append(TF.silu((window * torch.tensor(w)[:, 0]).sum(-1) + torch.tensor(b)))
     weight, bias = xt.tensor(w), xt.tensor(b)
     y, state = F.causal_conv1d(xt.tensor(x[:, :9]), weight, bias, "silu", state=xt.zeros(2, 3, 6, dtype="float64"))
-    np.testing.assert_allclose(y.cpu().numpy(), prefill.transpose(1, 2).numpy(), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(y.cpu().numpy(), prefill.transpose(1, 2).cpu().numpy(), rtol=1e-13, atol=1e-14)
     for t, want in enumerate(steps, 9):
         y, state = F.causal_conv1d(xt.tensor(x[:, t : t + 1]), weight, bias, "silu", state=state)
-        np.testing.assert_allclose(y[:, 0].cpu().numpy(), want.numpy(), rtol=1e-13, atol=1e-14)
+        np.testing.assert_allclose(y[:, 0].cpu().numpy(), want.cpu().numpy(), rtol=1e-13, atol=1e-14)
