@@ -10,6 +10,7 @@
  */
 #include "contract/attention.h"
 #include "contract/backend.h"
+#include "contract/conv.h"
 #include "contract/elementwise.h"
 #include "contract/gemm.h"
 #include "contract/layers.h"
