@@ -165,7 +165,7 @@ XT_INLINE void NAME(causal_tile_bwd)(const CausalBwdJob *job, int64_t b, int64_t
     ACC room[XT_CONV_TAPS][BLOCK], slopes[XT_CONV_TAPS][BLOCK] = {{0}}, z[BLOCK], zeros[BLOCK] = {0};
     const ACC *row[XT_CONV_TAPS],
         *dz[XT_CONV_TAPS]; /* the last K: of x, the oldest first; of dz, the newest first, which tap 0 meets */
-    for (int k = 0; k < K; k++) dz[k] = slopes[k];
+    for (int k = 0; k < K; k++) dz[k] = slopes[K - 1 - k];
     for (int k = 1; k < K; k++) row[k] = NAME(causal_row)(x, state, t0 - K + k, steps, channels, K, count, room[k]);
     int slot = 0;
     for (int64_t t = t0; t < t1 + K - 1; t++) {
