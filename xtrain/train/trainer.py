@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .. import _C, cuda, saving
+from .. import _C, saving
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
@@ -164,9 +164,7 @@ class Trainer(State):
         self.team.wait_at_most(config.comm_timeout)
         self.callbacks = CallbackList([*callbacks, *make_writers(config.writers if self.team.first else "")])
         self.directory = Path(config.out)
-        self.device = rundir.resolve_device(config.device)
-        if self.device != "cpu":
-            self.device = self.team.device(self.device, cuda.device_count())
+        self.device = self.team.device(lambda: rundir.resolve_device(config.device))
         if config.threads:
             _C.set_num_threads(config.threads)
         else:
