@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import _C
@@ -221,6 +221,29 @@ class DataParallel:
                 _C.ema_([owned.average], [owned.values], owned.updates, self.ema.decay)
             owned.bank.write(self._all(owned.values.to(owned.bank.dtype), "parameters"))
         self.steps += 1
+
+    @no_grad()
+    def scale(self, factors: Mapping[Tensor, Tensor]) -> None:
+        """Multiply parameters, and their masters, by tensors that spread over them: the same on every rank, which must
+        all call it, between two steps.
+        """
+        for owned in self._owned:
+            bank = owned.bank
+            if not any(parameter in factors for parameter in bank.parameters):
+                continue
+            if not owned.has_masters:  # values are read from the parameters in each step
+                for parameter in bank.parameters:
+                    if parameter in factors:
+                        parameter.mul_(factors[parameter])
+                continue
+            for segment in owned.segments:
+                parameter = bank.parameters[segment.parameter]
+                if parameter in factors:
+                    begin = owned.begin + segment.begin - bank.offsets[segment.parameter]
+                    whole = factors[parameter].expand(*parameter.shape).reshape(-1)
+                    own = whole[begin : begin + segment.end - segment.begin]
+                    owned.values[segment.begin : segment.end].mul_(own)
+            bank.write(self._all(owned.values.to(bank.dtype), "scaled parameters"))
 
     def compare_parameters(self) -> None:
         """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must

@@ -20,6 +20,7 @@ from ..generation import KVCache
 from ..nn.layers import add_norm
 from ..nn.lora import ADAPTED, LoraLayer
 from ..nn.module import is_stock
+from ..optim.qk_clip import AttentionHeads
 from ..tensors.documents import sees
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
@@ -153,6 +154,12 @@ class Attention(nn.Module):
         self.dropout, self.resid_dropout = float(config.attn_pdrop), nn.Dropout(config.resid_pdrop)
         self.c_attn = Conv1D(c, 3 * c, dtype, device)
         self.c_proj = Conv1D(c, c, dtype, device)
+
+    def qk_heads(self) -> AttentionHeads:
+        """The parameters that queries and keys come from, for optim.QKClip."""
+        width, weight, bias = self.heads * self.head_dim, self.c_attn.weight, self.c_attn.bias
+        query, key = ([(weight, 1, first), (bias, 0, first)] for first in (0, width))
+        return AttentionHeads(self.heads, self.heads, self.head_dim, query, key)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         if not (self.training and self.dropout):

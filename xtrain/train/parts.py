@@ -215,6 +215,17 @@ def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW | opt
     return optim.ChainedOptimizer([muon, *adamw])
 
 
+def make_qk_clip(model: nn.Module, settings: OptimConfig, optimizer: Any) -> optim.QKClip | None:
+    """What clips attention logits, or None where the option is 0. ConfigError for a model that it is not for."""
+    if not settings.qk_clip:
+        return None
+    try:
+        return optim.QKClip(model, settings.qk_clip, optimizer)
+    except ValueError as error:
+        why = str(error).removeprefix("QKClip: ")
+        raise ConfigError(f"optim.qk_clip must be 0 for {type(model).__name__}: {why}") from None
+
+
 def _factors(model: nn.Module, settings: OptimConfig) -> dict[int, float]:
     """{id of a parameter: the factor of its learning rate}."""
     names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
