@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .. import _C, cuda
 from ..errors import ConfigError
 from . import world
+from .choice import joins_gpus
 from .env import Launch
 from .store import ranks_text
+
+if TYPE_CHECKING:
+    from .host import HostPlane
 
 
 def choose(resolve: Callable[[], str], launch: Launch) -> str:
@@ -30,7 +34,7 @@ def choose(resolve: Callable[[], str], launch: Launch) -> str:
 def _own(count: int, launch: Launch) -> str:
     if count == 1:  # as srun and Ray have it: each rank sees its own; `check` finds one that others see too
         return "cuda"
-    if launch.local_world_size > count and not _may_share():
+    if launch.local_world_size > count and joins_gpus():
         raise ConfigError(
             f"device must have a GPU for each of the {launch.local_world_size} ranks of this host, got {count}; "
             "XTRAIN_PLANE=host lets ranks share one"
@@ -38,8 +42,15 @@ def _own(count: int, launch: Launch) -> str:
     return f"cuda:{launch.local_rank % count}"
 
 
-def _may_share() -> bool:
-    return os.environ.get("XTRAIN_PLANE", "") in ("host", "mpi")
+def join(plane: HostPlane, device: _C.device) -> None:
+    """Check the devices of all ranks, once, and let their bytes go from GPU to GPU where XTRAIN_PLANE does not say
+    otherwise. Every rank must call it. ConfigError as from `check`, and where NCCL is missing or its versions differ.
+    """
+    check(device)
+    if device.type == "cuda" and joins_gpus() and plane.gpus is None:
+        from .nccl import NcclPlane
+
+        plane.gpus = NcclPlane(plane, device)
 
 
 def check(device: _C.device) -> None:
@@ -62,11 +73,11 @@ def check(device: _C.device) -> None:
     world.check_same(facts, "")
     if uuid:
         users: dict[str, list[int]] = {}
-        said = world.gather_json([uuid, _may_share()])
+        said = world.gather_json([uuid, joins_gpus()])
         for rank, (one, _) in enumerate(said):
             users.setdefault(one, []).append(rank)
         for ranks in users.values():
-            if len(ranks) > 1 and not said[0][1]:
+            if len(ranks) > 1 and said[0][1]:
                 raise world.on_all_ranks(
                     ConfigError(
                         f"distributed: every rank must have a GPU of its own, got one for {ranks_text(ranks)}; "

@@ -19,7 +19,7 @@ from ..errors import ConfigError, NonFiniteError, PeerError, shown
 from .env import ALONE, Launch, detect
 
 if TYPE_CHECKING:
-    from .host import Buffer, HostPlane
+    from .host import HostPlane
     from .watch import Watch
 
 _launch: Launch | None = None  # of init
@@ -348,16 +348,15 @@ def _checked(name: str, t: Tensor) -> Tensor:
     return t.detach()
 
 
-def _bytes(t: Tensor) -> Buffer:
-    return _C.to_bytes(t.cpu().contiguous())
+def _link(name: str, t: Tensor) -> HostPlane | None:
+    """The plane that moves this tensor. GPUs are joined when the first tensor of one comes."""
+    link = plane(name)
+    if link is not None and t.device.type == "cuda" and link.gpus is None:
+        from . import gpus
 
-
-def _tensor(data: Buffer, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return _C.from_bytes(data, like.dtype, shape).to(like.device)
-
-
-def _says(t: Tensor) -> str:
-    return f"{t.dtype.name} {tuple(t.shape)}"
+        if gpus.joins_gpus():
+            gpus.join(link, t.device)
+    return link
 
 
 def _pieces(name: str, t: Tensor, size: int) -> int:
@@ -370,11 +369,10 @@ def _pieces(name: str, t: Tensor, size: int) -> int:
 def all_gather(t: Tensor) -> Tensor:
     """[W, *t.shape]: `t` of every rank, on every rank. Shape and dtype must be the same everywhere."""
     t = _checked("all_gather", t)
-    link = plane("all_gather")
+    link = _link("all_gather", t)
     if link is None:
         return t.clone().unsqueeze(0)
-    parts = link.all_gather(_bytes(t), _says(t))
-    return _tensor(b"".join(parts), t, (len(parts), *t.shape))
+    return link.all_gather_tensor(t, "tensor").reshape((link.world_size, *t.shape))
 
 
 def all_to_all(t: Tensor) -> Tensor:
@@ -382,15 +380,11 @@ def all_to_all(t: Tensor) -> Tensor:
     rank j has sent to this one.
     """
     t = _checked("all_to_all", t)
-    size = world_size()
-    rows = _pieces("all_to_all", t, size)
-    link = plane("all_to_all")
+    _pieces("all_to_all", t, world_size())
+    link = _link("all_to_all", t)
     if link is None:
         return t.clone()
-    data = memoryview(_bytes(t))
-    step = data.nbytes // size
-    parts = link.all_to_all([data[i * step : (i + 1) * step] for i in range(size)], _says(t))
-    return _tensor(b"".join(parts), t, (rows * size, *t.shape[1:]))
+    return _C.cat(link.all_to_all_tensor(t, "tensor")).reshape(t.shape)
 
 
 def broadcast(t: Tensor, src: int) -> Tensor:
@@ -398,11 +392,10 @@ def broadcast(t: Tensor, src: int) -> Tensor:
     t = _checked("broadcast", t)
     if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < world_size():
         raise ValueError(f"broadcast: src must be a rank in [0, {world_size()}), got {src!r}")
-    link = plane("broadcast")
+    link = _link("broadcast", t)
     if link is None:
         return t.clone()
-    data = link.broadcast(_bytes(t) if rank() == src else None, src, _says(t))
-    return _tensor(data, t, tuple(t.shape))
+    return link.broadcast_tensor(t, src, "tensor").reshape(t.shape)
 
 
 def all_reduce(t: Tensor, op: str = "sum") -> Tensor:
