@@ -41,7 +41,7 @@ typedef struct Config { /* ncclConfig_t of 2.18: fields are only ever appended, 
     X(unique_id, GetUniqueId, int, (Id *id)) \
     X(open, CommInitRankConfig, int, (void **comm, int size, Id id, int rank, Config *config)) \
     X(destroy, CommDestroy, int, (void *comm)) \
-    X(abort, CommAbort, int, (void *comm)) \
+    X(give_up, CommAbort, int, (void *comm)) \
     X(async_error, CommGetAsyncError, int, (void *comm, int *error)) \
     X(error_text, GetErrorString, const char *, (int error)) \
     X(last_error, GetLastError, const char *, (void *comm)) \
@@ -94,11 +94,11 @@ static void *find(void) {
 }
 
 static bool take_functions(void *library) {
-#define XT_X(field, symbol, result, arguments)                                              \
-    *(void **)&nccl.field = dlsym(library, "nccl" #symbol);                                 \
-    if (!nccl.field) {                                                                      \
-        snprintf(reason, sizeof reason, "%s has no function nccl%s", path, #symbol);        \
-        return false;                                                                       \
+#define XT_X(field, symbol, result, arguments)                                       \
+    *(void **)&nccl.field = dlsym(library, "nccl" #symbol);                          \
+    if (!nccl.field) {                                                               \
+        snprintf(reason, sizeof reason, "%s has no function nccl%s", path, #symbol); \
+        return false;                                                                \
     }
     FUNCTIONS(XT_X)
 #undef XT_X
@@ -243,7 +243,7 @@ void xt_comm_abort(XtComm *comm) {
     bool locked = pthread_mutex_timedlock(&comm->lock, &until) == 0;
     void *handle = __atomic_exchange_n(&comm->handle, NULL, __ATOMIC_ACQ_REL);
     if (locked) pthread_mutex_unlock(&comm->lock);
-    if (handle && comm->accelerator->use(comm->device.index) == XT_OK) nccl.abort(handle);
+    if (handle && comm->accelerator->use(comm->device.index) == XT_OK) nccl.give_up(handle);
 }
 
 void xt_comm_close(XtComm *comm) {

@@ -117,10 +117,7 @@ def test_own_loop_on_gpus(package, nccl, tmp_path):
     ],
 )  # fmt: skip
 def test_each_rank_of_a_host_has_the_gpu_of_its_number(ranks, plane, names, error, package, tmp_path):
-    code = RANK + (
-        "from xtrain.distributed.env import detect\nfrom xtrain.distributed.gpus import choose\n"
-        "print(choose(lambda: 'cuda', detect()))"
-    )
+    code = RANK + ("from xtrain.distributed.world import choose_gpu\nprint(choose_gpu(lambda: 'cuda'))")
     found = run_ranks(
         ranks, ["-c", code], tmp_path / "x", more=on_device(package, FAKE_DEVICE_COUNT="2", XTRAIN_PLANE=plane)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import _C, cuda
 from ..errors import ConfigError
-from . import world
+from . import agree
 from .choice import joins_gpus
 from .env import Launch
 from .store import ranks_text
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .host import HostPlane
 
 
-def choose(resolve: Callable[[], str], launch: Launch) -> str:
+def choose(link: HostPlane, resolve: Callable[[], str], launch: Launch) -> str:
     """The device of this rank. resolve: names a device, where "cuda" leaves the choice to this function; its error on
     one rank is raised on all. Every rank must call it. ConfigError where a GPU is missing; and see `check`.
     """
@@ -26,8 +26,8 @@ def choose(resolve: Callable[[], str], launch: Launch) -> str:
         name = resolve()
         found.append(_own(cuda.device_count(), launch) if name == "cuda" else name)
 
-    world.all_or_none(find)
-    check(_C.device(found[0]))
+    agree.all_or_none(link, find)
+    check(link, _C.device(found[0]))
     return found[0]
 
 
@@ -42,18 +42,18 @@ def _own(count: int, launch: Launch) -> str:
     return f"cuda:{launch.local_rank % count}"
 
 
-def join(plane: HostPlane, device: _C.device) -> None:
+def join(link: HostPlane, device: _C.device) -> None:
     """Check the devices of all ranks, once, and let their bytes go from GPU to GPU where XTRAIN_PLANE does not say
     otherwise. Every rank must call it. ConfigError as from `check`, and where NCCL is missing or its versions differ.
     """
-    check(device)
-    if device.type == "cuda" and joins_gpus() and plane.gpus is None:
+    check(link, device)
+    if device.type == "cuda" and joins_gpus() and link.gpus is None:
         from .nccl import NcclPlane
 
-        plane.gpus = NcclPlane(plane, device)
+        link.gpus = NcclPlane(link, device)
 
 
-def check(device: _C.device) -> None:
+def check(link: HostPlane, device: _C.device) -> None:
     """ConfigError on every rank where ranks compute on devices of different kinds, or with other libraries, or where
     two share a GPU. XTRAIN_PLANE=host or mpi lets them share one, for tests. Every rank must call it.
     """
@@ -70,15 +70,15 @@ def check(device: _C.device) -> None:
             "version of CUDA": about["runtime"],
             "version of cuBLAS": about["blas"].split(",")[0],
         }
-    world.check_same(facts, "")
+    agree.check_same(link, facts, "")
     if uuid:
         users: dict[str, list[int]] = {}
-        said = world.gather_json([uuid, joins_gpus()])
+        said = agree.gather_json(link, [uuid, joins_gpus()])
         for rank, (one, _) in enumerate(said):
             users.setdefault(one, []).append(rank)
         for ranks in users.values():
             if len(ranks) > 1 and said[0][1]:
-                raise world.on_all_ranks(
+                raise agree.on_all_ranks(
                     ConfigError(
                         f"distributed: every rank must have a GPU of its own, got one for {ranks_text(ranks)}; "
                         "XTRAIN_PLANE=host lets ranks share one"

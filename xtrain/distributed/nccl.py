@@ -18,7 +18,7 @@ from typing import Any
 from .. import _C
 from .._C import Tensor
 from ..errors import ConfigError, PeerError, shown
-from . import world
+from . import agree
 from .host import HostPlane
 
 _CLOSING = 10.0  # seconds
@@ -33,10 +33,10 @@ class NcclPlane:
         self.device, self._host = device, host
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # its sums may differ from call to call, and we need none
         about: list[dict[str, Any]] = []
-        world.all_or_none(lambda: about.append(_version()))
-        world.check_same({"version of NCCL": about[0]["version"]}, "")
-        said = host.broadcast(_C.nccl_unique_id() if host.rank == 0 else None, 0, "NCCL's unique id")
-        self._comm = host.counted({"open": "NCCL"}, lambda _: self._open(bytes(said)))
+        agree.all_or_none(host, lambda: about.append(_version()))
+        agree.check_same(host, {"version of NCCL": about[0]["version"]}, "")
+        said = host.broadcast(_C.nccl_unique_id().encode() if host.rank == 0 else None, 0, "NCCL's unique id")
+        self._comm = host.counted({"open": "NCCL"}, lambda _: self._open(bytes(said).decode()))
         if host.watch is not None:
             before = host.watch.abort
 
@@ -46,7 +46,7 @@ class NcclPlane:
 
             host.watch.abort = abort
 
-    def _open(self, unique_id: bytes) -> Any:
+    def _open(self, unique_id: str) -> Any:
         """The communicator, in which each collective has run once: NCCL connects the GPUs in the first."""
         found: list[Any] = []
         size = self._host.world_size

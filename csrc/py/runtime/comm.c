@@ -22,24 +22,34 @@ static PyObject *run_version(PyBound *Py_UNUSED(bound)) {
     return Py_BuildValue("{s:i,s:s}", "version", version, "path", path);
 }
 
+/* The id as text: two hexadecimal digits a byte. */
 static PyObject *run_unique_id(PyBound *Py_UNUSED(bound)) {
     unsigned char id[XT_COMM_ID];
+    char text[2 * XT_COMM_ID + 1];
     XtStatus status = xt_comm_id(id);
-    return status == XT_OK ? PyBytes_FromStringAndSize((const char *)id, sizeof id) : py_raise(status);
+    if (status != XT_OK) return py_raise(status);
+    for (int i = 0; i < XT_COMM_ID; i++) snprintf(text + 2 * i, 3, "%02x", id[i]);
+    return PyUnicode_FromString(text);
+}
+
+static bool read_id(const char *text, unsigned char id[XT_COMM_ID]) {
+    if (strlen(text) != 2 * XT_COMM_ID || strspn(text, "0123456789abcdef") != 2 * XT_COMM_ID) return false;
+    for (int i = 0; i < XT_COMM_ID; i++) {
+        unsigned byte;
+        sscanf(text + 2 * i, "%2x", &byte);
+        id[i] = (unsigned char)byte;
+    }
+    return true;
 }
 
 static PyObject *run_open(PyBound *bound) {
     unsigned char id[XT_COMM_ID];
-    Py_buffer view;
     int64_t rank = bound->arg[2].i, size = bound->arg[3].i;
     if (size < 1 || size > INT32_MAX || rank < 0 || rank >= size)
         return PyErr_Format(PyExc_ValueError, "nccl_open: rank must be in [0, size), got %lld of %lld", (long long)rank,
                             (long long)size);
-    if (PyObject_GetBuffer(bound->object[1], &view, PyBUF_SIMPLE) < 0) return NULL;
-    bool fits = view.len == XT_COMM_ID;
-    if (fits) memcpy(id, view.buf, sizeof id);
-    PyBuffer_Release(&view);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "nccl_open: id must have %d bytes", XT_COMM_ID);
+    if (!read_id(bound->arg[1].s, id))
+        return PyErr_Format(PyExc_ValueError, "nccl_open: id must be what nccl_unique_id has returned, got %.40s", bound->arg[1].s);
     XtComm *comm;
     PyThreadState *saved = py_gil_leave();
     XtStatus status = xt_comm_open(bound->arg[0].device, id, (int)rank, (int)size, &comm);
@@ -54,8 +64,7 @@ static bool fits(const char *op, const char *name, const XtComm *comm, const XtT
         PyErr_Format(PyExc_ValueError, "%s: %s must be on %s, got %s", op, name, xt_device_name(device), xt_device_name(found));
     else if (!xt_view_is_contiguous(&tensor->view))
         PyErr_Format(PyExc_ValueError, "%s: %s must be contiguous, got strides of a view", op, name);
-    else
-        return true;
+    else return true;
     return false;
 }
 static size_t bytes_of(const XtTensor *tensor) { return (size_t)xt_view_numel(&tensor->view) * xt_dtype_size(tensor->dtype); }
@@ -71,8 +80,8 @@ static PyObject *exchange(PyBound *bound, const char *op, bool gather) {
                             gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out),
                             bytes_of(in), size);
     PyThreadState *saved = py_gil_leave();
-    XtStatus status = gather ? xt_comm_all_gather(comm, out->data, in->data, nbytes)
-                             : xt_comm_all_to_all(comm, out->data, in->data, nbytes);
+    XtStatus status =
+        gather ? xt_comm_all_gather(comm, out->data, in->data, nbytes) : xt_comm_all_to_all(comm, out->data, in->data, nbytes);
     py_gil_enter(saved);
     return py_none(status);
 }
@@ -117,8 +126,9 @@ static PyObject *run_close(PyBound *bound) {
 const PyFunction py_comm_functions[] = {
     {"nccl_version", "-> {object}", run_version, "Opens NCCL: its version (22809 is 2.28.9) and path. RuntimeError without it.", 0,
      NULL},
-    {"nccl_unique_id", "-> object", run_unique_id, "The bytes that all ranks of one communicator give to nccl_open.", 0, NULL},
-    {"nccl_open", "device: device, id: object, rank: int, size: int -> object", run_open,
+    {"nccl_unique_id", "-> str", run_unique_id, "What all ranks of one communicator give to nccl_open, made by one of them.", 0,
+     NULL},
+    {"nccl_open", "device: device, id: str, rank: int, size: int -> object", run_open,
      "A communicator of this device with those of other processes; returns when all have called it.", 0, NULL},
     {"nccl_all_to_all", "comm: object, out: Tensor, input: Tensor -> None", run_all_to_all,
      "Queues: piece j of input goes to rank j. Both tensors must stay until nccl_idle.", 0, NULL},
