@@ -233,3 +233,21 @@ def test_what_ends_ranks_that_nccl_joins(variables, code, statuses, said, nccl, 
     assert tuple(one.status for one in found) == statuses, found
     assert any(said in one.err for one in found), found
     assert max(one.ended for one in found) - min(one.ended for one in found) < 10
+
+
+def test_a_verdict_ends_what_nccl_does(nccl, tmp_path):
+    """So that whoever catches it can use the GPU, which waits for the rank that is lost."""
+    code = (
+        "import os, time\n"
+        + AFTER
+        + (
+            "from xtrain import _C\nfrom xtrain.distributed import world\nfrom xtrain.errors import PeerError\n"
+            "if xt.distributed.rank(): os._exit(1)\n"
+            "try: xt.distributed.all_reduce(one)\nexcept PeerError: pass\n"
+            "try:\n    for _ in range(40): _C.nccl_idle(world._plane.gpus._comm), time.sleep(0.1)\n"
+            "except RuntimeError as error: print(error)\n"
+            "xt.distributed.shutdown()"
+        )
+    )
+    found = run_ranks(2, ["-c", code], tmp_path / "x", nccl())
+    assert (found[0].status, found[0].out) == (0, "joined\ndistributed: NCCL's communicator has been closed\n"), found
