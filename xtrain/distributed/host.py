@@ -215,7 +215,7 @@ class HostPlane:
 
     def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
         """The elements of `t` of every rank, one rank after the other: [W * n]."""
-        name = f"{name} {t.dtype.name} {tuple(t.shape)}"
+        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
         gpus = self.gpus_of(t)
         if gpus is not None:
             return gpus.all_gather(t, name)
@@ -223,7 +223,7 @@ class HostPlane:
 
     def all_to_all_tensor(self, t: Tensor, name: str) -> list[Tensor]:
         """`t` [W * n] is cut into W pieces, of which piece j goes to rank j: what every rank has sent to this one."""
-        name = f"{name} {t.dtype.name} {tuple(t.shape)}"
+        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
         gpus, count = self.gpus_of(t), t.numel() // self.world_size
         if gpus is not None:
             found = gpus.all_to_all(t, name)
@@ -234,7 +234,7 @@ class HostPlane:
 
     def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""
-        name = f"{name} {t.dtype.name} {tuple(t.shape)}"
+        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
         gpus = self.gpus_of(t)
         if gpus is not None:
             return gpus.broadcast(t, source, name)

@@ -326,7 +326,7 @@ def all_gather(t: Tensor) -> Tensor:
     link = _link("all_gather", t)
     if link is None:
         return t.clone().unsqueeze(0)
-    return link.all_gather_tensor(t, "tensor").reshape((link.world_size, *t.shape))
+    return link.all_gather_tensor(t, "").reshape((link.world_size, *t.shape))
 
 
 def all_to_all(t: Tensor) -> Tensor:
@@ -338,7 +338,7 @@ def all_to_all(t: Tensor) -> Tensor:
     link = _link("all_to_all", t)
     if link is None:
         return t.clone()
-    return _C.cat(link.all_to_all_tensor(t, "tensor")).reshape(t.shape)
+    return _C.cat(link.all_to_all_tensor(t, "")).reshape(t.shape)
 
 
 def broadcast(t: Tensor, src: int) -> Tensor:
@@ -349,7 +349,7 @@ def broadcast(t: Tensor, src: int) -> Tensor:
     link = _link("broadcast", t)
     if link is None:
         return t.clone()
-    return link.broadcast_tensor(t, src, "tensor").reshape(t.shape)
+    return link.broadcast_tensor(t, src, "").reshape(t.shape)
 
 
 def all_reduce(t: Tensor, op: str = "sum") -> Tensor:
