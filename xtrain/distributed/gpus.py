@@ -67,6 +67,7 @@ def check(link: HostPlane, device: _C.device) -> None:
             "driver": about["driver"],
             "kernels for": about["built_for"],
             "name of the GPU": about["name"],
+            "plane of GPUs": "nccl" if joins_gpus() else "that of hosts",
             "version of CUDA": about["runtime"],
             "version of cuBLAS": about["blas"].split(",")[0],
         }
