@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -440,6 +441,7 @@ def test_what_the_device_is() -> None:
     info = xt.cuda.get_device_properties()
     assert info["capability"] == xt.cuda.get_device_capability() and info["name"] == xt.cuda.get_device_name()
     assert info["memory_total"] >= info["memory_free"] > 0 and info["built_for"]
+    assert re.fullmatch("GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", info["uuid"])
     assert all(_C.kernels("cuda").values()) and xt.cuda.current_stream() > 0
     assert xt.gemm_backends("cuda") == ["hopper", "few", "cublas", "tiled", "naive"]
     assert xt.attention_backends("cuda") == ["flash", "materialized", "reference"]
