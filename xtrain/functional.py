@@ -16,6 +16,8 @@ from ._C import Tensor
 from ._draw import captured_generator
 from ._types import Size, as_sizes, need_tensors
 from .tensors.arithmetic import repeat_interleave
+from .tensors.convolution import causal_conv1d as causal_conv1d
+from .tensors.convolution import conv1d as conv1d
 from .tensors.documents import check_bounds as _check_bounds
 from .tensors.documents import document_bounds as document_bounds
 from .tensors.documents import sees as _sees
