@@ -124,8 +124,9 @@ def test_what_of_a_folder_is_text(tmp_path) -> None:
     assert sorted(both.strip(b"\0").split(b"\0")) == [b"this one.txt", b"this two/three.txt"]
 
 
-def test_a_folder_that_cannot_be_read_is_an_error() -> None:
-    """By a user who is not root, who may read any folder."""
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_cannot_be_read_is_an_error(kind: str) -> None:
+    """By a user who is not root, who may read everything."""
     code = """
 import os, sys
 from xtrain import data
@@ -141,9 +142,11 @@ except DataError as error:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "a.txt").write_text("text")
-        (folder / "closed").mkdir(mode=0)
-        done = python("-c", code, name)
-    assert done.stdout == f"data: {folder / 'closed'} cannot be read: Permission denied\n", done
+        closed = folder / "closed"
+        closed.mkdir() if kind == "folder" else closed.write_text("text")
+        closed.chmod(0)
+        done = python("-c", code, os.fspath(folder if kind == "folder" else closed))
+    assert done.stdout == f"data: {closed} cannot be read: Permission denied\n", done
 
 
 def test_an_error_below_a_folder_is_one_of_the_folder(tmp_path, monkeypatch) -> None:
