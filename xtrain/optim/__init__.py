@@ -12,6 +12,7 @@ from .schedule import LRScheduler, lr_schedule
 from .sgd import SGD
 
 __all__ = [
-    "Adam", "AdamW", "ChainedOptimizer", "EMA", "LRScheduler", "Muon", "Optimizer", "SGD", "clip_grad_norm_",
-    "lr_schedule", "lr_scheduler",
+    "Adam", "AdamW", "ChainedOptimizer",
+    "EMA", "LRScheduler", "Muon", "Optimizer", "SGD", "clip_grad_norm_", "lr_schedule",
+    "lr_scheduler",
 ]  # fmt: skip
