@@ -67,7 +67,7 @@ def make_device(package: Path) -> None:
     """A CUDA library whose device computes with the CPU's kernels: fake_device.c, linked with the objects of this build."""
     objects = ROOT / "build/obj" / str(sysconfig.get_config_var("SOABI"))
     core = [objects / f"core/{stem}.o" for stem in ("dtype", "library", "threads", "view")]
-    if not all(path.exists() for path in core):
+    if not objects.is_dir():
         pytest.skip("the objects of the build are not here")
     found = [*core, *(objects / "cpu").rglob("*.o")]
     _compile(package, "fake_device.c", our_contract(), [*map(str, found), "-lpthread", "-lm"])
