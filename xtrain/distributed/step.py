@@ -120,11 +120,10 @@ class DataParallel:
         if self._plane is not None:
             from . import gpus
 
-            gpus.check(self._banks[0].device)
+            gpus.join(self._plane, self._banks[0].device)
         for bank in self._banks:
             if self._plane is not None:
-                flat = bank.read(bank.dtype)
-                bank.write(self._from_bytes(self._plane.broadcast(self._bytes(flat), 0, "parameters"), flat))
+                bank.write(self._plane.broadcast_tensor(bank.read(bank.dtype), 0, "parameters"))
         names = [("momentum_buffer",) if matrices else ("exp_avg", "exp_avg_sq") for matrices in whole]
         self._owned = [_Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
@@ -181,14 +180,7 @@ class DataParallel:
         self._sums = []
         for counter, owned in zip(self._counters, self._owned, strict=True):
             bank, flat = owned.bank, counter.finish()
-            if self._plane is None:
-                parts = [flat]
-            else:
-                pieces = [self._bytes(flat[i * owned.count : (i + 1) * owned.count]) for i in range(self.size)]
-                parts = [
-                    self._from_bytes(data, flat, owned.count)
-                    for data in self._plane.all_to_all(pieces, f"gradients {flat.dtype.name} {flat.numel()}")
-                ]
+            parts = [flat] if self._plane is None else self._plane.all_to_all_tensor(flat, "gradients")
             blocks = bank.empty(_C.float64, owned.count // 8192)
             self._sums.append(add(parts, bank, blocks))
             squares += self._all(blocks, "squares").tolist()
@@ -325,18 +317,7 @@ class DataParallel:
 
     def _all(self, piece: Tensor, what: str) -> Tensor:
         """The pieces of all ranks, one after the other."""
-        if self._plane is None:
-            return piece
-        parts = self._plane.all_gather(self._bytes(piece), f"{what} {piece.dtype.name} {piece.numel()}")
-        return self._from_bytes(b"".join(parts), piece, piece.numel() * self.size)
-
-    @staticmethod
-    def _bytes(flat: Tensor) -> Any:
-        return _C.to_bytes(flat.cpu().contiguous())
-
-    @staticmethod
-    def _from_bytes(data: Any, like: Tensor, count: int | None = None) -> Tensor:
-        return _C.from_bytes(data, like.dtype, (like.numel() if count is None else count,)).to(like.device)
+        return piece if self._plane is None else self._plane.all_gather_tensor(piece, what)
 
     # ---- the optimizer's state ---------------------------------------------------------------------------------------
 

@@ -99,10 +99,11 @@ class Attention(nn.Module):
         q, key = self._rotated(q, key, positions, seq)
         q, key, value = q.transpose(1, 2), key.transpose(1, 2), value.view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
-            y = cache.attend(q, key, value, window=self.window) if self.window else cache.attend(q, key, value)
+            y = cache.attend(q, key, value, window=self.window)
         else:
-            seen: dict[str, Any] = {"documents": documents, "window": self.window}
-            y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k, **seen)
+            y = _C.scaled_dot_product_attention(
+                q, key, value, True, None, h != k, documents=documents, window=self.window
+            )
         return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
 
 

@@ -258,9 +258,11 @@ class Trunk(nn.Module):
         x = self.drop(x)
         policy = self.recompute if self.training and caches is None else "none"
         with recompute() if policy in ("cheap", "full") else contextlib.nullcontext():
+            # A layer of the user's need not know what it is not given.
             more = () if documents is None else (documents,)
+            rest = () if documents is None else (None, documents)  # with the place of a cache
             if policy in ("block", "full"):
-                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *((None, *more) if more else ())))
+                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *rest))
             x, y = run_in_line(self.h, _runs_in_line, x, (batch, seq), caches, more)
             return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]
 

@@ -238,8 +238,8 @@ class TrainConfig:
     )
     ema: float = option(
         0.0,
-        "keep an average of the parameters beside the weights, whose weights fall by this factor a step (0.999); 0 for "
-        "none; sample --ema uses it",
+        "keep exponential averages of the parameters, with this decay (0.999), for sample --ema and export --ema; "
+        "0 for none",
         "per step",
         minimum=0.0,
         maximum=1.0,
