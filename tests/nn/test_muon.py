@@ -136,6 +136,16 @@ def test_a_matrix_has_the_same_bits_whatever_others_are_in_its_batch(dtype) -> N
     assert [array(p).tobytes() for p in together] == [array(p).tobytes() for p in alone]
 
 
+def test_ns_dtype_is_a_dtype_or_its_name_in_every_group() -> None:
+    """A group keeps the name, which a checkpoint's JSON can hold."""
+    first, second = matrices(xt.float32)[:2]
+    optimizer = optim.Muon([{"params": [first], "ns_dtype": xt.bfloat16}, {"params": [second], "ns_dtype": "float16"}])
+    optimizer.param_groups[1]["ns_dtype"] = xt.float32
+    set_gradients([first, second], 0)
+    optimizer.step()
+    assert [group["ns_dtype"] for group in optimizer.state_dict()["param_groups"]] == ["bfloat16", "float32"]
+
+
 def chain(dtype):
     """Muon and AdamW of a small model."""
     params = matrices(dtype)
