@@ -85,6 +85,20 @@ def test_a_state_goes_on_bit_for_bit() -> None:
     assert all(array(whole.averages[p]).tobytes() == array(resumed.averages[p]).tobytes() for p in params)
 
 
+def test_a_reset_forgets_and_a_loaded_state_is_a_copy() -> None:
+    p = xt.ones(3)
+    ema, other = optim.EMA([p], 0.5), optim.EMA([p], 0.5)
+    ema.update()
+    other.load_state_dict(ema.state_dict())
+    p.fill_(2)
+    ema.update()
+    assert array(other.averages[p]).tolist() == [1, 1, 1] and other.step == 1
+    ema.reset()
+    assert ema.step == 0
+    ema.update()
+    assert array(ema.averages[p]).tolist() == [2, 2, 2]
+
+
 def test_a_state_that_is_refused_changes_nothing() -> None:
     params = [xt.ones(3), xt.ones(2)]
     ema = optim.EMA(params, 0.9)

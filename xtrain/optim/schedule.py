@@ -37,7 +37,7 @@ def lr_schedule(
             return base
     if begin >= total:  # no step is left to fall in
         return base
-    progress = min(1.0, (step - begin) / (total - begin))
+    progress = min(1.0, (step - begin) / max(1, total - begin))
     if kind == "cosine":
         remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
     else:
