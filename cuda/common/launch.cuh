@@ -39,6 +39,19 @@ inline void xt_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size
     xt_count_launch();
 }
 
+/* The same for a kernel whose blocks wait for each other: all of them run at once, or the launch fails (a cooperative launch). */
+template <typename... Parameters, typename... Arguments>
+inline void xt_launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, const Arguments &...arguments) {
+    cudaLaunchAttribute together = {};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
+    config.attrs = &together, config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...); /* xt_launched reports its error */
+    xt_count_launch();
+}
+
 /* Lets a kernel have `bytes` of dynamic shared memory; it must ask for more than 48 KiB. */
 template <typename Kernel> inline XtStatus xt_allow_shared(const char *slot, Kernel kernel, int bytes) {
     if (bytes <= 48 * 1024) return XT_OK;

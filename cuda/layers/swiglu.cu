@@ -7,7 +7,7 @@
  *
  * Plan: a thread has two 16-byte pieces of a row, 256 pieces apart, and loads both before it computes. Without gaps between the
  * rows all of them are one long row, and only its last piece may be short. Unaligned views: one element a piece. Moved: 3 elements
- * read or written per output forward, 5 backward; at 2 bytes each the exponential and the division must be cheap (below). An output
+ * read or written per output forward, 5 backward; at 2 bytes each the exponential and the division must be cheap (xt_gated). An output
  * depends on its own inputs alone, which are read before they are overwritten.
  */
 #include "arch/overlap.cuh"
@@ -16,14 +16,6 @@
 
 static constexpr int THREADS = 256;
 static constexpr int PIECES = 2; /* of one thread, in flight together */
-
-/* a / b for b = 1 + exp(-g), to the precision that T can show. 16-bit types use __fdividef: its error of 2 ulp and that of
- * xt_exp_for together are a twentieth of float16's rounding, 2.4e-4. For b above 2^126, __fdividef gives 0; |g| is below 89 then
- * and the quotient below 1.1e-36. b = Inf gives 0 and Inf / Inf gives NaN, as a plain division does. */
-template <typename T> __device__ inline XtAcc<T> quotient(XtAcc<T> a, XtAcc<T> b) {
-    if constexpr (sizeof(T) == 2) return __fdividef(a, b);
-    else return a / b;
-}
 
 /* `count` elements: a whole piece, or the short end of the one long row. */
 template <typename T, int N> __device__ inline XtPiece<T, N> read(const T *p, int64_t count) {
@@ -76,10 +68,7 @@ __global__ void __launch_bounds__(THREADS)
             if (first + k * THREADS >= pieces) continue;
             XtVector<A, N> y, of_g = xt_load(g[k]), of_u = xt_load(u[k]);
 #pragma unroll
-            for (int e = 0; e < N; e++) {
-                A x = of_g.at[e];
-                y.at[e] = quotient<T>(x, 1 + xt_exp_for<T>(-x)) * of_u.at[e];
-            }
+            for (int e = 0; e < N; e++) y.at[e] = xt_gated<T>(of_g.at[e], of_u.at[e]);
             write<T, N>(out + at[k].dense, y, at[k].count);
         }
     }
@@ -110,7 +99,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 A dv = of_d.at[e], gv = of_g.at[e], uv = of_u.at[e];
-                A s = quotient<T>(A(1), 1 + xt_exp_for<T>(-gv));
+                A s = xt_quotient_for<T>(A(1), 1 + xt_exp_for<T>(-gv));
                 of_dgate.at[e] = dv * uv * s * (1 + gv * (1 - s));
                 of_dup.at[e] = dv * gv * s;
             }

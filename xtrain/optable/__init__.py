@@ -11,7 +11,7 @@ judge.py says what counts as right. Needs NumPy only.
 from . import elementwise, movement  # isort: skip  (the order of the entries)
 from . import layers, norms, rope, optimizer  # isort: skip
 from . import picking  # isort: skip
-from . import fused, mhc, drawing  # isort: skip
+from . import fused, mhc, drawing, decoding  # isort: skip
 from .optimizer import adamw_group, adamw_reference, clip_reference
 from .others import OTHER_KERNELS
 from .table import TABLE
@@ -22,6 +22,7 @@ __all__ = [
     "adamw_group",
     "adamw_reference",
     "clip_reference",
+    "decoding",
     "drawing",
     "elementwise",
     "fused",
