@@ -50,12 +50,13 @@ template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &
         const StepLayer<T> &w = p.layer[l];
         fetch(s, place, qkv.count, c, [&](int tile, int r) {
             const int64_t row = (qkv.first + tile) * 8 + r;
-            return row < queries ? w.q + row * c : row < queries + keys ? w.k + (row - queries) * c : w.v + (row - queries - keys) * c;
+            return row < queries          ? w.q + row * c
+                   : row < queries + keys ? w.k + (row - queries) * c
+                                          : w.v + (row - queries - keys) * c;
         });
         fetch(s, place, o.count, queries, [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
-        fetch(s, place, 2 * pairs.count, c, [&](int tile, int r) {
-            return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c;
-        });
+        fetch(s, place, 2 * pairs.count, c,
+              [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
         fetch(s, place, o.count, p.inner, [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
 }
@@ -197,7 +198,8 @@ __global__ void __launch_bounds__(CONSUMERS + 32, 1) decoder_step_kernel(const _
 static const char *unfit(const XtDecoderStep *p, const XtDeviceTraits *device) {
     const int64_t queries = p->heads * p->dim;
     if (p->dtype != XT_BFLOAT16 && p->dtype != XT_FLOAT16) return "the dtype is not bfloat16 or float16";
-    if (device->capability != 90 || !xt_built_for_sm90a()) return "the compute capability is not 9.0, or the library not built for it";
+    if (device->capability != 90 || !xt_built_for_sm90a())
+        return "the compute capability is not 9.0, or the library not built for it";
     if (device->shared_limit < (int)sizeof(StepShared<XtBf16, 128>)) return "a block has too little shared memory";
     if (p->batch > ROWS) return "the batch is above 16";
     if (p->layers > MOST_LAYERS) return "the model has more than 64 layers";
@@ -217,9 +219,9 @@ template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *
     static_assert(sizeof(StepLayer<T>) == sizeof(XtDecoderLayer), "the same pointers");
     const auto kernel = decoder_step_kernel<T, D, MANY>;
     const int64_t rows = p->batch * p->heads, chunks = xt_divide_up(p->length, POSITIONS), queries = p->heads * D;
-    const int64_t sizes[] = {p->batch * (queries + 2 * p->kv_heads * D) * (int64_t)sizeof(T), p->batch * queries * (int64_t)sizeof(T),
-                             p->batch * p->inner * (int64_t)sizeof(T), rows * chunks * D * (int64_t)sizeof(float),
-                             rows * chunks * (int64_t)sizeof(float2)};
+    const int64_t sizes[] = {p->batch * (queries + 2 * p->kv_heads * D) * (int64_t)sizeof(T),
+                             p->batch * queries * (int64_t)sizeof(T), p->batch * p->inner * (int64_t)sizeof(T),
+                             rows * chunks * D * (int64_t)sizeof(float), rows * chunks * (int64_t)sizeof(float2)};
     size_t total = 0;
     char *at[5];
     for (int64_t size : sizes) total += (size_t)xt_divide_up(size, 256) * 256;
@@ -232,7 +234,8 @@ template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *
     const int each = plan == PLAN_NARROW_1 ? 1 : plan == PLAN_NARROW_2 ? 2 : plan == PLAN_NARROW_3 ? 3 : 4;
     Step<T> step = {};
     step.x = (const T *)p->x, step.out = (T *)p->out, step.positions = p->positions;
-    step.qkv = (T *)at[0], step.attended = (T *)at[1], step.gated = (T *)at[2], step.parts = (float *)at[3], step.stats = (float2 *)at[4];
+    step.qkv = (T *)at[0], step.attended = (T *)at[1], step.gated = (T *)at[2], step.parts = (float *)at[3],
+    step.stats = (float2 *)at[4];
     step.length = p->length, step.layers = (int)p->layers, step.batch = (int)p->batch, step.channels = (int)p->channels;
     step.heads = (int)p->heads, step.kv_heads = (int)p->kv_heads, step.inner = (int)p->inner, step.chunks = (int)chunks;
     step.norm_pieces = each, step.norm_lanes = lanes_of(pieces, each);
@@ -260,8 +263,8 @@ static XtStatus product(const XtDecoderStep *p, void *c, const void *a, const vo
     return xt_cuda_multiply(&g);
 }
 /* Products of a [rows, K] with weights [N_i, K] side by side in c [rows, sum of N_i]: one, where the weights lie together. */
-static XtStatus joined_product(const XtDecoderStep *p, char *c, const void *a, int count, const void *const *weight, const int64_t *n,
-                               int64_t k) {
+static XtStatus joined_product(const XtDecoderStep *p, char *c, const void *a, int count, const void *const *weight,
+                               const int64_t *n, int64_t k) {
     const int64_t size = (int64_t)xt_dtype_size(p->dtype);
     int64_t all = 0;
     bool together = true;
@@ -308,8 +311,9 @@ static XtStatus parts(const XtDecoderStep *p) {
     const int64_t size = (int64_t)xt_dtype_size(p->dtype), rows = p->batch, c = p->channels, dim = p->dim, f = p->inner;
     const int64_t queries = p->heads * dim, keys = p->kv_heads * dim, joint = queries + 2 * keys;
     enum { H, QKV, TURNED, ATTENDED, MIDDLE, Y, BOTH, GATED, RSTD, BUFFERS };
-    const int64_t nbytes[BUFFERS] = {c * size, joint * size, (queries + keys) * size, queries * size, c * size, c * size,
-                                     2 * f * size, f * size, (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
+    const int64_t nbytes[BUFFERS] = {c * size,       joint * size, (queries + keys) * size,
+                                     queries * size, c * size,     c * size,
+                                     2 * f * size,   f * size,     (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
     size_t total = 0, offset[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) offset[i] = total, total += (size_t)xt_divide_up(rows * nbytes[i], 256) * 256;
     XtScratch scratch;

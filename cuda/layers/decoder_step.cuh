@@ -7,23 +7,23 @@
 #include "layers/rope.cuh"
 
 enum {
-    ROWS = 16,                    /* the most: those of the matrix unit */
-    WARPS = 8,                    /* that compute */
-    CONSUMERS = WARPS * 32,       /* their threads */
-    CHUNK = 128,                  /* terms of a warp in a slot */
-    TERMS = WARPS * CHUNK,        /* of a slot */
-    PITCH = TERMS * 2 + 64,       /* bytes from row to row of a slot: the lanes of a read have banks of their own */
-    SLOT = 8 * PITCH,             /* bytes: a row for each column of a tile */
-    SLOTS = 12,                   /* what fits */
-    MOST_TILES = 6,               /* whose sums are joined at once */
-    COLS = MOST_TILES * 8,        /* of them */
-    MOST_LAYERS = 64,             /* what the parameters of a kernel hold */
-    MOST_TERMS = 3 * TERMS,       /* of a product: what registers hold of the rows */
-    POSITIONS = 64,               /* of a chunk, as in cached_attention.cu */
-    HALF = CONSUMERS / 2,         /* threads that have a chunk */
-    HEADS = 2,                    /* query heads that share it */
-    MOST_GROUPS = 4096,           /* rows times query heads, which count their chunks */
-    ALL = 1,                      /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
+    ROWS = 16,              /* the most: those of the matrix unit */
+    WARPS = 8,              /* that compute */
+    CONSUMERS = WARPS * 32, /* their threads */
+    CHUNK = 128,            /* terms of a warp in a slot */
+    TERMS = WARPS * CHUNK,  /* of a slot */
+    PITCH = TERMS * 2 + 64, /* bytes from row to row of a slot: the lanes of a read have banks of their own */
+    SLOT = 8 * PITCH,       /* bytes: a row for each column of a tile */
+    SLOTS = 12,             /* what fits */
+    MOST_TILES = 6,         /* whose sums are joined at once */
+    COLS = MOST_TILES * 8,  /* of them */
+    MOST_LAYERS = 64,       /* what the parameters of a kernel hold */
+    MOST_TERMS = 3 * TERMS, /* of a product: what registers hold of the rows */
+    POSITIONS = 64,         /* of a chunk, as in cached_attention.cu */
+    HALF = CONSUMERS / 2,   /* threads that have a chunk */
+    HEADS = 2,              /* query heads that share it */
+    MOST_GROUPS = 4096,     /* rows times query heads, which count their chunks */
+    ALL = 1,                /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
 };
 
 /* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
@@ -38,17 +38,17 @@ template <typename T> struct StepLayer {
     T *keys, *values; // [B, K, L, D]
 };
 template <typename T> struct Step {
-    const T *x;                            // [B, C]
-    T *out;                                // [B, C]: the stream from the first layer's output on
-    T *qkv, *attended, *gated;             // [B, (H + 2 K) D], [B, H D], [B, F]
-    float *parts;                          // [B, H, chunks, D], as in cached_attention.cu
-    float2 *stats;                         // [B, H, chunks]
-    const int64_t *positions;              // [B]
-    int64_t length;                        // L
+    const T *x;                // [B, C]
+    T *out;                    // [B, C]: the stream from the first layer's output on
+    T *qkv, *attended, *gated; // [B, (H + 2 K) D], [B, H D], [B, F]
+    float *parts;              // [B, H, chunks, D], as in cached_attention.cu
+    float2 *stats;             // [B, H, chunks]
+    const int64_t *positions;  // [B]
+    int64_t length;            // L
     int layers, batch, channels, heads, kv_heads, inner, chunks;
-    int norm_pieces, norm_lanes;           /* of a lane; that share a row, as rms_norm.cu does it */
+    int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
-    float frequency[64];                   /* of the D / 2 pairs */
+    float frequency[64]; /* of the D / 2 pairs */
     StepLayer<T> layer[MOST_LAYERS];
 };
 
@@ -106,7 +106,8 @@ __device__ inline void fetch(StepShared<T, D> &s, Place &place, int tiles, int t
                     if (lane == 0) xt_barrier_expect(full, 8 * bytes);
                     __syncwarp();
                     if (lane < 8)
-                        xt_bulk_load(xt_shared_address(s.slots[place.slot] + lane * PITCH), row(first + j, lane) + from, bytes, full);
+                        xt_bulk_load(xt_shared_address(s.slots[place.slot] + lane * PITCH), row(first + j, lane) + from, bytes,
+                                     full);
                 }
         }
 }
@@ -351,7 +352,7 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
     StepChunk<D> &h = s.chunk.of_half[half];
     const int64_t row0 = (int64_t)c.b * p.heads + c.head, first = (int64_t)c.chunk * POSITIONS;
     T *out = p.attended + row0 * D; // [count, D]
-    if (!c.known) { /* all threads agree */
+    if (!c.known) {                 /* all threads agree */
         for (int at = thread; at < c.count * D; at += HALF) out[at] = xt_store<T>(NAN);
         return;
     }

@@ -157,12 +157,33 @@ def test_rotated_heads_have_the_same_bits_in_few_rows(dtype: str) -> None:
 # ---- all layers in one launch -------------------------------------------------------------------------------------------------------
 
 
-def layers_of(count: int, batch: int, c: int, heads: int, kv_heads: int, dim: int, inner: int, length: int, norms: bool, dtype: str):
+def layers_of(
+    count: int,
+    batch: int,
+    c: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    inner: int,
+    length: int,
+    norms: bool,
+    dtype: str,
+):
     """Weights and caches of a decoder, as decoder_step takes them."""
-    shapes = [(c,), (heads * dim, c), (kv_heads * dim, c), (kv_heads * dim, c), *[(dim,)] * (2 * norms), (c, heads * dim), (c,)]
+    shapes = [
+        (c,),
+        (heads * dim, c),
+        (kv_heads * dim, c),
+        (kv_heads * dim, c),
+        *[(dim,)] * (2 * norms),
+        (c, heads * dim),
+        (c,),
+    ]
     shapes += [(inner, c), (inner, c), (c, inner)]
     weights = [
-        drawn(100 * layer + i, *shape, dtype=dtype) * shape[-1] ** -0.5 if len(shape) > 1 else drawn(i, *shape, dtype=dtype) * 0.1 + 1
+        drawn(100 * layer + i, *shape, dtype=dtype) * shape[-1] ** -0.5
+        if len(shape) > 1
+        else drawn(i, *shape, dtype=dtype) * 0.1 + 1
         for layer in range(count)
         for i, shape in enumerate(shapes)
     ]

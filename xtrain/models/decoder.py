@@ -207,7 +207,12 @@ class Trunk(nn.Module):
             return None
         kept: list[Tensor] = []
         for cache in caches:
-            if type(cache) is not KVCache or cache.positions is not positions or cache.key is None or cache.value is None:
+            if (
+                type(cache) is not KVCache
+                or cache.positions is not positions
+                or cache.key is None
+                or cache.value is None
+            ):
                 return None
             kept += cache.key, cache.value
         weights: list[Tensor] = []

@@ -4,9 +4,9 @@
  */
 #ifndef T
 #include "contract/layers.h"
+#include "core/rope_scale.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/kernel.h"
-#include "core/rope_scale.h"
 
 #include <math.h>
 #include <string.h>
@@ -68,9 +68,9 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
     const size_t reals = (size_t)(dim + dim / 2 + p->length), elements = (size_t)(2 * c + 2 * queries + 2 * keys + 2 * f);
     void *scratch;
     XT_CHECK(xt_scratch(reals * sizeof(ACC) + elements * sizeof(T), &scratch));
-    ACC *frequency = scratch, *angles = frequency + dim / 2, *s = angles + dim;                          /* [D/2], [2, D/2], [L] */
-    T *h = (T *)(s + p->length), *q = h + c, *k = q + queries, *v = k + keys, *attended = v + keys;       /* [C], [H D], [K D], .. */
-    T *gate = attended + queries, *up = gate + f, *y = up + f;                                           /* [F], [F], [C] */
+    ACC *frequency = scratch, *angles = frequency + dim / 2, *s = angles + dim;                     /* [D/2], [2, D/2], [L] */
+    T *h = (T *)(s + p->length), *q = h + c, *k = q + queries, *v = k + keys, *attended = v + keys; /* [C], [H D], [K D], .. */
+    T *gate = attended + queries, *up = gate + f, *y = up + f;                                      /* [F], [F], [C] */
     NAME(rope_frequencies)(frequency, &p->base, dim);
     for (int64_t b = begin; b < end; b++) {
         const int64_t position = p->positions[b];

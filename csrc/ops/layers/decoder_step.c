@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 enum { X, POSITIONS, WEIGHTS, CACHES, EPS, THETA, SCALING, PLAIN = SCALING + 4 }; /* arguments */
-enum { NORM, Q, K, V, Q_NORM, K_NORM, O, MLP_NORM, GATE, UP, DOWN, PER_LAYER }; /* weights of a layer */
+enum { NORM, Q, K, V, Q_NORM, K_NORM, O, MLP_NORM, GATE, UP, DOWN, PER_LAYER };   /* weights of a layer */
 static const char *const NAMES[PER_LAYER] = {"norm", "q", "k", "v", "q_norm", "k_norm", "o", "mlp_norm", "gate", "up", "down"};
 
 /* Where weight `which` stands among those of a layer: without norms of queries and keys those behind move up. */
@@ -47,8 +47,10 @@ static XtStatus check(const XtCall *c, Sizes *s) {
     s->layers = kept / 2;
     s->qk_norm = count == s->layers * PER_LAYER;
     if (!s->qk_norm && count != s->layers * (PER_LAYER - 2))
-        return xt_error(XT_VALUE_ERROR, "decoder_step: weights must hold 11 tensors a layer, or 9 without q_norm and k_norm, of %d layers, "
-                        "got %d", (int)s->layers, count);
+        return xt_error(XT_VALUE_ERROR,
+                        "decoder_step: weights must hold 11 tensors a layer, or 9 without q_norm and k_norm, of %d layers, "
+                        "got %d",
+                        (int)s->layers, count);
     XT_CHECK(xt_check_ndim(c->op, "keys", caches[0], 4, 4));
     XT_CHECK(xt_check_ndim(c->op, "q", weights[Q], 2, 2));
     XT_CHECK(xt_check_ndim(c->op, "gate", weights[place_of(GATE, s->qk_norm)], 2, 2));
@@ -62,9 +64,9 @@ static XtStatus check(const XtCall *c, Sizes *s) {
         return xt_error(XT_VALUE_ERROR, "decoder_step: query heads must be a multiple of key heads, got %lld and %lld",
                         (long long)s->heads, (long long)s->kv_heads);
     const int64_t channels = s->channels, queries = s->heads * s->dim, keys = s->kv_heads * s->dim, inner = s->inner;
-    const int64_t shapes[PER_LAYER][2] = {{channels},          {queries, channels}, {keys, channels}, {keys, channels},
-                                          {s->dim},            {s->dim},            {channels, queries}, {channels},
-                                          {inner, channels},   {inner, channels},   {channels, inner}};
+    const int64_t shapes[PER_LAYER][2] = {
+        {channels},          {queries, channels}, {keys, channels},  {keys, channels},  {s->dim},         {s->dim},
+        {channels, queries}, {channels},          {inner, channels}, {inner, channels}, {channels, inner}};
     const int64_t kept_shape[4] = {s->batch, s->kv_heads, s->length, s->dim};
     for (int64_t l = 0; l < s->layers; l++) {
         XtTensor *const *layer = weights + l * (count / s->layers);
@@ -143,12 +145,14 @@ done:
 
 const XtOp xt_op_decoder_step = {
     .name = "decoder_step",
-    .signature = "x: Tensor, positions: Tensor, weights: Tensors, caches: Tensors, eps: float = 1e-6, theta: float = 10000.0, " XT_ROPE_SCALING
-                 ", plain: bool = False -> Tensor",
+    .signature = "x: Tensor, positions: Tensor, weights: Tensors, caches: Tensors, eps: float = 1e-6, theta: float = "
+                 "10000.0, " XT_ROPE_SCALING ", plain: bool = False -> Tensor",
     .forward = forward,
-    .doc = "All layers of a pre-norm decoder (RMSNorm, RoPE, grouped queries, SwiGLU) for one new token a row: x [B, C] -> [B, C].\n"
-           "positions [B] (int64): where each row stands. weights, for each layer in order: norm [C], q [H D, C], k and v [K D, C],\n"
-           "q_norm and k_norm [D] (in all layers or none), o [C, H D], mlp_norm [C], gate and up [F, C], down [C, F]. caches, for each\n"
-           "layer: keys and values [B, K, L, D], where the new ones are stored in place. A row outside [0, L) becomes NaN and stores\n"
-           "nothing. Rounded as the ops of its parts one after the other. plain: the simplest way of a device.",
+    .doc =
+        "All layers of a pre-norm decoder (RMSNorm, RoPE, grouped queries, SwiGLU) for one new token a row: x [B, C] -> [B, C].\n"
+        "positions [B] (int64): where each row stands. weights, for each layer in order: norm [C], q [H D, C], k and v [K D, C],\n"
+        "q_norm and k_norm [D] (in all layers or none), o [C, H D], mlp_norm [C], gate and up [F, C], down [C, F]. caches, for "
+        "each\n"
+        "layer: keys and values [B, K, L, D], where the new ones are stored in place. A row outside [0, L) becomes NaN and stores\n"
+        "nothing. Rounded as the ops of its parts one after the other. plain: the simplest way of a device.",
 };

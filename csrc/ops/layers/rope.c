@@ -73,7 +73,8 @@ XtStatus xt_check_rope_base(const XtOp *op, const XtRopeBase *base) {
     if (!(base->theta > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", name, base->theta);
     if (!(base->factor > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: factor must be positive, got %g", name, base->factor);
     if (base->theta < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: theta must be at least 1e-9, got %g", name, base->theta);
-    if (base->factor < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: factor must be at least 1e-9, got %g", name, base->factor);
+    if (base->factor < XT_ROPE_LEAST)
+        return xt_error(XT_VALUE_ERROR, "%s: factor must be at least 1e-9, got %g", name, base->factor);
     if (!(base->original_length >= 0.0))
         return xt_error(XT_VALUE_ERROR, "%s: original_length must be at least 0, got %g", name, base->original_length);
     if (base->original_length > 0.0 && !(0.0 < base->low_freq_factor && base->low_freq_factor < base->high_freq_factor))
