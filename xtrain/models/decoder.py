@@ -202,7 +202,7 @@ class Trunk(nn.Module):
         )
 
     def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
-        """All layers for one new token a row in one op, with the bits of the layers; None where it does not compute what they do."""
+        """All layers for one new token a row in one op, with the bits of the layers; None where the op would not do."""
         if positions is None or caches is None or x.device.type != "cuda" or _C.is_grad_enabled():
             return None
         kept: list[Tensor] = []
