@@ -103,16 +103,6 @@ __device__ inline void xt_write_relaxed(unsigned long long *to, unsigned long lo
     asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
 }
 
-/* A counter of blocks. The addition shows other blocks what this thread has seen or written before; a read that sees it sees that, too. */
-__device__ inline void xt_add_release(unsigned *counter, unsigned value) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
-}
-__device__ inline unsigned xt_read_acquire(const unsigned *counter) {
-    unsigned value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-    return value;
-}
-
 /* ---- functions of one number ------------------------------------------------------------------------------------------------ */
 
 /* 2^x with a relative error of 2^-22, and 1 / x within 1 ulp. Subnormal arguments and results are 0. */

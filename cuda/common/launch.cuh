@@ -39,17 +39,22 @@ inline void xt_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size
     xt_count_launch();
 }
 
-/* The same for a kernel whose blocks wait for each other: all of them run at once, or the launch fails (a cooperative launch). */
+/* The same for a kernel whose blocks wait for each other: all of them run at once (a cooperative launch). False: another process or a
+ * limit has part of the device, so they do not fit, and nothing is queued. */
 template <typename... Parameters, typename... Arguments>
-inline void xt_launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, const Arguments &...arguments) {
+inline bool xt_launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, const Arguments &...arguments) {
     cudaLaunchAttribute together = {};
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
     config.attrs = &together, config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...); /* xt_launched reports its error */
+    if (cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...) == cudaErrorCooperativeLaunchTooLarge) {
+        cudaGetLastError();
+        return false;
+    }
     xt_count_launch();
+    return true; /* xt_launched reports other errors */
 }
 
 /* Lets a kernel have `bytes` of dynamic shared memory; it must ask for more than 48 KiB. */

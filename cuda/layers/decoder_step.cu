@@ -1,7 +1,8 @@
 /* decoder_step.cu - all layers of a decoder for one new token a row (contract/layers.h). Two plans:
  *
  *   together   what `unfit` allows, on Hopper: one launch, described below
- *   parts      everything else: the kernels of the parts, one after the other. It is also the oracle of the first plan (`plain`)
+ *   parts      everything else, and where the blocks of that launch do not fit because other work has a part of the device: the kernels
+ *              of the parts, one after the other. It is also the oracle of the first plan (`plain`)
  *
  * A step reads every weight once, and that is what its time should go to. As launches of their own the parts of a layer are so short that
  * they wait for the launch, for their inputs and for their slowest block. Here each multiprocessor has one block for the whole step:
@@ -17,7 +18,7 @@
  * other where those products are few.cu's, and they depend neither on the other rows nor on the number of blocks.
  *
  * No deadlock: blocks wait for each other, so all of them must run at once. A cooperative launch guarantees that, also beside other
- * kernels and as a node of a graph: it begins when there is room for all blocks, and fails where there is never. The other waits are for
+ * kernels and as a node of a graph: it begins when there is room for all blocks, and is refused where there never is. The other waits are for
  * copies that are under way, and for slots that warps of the same block will free whatever other blocks do. All launches of a device are
  * in its one stream, so no two share the counters.
  *
@@ -101,12 +102,12 @@ __global__ void __launch_bounds__(CONSUMERS + 32, 1) decoder_step_kernel(const _
     unsigned met = 0; /* what step_met is after the next meeting */
     const auto arrive = [&] {
         xt_named_sync(ALL, CONSUMERS);
-        if (threadIdx.x == 0) xt_add_release(&step_met, 1);
+        if (threadIdx.x == 0) xt_add_released(&step_met, 1);
     };
     const auto meet = [&] {
         met += gridDim.x;
         if (threadIdx.x == 0)
-            while (xt_read_acquire(&step_met) < met) {}
+            while (xt_read_released(&step_met) < met) {}
         xt_named_sync(ALL, CONSUMERS);
     };
     /* The stream's element at place e of columns [0, count) from tile `first` on, of this block. */
@@ -214,7 +215,7 @@ static const char *unfit(const XtDecoderStep *p, const XtDeviceTraits *device) {
     return (uintptr_t)p->x % 16 ? "x is not aligned to 16 bytes" : NULL;
 }
 
-template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *p) {
+template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *p, bool *queued) {
     static_assert(sizeof(StepShared<T, D>) <= 232448, "the shared memory of a block");
     static_assert(sizeof(StepLayer<T>) == sizeof(XtDecoderLayer), "the same pointers");
     const auto kernel = decoder_step_kernel<T, D, MANY>;
@@ -245,7 +246,7 @@ template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *
     memcpy(step.frequency, frequency.at, D / 2 * sizeof(float));
     memcpy(step.layer, p->layer, (size_t)p->layers * sizeof(XtDecoderLayer));
     XT_CHECK(xt_allow_shared("decoder_step", kernel, (int)sizeof(StepShared<T, D>)));
-    xt_launch_together(kernel, xt_multiprocessors(), CONSUMERS + 32, sizeof(StepShared<T, D>), step);
+    *queued = xt_launch_together(kernel, xt_multiprocessors(), CONSUMERS + 32, sizeof(StepShared<T, D>), step);
     return xt_launched("decoder_step", p->layers, p->batch, p->channels, p->heads, p->kv_heads, p->dim, p->inner, p->length);
 }
 
@@ -360,12 +361,16 @@ static XtStatus parts(const XtDecoderStep *p) {
 XtStatus xt_cuda_decoder_step(const XtDecoderStep *p) {
     if (p->batch == 0 || p->channels == 0) return XT_OK;
     if (p->plain || unfit(p, xt_traits())) return parts(p);
-    return xt_by_float(p->dtype, [&](auto zero) {
+    bool queued = false;
+    XT_CHECK(xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         if constexpr (sizeof(T) == 2) {
-            if (p->dim == 64) return p->batch > 8 ? run<T, 64, 2>(p) : run<T, 64, 1>(p);
-            return p->batch > 8 ? run<T, 128, 2>(p) : run<T, 128, 1>(p);
+            if (p->dim == 64) return p->batch > 8 ? run<T, 64, 2>(p, &queued) : run<T, 64, 1>(p, &queued);
+            return p->batch > 8 ? run<T, 128, 2>(p, &queued) : run<T, 128, 1>(p, &queued);
         }
         return XT_OK; /* unfit has refused it */
-    });
+    }));
+    if (queued) return XT_OK;
+    XT_CHECK(xt_refuse_captured("compute decoder_step in another way than its planned run: the device has too little room now"));
+    return parts(p);
 }

@@ -95,3 +95,24 @@ def test_changes_of_the_caches_are_counted() -> None:
             stepped(model, xt.randn(3, 32), positions, kept)
         with pytest.raises(RuntimeError, match="in place"):
             y.backward()
+
+
+def test_members_that_the_op_does_not_replace() -> None:
+    """A layer gives its weights only where it is computed as the op computes it."""
+
+    class Other(decoder.MLP):
+        pass
+
+    for change in ("none", "mlp", "hook", "bias", "eps", "norm"):
+        layer = filled(Qwen3Config(**SIZES), xt.float32)[0].model.layers[1]
+        if change == "mlp":
+            layer.mlp.__class__ = Other
+        elif change == "hook":
+            layer.self_attn.o_proj.register_forward_hook(lambda *_: None)
+        elif change == "bias":
+            layer.mlp.up_proj.bias = xt.nn.Parameter(xt.ones(40))
+        elif change == "eps":
+            layer.self_attn.q_norm.eps = 0.5
+        elif change == "norm":
+            layer.self_attn.q_norm = None
+        assert (decoder._step_weights(layer) is None) == (change != "none"), change
