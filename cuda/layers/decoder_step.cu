@@ -63,22 +63,7 @@ template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &
 }
 
 /* MANY: 1 for up to 8 rows, 2 for up to 16. */
-template <typename T, int D, int MANY>
-__global__ void __launch_bounds__(CONSUMERS + 32, 1) decoder_step_kernel(const __grid_constant__ Step<T> p) {
-#ifdef XT_SM90A
-    constexpr int LINES = HALF / (D / 8), EACH = POSITIONS / LINES;
-    extern __shared__ __align__(128) char memory[];
-    StepShared<T, D> &s = *(StepShared<T, D> *)memory;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++) {
-            xt_barrier_init(xt_shared_address(&s.full[i]), 1);
-            xt_barrier_init(xt_shared_address(&s.empty[i]), WARPS);
-        }
-        xt_barrier_init_fence();
-    }
-    __syncthreads();
-    if (threadIdx.x >= CONSUMERS) return fetch_all(s, p);
-
+template <typename T, int D, int MANY> __device__ inline void compute_all(StepShared<T, D> &s, const Step<T> &p) {
     for (int i = threadIdx.x; i < p.batch * (D / 2); i += CONSUMERS) {
         float sine, cosine;
         const int row = i / (D / 2), pair = i % (D / 2);
@@ -91,13 +76,9 @@ __global__ void __launch_bounds__(CONSUMERS + 32, 1) decoder_step_kernel(const _
         s.used[threadIdx.x] = position >= 0 && position < p.length ? (int)(position / POSITIONS) + 1 : 1;
     }
     xt_named_sync(ALL, CONSUMERS);
-    const int half = threadIdx.x / HALF, c = p.channels, queries = p.heads * D, joint = queries + 2 * p.kv_heads * D;
+    const int c = p.channels, queries = p.heads * D, joint = queries + 2 * p.kv_heads * D;
     const Tiles qkv(joint / 8), o(c / 8), pairs(p.inner / 8);
-    int chunks = 0;
-    for (int b = 0; b < p.batch; b++) chunks += s.used[b];
-    chunks *= p.kv_heads * ((p.heads / p.kv_heads + HEADS - 1) / HEADS);
-    const int first_chunk = half * (int)gridDim.x + (int)blockIdx.x;
-
+    const Walk walk = first_chunk(s, p);
     Place place;
     unsigned met = 0; /* what step_met is after the next meeting */
     const auto arrive = [&] {
@@ -140,16 +121,7 @@ __global__ void __launch_bounds__(CONSUMERS + 32, 1) decoder_step_kernel(const _
             });
         }
         arrive();
-        { /* attention */
-            XtPiece<T, 8> key[EACH], value[EACH];
-            Chunk chunk;
-            if (first_chunk < chunks) chunk = chunk_at(s, p, first_chunk), load_chunk<T, D, EACH>(key, value, p, w, chunk);
-            meet();
-            for (int item = first_chunk; item < chunks; item += 2 * gridDim.x) {
-                if (item > first_chunk) chunk = chunk_at(s, p, item), load_chunk<T, D, EACH>(key, value, p, w, chunk);
-                attend<T, D, EACH>(s, p, w, chunk, key, value);
-            }
-        }
+        attend_all(s, p, w, walk, meet);
         arrive();
         meet();
         { /* its output */
@@ -188,6 +160,28 @@ __global__ void __launch_bounds__(CONSUMERS + 32, 1) decoder_step_kernel(const _
         meet();
     }
     if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) step_met = step_left = 0; /* nobody waits any more */
+}
+
+template <typename T, int D, int MANY>
+__global__ void __launch_bounds__(THREADS_OF_BLOCK, 1) decoder_step_kernel(const __grid_constant__ Step<T> p) {
+#ifdef XT_SM90A
+    extern __shared__ __align__(128) char memory[];
+    StepShared<T, D> &s = *(StepShared<T, D> *)memory;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLOTS; i++) {
+            xt_barrier_init(xt_shared_address(&s.full[i]), 1);
+            xt_barrier_init(xt_shared_address(&s.empty[i]), WARPS);
+        }
+        xt_barrier_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        xt_registers_less<40>();
+        if (threadIdx.x < CONSUMERS + 32) fetch_all(s, p);
+    } else {
+        xt_registers_more<232>();
+        compute_all<T, D, MANY>(s, p);
+    }
 #else
     XT_NO_SM90A();
 #endif
@@ -246,7 +240,7 @@ template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *
     memcpy(step.frequency, frequency.at, D / 2 * sizeof(float));
     memcpy(step.layer, p->layer, (size_t)p->layers * sizeof(XtDecoderLayer));
     XT_CHECK(xt_allow_shared("decoder_step", kernel, (int)sizeof(StepShared<T, D>)));
-    *queued = xt_launch_together(kernel, xt_multiprocessors(), CONSUMERS + 32, sizeof(StepShared<T, D>), step);
+    *queued = xt_launch_together(kernel, xt_multiprocessors(), THREADS_OF_BLOCK, sizeof(StepShared<T, D>), step);
     return xt_launched("decoder_step", p->layers, p->batch, p->channels, p->heads, p->kv_heads, p->dim, p->inner, p->length);
 }
 

@@ -7,23 +7,25 @@
 #include "layers/rope.cuh"
 
 enum {
-    ROWS = 16,              /* the most: those of the matrix unit */
-    WARPS = 8,              /* that compute */
-    CONSUMERS = WARPS * 32, /* their threads */
-    CHUNK = 128,            /* terms of a warp in a slot */
-    TERMS = WARPS * CHUNK,  /* of a slot */
-    PITCH = TERMS * 2 + 64, /* bytes from row to row of a slot: the lanes of a read have banks of their own */
-    SLOT = 8 * PITCH,       /* bytes: a row for each column of a tile */
-    SLOTS = 12,             /* what fits */
-    MOST_TILES = 6,         /* whose sums are joined at once */
-    COLS = MOST_TILES * 8,  /* of them */
-    MOST_LAYERS = 64,       /* what the parameters of a kernel hold */
-    MOST_TERMS = 3 * TERMS, /* of a product: what registers hold of the rows */
-    POSITIONS = 64,         /* of a chunk, as in cached_attention.cu */
-    HALF = CONSUMERS / 2,   /* threads that have a chunk */
-    HEADS = 2,              /* query heads that share it */
-    MOST_GROUPS = 4096,     /* rows times query heads, which count their chunks */
-    ALL = 1,                /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
+    ROWS = 16,                          /* the most: those of the matrix unit */
+    WARPS = 8,                          /* that compute */
+    CONSUMERS = WARPS * 32,             /* their threads */
+    THREADS_OF_BLOCK = CONSUMERS + 128, /* and a warpgroup whose first warp copies: registers are handed on by warpgroups */
+    CHUNK = 128,                        /* terms of a warp in a slot */
+    TERMS = WARPS * CHUNK,              /* of a slot */
+    PITCH = TERMS * 2 + 64,             /* bytes from row to row of a slot: the lanes of a read have banks of their own */
+    SLOT = 8 * PITCH,                   /* bytes: a row for each column of a tile */
+    SLOTS = 12,                         /* what fits */
+    MOST_TILES = 6,                     /* whose sums are joined at once */
+    COLS = MOST_TILES * 8,              /* of them */
+    MOST_LAYERS = 64,                   /* what the parameters of a kernel hold */
+    MOST_TERMS = 3 * TERMS,             /* of a product: what registers hold of the rows */
+    POSITIONS = 64,                     /* of a chunk, as in cached_attention.cu */
+    HALF = CONSUMERS / 2,               /* threads that have a chunk */
+    HEADS = 2,                          /* query heads that share it */
+    MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
+    MORE_TURNS = 1,                     /* chunks that a half may be longer busy for whole groups */
+    ALL = 1,                            /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
 };
 
 /* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
@@ -52,7 +54,7 @@ template <typename T> struct Step {
     StepLayer<T> layer[MOST_LAYERS];
 };
 
-template <int D> struct StepChunk {
+template <int D> struct alignas(16) StepChunk {
     static constexpr int LANES = D / 8, LINES = HALF / LANES;
     float scores[HEADS][POSITIONS], sums[LINES][HEADS][D];
     float2 stat[HEADS];
@@ -255,40 +257,73 @@ __device__ inline void load_normalised(StepShared<T, D> &s, const Step<T> &p, ui
 
 /* ---- attention --------------------------------------------------------------------------------------------------------------------- */
 
-/* A chunk of a kv head of a row, for query heads [head, head + count). */
+/* A chunk of a group: of the query heads [head, head + count) of a row, which share a kv head. */
 struct Chunk {
-    int b, kv_head, head, count, chunk, used, tile;
+    int group, b, kv_head, head, count, chunk, used, tile;
     int64_t position; /* of the new token */
     bool known;       /* it lies in the cache */
 };
-template <typename T, int D> __device__ inline Chunk chunk_at(const StepShared<T, D> &s, const Step<T> &p, int item) {
-    const int group = p.heads / p.kv_heads, tiles = (group + HEADS - 1) / HEADS;
+/* Tiles of query heads for each kv head: groups of a row. */
+template <typename T> __device__ inline int tiles_of(const Step<T> &p) { return (p.heads / p.kv_heads + HEADS - 1) / HEADS; }
+
+template <typename T, int D> __device__ inline Chunk chunk_of(const StepShared<T, D> &s, const Step<T> &p, int group, int chunk) {
+    const int shared = p.heads / p.kv_heads, tiles = tiles_of(p), in_row = group % (p.kv_heads * tiles);
     Chunk c;
-    for (c.b = 0; item >= s.used[c.b] * p.kv_heads * tiles; c.b++) item -= s.used[c.b] * p.kv_heads * tiles;
-    c.used = s.used[c.b];
-    c.chunk = item % c.used;
-    c.tile = item / c.used % tiles;
-    c.kv_head = item / c.used / tiles;
-    c.head = c.kv_head * group + c.tile * HEADS;
-    c.count = min(HEADS, group - c.tile * HEADS);
+    c.group = group, c.b = group / (p.kv_heads * tiles), c.kv_head = in_row / tiles, c.tile = in_row % tiles;
+    c.head = c.kv_head * shared + c.tile * HEADS;
+    c.count = min(HEADS, shared - c.tile * HEADS);
+    c.chunk = chunk, c.used = s.used[c.b];
     c.position = p.positions[c.b];
     c.known = c.position >= 0 && c.position < p.length;
     return c;
 }
-/* The keys and values of a chunk that were stored by earlier steps; those of the new token are not read here. */
+/* Number `item` of all chunks. */
+template <typename T, int D> __device__ inline Chunk chunk_at(const StepShared<T, D> &s, const Step<T> &p, int item) {
+    const int groups = p.kv_heads * tiles_of(p);
+    int b = 0;
+    for (; item >= s.used[b] * groups; b++) item -= s.used[b] * groups;
+    return chunk_of(s, p, b * groups + item / s.used[b], item % s.used[b]);
+}
+/* The chunks of a half of the block, one after the other. */
+struct Walk {
+    bool by_group; /* the block has whole groups, whose chunks its halves share; else chunks of any group */
+    int at, end;   /* an item of `end` chunks, or a group of `end` */
+    Chunk c;       /* where at < end */
+
+    template <typename T, int D> __device__ void go_to(const StepShared<T, D> &s, const Step<T> &p, int chunk) {
+        if (by_group) {
+            while (at < end && (c = chunk_of(s, p, at, chunk)).used <= chunk) at += gridDim.x, chunk = threadIdx.x / HALF;
+        } else if (at < end) c = chunk_at(s, p, at);
+    }
+    template <typename T, int D> __device__ void next(const StepShared<T, D> &s, const Step<T> &p) {
+        if (!by_group) at += 2 * gridDim.x;
+        go_to(s, p, c.chunk + 2);
+    }
+};
+/* Whole groups save the meeting of their chunks. They are taken where the block that has the most is little longer busy for it. */
+template <typename T, int D> __device__ inline Walk first_chunk(const StepShared<T, D> &s, const Step<T> &p) {
+    const int half = threadIdx.x / HALF, blocks = (int)gridDim.x, groups = p.batch * p.kv_heads * tiles_of(p);
+    int chunks = 0, most = 0;
+    for (int b = 0; b < p.batch; b++) chunks += s.used[b] * p.kv_heads * tiles_of(p), most = max(most, s.used[b]);
+    const int turns = (chunks + 2 * blocks - 1) / (2 * blocks), by_group = (groups + blocks - 1) / blocks * ((most + 1) / 2);
+    Walk walk;
+    walk.by_group = by_group <= turns + MORE_TURNS;
+    walk.at = (walk.by_group ? 0 : half * blocks) + (int)blockIdx.x;
+    walk.end = walk.by_group ? groups : chunks;
+    walk.go_to(s, p, half);
+    return walk;
+}
+/* Keys or values of a chunk that were stored by earlier steps; the new token's are not read here. */
 template <typename T, int D, int EACH>
-__device__ inline void load_chunk(XtPiece<T, 8> (&key)[EACH], XtPiece<T, 8> (&value)[EACH], const Step<T> &p, const StepLayer<T> &w,
-                                  const Chunk &c) {
+__device__ inline void load_chunk(XtPiece<T, 8> (&piece)[EACH], const T *from, const Step<T> &p, const Chunk &c) {
     constexpr int LANES = D / 8, LINES = HALF / LANES;
     const int thread = threadIdx.x % HALF, lane = thread % LANES, line = thread / LANES;
-    const int64_t head = ((int64_t)c.b * p.kv_heads + c.kv_head) * p.length * D + lane * 8;
+    from += ((int64_t)c.b * p.kv_heads + c.kv_head) * p.length * D + lane * 8;
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int64_t j = (int64_t)c.chunk * POSITIONS + e * LINES + line;
-        key[e] = value[e] = {};
-        if (!c.known || j >= c.position) continue;
-        key[e] = xt_read<T, 8>(w.keys + head + j * D);
-        value[e] = xt_read<T, 8>(w.values + head + j * D);
+        piece[e] = {};
+        if (c.known && j < c.position) piece[e] = xt_read<T, 8>(from + j * D);
     }
 }
 /* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
@@ -314,11 +349,12 @@ __device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const S
     if (here) *(XtPiece<T, 8> *)&lines[line][col] = pair[0], *(XtPiece<T, 8> *)&lines[line][col + D / 2] = pair[1];
     __syncwarp();
 }
-/* Joins the chunks of a row's heads, in their order. */
-template <typename T, int D> __device__ inline void join_chunks(StepChunk<D> &h, const Step<T> &p, const Chunk &c, T *out) {
+/* A half of the block joins the chunks of a group, for its heads [first, end), in their order. */
+template <typename T, int D>
+__device__ inline void join_chunks(StepChunk<D> &h, const Step<T> &p, const Chunk &c, int first, int end) {
     const int thread = threadIdx.x % HALF;
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
-    for (int i = thread / 32; i < c.count; i += HALF / 32) {
+    for (int i = first + thread / 32; i < end; i += HALF / 32) {
         float max = -INFINITY;
         for (int n = thread % 32; n < c.used; n += 32) max = fmaxf(max, __ldcg(&p.stats[(row0 + i) * p.chunks + n]).x);
         max = xt_warp_reduce(max, XtMax());
@@ -331,7 +367,7 @@ template <typename T, int D> __device__ inline void join_chunks(StepChunk<D> &h,
     for (int n = 0; n < c.used; n++) {
 #pragma unroll
         for (int i = 0; i < HEADS; i++) {
-            if (i >= c.count) continue;
+            if (i < first || i >= end) continue;
             const float2 part = __ldcg(&p.stats[(row0 + i) * p.chunks + n]);
             const float factor = xt_exp_for<T>(part.x - h.stat[i].x);
             weights[i] += part.y * factor;
@@ -340,20 +376,25 @@ template <typename T, int D> __device__ inline void join_chunks(StepChunk<D> &h,
     }
 #pragma unroll
     for (int i = 0; i < HEADS; i++)
-        if (i < c.count) out[i * D + thread] = xt_store<T>(totals[i] / weights[i]);
+        if (i >= first && i < end) p.attended[(row0 + i) * D + thread] = xt_store<T>(totals[i] / weights[i]);
 }
-/* A half of the block computes a chunk whose older keys and values are loaded; as cached_split_kernel does, in the same order. */
+/* A half of the block computes a chunk whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of
+ * the next chunk of `walk` are loaded as soon as there is room. */
 template <typename T, int D, int EACH>
-__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Chunk &c,
-                              XtPiece<T, 8> (&key)[EACH], XtPiece<T, 8> (&value)[EACH]) {
+__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk &walk, XtPiece<T, 8> (&key)[EACH],
+                              XtPiece<T, 8> (&value)[EACH]) {
     constexpr int LANES = D / 8, LINES = HALF / LANES;
     const int half = threadIdx.x / HALF, thread = threadIdx.x % HALF, lane = thread % LANES, line = thread / LANES;
     const int sync = ALL + 1 + half;
+    const Chunk c = walk.c;
+    walk.next(s, p);
+    const bool more = walk.at < walk.end;
     StepChunk<D> &h = s.chunk.of_half[half];
     const int64_t row0 = (int64_t)c.b * p.heads + c.head, first = (int64_t)c.chunk * POSITIONS;
     T *out = p.attended + row0 * D; // [count, D]
     if (!c.known) {                 /* all threads agree */
         for (int at = thread; at < c.count * D; at += HALF) out[at] = xt_store<T>(NAN);
+        if (more) load_chunk<T, D, EACH>(key, w.keys, p, walk.c), load_chunk<T, D, EACH>(value, w.values, p, walk.c);
         return;
     }
     const T *new_row = p.qkv + (int64_t)c.b * (p.heads + 2 * p.kv_heads) * D; // [H + 2 K, D]
@@ -388,6 +429,7 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
             if (lane == 0) h.scores[i][e * LINES + line] = j <= c.position ? dot * p.scale : -INFINITY;
         }
     }
+    if (more) load_chunk<T, D, EACH>(key, w.keys, p, walk.c);
     xt_named_sync(sync, HALF);
     for (int i = thread / 32; i < c.count; i += HALF / 32) {
         const int at = thread % 32;
@@ -411,6 +453,7 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
             for (int n = 0; n < 8; n++) sum[i][n] += weight * of_value.at[n];
         }
     }
+    if (more) load_chunk<T, D, EACH>(value, w.values, p, walk.c);
 #pragma unroll
     for (int i = 0; i < HEADS; i++)
 #pragma unroll
@@ -424,16 +467,36 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         if (c.used == 1) out[at] = xt_store<T>(total / h.stat[at / D].y);
         else p.parts[((row0 + at / D) * p.chunks + c.chunk) * D + at % D] = total;
     }
-    if (c.used == 1) return;
+    if (c.used == 1 || walk.by_group) return;
+    /* The half that ends last, of any block, joins the chunks. */
     __threadfence();
     xt_named_sync(sync, HALF);
     if (thread == 0) {
-        unsigned *count = &step_chunks[row0];
+        unsigned *count = &step_chunks[c.group];
         h.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
         if (h.is_last) *count = 0;
     }
     xt_named_sync(sync, HALF);
     if (!h.is_last) return;
     __threadfence();
-    join_chunks(h, p, c, out);
+    join_chunks(h, p, c, 0, c.count);
+}
+/* Attention of all rows. meet() returns when q, k and v are there. */
+template <typename T, int D, typename Meet>
+__device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk walk, Meet meet) {
+    constexpr int LINES = HALF / (D / 8), EACH = POSITIONS / LINES;
+    const int half = threadIdx.x / HALF;
+    XtPiece<T, 8> key[EACH], value[EACH];
+    if (walk.at < walk.end) load_chunk<T, D, EACH>(key, w.keys, p, walk.c), load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+    meet();
+    if (!walk.by_group)
+        while (walk.at < walk.end) attend<T, D, EACH>(s, p, w, walk, key, value);
+    else
+        for (int group = blockIdx.x; group < walk.end; group += gridDim.x) {
+            while (walk.at == group) attend<T, D, EACH>(s, p, w, walk, key, value);
+            const Chunk c = chunk_of(s, p, group, 0);
+            if (c.used == 1) continue;
+            xt_named_sync(ALL, CONSUMERS); /* the other half's chunks are there; the head of this number is this half's */
+            if (half < c.count) join_chunks(s.chunk.of_half[half], p, c, half, half + 1);
+        }
 }
