@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from places import ROOT
+from runs import HANGS
 
 import xtrain as xt
 import xtrain.functional as F
@@ -157,76 +164,12 @@ def test_rotated_heads_have_the_same_bits_in_few_rows(dtype: str) -> None:
 # ---- all layers in one launch -------------------------------------------------------------------------------------------------------
 
 
-def layers_of(
-    count: int,
-    batch: int,
-    c: int,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    inner: int,
-    length: int,
-    norms: bool,
-    dtype: str,
-):
-    """Weights and caches of a decoder, as decoder_step takes them."""
-    shapes = [
-        (c,),
-        (heads * dim, c),
-        (kv_heads * dim, c),
-        (kv_heads * dim, c),
-        *[(dim,)] * (2 * norms),
-        (c, heads * dim),
-        (c,),
-    ]
-    shapes += [(inner, c), (inner, c), (c, inner)]
-    weights = [
-        drawn(100 * layer + i, *shape, dtype=dtype) * shape[-1] ** -0.5
-        if len(shape) > 1
-        else drawn(i, *shape, dtype=dtype) * 0.1 + 1
-        for layer in range(count)
-        for i, shape in enumerate(shapes)
-    ]
-    return weights, [drawn(7000 + i, batch, kv_heads, length, dim, dtype=dtype) for i in range(2 * count)]
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(
-    ("sizes", "norms"),
-    [
-        ((2, 16, 1024, 16, 8, 128, 3072, 700), True),
-        ((3, 5, 576, 9, 3, 64, 1536, 300), False),
-        ((1, 9, 96, 5, 1, 128, 64, 130), True),
-        ((28, 1, 1024, 16, 8, 128, 3072, 300), True),
-    ],
-)
-def test_a_step_in_one_launch_has_the_bits_of_its_parts(sizes, norms: bool, dtype: str) -> None:
-    """In every batch, in every run, and captured; the launch begins with the counts that the one before left."""
-    count, batch, c, *_, length = sizes
-    weights, kept = layers_of(*sizes, norms, dtype)
-    x = drawn(1, batch, c, dtype=dtype)
-    places = np.random.default_rng(batch).integers(0, length, batch)
-    places[: min(batch, 4)] = (length - 1, -1, 63, length)[: min(batch, 4)]
-    at = xt.tensor(places, device="cuda")
-
-    def step(rows: slice, plain: bool) -> list[xt.Tensor]:
-        caches = [one[rows].clone() for one in kept]
-        before = xt.cuda.counters()["launches"]
-        out = _C.decoder_step(x[rows], at[rows], weights, caches, 1e-6, 1e6, plain=plain)
-        assert plain or xt.cuda.counters()["launches"] - before == 1
-        return [out, *caches]
-
-    def alike(found: list[xt.Tensor], want: list[xt.Tensor], rows: slice) -> bool:
-        pairs = [(a.cpu().float().numpy(), b[rows].cpu().float().numpy()) for a, b in zip(found, want, strict=True)]
-        return all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
-
-    with xt.no_grad():
-        every = slice(0, batch)
-        want = step(every, True)
-        assert np.isnan(want[0].cpu().float().numpy()).any(1).tolist() == [not 0 <= place < length for place in places]
-        for _ in range(5):
-            assert alike(step(every, False), want, every)
-        for rows in (slice(0, 1), slice(batch // 2, batch)):
-            assert alike(step(rows, False), want, rows)
-        graph = xt.cuda.graph(lambda: step(every, False)[0])
-        assert all(alike([graph()], want[:1], every) for _ in range(5))
+@pytest.mark.parametrize("case", range(4))
+def test_a_step_in_one_launch_has_the_bits_of_its_parts(case: int) -> None:
+    """In a process of its own: blocks that wait for each other hang, and an error of a kernel spoils a process."""
+    paths = os.pathsep.join(map(str, (Path(xt.__file__).parent.parent, ROOT / "tests/support")))
+    done = subprocess.run(
+        [sys.executable, "-c", f"from step_programs import *; check(*CASES[{case}])"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=HANGS,
+    )  # fmt: skip
+    assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"

@@ -26,6 +26,10 @@ from .decoder_config import DecoderConfig
 from .policies import check_policy, run_layers
 from .registry import RECOMPUTE, Architecture
 
+# Whether a step of generation on a GPU is one op, _C.decoder_step. False: its one launch is not verified yet
+# (docs/worklog/generation.md).
+STEPS_AT_ONCE = False
+
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
 
@@ -203,7 +207,7 @@ class Trunk(nn.Module):
 
     def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
         """All layers for one new token a row in one op, with the bits of the layers; None where the op would not do."""
-        if positions is None or caches is None or x.device.type != "cuda" or _C.is_grad_enabled():
+        if not STEPS_AT_ONCE or positions is None or caches is None or x.device.type != "cuda" or _C.is_grad_enabled():
             return None
         kept: list[Tensor] = []
         for cache in caches:
@@ -227,7 +231,7 @@ class Trunk(nn.Module):
             return None
         attn: Any = self.layers[0].self_attn  # pyright: ignore[reportAttributeAccessIssue]
         eps: Any = self.layers[0].input_layernorm.eps  # pyright: ignore[reportAttributeAccessIssue]
-        return _C.decoder_step(x, positions, weights, kept, eps, attn.theta, **attn.scaling)
+        return _C.decoder_step(x, positions, weights, kept, eps, attn.theta, **attn.scaling, plain=False)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
         if self.recompute in ("cheap", "full") and self.training and caches is None:

@@ -146,7 +146,7 @@ done:
 const XtOp xt_op_decoder_step = {
     .name = "decoder_step",
     .signature = "x: Tensor, positions: Tensor, weights: Tensors, caches: Tensors, eps: float = 1e-6, theta: float = "
-                 "10000.0, " XT_ROPE_SCALING ", plain: bool = False -> Tensor",
+                 "10000.0, " XT_ROPE_SCALING ", plain: bool = True -> Tensor",
     .forward = forward,
     .doc =
         "All layers of a pre-norm decoder (RMSNorm, RoPE, grouped queries, SwiGLU) for one new token a row: x [B, C] -> [B, C].\n"
@@ -154,5 +154,6 @@ const XtOp xt_op_decoder_step = {
         "q_norm and k_norm [D] (in all layers or none), o [C, H D], mlp_norm [C], gate and up [F, C], down [C, F]. caches, for "
         "each\n"
         "layer: keys and values [B, K, L, D], where the new ones are stored in place. A row outside [0, L) becomes NaN and stores\n"
-        "nothing. Rounded as the ops of its parts one after the other. plain: the simplest way of a device.",
+        "nothing. Rounded as the ops of its parts one after the other. plain: the kernels of its parts, one after the other;\n"
+        "else one launch, where a GPU has it.",
 };
