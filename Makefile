@@ -93,8 +93,10 @@ build: extension $(STAMP)/install
 train: $(STAMP)/plot build
 	@$(BIN)/xtrain train $(ARGS)
 
+# A process for each core; with --pdb, or -n 0 in ARGS, it is one.
+WORKERS := -n logical --maxprocesses 8 --dist worksteal
 test: $(STAMP)/test build
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 docs: $(STAMP)/docs
 	@{ ls xtrain/_lib/*cuda* && $(BIN)/python -c 'import xtrain'; } >/dev/null 2>&1 \
@@ -108,7 +110,7 @@ wheels:
 
 test-gpu:
 	@if nvidia-smi -L >/dev/null 2>&1; then \
-	    XTRAIN_CUDA=1 XTRAIN_TEST_DEVICE=cuda $(MAKE) --no-print-directory test ARGS="$(ARGS)"; \
+	    XTRAIN_CUDA=1 XTRAIN_TEST_DEVICE=cuda $(MAKE) --no-print-directory test WORKERS= ARGS="$(ARGS)"; \
 	else echo "test-gpu: no NVIDIA GPU on this machine, nothing was run"; fi
 
 bench: $(STAMP)/test build

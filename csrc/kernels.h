@@ -65,6 +65,10 @@
     X(cached_attention, XtCachedAttention)     \
     X(decoder_step, XtDecoderStep)             \
     X(adamw, XtAdamW)                          \
+    X(muon_direction, XtMuon)                  \
+    X(muon_polynomial, XtMuonPolynomial)       \
+    X(muon_update, XtMuon)                     \
+    X(ema, XtEma)                              \
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)                            \
     X(tree_sum, XtTreeSum)
@@ -88,11 +92,11 @@
     X(empty) X(full) X(arange) X(uniform) X(normal) X(randint)                                                                 \
     /* one file each */                                                                                                        \
     X(matmul) X(linear) X(embedding) X(rms_norm) X(rope) X(swiglu) X(softmax) X(scaled_dot_product_attention) X(cross_entropy) \
-    X(linear_cross_entropy) X(add_rms_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm) X(sample) X(cached_attention)       \
-    X(bias_gelu) X(dropout) X(decoder_step)                                                                                                    \
+    X(linear_cross_entropy) X(add_rms_norm) X(add_layer_norm) X(linear_joined) X(qk_norm_rope) X(layer_norm) X(sample) X(cached_attention)       \
+    X(bias_gelu) X(dropout) X(decoder_step)                                                                                    \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
-    /* adamw.c */ X(adamw_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
+    /* adamw.c */ X(adamw_) /* muon.c */ X(muon_) /* ema.c */ X(ema_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
 /* clang-format on */
 
 #define XT_X(slot, Params) typedef struct Params Params;

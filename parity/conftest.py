@@ -13,6 +13,7 @@ from xtrain import _C
 DEVICE = os.environ.get("XTRAIN_TEST_DEVICE", "cpu")
 _C.set_default_device(DEVICE)
 torch.set_default_device(DEVICE)
+torch.set_num_threads(1)  # small ops take several times the processor time with two, which wait for each other
 
 
 @pytest.fixture(autouse=True)

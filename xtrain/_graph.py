@@ -31,7 +31,7 @@ class Graph(Generic[_R]):
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1:
             raise ValueError(f"cuda.graph: warmup must be an integer of at least 1, got {warmup!r}")
         self._step, self._warmup, self._device, self._collect = step, warmup, device, collect
-        self._optimizers = list(optimizers)
+        self._optimizers = [part for one in optimizers for part in getattr(one, "optimizers", [one])]
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "param_groups"):
                 raise TypeError(f"cuda.graph: optimizers must be optimizers, got {type(optimizer).__name__}")
@@ -212,8 +212,8 @@ class Graph(Generic[_R]):
                     kept.setdefault(tensor.data_ptr(), tensor.detach())
                     if tensor.requires_grad and tensor.is_leaf:
                         leaves.setdefault(id(tensor), tensor)
-            if op.__name__ == "adamw_" and get_ident() == thread:
-                self._check_known(arguments["lrs"])
+            if op.__name__ in ("adamw_", "muon_") and get_ident() == thread:
+                self._check_known(arguments.get("lrs") or [arguments["lr"]])
             if before is not None:
                 before(op, arguments, outputs)
 
@@ -225,8 +225,8 @@ class Graph(Generic[_R]):
         rates = (tensor.data_ptr() for one in self._optimizers for _, tensor in getattr(one, "_rates", {}).values())
         if {lr.data_ptr() for lr in lrs} - set(rates):
             raise RuntimeError(
-                "cuda.graph: the step uses an AdamW that the graph does not know, so its learning rate would stay as "
-                "it is: pass it in optimizers"
+                "cuda.graph: the step uses an optimizer that the graph does not know, so its learning rate would stay "
+                "as it is: pass it in optimizers"
             )
 
     def _check_optimizers(self, before: list[Any]) -> None:
@@ -280,7 +280,7 @@ def _options(optimizer: Any) -> list[list[Any]] | None:
 
 
 def _rates(optimizer: Any) -> dict[Any, float]:
-    """The learning rates that an AdamW has written to devices."""
+    """The learning rates that an optimizer has written to devices."""
     return {key: lr for key, (lr, _) in getattr(optimizer, "_rates", {}).items()}
 
 

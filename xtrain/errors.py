@@ -26,8 +26,10 @@ class NonFiniteError(FloatingPointError):
 
 class PeerError(RuntimeError):
     """Another process of the run is missing, has left, or does something else. The engine that started the run may
-    start it again: the command ends with status 75.
+    start it again: the command ends with status 75. told: whether the watchdog has printed it.
     """
+
+    told = False
 
 
 def shown(value: Any, most: int = 100) -> str:

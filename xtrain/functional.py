@@ -15,16 +15,20 @@ from . import _C
 from ._C import Tensor
 from ._draw import captured_generator
 from ._types import Size, as_sizes, need_tensors
-from .tensors.arithmetic import repeat_interleave, tril
+from .tensors.arithmetic import repeat_interleave
+from .tensors.documents import check_bounds as _check_bounds
+from .tensors.documents import document_bounds as document_bounds
+from .tensors.documents import sees as _sees
 
 _linear, _embedding, _rms_norm, _rope = _C.linear, _C.embedding, _C.rms_norm, _C.rope
 _swiglu, _softmax, _attention, _cross_entropy = _C.swiglu, _C.softmax, _C.scaled_dot_product_attention, _C.cross_entropy
-_gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm = (
+_gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm, _add_layer_norm = (
     _C.gelu,
     _C.sample,
     _C.linear_cross_entropy,
     _C.add_rms_norm,
     _C.layer_norm,
+    _C.add_layer_norm,
 )
 _bias_gelu, _dropout = _C.bias_gelu, _C.dropout
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -122,6 +126,18 @@ def add_rms_norm(
     other. eps None is the machine epsilon of the dtype.
     """
     return _add_rms_norm(input, residual, weight, _EPSILON.get(input.dtype.name, 1e-6) if eps is None else eps)
+
+
+def add_layer_norm(
+    input: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """(input + residual, layer_norm of that sum over the last dim) in one pass over memory.
+
+    input and residual [..., C], weight and bias [C] or None, all of one dtype -> two tensors of input's shape. The sum
+    is rounded to the dtype before the norm: the bits, also of the gradients, are those of `+` and layer_norm one after
+    the other.
+    """
+    return _add_layer_norm(input, residual, weight, bias, eps)
 
 
 def rope(
@@ -245,6 +261,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     backend: str | None = None,
+    documents: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """softmax(scale * Q K^T) V per head (Vaswani et al. 2017, Attention Is All You Need).
 
@@ -253,23 +271,27 @@ def scaled_dot_product_attention(
     - Sq, so the last query sees everything (PyTorch aligns the first query instead; both agree when Sq == Skv).
     backend: a name out of attention_backends(device).
 
+    documents: int32 [B, 2, S], of `document_bounds`, for rows that hold several documents: a token sees its own alone;
+    Sq must be Skv. window, with is_causal: a query sees this many keys, itself included (Child et al. 2019, Beltagy et
+    al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, and for a
+    window below 1; a GPU does not look at the documents (see document_bounds).
+
     attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
     scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are
     divided by 1 - p (give 0 while evaluating). Both are composed of other functions, in float32 (float64): several
     tensors [B, H, Sq, Skv] are kept for the backward, where is_causal alone keeps none. ValueError for a mask beside
-    is_causal.
+    is_causal, documents or a window.
     """
     if attn_mask is None and not dropout_p:
-        return _attention(query, key, value, is_causal, scale, enable_gqa, backend)
-    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend)
+        return _attention(query, key, value, is_causal, scale, enable_gqa, backend, documents, window)
+    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend, documents, window)
     wide = _C.float64 if query.dtype == _C.float64 else _C.float32
     q, k, v = (x.to(wide) for x in (query, key, value))
     if k.shape[1] != q.shape[1]:
         k, v = (repeat_interleave(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q * (query.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
-    if is_causal:
-        rows, cols = scores.shape[-2:]
-        attn_mask = tril(_C.full((rows, cols), True, _C.bool, query.device), cols - rows)
+    if is_causal or documents is not None:
+        attn_mask = _sees(query.shape[2], key.shape[2], is_causal, documents, window, query.device)
     sees = None
     if attn_mask is not None and attn_mask.dtype == _C.bool:
         sees = attn_mask.any(-1, True)
@@ -284,8 +306,9 @@ def scaled_dot_product_attention(
 
 
 def _check_composed(
-    query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None
-) -> None:
+    query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None,
+    documents: Tensor | None, window: int | None,
+) -> None:  # fmt: skip
     def refuse(rule: str, got: object, kind: type[Exception] = ValueError) -> None:
         raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
 
@@ -305,6 +328,14 @@ def _check_composed(
         refuse("key must have query's number of heads, or a divisor of it with enable_gqa", f"{groups} and {heads}")
     if backend is not None:
         refuse("backend must be None with attn_mask or dropout_p", repr(backend))
+    if documents is not None:
+        _check_bounds("scaled_dot_product_attention", documents, batch, rows)
+        if rows != cols:
+            refuse("documents must be None where query and key differ in length", f"{rows} and {cols} tokens")
+    if window is not None and (window < 1 or not is_causal):
+        refuse("window must be at least 1" if window < 1 else "window must be None without is_causal", window)
+    if mask is not None and documents is not None:
+        refuse("attn_mask must be None with documents", "both")
     if not isinstance(mask, Tensor):
         if mask is not None:
             refuse("attn_mask must be a Tensor or None", type(mask).__name__, TypeError)
@@ -377,6 +408,7 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
+    z_loss: float = 0.0,
     chunk_rows: int | None = None,
 ) -> Tensor:
     """cross_entropy(linear(x, weight), targets): the head of a language model and its loss in one op.
@@ -384,6 +416,9 @@ def linear_cross_entropy(
     x [rows, C], weight [V, C] of one dtype, targets [rows] int64 or int32 -> scalar for reduction "mean" (over the rows
     that are not ignored) or "sum", [rows] for "none", in nats; float32 (float64 for float64). Rows whose target is
     ignore_index count nothing; when all are, the mean is NaN. IndexError names the position of a target outside [0, V).
+
+    z_loss: adds z_loss * (log sum exp of the logits)^2 to the loss of a row that counts, which keeps logits from
+    drifting (Chowdhery et al. 2022, PaLM, section 5). ValueError for a negative one.
 
     The logits stay inside. Few of them are kept for the backward, which turns them into their own gradient. A second
     backward through the same graph (retain_graph=True) computes them again. On the CPU the bits are those of the two
@@ -397,7 +432,7 @@ def linear_cross_entropy(
     backward.
     """
     return _linear_cross_entropy(
-        x, weight, targets, ignore_index=ignore_index, reduction=reduction, chunk_rows=chunk_rows
+        x, weight, targets, ignore_index=ignore_index, reduction=reduction, z_loss=z_loss, chunk_rows=chunk_rows
     )
 
 

@@ -95,6 +95,25 @@ static XtStatus meta_adamw(const XtAdamW *p) {
                                   (3.0 * (double)xt_dtype_size(p->items[i].dtype) + (p->items[i].master ? 24.0 : 16.0))));
     return XT_OK;
 }
+static XtStatus meta_muon_direction(const XtMuon *p) { /* g and b twice, x once */
+    const double acc = p->dtype == XT_FLOAT64 ? 8 : 4;
+    return count(0, (double)(p->count * p->rows * p->cols) *
+                        (2.0 * ((double)xt_dtype_size(p->dtype) + acc) + (double)xt_dtype_size(p->dtype_x)));
+}
+static XtStatus meta_muon_polynomial(const XtMuonPolynomial *p) {
+    return passes((double)(p->count * p->side), (double)p->side, p->dtype, 2);
+}
+static XtStatus meta_muon_update(const XtMuon *p) { /* x, g; b in and out; p in and out, or the master, and p out */
+    const double acc = p->dtype == XT_FLOAT64 ? 8 : 4, size = (double)xt_dtype_size(p->dtype);
+    const bool master = p->count && p->items[0].master;
+    return count(0, (double)(p->count * p->rows * p->cols) *
+                        ((double)xt_dtype_size(p->dtype_x) + 2 * size + 2 * acc + (master ? 2 * acc : size)));
+}
+static XtStatus meta_ema(const XtEma *p) { /* x; the average in and out */
+    for (int64_t i = 0; i < p->count; i++)
+        XT_CHECK(count(0, (double)p->items[i].numel * ((double)xt_dtype_size(p->items[i].dtype) + 8.0)));
+    return XT_OK;
+}
 static XtStatus meta_grad_norm(const XtGradNorm *p) {
     for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, size_of(&p->items[i])));
     return XT_OK;

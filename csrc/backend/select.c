@@ -139,6 +139,17 @@ XtStatus xt_gemm(XtDevice device, const char *name, const XtGemm *p) {
     return first->name ? first->run(p) : xt_gemm_refuse(p);
 }
 
+XtStatus xt_gemm_adds_bias(XtDevice device, const char *name, const XtGemm *p, bool *adds) {
+    const XtGemmBackend *first;
+    const XtDeviceTraits *traits;
+    XtGemm alone = *p;
+    alone.bias = NULL;
+    XT_CHECK(xt_gemm_from(device, name, &first, &traits));
+    first = xt_gemm_select(first, &alone, traits);
+    *adds = first->name && !first->supports(p, traits);
+    return XT_OK;
+}
+
 XtStatus xt_attention_fwd(XtDevice device, const char *name, const XtAttentionFwd *p) {
     const XtAttentionBackend *first;
     const XtDeviceTraits *traits;

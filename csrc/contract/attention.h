@@ -4,8 +4,23 @@
 #include "contract/traits.h"
 #include "xtrain.h"
 
-/* out[b,h,i] = sum_j P[i,j] v[b,h/(H/K),j], P = softmax_j(scale * q_i . k_j), over j <= i + (skv - sq) when causal (the last query
- * sees everything; for sq == skv the usual triangle). A row that sees nothing gives out = 0 and lse = -inf.
+/* Which keys query i sees is an interval, low(i) <= j < high(i), whose two ends never fall from one row to the next:
+ *
+ *     t = i + (skv - sq)                 the place of query i among the keys: the last query is the last key
+ *     high = causal ? t + 1 : skv
+ *     low  = window > 0 ? t - window + 1 : 0        the query itself counts; window = 0: none; with causal only
+ *     documents: low = max(low, start[t]), high = min(high, end[t])                  with sq == skv only
+ *
+ * documents is NULL or int32 [B, 2, S], dense: for each token the first token of its document, and the one behind its last. Documents
+ * lie one behind the other and fill the row: start[0] = 0, end[S - 1] = S, start[end[i]] = end[i]. The shape is that of the tokens
+ * alone and the host reads no value, so that a captured step takes other documents each time. Kernels read what they need directly:
+ * the first tile of keys of query rows [i0, i1) is that of low(i0), the last that of high(i1 - 1) - 1. Keys [j0, j1) of a causal square
+ * are seen by queries j0 <= i < min(end[j1 - 1], window > 0 ? j1 - 1 + window : S), and of one that is not by start[j0] <= i < end[j1 - 1].
+ * A CPU kernel reports documents that break the rule (XT_VALUE_ERROR). A CUDA kernel reads start[t] as clamp(start[t], 0, t) and end[t] as
+ * clamp(end[t], t + 1, S), so that it stays inside its tensors and every token sees itself; its results are then unspecified.
+ */
+/* out[b,h,i] = sum_j P[i,j] v[b,h/(H/K),j], P = softmax_j(scale * q_i . k_j), over the keys that query i sees.
+ * A row that sees nothing gives out = 0 and lse = -inf.
  * lse[b,h,i] (ACC, dense) = log sum_j exp(scale * q_i . k_j). Strides are (b, head, row), the last dim is dense.
  * Bwd: with P rebuilt from lse, delta_i = dout_i . out_i: dV = P^T dO; dP = dO V^T; dS = P * (dP - delta); dQ = scale dS K;
  * dK = scale dS^T Q; dk and dv sum over the H/K query heads that share a kv head. dq, dk, dv are all written, in strides of their own.
@@ -13,8 +28,9 @@
 typedef struct XtAttentionFwd {
     void *out, *lse;
     const void *q, *k, *v;
+    const int32_t *documents;
     XtDtype dtype;
-    int64_t batch, heads, kv_heads, sq, skv, dim;
+    int64_t batch, heads, kv_heads, sq, skv, dim, window;
     int64_t out_stride[3], q_stride[3], k_stride[3], v_stride[3];
     double scale;
     bool causal, tf32;
@@ -22,8 +38,9 @@ typedef struct XtAttentionFwd {
 typedef struct XtAttentionBwd {
     void *dq, *dk, *dv;
     const void *dout, *q, *k, *v, *out, *lse;
+    const int32_t *documents;
     XtDtype dtype;
-    int64_t batch, heads, kv_heads, sq, skv, dim;
+    int64_t batch, heads, kv_heads, sq, skv, dim, window;
     int64_t dq_stride[3], dk_stride[3], dv_stride[3];
     int64_t dout_stride[3], q_stride[3], k_stride[3], v_stride[3], out_stride[3];
     double scale;
@@ -31,15 +48,15 @@ typedef struct XtAttentionBwd {
 } XtAttentionBwd;
 
 /* One query per sequence, over keys and values that are kept. With n = positions[b]: keys[b, g, n] = k[b, g], values[b, g, n] = v[b, g];
- * out[b, h] = sum_j P[j] values[b, h / (H/K), j], P = softmax_j(scale * q[b, h] . keys[b, h / (H/K), j]) over j <= n. Where n is not in
- * [0, L), nothing is stored and out[b] is NaN. keys and values [B, K, L, D] and out [B, H, D] dense; strides of q, k and v are (b, head),
+ * out[b, h] = sum_j P[j] values[b, h / (H/K), j], P = softmax_j(scale * q[b, h] . keys[b, h / (H/K), j]) over j <= n and, with a
+ * window > 0, j > n - window. Where n is not in [0, L), nothing is stored and out[b] is NaN. keys and values [B, K, L, D] and out [B, H, D] dense; strides of q, k and v are (b, head),
  * the last dim is dense. positions [B] is read when the kernel runs. plain: the simplest of a device's kernels. */
 typedef struct XtCachedAttention {
     void *out, *keys, *values;
     const void *q, *k, *v;
     const int64_t *positions;
     XtDtype dtype;
-    int64_t batch, heads, kv_heads, length, dim;
+    int64_t batch, heads, kv_heads, length, dim, window;
     int64_t q_stride[2], k_stride[2], v_stride[2];
     double scale;
     bool plain;

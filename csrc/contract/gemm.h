@@ -4,16 +4,17 @@
 #include "contract/traits.h"
 #include "xtrain.h"
 
-/* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1], row-major. op(A) is M x K, op(B) is K x N, C is M x N.
+/* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1] + bias, row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).
  * Batch strides may be 0 (broadcast) for A and B. Sums in ACC of C's dtype; beta == 0 never reads C; K == 0 scales C.
  * A, B and C have one floating point dtype, or A and B one of 16 bits and C float32: its sums are not rounded, and products that
  * follow with beta == 1 go on from them. What no implementation takes is refused by name.
  * Leading dimensions are >= the row length; columns have stride 1. tf32: float32 operands may be rounded to TF32 (10 mantissa bits)
- * on devices that have such units; sums stay float32. */
+ * on devices that have such units; sums stay float32. bias [N], or NULL: of C's dtype, added to the sum in ACC, before the one rounding.
+ * An implementation that adds none refuses it, and the caller adds it. */
 typedef struct XtGemm {
     void *c;
-    const void *a, *b;
+    const void *a, *b, *bias;
     XtDtype dtype_a, dtype_b, dtype_c;
     bool tf32;
     int64_t m, n, k;
@@ -40,8 +41,9 @@ static inline const XtGemmBackend *xt_gemm_select(const XtGemmBackend *first, co
     return first;
 }
 
-/* What all implementations ask of the dtypes. NULL, or the reason. */
+/* What all implementations ask of the dtypes, and those that add no bias of it. NULL, or the reason. */
 static inline const char *xt_gemm_dtypes(const XtGemm *p) {
+    if (p->bias) return "it adds no bias";
     bool one = p->dtype_a == p->dtype_b && xt_dtype_is_float(p->dtype_a);
     bool wide = xt_dtype_size(p->dtype_a) == 2 && p->dtype_c == XT_FLOAT32;
     return one && (p->dtype_c == p->dtype_a || wide) ? NULL : "A, B and C must have one floating point dtype, C float32 at most";

@@ -44,17 +44,18 @@ typedef struct XtRmsNormBwd {
  * out = xh * weight + bias, rounded once. weight and bias [cols], or NULL: ones, zeros. mean and rstd [rows] of ACC are written for the
  * backward.
  * Bwd, with g = dy * weight: dx = rstd * (g - mean(g) - xh * mean(g * xh)); dweight = sum_rows dy * xh; dbias = sum_rows dy. Each of the
- * three may be NULL. accumulate_weight and accumulate_bias add to what is there, as in XtRmsNormBwd. */
+ * three may be NULL. accumulate_weight and accumulate_bias add to what is there, as in XtRmsNormBwd. residual, sum and dsum are as in
+ * XtRmsNormFwd and XtRmsNormBwd, with the same bits. */
 typedef struct XtLayerNormFwd {
-    void *out, *mean, *rstd;
-    const void *x, *weight, *bias;
+    void *out, *mean, *rstd, *sum;
+    const void *x, *residual, *weight, *bias;
     XtDtype dtype;
     int64_t rows, cols;
     double eps;
 } XtLayerNormFwd;
 typedef struct XtLayerNormBwd {
     void *dx, *dweight, *dbias;
-    const void *dy, *x, *weight, *mean, *rstd;
+    const void *dy, *dsum, *x, *weight, *mean, *rstd;
     XtDtype dtype;
     int64_t rows, cols;
     bool accumulate_weight, accumulate_bias;
@@ -235,7 +236,8 @@ typedef struct XtScatter {
  * A target outside [0, vocab) that is not ignore_index: XT_INDEX_ERROR with its position, its value and the op's name:
  * linear_cross_entropy when `linear`, else cross_entropy. Row 0 is reported as position `first`.
  * Where dlogits is given it is the logits, which their gradient for dlosses of 1 replaces: the bits of a Bwd after it.
- * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0. */
+ * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0.
+ * z > 0 adds z lse[r]^2 to the loss of a row that counts, and multiplies its exp(..) in dlogits by 1 + 2 z lse[r]. */
 typedef struct XtCrossEntropyFwd {
     void *losses, *lse, *dlogits;
     const void *logits;
@@ -243,6 +245,7 @@ typedef struct XtCrossEntropyFwd {
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, first;
     double scale; /* of dlogits */
+    double z;
     bool linear;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
@@ -251,7 +254,7 @@ typedef struct XtCrossEntropyBwd {
     const int64_t *targets;
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, dloss_stride;
-    double scale;
+    double scale, z;
     bool linear;
 } XtCrossEntropyBwd;
 

@@ -31,6 +31,56 @@ typedef struct XtAdamW {
     const struct XtAdamW *next; /* another group of tensors, with numbers of its own, or NULL */
 } XtAdamW;
 
+/* Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for `count` matrices of one shape and dtype:
+ *   b = momentum b + (1 - momentum) g;   u = nesterov ? (1 - momentum) g + momentum b : b;   x = u / max(|u|, eps)
+ *   x = Newton-Schulz of x, products of the GEMM slot between the two kernels
+ *   p = p (1 - lr weight_decay) - lr ratio x
+ * direction computes x alone; update, behind it, writes b, master and p: so a step that fails before has changed nothing.
+ * p and g have `dtype`; b and master (or NULL: p is the master) have its ACC, and so has every computation. x has `dtype_x`, of the same
+ * ACC: [count, rows, cols]. |u| is the root of a float64 sum of squares, in pieces of a fixed size: a matrix has the same bits whatever
+ * others are in the call. lr and guard: as AdamW's, and with a bad guard update writes nothing. */
+typedef struct XtMuonItem { /* all [rows, cols] */
+    void *p, *b, *master;
+    const void *g;
+} XtMuonItem;
+typedef struct XtMuon {
+    const XtMuonItem *items; /* [count], host memory */
+    int64_t count, rows, cols;
+    XtDtype dtype, dtype_x;
+    void *x;
+    double momentum, weight_decay, ratio, eps;
+    bool nesterov;
+    const double *lr;   /* on the device */
+    const float *guard; /* on the device */
+} XtMuon;
+
+/* out[k, i, j] = b gram[k, i, j] + (i == j ? a : 0), computed in ACC. out and gram [count, side, side]. */
+typedef struct XtMuonPolynomial {
+    void *out;
+    const void *gram;
+    XtDtype dtype;
+    int64_t count, side;
+    double a, b;
+} XtMuonPolynomial;
+
+/* average = average + (x - average) (1 - decay) / (1 - decay^n) for each tensor, n = step + 1; step becomes n. So the average is that of
+ * all x so far with weights decay^age, which add up to 1, and the first x itself after one call.
+ * average has ACC of x's dtype; computed in ACC, the factor in float64. step: one int64 less than XT_MOST_STEPS; guard: as AdamW's. Both
+ * lie on the device. */
+typedef struct XtEmaItem {
+    void *average;
+    const void *x;
+    XtDtype dtype; /* of x */
+    int64_t numel;
+} XtEmaItem;
+typedef struct XtEma {
+    const XtEmaItem *items; /* [count], host memory */
+    int64_t count;
+    int64_t *step;      /* on the device */
+    const float *guard; /* on the device */
+    double decay;
+} XtEma;
+
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */
 typedef struct XtGradNorm {
     float *norm;

@@ -148,10 +148,9 @@ __device__ inline void xt_put_shared(uint32_t to, int word) {
 __device__ inline void xt_put_shared(uint32_t to, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
-__device__ inline int xt_get_shared(uint32_t from) {
-    int word;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
-    return word;
+__device__ inline void xt_put_words(uint32_t to, uint4 words) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
 }
 __device__ inline uint4 xt_get_words(uint32_t from) {
     uint4 words;
@@ -161,11 +160,22 @@ __device__ inline uint4 xt_get_words(uint32_t from) {
                  : "memory");
     return words;
 }
+/* Writes 16 bytes of global memory at once. nvcc 13.0 made four stores of an assignment to uint4 of what xt_get_words had read. */
+__device__ inline void xt_put_words(void *to, uint4 words) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+}
 /* Two floats of shared memory. */
 __device__ inline float2 xt_read_shared(uint32_t from) {
     float2 pair;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(from) : "memory");
     return pair;
+}
+/* a + b as the copy engine adds: subnormal terms and sums are zeros. */
+__device__ inline float xt_add_flushed(float a, float b) {
+    float sum;
+    asm("add.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+    return sum;
 }
 /* Starts the copy of `bytes` (of 16) from shared memory to global memory; add: adds float32 values to those there. */
 __device__ inline void xt_bulk_store(float *to, uint32_t from, int bytes, bool add) {

@@ -21,11 +21,36 @@ XtStatus xt_cuda_attention_reference_bwd(const XtAttentionBwd *p);
 
 extern const XtAttentionBackend xt_cuda_attention[];
 
-/* How many keys query `row` sees: a causal square ends in the lower right corner, at key row + (skv - sq). */
-template <typename I> __host__ __device__ inline I xt_visible_columns(bool causal, I row, I sq, I skv) {
-    if (!causal) return skv;
-    I seen = skv - (sq - row) + 1;
-    return seen < 0 ? 0 : seen;
+/* Keys begin <= j < end of a query, or queries of a key; begin = end where there is none. I: int or int64_t. */
+template <typename I> struct XtSeen {
+    I begin, end;
+};
+
+/* The document of token i of entry b, clamped as the contract says. p: XtAttentionFwd or XtAttentionBwd, with documents. */
+template <typename I, typename P> __device__ inline XtSeen<I> xt_document(const P &p, int64_t b, I i) {
+    const int32_t *start = p.documents + 2 * b * p.sq + i, *end = start + p.sq;
+    const I first = *start, last = *end, tokens = (I)p.sq;
+    return {first < 0 ? 0 : first < i ? first : i, last > tokens ? tokens : last > i + 1 ? last : i + 1};
+}
+
+/* The keys that query i of entry b sees. */
+template <typename I, typename P> __device__ inline XtSeen<I> xt_seen(const P &p, int64_t b, I i) {
+    const I past = (I)(p.skv - p.sq), place = i + past;
+    XtSeen<I> seen = {0, (I)p.skv};
+    if (p.documents) seen = xt_document<I>(p, b, i);
+    if (p.causal) seen.end = seen.end < place + 1 ? seen.end : place + 1;
+    if (p.window > 0) seen.begin = seen.begin > place + 1 - (I)p.window ? seen.begin : place + 1 - (I)p.window;
+    return seen.end > seen.begin ? seen : XtSeen<I>{seen.begin, seen.begin};
+}
+
+/* The queries that see key j of entry b. */
+template <typename I, typename P> __device__ inline XtSeen<I> xt_seen_by(const P &p, int64_t b, I j) {
+    const I past = (I)(p.skv - p.sq);
+    XtSeen<I> by = {0, (I)p.sq};
+    if (p.documents) by = xt_document<I>(p, b, j);
+    if (p.causal) by.begin = by.begin > j - past ? by.begin : j - past;
+    if (p.window > 0) by.end = by.end < j - past + (I)p.window ? by.end : j - past + (I)p.window;
+    return by.end > by.begin ? by : XtSeen<I>{by.begin, by.begin};
 }
 
 /* ---- what both kinds of flash ask of a call --------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
  *   split    D of 64 or 128, float32 or 16 bits, rows aligned to 16 bytes. The positions are cut into chunks of CHUNK. A block has a chunk
  *            of a kv head and up to G of the query heads that share it: scores to shared memory, their softmax, the weighted sum of the
  *            values. Of the blocks of these heads, the one that ends last joins the chunks. The grid covers the whole length; blocks
- *            behind the position, which is read on the device, end at once
+ *            behind the position, which is read on the device, and before the window end at once
  *   plain    any D, dtype and stride: a warp has a query head and walks through all positions, as reference.cu does
  *
  * The block that has the new position, and of the query heads the first ones, stores the new key and value; all take them from the inputs,
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(THREADS)
             for (int at = threadIdx.x; at < count * D; at += THREADS) out[at] = xt_store<T>(NAN);
         return;
     }
-    if (position < first) return;
+    const int64_t low = p.window > 0 && position >= p.window ? position - p.window + 1 : 0; /* the first position that is seen */
+    if (position < first || first + CHUNK <= low) return;
     const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
     T *keys = (T *)p.keys + (int64_t)bg * p.length * D;                          // [L, D]
     T *values = (T *)p.values + (int64_t)bg * p.length * D;                      // [L, D]
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int e = 0; e < EACH; e++) {
         const int64_t j = first + e * ROWS + row;
         key[e] = value[e] = xt_all<T, W>(xt_store<T>(0));
-        if (j > position) continue;
+        if (j > position || j < low) continue;
         key[e] = xt_read<T, W>((j == position ? new_key : keys + j * D) + lane * W);
         value[e] = xt_read<T, W>((j == position ? new_value : values + j * D) + lane * W);
     }
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int w = 0; w < W; w++) dot += q[i][w] * of_key[w];
             dot = xt_warp_sum<LANES>(dot);
-            if (lane == 0) scores[i][e * ROWS + row] = j <= position ? dot * (float)p.scale : -INFINITY;
+            if (lane == 0) scores[i][e * ROWS + row] = j <= position && j >= low ? dot * (float)p.scale : -INFINITY;
         }
     }
     __syncthreads();
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(THREADS)
     float sum[G][W] = {};
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
-        if (first + e * ROWS + row > position) continue;
+        if (first + e * ROWS + row > position || first + e * ROWS + row < low) continue;
         float of_value[W];
         widen(of_value, value[e]);
 #pragma unroll
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int w = 0; w < W; w++) sums[row][i][lane * W + w] = sum[i][w];
     __syncthreads();
-    const int used = (int)(position / CHUNK) + 1;
+    const int begin = (int)(low / CHUNK), end = (int)(position / CHUNK) + 1, used = end - begin; /* chunks */
     for (int at = threadIdx.x; at < count * D; at += THREADS) {
         float total = 0;
 #pragma unroll
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(THREADS)
     __threadfence();
     for (int i = threadIdx.x / 32; i < count; i += THREADS / 32) {
         float max = -INFINITY;
-        for (int s = threadIdx.x % 32; s < used; s += 32) max = fmaxf(max, __ldcg(&stats[(row0 + i) * chunks + s]).x);
+        for (int s = begin + threadIdx.x % 32; s < end; s += 32) max = fmaxf(max, __ldcg(&stats[(row0 + i) * chunks + s]).x);
         max = xt_warp_reduce(max, XtMax());
         if (threadIdx.x % 32 == 0) stat[i].x = max;
     }
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x >= D) return;
     float weights[G] = {}, totals[G] = {};
 #pragma unroll 4
-    for (int s = 0; s < used; s++) {
+    for (int s = begin; s < end; s++) {
 #pragma unroll
         for (int i = 0; i < G; i++) {
             if (i >= count) continue;
@@ -208,17 +209,18 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS) cached_plain
         T *values = (T *)p.values + (b * p.kv_heads + g) * p.length * p.dim;         // [L, D]
         T *out = (T *)p.out + row * p.dim;                                           // [D]
         const bool known = position >= 0 && position < p.length;
+        const int64_t low = p.window > 0 && position >= p.window ? position - p.window + 1 : 0;
         A max = -(A)INFINITY, sum = 0;
-        for (int64_t j = 0; known && j <= position; j++) {
+        for (int64_t j = low; known && j <= position; j++) {
             const A s = scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim));
             if (s > max || s != s) max = s; // a NaN stays
         }
-        for (int64_t j = 0; known && j <= position; j++)
+        for (int64_t j = low; known && j <= position; j++)
             sum += exp(scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim)) - max);
         for (int64_t first = 0; first < p.dim; first += 32) { // all lanes stay for the products
             const int64_t d = first + lane;
             A value = 0;
-            for (int64_t j = 0; known && j <= position; j++) {
+            for (int64_t j = low; known && j <= position; j++) {
                 const A s = scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim));
                 if (d < p.dim) value += exp(s - max) * xt_load((j == position ? new_value : values + j * p.dim)[d]);
             }

@@ -8,7 +8,7 @@
  *               dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO, the latter two also over the query heads of a group
  *
  * Plan: a block owns 64 rows of a head: of Q for out and dQ, of K for dK and dV. It walks through the tiles of the other side, of
- * 64 or 32 rows, and skips those that the causal mask empties. A tile of scores is 64 x COLS: warp w has rows 16 w ... 16 w + 15, a
+ * 64 or 32 rows, between the first and the last row of them that one of its rows sees. A tile of scores is 64 x COLS: warp w has rows 16 w ... 16 w + 15, a
  * thread 4 rows times COLS/8 columns, and later the same 4 rows times D/8 elements of the head dim. So a row never leaves its warp:
  * 8 lanes share maxima and sums, and P or dS passes from one product to the next through the warp's own part of shared memory. The
  * products read 16 bytes at a time, one read for 8 to 11 multiply-adds.
@@ -160,12 +160,14 @@ __device__ static void differentiate(float (&s)[4][COLS / 8], const float *p, Pl
     }
 }
 
-/* s = value outside the columns from(r) ... to(r) - 1 of row r */
-template <int COLS, typename From, typename To>
-__device__ static void mask(float (&s)[4][COLS / 8], Place at, float value, From from, To to) {
+/* s = value outside the columns that row r sees; those of the tile begin at `start`. Only tiles at an edge come here, so what the rows
+ * see is computed, or read, each time, and takes no registers meanwhile. */
+template <int COLS, typename Seen>
+__device__ static void mask(float (&s)[4][COLS / 8], Place at, float value, int start, Seen seen) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        int low = from(r) - 4 * at.across, high = to(r) - 4 * at.across;
+        const XtSeen<int> of_row = seen(r);
+        int low = of_row.begin - start - 4 * at.across, high = of_row.end - start - 4 * at.across;
 #pragma unroll
         for (int j = 0; j < COLS / 8; j++) {
             int col = j / 4 * 32 + j % 4;
@@ -194,6 +196,9 @@ template <int COLS> __device__ static int sixteens(int columns) {
     return columns < 0 ? 0 : columns > COLS ? COLS / 16 : (columns + 15) / 16;
 }
 
+/* The group of 16 columns that holds column `column`, or the first one. */
+__device__ static int first_sixteen(int column) { return column < 0 ? 0 : column / 16; }
+
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
 template <int D> constexpr int FORWARD_BYTES = (3 * ROWS * D + ROWS * 64) * 4;
@@ -212,8 +217,12 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place();
 
-    /* Row i sees the keys before min(skv, i + past); the block's last row sees those before end. */
-    int past = p.causal ? skv - sq + 1 : skv, end = min(skv, min(first + ROWS, sq) - 1 + past);
+    /* All rows of the block see keys whole.begin ... whole.end - 1, some rows begin ... end - 1, the warp's rows part of them. */
+    const XtSeen<int> top = xt_seen<int>(p, b, first), bottom = xt_seen<int>(p, b, min(first + ROWS, sq) - 1);
+    const XtSeen<int> whole = {bottom.begin, top.end};
+    const int begin = top.begin, end = bottom.end, warp_row = first + at.row / 16 * 16;
+    const XtSeen<int> warp = {xt_seen<int>(p, b, min(warp_row, sq - 1)).begin, xt_seen<int>(p, b, min(warp_row + 15, sq - 1)).end};
+    auto of_row = [&](int r) { return first + at.row + r < sq ? xt_seen<int>(p, b, first + at.row + r) : XtSeen<int>{0, 0}; };
     float max[4], sum[4], o[4][D / 8];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -222,12 +231,12 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
 #pragma unroll
         for (int d = 0; d < D / 8; d++) o[r][d] = 0;
     }
-    if (end > 0) {
+    if (end > begin) {
         fetch_tile<D, ROWS>(q_tile, q, p.q_stride[2], first, sq);
-        fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], 0, skv);
+        fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], begin, skv);
     }
     __pipeline_commit();
-    for (int start = 0; start < end; start += COLS) {
+    for (int start = begin; start < end; start += COLS) {
         float s[4][COLS / 8];
         __pipeline_wait_prior(0);
         __syncthreads(); // Q and K have arrived, V and P are free
@@ -242,8 +251,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
         for (int r = 0; r < 4; r++)
 #pragma unroll
             for (int j = 0; j < COLS / 8; j++) s[r][j] *= scale;
-        if (start + COLS > min(skv, first + past))
-            mask<COLS>(s, at, -INFINITY, [](int) { return 0; }, [&](int r) { return min(skv, first + at.row + r + past) - start; });
+        if (start < whole.begin || start + COLS > whole.end) mask<COLS>(s, at, -INFINITY, start, of_row);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             float most = max[r], part = 0;
@@ -265,23 +273,22 @@ template <int D> __global__ void __launch_bounds__(THREADS, D == 32 ? 4 : D == 6
         put_scores<COLS>(p_tile, s, at);
         __pipeline_wait_prior(1);
         __syncthreads(); // V has arrived, P is complete
-        /* the warp's last row sees the most */
-        add_product<D, COLS>(o, p_tile, v_tile, at, 0, sixteens<COLS>(min(skv, first + at.row / 16 * 16 + 15 + past) - start));
+        add_product<D, COLS>(o, p_tile, v_tile, at, first_sixteen(warp.begin - start), sixteens<COLS>(warp.end - start));
     }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         int i = first + at.row + r;
-        bool some = i + past > 0;
+        const XtSeen<int> seen = of_row(r);
+        const bool some = seen.end > seen.begin;
         sum[r] = reduce_across(sum[r], false);
         if (at.across == 0 && i < sq) {
             float lse = max[r] == -INFINITY ? NAN : (max[r] + log2f(sum[r])) * LN_2; // only -inf: NaN, as exp(-inf - -inf) is
             ((float *)p.lse)[(int64_t)head * sq + i] = some ? lse : -INFINITY;
         }
-        sum[r] = 1 / sum[r];
+        sum[r] = some ? 1 / sum[r] : 0;
     }
     float *out = (float *)p.out + b * p.out_stride[0] + h * p.out_stride[1]; // [sq, D]
-    store_rows<D>(out, p.out_stride[2], o, at, first, sq,
-                  [&](int r, float x) { return first + at.row + r + past > 0 ? x * sum[r] : 0.0f; });
+    store_rows<D>(out, p.out_stride[2], o, at, first, sq, [&](int r, float x) { return sum[r] == 0 ? 0.0f : x * sum[r]; });
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------------------- */
@@ -309,12 +316,16 @@ template <int D> __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) 
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place();
 
-    int past = p.causal ? skv - sq + 1 : skv, end = min(skv, min(first + ROWS, sq) - 1 + past); // as in the forward pass
+    const XtSeen<int> top = xt_seen<int>(p, b, first), bottom = xt_seen<int>(p, b, min(first + ROWS, sq) - 1); // as in the forward
+    const XtSeen<int> all = {bottom.begin, top.end};
+    const int begin = top.begin, end = bottom.end, warp_row = first + at.row / 16 * 16;
+    const XtSeen<int> warp = {xt_seen<int>(p, b, min(warp_row, sq - 1)).begin, xt_seen<int>(p, b, min(warp_row + 15, sq - 1)).end};
+    auto of_row = [&](int r) { return first + at.row + r < sq ? xt_seen<int>(p, b, first + at.row + r) : XtSeen<int>{0, 0}; };
     fetch_tile<D, ROWS>(q_tile, q, p.q_stride[2], first, sq);
     fetch_tile<D, ROWS>(dout_tile, dout, p.dout_stride[2], first, sq);
-    if (end > 0) {
-        fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], 0, skv);
-        fetch_tile<D, COLS>(v_tile, v, p.v_stride[2], 0, skv);
+    if (end > begin) {
+        fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], begin, skv);
+        fetch_tile<D, COLS>(v_tile, v, p.v_stride[2], begin, skv);
     }
     __pipeline_commit();
     __pipeline_wait_prior(0);
@@ -337,11 +348,9 @@ template <int D> __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) 
 #pragma unroll
         for (int d = 0; d < D / 8; d++) dq[r][d] = 0;
     }
-    for (int start = 0; start < end; start += COLS) {
+    for (int start = begin; start < end; start += COLS) {
         float s[4][COLS / 8];
-        bool whole = start + COLS <= min(skv, first + past);
-        auto from = [](int) { return 0; };
-        auto to = [&](int r) { return min(skv, first + at.row + r + past) - start; };
+        const bool whole = start >= all.begin && start + COLS <= all.end;
         dot_rows<D, COLS>(s, q_tile, k_tile, at);
 #pragma unroll
         for (int r = 0; r < 4; r++)
@@ -351,11 +360,11 @@ template <int D> __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) 
         __syncwarp(); // frees the registers of P for dP; a thread reads back only what it wrote
         dot_rows<D, COLS>(s, dout_tile, v_tile, at);
         differentiate<COLS>(s, p_tile, at, [&](int r, int) { return delta[r]; });
-        if (!whole) mask<COLS>(s, at, 0, from, to);
+        if (!whole) mask<COLS>(s, at, 0, start, of_row);
         put_scores<COLS>(p_tile, s, at);
         __syncthreads(); // dS is complete, V is free
         if (start + COLS < end) fetch_tile<D, COLS>(v_tile, v, p.v_stride[2], start + COLS, skv);
-        add_product<D, COLS>(dq, p_tile, k_tile, at, 0, sixteens<COLS>(min(skv, first + at.row / 16 * 16 + 15 + past) - start));
+        add_product<D, COLS>(dq, p_tile, k_tile, at, first_sixteen(warp.begin - start), sixteens<COLS>(warp.end - start));
         __syncthreads(); // K is free
         if (start + COLS < end) fetch_tile<D, COLS>(k_tile, k, p.k_stride[2], start + COLS, skv);
         __pipeline_commit();
@@ -382,10 +391,16 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
     float scale = (float)(p.scale * LOG2_E);
     Place at = my_place();
 
-    /* Queries from max(0, j - ahead) on see key j. Steps: tiles of queries of one head after the other. */
-    int ahead = p.causal ? skv - sq : skv, top = max(0, first - ahead) / COLS * COLS;
-    int tiles = (sq - top + COLS - 1) / COLS;
-    int64_t steps = (int64_t)group * tiles;
+    /* Queries in `all` see all keys of the block, those in the tiles from `top` on some. Steps: tiles of queries of one head after the
+     * other; none where a window leaves these keys out. */
+    const XtSeen<int> by_first = xt_seen_by<int>(p, b, first), by_last = xt_seen_by<int>(p, b, min(first + ROWS, skv) - 1);
+    const XtSeen<int> all = {by_last.begin, by_first.end};
+    const int warp_key = first + at.row / 16 * 16;
+    const XtSeen<int> warp = {xt_seen_by<int>(p, b, min(warp_key, skv - 1)).begin,
+                              xt_seen_by<int>(p, b, min(warp_key + 15, skv - 1)).end};
+    auto of_row = [&](int r) { return first + at.row + r < skv ? xt_seen_by<int>(p, b, first + at.row + r) : XtSeen<int>{0, 0}; };
+    const int top = by_first.begin / COLS * COLS, tiles = by_last.end > by_first.begin ? (by_last.end - top + COLS - 1) / COLS : 0;
+    const int64_t steps = (int64_t)group * tiles;
     auto fetch_queries = [&](int64_t step) {
         int64_t h = g * group + step / tiles, row = (b * p.heads + h) * sq;
         int start = top + (int)(step % tiles) * COLS;
@@ -408,17 +423,17 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
     for (int r = 0; r < 4; r++)
 #pragma unroll
         for (int d = 0; d < D / 8; d++) dk[r][d] = dv[r][d] = 0;
-    fetch_tile<D, ROWS>(k_tile, (const float *)p.k + b * p.k_stride[0] + g * p.k_stride[1], p.k_stride[2], first, skv);
-    fetch_tile<D, ROWS>(v_tile, (const float *)p.v + b * p.v_stride[0] + g * p.v_stride[1], p.v_stride[2], first, skv);
-    fetch_queries(0);
-    fetch_dout(0);
+    if (steps > 0) {
+        fetch_tile<D, ROWS>(k_tile, (const float *)p.k + b * p.k_stride[0] + g * p.k_stride[1], p.k_stride[2], first, skv);
+        fetch_tile<D, ROWS>(v_tile, (const float *)p.v + b * p.v_stride[0] + g * p.v_stride[1], p.v_stride[2], first, skv);
+        fetch_queries(0);
+        fetch_dout(0);
+    }
     __pipeline_commit();
     for (int64_t step = 0; step < steps; step++) {
         int start = top + (int)(step % tiles) * COLS;
-        bool whole = start + COLS <= sq && start >= first + ROWS - 1 - ahead;
-        auto from = [&](int r) { return first + at.row + r - ahead - start; };
-        auto to = [&](int) { return sq - start; };
-        int begin = max(0, first + at.row / 16 * 16 - ahead - start) / 16, end = sixteens<COLS>(sq - start); // of the warp
+        const bool whole = start >= all.begin && start + COLS <= all.end;
+        const int begin = first_sixteen(warp.begin - start), end = sixteens<COLS>(warp.end - start);
         float s[4][COLS / 8];
         __pipeline_wait_prior(0);
         __syncthreads(); // Q and dO have arrived
@@ -429,13 +444,13 @@ __global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<D>) flash_dkv_kernel(
 #pragma unroll
             for (int r = 0; r < 4; r++) s[r][j] = exp2f(fmaf(s[r][j], scale, -lse));
         }
-        if (!whole) mask<COLS>(s, at, 0, from, to);
+        if (!whole) mask<COLS>(s, at, 0, start, of_row);
         put_scores<COLS>(p_tile, s, at);
         __syncwarp(); // P is complete
         add_product<D, COLS>(dv, p_tile, dout_tile, at, begin, end);
         dot_rows<D, COLS>(s, v_tile, dout_tile, at);
         differentiate<COLS>(s, p_tile, at, [&](int, int j) { return delta_tile[4 * at.across + j / 4 * 32 + j % 4]; });
-        if (!whole) mask<COLS>(s, at, 0, from, to);
+        if (!whole) mask<COLS>(s, at, 0, start, of_row);
         __syncwarp(); // the warp has used P
         put_scores<COLS>(p_tile, s, at);
         __syncthreads(); // dS is complete, dO is free

@@ -23,6 +23,9 @@
  * Three launches in all: forward; dQ, which also writes delta and lse log2 e; dK and dV. Bytes: each tensor once, and the other
  * side's tiles again for every ROWS rows, mostly from L2. Deterministic: tiles in order, then heads in order.
  *
+ * Documents and windows (SPANS): tiles outside the span that a block sees are skipped, and hidden elements are masked where a tile
+ * crosses a span's edge.
+ *
  * Not supported: other dtypes and head dims, rows that are not aligned to 16 bytes, a scale that is not positive.
  */
 #include "flash_half.cuh"
@@ -32,7 +35,7 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kernel(XtAttentionFwd p) {
     constexpr int ROWS = P::ROWS, TILE = P::TILE, PITCH = P::PITCH, STRIPS = P::STRIPS;
     static_assert(TILE == P::COLS, "a maximum is of a whole tile");
@@ -58,6 +61,13 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
     int past = p.causal ? skv - sq + 1 : skv, end = min(skv, min(first + ROWS, sq) - 1 + past);
     int warp_first = first + (int)threadIdx.x / 32 * P::WARP_ROWS;
     int warp_end = warp_first < sq ? min(skv, min(warp_first + P::WARP_ROWS, sq) - 1 + past) : 0;
+    auto seen = [&](int i) { return xt_seen<int>(p, b, min(i, sq - 1)); };
+    Spans spans = {};
+    int begin = 0;
+    if (SPANS) {
+        spans = spans_of(warp_first, warp_first + P::WARP_ROWS - 1, seen);
+        begin = seen(first).begin / TILE * TILE, end = seen(first + ROWS - 1).end, warp_end = warp_first < sq ? spans.any.end : 0;
+    }
     float max[STRIPS][2], sum[STRIPS][2];
     Sums<P> o;
 #pragma unroll
@@ -68,22 +78,25 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
     Left<P> q_rows;
     if (end > 0) {
         fetch_tile<P, ROWS>(q_tile, q, p.q_stride[2], first, sq);
-        fetch(0, 0);
+        fetch(begin, 0);
         __pipeline_commit();
         __pipeline_wait_prior(0);
         __syncthreads();
         q_rows.prepare(q_tile);
     }
     int stage = 0;
-    for (int start = 0; start < end; start += TILE, stage ^= 1) {
+    for (int start = begin; start < end; start += TILE, stage ^= 1) {
         const T *tile = kv_tiles + stage * 2 * TILE * PITCH;
         if (start + TILE < end) fetch(start + TILE, stage ^ 1);
         __pipeline_commit();
-        if (start < warp_end) {
+        if (start < warp_end && start + TILE > spans.any.begin) {
             Scores<P> s;
             each(s, [](float &x, int, int, int) { x = 0; });
             dot_rows<P>(s, q_rows, right_of<P>(tile), T());
-            if (start + TILE > min(skv, warp_first + past))
+            if (SPANS) {
+                if (start < spans.all.begin || start + TILE > spans.all.end)
+                    hide_outside(s, first + at.row, start + at.col, -INFINITY, seen);
+            } else if (start + TILE > min(skv, warp_first + past))
                 each(s, [&](float &x, int m, int r, int c) {
                     if (start + at.col + c >= min(skv, first + at.row + 16 * m + 8 * r + past)) x = -INFINITY;
                 });
@@ -140,7 +153,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
 /* ---- backward ---------------------------------------------------------------------------------------------------------------- */
 
 /* Computes dQ, and for the next kernel lse log2 e and delta. */
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     flash_half_dq_kernel(XtAttentionBwd p, float *stats) { // stats [2][B, H, sq]
     constexpr int ROWS = P::ROWS, TILE = P::TILE, COLS = P::COLS, PITCH = P::PITCH, STRIPS = P::STRIPS;
@@ -167,9 +180,16 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     int past = p.causal ? skv - sq + 1 : skv, end = min(skv, min(first + ROWS, sq) - 1 + past); // as in the forward pass
     int warp_first = first + (int)threadIdx.x / 32 * P::WARP_ROWS;
     int warp_end = warp_first < sq ? min(skv, min(warp_first + P::WARP_ROWS, sq) - 1 + past) : 0;
+    auto seen = [&](int i) { return xt_seen<int>(p, b, min(i, sq - 1)); };
+    Spans spans = {};
+    int begin = 0;
+    if (SPANS) {
+        spans = spans_of(warp_first, warp_first + P::WARP_ROWS - 1, seen);
+        begin = seen(first).begin / TILE * TILE, end = seen(first + ROWS - 1).end, warp_end = warp_first < sq ? spans.any.end : 0;
+    }
     fetch_tile<P, ROWS>(q_tile, q, p.q_stride[2], first, sq);
     fetch_tile<P, ROWS>(dout_tile, dout, p.dout_stride[2], first, sq);
-    if (end > 0) fetch(0, 0);
+    if (end > 0) fetch(begin, 0);
     __pipeline_commit();
     __pipeline_wait_prior(0);
     __syncthreads();
@@ -203,12 +223,13 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     Sums<P> dq;
     each(dq, [](float &x, int, int, int) { x = 0; });
     int stage = 0;
-    for (int start = 0; start < end; start += TILE, stage ^= 1) {
+    for (int start = begin; start < end; start += TILE, stage ^= 1) {
         const T *tile = kv_tiles + stage * 2 * TILE * PITCH;
         if (start + TILE < end) fetch(start + TILE, stage ^ 1);
         __pipeline_commit();
 #pragma unroll 1
         for (int from = start; from < min(start + TILE, warp_end); from += COLS) {
+            if (SPANS && from + COLS <= spans.any.begin) continue;
             const T *k_rows = tile + (from - start) * PITCH, *v_rows = k_rows + TILE * PITCH;
             Scores<P> s, ds;
             each(s, [](float &x, int, int, int) { x = 0; });
@@ -222,7 +243,9 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
                 for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) ds[m][n][i] *= s[m][n][i];
-            if (from + COLS > min(skv, warp_first + past))
+            if (SPANS) {
+                if (from < spans.all.begin || from + COLS > spans.all.end) hide_outside(ds, first + at.row, from + at.col, 0, seen);
+            } else if (from + COLS > min(skv, warp_first + past))
                 each(ds, [&](float &x, int m, int r, int c) {
                     if (from + at.col + c >= min(skv, first + at.row + 16 * m + 8 * r + past)) x = 0;
                 });
@@ -236,7 +259,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
 }
 
 /* Computes dK and dV. Here the rows of the scores are keys, the columns queries. */
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     flash_half_dkv_kernel(XtAttentionBwd p, const float *stats) { // stats [2][B, H, sq]
     constexpr int ROWS = P::ROWS, TILE = P::TILE, COLS = P::COLS, PITCH = P::PITCH, STRIPS = P::STRIPS;
@@ -252,8 +275,14 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     Place at = my_place<P>();
 
     /* Queries from max(0, j - ahead) on see key j. Steps: of one head after the other, the tiles of queries from `top` on. */
-    int ahead = p.causal ? skv - sq : skv, top = max(0, first - ahead) / TILE * TILE;
+    int ahead = p.causal ? skv - sq : skv, top = max(0, first - ahead) / TILE * TILE, bottom = sq;
     int warp_first = first + (int)threadIdx.x / 32 * P::WARP_ROWS;
+    auto seen_by = [&](int j) { return xt_seen_by<int>(p, b, min(j, skv - 1)); };
+    Spans spans = {};
+    if (SPANS) {
+        spans = spans_of(warp_first, warp_first + P::WARP_ROWS - 1, seen_by);
+        top = seen_by(first).begin / TILE * TILE, bottom = seen_by(first + ROWS - 1).end;
+    }
     auto fetch = [&](int member, int start, int stage) {
         int64_t h = g * group + member, row = (b * p.heads + h) * sq;
         T *tile = q_tiles + stage * 2 * TILE * PITCH;
@@ -284,18 +313,20 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     each(dv, [](float &x, int, int, int) { x = 0; });
     int member = 0, start = top, stage = 0;
     while (member < group) {
-        int next_member = start + TILE < sq ? member : member + 1, next = start + TILE < sq ? start + TILE : top;
+        int next_member = start + TILE < bottom ? member : member + 1, next = start + TILE < bottom ? start + TILE : top;
         if (next_member < group) fetch(next_member, next, stage ^ 1);
         __pipeline_commit();
         const T *tile = q_tiles + stage * 2 * TILE * PITCH;
         const float *stat_tile = stat_tiles + stage * 2 * TILE;
-        int stop = warp_first < skv ? min(start + TILE, sq) : start;
+        int stop = warp_first < skv ? min(start + TILE, bottom) : start;
 #pragma unroll 1
         for (int from = start; from < stop; from += COLS) {
-            if (from + COLS <= warp_first - ahead) continue; // before all queries that see the warp's keys
+            if (SPANS ? from + COLS <= spans.any.begin || from >= spans.any.end : from + COLS <= warp_first - ahead)
+                continue; // no query sees the warp's keys
             const T *q_rows = tile + (from - start) * PITCH, *dout_rows = q_rows + TILE * PITCH;
             const float *lse = stat_tile + (from - start) + at.col, *delta = lse + TILE;
-            bool whole = from + COLS <= sq && from >= warp_first + P::WARP_ROWS - 1 - ahead;
+            bool whole = SPANS ? from >= spans.all.begin && from + COLS <= spans.all.end
+                               : from + COLS <= sq && from >= warp_first + P::WARP_ROWS - 1 - ahead;
             auto hidden = [&](int m, int r, int c) {
                 int i = from + at.col + c;
                 return i >= sq || i < first + at.row + 16 * m + 8 * r - ahead;
@@ -315,10 +346,14 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
                     }
                 }
             }
-            if (!whole)
-                each(s, [&](float &x, int m, int r, int c) {
-                    if (hidden(m, r, c)) x = 0;
-                });
+            auto hide = [&](auto &x) {
+                if (SPANS) hide_outside(x, first + at.row, from + at.col, 0, seen_by);
+                else
+                    each(x, [&](float &y, int m, int r, int c) {
+                        if (hidden(m, r, c)) y = 0;
+                    });
+            };
+            if (!whole) hide(s);
             add_product<P>(dv, s, turned_of<P>(dout_rows), T());
             dot_rows<P>(ds, v_rows, right_of<P>(dout_rows), T());
 #pragma unroll
@@ -327,10 +362,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
                 for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) ds[m][n][i] *= s[m][n][i];
-            if (!whole)
-                each(ds, [&](float &x, int m, int r, int c) {
-                    if (hidden(m, r, c)) x = 0;
-                });
+            if (!whole) hide(ds);
             add_product<P>(dk, ds, turned_of<P>(q_rows), T());
         }
         member = next_member, start = next, stage ^= 1;
@@ -399,39 +431,44 @@ const char *xt_cuda_attention_flash_half_supports_bwd(const XtAttentionBwd *p, c
                     }));
 }
 
-/* Calls f(T(), Plans<D>()). */
-template <typename F> static XtStatus by_shape(XtDtype dtype, int64_t dim, F f) {
-    return by_plan(dim, xt_shared_limit(),
-                   [&](auto plans) { return dtype == XT_BFLOAT16 ? f(XtBf16(), plans) : f(XtF16(), plans); });
+/* Calls f(T(), Plans<D>(), whether there are documents or a window). */
+template <typename F, typename P> static XtStatus by_shape(const P *p, F f) {
+    bool spans = p->documents || p->window > 0;
+    auto by_mask = [&](auto zero, auto plans) {
+        return spans ? f(zero, plans, std::true_type()) : f(zero, plans, std::false_type());
+    };
+    return by_plan(p->dim, xt_shared_limit(),
+                   [&](auto plans) { return p->dtype == XT_BFLOAT16 ? by_mask(XtBf16(), plans) : by_mask(XtF16(), plans); });
 }
 
-template <typename T, typename P> static XtStatus run_forward(const XtAttentionFwd *p) {
-    XT_CHECK(xt_allow_shared("attention", flash_half_forward_kernel<T, P>, P::FORWARD_BYTES));
+template <typename T, typename P, bool SPANS> static XtStatus run_forward(const XtAttentionFwd *p) {
+    XT_CHECK(xt_allow_shared("attention", flash_half_forward_kernel<T, P, SPANS>, P::FORWARD_BYTES));
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, P::ROWS) * p->batch * p->heads);
-    xt_launch(flash_half_forward_kernel<T, P>, blocks, P::THREADS, P::FORWARD_BYTES, *p);
+    xt_launch(flash_half_forward_kernel<T, P, SPANS>, blocks, P::THREADS, P::FORWARD_BYTES, *p);
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
-template <typename T, typename Dq, typename Dkv> static XtStatus run_backward(const XtAttentionBwd *p) {
+template <typename T, typename Dq, typename Dkv, bool SPANS> static XtStatus run_backward(const XtAttentionBwd *p) {
     XtScratch stats;
-    XT_CHECK(xt_allow_shared("attention", flash_half_dq_kernel<T, Dq>, Dq::BACKWARD_BYTES));
-    XT_CHECK(xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv>, Dkv::BACKWARD_BYTES));
+    XT_CHECK(xt_allow_shared("attention", flash_half_dq_kernel<T, Dq, SPANS>, Dq::BACKWARD_BYTES));
+    XT_CHECK(xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv, SPANS>, Dkv::BACKWARD_BYTES));
     XT_CHECK(stats.allocate((size_t)(2 * p->batch * p->heads * p->sq) * sizeof(float)));
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, Dq::ROWS) * p->batch * p->heads);
     unsigned k_blocks = (unsigned)(xt_divide_up(p->skv, Dkv::ROWS) * p->batch * p->kv_heads);
-    xt_launch(flash_half_dq_kernel<T, Dq>, q_blocks, Dq::THREADS, Dq::BACKWARD_BYTES, *p, stats.data);
-    xt_launch(flash_half_dkv_kernel<T, Dkv>, k_blocks, Dkv::THREADS, Dkv::BACKWARD_BYTES, *p, stats.data);
+    xt_launch(flash_half_dq_kernel<T, Dq, SPANS>, q_blocks, Dq::THREADS, Dq::BACKWARD_BYTES, *p, stats.data);
+    xt_launch(flash_half_dkv_kernel<T, Dkv, SPANS>, k_blocks, Dkv::THREADS, Dkv::BACKWARD_BYTES, *p, stats.data);
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
 XtStatus xt_cuda_attention_flash_half_fwd(const XtAttentionFwd *p) {
-    return by_shape(p->dtype, p->dim,
-                    [&](auto zero, auto plans) { return run_forward<decltype(zero), typename decltype(plans)::Forward>(p); });
+    return by_shape(p, [&](auto zero, auto plans, auto spans) {
+        return run_forward<decltype(zero), typename decltype(plans)::Forward, decltype(spans)::value>(p);
+    });
 }
 
 XtStatus xt_cuda_attention_flash_half_bwd(const XtAttentionBwd *p) {
-    return by_shape(p->dtype, p->dim, [&](auto zero, auto plans) {
+    return by_shape(p, [&](auto zero, auto plans, auto spans) {
         using Plans = decltype(plans);
-        return run_backward<decltype(zero), typename Plans::Dq, typename Plans::Dkv>(p);
+        return run_backward<decltype(zero), typename Plans::Dq, typename Plans::Dkv, decltype(spans)::value>(p);
     });
 }

@@ -25,6 +25,16 @@ template <typename P> __device__ static Place my_place() {
     return {(int)threadIdx.x / 32 * P::WARP_ROWS + (int)threadIdx.x % 32 / 4, 2 * ((int)threadIdx.x % 4)};
 }
 
+/* SPANS, a parameter of the kernels: a query sees a span of keys, and a key is seen by a span of queries, whose ends never fall from
+ * one row to the next (contract/attention.h). What rows first ... last have together, and what they have in common. */
+typedef struct Spans {
+    XtSeen<int> any, all;
+} Spans;
+template <typename F> __device__ static Spans spans_of(int first, int last, F span) {
+    XtSeen<int> low = span(first), high = span(last);
+    return {{low.begin, high.end}, {high.begin, low.end}};
+}
+
 /* Maximum and sum over the 4 threads that share a row. */
 __device__ static float quad_max(float value) {
     value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
@@ -144,6 +154,23 @@ template <int STRIPS, int PIECES, typename F> __device__ static void each(float 
         for (int n = 0; n < PIECES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) f(s[m][n][i], m, i / 2, 8 * n + i % 2);
+}
+
+/* Sets to `hidden` the elements of a thread's part outside of their rows' spans. row and column: of its first element. The spans are read
+ * here, for tiles at an edge alone, as they take registers. */
+template <int STRIPS, int PIECES, typename F>
+__device__ static void hide_outside(float (&s)[STRIPS][PIECES][4], int row, int column, float hidden, F span) {
+#pragma unroll
+    for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            XtSeen<int> of = span(row + 16 * m + 8 * r);
+#pragma unroll
+            for (int n = 0; n < PIECES; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (column + 8 * n + e < of.begin || column + 8 * n + e >= of.end) s[m][n][2 * r + e] = hidden;
+        }
 }
 
 /* Stores the warp's rows below `rows`, each through factor(m, h, value). Its rows of the tile, no longer needed, are the buffer. */

@@ -29,6 +29,21 @@ typedef struct HopperOrder {
 typedef struct HopperTile {
     int block, head; // 0 is the longest
 } HopperTile;
+/* What the copying thread tells the other roles of a claimed tile, so that they divide and read nothing: block -1 where there is none.
+ * With documents or a window, also the tiles of the other side, from begin to end. falling: flash_hopper_ordered.cuh. */
+typedef struct HopperWork {
+    int block, batch, head, falling, begin, end;
+} HopperWork;
+constexpr int HOPPER_WORK_BYTES = 32;
+template <bool SPANS> __device__ inline void hopper_put_work(uint32_t to, const HopperWork &work) {
+    xt_put_words(to, {(unsigned)work.block, (unsigned)work.batch, (unsigned)work.head, (unsigned)work.falling});
+    if (SPANS) xt_put_words(to + 16, {(unsigned)work.begin, (unsigned)work.end, 0, 0});
+}
+template <bool SPANS> __device__ inline HopperWork hopper_get_work(uint32_t from) {
+    uint4 x = xt_get_words(from), y = {};
+    if (SPANS) y = xt_get_words(from + 16);
+    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w, (int)y.x, (int)y.y};
+}
 
 /* Tiles claimed, and blocks that will claim no more. The last block sets both back to 0. One pair serves all kernels: they run on one
  * stream, one after the other. */
@@ -49,6 +64,12 @@ __device__ inline HopperTile hopper_tile(const HopperOrder &order, int tile) {
     int whole = order.section * order.blocks, section = tile / whole, first = section * order.section;
     int heads = min(order.section, order.heads - first), rest = tile - section * whole;
     return {rest / heads, first + rest % heads};
+}
+/* The same for the other roles; heads of a sequence. */
+__device__ inline HopperWork hopper_work(const HopperOrder &order, int tile, int heads) {
+    if (tile >= order.tiles) return {-1};
+    HopperTile at = hopper_tile(order, tile);
+    return {at.block, at.head / heads, at.head % heads};
 }
 /* `group` heads in a row share a head of `bytes`; sections of up to `cache` bytes. */
 inline HopperOrder hopper_order(int64_t heads, int64_t group, int64_t blocks, int64_t bytes, int64_t cache) {
@@ -83,6 +104,43 @@ __device__ inline void hopper_load(uint32_t to, const CUtensorMap *map, int row,
 #pragma unroll
     for (int c = 0; c < (D + 63) / 64; c++) xt_panel_load(to + c * ROWS * 128, map, 64 * c, row, head, batch, barrier);
 }
+
+/* ---- documents and windows ------------------------------------------------------------------------------------------------------ */
+
+/* SPANS, a parameter of the kernels: a query sees a span of keys, and a key is seen by a span of queries, whose ends never fall from
+ * one row to the next (contract/attention.h). Tiles outside are not visited. Without it, the formulas of a causal or full square. */
+template <typename P> inline bool hopper_spans(const P *p) { return p->documents || p->window > 0; }
+
+/* Tiles of keys that queries first ... behind - 1 of a sequence see, and tiles of queries that see such keys. */
+template <int TILE, typename Call>
+__device__ inline XtSeen<int> hopper_tiles_seen(const Call &call, int batch, int first, int behind) {
+    int begin = xt_seen<int>(call, batch, first).begin, end = xt_seen<int>(call, batch, behind - 1).end;
+    return {begin / TILE, (end + TILE - 1) / TILE};
+}
+template <int TILE, typename Call>
+__device__ inline XtSeen<int> hopper_tiles_by(const Call &call, int batch, int first, int behind) {
+    int begin = xt_seen_by<int>(call, batch, first).begin, end = xt_seen_by<int>(call, batch, behind - 1).end;
+    return {begin / TILE, (end + TILE - 1) / TILE};
+}
+
+/* The spans of a thread's two rows, and what all 64 rows of its warpgroup have in common. Rows from `rows` on are taken for the last. */
+typedef struct HopperSpans {
+    XtSeen<int> row[2], all;
+    template <typename F> __device__ void read(int first, int mine, int rows, F span) {
+        row[0] = span(min(mine, rows - 1)), row[1] = span(min(mine + 8, rows - 1));
+        all = {span(min(first + 63, rows - 1)).begin, span(min(first, rows - 1)).end};
+    }
+    /* Calls f(x) for the elements of a thread's part of a tile that lie outside; `from` is the tile's first column. */
+    template <int TILE, typename F> __device__ void each_outside(int from, F f) const {
+        if (from >= all.begin && from + TILE <= all.end) return;
+        int begin[2], end[2], column = from + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) begin[half] = row[half].begin - column, end[half] = row[half].end - column;
+#pragma unroll
+        for (int x = 0; x < TILE / 2; x++)
+            if (x / 4 * 8 + x % 2 < begin[x / 2 % 2] || x / 4 * 8 + x % 2 >= end[x / 2 % 2]) f(x);
+    }
+} HopperSpans;
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------- */
 
@@ -170,7 +228,7 @@ __device__ inline void hopper_write_rows(T *to, int64_t stride, int rows, int co
     for (int i = 0; i < D / 16; i++) {
         int piece = 32 * i + lane, row = 16 * warp + piece / (D / 8), column = piece % (D / 8);
         uint4 words = xt_get_words(room + row * 128 + column / 8 * pitch + (column % 8 ^ row % 8) * 16);
-        if (row < rows && 8 * column < columns) *(uint4 *)(to + row * stride + 8 * column) = words;
+        if (row < rows && 8 * column < columns) xt_put_words(to + row * stride + 8 * column, words);
     }
     __syncwarp(); // before the room is used again
 }

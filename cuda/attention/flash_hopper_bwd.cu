@@ -8,13 +8,13 @@
  * Overlap: the last product of a tile runs beside the first two of the next; the other computing warpgroup fills the rest.
  *
  * The statistics of a head are padded to whole tiles: lse is +inf where there is no row or where it sees nothing, which makes P zero there.
- * Deterministic: tiles in order, then heads in order. What cumulative lengths and windows would change: `count` and `hide`.
+ * Deterministic: tiles in order, then heads in order. Documents and windows (SPANS) change the range of tiles and what is hidden.
  */
 #include "flash_hopper_ordered.cuh"
 
 /* ---- dQ -------------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_dq_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
 #ifdef XT_SM90A
@@ -27,21 +27,25 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     /* Row i sees the keys before min(skv, i + past). */
     int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
     auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
-    auto first_of = [&](HopperTile tile) { return (call.order.blocks - 1 - tile.block) * ROWS; };
+    auto first_of = [&](const HopperWork &work) { return (call.order.blocks - 1 - work.block) * ROWS; };
 
     if (threadIdx.x < 128) { // copies
         xt_registers_less<P::COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
-                int n = hopper_claim(turn);
+                HopperWork work = hopper_work(call.order, hopper_claim(turn), call.heads);
+                if (SPANS && work.block >= 0) {
+                    XtSeen<int> tiles = hopper_tiles_seen<TILE>(call, work.batch, first_of(work), min(first_of(work) + ROWS, sq));
+                    work.begin = tiles.begin, work.end = tiles.end;
+                }
                 xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
-                xt_put_shared(at.claim, n);
-                if (n >= call.order.tiles) break;
-                HopperTile tile = hopper_tile(call.order, n);
-                int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
+                hopper_put_work<SPANS>(at.claim, work);
+                if (work.block < 0) break;
+                int b = work.batch, h = work.head, g = h / group, first = first_of(work);
                 hopper_load_own<P>(at.own, maps, first, h, b, at.own_full);
-                for (int j = count_of(first) - 1; j >= 0; j--, ring.n++) {
+                int begin = SPANS ? work.begin : 0, end = SPANS ? work.end : count_of(first);
+                for (int j = end - 1; j >= begin; j--, ring.n++) {
                     uint32_t full = at.full + 8 * ring.stage();
                     xt_barrier_wait(at.empty + 8 * ring.stage(), ring.parity() ^ 1);
                     xt_barrier_expect(full, 2 * P::TILE_BYTES);
@@ -60,24 +64,25 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
             xt_barrier_wait(at.own_full, turn % 2);
-            int n = xt_get_shared(at.claim);
-            if (n >= call.order.tiles) break;
-            HopperTile tile = hopper_tile(call.order, n);
-            int first = first_of(tile), row = first + my_row;
+            HopperWork work = hopper_get_work<SPANS>(at.claim);
+            if (work.block < 0) break;
+            int first = first_of(work), row = first + my_row;
+            int begin = SPANS ? work.begin : 0, last = (SPANS ? work.end : count_of(first)) - 1;
+            HopperSpans spans;
+            if (SPANS) spans.read(first + 64 * me, row, sq, [&](int i) { return xt_seen<int>(call, work.batch, i); });
             float lse[2], delta[2], dq[D / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t ds[TILE / 16][4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int i = row + 8 * half;
-                int64_t at = (int64_t)tile.head * call.padded + i;
+                int64_t at = ((int64_t)work.batch * call.heads + work.head) * call.padded + i;
                 lse[half] = i < call.padded ? call.lse[at] : INFINITY;
                 delta[half] = i < call.padded ? call.delta[at] : 0;
             }
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dq[i] = 0;
-            int last = count_of(first) - 1;
 #pragma unroll 1
-            for (int j = last; j >= 0; j--, ring.n++) {
+            for (int j = last; j >= begin; j--, ring.n++) {
                 uint32_t k_tile = at.tile(ring.stage(), 0);
                 xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_fence();
@@ -85,7 +90,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_dout, k_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dQ before
                 if (P::FLIGHT && j < last) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
-                if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
+                if (SPANS) spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
+                else if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
                     int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
 #pragma unroll
                     for (int i = 0; i < TILE / 2; i++)
@@ -107,10 +113,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 }
             }
             xt_wgmma_wait<0>(dq);
-            if (P::FLIGHT && last >= 0) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+            if (P::FLIGHT && last >= begin) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             xt_named_sync(1 + me, 128); // no warp reads Q any more: its rows hold dQ now
-            hopper_write_result<T, D>(call, 0, tile.head / call.heads, tile.head % call.heads, first + 64 * me, sq, my_q,
-                                      ROWS * 128, dq, call.scale);
+            hopper_write_result<T, D>(call, 0, work.batch, work.head, first + 64 * me, sq, my_q, ROWS * 128, dq, call.scale);
             xt_async_fence(); // the copy engine fills the room next
             hopper_release_read(at.own_empty);
         }
@@ -123,7 +128,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 /* ---- dK and dV ------------------------------------------------------------------------------------------------------------------- */
 
 /* Here the rows of the scores are keys, the columns queries. */
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_dkv_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
 #ifdef XT_SM90A
@@ -142,15 +147,20 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
-                int n = hopper_claim(turn);
+                HopperWork work = hopper_work(call.order, hopper_claim(turn), call.kv_heads);
+                if (SPANS && work.block >= 0) {
+                    XtSeen<int> tiles =
+                        hopper_tiles_by<TILE>(call, work.batch, work.block * ROWS, min(work.block * ROWS + ROWS, skv));
+                    work.begin = tiles.begin, work.end = tiles.end;
+                }
                 xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
-                xt_put_shared(at.claim, n);
-                if (n >= call.order.tiles) break;
-                HopperTile tile = hopper_tile(call.order, n);
-                int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads, first = tile.block * ROWS;
+                hopper_put_work<SPANS>(at.claim, work);
+                if (work.block < 0) break;
+                int b = work.batch, g = work.head, first = work.block * ROWS;
                 hopper_load_own<P>(at.own, maps, first, g, b, at.own_full);
+                int begin = SPANS ? work.begin : max(0, first - ahead) / TILE, behind = SPANS ? work.end : end;
                 for (int h = g * group; h < g * group + group; h++)
-                    for (int i = max(0, first - ahead) / TILE; i < end; i++, ring.n++) {
+                    for (int i = begin; i < behind; i++, ring.n++) {
                         int s = ring.stage();
                         xt_barrier_wait(at.empty + 8 * s, ring.parity() ^ 1);
                         hopper_load_queries<P>(at.tile(s, 0), at.stats + s * 2 * P::STATS_BYTES, maps, call, i, h, b,
@@ -169,22 +179,31 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
             xt_barrier_wait(at.own_full, turn % 2);
-            int n = xt_get_shared(at.claim);
-            if (n >= call.order.tiles) break;
-            HopperTile tile = hopper_tile(call.order, n);
-            int first = tile.block * ROWS, my_first = first + my_block;
+            HopperWork work = hopper_get_work<SPANS>(at.claim);
+            if (work.block < 0) break;
+            int first = work.block * ROWS, my_first = first + my_block;
             float dk[PART / 2], dv[PART / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t p[TILE / 16][4], ds[TILE / 16][4];
 #pragma unroll
             for (int i = 0; i < PART / 2; i++) dk[i] = 0, dv[i] = 0;
-            int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE);
+            int top = max(0, first - ahead) / TILE, my_top = min(end, max(0, my_first - ahead) / TILE), my_end = end, last = end;
+            HopperSpans spans;
+            if (SPANS) { // of the warpgroup's own keys within those of the block
+                spans.read(my_first, first + my_row, skv, [&](int j) { return xt_seen_by<int>(call, work.batch, j); });
+                XtSeen<int> tiles = hopper_tiles_by<TILE>(call, work.batch, min(my_first, skv - 1), min(my_first + 64, skv));
+                top = work.begin, last = work.end, my_top = max(top, min(last, tiles.begin)),
+                my_end = max(my_top, min(last, tiles.end));
+            }
             for (int h = 0; h < group; h++) {
-                for (int i = top; i < my_top; i++, ring.n++) { // no key of this warpgroup is seen
-                    xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
-                    hopper_release_read(at.empty + 8 * ring.stage());
-                }
+                auto pass = [&](int begin, int end) { // tiles that see no key of this warpgroup
+                    for (int i = begin; i < end; i++, ring.n++) {
+                        xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
+                        hopper_release_read(at.empty + 8 * ring.stage());
+                    }
+                };
+                pass(top, my_top);
 #pragma unroll 1
-                for (int i = my_top; i < end; i++, ring.n++) {
+                for (int i = my_top; i < my_end; i++, ring.n++) {
                     uint32_t q_tile = at.tile(ring.stage(), 0), stats = at.stats + ring.stage() * 2 * P::STATS_BYTES + my_col * 4;
                     xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
                     xt_wgmma_fence();
@@ -193,7 +212,8 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     xt_wgmma_wait<1>(s); // and the dK before
                     if (P::FLIGHT && i > my_top) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
                     hopper_probabilities<TILE>(s, stats, call.scale_log2);
-                    if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
+                    if (SPANS) spans.each_outside<TILE>(i * TILE, [&](int x) { s[x] = 0; });
+                    else if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                         int left = first + my_row - ahead - i * TILE - my_col;
 #pragma unroll
                         for (int x = 0; x < TILE / 2; x++)
@@ -213,13 +233,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     }
                 }
                 xt_wgmma_wait<0>(dk);
-                if (P::FLIGHT && my_top < end) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (P::FLIGHT && my_top < my_end) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (SPANS) pass(my_end, last);
             }
             xt_wgmma_wait<0>(dv);
             if (P::SPLIT) xt_named_sync(1, 256); // no warp reads K and V any more: their rows hold dK and dV now
             else xt_named_sync(1 + me, 128);
             uint32_t panels = my_part * (PART / 64 * ROWS * 128);
-            int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
+            int b = work.batch, g = work.head;
             hopper_write_result<T, PART>(call, 0, b, g, my_first, skv, my_k + panels, ROWS * 128, dk, call.scale, my_part * PART,
                                          D);
             hopper_write_result<T, PART>(call, 1, b, g, my_first, skv, my_v + panels, ROWS * 128, dv, 1, my_part * PART, D);
@@ -254,10 +275,12 @@ static HopperBackwardCall make_call(const XtAttentionBwd *p, bool owns_keys, con
                                stats,
                                delta,
                                order,
+                               p->documents,
                                (int)p->heads,
                                (int)p->kv_heads,
                                (int)p->sq,
                                (int)p->skv,
+                               (int)p->window,
                                (int)padded,
                                (float)p->scale,
                                (float)(p->scale * LOG2_E),
@@ -277,23 +300,24 @@ static XtStatus launch(Kernel kernel, const XtAttentionBwd *p, bool owns_keys, i
     return status;
 }
 
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int64_t padded, int64_t cache) {
     HopperOrder order =
         hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim, cache);
-    return launch<P>(flash_hopper_dq_kernel<T, P>, p, false, order.tiles, make_call(p, false, order, stats, padded));
+    return launch<P>(flash_hopper_dq_kernel<T, P, SPANS>, p, false, order.tiles, make_call(p, false, order, stats, padded));
 }
 
-template <typename T, typename P> static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int64_t padded) {
+template <typename T, typename P, bool SPANS> static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int64_t padded) {
     int64_t group = p->heads / p->kv_heads;
     HopperOrder order =
         hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group, HOPPER_CACHE);
-    return launch<P>(flash_hopper_dkv_kernel<T, P>, p, true, order.tiles, make_call(p, true, order, stats, padded));
+    return launch<P>(flash_hopper_dkv_kernel<T, P, SPANS>, p, true, order.tiles, make_call(p, true, order, stats, padded));
 }
 
 template <typename T, int D> static void run_delta(const XtAttentionBwd *p, float *stats, int64_t padded, unsigned *turns) {
-    unsigned blocks = (unsigned)xt_divide_up(p->batch * p->heads * padded * hopper_delta_lanes(D), 256);
-    xt_launch(flash_hopper_delta_kernel<T, D>, blocks, 256, 0, *p, stats, (int)padded, turns);
+    unsigned blocks = (unsigned)xt_divide_up(padded * hopper_delta_lanes(D), 256 * HOPPER_DELTA_ITEMS);
+    xt_launch(flash_hopper_delta_kernel<T, D>, (unsigned)(p->batch * p->heads) * blocks, 256, 0, *p, stats, (int)padded, blocks,
+              turns);
 }
 
 /* Seven products. `cache`: of the sections of dQ. */
@@ -303,14 +327,19 @@ template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
     if (status != XT_OK) return status;
     run_delta<T, Dq::D>(p, (float *)stats.data, padded, NULL);
-    status = run_dq<T, Dq>(p, (const float *)stats.data, padded, cache);
-    if (status == XT_OK) status = run_dkv<T, Dkv>(p, (const float *)stats.data, padded);
+    if (hopper_spans(p)) {
+        status = run_dq<T, Dq, true>(p, (const float *)stats.data, padded, cache);
+        if (status == XT_OK) status = run_dkv<T, Dkv, true>(p, (const float *)stats.data, padded);
+    } else {
+        status = run_dq<T, Dq, false>(p, (const float *)stats.data, padded, cache);
+        if (status == XT_OK) status = run_dkv<T, Dkv, false>(p, (const float *)stats.data, padded);
+    }
     if (status != XT_OK) return status;
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
-/* Five products: flash_hopper_ordered.cuh. */
-template <typename T> static XtStatus run_five(const XtAttentionBwd *p) {
+/* Five products: flash_hopper_ordered.cuh. FINISH: without the last kernel. */
+template <typename T, bool FINISH> static XtStatus run_five(const XtAttentionBwd *p) {
     typedef HopperOrdered P;
     int64_t heads = p->batch * p->heads, padded = xt_divide_up(p->sq, P::TILE) * P::TILE, parts = heads * (padded / P::TILE);
     XtScratch scratch;
@@ -322,12 +351,35 @@ template <typename T> static XtStatus run_five(const XtAttentionBwd *p) {
     int64_t group = p->heads / p->kv_heads;
     HopperOrderedCall call = {
         make_call(p, true, {}, stats, padded),
-        hopper_ranks(p->batch * p->kv_heads, xt_divide_up(p->skv, P::ROWS), 8 * p->sq * p->dim * group, p->causal), sums, turns};
-    status = launch<P>(flash_hopper_ordered_kernel<T>, p, true, call.ranks.tiles, call);
+        hopper_ranks(p->batch * p->kv_heads, xt_divide_up(p->skv, P::ROWS), 8 * p->sq * p->dim * group, p->causal),
+        p->dq,
+        {p->dq_stride[0], p->dq_stride[1], p->dq_stride[2]},
+        sums,
+        turns};
+    status = launch<P>(flash_hopper_ordered_kernel<T, FINISH>, p, true, call.ranks.tiles, call);
     if (status != XT_OK) return status;
-    xt_launch(flash_hopper_finish_kernel<T>, (unsigned)xt_divide_up(heads * padded * 16, 256), 256, 0, *p, (const float *)sums,
-              (int)padded);
+    if (!FINISH)
+        xt_launch(flash_hopper_finish_kernel<T>, (unsigned)xt_divide_up(heads * padded * 16, 256), 256, 0, *p, (const float *)sums,
+                  (int)padded);
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
+}
+
+/* As many sequences at a time as have HOPPER_SUM_TILES tiles of sums. From 8192 keys on the last kernel costs less than what it saves. */
+template <typename T> static XtStatus run_five_in_turns(const XtAttentionBwd *p) {
+    int64_t most = HOPPER_SUM_TILES / (p->heads * xt_divide_up(p->sq, HopperOrdered::TILE));
+    int64_t turns = xt_divide_up(p->batch, most), size = xt_divide_up(p->batch, turns);
+    for (int64_t first = 0; first < p->batch; first += size) {
+        XtAttentionBwd part = *p;
+        auto move = [&](auto &x, int64_t stride) { x = (T *)x + first * stride; };
+        part.batch = size < p->batch - first ? size : p->batch - first;
+        move(part.dq, p->dq_stride[0]), move(part.dk, p->dk_stride[0]), move(part.dv, p->dv_stride[0]);
+        move(part.q, p->q_stride[0]), move(part.k, p->k_stride[0]), move(part.v, p->v_stride[0]);
+        move(part.out, p->out_stride[0]), move(part.dout, p->dout_stride[0]);
+        part.lse = (const float *)p->lse + first * p->heads * p->sq;
+        XtStatus status = p->skv <= 4096 ? run_five<T, true>(&part) : run_five<T, false>(&part);
+        if (status != XT_OK) return status;
+    }
+    return XT_OK;
 }
 
 const char *xt_cuda_attention_flash_hopper_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
@@ -340,23 +392,23 @@ const char *xt_cuda_attention_flash_hopper_supports_bwd(const XtAttentionBwd *p,
 }
 
 /* Which backward runs, by sizes alone: the same problem always gets the same bits. What won on an H200:
- * docs/worklog/attention-hopper.md. Five products win at head dim 128; their sums of dQ are working memory that flash_half does not need,
- * so 2^19 rows (256 MiB of sums) are the most. */
+ * docs/worklog/attention-hopper.md. Five products win at head dim 128, where the sums of dQ of a sequence fit;
+ * with documents, blocks of keys wait for one another. */
 
 typedef enum HopperPlan { HOPPER_64_SHORT, HOPPER_64, HOPPER_96, HOPPER_128_FIVE, HOPPER_128, HOPPER_192, HOPPER_256 } HopperPlan;
-static HopperPlan hopper_plan(int64_t dim, int64_t heads, int64_t sq, int64_t skv) {
+static HopperPlan hopper_plan(int64_t dim, int64_t heads, int64_t sq, int64_t skv, bool spans) {
     if (dim == 64) return skv < 2048 ? HOPPER_64_SHORT : HOPPER_64;
     if (dim == 96) return HOPPER_96;
     if (dim > 128) return dim == 192 ? HOPPER_192 : HOPPER_256;
-    if (heads * xt_divide_up(sq, 64) <= (1 << 13)) return HOPPER_128_FIVE;
+    if (!spans && heads * xt_divide_up(sq, HopperOrdered::TILE) <= HOPPER_SUM_TILES) return HOPPER_128_FIVE;
     return HOPPER_128;
 }
 template <typename T> static XtStatus run(const XtAttentionBwd *p) {
-    switch (hopper_plan(p->dim, p->batch * p->heads, p->sq, p->skv)) {
+    switch (hopper_plan(p->dim, p->heads, p->sq, p->skv, hopper_spans(p))) {
     case HOPPER_64_SHORT: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 3, 64, 4, false>>(p);
     case HOPPER_64: return run_seven<T, HopperBackward<64, 2, 96, 4, true>, HopperBackward<64, 2, 96, 3, true>>(p);
     case HOPPER_96: return run_seven<T, HopperBackward<96, 2, 64, 4, true>, HopperBackward<96, 2, 64, 2, false>>(p);
-    case HOPPER_128_FIVE: return run_five<T>(p);
+    case HOPPER_128_FIVE: return run_five_in_turns<T>(p);
     case HOPPER_192: return run_seven<T, HopperBackward<192, 2, 64, 2, false>, HopperBackward<192, 2, 64, 2, false, true>>(p);
     case HOPPER_256: return run_seven<T, HopperBackward<256, 2, 32, 3, false>, HopperBackward<256, 2, 64, 2, false, true>>(p);
     case HOPPER_128: break;

@@ -18,7 +18,7 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_, bool SPL
     static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(WIDTH), TILE_BYTES = TILE * hopper_row_bytes(WIDTH),
                          STATS_BYTES = TILE * 4, TILES_AT = 2 * OWN_BYTES, STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
                          BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
-                         BYTES = BARRIERS_AT + 8 * (3 + 2 * STAGES) + 1024; // and room to align
+                         BYTES = BARRIERS_AT + 8 * (2 + 2 * STAGES) + HOPPER_WORK_BYTES + 1024; // and room to align
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
     static_assert(TILE % 32 == 0, "tiles of statistics start at multiples of 16 bytes, and those of delta fill warps");
 };
@@ -33,7 +33,8 @@ typedef struct HopperBackwardCall {
     int64_t stride[2][3];
     const float *lse, *delta; // [batch, heads, padded]; lse log2 e
     HopperOrder order;
-    int heads, kv_heads, sq, skv, padded;
+    const int32_t *documents;
+    int heads, kv_heads, sq, skv, window, padded;
     float scale, scale_log2;
     bool causal;
 } HopperBackwardCall;
@@ -111,29 +112,50 @@ template <typename P> struct HopperBackwardRoom {
 
 /* ---- statistics ------------------------------------------------------------------------------------------------------------------ */
 
-/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each. `turns` [batch, heads, padded / 64], where it is not NULL, becomes
- * 0. */
+/* delta_i = dout_i . out_i. LANES lanes do a row, 8 elements each; a thread has a part of ITEMS rows, all on their way at once.
+ * `turns` [batch, heads, padded / 64], where it is not NULL, becomes 0, and so do rows of dQ in tiles that see no key: no block of keys
+ * adds to them. Indices of 32 bits: divisions of 64 would take as long as memory. */
 __host__ __device__ constexpr int hopper_delta_lanes(int dim) { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
+constexpr int HOPPER_DELTA_ITEMS = 4;
 template <typename T, int D>
-__global__ void __launch_bounds__(256) flash_hopper_delta_kernel(XtAttentionBwd p, float *stats, int padded, unsigned *turns) {
-    constexpr int LANES = hopper_delta_lanes(D);
-    int64_t heads = p.batch * p.heads, row = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES;
-    if (row >= heads * padded) return; // padded is a multiple of 32: whole warps
-    int64_t head = row / padded, i = row % padded, b = head / p.heads, h = head % p.heads, d = threadIdx.x % LANES * 8;
-    float dot = 0;
-    if (i < p.sq && d < D) {
-        auto y = xt_load(xt_read<T, 8>((const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1] + i * p.dout_stride[2] + d));
-        auto x = xt_load(xt_read<T, 8>((const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1] + i * p.out_stride[2] + d));
+__global__ void __launch_bounds__(256)
+    flash_hopper_delta_kernel(XtAttentionBwd p, float *stats, int padded, unsigned blocks, unsigned *turns) { // blocks of a head
+    constexpr int LANES = hopper_delta_lanes(D), ITEMS = HOPPER_DELTA_ITEMS, STEP = 256 / LANES;
+    unsigned head = blockIdx.x / blocks, b = head / (unsigned)p.heads, h = head % (unsigned)p.heads;
+    int first = (int)(blockIdx.x % blocks * (STEP * ITEMS) + threadIdx.x / LANES), d = threadIdx.x % LANES * 8;
+    int64_t heads = p.batch * p.heads, row = (int64_t)head * padded + first;
+    const T *dout = (const T *)p.dout + b * p.dout_stride[0] + h * p.dout_stride[1] + first * p.dout_stride[2] + d;
+    const T *out = (const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1] + first * p.out_stride[2] + d;
+    XtPiece<T, 8> x[ITEMS], y[ITEMS];
+    float lse[ITEMS];
 #pragma unroll
-        for (int j = 0; j < 8; j++) dot = fmaf(x.at[j], y.at[j], dot);
+    for (int n = 0; n < ITEMS; n++) {
+        int i = first + n * STEP;
+        x[n] = y[n] = XtPiece<T, 8>();
+        if (i < p.sq && d < D) {
+            x[n] = xt_read<T, 8>(out + n * STEP * p.out_stride[2]);
+            y[n] = xt_read<T, 8>(dout + n * STEP * p.dout_stride[2]);
+        }
+        lse[n] = i < p.sq ? ((const float *)p.lse)[(int64_t)head * p.sq + i] * (float)LOG2_E : INFINITY;
     }
 #pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
-    if (d != 0) return;
-    if (turns && row % 64 == 0) turns[row / 64] = 0;
-    float lse = i < p.sq ? ((const float *)p.lse)[head * p.sq + i] * (float)LOG2_E : INFINITY;
-    stats[row] = lse == -INFINITY ? INFINITY : lse;
-    stats[heads * padded + row] = dot;
+    for (int n = 0; n < ITEMS; n++) {
+        int i = first + n * STEP;
+        if (i >= padded) return; // a multiple of 32: whole warps
+        auto left = xt_load(x[n]), right = xt_load(y[n]);
+        float dot = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) dot = fmaf(left.at[j], right.at[j], dot);
+#pragma unroll
+        for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+        if (turns && p.causal && i < p.sq && (i | 63) + p.skv < p.sq && d < D)
+            *(uint4 *)((T *)p.dq + b * p.dq_stride[0] + h * p.dq_stride[1] + i * p.dq_stride[2] + d) = uint4{};
+        if (d != 0) continue;
+        int64_t at = row + n * STEP;
+        if (turns && i % 64 == 0) turns[at / 64] = 0;
+        stats[at] = lse[n] == -INFINITY ? INFINITY : lse[n];
+        stats[heads * padded + at] = dot;
+    }
 }
 
 #endif

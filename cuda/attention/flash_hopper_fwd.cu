@@ -10,8 +10,8 @@
  *
  * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has stages of its own.
  *
- * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Cumulative lengths, windows and
- * soft-capping would change the range of tiles, `hide` and the line before the maximum.
+ * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Documents and windows (SPANS) change the
+ * range of tiles and `hide`.
  */
 #include "flash_hopper.cuh"
 
@@ -24,7 +24,7 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_> struct HopperForward {
     /* Shared memory: Q [2][ROWS, D] and out [ROWS, D] where there is room, else Q once, which becomes out; K [STAGES][TILE, D], V the
      * same, barriers. */
     static constexpr int Q_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D),
-                         REST = STAGES * 2 * TILE_BYTES + 8 * (6 + 4 * STAGES) + 1024; // and room to align
+                         REST = STAGES * 2 * TILE_BYTES + 8 * (4 + 4 * STAGES) + 2 * HOPPER_WORK_BYTES + 1024; // and room to align
     static constexpr bool IN_Q = 3 * Q_BYTES + REST > HOPPER_SHARED;
     static constexpr int Q_STAGES = IN_Q ? 1 : 2;
     static constexpr int OUT_AT = IN_Q ? 0 : 2 * Q_BYTES, K_AT = OUT_AT + Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
@@ -40,12 +40,13 @@ typedef struct HopperForwardCall {
     float *lse; // [batch, heads, sq]
     int64_t out_stride[3];
     HopperOrder order;
-    int heads, kv_heads, sq, skv;
+    const int32_t *documents;
+    int heads, kv_heads, sq, skv, window;
     float scale; // times log2 e
     bool causal;
 } HopperForwardCall;
 
-template <typename T, typename P>
+template <typename T, typename P, bool SPANS>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_forward_kernel(const __grid_constant__ HopperForwardMaps maps, const __grid_constant__ HopperForwardCall call) {
 #ifdef XT_SM90A
@@ -75,34 +76,45 @@ __global__ void __launch_bounds__(P::THREADS, 1)
     /* Row i sees the keys before min(skv, i + past); the rows of a tile, `count` tiles of keys. */
     int sq = call.sq, skv = call.skv, past = call.causal ? skv - sq + 1 : skv, group = call.heads / call.kv_heads;
     auto count_of = [&](int first) { return (max(0, min(skv, min(first + ROWS, sq) - 1 + past)) + TILE - 1) / TILE; };
-    auto first_of = [&](HopperTile tile) { return (call.order.blocks - 1 - tile.block) * ROWS; };
+    auto first_of = [&](const HopperWork &work) { return (call.order.blocks - 1 - work.block) * ROWS; };
 
     if (threadIdx.x < 128) { // copies
         xt_registers_less<P::COPY_REGISTERS>();
         if (threadIdx.x == 0) {
             HopperRing<STAGES> ring;
             HopperRing<P::Q_STAGES> q_ring;
+            auto take = [&](int turn) {
+                HopperWork work = hopper_work(call.order, hopper_claim(turn), call.heads);
+                if (SPANS && work.block >= 0) {
+                    int first = first_of(work);
+                    XtSeen<int> tiles = hopper_tiles_seen<TILE>(call, work.batch, first, min(first + ROWS, sq));
+                    work.begin = tiles.begin, work.end = tiles.end;
+                }
+                return work;
+            };
+            HopperWork work = take(0);
             for (;; q_ring.n++) {
-                int at = hopper_claim(q_ring.n);
                 xt_barrier_wait(q_empty + 8 * q_ring.stage(), q_ring.parity() ^ 1);
-                xt_put_shared(claim + 4 * q_ring.stage(), at);
-                if (at >= call.order.tiles) break;
-                HopperTile tile = hopper_tile(call.order, at);
-                int b = tile.head / call.heads, h = tile.head % call.heads, g = h / group, first = first_of(tile);
-                int count = count_of(first);
+                hopper_put_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage(), work);
+                if (work.block < 0) break;
+                int b = work.batch, h = work.head, g = h / group, first = first_of(work);
+                int begin = SPANS ? work.begin : 0, end = SPANS ? work.end : count_of(first);
+                HopperWork next = work;
                 uint32_t q_here = q_full + 8 * q_ring.stage();
                 xt_barrier_expect(q_here, P::Q_BYTES);
                 hopper_load<D, ROWS>(base + q_ring.stage() * P::Q_BYTES, &maps.q, first, h, b, q_here);
-                for (int j = count - 1; j >= 0; j--, ring.n++) {
+                for (int j = end - 1; j >= begin; j--, ring.n++) {
                     uint32_t full = k_full + 8 * ring.stage();
                     xt_barrier_wait(k_empty + 8 * ring.stage(), ring.parity() ^ 1);
                     xt_barrier_expect(full, P::TILE_BYTES);
                     hopper_load<D, TILE>(k_tiles + ring.stage() * P::TILE_BYTES, &maps.k, j * TILE, g, b, full);
+                    if (SPANS && j == begin) next = take(q_ring.n + 1); // it reads memory, while the last V has time
                     full = v_full + 8 * ring.stage();
                     xt_barrier_wait(v_empty + 8 * ring.stage(), ring.parity() ^ 1);
                     xt_barrier_expect(full, P::TILE_BYTES);
                     hopper_load<D, TILE>(v_tiles + ring.stage() * P::TILE_BYTES, &maps.v, j * TILE, g, b, full);
                 }
+                work = SPANS && begin < end ? next : take(q_ring.n + 1);
             }
             xt_barrier_arrive(q_full + 8 * q_ring.stage()); // there is no more
             hopper_leave();
@@ -119,10 +131,11 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         for (;; q_ring.n++) {
             uint32_t my_q = base + q_ring.stage() * P::Q_BYTES + 64 * me * 128, q_left = q_empty + 8 * q_ring.stage();
             xt_barrier_wait(q_full + 8 * q_ring.stage(), q_ring.parity());
-            int at = xt_get_shared(claim + 4 * q_ring.stage());
-            if (at >= call.order.tiles) break;
-            HopperTile tile = hopper_tile(call.order, at);
-            int first = first_of(tile), count = count_of(first), row = first + my_row;
+            HopperWork work = hopper_get_work<SPANS>(claim + HOPPER_WORK_BYTES * q_ring.stage());
+            if (work.block < 0) break;
+            int first = first_of(work), row = first + my_row, begin = SPANS ? work.begin : 0;
+            int count = SPANS ? work.end - begin : count_of(first);
+            HopperSpans spans;
             float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
             float o[D / 2];
 #pragma unroll
@@ -131,6 +144,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 float s[TILE / 2];
                 uint32_t p[TILE / 16][4];
                 auto hide = [&](int j) { // a warpgroup's first row sees the fewest keys
+                    if (SPANS) return spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
                     if (j * TILE + TILE <= min(skv, first + 64 * me + past)) return;
                     int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
 #pragma unroll
@@ -162,15 +176,16 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_fence();
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_q, k_tiles + ring.stage() * P::TILE_BYTES);
+                if (SPANS) spans.read(first + 64 * me, row, sq, [&](int i) { return xt_seen<int>(call, work.batch, i); });
                 xt_wgmma_wait<0>(s);
                 hopper_release(k_empty + 8 * ring.stage());
                 ring.n++;
-                hide(count - 1);
+                hide(begin + count - 1);
                 soften();
                 hopper_round<T, TILE>(p, s);
                 if (count > 1) xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
 #pragma unroll 1
-                for (int j = count - 2; j >= 0; j--) {
+                for (int j = begin + count - 2; j >= begin; j--) {
                     HopperRing<STAGES> v_ring = {ring.n - 1}; // the tile before
                     xt_named_sync(MY_TURN + me, 256);
                     xt_wgmma_fence();
@@ -185,7 +200,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hide(j);
                     soften();
                     /* Here and not at the top: the branch keeps the exponentials before the wait; ptxas moved them behind it. */
-                    if (j > 0) xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
+                    if (j > begin) xt_barrier_wait(k_full + 8 * ring.stage(), ring.parity());
                     xt_wgmma_wait<0>(o);
                     hopper_release(v_empty + 8 * v_ring.stage());
                     hopper_round<T, TILE>(p, s);
@@ -212,12 +227,12 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 if (my_col == 0 && i < sq) {
                     float lse =
                         max[half] == -INFINITY ? NAN : fmaf(max[half], call.scale, log2f(sum[half])) * LN_2; // as exp(-inf - -inf)
-                    call.lse[(int64_t)tile.head * sq + i] = i + past > 0 ? lse : -INFINITY;
+                    call.lse[((int64_t)work.batch * call.heads + work.head) * sq + i] = i + past > 0 ? lse : -INFINITY;
                 }
                 sum[half] = 1 / sum[half];
             }
             if (P::IN_Q) xt_named_sync(MY_OUT + me, 128); // no warp reads Q any more
-            T *out = (T *)call.out + tile.head / call.heads * call.out_stride[0] + tile.head % call.heads * call.out_stride[1] +
+            T *out = (T *)call.out + work.batch * call.out_stride[0] + work.head * call.out_stride[1] +
                      (first + 64 * me) * call.out_stride[2];
             hopper_write_rows<T, D>(out, call.out_stride[2], sq - first - 64 * me, D, my_out, ROWS * 128, o,
                                     [&](int half, float x) { return row + 8 * half + past > 0 ? x * sum[half] : 0.0f; });
@@ -234,27 +249,29 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 
 /* ---- slots ----------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P> static XtStatus run_forward(const XtAttentionFwd *p) {
+template <typename T, typename P, bool SPANS> static XtStatus run_forward(const XtAttentionFwd *p) {
     HopperForwardMaps maps;
     bool bf16 = p->dtype == XT_BFLOAT16;
     cudaError_t error = xt_tensor_map(&maps.q, bf16, p->q, p->batch, p->heads, p->sq, p->dim, p->q_stride, P::ROWS);
     if (!error) error = xt_tensor_map(&maps.k, bf16, p->k, p->batch, p->kv_heads, p->skv, p->dim, p->k_stride, P::TILE);
     if (!error) error = xt_tensor_map(&maps.v, bf16, p->v, p->batch, p->kv_heads, p->skv, p->dim, p->v_stride, P::TILE);
     if (error) return xt_cuda_error("attention_fwd", error);
-    XtStatus status = xt_allow_shared("attention", flash_hopper_forward_kernel<T, P>, P::BYTES);
+    XtStatus status = xt_allow_shared("attention", flash_hopper_forward_kernel<T, P, SPANS>, P::BYTES);
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads, blocks = xt_divide_up(p->sq, P::ROWS);
     HopperForwardCall call = {p->out,
                               (float *)p->lse,
                               {p->out_stride[0], p->out_stride[1], p->out_stride[2]},
                               hopper_order(p->batch * p->heads, group, blocks, 4 * p->skv * p->dim, 12 << 20),
+                              p->documents,
                               (int)p->heads,
                               (int)p->kv_heads,
                               (int)p->sq,
                               (int)p->skv,
+                              (int)p->window,
                               (float)(p->scale * LOG2_E),
                               p->causal};
-    xt_launch(flash_hopper_forward_kernel<T, P>, hopper_grid(call.order.tiles), P::THREADS, P::BYTES, maps, call);
+    xt_launch(flash_hopper_forward_kernel<T, P, SPANS>, hopper_grid(call.order.tiles), P::THREADS, P::BYTES, maps, call);
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
@@ -263,14 +280,17 @@ const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p,
 }
 
 /* What won on an H200: docs/worklog/attention-hopper.md. */
-template <typename T> static XtStatus by_dim(const XtAttentionFwd *p) {
-    if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4>>(p);
-    if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>>(p);
-    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>>(p);
-    if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>>(p);
-    if (p->dim == 192) return run_forward<T, HopperForward<192, 2, 96, 2>>(p);
-    return run_forward<T, HopperForward<256, 2, 80, 2>>(p);
+template <typename T, bool SPANS> static XtStatus by_dim(const XtAttentionFwd *p) {
+    if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS>(p);
+    if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>, SPANS>(p);
+    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>, SPANS>(p);
+    if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>, SPANS>(p);
+    if (p->dim == 192) return run_forward<T, HopperForward<192, 2, 96, 2>, SPANS>(p);
+    return run_forward<T, HopperForward<256, 2, 80, 2>, SPANS>(p);
+}
+template <typename T> static XtStatus by_mask(const XtAttentionFwd *p) {
+    return hopper_spans(p) ? by_dim<T, true>(p) : by_dim<T, false>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
-    return p->dtype == XT_BFLOAT16 ? by_dim<XtBf16>(p) : by_dim<XtF16>(p);
+    return p->dtype == XT_BFLOAT16 ? by_mask<XtBf16>(p) : by_mask<XtF16>(p);
 }

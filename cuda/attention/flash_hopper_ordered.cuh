@@ -3,7 +3,8 @@
  * Plan: a block owns 128 keys and walks through the queries, as for dK and dV alone. dS of both computing warpgroups goes through shared
  * memory, and each warpgroup makes half of the columns of dQ = dS K. Two warps of the copying warpgroup add tiles of dQ in turns to
  * float32 sums in global memory with the copy engine: one waits for its turn or for its addition to land while the other's goes on. A
- * last kernel rounds the sums.
+ * last kernel rounds the sums; or (FINISH) the last to add to a tile does it the other way round: its warp fetches the sum into the room of the part, before the computing warps are
+ * through with their products, and these add theirs, round and write dQ.
  *
  * Order: a tile of queries gets the blocks of keys that see it by their rank. `turns` holds the rank that may add next; it moves once
  * the copy engine's addition has landed, not only read shared memory. Ranks follow the list of work, so a block waits only for blocks that
@@ -28,24 +29,25 @@ struct HopperOrdered { // head dim 128 alone
                          DS_BYTES = ROWS * TILE * 2, TILES_AT = 2 * OWN_BYTES, DS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
                          DQ_AT = DS_AT + 2 * DS_BYTES, STATS_AT = DQ_AT + 2 * PART * 4,
                          BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
-                         BYTES = BARRIERS_AT + 8 * (7 + 2 * STAGES) + 1024; // and room to align
+                         BYTES = BARRIERS_AT + 8 * (6 + 2 * STAGES) + HOPPER_WORK_BYTES + 1024; // and room to align
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
 };
+
+constexpr int64_t HOPPER_SUM_TILES = 1 << 13; // the most tiles of sums, 256 MiB: working memory that flash_half does not need
 
 /* The list of work: `falling` heads one after the other, then sections of heads in turns. */
 typedef struct HopperRanks {
     HopperOrder rising;
     int falling, tiles; // heads; of all
 } HopperRanks;
-typedef struct HopperRanked {
-    int block, head;
-    bool falling;
-} HopperRanked;
-__device__ inline HopperRanked hopper_ranked(const HopperRanks &ranks, int n) {
-    int blocks = ranks.rising.blocks, before = ranks.falling * blocks;
-    if (n < before) return {blocks - 1 - n % blocks, n / blocks, true};
-    HopperTile tile = hopper_tile(ranks.rising, n - before);
-    return {tile.block, ranks.falling + tile.head, false};
+__device__ inline HopperWork hopper_ranked(const HopperRanks &ranks, int n, int heads) { // heads of a sequence
+    if (n >= ranks.tiles) return {-1};
+    int blocks = ranks.rising.blocks, before = ranks.falling * blocks, head = n / blocks, block = blocks - 1 - n % blocks;
+    if (n >= before) {
+        HopperTile tile = hopper_tile(ranks.rising, n - before);
+        head = ranks.falling + tile.head, block = tile.block;
+    }
+    return {block, head / heads, head % heads, n < before};
 }
 /* Heads of keys; each has `bytes` of the other side. About 2 blocks of keys a multiprocessor are rising, so that the end is short.
  * Without a mask all blocks are as long, and all are rising. */
@@ -60,13 +62,15 @@ inline HopperRanks hopper_ranks(int64_t heads, int64_t blocks, int64_t bytes, bo
 typedef struct HopperOrderedCall {
     HopperBackwardCall base; // without its order
     HopperRanks ranks;
+    void *dq;
+    int64_t dq_stride[3];
     float *sums; // [batch, heads, padded / 64][2][64 rows][64 columns], pieces of 8 columns permuted: piece i of row r at i ^ r % 8
     unsigned *turns; // [batch, heads, padded / 64]: the rank that may add next
 } HopperOrderedCall;
 
 /* ---- dK, dV and sums of dQ ------------------------------------------------------------------------------------------------------- */
 
-template <typename T>
+template <typename T, bool FINISH>
 __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
     flash_hopper_ordered_kernel(const __grid_constant__ HopperBackwardMaps maps,
                                 const __grid_constant__ HopperOrderedCall ordered) {
@@ -83,7 +87,7 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
         xt_barrier_init(own_full, 1);
         xt_barrier_init(own_empty, 256 + 2); // computing threads, two that add
         for (int w = 0; w < 2; w++) {
-            xt_barrier_init(part_full + 8 * w, 8);
+            xt_barrier_init(part_full + 8 * w, 256);
             xt_barrier_init(part_empty + 8 * w, 1);
         }
         for (int s = 0; s < STAGES; s++) {
@@ -94,10 +98,17 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
     }
     __syncthreads();
 
-    /* Queries from max(0, j - ahead) on see key j: tiles of queries from top_of(block) on. */
+    /* Queries from max(0, j - ahead) on see key j: tiles of queries from top_of(work) on see its block. */
     int sq = call.sq, skv = call.skv, ahead = call.causal ? skv - sq : skv, group = call.heads / call.kv_heads;
     int end = (sq + TILE - 1) / TILE;
-    auto top_of = [&](int block) { return max(0, block * ROWS - ahead) / TILE; };
+    auto top_of = [&](const HopperWork &work) { return max(0, work.block * ROWS - ahead) / TILE; };
+    auto last_of = [&](int i) {
+        return min(ordered.ranks.rising.blocks - 1, (i * TILE + TILE - 1 + ahead) / ROWS);
+    }; // that sees it
+    auto rank_of = [&](const HopperWork &work, int i) { return (unsigned)(work.falling ? last_of(i) - work.block : work.block); };
+    auto adds_first = [&](const HopperWork &work, int i) { return rank_of(work, i) == 0; };
+    /* Whether the block adds last to tile i: the others' sum comes to it, instead of its part to the sum. */
+    auto adds_last = [&](const HopperWork &work, int i) { return FINISH && work.block == (work.falling ? 0 : last_of(i)); };
 
     if (threadIdx.x < 128) { // copies
         xt_registers_less<P::COPY_REGISTERS>();
@@ -106,14 +117,14 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
             HopperRing<STAGES> ring;
             for (int turn = 0;; turn++) {
                 int n = (int)atomicAdd(&hopper_claimed, 1u); // the first too: work begins in the order of the list
+                HopperWork work = hopper_ranked(ordered.ranks, n, call.kv_heads);
                 xt_barrier_wait(own_empty, turn % 2 ^ 1);
-                xt_put_shared(claim, n);
-                if (n >= ordered.ranks.tiles) break;
-                HopperRanked tile = hopper_ranked(ordered.ranks, n);
-                int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
-                hopper_load_own<P>(own, maps, tile.block * ROWS, g, b, own_full);
+                hopper_put_work<false>(claim, work);
+                if (work.block < 0) break;
+                int b = work.batch, g = work.head;
+                hopper_load_own<P>(own, maps, work.block * ROWS, g, b, own_full);
                 for (int h = g * group; h < g * group + group; h++)
-                    for (int i = top_of(tile.block); i < end; i++, ring.n++) {
+                    for (int i = top_of(work); i < end; i++, ring.n++) {
                         int s = ring.stage();
                         xt_barrier_wait(empty + 8 * s, ring.parity() ^ 1);
                         hopper_load_queries<P>(tiles + 2 * s * P::TILE_BYTES, all_stats + s * 2 * P::STATS_BYTES, maps, call, i, h,
@@ -125,26 +136,39 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
         } else if (threadIdx.x % 32 == 0 && warp < 3) { // adds the part of a computing warpgroup
             int odd = warp - 1;
             unsigned added = 0;
+            bool given = false; // whether the room of the next part is the computing warps'
             for (int turn = 0;; turn++) {
                 xt_barrier_wait(own_full, turn % 2);
-                int n = xt_get_shared(claim);
+                HopperWork work = hopper_get_work<false>(claim);
                 xt_barrier_arrive(own_empty);
-                if (n >= ordered.ranks.tiles) break;
-                HopperRanked tile = hopper_ranked(ordered.ranks, n);
-                int first_head = tile.head * group; // of queries: heads of keys are batch-major as well
+                if (work.block < 0) break;
+                int first_head = (work.batch * call.kv_heads + work.head) * group; // of queries
                 for (int h = first_head; h < first_head + group; h++)
-                    for (int i = top_of(tile.block); i < end; i++, added++) {
+                    for (int i = top_of(work); i < end; i++, added++) {
                         if ((int)(added % 2) != odd) continue;
                         int64_t part = (int64_t)h * end + i;
-                        int last = min(ordered.ranks.rising.blocks - 1, (i * TILE + TILE - 1 + ahead) / ROWS); // that sees it
-                        unsigned rank = tile.falling ? last - tile.block : tile.block;
-                        if (rank > 0) xt_wait_released(ordered.turns + part, rank);
+                        unsigned rank = rank_of(work, i);
+                        float *sum = ordered.sums + part * PART;
+                        uint32_t my_part = parts + odd * PART * 4, empty = part_empty + 8 * odd;
+                        bool first = adds_first(work, i), last = adds_last(work, i);
+                        if (last && !first) {
+                            xt_wait_released(ordered.turns + part, rank);
+                            xt_async_fence_all();
+                            xt_barrier_expect(empty, PART * 4);
+                            xt_bulk_load(my_part, sum, PART * 4, empty);
+                        } else if (!given) xt_barrier_arrive(empty);
+                        given = false;
+                        if (!last && !first) xt_wait_released(ordered.turns + part, rank);
                         xt_barrier_wait(part_full + 8 * odd, added / 2 % 2);
+                        if (last) continue;
                         xt_async_fence_all();
-                        xt_bulk_store(ordered.sums + part * PART, parts + odd * PART * 4, PART * 4, rank > 0);
+                        xt_bulk_store(sum, my_part, PART * 4, !first);
                         xt_store_commit();
                         xt_store_wait();
-                        xt_barrier_arrive(part_empty + 8 * odd);
+                        if (!FINISH || (i + 2 < end && !adds_last(work, i + 2))) { // early: the addition has not landed
+                            xt_barrier_arrive(empty);
+                            given = true;
+                        }
                         xt_store_land();
                         xt_async_fence_all();
                         xt_put_released(ordered.turns + part, rank + 1);
@@ -160,16 +184,17 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
             xt_barrier_wait(own_full, turn % 2);
-            int n = xt_get_shared(claim);
-            if (n >= ordered.ranks.tiles) break;
-            HopperRanked tile = hopper_ranked(ordered.ranks, n);
-            int first = tile.block * ROWS, my_first = first + 64 * me, top = top_of(tile.block);
+            HopperWork work = hopper_get_work<false>(claim);
+            if (work.block < 0) break;
+            int first = work.block * ROWS, my_first = first + 64 * me, top = top_of(work);
+            int b = work.batch, g = work.head, h = g * group; // h: of the queries
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dk[i] = 0, dv[i] = 0;
             int count = group * max(0, end - top); // tiles, of one head after the other
 #pragma unroll 1
-            for (int i = top, c = 0; c < count; c++, i = i + 1 < end ? i + 1 : top, ring.n++) {
+            for (int i = top, c = 0; c < count; c++, ring.n++, i++) {
+                if (i == end) i = top, h++;
                 float s[TILE / 2];
                 float dp[TILE / 2], dq[32];
                 uint32_t p[TILE / 16][4];
@@ -206,20 +231,34 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 hopper_turned_product<T, ROWS>(dq, ds_tile, own + me * ROWS * 128);
                 hopper_add_product<T, TILE, D>(dk, ds, q_tile);
                 xt_wgmma_wait<1>(dq);
-                xt_barrier_wait(part_empty + 8 * (ring.n % 2), ring.n / 2 % 2 ^ 1);
+                xt_barrier_wait(part_empty + 8 * (ring.n % 2), ring.n / 2 % 2);
+                uint32_t here = my_part + ring.n % 2 * (PART * 4);
+                auto place = [&](int x) {
+                    return here + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32);
+                }; // piece x / 2 of row in_part + x % 2 * 8
+                if (adds_last(work, i)) {
+                    if (!adds_first(work, i))
 #pragma unroll
-                for (int x = 0; x < 16; x++) // piece x / 2 of row in_part + x % 2 * 8
-                    xt_put_shared(my_part + ring.n % 2 * (PART * 4) + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32), dq[2 * x],
-                                  dq[2 * x + 1]);
+                        for (int x = 0; x < 16; x++) {
+                            float2 sum = xt_read_shared(place(x));
+                            dq[2 * x] = xt_add_flushed(sum.x, dq[2 * x]), dq[2 * x + 1] = xt_add_flushed(sum.y, dq[2 * x + 1]);
+                        }
+                    __syncwarp(); // the rows of a warp become its results
+                    T *to = (T *)ordered.dq + b * ordered.dq_stride[0] + h * ordered.dq_stride[1] +
+                            i * TILE * ordered.dq_stride[2] + me * 64;
+                    hopper_write_rows<T, 64>(to, ordered.dq_stride[2], sq - i * TILE, 64,
+                                             parts + ring.n % 2 * (PART * 4) + me * PART / 2 * 4 + thread / 32 * 2048, 0, dq,
+                                             [&](int, float x) { return x * call.scale; });
+                } else
+#pragma unroll
+                    for (int x = 0; x < 16; x++) xt_put_shared(place(x), dq[2 * x], dq[2 * x + 1]);
                 xt_async_fence();
-                __syncwarp();
-                hopper_release(part_full + 8 * (ring.n % 2));
+                hopper_release_read(part_full + 8 * (ring.n % 2));
             }
             xt_wgmma_wait<0>(dk);
             if (count > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             xt_wgmma_wait<0>(dv);
             xt_named_sync(3, 256); // no warp reads K and V any more: their rows hold dK and dV now
-            int b = tile.head / call.kv_heads, g = tile.head % call.kv_heads;
             hopper_write_result<T, D>(call, 0, b, g, my_first, skv, my_k, ROWS * 128, dk, call.scale);
             hopper_write_result<T, D>(call, 1, b, g, my_first, skv, my_v, ROWS * 128, dv, 1);
             xt_async_fence(); // the copy engine fills the room next

@@ -40,18 +40,27 @@
 
 /* ---- the rows of scores --------------------------------------------------------------------------------------------------- */
 
+/* What of a call decides which keys a query sees, for xt_seen. */
+typedef struct Sees {
+    const int32_t *documents;
+    int64_t sq, skv, window;
+    bool causal;
+} Sees;
+
 /* The scores [count, ld] in scratch are those of query rows first ... first + count - 1 of all B * H * sq. */
 typedef struct ScoreRows {
     int64_t first, ld;
     unsigned count, sq;
     unsigned head, query; /* of row `first`: first / sq, first % sq */
+    unsigned heads;       /* H */
     int cols;             /* skv */
-    bool causal;
+    Sees sees;
 } ScoreRows;
 
-__device__ static int visible(const ScoreRows &s, unsigned x) {
-    if (!s.causal) return s.cols;
-    return (int)xt_visible_columns<int64_t>(true, (s.query + x) % s.sq, s.sq, s.cols);
+/* The columns that row x sees. */
+__device__ static XtSeen<int> visible(const ScoreRows &s, unsigned x) {
+    unsigned head = s.head + (s.query + x) / s.sq, i = (s.query + x) % s.sq; // of B * H
+    return xt_seen<int>(s.sees, head / s.heads, (int)i);
 }
 
 /* ROW threads (a warp or the whole block) share a row; all of them call these. */
@@ -85,12 +94,13 @@ __global__ void __launch_bounds__(THREADS) softmax_kernel(ScoreRows s, XtAcc<T> 
     for (unsigned x = blockIdx.x * per_block + threadIdx.x / ROW; x < s.count; x += gridDim.x * per_block) {
         A *row = scores + x * s.ld; // [cols]
         T *p = (T *)row;            // [cols]
-        int seen = visible(s, x);
+        const XtSeen<int> seen = visible(s, x);
+        auto sees = [&](int col) { return col >= seen.begin && col < seen.end; };
         XtVector<A, WIDTH> e[CHUNKS];
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             int col = (c * ROW + lane) * WIDTH;
-            if (col < seen) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
+            if (col < seen.end) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
         }
         A max = -(A)INFINITY, sum = 0;
 #pragma unroll
@@ -98,7 +108,7 @@ __global__ void __launch_bounds__(THREADS) softmax_kernel(ScoreRows s, XtAcc<T> 
             int col = (c * ROW + lane) * WIDTH;
 #pragma unroll
             for (int w = 0; w < WIDTH; w++)
-                if (col + w < seen) max = XtMax()(max, e[c].at[w]);
+                if (sees(col + w)) max = XtMax()(max, e[c].at[w]);
         }
         max = row_reduce<ROW>(max, -(A)INFINITY, XtMax());
 #pragma unroll
@@ -106,12 +116,12 @@ __global__ void __launch_bounds__(THREADS) softmax_kernel(ScoreRows s, XtAcc<T> 
             int col = (c * ROW + lane) * WIDTH;
 #pragma unroll
             for (int w = 0; w < WIDTH; w++) {
-                e[c].at[w] = col + w < seen ? exp(e[c].at[w] - max) : (A)0;
+                e[c].at[w] = sees(col + w) ? exp(e[c].at[w] - max) : (A)0;
                 sum += e[c].at[w];
             }
         }
         sum = row_reduce<ROW>(sum, (A)0, XtSum());
-        A factor = seen > 0 ? 1 / sum : (A)0;
+        A factor = seen.end > seen.begin ? 1 / sum : (A)0;
         row_barrier<ROW>();
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
@@ -121,7 +131,7 @@ __global__ void __launch_bounds__(THREADS) softmax_kernel(ScoreRows s, XtAcc<T> 
             for (int w = 0; w < WIDTH; w++) piece.at[w] = xt_store<T>(e[c].at[w] * factor);
             if (col < s.cols) *(XtVector<T, WIDTH> *)(p + col) = piece;
         }
-        if (lane == 0) lse[s.first + x] = seen > 0 ? max + log(sum) : -(A)INFINITY;
+        if (lane == 0) lse[s.first + x] = seen.end > seen.begin ? max + log(sum) : -(A)INFINITY;
     }
 }
 
@@ -133,31 +143,33 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
     for (unsigned x = blockIdx.x; x < s.count; x += gridDim.x) {
         A *row = scores + x * s.ld; // [cols]
         T *p = (T *)row;            // [cols]
-        int seen = visible(s, x);
+        const XtSeen<int> seen = visible(s, x);
+        auto sees = [&](int col) { return col >= seen.begin && col < seen.end; };
+        const int first = seen.begin / WIDTH * WIDTH; // the piece that holds the first visible column
         A max = -(A)INFINITY, sum = 0;
 #pragma unroll 4
-        for (int col = threadIdx.x * WIDTH; col < seen; col += THREADS * WIDTH) {
+        for (int col = first + threadIdx.x * WIDTH; col < seen.end; col += THREADS * WIDTH) {
             XtVector<A, WIDTH> e = piece_of<A, WIDTH>(row + col, s.cols - col);
 #pragma unroll
             for (int w = 0; w < WIDTH; w++)
-                if (col + w < seen) max = XtMax()(max, e.at[w]);
+                if (sees(col + w)) max = XtMax()(max, e.at[w]);
         }
         max = row_reduce<THREADS>(max, -(A)INFINITY, XtMax());
 #pragma unroll 4
-        for (int col = threadIdx.x * WIDTH; col < seen; col += THREADS * WIDTH) {
+        for (int col = first + threadIdx.x * WIDTH; col < seen.end; col += THREADS * WIDTH) {
             XtVector<A, WIDTH> e = piece_of<A, WIDTH>(row + col, s.cols - col);
 #pragma unroll
             for (int w = 0; w < WIDTH; w++)
-                if (col + w < seen) sum += exp(e.at[w] - max);
+                if (sees(col + w)) sum += exp(e.at[w] - max);
         }
         sum = row_reduce<THREADS>(sum, (A)0, XtSum());
-        A factor = seen > 0 ? 1 / sum : (A)0;
+        A factor = seen.end > seen.begin ? 1 / sum : (A)0;
         for (int start = 0; start < s.cols; start += CHUNKS * THREADS * WIDTH) {
             XtVector<A, WIDTH> e[CHUNKS];
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 int col = start + (c * THREADS + threadIdx.x) * WIDTH;
-                if (col < seen) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
+                if (col < seen.end) e[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
             }
             /* P of this step overwrites scores of this step and earlier ones: the barrier makes sure that they have been read. */
             row_barrier<THREADS>();
@@ -166,11 +178,11 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
                 int col = start + (c * THREADS + threadIdx.x) * WIDTH;
                 XtVector<T, WIDTH> piece;
 #pragma unroll
-                for (int w = 0; w < WIDTH; w++) piece.at[w] = xt_store<T>(col + w < seen ? exp(e[c].at[w] - max) * factor : (A)0);
+                for (int w = 0; w < WIDTH; w++) piece.at[w] = xt_store<T>(sees(col + w) ? exp(e[c].at[w] - max) * factor : (A)0);
                 if (col < s.cols) *(XtVector<T, WIDTH> *)(p + col) = piece;
             }
         }
-        if (threadIdx.x == 0) lse[s.first + x] = seen > 0 ? max + log(sum) : -(A)INFINITY;
+        if (threadIdx.x == 0) lse[s.first + x] = seen.end > seen.begin ? max + log(sum) : -(A)INFINITY;
     }
 }
 
@@ -198,13 +210,14 @@ __global__ void __launch_bounds__(THREADS)
     for (unsigned x = blockIdx.x * per_block + threadIdx.x / ROW; x < s.count; x += gridDim.x * per_block) {
         A *row = scores + x * s.ld, *drow = dscores + x * s.ld; // [cols] each
         T *p = (T *)row, *ds = (T *)drow;                       // [cols] each
-        int seen = visible(s, x);
+        const XtSeen<int> seen = visible(s, x);
+        auto sees = [&](int col) { return col >= seen.begin && col < seen.end; };
         XtVector<A, WIDTH> a[CHUNKS], da[CHUNKS];
         auto read = [&](int start) {
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 int col = start + (c * ROW + lane) * WIDTH;
-                if (col >= seen) continue;
+                if (col >= seen.end) continue;
                 a[c] = piece_of<A, WIDTH>(row + col, s.cols - col);
                 da[c] = piece_of<A, WIDTH>(drow + col, s.cols - col);
             }
@@ -225,8 +238,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int w = 0; w < WIDTH; w++) {
                     A e = exp(a[c].at[w] - shift), de = e * (da[c].at[w] - delta);
-                    piece.at[w] = xt_store<T>(col + w < seen ? e : (A)0);
-                    dpiece.at[w] = xt_store<T>(col + w < seen ? de : (A)0);
+                    piece.at[w] = xt_store<T>(sees(col + w) ? e : (A)0);
+                    dpiece.at[w] = xt_store<T>(sees(col + w) ? de : (A)0);
                 }
                 if (col < s.cols) {
                     *(XtVector<T, WIDTH> *)(p + col) = piece;
@@ -277,15 +290,17 @@ typedef struct Shape {
     XtDtype dtype, acc;
     int64_t batch, heads, kv_heads, sq, skv, dim;
     int64_t group, rows; /* query heads per kv head; group * sq */
-    bool causal, tf32;
+    bool tf32;
+    Sees sees;
 } Shape;
 
 template <typename P> static Shape shape_of(const P *p) {
     int64_t group = p->heads / (p->kv_heads > 0 ? p->kv_heads : 1);
     XtDtype acc = p->dtype == XT_FLOAT64 ? XT_FLOAT64 : XT_FLOAT32;
     /* tf32 is exact for numbers that were 16-bit; the products of 16-bit types ignore it */
-    return {p->dtype, acc,    p->batch, p->heads,      p->kv_heads, p->sq,
-            p->skv,   p->dim, group,    group * p->sq, p->causal,   p->tf32 || p->dtype != acc};
+    Sees sees = {p->documents, p->sq, p->skv, p->window, p->causal};
+    return {p->dtype, acc, p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim, group, group * p->sq, p->tf32 || p->dtype != acc,
+            sees};
 }
 
 static const char *supports(const Shape &s) {
@@ -412,7 +427,8 @@ template <typename Step> static XtStatus each_part(const Shape &s, const Part &m
 static ScoreRows score_rows(const Shape &s, const Part &t, int64_t ld) {
     int64_t first = (t.b * s.kv_heads + t.n) * s.rows + t.row;
     unsigned count = (unsigned)(t.batch[0] * t.batch[1] * t.rows);
-    return {first, ld, count, (unsigned)s.sq, (unsigned)(first / s.sq), (unsigned)(first % s.sq), (int)s.skv, s.causal};
+    return {first,      ld,    count, (unsigned)s.sq, (unsigned)(first / s.sq), (unsigned)(first % s.sq), (unsigned)s.heads,
+            (int)s.skv, s.sees};
 }
 
 /* The scores of a part as a matrix of ACC, or of the dtype once P or dS has taken their place. */

@@ -1,6 +1,6 @@
 /* reference.cu - attention as plain loops: the specification of the fast implementations, for every shape and stride.
  *
- *     forward   s_j = scale q_i . k_j over the visible j;  p = softmax(s);  out_i = sum_j p_j v_j;  lse_i = log sum_j exp s_j
+ *     forward   s_j = scale q_i . k_j over the j it sees;  p = softmax(s);  out_i = sum_j p_j v_j;  lse_i = log sum_j exp s_j
  *     backward  p_ij = exp(s_ij - lse_i);  delta_i = dout_i . out_i;  ds_ij = scale p_ij (dout_i . v_j - delta_i)
  *               dq_i = sum_j ds_ij k_j;  dk_j = sum_i ds_ij q_i;  dv_j = sum_i p_ij dout_i, over the query heads that share the kv head
  *
@@ -56,24 +56,24 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention
         int64_t i = row % p.sq, h = row / p.sq % p.heads, b = row / p.sq / p.heads, g = h / (p.heads / p.kv_heads);
         const T *q = row_of((const T *)p.q, p.q_stride, b, h, i); // [D]
         T *out = row_of((T *)p.out, p.out_stride, b, h, i);       // [D]
-        int64_t seen = xt_visible_columns<int64_t>(p.causal, i, p.sq, p.skv);
+        const XtSeen<int64_t> seen = xt_seen<int64_t>(p, b, i);
         A max = -(A)INFINITY;
-        for (int64_t j = 0; j < seen; j++) {
+        for (int64_t j = seen.begin; j < seen.end; j++) {
             A s = scale * xt_warp_sum(partial_dot(q, row_of((const T *)p.k, p.k_stride, b, g, j), p.dim));
             if (s > max || s != s) max = s; // a NaN stays
         }
         int64_t first = 0;
         do { // once even where D is 0: lse is to be written
             A sum = 0, sum_v[PER_LANE] = {};
-            for (int64_t j = 0; j < seen; j++) {
+            for (int64_t j = seen.begin; j < seen.end; j++) {
                 A s = scale * xt_warp_sum(partial_dot(q, row_of((const T *)p.k, p.k_stride, b, g, j), p.dim));
                 A e = exp(s - max);
                 sum += e;
                 add_scaled(sum_v, e, row_of((const T *)p.v, p.v_stride, b, g, j), first, p.dim);
             }
-            for (int t = 0; t < PER_LANE; t++) sum_v[t] = seen ? sum_v[t] / sum : 0;
+            for (int t = 0; t < PER_LANE; t++) sum_v[t] = seen.end > seen.begin ? sum_v[t] / sum : 0;
             store_slice(out, sum_v, first, p.dim);
-            if (first == 0 && threadIdx.x % 32 == 0) ((A *)p.lse)[row] = seen ? max + log(sum) : -(A)INFINITY;
+            if (first == 0 && threadIdx.x % 32 == 0) ((A *)p.lse)[row] = seen.end > seen.begin ? max + log(sum) : -(A)INFINITY;
         } while ((first += SLICE) < p.dim);
     }
 }
@@ -88,11 +88,11 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention
         const T *q = row_of((const T *)p.q, p.q_stride, b, h, i);          // [D]
         const T *dout = row_of((const T *)p.dout, p.dout_stride, b, h, i); // [D]
         const T *out = row_of((const T *)p.out, p.out_stride, b, h, i);    // [D]
-        int64_t seen = xt_visible_columns<int64_t>(p.causal, i, p.sq, p.skv);
+        const XtSeen<int64_t> seen = xt_seen<int64_t>(p, b, i);
         A lse = ((const A *)p.lse)[row], delta = xt_warp_sum(partial_dot(dout, out, p.dim));
         for (int64_t first = 0; first < p.dim; first += SLICE) {
             A sum[PER_LANE] = {};
-            for (int64_t j = 0; j < seen; j++) {
+            for (int64_t j = seen.begin; j < seen.end; j++) {
                 const T *k = row_of((const T *)p.k, p.k_stride, b, g, j); // [D]
                 const T *v = row_of((const T *)p.v, p.v_stride, b, g, j); // [D]
                 A s = scale * xt_warp_sum(partial_dot(q, k, p.dim)), dp = xt_warp_sum(partial_dot(dout, v, p.dim));
@@ -110,13 +110,13 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention
     A scale = (A)p.scale;
     for (int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; row < rows; row += step) {
         int64_t j = row % p.skv, g = row / p.skv % p.kv_heads, b = row / p.skv / p.kv_heads;
-        const T *k = row_of((const T *)p.k, p.k_stride, b, g, j);            // [D]
-        const T *v = row_of((const T *)p.v, p.v_stride, b, g, j);            // [D]
-        int64_t top = p.causal && j > p.skv - p.sq ? j - (p.skv - p.sq) : 0; // the first query that sees key j
+        const T *k = row_of((const T *)p.k, p.k_stride, b, g, j); // [D]
+        const T *v = row_of((const T *)p.v, p.v_stride, b, g, j); // [D]
+        const XtSeen<int64_t> by = xt_seen_by<int64_t>(p, b, j);
         for (int64_t first = 0; first < p.dim; first += SLICE) {
             A sum_k[PER_LANE] = {}, sum_v[PER_LANE] = {};
             for (int64_t h = g * group; h < (g + 1) * group; h++) {
-                for (int64_t i = top; i < p.sq; i++) {
+                for (int64_t i = by.begin; i < by.end; i++) {
                     const T *q = row_of((const T *)p.q, p.q_stride, b, h, i);          // [D]
                     const T *dout = row_of((const T *)p.dout, p.dout_stride, b, h, i); // [D]
                     const T *out = row_of((const T *)p.out, p.out_stride, b, h, i);    // [D]

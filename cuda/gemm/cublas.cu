@@ -1,4 +1,4 @@
-/* cublas.cu - C = alpha op(A) op(B) + beta C through cuBLASLt: what "auto" picks.
+/* cublas.cu - C = alpha op(A) op(B) + beta C + bias through cuBLASLt: what "auto" picks.
  *
  * Row-major. cuBLAS counts down columns: it sees our row-major C [M, N] as C^T [N, M], and C^T = op(B)^T op(A)^T. So B is its
  * left operand and A its right one, each with its own transpose flag and leading dimension. No matrix is transposed in memory.
@@ -19,9 +19,11 @@
  * its own (cut_edges), and so is the last row where A is transposed, and the last term of a sum that long. If C has 16 bits, the
  * sum without that term stays in float32; a kernel adds the term and rounds once (gains: docs/worklog/train-step-gpu.md).
  *
- * Not supported: sizes above int32, a vector beside a matrix of 2^31 elements, a problem for which the heuristic has no algorithm,
- * lists of pointers that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault). What the
- * library refuses after it has offered an algorithm is an error.
+ * Bias. One matrix whose bias starts at a multiple of 16 bytes: the epilogue adds it to the sums, before they are rounded.
+ *
+ * Not supported: another bias, sizes above int32, a vector beside a matrix of 2^31 elements, a problem for which the heuristic has no
+ * algorithm, lists of pointers that are not 16-byte aligned (cuBLAS cannot see those, and its kernels of matrix units would fault).
+ * What the library refuses after it has offered an algorithm is an error.
  */
 #include "gemm.cuh"
 #include "runtime/cublas.cuh"
@@ -38,7 +40,7 @@ static const int64_t MAX_BATCH = 32768,
 /* All that a plan depends on besides the device. Compared and hashed as bytes: no padding. */
 typedef struct Key {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t dtype_a, dtype_b, dtype_c, tf32, trans, align_a, align_b, align_c; /* trans: 1 for A, 2 for B */
+    int32_t dtype_a, dtype_b, dtype_c, tf32, trans, align_a, align_b, align_c; /* trans: 1 for A, 2 for B, 4 for a bias */
 } Key;
 static_assert(sizeof(Key) == 10 * 8 + 8 * 4, "padding in a key");
 
@@ -103,20 +105,13 @@ static bool fits(const XtGemm *p) {
     return true;
 }
 
-/* From a matrix's first element to its last. */
-static int64_t span(int64_t rows, int64_t cols, int64_t ld) { return (rows - 1) * ld + cols; }
-
 /* A product with a vector beside a matrix that offsets of 32 bits do not reach. A head of 65536 x 50257 logits in one piece, whose edges
  * are such products, met an illegal address with cuBLASLt 13.1; with this rule 43008 x 50257 is right. Which product it was is not known. */
 static bool is_far_vector(const XtGemm *p) {
-    const int64_t a = p->trans_a ? span(p->k, p->m, p->lda) : span(p->m, p->k, p->lda);
-    const int64_t b = p->trans_b ? span(p->n, p->k, p->ldb) : span(p->k, p->n, p->ldb);
-    const int64_t c = span(p->m, p->n, p->ldc);
+    const int64_t a = p->trans_a ? xt_matrix_span(p->k, p->m, p->lda) : xt_matrix_span(p->m, p->k, p->lda);
+    const int64_t b = p->trans_b ? xt_matrix_span(p->n, p->k, p->ldb) : xt_matrix_span(p->k, p->n, p->ldb);
+    const int64_t c = xt_matrix_span(p->m, p->n, p->ldc);
     return (p->m == 1 || p->n == 1) && (a > INT32_MAX || b > INT32_MAX || c > INT32_MAX);
-}
-
-static const void *moved(const void *x, int64_t elements, XtDtype dtype) {
-    return (const char *)x + elements * (int64_t)xt_dtype_size(dtype);
 }
 
 /* Of every matrix of a batch that starts at x: a power of two, at most 16. */
@@ -208,7 +203,7 @@ static Key key_of(const XtGemm *p) {
     key.batch = p->batch[1];
     key.stride_a = p->stride_a[1], key.stride_b = p->stride_b[1], key.stride_c = p->stride_c[1];
     key.dtype_a = p->dtype_a, key.dtype_b = p->dtype_b, key.dtype_c = p->dtype_c, key.tf32 = p->tf32;
-    key.trans = (p->trans_a ? 1 : 0) | (p->trans_b ? 2 : 0);
+    key.trans = (p->trans_a ? 1 : 0) | (p->trans_b ? 2 : 0) | (p->bias ? 4 : 0);
     key.align_a = alignment(p->a, p, p->stride_a, p->dtype_a);
     key.align_b = alignment(p->b, p, p->stride_b, p->dtype_b);
     key.align_c = alignment(p->c, p, p->stride_c, p->dtype_c);
@@ -281,6 +276,12 @@ static int pick_algorithm(const XtCublasLt *lt, const Key *key, const XtLtChoice
     return 0;
 }
 
+static XtBlasStatus add_bias(const XtCublasLt *lt, void *desc, const XtGemm *p) {
+    const int32_t epilogue = XT_LT_EPILOGUE_BIAS;
+    XtBlasStatus status = lt->desc_set(desc, XT_LT_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    return status ? status : lt->desc_set(desc, XT_LT_DESC_BIAS, &p->bias, sizeof p->bias);
+}
+
 /* Fills an empty plan; *function names what failed. */
 static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const XtGemm *p, const Key *key, Plan *plan,
                               const char **function) {
@@ -295,6 +296,7 @@ static XtBlasStatus make_plan(const XtCublasLt *lt, const Blas *device, const Xt
     XtBlasStatus status = lt->desc_create(&plan->desc, compute_of(p), p->dtype_c == XT_FLOAT64 ? CUDA_R_64F : CUDA_R_32F);
     if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_A, &trans_left, sizeof trans_left);
     if (!status) status = lt->desc_set(plan->desc, XT_LT_DESC_TRANS_B, &trans_right, sizeof trans_right);
+    if (!status && p->bias) status = add_bias(lt, plan->desc, p);
     if (!status) {
         *function = "cublasLtMatrixLayoutCreate";
         status = make_layout(lt, &plan->a, key, type_of(p->dtype_a), a_rows, a_cols, p->lda, p->stride_a[1]);
@@ -382,18 +384,18 @@ static void cut_edges(const XtGemm *p, Edges e, XtGemm part[2]) {
     if (e.columns) {
         int64_t n = part[0].n = p->n - e.columns;
         part[1].n = e.columns;
-        part[1].b = moved(p->b, p->trans_b ? n * p->ldb : n, p->dtype_b);
-        part[1].c = (void *)moved(p->c, n, p->dtype_c);
+        part[1].b = xt_moved(p->b, p->trans_b ? n * p->ldb : n, p->dtype_b);
+        part[1].c = (void *)xt_moved(p->c, n, p->dtype_c);
     } else if (e.rows) {
         int64_t m = part[0].m = p->m - e.rows;
         part[1].m = e.rows;
-        part[1].a = moved(p->a, m, p->dtype_a);
-        part[1].c = (void *)moved(p->c, m * p->ldc, p->dtype_c);
+        part[1].a = xt_moved(p->a, m, p->dtype_a);
+        part[1].c = (void *)xt_moved(p->c, m * p->ldc, p->dtype_c);
     } else {
         int64_t k = part[0].k = p->k - e.terms;
         part[1].k = e.terms;
-        part[1].a = moved(p->a, p->trans_a ? k * p->lda : k, p->dtype_a);
-        part[1].b = moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype_b);
+        part[1].a = xt_moved(p->a, p->trans_a ? k * p->lda : k, p->dtype_a);
+        part[1].b = xt_moved(p->b, p->trans_b ? k : k * p->ldb, p->dtype_b);
         part[1].beta = 1;
     }
 }
@@ -412,9 +414,9 @@ static bool in_pieces(const XtGemm *p) { return p->batch[0] == 1 && p->batch[1] 
 static XtGemm piece_of(const XtGemm *p, int64_t first) {
     XtGemm q = *p;
     q.batch[1] = p->batch[1] - first < MAX_BATCH ? p->batch[1] - first : MAX_BATCH;
-    q.a = moved(p->a, first * p->stride_a[1], p->dtype_a);
-    q.b = moved(p->b, first * p->stride_b[1], p->dtype_b);
-    q.c = (void *)moved(p->c, first * p->stride_c[1], p->dtype_c);
+    q.a = xt_moved(p->a, first * p->stride_a[1], p->dtype_a);
+    q.b = xt_moved(p->b, first * p->stride_b[1], p->dtype_b);
+    q.c = (void *)xt_moved(p->c, first * p->stride_c[1], p->dtype_c);
     return q;
 }
 
@@ -448,12 +450,20 @@ static bool goes_through_float32(const XtGemm *p, Edges e) {
 }
 
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device) {
-    const char *reason = xt_gemm_dtypes(p);
+    XtGemm q = normal_form(p);
+    q.bias = NULL; /* xt_gemm_dtypes speaks for those that add none */
+    const char *reason = xt_gemm_dtypes(&q);
     if (reason) return reason;
     if (!device->has_cublaslt()) return "libcublasLt was not found";
-    if (!xt_gemm_multiplies(p)) return NULL;
-    XtGemm q = normal_form(p);
+    if (!xt_gemm_multiplies(p)) return p->bias ? "it has a bias, and no product" : NULL;
     Edges e = edges_of(&q);
+    if (p->bias) {
+        q.bias = p->bias;
+        if (q.batch[0] > 1 || q.batch[1] > 1 || e.columns || e.rows || e.terms)
+            return "it has a bias, and is more than one product";
+        if (q.dtype_c != q.dtype_a || q.dtype_c == XT_FLOAT64) return "it has a bias, and is of float64 or of two dtypes";
+        if ((uintptr_t)q.bias & 15) return "it has a bias that is not aligned to 16 bytes";
+    }
     if (in_two_products(&q, e) || in_pieces(&q)) return NULL; /* each of them is selected on its own */
     if (!fits(&q)) return "a size or a leading dimension is above 2^31 - 1";
     if (is_far_vector(&q)) return "it has a vector, and a matrix of more than 2^31 - 1 elements";
@@ -478,8 +488,10 @@ static XtStatus run_even(const XtGemm *p) {
     XtStatus status = open_lt(device, lt, p);
     if (status == XT_OK) status = get_plan(lt, device, p, &plan);
     if (status == XT_OK) {
-        XtBlasStatus queued = lt->matmul(device->lt, plan->desc, s.alpha, p->b, plan->b, p->a, plan->a, s.beta, p->c, plan->c, p->c,
-                                         plan->c, &plan->algo, device->workspace->data, device->workspace_nbytes, xt_stream());
+        XtBlasStatus queued = p->bias ? add_bias(lt, plan->desc, p) : XT_BLAS_SUCCESS;
+        if (!queued)
+            queued = lt->matmul(device->lt, plan->desc, s.alpha, p->b, plan->b, p->a, plan->a, s.beta, p->c, plan->c, p->c, plan->c,
+                                &plan->algo, device->workspace->data, device->workspace_nbytes, xt_stream());
         if (queued != XT_BLAS_SUCCESS) status = failed("cublasLtMatmul", queued, p);
         else xt_count_launch();
     }

@@ -44,3 +44,10 @@ __host__ __device__ inline XtGemmOffsets xt_gemm_offsets(const XtGemm *p, int64_
                         i * p->stride_c[0] + j * p->stride_c[1]};
     return at;
 }
+
+/* From a matrix's first element to its last. */
+inline int64_t xt_matrix_span(int64_t rows, int64_t cols, int64_t ld) { return (rows - 1) * ld + cols; }
+
+inline const void *xt_moved(const void *x, int64_t elements, XtDtype dtype) {
+    return (const char *)x + elements * (int64_t)xt_dtype_size(dtype);
+}

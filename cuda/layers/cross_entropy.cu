@@ -3,6 +3,8 @@
  *     forward    lse = M + log sum_v exp(x_v - M),  M = max_v x_v;   loss = (M - x_target) + log sum
  *     backward   dx_v = (exp(x_v - lse) - [v == target]) dloss scale
  *
+ * z > 0: loss += z lse^2, and exp(x_v - lse) in dx grows by 1 + 2 z lse (the z-loss; Chowdhery et al. 2022, PaLM).
+ *
  * A vocabulary is seldom a multiple of eight (50257), so a row may begin at any address. A row is cut into a head of single
  * elements up to the first multiple of 16 bytes, a body of 16-byte vectors, and a tail: most of every row moves 16 bytes at a time.
  *
@@ -49,32 +51,36 @@ template <typename T, int W> __device__ inline Cut cut_row(const T *x, int64_t v
     return cut;
 }
 
-/* (exp(x - lse) - [target]) factor */
-template <typename T> __device__ inline T gradient_of(T x, XtAcc<T> lse, bool target, XtAcc<T> factor) {
+/* 1 + 2 z lse; exactly 1 without a z-loss, also where lse is not finite. */
+template <typename A> __device__ inline A z_growth(double z, A lse) { return z > 0 ? 1 + 2 * A(z) * lse : A(1); }
+
+/* (exp(x - lse) growth - [target]) factor */
+template <typename T> __device__ inline T gradient_of(T x, XtAcc<T> lse, XtAcc<T> growth, bool target, XtAcc<T> factor) {
     typedef XtAcc<T> A;
-    return xt_store<T>((exp_for<T>(xt_load(x) - lse) - A(target)) * factor);
+    return xt_store<T>((exp_for<T>(xt_load(x) - lse) * growth - A(target)) * factor);
 }
 /* The same of a vector; the target is its element `place`, if it is in it. */
 template <typename T, int W>
-__device__ inline XtPiece<T, W> gradient_of(const XtPiece<T, W> &x, XtAcc<T> lse, int64_t place, XtAcc<T> factor) {
+__device__ inline XtPiece<T, W> gradient_of(const XtPiece<T, W> &x, XtAcc<T> lse, XtAcc<T> growth, int64_t place, XtAcc<T> factor) {
     typedef XtAcc<T> A;
     const int at = place >= 0 && place < W ? (int)place : -1;
     XtVector<A, W> v = xt_load(x);
 #pragma unroll
     for (int j = 0; j < W; j++) {
-        const A p = exp_for<T>(v.at[j] - lse);
+        const A p = exp_for<T>(v.at[j] - lse) * growth;
         v.at[j] = (j == at ? p - 1 : p) * factor;
     }
     return xt_store<T>(v);
 }
 
 /* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab], rows ld apart; targets [rows]. GRADIENT: dlogits
- * are the logits; the first `kept` vectors of a row's body wait in shared memory, each for the thread that put it there. */
-template <typename T, bool GRADIENT>
+ * are the logits; the first `kept` vectors of a row's body wait in shared memory, each for the thread that put it there. Z: z > 0, whose
+ * factor takes one register more. */
+template <typename T, bool GRADIENT, bool Z>
 __global__ void __launch_bounds__(512, 2)
     cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, T *dlogits, const T *logits, const int64_t *targets, int64_t rows,
-                             int64_t vocab, int64_t ld, int64_t kept, int64_t position, double scale, int64_t ignore_index,
-                             XtIndexReport *report, XtIndexSlot slot) {
+                             int64_t vocab, int64_t ld, int64_t kept, int64_t position, XtAcc<T> scale, double z,
+                             int64_t ignore_index, XtIndexReport *report, XtIndexSlot slot) {
     extern __shared__ uint4 room[]; /* [kept] */
     typedef XtAcc<T> A;
     constexpr int W = XT_WIDTH<T>;
@@ -130,21 +136,24 @@ __global__ void __launch_bounds__(512, 2)
         if (sum == 0 && vocab > 0) sum = NAN; /* every logit is -Inf: the largest term is exp(-Inf + Inf) */
         const A log_sum = log(sum);
         if (thread == 0) {
-            lse[row] = peak + log_sum;
+            const A lse_row = peak + log_sum;
+            lse[row] = lse_row;
             /* Not lse - x: for large logits lse has lost these digits to rounding. */
-            losses[row] = counts && known ? (peak - at_target) + log_sum : A(0);
+            A loss = counts && known ? (peak - at_target) + log_sum : A(0);
+            if (Z && counts && known) loss += A(z) * lse_row * lse_row;
+            losses[row] = loss;
             if (counts && !known) xt_report_index(report, slot, position + row, target, vocab);
         }
         if constexpr (GRADIENT) {
             __syncthreads();            /* thread 0 has read x[target], which another thread overwrites */
             T *dx = dlogits + row * ld; /* x: of the rest, a thread overwrites what it alone has read */
-            const A lse_row = peak + log_sum, factor = (A)scale;
+            const A lse_row = peak + log_sum, growth = Z ? z_growth(z, lse_row) : A(1), factor = scale;
             const bool zeros = !counts || !known; /* even where the logits are not finite */
             const T zero = xt_store<T>(A(0));
-            if (thread < cut.head) dx[thread] = zeros ? zero : gradient_of(x[thread], lse_row, thread == target, factor);
+            if (thread < cut.head) dx[thread] = zeros ? zero : gradient_of(x[thread], lse_row, growth, thread == target, factor);
             if (thread < cut.tail) {
                 const int64_t v = vocab - cut.tail + thread;
-                dx[v] = zeros ? zero : gradient_of(x[v], lse_row, v == target, factor);
+                dx[v] = zeros ? zero : gradient_of(x[v], lse_row, growth, v == target, factor);
             }
             for (int64_t i = thread; i < cut.body; i += LOADS * threads) {
                 XtPiece<T, W> q[LOADS];
@@ -159,7 +168,7 @@ __global__ void __launch_bounds__(512, 2)
                     const int64_t at = i + u * threads;
                     if (at >= cut.body) continue;
                     if (zeros) q[u] = xt_all<T, W>(zero);
-                    else q[u] = gradient_of<T, W>(q[u], lse_row, target - cut.head - at * W, factor);
+                    else q[u] = gradient_of<T, W>(q[u], lse_row, growth, target - cut.head - at * W, factor);
                     xt_write(dx + cut.head + at * W, q[u]);
                 }
             }
@@ -173,7 +182,7 @@ template <typename T, int W>
 __global__ void __launch_bounds__(256, 4)
     cross_entropy_bwd_kernel(T *dlogits, const T *logits, const XtAcc<T> *lse, const XtAcc<T> *dlosses, const int64_t *targets,
                              int64_t rows, int64_t vocab, int64_t ld, int64_t tiles, int64_t ignore_index, int64_t dloss_stride,
-                             double scale, XtIndexReport *report, XtIndexSlot slot) {
+                             double scale, double z, XtIndexReport *report, XtIndexSlot slot) {
     typedef XtAcc<T> A;
     const int thread = threadIdx.x, threads = blockDim.x;
     for (int64_t item = blockIdx.x; item < rows * tiles; item += gridDim.x) {
@@ -199,11 +208,11 @@ __global__ void __launch_bounds__(256, 4)
             continue;
         }
 
-        const A lse_row = lse[row], factor = dlosses[row * dloss_stride] * (A)scale;
-        if (tile == 0 && thread < cut.head) dx[thread] = gradient_of(x[thread], lse_row, thread == target, factor);
+        const A lse_row = lse[row], growth = z_growth(z, lse_row), factor = dlosses[row * dloss_stride] * (A)scale;
+        if (tile == 0 && thread < cut.head) dx[thread] = gradient_of(x[thread], lse_row, growth, thread == target, factor);
         if (tile == 0 && thread < cut.tail) {
             const int64_t v = vocab - cut.tail + thread;
-            dx[v] = gradient_of(x[v], lse_row, v == target, factor);
+            dx[v] = gradient_of(x[v], lse_row, growth, v == target, factor);
         }
         for (int64_t i = begin; i < cut.body; i += step) {
             XtPiece<T, W> q[LOADS];
@@ -214,7 +223,7 @@ __global__ void __launch_bounds__(256, 4)
             for (int u = 0; u < LOADS; u++) {
                 if (i + u * threads >= cut.body) continue;
                 const int64_t place = target - cut.head - (i + u * threads) * W; /* in this vector, if it is in it */
-                xt_write(dbody + (i + u * threads) * W, gradient_of<T, W>(q[u], lse_row, place, factor));
+                xt_write(dbody + (i + u * threads) * W, gradient_of<T, W>(q[u], lse_row, growth, place, factor));
             }
         }
     }
@@ -249,10 +258,11 @@ XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
         const int64_t vectors = p->vocab / XT_WIDTH<T>;
         const int threads = fwd_threads(vectors);
         const int64_t kept = p->dlogits ? vectors_kept(vectors, threads) : 0;
-        auto kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true> : cross_entropy_fwd_kernel<T, false>;
+        auto kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, false> : cross_entropy_fwd_kernel<T, false, false>;
+        if (p->z > 0) kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, true> : cross_entropy_fwd_kernel<T, false, true>;
         if (p->dlogits) XT_CHECK(xt_allow_shared("cross_entropy_fwd", kernel, (int)kept * 16));
         xt_launch(kernel, xt_blocks(p->rows, 1), threads, (size_t)kept * 16, (A *)p->losses, (A *)p->lse, (T *)p->dlogits,
-                  (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, kept, p->first, p->scale, p->ignore_index,
+                  (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, kept, p->first, p->scale, p->z, p->ignore_index,
                   xt_index_report(), index_slot(p->linear));
         return xt_launched("cross_entropy_fwd", p->rows, p->vocab);
     });
@@ -271,7 +281,8 @@ XtStatus xt_cuda_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
         const int64_t tiles = most < wanted ? most : wanted;
         xt_launch(wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>> : cross_entropy_bwd_kernel<T, 1>, xt_blocks(p->rows * tiles, 1),
                   threads, 0, (T *)p->dlogits, (const T *)p->logits, (const A *)p->lse, (const A *)p->dlosses, p->targets, p->rows,
-                  p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale, xt_index_report(), index_slot(p->linear));
+                  p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale, p->z, xt_index_report(),
+                  index_slot(p->linear));
         return xt_launched("cross_entropy_bwd", p->rows, p->vocab);
     });
 }

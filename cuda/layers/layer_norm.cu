@@ -3,7 +3,8 @@
  *     forward    mean = mean_j x_j,  rstd = 1 / sqrt(mean_j (x_j - mean)^2 + eps),  xh = (x - mean) rstd,  out = w xh + b
  *     backward   with g = dy w:  dx = rstd (g - mean_j(g_j) - xh mean_j(g_j xh_j)),  dw = sum_rows dy xh,  db = sum_rows dy
  *
- * x, out, dy, dx [rows, cols] dense, mean and rstd [rows] of ACC, w, b, dw, db [cols]. The mean is known before the first square: the
+ * With a residual: x + residual, rounded, is written to `sum` and stands for x (4 elements moved forward); backward adds dsum to dx, also
+ * after rounding (4). x, out, dy, dx [rows, cols] dense, mean and rstd [rows] of ACC, w, b, dw, db [cols]. The mean is known before the first square: the
  * row is in registers by then. 2 elements moved forward, 3 backward. The plans are those of rms_norm (rms_norm.cu), but the backward
  * keeps two sums for every column in registers, so
  *
@@ -24,17 +25,18 @@ static constexpr int BLOCK_FWD = 4096; /* most pieces in a row of a block */
 template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
 
-/* out, x [rows, cols], mean, rstd [rows], weight, bias [cols] or NULL. `lanes` share a row; a tile is R rows for each group of lanes. */
-template <typename T, int N, int V>
+/* out, x [rows, cols], mean, rstd [rows], weight, bias [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row; a
+ * tile is R rows for each group of lanes. */
+template <typename T, int N, int V, bool ADD>
 __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
-    layer_norm_fwd_narrow_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, const T *x, const T *weight, const T *bias, int64_t rows,
-                                 int cols, int lanes, XtAcc<T> inverse_cols, XtAcc<T> eps) {
+    layer_norm_fwd_narrow_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight,
+                                 const T *bias, int64_t rows, int cols, int lanes, XtAcc<T> inverse_cols, XtAcc<T> eps) {
     using A = XtAcc<T>;
     constexpr int R = ROWS_FWD<V>;
     const int groups = THREADS / lanes, group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     const int64_t tile_rows = (int64_t)groups * R, step = gridDim.x * tile_rows;
     for (int64_t tile = blockIdx.x * tile_rows; tile < rows; tile += step) {
-        XtPiece<T, N> v[R][V];
+        XtPiece<T, N> v[R][V], other[R][V];
         A centre[R], sum[R];
 #pragma unroll
         for (int k = 0; k < R; k++) {
@@ -44,6 +46,19 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
             for (int i = 0; i < V; i++) {
                 const int col = (i * lanes + lane) * N;
                 v[k][i] = r < rows && col < cols ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
+                if (ADD) other[k][i] = r < rows && col < cols ? xt_read<T, N>(residual + r * cols + col) : all<T, N>(0);
+            }
+        }
+        if (ADD) {
+#pragma unroll
+            for (int k = 0; k < R; k++) {
+                const int64_t r = tile + k * groups + group;
+#pragma unroll
+                for (int i = 0; i < V; i++) {
+                    const int col = (i * lanes + lane) * N;
+                    v[k][i] = rounded_sum<T, N>(v[k][i], other[k][i]);
+                    if (r < rows && col < cols) xt_write(total + r * cols + col, v[k][i]);
+                }
             }
         }
 #pragma unroll
@@ -85,18 +100,27 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
 /* ---- block ------------------------------------------------------------------------------------------------------------------- */
 
 /* As above; a block has one row at a time, piece i of thread t is i * blockDim.x + t. */
-template <typename T, int N, int V>
+template <typename T, int N, int V, bool ADD>
 __global__ void __launch_bounds__(1024)
-    layer_norm_fwd_block_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, const T *x, const T *weight, const T *bias, int64_t rows,
-                                int cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
+    layer_norm_fwd_block_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight,
+                                const T *bias, int64_t rows, int cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
     using A = XtAcc<T>;
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-        XtPiece<T, N> v[V];
+        XtPiece<T, N> v[V], other[V];
         A centre = 0, sum = 0;
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const int col = (i * blockDim.x + threadIdx.x) * N;
             v[i] = col < cols ? xt_read<T, N>(x + r * cols + col) : all<T, N>(0);
+            if (ADD) other[i] = col < cols ? xt_read<T, N>(residual + r * cols + col) : all<T, N>(0);
+        }
+        if (ADD) {
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const int col = (i * blockDim.x + threadIdx.x) * N;
+                v[i] = rounded_sum<T, N>(v[i], other[i]);
+                if (col < cols) xt_write(total + r * cols + col, v[i]);
+            }
         }
 #pragma unroll
         for (int i = 0; i < V; i++) centre += elements<T, N>(v[i]);
@@ -119,15 +143,22 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- long -------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N>
+template <typename T, int N, bool ADD>
 __global__ void __launch_bounds__(1024)
-    layer_norm_fwd_long_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, const T *x, const T *weight, const T *bias, int64_t rows,
-                               int64_t cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
+    layer_norm_fwd_long_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight,
+                               const T *bias, int64_t rows, int64_t cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
     using A = XtAcc<T>;
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-        const T *from = x + r * cols; /* [cols] */
-        T *to = out + r * cols;       /* [cols] */
+        const T *from = (ADD ? total : x) + r * cols; /* [cols] */
+        T *to = out + r * cols;                       /* [cols] */
         A centre = 0, sum = 0;
+        if (ADD) { /* a thread reads back what it wrote itself */
+#pragma unroll 4
+            for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
+                const XtPiece<T, N> v = xt_read<T, N>(x + r * cols + col);
+                xt_write(total + r * cols + col, rounded_sum<T, N>(v, xt_read<T, N>(residual + r * cols + col)));
+            }
+        }
 #pragma unroll 4
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) centre += elements<T, N>(xt_read<T, N>(from + col));
         centre = xt_block_sum(centre) * inverse_cols;
@@ -147,49 +178,55 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N, int V> static void fwd_narrow(const XtLayerNormFwd *p) {
+template <typename T, int N, int V, bool ADD> static void fwd_narrow(const XtLayerNormFwd *p) {
     using A = XtAcc<T>;
     const int lanes = lanes_of(p->cols / N, V);
-    xt_launch(layer_norm_fwd_narrow_kernel<T, N, V>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0, (T *)p->out,
-              (A *)p->mean, (A *)p->rstd, (const T *)p->x, (const T *)p->weight, (const T *)p->bias, p->rows, (int)p->cols, lanes,
-              A(1) / (A)p->cols, (A)p->eps);
+    xt_launch(layer_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0,
+              (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
+              (const T *)p->bias, p->rows, (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
 }
-template <typename T, int N, int V> static void fwd_block(const XtLayerNormFwd *p) {
+template <typename T, int N, int V, bool ADD> static void fwd_block(const XtLayerNormFwd *p) {
     using A = XtAcc<T>;
-    xt_launch(layer_norm_fwd_block_kernel<T, N, V>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0, (T *)p->out,
-              (A *)p->mean, (A *)p->rstd, (const T *)p->x, (const T *)p->weight, (const T *)p->bias, p->rows, (int)p->cols,
-              A(1) / (A)p->cols, (A)p->eps);
+    xt_launch(layer_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
+              (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
+              (const T *)p->bias, p->rows, (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
 }
-template <typename T, int N> static void fwd_long(const XtLayerNormFwd *p) {
+template <typename T, int N, bool ADD> static void fwd_long(const XtLayerNormFwd *p) {
     using A = XtAcc<T>;
-    xt_launch(layer_norm_fwd_long_kernel<T, N>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->out,
-              (A *)p->mean, (A *)p->rstd, (const T *)p->x, (const T *)p->weight, (const T *)p->bias, p->rows, p->cols,
-              A(1) / (A)p->cols, (A)p->eps);
+    xt_launch(layer_norm_fwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->out,
+              (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
+              (const T *)p->bias, p->rows, p->cols, A(1) / (A)p->cols, (A)p->eps);
 }
 
-template <typename T> static XtStatus forward(const XtLayerNormFwd *p) {
+template <typename T, bool ADD> static XtStatus forward(const XtLayerNormFwd *p) {
     constexpr int N = XT_WIDTH<T>;
-    const bool aligned = xt_aligned<T>(p->cols, p->cols, p->out, p->x, p->weight, p->bias);
+    const bool aligned = xt_aligned<T>(p->cols, p->cols, p->out, p->x, p->weight, p->bias, p->sum, p->residual);
     switch (choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD)) {
-    case PLAN_NARROW_1: fwd_narrow<T, N, 1>(p); break;
-    case PLAN_NARROW_2: fwd_narrow<T, N, 2>(p); break;
-    case PLAN_NARROW_3: fwd_narrow<T, N, 3>(p); break;
-    case PLAN_NARROW_4: fwd_narrow<T, N, 4>(p); break;
-    case PLAN_NARROW_PLAIN: fwd_narrow<T, 1, 4>(p); break;
-    case PLAN_BLOCK: fwd_block<T, N, 4>(p); break;
-    case PLAN_LONG: fwd_long<T, N>(p); break;
-    case PLAN_LONG_PLAIN: fwd_long<T, 1>(p); break;
+    case PLAN_NARROW_1: fwd_narrow<T, N, 1, ADD>(p); break;
+    case PLAN_NARROW_2: fwd_narrow<T, N, 2, ADD>(p); break;
+    case PLAN_NARROW_3: fwd_narrow<T, N, 3, ADD>(p); break;
+    case PLAN_NARROW_4: fwd_narrow<T, N, 4, ADD>(p); break;
+    case PLAN_NARROW_PLAIN: fwd_narrow<T, 1, 4, ADD>(p); break;
+    case PLAN_BLOCK: fwd_block<T, N, 4, ADD>(p); break;
+    case PLAN_LONG: fwd_long<T, N, ADD>(p); break;
+    case PLAN_LONG_PLAIN: fwd_long<T, 1, ADD>(p); break;
     }
     return xt_launched("layer_norm_fwd", p->rows, p->cols);
 }
 
 XtStatus xt_cuda_layer_norm_fwd(const XtLayerNormFwd *p) {
     if (p->rows == 0 || p->cols == 0) return XT_OK;
-    return xt_by_float(p->dtype, [&](auto zero) { return forward<decltype(zero)>(p); });
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        return p->sum ? forward<T, true>(p) : forward<T, false>(p);
+    });
 }
 
 XtStatus xt_cuda_layer_norm_bwd(const XtLayerNormBwd *p) {
     const bool adds = (p->dweight && !p->accumulate_weight) || (p->dbias && !p->accumulate_bias);
     if (p->cols == 0 || (!p->dx && !p->dweight && !p->dbias) || (p->rows == 0 && !adds)) return XT_OK;
-    return xt_by_float(p->dtype, [&](auto zero) { return backward<decltype(zero)>(p); });
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        return p->dsum ? backward<T, true>(p) : backward<T, false>(p);
+    });
 }

@@ -85,11 +85,12 @@ template <typename A> __device__ inline void block_sums(A (&sum)[2]) {
 template <int V> constexpr int ROWS_BWD = V == 1 ? 2 : 1;
 template <int V> constexpr int BLOCKS_BWD = V >= 2 ? 2 : 3;
 
-/* dx (or NULL), dy, x [rows, cols], mean, rstd [rows], weight [cols] or NULL, shares of dw and db [gridDim.x, cols] or NULL. */
-template <typename T, int N, int V>
+/* dx (or NULL), dy, x [rows, cols], mean, rstd [rows], weight [cols] or NULL, shares of dw and db [gridDim.x, cols] or NULL;
+ * with ADD also dtotal [rows, cols], which is added to dx. */
+template <typename T, int N, int V, bool ADD>
 __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
-    layer_norm_bwd_narrow_kernel(T *dx, XtAcc<T> *share, XtAcc<T> *bias_share, const T *dy, const T *x, const T *weight,
-                                 const XtAcc<T> *mean, const XtAcc<T> *rstd, int64_t rows, int cols, int lanes,
+    layer_norm_bwd_narrow_kernel(T *dx, XtAcc<T> *share, XtAcc<T> *bias_share, const T *dy, const T *dtotal, const T *x,
+                                 const T *weight, const XtAcc<T> *mean, const XtAcc<T> *rstd, int64_t rows, int cols, int lanes,
                                  XtAcc<T> inverse_cols) {
     using A = XtAcc<T>;
     constexpr int R = ROWS_BWD<V>, WARPS = THREADS / 32;
@@ -127,14 +128,23 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 #pragma unroll
             for (int i = 0; i < V; i++) take<T, N>(sum, dweight[i], dbias[i], dv[k][i], xv[k][i], w[i], centre[k], scale[k]);
             if (!dx) continue;
+            XtPiece<T, N> other[V];
+            if (ADD) {
+#pragma unroll
+                for (int i = 0; i < V; i++) { /* loaded while the lanes add up */
+                    const int col = (i * lanes + lane) * N;
+                    other[i] = r < rows && col < cols ? xt_read<T, N>(dtotal + r * cols + col) : all<T, N>(0);
+                }
+            }
             sum_of_lanes<2>(sum, lanes);
             sum[ALONG] *= inverse_cols;
             sum[LEVEL] *= inverse_cols;
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 const int col = (i * lanes + lane) * N;
-                if (r < rows && col < cols)
-                    xt_write(dx + r * cols + col, gradient<T, N>(sum, dv[k][i], xv[k][i], w[i], centre[k], scale[k]));
+                if (r >= rows || col >= cols) continue;
+                const XtPiece<T, N> to = gradient<T, N>(sum, dv[k][i], xv[k][i], w[i], centre[k], scale[k]);
+                xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, other[i]) : to);
             }
         }
     }
@@ -168,10 +178,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_BWD<V>)
 /* ---- block ------------------------------------------------------------------------------------------------------------------- */
 
 /* One piece a thread. Loads the next row before it sums this one. */
-template <typename T, int N>
+template <typename T, int N, bool ADD>
 __global__ void __launch_bounds__(1024)
-    layer_norm_bwd_block_kernel(T *dx, XtAcc<T> *share, XtAcc<T> *bias_share, const T *dy, const T *x, const T *weight,
-                                const XtAcc<T> *mean, const XtAcc<T> *rstd, int64_t rows, int cols, XtAcc<T> inverse_cols) {
+    layer_norm_bwd_block_kernel(T *dx, XtAcc<T> *share, XtAcc<T> *bias_share, const T *dy, const T *dtotal, const T *x,
+                                const T *weight, const XtAcc<T> *mean, const XtAcc<T> *rstd, int64_t rows, int cols,
+                                XtAcc<T> inverse_cols) {
     using A = XtAcc<T>;
     const int col = threadIdx.x * N;
     const bool inside = col < cols;
@@ -194,10 +205,13 @@ __global__ void __launch_bounds__(1024)
         A sum[2] = {0, 0};
         if (inside) take<T, N>(sum, dweight, dbias, dv, xv, w, centre, scale);
         if (!dx) continue;
+        const XtPiece<T, N> other = ADD && inside ? xt_read<T, N>(dtotal + r * cols + col) : all<T, N>(0);
         block_sums(sum);
         sum[ALONG] *= inverse_cols;
         sum[LEVEL] *= inverse_cols;
-        if (inside) xt_write(dx + r * cols + col, gradient<T, N>(sum, dv, xv, w, centre, scale));
+        if (!inside) continue;
+        const XtPiece<T, N> to = gradient<T, N>(sum, dv, xv, w, centre, scale);
+        xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, other) : to);
     }
     if (!inside) return;
     if (share) write_share<T, N>(share + (int64_t)blockIdx.x * cols + col, dweight);
@@ -206,10 +220,10 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- long -------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N>
+template <typename T, int N, bool ADD>
 __global__ void __launch_bounds__(1024)
-    layer_norm_bwd_long_kernel(T *dx, const T *dy, const T *x, const T *weight, const XtAcc<T> *mean, const XtAcc<T> *rstd,
-                               int64_t rows, int64_t cols, XtAcc<T> inverse_cols) {
+    layer_norm_bwd_long_kernel(T *dx, const T *dy, const T *dtotal, const T *x, const T *weight, const XtAcc<T> *mean,
+                               const XtAcc<T> *rstd, int64_t rows, int64_t cols, XtAcc<T> inverse_cols) {
     using A = XtAcc<T>;
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
         A sum[2] = {0, 0}, unused[2][N] = {};
@@ -227,7 +241,8 @@ __global__ void __launch_bounds__(1024)
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
             const XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
             const XtPiece<T, N> dv = xt_read<T, N>(dy + r * cols + col), xv = xt_read<T, N>(x + r * cols + col);
-            xt_write(dx + r * cols + col, gradient<T, N>(sum, dv, xv, w, centre, scale));
+            const XtPiece<T, N> to = gradient<T, N>(sum, dv, xv, w, centre, scale);
+            xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, xt_read<T, N>(dtotal + r * cols + col)) : to);
         }
     }
 }
@@ -266,35 +281,35 @@ template <typename A> static XtStatus allocate_shares(const XtLayerNormBwd *p, X
     return XT_OK;
 }
 
-template <typename T, int N, int V>
+template <typename T, int N, int V, bool ADD>
 static XtStatus bwd_narrow(const XtLayerNormBwd *p, XtScratch *scratch, int64_t *count, XtAcc<T> *(&share)[2]) {
     using A = XtAcc<T>;
     const int lanes = lanes_of(p->cols / N, V);
     *count = shares_of(p->rows, THREADS / lanes * ROWS_BWD<V>, XT_PLAN_MULTIPROCESSORS * BLOCKS_BWD<V>);
     XT_CHECK(allocate_shares(p, scratch, *count, share));
-    xt_launch(layer_norm_bwd_narrow_kernel<T, N, V>, (unsigned)*count, THREADS, 0, (T *)p->dx, share[0], share[1], (const T *)p->dy,
-              (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd, p->rows, (int)p->cols, lanes,
-              A(1) / (A)p->cols);
+    xt_launch(layer_norm_bwd_narrow_kernel<T, N, V, ADD>, (unsigned)*count, THREADS, 0, (T *)p->dx, share[0], share[1],
+              (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd,
+              p->rows, (int)p->cols, lanes, A(1) / (A)p->cols);
     return XT_OK;
 }
-template <typename T, int N>
+template <typename T, int N, bool ADD>
 static XtStatus bwd_block(const XtLayerNormBwd *p, XtScratch *scratch, int64_t *count, XtAcc<T> *(&share)[2]) {
     using A = XtAcc<T>;
     const unsigned threads = warps_for(p->cols / N);
     *count = shares_of(p->rows, 4, XT_PLAN_MULTIPROCESSORS * 1024 / threads);
     XT_CHECK(allocate_shares(p, scratch, *count, share));
-    xt_launch(layer_norm_bwd_block_kernel<T, N>, (unsigned)*count, threads, 0, (T *)p->dx, share[0], share[1], (const T *)p->dy,
-              (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd, p->rows, (int)p->cols,
-              A(1) / (A)p->cols);
+    xt_launch(layer_norm_bwd_block_kernel<T, N, ADD>, (unsigned)*count, threads, 0, (T *)p->dx, share[0], share[1],
+              (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd,
+              p->rows, (int)p->cols, A(1) / (A)p->cols);
     return XT_OK;
 }
-template <typename T, int N>
+template <typename T, int N, bool ADD>
 static XtStatus bwd_long(const XtLayerNormBwd *p, XtScratch *scratch, int64_t *count, XtAcc<T> *(&share)[2]) {
     using A = XtAcc<T>;
     if (p->dx)
-        xt_launch(layer_norm_bwd_long_kernel<T, N>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->dx,
-                  (const T *)p->dy, (const T *)p->x, (const T *)p->weight, (const A *)p->mean, (const A *)p->rstd, p->rows, p->cols,
-                  A(1) / (A)p->cols);
+        xt_launch(layer_norm_bwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0,
+                  (T *)p->dx, (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->mean,
+                  (const A *)p->rstd, p->rows, p->cols, A(1) / (A)p->cols);
     if (!p->dweight && !p->dbias) return XT_OK;
     const int64_t fit = (1 << 20) / p->cols, most = 2 * XT_PLAN_MULTIPROCESSORS; /* 8 MB of shares */
     *count = shares_of(p->rows, 4, fit < 1 ? 1 : fit < most ? fit : most);
@@ -305,26 +320,26 @@ static XtStatus bwd_long(const XtLayerNormBwd *p, XtScratch *scratch, int64_t *c
     return XT_OK;
 }
 
-template <typename T> static XtStatus backward(const XtLayerNormBwd *p) {
+template <typename T, bool ADD> static XtStatus backward(const XtLayerNormBwd *p) {
     using A = XtAcc<T>;
     constexpr int N = XT_WIDTH<T>;
     XtScratch scratch;
     int64_t count = 0;
     A *share[2] = {nullptr, nullptr};
-    const bool aligned = xt_aligned<T>(p->cols, p->cols, p->dx, p->dy, p->x, p->weight);
+    const bool aligned = xt_aligned<T>(p->cols, p->cols, p->dx, p->dy, p->dsum, p->x, p->weight);
     if (p->rows > 0) {
         switch (choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_BWD)) {
-        case PLAN_NARROW_1: XT_CHECK((bwd_narrow<T, N, 1>(p, &scratch, &count, share))); break;
-        case PLAN_NARROW_2: XT_CHECK((bwd_narrow<T, N, 2>(p, &scratch, &count, share))); break;
-        case PLAN_NARROW_3: XT_CHECK((bwd_narrow<T, N, 3>(p, &scratch, &count, share))); break;
+        case PLAN_NARROW_1: XT_CHECK((bwd_narrow<T, N, 1, ADD>(p, &scratch, &count, share))); break;
+        case PLAN_NARROW_2: XT_CHECK((bwd_narrow<T, N, 2, ADD>(p, &scratch, &count, share))); break;
+        case PLAN_NARROW_3: XT_CHECK((bwd_narrow<T, N, 3, ADD>(p, &scratch, &count, share))); break;
         case PLAN_NARROW_4: /* four pieces of 16-bit elements are 64 sums a lane: too many registers */
-            if constexpr (N <= 4) XT_CHECK((bwd_narrow<T, N, 4>(p, &scratch, &count, share)));
-            else XT_CHECK((bwd_block<T, N>(p, &scratch, &count, share)));
+            if constexpr (N <= 4) XT_CHECK((bwd_narrow<T, N, 4, ADD>(p, &scratch, &count, share)));
+            else XT_CHECK((bwd_block<T, N, ADD>(p, &scratch, &count, share)));
             break;
-        case PLAN_NARROW_PLAIN: XT_CHECK((bwd_narrow<T, 1, 4>(p, &scratch, &count, share))); break;
-        case PLAN_BLOCK: XT_CHECK((bwd_block<T, N>(p, &scratch, &count, share))); break;
-        case PLAN_LONG: XT_CHECK((bwd_long<T, N>(p, &scratch, &count, share))); break;
-        case PLAN_LONG_PLAIN: XT_CHECK((bwd_long<T, 1>(p, &scratch, &count, share))); break;
+        case PLAN_NARROW_PLAIN: XT_CHECK((bwd_narrow<T, 1, 4, ADD>(p, &scratch, &count, share))); break;
+        case PLAN_BLOCK: XT_CHECK((bwd_block<T, N, ADD>(p, &scratch, &count, share))); break;
+        case PLAN_LONG: XT_CHECK((bwd_long<T, N, ADD>(p, &scratch, &count, share))); break;
+        case PLAN_LONG_PLAIN: XT_CHECK((bwd_long<T, 1, ADD>(p, &scratch, &count, share))); break;
         }
     }
     if (p->dweight || p->dbias) {

@@ -16,8 +16,14 @@ enum { XT_BLAS_OP_N = 0, XT_BLAS_OP_T = 1 };                                    
 enum { XT_BLAS_COMPUTE_32F = 68, XT_BLAS_COMPUTE_64F = 70, XT_BLAS_COMPUTE_32F_TF32 = 77 }; /* cublasComputeType_t */
 enum { XT_BLAS_GEMM_DEFAULT = -1 };                                                         /* cublasGemmAlgo_t */
 enum { XT_BLAS_MATH_FULL_PRECISION_REDUCTION = 16 }; /* cublasMath_t: default, but partial sums keep the compute type */
-enum { XT_LT_LAYOUT_BATCH_COUNT = 5, XT_LT_LAYOUT_BATCH_STRIDE = 6 };             /* int32_t, int64_t in elements */
-enum { XT_LT_DESC_TRANS_A = 3, XT_LT_DESC_TRANS_B = 4 };                          /* int32_t */
+enum { XT_LT_LAYOUT_BATCH_COUNT = 5, XT_LT_LAYOUT_BATCH_STRIDE = 6 }; /* int32_t, int64_t in elements */
+enum {
+    XT_LT_DESC_TRANS_A = 3,
+    XT_LT_DESC_TRANS_B = 4,
+    XT_LT_DESC_EPILOGUE = 7,
+    XT_LT_DESC_BIAS = 8
+}; /* int32_t; BIAS: a pointer */
+enum { XT_LT_EPILOGUE_BIAS = 4 };
 enum { XT_LT_REDUCTION_IN_COMPUTE_TYPE = 2, XT_LT_REDUCTION_IN_OUTPUT_TYPE = 4 }; /* bits of a mask; "none" is always allowed */
 enum {
     XT_LT_PREF_WORKSPACE = 1,      /* uint64_t */

@@ -8,6 +8,8 @@ where the order of a sum matters as much as the format, the allowance is that of
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -30,16 +32,28 @@ from xtrain.optable.table import (
 DTYPES = ("float64", "float32", "bfloat16")
 
 
-def rows(differentiable: bool):
-    for entry in TABLE:
-        if entry.torch is None or (differentiable and entry.nondiff):
-            continue
-        for c in entry.cases:
-            if differentiable and not entry.differentiable(c):
-                continue
-            for dtype in entry.dtypes:
-                if dtype in DTYPES or (dtype not in FLOATS and not differentiable):
-                    yield pytest.param(entry, c, dtype, id=f"{entry.id}-{c.id}-{dtype}")
+def over(differentiable: bool):
+    """Parameters (entry, cases, dtype): a test has all cases of an entry, as in tests/ops/test_ops.py."""
+    rows = [
+        pytest.param(entry, cases, dtype, id=f"{entry.id}-{dtype}")
+        for entry in TABLE
+        if entry.torch is not None and not (differentiable and entry.nondiff)
+        if (cases := [c for c in entry.cases if not differentiable or entry.differentiable(c)])
+        for dtype in entry.dtypes
+        if dtype in DTYPES or (dtype not in FLOATS and not differentiable)
+    ]
+    return pytest.mark.parametrize(("entry", "cases", "dtype"), rows)
+
+
+@contextlib.contextmanager
+def named(entry: Op, c: Case):
+    """Both sides start from seed 0, and an error inside says whose it is."""
+    torch.manual_seed(0)
+    _C.manual_seed(0)
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{entry.id}, case {c.id}: {error}") from error
 
 
 def to_torch(a: np.ndarray, dtype: str):
@@ -91,8 +105,14 @@ def terms_of(entry: Op, c: Case, arrays) -> float:
     return entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype"), list(rows(differentiable=False)))
-def test_forward(entry: Op, c: Case, dtype: str) -> None:
+@over(differentiable=False)
+def test_forward(entry: Op, cases: list[Case], dtype: str) -> None:
+    for c in cases:
+        with named(entry, c):
+            forward(entry, c, dtype)
+
+
+def forward(entry: Op, c: Case, dtype: str) -> None:
     arrays = entry.draw(c, dtype, "parity")
     if dtype not in FLOATS:
         arrays = [a.astype(dtype) for a in arrays]
@@ -111,18 +131,24 @@ def test_forward(entry: Op, c: Case, dtype: str) -> None:
                 judge(array(o), to_numpy(t), to_numpy(e), dtype, terms_of(entry, c, arrays), what)
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype"), list(rows(differentiable=True)))
-def test_backward(entry: Op, c: Case, dtype: str) -> None:
+@over(differentiable=True)
+def test_backward(entry: Op, cases: list[Case], dtype: str) -> None:
+    for c in cases:
+        with named(entry, c):
+            backward(entry, c, dtype)
+
+
+def backward(entry: Op, c: Case, dtype: str) -> None:
     arrays = entry.draw(c, dtype, "parity")
+    outs = [o for o in outputs_of(entry, c, [tensor(a, dtype) for a in arrays]) if o.dtype.is_floating_point]
+    dys = upstream(outs, dtype, entry.id + c.id)
+    _, theirs = torch_run(entry, c, arrays, dtype, dys)
+    _, exact = torch_run(entry, c, arrays, "float64", dys, "cpu")
+    terms = max([terms_of(entry, c, arrays), *(a.size for a in arrays)])  # a gradient may add up over everything
+    magnitude = max([0.0, *(np.abs(dy).max(initial=0.0) for dy in dys)])
     for name in names(entry):
         use(entry, name)
-        outs = [o for o in outputs_of(entry, c, [tensor(a, dtype) for a in arrays]) if o.dtype.is_floating_point]
-        dys = upstream(outs, dtype, entry.id + c.id)
         _, ours = gradients(entry, c, arrays, dtype, dys)
-        _, theirs = torch_run(entry, c, arrays, dtype, dys)
-        _, exact = torch_run(entry, c, arrays, "float64", dys, "cpu")
-        terms = max([terms_of(entry, c, arrays), *(a.size for a in arrays)])  # a gradient may add up over everything
-        magnitude = max([0.0, *(np.abs(dy).max(initial=0.0) for dy in dys)])
         for i, t, e in zip(entry.differentiable(c), theirs, exact):
             what = f"{entry.id} gradient of input {i} in {dtype} {name or ''}"
             assert (ours[i] is None) == (t is None), what

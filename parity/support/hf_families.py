@@ -40,9 +40,14 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
         {"attention_bias": True},
         {"mlp_bias": True},
     ],
-    "Mistral": [{"sliding_window": None}],
-    "Qwen2": [{}],
-    "Qwen3": [{}, {"attention_bias": True}],
+    "Mistral": [{"sliding_window": None}, {"sliding_window": 7}],
+    "Qwen2": [{}, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}],
+    "Qwen3": [
+        {},
+        {"attention_bias": True},
+        {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    ],
     "GPT2": [
         {},
         {"n_inner": 70, "n_embd": 120},  # heads of 15 and 60

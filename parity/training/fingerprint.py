@@ -94,10 +94,13 @@ def tf32() -> Iterator[None]:
         xt.set_float32_matmul_precision(before)
 
 
-def ops() -> Found:
-    """Every case of the op table. A name has the shapes of the inputs and the number of the case among those of the same shapes."""
+def ops(only: str = "") -> Found:
+    """Every case of the op table, of entries that `only` leaves. A name has the shapes of the inputs and the number of the case among those of the same shapes."""
     for entry in TABLE:
-        if entry.op == "empty":  # whatever the memory holds
+        item = f"ops/{entry.id}/"
+        if entry.op == "empty" or not (
+            item.startswith(only) or only.startswith(item)
+        ):  # empty: whatever the memory holds
             continue
         seen: dict[str, int] = {}
         for case in entry.cases:
@@ -281,7 +284,8 @@ def main() -> int:
 
     xt.set_default_device(args.device)
     begun, items = time.monotonic(), {}
-    parts = {"ops/": ops, "gemm/ attention/": backends, "model/": models, "training/": training, "sgd/": sgd}
+    table = functools.partial(ops, args.only)
+    parts = {"ops/": table, "gemm/ attention/": backends, "model/": models, "training/": training, "sgd/": sgd}
     for names, part in parts.items():
         wanted = any(args.only.startswith(name) or name.startswith(args.only) for name in names.split())
         for name, value in part() if wanted else ():

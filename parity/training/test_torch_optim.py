@@ -91,3 +91,61 @@ def test_schedules(kind: str) -> None:
         assert math.isclose(ours, q.param_groups[0]["lr"], rel_tol=1e-6), step
         q.step()
         schedule.step()
+
+
+MATRICES = [(7, 5), (5, 7), (33, 33), (3, 257), (7, 5)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(lr=0.02, weight_decay=0.3, momentum=0.8, nesterov=False, adjust_lr_fn="match_rms_adamw"),
+        dict(ns_coefficients=(2.0, -1.5, 0.5), ns_steps=7, eps=1e-3, adjust_lr_fn="original"),
+    ],
+)
+def test_muon_is_torchs_where_torch_does_not_round(options: dict, monkeypatch) -> None:
+    """PyTorch's iteration is in bfloat16; kept in float64 it is the oracle of ours in float64."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+    rng = np.random.default_rng(0)
+    start = [rng.standard_normal(s) for s in MATRICES]
+    ours = [xt.nn.Parameter(xt.tensor(a)) for a in start]
+    theirs = [torch.nn.Parameter(torch.tensor(a)) for a in start]
+    mine, peer = optim.Muon(ours, **options), torch.optim.Muon(theirs, **options)
+    for step in range(5):
+        for p, q in zip(ours, theirs):
+            g = rng.standard_normal(p.shape)
+            p.grad, q.grad = xt.tensor(g), torch.tensor(g)
+        if step == 2:
+            ours[1].grad = theirs[1].grad = None
+        mine.step()
+        peer.step()
+    for p, q in zip(ours, theirs):
+        assert np.abs(p.detach().cpu().numpy() - q.detach().numpy()).max() <= 1e-12 * max(1.0, q.abs().max().item())
+
+
+def test_bfloat16_of_muon_errs_no_more_than_torchs() -> None:
+    rng = np.random.default_rng(1)
+    g = rng.standard_normal((48, 80))
+    zero = np.zeros_like(g)
+    found = {}
+    for name, library in (("ours", xt), ("theirs", torch), ("exact", xt)):
+        dtype = library.float64 if name == "exact" else library.float32
+        p = library.nn.Parameter(library.tensor(zero, dtype=dtype))
+        p.grad = library.tensor(g, dtype=dtype)
+        options = dict(ns_dtype="bfloat16") if name == "ours" else {}
+        library.optim.Muon([p], lr=1.0, **options).step()
+        found[name] = p.detach().cpu().numpy().astype(np.float64)
+    errors = {name: np.abs(found[name] - found["exact"]).max() for name in ("ours", "theirs")}
+    assert 0 < errors["ours"] <= 2 * errors["theirs"], errors
+
+
+def test_muon_has_the_defaults_and_the_state_of_pytorchs() -> None:
+    p, q = xt.nn.Parameter(xt.zeros(2, 3)), torch.nn.Parameter(torch.zeros(2, 3))
+    mine, peer = optim.Muon([p]), torch.optim.Muon([q])
+    for key, value in peer.defaults.items():
+        assert mine.param_groups[0][key] == value, key
+    p.grad, q.grad = xt.ones(2, 3), torch.ones(2, 3)
+    mine.step()
+    peer.step()
+    assert set(mine.state_dict()["state"][0]) == set(peer.state_dict()["state"][0])

@@ -36,6 +36,7 @@ OPS = {
     "rms_norm": lambda x: F.rms_norm(x, (D,), leaf(D, seed=1), 1e-6),
     "rms_norm without a weight": lambda x: F.rms_norm(x, (D,), None, 1e-6),
     "add_rms_norm": lambda x: _C.add_rms_norm(x, x * 0.5, leaf(D, seed=1), 1e-6)[1],
+    "add_layer_norm": lambda x: _C.add_layer_norm(x, x * 0.5, leaf(D, seed=1), leaf(D, seed=2), 1e-5)[1],
     "layer_norm": lambda x: F.layer_norm(x, (D,), leaf(D, seed=1), leaf(D, seed=2)),
     "layer_norm without a weight": lambda x: F.layer_norm(x, (D,), None, leaf(D, seed=2)),
     "swiglu": lambda x: F.swiglu(x * 1.0, x * 2.0),

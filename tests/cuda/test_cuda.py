@@ -523,7 +523,7 @@ def attend(backend: str, tensors: list[xt.Tensor], causal: bool) -> tuple[list[n
 )
 def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str, dim: int, same_keys: bool) -> None:
     """Tails of tiles, more queries than keys, shared kv heads, heads between rows in memory; one launch forward, two
-    backward, three of flash_hopper. Keys of all sequences in one place are nothing for flash_hopper: flash_half does them."""
+    backward, three where flash_hopper sums dQ in its own block. Keys of all sequences in one place are nothing for flash_hopper: flash_half does them."""
     hopper = flash_hopper_runs() and dim != 32 and not same_keys
     if dim > 128 and not hopper:
         pytest.skip("flash_hopper alone does this head dim")
@@ -539,7 +539,7 @@ def test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized(dtype: str,
         naive, _ = attend("materialized", low, causal)
         ours, launches = attend("flash", low, causal)
         # of the reference: 1 and 2, and what a backward has besides
-        assert launches == (1, plain[1] + hopper) and plain[0] == 1
+        assert launches == (1, plain[1] + (hopper and dim != 128)) and plain[0] == 1
         assert all(np.array_equal(a, b) for a, b in zip(ours, attend("flash", low, causal)[0]))
         for name, a, b, c in zip(["out", "dq", "dk", "dv"], ours, naive, exact):
             error, allowed = np.linalg.norm(a - c), 2 * max(np.linalg.norm(b - c), unit * np.linalg.norm(c))

@@ -161,6 +161,10 @@ def test_products_on_the_gpu(sizes, dtype: str, options, kernel: str) -> None:
         # keys of all sequences in one place: the copy engine takes no stride of 0
         ((2, 4, 2, 64, 64, 64), "bfloat16", {"strides": (16384, 64, 256, 0, 64, 128)}, "flash_half"),
         ((8, 12, 12, 1024, 1024, 32), "bfloat16", {}, "flash_half"),
+        ((8, 12, 12, 1024, 1024, 128), "bfloat16", {"documents": True}, "flash_hopper"),
+        ((2, 4, 2, 33, 65, 64), "float16", {"window": 9}, "flash_hopper"),
+        ((8, 12, 12, 1024, 1024, 32), "bfloat16", {"documents": True, "window": 9}, "flash_half"),
+        ((8, 12, 12, 1024, 1024, 64), "float32", {"documents": True}, "flash"),
         ((2, 4, 2, 33, 65, 96), "float32", {}, "materialized"),
         ((8, 12, 12, 1024, 1024, 64), "float32", {}, "flash"),
         ((1, 2, 2, 64, 1025, 64), "float32", {"tf32": True}, "materialized"),

@@ -30,6 +30,7 @@ PLAIN = [
 TRAINING = [
     "train_equal('.')", "train_equal('.', precision='bfloat16', grad_accum=3)", "train_equal('.', log_every=1)",
     "train_equal('.', model__mhc_streams=2, eval_every=3, save_every=4)", "train_defaults('.')", "region_estimated('.')", "train_resumed('.')", "train_nan('.', 10)",
+    "train_equal('.', optim__name='muon', ema=0.9, z_loss=1e-3, precision='bfloat16')",
     "train_nan('.', 1)", "train_refused('.')", "train_interrupted('.')", "train_equal('.', recompute='cheap')",
     "train_equal('.', recompute='full', precision='bfloat16')", "train_equal('.', recompute='block', model__num_hidden_layers=4)",
     "train_equal('.', recompute='full', model__num_hidden_layers=9, model__mhc_streams=2)",

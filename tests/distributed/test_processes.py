@@ -1,9 +1,7 @@
 """Several processes: they meet, exchange bytes in order, and say in one sentence why they do not."""
 
-import os
-import re
-import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -12,6 +10,8 @@ from runs import python
 
 import xtrain as xt
 from xtrain.distributed.env import Launch
+from xtrain.distributed.host import HostPlane
+from xtrain.distributed.progress import Progress
 from xtrain.distributed.store import meet
 from xtrain.errors import ConfigError, PeerError
 
@@ -45,13 +45,6 @@ if sys.argv[1] == "differ":
         d.all_gather(t if me else t.reshape(2, 1))
     except PeerError as error:
         print(error)
-elif sys.argv[1] == "leave":
-    if me == 1:
-        raise ValueError("no luck")
-    try:
-        d.barrier("after")
-    except PeerError as error:
-        print(error)
 d.shutdown()
 """
 
@@ -65,73 +58,6 @@ def test_exchanges(tmp_path):
         assert '"float32 (2,)"' in one.out
 
 
-def test_a_rank_that_leaves_says_why(tmp_path):
-    found = run_ranks(3, ["-c", TALK, "leave"], tmp_path)
-    assert [one.status for one in found] == [0, 1, 0], found
-    assert [one.out for one in found] == ["distributed: rank 1 left: ValueError: no luck\n", "", found[0].out]
-    assert "ValueError: no luck" in found[1].err
-
-
-ENDS = """
-import os, signal, sys
-import xtrain as xt
-from xtrain.cli.guard import guard
-from xtrain.distributed import world
-def run(words):
-    d = xt.distributed
-    d.init()
-    d.barrier("begin")
-    world._plane._patience = 2.0  # from here on: a busy machine may take longer to begin
-    if d.rank() == 2 and sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if d.rank() == 2:
-        os.read(0, 1)  # until the test ends
-    d.barrier("end")
-sys.exit(guard(run, []))
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("killed", "rank 2 left without a word"),
-        ("stuck", r"ranks? (1, )?2 did not come to exchange 3, '{\"all_gather\": \"barrier end\"}', within 2 s"),
-    ],
-)
-def test_a_rank_that_is_lost_is_named(how, message, tmp_path):
-    """By every rank that lives, which ends with status 75."""
-
-    def act(processes):
-        for process in processes[:2]:
-            process.wait(HANGS)
-        processes[2].kill()
-
-    reader, writer = os.pipe()
-    try:
-        found = run_ranks(3, ["-c", ENDS, how], tmp_path, act=act, stdin=reader)
-    finally:
-        os.close(reader)
-        os.close(writer)
-    assert [one.status for one in found] == [75, 75, -signal.SIGKILL], found
-    for one in found[:2]:
-        assert re.fullmatch(f"xtrain: error: distributed: {message}\n", one.err), found
-
-
-def test_patience(monkeypatch):
-    from xtrain.distributed import world
-
-    assert world._patience() == 1800.0
-    for text, seconds in (("2.5", 2.5), ("", 1800.0)):
-        monkeypatch.setenv("XTRAIN_COMM_TIMEOUT", text)
-        assert world._patience() == seconds
-    for text in ("0", "-1", "nan", "soon", "1e7"):
-        monkeypatch.setenv("XTRAIN_COMM_TIMEOUT", text)
-        with pytest.raises(
-            ConfigError, match=rf"^distributed: XTRAIN_COMM_TIMEOUT must be seconds in \(0, 1e6\], got '{text}'$"
-        ):
-            world._patience()
-
-
 def test_ranks_must_have_one_version(tmp_path):
     code = (
         "import os, sys, xtrain as xt\nfrom xtrain.distributed import world\n"
@@ -141,6 +67,40 @@ def test_ranks_must_have_one_version(tmp_path):
     for one in run_ranks(2, ["-c", code], tmp_path):
         assert one.status == 2 and one.err.startswith("xtrain: error: distributed: version of xtrain must be the same")
         assert "on rank 0 and '9' on rank 1" in one.err
+
+
+def planes(patience):
+    """The host planes of two ranks in this process, without a watchdog."""
+    ends = socket.socketpair()
+    return [HostPlane(rank, 2, {1 - rank: end}, patience, Progress()) for rank, end in enumerate(ends)]
+
+
+def test_a_plane_alone_knows_who_is_late_or_has_left():
+    """Also where the watchdog has failed."""
+    first, second = planes(0.05)
+    with pytest.raises(
+        PeerError, match=r"^distributed: rank 1 did not come to exchange 1, .*barrier.*, within 0.05 s$"
+    ):
+        first.all_gather(b"", "barrier")
+    with pytest.raises(PeerError, match="^distributed: rank 1 did not come to exchange 1"):
+        second.all_gather(b"", "barrier")
+    first, second = planes(HANGS)
+    second.leave("no luck")
+    with pytest.raises(PeerError, match="^distributed: rank 1 left: no luck$"):
+        first.all_gather(b"", "barrier")
+
+
+def test_an_exchange_that_waits_can_be_ended():
+    """By another thread, on either side."""
+    for rank in (0, 1):
+        both = planes(10)
+        ending = threading.Timer(0.05, lambda both=both, rank=rank: both[rank].abort("distributed: it is over"))
+        ending.start()
+        with pytest.raises(PeerError, match=f"^distributed: rank {1 - rank} left without a word$"):
+            both[rank].all_gather(b"", "barrier")
+        ending.join()
+        with pytest.raises(PeerError, match="^distributed: "):
+            both[rank].all_gather(b"", "barrier")
 
 
 def launch(rank=0, size=2, port=None, file="", token="a", run="r", restart=0):
@@ -177,14 +137,13 @@ def test_a_rank_is_missing(tmp_path):
 def test_a_stranger_is_refused(other, message, tmp_path):
     """And the rank that belongs there joins after it."""
     import json
-    import threading
 
     from xtrain.distributed import store
 
     file = str(tmp_path / "meeting")
     found = {}
     mine = launch(file=file)
-    server = threading.Thread(target=lambda: found.update(meet(mine, HANGS)))
+    server = threading.Thread(target=lambda: found.update(meet(mine, HANGS)[0]))
     server.start()
     try:
         while not (address := store._read_meeting(file))[1]:
@@ -202,7 +161,7 @@ def test_a_stranger_is_refused(other, message, tmp_path):
         assert json.loads((tmp_path / "meeting").read_text())["token"] == mine.token
         assert (tmp_path / "meeting").stat().st_mode & 0o777 == 0o600
     finally:
-        right = meet(launch(1, file=file), HANGS)
+        right = meet(launch(1, file=file), HANGS)[0]
         server.join()
     for one in [*right.values(), *found.values()]:
         one.close()
@@ -241,19 +200,17 @@ def test_torchrun_listens_itself(agent, tmp_path):
 
 
 def test_a_rank_that_comes_twice_is_refused(tmp_path):
-    import threading
-
     file = str(tmp_path / "meeting")
     found = {}
-    server = threading.Thread(target=lambda: found.update(meet(launch(size=3, file=file), HANGS)))
+    server = threading.Thread(target=lambda: found.update(meet(launch(size=3, file=file), HANGS)[0]))
     server.start()
     connections = []
     try:
-        connections += meet(launch(1, size=3, file=file), HANGS).values()
+        connections += meet(launch(1, size=3, file=file), HANGS)[0].values()
         with pytest.raises(ConfigError, match="^distributed: rank 1 was refused: rank 1 is there already$"):
             meet(launch(1, size=3, file=file), HANGS)
     finally:
-        connections += meet(launch(2, size=3, file=file), HANGS).values()
+        connections += meet(launch(2, size=3, file=file), HANGS)[0].values()
         server.join()
     for one in [*connections, *found.values()]:
         one.close()

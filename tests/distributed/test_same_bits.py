@@ -21,9 +21,12 @@ from xtrain import nn, optim
 dtype, leaves, wanted = getattr(xt, sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 xt.distributed.init()
 xt.manual_seed(1 + (xt.distributed.rank() if wanted == "parameters" else 0))  # rank 0's parameters are everybody's
-model = nn.Sequential(nn.Linear(16, 96), nn.SiLU(), nn.Linear(96, 16, bias=False)).to(dtype)
+middle = [nn.Linear(96, 96, bias=False), nn.Linear(96, 96, bias=False)] if wanted == "muon" else []
+model = nn.Sequential(nn.Linear(16, 96), *middle, nn.SiLU(), nn.Linear(96, 16, bias=False)).to(dtype)
 matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == many] for many in (True, False))
 optimizer = optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2)
+if wanted == "muon":
+    optimizer = optim.ChainedOptimizer([optim.Muon(matrices, lr=1e-2), optim.AdamW(vectors, lr=1e-2)])
 dp = xt.distributed.DataParallel(model, optimizer, max_ranks=leaves)
 xt.manual_seed(7)
 x = xt.randn(24, 16).to(dtype)
@@ -47,17 +50,26 @@ xt.distributed.shutdown()
 """
 
 
-@pytest.mark.parametrize(("dtype", "leaves", "sizes"), [("float32", 12, (1, 3)), ("bfloat16", 4, (1, 2, 4))])
-def test_own_loop(dtype, leaves, sizes, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "leaves", "sizes", "wanted"),
+    [
+        ("float32", 12, (1, 3), "parameters"),
+        ("bfloat16", 4, (1, 2, 4), "parameters"),
+        ("float32", 4, (1, 2, 4), "muon"),
+    ],
+)
+def test_own_loop(dtype, leaves, sizes, wanted, tmp_path):
     outputs = []
+    count = 5 if wanted == "muon" else 3  # parameters
     for size in sizes:
-        found = run_ranks(size, ["-c", LOOP, dtype, str(leaves), "parameters"], tmp_path / str(size))
+        found = run_ranks(size, ["-c", LOOP, dtype, str(leaves), wanted], tmp_path / str(size))
         assert [one.status for one in found] == [0] * size, found
         lines = found[0].out.splitlines()
         for other in found[1:]:  # they have no state
-            assert other.out.splitlines() == lines[:4] + lines[-3:], found
+            assert other.out.splitlines() == lines[:4] + lines[-count:], found
         outputs.append(lines)
-    assert len(outputs[0]) == 4 + 3 * (4 if dtype == "bfloat16" else 3) + 3
+    states = 4 + 3 if wanted == "muon" else 3 * (4 if dtype == "bfloat16" else 3)
+    assert len(outputs[0]) == 4 + states + count
     for size, lines in zip(sizes, outputs, strict=True):
         assert lines == outputs[0], size
 
@@ -88,13 +100,16 @@ def test_one_process_takes_the_steps_of_adamw():
         assert flat[0] == pytest.approx(flat[1], rel=1e-5, abs=1e-7)
 
 
-def test_states_go_in_and_out():
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_states_go_in_and_out(name):
     """A state that was gathered and taken again goes on as if nothing had happened."""
 
     def run(interrupted):
         xt.manual_seed(5)
         model = nn.Linear(6, 4).to(xt.bfloat16)
         optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+        if name == "muon":
+            optimizer = optim.ChainedOptimizer([optim.Muon([model.weight]), optim.AdamW([model.bias])])
         dp = DataParallel(model, optimizer, max_ranks=2)
         x = xt.randn(4, 6).to(xt.bfloat16)
         for step in range(4):
@@ -111,6 +126,43 @@ def test_states_go_in_and_out():
             return repr(optimizer.state_dict()), [p.detach().tolist() for p in model.parameters()]
 
     assert run(False) == run(True)
+
+
+def test_a_matrix_of_muon_lies_on_one_rank_whole():
+    """The largest first, each where the most room is; a piece is as long as the fullest."""
+    matrices = [xt.ones(rows, 128) for rows in (1, 50, 70, 20, 3)]
+    bank = Bank(matrices, 2, whole=True)
+    piece = bank.length // 2
+    assert piece == 16384 and piece % 8192 == 0
+    assert bank.offsets == [piece + 128 * 70, piece, 0, piece + 128 * 50, 128 * 70]
+    for size in (1, 2):
+        for rank in range(size):
+            begin, count = bank.length // size * rank, bank.length // size
+            assert all(s.end - s.begin == matrices[s.parameter].numel() for s in bank.segments(begin, begin + count))
+
+
+def test_one_leaf_of_muon_takes_the_steps_of_muon():
+    runs = []
+    for parallel in (False, True):
+        xt.manual_seed(4)
+        model = nn.Sequential(nn.Linear(12, 20), nn.Linear(20, 20), nn.Linear(20, 20))
+        vectors = [layer.bias for layer in model]
+        muon = optim.Muon([layer.weight for layer in model], lr=0.02, momentum=0.8, adjust_lr_fn="match_rms_adamw")
+        optimizer = optim.ChainedOptimizer([muon, optim.AdamW(vectors)])
+        dp = DataParallel(model, optimizer) if parallel else None
+        x = xt.randn(6, 12)
+        for step in range(3):
+            muon.param_groups[0]["lr"] = 0.02 / (step + 1)
+            if dp is None:
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+            else:
+                for (rows,) in dp.leaves((x,)):
+                    model(rows).square().sum().backward()
+                dp.step()
+        runs.append([p.detach().numpy().tobytes() for p in model.parameters()])
+    assert runs[0] == runs[1]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
@@ -155,7 +207,7 @@ def parallel(model=None, **changes):
     ("call", "error", "message"),
     [
         (lambda: DataParallel(3, None), TypeError, "DataParallel: model must be a Module, got int"),
-        (lambda: parallel(optimizer=3), TypeError, "DataParallel: optimizer must be AdamW, got int"),
+        (lambda: parallel(optimizer=3), TypeError, "DataParallel: optimizer must be AdamW or Muon, got int"),
         (lambda: parallel(mode="fast"), ValueError, "DataParallel: mode must be exact, got 'fast'"),
         (
             lambda: parallel(max_ranks=0),

@@ -14,7 +14,7 @@ from xtrain.distributed.env import Launch
 
 pytestmark = pytest.mark.on_cpu
 ZERO = Launch("by hand", 0, 3, 0, 3, host="127.0.0.1", ports=(1,), run_id="run", token="secret")
-HELLO = {"rank": 1, "world": 3, "run": "run", "restart": 0, "nonce": "00" * 16}
+HELLO = {"rank": 1, "channel": 0, "world": 3, "run": "run", "restart": 0, "nonce": "00" * 16}
 VALUES = (None, True, -1, 0, 3, 10**30, 1.5, "", "x", "\ud800", [], {}, [[1]], {"rank": 1})
 
 

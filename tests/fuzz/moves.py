@@ -74,7 +74,7 @@ class Moves(Program):
         else:
             shape = tuple(n if n != 1 or chance.random() < 0.5 else chance.choice((0, 1, 2, 3)) for n in s.shape)
             shape = (*(chance.choice((1, 2, 3)) for _ in range(chance.choice((0, 0, 1)))), *shape)
-            if math.prod(shape) <= 2000:
+            if math.prod(shape) <= 2000 and len(shape) <= 8:
                 self.alias(f"expand {shape}", x, _C.expand(x.tensor, shape), lambda s: expanded(s, shape))
 
     def index(self) -> None:

@@ -127,6 +127,8 @@ class Worker:
              "--until", str(self.until), "--range", str(self.at), str(self.step),
              *(() if self.limit is None else ("--cases", str(self.limit)))],
             stdout=self.output, stderr=subprocess.STDOUT,
+            # Each thread would reserve 64 MiB of addresses for its mallocs: on many cores that is the worker's limit.
+            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
         )  # fmt: skip
 
     def poll(self, slow: float) -> None:

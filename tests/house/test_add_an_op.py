@@ -132,7 +132,7 @@ assert np.allclose(y.detach().numpy(), [0, 0.31326169, 0.69314718, 1.31326169, 2
 assert np.allclose(x.grad.numpy(), [0, 0.26894142, 0.5, 0.73105858, 1])
 """
     run(tmp_path, "-c", use)
-    assert run_tests(tmp_path, "tests/ops/test_ops.py", "-k", "softplus or kernel_slot or every_op") >= 20
+    assert run_tests(tmp_path, "tests/ops/test_ops.py", "-k", "softplus or kernel_slot or every_op") >= 16
     assert run_tests(tmp_path, "tests/cuda/test_cuda_library.py", "-k", "every_slot") == 1
     assert run_tests(tmp_path, *HOUSE) >= 500
     assert "def softplus(input: Tensor) -> Tensor: ..." in (tmp_path / "xtrain/_C.pyi").read_text()

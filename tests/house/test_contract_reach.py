@@ -13,7 +13,7 @@ OTHERS = {
     | {"cuda/layers/decoder_step.cu"},
     "elementwise": {
         "csrc/ops/common.c",
-        "csrc/ops/gemm/linear.c",
+        "csrc/ops/gemm/matmul.c",
         "csrc/ops/gemm/linear_joined.c",
         "csrc/ops/layers/cross_entropy.c",
         "csrc/ops/layers/gather.c",
@@ -27,6 +27,7 @@ OTHERS = {
         "csrc/cpu/layers/decoder_step.c",
         "cuda/attention/materialized.cu",
         "cuda/layers/decoder_step.cu",
+        "csrc/ops/optimizer/muon.c",
     },
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {

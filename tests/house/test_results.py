@@ -118,6 +118,8 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "memory_stats": _C.memory_stats,
     "memory_trim": _C.memory_trim,
     "op_signatures": _C.op_signatures,
+    "pulse_start": lambda: _C.pulse_start([], 1.0),
+    "pulse_stop": _C.pulse_stop,
     "set_default_device": lambda: _C.set_default_device(_C.get_default_device()),
     "set_grad_enabled": lambda: _C.set_grad_enabled(True),
     "set_recompute": lambda: _C.set_recompute(False),

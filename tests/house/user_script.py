@@ -72,12 +72,15 @@ def tensors() -> None:
     heads = xt.randn(1, 2, 3, 4)
     y = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     masked = F.scaled_dot_product_attention(heads, heads, heads, xt.tril(xt.ones(3, 3, dtype=xt.bool)), 0.1)
+    bounds = assert_type(F.document_bounds([[1, 2]]), xt.Tensor)
+    masked = masked + F.scaled_dot_product_attention(heads, heads, heads, is_causal=True, documents=bounds, window=2)
     best = masked.topk(1)
     assert_type(best.values + xt.sort(masked).values[..., :1], xt.Tensor)
     assert_type(best.indices, xt.Tensor)
     y = F.rope(F.rms_norm(y.transpose(1, 2), 4), theta=1000.0)
     assert_type(F.dropout(F.swiglu(y), 0.1, training=True), xt.Tensor)
     assert_type(F.add_rms_norm(y, y, None, 1e-6), tuple[xt.Tensor, xt.Tensor])
+    assert_type(F.add_layer_norm(y, y, bias=xt.zeros(4)), tuple[xt.Tensor, xt.Tensor])
     assert_type(F.layer_norm(y, 4, xt.ones(4), bias=xt.zeros(4), eps=1e-6), xt.Tensor)
     assert_type(F.sample(y.view(2, 12), xt.arange(2), 0.7, top_k=5, top_p=0.9), xt.Tensor)
     assert_type(xt.multinomial(xt.ones(3), 2), xt.Tensor)
@@ -201,6 +204,14 @@ def layers() -> None:
         scheduler.step()
     handle.remove()
     adamw.param_groups[0]["lr"] = optim.lr_schedule("cosine", 3, warmup=1, total=10, base=1e-2)
+    muon = optim.Muon(matrices, lr=1e-2, ns_dtype="float32")
+    chain = optim.ChainedOptimizer([muon, optim.AdamW(vectors)])
+    ema = optim.EMA(model.parameters(), 0.9, chain)
+    chain.step()
+    ema.update()
+    assert_type(ema.step, int)
+    assert_type(chain.interrupted(), bool)
+    assert_type(chain.state_dict(), dict[str, Any])
     sgd = optim.SGD(model.eval().parameters(), lr=0.1, momentum=0.9)
     sgd.load_state_dict(sgd.state_dict())
     adam = optim.Adam(model.parameters(), lr=1e-2)
@@ -343,9 +354,13 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     model.load_state_dict([x])  # pyright: ignore[reportArgumentType]
     model.to(3)  # pyright: ignore[reportArgumentType]
     adamw.step(guard=1.0)  # pyright: ignore[reportArgumentType]
+    optim.Muon([x], ns_dtype=16)  # pyright: ignore[reportArgumentType]
+    optim.ChainedOptimizer(["adamw"])  # pyright: ignore[reportArgumentType]
+    optim.EMA([x], "0.9")  # pyright: ignore[reportArgumentType]
     x.sum("0")  # pyright: ignore[reportArgumentType]
     F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
     F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]
+    F.add_layer_norm(x)  # pyright: ignore[reportCallIssue]
     F.qk_norm_rope(x, x, x, x, 1e-6, 1000.0)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]

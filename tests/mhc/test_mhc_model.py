@@ -248,7 +248,7 @@ def test_the_first_bad_value_may_be_of_a_connection(layer: str) -> None:
         connection = getattr(model.model.layers[1], layer)
         connection.phi.fill_(1e38)
         model.model.embed_tokens.weight.mul_(1e3)
-        assert nonfinite.diagnose(model, [ids]).startswith(f"h_in of model.layers.1.{layer} (")
+        assert nonfinite.diagnose(model, [(ids,)]).startswith(f"h_in of model.layers.1.{layer} (")
     assert "read" not in vars(connection) and "write" not in vars(connection)
 
 

@@ -44,16 +44,32 @@ def test_biases() -> None:
 @pytest.mark.parametrize(
     "kind,change,words",
     [
-        (
-            "mistral",
-            dict(sliding_window=16),
-            "sliding_window must be None or at least max_position_embeddings 32, .* got 16",
-        ),
-        ("mistral", dict(sliding_window=True), "sliding_window must be None"),
+        ("mistral", dict(sliding_window=0), "sliding_window must be None or an integer >= 1, got 0"),
+        ("mistral", dict(sliding_window=True), "sliding_window must be None or an integer >= 1, got True"),
+        ("mistral", dict(layer_types=["sliding_attention"] * 2), "layer_types is not supported"),
         ("mistral", dict(attention_bias=True), "attention_bias must be False"),
         ("qwen2", dict(attention_bias=True), "attention_bias must be False"),
-        ("qwen2", dict(use_sliding_window=True), "use_sliding_window is not supported, got True"),
-        ("qwen2", dict(layer_types=["full_attention", "sliding_attention"]), "layer_types is not supported"),
+        ("llama", dict(use_sliding_window=True), "use_sliding_window is not supported, got True"),
+        ("llama", dict(layer_types=["full_attention", "sliding_attention"]), "layer_types is not supported"),
+        ("qwen2", dict(use_sliding_window=1), "use_sliding_window must be True or False, got 1"),
+        ("qwen2", dict(use_sliding_window=True, sliding_window=None), "sliding_window must be an integer >= 1 with"),
+        ("qwen3", dict(max_window_layers=-1), "max_window_layers must be an integer >= 0, got -1"),
+        (
+            "qwen3",
+            dict(layer_types=["full_attention"] * 3, use_sliding_window=True),
+            "layer_types must have .* 2 .*, got 3",
+        ),
+        (
+            "qwen3",
+            dict(layer_types=["full_attention", "chunked"]),
+            "layer_types must be full_attention or sliding.*, got 'chunked'",
+        ),
+        (
+            "qwen2",
+            dict(layer_types=["full_attention", "sliding_attention"]),
+            "layer_types must be full_attention without",
+        ),
+        ("qwen2", dict(attn_logit_softcapping=30.0), "attn_logit_softcapping is not supported, got 30.0"),
         ("llama", dict(pretraining_tp=2), "pretraining_tp is not supported, got 2"),
         ("llama", dict(mlp_bias="yes"), "mlp_bias must be True or False, got 'yes'"),
         ("qwen3", dict(mlp_bias=True), "mlp_bias is not supported, got True"),
@@ -124,8 +140,40 @@ def test_scaled_frequencies_are_used() -> None:
     assert logits({**LLAMA3, "original_max_position_embeddings": 16}, [0, 1, 2, 3]) != plain
 
 
-def test_windows_that_change_nothing() -> None:
-    assert models.MistralConfig.from_dict({**SMALL, "sliding_window": 32}).sliding_window == 32
+def test_windows_of_layers() -> None:
+    """As transformers reads them; a file says them in full."""
+    kinds = ["sliding_attention", "full_attention"]
+    for kind, keys, windows in (
+        ("llama", {}, [None, None]),
+        ("mistral", {"sliding_window": 5}, [5, 5]),
+        ("mistral", {"sliding_window": None}, [None, None]),
+        ("qwen2", {"sliding_window": 5, "max_window_layers": 1}, [None, None]),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}, [None, 5]),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": kinds}, [5, None]),
+    ):
+        config = architecture(kind).config.from_dict({**SMALL, **keys})
+        again = type(config).from_dict(config.to_dict())
+        for found in (config, again):
+            assert [found.window(layer) for layer in range(2)] == windows, (kind, keys)
+        assert [layer.self_attn.window for layer in architecture(kind).model(config).model.layers] == windows
+
+
+@pytest.mark.parametrize("kind, keys", [
+    ("mistral", {}),
+    ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}),
+])  # fmt: skip
+def test_generation_obeys_the_window(kind: str, keys: dict) -> None:
+    """Token by token through the cache, prompts of several lengths: the tokens of a model that sees the whole text anew."""
+    xt.manual_seed(3)
+    model = architecture(kind).model(
+        architecture(kind).config(**SMALL, **keys, sliding_window=3, initializer_range=0.4, eos_token_id=None)
+    )
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [1, 2]]
+    for row, found in zip(prompts, model.generate(prompts, 12, temperature=0.0), strict=True):
+        text = list(row)
+        for _ in range(12):
+            text.append(int(model(xt.tensor([text]))[0, -1].argmax().item()))
+        assert [token for token in found.tolist() if token >= 0][-12:] == text[-12:]
 
 
 def test_two_forms_of_a_scaling_agree() -> None:

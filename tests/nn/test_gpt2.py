@@ -18,6 +18,7 @@ from xtrain.models.gpt2 import ARCHITECTURE
 from xtrain.models.registry import RECOMPUTE
 from xtrain.optable.table import array, bits
 from xtrain.saving.safetensors import chunks
+from xtrain.testing import record
 from xtrain.train import Trainer
 
 SIZES = dict(vocab_size=61, n_positions=24, n_embd=24, n_layer=2, n_head=4, initializer_range=0.2)
@@ -117,6 +118,34 @@ def test_positions_have_one_entry_per_token(shape: tuple[int, ...]) -> None:
     words = rf"^GPT2: positions must have one entry per token of ids, shape \(36,\), \(B, S\) or \(S,\), got {re.escape(str(shape))}$"
     with pytest.raises(ValueError, match=words):
         make()(xt.tensor(IDS), xt.zeros(shape, dtype=xt.int64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_additions_inside_norms_have_the_bits_of_additions(dtype: str) -> None:
+    """add_layer_norm takes all additions. A hook brings back those around its member, one at a time or all."""
+
+    def ops(model) -> tuple[int, int, int]:
+        with record() as recording, xt.no_grad():
+            model.loss(xt.tensor(IDS[:, :-1]), xt.tensor(IDS[:, 1:]))
+        names = [step.name for step in recording.steps]
+        return tuple(names.count(name) for name in ("add_layer_norm", "layer_norm", "add"))
+
+    model = make().to(xt._C.dtype(dtype))
+    want = step(model)
+    assert ops(model) == (4, 1, 1)  # the one addition is that of positions
+    trunk = model.transformer
+    for members, expected in (
+        ([trunk.h[1]], (2, 3, 3)),
+        ([trunk.ln_f], (3, 2, 2)),
+        ([trunk.h[0].ln_2], (3, 2, 2)),
+        ([trunk.h[1].ln_1], (3, 2, 2)),
+        ([trunk.ln_f, *trunk.h, *(n for h in trunk.h for n in (h.ln_1, h.ln_2))], (0, 5, 5)),
+    ):
+        handles = [member.register_forward_hook(lambda *_: None) for member in members]
+        assert ops(model) == expected
+        assert step(model) == want
+        for handle in handles:
+            handle.remove()
 
 
 def test_caches_are_one_per_layer() -> None:

@@ -549,3 +549,26 @@ def test_heads_that_overlap_get_gradients_of_their_own() -> None:
         ((y * dq).sum() + (z * dk).sum()).backward()
         grads.append(array(x.grad))
     assert np.allclose(grads[0], grads[1], rtol=1e-6, atol=1e-6)
+
+
+def test_attention_of_columns_gets_gradients_that_are_columns() -> None:
+    """GPT-2's q, k and v: dq, dk and dv lie in one block, which becomes the gradient of the product, with the bits of dense heads."""
+    b, s, h, d = 2, 5, 3, 8
+    x, dy = xt.randn(b * s, 3 * h * d), xt.randn(b, s, h, d)
+    x.requires_grad = True
+    places, grads = [], []
+    for dense in (False, True):
+        product = x * 1.0
+        parts = product.split((h * d, h * d, h * d), 1)
+        heads = [part.view(b, s, h, d) for part in parts]
+        q, k, v = (t.contiguous() if dense else t for t in heads)
+        for t in (parts[2], parts[0], product):
+            t.register_hook(lambda g: places.append(g.data_ptr()))
+        x.grad = None
+        y = _C.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), True)
+        (y.transpose(1, 2) * dy).sum().backward()
+        grads.append(bits(x.grad))
+    assert grads[0] == grads[1]
+    size = 4 * h * d
+    assert sorted(p - places[2] for p in places[:3]) == [0, 0, 2 * size]
+    assert len({p - places[5] for p in places[3:]}) == 3, "dense gradients are copied into the product's"

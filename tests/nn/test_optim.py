@@ -140,6 +140,15 @@ def test_schedules() -> None:
     assert math.isclose(f("cosine", 104, 4, 104, 1.0, 0.1), 0.1)
     assert math.isclose(f("linear", 54, 4, 104, 1.0, 0.0), 0.5)
     assert math.isclose(f("linear", 500, 4, 104, 1.0, 0.2), 0.2)
+    wsd = [f("wsd", s, 2, 20, 1.0, 0.2, decay=8) for s in (0, 1, 2, 12, 13, 16, 20, 99)]
+    assert wsd == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.9, 0.6, 0.2, 0.2])
+    assert f("wsd", 14, 2, 20, 1.0, 0.2, 8, "1-sqrt") == pytest.approx(0.2 + 0.8 * 0.5)
+    assert [f("wsd", s, 2, 20, 1.0) for s in (16, 17)] == [1.0, 0.75]  # a fifth of the steps
+    assert f("wsd", 10, 2, 20, 1.0, 0.0, 0) == f("wsd", 20, 2, 20, 1.0, 0.5, 0) == 1.0  # no fall
+    assert f("wsd", 3, 4, 20, 1.0, 0.0, 20) == 1.0 and f("wsd", 4, 4, 20, 1.0, 0.0, 20) == 1.0
+    for bad, match in ((dict(decay_form="sqrt"), "decay_form must be linear or 1-sqrt, got 'sqrt'"), ({}, "sine")):
+        with pytest.raises(ValueError, match=match):
+            f("wsd" if bad else "sine", 0, 0, 1, 1.0, **bad)
     with pytest.raises(ValueError, match="sine"):
         f("sine", 0, 0, 1, 1.0)
 

@@ -42,6 +42,28 @@ def test_add_rms_norm_has_the_bits_of_two_ops(dtype: str, width: int) -> None:
     assert found[1][2] == found[1][3]
 
 
+@pytest.mark.parametrize("width", [24, 33, 768, 1024, 4100, 17000, 17001])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_add_layer_norm_has_the_bits_of_two_ops(dtype: str, width: int) -> None:
+    """As add_rms_norm; a second backward adds to the gradients of weight and bias."""
+    rows = 3 if width > 4000 else 37
+    found = []
+    for fused in (False, True):
+        shapes = [(rows, width), (rows, width), (width,), (width,)]
+        x, residual, weight, bias = (random(s, dtype, i).requires_grad_() for i, s in enumerate(shapes))
+        outs = []
+        for _ in range(2):
+            if fused:
+                total, out = F.add_layer_norm(x, residual, weight, bias)
+            else:
+                total = x + residual
+                out = F.layer_norm(total, (width,), weight, bias)
+            _C.backward([total, out], [random((rows, width), dtype, 4), random((rows, width), dtype, 5)], False)
+            outs += [total, out]
+        found.append([bits(t) for t in (*outs, x.grad, residual.grad, weight.grad, bias.grad)])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("used", [0, 1])
 def test_add_rms_norm_with_one_output(used: int) -> None:
     """The output that nobody uses has no gradient; dweight is then nothing, or the norm's own."""

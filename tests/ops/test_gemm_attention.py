@@ -155,3 +155,19 @@ def test_rows_that_see_nothing_are_zero() -> None:
         out.sum().backward()
         assert (q.grad.cpu().numpy()[:, :, :2] == 0).all()
         assert all(np.isfinite(t.grad.cpu().numpy()).all() for t in (q, k, v))
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_change_no_bit_of_a_backward_in_parts(dtype: str) -> None:
+    """One kv head, whose blocks of rows several threads take; a second call finds the memory of the first."""
+    rng = np.random.default_rng(23)
+    rows = [tensor(rng.standard_normal((1, 170, h, 24)), dtype).transpose(1, 2) for h in (8, 1, 1, 8)]
+    before, found = _C.get_num_threads(), set()
+    for threads in (1, 2, 5, 2):
+        xt.set_num_threads(threads)
+        q, k, v = (x.detach().requires_grad_() for x in rows[:3])
+        _C.scaled_dot_product_attention(q, k, v, True, None, True).backward(rows[3])
+        found.add(b"".join(bytes(_C.to_bytes(x.grad.contiguous())) for x in (q, k, v)))
+    xt.set_num_threads(before)
+    assert len(found) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import re
@@ -32,55 +33,55 @@ from xtrain.optable.table import (
 )
 
 
-def rows(*, dtypes=None, big=None, differentiable=False, with_inputs=False):
-    """(entry, case, dtype, backend) parameters for every test that runs the table."""
-    for entry in TABLE:
-        for c in entry.cases:
-            if (
-                (big is not None and c.big != big)
-                or (differentiable and not entry.differentiable(c))
-                or (with_inputs and not c.inputs)
-            ):
-                continue
-            for dtype in entry.dtypes:
-                if dtypes is None or dtype in dtypes:
-                    for backend in backends(entry):
-                        yield pytest.param(
-                            entry,
-                            c,
-                            dtype,
-                            backend,
-                            id=f"{entry.id}-{c.id}-{dtype}" + (f"-{backend}" if backend else ""),
-                        )
+def over(*, dtypes=None, chosen=lambda entry, c: True):
+    """Parameters (entry, cases, dtype) for a test that runs the table. It has all cases of an entry, in every backend, beside each other:
+    as tests of their own, thousands of small ones would take longer to start than to run."""
+    rows = [
+        pytest.param(entry, cases, dtype, id=f"{entry.id}-{dtype}")
+        for entry in TABLE
+        if (cases := [c for c in entry.cases if chosen(entry, c)])
+        for dtype in entry.dtypes
+        if dtypes is None or dtype in dtypes
+    ]
+    return pytest.mark.parametrize(("entry", "cases", "dtype"), rows)
+
+
+@contextlib.contextmanager
+def named(entry: Op, c: Case, backend: str | None):
+    """The backend is in force, the seed is 0, and an error says where it was."""
+    use(entry, backend)
+    _C.manual_seed(0)
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{entry.id}, case {c.id}, backend {backend}: {error}") from error
 
 
 # ---- values -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("entry", "c", "dtype", "backend"), list(rows()))
-def test_forward(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
-    use(entry, backend)
-    arrays = entry.draw(c, dtype)
-    outs = outputs_of(
-        entry,
-        c,
-        [
-            tensor(a, dtype if a.dtype.kind == "f" else None) if dtype in FLOATS else tensor(a.astype(dtype))
-            for a in arrays
-        ],
-    )
-    refs = references_of(entry, c, arrays if dtype in FLOATS else [a.astype(dtype) for a in arrays])
-    assert len(outs) == len(refs)
-    for i, (out, ref) in enumerate(zip(outs, refs)):
-        name = result_dtype(entry, out, dtype)
-        assert out.dtype.name == name
-        got = array(out)
-        if not out.dtype.is_floating_point:
-            assert got.shape == ref.shape
-            assert np.array_equal(got, ref.astype(got.dtype)), f"output {i}: {got} != {ref}"
-            continue
-        tolerance = forward_tolerance(entry, c, arrays, refs, i, dtype, name)
-        check_close(got, ref, tolerance, f"{entry.id} output {i} in {dtype}, inputs from seed {entry.id}/{c.id}/")
+@over()
+def test_forward(entry: Op, cases: list[Case], dtype: str) -> None:
+    for c in cases:
+        drawn = entry.draw(c, dtype)
+        arrays = drawn if dtype in FLOATS else [a.astype(dtype) for a in drawn]
+        inputs = [tensor(a, dtype if a.dtype.kind == "f" else None) for a in arrays]
+        refs, limits = references_of(entry, c, arrays), {}
+        for backend in backends(entry):
+            with named(entry, c, backend):
+                outs = outputs_of(entry, c, inputs)
+                assert len(outs) == len(refs)
+                for i, (out, ref) in enumerate(zip(outs, refs)):
+                    name = result_dtype(entry, out, dtype)
+                    assert out.dtype.name == name
+                    got = array(out)
+                    if not out.dtype.is_floating_point:
+                        assert got.shape == ref.shape
+                        assert np.array_equal(got, ref.astype(got.dtype)), f"output {i}: {got} != {ref}"
+                        continue
+                    if (i, name) not in limits:
+                        limits[i, name] = forward_tolerance(entry, c, drawn, refs, i, dtype, name)
+                    check_close(got, ref, limits[i, name], f"output {i} in {dtype}")
 
 
 def test_stats() -> None:
@@ -162,23 +163,20 @@ def test_mhc_identities(dtype: str, shape: tuple[int, int, int], rms: float, dev
 # ---- gradients ------------------------------------------------------------------------------------------------------------------
 
 
-def loss(entry: Op, c: Case, arrays: list[np.ndarray], dtype: str, dys: list[np.ndarray]) -> tuple[float, float]:
-    """sum(out * dy) in float64, and the size of the rounding error that the format of `out` leaves in it."""
+def loss(entry: Op, c: Case, arrays: list[np.ndarray], dys: list[np.ndarray]) -> float:
+    """sum(out * dy) in float64."""
     _C.set_grad_enabled(False)
     try:
-        outs = [array(o) for o in outputs_of(entry, c, [tensor(a, dtype) for a in arrays]) if o.dtype.is_floating_point]
+        outs = outputs_of(entry, c, [tensor(a, "float64") for a in arrays])
     finally:
         _C.set_grad_enabled(True)
-    products = [o * dy for o, dy in zip(outs, dys)]
-    count = entry.accumulations(*arrays, **c.kwargs) if callable(entry.accumulations) else entry.accumulations
-    spread = float(np.sqrt(sum((p * p).sum() for p in products)))
-    return sum(float(p.sum()) for p in products), (4 + np.sqrt(count)) * UNIT_ROUNDOFF[dtype] * spread
+    return sum(float((array(o) * dy).sum()) for o, dy in zip([o for o in outs if o.dtype.is_floating_point], dys))
 
 
-def finite_difference(entry: Op, c: Case, dtype: str, eps: float, judge) -> None:
-    arrays = entry.draw(c, dtype, "fd")
-    outs, grads = gradients(entry, c, arrays, dtype)
-    dys = upstream(outs, dtype, entry.id + c.id)
+def finite_difference(entry: Op, c: Case, eps: float = 1e-5) -> None:
+    arrays = entry.draw(c, "float64", "fd")
+    outs, grads = gradients(entry, c, arrays, "float64")
+    dys = upstream(outs, "float64", entry.id + c.id)
     rng = np.random.default_rng(len(entry.id + c.id))
     for i in entry.differentiable(c):
         assert grads[i] is not None, f"input {i} got no gradient"
@@ -187,48 +185,35 @@ def finite_difference(entry: Op, c: Case, dtype: str, eps: float, judge) -> None
         assert np.isfinite(analytic).all(), f"gradient of input {i} is not finite"
         scale = float(np.abs(analytic).max(initial=0.0))
         for d in directions(arrays[i], rng):
-            plus, minus = exact(arrays[i] + eps * d, dtype), exact(arrays[i] - eps * d, dtype)
-            up, noise = loss(entry, c, [*arrays[:i], plus, *arrays[i + 1 :]], dtype, dys)
-            down, _ = loss(entry, c, [*arrays[:i], minus, *arrays[i + 1 :]], dtype, dys)
+            plus, minus = arrays[i] + eps * d, arrays[i] - eps * d
+            up = loss(entry, c, [*arrays[:i], plus, *arrays[i + 1 :]], dys)
+            down = loss(entry, c, [*arrays[:i], minus, *arrays[i + 1 :]], dys)
             want = float((analytic * (plus - minus)).sum()) / (2 * eps)  # the step that was really taken
             got = (up - down) / (2 * eps)
             assert np.isfinite(got) and np.isfinite(want)
-            limit = judge(want, got, scale, noise / eps)
+            limit = 1e-6 * max(abs(want), abs(got), 0.1 * scale) + 1e-10
             assert abs(got - want) <= limit, (
                 f"{entry.id}-{c.id} input {i}: gradient {want:.9e}, finite difference {got:.9e}, limit {limit:.2e}"
             )
 
 
-@pytest.mark.parametrize(
-    ("entry", "c", "dtype", "backend"),
-    [r for r in rows(dtypes=("float64",), big=False, differentiable=True) if r.values[1].fd],
-)
-def test_gradient_float64(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+@over(dtypes=("float64",), chosen=lambda entry, c: c.fd and not c.big and entry.differentiable(c))
+def test_gradient_float64(entry: Op, cases: list[Case], dtype: str) -> None:
     """Relative error <= 1e-6; the denominator is the larger of the two numbers, but at least a tenth of the largest gradient."""
-    use(entry, backend)
-    finite_difference(
-        entry, c, dtype, 1e-5, lambda want, got, scale, _: 1e-6 * max(abs(want), abs(got), 0.1 * scale) + 1e-10
-    )
+    for c, backend in itertools.product(cases, backends(entry)):
+        with named(entry, c, backend):
+            finite_difference(entry, c)
 
 
-@pytest.mark.parametrize(
-    ("entry", "c", "dtype", "backend"),
-    [r for r in rows(dtypes=("float32",), big=False, differentiable=True) if r.values[1].fd],
-)
-def test_gradient_float32(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
-    """eps 1e-3, rtol 2e-2, atol 1e-4, plus what float32 rounding of the two losses can make of a difference quotient."""
-    use(entry, backend)
-    finite_difference(
-        entry, c, dtype, 1e-3, lambda want, got, scale, noise: 1e-4 + 2e-2 * max(abs(want), abs(got)) + noise
-    )
-
-
-@pytest.mark.parametrize(
-    ("entry", "c", "dtype", "backend"), list(rows(dtypes=("float32", "bfloat16", "float16"), differentiable=True))
-)
-def test_gradient_against_float64(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
+@over(dtypes=("float32", "bfloat16", "float16"), chosen=lambda entry, c: bool(entry.differentiable(c)))
+def test_gradient_against_float64(entry: Op, cases: list[Case], dtype: str) -> None:
     """The backward of the lower formats against the float64 backward (which finite differences prove) on the same numbers."""
-    use(entry, backend)
+    for c, backend in itertools.product(cases, backends(entry)):
+        with named(entry, c, backend):
+            against_float64(entry, c, dtype)
+
+
+def against_float64(entry: Op, c: Case, dtype: str) -> None:
     arrays = entry.draw(c, dtype)
     outs, grads = gradients(entry, c, arrays, dtype)
     dys = upstream(outs, dtype, entry.id + c.id)
@@ -288,64 +273,64 @@ def run(entry: Op, c: Case, tensors: list, dtype: str, upstream_as=transposed) -
     return outs + [tensors[i].grad for i in leaves]
 
 
-@pytest.mark.parametrize("layout", [transposed, stepped, repeated], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(
-    ("entry", "c", "dtype", "backend"),
-    [
-        r
-        for r in rows(dtypes=("float32", "bfloat16", "int64"), big=False, with_inputs=True)
-        if r.values[0].strided != "no"
-    ],
+@over(
+    dtypes=("float32", "bfloat16", "int64"),
+    chosen=lambda entry, c: entry.strided != "no" and not c.big and bool(c.inputs),
 )
-def test_strides(entry: Op, c: Case, dtype: str, backend: str | None, layout) -> None:
-    use(entry, backend)
+def test_strides(entry: Op, cases: list[Case], dtype: str) -> None:
+    for c, backend in itertools.product(cases, backends(entry)):
+        with named(entry, c, backend):
+            strides(entry, c, dtype)
+
+
+def strides(entry: Op, c: Case, dtype: str) -> None:
     arrays = entry.draw(c, dtype) if dtype in FLOATS else [a.astype(dtype) for a in entry.draw(c, dtype)]
     kinds = [dtype if a.dtype.kind == "f" else None for a in arrays]
-    views = [_C.detach(layout(a, k)) for a, k in zip(arrays, kinds)]
-    if layout is repeated:
-        arrays = [array(v) if v.dtype.is_floating_point else v.cpu().numpy() for v in views]
-    dense = [tensor(a, k) for a, k in zip(arrays, kinds)]
-    for v, d in zip(views, dense):
-        assert bits(v) == bits(d)
-    for i, (got, want) in enumerate(zip(run(entry, c, views, dtype), run(entry, c, dense, dtype, tensor), strict=True)):
-        if entry.strided == "bits" or not got.dtype.is_floating_point:
-            assert bits(got) == bits(want), f"result {i} depends on the strides of the inputs"
-        else:
-            want_array = array(want)
-            scale = np.abs(want_array).max(initial=1.0)
-            check_close(
-                array(got),
-                want_array,
-                (4 * UNIT_ROUNDOFF[dtype] + 300 * UNIT_ROUNDOFF["float32"]) * scale,
-                f"result {i}",
-            )
+    wants: list = []
+    for layout in (transposed, stepped, repeated):
+        views = [_C.detach(layout(a, k)) for a, k in zip(arrays, kinds)]
+        if layout is repeated:
+            arrays = [array(v) if v.dtype.is_floating_point else v.cpu().numpy() for v in views]
+        dense = [tensor(a, k) for a, k in zip(arrays, kinds)]
+        for v, d in zip(views, dense):
+            assert bits(v) == bits(d)
+        if layout is not stepped:  # which has the same numbers as `transposed`
+            wants = run(entry, c, dense, dtype, tensor)
+        for i, (got, want) in enumerate(zip(run(entry, c, views, dtype), wants, strict=True)):
+            if entry.strided == "bits" or not got.dtype.is_floating_point:
+                assert bits(got) == bits(want), f"result {i} depends on the strides of the inputs: {layout.__name__}"
+            else:
+                want_array = array(want)
+                scale = np.abs(want_array).max(initial=1.0)
+                check_close(
+                    array(got),
+                    want_array,
+                    (4 * UNIT_ROUNDOFF[dtype] + 300 * UNIT_ROUNDOFF["float32"]) * scale,
+                    f"result {i}, {layout.__name__}",
+                )
 
 
 # ---- the same bits, every time --------------------------------------------------------------------------------------------------------
 
 
-def everything(entry: Op, c: Case, dtype: str) -> list[bytes]:
-    arrays = entry.draw(c, dtype)
+def everything(entry: Op, c: Case, dtype: str, arrays: list[np.ndarray]) -> list[bytes]:
     tensors = [tensor(a, dtype) if dtype in FLOATS else tensor(a.astype(dtype)) for a in arrays]
     return [bits(t) for t in run(entry, c, tensors, dtype)]
 
 
-@pytest.mark.parametrize(
-    ("entry", "c", "dtype", "backend"),
-    [
-        r
-        for r in rows(dtypes=("float32", "bfloat16", "int64"))
-        if r.values[1].big or r.values[1] is r.values[0].cases[0]
-    ],
-)
-def test_same_bits(entry: Op, c: Case, dtype: str, backend: str | None) -> None:
-    """Ten repeats, and 1, 2 and 4 threads."""
-    use(entry, backend)
-    want = everything(entry, c, dtype)
-    for threads in (1, 2, 4):
-        _C.set_num_threads(threads)
-        for _ in range(1 if c.big else 3):
-            assert everything(entry, c, dtype) == want, f"{entry.id} in {dtype} gives other bits with {threads} threads"
+@over(dtypes=("float32", "bfloat16", "int64"), chosen=lambda entry, c: c.big or c is entry.cases[0])
+def test_same_bits(entry: Op, cases: list[Case], dtype: str) -> None:
+    """Repeats, and 1, 2 and 4 threads."""
+    for c in cases:
+        arrays = entry.draw(c, dtype)
+        for backend in backends(entry):
+            with named(entry, c, backend):
+                want = everything(entry, c, dtype, arrays)
+                for threads in (1, 2, 4):
+                    _C.set_num_threads(threads)
+                    for _ in range(1 if c.big else 3):
+                        got = everything(entry, c, dtype, arrays)
+                        assert got == want, f"{dtype} gives other bits with {threads} threads"
 
 
 # ---- nothing left behind, nothing touched beside ------------------------------------------------------------------------
@@ -360,11 +345,12 @@ def live() -> tuple[int, int]:
 def test_leaks_nothing(entry: Op) -> None:
     """Results, gradients and failed calls of an op are gone once nobody holds them."""
     dtype = entry.dtypes[0]
-    everything(entry, entry.cases[0], dtype)
+    arrays = [entry.draw(c, dtype) for c in entry.cases[:4]]
+    everything(entry, entry.cases[0], dtype, arrays[0])
     gc.collect()
     before = live()
-    for c in entry.cases[:4]:
-        everything(entry, c, dtype)
+    for c, drawn in zip(entry.cases, arrays):
+        everything(entry, c, dtype, drawn)
     for error in entry.errors:
         with pytest.raises(error.type):
             error.call()

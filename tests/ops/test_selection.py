@@ -28,6 +28,7 @@ PRODUCTS = [
 ATTENTIONS = [
     (1, 1, 1, 1, 1, 1, True), (2, 4, 2, 64, 64, 64, True), (1, 2, 2, 65, 65, 32, True), (2, 3, 1, 33, 129, 96, False),
     (1, 4, 2, 129, 33, 128, True), (2, 2, 1, 17, 257, 33, True), (1, 2, 1, 31, 31, 80, False), (3, 1, 1, 127, 128, 40, True),
+    (1, 8, 1, 200, 200, 16, True), (1, 12, 2, 150, 90, 24, False),  # the CPU's backward cuts each kv head into parts
 ]  # fmt: skip
 
 
@@ -88,6 +89,7 @@ def test_what_attention_supports_is_right(case, dtype: str) -> None:
 
 # ---- the choice is a function ---------------------------------------------------------------------------------------------------------
 
+NOT_BF16 = ("bf16", "bf16", "the dtype is not bfloat16")
 QUESTIONS = [(sizes, dtype, layout) for sizes, layout, _ in PRODUCTS for dtype in DTYPES] + [
     ((4, 2**31, 4), "float32", "nn"),
     ((2**31, 4, 4), "bfloat16", "nn"),
@@ -129,18 +131,22 @@ def test_the_choice_depends_on_nothing_else() -> None:
 @pytest.mark.on_cpu
 def test_a_name_moves_the_start() -> None:
     every = [("blas", "blas", None), ("tiled", "tiled", None), ("naive", "naive", None)]
-    assert _C.explain_gemm((5, 6, 7)) == every
+    assert _C.explain_gemm((5, 6, 7)) == [NOT_BF16, *every]
+    assert _C.explain_gemm((5, 6, 7), backend="blas") == every
     assert _C.explain_gemm((5, 6, 7), backend="tiled") == every[1:]
     with xt.use_gemm_backend("naive"), xt.use_attention_backend("reference"):
         assert _C.explain_gemm((5, 6, 7)) == every[2:]
-        assert _C.explain_gemm((5, 6, 7), backend="blas") == every
+        assert _C.explain_gemm((5, 6, 7), backend="bf16") == [NOT_BF16, *every]
         assert _C.explain_attention((1, 1, 1, 4, 4, 4)) == [("reference", "reference", None)]
 
 
 @pytest.mark.on_cpu
 def test_reasons() -> None:
     large = _C.explain_gemm((4, 2**31, 4))
-    assert large[0] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
+    assert large[0] == NOT_BF16
+    has = "avx512bf16" in _C.cpu_features()
+    assert _C.explain_gemm((5, 6, 7), "bfloat16")[0][2] == (None if has else "this CPU has no AVX512-BF16 instructions")
+    assert large[1] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
     assert chosen(_C.explain_gemm((4, 2**31 - 1, 4))) == "blas"
     assert chosen(_C.explain_gemm((2**31, 4, 4))) == "blas"  # rows are cut
     assert chosen(_C.explain_gemm((4, 4, 2**31), layout="tn")) == "tiled"  # no leading dimension is as long
@@ -193,7 +199,8 @@ def test_products_of_other_dtypes_are_refused_by_name(dtypes, message: str) -> N
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_implementation_leaves_sums_in_float32(dtype: str) -> None:
     rows = _C.explain_gemm((4, 4, 8), dtype, dtype, "float32", "nt", device=_C.get_default_device())
-    assert [reason for *_, reason in rows] == [None] * len(rows)
+    other = NOT_BF16[2] if dtype == "float16" else "this CPU has no AVX512-BF16 instructions"
+    assert all(reason is None or (name, reason) == ("bf16", other) for name, _, reason in rows)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,11 @@ def test_models_without_a_place_are_refused():
     streams = models.Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=4, mhc_streams=2)
     with pytest.raises(DataError, match="must be llama, mistral, qwen2 or qwen3, got 'xtrain_qwen3_mhc'"):
         check_config(streams)
+    context = models.MistralConfig(**SHAPE, num_key_value_heads=2, max_position_embeddings=4096)
+    check_config(context)
+    context.sliding_window = 9
+    with pytest.raises(DataError, match="sliding_window must be None or at least max_position_embeddings 4096, got 9"):
+        check_config(context)
 
 
 def test_frequencies_of_llama3_are_those_of_rope():

@@ -107,6 +107,14 @@ def test_pieces_that_cannot_be(tmp_path, entry: dict) -> None:
         DirectoryReader(tmp_path)
 
 
+def test_a_message_about_a_long_name_is_short(tmp_path) -> None:
+    entry = {"size": 1, "pieces": None}
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 2, "files": {"m" * 5000: entry}}))
+    with pytest.raises(CheckpointError, match="must list the pieces of m{99}") as caught:
+        DirectoryReader(tmp_path)
+    assert len(str(caught.value).replace(str(tmp_path), "")) < 300
+
+
 def test_pieces_of_nothing_are_passed_over(tmp_path) -> None:
     (tmp_path / "data").write_bytes(b"xyz")
     listed(tmp_path, size=3, pieces=[[0, "a"], [2, sha(b"xy")], [0, "b"], [1, sha(b"z")], [0, "c"]])

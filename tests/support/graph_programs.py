@@ -465,7 +465,7 @@ def optimizers() -> None:
     unknown = xt.cuda.graph(team.step)
     team.run(unknown, 2)
     check_said(
-        lambda: unknown(*batch(2)), "RuntimeError: cuda.graph: the step uses an AdamW that the graph does not know"
+        lambda: unknown(*batch(2)), "RuntimeError: cuda.graph: the step uses an optimizer that the graph does not know"
     )
     graph, group = team.graph(), team.optimizer.param_groups[0]
     team.run(graph, 4)

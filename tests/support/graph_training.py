@@ -44,7 +44,8 @@ class Run:
 
     def state(self) -> list:
         states = self.trainer.optimizer.state.values()
-        return [*self.trainer.model.parameters(), *(x[k] for x in states for k in sorted(x))]
+        averages = [] if self.trainer.ema is None else self.trainer.ema.averages.values()
+        return [*self.trainer.model.parameters(), *(x[k] for x in states for k in sorted(x)), *averages]
 
 
 def train_equal(folder: str, **changes) -> None:

@@ -4,7 +4,7 @@ python tests/support/plant_faults.py                         # the whole table, 
 python tests/support/plant_faults.py --jobs 16               # sixteen copies of the tree, a fault each at a time
 python tests/support/plant_faults.py --only 'rope|adamw'     # faults whose name, file or promise matches
 python tests/support/plant_faults.py --list                  # the table
-python tests/support/plant_faults.py --sample 40             # every 40th fault, as the unit suite does
+python tests/support/plant_faults.py --sample 40             # every 40th fault
 python tests/support/plant_faults.py --gpu                   # those of cuda/ alone, which take a GPU and nvcc, one job
 
 A copy of the tree is built once, with the objects that the tree has. Then the tests are run without a fault, where none may fail, and

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HANGS = 120  # seconds after which ranks count as hung, however busy the machine is
 # What engines set: a test that is itself started by one must not be taken for its rank.
-ENGINES = ("XTRAIN_RANK", "XTRAIN_WORLD", "XTRAIN_LOCAL", "XTRAIN_STORE", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "SLURM_")  # fmt: skip
+ENGINES = ("XTRAIN_RANK", "XTRAIN_WORLD", "XTRAIN_LOCAL", "XTRAIN_STORE", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")  # fmt: skip
 
 
 def clean_environment() -> dict[str, str]:
@@ -29,10 +31,10 @@ def environment(rank: int, size: int, meeting: Path, **more: str) -> dict[str, s
 
 
 class Rank:
-    """What a rank has said: status, out, err."""
+    """What a rank has said: status, out, err; and when it ended, on the clock of time.monotonic."""
 
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
+    def __init__(self, status: int, ended: float, out: str, err: str) -> None:
+        self.status, self.ended, self.out, self.err = status, ended, out, err
 
     def __repr__(self) -> str:
         return f"status {self.status}\n{self.out}\n{self.err}"
@@ -50,6 +52,7 @@ def run_ranks(
     folder.mkdir(exist_ok=True)
     processes: list[subprocess.Popen] = []
     outputs = []
+    ended: dict[int, float] = {}
     try:
         for rank in range(size):
             words = arguments(rank) if callable(arguments) else arguments
@@ -58,8 +61,13 @@ def run_ranks(
             env = environment(rank, size, folder / "meeting", **more(rank))
             processes.append(subprocess.Popen([sys.executable, *words], env=env, stdin=stdin, stdout=out, stderr=err))
         act(processes)
-        for process in processes:
-            process.wait(HANGS)
+        deadline = time.monotonic() + HANGS
+        while len(ended) < size and time.monotonic() < deadline:
+            for process in processes:
+                if process.pid not in ended and process.poll() is not None:
+                    ended[process.pid] = time.monotonic()
+            time.sleep(0.005)
+        assert len(ended) == size, f"after {HANGS} s, ranks are still there"
     finally:
         for process in processes:
             process.kill()
@@ -72,4 +80,10 @@ def run_ranks(
             texts.append([file.read().decode() for file in pair])
             for file in pair:
                 file.close()
-    return [Rank(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+    return [Rank(one.returncode, ended[one.pid], *text) for one, text in zip(processes, texts, strict=True)]
+
+
+def at_once(*calls: Callable[[], list[Rank]], most: int = 3) -> list[list[Rank]]:
+    """What each returns; `most` of them at a time."""
+    with ThreadPoolExecutor(most) as pool:
+        return [one.result() for one in [pool.submit(call) for call in calls]]

@@ -83,4 +83,5 @@ def metrics(directory: Path) -> list[dict]:
 
 def weights(directory: Path) -> bytes:
     """Every byte that a resumed run continues from."""
-    return b"".join((directory / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors"))
+    names = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
+    return b"".join((directory / name).read_bytes() for name in names if (directory / name).exists())

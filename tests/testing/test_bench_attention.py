@@ -108,8 +108,10 @@ def test_explain_measures_nothing(monkeypatch, capsys) -> None:
     assert run("gemm", "--explain", "--sizes", "64,3x5x7:tn", "--dtypes", "float32") == 0
     assert capsys.readouterr().out.splitlines() == [
         "64x64x64:nn float32 on cpu: blas",
+        "  bf16   no   the dtype is not bfloat16",
         "  blas   yes",
         "3x5x7:tn float32 on cpu: blas",
+        "  bf16   no   the dtype is not bfloat16",
         "  blas   yes",
     ]
     assert run("gemm", "--explain", "--sizes", "64", "--dtypes", "bfloat16", "--backends", "tiled") == 0
@@ -131,6 +133,7 @@ def test_explain_says_why_not(monkeypatch, capsys) -> None:
     large = _C.explain_gemm((4, 2**31, 4))
     assert explain.lines("4x2147483648x4", large) == [
         "4x2147483648x4: tiled",
+        "  bf16   no   the dtype is not bfloat16",
         "  blas   no   N, K or a leading dimension is above 2^31 - 1",
         "  tiled  yes",
     ]
@@ -145,7 +148,10 @@ def test_explain_says_why_not(monkeypatch, capsys) -> None:
 
 def test_doctor_shows_the_choice() -> None:
     text, _ = doctor.report()
-    assert "cpu " in text and "product 8192x3072x768:nt: blas for float32, bfloat16, float16, float64" in text
+    low = "blas for float32, float16, float64; bf16 for bfloat16"
+    every = "blas for float32, bfloat16, float16, float64"
+    choice = low if "avx512bf16" in _C.cpu_features() else every
+    assert "cpu " in text and f"product 8192x3072x768:nt: {choice}" in text
     for pass_ in ("forward", "backward"):
         assert f"attention 8x12x12x1024x64 {pass_}: materialized for float32, bfloat16, float16, float64" in text
 

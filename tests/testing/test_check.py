@@ -156,6 +156,10 @@ def test_float64_gradients_are_held_to_seven_digits(monkeypatch, factor: float) 
         "linear",
     ):
         plant(monkeypatch, name, lambda call: lambda *a, **k: Off.apply(call(*a, **k)))
+        small = [
+            replace(entry, cases=tuple(c for c in entry.cases if not c.big)) for entry in check.TABLE
+        ]  # are enough
+        monkeypatch.setattr(check, "TABLE", small)
         assert run("--op", name, "--dtype", "float64") == 1, name
 
 

@@ -24,7 +24,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "part", [("power", "--states", "60", "--every", "7"), ("faults", "--every", "37"), ("kills", "--kills", "8")]
+    "part",
+    [
+        ("power", "--states", "60", "--every", "7"),
+        ("faults", "--every", "37"),
+        ("kills", "--kills", "8"),
+        ("ranks", "--kills", "5"),
+    ],
 )
 def test_nothing_is_lost(part: tuple[str, ...]) -> None:
     done = python(str(FOLDER / "torture.py"), *part)

@@ -1,12 +1,14 @@
 """Kills, failing system calls and failing power; `make torture` calls it.
 
-    torture.py [power] [faults] [kills] [--states 5000] [--kills 500] [--every 1] [--seed 1]
+    torture.py [power] [faults] [kills] [ranks] [--states 5000] [--kills 500] [--every 1] [--seed 1]
 
 power   a run, its resume and a model that is replaced are recorded, call by call (disk_shim.c). Then power fails at every call: of what was not
         flushed any part may be on the disk (disk.py). The reader must find the last state that was promised, or a later one, with its bits.
 faults  call n fails with EIO, ENOSPC or EINTR, for all n, and the disk is full from call n on. What was promised is there afterwards, and the
         run resumes to the bits of an undisturbed one.
 kills   a process that trains is killed, stopped or told to end at random instants, and goes on from what it has left, to the same bits.
+ranks   one of two processes that train together is killed, or both, while they save (killed_ranks.py). The other ends with status 75 in
+        seconds, and both go on to the bits of one process.
 
 The exit status is the verdict.
 """
@@ -35,6 +37,7 @@ sys.path.insert(0, os.fspath(Path(__file__).resolve().parent))  # PYTHONSAFEPATH
 sys.path.append(os.fspath(Path(__file__).resolve().parents[1] / "support"))
 sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # a package that is not installed
 
+from killed_ranks import killed_ranks
 from oom import state_of
 from power import STEPS, Expected, compile_shim, crashes, record, values
 from runs import arguments, text_file, weights
@@ -190,7 +193,7 @@ def kills(folder: Path, count: int, seed: int, counts: Counter) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="of power, faults, kills; all by default")
+    parser.add_argument("parts", nargs="*", help="of power, faults, kills, ranks; all by default")
     parser.add_argument("--states", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--every", type=int, default=1, help="only every n-th call of power and faults")
@@ -201,11 +204,11 @@ def main() -> int:
     if options.record:
         record(*options.record)
         return 0
-    if unknown := set(options.parts) - {"power", "faults", "kills"}:
+    if unknown := set(options.parts) - {"power", "faults", "kills", "ranks"}:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     failed = 0
     with tempfile.TemporaryDirectory(dir=SHARED if os.access(SHARED, os.W_OK) else None) as name:
-        for part in options.parts or ["power", "faults", "kills"]:
+        for part in options.parts or ["power", "faults", "kills", "ranks"]:
             folder, counts, begun = Path(name) / part, Counter(), time.monotonic()
             folder.mkdir()
             if part == "faults" and not options.shimmed:
@@ -217,6 +220,8 @@ def main() -> int:
                 wrong = crashes(folder, options.states, options.seed, counts, options.every)
             elif part == "faults":
                 wrong = faults(folder, options.every, counts)
+            elif part == "ranks":
+                wrong = killed_ranks(folder, options.kills, options.seed, counts)
             else:
                 wrong = kills(folder, options.kills, options.seed, counts)
             for text in wrong[:20]:

@@ -75,7 +75,7 @@ def test_unknown_options_name_the_nearest(tmp_path) -> None:
         (["--optim.lr", "nan"], "optim.lr must be finite"),
         (["--optim.lr=-1"], "optim.lr must be at least 0.0, got -1.0"),
         (["--steps"], "--steps needs a value"),
-        (["--optim.schedule", "sine"], "must be one of cosine, linear, constant, got 'sine'"),
+        (["--optim.schedule", "sine"], "must be one of cosine, linear, constant, wsd, got 'sine'"),
         (["--plot=maybe"], "plot must be true or false"),
         (["a.toml", "b.toml"], "unexpected argument 'b.toml'"),
         (["-x"], "unexpected argument"),

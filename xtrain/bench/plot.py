@@ -12,6 +12,7 @@ from ..train.plot import new_figure
 from .frame import headline
 
 COLORS = {
+    "bf16": "#0f2a50",
     "blas": "#1f4e8c",
     "cublas": "#1f4e8c",
     "tiled": "#6f9fd8",

@@ -25,11 +25,12 @@ package gguf: pip install 'xtrain[gguf]'. Other readers need no export: a checkp
 
   --gguf FILE           the file to write; it must not exist
   --dtype NAME          of matrices: float32, float16 or bfloat16 [default: as they are]
+  --ema                 takes the averages of parameters that training with --ema has kept
 """
 
 
 def command(arguments: list[str]) -> int:
-    (directory,), values = simple_options(arguments, {"gguf": None, "dtype": None}, 1, USAGE)
+    (directory,), values = simple_options(arguments, {"gguf": None, "dtype": None, "ema": False}, 1, USAGE)
     if not values["gguf"]:
         raise ConfigError("--gguf needs a value: the file to write")
     out, dtype = Path(values["gguf"]), values["dtype"]
@@ -39,7 +40,7 @@ def command(arguments: list[str]) -> int:
         raise ConfigError(f"--dtype must be float32, float16 or bfloat16, got {dtype!r}")
     library = to_gguf.package("export")
     path = rundir.resolve_run_directory(directory)
-    model = saving.load_model(path)
+    model = saving.load_model(path, ema=values["ema"])
     to_gguf.check_config(model.config)
     tokenizer = load_tokenizer(path)
     text = tokenizer.files().get("tokenizer.json")

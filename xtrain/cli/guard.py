@@ -36,7 +36,7 @@ def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         if isinstance(error, ConfigError):
             return fail(str(error), 2)
         if isinstance(error, PeerError):
-            return fail(str(error), 75)  # EX_TEMPFAIL: whoever started the ranks may start them again
+            return 75 if error.told else fail(str(error), 75)  # EX_TEMPFAIL: the ranks may be started again
         if isinstance(error, (DataError, CheckpointError, NonFiniteError)):
             return fail(str(error), 1)
         if isinstance(error, OSError) and (place := _place_of(error)):

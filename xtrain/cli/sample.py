@@ -26,6 +26,7 @@ directory.
   --top-p X             sample among the likeliest tokens of this total probability [default 1.0]
   --stop TEXT           ends before this text, which is not printed
   --repetition-penalty X  above 1, makes tokens that were there before less likely [default 1.0]
+  --ema                 takes the averages of parameters that training with --ema has kept
   --seed N              of the random numbers [default 0]
   --threads N           CPU threads; 0 for all [threads; default 0]
 """
@@ -37,7 +38,7 @@ DRAWING: dict[str, Any] = {
 
 
 def command(arguments: list[str]) -> int:
-    known = {"prompt": None, "max_tokens": 256, **DRAWING}
+    known = {"prompt": None, "max_tokens": 256, "ema": False, **DRAWING}
     (directory,), values = simple_options(arguments, known, 1, USAGE)
     check_drawing(values)
 
@@ -45,7 +46,7 @@ def command(arguments: list[str]) -> int:
     if values["threads"]:
         _C.set_num_threads(values["threads"])
     tokenizer = load_tokenizer(path)
-    model = saving.load_model(path)
+    model = saving.load_model(path, ema=values["ema"])
     prompt = values["prompt"]
     if prompt:
         ids = tokenizer.encode(prompt.encode("utf-8", "surrogateescape"))

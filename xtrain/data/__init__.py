@@ -24,13 +24,15 @@ from .corpus import MAX_FOLDER_BYTES, Corpus, open_data
 from .file_array import FileArray
 from .identity import identity, same_data
 from .loader import IGNORED, Loader, Windows, permute
+from .packing import PackedLoader
 from .prepare import prepare, source_files
 from .readers import Document, read_documents
 from .records import Encoder, texts_of
 from .token_files import MAGIC, open_tokens
 
 __all__ = [
-    "IGNORED", "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Document", "Encoder", "FileArray", "Loader", "Windows",
+    "IGNORED", "MAGIC", "MAX_FOLDER_BYTES", "Corpus", "Document", "Encoder", "FileArray", "Loader", "PackedLoader",
+    "Windows",
     "identity", "open_data", "open_tokens", "permute", "prepare", "read_documents", "same_data", "source_files",
     "texts_of",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from ..errors import DataError
 from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer
 from .file_array import FileArray, Segment, part
 from .loader import IGNORED, Loader, Windows
+from .packing import Documents, PackedLoader
 from .readers import is_packed
 from .text import bytes_of, is_text, read_error, text_files
 from .token_files import open_token_file, starts_with_magic
@@ -28,7 +29,8 @@ class Corpus:
 
     `train` and `val` are lists of 1-D arrays of token ids, in memory or in a file; `bytes_per_token` turns nats per
     token into bits per byte. train_masks, val_masks: for each of them an array [tokens] that is 0 where a token is not
-    learned, or None; None in place of the lists: all are learned.
+    learned, or None; None in place of the lists: all are learned. train_documents, val_documents: where the documents
+    of each lie; None: each is one document.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Corpus:
     tokenizer: Tokenizer | None
     train_masks: list[Segment | None] | None = None
     val_masks: list[Segment | None] | None = None
+    train_documents: list[Documents] | None = None
+    val_documents: list[Documents] | None = None
 
     @property
     def train_tokens(self) -> int:
@@ -56,9 +60,17 @@ class Corpus:
         masks = [mask for mask in [*(self.train_masks or []), *(self.val_masks or [])] if mask is not None]
         return [*self.train, *self.val, *masks]
 
-    def loader(self, batch_size: int, seq_len: int, seed: int = 0) -> Loader:
-        """Return the shuffled training batches."""
-        return Loader(self.train, batch_size, seq_len, seed, self.vocab_size, self.name, self.train_masks)
+    def loader(self, batch_size: int, seq_len: int, seed: int = 0, vocab_size: int | None = None) -> Loader:
+        """Return the shuffled training batches. vocab_size: of the model; None is that of the data."""
+        vocab = vocab_size or self.vocab_size
+        return Loader(self.train, batch_size, seq_len, seed, vocab, self.name, self.train_masks)
+
+    def packed_loader(
+        self, batch_size: int, seq_len: int, seed: int = 0, vocab_size: int | None = None
+    ) -> PackedLoader:
+        """The same, in rows of whole documents."""
+        parts, vocab = _documents(self.train, self.train_documents), vocab_size or self.vocab_size
+        return PackedLoader(self.train, parts, batch_size, seq_len, seed, vocab, self.name, self.train_masks)
 
     def val_windows(self, seq_len: int, tokens: int, vocab_size: int | None = None) -> np.ndarray:
         """Return the fixed validation subset as int64 [windows, seq_len + 1].
@@ -71,6 +83,21 @@ class Corpus:
         """Return val_windows and their targets, int64 [windows, seq_len]: the ids one position later, and IGNORED where
         a token is not learned.
         """
+        return self._validation(seq_len, tokens, vocab_size, False)[:2]
+
+    def val_documents_batch(
+        self, seq_len: int, tokens: int, vocab_size: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same, and the bounds of the documents in each window, int32 [windows, 2, seq_len]; the target of the last
+        token of a document is IGNORED.
+        """
+        block, targets, bounds = self._validation(seq_len, tokens, vocab_size, True)
+        assert bounds is not None
+        return block, targets, bounds
+
+    def _validation(
+        self, seq_len: int, tokens: int, vocab_size: int | None, documents: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         longest = max(map(len, self.val), default=0)  # a short validation part is evaluated in shorter sequences
         windows = Windows(
             self.val, min(seq_len, max(longest - 1, 1)), f"{self.name} (validation part)", vocab_size, self.val_masks
@@ -78,10 +105,18 @@ class Corpus:
         count = min(max(tokens // seq_len, 1), len(windows))
         indices = np.arange(count, dtype=np.int64) * len(windows) // count
         block = windows.gather(indices)
-        targets = windows.targets(indices, block)
+        targets, bounds = windows.targets(indices, block), None
+        if documents:
+            bounds = windows.documents(indices, _documents(self.val, self.val_documents))
+            targets[bounds[:, 0, 1:] == np.arange(1, windows.seq_len + 1)] = IGNORED  # the first token of another one
+            bounds = np.minimum(bounds[:, :, :-1], windows.seq_len)
         if (targets == IGNORED).all():
             raise DataError(f"data: the validation part of {self.name} holds no token that is learned")
-        return block, targets
+        return block, targets, bounds
+
+
+def _documents(segments: list[Segment], known: list[Documents] | None) -> list[Documents]:
+    return known or [Documents(None, 0, len(segment)) for segment in segments]
 
 
 def open_data(
@@ -168,30 +203,33 @@ def _from_folder(name: str, root: str, files: list[str], tokenizer: Tokenizer, f
     if not documents:
         raise DataError(f"data: {root} holds no text files")
     if len(documents) == 1:
-        segment, size = _join(list(documents.values()), tokenizer)
+        segment, size, _ = _join(list(documents.values()), tokenizer)
         train, val = _split_segments([segment], fraction, root)
         return Corpus(name, train, val, size / len(segment), tokenizer.vocab_size, tokenizer)
     held_out = [file for file in documents if _in_validation(file, fraction)]
     if not held_out or len(held_out) == len(documents):  # few files: the smallest one, so that both sides have some
         held_out = [min(documents, key=lambda file: (len(documents[file]), file))]
     kept = set(held_out)
-    train, train_bytes = _join([data for file, data in documents.items() if file not in kept], tokenizer)
-    val, val_bytes = _join([documents[file] for file in held_out], tokenizer)
+    train, train_bytes, starts = _join([data for file, data in documents.items() if file not in kept], tokenizer)
+    val, val_bytes, val_starts = _join([documents[file] for file in held_out], tokenizer)
     return Corpus(
-        name, [train], [val], (train_bytes + val_bytes) / (len(train) + len(val)), tokenizer.vocab_size, tokenizer
-    )
+        name, [train], [val], (train_bytes + val_bytes) / (len(train) + len(val)), tokenizer.vocab_size, tokenizer,
+        train_documents=[Documents(starts, 0, len(train))], val_documents=[Documents(val_starts, 0, len(val))],
+    )  # fmt: skip
 
 
-def _join(documents: list[bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
-    """Return (tokens with an end-of-document token after each document, bytes of text)."""
+def _join(documents: list[bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, int, np.ndarray]:
+    """Return (tokens with an end-of-document token after each document, bytes of text, where each document begins)."""
     size = sum(map(len, documents))
     if isinstance(tokenizer, ByteTokenizer):
         ids = np.frombuffer(
             b"".join(part for data in documents for part in (data, bytes([tokenizer.eos or 0]))), np.uint8
         )
-        return ids, len(ids)  # the separator counts as a byte of text
+        lengths = [len(data) + 1 for data in documents]
+        return ids, len(ids), np.cumsum([0, *lengths[:-1]])  # the separator counts as a byte of text
     end = np.asarray([] if tokenizer.eos is None else [tokenizer.eos], np.uint32)
-    return np.concatenate([part for data in documents for part in (tokenizer.encode(data), end)]), size
+    parts = [np.concatenate([tokenizer.encode(data), end]) for data in documents]
+    return np.concatenate(parts), size, np.cumsum([0, *map(len, parts[:-1])])
 
 
 def _split_segments(segments: Sequence[Segment], fraction: float, name: str) -> tuple[list[Segment], list[Segment]]:
@@ -218,6 +256,10 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
     val: list[Segment] = [file.tokens for held_out, file in files if held_out]
     train: list[Segment] = [file.tokens for held_out, file in files if not held_out]
     masks = [(held_out, file.loss_mask) for held_out, file in files]
+    train_documents, val_documents = (
+        [Documents(file.documents, 0, len(file.tokens)) for held_out, file in files if held_out == side]
+        for side in (False, True)
+    )
     val_masks = [mask for held_out, mask in masks if held_out]
     train_masks = [mask for held_out, mask in masks if not held_out]
     if not val or not train:
@@ -226,6 +268,9 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
         cuts = [(len(a), len(b), mask) for a, b, mask in pieces]
         train_masks = [mask and mask.part(0, a) for a, _, mask in cuts]
         val_masks = [mask and mask.part(a, a + b) for a, b, mask in cuts]
+        known_documents = [(len(a), len(b), file.documents) for a, b, (_, file) in zip(train, val, files, strict=True)]
+        train_documents = [Documents(starts, 0, a) for a, _, starts in known_documents]
+        val_documents = [Documents(starts, a, a + b) for a, b, starts in known_documents]
     known = all(file.text_bytes for _, file in files)
     text_bytes, count = sum(file.text_bytes for _, file in files), sum(len(file.tokens) for _, file in files)
     vocab = max(file.vocab_size for _, file in files)
@@ -238,4 +283,7 @@ def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, frac
     tokenizer = own[0][1] if own else given or ByteTokenizer()
     learned: tuple[Any, Any] = (train_masks, val_masks) if any(mask is not None for _, mask in masks) else (None, None)
     fits = tokenizer.vocab_size >= vocab or bool(own)
-    return Corpus(name, train, val, text_bytes / count if known else None, vocab, tokenizer if fits else None, *learned)
+    return Corpus(
+        name, train, val, text_bytes / count if known else None, vocab, tokenizer if fits else None, *learned,
+        train_documents, val_documents,
+    )  # fmt: skip

@@ -15,6 +15,27 @@ from .file_array import Segment
 IGNORED = -100  # a target that no loss counts
 
 
+def check_tokens(tokens: np.ndarray, vocab_size: int | None, name: str, part: int, start: int) -> None:
+    """DataError where tokens, those from position `start` of a segment on, have an id outside the vocabulary."""
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        bad = low if low < 0 else high
+        position = start + int(np.flatnonzero(tokens == bad)[0])
+        raise DataError(
+            f"data: token ids of {name} must be in [0, {vocab_size}), got {bad} at position {position} of piece {part}"
+        )
+
+
+def check_batch(batch_size: int, seq_len: int) -> None:
+    """DataError for a batch that cannot be held: gathered row by row, it would fill the memory for hours first."""
+    try:
+        np.empty((batch_size, seq_len + 1), np.int64)
+    except (MemoryError, ValueError):
+        raise DataError(
+            f"data: a batch of {batch_size} x {seq_len} tokens (batch_size x seq_len) does not fit into memory"
+        ) from None
+
+
 class Windows:
     """Every window of seq_len + 1 tokens that starts at a multiple of seq_len of its segment, an array [tokens].
 
@@ -33,7 +54,7 @@ class Windows:
         self.seq_len = seq_len
         self._name, self._vocab = name, vocab_size
         kept = [place for place, segment in enumerate(segments) if len(segment) > seq_len]
-        self._segments = [segments[place] for place in kept]
+        self._kept, self._segments = kept, [segments[place] for place in kept]
         self._masks = [masks[place] if masks else None for place in kept]
         counts = [(len(segment) - 1) // seq_len for segment in self._segments]
         self._ends = np.cumsum(counts, dtype=np.int64) if counts else np.zeros(0, np.int64)
@@ -61,15 +82,15 @@ class Windows:
         out = np.empty((len(indices), self.seq_len + 1), np.int64)
         for row, (part, start) in enumerate(self._places(indices)):
             out[row] = self._segments[part][start : start + self.seq_len + 1]
-            low, high = int(out[row].min()), int(out[row].max())
-            if low < 0 or (self._vocab is not None and high >= self._vocab):
-                bad = low if low < 0 else high
-                position = start + int(np.flatnonzero(out[row] == bad)[0])
-                raise DataError(
-                    f"data: token ids of {self._name} must be in [0, {self._vocab}), "
-                    f"got {bad} at position {position} of piece {part}"
-                )
+            check_tokens(out[row], self._vocab, self._name, part, start)
         return out
+
+    def documents(self, indices: np.ndarray, documents: Sequence[Any]) -> np.ndarray:
+        """The bounds of the documents in windows `indices`, int32 [len(indices), 2, seq_len + 1]; documents: a
+        packing.Documents for each segment.
+        """
+        kept = [documents[place] for place in self._kept]
+        return np.stack([kept[part].rows(start, self.seq_len + 1) for part, start in self._places(indices)])
 
     def targets(self, indices: np.ndarray, block: np.ndarray) -> np.ndarray:
         """The targets in `block`, what `gather` returned for these windows, as int64 [len(indices), seq_len]: the
@@ -103,12 +124,7 @@ class Loader:
     ) -> None:
         self.windows = Windows(segments, seq_len, name, vocab_size, masks)
         self.batch_size, self.seed = batch_size, seed
-        try:  # gathered window by window, a batch that cannot be held would fill the memory for hours first
-            np.empty((batch_size, seq_len + 1), np.int64)
-        except (MemoryError, ValueError):
-            raise DataError(
-                f"data: a batch of {batch_size} x {seq_len} tokens (batch_size x seq_len) does not fit into memory"
-            ) from None
+        check_batch(batch_size, seq_len)
         self.epoch = 0
         self.index = 0  # windows of this epoch already used
 

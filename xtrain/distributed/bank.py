@@ -24,19 +24,23 @@ class Segment:
 class Bank:
     """Where each parameter lies. `length` is a multiple of BLOCK x leaves, so that a piece is whole blocks for every
     number of ranks; what no parameter fills is zero.
+
+    whole: each parameter lies within one of `leaves` equal pieces, so that one rank owns all of it. The largest are
+    placed first, each into the piece with the most room.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], leaves: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], leaves: int, whole: bool = False) -> None:
         self.parameters = list(parameters)
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self.wide = _C.float64 if self.dtype is _C.float64 else _C.float32
-        self.offsets: list[int] = []
-        at = 0
-        for parameter in parameters:
-            self.offsets.append(at)
-            at += -(-parameter.numel() // ALIGN) * ALIGN
-        whole = BLOCK * leaves
-        self.length = max(-(-at // whole), 1) * whole
+        sizes = [-(-parameter.numel() // ALIGN) * ALIGN for parameter in parameters]
+        if whole:
+            owners, places, piece = _spread(sizes, leaves)
+            self.offsets = [owner * piece + place for owner, place in zip(owners, places, strict=True)]
+            self.length = leaves * piece
+        else:
+            self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+            self.length = max(-(-sum(sizes) // (BLOCK * leaves)), 1) * BLOCK * leaves
 
     def empty(self, dtype: _C.dtype, length: int | None = None) -> Tensor:
         """A flat tensor of zeros."""
@@ -76,6 +80,17 @@ class Bank:
         """Set the parameters from a flat tensor of their dtype."""
         for place, parameter in zip(self.places(flat), self.parameters, strict=True):
             parameter.copy_(place.reshape(parameter.shape))
+
+
+def _spread(sizes: Sequence[int], leaves: int) -> tuple[list[int], list[int], int]:
+    """The piece of each parameter, its place there, and the length of a piece."""
+    filled = [0] * leaves
+    owners, places = [0] * len(sizes), [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = min(range(leaves), key=filled.__getitem__)
+        places[i] = filled[owners[i]]
+        filled[owners[i]] += sizes[i]
+    return owners, places, max(-(-max(filled) // BLOCK), 1) * BLOCK
 
 
 def add(parts: Sequence[Tensor], bank: Bank, squares: Tensor | None = None) -> Tensor:

@@ -15,10 +15,15 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PeerError, shown
+from .judge import differ
+from .progress import Progress
 from .store import ranks_text
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 Buffer = bytes | bytearray | memoryview
 Route = Callable[[int, int, list[list[Buffer]]], list[Buffer]]  # (rank, world size, what each sent) -> what it gets
@@ -96,13 +101,20 @@ def _send(connection: socket.socket, kind: int, number: int, name: bytes, sectio
 
 class HostPlane:
     """connections: {rank: socket}, see store.meet; they belong to this from now on. patience: seconds that an exchange
-    may wait for a rank.
+    may wait for a rank. progress: is told of each. watch: the watchdog, once there is one: it knows better why an
+    exchange has failed, and ends one that waits.
     """
 
     def __init__(
-        self, rank: int, world_size: int, connections: dict[int, socket.socket], patience: float = 1800.0
+        self,
+        rank: int,
+        world_size: int,
+        connections: dict[int, socket.socket],
+        patience: float,
+        progress: Progress,
     ) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.progress = rank, world_size, progress
+        self.watch: Watch | None = None
         self._connections, self._patience = connections, patience
         for connection in connections.values():  # the others wait longer than rank 0, which can name who is late
             connection.settimeout(patience if rank == 0 else 1.1 * patience + _DRAIN)
@@ -130,17 +142,24 @@ class HostPlane:
 
     def _exchange(self, sections: list[Buffer], signature: dict[str, Any], route: Route) -> list[Buffer]:
         if self._over is not None:
-            raise PeerError(self._over)
+            raise (self.watch.error() if self.watch is not None else None) or PeerError(self._over)
         self._number += 1
-        name = json.dumps(signature).encode()
+        text = json.dumps(signature)
+        self.progress.begin(self._number, text)
         try:
-            if self.rank == 0:
-                return self._collect(sections, name, route)
-            return self._ask(sections, name)
+            found = (
+                self._collect(sections, text.encode(), route) if self.rank == 0 else self._ask(sections, text.encode())
+            )
+        except PeerError as error:
+            known = error if self.watch is None else self.watch.explain(error)
+            self._over = str(known)
+            raise known from None
         except BaseException as error:
             # A rank that was interrupted here is out of step with the others: whatever it does, nothing more is said.
-            self._over = str(error) if isinstance(error, PeerError) else f"distributed: {_why(error)}"
+            self._over = f"distributed: an exchange was interrupted by {type(error).__name__}"
             raise
+        self.progress.end()
+        return found
 
     def _ask(self, sections: list[Buffer], name: bytes) -> list[Buffer]:
         connection = self._connections[0]
@@ -187,11 +206,10 @@ class HostPlane:
                     if reader.kind == _LEFT:
                         self._fail(f"distributed: rank {rank} left: {reader.name.decode('utf-8', 'replace')}", rank)
                     if (reader.number, reader.name) != (self._number, name):
-                        self._fail(
-                            f"distributed: ranks do not do the same: exchange {self._number} of rank 0 is "
-                            f"{shown(name.decode(), 300)}, exchange {reader.number} of rank {rank} is "
-                            f"{shown(reader.name.decode('utf-8', 'replace'), 300)}"
-                        )
+                        text = differ(self._number, 0, name.decode(), rank, reader.name.decode("utf-8", "replace"))
+                        if self.watch is not None:
+                            self.watch.accuse("diverged", (0, rank), text)
+                        self._fail(f"distributed: {text}")
                     sent[rank] = reader.sections
                     waiting.unregister(key.fileobj)
         for rank, connection in self._connections.items():
@@ -215,6 +233,20 @@ class HostPlane:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
+    def abort(self, text: str) -> None:
+        """No further exchange; one in which another thread waits ends with a PeerError."""
+        self._over = self._over or text
+        for connection in list(self._connections.values()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def abandon(self, why: str) -> None:
+        """Close and say nothing: in a forked child, whose connections are its parent's."""
+        self._over = why
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
     def leave(self, why: str) -> None:
         """Tell the others that this rank does no further exchange, and close. Those that wait for one hear `why`."""
         if self._over is None:
@@ -236,7 +268,3 @@ class HostPlane:
         for connection in self._connections.values():
             connection.close()
         self._connections = {}
-
-
-def _why(error: BaseException) -> str:
-    return f"an exchange was interrupted by {type(error).__name__}"

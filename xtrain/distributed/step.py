@@ -12,9 +12,11 @@ from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import ConfigError
 from ..nn.module import Module
-from ..optim import AdamW
+from ..optim import EMA, AdamW, ChainedOptimizer, Muon
+from ..optim.muon import muon_numbers
 from . import world
 from .bank import Bank, Counter, Segment, add
+from .compare import checksums, odd_ones
 
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
 
@@ -40,16 +42,19 @@ class _Owned:
     """The piece of a bank that this rank owns, with its share of the optimizer's state.
 
     values: of a 16-bit dtype the float32 masters, which are the truth; else a copy of the parameters, read each step.
+    names: of the optimizer's tensors.
     """
 
-    def __init__(self, bank: Bank, rank: int, size: int) -> None:
+    def __init__(self, bank: Bank, rank: int, size: int, names: Sequence[str]) -> None:
         self.bank = bank
         self.count = bank.length // size
         self.begin = rank * self.count
         self.segments: list[Segment] = bank.segments(self.begin, self.begin + self.count)
         self.has_masters = bank.dtype in (_C.bfloat16, _C.float16)
         self.values = self.mine(bank.read(bank.wide)).clone()
-        self.exp_avg, self.exp_avg_sq = (bank.empty(bank.wide, self.count) for _ in range(2))
+        self.moments = {name: bank.empty(bank.wide, self.count) for name in names}
+        self.average: Tensor | None = None  # with an EMA
+        self.updates = _C.full((), 0, _C.int64, bank.device)  # of it
         self.steps = [0] * len(bank.parameters)
         self.counts = [_C.full((), 0, _C.int64, bank.device) for _ in self.segments]
 
@@ -58,8 +63,7 @@ class _Owned:
 
     def kept(self) -> dict[str, Tensor]:
         """The tensors of the state."""
-        kept = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
-        return {**kept, "master": self.values} if self.has_masters else kept
+        return {**self.moments, "master": self.values} if self.has_masters else self.moments
 
 
 class DataParallel:
@@ -72,16 +76,23 @@ class DataParallel:
 
     A batch is cut into `max_ranks` leaves (default: the number of processes), whose gradients are added in one fixed
     tree. So the parameters have the same bits on 1, 2 or 4 processes of max_ranks=4. All ranks begin with rank 0's
-    parameters. optimizer: AdamW; its learning rates and other options may change between steps, and `step` is this
-    class's. ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
+    parameters. optimizer: AdamW, Muon, or a ChainedOptimizer of them; learning rates and other options may change
+    between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
+    ema: of the optimizer's parameters; `step` updates it, each rank its piece.
+    ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
     @no_grad()
-    def __init__(self, model: Module, optimizer: AdamW, max_ranks: int | None = None, mode: str = "exact") -> None:
+    def __init__(
+        self, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, max_ranks: int | None = None,
+        mode: str = "exact", ema: EMA | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(model, Module):
             raise TypeError(f"DataParallel: model must be a Module, got {type(model).__name__}")
-        if type(optimizer) is not AdamW:
-            raise TypeError(f"DataParallel: optimizer must be AdamW, got {type(optimizer).__name__}")
+        parts = optimizer.optimizers if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
+        for part in parts:
+            if type(part) not in (AdamW, Muon):
+                raise TypeError(f"DataParallel: optimizer must be AdamW or Muon, got {type(part).__name__}")
         if mode != "exact":
             raise ValueError(f"DataParallel: mode must be exact, got {mode!r}")
         if max_ranks is not None and (isinstance(max_ranks, bool) or not isinstance(max_ranks, int) or max_ranks < 1):
@@ -90,23 +101,40 @@ class DataParallel:
         self.rank, self.size = world.rank(), world.world_size()
         self.max_ranks = max_ranks or self.size
         check_leaves(self.max_ranks, self.size)
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.ema = model, optimizer, ema
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        of_muon = {
+            id(p) for part in parts if isinstance(part, Muon) for group in part.param_groups for p in group["params"]
+        }
         by_kind: dict[Any, list[Tensor]] = {}
         for parameter in model.parameters():
             if id(parameter) in self._group:
-                by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+                kind = (parameter.dtype, parameter.device, id(parameter) in of_muon)
+                by_kind.setdefault(kind, []).append(parameter)
         if sum(map(len, by_kind.values())) != len(self._group):
             raise ValueError("DataParallel: optimizer must have parameters of the model alone, got others")
-        self._banks = [Bank(parameters, self.max_ranks) for parameters in by_kind.values()]
+        whole = [matrices for _, _, matrices in by_kind]
+        self._banks = [
+            Bank(each, self.max_ranks, all_of_it) for each, all_of_it in zip(by_kind.values(), whole, strict=True)
+        ]
         for bank in self._banks:
             if self._plane is not None:
                 flat = bank.read(bank.dtype)
                 bank.write(self._from_bytes(self._plane.broadcast(self._bytes(flat), 0, "parameters"), flat))
-        self._owned = [_Owned(bank, self.rank, self.size) for bank in self._banks]
+        names = [("momentum_buffer",) if matrices else ("exp_avg", "exp_avg_sq") for matrices in whole]
+        self._owned = [_Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
+        if ema is not None and {id(param) for param in ema.params} != set(self._group):
+            raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
         self._sums: list[Tensor] = []
+        self.steps = 0  # that this run has made
+        self._compared: list[tuple[str, Tensor]] = []
+        if self._plane is not None:
+            places = {id(p): f"bank {bank.dtype.name}" for bank in self._banks for p in bank.parameters}
+            self._compared = [
+                (f"{places.get(id(p), 'not trained')}, tensor {name}", p) for name, p in model.named_parameters()
+            ]
         self.take_states()
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
@@ -125,6 +153,9 @@ class DataParallel:
                 f"({self.max_ranks}), got {', '.join(map(str, sorted(rows))) or 'no tensors'}"
             )
         each, mine = next(iter(rows)) // self.max_ranks, self.max_ranks // self.size
+        world.at_step(self.steps + 1)
+        if not self.steps % world.steps_between_comparisons():
+            self.compare_parameters()
         self._counters, self._done = [Counter(bank) for bank in self._banks], 0
         self.optimizer.zero_grad()
         seed, stream = _C.get_rng_state()
@@ -177,9 +208,26 @@ class DataParallel:
                 gradient.mul_(coefficient)
             if not owned.has_masters:
                 owned.values.copy_(owned.mine(owned.bank.read(owned.bank.wide)))
-            self._adamw(owned, gradient)
+            if "momentum_buffer" in owned.moments:
+                self._muon(owned, gradient)
+            else:
+                self._adamw(owned, gradient)
             owned.steps = [count + 1 for count in owned.steps]
+            if self.ema is not None and owned.average is not None:
+                _C.ema_([owned.average], [owned.values], owned.updates, self.ema.decay)
             owned.bank.write(self._all(owned.values.to(owned.bank.dtype), "parameters"))
+        self.steps += 1
+
+    def compare_parameters(self) -> None:
+        """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
+        call it; `leaves` does so every 100 steps, and `whole_optimizer`.
+        """
+        if self._plane is not None:
+            tensors = [tensor for _, tensor in self._compared]
+            found = [bytes(one) for one in self._plane.all_gather(checksums(tensors), "checksums of parameters")]
+            odd = odd_ones(found, [name for name, _ in self._compared], f"after step {self.steps}")
+            if odd is not None:
+                raise world.diverged(*odd)
 
     def step(self, clip: float | None = None) -> float:
         """Add the gradients of all leaves and update the parameters of every rank; return the norm before clipping.
@@ -213,13 +261,32 @@ class DataParallel:
                 rates.append(_C.full((), float(group["lr"]), _C.float64, bank.device))
                 before = number
             rows[-1][0] += 1
-            for to, flat in zip(lists, (owned.values, gradient, owned.exp_avg, owned.exp_avg_sq), strict=True):
+            for to, flat in zip(lists, (owned.values, gradient, *owned.moments.values()), strict=True):
                 to.append(flat[segment.begin : segment.end])
             counts.append(owned.counts[i])
         if order:
             values, gradients, firsts, seconds = lists
             table = _C.tensor(rows, _C.float64, _C.device("cpu"))
             _C.adamw_(values, gradients, firsts, seconds, [], counts, rates, table)
+
+    def _muon(self, owned: _Owned, gradient: Tensor) -> None:
+        """Batches are those of one leaf's piece of the bank, so a product of many matrices is the same on every number
+        of ranks, whose bits may depend on how many it has.
+        """
+        bank, batches = owned.bank, dict[Any, list[Segment]]()
+        for segment in owned.segments:
+            parameter = bank.parameters[segment.parameter]
+            piece = (owned.begin + segment.begin) // (bank.length // self.max_ranks)
+            key = (piece, self._group[id(parameter)], tuple(parameter.shape))
+            batches.setdefault(key, []).append(segment)
+        for (_, number, shape), segments in batches.items():
+            group = self.optimizer.param_groups[number]
+            values, gradients, buffers = (
+                [flat[segment.begin : segment.end].reshape(shape) for segment in segments]
+                for flat in (owned.values, gradient, owned.moments["momentum_buffer"])
+            )
+            rate = _C.full((), float(group["lr"]), _C.float64, bank.device)
+            _C.muon_(values, gradients, buffers, [], rate, *muon_numbers(group, values[0]))
 
     # ---- numbers, and bytes of tensors -------------------------------------------------------------------------------
 
@@ -260,7 +327,7 @@ class DataParallel:
                 state = states.get(parameter)
                 if state is None:
                     continue
-                owned.steps[number] = int(state["step"])
+                owned.steps[number] = int(state.get("step", 1))  # Muon counts none
                 at = bank.offsets[number]
                 for name, flat in flats.items():
                     flat[at : at + parameter.numel()].copy_(state[name].reshape(-1))
@@ -270,12 +337,28 @@ class DataParallel:
             for segment, count in zip(owned.segments, owned.counts, strict=True):
                 count.fill_(owned.steps[segment.parameter])
         states.clear()
+        if self.ema is None or not self.ema.averages:
+            return
+        for owned in self._owned:
+            flat = owned.bank.empty(owned.bank.wide)
+            for place, parameter in zip(owned.bank.places(flat), owned.bank.parameters, strict=True):
+                place.copy_(self.ema.averages[parameter].reshape(-1))
+            owned.average = owned.mine(flat).clone()
+            owned.updates.fill_(self.ema.step)
+        self.ema.averages.clear()
 
     @contextlib.contextmanager
-    def whole_optimizer(self) -> Iterator[None]:
-        """A `with` block in which optimizer.state of rank 0 is whole, as one process has it: for saving. Every rank
-        must come.
+    def whole_optimizer(self, compare: bool = True) -> Iterator[None]:
+        """A `with` block in which optimizer.state, and the averages of ema, of rank 0 are whole, as one process has
+        them: for saving. Every rank must come. compare: whether parameters that differ between ranks are an error (see
+        compare_parameters).
         """
+        with world.phase("saving"):
+            yield from self._whole_optimizer(compare)
+
+    def _whole_optimizer(self, compare: bool) -> Iterator[None]:
+        if compare:
+            self.compare_parameters()
         with no_grad():
             for owned in self._owned:
                 flats = {name: self._all(kept, name) for name, kept in owned.kept().items()}
@@ -285,8 +368,22 @@ class DataParallel:
                     if owned.steps[number]:
                         at, end = owned.bank.offsets[number], owned.bank.offsets[number] + parameter.numel()
                         kept = {name: flat[at:end].reshape(parameter.shape) for name, flat in flats.items()}
-                        self.optimizer.state[parameter] = {"step": owned.steps[number], **kept}
+                        counted = {} if "momentum_buffer" in kept else {"step": owned.steps[number]}
+                        self.optimizer.state[parameter] = {**counted, **kept}
+            if self.ema is not None:
+                self._gather_averages(self.ema)
         try:
             yield
         finally:
             self.optimizer.state.clear()
+            if self.ema is not None:
+                self.ema.averages.clear()
+
+    def _gather_averages(self, ema: EMA) -> None:
+        for owned in self._owned:
+            assert owned.average is not None
+            flat = self._all(owned.average, "averages")
+            if not self.rank:
+                for place, parameter in zip(owned.bank.places(flat), owned.bank.parameters, strict=True):
+                    ema.averages[parameter] = place.reshape(parameter.shape)
+        ema.set_step(int(self._owned[0].updates.item()))

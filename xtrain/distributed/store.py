@@ -1,8 +1,9 @@
-"""The meeting of all ranks at rank 0: one connection a rank, from a handshake that refuses strangers.
+"""The meeting of all ranks at rank 0: some connections a rank, from a handshake that refuses strangers.
 
     rank 0 listens; the others connect, in any order, and try again until the deadline
     rank 0 -> rank   MAGIC, 16 random bytes
-    rank -> rank 0   who it is (JSON), its own random bytes, and an HMAC-SHA256 of all that under the token
+    rank -> rank 0   who it is and which connection this is (JSON), its own random bytes, and an HMAC-SHA256 of all that
+                     under the token
     rank 0 -> rank   "welcome" and an HMAC, or a sentence that says what was refused
 
 Nothing that comes over the wire is executed or unpickled: frames are JSON and raw bytes, with their lengths in front.
@@ -45,34 +46,48 @@ class Refused(Exception):
         self.final = final
 
 
-def meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
-    """Connect all ranks. Rank 0 gets {rank: socket} of the others, and they get {0: socket}.
+def meet(launch: Launch, timeout: float, channels: int = 1) -> list[dict[int, socket.socket]]:
+    """Connect all ranks, `channels` times. For each channel, rank 0 gets {rank: socket} of the others, and they get
+    {0: socket}.
 
     ConfigError: the port is taken, or rank 0 refuses this rank. PeerError: a rank is missing after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
-    return _listen(launch, deadline, timeout) if launch.rank == 0 else {0: _connect(launch, deadline, timeout)}
+    if launch.rank == 0:
+        found = _listen(launch, deadline, timeout, channels)
+        return [{rank: found[rank, channel] for rank in range(1, launch.world_size)} for channel in range(channels)]
+    mine: list[dict[int, socket.socket]] = []
+    try:
+        for channel in range(channels):
+            found_at = mine[0][0].getpeername()[1] if mine else 0
+            mine.append({0: _connect(launch, deadline, timeout, channel, found_at)})
+    except BaseException:
+        for one in mine:
+            one[0].close()
+        raise
+    return mine
 
 
 # ---- rank 0 ----------------------------------------------------------------------------------------------------------
 
 
-def _listen(launch: Launch, deadline: float, timeout: float) -> dict[int, socket.socket]:
+def _listen(launch: Launch, deadline: float, timeout: float, channels: int) -> dict[tuple[int, int], socket.socket]:
+    """{(rank, channel): socket}"""
     token = launch.token or ("" if not launch.file else secrets.token_hex(16))
     listener = _bind(launch)
-    done: queue.SimpleQueue[tuple[int, socket.socket] | str] = queue.SimpleQueue()
-    found: dict[int, socket.socket] = {}
+    done: queue.SimpleQueue[tuple[tuple[int, int], socket.socket] | str] = queue.SimpleQueue()
+    found: dict[tuple[int, int], socket.socket] = {}
     closing = threading.Event()
     lock = threading.Lock()
-    taken: set[int] = set()
+    taken: set[tuple[int, int]] = set()
 
     def shake(connection: socket.socket, address: Any) -> None:
         try:
             connection.settimeout(max(0.1, min(_HANDSHAKE, deadline - time.monotonic())))
-            rank = _greet(launch, token, connection, taken, lock)
+            who = _greet(launch, token, connection, taken, lock, channels)
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            done.put((rank, connection))
+            done.put((who, connection))
         except Refused as error:
             connection.close()
             done.put(f"{address[0]} was refused: {error}")
@@ -92,11 +107,11 @@ def _listen(launch: Launch, deadline: float, timeout: float) -> dict[int, socket
         if launch.file:
             _publish(launch.file, listener.getsockname()[1], token)
         threading.Thread(target=accept, daemon=True).start()
-        while len(found) < launch.world_size - 1:
+        while len(found) < (launch.world_size - 1) * channels:
             try:
                 one = done.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                missing = [rank for rank in range(1, launch.world_size) if rank not in found]
+                missing = [rank for rank in range(1, launch.world_size) if (rank, channels - 1) not in found]
                 raise PeerError(
                     f"distributed: {ranks_text(missing)} of {launch.world_size} did not come within {timeout:g} s"
                     + (f"; {refused}" if refused else "")
@@ -157,14 +172,21 @@ def _publish(path: str, port: int, token: str) -> None:
         raise ConfigError(f"distributed: {path}, where all ranks meet, cannot be written: {reason(error)}") from None
 
 
-def _greet(launch: Launch, token: str, connection: socket.socket, taken: set[int], lock: Any) -> int:
-    """The handshake of rank 0 with one connection: the rank that is there. Refused for one that must not join."""
+def _greet(
+    launch: Launch,
+    token: str,
+    connection: socket.socket,
+    taken: set[tuple[int, int]],
+    lock: Any,
+    channels: int = 1,
+) -> tuple[int, int]:
+    """The handshake of rank 0 with one connection: rank and channel. Refused for one that must not join."""
     mine = secrets.token_bytes(_NONCE)
     connection.sendall(MAGIC + mine)
     hello = receive(connection, _LONGEST_HELLO)
     mac = receive(connection, 64)
     who = json.loads(hello)
-    if not isinstance(who, dict) or not isinstance(who.get("rank"), int):
+    if not isinstance(who, dict) or not isinstance(who.get("rank"), int) or not isinstance(who.get("channel"), int):
         raise ValueError("no greeting of a rank")
 
     def refuse(text: str, final: bool) -> Refused:
@@ -179,32 +201,34 @@ def _greet(launch: Launch, token: str, connection: socket.socket, taken: set[int
         raise refuse(f"rank 0 belongs to start {launch.restart} of the run, got start {who.get('restart')}", False)
     if who.get("world") != launch.world_size:
         raise refuse(f"the world size is {launch.world_size} on rank 0, got {who.get('world')}", True)
+    place: tuple[int, int] = who["rank"], who["channel"]
     with lock:
-        if who["rank"] in taken or not 0 < who["rank"] < launch.world_size:
+        if place in taken or not 0 < who["rank"] < launch.world_size or place[1] not in range(channels):
             raise refuse(f"rank {who['rank']} is there already", True)
-        taken.add(who["rank"])
+        taken.add(place)
     try:
         theirs = bytes.fromhex(str(who.get("nonce")))
         send(connection, json.dumps({"welcome": _mac(token, theirs + mine).hex()}).encode())
     except BaseException:
-        taken.discard(who["rank"])  # it has ended; its next start may come
+        taken.discard(place)  # it has ended; its next start may come
         raise
-    return who["rank"]
+    return place
 
 
 # ---- the others ------------------------------------------------------------------------------------------------------
 
 
-def _connect(launch: Launch, deadline: float, timeout: float) -> socket.socket:
+def _connect(launch: Launch, deadline: float, timeout: float, channel: int, found_at: int) -> socket.socket:
+    """found_at: the port to be tried first; strangers at others cost time."""
     refused: Refused | None = None
     greeting = _GREETING
     while True:
         host, ports, token = launch.host, launch.ports, launch.token
         if launch.file:
             host, ports, token = _read_meeting(launch.file)
-        for port in ports:
+        for port in sorted(ports, key=lambda port: port != found_at):
             try:
-                return _join(launch, token, host, port, deadline, greeting)
+                return _join(launch, token, host, port, deadline, greeting, channel)
             except Refused as error:
                 refused = error
                 if error.final:
@@ -236,7 +260,9 @@ def _read_meeting(path: str) -> tuple[str, tuple[int, ...], str]:
         return "127.0.0.1", (), ""
 
 
-def _join(launch: Launch, token: str, host: str, port: int, deadline: float, greeting: float) -> socket.socket:
+def _join(
+    launch: Launch, token: str, host: str, port: int, deadline: float, greeting: float, channel: int = 0
+) -> socket.socket:
     wait = max(0.1, min(greeting, deadline - time.monotonic()))
     connection = socket.create_connection((host, port), timeout=wait)
     try:
@@ -250,6 +276,7 @@ def _join(launch: Launch, token: str, host: str, port: int, deadline: float, gre
         mine = secrets.token_bytes(_NONCE)
         who = {
             "rank": launch.rank,
+            "channel": channel,
             "world": launch.world_size,
             "run": launch.run_id,
             "restart": launch.restart,

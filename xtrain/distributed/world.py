@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .._C import Tensor
 from .._version import __version__
-from ..errors import ConfigError, PeerError, shown
+from ..errors import ConfigError, NonFiniteError, PeerError, shown
 from .env import ALONE, Launch, detect
 
 if TYPE_CHECKING:
     from .host import Buffer, HostPlane
+    from .watch import Watch
 
 _launch: Launch | None = None  # of init
 _plane: HostPlane | None = None  # None: alone, or before init
+_watch: Watch | None = None  # the same
+_hooked = False  # whether the hooks of this process are set
 
 
 def init(timeout: float = 300.0) -> None:
@@ -30,7 +35,7 @@ def init(timeout: float = 300.0) -> None:
     Every rank must call it. ConfigError for variables that are missing or wrong, a port that is taken, a token that
     differs, and ranks with other versions. PeerError when a rank has not come after `timeout` seconds.
     """
-    global _launch, _plane
+    global _launch, _plane, _watch
     if _launch is not None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
@@ -39,27 +44,90 @@ def init(timeout: float = 300.0) -> None:
     if launch.world_size > 1:
         from .host import HostPlane
         from .meeting import find_others
+        from .progress import COMPUTING, Progress, times
         from .store import meet
+        from .watch import Watch
 
-        patience = _patience()
+        limits = times()
         launch = find_others(launch)
-        _plane = HostPlane(launch.rank, launch.world_size, meet(launch, timeout), patience)
+        plane, talks, pulses = meet(launch, timeout, 3)
+        progress = Progress()
+        # The watchdog ends exchanges that wait for too long. This is for the case that it has failed.
+        last = 2 * max(limits.timeout, limits.patience)
+        _plane = HostPlane(launch.rank, launch.world_size, plane, last, progress)
+        _watch = Watch(launch.rank, launch.world_size, progress, talks, pulses, limits, _plane.abort)
         _launch = launch
-        atexit.register(_at_exit)
+        _set_hooks()
+        _watch.start()
+        _plane.watch = _watch
         check_same(_about_this_process(), "")
+        progress.enter(COMPUTING)
     _launch = launch
 
 
-def _patience() -> float:
-    """Seconds that an exchange waits for a rank: XTRAIN_COMM_TIMEOUT, or 30 minutes, in which rank 0 may save."""
-    text = os.environ.get("XTRAIN_COMM_TIMEOUT", "") or "1800"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= 1e6:
-        raise ConfigError(f"distributed: XTRAIN_COMM_TIMEOUT must be seconds in (0, 1e6], got {shown(text)}")
-    return seconds
+def _set_hooks() -> None:
+    """What happens at the end of the process, in a forked child, and to a PeerError that nobody catches."""
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_in_child)
+        sys.excepthook = _ending_with_status(sys.excepthook)
+
+
+def _ending_with_status(before: Callable[..., Any]) -> Callable[..., Any]:
+    """An excepthook that ends a script with one line and status 75 where others are lost."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, PeerError):
+            before(kind, error, trace)
+            return
+        if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
+            before(kind, error, trace)
+        elif not error.told:
+            with contextlib.suppress(OSError, AttributeError):
+                print(f"xtrain: error: {error}", file=sys.stderr)
+        raise SystemExit(75)
+
+    return hook
+
+
+def _in_child() -> None:
+    """A forked child has no part in exchanges, and must not say anything on its parent's connections."""
+    if _watch is not None:
+        _watch.abandon()
+    if _plane is not None:
+        _plane.watch = None
+        _plane.abandon(f"distributed: this process was forked from rank {_plane.rank}, and is no rank itself")
+
+
+def set_timeout(seconds: float) -> None:
+    """Seconds that others wait for a rank that computes; see Times."""
+    if _watch is not None:
+        _watch.set_timeout(seconds)
+
+
+def phase(name: str) -> AbstractContextManager[None]:
+    """A `with` block in which this rank is loading, evaluating or saving, which others wait for longer."""
+    return contextlib.nullcontext() if _plane is None else _plane.progress.during(name)
+
+
+def at_step(number: int) -> None:
+    """A step of training begins, counted from 1."""
+    if _plane is not None:
+        _plane.progress.step = number
+
+
+def steps_between_comparisons() -> int:
+    """After how many steps the ranks compare their parameters."""
+    return 1 << 62 if _watch is None else max(1, int(_watch.times.hashes))
+
+
+def diverged(ranks: tuple[int, ...], text: str) -> PeerError:
+    """The verdict that all ranks have found at once, to be raised."""
+    if _watch is not None:
+        _watch.accuse("diverged", ranks, text)
+    return (_watch.error() if _watch is not None else None) or PeerError(f"distributed: {text}")
 
 
 def is_initialized() -> bool:
@@ -96,19 +164,44 @@ def launcher() -> str:
     return _known().launcher
 
 
-def shutdown(why: str = "it has ended") -> None:
-    """Leave. Ranks that call an exchange after that hear `why` in a PeerError. Without `init` nothing happens."""
-    global _launch, _plane
-    plane, _launch, _plane = _plane, None, None
-    if plane is not None:
-        plane.leave(why)
+def shutdown() -> None:
+    """Leave. Ranks that call an exchange after that end with a PeerError. Without `init` nothing happens. Who catches a
+    PeerError and goes on alone calls it at once: 5 s after a verdict the watchdog ends the process.
+    """
+    _leave(None, False)
+
+
+def leave(error: BaseException) -> None:
+    """Leave because of this error, which ends the others too, unless all ranks have raised it. After a verdict the
+    watchdog still ends the process where it does not end itself.
+    """
+    everywhere = isinstance(error, (NonFiniteError, PeerError)) or getattr(error, "on_all_ranks", False)
+    _leave(None if everywhere else why_left(error), True)
+
+
+def _leave(why: str | None, ending: bool) -> None:
+    global _launch, _plane, _watch
+    link, watch, _launch, _plane, _watch = _plane, _watch, None, None, None
+    if watch is not None:
+        watch.leave(why)
+        if why is not None:
+            from .watch import write_error_file
+
+            write_error_file(why)
+    if link is not None:
+        link.leave(why or "it has ended")
+    if watch is not None and not (ending and watch.verdict is not None):
+        watch.stop()
 
 
 def _at_exit() -> None:
     """A process that ends without `shutdown` says why: its last exception, where Python has shown one."""
     error = getattr(sys, "last_value", None)
-    if _plane is not None:
-        shutdown(why_left(error) if error is not None else "it has ended")
+    if error is not None:
+        leave(error)
+    else:
+        _leave(None, True)
+    _C.pulse_stop()
 
 
 def why_left(error: BaseException) -> str:
@@ -150,10 +243,12 @@ def check_same(values: Mapping[str, Any], what: str) -> None:
         first = everyone[0].get(key)
         others = [number for number, one in enumerate(everyone) if one.get(key) != first]
         if others:
-            raise ConfigError(
-                f"distributed: {what}{key} must be the same on every rank, got {shown(first, 200)} on rank 0 and "
-                f"{shown(everyone[others[0]].get(key), 200)} on rank{'s' * (len(others) > 1)} "
-                f"{', '.join(map(str, others[:8]))}"
+            raise _on_all_ranks(
+                ConfigError(
+                    f"distributed: {what}{key} must be the same on every rank, got {shown(first, 200)} on rank 0 and "
+                    f"{shown(everyone[others[0]].get(key), 200)} on rank{'s' * (len(others) > 1)} "
+                    f"{', '.join(map(str, others[:8]))}"
+                )
             )
 
 
@@ -184,9 +279,9 @@ def together(make: Callable[[], Any]) -> Any:
     if link is not None:
         result = json.loads(bytes(link.broadcast(json.dumps(result).encode() if rank() == 0 else None, 0, "together")))
     if failure is not None:
-        raise failure
+        raise _on_all_ranks(failure)
     if "error" in result:
-        raise _same_kind(result["error"], result["text"])
+        raise _on_all_ranks(_same_kind(result["error"], result["text"]))
     return result["value"]
 
 
@@ -201,10 +296,16 @@ def all_or_none(act: Callable[[], Any]) -> None:
         failure = error
     said = gather_json(None if failure is None else [type(failure).__name__, str(failure)])
     if failure is not None:
-        raise failure
+        raise _on_all_ranks(failure)
     for number, one in enumerate(said):
         if one is not None:
-            raise _same_kind(one[0], f"rank {number}: {one[1]}")
+            raise _on_all_ranks(_same_kind(one[0], f"rank {number}: {one[1]}"))
+
+
+def _on_all_ranks(error: Exception) -> Exception:
+    """Mark it: nobody has to be told."""
+    vars(error)["on_all_ranks"] = True
+    return error
 
 
 def _same_kind(kind: str, text: str) -> Exception:

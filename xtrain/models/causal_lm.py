@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import _C, functional, generation, nn, saving
+from .. import _C, generation, nn, saving
 from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..generation import KVCache
 from ..nn.module import LoadResult, is_stock
+from ..tensors.documents import check_bounds, positions_in
 from .language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -49,20 +50,39 @@ class CausalLM(LanguageModel):
                 f"{self.config.family}: {name} must have at least one token per sequence, got shape {tuple(ids.shape)}"
             )
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        caches: list[KVCache] | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """ids [B, S] int64 or int32 -> logits [B, S, V].
 
         positions: None (0..S-1 in every sequence) or int64 [B*S]. caches: a list of KVCache, one per layer, see
-        `make_caches`.
+        `make_caches`. documents: int32 [B, 2, S] of functional.document_bounds, for rows that hold several documents: a
+        token sees its own alone, and positions, where they are None, begin anew in each. Without caches.
         """
         self._check_ids("ids", ids)
+        positions, more = self._places(ids, positions, caches, documents)
         layers = self.config.num_hidden_layers
         if caches is not None and len(caches) != layers:
             raise ValueError(f"{self.config.family}: caches must be one per layer, {layers}, got {len(caches)}")
         batch, seq = ids.shape
-        x = self._trunk()(ids, positions, caches)
+        x = self._trunk()(ids, positions, caches, *more)
         logits = _C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x)
         return logits.view(batch, seq, logits.shape[-1])
+
+    def _places(
+        self, ids: Tensor, positions: Tensor | None, caches: object, documents: Tensor | None
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """Positions, and what else the trunk gets: (documents,), or nothing."""
+        if documents is None:
+            return positions, ()
+        check_bounds(self.config.family, documents, *ids.shape)
+        if caches is not None:
+            raise ValueError(f"{self.config.family}: documents must be None with caches, got both")
+        return positions_in(documents) if positions is None else positions, (documents,)
 
     def last_logits(
         self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None, rows: Tensor | None = None
@@ -85,9 +105,18 @@ class CausalLM(LanguageModel):
         """Whether nothing looks at, or changes, what `forward` makes of the trunk and the head."""
         return is_stock(self, type(self)) and type(self).forward is CausalLM._defined_forward
 
-    def loss(self, ids: Tensor, targets: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    def loss(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        z_loss: float = 0.0,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Cross entropy in nats of targets [B, S] given ids [B, S]; mean over all rows that are not ignored, "sum", or
-        "none" -> [B*S].
+        "none" -> [B*S]. z_loss: see functional.linear_cross_entropy. documents: as of forward; the target of the last
+        token of each is the caller's to ignore.
 
         One op computes head and loss, see functional.linear_cross_entropy, unless the head is not a plain nn.Linear
         without bias, or head or model have hooks or another `forward`: then it is the cross entropy of self(ids).
@@ -98,13 +127,15 @@ class CausalLM(LanguageModel):
             raise ValueError(
                 f"{self.config.family}: targets must have shape {tuple(ids.shape)}, got {tuple(targets.shape)}"
             )
-        options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction)
+        options: dict[str, Any] = dict(ignore_index=ignore_index, reduction=reduction, z_loss=z_loss)
         head, targets = self.lm_head, targets.reshape(-1)
         if self._is_whole() and (head is None or (is_stock(head, nn.Linear) and head.bias is None)):
             weight = self._table() if head is None else head.weight
-            return _C.linear_cross_entropy(self._trunk()(ids), weight, targets, **options)
-        logits = self(ids)
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
+            positions, more = self._places(ids, None, None, documents)
+            x = self._trunk()(ids) if documents is None else self._trunk()(ids, positions, None, *more)
+            return _C.linear_cross_entropy(x, weight, targets, **options)
+        logits = self(ids) if documents is None else self(ids, documents=documents)
+        return _C.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> LoadResult:
         """As Module.load_state_dict; a tied model accepts `lm_head.weight` when it equals the embedding and refuses it

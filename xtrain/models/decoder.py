@@ -23,7 +23,7 @@ from ..nn.layers import add_norm, joined_weights
 from ..nn.module import is_stock, pack
 from .causal_lm import CausalLM
 from .decoder_config import DecoderConfig
-from .policies import check_policy, run_layers
+from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
 # Whether a step of generation on a GPU is one op, _C.decoder_step. False: its one launch is not verified yet
@@ -42,11 +42,13 @@ def _pack(*layers: nn.Linear) -> None:
 
 
 class Attention(nn.Module):
-    """Causal self-attention: x [B*S, C] -> [B*S, C]; positions [B*S] as in Decoder.forward, cache of this layer."""
+    """Causal self-attention: x [B*S, C] -> [B*S, C]; positions [B*S] and documents as in Decoder.forward, cache of this
+    layer. window: the tokens that a token sees, itself included; None: all.
+    """
 
-    def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device) -> None:
+    def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device, window: int | None = None) -> None:
         c, h, k, d = config.hidden_size, config.num_attention_heads, config.kv_heads, config.per_head
-        self.heads, self.kv_heads, self.head_dim = h, k, d
+        self.heads, self.kv_heads, self.head_dim, self.window = h, k, d, window
         self.theta, eps = float(config.rope_theta), float(config.rms_norm_eps)
         self.scaling = config.scaling  # of RoPE: keywords of functional.rope
         self.q_proj = nn.Linear(c, h * d, config.has_bias("q_proj"), device, dtype)
@@ -76,7 +78,13 @@ class Attention(nn.Module):
         return _C.rope(q, *place, **self.scaling), _C.rope(key, *place, **self.scaling)
 
     def forward(
-        self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
+        self,
+        x: Tensor,
+        batch: int,
+        seq: int,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         h, k, d = self.heads, self.kv_heads, self.head_dim
         q, key, value = self._project(x)
@@ -84,9 +92,10 @@ class Attention(nn.Module):
         q, key = self._rotated(q, key, positions, seq)
         q, key, value = q.transpose(1, 2), key.transpose(1, 2), value.view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
-            y = cache.attend(q, key, value)
+            y = cache.attend(q, key, value, window=self.window) if self.window else cache.attend(q, key, value)
         else:
-            y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k)
+            seen: dict[str, Any] = {"documents": documents, "window": self.window}
+            y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k, **seen)
         return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
 
 
@@ -109,12 +118,12 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + mlp(norm(x)). With mhc_streams = n > 0 each + is a hyper-connection:
-    x [B*S, n, C].
+    x [B*S, n, C]. layer: its number, from 0. rest: positions, cache and documents, as of Attention.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device) -> None:
+    def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device, layer: int = 0) -> None:
         eps = config.rms_norm_eps
-        self.self_attn = Attention(config, dtype, device)
+        self.self_attn = Attention(config, dtype, device, config.window(layer))
         self.mlp = MLP(config, dtype, device)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps, device=device, dtype=dtype)
@@ -124,10 +133,8 @@ class Block(nn.Module):
             self.attn_mhc = nn.HyperConnection(config.hidden_size, self.streams, **options)
             self.mlp_mhc = nn.HyperConnection(config.hidden_size, self.streams, **options)
 
-    def _attend(
-        self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
-    ) -> Tensor:
-        return self.self_attn(self.input_layernorm(x), batch, seq, positions, cache)
+    def _attend(self, x: Tensor, batch: int, seq: int, *rest: Any) -> Tensor:
+        return self.self_attn(self.input_layernorm(x), batch, seq, *rest)
 
     def _feed(self, x: Tensor, *_: object) -> Tensor:
         return self.mlp(self.post_attention_layernorm(x))
@@ -136,22 +143,18 @@ class Block(nn.Module):
         """The hyper-connections with what they wrap."""
         return (self.attn_mhc, self._attend), (self.mlp_mhc, self._feed)
 
-    def forward(
-        self, x: Tensor, batch: int, seq: int, positions: Tensor | None = None, cache: KVCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, batch: int, seq: int, *rest: Any) -> Tensor:
         if self.streams:
             for connection, sublayer in self.parts():
-                x = connection(x, batch, seq, positions, cache, sublayer=sublayer)
+                x = connection(x, batch, seq, *rest, sublayer=sublayer)
             return x
-        x, y = self.run(x, None, batch, seq, positions, cache)
+        x, y = self.run(x, None, batch, seq, *rest)
         return x + y
 
-    def run(
-        self, x: Tensor, y: Tensor | None, batch: int, seq: int, positions: Tensor | None, cache: KVCache | None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
         """What forward makes of x + y, as two terms as well: the norm that reads a sum computes it. Without streams."""
         x, h = (x, self.input_layernorm(x)) if y is None else add_norm(self.input_layernorm, x, y)
-        x, h = add_norm(self.post_attention_layernorm, x, self.self_attn(h, batch, seq, positions, cache))
+        x, h = add_norm(self.post_attention_layernorm, x, self.self_attn(h, batch, seq, *rest))
         return x, self.mlp(h)
 
 
@@ -190,7 +193,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device) -> None:
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device, dtype)
-        self.layers = nn.ModuleList(Block(config, dtype, device) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, dtype, device, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
         self.recompute, self.stream_checkpointing = "none", 0
         self.streams = config.mhc_streams
@@ -233,35 +236,40 @@ class Trunk(nn.Module):
         eps: Any = self.layers[0].input_layernorm.eps  # pyright: ignore[reportAttributeAccessIssue]
         return _C.decoder_step(x, positions, weights, kept, eps, attn.theta, **attn.scaling, plain=False)
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        caches: list[KVCache] | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         if self.recompute in ("cheap", "full") and self.training and caches is None:
             with recompute():
-                return self._run(ids, positions, caches)
-        return self._run(ids, positions, caches)
+                return self._run(ids, positions, caches, documents)
+        return self._run(ids, positions, caches, documents)
 
-    def _run(self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor:
+    def _run(
+        self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None, documents: Tensor | None
+    ) -> Tensor:
         batch, seq = ids.shape
+        # A layer of the user's need not know what it is not given.
+        more = () if documents is None else (documents,)
+        places = (positions,) if documents is None else (positions, None, documents)
         x = self.embed_tokens(ids.reshape(batch * seq))
         if self.streams:
             x = nn.expand_streams(x, self.streams)
         training = self.training and caches is None
         if self.recompute in ("block", "full") and training:
-            x = run_layers(self.layers, self.recompute, x, batch, seq, positions)
+            x = run_layers(self.layers, self.recompute, x, batch, seq, *places)
         elif self._recomputes_streams() and training:
             parts = [part for layer in self.layers for part in layer.parts()]
             for start in range(0, len(parts), self.stream_checkpointing):
                 block = parts[start : start + self.stream_checkpointing]
-                x = nn.recompute_streams(block, x, batch, seq, positions)
-        elif seq == 1 and (stepped := self._step(x, positions, caches)) is not None:
+                x = nn.recompute_streams(block, x, batch, seq, *places)
+        elif seq == 1 and documents is None and (stepped := self._step(x, positions, caches)) is not None:
             x = stepped
         else:
-            y = None  # x + y is the stream
-            for i, layer in enumerate(self.layers):
-                cache = None if caches is None else caches[i]
-                if _runs_in_line(layer):
-                    x, y = layer.run(x, y, batch, seq, positions, cache)
-                else:
-                    x, y = layer(x if y is None else x + y, batch, seq, positions, cache), None
+            x, y = run_in_line(self.layers, _runs_in_line, x, (batch, seq, positions), caches, more)
             x = x if y is None else x + y
         return self.norm(self.stream_head(x) if self.streams else x)
 

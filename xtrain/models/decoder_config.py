@@ -33,6 +33,7 @@ class DecoderConfig(ModelConfig):
     family: ClassVar[str] = "Decoder"
     qk_norm: ClassVar[bool] = False  # an RMSNorm of every head of queries and keys
     biased: ClassVar[tuple[str, ...]] = ()  # projections that always have a bias
+    windowed: ClassVar[bool] = False  # layers of their own kind (WindowedConfig)
     mhc_streams: ClassVar[int] = 0  # hyper-connections (Qwen3Config)
     mhc_contraction: ClassVar[str] = "mean"
     mhc_iters: ClassVar[int] = 20
@@ -92,6 +93,7 @@ class DecoderConfig(ModelConfig):
         if self.rope_theta < _LEAST:
             raise self.refusal("rope_theta", f"must be at least {_LEAST:g}")
         self._check_scaling()
+        self._check_windows()
         self._check_family()
         for name, only in self._only().items():
             value = getattr(self, name)
@@ -105,6 +107,13 @@ class DecoderConfig(ModelConfig):
 
     def _check_family(self) -> None:
         """Further rules of a family."""
+
+    def _check_windows(self) -> None:
+        """Rules of the windows of a family."""
+
+    def window(self, layer: int) -> int | None:
+        """The tokens that a token sees in a layer, itself included; None: all before it."""
+        return None
 
     def _only(self) -> dict[str, Any]:
         """Attributes that have one value."""
@@ -209,9 +218,9 @@ class DecoderConfig(ModelConfig):
                 or any(isinstance(value, dict) for value in rope.values())  # RoPE by the type of layer
             ):
                 refuse(key)
-        if values.get("use_sliding_window"):
+        layer_types = None if cls.windowed else values.get("layer_types")
+        if values.get("use_sliding_window") and not cls.windowed:
             refuse("use_sliding_window")
-        layer_types = values.get("layer_types")
         if layer_types is not None and not isinstance(layer_types, (list, tuple)):
             raise ValueError(f"{cls.__name__}: layer_types must be a list, got {layer_types!r}")
         if layer_types is not None and any(kind != "full_attention" for kind in layer_types):

@@ -17,11 +17,13 @@ from .._C import Tensor
 from .._types import Device
 from ..autograd import recompute
 from ..generation import KVCache
+from ..nn.layers import add_norm
 from ..nn.lora import ADAPTED, LoraLayer
 from ..nn.module import is_stock
+from ..tensors.documents import sees
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
-from .policies import check_policy, run_layers
+from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
 _DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
@@ -152,20 +154,21 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(c, 3 * c, dtype, device)
         self.c_proj = Conv1D(c, c, dtype, device)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         if not (self.training and self.dropout):
-            return _C.scaled_dot_product_attention(q, k, v, True, self.scale, False)
+            return _C.scaled_dot_product_attention(q, k, v, True, self.scale, False, documents=documents)
         # One op after the other: no kernel has dropout inside attention. The mask is not kept.
-        seq = q.shape[2]
-        row, column = _C.arange(0, seq, 1, _C.int64, q.device).unsqueeze(1), _C.arange(0, seq, 1, _C.int64, q.device)
-        scores = _C.where(row < column, -math.inf, (q @ k.transpose(2, 3)) * self.scale)
+        seen = sees(q.shape[2], q.shape[2], True, documents, None, q.device)
+        scores = _C.where(seen, (q @ k.transpose(2, 3)) * self.scale, -math.inf)
         return functional.dropout(_C.softmax(scores, -1), self.dropout) @ v
 
-    def forward(self, x: Tensor, batch: int, seq: int, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, batch: int, seq: int, cache: KVCache | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         h, d = self.heads, self.head_dim
         parts = _C.split(self.c_attn(x), (h * d, h * d, h * d), -1)
         q, k, v = (part.view(batch, seq, h, d).transpose(1, 2) for part in parts)
-        y = self._attend(q, k, v) if cache is None else cache.attend(q, k, v, self.scale)
+        y = self._attend(q, k, v, documents) if cache is None else cache.attend(q, k, v, self.scale)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch * seq, h * d)))
 
 
@@ -187,7 +190,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + attn(ln_1(x)), then x + mlp(ln_2(x)); x [B*S, C]."""
+    """One layer: x + attn(ln_1(x)), then x + mlp(ln_2(x)); x [B*S, C]. rest: cache and documents, as of Attention."""
 
     def __init__(self, config: GPT2Config, layer: int, dtype: _C.dtype, device: Device) -> None:
         eps = config.layer_norm_epsilon
@@ -196,9 +199,20 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps, device=device, dtype=dtype)
         self.mlp = MLP(config, dtype, device)
 
-    def forward(self, x: Tensor, batch: int, seq: int, cache: KVCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), batch, seq, cache)
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, x: Tensor, batch: int, seq: int, *rest: Any) -> Tensor:
+        x, y = self.run(x, None, batch, seq, *rest)
+        return x + y
+
+    def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
+        """What forward makes of x + y, as two terms as well: the norm that reads a sum computes it."""
+        x, h = (x, self.ln_1(x)) if y is None else add_norm(self.ln_1, x, y)
+        x, h = add_norm(self.ln_2, x, self.attn(h, batch, seq, *rest))
+        return x, self.mlp(h)
+
+
+def _runs_in_line(layer: Any) -> bool:
+    """Whether a layer need not be called (see run_in_line). A recording, which wraps `forward`, calls it."""
+    return is_stock(layer, Block) and "forward" not in layer.__dict__
 
 
 class Trunk(nn.Module):
@@ -212,7 +226,13 @@ class Trunk(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon, device=device, dtype=dtype)
         self.recompute = "none"
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None, caches: list[KVCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        caches: list[KVCache] | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         batch, seq = ids.shape
         words = self.wte(ids.reshape(batch * seq))
         if positions is None:
@@ -229,13 +249,13 @@ class Trunk(nn.Module):
         else:
             x = words + places.view(batch * seq, words.shape[-1])
         x = self.drop(x)
-        if caches is not None:
-            for layer, cache in zip(self.h, caches, strict=True):
-                x = layer(x, batch, seq, cache)
-            return self.ln_f(x)
-        policy = self.recompute if self.training else "none"
+        policy = self.recompute if self.training and caches is None else "none"
         with recompute() if policy in ("cheap", "full") else contextlib.nullcontext():
-            return self.ln_f(run_layers(self.h, policy, x, batch, seq))
+            more = () if documents is None else (documents,)
+            if policy in ("block", "full"):
+                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *((None, *more) if more else ())))
+            x, y = run_in_line(self.h, _runs_in_line, x, (batch, seq), caches, more)
+            return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]
 
 
 class GPT2(CausalLM):

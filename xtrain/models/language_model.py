@@ -13,7 +13,8 @@ class LanguageModel(nn.Module):
     """A model as training, saving and sampling use it. Letters: B batch, S sequence, V vocabulary.
 
     config: made by the architecture's config class. forward(ids, positions=None, caches=None): ids [B, S] -> logits
-    [B, S, V]. loss(ids, targets, ignore_index=-100, reduction="mean"): cross entropy in nats. make_caches(batch,
+    [B, S, V]. loss(ids, targets, ignore_index=-100, reduction="mean"): cross entropy in nats. Both take documents, of
+    functional.document_bounds, where the model is trained on rows that hold several. make_caches(batch,
     length): empty caches of `length` positions, one per layer, for forward.
     """
 

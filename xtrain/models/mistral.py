@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): the decoder. A sliding window that shortens attention is refused: no op has one."""
+"""Mistral (Jiang et al. 2023): the decoder with a sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from .decoder import Decoder, decoder_architecture
 from .decoder_config import DecoderConfig
+from .windows import check_window
 
 
 @dataclass
 class MistralConfig(DecoderConfig):
-    """DecoderConfig with the defaults of Hugging Face's MistralConfig, but for sliding_window, which is None here.
+    """DecoderConfig with the defaults of Hugging Face's MistralConfig.
 
-    sliding_window: tokens that a token attends to; None, or at least max_position_embeddings, where it changes nothing.
+    sliding_window: the tokens that a token sees, itself included; None: all before it.
     """
 
     family: ClassVar[str] = "Mistral"
@@ -22,7 +23,7 @@ class MistralConfig(DecoderConfig):
     intermediate_size: int = 14336
     num_key_value_heads: int | None = 8
     max_position_embeddings: int = 4096 * 32
-    sliding_window: int | None = None
+    sliding_window: int | None = 4096
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     model_type: str = "mistral"
@@ -31,12 +32,12 @@ class MistralConfig(DecoderConfig):
     def _check_family(self) -> None:
         if self.attention_bias:
             raise self.refusal("attention_bias", "must be False")
-        window = self.sliding_window
-        if window is not None and (
-            isinstance(window, bool) or not isinstance(window, int) or window < self.max_position_embeddings
-        ):
-            rule = f"must be None or at least max_position_embeddings {self.max_position_embeddings}"
-            raise self.refusal("sliding_window", rule + ", as windows are not supported")
+
+    def _check_windows(self) -> None:
+        check_window(self)
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
 
 
 class Mistral(Decoder):

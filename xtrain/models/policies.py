@@ -38,6 +38,28 @@ def run_layers(layers: Iterable[_Layer], policy: str, x: Tensor, *args: Any) -> 
     return x
 
 
+def run_in_line(
+    layers: Iterable[Any],
+    in_line: Callable[[Any], bool],
+    x: Tensor,
+    args: Sequence[Any],
+    caches: Sequence[Any] | None,
+    more: Sequence[Any] = (),
+) -> tuple[Tensor, Tensor | None]:
+    """x through all layers, as two terms (or one and None): the last addition of a layer that is `in_line`, and so need
+    not be called, moves into the norm that reads the sum. Such a layer has `run(x, y, *args, cache, *more)`, where the
+    stream is x + y; others are called with x, args, their cache and more.
+    """
+    y = None
+    for i, layer in enumerate(layers):
+        cache = None if caches is None else caches[i]
+        if in_line(layer):
+            x, y = layer.run(x, y, *args, cache, *more)
+        else:
+            x, y = layer(x if y is None else x + y, *args, cache, *more), None
+    return x, y
+
+
 @recompute()
 def _cheaply(layer: _Layer, *args: Any) -> Tensor:
     return layer(*args)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .decoder import Decoder, decoder_architecture
-from .decoder_config import DecoderConfig
+from .windows import WindowedConfig
 
 
 @dataclass
-class Qwen2Config(DecoderConfig):
-    """DecoderConfig with the defaults of Hugging Face's Qwen2Config."""
+class Qwen2Config(WindowedConfig):
+    """WindowedConfig with the defaults of Hugging Face's Qwen2Config."""
 
     family: ClassVar[str] = "Qwen2"
     kind: ClassVar[str] = "qwen2"

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .decoder import Decoder, decoder_architecture
-from .decoder_config import DecoderConfig
+from .windows import WindowedConfig
 
 _MHC_TYPE, _MHC_ARCHITECTURE = "xtrain_qwen3_mhc", "XtrainQwen3MhcForCausalLM"
 
 
 @dataclass
-class Qwen3Config(DecoderConfig):
-    """DecoderConfig with the defaults of Hugging Face's Qwen3Config. head_dim does not depend on hidden_size.
+class Qwen3Config(WindowedConfig):
+    """WindowedConfig with the defaults of Hugging Face's Qwen3Config. head_dim does not depend on hidden_size.
 
     Extension: with mhc_streams = n, 1 to 8, every attention and feed-forward layer is wrapped in hyper-connections over
     n residual streams (nn.HyperConnection; Xie et al. 2025). mhc_contraction ("mean", "sum", "learned") makes one

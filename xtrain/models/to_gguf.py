@@ -36,6 +36,12 @@ def check_config(config: Any) -> None:
     if kind not in ARCHITECTURES:
         *others, last = ARCHITECTURES
         raise DataError(f"export: model_type must be {', '.join(others)} or {last}, got {kind!r}")
+    for window in map(config.window, range(config.num_hidden_layers)):
+        if window is not None and window < config.max_position_embeddings:
+            raise DataError(
+                f"export: sliding_window must be None or at least max_position_embeddings "
+                f"{config.max_position_embeddings}, got {window}: llama.cpp gives {kind} no window"
+            )
     scaling = config.rope_scaling
     if scaling is not None and scaling["rope_type"] == "llama3" and not ARCHITECTURES[kind][1]:
         raise DataError(f"export: rope_scaling must be None or of type linear for {kind}, got 'llama3'")

@@ -113,23 +113,23 @@ def _with_new(key: np.ndarray, keys: np.ndarray, positions: np.ndarray) -> np.nd
 
 def _cached_reference(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, keys: np.ndarray, values: np.ndarray, positions: np.ndarray,
-    scale: float | None = None, plain: bool = False, of: Any = attention,
+    scale: float | None = None, plain: bool = False, window: int | None = None, of: Any = attention,
 ) -> list[np.ndarray]:  # fmt: skip
     keys, values, out = _with_new(k, keys, positions), _with_new(v, values, positions), np.zeros_like(q)
     for b, position in enumerate(np.asarray(positions, np.int64)):
-        seen = slice(b, b + 1), slice(None), slice(0, position + 1)
+        seen = slice(b, b + 1), slice(None), slice(max(0, position + 1 - (window or position + 1)), position + 1)
         out[b : b + 1] = of(q[b : b + 1], keys[seen], values[seen], scale=scale)
     return [out, keys, values]
 
 
 def _cached_torch(
     torch: Any, q: Any, k: Any, v: Any, keys: Any, values: Any, positions: Any,
-    scale: float | None = None, plain: bool = False,
+    scale: float | None = None, plain: bool = False, window: int | None = None,
 ) -> list[Any]:  # fmt: skip
     keys, values, out = keys.clone(), values.clone(), torch.zeros_like(q)
     for b, position in enumerate(positions.tolist()):
         keys[b, :, position], values[b, :, position] = k[b, :, 0], v[b, :, 0]
-        seen = slice(b, b + 1), slice(None), slice(0, position + 1)
+        seen = slice(b, b + 1), slice(None), slice(max(0, position + 1 - (window or position + 1)), position + 1)
         attend = torch.nn.functional.scaled_dot_product_attention
         out[b : b + 1] = attend(q[b : b + 1], keys[seen], values[seen], scale=scale, enable_gqa=True)
     return [out, keys, values]
@@ -145,14 +145,17 @@ _CACHED = [
 ]  # fmt: skip
 
 
-def _refused(at: int, value: Any) -> Any:
+_WINDOWS = [(1, 3), (5, 70), (3, 1)]  # of which sizes, and how many positions
+
+
+def _refused(at: int, value: Any, **options: Any) -> Any:
     """A call that is right, H 4, K 2, L 5, D 8, but for argument number `at`."""
 
     def call() -> Any:
         new, kept = f32(1, 2, 1, 8), f32(1, 2, 5, 8)
         arguments: list[Any] = [f32(1, 4, 1, 8), new, new, kept, _C.clone(kept), i64(1)]
         arguments[at] = value()
-        return _C.cached_attention(*arguments)
+        return _C.cached_attention(*arguments, **options)
 
     return call
 
@@ -162,6 +165,7 @@ op(
     "cached_attention",
     [_cached_case(*sizes) for sizes in _CACHED]
     + [_cached_case(*sizes, plain=True) for sizes in _CACHED[1:6]]
+    + [_cached_case(*_CACHED[at], plain=plain, window=size) for at, size in _WINDOWS for plain in (False, True)]
     + [_cached_case(2, 4, 2, 90, 64, scale=0.3), _cached_case(4, 16, 8, 1500, 128, big=True)],
     _cached,
     _cached_reference,
@@ -183,6 +187,7 @@ op(
         Error(_refused(3, lambda: _C.transpose(f32(1, 2, 8, 5), 2, 3)), V, r"cached_attention: keys must be contig"),
         Error(_refused(5, lambda: f32(1)), T, r"cached_attention: positions must have dtype int64, got float32"),
         Error(_refused(5, lambda: i64(2)), V, r"cached_attention: positions must have shape \(1,\), got \(2,\)"),
+        Error(_refused(5, lambda: i64(1), window=0), V, r"cached_attention: window must be at least 1, got 0"),
         Error(_refused(0, lambda: f32(1, 4, 1, 8).requires_grad_()), R, r"cached_attention: query must not require"),
     ),
 )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .references import linear_cross_entropy, rms_norm, rope
+from .norms import layer_norm_sizes
+from .references import layer_norm, linear_cross_entropy, rms_norm, rope
 from .rope import torch_rope
 from .table import TAILS, Case, Error, I, Ids, N, T, U, V, case, f32, i64, op
 
@@ -75,6 +76,69 @@ op(
     variant="no weight",
     torch=torch_add_rms_norm,
     **add_options,
+)
+
+
+def add_layer_norm(x: np.ndarray, residual: np.ndarray, *vectors: np.ndarray, eps: float = 1e-5) -> list[np.ndarray]:
+    """The sum, and the norm of the sum."""
+    return [x + residual, layer_norm(x + residual, *vectors, eps=eps)]
+
+
+def torch_add_layer_norm(torch: Any, x: Any, residual: Any, *vectors: Any, eps: float = 1e-5) -> list[Any]:
+    total = x + residual
+    return [total, torch.nn.functional.layer_norm(total, (x.shape[-1],), *vectors, eps=eps)]
+
+
+def add_layer_norm_sizes(x: np.ndarray, residual: np.ndarray, *vectors: Any, eps: float = 1e-5) -> list[np.ndarray]:
+    """The absolute values that are added up, in the sum and behind the norm."""
+    size, total = np.abs(x) + np.abs(residual), x + residual
+    more = size / np.sqrt(np.var(total, -1, keepdims=True) + eps) * np.abs(vectors[0] if vectors else 1)
+    return [size, layer_norm_sizes(total, *vectors, eps=eps) + more]
+
+
+# A row of one element has no variance (see norms.py).
+add_layer_options: dict[str, Any] = dict(
+    accumulations=lambda x, *a, **k: 2 * x.shape[-1] + 8, roundings=3, grad_roundings=8, magnitude=add_layer_norm_sizes
+)
+op(
+    "add_layer_norm",
+    "layer_norm_fwd layer_norm_bwd",
+    [case(N(*s), N(*s), N(s[-1]), N(s[-1]), eps=1e-5) for s in ((3, 5), (2, 3, 4), (0, 4), (3, 33), (33, 24))]
+    + [case(N(3, 5), N(3, 5), N(5), N(5), eps=0.5), case(N(301, 523), N(301, 523), N(523), N(523), eps=1e-5, big=True)],
+    _C.add_layer_norm,
+    add_layer_norm,
+    torch=torch_add_layer_norm,
+    **add_layer_options,
+    errors=(
+        Error(
+            lambda: _C.add_layer_norm(f32(2, 4), f32(2, 5)),
+            V,
+            r"add_layer_norm: residual must have shape \(2, 4\), got \(2, 5\)",
+        ),
+        Error(
+            lambda: _C.add_layer_norm(f32(2, 4), _C.full((2, 4), 1.0, _C.bfloat16)),
+            T,
+            r"add_layer_norm: residual must have the dtype of input, float32, got bfloat16",
+        ),
+        Error(
+            lambda: _C.add_layer_norm(f32(2, 64), f32(2, 64), None, f32(65)),
+            V,
+            r"add_layer_norm: bias must have shape \(64,\), got \(65,\)",
+        ),
+        Error(lambda: _C.add_layer_norm(f32(), f32()), V, r"add_layer_norm: input must .*\(\)"),
+        Error(lambda: _C.add_layer_norm(i64(2, 4), i64(2, 4)), T, r"add_layer_norm: input must .*float.*int64"),
+        Error(lambda: _C.add_layer_norm(f32(2, 4), f32(2, 4), None, None, -1.0), V, r"add_layer_norm: eps must .*-1"),
+    ),
+)
+op(
+    "add_layer_norm",
+    "layer_norm_fwd layer_norm_bwd",
+    [case(N(*s), N(*s)) for s in ((3, 5), (1, 7))],
+    _C.add_layer_norm,
+    add_layer_norm,
+    variant="no weight",
+    torch=torch_add_layer_norm,
+    **add_layer_options,
 )
 
 
@@ -212,14 +276,21 @@ def linear_cross_entropy_case(
     return case(N(rows, width), U(-0.7, 0.7, words, width), Ids(low, high, rows), **k)
 
 
+def lce_torch(torch: Any, x: Any, w: Any, t: Any, chunk_rows: int | None = None, z_loss: float = 0.0, **k: Any) -> Any:
+    logits = torch.nn.functional.linear(x, w)
+    loss = torch.nn.functional.cross_entropy(logits, t, **k)
+    if not z_loss:
+        return loss
+    squares = torch.where(t != k.get("ignore_index", -100), torch.logsumexp(logits.float(), 1) ** 2, 0.0)
+    return loss + z_loss * (squares if k.get("reduction") == "none" else squares.sum())
+
+
 lce_options: dict[str, Any] = dict(
     accumulations=lambda x, w, t, **_: x.shape[1] + w.shape[0] + len(t) + 16,
     grad_roundings=6,
     out_dtype="loss",
     magnitude=lambda x, w, t, **k: linear_cross_entropy(x, w, t, magnitude=True, **k),
-    torch=lambda torch, x, w, t, chunk_rows=None, **k: torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(x, w), t, **k
-    ),
+    torch=lce_torch,
     selects="gemm",
     strided="close",
 )
@@ -248,6 +319,7 @@ op(
         linear_cross_entropy_case(33, 8, 257, chunk_rows=32, reduction="sum"),
         linear_cross_entropy_case(5, 4, 7, 2, 4, ignore_index=2, chunk_rows=1),
         linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, chunk_rows=2, reduction="sum"),
+        linear_cross_entropy_case(5, 4, 33, 0, 3, ignore_index=2, chunk_rows=2, reduction="sum", z_loss=0.1),
         linear_cross_entropy_case(130, 64, 1003, chunk_rows=48, big=True),
     ],
     _C.linear_cross_entropy,
@@ -259,6 +331,11 @@ op(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), _C.tensor(np.array([0, 1, -3])), chunk_rows=2),
             I,
             r"^linear_cross_entropy: targets must .*got -3 at position 2",
+        ),
+        Error(
+            lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), z_loss=-1.0),
+            V,
+            r"^linear_cross_entropy: z_loss must be a finite number of at least 0, got -1",
         ),
         Error(
             lambda: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), chunk_rows=0),
@@ -276,6 +353,8 @@ op(
         linear_cross_entropy_case(5, 4, 7, ignore_index=2, reduction="none"),
         linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="none"),
         linear_cross_entropy_case(5, 4, 7, 2, 3, ignore_index=2, reduction="sum"),
+        linear_cross_entropy_case(8, 3, 33, 0, 4, ignore_index=2, reduction="sum", z_loss=0.1),
+        linear_cross_entropy_case(5, 4, 7, 0, 4, ignore_index=2, reduction="none", z_loss=1.0),
     ],
     _C.linear_cross_entropy,
     linear_cross_entropy,

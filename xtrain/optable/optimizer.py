@@ -22,7 +22,7 @@ from .table import (
     op,
 )
 
-__all__ = ["adamw_group", "adamw_reference", "clip_reference"]
+__all__ = ["adamw_group", "adamw_reference", "clip_reference", "muon_reference"]
 
 SETTINGS: dict[str, Any] = dict(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 
@@ -215,5 +215,159 @@ op(
             V,
             r"tree_sum_: squares must have shape \(1,\), got",
         ),
+    ),
+)
+
+
+# ---- Muon ------------------------------------------------------------------------------------------------------------
+
+MUON: dict[str, Any] = dict(
+    lr=0.1, momentum=0.9, weight_decay=0.1, a=3.4445, b=-4.775, c=2.0315, eps=1e-7, ratio=0.7, nesterov=True, steps=2
+)
+STILL: dict[str, Any] = dict(steps=0, eps=100.0)
+
+
+def muon_numbers_of(settings: dict[str, Any]) -> Any:
+    names = ("momentum", "weight_decay", "a", "b", "c", "eps", "ratio")
+    return _C.tensor([settings[name] for name in names], _C.float64, _C.device("cpu"))
+
+
+def muon_call(*tensors: Any, **settings: Any) -> list[Any]:
+    """A step of one matrix or more, tensors being p, g, b of the first, then of the next: the new p and b of each."""
+    wide = _C.float64 if tensors[0].dtype is _C.float64 else _C.float32
+    params, buffers = ([_C.clone(t) for t in tensors[i::3]] for i in (0, 2))
+    buffers = [_C.clone(_C.cast(b, wide)) for b in buffers]
+    rate = _C.full((), settings["lr"], _C.float64, tensors[0].device)
+    _C.muon_(
+        params, list(tensors[1::3]), buffers, [], rate, muon_numbers_of(settings), settings["nesterov"],
+        settings["steps"], wide,
+    )  # fmt: skip
+    return [t for pair in zip(params, buffers) for t in pair]
+
+
+def muon_reference(*arrays: np.ndarray, **settings: Any) -> list[np.ndarray]:
+    """The published formula, transposed as in Jordan's code where a matrix has more rows than columns."""
+    found: list[np.ndarray] = []
+    rest, momentum = 1 - settings["momentum"], settings["momentum"]
+    for p, g, b in zip(arrays[::3], arrays[1::3], arrays[2::3]):
+        b = momentum * b + rest * g
+        u = rest * g + momentum * b if settings["nesterov"] else b
+        x = u / max(float(np.linalg.norm(u)), settings["eps"])
+        x = x.T if x.shape[0] > x.shape[1] else x
+        for _ in range(settings["steps"]):
+            gram = x @ x.T
+            x = settings["a"] * x + (settings["b"] * gram + settings["c"] * gram @ gram) @ x
+        x = x.T if p.shape[0] > p.shape[1] else x
+        found += [p * (1 - settings["lr"] * settings["weight_decay"]) - settings["lr"] * settings["ratio"] * x, b]
+    return found
+
+
+def muon_roundings(*arrays: np.ndarray, **settings: Any) -> float:
+    """Of an element of x, in units of its largest value, about 1. Each iteration rounds sums of as many terms as the
+    matrix has rows or columns, three times, and multiplies an error by at most a.
+    """
+    terms = 3 * max(max(a.shape) for a in arrays) + 8
+    return terms * sum(settings["a"] ** i for i in range(settings["steps"] + 1))
+
+
+def muon_bad(shape: tuple[int, ...] = (2, 3), **bad: Any) -> Any:
+    """A call with one matrix and what is wrong with it."""
+    lists: dict[str, Any] = {name: [f32(*shape)] for name in ("params", "grads", "buffers")}
+    numbers = muon_numbers_of(MUON | {name: bad.pop(name) for name in ("momentum", "a") if name in bad})
+    others: dict[str, Any] = dict(masters=[], lr=_C.full((), 0.1, _C.float64), numbers=numbers, nesterov=True)
+    others |= dict(ns_steps=5, ns_dtype=_C.float32)
+    return _C.muon_(**(lists | others | bad))
+
+
+op(
+    "muon_",
+    "muon_direction muon_polynomial muon_update",
+    [case(*[N(*s)] * 3, **MUON) for s in [(3, 5), (5, 3), (4, 4), (1, 1), (1, 33), (33, 1), (0, 3), (2, 0), (31, 257)]]
+    + [case(*[N(7, 5)] * 9, **MUON | dict(nesterov=False)), case(*[N(6, 33)] * 6, **MUON | STILL)]
+    + [case(*[N(129, 261)] * 6, big=True, **MUON)],
+    muon_call,
+    muon_reference,
+    nondiff=True,
+    strided="no",
+    out_dtype="any",
+    accumulations=muon_roundings,
+    magnitude=lambda *arrays, **settings: [
+        magnitude
+        for p, g, b in zip(arrays[::3], arrays[1::3], arrays[2::3])
+        for magnitude in (np.abs(p) + settings["lr"] * settings["ratio"], np.abs(g) + np.abs(b))
+    ],
+    errors=(
+        Error(lambda: muon_bad((3,)), V, r"muon_: every parameter must be a matrix, got shape \(3,\)"),
+        Error(lambda: muon_bad(params=[i64(2, 3)]), T, r"muon_: every parameter must .*float.*int64"),
+        Error(
+            lambda: muon_bad(params=[f32(2, 3), f32(3, 2)]), V, r"muon_: every parameter must have shape \(2, 3\), got"
+        ),
+        Error(lambda: muon_bad(grads=[]), V, r"muon_: grads must .*\(1\), got 0"),
+        Error(lambda: muon_bad(grads=[f32(3, 2)]), V, r"muon_: the gradient must have shape \(2, 3\), got \(3, 2\)"),
+        Error(lambda: muon_bad(buffers=[f32(3, 2)]), V, r"muon_: buffers\[0\] must be float32 \(2, 3\)"),
+        Error(lambda: muon_bad(masters=[f32(2, 3)] * 2), V, r"muon_: masters must .*\(1\), got 2"),
+        Error(lambda: muon_bad(ns_dtype=_C.float64), T, r"muon_: ns_dtype must be .* for float32 .*, got float64"),
+        Error(lambda: muon_bad(ns_dtype=_C.int64), T, r"muon_: ns_dtype must be .*, got int64"),
+        Error(lambda: muon_bad(ns_steps=100), V, r"muon_: ns_steps must be in \[0, 99\], got 100"),
+        Error(lambda: muon_bad(ns_steps=-1), V, r"muon_: ns_steps must be in \[0, 99\], got -1"),
+        Error(lambda: muon_bad(momentum=1.0), V, r"muon_: momentum must be in \[0, 1\), got 1"),
+        Error(lambda: muon_bad(a=math.nan), V, r"muon_: a must be .*nan"),
+        Error(lambda: muon_bad(numbers=f32(7)), T, r"muon_: numbers must have dtype float64, got float32"),
+        Error(
+            lambda: muon_bad(numbers=_C.full((6,), 0.0, _C.float64)), V, r"muon_: numbers must have shape \(7,\), got"
+        ),
+        Error(lambda: muon_bad(lr=f32()), T, r"muon_: lr must have dtype float64, got float32"),
+        Error(lambda: muon_bad(guard=f32(1)), V, r"muon_: guard must have 0 dimensions, got shape \(1,\)"),
+    ),
+)
+
+
+# ---- averages --------------------------------------------------------------------------------------------------------
+
+
+def ema_call(*tensors: Any, decay: float, step: int) -> list[Any]:
+    """tensors: some averages, then what they take in."""
+    half = len(tensors) // 2
+    wide = _C.float64 if tensors[0].dtype is _C.float64 else _C.float32
+    averages = [_C.clone(_C.cast(t, wide)) for t in tensors[:half]]
+    taken = _C.full((), step - 1, _C.int64, tensors[0].device)
+    _C.ema_(averages, list(tensors[half:]), taken, decay)
+    return [*averages, taken]
+
+
+def ema_reference(*arrays: np.ndarray, decay: float, step: int) -> list[np.ndarray]:
+    half, share = len(arrays) // 2, (1 - decay) / (1 - decay**step)
+    return [*(a + (x - a) * share for a, x in zip(arrays[:half], arrays[half:])), np.array(float(step))]
+
+
+def ema_bad(**bad: Any) -> Any:
+    good: dict[str, Any] = dict(averages=[f32(2)], tensors=[f32(2)], step=i64(), decay=0.9)
+    return _C.ema_(**(good | bad))
+
+
+op(
+    "ema_",
+    "ema",
+    [case(N(*s), N(*s), decay=0.9, step=3) for s in [(2, 3), (), (0,), (33,), (257,)]]
+    + [case(*[N(5), N(3, 4)] * 2, decay=0.999, step=1), case(*[N(129, 523)] * 2, big=True, decay=0.5, step=2)],
+    ema_call,
+    ema_reference,
+    nondiff=True,
+    strided="no",
+    out_dtype="any",
+    roundings=0,
+    magnitude=lambda *arrays, **_: [
+        *(np.abs(a) + np.abs(x) for a, x in zip(arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :])),
+        np.array(0.0),
+    ],
+    errors=(
+        Error(lambda: ema_bad(decay=1.0), V, r"ema_: decay must be in \[0, 1\), got 1"),
+        Error(lambda: ema_bad(tensors=[]), V, r"ema_: tensors must hold at least one tensor, got none"),
+        Error(lambda: ema_bad(tensors=[i64(2)]), T, r"ema_: every tensor must .*float.*int64"),
+        Error(lambda: ema_bad(averages=[]), V, r"ema_: averages must hold one tensor per parameter \(1\), got 0"),
+        Error(lambda: ema_bad(averages=[f32(3)]), V, r"ema_: averages\[0\] must be float32 \(2,\)"),
+        Error(lambda: ema_bad(step=f32()), T, r"ema_: step must have dtype int64, got float32"),
+        Error(lambda: ema_bad(step=i64(1)), V, r"ema_: step must have 0 dimensions, got shape \(1,\)"),
+        Error(lambda: ema_bad(guard=f32(1)), V, r"ema_: guard must have 0 dimensions, got shape \(1,\)"),
     ),
 )

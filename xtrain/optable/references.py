@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,13 +79,19 @@ def rope(
 
 
 def cross_entropy(
-    x: np.ndarray, target: np.ndarray, ignore_index: int = -100, reduction: str = "mean", magnitude: bool = False
+    x: np.ndarray,
+    target: np.ndarray,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    magnitude: bool = False,
+    z_loss: float = 0.0,
 ) -> np.ndarray:
     """Negative log likelihood of the rows of x. magnitude=True: the absolute values that are added, summed, instead."""
     peak = x.max(1) if x.size else np.zeros(len(x))
     lse = peak + np.log(np.exp(x - peak[:, None]).sum(1))
     chosen = x[np.arange(len(x)), np.where(target == ignore_index, 0, target)]
-    losses = np.where(target == ignore_index, 0.0, np.abs(lse) + np.abs(chosen) + 1 if magnitude else lse - chosen)
+    hard = np.abs(lse) + np.abs(chosen) + 1 if magnitude else lse - chosen
+    losses = np.where(target == ignore_index, 0.0, hard + z_loss * (np.abs(lse) + magnitude) ** 2)
     if reduction == "none":
         return losses
     return losses.sum() / ((target != ignore_index).sum() if reduction == "mean" else 1)
@@ -97,23 +105,35 @@ def linear_cross_entropy(
     reduction: str = "mean",
     magnitude: bool = False,
     chunk_rows: int | None = None,
+    z_loss: float = 0.0,
 ) -> np.ndarray:
     """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them. Chunks
     change nothing.
     """
     logits = np.abs(x) @ np.abs(weight).T if magnitude else x @ weight.T
-    return cross_entropy(logits, target, ignore_index, reduction, magnitude)
+    return cross_entropy(logits, target, ignore_index, reduction, magnitude, z_loss)
 
 
 def attention_weights(
-    q: np.ndarray, k: np.ndarray, is_causal: bool = False, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    is_causal: bool = False,
+    scale: float | None = None,
+    lengths: Sequence[Sequence[int]] | None = None,
+    window: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(scores, probabilities) of [B, H, Sq, Skv]; causal aligned so that the last query sees every key."""
+    """(scores, probabilities) of [B, H, Sq, Skv]; causal aligned so that the last query sees every key. lengths: of the
+    documents of each row.
+    """
     k = np.repeat(k, q.shape[1] // max(k.shape[1], 1), 1)
     scores = q @ k.swapaxes(-1, -2) * (scale if scale is not None else 1 / math.sqrt(q.shape[-1]))
+    sq, skv = scores.shape[-2:]
     if is_causal:
-        sq, skv = scores.shape[-2:]
-        scores = np.where(np.arange(skv)[None, :] <= np.arange(sq)[:, None] + (skv - sq), scores, -np.inf)
+        ahead = np.arange(sq)[:, None] + (skv - sq) - np.arange(skv)
+        scores = np.where((ahead >= 0) & (ahead < (window or ahead.size + 1)), scores, -np.inf)
+    for b, row in enumerate(lengths or ()):
+        document = np.repeat(np.arange(len(row)), row)
+        scores[b] = np.where(document[:, None] == document, scores[b], -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True)) if scores.size else scores
     return scores, p / p.sum(-1, keepdims=True)
 
@@ -125,8 +145,9 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    **seen: Any,
 ) -> np.ndarray:
-    return attention_weights(q, k, is_causal, scale)[1] @ np.repeat(v, q.shape[1] // max(v.shape[1], 1), 1)
+    return attention_weights(q, k, is_causal, scale, **seen)[1] @ np.repeat(v, q.shape[1] // max(v.shape[1], 1), 1)
 
 
 def attention_scale(
@@ -136,9 +157,10 @@ def attention_scale(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    **seen: Any,
 ) -> np.ndarray:
     """A score of size s moves its probability by s * u: P (1 + |scores|) |v|."""
-    scores, p = attention_weights(q, k, is_causal, scale)
+    scores, p = attention_weights(q, k, is_causal, scale, **seen)
     bound = attention_weights(np.abs(q), np.abs(k), False, scale)[0]
     return (p * (1 + np.where(np.isfinite(scores), bound, 0))) @ np.repeat(
         np.abs(v), q.shape[1] // max(v.shape[1], 1), 1

@@ -4,10 +4,15 @@ from ..nn.utils import clip_grad_norm_
 from . import lr_scheduler
 from .adam import Adam
 from .adamw import AdamW
+from .chained import ChainedOptimizer
+from .ema import EMA
+from .muon import Muon
 from .optimizer import Optimizer
 from .schedule import LRScheduler, lr_schedule
 from .sgd import SGD
 
 __all__ = [
-    "Adam", "AdamW", "LRScheduler", "Optimizer", "SGD", "clip_grad_norm_", "lr_schedule", "lr_scheduler",
+    "Adam", "AdamW", "ChainedOptimizer",
+    "EMA", "LRScheduler", "Muon", "Optimizer", "SGD", "clip_grad_norm_", "lr_schedule",
+    "lr_scheduler",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from .. import _C
 from .._C import Tensor
 from .._types import is_real
 from ..autograd import no_grad
-from .optimizer import Optimizer
+from .optimizer import RatesOnDevice
 
 _16_BIT = (_C.bfloat16, _C.float16)
 _L = list[Tensor]
@@ -71,7 +71,7 @@ def _count(value: Any) -> int:
     return count
 
 
-class AdamW(Optimizer):
+class AdamW(RatesOnDevice):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), PyTorch's arithmetic.
 
         p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
@@ -104,8 +104,6 @@ class AdamW(Optimizer):
                 raise NotImplementedError(f"{self._name}: {name} must be False, got {value!r}")
         pair = tuple(betas) if isinstance(betas, Iterable) else betas
         super().__init__(params, {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay})
-        # (number of the group, device) -> lr, and as a tensor
-        self._rates: dict[tuple[int, _C.device], tuple[float, Tensor]] = {}
 
     def _check(self, group: dict[str, Any]) -> None:
         for name in ("lr", "eps", "weight_decay"):
@@ -169,23 +167,16 @@ class AdamW(Optimizer):
             param: {**state.raw, "step": next(numbers[state.raw["step"].device])} for param, state in self.state.items()
         }
 
-    def _rate(self, index: int, device: _C.device, lr: float) -> Tensor:
-        """The learning rate of a group on `device`. A new one is written in the order of the stream: steps that are
-        queued keep theirs.
-        """
-        known = self._rates.get((index, device))
-        if known is not None and known[0] == lr:
-            return known[1]
-        self._rates.pop((index, device), None)  # first: after a Ctrl-C the tensor must not pass for the old rate
-        tensor = _C.full((), lr, _C.float64, device) if known is None else known[1].fill_(lr)
-        self._rates[index, device] = lr, tensor
-        return tensor
-
     def _gradient(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
         return grad  # Adam adds its decay
 
     def _decay(self, group: dict[str, Any]) -> float:
         return group["weight_decay"]
+
+    def interrupted(self) -> bool:
+        """Whether an error has ended the last step when some parameters had taken it and others had not."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return len({self.state[p]["step"] if p in self.state else 0 for p in parameters}) > 1
 
     @no_grad()
     def step(self, closure: None = None, *, guard: Tensor | None = None) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
+from .. import _C
 from .._C import Tensor
 from .._types import is_real
 
@@ -89,6 +90,12 @@ class Optimizer:
     def step(self, closure: None = None) -> None:
         """Updates every parameter that has a gradient. NotImplementedError for a closure."""
         raise NotImplementedError(f"{self._name}: step must be defined")
+
+    def interrupted(self) -> bool:
+        """Whether an error has ended the last step when some parameters had taken it and others had not; False where
+        that is not known.
+        """
+        return False
 
     def _refuse_closure(self, closure: object) -> None:
         if closure is not None:
@@ -193,3 +200,24 @@ class Optimizer:
     def __repr__(self) -> str:
         groups = (", ".join(f"{k}={v}" for k, v in group.items() if k != "params") for group in self.param_groups)
         return f"{self._name}(" + "; ".join(groups) + ")"
+
+
+class RatesOnDevice(Optimizer):
+    """An optimizer whose learning rates lie on the parameters' device, one for each group."""
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        # (number of the group, device) -> lr, and as a tensor
+        self._rates: dict[tuple[int, _C.device], tuple[float, Tensor]] = {}
+
+    def _rate(self, index: int, device: _C.device, lr: float) -> Tensor:
+        """The learning rate of a group on `device`. A new one is written in the order of the stream: steps that are
+        queued keep theirs.
+        """
+        known = self._rates.get((index, device))
+        if known is not None and known[0] == lr:
+            return known[1]
+        self._rates.pop((index, device), None)  # first: after a Ctrl-C the tensor must not pass for the old rate
+        tensor = _C.full((), lr, _C.float64, device) if known is None else known[1].fill_(lr)
+        self._rates[index, device] = lr, tensor
+        return tensor

@@ -10,21 +10,36 @@ from .._types import as_int
 from .optimizer import Optimizer
 
 
-def lr_schedule(kind: str, step: int, warmup: int, total: int, base: float, final: float = 0.0) -> float:
+def lr_schedule(
+    kind: str, step: int, warmup: int, total: int, base: float, final: float = 0.0, decay: int | None = None,
+    decay_form: str = "linear",
+) -> float:  # fmt: skip
     """Learning rate of step `step` (0 is the first): linear warm-up over `warmup` steps, then from `base` to `final` at
     step `total`.
 
-    kind: "cosine" (half a cosine; Loshchilov & Hutter 2017, SGDR), "linear", or "constant" (stays at base). Steps after
-    total keep the last value. ValueError for another kind.
+    kind: "cosine" (half a cosine; Loshchilov & Hutter 2017, SGDR), "linear", "constant" (stays at base), or "wsd"
+    (stays at base, and falls in the last `decay` steps, None for a fifth of all; Hu et al. 2024, MiniCPM). decay_form,
+    of wsd: "linear", or "1-sqrt", which falls faster at first (Haegele et al. 2024). Steps after total keep the last
+    value. ValueError for another kind or form.
     """
-    if kind not in ("cosine", "linear", "constant"):
-        raise ValueError(f"lr_schedule: kind must be cosine, linear or constant, got {kind!r}")
+    if kind not in ("cosine", "linear", "constant", "wsd"):
+        raise ValueError(f"lr_schedule: kind must be cosine, linear, constant or wsd, got {kind!r}")
+    if decay_form not in ("linear", "1-sqrt"):
+        raise ValueError(f"lr_schedule: decay_form must be linear or 1-sqrt, got {decay_form!r}")
     if step < warmup:
         return base * (step + 1) / warmup
     if kind == "constant":
         return base
-    progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    remaining = 0.5 * (1.0 + math.cos(math.pi * progress)) if kind == "cosine" else 1.0 - progress
+    begin = warmup
+    if kind == "wsd":
+        begin = max(warmup, total - (total // 5 if decay is None else decay))
+        if step < begin:
+            return base
+    progress = min(1.0, (step - begin) / max(1, total - begin))
+    if kind == "cosine":
+        remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
+    else:
+        remaining = 1.0 - (math.sqrt(progress) if kind == "wsd" and decay_form == "1-sqrt" else progress)
     return final + (base - final) * remaining
 
 

@@ -12,14 +12,14 @@ from ..errors import CheckpointError, shown
 from ..nn.lora import lora_layers
 from .adapter import install_adapter
 from .directory import MANIFEST, DirectoryWriter, PathLike
-from .model import SHARD_BYTES, load_tensors, read_tensors, write_model
+from .model import AVERAGES, SHARD_BYTES, load_tensors, read_averages, read_tensors, write_model
 from .places import find_checkpoints
 from .reader import DirectoryReader
 from .safetensors import SafetensorsFile, chunks
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
-    from ..optim import Optimizer
+    from ..optim import EMA, Optimizer
 
 STATE_FORMAT = 1  # of trainer_state.json
 
@@ -30,8 +30,9 @@ def save_checkpoint(
     optimizer: Optimizer | None = None,
     state: Mapping[str, Any] | None = None,
     tokenizer: Tokenizer | None = None,
+    ema: EMA | None = None,
 ) -> None:
-    """Write model, optimizer and `state` (JSON values) as one checkpoint directory, all or nothing.
+    """Write model, optimizer, averages and `state` (JSON values) as one checkpoint directory, all or nothing.
 
     CheckpointError when writing fails, and where the directory is a link or holds other files than an earlier save.
     """
@@ -41,6 +42,11 @@ def save_checkpoint(
         if optimizer is not None:
             tensors, content["optimizer"] = _split_optimizer(model, optimizer)
             writer.write("optimizer.safetensors", chunks(tensors, {"format": "pt"}))
+        if ema is not None:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            averages = {names[id(parameter)]: average for parameter, average in ema.averages.items()}
+            writer.write(AVERAGES, chunks(averages, {"format": "pt"}))
+            content["ema"] = {"decay": ema.decay, "step": ema.step}
         writer.write_json("trainer_state.json", {"format": STATE_FORMAT, **content})
         writer.publish()
 
@@ -75,8 +81,10 @@ def first_valid(paths: Iterable[Path], warn: Callable[[CheckpointError], object]
     return None
 
 
-def load_checkpoint(directory: PathLike, model: LanguageModel, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """Load the tensors of a verified checkpoint into `model` and `optimizer` and return its trainer_state.json.
+def load_checkpoint(
+    directory: PathLike, model: LanguageModel, optimizer: Optimizer | None = None, ema: EMA | None = None
+) -> dict[str, Any]:
+    """Load the tensors of a verified checkpoint into `model`, `optimizer` and `ema`; return its trainer_state.json.
     CheckpointError when it does not fit them.
     """
     directory = Path(directory)
@@ -91,6 +99,14 @@ def load_checkpoint(directory: PathLike, model: LanguageModel, optimizer: Optimi
         with SafetensorsFile(reader.open("optimizer.safetensors")) as file:
             moments = {name: file.tensor(name) for name in file.entries}
         _join_optimizer(model, optimizer, moments, state.get("optimizer"), directory)
+    if ema is not None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        try:
+            averages = read_averages(reader)
+            found = [averages[names[id(parameter)]] for parameter in ema.params]
+            ema.load_state_dict({"step": state["ema"]["step"], "averages": found})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{directory}: the averages do not fit the model: {shown(error, 300)}") from None
     return state
 
 
@@ -142,7 +158,8 @@ def _join_optimizer(
             state.setdefault(index[name], {})[key] = tensor
         groups = [{**group, "params": [index[name] for name in group["params"]]} for group in plain["param_groups"]]
         for group in groups:
-            group.update({key: tuple(value) for key, value in group.items() if key == "betas"})
+            lists = [key for key, value in group.items() if isinstance(value, list) and key != "params"]
+            group.update((key, tuple(group[key])) for key in lists)  # JSON knows no tuples
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(

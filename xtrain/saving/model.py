@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _C
 from .._C import Tensor
 from .._types import Device, Tokenizer
+from ..autograd import no_grad
 from ..errors import CheckpointError, shown
 from ..models.registry import GENERATION, Architecture, architecture
 from ..nn.lora import lora_layers
@@ -24,6 +25,7 @@ from .safetensors import SafetensorsFile, chunks, plain, raw_bytes
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
+AVERAGES = "ema.safetensors"  # of the trained parameters, by their names in the model
 SHARD_BYTES = 5_000_000_000
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 _LONGEST_NAME = 255  # of a file, in most file systems
@@ -188,9 +190,12 @@ def read_config(reader: DirectoryReader) -> tuple[Architecture, Any]:
         raise CheckpointError(f"{reader.directory / 'config.json'}: {shown(error, 300)}") from None
 
 
-def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Device = None) -> LanguageModel:
+def load_model(
+    directory: PathLike, dtype: _C.dtype | None = None, device: Device = None, *, ema: bool = False
+) -> LanguageModel:
     """Return the model of a Hugging Face directory, with parameters of `dtype` (default: the dtype of the file) on
-    `device`. A directory of LoRA means the model below it, whose directory it names, and LoRA in that.
+    `device`. A directory of LoRA means the model below it, whose directory it names, and LoRA in that. ema: with the
+    averages that training has kept (`--ema`) in the place of the parameters that it trained.
 
     Raises CheckpointError when files are missing or damaged, when a tensor is missing, unknown or of the wrong shape,
     and when a tied model comes with an output layer that differs from its embedding.
@@ -201,7 +206,10 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
         raise CheckpointError(f"{directory} must be a model directory, but {found}")
     reader = DirectoryReader(directory)
     if reader.has(ADAPTER) and not reader.has("model.safetensors"):
-        return _load_with_adapter(reader, dtype, device)
+        model = _load_with_adapter(reader, dtype, device)
+        if ema:
+            load_averages(model, reader)
+        return model
     kind, config = read_config(reader)
     found = read_tensors(reader)
     tensors: dict[str, Tensor] = {}
@@ -220,7 +228,28 @@ def load_model(directory: PathLike, dtype: _C.dtype | None = None, device: Devic
     finally:
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
     load_tensors(model, tensors, directory, dtype)
+    if ema:
+        load_averages(model, reader)
     return model if device is None else model.to(device)
+
+
+@no_grad()
+def load_averages(model: LanguageModel, reader: DirectoryReader) -> None:
+    """Set the trained parameters to their averages. CheckpointError when a directory holds none that fit."""
+    if not reader.has(AVERAGES):
+        raise CheckpointError(f"{reader.directory} holds no averages ({AVERAGES}): they come from training with --ema")
+    known = dict(model.named_parameters())
+    for name, average in read_averages(reader).items():
+        if name not in known:
+            raise CheckpointError(f"{reader.directory / AVERAGES} holds unknown tensor {plain(name)}")
+        _check_tensor(name, known[name].shape, {name: average}, reader.directory)
+        known[name].copy_(average)
+
+
+def read_averages(reader: DirectoryReader) -> dict[str, Tensor]:
+    """The averages of parameters by their names."""
+    with SafetensorsFile(reader.open(AVERAGES)) as file:
+        return {name: file.tensor(name) for name in file.entries}
 
 
 def _load_with_adapter(reader: DirectoryReader, dtype: _C.dtype | None, device: Device) -> LanguageModel:

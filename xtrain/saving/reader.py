@@ -239,7 +239,9 @@ def _record(path: Path, name: str, entry: Any, number: int) -> Record:
         for piece in pieces
     )
     if not whole or not _is_count(size) or sum(piece[0] for piece in pieces) != size:
-        raise CheckpointError(f"{path} must list the pieces of {name}, and their sizes must add up to its size")
+        raise CheckpointError(
+            f"{path} must list the pieces of {shown(name)[1:-1]}, and their sizes must add up to its size"
+        )
     pieces = [piece for piece in pieces if piece[0] or number == 1]
     return Record(size, list(itertools.accumulate(p[0] for p in pieces)), [p[1] for p in pieces], number == 1)
 

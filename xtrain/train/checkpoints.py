@@ -39,7 +39,7 @@ def write_checkpoint(state: State, report: Report, emergency: bool = False) -> P
 
 
 def _write(state: State, path: Path) -> None:
-    saving.save_checkpoint(path, state.model, state.optimizer, trainer_state(state), state.tokenizer)
+    saving.save_checkpoint(path, state.model, state.optimizer, trainer_state(state), state.tokenizer, state.ema)
 
 
 def _removable(state: State) -> Path | None:
@@ -121,7 +121,7 @@ def _bad_moment(state: State) -> str | None:
     """
     for name, parameter in state.model.named_parameters():
         kept = state.optimizer.state.get(parameter) or {}
-        for key in ("exp_avg", "exp_avg_sq", "master"):
+        for key in ("exp_avg", "exp_avg_sq", "momentum_buffer", "master"):
             if key in kept and kept[key].numel() and _C.stats(kept[key].detach())[3]:
                 return f"{key} of parameter {name} has NaN"
     return None

@@ -82,12 +82,34 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
+    name: str = option(
+        "adamw",
+        "adamw, or muon for the matrices of hidden layers, with AdamW for embeddings, head, norms and vectors",
+        choices=("adamw", "muon"),
+    )
     lr: float = option(3e-3, "peak learning rate", "per step", minimum=0.0)
-    final_lr: float = option(3e-4, "learning rate that cosine and linear fall to at the end", "per step", minimum=0.0)
+    lr_factors: str = option(
+        "",
+        "learning rates of some parameters, as factors of the others': patterns of names with * and ?, with commas "
+        "between, of which the first that matches counts (model.embed_tokens.*=0.3,*norm.weight=2)",
+    )
+    final_lr: float = option(
+        3e-4, "learning rate that cosine, linear and wsd fall to at the end", "per step", minimum=0.0
+    )
     schedule: str = option(
-        "cosine", "course of the learning rate after warm-up", choices=("cosine", "linear", "constant")
+        "cosine",
+        "course of the learning rate after warm-up; wsd: constant, then a fall in the last steps (decay)",
+        choices=("cosine", "linear", "constant", "wsd"),
+    )
+    decay: int | None = option(
+        None, "steps of wsd's fall, at the end (default: a fifth of the steps)", "steps", minimum=0
+    )
+    decay_form: str = option(
+        "linear",
+        "how wsd falls: on a line, or as 1 - sqrt of the part that is over",
+        choices=("linear", "1-sqrt"),
     )
     warmup: int | None = option(None, "linear warm-up from 0 (default: a twentieth of the steps)", "steps", minimum=0)
     beta1: float = option(0.9, "decay of the first moment", "per step", minimum=0.0, maximum=1.0)
@@ -95,6 +117,21 @@ class OptimConfig:
     eps: float = option(1e-8, "added to the root of the second moment", above=0.0)
     weight_decay: float = option(
         0.1, "decoupled weight decay of matrices (vectors are not decayed)", "per unit of lr", minimum=0.0
+    )
+    muon_momentum: float = option(
+        0.95, "of muon: decay of the average of gradients", "per step", minimum=0.0, maximum=1.0
+    )
+    ns_steps: int = option(5, "of muon: iterations of Newton-Schulz", "iterations", minimum=1, maximum=99)
+    ns_dtype: str | None = option(
+        None,
+        "of muon: what Newton-Schulz is computed in (default: bfloat16 on a GPU, float32 on a CPU)",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    adjust_lr_fn: str = option(
+        "match_rms_adamw",
+        "of muon: how the shape of a matrix scales its rate; match_rms_adamw: 0.2 sqrt(longer side), so lr and "
+        "weight_decay serve both optimizers; original: sqrt(max(1, rows / columns))",
+        choices=("match_rms_adamw", "original"),
     )
 
 
@@ -157,6 +194,11 @@ class TrainConfig:
     steps: int = option(1200, "length of the run", "optimizer steps", minimum=1)
     batch_size: int = option(8, "sequences in one optimizer step, all pieces together", "sequences", minimum=1)
     seq_len: int = option(256, "length of a training sequence", "tokens", minimum=1)
+    pack: bool = option(
+        False,
+        "fill sequences with whole documents, best fit decreasing: a token sees its own document alone, and positions "
+        "begin anew in each; documents longer than seq_len are cut",
+    )
     grad_accum: int = option(
         1, "pieces a batch is split into to save memory; the gradient stays the same", "pieces", minimum=1, free=True
     )
@@ -185,6 +227,19 @@ class TrainConfig:
         "parameters that are not trained: patterns of their names with * and ?, with commas between "
         "(model.embed_tokens.*,*norm.weight)",
     )
+    ema: float = option(
+        0.0,
+        "keep an average of the parameters beside the weights, whose weights fall by this factor a step (0.999); 0 for "
+        "none; sample --ema uses it",
+        "per step",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    z_loss: float = option(
+        0.0,
+        "times the squared log sum exp of the logits is added to the loss of a token (1e-4); 0 for none",
+        minimum=0.0,
+    )
     clip: float = option(1.0, "largest global norm of the gradients; 0 for no clipping", minimum=0.0)
     seed: int = option(0, "of the initial weights, the order of the data and the samples", minimum=0, maximum=2**63 - 1)
     val_fraction: float = option(
@@ -211,6 +266,15 @@ class TrainConfig:
     plot: bool = option(True, "draw loss.png (needs matplotlib)", free=True)
     threads: int = option(
         0, "CPU threads; 0 for all; the result does not depend on it", "threads", minimum=0, maximum=256, free=True
+    )
+    comm_timeout: float | None = option(
+        None,
+        "with several processes: how long the others wait for one that does not come, before all end (default: "
+        "XTRAIN_COMM_TIMEOUT, else 300)",
+        "seconds",
+        above=0.0,
+        maximum=1e6,
+        free=True,
     )
     name: str = option("", "name of the run, in runs/ (default: <model>-<number>)", free=True)
     out: str = option("", "directory of the run (default: runs/<name>)", free=True)
@@ -343,6 +407,12 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"optim.warmup must be at most steps ({config.steps}), got {config.optim.warmup}")
     if config.optim.beta1 == 1.0 or config.optim.beta2 == 1.0:
         raise ConfigError("optim.beta1 and optim.beta2 must be less than 1, got 1.0")
+    if config.ema == 1.0:
+        raise ConfigError("ema must be less than 1, got 1.0")
+    if config.optim.muon_momentum == 1.0:
+        raise ConfigError("optim.muon_momentum must be less than 1, got 1.0")
+    if config.optim.decay is not None and config.optim.decay > config.steps:
+        raise ConfigError(f"optim.decay must be at most steps ({config.steps}), got {config.optim.decay}")
     if config.grad_accum > config.batch_size:
         raise ConfigError(f"grad_accum must be at most batch_size ({config.batch_size}), got {config.grad_accum}")
     pieces = config.max_ranks * config.grad_accum
@@ -372,6 +442,11 @@ def check(config: TrainConfig) -> None:
 def warmup_steps(config: TrainConfig) -> int:
     """Steps of warm-up, with the default filled in."""
     return config.steps // 20 if config.optim.warmup is None else config.optim.warmup
+
+
+def decay_steps(config: TrainConfig) -> int:
+    """Steps of the fall of the schedule wsd, with the default filled in."""
+    return config.steps // 5 if config.optim.decay is None else config.optim.decay
 
 
 def resolve_model(config: TrainConfig, data_vocab: int) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..models.language_model import LanguageModel
 from ..models.registry import Architecture
 from ..nn.module import evaluating
+from ..optim import EMA
 from ..saving import DirectoryReader, read_config
 from ..saving.adapter import CONFIG as ADAPTER
 from ..saving.adapter import read_adapter_config
@@ -101,6 +102,8 @@ def _estimate(
     choose_trained(model, config, new=adapter is None)
     optimizer = make_optimizer(model, config.optim)
     parameters = held()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    ema = EMA(trained, config.ema, optimizer) if config.ema else None  # counted with the optimizer's state
     sizes = [
         config.batch_size // config.grad_accum + (i < config.batch_size % config.grad_accum)
         for i in range(config.grad_accum)
@@ -108,7 +111,7 @@ def _estimate(
     pieces = [tuple(_C.empty((size, config.seq_len), _C.int64, meta) for _ in range(2)) for size in sizes]
     watch = _Watch(held)
     with watch:
-        _step(model, optimizer, pieces, config)  # makes the optimizer's state
+        _step(model, optimizer, pieces, config, ema)  # makes the optimizer's state
     optimizer.zero_grad()
     state = held() - parameters
     _C.memory_reset_peak(meta)
@@ -116,7 +119,7 @@ def _estimate(
     captured = bool(config.graph and meta.index)
     _C.meta_plan()
     with watch:
-        _step(model, optimizer, pieces, config)
+        _step(model, optimizer, pieces, config, ema)
     region = _C.meta_planned()  # of a graph
     work = _C.meta_work()
     grads = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
@@ -177,10 +180,12 @@ class _Watch:
                 _C.set_call_hook(hook)
 
 
-def _step(model: LanguageModel, optimizer: Any, pieces: list[Any], config: TrainConfig) -> None:
-    loss, norm = gradients(model, optimizer, pieces, 1.0, config.clip)
+def _step(model: LanguageModel, optimizer: Any, pieces: list[Any], config: TrainConfig, ema: EMA | None) -> None:
+    loss, norm = gradients(model, optimizer, pieces, 1.0, config.clip, config.z_loss)
     guard = _C.full((), 0, _C.float32).mul_(loss).mul_(norm)
     optimizer.step(guard=guard)
+    if ema is not None:
+        ema.update(guard=guard)
 
 
 @no_grad()

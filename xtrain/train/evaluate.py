@@ -13,7 +13,7 @@ from ..generation import generate_text
 from ..nn.module import evaluating
 from ..tokenizers import ByteTokenizer
 from .state import State
-from .step import on_device
+from .step import loss_of, on_device
 
 
 @no_grad()
@@ -36,9 +36,11 @@ def _block_loss(state: State, block: int) -> float:
     """The sum of the losses of one batch of the validation subset."""
     size = state.config.batch_size
     rows = slice(block * size, (block + 1) * size)
-    ids, targets = (on_device(part, state.device) for part in (state.val[rows, :-1], state.val_targets[rows]))
+    parts = [state.val[rows, :-1], state.val_targets[rows]]
+    if state.val_documents is not None:
+        parts.append(state.val_documents[rows])
     with evaluating(state.model):
-        return state.model.loss(ids, targets, reduction="sum").item()
+        return loss_of(state.model, tuple(on_device(part, state.device) for part in parts)).item()
 
 
 def sample(state: State) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _C
@@ -38,8 +38,8 @@ def first_bad_gradient(model: Module) -> str | None:
     return None
 
 
-def first_bad_activation(model: Module, ids: Tensor) -> str | None:
-    """Run `model(ids)` again and name the first module whose result has a NaN or infinite value, or None."""
+def first_bad_activation(model: Module, ids: Tensor, documents: Tensor | None = None) -> str | None:
+    """Run the model again and name the first module whose result has a NaN or infinite value, or None."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[[Module, Any, Any], None]:
@@ -66,7 +66,7 @@ def first_bad_activation(model: Module, ids: Tensor) -> str | None:
         for name, connection in connections:
             watch_read(name, connection)
         with no_grad():
-            model(ids)
+            model(ids) if documents is None else model(ids, documents=documents)
     finally:
         for handle in handles:
             handle.remove()
@@ -75,9 +75,9 @@ def first_bad_activation(model: Module, ids: Tensor) -> str | None:
     return found[0] if found else None
 
 
-def diagnose(model: Module, pieces: list[Tensor]) -> str:
-    """Name the first bad value of a step on the micro-batches `pieces` (token ids [B, S])."""
+def diagnose(model: Module, pieces: Sequence[tuple[Tensor, ...]]) -> str:
+    """Name the first bad value of a step on the micro-batches `pieces`: token ids [B, S], and perhaps documents."""
     found = first_bad_parameter(model)
-    for ids in pieces:
-        found = found or first_bad_activation(model, ids)
+    for piece in pieces:
+        found = found or first_bad_activation(model, *piece)
     return found or first_bad_gradient(model) or "the loss itself, from finite logits"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import inspect
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import _C, lora, nn, optim, saving
+from .._C import Tensor
 from ..data import Corpus, open_data
 from ..errors import ConfigError, DataError
+from ..models.causal_lm import CausalLM
 from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
 from ..models.registry import Architecture, architecture
@@ -125,6 +129,12 @@ def choose_trained(model: nn.Module, config: TrainConfig, new: bool = True) -> N
         raise ConfigError(f"freeze must leave a parameter to be trained, got {config.freeze!r}")
 
 
+def check_z_loss(model: nn.Module, z_loss: float) -> None:
+    """ConfigError where the loss of a model knows no z_loss."""
+    if z_loss and not isinstance(model, CausalLM):
+        raise ConfigError(f"z_loss must be 0 for {type(model).__name__}, got {z_loss}")
+
+
 def base_identity(model: nn.Module) -> str | None:
     """SHA-256 of the model below LoRA, whose tensors no checkpoint holds; None for a model without LoRA."""
     if not lora_layers(model):
@@ -145,12 +155,91 @@ def check_vocabulary(keys: Any, corpus: Corpus) -> None:
         )
 
 
-def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW:
-    """AdamW of all parameters that are trained; vectors are not decayed."""
+def check_takes_documents(model: LanguageModel) -> None:
+    """ConfigError when the loss of a model of the user's has no place for documents."""
+    parameters = inspect.signature(model.loss).parameters.values()
+    if not any(one.name == "documents" or one.kind is one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(f"pack must be off for {type(model).__name__}, whose loss takes no documents")
+
+
+def hidden_matrices(model: nn.Module) -> list[Tensor]:
+    """The weights of layers that are matrices, but for embeddings and the head: what Muon is for."""
+    head = getattr(model, "lm_head", None)
+    found: list[Tensor] = []
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if module is head or isinstance(module, nn.Embedding) or not isinstance(weight, Tensor):
+            continue
+        if weight.ndim == 2:
+            found.append(weight)
+    return found
+
+
+def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW | optim.ChainedOptimizer:
+    """The optimizer of all parameters that are trained: AdamW, or Muon for hidden_matrices and AdamW for the rest.
+    Vectors are not decayed. ConfigError for a pattern of lr_factors that matches nothing, or Muon without a matrix.
+    """
+    factors = _factors(model, settings)
+    hidden = {id(weight) for weight in hidden_matrices(model)} if settings.name == "muon" else set()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+
+    def groups(chosen: list[Tensor], decay: float) -> list[dict[str, Any]]:
+        """A group for each factor, in the order in which they come."""
+        known = dict.fromkeys(factors[id(parameter)] for parameter in chosen)
+        return [
+            {
+                "params": [parameter for parameter in chosen if factors[id(parameter)] == factor],
+                "weight_decay": decay,
+                "lr": settings.lr * factor,
+            }
+            for factor in known
+        ]
+
+    rest = [p for p in parameters if id(p) not in hidden]
+    of_adamw = groups([p for p in rest if p.ndim >= 2], settings.weight_decay)
+    of_adamw += groups([p for p in rest if p.ndim < 2], 0.0)
     betas = (settings.beta1, settings.beta2)
-    return optim.AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=betas, eps=settings.eps)
+    if settings.name == "adamw":
+        return optim.AdamW(of_adamw, lr=settings.lr, betas=betas, eps=settings.eps)
+    of_muon = groups([p for p in parameters if id(p) in hidden], settings.weight_decay)
+    if not of_muon:
+        raise ConfigError("optim.name must be adamw where no matrix of a hidden layer is trained, got muon")
+    muon = optim.Muon(
+        of_muon,
+        momentum=settings.muon_momentum,
+        ns_steps=settings.ns_steps,
+        adjust_lr_fn=settings.adjust_lr_fn,
+        ns_dtype=settings.ns_dtype,
+    )
+    adamw = [optim.AdamW(of_adamw, lr=settings.lr, betas=betas, eps=settings.eps)] if of_adamw else []
+    return optim.ChainedOptimizer([muon, *adamw])
+
+
+def _factors(model: nn.Module, settings: OptimConfig) -> dict[int, float]:
+    """{id of a parameter: the factor of its learning rate}."""
+    names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    factors: dict[int, float] = {}
+    for part in filter(None, (part.strip() for part in settings.lr_factors.split(","))):
+        pattern, _, text = part.rpartition("=")
+        try:
+            factor = float(text)
+        except ValueError:
+            factor = math.nan
+        if not pattern or not 0.0 <= factor < math.inf:
+            raise ConfigError(
+                f"optim.lr_factors must be patterns with factors of at least 0 (*norm.weight=2), got {part!r}"
+            )
+        found = [parameter for name, parameter in names.items() if fnmatch.fnmatchcase(name, pattern.strip())]
+        if not found:
+            raise ConfigError(
+                f"optim.lr_factors must name parameters that are trained, got {pattern!r}, which matches none"
+            )
+        for parameter in found:
+            factors.setdefault(id(parameter), factor)
+    return {id(parameter): factors.get(id(parameter), 1.0) for parameter in names.values()}
+
+
+def group_factors(model: nn.Module, optimizer: optim.Optimizer, settings: OptimConfig) -> list[float]:
+    """The factor of the learning rate of each group of an optimizer that make_optimizer has made."""
+    factors = _factors(model, settings)
+    return [factors[id(group["params"][0])] for group in optimizer.param_groups]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from .. import _C, cuda, saving
+from ..data import PackedLoader
 from ..files import reason
 from ..notebook import curve, html
 from ..saving.places import METRICS
@@ -94,6 +95,9 @@ class Report:
         start = f"from step {state.step} " if state.step else ""
         each = f"{config.batch_size} x {config.seq_len} tokens each"
         self.say(f"run    {state.directory}: {start}to step {config.steps}, {each}")
+        if isinstance(state.loader, PackedLoader):
+            share, count = state.loader.efficiency(), state.loader.documents
+            self.say(f"pack   {count:,} documents, {share:.1%} of the places of a sequence hold a token of one")
         if state.team.size > 1:
             team = state.team
             self.say(f"ranks  {team.size}, started by {team.launch.launcher}; a batch in {config.max_ranks} leaves")

@@ -30,7 +30,7 @@ def trainer_state(state: State) -> dict[str, Any]:
 
 def restore(state: State, checkpoint: Path) -> None:
     """Continue from a checkpoint: moments, step, position in the data, and random state."""
-    stored = saving.load_checkpoint(checkpoint, state.model, state.optimizer)
+    stored = saving.load_checkpoint(checkpoint, state.model, state.optimizer, state.ema)
     try:
         state.identity = identity(state.corpus.segments, known=stored["data"])
         if not same_data(stored["data"], state.corpus.segments, state.identity):

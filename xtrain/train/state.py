@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data import Corpus, Loader
+from ..data import Corpus, Loader, PackedLoader
 from ..models.language_model import LanguageModel
-from ..optim import AdamW
+from ..optim import EMA, AdamW, ChainedOptimizer
 from ..tokenizers import Tokenizer
 from .config import TrainConfig
 from .ranks import Team
@@ -24,9 +24,11 @@ class State:
     device: where the model is. step: steps done. elapsed: seconds of training so far, over all parts of the run.
     saved_at: the step of the last checkpoint that was written or read, -1 before; emergency checkpoints do not count.
     torn: the optimizer was interrupted, and the parameters may be between two steps. val: the validation subset, int64
-    [windows, S + 1]; val_targets: its targets, int64 [windows, S], -100 where a token is not learned. identity: of the
-    corpus, see data.identity. base: SHA-256 of what LoRA leaves as it is; None without LoRA. parallel: takes the steps
-    of a run whose batches are cut into leaves, on one process or several; None for others. team: the processes.
+    [windows, S + 1]; val_targets: its targets, int64 [windows, S], -100 where a token is not learned; val_documents:
+    None, or with `pack` the bounds of its documents, int32 [windows, 2, S]. identity: of the corpus, see data.identity.
+    base: SHA-256 of what LoRA leaves as it is; None without LoRA. parallel: takes the steps of a run whose batches are
+    cut into leaves, on one process or several; None for others. ema: the averages of what is trained; None without the
+    option. team: the processes.
     """
 
     config: TrainConfig
@@ -35,13 +37,15 @@ class State:
     corpus: Corpus
     tokenizer: Tokenizer | None
     model: LanguageModel
-    optimizer: AdamW
-    loader: Loader
+    optimizer: AdamW | ChainedOptimizer
+    loader: Loader | PackedLoader
     val: np.ndarray
     val_targets: np.ndarray
+    val_documents: np.ndarray | None = None
     identity: dict[str, Any]
     base: str | None = None
     parallel: DataParallel | None = None
+    ema: EMA | None = None
     team: Team = Team()
     step: int = 0
     elapsed: float = 0.0

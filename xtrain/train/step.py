@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _C, cuda, optim, saving
 from .._C import Tensor
 from ..autograd import no_grad
+from ..data import PackedLoader
 from ..errors import CheckpointError, NonFiniteError
 from ..models.language_model import LanguageModel
 from ..profiling import span
-from .config import warmup_steps
-from .nonfinite import diagnose
+from .config import decay_steps, warmup_steps
+from .nonfinite import diagnose, first_bad_activation
+from .parts import group_factors
 from .state import State
 
 if TYPE_CHECKING:
     from ..distributed import DataParallel
 
-Piece = tuple[Tensor, Tensor]  # ids and targets, int64 [B, S]
-Arrays = tuple[np.ndarray, np.ndarray]  # the same on the host
+Piece = tuple[Tensor, ...]  # ids and targets, int64 [B, S], and with `pack` the bounds of documents, int32 [B, 2, S]
+Arrays = tuple[np.ndarray, ...]  # the same on the host
 
 
 def on_device(array: np.ndarray, device: str) -> Tensor:
@@ -45,7 +47,8 @@ def check_not_torn(state: State) -> None:
 class QueuedStep:
     """A step whose loss and norm are on the device. pieces: its batch, on the host, because a graph overwrites its
     inputs before the loss is read. loader, rng: the states before it. lr_groups: the learning rate of each group of the
-    optimizer. numbers: its metrics, empty until they are read.
+    optimizer. filled: with `pack`, the share of the places of its rows that hold a token of a document. numbers: its
+    metrics, empty until they are read.
     """
 
     number: int
@@ -57,31 +60,50 @@ class QueuedStep:
     loader: dict[str, int]
     rng: tuple[int, int]
     lr_groups: list[float]
+    filled: float | None
     numbers: dict[str, float] = field(default_factory=dict)
 
 
 def gradients(
-    model: LanguageModel, optimizer: optim.AdamW, pieces: Iterable[Piece], scale: float | Tensor, clip: float
+    model: LanguageModel,
+    optimizer: optim.Optimizer,
+    pieces: Iterable[Piece],
+    scale: float | Tensor,
+    clip: float,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Loss and norm of the gradients of one step, as tensors on the device; the gradients are clipped. scale: 1 /
-    tokens of the batch. clip: the largest norm; 0 for no clipping.
+    tokens of the batch. clip: the largest norm; 0 for no clipping. z_loss: see functional.linear_cross_entropy.
     """
     optimizer.zero_grad()
-    loss = backward(model, pieces, scale)
+    loss = backward(model, pieces, scale, z_loss)
     with span("clip"):
         return loss, optim.clip_grad_norm_(model.parameters(), clip or math.inf)
 
 
-def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tensor) -> Tensor:
+def loss_of(model: LanguageModel, piece: Piece, z_loss: float = 0.0) -> Tensor:
+    """The sum of the losses of a piece."""
+    ids, targets, *documents = piece
+    options: dict[str, Any] = {"z_loss": z_loss} if z_loss else {}  # the losses of others know none
+    if documents:
+        options["documents"] = documents[0]
+    return model.loss(ids, targets, reduction="sum", **options)
+
+
+def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tensor, z_loss: float = 0.0) -> Tensor:
     """The loss of some pieces, whose gradients are added to those that are there."""
     losses: list[Tensor] = []
-    for ids, targets in pieces:
+    for piece in pieces:
         with span("forward"):
-            part = model.loss(ids, targets, reduction="sum") * scale
+            part = loss_of(model, piece, z_loss) * scale
         with span("backward"):
             part.backward()
         losses.append(part.detach())
     return sum(losses[1:], losses[0])
+
+
+def _pieces(batch: Arrays, count: int) -> list[Arrays]:
+    return list(zip(*(np.array_split(array, count) for array in batch), strict=True))
 
 
 class Stepper:
@@ -99,6 +121,7 @@ class Stepper:
         self.read_every = 1 if state.device == "cpu" or state.parallel is not None else state.config.log_every
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
         self._graph: cuda.Graph[Tensor] | None = None
+        self._factors = group_factors(state.model, state.optimizer, state.config.optim)
         self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
         if state.config.graph and state.parallel is None:
             self._want_graph()
@@ -125,12 +148,6 @@ class Stepper:
             self._give_back(loader, rng)
             raise
 
-    def _counts_differ(self) -> bool:
-        """Whether some parameters have taken more steps than others."""
-        known = self._state.optimizer.state
-        parameters = [p for p in self._state.model.parameters() if p.grad is not None]
-        return len({known[p]["step"] if p in known else 0 for p in parameters}) > 1
-
     def _give_back(self, loader: dict[str, int], rng: tuple[int, int]) -> None:
         self._state.loader.load_state_dict(loader)
         _C.set_rng_state(rng)
@@ -138,27 +155,27 @@ class Stepper:
     def _queue(self, loader: dict[str, int], rng: tuple[int, int]) -> QueuedStep:
         state, config, settings = self._state, self._state.config, self._state.config.optim
         with span("data"):
-            ids, targets = state.loader.next_batch()
-        total = max(int(np.count_nonzero(targets != -100)), 1)
-        pieces = list(
-            zip(np.array_split(ids, config.grad_accum), np.array_split(targets, config.grad_accum), strict=True)
-        )
+            batch = state.loader.next_batch()
+        filled = state.loader.filled / batch[0].size if isinstance(state.loader, PackedLoader) else None
+        total = max(int(np.count_nonzero(batch[1] != -100)), 1)
+        pieces = _pieces(batch, config.grad_accum)
         lr = optim.lr_schedule(
-            settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr
-        )
-        for group in state.optimizer.param_groups:
-            group["lr"] = lr
+            settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr,
+            decay_steps(config), settings.decay_form,
+        )  # fmt: skip
+        for group, factor in zip(state.optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = lr * factor
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if state.parallel is not None:
-            step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates)
-            return self._in_leaves(state.parallel, step, ids, targets)
+            step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates, filled)
+            return self._in_leaves(state.parallel, step, batch)
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
             state.torn = False
             loss, norm = numbers.select(0, 0), numbers.select(0, 1)
-            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates)
+            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates, filled)
         loss, norm = self.gradients(self._on_device(pieces), 1.0 / total)
-        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates)
+        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates, filled)
         guard = None
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed
@@ -168,21 +185,31 @@ class Stepper:
         try:
             with span("optimizer"):
                 state.optimizer.step(guard=guard)
+                self._average(guard)
         except MemoryError:  # from before the first launch, unless a device has memory for its group alone
-            state.torn = self._counts_differ()
+            state.torn = state.optimizer.interrupted()
             raise
         state.step += 1
         state.torn = False
         return step
 
-    def _in_leaves(self, parallel: DataParallel, step: QueuedStep, ids: np.ndarray, targets: np.ndarray) -> QueuedStep:
+    def _average(self, guard: Tensor | None) -> None:
+        """Take the new parameters into their averages. An error here leaves the state torn."""
+        if self._state.ema is not None:
+            try:
+                self._state.ema.update(guard=guard)
+            except MemoryError as error:
+                raise RuntimeError(f"the averages of step {self._state.step + 1} are lost: {error}") from error
+
+    def _in_leaves(self, parallel: DataParallel, step: QueuedStep, batch: Arrays) -> QueuedStep:
         """The step of a run whose batches are cut into leaves, perhaps with other processes."""
         state, pieces = self._state, self._state.config.grad_accum
         losses: list[Tensor] = []
-        for leaf_ids, leaf_targets in parallel.leaves((ids, targets)):
-            own = list(zip(np.array_split(leaf_ids, pieces), np.array_split(leaf_targets, pieces), strict=True))
+        parallel.steps = state.step
+        for leaf in parallel.leaves(batch):
+            own = _pieces(leaf, pieces)
             step.pieces.extend(own)
-            losses.append(backward(state.model, self._on_device(own), 1.0 / step.total))
+            losses.append(backward(state.model, self._on_device(own), 1.0 / step.total, state.config.z_loss))
         with span("reduce"):
             norm = parallel.reduce()
             loss = parallel.tree_of(losses).item()
@@ -197,14 +224,15 @@ class Stepper:
 
     def _on_device(self, pieces: list[Arrays]) -> list[Piece]:
         device = self._state.device
-        return [(on_device(ids, device), on_device(targets, device)) for ids, targets in pieces]
+        return [tuple(on_device(array, device) for array in piece) for piece in pieces]
 
     # ---- by a graph ------------------------------------------------------------------------------------------------
 
     def _whole_step(self, *tensors: Tensor) -> Tensor:
-        """The step that a graph captures: [loss, norm]. tensors: ids and targets of the first piece, and so on."""
-        state = self._state
-        loss, norm = self.gradients(list(zip(tensors[::2], tensors[1::2], strict=True)), self._scale)
+        """The step that a graph captures: [loss, norm]. tensors: those of the first piece, and so on."""
+        state, width = self._state, 2 if self._state.val_documents is None else 3
+        pieces = [tensors[at : at + width] for at in range(0, len(tensors), width)]
+        loss, norm = self.gradients(pieces, self._scale)
         guard = self._guard.mul_(loss).mul_(norm)
         numbers = _C.cat(
             [loss.detach().reshape(1).float(), norm.reshape(1).float()]
@@ -212,8 +240,9 @@ class Stepper:
         state.torn = True
         try:
             state.optimizer.step(guard=guard)
+            self._average(guard)
         except MemoryError:
-            state.torn = self._counts_differ()
+            state.torn = state.optimizer.interrupted()
             raise
         return numbers
 
@@ -254,7 +283,8 @@ class Stepper:
 
     def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
         """See the function of this name."""
-        return gradients(self._state.model, self._state.optimizer, pieces, scale, self._state.config.clip)
+        config = self._state.config
+        return gradients(self._state.model, self._state.optimizer, pieces, scale, config.clip, config.z_loss)
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
@@ -299,19 +329,30 @@ class Stepper:
                 _C.set_rng_state(step.rng)
                 self.gradients(self._on_device(step.pieces), 1.0 / step.total)
             if state.parallel is not None:  # it has taken the gradients away
-                backward(state.model, self._on_device(step.pieces), 1.0 / step.total)
-            raise self._error(loss, norm, [on_device(piece_ids, state.device) for piece_ids, _ in step.pieces])
+                backward(state.model, self._on_device(step.pieces), 1.0 / step.total, state.config.z_loss)
+            raise self._error(loss, norm, self._on_device(step.pieces))
         finally:
             self._give_back(step.loader, step.rng)
 
-    def _error(self, loss: float, norm: float, pieces: list[Tensor]) -> NonFiniteError:
+    def _error(self, loss: float, norm: float, pieces: list[Piece]) -> NonFiniteError:
         state = self._state
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)
         last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
-        where = diagnose(state.model, pieces)
+        inputs = [(piece[0], *piece[2:]) for piece in pieces]
+        where = diagnose(state.model, inputs)
         if state.team.size > 1:
-            said = state.team.gather(where)  # a rank whose own leaves are sound says that it is the loss itself
+            said = state.team.gather(where + self._bad_leaf(inputs))
+            # A rank whose own leaves are sound says that it is the loss itself.
             rank = next((rank for rank, one in enumerate(said) if not one.startswith("the loss")), 0)
             where = f"{said[rank]} on rank {rank}"
         return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}; {last}")
+
+    def _bad_leaf(self, pieces: list[tuple[Tensor, ...]]) -> str:
+        """ " in leaf 5" of the first that has a bad value before the loss, or nothing."""
+        state = self._state
+        own = state.config.max_ranks // state.team.size
+        for index, piece in enumerate(pieces):
+            if first_bad_activation(state.model, *piece) is not None:
+                return f" in leaf {state.team.rank * own + index // state.config.grad_accum}"
+        return ""

@@ -12,17 +12,27 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, cuda, saving
-from ..data import Loader, identity
+from ..data import identity
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
+from ..optim import EMA
 from . import evaluate, options, rundir
 from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import KEYS, TrainConfig, build, check, flatten, warmup_steps
 from .loop import loop
 from .metrics import Metrics
-from .parts import base_identity, make_model, make_optimizer, open_corpus, options_of_model, with_named_model
+from .parts import (
+    base_identity,
+    check_takes_documents,
+    check_z_loss,
+    make_model,
+    make_optimizer,
+    open_corpus,
+    options_of_model,
+    with_named_model,
+)
 from .ranks import Team
 from .report import Report, run_html
 from .resume import restore
@@ -127,7 +137,8 @@ class Trainer(State):
     ) -> None:
         self.team = Team.join()
         try:
-            self._prepare(values, quiet, callbacks, model)
+            with self.team.phase("loading"):
+                self._prepare(values, quiet, callbacks, model)
         except BaseException as error:
             self.team.leave(error)
             raise
@@ -150,6 +161,7 @@ class Trainer(State):
             values = options_of_model(model, values or {})
         self.config, self._checkpoint, self._known = self._plan(values or {})
         config = self.config
+        self.team.wait_at_most(config.comm_timeout)
         self.callbacks = CallbackList([*callbacks, *make_writers(config.writers if self.team.first else "")])
         self.directory = Path(config.out)
         self.device = rundir.resolve_device(config.device)
@@ -165,11 +177,21 @@ class Trainer(State):
         self.model = make_model(config, self._checkpoint, self.corpus, self.device, model)
         self.base = base_identity(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
+        if config.ema:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.ema = EMA(trained, config.ema, self.optimizer)
+        check_z_loss(self.model, config.z_loss)
         vocab = self.model.config.vocab_size
         corpus = self.corpus
         sizes = config.batch_size, config.seq_len, config.seed
-        self.loader = Loader(corpus.train, *sizes, vocab, corpus.name, corpus.train_masks)
-        self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
+        if config.pack:
+            check_takes_documents(self.model)
+            self.loader = corpus.packed_loader(*sizes, vocab)
+            found = corpus.val_documents_batch(config.seq_len, config.eval_tokens, vocab)
+            self.val, self.val_targets, self.val_documents = found
+        else:
+            self.loader = corpus.loader(*sizes, vocab)
+            self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
         if self._checkpoint is not None:
             restore(self, self._checkpoint)
@@ -180,7 +202,7 @@ class Trainer(State):
 
             shapes = [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()]
             self.team.check_same({"data": self.identity, "model": shapes, "base": self.base}, "")
-            self.parallel = DataParallel(self.model, self.optimizer, config.max_ranks or 1)
+            self.parallel = DataParallel(self.model, self.optimizer, config.max_ranks or 1, ema=self.ema)
         self.stepper = Stepper(self, self.report.say)
 
     def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
@@ -241,12 +263,14 @@ class Trainer(State):
     @_in_own_precision
     def evaluate(self) -> dict[str, float]:
         """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
-        return evaluate.evaluate(self)
+        with self.team.phase("evaluating"):
+            return evaluate.evaluate(self)
 
     @_in_own_precision
     def sample(self) -> str | None:
         """Return a generated text (prompt included), or None when samples are off or the tokens have no tokenizer."""
-        return evaluate.sample(self) if self.team.first else None
+        with self.team.phase("evaluating"):
+            return evaluate.sample(self) if self.team.first else None
 
     def save(self) -> Path:
         """Write the checkpoint of the current step, keep `keep` in all up to this step, and return its directory.
@@ -258,16 +282,17 @@ class Trainer(State):
             self._known |= {entry for entry in rundir.contents(self.directory) if entry[0] == path.name}
 
         path = self.directory / saving.checkpoint_name(self.step)
-        with self._whole_optimizer():
-            self.team.on_first(write)
+        with self.team.phase("saving"):
+            with self._whole_optimizer():
+                self.team.on_first(write)
+            if self.team.first:
+                remove_old(self)
         self.saved_at = self.step
-        if self.team.first:
-            remove_old(self)
         self.callbacks.on_checkpoint(self, path)
         return path
 
-    def _whole_optimizer(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.parallel is None else self.parallel.whole_optimizer()
+    def _whole_optimizer(self, compare: bool = True) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.parallel is None else self.parallel.whole_optimizer(compare)
 
     def failed(self, what: str, error: Exception) -> None:
         """Tell the user that a side effect has failed, the first time; the run goes on."""
@@ -330,7 +355,7 @@ class Trainer(State):
             if self.team.size > 1 and not isinstance(sys.exc_info()[1], NonFiniteError):
                 return  # the others do not come: nothing is whole
             try:
-                with self._whole_optimizer():
+                with self.team.phase("saving"), self._whole_optimizer(compare=False):  # one of them may have NaN
                     if self.team.first:
                         rescue(self, self.report)
             except Exception as error:

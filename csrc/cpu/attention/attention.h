@@ -13,9 +13,18 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
 
 extern const XtAttentionBackend xt_cpu_attention_backends[]; /* materialized, reference */
 
-/* How many columns query row `row` sees: a causal square ends in the lower right corner, at column row + (skv - sq). */
-XT_INLINE int64_t xt_visible_columns(bool causal, int64_t row, int64_t sq, int64_t skv) {
-    if (!causal) return skv;
-    int64_t last = row + (skv - sq);
-    return last < 0 ? 0 : last + 1;
+/* The keys begin <= j < end of a query. */
+typedef struct XtSeen {
+    int64_t begin, end;
+} XtSeen;
+
+/* What query `row` of a sequence sees; start and end: those of its document, 0 and skv without. */
+XT_INLINE XtSeen xt_seen(bool causal, int64_t window, int64_t row, int64_t sq, int64_t skv, int64_t start, int64_t end) {
+    int64_t place = row + (skv - sq);
+    if (causal && place + 1 < end) end = place + 1;
+    if (window > 0 && place - window + 1 > start) start = place - window + 1;
+    return end > start ? (XtSeen){start, end} : (XtSeen){start, start};
 }
+
+/* XT_VALUE_ERROR where documents [batch, 2, seq] are not documents one behind the other that fill each row. */
+XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq);

@@ -1,34 +1,110 @@
 /* materialized.c - attention through matrix products over blocks of query rows: the fast one.
  *
  * A block of rows keeps its scores [rows, columns it can see] in this thread's scratch, so memory is a few hundred KB per thread
- * instead of B * H * S * S, and under a causal mask the columns that no row of the block sees are never computed.
+ * instead of B * H * S * S, and the columns that no row of the block sees are never computed. A document is a problem of its own, with
+ * blocks of its own: its bits are those that it has alone, whatever else lies in the row.
  *
  *     forward   S = scale Q K^T;  P = exp(S - max);  out = (P V) / sum;  lse = max + log sum
  *     backward  P = exp(scale Q K^T - lse);  dP = dO V^T;  dS = P * (dP - delta);
  *               dV += P^T dO;  dQ = scale dS K;  dK += scale dS^T Q
  *
- * A piece of the forward is some blocks of rows; a piece of the backward is one kv head with the query heads that share it, because
- * dK and dV are sums over them: added up by one thread, in a fixed order. float32 and float64 are read and written in place,
+ * A piece of the forward is some blocks of rows; a piece of the backward is one kv head of a document with the query heads that share
+ * it, because dK and dV are sums over them: added up by one thread, in a fixed order. float32 and float64 are read and written in place,
  * bfloat16 and float16 go through float32 copies of the block and of one head's K and V.
  */
 #ifndef T
 #include "attention.h"
 #include "cpu/gemm/gemm.h"
+
+#include <stdlib.h>
 #define XT_TEMPLATE "cpu/attention/materialized.c"
 
 #define BLOCK 64            /* query rows at once */
 #define BLOCK_BYTES 1048576 /* of scores, where that leaves 16 rows or more: about the L2 cache */
 #define PIECE_WORK 2000000  /* multiply-adds per piece of the forward */
 
+/* Queries and keys that see no others: those of an entry of the batch, or of a document. */
+typedef struct Part {
+    int64_t b, first; /* entry; query and key with which it begins */
+    int64_t sq, skv;
+    int64_t width;        /* keys that a block of queries sees at most */
+    int64_t rows, blocks; /* queries in a block; blocks of one head */
+    int64_t index;        /* blocks of all heads of the parts before it */
+} Part;
+
+typedef struct Job {
+    const void *p; /* XtAttentionFwd or XtAttentionBwd */
+    Part *parts;
+    int64_t count, blocks; /* parts; blocks of all heads of all of them */
+} Job;
+
 /* Rows per block, a function of the shape only. */
-static int64_t block_rows(int64_t sq, int64_t skv) {
-    int64_t rows = BLOCK_BYTES / (int64_t)sizeof(float) / (skv > 0 ? skv : 1);
+static int64_t block_rows(int64_t sq, int64_t width) {
+    int64_t rows = BLOCK_BYTES / (int64_t)sizeof(float) / (width > 0 ? width : 1);
     rows = rows < 16 ? 16 : rows > BLOCK ? BLOCK : rows;
     return rows < sq ? rows : sq > 0 ? sq : 1;
 }
 
+static Part part_of(int64_t b, int64_t first, int64_t sq, int64_t skv, int64_t window, int64_t index) {
+    int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width);
+    return (Part){b, first, sq, skv, width, rows, (sq + rows - 1) / rows, index};
+}
+
+/* All parts, in memory that the caller frees; job->p is its own. */
+static XtStatus make_parts(Job *job, const int32_t *documents, int64_t batch, int64_t heads, int64_t sq, int64_t skv,
+                           int64_t window) {
+    XT_CHECK(xt_check_documents(documents, batch, sq));
+    Part *parts = NULL;
+    for (int round = 0; round < 2; round++) { /* the first one counts */
+        int64_t count = 0, index = 0;
+        for (int64_t b = 0; b < batch; b++) {
+            const int32_t *end = documents ? documents + (2 * b + 1) * sq : NULL; /* [sq] */
+            for (int64_t first = 0; first < (end ? sq : 1); count++) {
+                int64_t length = end ? end[first] - first : sq;
+                const Part part = part_of(b, first, length, end ? length : skv, window, index);
+                if (parts) parts[count] = part;
+                index += heads * part.blocks;
+                first += end ? length : 1;
+            }
+        }
+        job->parts = parts, job->count = count, job->blocks = index;
+        if (!parts && count && !(parts = malloc((size_t)count * sizeof *parts)))
+            return xt_error(XT_OUT_OF_MEMORY, "attention: no memory for a list of %lld documents", (long long)count);
+    }
+    return XT_OK;
+}
+
+/* The last part that begins at piece `index` or before. */
+static int64_t part_at(const Job *job, int64_t index) {
+    int64_t low = 0, high = job->count - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (job->parts[middle].index <= index) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
 /* Leading dimension of a block of scores: rows start on cache lines, and not all in the same cache set. */
 static int64_t padded(int64_t skv) { return (skv + 15) / 16 * 16 + 16; }
+
+/* The columns of a block of scores: keys first ... first + count - 1. Row i sees those from seen - window + i to seen + i, within. */
+typedef struct Columns {
+    int64_t first, count, seen, window;
+} Columns;
+
+XT_INLINE int64_t columns_from(Columns c, int64_t i) {
+    return c.window <= 0 || c.seen + i - c.window < 0 ? 0 : c.seen + i - c.window;
+}
+XT_INLINE int64_t columns_to(Columns c, int64_t i) { return c.seen + i < 0 ? 0 : c.seen + i < c.count ? c.seen + i : c.count; }
+
+/* Those that rows i ... i + rows - 1 of a part see. */
+static Columns columns_of(const Part *part, bool causal, int64_t window, int64_t i, int64_t rows) {
+    int64_t first = xt_seen(causal, window, i, part->sq, part->skv, 0, part->skv).begin;
+    int64_t end = xt_seen(causal, window, i + rows - 1, part->sq, part->skv, 0, part->skv).end;
+    int64_t count = end > first ? end - first : 0;
+    return (Columns){first, count, causal ? i + 1 + part->skv - part->sq - first : count, window};
+}
 
 #include "cpu/each_float.h"
 
@@ -50,9 +126,17 @@ const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, cons
 }
 
 XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
-    int64_t rows = block_rows(p->sq, p->skv), blocks = (p->sq + rows - 1) / rows;
-    int64_t grain = xt_row_grain(2 * rows * p->skv * p->dim, PIECE_WORK);
-    return xt_parallel(p->batch * p->heads * blocks, grain, XT_BY_FLOAT(p->dtype, forward_blocks), (void *)p);
+    Job job = {.p = p};
+    XT_CHECK(make_parts(&job, p->documents, p->batch, p->heads, p->sq, p->skv, p->window));
+    int64_t work = 0;
+    for (int64_t n = 0; n < job.count; n++) {
+        int64_t each = job.parts[n].rows * job.parts[n].width;
+        work = each > work ? each : work;
+    }
+    XtStatus status =
+        xt_parallel(job.blocks, xt_row_grain(2 * work * p->dim, PIECE_WORK), XT_BY_FLOAT(p->dtype, forward_blocks), &job);
+    free(job.parts);
+    return status;
 }
 
 const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device) {
@@ -65,7 +149,11 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
 }
 
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
-    return xt_parallel(p->batch * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), (void *)p);
+    Job job = {.p = p};
+    XT_CHECK(make_parts(&job, p->documents, p->batch, p->heads, p->sq, p->skv, p->window));
+    XtStatus status = xt_parallel(job.count * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), &job);
+    free(job.parts);
+    return status;
 }
 #else
 
@@ -96,20 +184,21 @@ static void NAME(store)(XtDtype dtype, NAME(Rows) from, int64_t rows, int64_t di
     if (LOW) xt_block_store(dtype, (float *)from.x, rows, dim, 0, x, ld);
 }
 
-/* s[i, :] becomes exp(s - max), zero from the row's last visible column on; its sum and max are kept. Row i sees seen0 + i. */
-XT_FAST static void NAME(exponentiate)(ACC *s, int64_t lds, int64_t rows, int64_t cols, int64_t seen0, ACC *maxima, ACC *sums) {
+/* s[i, :] becomes exp(s - max), zero outside the columns that the row sees; its sum and max are kept. */
+XT_FAST static void NAME(exponentiate)(ACC *s, int64_t lds, int64_t rows, Columns seen, ACC *maxima, ACC *sums) {
     for (int64_t i = 0; i < rows; i++) {
         ACC *row = s + i * lds, max = -INFINITY, sum = 0;
-        int64_t seen = seen0 + i < 0 ? 0 : seen0 + i < cols ? seen0 + i : cols;
+        const int64_t from = columns_from(seen, i), to = columns_to(seen, i);
+        for (int64_t j = 0; j < from; j++) row[j] = 0;
 #pragma omp simd reduction(max : max)
-        for (int64_t j = 0; j < seen; j++) max = row[j] > max ? row[j] : max;
+        for (int64_t j = from; j < to; j++) max = row[j] > max ? row[j] : max;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < seen; j++) {
+        for (int64_t j = from; j < to; j++) {
             ACC e = EXP(row[j] - max);
             row[j] = e;
             sum += e;
         }
-        for (int64_t j = seen; j < cols; j++) row[j] = 0;
+        for (int64_t j = to; j < seen.count; j++) row[j] = 0;
         maxima[i] = max, sums[i] = sum;
     }
 }
@@ -123,84 +212,93 @@ XT_FAST static void NAME(normalise)(ACC *out, int64_t ld, int64_t rows, int64_t 
     }
 }
 
-/* Blocks of query rows [begin, end), counted through all heads of all the batch. */
+/* Blocks of query rows [begin, end), counted through all heads of all parts. */
 static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) {
-    const XtAttentionFwd *p = context;
-    int64_t rows_max = block_rows(p->sq, p->skv), blocks = (p->sq + rows_max - 1) / rows_max, dim = p->dim, lds = padded(p->skv);
-    void *scratch;
-    size_t numbers = (size_t)(rows_max * (lds + 2) + (LOW ? (2 * rows_max + 2 * p->skv) * dim : 0));
-    XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
-    ACC *s = scratch, *maxima = s + rows_max * lds, *sums = maxima + rows_max; /* [rows, lds], [rows], [rows] */
-    ACC *q_room = sums + rows_max, *out_room = q_room + rows_max * dim;        /* [rows, D] each; LOW only */
-    ACC *k_room = out_room + rows_max * dim, *v_room = k_room + p->skv * dim;  /* [skv, D] each; LOW only */
+    const Job *job = context;
+    const XtAttentionFwd *p = job->p;
+    const Part *part = job->parts + part_at(job, begin);
+    const int64_t dim = p->dim;
+    ACC *s = NULL, *maxima = NULL, *sums = NULL;                          /* [rows, lds], [rows], [rows] */
+    ACC *q_room = NULL, *out_room = NULL, *k_room = NULL, *v_room = NULL; /* [rows, D] twice, [skv, D] twice; LOW only */
     NAME(Rows) k = {0}, v = {0};
-    int64_t loaded = -1; /* the (batch, kv head) whose k and v these are */
+    int64_t lds = 0, loaded = -1; /* the kv head whose k and v these are; -1 before the first of a part */
     for (int64_t index = begin; index < end; index++) {
-        int64_t bh = index / blocks, i = index % blocks * rows_max, rows = p->sq - i < rows_max ? p->sq - i : rows_max;
-        int64_t b = bh / p->heads, h = bh % p->heads, g = h / (p->heads / p->kv_heads);
-        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [rows, D] */
-        T *out_at = (T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];   /* [rows, D] */
-        if (loaded != b * p->kv_heads + g) {
-            loaded = b * p->kv_heads + g;
-            k = NAME(load)(p->dtype, (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1], p->k_stride[2], p->skv, dim,
-                           k_room);
-            v = NAME(load)(p->dtype, (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1], p->v_stride[2], p->skv, dim,
-                           v_room);
+        while (index >= part->index + p->heads * part->blocks) part++, loaded = -1;
+        int64_t h = (index - part->index) / part->blocks, i = (index - part->index) % part->blocks * part->rows;
+        int64_t rows = part->sq - i < part->rows ? part->sq - i : part->rows;
+        int64_t b = part->b, g = h / (p->heads / p->kv_heads), at = part->first + i;
+        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + at * p->q_stride[2]; /* [rows, D] */
+        T *out_at = (T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + at * p->out_stride[2];   /* [rows, D] */
+        if (loaded < 0) {
+            void *scratch;
+            lds = padded(part->width);
+            size_t numbers = (size_t)(part->rows * (lds + 2) + (LOW ? (2 * part->rows + 2 * part->skv) * dim : 0));
+            XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
+            s = scratch, maxima = s + part->rows * lds, sums = maxima + part->rows;
+            q_room = sums + part->rows, out_room = q_room + part->rows * dim;
+            k_room = out_room + part->rows * dim, v_room = k_room + part->skv * dim;
+        }
+        if (loaded != g) {
+            const T *k_at = (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1] + part->first * p->k_stride[2]; /* [skv, D] */
+            const T *v_at = (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1] + part->first * p->v_stride[2]; /* [skv, D] */
+            loaded = g;
+            k = NAME(load)(p->dtype, k_at, p->k_stride[2], part->skv, dim, k_room);
+            v = NAME(load)(p->dtype, v_at, p->v_stride[2], part->skv, dim, v_room);
         }
         NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
         NAME(Rows) out = NAME(target)(out_at, p->out_stride[2], dim, out_room);
-        int64_t cols = xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
-        int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : cols;
-        if (cols > 0)
-            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, (int)rows, (int)cols, (int)dim, (ACC)p->scale, q.x, q.ld, k.x, k.ld, 0, s,
+        const Columns seen = columns_of(part, p->causal, p->window, i, rows);
+        const int m = (int)rows, n = (int)seen.count, d = (int)dim;
+        if (n > 0)
+            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, (ACC)p->scale, q.x, q.ld, k.x + seen.first * k.ld, k.ld, 0, s,
                  (int)lds);
-        NAME(exponentiate)(s, lds, rows, cols, seen0, maxima, sums);
-        if (cols > 0)
-            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, (int)rows, (int)dim, (int)cols, 1, s, (int)lds, v.x, v.ld, 0, out.x,
-                 out.ld);
+        NAME(exponentiate)(s, lds, rows, seen, maxima, sums);
+        if (n > 0)
+            GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, 1, s, (int)lds, v.x + seen.first * v.ld, v.ld, 0, out.x, out.ld);
         else
             for (int64_t r = 0; r < rows; r++) memset(out.x + r * out.ld, 0, (size_t)dim * sizeof(ACC));
-        NAME(normalise)(out.x, out.ld, rows, dim, maxima, sums, (ACC *)p->lse + bh * p->sq + i);
+        NAME(normalise)(out.x, out.ld, rows, dim, maxima, sums, (ACC *)p->lse + (b * p->heads + h) * p->sq + at);
         NAME(store)(p->dtype, out, rows, dim, out_at, p->out_stride[2]);
     }
     return XT_OK;
 }
 
-/* s -> P = exp(s - lse), zero beyond the visible columns; dp -> dS = P (dp - delta), delta_i = dout_i . out_i. */
-XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t rows, int64_t cols, int64_t seen0, int64_t dim,
-                                        const ACC *lse, const T *dout, int64_t dout_ld, const T *out, int64_t out_ld) {
+/* s -> P = exp(s - lse), zero outside the columns that the row sees; dp -> dS = P (dp - delta), delta_i = dout_i . out_i. */
+XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t rows, Columns seen, int64_t dim, const ACC *lse,
+                                        const T *dout, int64_t dout_ld, const T *out, int64_t out_ld) {
     for (int64_t i = 0; i < rows; i++) {
         ACC *row = s + i * lds, *drow = dp + i * lds, delta = 0;
-        int64_t seen = seen0 + i < 0 ? 0 : seen0 + i < cols ? seen0 + i : cols;
+        const int64_t from = columns_from(seen, i), to = columns_to(seen, i);
 #pragma omp simd reduction(+ : delta)
         for (int64_t d = 0; d < dim; d++) delta += LOAD(dout[i * dout_ld + d]) * LOAD(out[i * out_ld + d]);
         ACC shift = lse[i];
-        for (int64_t j = 0; j < seen; j++) {
+        for (int64_t j = 0; j < from; j++) row[j] = drow[j] = 0;
+        for (int64_t j = from; j < to; j++) {
             ACC e = EXP(row[j] - shift);
             row[j] = e;
             drow[j] = e * (drow[j] - delta);
         }
-        for (int64_t j = seen; j < cols; j++) row[j] = drow[j] = 0;
+        for (int64_t j = to; j < seen.count; j++) row[j] = drow[j] = 0;
     }
 }
 
-/* One kv head's dK and dV: adds what the rows of one query head contribute, block by block, and writes that head's dQ. */
-static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, NAME(Rows) k, NAME(Rows) v, NAME(Rows) dk,
+/* One kv head's dK and dV of a part: adds what the rows of one query head contribute, block by block, and writes that head's dQ. */
+static void NAME(backward_head)(const XtAttentionBwd *p, const Part *part, int64_t h, NAME(Rows) k, NAME(Rows) v, NAME(Rows) dk,
                                 NAME(Rows) dv, ACC *room) {
-    int64_t rows_max = block_rows(p->sq, p->skv), dim = p->dim, lds = padded(p->skv);
-    ACC *s = room, *dp = s + rows_max * lds,
-        *q_room = dp + rows_max * lds; /* [rows, lds] twice; then [rows, D] three times, LOW only */
-    ACC *dq_room = q_room + rows_max * dim, *dout_room = dq_room + rows_max * dim;
-    for (int64_t i = 0; i < p->sq; i += rows_max) {
-        int64_t rows = p->sq - i < rows_max ? p->sq - i : rows_max;
-        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [rows, D] */
+    int64_t dim = p->dim, lds = padded(part->width), b = part->b;
+    ACC *s = room, *dp = s + part->rows * lds,
+        *q_room = dp + part->rows * lds; /* [rows, lds] twice; then [rows, D] three times, LOW only */
+    ACC *dq_room = q_room + part->rows * dim, *dout_room = dq_room + part->rows * dim;
+    for (int64_t i = 0; i < part->sq; i += part->rows) {
+        int64_t rows = part->sq - i < part->rows ? part->sq - i : part->rows, at = part->first + i;
+        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + at * p->q_stride[2]; /* [rows, D] */
         const T *dout_at =
-            (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + i * p->dout_stride[2];           /* [rows, D] */
-        const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2]; /* [rows, D] */
-        T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                  /* [rows, D] */
-        const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + i;                                    /* [rows] */
-        int m = (int)rows, d = (int)dim, n = (int)xt_visible_columns(p->causal, i + rows - 1, p->sq, p->skv);
-        int64_t seen0 = p->causal ? i + 1 + p->skv - p->sq : n;
+            (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + at * p->dout_stride[2];           /* [rows, D] */
+        const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + at * p->out_stride[2]; /* [rows, D] */
+        T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + at * p->dq_stride[2];                  /* [rows, D] */
+        const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + at;                                    /* [rows] */
+        const Columns seen = columns_of(part, p->causal, p->window, i, rows);
+        int m = (int)rows, d = (int)dim, n = (int)seen.count;
         if (n == 0) {
             for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));
             continue;
@@ -208,42 +306,45 @@ static void NAME(backward_head)(const XtAttentionBwd *p, int64_t b, int64_t h, N
         NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
         NAME(Rows) dout = NAME(load)(p->dtype, dout_at, p->dout_stride[2], rows, dim, dout_room);
         NAME(Rows) dq = NAME(target)(dq_at, p->dq_stride[2], dim, dq_room);
-        ACC scale = (ACC)p->scale;
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k.x, k.ld, 0, s, (int)lds);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v.x, v.ld, 0, dp, (int)lds);
-        NAME(differentiate)(s, dp, lds, rows, n, seen0, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv.x, dv.ld);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k.x, k.ld, 0, dq.x, dq.ld);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk.x, dk.ld);
+        ACC scale = (ACC)p->scale, *k_x = k.x + seen.first * k.ld, *v_x = v.x + seen.first * v.ld; /* [n, D] each */
+        ACC *dk_x = dk.x + seen.first * dk.ld, *dv_x = dv.x + seen.first * dv.ld;                  /* [n, D] each */
+        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k_x, k.ld, 0, s, (int)lds);
+        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v_x, v.ld, 0, dp, (int)lds);
+        NAME(differentiate)(s, dp, lds, rows, seen, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
+        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv_x, dv.ld);
+        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k_x, k.ld, 0, dq.x, dq.ld);
+        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk_x, dk.ld);
         NAME(store)(p->dtype, dq, rows, dim, dq_at, p->dq_stride[2]);
     }
 }
 
-/* kv heads [begin, end), counted through the batch. */
+/* kv heads [begin, end), counted through all parts. */
 static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end) {
-    const XtAttentionBwd *p = context;
-    int64_t rows_max = block_rows(p->sq, p->skv), group = p->heads / p->kv_heads, dim = p->dim, kv = p->skv * dim;
-    void *scratch;
-    size_t numbers = (size_t)(rows_max * 2 * padded(p->skv) + (LOW ? 3 * rows_max * dim + 4 * kv : 0));
-    XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
-    ACC *room = (ACC *)scratch + (LOW ? 4 * kv : 0), *kv_room = scratch; /* K, V, dK, dV: [skv, D] each; LOW only */
-    for (int64_t bg = begin; bg < end; bg++) {
-        int64_t b = bg / p->kv_heads, g = bg % p->kv_heads;
-        const T *k_at = (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1]; /* [skv, D] */
-        const T *v_at = (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1]; /* [skv, D] */
-        T *dk_at = (T *)p->dk + b * p->dk_stride[0] + g * p->dk_stride[1];         /* [skv, D] */
-        T *dv_at = (T *)p->dv + b * p->dv_stride[0] + g * p->dv_stride[1];         /* [skv, D] */
-        NAME(Rows) k = NAME(load)(p->dtype, k_at, p->k_stride[2], p->skv, dim, kv_room);
-        NAME(Rows) v = NAME(load)(p->dtype, v_at, p->v_stride[2], p->skv, dim, kv_room + kv);
+    const Job *job = context;
+    const XtAttentionBwd *p = job->p;
+    const int64_t group = p->heads / p->kv_heads, dim = p->dim;
+    for (int64_t index = begin; index < end; index++) {
+        const Part *part = job->parts + index / p->kv_heads;
+        int64_t b = part->b, g = index % p->kv_heads, skv = part->skv, kv = skv * dim;
+        void *scratch;
+        size_t numbers = (size_t)(part->rows * 2 * padded(part->width) + (LOW ? 3 * part->rows * dim + 4 * kv : 0));
+        XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
+        ACC *room = (ACC *)scratch + (LOW ? 4 * kv : 0), *kv_room = scratch; /* K, V, dK, dV: [skv, D] each; LOW only */
+        const T *k_at = (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1] + part->first * p->k_stride[2]; /* [skv, D] */
+        const T *v_at = (const T *)p->v + b * p->v_stride[0] + g * p->v_stride[1] + part->first * p->v_stride[2]; /* [skv, D] */
+        T *dk_at = (T *)p->dk + b * p->dk_stride[0] + g * p->dk_stride[1] + part->first * p->dk_stride[2];        /* [skv, D] */
+        T *dv_at = (T *)p->dv + b * p->dv_stride[0] + g * p->dv_stride[1] + part->first * p->dv_stride[2];        /* [skv, D] */
+        NAME(Rows) k = NAME(load)(p->dtype, k_at, p->k_stride[2], skv, dim, kv_room);
+        NAME(Rows) v = NAME(load)(p->dtype, v_at, p->v_stride[2], skv, dim, kv_room + kv);
         NAME(Rows) dk = NAME(target)(dk_at, p->dk_stride[2], dim, kv_room + 2 * kv);
         NAME(Rows) dv = NAME(target)(dv_at, p->dv_stride[2], dim, kv_room + 3 * kv);
-        for (int64_t j = 0; j < p->skv; j++) {
+        for (int64_t j = 0; j < skv; j++) {
             memset(dk.x + j * dk.ld, 0, (size_t)dim * sizeof(ACC));
             memset(dv.x + j * dv.ld, 0, (size_t)dim * sizeof(ACC));
         }
-        for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)(p, b, h, k, v, dk, dv, room);
-        NAME(store)(p->dtype, dk, p->skv, dim, dk_at, p->dk_stride[2]);
-        NAME(store)(p->dtype, dv, p->skv, dim, dv_at, p->dv_stride[2]);
+        for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)(p, part, h, k, v, dk, dv, room);
+        NAME(store)(p->dtype, dk, skv, dim, dk_at, p->dk_stride[2]);
+        NAME(store)(p->dtype, dv, skv, dim, dv_at, p->dv_stride[2]);
     }
     return XT_OK;
 }

@@ -1,6 +1,6 @@
 /* reference.c - attention as plain loops over one row of scores at a time: the specification of the fast implementations.
  *
- * Forward, per query row i: s_j = scale q_i . k_j over the visible j, p = softmax(s), out_i = sum_j p_j v_j,
+ * Forward, per query row i: s_j = scale q_i . k_j over the j it sees, p = softmax(s), out_i = sum_j p_j v_j,
  * lse_i = log sum_j exp s_j.
  * Backward: p_j = exp(s_j - lse_i), dp_j = dout_i . v_j, delta_i = dout_i . out_i, ds_j = p_j (dp_j - delta_i);
  * dq_i = scale sum_j ds_j k_j, dk_j = scale sum_i ds_j q_i, dv_j = sum_i p_j dout_i, the latter two also over the heads of a group.
@@ -13,9 +13,11 @@
 #include "cpu/each_float.h"
 
 XtStatus xt_attention_reference_fwd(const XtAttentionFwd *p) {
+    XT_CHECK(xt_check_documents(p->documents, p->batch, p->sq));
     return xt_parallel(p->batch * p->heads, 1, XT_BY_FLOAT(p->dtype, forward_heads), (void *)p);
 }
 XtStatus xt_attention_reference_bwd(const XtAttentionBwd *p) {
+    XT_CHECK(xt_check_documents(p->documents, p->batch, p->sq));
     return xt_parallel(p->batch * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), (void *)p);
 }
 #else
@@ -39,20 +41,21 @@ static XtStatus NAME(forward_heads)(void *context, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < p->sq; i++) {
             const T *q = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + i * p->q_stride[2]; /* [D] */
             T *out = (T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];   /* [D] */
-            int64_t seen = xt_visible_columns(p->causal, i, p->sq, p->skv);
+            const int32_t *at = p->documents ? p->documents + 2 * b * p->sq + i : NULL; /* start; the end is sq further */
+            const XtSeen seen = xt_seen(p->causal, p->window, i, p->sq, p->skv, at ? at[0] : 0, at ? at[p->sq] : p->skv);
             ACC max = -INFINITY, sum = 0;
-            for (int64_t j = 0; j < seen; j++) {
+            for (int64_t j = seen.begin; j < seen.end; j++) {
                 s[j] = (ACC)p->scale * NAME(dot)(q, k + j * p->k_stride[2], p->dim);
                 if (s[j] > max || s[j] != s[j]) max = s[j];
             }
             for (int64_t d = 0; d < p->dim; d++) sum_v[d] = 0;
-            for (int64_t j = 0; j < seen; j++) {
+            for (int64_t j = seen.begin; j < seen.end; j++) {
                 ACC e = EXP(s[j] - max);
                 sum += e;
                 for (int64_t d = 0; d < p->dim; d++) sum_v[d] += e * LOAD(v[j * p->v_stride[2] + d]);
             }
-            for (int64_t d = 0; d < p->dim; d++) out[d] = STORE(seen ? sum_v[d] / sum : 0);
-            ((ACC *)p->lse)[bh * p->sq + i] = seen ? max + (ACC)log((double)sum) : -(ACC)INFINITY;
+            for (int64_t d = 0; d < p->dim; d++) out[d] = STORE(seen.end > seen.begin ? sum_v[d] / sum : 0);
+            ((ACC *)p->lse)[bh * p->sq + i] = seen.end > seen.begin ? max + (ACC)log((double)sum) : -(ACC)INFINITY;
         }
     }
     return XT_OK;
@@ -78,9 +81,10 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
             const T *out = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + i * p->out_stride[2];      /* [D] */
             T *dq = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + i * p->dq_stride[2];                       /* [D] */
             ACC lse = ((const ACC *)p->lse)[(b * p->heads + h) * p->sq + i], delta = NAME(dot)(dout, out, dim);
-            int64_t seen = xt_visible_columns(p->causal, i, p->sq, p->skv);
+            const int32_t *at = p->documents ? p->documents + 2 * b * p->sq + i : NULL; /* start; the end is sq further */
+            const XtSeen seen = xt_seen(p->causal, p->window, i, p->sq, p->skv, at ? at[0] : 0, at ? at[p->sq] : p->skv);
             for (int64_t d = 0; d < dim; d++) sum_q[d] = 0;
-            for (int64_t j = 0; j < seen; j++) {
+            for (int64_t j = seen.begin; j < seen.end; j++) {
                 const T *kj = k + j * p->k_stride[2], *vj = v + j * p->v_stride[2]; /* [D] */
                 ACC pj = EXP(scale * NAME(dot)(q, kj, dim) - lse);
                 ACC ds = scale * pj * (NAME(dot)(dout, vj, dim) - delta);

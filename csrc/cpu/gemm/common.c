@@ -44,44 +44,75 @@ void xt_block_store(XtDtype dtype, const float *src, int64_t rows, int64_t cols,
 #define ALIGNMENT 64
 #define KEEP ((size_t)32 << 20) /* a buffer above this is not kept for a caller who needs less */
 
-typedef struct Scratch {
-    size_t nbytes;
-    void *data;
-} Scratch;
+/* Of a thread: what its kernel uses, and what waits for its next workspace. */
+typedef struct Kept {
+    XtWorkspace scratch, workspace;
+} Kept;
 
-static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
-static pthread_key_t scratch_key;
-static bool scratch_ready;
+static pthread_once_t kept_once = PTHREAD_ONCE_INIT;
+static pthread_key_t kept_key;
+static bool kept_ready;
 
-static void free_scratch(void *pointer) {
-    Scratch *scratch = pointer;
-    free(scratch->data);
-    free(scratch);
+static void free_kept(void *pointer) {
+    Kept *kept = pointer;
+    free(kept->scratch.data);
+    free(kept->workspace.data);
+    free(kept);
 }
-static void make_scratch_key(void) { scratch_ready = pthread_key_create(&scratch_key, free_scratch) == 0; }
+static void make_kept_key(void) { kept_ready = pthread_key_create(&kept_key, free_kept) == 0; }
 
-XtStatus xt_scratch(size_t nbytes, void **out) {
-    pthread_once(&scratch_once, make_scratch_key);
-    Scratch *scratch = scratch_ready ? pthread_getspecific(scratch_key) : NULL;
-    if (!scratch) {
-        scratch = calloc(1, sizeof *scratch);
-        if (!scratch || !scratch_ready || pthread_setspecific(scratch_key, scratch) != 0) {
-            free(scratch);
+static XtStatus get_kept(Kept **out) {
+    pthread_once(&kept_once, make_kept_key);
+    Kept *kept = kept_ready ? pthread_getspecific(kept_key) : NULL;
+    if (!kept) {
+        kept = calloc(1, sizeof *kept);
+        if (!kept || !kept_ready || pthread_setspecific(kept_key, kept) != 0) {
+            free(kept);
             return xt_error(XT_OUT_OF_MEMORY, "no memory for the scratch buffer of a thread");
         }
     }
-    if (nbytes > scratch->nbytes || (scratch->nbytes > KEEP && nbytes < scratch->nbytes / 2)) {
-        free(scratch->data);
-        scratch->nbytes = 0;
-        size_t rounded = (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        if (posix_memalign(&scratch->data, ALIGNMENT, rounded) != 0) {
-            scratch->data = NULL;
-            return xt_error(XT_OUT_OF_MEMORY, "no memory for %zu bytes of scratch", nbytes);
-        }
-        scratch->nbytes = rounded;
-    }
-    *out = scratch->data;
+    *out = kept;
     return XT_OK;
+}
+
+/* Replaces memory that is too small, or so large that it is not kept for a caller who needs less. */
+static XtStatus fit(XtWorkspace *memory, size_t nbytes) {
+    if (nbytes <= memory->nbytes && (memory->nbytes <= KEEP || nbytes >= memory->nbytes / 2)) return XT_OK;
+    free(memory->data);
+    memory->nbytes = 0;
+    size_t rounded = (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (posix_memalign(&memory->data, ALIGNMENT, rounded) != 0) {
+        memory->data = NULL;
+        return xt_error(XT_OUT_OF_MEMORY, "no memory for %zu bytes of scratch", nbytes);
+    }
+    memory->nbytes = rounded;
+    return XT_OK;
+}
+
+XtStatus xt_scratch(size_t nbytes, void **out) {
+    Kept *kept = NULL;
+    XT_CHECK(get_kept(&kept));
+    XT_CHECK(fit(&kept->scratch, nbytes));
+    *out = kept->scratch.data;
+    return XT_OK;
+}
+
+XtStatus xt_take_workspace(size_t nbytes, XtWorkspace *out) {
+    Kept *kept = NULL;
+    XT_CHECK(get_kept(&kept));
+    *out = kept->workspace;
+    kept->workspace = (XtWorkspace){0, NULL};
+    return fit(out, nbytes);
+}
+
+void xt_give_workspace(XtWorkspace *workspace) {
+    Kept *kept = NULL;
+    if (get_kept(&kept) != XT_OK || kept->workspace.nbytes >= workspace->nbytes) {
+        free(workspace->data);
+        return;
+    }
+    free(kept->workspace.data);
+    kept->workspace = *workspace;
 }
 
 #else

@@ -2,7 +2,7 @@
  *
  * Every backend treats the edges alike: M, N or a batch of 0 does nothing; K == 0 or alpha == 0 scales C without reading A or B;
  * beta == 0 writes C without reading it. Every backend gives the same bits for any number of threads, and for a batch the same bits
- * as for its products one by one: tiles are a function of M, N and K only.
+ * as for its products one by one: what decides them is a function of M, N and K only.
  * In a template T is the dtype of A and B; C has it too, or is float32.
  */
 #pragma once
@@ -14,8 +14,10 @@ XtStatus xt_gemm_naive(const XtGemm *p); /* three loops: the specification */
 XtStatus xt_gemm_tiled(const XtGemm *p); /* 32 x 32 tiles in plain C: no library needed */
 XtStatus xt_gemm_blas(const XtGemm *p);  /* OpenBLAS on tiles of C, one tile per thread at a time */
 const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device);
+XtStatus xt_gemm_bf16(const XtGemm *p); /* bfloat16 in AVX512-BF16 instructions: subnormals count as zero */
+const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device);
 
-extern const XtGemmBackend xt_cpu_gemm_backends[]; /* blas, tiled, naive */
+extern const XtGemmBackend xt_cpu_gemm_backends[]; /* bf16, blas, tiled, naive */
 
 /* True when there is nothing left to do: C is empty, or K == 0 or alpha == 0 and C has been scaled by beta. */
 bool xt_gemm_trivial(const XtGemm *p, XtStatus *status);
@@ -53,6 +55,15 @@ XtStatus xt_blas_open(const char **description);
 /* This thread's scratch memory, 64-byte aligned, uninitialised, valid until the thread asks again. Kept for the next call, given
  * back when the thread ends. Only one user at a time: do not call a kernel that may use it while holding it. */
 XtStatus xt_scratch(size_t nbytes, void **out);
+
+/* Memory of the calling thread that the workers of its loops may use, too: 64-byte aligned, uninitialised, its own until it is given
+ * back. Kept for the thread's next call; a signal handler that multiplies meanwhile gets other memory. */
+typedef struct XtWorkspace {
+    size_t nbytes;
+    void *data;
+} XtWorkspace;
+XtStatus xt_take_workspace(size_t nbytes, XtWorkspace *out);
+void xt_give_workspace(XtWorkspace *workspace);
 
 /* bfloat16 or float16 rows (leading dimension ld) <-> dense float32 [rows, cols]. Store, also to float32: dst = src + beta * dst,
  * rounded once; beta == 0 does not read dst. */

@@ -3,6 +3,9 @@
  *     forward    lse = m + log sum_v exp(x_v - m),  m = max_v x_v;   loss = lse - x_target
  *     backward   d lse / dx_v = exp(x_v - lse), hence  dx_v = (exp(x_v - lse) - [v == target]) dloss scale
  *
+ * z > 0 (the z-loss; Chowdhery et al. 2022, PaLM): loss += z lse^2, hence
+ *     dx_v = (exp(x_v - lse) (1 + 2 z lse) - [v == target]) dloss scale
+ *
  * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart. A forward
  * that is asked for dlogits makes each row's after its loss, while the row is in a cache.
  */
@@ -41,15 +44,18 @@ XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
 
 #else
 
-/* dx may be x. */
-XT_INLINE void NAME(gradient_row)(T *dx, const T *x, int64_t vocab, int64_t target, bool ignored, ACC lse, ACC factor) {
+/* 1 + 2 z lse; exactly 1 without a z-loss, also where lse is not finite. */
+XT_INLINE ACC NAME(z_growth)(double z, ACC lse) { return z > 0 ? 1 + 2 * (ACC)z * lse : 1; }
+
+/* dx may be x. growth: of the probabilities. */
+XT_INLINE void NAME(gradient_row)(T *dx, const T *x, int64_t vocab, int64_t target, bool ignored, ACC lse, ACC growth, ACC factor) {
     if (ignored) { /* even where the logits are not finite */
         memset(dx, 0, (size_t)vocab * sizeof(T));
         return;
     }
-    T at_target = STORE((EXP(LOAD(x[target]) - lse) - 1) * factor);
+    T at_target = STORE((EXP(LOAD(x[target]) - lse) * growth - 1) * factor);
 #pragma omp simd
-    for (int64_t v = 0; v < vocab; v++) dx[v] = STORE(EXP(LOAD(x[v]) - lse) * factor);
+    for (int64_t v = 0; v < vocab; v++) dx[v] = STORE(EXP(LOAD(x[v]) - lse) * growth * factor);
     dx[target] = at_target;
 }
 
@@ -71,13 +77,14 @@ XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, in
             for (int64_t v = block; v < last; v++) part += EXP(LOAD(x[v]) - max);
             sum += part;
         }
-        ACC log_sum = (ACC)log((double)sum);
-        ((ACC *)p->lse)[r] = max + log_sum;
+        ACC log_sum = (ACC)log((double)sum), lse = max + log_sum;
+        ((ACC *)p->lse)[r] = lse;
         /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
         ((ACC *)p->losses)[r] = target == p->ignore_index ? 0 : (max - LOAD(x[target])) + log_sum;
+        if (p->z > 0 && target != p->ignore_index) ((ACC *)p->losses)[r] += (ACC)p->z * lse * lse;
         if (p->dlogits)
-            NAME(gradient_row)((T *)p->dlogits + r * p->ld, x, p->vocab, target, target == p->ignore_index, max + log_sum,
-                               (ACC)p->scale);
+            NAME(gradient_row)((T *)p->dlogits + r * p->ld, x, p->vocab, target, target == p->ignore_index, lse,
+                               NAME(z_growth)(p->z, lse), (ACC)p->scale);
     }
     return XT_OK;
 }
@@ -88,7 +95,9 @@ XT_FAST static XtStatus NAME(cross_entropy_bwd)(void *context, int64_t begin, in
         const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
         T *dx = (T *)p->dlogits + r * p->ld;           /* [vocab] */
         ACC factor = ((const ACC *)p->dlosses)[r * p->dloss_stride] * (ACC)p->scale;
-        NAME(gradient_row)(dx, x, p->vocab, p->targets[r], p->targets[r] == p->ignore_index, ((const ACC *)p->lse)[r], factor);
+        ACC lse = ((const ACC *)p->lse)[r];
+        NAME(gradient_row)(dx, x, p->vocab, p->targets[r], p->targets[r] == p->ignore_index, lse, NAME(z_growth)(p->z, lse),
+                           factor);
     }
     return XT_OK;
 }

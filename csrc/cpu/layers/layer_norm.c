@@ -5,6 +5,7 @@
  *
  * The mean is known before the first square, and corrected by the mean of what is left (Chan, Golub & LeVeque 1983): a row far from
  * zero loses no digits of its variance, however its elements are added up. All in ACC, rounded once.
+ * With a residual, a row of x + residual is rounded to memory first and then read as x; dsum is added to a row of dx that has been rounded.
  * dw and db are sums over all rows: every piece of rows adds up partial rows of its own; then the partial rows are added in order.
  */
 #ifndef T
@@ -61,6 +62,13 @@ XT_FAST static XtStatus NAME(layer_norm_fwd)(void *context, int64_t begin, int64
     for (int64_t r = begin; r < end; r++) {
         const T *x = (const T *)p->x + r * cols; /* [cols] */
         T *out = (T *)p->out + r * cols;         /* [cols] */
+        if (p->sum) {
+            const T *residual = (const T *)p->residual + r * cols; /* [cols] */
+            T *total = (T *)p->sum + r * cols;                     /* [cols] */
+#pragma omp simd
+            for (int64_t j = 0; j < cols; j++) total[j] = STORE(LOAD(x[j]) + LOAD(residual[j]));
+            x = total;
+        }
         ACC sum = 0, squares = 0, rest = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < cols; j++) sum += LOAD(x[j]);
@@ -122,6 +130,10 @@ XT_FAST static XtStatus NAME(layer_norm_bwd)(void *context, int64_t begin, int64
         ACC mean = ((const ACC *)p->mean)[r], rstd = ((const ACC *)p->rstd)[r];
         if (p->weight) NAME(layer_norm_row_bwd)(dx, partial, partial_bias, dy, x, p->weight, mean, rstd, cols);
         else NAME(layer_norm_row_bwd)(dx, partial, partial_bias, dy, x, NULL, mean, rstd, cols);
+        if (!dx || !p->dsum) continue;
+        const T *dsum = (const T *)p->dsum + r * cols; /* [cols] */
+#pragma omp simd
+        for (int64_t j = 0; j < cols; j++) dx[j] = STORE(LOAD(dx[j]) + LOAD(dsum[j]));
     }
     return XT_OK;
 }

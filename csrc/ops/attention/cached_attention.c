@@ -35,6 +35,8 @@ static XtStatus check(const XtCall *c) {
     for (int i = 3; i < 5; i++)
         if (!xt_view_is_contiguous(&c->arg[i].tensor->view))
             return xt_error(XT_VALUE_ERROR, "cached_attention: %s must be contiguous, got strides of a view", names[i]);
+    if (c->arg[8].given && c->arg[8].i < 1)
+        return xt_error(XT_VALUE_ERROR, "cached_attention: window must be at least 1, got %lld", (long long)c->arg[8].i);
     XT_CHECK(xt_check_dtype(c->op, "positions", positions, XT_INT64));
     XT_CHECK(xt_check_shape(c->op, "positions", positions, 1, &batch));
     return xt_check_device(c->op, "query", q, "positions", positions);
@@ -65,6 +67,7 @@ static XtStatus forward(XtCall *c) {
                            .kv_heads = keys->shape[1],
                            .length = keys->shape[2],
                            .dim = q->shape[3],
+                           .window = c->arg[8].given ? c->arg[8].i : 0,
                            .q_stride = {q->strides[0], q->strides[1]},
                            .k_stride = {k->strides[0], k->strides[1]},
                            .v_stride = {v->strides[0], v->strides[1]},
@@ -83,9 +86,10 @@ const XtOp xt_op_cached_attention = {
     .name = "cached_attention",
     .signature =
         "query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float? = None, "
-        "plain: bool = False -> Tensor",
+        "plain: bool = False, window: int? = None -> Tensor",
     .forward = forward,
     .doc = "Stores key and value [B, K, 1, D] at positions [B] (int64) of keys and values [B, K, L, D], in place, and returns\n"
-           "softmax(scale * query @ keys^T) @ values [B, H, 1, D] over positions 0 to that one, per head; NaN where it is not in\n"
-           "[0, L), and nothing is stored. H is a multiple of K. scale defaults to 1/sqrt(D). plain: the simplest kernel.",
+           "softmax(scale * query @ keys^T) @ values [B, H, 1, D] over positions 0 to that one, or over the `window`\n"
+           "positions that end there, per head; NaN where it is not in [0, L), and nothing is stored. H is a multiple of K. scale "
+           "defaults to 1/sqrt(D). plain: the simplest kernel.",
 };

@@ -1,4 +1,4 @@
-/* scaled_dot_product_attention.c - softmax(scale Q K^T + causal mask) V for every (batch, head) at once.
+/* scaled_dot_product_attention.c - softmax(scale Q K^T + mask) V for every (batch, head) at once; the mask is causal, a window, documents.
  *
  * query [B, H, S, D], key and value [B, K, T, D] with H a multiple of K (grouped-query attention: K/V are shared by stride, never copied).
  * Any strides with a dense last dim are taken as they are: the [B*S, H*D] output of a projection goes in as a view. The result lies in
@@ -26,6 +26,29 @@ static XtStatus empty_token_major(const XtTensor *like, const int64_t *shape, Xt
     return status;
 }
 
+/* A view with dims 1 and 2 swapped: [B, H, S, D] as [B, S, H, D], and back. */
+static XtStatus turned(const XtTensor *t, XtTensor **out) {
+    const int64_t shape[4] = {t->shape[0], t->shape[2], t->shape[1], t->shape[3]};
+    const int64_t strides[4] = {t->strides[0], t->strides[2], t->strides[1], t->strides[3]};
+    return xt_view_as(t, 4, shape, strides, out);
+}
+
+/* dq, dk and dv in memory as [B, S, H, D]: as columns of one block where q, k and v are columns of a product, which split() needs not
+ * gather then; else each dense. */
+static XtStatus empty_gradients(XtTensor *const inputs[3], XtTensor *din[3]) {
+    XtTensor *tokens[3] = {NULL}, *made[3] = {NULL};
+    XtStatus status = XT_OK;
+    for (int i = 0; i < 3; i++) XT_TRY(turned(inputs[i], &tokens[i]));
+    XT_TRY(xt_empty_like_columns(3, tokens, made));
+    for (int i = 0; i < 3; i++) XT_TRY(turned(made[i], &din[i]));
+done:
+    for (int i = 0; i < 3; i++) {
+        xt_tensor_release(tokens[i]);
+        xt_tensor_release(made[i]);
+    }
+    return status;
+}
+
 static void set_strides(int64_t stride[3], const XtTensor *t) { memcpy(stride, t->strides, 3 * sizeof *stride); }
 
 static double scale_of(const XtArg *arg, int64_t dim) { return arg->given ? arg->f : 1.0 / sqrt((double)(dim > 0 ? dim : 1)); }
@@ -50,16 +73,38 @@ static XtStatus check(XtCall *c) {
         return xt_error(XT_VALUE_ERROR,
                         "scaled_dot_product_attention: query heads must be a multiple of key heads, got %lld and %lld",
                         (long long)heads, (long long)kv_heads);
+    const XtTensor *documents = c->arg[7].tensor;
+    if (documents) {
+        if (q->shape[2] != k->shape[2])
+            return xt_error(
+                XT_VALUE_ERROR,
+                "scaled_dot_product_attention: documents must be None where query and key differ in length, got %lld and "
+                "%lld tokens",
+                (long long)q->shape[2], (long long)k->shape[2]);
+        XT_CHECK(xt_check_dtype(c->op, "documents", documents, XT_INT32));
+        XT_CHECK(xt_check_shape(c->op, "documents", documents, 3, (int64_t[]){q->shape[0], 2, q->shape[2]}));
+        XT_CHECK(xt_check_device(c->op, "query", q, "documents", documents));
+    }
+    if (c->arg[8].given && c->arg[8].i < 1)
+        return xt_error(XT_VALUE_ERROR, "scaled_dot_product_attention: window must be at least 1, got %lld",
+                        (long long)c->arg[8].i);
+    if (c->arg[8].given && !c->arg[3].b)
+        return xt_error(XT_VALUE_ERROR, "scaled_dot_product_attention: window must be None without is_causal, got %lld",
+                        (long long)c->arg[8].i);
     return XT_OK;
 }
 
+/* 0 where no window is given, and where it reaches over all keys. */
+static int64_t window_of(const XtArg *arg, const XtTensor *k) { return arg->given && arg->i < k->shape[2] ? arg->i : 0; }
+
 static XtStatus forward(XtCall *c) {
-    XtTensor *q = NULL, *k = NULL, *v = NULL, *out = NULL, *lse = NULL;
+    XtTensor *q = NULL, *k = NULL, *v = NULL, *out = NULL, *lse = NULL, *documents = NULL;
     XtStatus status = XT_OK;
     XT_TRY(check(c));
     XT_TRY(dense_last(c->arg[0].tensor, &q));
     XT_TRY(dense_last(c->arg[1].tensor, &k));
     XT_TRY(dense_last(c->arg[2].tensor, &v));
+    if (c->arg[7].tensor) XT_TRY(xt_dense(c->arg[7].tensor, &documents));
     XT_TRY(empty_token_major(q, q->shape, &out));
     XT_TRY(xt_empty_shape(q, xt_dtype_accumulator(q->dtype), 3, q->shape, &lse));
     XtAttentionFwd p = {.out = out->data,
@@ -67,6 +112,7 @@ static XtStatus forward(XtCall *c) {
                         .q = q->data,
                         .k = k->data,
                         .v = v->data,
+                        .documents = documents ? documents->data : NULL,
                         .dtype = q->dtype,
                         .batch = q->shape[0],
                         .heads = q->shape[1],
@@ -74,6 +120,7 @@ static XtStatus forward(XtCall *c) {
                         .sq = q->shape[2],
                         .skv = k->shape[2],
                         .dim = q->shape[3],
+                        .window = window_of(&c->arg[8], k),
                         .scale = scale_of(&c->arg[4], q->shape[3]),
                         .causal = c->arg[3].b,
                         .tf32 = xt_tf32()};
@@ -87,6 +134,7 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(xt_save(c, v));
     XT_TRY(xt_save(c, out));
     XT_TRY(xt_save(c, lse));
+    XT_TRY(xt_save(c, documents));
     c->out[c->out_count++] = out;
     out = NULL;
 done:
@@ -95,19 +143,18 @@ done:
     xt_tensor_release(v);
     xt_tensor_release(out);
     xt_tensor_release(lse);
+    xt_tensor_release(documents);
     return status;
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *saved[5], *dy = NULL;
+    XtTensor *saved[6], *dy = NULL;
     const XtArg *arg = xt_node_args(n);
     XtStatus status = XT_OK;
-    for (int i = 0; i < 5; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
+    for (int i = 0; i < 6; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
     XtTensor *q = saved[0], *k = saved[1], *v = saved[2], *out = saved[3], *lse = saved[4];
     XT_TRY(dense_last(dout[0], &dy));
-    XT_TRY(empty_token_major(q, q->shape, &din[0]));
-    XT_TRY(empty_token_major(k, k->shape, &din[1]));
-    XT_TRY(empty_token_major(v, v->shape, &din[2]));
+    XT_TRY(empty_gradients(saved, din));
     XtAttentionBwd p = {.dq = din[0]->data,
                         .dk = din[1]->data,
                         .dv = din[2]->data,
@@ -117,6 +164,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
                         .v = v->data,
                         .out = out->data,
                         .lse = lse->data,
+                        .documents = saved[5] ? saved[5]->data : NULL,
                         .dtype = q->dtype,
                         .batch = q->shape[0],
                         .heads = q->shape[1],
@@ -124,6 +172,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
                         .sq = q->shape[2],
                         .skv = k->shape[2],
                         .dim = q->shape[3],
+                        .window = window_of(&arg[8], k),
                         .scale = scale_of(&arg[4], q->shape[3]),
                         .causal = arg[3].b,
                         .tf32 = xt_tf32()};
@@ -145,10 +194,12 @@ const XtOp xt_op_scaled_dot_product_attention = {
     .name = "scaled_dot_product_attention",
     .signature =
         "query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float? = None, enable_gqa: bool = False, "
-        "backend: str? = None -> Tensor",
+        "backend: str? = None, documents: Tensor? = None, window: int? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "softmax(scale * query @ key^T) @ value per head. query [B, H, S, D], key and value [B, K, T, D]; scale defaults to "
            "1/sqrt(D).\n"
-           "is_causal: query i sees keys j <= i + (T - S). backend: a name of attention_backends(device).",
+           "is_causal: query i sees keys j <= i + (T - S). backend: a name of attention_backends(device).\n"
+           "documents: int32 [B, 2, S], for each token the first of its document and the one behind its last: it sees no other\n"
+           "document. window, with is_causal: a query sees this many keys, itself included.",
 };

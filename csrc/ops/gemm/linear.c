@@ -1,10 +1,15 @@
 /* linear.c - y = x W^T + bias, one GEMM for all rows.  dx = dy W,  dW = dy^T x,  dbias = sum of dy over rows.
- * x [..., in], weight [out, in], bias [out] or None, y [..., out]. x W^T is rounded to the dtype before the bias is added.
+ * x [..., in], weight [out, in], bias [out] or None, y [..., out]. x W^T is rounded to the dtype before the bias is added,
+ * but by cuBLASLt, which adds it to the sums.
  */
-#include "contract/elementwise.h"
 #include "ops/ops.h"
 
 #include <string.h>
+
+/* y = x W^T + bias, if there is one */
+static XtStatus multiply(XtTensor *x, XtTensor *wt, const XtTensor *bias, XtTensor *y) {
+    return bias ? xt_matmul_with_bias(x, wt, bias->view, y) : xt_matmul_into(x, wt, false, NULL, y);
+}
 
 static XtStatus forward(XtCall *c) {
     XtTensor *x = c->arg[0].tensor, *w = c->arg[1].tensor, *bias = c->arg[2].tensor, *wt = NULL, *y = NULL;
@@ -32,16 +37,12 @@ static XtStatus forward(XtCall *c) {
         XtTensor *matrix;
         XT_TRY(xt_reshape(x, 2, row, &matrix));
         status = xt_empty_shape(x, x->dtype, 2, y_row, &y);
-        if (status == XT_OK) status = xt_matmul_into(matrix, wt, false, NULL, y);
+        if (status == XT_OK) status = multiply(matrix, wt, bias, y);
         xt_tensor_release(matrix);
         if (status != XT_OK) goto done;
     } else {
         XT_TRY(xt_empty_shape(x, x->dtype, ndim, shape, &y));
-        XT_TRY(xt_matmul_into(x, wt, false, NULL, y));
-    }
-    if (bias) {
-        XtBinary p = {.op = XT_ADD, .out = y->view, .a = y->view, .b = xt_broadcast_view(bias, y->ndim, y->shape)};
-        XT_TRY(xt_backend_of(x)->binary(&p));
+        XT_TRY(multiply(x, wt, bias, y));
     }
     XT_TRY(xt_save(c, x));
     XT_TRY(xt_save(c, w));

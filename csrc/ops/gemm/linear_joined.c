@@ -4,7 +4,8 @@
  * Weights that lie one after the other in memory are read as one: one product forward, one for dx = dy [W_0; W_1; ...], which adds up
  * over all weights before it rounds, and one for dW = dy^T x, into gradients that lie together: new ones do, and so does a .grad that
  * came from here. Other weights are multiplied one by one, with the bits of separate layers: into the columns of y, and into dx from the
- * last to the first as the tape adds them up. Biases that lie so are added at once, and the gradients of all biases are parts of one sum
+ * last to the first as the tape adds them up. Biases that lie so
+ * are one vector, which the joined product may add to its sums; and the gradients of all biases are parts of one sum
  * of dy over its rows.
  */
 #include "contract/elementwise.h"
@@ -22,13 +23,14 @@ static XtStatus columns(const XtTensor *matrix, int64_t start, int64_t count, Xt
     return xt_tensor_from_view(matrix->storage, &view, out);
 }
 
-/* y[:, columns of weight i] = x W_i^T */
-static XtStatus forward_one(XtTensor *x, XtTensor *weight, int64_t start, XtTensor *y) {
+/* y[:, columns of weight i] = x W_i^T + b_i, if there is one */
+static XtStatus forward_one(XtTensor *x, XtTensor *weight, const XtView *bias, int64_t start, XtTensor *y) {
     XtTensor *part = NULL, *transposed = NULL;
     XtStatus status = XT_OK;
     XT_TRY(columns(y, start, weight->shape[0], &part));
     XT_TRY(xt_transposed(weight, &transposed));
-    XT_TRY(xt_matmul_into(x, transposed, false, NULL, part));
+    if (bias) XT_TRY(xt_matmul_with_bias(x, transposed, *bias, part));
+    else XT_TRY(xt_matmul_into(x, transposed, false, NULL, part));
 done:
     xt_tensor_release(part);
     xt_tensor_release(transposed);
@@ -44,21 +46,14 @@ static bool join_vectors(int count, XtTensor *const *vectors, int64_t length, Xt
     return together;
 }
 
-/* y[:, columns of weight i] += b_i */
+/* y[:, columns of weight i] += b_i, of biases that do not lie together */
 static XtStatus add_biases(int count, XtTensor *const *biases, XtTensor *y) {
     XtTensor *part = NULL;
     XtStatus status = XT_OK;
-    XtView all;
     int64_t start = 0;
-    bool together = join_vectors(count, biases, y->shape[1], &all);
-    for (int i = 0; i < (together ? 1 : count); start += biases[i++]->shape[0]) {
-        XtView bias = together ? all : biases[i]->view;
-        XT_TRY(columns(y, start, bias.shape[0], &part));
-        bias = (XtView){.data = bias.data,
-                        .dtype = bias.dtype,
-                        .ndim = 2,
-                        .shape = {y->shape[0], bias.shape[0]},
-                        .strides = {0, bias.strides[0]}};
+    for (int i = 0; i < count; start += biases[i++]->shape[0]) {
+        XT_TRY(columns(y, start, biases[i]->shape[0], &part));
+        XtView bias = xt_broadcast_view(biases[i], 2, part->shape);
         XT_TRY(xt_backend_of(y)->binary(&(XtBinary){.op = XT_ADD, .out = part->view, .a = part->view, .b = bias}));
         xt_tensor_release(part);
         part = NULL;
@@ -102,12 +97,17 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(xt_as_rows(x, &rows));
     XT_TRY(xt_empty_shape(x, x->dtype, 2, (int64_t[]){rows->shape[0], out}, &y));
     XT_TRY(xt_join_rows(count, weights, &joined));
-    if (joined) XT_TRY(forward_one(rows, joined, 0, y));
+    XtTensor *const *biases = c->arg[2].given ? c->arg[2].tensors : NULL;
+    if (joined) {
+        XtView all;
+        bool together = biases && join_vectors(count, biases, out, &all);
+        XT_TRY(forward_one(rows, joined, together ? &all : NULL, 0, y));
+        if (biases && !together) XT_TRY(add_biases(count, biases, y));
+    }
     for (int i = 0; i < count && !joined; i++) {
-        XT_TRY(forward_one(rows, weights[i], start, y));
+        XT_TRY(forward_one(rows, weights[i], biases ? &biases[i]->view : NULL, start, y));
         start += weights[i]->shape[0];
     }
-    if (c->arg[2].given) XT_TRY(add_biases(count, c->arg[2].tensors, y));
     XT_TRY(xt_save(c, rows));
     for (int i = 0; i < count; i++) XT_TRY(xt_save(c, weights[i]));
     memcpy(shape, x->shape, sizeof shape);

@@ -4,6 +4,7 @@
  * backward ever moves an element to transpose it. Batch dims broadcast by stride 0. When B is one matrix, the batch of A is folded into
  * its rows: one GEMM for the whole batch.
  */
+#include "contract/elementwise.h"
 #include "contract/gemm.h"
 #include "ops/ops.h"
 
@@ -99,7 +100,8 @@ static void fold_rows(XtGemm *p) {
     }
 }
 
-XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out) {
+static XtStatus multiply(XtTensor *a, XtTensor *b, const void *bias, bool accumulate, const char *backend, XtTensor *out,
+                         bool *added) {
     Operand l = {0}, r = {0};
     XtStatus status = XT_OK;
     XtGemm p = {.c = out->data,
@@ -128,11 +130,31 @@ XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *b
     p.ldc = p.n > 0 ? p.n : 1;
     if (p.m > 1 && out->strides[out->ndim - 2] > p.ldc) p.ldc = out->strides[out->ndim - 2];
     fold_rows(&p);
+    if (bias) {
+        p.bias = bias;
+        XT_TRY(xt_gemm_adds_bias(out->storage->device, backend, &p, added));
+        if (!*added) p.bias = NULL;
+    }
     XT_TRY(xt_gemm(out->storage->device, backend, &p));
 done:
     xt_tensor_release(l.tensor);
     xt_tensor_release(r.tensor);
     return status;
+}
+
+XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out) {
+    return multiply(a, b, NULL, accumulate, backend, out, NULL);
+}
+
+XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *out) {
+    XtStatus status = XT_OK;
+    bool added = false;
+    bool dense = xt_view_is_contiguous(&bias) && bias.shape[0] > 0;
+    XT_CHECK(multiply(a, b, dense ? bias.data : NULL, false, NULL, out, &added));
+    if (added) return status;
+    XtTensor vector = {.view = bias};
+    XtBinary p = {.op = XT_ADD, .out = out->view, .a = out->view, .b = xt_broadcast_view(&vector, out->ndim, out->shape)};
+    return xt_backend_of(out)->binary(&p);
 }
 
 XtStatus xt_transposed(const XtTensor *t, XtTensor **out) {

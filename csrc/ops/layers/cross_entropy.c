@@ -9,6 +9,7 @@
 #include "contract/reduce.h"
 #include "ops/elementwise/arithmetic.h"
 
+#include <math.h>
 #include <string.h>
 
 extern const XtOp xt_op_cross_entropy;
@@ -20,11 +21,17 @@ static Reduction reduction_of(const XtArg *arg) {
     return !strcmp(arg->s, "mean") ? REDUCE_MEAN : !strcmp(arg->s, "sum") ? REDUCE_SUM : REDUCE_NONE;
 }
 
+/* The argument behind the reduction. */
+static double z_of(const XtArg *arg, int first) { return arg[first + 3].f; }
+
 XtStatus xt_check_targets(const XtCall *c, int first, const char *arg_x, const XtTensor *x, const char *arg_targets) {
     const XtTensor *targets = c->arg[first].tensor;
     const char *reduction = c->arg[first + 2].s;
     if (strcmp(reduction, "mean") && strcmp(reduction, "sum") && strcmp(reduction, "none"))
         return xt_error(XT_VALUE_ERROR, "%s: reduction must be 'mean', 'sum' or 'none', got '%s'", c->op->name, reduction);
+    if (!(z_of(c->arg, first) >= 0 && z_of(c->arg, first) < INFINITY))
+        return xt_error(XT_VALUE_ERROR, "%s: z_loss must be a finite number of at least 0, got %g", c->op->name,
+                        z_of(c->arg, first));
     if (targets->dtype != XT_INT64 && targets->dtype != XT_INT32)
         return xt_error(XT_TYPE_ERROR, "%s: %s must be int64 or int32 class indices, got %s", c->op->name, arg_targets,
                         xt_dtype_name(targets->dtype));
@@ -90,6 +97,7 @@ XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) 
                            .vocab = logits->shape[1],
                            .ld = ld,
                            .ignore_index = c->arg[first + 1].i,
+                           .z = z_of(c->arg, first),
                            .linear = c->op != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_fwd(&p));
     XT_TRY(xt_reduce_losses(c, first, targets, losses, &count));
@@ -125,6 +133,7 @@ XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, 
                            .ignore_index = xt_node_args(n)[first + 1].i,
                            .dloss_stride = share->ndim ? 1 : 0,
                            .scale = 1.0,
+                           .z = z_of(xt_node_args(n), first),
                            .linear = xt_node_op(n) != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_bwd(&p));
 done:
@@ -155,11 +164,13 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
 
 const XtOp xt_op_cross_entropy = {
     .name = "cross_entropy",
-    .signature = "input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = 'mean' -> Tensor",
+    .signature = "input: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = 'mean', z_loss: float = 0.0 -> "
+                 "Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "-log softmax(input)[target] per row. input [rows, V] floating point, target [rows] int64 or int32 in [0, V) or "
            "ignore_index.\n"
            "reduction 'mean' (over the rows that count), 'sum' or 'none'. The loss is float32 (float64 for float64). IndexError "
-           "names a bad label.",
+           "names a bad label.\n"
+           "z_loss: adds z_loss (log sum exp)^2 to the loss of a row that counts.",
 };

@@ -8,21 +8,42 @@
 #include "contract/layers.h"
 #include "ops/ops.h"
 
-static XtStatus normalise(XtTensor *x, XtTensor *weight, XtTensor *bias, double eps, XtTensor **y, XtTensor **mean,
-                          XtTensor **rstd) {
+XtStatus xt_layer_norm_check(const XtCall *c, int first, XtTensor *vector[2]) {
+    const XtTensor *x = c->arg[0].tensor;
+    double eps = c->arg[first + 2].f;
+    XT_CHECK(xt_check_float(c->op, "input", x));
+    XT_CHECK(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
+    if (!(eps >= 0.0)) return xt_error(XT_VALUE_ERROR, "%s: eps must be at least 0, got %g", c->op->name, eps);
+    int64_t cols = x->shape[x->ndim - 1];
+    for (int i = 0; i < 2; i++) {
+        XtTensor *v = c->arg[first + i].tensor;
+        const char *name = i == 0 ? "weight" : "bias";
+        if (!v) continue;
+        XT_CHECK(xt_check_shape(c->op, name, v, 1, &cols));
+        XT_CHECK(xt_check_like(c->op, "input", x, name, v));
+        XT_CHECK(xt_dense(v, &vector[i]));
+    }
+    return XT_OK;
+}
+
+XtStatus xt_layer_norm_of(XtTensor *x, XtTensor *residual, XtTensor *const vector[2], double eps, XtTensor **sum, XtTensor **y,
+                          XtTensor **mean, XtTensor **rstd) {
     int64_t cols = x->shape[x->ndim - 1], rows = 1;
     XtDtype acc = xt_dtype_accumulator(x->dtype);
     XtStatus status = XT_OK;
     for (int i = 0; i < x->ndim - 1; i++) rows *= x->shape[i];
+    if (residual) XT_TRY(xt_empty_like(x, sum));
     XT_TRY(xt_empty_like(x, y));
     XT_TRY(xt_empty_shape(x, acc, 1, &rows, mean));
     XT_TRY(xt_empty_shape(x, acc, 1, &rows, rstd));
     XtLayerNormFwd p = {.out = (*y)->data,
                         .mean = (*mean)->data,
                         .rstd = (*rstd)->data,
+                        .sum = residual ? (*sum)->data : NULL,
                         .x = x->data,
-                        .weight = xt_data(weight),
-                        .bias = xt_data(bias),
+                        .residual = xt_data(residual),
+                        .weight = xt_data(vector[0]),
+                        .bias = xt_data(vector[1]),
                         .dtype = x->dtype,
                         .rows = rows,
                         .cols = cols,
@@ -32,40 +53,69 @@ done:
     return status;
 }
 
-static XtStatus recompute(XtNode *n, XtTensor **out) {
-    XtTensor *x, *weight, *bias, *mean = NULL, *rstd = NULL;
+XtStatus xt_layer_norm_save(XtCall *c, XtTensor *x, XtTensor *const vector[2], XtTensor *mean, XtTensor *rstd) {
+    XT_CHECK(xt_save(c, x));
+    XT_CHECK(xt_save(c, vector[0]));
+    XT_CHECK(xt_save(c, mean));
+    XT_CHECK(xt_save(c, rstd));
+    return xt_save(c, vector[1]);
+}
+
+XtStatus xt_layer_norm_again(XtNode *n, double eps, XtTensor **out) {
+    XtTensor *x, *vector[2], *mean = NULL, *rstd = NULL;
     XT_CHECK(xt_node_saved(n, 0, &x));
-    XT_CHECK(xt_node_saved(n, 1, &weight));
-    XT_CHECK(xt_node_saved(n, 4, &bias));
-    XtStatus status = normalise(x, weight, bias, xt_node_args(n)[3].f, &out[0], &mean, &rstd);
+    XT_CHECK(xt_node_saved(n, 1, &vector[0]));
+    XT_CHECK(xt_node_saved(n, 4, &vector[1]));
+    XtStatus status = xt_layer_norm_of(x, NULL, vector, eps, NULL, out, &mean, &rstd);
     xt_tensor_release(mean);
     xt_tensor_release(rstd);
-    return xt_or_release(status, &out[0]);
+    return xt_or_release(status, out);
+}
+
+XtStatus xt_layer_norm_gradient(XtNode *n, int first, XtTensor *dout, const XtTensor *dsum, bool needs_dx, XtTensor **dx,
+                                XtTensor **din) {
+    XtTensor *x, *weight, *mean, *rstd, *dy = NULL, *total[2] = {NULL, NULL};
+    XtStatus status = XT_OK;
+    XT_TRY(xt_node_saved(n, 0, &x));
+    XT_TRY(xt_node_saved(n, 1, &weight));
+    XT_TRY(xt_node_saved(n, 2, &mean));
+    XT_TRY(xt_node_saved(n, 3, &rstd));
+    XT_TRY(xt_dense(dout, &dy));
+    if (needs_dx) XT_TRY(xt_empty_like(x, dx));
+    int64_t cols = x->shape[x->ndim - 1];
+    for (int i = 0; i < 2; i++) { /* weight, bias */
+        if (!xt_node_needs(n, first + i)) continue;
+        total[i] = xt_node_accumulator(n, first + i);
+        if (i == 1 && total[1] == total[0]) total[1] = NULL; /* one tensor for both: the kernel adds to it once */
+        if (!total[i]) XT_TRY(xt_empty_shape(x, x->dtype, 1, &cols, &din[first + i]));
+    }
+    XtLayerNormBwd p = {.dx = xt_data(*dx),
+                        .dweight = xt_data(total[0] ? total[0] : din[first]),
+                        .dbias = xt_data(total[1] ? total[1] : din[first + 1]),
+                        .accumulate_weight = total[0] != NULL,
+                        .accumulate_bias = total[1] != NULL,
+                        .dy = dy->data,
+                        .dsum = dsum ? dsum->data : NULL,
+                        .x = x->data,
+                        .weight = xt_data(weight),
+                        .mean = mean->data,
+                        .rstd = rstd->data,
+                        .dtype = x->dtype,
+                        .rows = rstd->shape[0],
+                        .cols = cols};
+    XT_TRY(xt_backend_of(x)->layer_norm_bwd(&p));
+done:
+    xt_tensor_release(dy);
+    return status;
 }
 
 static XtStatus forward(XtCall *c) {
-    XtTensor *given = c->arg[0].tensor, *x = NULL, *y = NULL, *mean = NULL, *rstd = NULL, *vector[2] = {NULL, NULL};
-    double eps = c->arg[3].f;
+    XtTensor *x = NULL, *y = NULL, *mean = NULL, *rstd = NULL, *vector[2] = {NULL, NULL};
     XtStatus status = XT_OK;
-    XT_TRY(xt_check_float(c->op, "input", given));
-    XT_TRY(xt_check_ndim(c->op, "input", given, 1, XT_MAX_DIMS));
-    if (!(eps >= 0.0)) return xt_error(XT_VALUE_ERROR, "layer_norm: eps must be at least 0, got %g", eps);
-    int64_t cols = given->shape[given->ndim - 1];
-    for (int i = 0; i < 2; i++) {
-        XtTensor *v = c->arg[1 + i].tensor;
-        const char *name = i == 0 ? "weight" : "bias";
-        if (!v) continue;
-        XT_TRY(xt_check_shape(c->op, name, v, 1, &cols));
-        XT_TRY(xt_check_like(c->op, "input", given, name, v));
-        XT_TRY(xt_dense(v, &vector[i]));
-    }
-    XT_TRY(xt_dense(given, &x));
-    XT_TRY(normalise(x, vector[0], vector[1], eps, &y, &mean, &rstd));
-    XT_TRY(xt_save(c, x));
-    XT_TRY(xt_save(c, vector[0]));
-    XT_TRY(xt_save(c, mean));
-    XT_TRY(xt_save(c, rstd));
-    XT_TRY(xt_save(c, vector[1]));
+    XT_TRY(xt_layer_norm_check(c, 1, vector));
+    XT_TRY(xt_dense(c->arg[0].tensor, &x));
+    XT_TRY(xt_layer_norm_of(x, NULL, vector, c->arg[3].f, NULL, &y, &mean, &rstd));
+    XT_TRY(xt_layer_norm_save(c, x, vector, mean, rstd));
     c->out[c->out_count++] = y;
     y = NULL;
 done:
@@ -78,39 +128,10 @@ done:
     return status;
 }
 
+static XtStatus recompute(XtNode *n, XtTensor **out) { return xt_layer_norm_again(n, xt_node_args(n)[3].f, &out[0]); }
+
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *x, *weight, *mean, *rstd, *dy = NULL, *sum[3] = {NULL, NULL, NULL};
-    XtStatus status = XT_OK;
-    XT_TRY(xt_node_saved(n, 0, &x));
-    XT_TRY(xt_node_saved(n, 1, &weight));
-    XT_TRY(xt_node_saved(n, 2, &mean));
-    XT_TRY(xt_node_saved(n, 3, &rstd));
-    XT_TRY(xt_dense(dout[0], &dy));
-    if (xt_node_needs(n, 0)) XT_TRY(xt_empty_like(x, &din[0]));
-    int64_t cols = x->shape[x->ndim - 1];
-    for (int i = 1; i < 3; i++) { /* weight, bias */
-        if (!xt_node_needs(n, i)) continue;
-        sum[i] = xt_node_accumulator(n, i);
-        if (i == 2 && sum[2] == sum[1]) sum[2] = NULL; /* one tensor for both: the kernel adds to it once */
-        if (!sum[i]) XT_TRY(xt_empty_shape(x, x->dtype, 1, &cols, &din[i]));
-    }
-    XtLayerNormBwd p = {.dx = xt_data(din[0]),
-                        .dweight = xt_data(sum[1] ? sum[1] : din[1]),
-                        .dbias = xt_data(sum[2] ? sum[2] : din[2]),
-                        .accumulate_weight = sum[1] != NULL,
-                        .accumulate_bias = sum[2] != NULL,
-                        .dy = dy->data,
-                        .x = x->data,
-                        .weight = xt_data(weight),
-                        .mean = mean->data,
-                        .rstd = rstd->data,
-                        .dtype = x->dtype,
-                        .rows = rstd->shape[0],
-                        .cols = cols};
-    XT_TRY(xt_backend_of(x)->layer_norm_bwd(&p));
-done:
-    xt_tensor_release(dy);
-    return status;
+    return xt_layer_norm_gradient(n, 1, dout[0], NULL, xt_node_needs(n, 0), &din[0], din);
 }
 
 const XtOp xt_op_layer_norm = {

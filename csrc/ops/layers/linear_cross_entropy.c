@@ -20,7 +20,7 @@
 #include "contract/layers.h"
 #include "ops/ops.h"
 
-enum { TARGETS = 2, CHUNK_ROWS = 5 };                  /* arguments */
+enum { TARGETS = 2, Z_LOSS = 5, CHUNK_ROWS };          /* arguments */
 enum { X, WEIGHT, LOGITS, SAVED_BY_LOSS };             /* what the node keeps for gradients afterwards */
 enum { DX, DWEIGHT, COUNT };                           /* and of gradients ahead */
 enum { ROW_UNIT = 8 };                                 /* elements: 16 bytes of the shortest dtype */
@@ -131,6 +131,7 @@ static XtStatus forward_in_chunks(XtCall *c, int64_t most) {
                            .ld = ld,
                            .ignore_index = c->arg[TARGETS + 1].i,
                            .scale = chunk_scale(x->dtype),
+                           .z = c->arg[Z_LOSS].f,
                            .linear = true};
     for (; p.first < rows; p.first += most) {
         p.rows = rows - p.first < most ? rows - p.first : most;
@@ -250,13 +251,14 @@ done:
 
 const XtOp xt_op_linear_cross_entropy = {
     .name = "linear_cross_entropy",
-    .signature = "x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = 'mean', chunk_rows: "
-                 "int? = None -> "
-                 "Tensor",
+    .signature = "x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = 'mean', z_loss: "
+                 "float = 0.0, chunk_rows: int? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "cross_entropy(x @ weight.T, targets). x [rows, C], weight [V, C], targets [rows] int64 or int32 in [0, V) or "
            "ignore_index.\n"
            "reduction 'mean' (over the rows that count), 'sum' or 'none'. The loss is float32 (float64 for float64). Large logits "
-           "are made chunk_rows rows at a time (None: by their size) together with the gradients.",
+           "are made chunk_rows rows at a time (None: by their size) together with the gradients. z_loss: adds z_loss (log sum "
+           "exp)^2\n"
+           "to the loss of a row that counts.",
 };

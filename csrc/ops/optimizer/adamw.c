@@ -1,27 +1,10 @@
 /* adamw.c - one AdamW step of many tensors, of all groups of an optimizer, in place, in one call. Never recorded. */
 #include "contract/optimizer.h"
 #include "ops/ops.h"
+#include "ops/optimizer/lists.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-static XtStatus check_list(const XtOp *op, const char *name, const XtArg *list, const XtArg *params,
-                           XtDtype (*dtype_for)(XtDtype)) {
-    if (list->count != params->count)
-        return xt_error(XT_VALUE_ERROR, "%s: %s must hold one tensor per parameter (%d), got %d", op->name, name, params->count,
-                        list->count);
-    for (int i = 0; i < list->count; i++) {
-        const XtTensor *p = params->tensors[i], *t = list->tensors[i];
-        XtDtype want = dtype_for ? dtype_for(p->dtype) : p->dtype;
-        if (!xt_same_shape(&p->view, &t->view) || t->dtype != want || !xt_device_equal(p->storage->device, t->storage->device))
-            return xt_error(XT_VALUE_ERROR, "%s: %s[%d] must be %s %s on %s, got %s %s on %s", op->name, name, i,
-                            xt_dtype_name(want), xt_shape_text(p->ndim, p->shape), xt_device_name(p->storage->device),
-                            xt_dtype_name(t->dtype), xt_shape_text(t->ndim, t->shape), xt_device_name(t->storage->device));
-        if (!xt_view_is_contiguous(&t->view))
-            return xt_error(XT_VALUE_ERROR, "%s: %s[%d] must be contiguous, got strides of a view", op->name, name, i);
-    }
-    return XT_OK;
-}
 
 static int by_address(const void *a, const void *b) {
     uintptr_t x = (uintptr_t)*(int64_t *const *)a, y = (uintptr_t)*(int64_t *const *)b;
@@ -52,13 +35,6 @@ done:
     return status;
 }
 
-/* A scalar on the parameters' device, whose value is not looked at: reading it would wait for that device. */
-static XtStatus check_scalar(const XtOp *op, const char *name, const XtTensor *scalar, const XtArg *params, XtDtype dtype) {
-    XT_CHECK(xt_check_device(op, "params[0]", params->tensors[0], name, scalar));
-    XT_CHECK(xt_check_dtype(op, name, scalar, dtype));
-    return xt_check_ndim(op, name, scalar, 0, 0);
-}
-
 enum { COUNT, BETA1, BETA2, EPS, WEIGHT_DECAY, NUMBERS }; /* the columns of `groups` */
 
 /* *out: returns new, the dense form of `groups`, whose rows are right, and share the parameters out among them. */
@@ -76,7 +52,7 @@ static XtStatus check_groups(const XtOp *op, XtTensor *groups, const XtArg *lrs,
     double rest = params->count;
     for (int g = 0; g < lrs->count; g++) {
         const double *row = (const double *)(*out)->data + (int64_t)g * NUMBERS;
-        XT_CHECK(check_scalar(op, "lr", lrs->tensors[g], params, XT_FLOAT64));
+        XT_CHECK(xt_check_scalar(op, "lr", lrs->tensors[g], params, XT_FLOAT64));
         for (int i = BETA1; i < NUMBERS; i++) {
             double limit = i == BETA1 || i == BETA2 ? 1.0 : INFINITY;
             if (!(row[i] >= 0 && row[i] < limit))
@@ -106,16 +82,16 @@ static XtStatus adamw_forward(XtCall *c) {
         XT_TRY(xt_check_float(c->op, "every parameter", params->tensors[i]));
         XT_TRY(xt_check_device(c->op, "params[0]", params->tensors[0], "every parameter", params->tensors[i]));
     }
-    XT_TRY(check_list(c->op, "params", params, params, NULL));
-    XT_TRY(check_list(c->op, "exp_avgs", m, params, xt_dtype_accumulator));
-    XT_TRY(check_list(c->op, "exp_avg_sqs", v, params, xt_dtype_accumulator));
-    if (masters->count) XT_TRY(check_list(c->op, "masters", masters, params, xt_dtype_accumulator));
+    XT_TRY(xt_check_list(c->op, "params", params, params, NULL));
+    XT_TRY(xt_check_list(c->op, "exp_avgs", m, params, xt_dtype_accumulator));
+    XT_TRY(xt_check_list(c->op, "exp_avg_sqs", v, params, xt_dtype_accumulator));
+    if (masters->count) XT_TRY(xt_check_list(c->op, "masters", masters, params, xt_dtype_accumulator));
     if (grads->count != params->count)
         return xt_error(XT_VALUE_ERROR, "adamw_: grads must hold one tensor per parameter (%d), got %d", params->count,
                         grads->count);
     XT_TRY(check_steps(c->op, steps, params));
     XT_TRY(check_groups(c->op, c->arg[7].tensor, lrs, params, &groups));
-    if (guard) XT_TRY(check_scalar(c->op, "guard", guard, params, XT_FLOAT32));
+    if (guard) XT_TRY(xt_check_scalar(c->op, "guard", guard, params, XT_FLOAT32));
     items = calloc((size_t)params->count, sizeof *items);
     dense = calloc((size_t)params->count, sizeof *dense);
     calls = calloc((size_t)lrs->count, sizeof *calls);

@@ -127,6 +127,8 @@ static bool fill_attention(const PyBound *bound, XtAttentionBwd *p) {
         memcpy(of_q[i], from, 3 * sizeof *from);
         memcpy(of_kv[i], from + 3, 3 * sizeof *from);
     }
+    p->documents = arg[9].b ? place(0) : NULL;
+    p->window = arg[10].i;
     p->q = p->k = p->v = p->out = p->dout = p->dq = p->dk = p->dv = place(arg[4].i);
     return true;
 }
@@ -136,6 +138,7 @@ static XtAttentionFwd forward_of(const XtAttentionBwd *b) {
                         .k = b->k,
                         .v = b->v,
                         .out = b->dq,
+                        .documents = b->documents,
                         .dtype = b->dtype,
                         .batch = b->batch,
                         .heads = b->heads,
@@ -143,6 +146,7 @@ static XtAttentionFwd forward_of(const XtAttentionBwd *b) {
                         .sq = b->sq,
                         .skv = b->skv,
                         .dim = b->dim,
+                        .window = b->window,
                         .scale = b->scale,
                         .tf32 = b->tf32};
     memcpy(p.q_stride, b->q_stride, sizeof p.q_stride);
@@ -223,9 +227,12 @@ const PyFunction py_select_functions[] = {
      GEMM, NULL},
     {"explain_attention",
      "sizes: ints, dtype: dtype = 'float32', backward: bool = False, strides: ints = (), offset: int = 0, scale: float? = None, "
-     "tf32: bool = False, device: device = 'cpu', backend: str? = None -> [(str, str, str?)]",
+     "tf32: bool = False, device: device = 'cpu', backend: str? = None, documents: bool = False, window: int = 0 -> [(str, str, "
+     "str?)]",
      run_explain_attention,
-     "The same for attention. sizes (B, H, K, S, T, D); strides (batch, head, row) of query and then of key, else dense.",
+     "The same for attention. sizes (B, H, K, S, T, D); strides (batch, head, row) of query and then of key, else dense; with "
+     "documents,\n"
+     "and a window of so many keys.",
      ATTENTION, NULL},
     {"explain_chunk", "sizes: ints, dtype: dtype = 'float32' -> (int, bool)", run_explain_chunk,
      "For linear_cross_entropy of sizes (rows, C, V): the rows of logits that it makes at once, and whether its forward makes the "

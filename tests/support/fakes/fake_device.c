@@ -268,6 +268,9 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     LISTED(clip, XtClip, items, count)
     LISTED(tree_sum, XtTreeSum, items, count)
     LISTED(decoder_step, XtDecoderStep, layer, layers)
+    LISTED(muon_direction, XtMuon, items, count)
+    LISTED(muon_update, XtMuon, items, count)
+    LISTED(ema, XtEma, items, count)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }

@@ -126,7 +126,7 @@ FAULTS = [
         "the backend in force belongs to the thread", _RULES + "test_a_choice_is_of_its_thread",
     ),
     Fault(
-        "scratch: of one thread for all", "csrc/cpu/gemm/common.c", "if (nbytes > scratch->nbytes || (scratch", "if (nbytes > scratch->nbytes + 4096 || (scratch",
+        "scratch: of one thread for all", "csrc/cpu/gemm/common.c", "if (nbytes <= memory->nbytes && (", "if (nbytes <= memory->nbytes + 4096 && (",
         "scratch has the bytes that were asked", _RULES + "test_scratch_of_all_sizes",
     ),
 ]  # fmt: skip

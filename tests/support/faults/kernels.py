@@ -8,6 +8,7 @@ _E = "csrc/cpu/elementwise/"
 _R = "csrc/cpu/reduce/"
 _G = "csrc/cpu/gemm/"
 _GEMM = "tests/ops/test_gemm.py::"
+_BF16 = "tests/ops/test_gemm_bf16.py::"
 _EXACT = "tests/ops/test_gemm_attention.py::test_products_of_small_integers_are_exact "
 
 FAULTS = [
@@ -237,6 +238,30 @@ FAULTS = [
     Fault(
         "gemm: batches share the second stride", _G + "gemm.h", "i * p->stride_b[0] + j * p->stride_b[1],", "i * p->stride_a[0] + j * p->stride_b[1],",
         "each operand has batch strides of its own", _GEMM + "test_batches_broadcast",
+    ),
+    Fault(
+        "bf16: the last element of an odd K is dropped", _G + "bf16.c", "t.odd = !p->trans_a && depth % 2;", "t.odd = false;",
+        "K may be odd", _BF16 + "test_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "bf16: a block of k forgets the sums before it", _G + "bf16.c", "t.first = k == 0,", "t.first = true,",
+        "blocks of K are added up", _BF16 + "test_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "bf16: packed rows lose the second of a pair", _G + "bf16_tile.h", "row + 1 == k, mask", "row + 2 >= k, mask",
+        "pairs are whole but the last of an odd K", _BF16 + "test_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "bf16: the last columns are those before them", _G + "bf16_tile.h", "v + j < columns ?", "v + j + 1 < columns ?",
+        "every column of op(B) is packed", _BF16 + "test_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "bf16: what is there is not added", _G + "bf16_tile.h", "    if (t->beta != 0.0f) {", "    if (t->beta > 1.0f) {",
+        "beta C is added before rounding", _BF16 + "test_bits_are_those_of_the_instruction",
+    ),
+    Fault(
+        "bf16: matrices of a batch are the first one", _G + "bf16.c", "xt_gemm_offsets(p, i);", "xt_gemm_offsets(p, begin);",
+        "each operand has batch strides of its own", _BF16 + "test_what_every_backend_promises",
     ),
     Fault(
         "gemm: large sizes", _G + "blas.c", "bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX", "bool fits = p->n <= INT32_MAX",

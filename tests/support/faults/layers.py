@@ -111,6 +111,25 @@ FAULTS = [
         "out[j] = STORE(LOAD(STORE((LOAD(x[j]) - mean) * rstd)) * (weight", "rounded once", _LN + "is_rounded_once",
     ),
     Fault(
+        "add_layer_norm: the sum not rounded", _L + "layer_norm.c", "            x = total;\n", "", "the sum stands for x",
+        "tests/ops/test_fused.py::test_add_layer_norm_has_the_bits_of_two_ops",
+    ),
+    Fault(
+        "add_layer_norm: dsum forgotten", "csrc/ops/layers/layer_norm.c", ".dsum = dsum ? dsum->data : NULL,", ".dsum = NULL,",
+        "the gradient of the sum is added to dx", "tests/ops/test_fused.py::test_add_layer_norm_has_the_bits_of_two_ops",
+    ),
+    Fault(
+        "gpt2: last addition twice", "xtrain/models/gpt2.py", "return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]",
+        "return self.ln_f(x if y is None else x + y + y)", "a block is x + attention, then x + feed-forward",
+        "tests/nn/test_gpt2.py::test_additions_inside_norms_have_the_bits_of_additions",
+    ),
+    Fault(
+        "attention: gradients in memory of their own", "csrc/ops/attention/scaled_dot_product_attention.c",
+        "XT_TRY(xt_empty_like_columns(3, tokens, made));", "for (int i = 0; i < 3; i++) XT_TRY(xt_empty_like(tokens[i], &made[i]));",
+        "dq, dk and dv are columns of one block where q, k and v are",
+        "tests/nn/test_joined.py::test_attention_of_columns_gets_gradients_that_are_columns",
+    ),
+    Fault(
         "layer_norm: squares of x itself", _L + "layer_norm.c", "squares += d * d;",
         "squares += LOAD(x[j]) * LOAD(x[j]) - mean * mean;", "a row far from zero loses no digits of its variance",
         _LN + "of_rows_far_from_zero",
@@ -256,7 +275,7 @@ FAULTS = [
     ),
     Fault(
         "adamw: a check after the first change", "csrc/ops/optimizer/adamw.c",
-        "    XT_TRY(check_list(c->op, \"exp_avgs\", m, params, xt_dtype_accumulator));\n", "",
+        "    XT_TRY(xt_check_list(c->op, \"exp_avgs\", m, params, xt_dtype_accumulator));\n", "",
         "tensors are checked before anything changes", "tests/nn/test_adamw_steps.py::test_all_groups_of_a_device_are_one_call",
     ),
     Fault(
@@ -296,8 +315,8 @@ FAULTS = [
     ),
     # ---- attention
     Fault(
-        "attention: the mask starts at the left", "csrc/cpu/attention/attention.h", "int64_t last = row + (skv - sq);",
-        "int64_t last = row < skv ? row : skv - 1;", "the last query sees everything",
+        "attention: the mask starts at the left", "csrc/cpu/attention/attention.h", "int64_t place = row + (skv - sq);",
+        "int64_t place = row < skv ? row : skv - 1;", "the last query sees everything",
         FORWARD + "'scaled_dot_product_attention and float32'",
     ),
     Fault(
@@ -307,7 +326,7 @@ FAULTS = [
     ),
     Fault(
         "attention: kv heads in turn", "csrc/cpu/attention/materialized.c",
-        "h = bh % p->heads, g = h / (p->heads / p->kv_heads);", "h = bh % p->heads, g = h % p->kv_heads;",
+        "b = part->b, g = h / (p->heads / p->kv_heads), at", "b = part->b, g = h % p->kv_heads, at",
         "query head h reads kv head h / (H / K)", FORWARD + "'scaled_dot_product_attention and float32'",
     ),
     Fault(
@@ -327,14 +346,33 @@ FAULTS = [
     ),
     Fault(
         "attention: columns of the block before", "csrc/cpu/attention/materialized.c",
-        "for (int64_t j = seen; j < cols; j++) row[j] = 0;", "for (int64_t j = seen; j + 1 < cols; j++) row[j] = 0;",
+        "for (int64_t j = to; j < seen.count; j++) row[j] = 0;", "for (int64_t j = to; j + 1 < seen.count; j++) row[j] = 0;",
         "a token never sees the future", "tests/nn/test_model.py::test_a_token_never_sees_the_future "
         + FORWARD + "'scaled_dot_product_attention and float32'",
     ),
     Fault(
-        "attention reference: rows that see nothing", "csrc/cpu/attention/reference.c", "STORE(seen ? sum_v[d] / sum : 0);",
+        "attention reference: rows that see nothing", "csrc/cpu/attention/reference.c", "STORE(seen.end > seen.begin ? sum_v[d] / sum : 0);",
         "STORE(sum_v[d] / sum);", "a row that sees nothing gives out = 0",
         "tests/ops/test_gemm_attention.py::test_rows_that_see_nothing_are_zero",
+    ),
+    Fault(
+        "attention: a window of one key more", "csrc/cpu/attention/attention.h", "place - window + 1 > start", "place - window > start",
+        "a window counts the query itself", FORWARD + "'scaled_dot_product_attention and documents and float32'",
+    ),
+    Fault(
+        "attention: columns before the window", "csrc/cpu/attention/materialized.c",
+        "        for (int64_t j = 0; j < from; j++) row[j] = 0;\n", "", "a query sees no key before its window",
+        FORWARD + "'scaled_dot_product_attention and documents and float32' tests/ops/test_documents.py",
+    ),
+    Fault(
+        "attention: documents in blocks of the row", "csrc/cpu/attention/materialized.c",
+        "int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width);",
+        "int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width) - (first % 2);",
+        "a document has the bits that it has alone", "tests/ops/test_documents.py::test_a_document_has_the_bits_that_it_has_alone",
+    ),
+    Fault(
+        "attention: documents that overlap", "csrc/cpu/attention/documents.c", "start[i] == start[i - 1] && end[i] == end[i - 1]", "true",
+        "documents lie one behind the other", "tests/ops/test_documents.py::test_documents_that_break_the_rule",
     ),
     # ---- hyper-connections
     Fault(

@@ -8,12 +8,14 @@ _O = "xtrain/optim/"
 _OPTIM = "tests/nn/test_optim.py::"
 _STEPS = "tests/nn/test_adamw_steps.py::"
 _RULES = "tests/nn/test_optim_rules.py::"
+_MUON = "tests/nn/test_muon.py::"
+_EMA = "tests/nn/test_ema.py::"
 
 FAULTS = [
     Fault("schedule: the first step has no rate", _O + "schedule.py", "return base * (step + 1) / warmup", "return base * step / warmup", "linear warm-up, step 0 is the first", _OPTIM + "test_schedules"),
     Fault("schedule: the end of the warm-up", _O + "schedule.py", "    if step < warmup:\n", "    if step <= warmup:\n", "from `base` behind the warm-up", _RULES + "test_edges_of_schedules"),
-    Fault("schedule: the end", _O + "schedule.py", "progress = min(1.0, (step - warmup) / max(1, total - warmup))", "progress = (step - warmup) / max(1, total - warmup)", "steps after total keep the last value", _RULES + "test_edges_of_schedules"),
-    Fault("schedule: from the first step", _O + "schedule.py", "(step - warmup) / max(1, total - warmup))", "step / max(1, total))", "from base behind the warm-up to final at total", _OPTIM + "test_schedules"),
+    Fault("schedule: the end", _O + "schedule.py", "progress = min(1.0, (step - begin) / max(1, total - begin))", "progress = (step - begin) / max(1, total - begin)", "steps after total keep the last value", _RULES + "test_edges_of_schedules"),
+    Fault("schedule: from the first step", _O + "schedule.py", "(step - begin) / max(1, total - begin))", "step / max(1, total))", "from base behind the warm-up to final at total", _OPTIM + "test_schedules"),
     Fault("schedule: to zero", _O + "schedule.py", "return final + (base - final) * remaining", "return base * remaining", "to `final` at step total", _RULES + "test_edges_of_schedules"),
     Fault("scheduler: its first step", _O + "schedule.py", "        self.last_epoch = last_epoch\n        self.step()\n", "        self.last_epoch = last_epoch + 1\n", "the constructor sets the rate of step 0", _RULES + "test_a_scheduler_sets_the_rate_of_its_step"),
     Fault("scheduler: goes on one late", _O + "schedule.py", 'self.last_epoch = state_dict["last_epoch"] - 1', 'self.last_epoch = state_dict["last_epoch"]', "goes on from a state_dict", _RULES + "test_a_scheduler_sets_the_rate_of_its_step"),
@@ -23,7 +25,7 @@ FAULTS = [
     Fault("sgd: decay of the new parameter", _O + "sgd.py", "grad = grad + param.detach() * weight_decay", "grad = grad + grad * weight_decay", "g += weight_decay * p", _RULES + "test_sgd_follows_its_formula"),
     Fault("sgd: an edited option", _O + "sgd.py", "        for group in self.param_groups:  # which may have been edited\n            self._check(group)\n", "", "options are checked before anything changes", _OPTIM + "test_an_edited_option_of_sgd_is_checked_before_anything_changes"),
     Fault("adamw: options of a group", _O + "adamw.py", 'group["eps"], self._decay(group)]', 'group["eps"], self.defaults["weight_decay"]]', "each group has its own options", _OPTIM + "test_groups_and_skipped_parameters"),
-    Fault("adamw: a stale rate", _O + "adamw.py", "if known is not None and known[0] == lr:", "if known is not None:", "an edited rate counts from the next step on", _STEPS + "test_every_queued_step_has_its_own_learning_rate " + _RULES + "test_groups_have_rates_of_their_own"),
+    Fault("adamw: a stale rate", _O + "optimizer.py", "if known is not None and known[0] == lr:", "if known is not None:", "an edited rate counts from the next step on", _STEPS + "test_every_queued_step_has_its_own_learning_rate " + _RULES + "test_groups_have_rates_of_their_own"),
     Fault("adamw: no masters", _O + "adamw.py", "        if param.dtype in _16_BIT:\n            state", "        if param.dtype == _C.float16:\n            state", "16-bit parameters get a master", _OPTIM + "test_bfloat16_keeps_masters"),
     Fault("adamw: moments of float64", _O + "adamw.py", 'loaded[name] = loaded[name].to(wide)', "pass", "moments are float32", _RULES + "test_moments_of_another_dtype_are_converted"),
     Fault("adamw: a master that is not there", _O + "adamw.py", '        if param.dtype in _16_BIT and "master" not in loaded:\n', '        if param.dtype == "none" and "master" not in loaded:\n', "a state without masters gets them", _RULES + "test_moments_of_another_dtype_are_converted"),
@@ -32,6 +34,18 @@ FAULTS = [
     Fault("optimizer: zeros instead of None", _O + "optimizer.py", "                if set_to_none:\n", "                if not set_to_none:\n", "drops all gradients, or fills them with zeros", _RULES + "test_zero_grad_drops_or_fills"),
     Fault("optimizer: states are shared", _O + "optimizer.py", "value = value.detach().to(param.device).clone()", "value = value.detach().to(param.device)", "tensors are copied", _RULES + "test_a_loaded_state_has_memory_of_its_own"),
     Fault("optimizer: half a load", _O + "optimizer.py", "            self._check({**group, **options[-1]})\n", "            group.update(options[-1])\n            self._check(group)\n", "then nothing has changed", _RULES + "test_a_state_that_is_refused_changes_nothing"),
+    Fault("muon: no nesterov", "csrc/cpu/optimizer/muon.c", "return nesterov ? rest * g + momentum * *next : *next;", "return *next;", "u = nesterov ? (1 - momentum) g + momentum b : b", _MUON + "test_steps_follow_the_published_formula"),
+    Fault("muon: a polynomial without its diagonal", "csrc/cpu/optimizer/muon.c", "out[diagonal] = STORE(at_diagonal);", "(void)at_diagonal;", "x = (a I + b A + c A A) x", _MUON + "test_steps_follow_the_published_formula"),
+    Fault("muon: a guard that counts for nothing", "csrc/cpu/optimizer/muon.c", "numel(p) == 0 || (p->guard && !isfinite(*p->guard))", "numel(p) == 0", "a bad guard changes nothing", _MUON + "test_a_step_that_its_guard_stops_changes_nothing"),
+    Fault("muon: decay of the adjusted rate", "csrc/cpu/optimizer/muon.c", "fma(*p->lr, p->weight_decay, 0.0)", "fma(*p->lr * p->ratio, p->weight_decay, 0.0)", "p (1 - lr weight_decay)", _MUON + "test_steps_follow_the_published_formula"),
+    Fault("muon: the ratio of columns", _O + "muon.py", "rows / max(cols, 1)", "cols / max(rows, 1)", "sqrt(max(1, rows / cols))", _MUON + "test_steps_follow_the_published_formula"),
+    Fault("muon: batches without an end", _O + "muon.py", "max(_MOST_ELEMENTS // max(params[0].numel(), 1), 1)", "max(_MOST_ELEMENTS, 1)", "scratch is that of the matrices of one call", _MUON + "test_large_batches_are_cut"),
+    Fault("chain: an error between two optimizers", _O + "chained.py", "return self._begun > 1 or any(", "return any(", "interrupted: some parameters had taken the step", _MUON + "test_an_error_between_two_batches_is_known"),
+    Fault("muon: a matrix of two ranks", "xtrain/distributed/bank.py", "owners[i] = min(range(leaves), key=filled.__getitem__)", "owners[i] = i % leaves", "the largest first, where the most room is", "tests/distributed/test_same_bits.py::test_a_matrix_of_muon_lies_on_one_rank_whole"),
+    Fault("ema: from the initial parameters", "csrc/cpu/optimizer/ema.c", "(1 - p->decay) / (1 - xt_power(p->decay, *p->step + 1))", "(1 - p->decay)", "weights decay^age add up to 1", _EMA + "test_weights_fall_with_age_and_add_up_to_one"),
+    Fault("ema: a guard that counts for nothing", "csrc/cpu/optimizer/ema.c", "    if (p->guard && !isfinite(*p->guard)) return XT_OK;\n", "", "a bad guard changes nothing", _EMA + "test_a_guard_stops_an_update"),
+    Fault("z-loss: not in the gradient", "csrc/cpu/layers/cross_entropy.c", "return z > 0 ? 1 + 2 * (ACC)z * lse : 1;", "return z > 0 ? 1 + (ACC)z * lse : 1;", "exp(..) grows by 1 + 2 z lse", "tests/ops/test_ops.py -k 'cross_entropy and z_loss'"),
+    Fault("schedule: wsd falls at once", _O + "schedule.py", "        if step < begin:\n            return base\n", "        begin = warmup\n", "stays at base, and falls in the last steps", _OPTIM + "test_schedules"),
     Fault("clip: gradients that are not there", "xtrain/nn/utils.py", "if grad is not None]", "]", "those without a gradient are passed over", _OPTIM + "test_clip"),
     Fault("clip: error_if_nonfinite clips first", "xtrain/nn/utils.py", "    norm = _C.clip_grad_norm_(grads, math.inf)\n", "    norm = _C.clip_grad_norm_(grads, max_norm)\n", "a norm that is not finite changes nothing", _RULES + "test_an_error_of_clipping_changes_nothing"),
     Fault("init: fan_in of the rows", "xtrain/nn/init.py", "fan_in = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0", "fan_in = tensor.shape[0]", "bound = sqrt(6 / ((1 + a^2) fan_in))", _RULES + "test_kaiming_bounds"),

@@ -6,6 +6,10 @@ from .table import FORWARD, GRADIENT, Fault
 
 _R, _N, _H = "csrc/py/runtime/", "xtrain/nn/mhc.py", "csrc/cpu/mhc/"
 _L, _O, _CUDA = "cuda/layers/", "cuda/optimizer/", "tests/cuda/test_cuda.py::"
+_A, _SPANS = (
+    "cuda/attention/",
+    "tests/cuda/test_attention_spans.py::test_flash_of_documents_and_windows_errs_at_most_twice_as_much_as_materialized",
+)
 _META, _RUNTIME = "tests/core/test_meta.py::", "tests/core/test_runtime.py::"
 _WORK = _META + "test_work_is_counted"
 _MHC, _STATE, _AGAIN = "tests/mhc/test_mhc.py::", "tests/mhc/test_mhc_state.py::", "tests/mhc/test_mhc_recompute.py::"
@@ -86,6 +90,13 @@ FAULTS = [
     Fault("cuda cross_entropy: lse - x", _L + "cross_entropy.cu", "(peak - at_target) + log_sum : A(0);", "(peak + log_sum) - at_target : A(0);", "not lse - x, which loses digits of large logits", "tests/cuda/test_cuda_kernels.py::test_the_loss_of_large_logits_keeps_its_digits"),
     Fault("cuda cross_entropy: the target's share", _L + "cross_entropy.cu", "v.at[j] = (j == at ? p - 1 : p) * factor;", "v.at[j] = p * factor;", "softmax - onehot", GRADIENT + "cross_entropy"),
     Fault("cuda cross_entropy: sums of stale maxima", _L + "cross_entropy.cu", "            sum *= exp_for<T>(m - peak);\n", "", "the sum follows the running maximum", FORWARD + "cross_entropy"),
+    Fault("cuda attention: a span's end", _A + "flash_hopper.cuh", "x / 4 * 8 + x % 2 >= end[x / 2 % 2]) f(x);", "x / 4 * 8 + x % 2 > end[x / 2 % 2]) f(x);", "a token sees its own document alone", _SPANS),
+    Fault("cuda attention: keys of the last query alone", _A + "flash_hopper.cuh", "int begin = xt_seen<int>(call, batch, first).begin, end", "int begin = xt_seen<int>(call, batch, behind - 1).begin, end", "tiles of keys from the first query's on", _SPANS),
+    Fault("cuda attention: queries of the first key alone", _A + "flash_hopper.cuh", "xt_seen_by<int>(call, batch, behind - 1).end;", "xt_seen_by<int>(call, batch, first).end;", "tiles of queries up to the last key's", _SPANS),
+    Fault("cuda attention: dQ without its scale", _A + "flash_hopper_ordered.cuh", "[&](int, float x) { return x * call.scale; });", "[&](int, float x) { return x; });", "dQ = scale dS K", "tests/cuda/test_cuda.py::test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized"),
+    Fault("cuda attention: the last part alone", _A + "flash_hopper_ordered.cuh", "                    if (!adds_first(work, i))\n", "                    if (adds_first(work, i))\n", "dQ has the parts of all blocks of keys", "tests/cuda/test_cuda.py::test_flash_of_16_bits_errs_at_most_twice_as_much_as_materialized"),
+    Fault("cuda attention: half, keys before a span", _A + "flash_half.cuh", "if (column + 8 * n + e < of.begin || ", "if (", "a window has a first key", _SPANS),
+    Fault("cuda attention: half, queries of the first key", _A + "flash_half.cu", "bottom = seen_by(first + ROWS - 1).end;", "bottom = seen_by(first).end;", "queries up to the last key's", _SPANS),
     Fault("cuda graph: foreign work", "cuda/runtime/graph.cu", "    if (foreign(index)) __atomic_store_n(&captures[index].spoiled, true, __ATOMIC_RELAXED);\n", "", "what another thread queues spoils a capture", "tests/cuda/test_graph.py::test_graph"),
     Fault("events: steps of two bytes", _CALL + "tensorboard.py", "while value >= 128:", "while value > 128:", "a varint: seven bits a byte", _HEARD + "test_events_of_long_runs"),
     Fault("events: numbers of a list", _CALL + "tensorboard.py", 'f"{name}/{i}": float(one)', 'f"{name}/{i + 1}": float(one)', "those of a list are name/0, name/1", _HEARD + "test_events_of_long_runs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ... import _C
@@ -44,7 +45,16 @@ class Team:
     def leave(self, error: BaseException) -> None:
         """Tell the others which error ends this process."""
         if self.size > 1:
-            self._world.shutdown(self._world.why_left(error))
+            self._world.leave(error)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block in which this process is loading, evaluating or saving: the others wait for it longer."""
+        return nullcontext() if self.size == 1 else self._world.phase(name)
+
+    def wait_at_most(self, seconds: float | None) -> None:
+        """Set the seconds that the others wait for one that computes; None leaves them as they are."""
+        if self.size > 1 and seconds is not None:
+            self._world.set_timeout(seconds)
 
     def check_same(self, values: Mapping[str, Any], what: str) -> None:
         """ConfigError on every rank when one of the JSON values differs."""

@@ -1,0 +1,82 @@
+"""Attention within documents of a row and within windows by the kernels of a GPU: tiles that are skipped, edges inside a tile, order of sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+from xtrain.optable.table import array
+
+pytestmark = [
+    pytest.mark.on_cpu,
+    pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)"),
+]
+
+
+def attend(backend: str, tensors: list[xt.Tensor], causal: bool, lengths: list | None, window: int | None) -> list:
+    """[out, dq, dk, dv] of q, k, v, dout."""
+    q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
+    documents = None if lengths is None else F.document_bounds(lengths, device="cuda")
+    out = _C.scaled_dot_product_attention(q, k, v, causal, None, True, backend, documents, window)
+    out.backward(tensors[3])
+    return [array(t) for t in (out, q.grad, k.grad, v.grad)]
+
+
+# (queries, keys, causal, lengths of the two rows, window): documents shorter and longer than a tile, of one token, that end at an edge of
+# tiles and inside; windows of one key, of less and more than a tile; queries that see nothing, keys that nobody sees.
+SPANS = [
+    (257, 257, True, [[257], [1, 64, 63, 128, 1]], None),
+    (300, 300, True, [[5, 200, 95], [100, 100, 100]], 70),
+    (300, 300, False, [[130, 170], [1, 299]], None),
+    (513, 513, True, None, 129),
+    (200, 460, True, None, 65),
+    (460, 200, True, None, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 256])
+def test_flash_of_documents_and_windows_errs_at_most_twice_as_much_as_materialized(dtype: str, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    for sq, skv, causal, lengths, window in SPANS:
+        shapes = [(2, sq, 4, dim), (2, skv, 2, dim), (2, skv, 2, dim), (2, sq, 4, dim)]
+        host = [xt.tensor(rng.standard_normal(shape)).to(getattr(xt, dtype)) for shape in shapes]
+        low = [t.to("cuda").transpose(1, 2) for t in host]
+        wide = [t.to(xt.float64).to("cuda").transpose(1, 2) for t in host]
+        exact, naive, ours, again = (
+            attend(backend, tensors, causal, lengths, window)
+            for backend, tensors in [("reference", wide), ("materialized", low), ("flash", low), ("flash", low)]
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(ours, again))
+        for name, a, b, c in zip(["out", "dq", "dk", "dv"], ours, naive, exact):
+            error, allowed = np.linalg.norm(a - c), 2 * max(np.linalg.norm(b - c), unit * np.linalg.norm(c))
+            assert error <= allowed, f"{name} {sq, skv, causal, lengths, window}: {error}, allowed {allowed}"
+
+
+def test_a_document_has_the_bits_that_it_has_alone() -> None:
+    """Where documents begin and end at edges of tiles, each is computed as a row of its own. (Head dim 128 has another backward.)"""
+    dim = 64
+    rng = np.random.default_rng(1)
+    rows = [xt.tensor(rng.standard_normal((4, 384, 2, dim)).astype(np.float32)).to("cuda").bfloat16() for _ in range(4)]
+    alone = attend("flash", [x.transpose(1, 2) for x in rows], True, None, None)
+    one = [x.reshape(1, 4 * 384, 2, dim).transpose(1, 2) for x in rows]
+    packed = attend("flash", one, True, [[384] * 4], None)
+    for i, (a, b) in enumerate(zip(alone, packed)):
+        b = b.transpose(0, 2, 1, 3).reshape(4, 384, 2, dim).transpose(0, 2, 1, 3)
+        assert np.array_equal(a, b), i
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents_that_break_the_rule_end(causal: bool) -> None:
+    """Any answer, but nobody waits for ever, and nothing outside the tensors is touched."""
+    rng = np.random.default_rng(2)
+    x = xt.tensor(rng.standard_normal((2, 4, 700, 128)).astype(np.float32)).to("cuda").bfloat16()
+    wild = xt.tensor(rng.integers(-2000, 3000, (2, 2, 700)).astype(np.int32), device="cuda")
+    q = x.detach().requires_grad_()
+    _C.scaled_dot_product_attention(q, q, q, causal, None, False, "flash", wild).backward(x)
+    xt.cuda.synchronize()
+    assert q.grad is not None and q.grad.shape == x.shape

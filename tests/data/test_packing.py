@@ -1,0 +1,258 @@
+"""Rows of whole documents: what the loader puts where, models that see one document at a time, and runs with pack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import data, models
+from xtrain.data import packing
+from xtrain.data.packing import Documents, PackedLoader, best_fit
+from xtrain.errors import ConfigError, DataError
+from xtrain.models.registry import architecture
+from xtrain.optable.table import bits
+from xtrain.train import train
+
+SMALL = dict(
+    vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.2,
+)  # fmt: skip
+
+
+# ---- where documents lie ---------------------------------------------------------------------------------------------
+
+
+def test_documents_of_a_part() -> None:
+    """Two starts at one token are a document without tokens; what lies before the first start is one, too."""
+    starts = np.array([2, 5, 5, 9], np.uint64)
+
+    def spans(documents: Documents) -> list[tuple[int, int]]:
+        return [tuple(documents.bounds(i, i + 1).tolist()) for i in range(len(documents))]
+
+    assert spans(Documents(starts, 0, 12)) == [(0, 2), (2, 5), (5, 5), (5, 9), (9, 12)]
+    assert spans(Documents(starts, 2, 9)) == [(0, 3), (3, 3), (3, 7)]  # counted from token 2
+    assert spans(Documents(starts, 6, 8)) == [(0, 2)] and spans(Documents(None, 3, 7)) == [(0, 4)]
+    assert Documents(starts, 0, 12).bounds(1, 4).tolist() == [2, 5, 5, 9]
+    assert Documents(starts, 1, 12).rows(2, 7).tolist() == [[0, 0, 2, 2, 2, 2, 6], [2, 2, 6, 6, 6, 6, 7]]
+    assert not len(Documents(starts, 4, 4))
+
+
+def test_best_fit() -> None:
+    """The largest first, each into the fullest bin with room: so it fits in no bin that was made before its own."""
+    assert best_fit([3, 8, 5, 2, 2], 10) == [[1, 4], [2, 0, 3]]
+    assert best_fit([4, 6, 5, 5, 1, 9], 10) == [[5, 4], [1, 0], [2, 3]]
+    assert best_fit([], 4) == [] and best_fit([4, 4], 4) == [[0], [1]]
+    rng = np.random.default_rng(0)
+    for room in (7, 64, 1000):
+        sizes = rng.integers(1, room + 1, 300).tolist()
+        bins = best_fit(sizes, room)
+        assert sorted(place for each in bins for place in each) == list(range(300))
+        full = [sum(sizes[place] for place in each) for each in bins]
+        assert max(full) <= room
+        for number, each in enumerate(bins):
+            assert all(before + sizes[each[0]] > room for before in full[:number])
+
+
+def corpus(lengths: list[int]) -> tuple[np.ndarray, Documents]:
+    """Tokens that are all different, so that a place in a row tells its place in the data."""
+    count = sum(lengths)
+    return np.arange(count), Documents(np.cumsum([0, *lengths[:-1]]), 0, count)
+
+
+def test_each_document_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 5 documents, rows of 8 places: every pair of neighbours within a document once, no other one ever."""
+    monkeypatch.setattr(packing, "CHUNK", 5)
+    lengths = [3, 1, 9, 2, 30, 4, 4, 5, 17, 1, 2, 6]
+    tokens, documents = corpus(lengths)
+    loader = PackedLoader([tokens], [documents], 1, 8, seed=3)
+    wanted = {int(t) for t in tokens[1:]} - {int(t) for t in np.cumsum(lengths)}
+    orders = []
+    for epoch in range(2):
+        seen: list[int] = []
+        while True:
+            ids, targets, bounds = loader.next_batch()
+            read = targets[0] != data.IGNORED
+            assert read.sum() == loader.filled and (targets[0][read] == ids[0][read] + 1).all()
+            seen += targets[0][read].tolist()
+            starts, ends = bounds[0]
+            assert starts[0] == 0 and ends[-1] == 8 and all(starts[end] == end for end in ends if end < 8)
+            for start in {int(start) for start in starts[read]}:  # neighbours in the row are neighbours in the data
+                piece = ids[0, start : ends[start]]
+                assert (np.diff(piece) == 1).all()
+            if loader.chunk == loader.chunks - 1 and loader.row == len(loader._rows(epoch, loader.chunk)):
+                break
+        assert sorted(seen) == sorted(wanted)
+        orders.append(seen)
+        assert loader.epoch == epoch
+        loader.load_state_dict({"epoch": epoch + 1, "chunk": 0, "row": 0})
+    assert orders[0] != orders[1]
+
+
+def test_it_goes_on_from_every_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "CHUNK", 4)
+    tokens, documents = corpus([3, 9, 2, 30, 4, 4, 5, 17, 2, 6])
+    loader, found = PackedLoader([tokens], [documents], 2, 8, seed=1), []
+    for _ in range(12):
+        found.append((loader.state_dict(), [part.tobytes() for part in loader.next_batch()]))
+    assert found[-1][0]["epoch"] >= 1
+    for state, want in found:
+        again = PackedLoader([tokens], [documents], 2, 8, seed=1)
+        again.load_state_dict(state)
+        assert [part.tobytes() for part in again.next_batch()] == want
+    for state in (
+        {"epoch": 0, "chunk": 3, "row": 0},
+        {"epoch": 0, "chunk": 0, "row": 99},
+        {"epoch": -1, "chunk": 0, "row": 0},
+    ):
+        with pytest.raises(DataError, match="the position must be inside the data"):
+            loader.load_state_dict(state)
+
+
+def test_what_is_not_learned() -> None:
+    tokens, documents = corpus([4, 3])
+    mask = np.array([1, 0, 1, 1, 1, 1, 0], np.uint8)
+    ids, targets, bounds = PackedLoader([tokens], [documents], 1, 6, masks=[mask]).next_batch()
+    assert ids.tolist() == [[0, 1, 2, 4, 5, 0]] and targets.tolist() == [[-100, 2, 3, 5, -100, -100]]
+    assert bounds.tolist() == [[[0, 0, 0, 3, 3, 5], [3, 3, 3, 5, 5, 6]]]
+    with pytest.raises(DataError, match="must have a document of at least 2 tokens, got 3 documents"):
+        PackedLoader([np.arange(3)], [Documents(np.arange(3), 0, 3)], 1, 4)
+    with pytest.raises(DataError, match=r"token ids of data must be in \[0, 6\), got 6 at position 6 of piece 0"):
+        PackedLoader([tokens], [documents], 1, 6, vocab_size=6).next_batch()
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3", {}),
+    ("mistral", {"sliding_window": 3}),
+    ("qwen3", {"mhc_streams": 2}),
+    ("gpt2", {}),
+]
+
+
+def made(kind: str, options: dict[str, Any]) -> Any:
+    xt.manual_seed(4)
+    if kind == "gpt2":
+        off = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        return models.GPT2(
+            models.GPT2Config(
+                vocab_size=61,
+                n_positions=32,
+                n_embd=24,
+                n_layer=2,
+                n_head=4,
+                initializer_range=0.2,
+                tie_word_embeddings=False,
+                **off,
+            )
+        )
+    return architecture(kind).model(architecture(kind).config(**SMALL, **options))
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("kind, options", MODELS, ids=lambda value: str(value))
+def test_a_packed_row_is_its_documents(kind: str, options: dict[str, Any]) -> None:
+    """Bit for bit with the naive product: logits, losses, and the gradient that reaches each token through all layers.
+    No id occurs twice, so that a row of the table's gradient is that of one token.
+    """
+    model, lengths = made(kind, options).to("cpu"), [7, 1, 12, 4]
+    table = dict(model.named_parameters())["transformer.wte.weight" if kind == "gpt2" else "model.embed_tokens.weight"]
+    ids = np.random.default_rng(2).permutation(61)[None, :24]
+    targets = np.random.default_rng(3).integers(0, 61, (1, 24))
+
+    def run(part: slice, documents: xt.Tensor | None) -> list[np.ndarray]:
+        x, y = (xt.tensor(np.ascontiguousarray(a[:, part]), device="cpu") for a in (ids, targets))
+        model.zero_grad()
+        losses = model.loss(x, y, reduction="none", documents=documents)
+        losses.sum().backward()
+        results = [model(x, documents=documents)[0], losses, table.grad.index_select(0, x[0])]
+        return [result.detach().numpy() for result in results]
+
+    with xt.use_gemm_backend("naive"):
+        whole = run(slice(0, 24), F.document_bounds([lengths], device="cpu"))
+        for length, end in zip(lengths, np.cumsum(lengths)):
+            part = slice(end - length, end)
+            for name, got, want in zip(("logits", "losses", "gradients"), whole, run(part, None)):
+                assert got[part].tobytes() == want.tobytes(), (name, length)
+
+
+@pytest.mark.parametrize("kind, options", MODELS, ids=lambda value: str(value))
+@pytest.mark.parametrize("policy", ["cheap", "block", "full"])
+def test_documents_under_recomputation(kind: str, options: dict[str, Any], policy: str) -> None:
+    model, found = made(kind, options), []
+    x, y = (xt.tensor(np.random.default_rng(seed).integers(0, 61, (2, 12))) for seed in (1, 2))
+    for model.recompute in ("none", policy):
+        model.zero_grad()
+        loss = model.loss(x, y, documents=F.document_bounds([[5, 7], [12]]))
+        loss.backward()
+        found.append([bits(loss), *(bits(p.grad) for p in model.parameters())])
+    assert found[0] == found[1]
+
+
+def test_what_models_refuse() -> None:
+    model, ids = made("qwen3", {}), xt.zeros(1, 4, dtype=xt.int64)
+    bounds = F.document_bounds([[1, 3]])
+    with pytest.raises(ValueError, match="Qwen3: documents must be None with caches, got both"):
+        model(ids, caches=model.make_caches(1, 4), documents=bounds)
+    with pytest.raises(ValueError, match=r"Qwen3: documents must have shape \(1, 2, 4\), got \(1, 2, 6\)"):
+        model.loss(ids, ids, documents=F.document_bounds([[6]]))
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def chats(path: Path) -> Path:
+    """A token file of short prompts and completions, and one that is longer than a row."""
+    rows = [{"prompt": f"{i} + {i} = ", "completion": f"{2 * i}"} for i in range(60)]
+    rows.append({"prompt": "say it again: ", "completion": "again " * 30})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data.prepare(path, path.with_suffix(".tokens"))
+    return path.with_suffix(".tokens")
+
+
+OPTIONS: dict[str, Any] = dict(
+    model="tiny", pack=True, batch_size=4, seq_len=48, eval_tokens=200, sample={"tokens": 0}, quiet=True, plot=False,
+)  # fmt: skip
+
+
+def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """In pieces and leaves as well; its records say how full the rows are."""
+    tokens = chats(tmp_path / "chats.jsonl")
+    whole = train(data=str(tokens), out=str(tmp_path / "whole"), steps=4, **OPTIONS)
+    train(data=str(tokens), out=str(tmp_path / "cut"), steps=4, save_every=2, **OPTIONS)
+    again = train(resume=str(tmp_path / "cut" / "checkpoint-00000002"), quiet=True)
+    assert again.step == 4 and (again.loss, again.val_loss) == (whole.loss, whole.val_loss)
+    leaves = train(data=str(tokens), out=str(tmp_path / "leaves"), steps=1, max_ranks=2, grad_accum=2, **OPTIONS)
+    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert leaves.loss == pytest.approx(records[0]["loss"], rel=1e-5)
+    assert all(0.5 < record["token_efficiency"] <= 1 for record in records)
+    assert whole.val_loss is not None and np.isfinite(whole.val_loss)
+
+
+def test_a_model_that_takes_no_documents(tmp_path: Path) -> None:
+    class Own(models.Qwen3):
+        def loss(
+            self, ids: xt.Tensor, targets: xt.Tensor, ignore_index: int = -100, reduction: str = "mean"
+        ) -> xt.Tensor:
+            return super().loss(ids, targets, ignore_index, reduction)
+
+    own = Own(models.Qwen3Config(**(SMALL | {"vocab_size": 256})))
+    options = {key: value for key, value in OPTIONS.items() if key != "model"}
+    with pytest.raises(ConfigError, match="pack must be off for Own, whose loss takes no documents"):
+        train(own, str(chats(tmp_path / "chats.jsonl")), out=str(tmp_path / "run"), **options)
+
+
+def test_documents_of_the_validation_part() -> None:
+    """A window sees each document alone, and no token is to foretell the next document."""
+    tokens, documents = corpus([5, 9, 3, 20])
+    found = data.Corpus("x", [tokens], [tokens], None, 37, None, val_documents=[documents])
+    block, targets, bounds = found.val_documents_batch(6, 36)
+    assert block[0].tolist() == list(range(7)) and targets[0].tolist() == [1, 2, 3, 4, -100, 6]
+    assert bounds[0].tolist() == [[0, 0, 0, 0, 0, 5], [5, 5, 5, 5, 5, 6]]
+    assert targets[2].tolist() == [13, -100, 15, 16, -100, 18]  # documents from tokens 14 and 17 on

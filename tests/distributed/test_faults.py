@@ -1,0 +1,251 @@
+"""Faults in a run of several processes: who is named, how all end, and that the run goes on with the same bits."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from ranks import Rank, at_once, run_ranks
+from runs import options, text_file, weights
+from test_watch import ABOUT, SOON
+
+from xtrain import saving
+from xtrain.train import Trainer
+
+pytestmark = pytest.mark.on_cpu
+STEPS = 6
+
+# The rank of the fault has `bad`; `fault` is a function of this trainer and record, called after each step.
+RUN = """
+import builtins, errno, os, signal, sys, time
+import xtrain as xt
+from xtrain import saving
+from xtrain.cli.guard import guard
+from xtrain.distributed import env, host, progress, world
+from xtrain.errors import CheckpointError
+from xtrain.saving.directory import DirectoryWriter
+from xtrain.train import Trainer
+bad = env.detect().rank == {bad}
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def killed_computing(trainer, record):
+    if bad and trainer.step == 5:
+        time.sleep(0.3)
+        die()
+
+def killed_exchanging(trainer, record):
+    if bad and trainer.step == 5:
+        send = host._send
+        def half(connection, kind, number, name, sections=()):
+            connection.sendall(host._HEAD.pack(host._MAGIC, kind, number, len(name), len(sections)))
+            die()
+        host._send = half
+
+def killed_saving(trainer, record):
+    if bad and trainer.step == 4:
+        if trainer.team.rank == 0:
+            DirectoryWriter.publish = lambda self: die()
+        else:
+            begin = progress.Progress.begin
+            def watched(self, number, signature):
+                if self.phase == "saving" and "exp_avg" in signature:
+                    die()
+                begin(self, number, signature)
+            progress.Progress.begin = watched
+
+def raises(error):
+    def fault(trainer, record):
+        if bad and trainer.step == 3:
+            raise error
+    return fault
+
+def no_memory(trainer, record):
+    if bad and trainer.step == 3:
+        xt.zeros(1 << 48)
+
+def away(trainer, record):
+    if trainer.team.rank == 0 and trainer.step == 3:
+        time.sleep(1000)
+    raises(ValueError("no luck"))(trainer, record)
+
+def asleep(trainer, record):
+    if bad and trainer.step == 3:
+        time.sleep(15)
+
+def flipped(trainer, record):
+    if bad and trainer.step == 4:
+        flat = next(p for n, p in trainer.model.named_parameters() if n.endswith("up_proj.weight")).detach().reshape(-1)
+        flat[5] = flat[5] * (1 + 2.0**-23)
+
+def full_disk(trainer, record):
+    if trainer.step == 1:
+        if trainer.team.rank == 0:  # the disk of the run: full at the saves of 4 and 6
+            write = DirectoryWriter.write
+            def full(self, name, pieces):
+                write(self, name, pieces)
+                if name == "optimizer.safetensors" and trainer.step in (4, 6):
+                    with self._clear_errors():
+                        raise OSError(errno.ENOSPC, "No space left on device", name)
+            DirectoryWriter.write = full
+        else:  # another disk, of which nothing is needed
+            opened = builtins.open
+            def nothing(file, mode="r", *rest, **more):
+                if set(mode) & set("wax+"):
+                    raise OSError(errno.ENOSPC, "No space left on device", file)
+                return opened(file, mode, *rest, **more)
+            builtins.open = nothing
+
+def run(words):
+    Trainer({values!r}, callbacks=[{fault}]).run()
+
+sys.exit(guard(run, []))
+"""
+
+
+def values(data: Path, out: Path, **changes) -> dict:
+    same = dict(max_ranks=2, steps=STEPS, save_every=2, device="cpu", optim__lr=0.01, keep=0, batch_size=6)
+    return options(data, out, **{**same, **changes})
+
+
+def start(fault: str, bad: int, data: Path, folder: Path, size: int = 2, limits: str = "", **changes) -> list[Rank]:
+    code = RUN.replace("{bad}", str(bad)).replace("{fault}", fault)
+    code = code.replace("{values!r}", repr(values(data, folder / "run", **changes)))
+    return run_ranks(size, ["-c", code], folder, lambda rank: {"XTRAIN_WATCH_TIMES": limits})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return text_file(tmp_path_factory.mktemp("data") / "data.txt")
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The bytes of the run that nothing has disturbed, made by one process."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return weights(Trainer(values(data, out), quiet=True).run().checkpoint)
+
+
+def steps(run: Path) -> list[int]:
+    """Of the checkpoints, which are all whole."""
+    found = sorted(path for path in run.iterdir() if re.match(r"(emergency-)?checkpoint-", path.name))
+    for path in found:
+        saving.verify_checkpoint(path)
+    return [int(path.name.removeprefix("checkpoint-")) for path in found]
+
+
+def goes_on(run: Path) -> bytes:
+    """What the run ends with once it is resumed, on one process."""
+    return weights(Trainer({"resume": str(run)}, quiet=True).run().checkpoint)
+
+
+def error_lines(one: Rank) -> list[str]:
+    return [line for line in one.err.splitlines() if line.startswith("xtrain: ")]
+
+
+def test_a_rank_is_killed(data, whole, tmp_path):
+    """The other names it within seconds, the checkpoints are whole, and the run goes on to the same bits."""
+    cases = [(when, bad) for when in ("computing", "exchanging", "saving") for bad in (0, 1)]
+    calls = [lambda c=c: start(f"killed_{c[0]}", c[1], data, tmp_path / f"{c[0]}{c[1]}") for c in cases]
+    for (when, bad), found in zip(cases, at_once(*calls), strict=True):
+        other, run = 1 - bad, tmp_path / f"{when}{bad}" / "run"
+        assert (found[bad].status, found[other].status) == (-signal.SIGKILL, 75), (when, bad, found)
+        told = f"xtrain: error: distributed: rank {bad} is gone: its connection has ended{ABOUT}"
+        assert len(error_lines(found[other])) == 1, (when, bad, found)
+        assert re.fullmatch(told, error_lines(found[other])[0]), (when, bad, found)
+        assert found[other].ended - found[bad].ended < SOON, (when, bad)
+        assert steps(run) == ([2] if when == "saving" else [2, 4]), (when, bad)
+        assert goes_on(run) == whole, (when, bad)
+
+
+def test_an_error_of_one_rank(data, whole, tmp_path):
+    """It ends as always; the others hear of it at once, also one that is away, which is ended. One that does not come
+    is waited for as long as --comm-timeout says.
+    """
+    cases = {
+        "raises(ValueError('no luck'))": (1, "ValueError: no luck", 1),
+        "raises(SystemExit(3))": (0, "SystemExit: 3", 3),
+        "no_memory": (1, r"OutOfMemoryError: full: .*", 1),
+        "away": (1, "ValueError: no luck", 1),
+    }
+    calls = [
+        lambda n=n, f=f: start(f, cases[f][0], data, tmp_path / str(n), limits="exit=0.3") for n, f in enumerate(cases)
+    ]
+    *all_found, late = at_once(
+        *calls, lambda: start("asleep", 1, data, tmp_path / "late", limits="beat=0.1,exit=0.3", comm_timeout=1.0)
+    )
+    for one in late:
+        assert one.status == 75 and len(error_lines(one)) == 1, late
+        assert re.match(r"xtrain: error: distributed: rank 1 is stuck: others have waited \d s", error_lines(one)[0]), (
+            late
+        )
+    for number, (found, (bad, why, status)) in enumerate(zip(all_found, cases.values(), strict=True)):
+        other, run = 1 - bad, tmp_path / str(number) / "run"
+        assert (found[bad].status, found[other].status) == (status, 75), found
+        told = f"xtrain: error: distributed: rank {bad} left: {why}{ABOUT}"
+        assert len(error_lines(found[other])) == 1 and re.fullmatch(told, error_lines(found[other])[0]), found
+        assert len(error_lines(found[bad])) == (status == 1) and "distributed" not in found[bad].err, found
+        assert found[other].ended - found[bad].ended < SOON, found
+        assert steps(run) == [2], found
+    assert goes_on(tmp_path / "0" / "run") == whole
+
+
+def test_a_bit_of_the_parameters_is_flipped(data, tmp_path):
+    """Found at the next comparison, and nothing is saved from then on: of two ranks it may be either."""
+    three, two, saved = at_once(
+        lambda: start("flipped", 1, data, tmp_path / "3", 3, "hashes=2", max_ranks=3, save_every=0),
+        lambda: start("flipped", 1, data, tmp_path / "2", 2, "hashes=2", save_every=0),
+        lambda: start("flipped", 1, data, tmp_path / "s", 2, "hashes=100", save_every=4),
+    )
+    place = r" after step 4: bank float32, tensor model\.layers\.0\.mlp\.up_proj\.weight \(.*host \S+, pid \d+.*\)"
+    for found in (three, two, saved):
+        who = (
+            "rank 1 has other parameters than the others" if found is three else "ranks 0, 1 have different parameters"
+        )
+        told = f"xtrain: error: distributed: {who}{place}"
+        for one in found:
+            assert one.status == 75 and len(error_lines(one)) == 1, found
+            assert re.fullmatch(told, error_lines(one)[0]), found
+    assert [steps(tmp_path / name / "run") for name in ("3", "2", "s")] == [[], [], []]
+
+
+def test_a_full_disk(data, tmp_path):
+    """Of the rank that writes: a save on the way is left out with a warning, the last one is an error on all."""
+    found = start("full_disk", 0, data, tmp_path)
+    run = tmp_path / "run"
+    assert [one.status for one in found] == [1, 1], found
+    for rank, one in enumerate(found):
+        assert "checkpoint-00000006" in error_lines(one)[0] and "No space left on device" in error_lines(one)[0], found
+        assert len(error_lines(one)) == 1 and "distributed" not in one.err, found
+        warning = "[rank 1] warning: rank 0: " if rank else "warning: "
+        assert f"{warning}{run / 'checkpoint-00000004'} cannot be written: No space left on device" in one.out, found
+    assert steps(run) == [2]
+
+
+def test_other_data_and_seeds_are_refused(data, tmp_path):
+    """Before the first step. The same path may hold other data on another host: here it is that of each process."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        text_file(tmp_path / str(rank) / "data.txt", seed=rank)
+
+    def code(rank: int, **changes) -> list[str]:
+        here = f"import os, sys\nos.chdir({str(tmp_path / str(rank))!r})\n"
+        given = values(Path("/proc/self/cwd/data.txt"), tmp_path / "run", **changes)
+        call = f"guard(lambda words: Trainer({given!r}).run(), [])"
+        return ["-c", f"{here}from xtrain.cli.guard import guard\nfrom xtrain.train import Trainer\nsys.exit({call})"]
+
+    contents, seeds = at_once(
+        lambda: run_ranks(2, code, tmp_path / "contents"),
+        lambda: run_ranks(2, lambda rank: code(rank, seed=rank), tmp_path / "seeds"),
+    )
+    for one in contents:
+        assert one.status == 2 and one.err.startswith("xtrain: error: distributed: data must be the same on every"), one
+        assert one.err.count("on rank") == 2, one
+    for one in seeds:
+        assert one.status == 2, one
+        said = "xtrain: error: distributed: seed must be the same on every rank, got 0 on rank 0 and 1 on rank 1\n"
+        assert one.err == said
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,138 @@
+"""Rows of several documents: document_bounds, what is refused, and attention that is composed or runs by a kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C
+from xtrain.optable.table import array, bits, tensor
+
+LENGTHS = [[3, 1, 5], [9]]
+
+
+def inputs(keys: int = 9) -> list[xt.Tensor]:
+    rng = np.random.default_rng(5)
+    return [xt.tensor(rng.standard_normal((2, 4 if i == 0 else 2, 9 if i == 0 else keys, 8))) for i in range(3)]
+
+
+def test_bounds_of_documents() -> None:
+    bounds = F.document_bounds([(3, 1, 2), np.array([6])])
+    assert bounds.dtype is xt.int32 and bounds.tolist() == [
+        [[0, 0, 0, 3, 4, 4], [3, 3, 3, 4, 6, 6]],
+        [[0] * 6, [6] * 6],
+    ]
+
+
+@pytest.mark.parametrize("documents", [None, LENGTHS], ids=["row", "documents"])
+@pytest.mark.parametrize("causal, window", [(False, None), (True, None), (True, 2)])
+def test_composed_attention_sees_what_the_kernels_see(documents: list | None, causal: bool, window: int | None) -> None:
+    """Dropout with p = 0.5 of weights that are all zero or one: what a query may see is kept or dropped, never added."""
+    q, k, v = inputs()
+    bounds = None if documents is None else F.document_bounds(documents)
+    options = dict(is_causal=causal, enable_gqa=True, documents=bounds, window=window)
+    want = F.scaled_dot_product_attention(q, k, v, **options)
+    seen = F.scaled_dot_product_attention(q, k, xt.ones_like(v), dropout_p=1e-300, **options)
+    got = F.scaled_dot_product_attention(q, k, v, dropout_p=1e-300, **options)
+    np.testing.assert_allclose(array(got), array(want), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(array(seen), 1, rtol=1e-12)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("backend", _C.attention_backends(_C.device("cpu")))
+def test_no_number_of_another_document_enters(backend: str) -> None:
+    """NaN in a document, forward and backward: the others have the bits that they have without it."""
+    bounds = F.document_bounds([[4, 5], [1, 8]], device="cpu")
+    found = []
+    for poison in (0.0, float("nan")):
+        q, k, v = (x.to("cpu") for x in inputs())
+        for x in (q, k, v):
+            x[0, :, :4] = x[0, :, :4] + poison
+            x.requires_grad_()
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True, documents=bounds, window=3, backend=backend
+        )
+        y.sum().backward()
+        found.append([bits(x[0, :, 4:].contiguous()) + bits(x[1]) for x in (y, q.grad, k.grad, v.grad)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_more_queries_than_keys_in_a_window(backend: str | None) -> None:
+    q, k, v = inputs(keys=5)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, window=2, backend=backend)
+    assert not y[:, :, :4].any().item() and y[:, :, 4:].isfinite().all().item()
+    np.testing.assert_allclose(array(y[:, :, 4]), np.repeat(array(v[:, :, 0]), 2, 1), rtol=1e-12)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("backend", _C.attention_backends(_C.device("cpu")))
+@pytest.mark.parametrize("dtype, window", [("float32", None), ("float64", 3), ("bfloat16", 70)])
+def test_a_document_has_the_bits_that_it_has_alone(backend: str, dtype: str, window: int | None) -> None:
+    """Forward and backward. Rows of heads as the model has them; documents of less and of more than a block of 64 rows."""
+    rng, lengths = np.random.default_rng(7), [1, 5, 70, 130, 3]
+    packed = [tensor(rng.standard_normal((1, sum(lengths), h, 16)), dtype, "cpu") for h in (4, 2, 2, 4)]
+    options = dict(is_causal=True, enable_gqa=True, window=window, backend=backend)
+
+    def run(begin: int, end: int, documents: xt.Tensor | None) -> list[xt.Tensor]:
+        rows = [x[:, begin:end].transpose(1, 2).detach() for x in packed]
+        q, k, v = (x.requires_grad_() for x in rows[:3])
+        y = F.scaled_dot_product_attention(q, k, v, documents=documents, **options)
+        y.backward(rows[3])
+        return [y, q.grad, k.grad, v.grad]
+
+    whole, begin = run(0, sum(lengths), F.document_bounds([lengths], device="cpu")), 0
+    for length in lengths:
+        for name, got, want in zip(("y", "dq", "dk", "dv"), whole, run(begin, begin + length, None)):
+            assert bits(got[:, :, begin : begin + length].contiguous()) == bits(want), (name, length)
+        begin += length
+
+
+def broken(*starts_and_ends: tuple[list[int], list[int]]) -> xt.Tensor:
+    return xt.tensor(np.array(starts_and_ends, np.int32), device="cpu")
+
+
+FIT = "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got "
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize(
+    "documents, got",
+    [
+        (([0, 0, 1, 1], [2, 2, 4, 4]), "1 to 4 at token 2 of row 0"),  # the second begins in the first
+        (([0, 0, 2, 2], [3, 3, 4, 4]), "2 to 4 at token 2 of row 0"),  # the first ends in the second
+        (([0, 0, 3, 3], [2, 2, 4, 4]), "3 to 4 at token 2 of row 0"),  # a gap
+        (([1, 1, 1, 1], [4, 4, 4, 4]), "1 to 4 at token 0 of row 0"),
+        (([0, 0, 0, 0], [5, 5, 5, 5]), "0 to 5 at token 0 of row 0"),
+        (([0, 0, 0, 0], [0, 4, 4, 4]), "0 to 0 at token 0 of row 0"),
+    ],
+)
+def test_documents_that_break_the_rule(documents: tuple[list[int], list[int]], got: str) -> None:
+    q = xt.ones(1, 1, 4, 2, device="cpu")
+    for backend in xt.attention_backends("cpu"):
+        with pytest.raises(ValueError, match=FIT + got):
+            F.scaled_dot_product_attention(q, q, q, is_causal=True, documents=broken(documents), backend=backend)
+
+
+def test_what_is_refused() -> None:
+    q, k, v = (x.float() for x in inputs())
+    attend, bounds = F.scaled_dot_product_attention, F.document_bounds(LENGTHS)
+    name, more = "scaled_dot_product_attention: ", dict(is_causal=True, enable_gqa=True, dropout_p=0.5)
+    for call, kind, text in (
+        (lambda: F.document_bounds([[3, 5], [7]]), ValueError, "lengths of row 1 must sum to 8, as those of row 0, got 7"),
+        (lambda: F.document_bounds([[8], [8, 0]]), ValueError, "lengths of row 1 must be at least 1, got 0"),
+        (lambda: F.document_bounds([]), ValueError, "document_bounds: lengths must have a row, got none"),
+        (lambda: F.document_bounds([8]), TypeError, "lengths of row 0 must be a sequence of integers, got 8"),
+        (lambda: F.document_bounds([[8.5]]), TypeError, "lengths of row 0 must be a sequence of integers, got "),
+        (lambda: attend(q, k, v, **more, window=0), ValueError, name + "window must be at least 1, got 0"),
+        (lambda: attend(q, q, q, dropout_p=0.5, window=2), ValueError, name + "window must be None without is_causal"),
+        (lambda: attend(q, k, v, **more, documents=[3]), TypeError, name + "documents must be a Tensor, got list"),
+        (lambda: attend(q, k, v, **more, documents=q), TypeError, name + "documents must have dtype int32, got float32"),
+        (lambda: attend(q, k, v, **more, documents=bounds[:1]), ValueError, name + r"documents must have shape \(2, 2, 9\), got"),
+        (lambda: attend(q, k[:, :, 1:], v[:, :, 1:], **more, documents=bounds), ValueError, name + "documents must be None where"),
+        (lambda: attend(q, q, q, xt.ones(9, 9), documents=bounds), ValueError, name + "attn_mask must be None with documents"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=text):
+            call()

@@ -1,0 +1,351 @@
+"""The watchdog: a thread of each rank that tells the others where it is, hears where they are, and ends the process
+when one of them is lost.
+
+Each rank has two more connections to rank 0: on one come heartbeats and verdicts (JSON with its length in front), on
+the other a byte each second from a thread that needs no GIL (csrc/py/runtime/pulse.c). Rank 0 judges all, the others
+judge rank 0 (judge.py). A verdict is told to all, printed, and raised by the main thread, whose exchanges it ends; 5 s
+later the process ends in any case, with status 75.
+
+No deadlock: the thread holds no lock, never waits for the main thread, and its sockets do not block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .. import _C
+from ..errors import PeerError, shown
+from .judge import Judge, Verdict
+from .progress import Progress, Times
+from .store import LENGTH
+
+EXIT_STATUS = 75  # EX_TEMPFAIL: whoever started the ranks may start them again
+_LONGEST = 1 << 22  # bytes of a message
+_MOST_WAITING = 1 << 18  # bytes that wait to be sent, after which heartbeats are left out
+_EXPLAINED = 2.0  # seconds that an exchange which failed waits for the verdict
+_FLUSH = 1.0  # seconds
+
+
+class _Link:
+    """The connections to one rank."""
+
+    def __init__(self, rank: int, talk: socket.socket, pulse: socket.socket) -> None:
+        self.rank, self.talk, self.pulse = rank, talk, pulse
+        self.inbox, self.outbox = bytearray(), bytearray()
+        self.open = True
+        for one in (talk, pulse):
+            one.setblocking(False)
+
+    def put(self, data: bytes) -> None:
+        """Send it, now as far as that goes."""
+        if self.open:
+            self.outbox += data
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as that goes without waiting."""
+        try:
+            while self.open and self.outbox:
+                del self.outbox[: self.talk.send(self.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()  # the end is read, too
+
+    def take(self) -> list[dict[str, Any]]:
+        """The messages that are there; EOFError at the end of the connection, once they have been taken."""
+        ended = False
+        while not ended:
+            try:
+                data = self.talk.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self.inbox += data
+            ended = not data
+        found: list[dict[str, Any]] = []
+        while len(self.inbox) >= LENGTH.size:
+            size = LENGTH.unpack_from(self.inbox)[0]
+            if size > _LONGEST:
+                ended = True
+                break
+            if len(self.inbox) < LENGTH.size + size:
+                break
+            found.append(json.loads(bytes(self.inbox[LENGTH.size : LENGTH.size + size])))
+            del self.inbox[: LENGTH.size + size]
+        if ended:
+            self.open = False
+            found.append({"ended": True})
+        return found
+
+    def close(self) -> None:
+        self.open = False
+        for one in (self.talk, self.pulse):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_WR)
+            one.close()
+
+
+class Watch:
+    """talks, pulses: {rank: socket}, see store.meet; they belong to this from now on. abort: is called once, with the
+    sentence, to end the exchange that the main thread may be in.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        progress: Progress,
+        talks: dict[int, socket.socket],
+        pulses: dict[int, socket.socket],
+        times: Times,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.rank, self.times, self.progress = rank, times, progress
+        self.verdict: Verdict | None = None
+        self._abort = abort
+        self._judge = Judge(rank, size, times)
+        self._links = [_Link(peer, talks[peer], pulses[peer]) for peer in sorted(talks)]
+        self._orders: deque[Callable[[], None]] = deque()  # of the main thread, for this one
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._stopping = False
+        self._exit_at = float("inf")
+        self._convicted = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="xtrain watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        _C.pulse_start([link.pulse.fileno() for link in self._links], self.times.beat)
+        self._thread.start()
+
+    # ---- what the main thread says -----------------------------------------------------------------------------------
+
+    def accuse(self, kind: str, ranks: tuple[int, ...], text: str) -> None:
+        """A verdict that the main thread has found. Returns when it holds, or that of rank 0, who knows more."""
+        if self.rank != 0 and self._convicted.wait(_FLUSH):
+            return
+        mine = self.progress.beat()
+
+        def act() -> None:
+            now = time.monotonic()
+            self._judge.saw(self.rank, now, mine)
+            self._convict(Verdict(kind, ranks, f"{text} {self._judge.who(ranks, now)}"))
+
+        self._order(act)
+        self._convicted.wait(_EXPLAINED)
+
+    def explain(self, error: PeerError) -> PeerError:
+        """What to raise in place of the error of an exchange: the verdict, which comes now where it has not yet."""
+        if not self._convicted.is_set():
+            self._order(lambda: None)  # look now
+            if not self._convicted.wait(_EXPLAINED):
+                self.accuse("lost", (), str(error).removeprefix("distributed: "))
+        return self.error() or error
+
+    def error(self) -> PeerError | None:
+        """The verdict as an exception, which is not printed a second time."""
+        if self.verdict is None:
+            return None
+        error = PeerError(f"distributed: {self.verdict.text}")
+        error.told = True
+        return error
+
+    def leave(self, why: str | None) -> None:
+        """Tell the others that this rank leaves: in order (None), or because of an error."""
+        if self.verdict is None:
+            last = {"beat": self.progress.beat()}  # so that nobody thinks it owes an exchange
+            self._order(lambda: self._tell(last, {"finished": True} if why is None else {"left": why}))
+
+    def set_timeout(self, seconds: float) -> None:
+        """Another `timeout` of Times."""
+        import dataclasses
+
+        self.times = self._judge.times = dataclasses.replace(self.times, timeout=seconds)
+
+    def stop(self) -> None:
+        """End the thread, and close. After a verdict the process then ends when it likes."""
+        self._stopping = True
+        self._order(lambda: None)
+        self._thread.join(2 * _FLUSH)
+        _C.pulse_stop()  # before its sockets are closed, whose numbers others may get
+        for link in self._links:
+            link.close()
+        for one in (self._wake, self._woken):
+            one.close()
+
+    def abandon(self) -> None:
+        """In a forked child, which has no such thread: close, and say nothing."""
+        for link in self._links:
+            link.talk.close()  # no shutdown: the connection is the parent's
+            link.pulse.close()
+        for one in (self._wake, self._woken):
+            one.close()
+
+    def _order(self, act: Callable[[], None]) -> None:
+        self._orders.append(act)
+        with contextlib.suppress(OSError):  # full: it is awake anyway
+            self._wake.send(b"x")
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # they are for the main thread, whose system calls they interrupt
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with selectors.DefaultSelector() as selector:
+                self._loop(selector)
+        except Exception as error:
+            if not self._stopping and not sys.is_finalizing():
+                _print(f"warning: distributed: the watchdog of rank {self.rank} has failed: {shown(error)}")
+
+    def _loop(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._woken, selectors.EVENT_READ)
+        for link in self._links:
+            selector.register(link.talk, selectors.EVENT_READ, (link, True))
+            selector.register(link.pulse, selectors.EVENT_READ, (link, False))
+        before = next_beat = next_look = time.monotonic()
+        pause = min(0.2, self.times.beat / 4)  # between two looks, of which each takes all ranks
+        while not self._stopping:
+            wait = min(next_beat, next_look, self._exit_at) - time.monotonic()
+            for key, _ in selector.select(max(0.0, wait)):
+                if key.data is None:
+                    with contextlib.suppress(OSError):
+                        self._woken.recv(1 << 12)
+                elif not self._read(*key.data):
+                    selector.unregister(key.fileobj)
+            now = time.monotonic()
+            if now - before > self.times.silent / 3:
+                self._judge.forgive(now)  # the process was stopped, or something kept the GIL
+            before = now
+            asked = self._obey()
+            if now >= self._exit_at:
+                os._exit(EXIT_STATUS)
+            if now >= next_beat:
+                next_beat = now + self.times.beat
+                self._beat()
+            if now < next_look and not asked:
+                continue
+            next_look = now + pause
+            for link in self._links:
+                link.flush()
+            if self.verdict is None:
+                self._judge.saw(self.rank, now, self.progress.beat())
+                verdict, warnings = self._judge.look(now)
+                for text in warnings:
+                    _print(f"warning: distributed: {text}")
+                if verdict is not None:
+                    self._convict(verdict)
+        self._obey()
+        deadline = time.monotonic() + _FLUSH
+        while any(link.open and link.outbox for link in self._links) and time.monotonic() < deadline:
+            for link in self._links:
+                link.flush()
+            time.sleep(0.01)
+
+    def _obey(self) -> bool:
+        """Do what the main thread has ordered; whether there was anything."""
+        asked = bool(self._orders)
+        while self._orders:
+            self._orders.popleft()()
+        return asked
+
+    def _read(self, link: _Link, talks: bool) -> bool:
+        """Read what has come; False at the end of the connection."""
+        now = time.monotonic()
+        if not talks:
+            try:
+                more = bool(link.pulse.recv(1 << 12))
+            except BlockingIOError:
+                return True
+            except OSError:
+                more = False
+            if more:
+                self._judge.heard(link.rank, now)
+            return more
+        self._judge.heard(link.rank, now)
+        for message in link.take():
+            self._hear(link, message, now)
+        return link.open
+
+    def _hear(self, link: _Link, message: dict[str, Any], now: float) -> None:
+        if "beat" in message:
+            self._judge.saw(link.rank, now, message["beat"])
+        elif "finished" in message:
+            self._judge.finished(link.rank)
+        elif "left" in message:
+            self._convict(self._judge.left(link.rank, message["left"], now), link)
+            self._judge.finished(link.rank)
+        elif "verdict" in message:
+            kind, ranks, text = message["verdict"]
+            self._convict(Verdict(kind, tuple(ranks), text), link)
+        elif self.verdict is None:
+            verdict = self._judge.ended(link.rank, now)
+            if verdict is not None:
+                self._convict(verdict)
+
+    def _beat(self) -> None:
+        beat = self.progress.beat()
+        if self.rank == 0:
+            beat["signatures"] = []  # rank 0 compares
+        data = _framed({"beat": beat})
+        for link in self._links:
+            if len(link.outbox) < _MOST_WAITING:
+                link.put(data)
+
+    def _tell(self, *messages: dict[str, Any], but: _Link | None = None) -> None:
+        data = b"".join(map(_framed, messages))
+        for link in self._links:
+            if link is not but:
+                link.put(data)
+
+    def _convict(self, verdict: Verdict, source: _Link | None = None) -> None:
+        """The run ends: tell all others, print, and end the main thread's exchange. The first verdict counts."""
+        if self.verdict is not None or self._stopping:
+            return
+        self.verdict = verdict
+        self._exit_at = time.monotonic() + self.times.exit
+        self._tell({"verdict": [verdict.kind, list(verdict.ranks), verdict.text]}, but=source)
+        text = f"error: distributed: {verdict.text}"
+        _print(text)
+        write_error_file(text)
+        self._abort(f"distributed: {verdict.text}")
+        self._convicted.set()
+
+
+def _framed(message: dict[str, Any]) -> bytes:
+    data = json.dumps(message).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def _print(text: str) -> None:
+    """One line on standard error, unless that would wait: not by sys.stderr, whose lock the main thread may hold."""
+    with contextlib.suppress(OSError, ValueError):
+        poll = select.poll()
+        poll.register(2, select.POLLOUT)
+        if poll.poll(1000):
+            os.write(2, f"xtrain: {text}\n".encode("utf-8", "replace")[:4096])
+
+
+def write_error_file(text: str) -> None:
+    """Tell torchrun why this rank ends, in the file that it has named; the first reason counts."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
+        data = json.dumps({"message": {"message": text, "extraInfo": extra}})
+        with contextlib.suppress(OSError), open(path, "x") as file:
+            file.write(data)

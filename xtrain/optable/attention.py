@@ -1,0 +1,192 @@
+"""Entries of the op table: attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _C
+from ..functional import document_bounds
+from .references import attention, attention_scale
+from .table import Case, Error, N, T, V, case, f32, i64, op
+
+# (q shape, kv shape) as (B, H, S, D)
+
+SDPA = [
+    ((2, 2, 3, 4), (2, 2, 3, 4)),
+    ((1, 1, 1, 1), (1, 1, 1, 1)),
+    ((2, 6, 5, 8), (2, 2, 5, 8)),
+    ((1, 2, 33, 24), (1, 1, 33, 24)),
+    ((1, 1, 31, 2), (1, 1, 31, 2)),
+    ((0, 2, 3, 4), (0, 2, 3, 4)),
+    ((2, 2, 3, 4), (2, 2, 7, 4)),
+]
+
+
+def sdpa_cases(**kwargs: Any) -> list[Case]:
+    return [case(N(*q), N(*kv), N(*kv), enable_gqa=q[1] != kv[1], **kwargs) for q, kv in SDPA]
+
+
+def torch_sdpa(
+    torch: Any, q: Any, k: Any, v: Any, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    lengths: Any = None, window: int | None = None,
+) -> Any:  # fmt: skip
+    mask = None
+    if is_causal and q.shape[2] != k.shape[2]:  # PyTorch aligns its triangle to the first key, xtrain to the last
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+    if lengths or window:
+        mask = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool)
+        if is_causal:
+            mask = mask.tril(k.shape[2] - q.shape[2]).triu(k.shape[2] - q.shape[2] - (window or k.shape[2]) + 1)
+        if lengths:
+            document = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in lengths])
+            mask &= (document[:, :, None] == document[:, None]).unsqueeze(1)
+    is_causal = is_causal and mask is None
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+# Head dims 64, 96 and 128 reach the kernels of a GPU's copy engine: tiles of 64 to 192 rows and their tails, one query,
+# several heads of queries to one of keys. More keys reach kernels that are chosen from 2048 and 4097 keys on.
+BIG = [
+    ((3, 6, 130, 32), (3, 2, 130, 32), True),
+    ((1, 2, 1, 64), (1, 2, 65, 64), False),
+    ((1, 4, 193, 64), (1, 2, 193, 64), True),
+    ((2, 2, 66, 96), (2, 1, 129, 96), True),
+    ((1, 2, 140, 128), (1, 1, 140, 128), True),
+    ((1, 2, 65, 128), (1, 2, 130, 128), False),
+    ((1, 2, 70, 64), (1, 1, 2100, 64), True),
+    ((1, 2, 70, 128), (1, 1, 4200, 128), True),
+]
+ATTENTION_BIG = [
+    case(N(*q), N(*kv), N(*kv), is_causal=causal, enable_gqa=q[1] != kv[1], big=True) for q, kv, causal in BIG
+]
+op(
+    "scaled_dot_product_attention",
+    "copy",
+    sdpa_cases(is_causal=True) + sdpa_cases() + sdpa_cases(is_causal=True, scale=0.3)[:3] + ATTENTION_BIG,
+    _C.scaled_dot_product_attention,
+    attention,
+    selects="attention",
+    strided="close",
+    accumulations=lambda q, k, v, **_: q.shape[-1] + k.shape[2] + 16,
+    roundings=3,
+    grad_roundings=8,
+    magnitude=attention_scale,
+    torch=torch_sdpa,
+    errors=(
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 2, 3, 4), f32(2, 2, 3, 5), f32(2, 2, 3, 5)),
+            V,
+            r"scaled_dot_product_attention: key must .*4.*\(2, 2, 3, 5\)|scaled_dot_product_attention: key .*5",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 4, 3, 4), f32(2, 2, 3, 4), f32(2, 2, 3, 4)),
+            V,
+            r"scaled_dot_product_attention: .*enable_gqa.*",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 3, 3, 4), f32(2, 2, 3, 4), f32(2, 2, 3, 4), enable_gqa=True),
+            V,
+            r"scaled_dot_product_attention: .*3.*2|scaled_dot_product_attention: .*2.*3",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 3, 4), f32(2, 3, 4), f32(2, 3, 4)),
+            V,
+            r"scaled_dot_product_attention: query must .*4.*",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(2, 2, 3, 4), f32(2, 2, 3, 4), f32(2, 2, 5, 4)),
+            V,
+            r"scaled_dot_product_attention: value must .*",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(f32(1, 1, 2, 2), f32(1, 1, 2, 2), f32(1, 1, 2, 2), backend="magic"),
+            V,
+            r".*backend.*magic",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(
+                f32(1, 1, 2, 2), f32(1, 1, 2, 2), _C.full((1, 1, 2, 2), 1.0, _C.float64)
+            ),
+            T,
+            r"scaled_dot_product_attention: value must .*float32.*float64",
+        ),
+        Error(
+            lambda: _C.scaled_dot_product_attention(i64(1, 1, 2, 2), i64(1, 1, 2, 2), i64(1, 1, 2, 2)),
+            T,
+            r"scaled_dot_product_attention: query must .*float.*int64",
+        ),
+    ),
+)
+
+# ---- documents and windows: (q shape, kv shape), lengths, options ----------------------------------------------------
+
+# Documents of one token, of the whole row and across tiles of 16, 64 and 128 rows; windows of one key, within a tile
+# and over several.
+_SEEN: list[tuple[tuple[int, ...], tuple[int, ...], Any, dict[str, Any]]] = [
+    ((2, 2, 9, 4), (2, 2, 9, 4), ((3, 1, 5), (9,)), {}),
+    ((2, 2, 9, 4), (2, 2, 9, 4), ((2, 7), (1, 1, 7)), {"is_causal": False}),
+    ((2, 6, 9, 8), (2, 2, 9, 8), ((3, 6), (1, 8)), {"window": 2}),
+    ((1, 2, 9, 4), (1, 2, 9, 4), None, {"window": 1}),
+    ((1, 2, 5, 4), (1, 1, 9, 4), None, {"window": 3}),
+    ((0, 2, 3, 4), (0, 2, 3, 4), None, {"window": 2}),
+]
+_SEEN_BIG: list[tuple[tuple[int, ...], tuple[int, ...], Any, dict[str, Any]]] = [
+    ((1, 2, 260, 64), (1, 1, 260, 64), ((1, 63, 65, 128, 3),), {}),
+    ((1, 2, 200, 64), (1, 1, 200, 64), ((40, 160),), {"window": 70}),
+    ((1, 1, 150, 128), (1, 1, 150, 128), ((50, 100),), {"is_causal": False}),
+    ((1, 2, 70, 64), (1, 1, 330, 64), None, {"window": 65}),
+    ((1, 4, 200, 128), (1, 2, 200, 128), ((70, 130),), {"window": 90}),
+    ((1, 2, 140, 32), (1, 1, 140, 32), ((9, 131),), {}),
+]
+
+
+def _seen_cases(rows: Any, big: bool) -> list[Case]:
+    base = {"is_causal": True}
+    return [
+        case(N(*q), N(*kv), N(*kv), enable_gqa=q[1] != kv[1], lengths=lengths, big=big, **{**base, **options})
+        for q, kv, lengths, options in rows
+    ]
+
+
+def _attend(q: Any, k: Any, v: Any, lengths: Any = None, **options: Any) -> Any:
+    documents = None if lengths is None else document_bounds(lengths, device=q.device)
+    return _C.scaled_dot_product_attention(q, k, v, documents=documents, **options)
+
+
+def _refused(documents: Any = None, keys: int = 6, causal: bool = True, **options: Any) -> Any:
+    def call() -> Any:
+        given = None if documents is None else documents()
+        q, kv = f32(2, 2, 6, 4), f32(2, 2, keys, 4)
+        return _C.scaled_dot_product_attention(q, kv, kv, causal, documents=given, **options)
+
+    return call
+
+
+_OP = "scaled_dot_product_attention: "
+op(
+    "scaled_dot_product_attention",
+    "copy",
+    _seen_cases(_SEEN, False) + _seen_cases(_SEEN_BIG, True),
+    _attend,
+    attention,
+    variant="documents",
+    selects="attention",
+    strided="close",
+    accumulations=lambda q, k, v, **_: q.shape[-1] + k.shape[2] + 16,
+    roundings=3,
+    grad_roundings=8,
+    magnitude=attention_scale,
+    torch=torch_sdpa,
+    errors=(
+        Error(_refused(window=0), V, _OP + "window must be at least 1, got 0"),
+        Error(_refused(window=2, causal=False), V, _OP + "window must be None without is_causal, got 2"),
+        Error(_refused(lambda: i64(2, 2, 6)), T, _OP + "documents must have dtype int32, got int64"),
+        Error(_refused(lambda: document_bounds([[6]])), V, _OP + r"documents must have shape \(2, 2, 6\), got \(1, "),
+        Error(
+            _refused(lambda: document_bounds([[6], [6]]), keys=7), V,
+            _OP + "documents must be None where query and key differ in length, got 6 and 7 tokens",
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Rows that hold several documents: where each begins and ends, and what a query of attention sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _C
+from .._types import Device
+
+_Tensor = _C.Tensor
+
+
+def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) -> _Tensor:
+    """For each row the lengths of its documents, in order -> int32 [B, 2, S]: for each token the first token of its
+    document, and the one behind its last. What `documents` is in attention, and in the loss of a model.
+
+    The shape does not depend on the documents, so a captured step takes other ones each time. Cumulative lengths (0, 3,
+    8, as flash-attention's varlen functions take them) are the same as the lengths (3, 5). ValueError for a length
+    below 1, rows of different sums, and no row; TypeError for what is not a sequence of integers.
+    """
+    rows: list[np.ndarray] = []
+    for row, given in enumerate(lengths):
+        sizes = np.asarray(given)
+        if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
+            raise TypeError(f"document_bounds: lengths of row {row} must be a sequence of integers, got {given!r}")
+        if sizes.min() < 1:
+            raise ValueError(f"document_bounds: lengths of row {row} must be at least 1, got {sizes.min()}")
+        ends = np.cumsum(sizes)
+        rows.append(np.repeat(np.stack([ends - sizes, ends]), sizes, 1))
+    if not rows:
+        raise ValueError("document_bounds: lengths must have a row, got none")
+    for row, bounds in enumerate(rows):
+        if bounds.shape != rows[0].shape:
+            raise ValueError(
+                f"document_bounds: lengths of row {row} must sum to {rows[0].shape[1]}, as those of row 0, got "
+                f"{bounds.shape[1]}"
+            )
+    return _C.tensor(np.stack(rows).astype(np.int32), device=_C.get_default_device() if device is None else device)
+
+
+def check_bounds(op: str, documents: Any, batch: int, tokens: int) -> None:
+    """TypeError or ValueError where documents are no int32 [batch, 2, tokens]."""
+    if not isinstance(documents, _Tensor):
+        raise TypeError(f"{op}: documents must be a Tensor, got {type(documents).__name__}")
+    if documents.dtype != _C.int32:
+        raise TypeError(f"{op}: documents must have dtype int32, got {documents.dtype.name}")
+    if tuple(documents.shape) != (batch, 2, tokens):
+        raise ValueError(f"{op}: documents must have shape {(batch, 2, tokens)}, got {tuple(documents.shape)}")
+
+
+def positions_in(documents: _Tensor) -> _Tensor:
+    """The place of each token in its document: documents [B, 2, S] -> int64 [B * S]."""
+    starts = _C.select(documents, 1, 0)
+    places = _C.arange(0, documents.shape[2], 1, _C.int64, documents.device)
+    return (places - _C.cast(starts, _C.int64)).reshape(-1)
+
+
+def sees(
+    queries: int, keys: int, is_causal: bool, documents: _Tensor | None, window: int | None, device: Any
+) -> _Tensor:
+    """Whether a query sees a key, bool [queries, keys], or [B, 1, queries, keys] with documents: the intervals of
+    csrc/contract/attention.h.
+    """
+    place = (_C.arange(0, queries, 1, _C.int64, device) + (keys - queries)).unsqueeze(1)
+    key = _C.arange(0, keys, 1, _C.int64, device)
+    seen = (key <= place) if is_causal else (key >= 0).unsqueeze(0).expand(queries, keys)
+    if window is not None:
+        seen = seen & (key > place - window)
+    if documents is not None:
+        starts, ends = (_C.select(documents, 1, i).unsqueeze(1).unsqueeze(-1) for i in (0, 1))
+        seen = seen & (key >= starts) & (key < ends)
+    return seen
