@@ -17,7 +17,7 @@ _STEPS, _KEPT, _CACHED = (
     "tests/ops/test_cached_attention.py::",
     "csrc/cpu/attention/cached_attention.c",
 )
-_STEP, _STEPPED = "csrc/cpu/layers/decoder_step.c", "tests/ops/test_decoder_step.py::"
+_STEP, _STEPPED = "csrc/cpu/layers/decoder_step.c", "tests/ops/test_cached_attention.py::"
 _SAMPLE, _DRAWING = "csrc/cpu/layers/sample.c", "tests/ops/test_sample.py::"
 _MODEL = "tests/nn/test_model.py::"
 
