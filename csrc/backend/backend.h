@@ -27,6 +27,8 @@ typedef struct XtGemm XtGemm; /* contract/gemm.h */
 typedef struct XtAttentionFwd XtAttentionFwd;
 typedef struct XtAttentionBwd XtAttentionBwd;
 XtStatus xt_gemm(XtDevice device, const char *name, const XtGemm *p);
+/* *done is false, and nothing happened, where no implementation supports the problem: it has an epilogue that they lack. */
+XtStatus xt_gemm_where_supported(XtDevice device, const char *name, const XtGemm *p, bool *done);
 XtStatus xt_attention_fwd(XtDevice device, const char *name, const XtAttentionFwd *p);
 XtStatus xt_attention_bwd(XtDevice device, const char *name, const XtAttentionBwd *p);
 

@@ -131,7 +131,7 @@ static XtStatus meta_tree_sum(const XtTreeSum *p) {
 
 static const char *any_product(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
-    return xt_gemm_dtypes(p);
+    return xt_gemm_plain(p);
 }
 static XtStatus product(const XtGemm *p) {
     return count(2.0 * (double)(p->batch[0] * p->batch[1]) * (double)(p->m * p->n) * (double)p->k, 0);
@@ -214,6 +214,10 @@ __attribute__((constructor)) static void fill_table(void) {
     table.mhc_post_fwd = meta_mhc_post_fwd;
     table.mhc_post_bwd = meta_mhc_post_bwd;
     table.adamw = meta_adamw;
+    table.muon_direction = meta_muon_direction;
+    table.muon_polynomial = meta_muon_polynomial;
+    table.muon_update = meta_muon_update;
+    table.ema = meta_ema;
     table.grad_norm = meta_grad_norm;
     table.clip = meta_clip;
     table.tree_sum = meta_tree_sum;

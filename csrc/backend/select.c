@@ -132,11 +132,19 @@ XtStatus xt_gemm_refuse(const XtGemm *p) {
 }
 
 XtStatus xt_gemm(XtDevice device, const char *name, const XtGemm *p) {
+    bool done;
+    XtStatus status = xt_gemm_where_supported(device, name, p, &done);
+    return status != XT_OK || done ? status : xt_gemm_refuse(p);
+}
+
+XtStatus xt_gemm_where_supported(XtDevice device, const char *name, const XtGemm *p, bool *done) {
     const XtGemmBackend *first;
     const XtDeviceTraits *traits;
+    *done = false;
     XT_CHECK(xt_gemm_from(device, name, &first, &traits));
     first = xt_gemm_select(first, p, traits);
-    return first->name ? first->run(p) : xt_gemm_refuse(p);
+    *done = first->name != NULL;
+    return *done ? first->run(p) : XT_OK;
 }
 
 XtStatus xt_gemm_adds_bias(XtDevice device, const char *name, const XtGemm *p, bool *adds) {

@@ -4,6 +4,14 @@
 #include "contract/traits.h"
 #include "xtrain.h"
 
+/* What becomes of a product besides C, for one matrix with alpha 1, beta 0, no bias and one dtype of 16 bits. Which implementations have it
+ * is theirs to say; each has the bits of the product, rounded to the dtype, followed by the slot of that name. */
+typedef enum XtGemmEpilogue {
+    XT_GEMM_PRODUCT = 0, /* nothing */
+    XT_GEMM_SWIGLU,      /* C is gate and up side by side; extra [M, N / 2], dense, gets silu(gate) up */
+    XT_GEMM_SWIGLU_BWD   /* C [M, 2 N] holds gate and up and gets their gradients, dy being the product, which is not written */
+} XtGemmEpilogue;
+
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1] + bias, row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).
  * Batch strides may be 0 (broadcast) for A and B. Sums in ACC of C's dtype; beta == 0 never reads C; K == 0 scales C.
@@ -13,7 +21,7 @@
  * on devices that have such units; sums stay float32. bias [N], or NULL: of C's dtype, added to the sum in ACC, before the one rounding.
  * An implementation that adds none refuses it, and the caller adds it. */
 typedef struct XtGemm {
-    void *c;
+    void *c, *extra; /* extra: of an epilogue, else NULL */
     const void *a, *b, *bias;
     XtDtype dtype_a, dtype_b, dtype_c;
     bool tf32;
@@ -23,6 +31,7 @@ typedef struct XtGemm {
     int64_t batch[2];
     int64_t stride_a[2], stride_b[2], stride_c[2];
     double alpha, beta;
+    XtGemmEpilogue epilogue;
 } XtGemm;
 
 /* A row of a device's table of implementations. The preferred rows come first, and a NULL name ends the table. */
@@ -41,9 +50,10 @@ static inline const XtGemmBackend *xt_gemm_select(const XtGemmBackend *first, co
     return first;
 }
 
-/* What all implementations ask of the dtypes, and those that add no bias of it. NULL, or the reason. */
-static inline const char *xt_gemm_dtypes(const XtGemm *p) {
+/* What all implementations ask that have no epilogue and add no bias. NULL, or the reason. */
+static inline const char *xt_gemm_plain(const XtGemm *p) {
     if (p->bias) return "it adds no bias";
+    if (p->epilogue) return "it writes the product alone";
     bool one = p->dtype_a == p->dtype_b && xt_dtype_is_float(p->dtype_a);
     bool wide = xt_dtype_size(p->dtype_a) == 2 && p->dtype_c == XT_FLOAT32;
     return one && (p->dtype_c == p->dtype_a || wide) ? NULL : "A, B and C must have one floating point dtype, C float32 at most";

@@ -32,12 +32,13 @@ inline bool xt_built_for_sm90a(void) {
 /* ---- tensor maps (host) ------------------------------------------------------------------------------------------------------ */
 
 /* Describes x [batch, heads, rows, dim] of 16-bit elements to the copy engine; strides (b, head, row) in elements, the last dim dense.
- * A copy moves a panel: 64 elements of each of `box_rows` rows. In shared memory, a row of a panel is 128 bytes, and its pieces of 16
- * bytes are permuted: piece i of row r lies at place i ^ (r % 8). Rows and elements out of range are read as zeros and not written.
- * The function of the driver comes from the runtime, so that nothing links with libcuda. Never fails where x has rows of 16 bytes
- * aligned: strides of dims of size 1 are replaced, as no address needs them. */
+ * A copy moves a panel: `box_columns` elements, 64 or 32, of each of `box_rows` rows. In shared memory, a row of a panel is 128 or 64
+ * bytes, and its pieces of 16 bytes are permuted: piece i of row r lies at place i ^ (r % 8), or i ^ (r / 2 % 4) in the narrow panel.
+ * Rows and elements out of range are read as zeros and not written. The function of the driver comes from the runtime, so that nothing
+ * links with libcuda. Never fails where x has rows of 16 bytes aligned: strides of dims of size 1 are replaced, as no address needs
+ * them. */
 inline cudaError_t xt_tensor_map(CUtensorMap *map, bool bfloat16, const void *x, int64_t batch, int64_t heads, int64_t rows,
-                                 int64_t dim, const int64_t stride[3], int box_rows) {
+                                 int64_t dim, const int64_t stride[3], int box_rows, int box_columns = 64) {
     typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -58,10 +59,11 @@ inline cudaError_t xt_tensor_map(CUtensorMap *map, bool bfloat16, const void *x,
     cuuint64_t bytes[3] = {2 * (cuuint64_t)stride[2], 2 * (cuuint64_t)stride[1], 2 * (cuuint64_t)stride[0]};
     for (int i = 0; i < 3; i++)
         if (shape[i + 1] == 1) bytes[i] = i == 0 ? 2 * (cuuint64_t)dim : bytes[i - 1];
-    const cuuint32_t box[4] = {64, (cuuint32_t)box_rows, 1, 1}, step[4] = {1, 1, 1, 1};
-    CUresult result = encode(map, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, (void *)x,
-                             shape, bytes, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const cuuint32_t box[4] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows, 1, 1}, step[4] = {1, 1, 1, 1};
+    CUresult result =
+        encode(map, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, (void *)x, shape, bytes, box,
+               step, CU_TENSOR_MAP_INTERLEAVE_NONE, box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -128,6 +130,12 @@ __device__ inline void xt_panel_load(uint32_t to, const CUtensorMap *map, int co
         "l"(map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
         : "memory");
 }
+/* Starts the copy of a panel from shared memory to (column, row, head, batch), as one of this thread's stores. */
+__device__ inline void xt_panel_store(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(column),
+                 "r"(row), "r"(head), "r"(batch), "r"(from)
+                 : "memory");
+}
 /* Starts the copy of `bytes` (of 16), both addresses aligned to 16. */
 __device__ inline void xt_bulk_load(uint32_t to, const void *from, int bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
@@ -163,6 +171,12 @@ __device__ inline uint4 xt_get_words(uint32_t from) {
 /* Writes 16 bytes of global memory at once. nvcc 13.0 made four stores of an assignment to uint4 of what xt_get_words had read. */
 __device__ inline void xt_put_words(void *to, uint4 words) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+}
+/* Four 8 x 8 matrices of 16-bit elements, the inverse of xt_load_matrices. */
+__device__ inline void xt_put_matrices(uint32_t row, const uint32_t (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(m[0]), "r"(m[1]), "r"(m[2]),
+                 "r"(m[3])
                  : "memory");
 }
 /* Two floats of shared memory. */
@@ -215,7 +229,10 @@ __device__ inline void xt_add_released(unsigned *to, unsigned number) {
 }
 /* Ends a group of this thread's stores; waits until all groups have read shared memory. */
 __device__ inline void xt_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ inline void xt_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/* PENDING: all but the last so many. */
+template <int PENDING = 0> __device__ inline void xt_store_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
 
 /* ---- registers of a role ------------------------------------------------------------------------------------------------------- */
 
@@ -320,6 +337,11 @@ template <typename T, int N> __device__ inline void xt_wgmma(float (&d)[N / 2], 
     if constexpr (N == 256) XT_WGMMA_R(256, "{%128,%129,%130,%131}", "%132", "%133");
     if constexpr (N == 96) XT_WGMMA_R(96, "{%48,%49,%50,%51}", "%52", "%53");
     if constexpr (N == 128) XT_WGMMA_R(128, "{%64,%65,%66,%67}", "%68", "%69");
+}
+/* d = a b with a given by its rows and b by its own rows, both in shared memory. */
+template <typename T, int N> __device__ inline void xt_wgmma_rows(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 192, "the only size so far");
+    XT_WGMMA_TYPES(192, "%96", "%97", "%98", "0, 1", "l"(a));
 }
 /* d = a b with a given by rows of a^T and b by its own rows, both in shared memory. */
 template <typename T, int N> __device__ inline void xt_wgmma_turned(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {

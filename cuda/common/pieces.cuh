@@ -38,17 +38,6 @@ template <typename T> __device__ inline XtAcc<T> xt_exp_for(XtAcc<T> x) {
     else return exp(x);
 }
 
-/* silu(gate) up, silu(g) = g / (1 + exp(-g)), to the precision that T can show. 16-bit types use __fdividef: its error of 2 ulp and that
- * of xt_exp_for together are a twentieth of float16's rounding, 2.4e-4. For a divisor above 2^126, __fdividef gives 0; |g| is below 89
- * then and the quotient below 1.1e-36. A divisor of Inf gives 0 and Inf / Inf gives NaN, as a plain division does. */
-template <typename T> __device__ inline XtAcc<T> xt_quotient_for(XtAcc<T> a, XtAcc<T> b) {
-    if constexpr (sizeof(T) == 2) return __fdividef(a, b);
-    else return a / b;
-}
-template <typename T> __device__ inline XtAcc<T> xt_gated(XtAcc<T> gate, XtAcc<T> up) {
-    return xt_quotient_for<T>(gate, 1 + xt_exp_for<T>(-gate)) * up;
-}
-
 /* Calls f(T()) for the C++ type of a float dtype. Ops have already rejected the others: one that slipped through is an error. */
 template <typename F> inline XtStatus xt_by_float(XtDtype dtype, F f) {
     switch (dtype) {

@@ -451,8 +451,8 @@ static bool goes_through_float32(const XtGemm *p, Edges e) {
 
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device) {
     XtGemm q = normal_form(p);
-    q.bias = NULL; /* xt_gemm_dtypes speaks for those that add none */
-    const char *reason = xt_gemm_dtypes(&q);
+    q.bias = NULL; /* xt_gemm_plain speaks for those that add none */
+    const char *reason = xt_gemm_plain(&q);
     if (reason) return reason;
     if (!device->has_cublaslt()) return "libcublasLt was not found";
     if (!xt_gemm_multiplies(p)) return p->bias ? "it has a bias, and no product" : NULL;

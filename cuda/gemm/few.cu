@@ -108,7 +108,7 @@ static int64_t most_tiles(const XtGemm *p, int tiles) {
 }
 
 const char *xt_cuda_gemm_few_supports(const XtGemm *p, const XtDeviceTraits *device) {
-    const char *reason = xt_gemm_dtypes(p);
+    const char *reason = xt_gemm_plain(p);
     if (reason) return reason;
     if (xt_dtype_size(p->dtype_a) != 2) return "A and B have more than 16 bits";
     if (device->capability < 80) return "the compute capability is below 8.0";

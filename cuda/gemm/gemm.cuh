@@ -12,10 +12,12 @@ XtStatus xt_cuda_gemm_few(const XtGemm *p);    /* up to 16 rows of 16 bits: a st
 XtStatus xt_cuda_gemm_naive(const XtGemm *p);  /* one thread an element: the specification */
 XtStatus xt_cuda_gemm_tiled(const XtGemm *p);  /* tiles in shared memory and registers: no library needed */
 XtStatus xt_cuda_gemm_cublas(const XtGemm *p); /* cuBLASLt, found at run time */
+XtStatus xt_cuda_gemm_hopper(const XtGemm *p); /* Hopper's tensor cores: products with an epilogue */
 const char *xt_cuda_gemm_few_supports(const XtGemm *p, const XtDeviceTraits *device);
 const char *xt_cuda_gemm_cublas_supports(const XtGemm *p, const XtDeviceTraits *device);
+const char *xt_cuda_gemm_hopper_supports(const XtGemm *p, const XtDeviceTraits *device);
 
-extern const XtGemmBackend xt_cuda_gemm[];  /* few, cublas, tiled, naive */
+extern const XtGemmBackend xt_cuda_gemm[];  /* hopper, few, cublas, tiled, naive */
 XtStatus xt_cuda_multiply(const XtGemm *p); /* selects and runs: what other kernels call */
 
 /* Whether there is a sum to compute: C has elements, and not all of them are beta times what was there. */

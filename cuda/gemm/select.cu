@@ -9,10 +9,11 @@
 
 static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
-    return xt_gemm_dtypes(p);
+    return xt_gemm_plain(p);
 }
 
 const XtGemmBackend xt_cuda_gemm[] = {
+    {"hopper", "hopper", NULL, xt_cuda_gemm_hopper_supports, xt_cuda_gemm_hopper},
     {"few", "few", NULL, xt_cuda_gemm_few_supports, xt_cuda_gemm_few},
     {"cublas", "cublas", xt_cublas_check, xt_cuda_gemm_cublas_supports, xt_cuda_gemm_cublas},
     {"tiled", "tiled", NULL, any_dtypes, xt_cuda_gemm_tiled},

@@ -30,6 +30,7 @@
 #include "contract/traits.h"
 #include "gemm/gemm.cuh"
 #include "layers/decoder_step.cuh"
+#include "layers/swiglu.cuh"
 
 /* ---- the step ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -141,7 +142,7 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
                 for (int e = threadIdx.x; e < p.batch * (count / 2); e += CONSUMERS) {
                     const int row = e / (count / 2), column = e % (count / 2), gate = column / 8 * 16 + column % 8;
                     const float g = xt_load(xt_store<T>(joined(s, row, gate))), u = xt_load(xt_store<T>(joined(s, row, gate + 8)));
-                    p.gated[row * p.inner + pairs.first * 8 + first * 4 + column] = xt_store<T>(xt_gated<T>(g, u));
+                    p.gated[row * p.inner + pairs.first * 8 + first * 4 + column] = xt_store<T>(xt_swiglu<T>(g, u));
                 }
             });
         }

@@ -7,12 +7,13 @@
  *
  * Plan: a thread has two 16-byte pieces of a row, 256 pieces apart, and loads both before it computes. Without gaps between the
  * rows all of them are one long row, and only its last piece may be short. Unaligned views: one element a piece. Moved: 3 elements
- * read or written per output forward, 5 backward; at 2 bytes each the exponential and the division must be cheap (xt_gated). An output
+ * read or written per output forward, 5 backward; at 2 bytes each the exponential and the division must be cheap (swiglu.cuh). An output
  * depends on its own inputs alone, which are read before they are overwritten.
  */
 #include "arch/overlap.cuh"
 #include "common/cuda.cuh"
 #include "contract/layers.h"
+#include "layers/swiglu.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int PIECES = 2; /* of one thread, in flight together */
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(THREADS)
             if (first + k * THREADS >= pieces) continue;
             XtVector<A, N> y, of_g = xt_load(g[k]), of_u = xt_load(u[k]);
 #pragma unroll
-            for (int e = 0; e < N; e++) y.at[e] = xt_gated<T>(of_g.at[e], of_u.at[e]);
+            for (int e = 0; e < N; e++) y.at[e] = xt_swiglu<T>(of_g.at[e], of_u.at[e]);
             write<T, N>(out + at[k].dense, y, at[k].count);
         }
     }
@@ -97,12 +98,7 @@ __global__ void __launch_bounds__(THREADS)
             if (first + k * THREADS >= pieces) continue;
             XtVector<A, N> of_dgate, of_dup, of_d = xt_load(d[k]), of_g = xt_load(g[k]), of_u = xt_load(u[k]);
 #pragma unroll
-            for (int e = 0; e < N; e++) {
-                A dv = of_d.at[e], gv = of_g.at[e], uv = of_u.at[e];
-                A s = xt_quotient_for<T>(A(1), 1 + xt_exp_for<T>(-gv));
-                of_dgate.at[e] = dv * uv * s * (1 + gv * (1 - s));
-                of_dup.at[e] = dv * gv * s;
-            }
+            for (int e = 0; e < N; e++) xt_swiglu_bwd<T>(of_d.at[e], of_g.at[e], of_u.at[e], of_dgate.at[e], of_dup.at[e]);
             write<T, N>(dgate + at[k].strided, of_dgate, at[k].count);
             write<T, N>(dup + at[k].strided, of_dup, at[k].count);
         }

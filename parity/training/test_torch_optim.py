@@ -121,7 +121,9 @@ def test_muon_is_torchs_where_torch_does_not_round(options: dict, monkeypatch) -
         mine.step()
         peer.step()
     for p, q in zip(ours, theirs):
-        assert np.abs(p.detach().cpu().numpy() - q.detach().numpy()).max() <= 1e-12 * max(1.0, q.abs().max().item())
+        assert np.abs(p.detach().cpu().numpy() - q.detach().cpu().numpy()).max() <= 1e-12 * max(
+            1.0, q.abs().max().item()
+        )
 
 
 def test_bfloat16_of_muon_errs_no_more_than_torchs() -> None:

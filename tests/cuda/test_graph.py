@@ -90,3 +90,7 @@ def test_out_of_memory(tmp_path, package: Path, request) -> None:
 
 def test_a_capture_that_breaks(tmp_path, fake: Path) -> None:
     run(tmp_path, fake, "broken()", FAKE_DEVICE_BROKEN="1")
+
+
+def test_products_with_epilogues(tmp_path, fake: Path) -> None:
+    run(tmp_path, fake, "epilogues()", FAKE_EPILOGUES="1")

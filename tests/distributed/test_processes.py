@@ -54,7 +54,7 @@ def test_exchanges(tmp_path):
     found = run_ranks(4, ["-c", TALK, "differ"], tmp_path)
     assert [one.status for one in found] == [0] * 4, found
     for one in found:
-        assert 'exchange 15 of rank 0 is \'{"all_gather": "float32 (2, 1)"}\'' in one.out, found
+        assert 'exchange 17 of rank 0 is \'{"all_gather": "float32 (2, 1)"}\'' in one.out, found
         assert '"float32 (2,)"' in one.out
 
 

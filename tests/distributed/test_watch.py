@@ -142,12 +142,12 @@ def test_waiting(tmp_path):
     # Busy in C for longer than `silent`: late, and reported once, with the place.
     assert [one.status for one in busy] == [0, 0], busy
     assert busy[1].err == "" and len(lines(busy[0])) == 1, busy
-    late = r"xtrain: warning: distributed: rank 1 lets others wait for \d s with exchange 3, {\"all_gather\": \"barrier end\"}"
+    late = r"xtrain: warning: distributed: rank 1 lets others wait for \d s with exchange 5, {\"all_gather\": \"barrier end\"}"
     assert re.match(late + ABOUT + r"; rank 1 is in <string>:\d+ busy, ", busy[0].err), busy
     # Stuck: not while it saves; then named by all, with its stack, and ended though it never comes back.
     assert [one.status for one in stuck] == [75] * 3, stuck
     for one in stuck:
-        named = r"xtrain: error: distributed: rank 2 is stuck: others have waited \d s for exchange 4, .*barrier end.*"
+        named = r"xtrain: error: distributed: rank 2 is stuck: others have waited \d s for exchange 6, .*barrier end.*"
         assert re.fullmatch(named + ABOUT + r"; rank 2 is in <string>:\d+ nap, <string>:\d+ stuck, .*\n", one.err), one
     # Slow: one warning, with both times.
     assert [one.status for one in slow] == [0, 0] and slow[1].err == "" and len(lines(slow[0])) == 1, slow
@@ -173,7 +173,7 @@ def test_ranks_that_do_not_do_the_same(tmp_path):
         assert [one.status for one in group] == [75, 75], group
         for one in group:
             text = (
-                f"xtrain: error: distributed: ranks do not do the same: exchange 3 of rank 0 is '{mine}', exchange 3 of "
+                f"xtrain: error: distributed: ranks do not do the same: exchange 5 of rank 0 is '{mine}', exchange 5 of "
                 f"rank 1 is '{theirs}' (rank 0: host "
             )
             assert one.err.startswith(text) and len(lines(one)) == 1, group

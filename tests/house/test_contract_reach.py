@@ -29,6 +29,7 @@ OTHERS = {
         "cuda/layers/decoder_step.cu",
         "csrc/ops/optimizer/muon.c",
     },
+    "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",

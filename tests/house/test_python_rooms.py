@@ -202,6 +202,7 @@ BY_TEXT = {
     "_lazy.py": "the names of a door; compared with its imports",
     "bench/peers.py": "packages that are measured beside ours",
     "cli/dispatch.py": "the command that a command line names, in its own folder",
+    "distributed/ray.py": "the trainer, which a worker of Ray runs",
     "models/registry.py": "the module of a model_type",
     "tokenizers/from_file.py": "the package tokenizers",
 }

@@ -71,6 +71,7 @@ DEVICE_SIZES = [
     ("common/launch.cuh", 1, "the declaration"),
     ("common/strided.cuh", 1, "vectors of a thread; every element is on its own"),
     ("elementwise/unary.cu", 1, "pieces of a thread; every element is on its own"),
+    ("gemm/hopper.cu", 2, "blocks that take tiles; a sum is of one tile, its terms in order"),
     ("gemm/tiled.cu", 1, "size of a tile; an element of C is one chain over k whatever the tile"),
     ("layers/cross_entropy.cu", 1, "tiles of a row in the backward; every element is on its own"),
     ("layers/decoder_step.cu", 1, "blocks share out columns of products and chunks of attention; each is one sum"),
@@ -91,6 +92,7 @@ DEVICE_KINDS = [
     ("common/launch.cuh", 2, "the declarations"),
     ("gemm/cublas.cu", 2, "exception: bytes of workspace, and 9.0, which the choice among cuBLAS' algorithms sees"),
     ("gemm/few.cu", 1, "exception: the tensor cores of 8.0"),
+    ("gemm/hopper.cu", 2, "exception: the tensor cores of 9.0"),
     ("layers/cross_entropy.cu", 1, "vectors of a row that wait for its gradient; every element is on its own"),
     (
         "layers/decoder_step.cu",

@@ -71,23 +71,45 @@ def test_more_queries_than_keys_in_a_window(backend: str | None) -> None:
 @pytest.mark.parametrize("backend", _C.attention_backends(_C.device("cpu")))
 @pytest.mark.parametrize("dtype, window", [("float32", None), ("float64", 3), ("bfloat16", 70)])
 def test_a_document_has_the_bits_that_it_has_alone(backend: str, dtype: str, window: int | None) -> None:
-    """Forward and backward. Rows of heads as the model has them; documents of less and of more than a block of 64 rows."""
-    rng, lengths = np.random.default_rng(7), [1, 5, 70, 130, 3]
-    packed = [tensor(rng.standard_normal((1, sum(lengths), h, 16)), dtype, "cpu") for h in (4, 2, 2, 4)]
-    options = dict(is_causal=True, enable_gqa=True, window=window, backend=backend)
+    """Documents of less and of more than a block of 64 rows, most of whose kv heads have a backward in shares."""
+    same_bits_as_alone([[1, 5, 70, 130, 3], [209]], (20, 2), 16, dtype, window, backend)
 
-    def run(begin: int, end: int, documents: xt.Tensor | None) -> list[xt.Tensor]:
-        rows = [x[:, begin:end].transpose(1, 2).detach() for x in packed]
-        q, k, v = (x.requires_grad_() for x in rows[:3])
+
+@pytest.mark.on_cpu
+def test_documents_whose_sums_have_no_room_together() -> None:
+    """Shares of dK and dV of 40 MiB, of which the backward holds 32 at once."""
+    same_bits_as_alone([[512] * 5], (16, 1), 128, "float32", 8, "materialized", first=4)
+
+
+def same_bits_as_alone(
+    lengths: list[list[int]],
+    heads: tuple[int, int],
+    dim: int,
+    dtype: str,
+    window: int | None,
+    backend: str,
+    first: int = 0,
+) -> None:
+    """Forward and backward of documents first ... of each row, in rows of heads as the model has them."""
+    rng, options = np.random.default_rng(7), dict(is_causal=True, enable_gqa=True, window=window, backend=backend)
+    shape = (len(lengths), sum(lengths[0]))
+    packed = [tensor(rng.standard_normal((*shape, heads[i % 3 > 0], dim)), dtype, "cpu") for i in range(4)]
+
+    def run(rows: slice, tokens: slice, documents: xt.Tensor | None) -> list[xt.Tensor]:
+        inputs = [x[rows, tokens].transpose(1, 2).detach() for x in packed]
+        q, k, v = (x.requires_grad_() for x in inputs[:3])
         y = F.scaled_dot_product_attention(q, k, v, documents=documents, **options)
-        y.backward(rows[3])
+        y.backward(inputs[3])
         return [y, q.grad, k.grad, v.grad]
 
-    whole, begin = run(0, sum(lengths), F.document_bounds([lengths], device="cpu")), 0
-    for length in lengths:
-        for name, got, want in zip(("y", "dq", "dk", "dv"), whole, run(begin, begin + length, None)):
-            assert bits(got[:, :, begin : begin + length].contiguous()) == bits(want), (name, length)
-        begin += length
+    whole = run(slice(None), slice(None), F.document_bounds(lengths, device="cpu"))
+    for row, of_row in enumerate(lengths):
+        begin = sum(of_row[:first])
+        for length in of_row[first:]:
+            rows, tokens = slice(row, row + 1), slice(begin, begin + length)
+            for name, got, want in zip(("y", "dq", "dk", "dv"), whole, run(rows, tokens, None)):
+                assert bits(got[rows, :, tokens].contiguous()) == bits(want), (name, row, length)
+            begin += length
 
 
 def broken(*starts_and_ends: tuple[list[int], list[int]]) -> xt.Tensor:

@@ -155,6 +155,21 @@ def equal_large(dtype: str, streams: int, backend: str) -> None:
     assert call.captured and same(*found)
 
 
+def epilogues() -> None:
+    """Products with SwiGLU, or its gradient, in them: the numbers of products and SwiGLU, less two kernels a layer; captured, too."""
+    found, launches = [], []
+    for name, by_graph in (("tiled", False), (None, False), (None, True)):
+        with xt.use_gemm_backend(name):
+            team = Team("bfloat16")
+            step = team.graph() if by_graph else team.step
+            before = xt.cuda.counters()["launches"]
+            found.append([team.run(step, 4), team.state()])
+            launches.append(xt.cuda.counters()["launches"] - before)
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
+    assert launches[0] - launches[1] == 4 * 2 * SMALL["num_hidden_layers"], launches
+
+
 def chunks(dtype: str) -> None:
     """A loss that makes its gradients in the forward, chunk after chunk: replays have the eager bits."""
     found = []

@@ -214,7 +214,7 @@ def test_qwen3_against_its_float64_copy(dtype, no_leaks):
         "linear",
         "qk_norm_rope",
         "scaled_dot_product_attention",
-        "swiglu",
+        "swiglu_mlp",
         "linear_cross_entropy",
         "add_rms_norm",
         "add",

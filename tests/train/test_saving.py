@@ -216,7 +216,7 @@ def test_model_errors(tmp_path) -> None:
         (lambda: config(num_hidden_layers=1), "unknown tensor model.layers.1"),
         (lambda: config(rope_scaling={"rope_type": "yarn", "factor": 2}), "rope_scaling is not supported"),
         (lambda: config(rope_theta=5.0), "agree"),
-        (lambda: config(use_sliding_window=True), "sliding"),
+        (lambda: config(use_sliding_window=True, sliding_window=0), "sliding"),
         (lambda: config(head_dim=10**9, hidden_size=10**9, vocab_size=10**9), ""),
         (lambda: (directory / "model.safetensors").unlink(), "model.safetensors cannot be read"),
         (lambda: (directory / "model.safetensors").write_bytes(good["model.safetensors"][:-1]), "truncated"),

@@ -26,7 +26,7 @@ def data(tmp_path):
 
 
 def trainer(data, out, callbacks=(), **changes) -> Trainer:
-    return Trainer({**options(data, out), **changes}, quiet=True, callbacks=callbacks)
+    return Trainer({**options(data, out), "device": "cpu", **changes}, quiet=True, callbacks=callbacks)
 
 
 def test_muon_has_the_matrices_of_hidden_layers(data, tmp_path) -> None:

@@ -45,6 +45,16 @@ def one_each(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
     return [sections[rank] for sections in sent]
 
 
+class FromOne:
+    """Everybody gets the section of rank `source`."""
+
+    def __init__(self, source: int) -> None:
+        self.source = source
+
+    def __call__(self, rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
+        return [sent[self.source][0]]
+
+
 class _Reader:
     """A message that comes in pieces: head, lengths, name, sections."""
 
@@ -134,11 +144,8 @@ class HostPlane:
 
     def broadcast(self, data: Buffer | None, source: int, name: str) -> Buffer:
         """What rank `source` gave; the others give None."""
-
-        def route(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
-            return [sent[source][0]]
-
-        return self._exchange([data if data is not None else b""], {"broadcast": name, "src": source}, route)[0]
+        sections: list[Buffer] = [data if data is not None else b""]
+        return self._exchange(sections, {"broadcast": name, "src": source}, FromOne(source))[0]
 
     def _exchange(self, sections: list[Buffer], signature: dict[str, Any], route: Route) -> list[Buffer]:
         if self._over is not None:
@@ -147,9 +154,7 @@ class HostPlane:
         text = json.dumps(signature)
         self.progress.begin(self._number, text)
         try:
-            found = (
-                self._collect(sections, text.encode(), route) if self.rank == 0 else self._ask(sections, text.encode())
-            )
+            found = self._move(sections, text.encode(), route)
         except PeerError as error:
             known = error if self.watch is None else self.watch.explain(error)
             self._over = str(known)
@@ -160,6 +165,10 @@ class HostPlane:
             raise
         self.progress.end()
         return found
+
+    def _move(self, sections: list[Buffer], name: bytes, route: Route) -> list[Buffer]:
+        """What this rank gets when all have given their sections. name: the exchange's signature."""
+        return self._collect(sections, name, route) if self.rank == 0 else self._ask(sections, name)
 
     def _ask(self, sections: list[Buffer], name: bytes) -> list[Buffer]:
         connection = self._connections[0]
@@ -206,10 +215,7 @@ class HostPlane:
                     if reader.kind == _LEFT:
                         self._fail(f"distributed: rank {rank} left: {reader.name.decode('utf-8', 'replace')}", rank)
                     if (reader.number, reader.name) != (self._number, name):
-                        text = differ(self._number, 0, name.decode(), rank, reader.name.decode("utf-8", "replace"))
-                        if self.watch is not None:
-                            self.watch.accuse("diverged", (0, rank), text)
-                        self._fail(f"distributed: {text}")
+                        self._fail(self._diverged(name, rank, reader.name))
                     sent[rank] = reader.sections
                     waiting.unregister(key.fileobj)
         for rank, connection in self._connections.items():
@@ -218,6 +224,13 @@ class HostPlane:
             except OSError:
                 self._fail(f"distributed: rank {rank} left without a word", rank)
         return route(0, self.world_size, sent)
+
+    def _diverged(self, first: bytes, rank: int, other: bytes) -> str:
+        """The sentence about this exchange, which is not the same on rank 0 and on another one."""
+        text = differ(self._number, 0, first.decode("utf-8", "replace"), rank, other.decode("utf-8", "replace"))
+        if self.watch is not None:
+            self.watch.accuse("diverged", (0, rank), text)
+        return f"distributed: {text}"
 
     def _fail(self, text: str, gone: int | None = None) -> None:
         """Tell all others, and raise."""
@@ -247,8 +260,11 @@ class HostPlane:
             connection.close()
         self._connections = {}
 
-    def leave(self, why: str) -> None:
-        """Tell the others that this rank does no further exchange, and close. Those that wait for one hear `why`."""
+    def leave(self, reason: str | None) -> None:
+        """Tell the others that this rank does no further exchange, and close. Those that wait for one hear the reason,
+        None where there is no error.
+        """
+        why = reason or "it has ended"
         if self._over is None:
             if self.rank == 0:
                 self._say(_FAILED, f"distributed: rank 0 left: {why}")

@@ -116,7 +116,7 @@ class Watch:
     ) -> None:
         self.rank, self.times, self.progress = rank, times, progress
         self.verdict: Verdict | None = None
-        self._abort = abort
+        self.abort = abort
         self._judge = Judge(rank, size, times)
         self._links = [_Link(peer, talks[peer], pulses[peer]) for peer in sorted(talks)]
         self._orders: deque[Callable[[], None]] = deque()  # of the main thread, for this one
@@ -323,7 +323,7 @@ class Watch:
         text = f"error: distributed: {verdict.text}"
         _print(text)
         write_error_file(text)
-        self._abort(f"distributed: {verdict.text}")
+        self.abort(f"distributed: {verdict.text}")
         self._convicted.set()
 
 

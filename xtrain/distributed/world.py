@@ -26,6 +26,7 @@ _launch: Launch | None = None  # of init
 _plane: HostPlane | None = None  # None: alone, or before init
 _watch: Watch | None = None  # the same
 _hooked = False  # whether the hooks of this process are set
+_in_order = True  # whether this process has left without an error
 
 
 def init(timeout: float = 300.0) -> None:
@@ -61,8 +62,26 @@ def init(timeout: float = 300.0) -> None:
         _watch.start()
         _plane.watch = _watch
         check_same(_about_this_process(), "")
+        _choose_plane(launch)
         progress.enter(COMPUTING)
     _launch = launch
+
+
+def _choose_plane(launch: Launch) -> None:
+    """Put the MPI plane in the place of the host plane, where that is wanted."""
+    global _plane
+    from .choice import plane_of
+
+    name: list[str] = []
+    all_or_none(lambda: name.append(plane_of(launch)))
+    check_same({"plane": name[0]}, "")
+    if name[0] == "mpi" and _plane is not None:
+        from . import mpi
+
+        all_or_none(lambda: mpi.load(launch))
+        check_same(mpi.versions(), "")
+        all_or_none(lambda: mpi.start(launch))
+        _plane = mpi.MpiPlane(_plane)
 
 
 def _set_hooks() -> None:
@@ -180,7 +199,7 @@ def leave(error: BaseException) -> None:
 
 
 def _leave(why: str | None, ending: bool) -> None:
-    global _launch, _plane, _watch
+    global _launch, _plane, _watch, _in_order
     link, watch, _launch, _plane, _watch = _plane, _watch, None, None, None
     if watch is not None:
         watch.leave(why)
@@ -189,7 +208,8 @@ def _leave(why: str | None, ending: bool) -> None:
 
             write_error_file(why)
     if link is not None:
-        link.leave(why or "it has ended")
+        link.leave(why)
+        _in_order = why is None and (watch is None or watch.verdict is None)
     if watch is not None and not (ending and watch.verdict is not None):
         watch.stop()
 
@@ -202,6 +222,9 @@ def _at_exit() -> None:
     else:
         _leave(None, True)
     _C.pulse_stop()
+    mpi = sys.modules.get("xtrain.distributed.mpi")
+    if mpi is not None:
+        mpi.at_exit(_in_order)
 
 
 def why_left(error: BaseException) -> str:
@@ -259,7 +282,6 @@ def _about_this_process() -> dict[str, Any]:
         "version of xtrain": __version__,
         "BLAS": str(info.get("blas", "unknown")),
         "CPU": ", ".join(_C.cpu_features()),
-        "plane": os.environ.get("XTRAIN_PLANE", "host"),
     }
 
 

@@ -110,10 +110,13 @@ class MLP(nn.Module):
         _pack(self.gate_proj, self.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        joined = joined_weights(self.gate_proj, self.up_proj)
+        joined, down = joined_weights(self.gate_proj, self.up_proj), self.down_proj
         if joined is None:
-            return self.down_proj(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
-        return self.down_proj(_C.swiglu(_C.linear_joined(x, *joined)))
+            return down(_C.swiglu(self.gate_proj(x), self.up_proj(x)))
+        if joined[1] is None and is_stock(down, nn.Linear) and down.bias is None:
+            gate, up = joined[0]
+            return _C.swiglu_mlp(x, gate, up, down.weight)
+        return down(_C.swiglu(_C.linear_joined(x, *joined)))
 
 
 class Block(nn.Module):

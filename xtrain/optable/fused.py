@@ -281,7 +281,11 @@ def lce_torch(torch: Any, x: Any, w: Any, t: Any, chunk_rows: int | None = None,
     loss = torch.nn.functional.cross_entropy(logits, t, **k)
     if not z_loss:
         return loss
-    squares = torch.where(t != k.get("ignore_index", -100), torch.logsumexp(logits.float(), 1) ** 2, 0.0)
+    squares = torch.where(
+        t != k.get("ignore_index", -100),
+        torch.logsumexp(logits if logits.dtype == torch.float64 else logits.float(), 1) ** 2,
+        0.0,
+    )
     return loss + z_loss * (squares if k.get("reduction") == "none" else squares.sum())
 
 

@@ -190,6 +190,59 @@ for variant, place in (("bias", _C.pack), ("bias_apart", list)):
         errors=JOINED_BIAS_ERRORS if variant == "bias" else (),
     )
 
+# an op of three products: y = h d^T, h = silu(x g^T) (x u^T), whose terms are bounded by those of |x| |g|^T |x| |u|^T
+SWIGLU_MLP = [case(N(*x), N(*w), N(*w), N(k, w[0])) for (x, w), k in zip(LINEAR[1:5], (1, 5, 2, 3))]
+for variant, place in (("", _C.pack), ("apart", list)):
+    op(
+        "swiglu_mlp",
+        "copy swiglu_fwd swiglu_bwd",
+        SWIGLU_MLP[:2]
+        if variant
+        else [*SWIGLU_MLP, case(N(4, 65, 128), N(200, 128), N(200, 128), N(100, 200), big=True)],
+        lambda x, g, u, d, place=place: _C.swiglu_mlp(x, *place((g, u)), down=d),
+        lambda x, g, u, d: swiglu(x @ g.T, x @ u.T) @ d.T,
+        variant=variant,
+        accumulations=lambda x, g, u, d: 2 * x.shape[-1] + len(g) + 16,
+        roundings=5,  # of gate, up, h and y; the slope of silu is below 1.1
+        grad_roundings=12,
+        magnitude=lambda x, g, u, d: np.abs(x) @ np.abs(g).T * (np.abs(x) @ np.abs(u).T) @ np.abs(d).T,
+        torch=lambda torch, x, g, u, d: (
+            lambda linear: linear(torch.nn.functional.silu(linear(x, g)) * linear(x, u), d)
+        )(torch.nn.functional.linear),
+        selects="gemm",
+        strided="close",
+        errors=()
+        if variant
+        else (
+            Error(
+                lambda: _C.swiglu_mlp(f32(2, 3), f32(4, 5), f32(4, 5), f32(2, 4)),
+                V,
+                r"swiglu_mlp: the last dim of input must be 5, as .*\(4, 5\) is, got shape \(2, 3\)",
+            ),
+            Error(
+                lambda: _C.swiglu_mlp(f32(2, 3), f32(4, 3), f32(5, 3), f32(2, 4)),
+                V,
+                r"swiglu_mlp: up must .*\(4, 3\).*\(5, 3\)",
+            ),
+            Error(
+                lambda: _C.swiglu_mlp(f32(2, 3), f32(4, 3), f32(4, 3), f32(4, 2)),
+                V,
+                r"swiglu_mlp: down must .*\(4, 4\).*\(4, 2\)",
+            ),
+            Error(lambda: _C.swiglu_mlp(f32(2, 3), f32(4), f32(4), f32(2, 4)), V, r"swiglu_mlp: gate must .*2.*"),
+            Error(
+                lambda: _C.swiglu_mlp(f32(2, 3), f32(4, 3), f32(4, 3), _C.full((2, 4), 1.0, _C.bfloat16)),
+                T,
+                r"swiglu_mlp: down must .*float32.*bfloat16",
+            ),
+            Error(
+                lambda: _C.swiglu_mlp(i64(2, 3), i64(4, 3), i64(4, 3), i64(2, 4)),
+                T,
+                r"swiglu_mlp: input must .*float.*int64",
+            ),
+        ),
+    )
+
 # ---- per-token layers ------------------------------------------------------------------------------------------------
 
 op(
@@ -343,7 +396,7 @@ op(
     magnitude=lambda x, t, **k: cross_entropy(x, t, ignore_index=2, magnitude=True, **k),
     torch=lambda torch, x, t, z_loss=0.0: (
         torch.nn.functional.cross_entropy(x, t, ignore_index=2)
-        + z_loss * (torch.logsumexp(x.float(), 1) ** 2)[t != 2].mean()
+        + z_loss * (torch.logsumexp(x if x.dtype == torch.float64 else x.float(), 1) ** 2)[t != 2].mean()
     ),
     errors=(
         Error(

@@ -59,10 +59,18 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
             ("linear_joined:bias", "linear_joined:bias_apart"),
             case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width), N(d.hidden), N(d.hidden)),
         ),
+        **dict.fromkeys(
+            ("swiglu_mlp", "swiglu_mlp:apart"),
+            case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width), N(d.width, d.hidden)),
+        ),
         "embedding": case(Ids(0, d.words, batch, d.length), N(d.words, d.width)),
         "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
         "rms_norm:no weight": case(N(batch, d.length, d.width)),
         "layer_norm": case(N(batch, d.length, d.width), N(d.width), N(d.width), eps=1e-5),
+        "add_layer_norm": case(
+            N(batch, d.length, d.width), N(batch, d.length, d.width), N(d.width), N(d.width), eps=1e-5
+        ),
+        "add_layer_norm:no weight": case(N(batch, d.length, d.width), N(batch, d.length, d.width)),
         "layer_norm:no weight": case(N(batch, d.length, d.width)),
         "layer_norm:weight alone": case(N(batch, d.length, d.width), N(d.width)),
         "layer_norm:bias alone": case(N(batch, d.length, d.width), N(d.width)),

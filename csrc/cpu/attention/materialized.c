@@ -8,8 +8,9 @@
  *     backward  P = exp(scale Q K^T - lse);  dP = dO V^T;  dS = P * (dP - delta);
  *               dV += P^T dO;  dQ = scale dS K;  dK += scale dS^T Q
  *
- * A piece of the forward is some blocks of rows; a piece of the backward is one kv head of a document with the query heads that share
- * it, because dK and dV are sums over them: added up by one thread, in a fixed order. float32 and float64 are read and written in place,
+ * A piece of the forward is a block of rows. A piece of the backward is a share of the blocks of a document and a kv head, over the query
+ * heads that share it: all of them, or every n-th. dK and dV are sums over blocks, of a share by one thread and in a fixed order, and then
+ * over shares. Few kv heads are cut into more shares, which depends on the shape only. float32 and float64 are read and written in place,
  * bfloat16 and float16 go through float32 copies of the block and of one head's K and V.
  */
 #ifndef T
@@ -21,7 +22,10 @@
 
 #define BLOCK 64            /* query rows at once */
 #define BLOCK_BYTES 1048576 /* of scores, where that leaves 16 rows or more: about the L2 cache */
-#define PIECE_WORK 2000000  /* multiply-adds per piece of the forward */
+#define PIECE_WORK 2000000  /* multiply-adds that a thread takes at once in the forward, or more */
+#define PIECES 16           /* of the backward, where there are fewer kv heads */
+#define SHARE_BLOCKS 8      /* of query rows at least, in a share: adding shares up then costs 2 to 5 %, short documents 10 to 30 */
+#define SUMS_BYTES (32 << 20) /* of dK and dV of shares */
 
 /* Queries and keys that see no others: those of an entry of the batch, or of a document. */
 typedef struct Part {
@@ -29,13 +33,16 @@ typedef struct Part {
     int64_t sq, skv;
     int64_t width;        /* keys that a block of queries sees at most */
     int64_t rows, blocks; /* queries in a block; blocks of one head */
-    int64_t index;        /* blocks of all heads of the parts before it */
+    int64_t shares;       /* of the backward: block i of a kv head's query heads, one behind the other, is in share i % shares */
+    int64_t index;        /* pieces of the parts before it */
+    int64_t sums;         /* numbers of Job.sums of the parts before it */
 } Part;
 
 typedef struct Job {
     const void *p; /* XtAttentionFwd or XtAttentionBwd */
     Part *parts;
-    int64_t count, blocks; /* parts; blocks of all heads of all of them */
+    int64_t count, pieces; /* parts; pieces of all of them */
+    void *sums;            /* of each part that is cut: [kv_heads, shares, 2, skv, D] in ACC, dK and dV of each share */
 } Job;
 
 /* Rows per block, a function of the shape only. */
@@ -45,29 +52,26 @@ static int64_t block_rows(int64_t sq, int64_t width) {
     return rows < sq ? rows : sq > 0 ? sq : 1;
 }
 
-static Part part_of(int64_t b, int64_t first, int64_t sq, int64_t skv, int64_t window, int64_t index) {
+static Part part_of(int64_t b, int64_t first, int64_t sq, int64_t skv, int64_t window) {
     int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width);
-    return (Part){b, first, sq, skv, width, rows, (sq + rows - 1) / rows, index};
+    return (Part){b, first, sq, skv, width, rows, (sq + rows - 1) / rows, 1, 0, 0};
 }
 
 /* All parts, in memory that the caller frees; job->p is its own. */
-static XtStatus make_parts(Job *job, const int32_t *documents, int64_t batch, int64_t heads, int64_t sq, int64_t skv,
-                           int64_t window) {
+static XtStatus make_parts(Job *job, const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, int64_t window) {
     XT_CHECK(xt_check_documents(documents, batch, sq));
     Part *parts = NULL;
     for (int round = 0; round < 2; round++) { /* the first one counts */
-        int64_t count = 0, index = 0;
+        int64_t count = 0;
         for (int64_t b = 0; b < batch; b++) {
             const int32_t *end = documents ? documents + (2 * b + 1) * sq : NULL; /* [sq] */
             for (int64_t first = 0; first < (end ? sq : 1); count++) {
                 int64_t length = end ? end[first] - first : sq;
-                const Part part = part_of(b, first, length, end ? length : skv, window, index);
-                if (parts) parts[count] = part;
-                index += heads * part.blocks;
+                if (parts) parts[count] = part_of(b, first, length, end ? length : skv, window);
                 first += end ? length : 1;
             }
         }
-        job->parts = parts, job->count = count, job->blocks = index;
+        job->parts = parts, job->count = count;
         if (!parts && count && !(parts = malloc((size_t)count * sizeof *parts)))
             return xt_error(XT_OUT_OF_MEMORY, "attention: no memory for a list of %lld documents", (long long)count);
     }
@@ -127,14 +131,17 @@ const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, cons
 
 XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
     Job job = {.p = p};
-    XT_CHECK(make_parts(&job, p->documents, p->batch, p->heads, p->sq, p->skv, p->window));
+    XT_CHECK(make_parts(&job, p->documents, p->batch, p->sq, p->skv, p->window));
     int64_t work = 0;
     for (int64_t n = 0; n < job.count; n++) {
-        int64_t each = job.parts[n].rows * job.parts[n].width;
+        Part *part = job.parts + n;
+        int64_t each = part->rows * part->width;
         work = each > work ? each : work;
+        part->index = job.pieces;
+        job.pieces += p->heads * part->blocks;
     }
     XtStatus status =
-        xt_parallel(job.blocks, xt_row_grain(2 * work * p->dim, PIECE_WORK), XT_BY_FLOAT(p->dtype, forward_blocks), &job);
+        xt_parallel(job.pieces, xt_row_grain(2 * work * p->dim, PIECE_WORK), XT_BY_FLOAT(p->dtype, forward_blocks), &job);
     free(job.parts);
     return status;
 }
@@ -148,11 +155,47 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
     return sizes || rows ? sizes : UNFIT_ROWS;
 }
 
+/* How many shares each kv head of a part is cut into. A document is cut as if it were alone, for its bits. */
+static int64_t shares_of(const Part *part, const XtAttentionBwd *p, int64_t size) {
+    if (p->kv_heads == 0) return 1;
+    const int64_t groups = p->kv_heads * (p->documents ? 1 : p->batch), blocks = p->heads / p->kv_heads * part->blocks;
+    const int64_t fit = (int64_t)(SUMS_BYTES / (2.0 * (double)groups * (double)part->skv * (double)p->dim * (double)size));
+    int64_t shares = (PIECES + groups - 1) / groups;
+    shares = shares < blocks / SHARE_BLOCKS ? shares : blocks / SHARE_BLOCKS;
+    shares = shares < fit ? shares : fit;
+    return shares > 1 ? shares : 1;
+}
+
+static XtStatus run_backward(Job *job, int64_t nbytes, XtBody shares, XtBody add) {
+    if (nbytes == 0) return xt_parallel(job->pieces, 1, shares, job);
+    XtWorkspace workspace;
+    XT_CHECK(xt_take_workspace((size_t)nbytes, &workspace));
+    job->sums = workspace.data;
+    XtStatus status = xt_parallel(job->pieces, 1, shares, job);
+    if (status == XT_OK) status = xt_parallel(job->pieces, 1, add, job);
+    xt_give_workspace(&workspace);
+    return status;
+}
+
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
-    Job job = {.p = p};
-    XT_CHECK(make_parts(&job, p->documents, p->batch, p->heads, p->sq, p->skv, p->window));
-    XtStatus status = xt_parallel(job.count * p->kv_heads, 1, XT_BY_FLOAT(p->dtype, backward_groups), &job);
-    free(job.parts);
+    Job all = {.p = p}, some = {.p = p};
+    XT_CHECK(make_parts(&all, p->documents, p->batch, p->sq, p->skv, p->window));
+    const int64_t size = (int64_t)xt_dtype_size(xt_dtype_accumulator(p->dtype));
+    XtStatus status = XT_OK;
+    for (int64_t first = 0; first < all.count && status == XT_OK; first += some.count) { /* parts whose sums have room together */
+        int64_t sums = 0;
+        some.parts = all.parts + first, some.count = some.pieces = 0;
+        while (first + some.count < all.count) {
+            Part *part = some.parts + some.count;
+            part->shares = shares_of(part, p, size);
+            const int64_t numbers = part->shares > 1 ? p->kv_heads * part->shares * 2 * part->skv * p->dim : 0;
+            if (some.count > 0 && (sums + numbers) * size > SUMS_BYTES) break;
+            part->index = some.pieces, part->sums = sums;
+            some.pieces += p->kv_heads * part->shares, sums += numbers, some.count++;
+        }
+        status = run_backward(&some, sums * size, XT_BY_FLOAT(p->dtype, backward_shares), XT_BY_FLOAT(p->dtype, add_shares));
+    }
+    free(all.parts);
     return status;
 }
 #else
@@ -282,50 +325,48 @@ XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t ro
     }
 }
 
-/* One kv head's dK and dV of a part: adds what the rows of one query head contribute, block by block, and writes that head's dQ. */
-static void NAME(backward_head)(const XtAttentionBwd *p, const Part *part, int64_t h, NAME(Rows) k, NAME(Rows) v, NAME(Rows) dk,
-                                NAME(Rows) dv, ACC *room) {
+/* Adds what rows i ... of a block of one query head contribute to dK and dV of its kv head, and writes their dQ. */
+static void NAME(backward_block)(const XtAttentionBwd *p, const Part *part, int64_t h, int64_t i, NAME(Rows) k, NAME(Rows) v,
+                                 NAME(Rows) dk, NAME(Rows) dv, ACC *room) {
     int64_t dim = p->dim, lds = padded(part->width), b = part->b;
     ACC *s = room, *dp = s + part->rows * lds,
         *q_room = dp + part->rows * lds; /* [rows, lds] twice; then [rows, D] three times, LOW only */
     ACC *dq_room = q_room + part->rows * dim, *dout_room = dq_room + part->rows * dim;
-    for (int64_t i = 0; i < part->sq; i += part->rows) {
-        int64_t rows = part->sq - i < part->rows ? part->sq - i : part->rows, at = part->first + i;
-        const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + at * p->q_stride[2]; /* [rows, D] */
-        const T *dout_at =
-            (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + at * p->dout_stride[2];           /* [rows, D] */
-        const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + at * p->out_stride[2]; /* [rows, D] */
-        T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + at * p->dq_stride[2];                  /* [rows, D] */
-        const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + at;                                    /* [rows] */
-        const Columns seen = columns_of(part, p->causal, p->window, i, rows);
-        int m = (int)rows, d = (int)dim, n = (int)seen.count;
-        if (n == 0) {
-            for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));
-            continue;
-        }
-        NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
-        NAME(Rows) dout = NAME(load)(p->dtype, dout_at, p->dout_stride[2], rows, dim, dout_room);
-        NAME(Rows) dq = NAME(target)(dq_at, p->dq_stride[2], dim, dq_room);
-        ACC scale = (ACC)p->scale, *k_x = k.x + seen.first * k.ld, *v_x = v.x + seen.first * v.ld; /* [n, D] each */
-        ACC *dk_x = dk.x + seen.first * dk.ld, *dv_x = dv.x + seen.first * dv.ld;                  /* [n, D] each */
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k_x, k.ld, 0, s, (int)lds);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v_x, v.ld, 0, dp, (int)lds);
-        NAME(differentiate)(s, dp, lds, rows, seen, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv_x, dv.ld);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k_x, k.ld, 0, dq.x, dq.ld);
-        GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk_x, dk.ld);
-        NAME(store)(p->dtype, dq, rows, dim, dq_at, p->dq_stride[2]);
+    int64_t rows = part->sq - i < part->rows ? part->sq - i : part->rows, at = part->first + i;
+    const T *q_at = (const T *)p->q + b * p->q_stride[0] + h * p->q_stride[1] + at * p->q_stride[2];                /* [rows, D] */
+    const T *dout_at = (const T *)p->dout + b * p->dout_stride[0] + h * p->dout_stride[1] + at * p->dout_stride[2]; /* [rows, D] */
+    const T *out_at = (const T *)p->out + b * p->out_stride[0] + h * p->out_stride[1] + at * p->out_stride[2];      /* [rows, D] */
+    T *dq_at = (T *)p->dq + b * p->dq_stride[0] + h * p->dq_stride[1] + at * p->dq_stride[2];                       /* [rows, D] */
+    const ACC *lse = (const ACC *)p->lse + (b * p->heads + h) * p->sq + at;                                         /* [rows] */
+    const Columns seen = columns_of(part, p->causal, p->window, i, rows);
+    int m = (int)rows, d = (int)dim, n = (int)seen.count;
+    if (n == 0) {
+        for (int64_t r = 0; r < rows; r++) memset(dq_at + r * p->dq_stride[2], 0, (size_t)dim * sizeof(T));
+        return;
     }
+    NAME(Rows) q = NAME(load)(p->dtype, q_at, p->q_stride[2], rows, dim, q_room);
+    NAME(Rows) dout = NAME(load)(p->dtype, dout_at, p->dout_stride[2], rows, dim, dout_room);
+    NAME(Rows) dq = NAME(target)(dq_at, p->dq_stride[2], dim, dq_room);
+    ACC scale = (ACC)p->scale, *k_x = k.x + seen.first * k.ld, *v_x = v.x + seen.first * v.ld; /* [n, D] each */
+    ACC *dk_x = dk.x + seen.first * dk.ld, *dv_x = dv.x + seen.first * dv.ld;                  /* [n, D] each */
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k_x, k.ld, 0, s, (int)lds);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v_x, v.ld, 0, dp, (int)lds);
+    NAME(differentiate)(s, dp, lds, rows, seen, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv_x, dv.ld);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k_x, k.ld, 0, dq.x, dq.ld);
+    GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk_x, dk.ld);
+    NAME(store)(p->dtype, dq, rows, dim, dq_at, p->dq_stride[2]);
 }
 
-/* kv heads [begin, end), counted through all parts. */
-static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end) {
+/* Shares [begin, end), counted through the kv heads of all parts. */
+static XtStatus NAME(backward_shares)(void *context, int64_t begin, int64_t end) {
     const Job *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
+    const Part *part = job->parts + part_at(job, begin);
     for (int64_t index = begin; index < end; index++) {
-        const Part *part = job->parts + index / p->kv_heads;
-        int64_t b = part->b, g = index % p->kv_heads, skv = part->skv, kv = skv * dim;
+        if (index >= part->index + p->kv_heads * part->shares) part++;
+        int64_t n = index - part->index, b = part->b, g = n / part->shares, skv = part->skv, kv = skv * dim;
         void *scratch;
         size_t numbers = (size_t)(part->rows * 2 * padded(part->width) + (LOW ? 3 * part->rows * dim + 4 * kv : 0));
         XT_CHECK(xt_scratch(numbers * sizeof(ACC), &scratch));
@@ -338,13 +379,44 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
         NAME(Rows) v = NAME(load)(p->dtype, v_at, p->v_stride[2], skv, dim, kv_room + kv);
         NAME(Rows) dk = NAME(target)(dk_at, p->dk_stride[2], dim, kv_room + 2 * kv);
         NAME(Rows) dv = NAME(target)(dv_at, p->dv_stride[2], dim, kv_room + 3 * kv);
+        if (part->shares > 1) {
+            dk = (NAME(Rows)){(ACC *)job->sums + part->sums + n * 2 * kv, (int)dim};
+            dv = (NAME(Rows)){dk.x + kv, (int)dim};
+        }
         for (int64_t j = 0; j < skv; j++) {
             memset(dk.x + j * dk.ld, 0, (size_t)dim * sizeof(ACC));
             memset(dv.x + j * dv.ld, 0, (size_t)dim * sizeof(ACC));
         }
-        for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)(p, part, h, k, v, dk, dv, room);
+        for (int64_t i = n % part->shares; i < group * part->blocks; i += part->shares)
+            NAME(backward_block)(p, part, g * group + i / part->blocks, i % part->blocks * part->rows, k, v, dk, dv, room);
+        if (part->shares > 1) continue;
         NAME(store)(p->dtype, dk, skv, dim, dk_at, p->dk_stride[2]);
         NAME(store)(p->dtype, dv, skv, dim, dv_at, p->dv_stride[2]);
+    }
+    return XT_OK;
+}
+
+/* The sums over shares, from the first on: share i of n of a kv head stands for rows skv i / n ... skv (i + 1) / n of its dK and dV. */
+XT_FAST static XtStatus NAME(add_shares)(void *context, int64_t begin, int64_t end) {
+    const Job *job = context;
+    const XtAttentionBwd *p = job->p;
+    const int64_t dim = p->dim;
+    const Part *part = job->parts + part_at(job, begin);
+    for (int64_t index = begin; index < end; index++) {
+        if (index >= part->index + p->kv_heads * part->shares) part++;
+        const int64_t shares = part->shares, n = index - part->index, b = part->b, g = n / shares, i = n % shares,
+                      kv = part->skv * dim;
+        if (shares == 1) continue;
+        for (int64_t j = part->skv * i / shares; j < part->skv * (i + 1) / shares; j++) {
+            const ACC *sums = (const ACC *)job->sums + part->sums + g * shares * 2 * kv + j * dim; /* [D], steps 2 kv and kv */
+            T *dk = (T *)p->dk + b * p->dk_stride[0] + g * p->dk_stride[1] + (part->first + j) * p->dk_stride[2]; /* [D] */
+            T *dv = (T *)p->dv + b * p->dv_stride[0] + g * p->dv_stride[1] + (part->first + j) * p->dv_stride[2]; /* [D] */
+            for (int64_t d = 0; d < dim; d++) {
+                ACC sum_k = sums[d], sum_v = sums[kv + d];
+                for (int64_t r = 1; r < shares; r++) sum_k += sums[2 * r * kv + d], sum_v += sums[(2 * r + 1) * kv + d];
+                dk[d] = STORE(sum_k), dv[d] = STORE(sum_v);
+            }
+        }
     }
     return XT_OK;
 }

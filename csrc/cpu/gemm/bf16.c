@@ -175,5 +175,5 @@ static bool has_instruction(void) { return false; }
 const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
     if (p->dtype_a != XT_BFLOAT16) return "the dtype is not bfloat16";
-    return has_instruction() ? xt_gemm_dtypes(p) : "this CPU has no AVX512-BF16 instructions";
+    return has_instruction() ? xt_gemm_plain(p) : "this CPU has no AVX512-BF16 instructions";
 }

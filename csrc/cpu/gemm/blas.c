@@ -277,7 +277,7 @@ static XtStatus low_tiles(void *context, int64_t begin, int64_t end) {
 const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
     bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX && p->lda <= INT32_MAX && p->ldb <= INT32_MAX && p->ldc <= INT32_MAX;
-    return fits ? xt_gemm_dtypes(p) : "N, K or a leading dimension is above 2^31 - 1";
+    return fits ? xt_gemm_plain(p) : "N, K or a leading dimension is above 2^31 - 1";
 }
 
 XtStatus xt_gemm_blas(const XtGemm *p) {

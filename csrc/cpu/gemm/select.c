@@ -3,7 +3,7 @@
 
 static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
-    return xt_gemm_dtypes(p);
+    return xt_gemm_plain(p);
 }
 
 const XtGemmBackend xt_cpu_gemm_backends[] = {

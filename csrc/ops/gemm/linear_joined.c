@@ -63,6 +63,28 @@ done:
     return status;
 }
 
+/* y = rows [W_0; W_1; ...]^T + [b_0, b_1, ...]; biases may be NULL */
+static XtStatus joined_product(XtTensor *rows, int count, XtTensor *const *weights, XtTensor *const *biases, XtTensor *y) {
+    XtTensor *joined = NULL;
+    XtStatus status = XT_OK;
+    int64_t start = 0;
+    XT_TRY(xt_join_rows(count, weights, &joined));
+    if (joined) {
+        XtView all;
+        bool together = biases && join_vectors(count, biases, y->shape[1], &all);
+        XT_TRY(forward_one(rows, joined, together ? &all : NULL, 0, y));
+        if (biases && !together) XT_TRY(add_biases(count, biases, y));
+    }
+    for (int i = 0; i < count && !joined; start += weights[i++]->shape[0])
+        XT_TRY(forward_one(rows, weights[i], biases ? &biases[i]->view : NULL, start, y));
+done:
+    xt_tensor_release(joined);
+    return status;
+}
+XtStatus xt_joined_product(XtTensor *rows, int count, XtTensor *const *weights, XtTensor *y) {
+    return joined_product(rows, count, weights, NULL, y);
+}
+
 /* Of the biases, one weight's each: the number and shapes. */
 static XtStatus check_biases(const XtCall *c, const XtTensor *x) {
     XtTensor *const *weights = c->arg[1].tensors, *const *biases = c->arg[2].tensors;
@@ -78,14 +100,14 @@ static XtStatus check_biases(const XtCall *c, const XtTensor *x) {
 }
 
 static XtStatus forward(XtCall *c) {
-    XtTensor *x = c->arg[0].tensor, *const *weights = c->arg[1].tensors, *rows = NULL, *joined = NULL, *y = NULL;
+    XtTensor *x = c->arg[0].tensor, *const *weights = c->arg[1].tensors, *rows = NULL, *y = NULL;
     int count = c->arg[1].count;
     XtStatus status = XT_OK;
     if (count < 1 || count > MOST)
         return xt_error(XT_VALUE_ERROR, "linear_joined: weights must hold 1 to %d tensors, got %d", MOST, count);
     XT_TRY(xt_check_float(c->op, "input", x));
     XT_TRY(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
-    int64_t in = x->shape[x->ndim - 1], out = 0, start = 0, shape[XT_MAX_DIMS];
+    int64_t in = x->shape[x->ndim - 1], out = 0, shape[XT_MAX_DIMS];
     for (int i = 0; i < count; i++) {
         XT_TRY(xt_check_ndim(c->op, "every weight", weights[i], 2, 2));
         XT_TRY(xt_check_like(c->op, "input", x, "every weight", weights[i]));
@@ -96,18 +118,7 @@ static XtStatus forward(XtCall *c) {
     if (c->arg[2].given) XT_TRY(check_biases(c, x));
     XT_TRY(xt_as_rows(x, &rows));
     XT_TRY(xt_empty_shape(x, x->dtype, 2, (int64_t[]){rows->shape[0], out}, &y));
-    XT_TRY(xt_join_rows(count, weights, &joined));
-    XtTensor *const *biases = c->arg[2].given ? c->arg[2].tensors : NULL;
-    if (joined) {
-        XtView all;
-        bool together = biases && join_vectors(count, biases, out, &all);
-        XT_TRY(forward_one(rows, joined, together ? &all : NULL, 0, y));
-        if (biases && !together) XT_TRY(add_biases(count, biases, y));
-    }
-    for (int i = 0; i < count && !joined; i++) {
-        XT_TRY(forward_one(rows, weights[i], biases ? &biases[i]->view : NULL, start, y));
-        start += weights[i]->shape[0];
-    }
+    XT_TRY(joined_product(rows, count, weights, c->arg[2].given ? c->arg[2].tensors : NULL, y));
     XT_TRY(xt_save(c, rows));
     for (int i = 0; i < count; i++) XT_TRY(xt_save(c, weights[i]));
     memcpy(shape, x->shape, sizeof shape);
@@ -116,7 +127,6 @@ static XtStatus forward(XtCall *c) {
     c->out_count = 1;
 done:
     xt_tensor_release(rows);
-    xt_tensor_release(joined);
     xt_tensor_release(y);
     return status;
 }
@@ -202,20 +212,13 @@ done:
     return status;
 }
 
-static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *rows, *weights[MOST], *dy = NULL, *dyt = NULL, *part = NULL, *transposed = NULL;
+XtStatus xt_joined_gradients(XtNode *n, int count, XtTensor *const *weights, XtTensor *rows, XtTensor *dy, XtTensor **din) {
+    XtTensor *dyt = NULL, *part = NULL, *transposed = NULL;
     XtStatus status = XT_OK;
-    int count = xt_node_args(n)[1].count;
     int64_t start = 0;
     bool needs_weights = false, all = false;
-    XT_TRY(xt_node_saved(n, 0, &rows));
-    for (int i = 0; i < count; i++) {
-        XT_TRY(xt_node_saved(n, 1 + i, &weights[i]));
-        needs_weights = needs_weights || xt_node_needs(n, 1 + i);
-    }
-    XT_TRY(xt_as_rows(dout[0], &dy));
+    for (int i = 0; i < count; i++) needs_weights = needs_weights || xt_node_needs(n, 1 + i);
     if (xt_node_needs(n, 0)) XT_TRY(input_gradient(n, count, weights, dy, din));
-    if (xt_node_args(n)[2].given) XT_TRY(bias_gradients(n, count, weights, dy, din));
     if (!needs_weights) goto done;
     XT_TRY(xt_transposed(dy, &dyt));
     XT_TRY(joined_gradient(n, count, weights, dyt, rows, din, &all));
@@ -229,10 +232,23 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
         part = transposed = NULL;
     }
 done:
-    xt_tensor_release(dy);
     xt_tensor_release(dyt);
     xt_tensor_release(part);
     xt_tensor_release(transposed);
+    return status;
+}
+
+static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
+    XtTensor *rows, *weights[MOST], *dy = NULL;
+    XtStatus status = XT_OK;
+    int count = xt_node_args(n)[1].count;
+    XT_TRY(xt_node_saved(n, 0, &rows));
+    for (int i = 0; i < count; i++) XT_TRY(xt_node_saved(n, 1 + i, &weights[i]));
+    XT_TRY(xt_as_rows(dout[0], &dy));
+    if (xt_node_args(n)[2].given) XT_TRY(bias_gradients(n, count, weights, dy, din));
+    XT_TRY(xt_joined_gradients(n, count, weights, rows, dy, din));
+done:
+    xt_tensor_release(dy);
     return status;
 }
 

@@ -100,36 +100,44 @@ static void fold_rows(XtGemm *p) {
     }
 }
 
+/* The product a b into out, which may have more columns than b. l and r own the operands, also after an error. */
+static XtStatus describe_product(XtTensor *a, XtTensor *b, XtTensor *out, Operand *l, Operand *r, XtGemm *p) {
+    *p = (XtGemm){.c = out->data,
+                  .dtype_a = a->dtype,
+                  .dtype_b = b->dtype,
+                  .dtype_c = out->dtype,
+                  .tf32 = xt_tf32(),
+                  .alpha = 1.0,
+                  .m = out->shape[out->ndim - 2],
+                  .n = b->shape[b->ndim - 1],
+                  .k = a->shape[a->ndim - 1]};
+    XT_CHECK(prepare(a, out, false, l));
+    XT_CHECK(prepare(b, out, false, r));
+    if (!collapse_batch(&l->view, &r->view, &out->view, p)) {
+        XT_CHECK(prepare(a, out, true, l));
+        XT_CHECK(prepare(b, out, true, r));
+        collapse_batch(&l->view, &r->view, &out->view, p); /* all dense now: one batch dim */
+    }
+    int64_t columns = out->shape[out->ndim - 1];
+    p->a = l->view.data;
+    p->b = r->view.data;
+    p->trans_a = l->trans;
+    p->trans_b = r->trans;
+    p->lda = l->ld;
+    p->ldb = r->ld;
+    p->ldc = columns > 0 ? columns : 1;
+    if (p->m > 1 && out->strides[out->ndim - 2] > p->ldc) p->ldc = out->strides[out->ndim - 2];
+    fold_rows(p);
+    return XT_OK;
+}
+
 static XtStatus multiply(XtTensor *a, XtTensor *b, const void *bias, bool accumulate, const char *backend, XtTensor *out,
                          bool *added) {
     Operand l = {0}, r = {0};
     XtStatus status = XT_OK;
-    XtGemm p = {.c = out->data,
-                .dtype_a = a->dtype,
-                .dtype_b = b->dtype,
-                .dtype_c = out->dtype,
-                .tf32 = xt_tf32(),
-                .alpha = 1.0,
-                .beta = accumulate ? 1.0 : 0.0};
-    XT_TRY(prepare(a, out, false, &l));
-    XT_TRY(prepare(b, out, false, &r));
-    if (!collapse_batch(&l.view, &r.view, &out->view, &p)) {
-        XT_TRY(prepare(a, out, true, &l));
-        XT_TRY(prepare(b, out, true, &r));
-        collapse_batch(&l.view, &r.view, &out->view, &p); /* all dense now: one batch dim */
-    }
-    p.a = l.view.data;
-    p.b = r.view.data;
-    p.m = out->shape[out->ndim - 2];
-    p.n = out->shape[out->ndim - 1];
-    p.k = a->shape[a->ndim - 1];
-    p.trans_a = l.trans;
-    p.trans_b = r.trans;
-    p.lda = l.ld;
-    p.ldb = r.ld;
-    p.ldc = p.n > 0 ? p.n : 1;
-    if (p.m > 1 && out->strides[out->ndim - 2] > p.ldc) p.ldc = out->strides[out->ndim - 2];
-    fold_rows(&p);
+    XtGemm p;
+    XT_TRY(describe_product(a, b, out, &l, &r, &p));
+    p.beta = accumulate ? 1.0 : 0.0;
     if (bias) {
         p.bias = bias;
         XT_TRY(xt_gemm_adds_bias(out->storage->device, backend, &p, added));
@@ -155,6 +163,21 @@ XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *ou
     XtTensor vector = {.view = bias};
     XtBinary p = {.op = XT_ADD, .out = out->view, .a = out->view, .b = xt_broadcast_view(&vector, out->ndim, out->shape)};
     return xt_backend_of(out)->binary(&p);
+}
+
+XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, XtTensor *out, XtTensor *extra, bool *done) {
+    Operand l = {0}, r = {0};
+    XtStatus status = XT_OK;
+    XtGemm p;
+    *done = false;
+    XT_TRY(describe_product(a, b, out, &l, &r, &p));
+    p.epilogue = (XtGemmEpilogue)epilogue;
+    p.extra = xt_data(extra);
+    XT_TRY(xt_gemm_where_supported(out->storage->device, NULL, &p, done));
+done:
+    xt_tensor_release(l.tensor);
+    xt_tensor_release(r.tensor);
+    return status;
 }
 
 XtStatus xt_transposed(const XtTensor *t, XtTensor **out) {

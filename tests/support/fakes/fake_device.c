@@ -4,6 +4,7 @@
  * It is stricter than a GPU where that finds mistakes: blocks that are released outside a capture are filled with NaN, and so is the region
  * of a graph before each replay, which must not read what it has not written.
  *
+ * FAKE_EPILOGUES: products have an implementation with epilogues.
  * FAKE_DEVICE_MOST: bytes above which an allocation fails. FAKE_DEVICE_BROKEN: the end of a capture fails. XTRAIN_CUDA_SYNC as in cuda/.
  */
 #include "contract/attention.h"
@@ -301,7 +302,34 @@ static XtStatus do_backward(const void *p) { return reference()->backward(p); }
 static XtStatus fake_forward(const XtAttentionFwd *p) { return pass("forward", do_forward, p, sizeof *p); }
 static XtStatus fake_backward(const XtAttentionBwd *p) { return pass("backward", do_backward, p, sizeof *p); }
 
-static const XtGemmBackend gemm[] = {{"tiled", "tiled", NULL, supports_gemm, fake_gemm}, {0}};
+/* With FAKE_EPILOGUES, products with an epilogue: in two steps, and one call. */
+static const char *supports_epilogue(const XtGemm *p, const XtDeviceTraits *traits) {
+    (void)traits;
+    return p->epilogue && getenv("FAKE_EPILOGUES") ? NULL : "it has no epilogue";
+}
+static XtStatus do_epilogue(const void *parameters) {
+    const XtGemm *p = parameters;
+    XtGemm product = *p;
+    product.epilogue = XT_GEMM_PRODUCT;
+    size_t size = xt_dtype_size(p->dtype_c);
+    char *c = p->c;
+    if (p->epilogue == XT_GEMM_SWIGLU) {
+        XtSwigluFwd s = {p->extra, c, c + p->n / 2 * (int64_t)size, p->dtype_c, p->m, p->n / 2, p->ldc};
+        XtStatus status = row("tiled")->run(&product);
+        return status == XT_OK ? xt_cpu_backend.swiglu_fwd(&s) : status;
+    }
+    product.c = malloc((size_t)(p->m * p->n) * size + 1), product.ldc = p->n;
+    char *up = c + p->n * (int64_t)size;
+    XtSwigluBwd s = {c, up, product.c, c, up, p->dtype_c, p->m, p->n, p->ldc};
+    XtStatus status = row("tiled")->run(&product);
+    if (status == XT_OK) status = xt_cpu_backend.swiglu_bwd(&s);
+    free(product.c);
+    return status;
+}
+static XtStatus fake_epilogue(const XtGemm *p) { return pass("gemm", do_epilogue, p, sizeof *p); }
+
+static const XtGemmBackend gemm[] = {
+    {"epilogue", "epilogue", NULL, supports_epilogue, fake_epilogue}, {"tiled", "tiled", NULL, supports_gemm, fake_gemm}, {0}};
 static const XtAttentionBackend attention[] = {{"reference", "reference", NULL, fake_forward, NULL, fake_backward}, {0}};
 
 /* ---- the table ---------------------------------------------------------------------------------------------------------------- */

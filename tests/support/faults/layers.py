@@ -289,11 +289,11 @@ FAULTS = [
     ),
     Fault(
         "tree_sum: the second of a pair alone", "csrc/cpu/optimizer/tree_sum.c", "take(node[0], part->data, offset, n, i & 1);",
-        "take(node[0], part->data, offset, n, false);", "out = T(parts)", "tests/ops/test_tree_sum.py::test_model",
+        "take(node[0], part->data, offset, n, false);", "out = T(parts)", "tests/distributed/test_tree_sum.py::test_model",
     ),
     Fault(
         "tree_sum: what is left from the oldest", "csrc/cpu/optimizer/tree_sum.c", "for (int older = level + 1; older < LEVELS; older++)",
-        "for (int older = LEVELS - 1; older > level; older--)", "the largest power of two below n", "tests/ops/test_tree_sum.py::test_model",
+        "for (int older = LEVELS - 1; older > level; older--)", "the largest power of two below n", "tests/distributed/test_tree_sum.py::test_model",
     ),
     Fault(
         "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",
@@ -340,9 +340,28 @@ FAULTS = [
     ),
     Fault(
         "attention: heads of a group overwrite", "csrc/cpu/attention/materialized.c",
-        "for (int64_t h = g * group; h < (g + 1) * group; h++) NAME(backward_head)",
-        "for (int64_t h = g * group; h < g * group + 1; h++) NAME(backward_head)", "dk and dv sum over the heads of a group",
+        "i < group * part->blocks; i += part->shares)", "i < part->blocks; i += part->shares)", "dk and dv sum over the heads of a group",
         GRADIENT + "scaled_dot_product_attention",
+    ),
+    Fault(
+        "attention: the last share is not added", "csrc/cpu/attention/materialized.c", "for (int64_t r = 1; r < shares; r++) sum_k",
+        "for (int64_t r = 1; r < shares - 1; r++) sum_k", "dk and dv sum over the shares of a kv head",
+        "tests/ops/test_selection.py::test_what_attention_supports_is_right",
+    ),
+    Fault(
+        "attention: shares as many as threads", "csrc/cpu/attention/materialized.c", "int64_t shares = (PIECES + groups - 1) / groups;",
+        "int64_t shares = (xt_num_threads() + groups - 1) / groups;", "the number of threads changes no bit",
+        "tests/ops/test_gemm_attention.py::test_threads_change_no_bit_of_a_backward_in_parts",
+    ),
+    Fault(
+        "attention: documents cut as the batch is", "csrc/cpu/attention/materialized.c", "p->kv_heads * (p->documents ? 1 : p->batch)",
+        "p->kv_heads * p->batch", "a document has the bits that it has alone",
+        "tests/ops/test_documents.py::test_a_document_has_the_bits_that_it_has_alone",
+    ),
+    Fault(
+        "attention: the first documents again", "csrc/cpu/attention/materialized.c", "some.parts = all.parts + first, some",
+        "some.parts = all.parts, some", "documents whose sums have no room together come one behind the other",
+        "tests/ops/test_documents.py::test_documents_whose_sums_have_no_room_together",
     ),
     Fault(
         "attention: columns of the block before", "csrc/cpu/attention/materialized.c",

@@ -104,19 +104,19 @@ FAULTS = [
         "eps must be at least 0", _OPS + "test_nan_is_no_option",
     ),
     Fault(
-        "layer_norm: a bias of any dtype", "csrc/ops/layers/layer_norm.c", 'XT_TRY(xt_check_like(c->op, "input", given, name, v));',
-        'if (i == 0) XT_TRY(xt_check_like(c->op, "input", given, name, v));', "weight and bias have the dtype of input", _ERR + "layer_norm",
+        "layer_norm: a bias of any dtype", "csrc/ops/layers/layer_norm.c", 'XT_CHECK(xt_check_like(c->op, "input", x, name, v));',
+        'if (i == 0) XT_CHECK(xt_check_like(c->op, "input", x, name, v));', "weight and bias have the dtype of input", _ERR + "layer_norm",
     ),
     Fault(
-        "layer_norm: an upstream gradient of any strides", "csrc/ops/layers/layer_norm.c", "XT_TRY(xt_dense(dout[0], &dy));",
-        "XT_TRY(xt_share(dout[0], &dy));", "upstream gradients of any strides", STRIDES + "layer_norm",
+        "layer_norm: an upstream gradient of any strides", "csrc/ops/layers/layer_norm.c", "XT_TRY(xt_dense(dout, &dy));",
+        "XT_TRY(xt_share(dout, &dy));", "upstream gradients of any strides", STRIDES + "layer_norm",
     ),
     Fault(
-        "layer_norm: weight and bias are one tensor", "csrc/ops/layers/layer_norm.c", "if (i == 2 && sum[2] == sum[1]) sum[2] = NULL;", "",
+        "layer_norm: weight and bias are one tensor", "csrc/ops/layers/layer_norm.c", "if (i == 1 && total[1] == total[0]) total[1] = NULL;", "",
         "the kernel adds to one tensor once", "tests/ops/test_layer_norm.py::test_layer_norm_with_one_tensor_for_weight_and_bias",
     ),
     Fault(
-        "layer_norm: the bias is not computed again", "csrc/ops/layers/layer_norm.c", "XT_CHECK(xt_node_saved(n, 4, &bias));", "bias = NULL;",
+        "layer_norm: the bias is not computed again", "csrc/ops/layers/layer_norm.c", "XT_CHECK(xt_node_saved(n, 4, &vector[1]));", "vector[1] = NULL;",
         "outputs are computed again with the bits of the forward",
         "tests/core/test_recompute.py::test_the_output_is_computed_again_with_the_same_bits",
     ),
@@ -198,6 +198,20 @@ FAULTS = [
         "matmul: a gradient of another shape", "csrc/ops/gemm/matmul.c", "has_shape(sum, ndim, shape) && has_shape(sum, in->ndim, in->shape)",
         "has_shape(sum, in->ndim, in->shape)", "what was broadcast is summed",
         "tests/ops/test_gemm.py::test_broadcast_gradients_are_summed " + _OPS + "test_a_second_broadcast_gradient",
+    ),
+    Fault(
+        "swiglu_mlp: h computed again is kept", "csrc/ops/gemm/swiglu_mlp.c", "xt_recompute_mode() ? NULL : h", "h",
+        "recompute mode keeps no h", "tests/cuda/test_swiglu_mlp.py::test_h_is_computed_again",
+    ),
+    Fault(
+        "swiglu_mlp: the shape of up", "csrc/ops/gemm/swiglu_mlp.c",
+        '    XT_CHECK(xt_check_shape(c->op, "up", c->arg[UP].tensor, 2, gate->shape));\n', "", "up has the shape of gate",
+        _ERR + "swiglu_mlp",
+    ),
+    Fault(
+        "swiglu_mlp: gate and up keep their place", "csrc/ops/gemm/swiglu_mlp.c", "    XT_TRY(xt_node_take_last(n, GATE_UP, out));\n", "",
+        "their gradients take it where the graph is freed",
+        "tests/cuda/test_swiglu_mlp.py::test_the_gradient_of_gate_and_up_takes_their_place",
     ),
     Fault(
         "matmul: one matrix for the batch", "csrc/ops/gemm/matmul.c", "if (b->ndim == 2 && a->ndim > 2) {", "if (b->ndim == 2 && a->ndim > 4) {",

@@ -13,6 +13,7 @@ _WRITING = "tests/saving/test_writing.py::"
 _D = "xtrain/distributed/"
 _MEET = "tests/distributed/test_processes.py::"
 _BITS = "tests/distributed/test_same_bits.py::"
+_MPI = "tests/distributed/test_mpi.py::"
 _RANKS = "tests/distributed/test_runs.py::"
 _WATCH = "tests/distributed/test_watch.py::"
 _LOST = "tests/distributed/test_faults.py::"
@@ -88,6 +89,11 @@ FAULTS = [
     Fault("ranks: leaving in silence", _D + "host.py", "self._say(_LEFT, why)", "pass", "a rank that leaves says why", _MEET + "test_a_plane_alone_knows_who_is_late_or_has_left"),
     Fault("ranks: versions are not compared", _D + "world.py", '        check_same(_about_this_process(), "")\n', "", "ranks have one version", _MEET + "test_ranks_must_have_one_version"),
     Fault("ranks: torchrun's own port", _D + "env.py", "range(port + 1, min", "range(port, min", "torchrun listens on MASTER_PORT", "tests/distributed/test_environment.py::test_table_of_launchers"),
+    Fault("mpi: another plane by default", _D + "choice.py", "found = launch.launcher in MPI_LAUNCHERS and", "found = True and", "the host plane without an MPI launcher", _MPI + "test_which_plane"),
+    Fault("mpi: a wrong name of a plane", _D + "choice.py", 'if wanted not in ("", "host", "mpi"):', "if False:", "XTRAIN_PLANE is host or mpi", _MPI + "test_which_plane"),
+    Fault("mpi: planes differ between ranks", _D + "world.py", 'check_same({"plane": name[0]}, "")', "pass", "one sentence on every rank", _MPI + "test_a_plane_that_cannot_be_had"),
+    Fault("mpi: versions differ between ranks", _D + "world.py", 'check_same(mpi.versions(), "")', "pass", "one version of mpi4py", _MPI + "test_a_plane_that_cannot_be_had"),
+    Fault("ray: any number of workers", _D + "ray.py", "or workers < 1:", "or workers < -1:", "at least one worker", "tests/distributed/test_ray.py::test_bad_arguments"),
     Fault("leaves: a fold from the left", _D + "bank.py", "while self._count >> level & 1:", "while self._nodes:", "leaves are added in a tree", _BITS + "test_own_loop"),
     Fault("leaves: every other one", _D + "step.py", "range(self.rank * mine, (self.rank + 1) * mine)", "range(self.rank, self.max_ranks, self.size)", "a rank's leaves are a subtree", _BITS + "test_own_loop"),
     Fault("leaves: random numbers go on", _D + "step.py", "_C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))", "pass", "random numbers depend on the leaf", _BITS + "test_own_loop"),

@@ -1,0 +1,234 @@
+/* hopper.cuh - a matrix product on Hopper's tensor cores whose results pass through an epilogue before they are written.
+ *
+ * Plan: a block stays on its multiprocessor and takes tile after tile. One thread fetches A and B by the copy engine, 64 terms of the
+ * sums at a time, into a ring of stages; two warpgroups multiply. They take turns: while one multiplies its tile, the other writes its
+ * own. So an epilogue costs time only where it takes longer than a tile's products, and it may wait for memory.
+ *
+ * Epilogue: a warpgroup's tile in pieces of 64 rows and 32 columns, which the copy engine fetches and stores; in between, a thread
+ * has the same elements of a piece that it has of the product.
+ *
+ * Deterministic: one sum an element, terms in order, whatever block has the tile.
+ */
+#ifndef XT_GEMM_HOPPER_CUH
+#define XT_GEMM_HOPPER_CUH
+
+#include "arch/sm90.cuh"
+#include "common/pieces.cuh"
+#include "layers/swiglu.cuh"
+
+constexpr int HOPPER_PIECE = 64 * 32 * 2; // bytes
+
+/* ROWS and COLUMNS of a warpgroup's tile of C; STAGES of the ring; PIECES of each warpgroup. */
+struct HopperTiles {
+    static constexpr int ROWS = 128, COLUMNS = 192, STAGES = 4, PIECES = 8, THREADS = 384;
+    static constexpr int A_BYTES = ROWS * 128, B_BYTES = COLUMNS * 128, STAGE = A_BYTES + B_BYTES;
+    static constexpr int PIECES_AT = STAGES * STAGE, MY_PIECES = PIECES * HOPPER_PIECE, BARRIERS_AT = PIECES_AT + 2 * MY_PIECES,
+                         BYTES = BARRIERS_AT + 8 * (2 * STAGES + 2 * PIECES) + 1024; // and room to align
+    static_assert(BYTES <= 227 * 1024, "a block has no more");
+};
+
+typedef enum HopperKind {
+    HOPPER_SWIGLU, /* c [rows, 2 columns] = a b^T, b [2 columns, terms], and out [rows, columns] = silu(c's left half) right half */
+    HOPPER_SWIGLU_BWD /* dy = a b, b [terms, columns]; c, gate and up [rows, 2 columns], becomes their gradients */
+} HopperKind;
+
+typedef struct HopperMaps {
+    CUtensorMap a, b, c, d; // d: SwiGLU's output
+} HopperMaps;
+typedef struct HopperCall {
+    int tiles, down, across, group; // of C: all, in a column, in a row; how many below each other make a group
+    int steps;                      // of 64 terms
+} HopperCall;
+
+/* Tiles of a group stand below each other in `group` rows; in a group, column by column: what runs at once shares rows and columns. */
+__device__ inline void hopper_place(const HopperCall &call, int tile, int &down, int &across) {
+    int whole = call.group * call.across, first = tile / whole * call.group, rest = tile % whole;
+    int rows = min(call.group, call.down - first);
+    across = rest / rows;
+    down = first + rest % rows;
+}
+
+/* SwiGLU and its gradient for both elements of a word. */
+template <typename T> __device__ inline uint32_t hopper_swiglu(uint32_t gate, uint32_t up) {
+    float2 g = xt_load_two(gate, T()), u = xt_load_two(up, T());
+    return xt_round_pair<T>(xt_swiglu<T>(g.x, u.x), xt_swiglu<T>(g.y, u.y));
+}
+template <typename T> __device__ inline void hopper_swiglu_bwd(uint32_t dy, uint32_t &gate, uint32_t &up) {
+    float2 d = xt_load_two(dy, T()), g = xt_load_two(gate, T()), u = xt_load_two(up, T()), dg, du;
+    xt_swiglu_bwd<T>(d.x, g.x, u.x, dg.x, du.x);
+    xt_swiglu_bwd<T>(d.y, g.y, u.y, dg.y, du.y);
+    gate = xt_round_pair<T>(dg.x, dg.y);
+    up = xt_round_pair<T>(du.x, du.y);
+}
+
+template <typename T, HopperKind KIND>
+__global__ void __launch_bounds__(HopperTiles::THREADS, 1)
+    gemm_hopper_kernel(const __grid_constant__ HopperMaps maps, const __grid_constant__ HopperCall call) {
+#ifdef XT_SM90A
+    using P = HopperTiles;
+    constexpr int STAGES = P::STAGES, COLUMNS = P::COLUMNS, BLOCKS = P::ROWS / 64;
+    constexpr bool FORWARD = KIND == HOPPER_SWIGLU; // a tile has as many columns of either half; else the rows of b are the terms
+    constexpr int WIDTH = FORWARD ? COLUMNS / 2 : COLUMNS;
+    extern __shared__ char room[];
+    uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, full = base + P::BARRIERS_AT, empty = full + 8 * STAGES,
+             fetched = empty + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            xt_barrier_init(full + 8 * s, 1);
+            xt_barrier_init(empty + 8 * s, 4);
+        }
+        for (int s = 0; s < 2 * P::PIECES; s++) xt_barrier_init(fetched + 8 * s, 1);
+        xt_barrier_init_fence();
+        xt_prefetch_map(&maps.a);
+        xt_prefetch_map(&maps.b);
+        xt_prefetch_map(&maps.c);
+    }
+    __syncthreads();
+
+    int first = blockIdx.x, stride = gridDim.x, steps = call.steps;
+    if (threadIdx.x < 128) { // copies
+        xt_registers_less<24>();
+        if (threadIdx.x == 0) {
+            int stage = 0, parity = 1; // of the barrier `empty`
+            for (int tile = first; tile < call.tiles; tile += stride) {
+                int down, across;
+                hopper_place(call, tile, down, across);
+                int row = down * P::ROWS, column = across * WIDTH;
+                for (int k = 0; k < steps; k++) {
+                    uint32_t a = base + stage * P::STAGE, b = a + P::A_BYTES, here = full + 8 * stage;
+                    xt_barrier_wait(empty + 8 * stage, parity);
+                    xt_barrier_expect(here, P::STAGE);
+                    xt_panel_load(a, &maps.a, 64 * k, row, 0, 0, here);
+                    if constexpr (FORWARD) { // a panel of COLUMNS rows, half of them gate's and half up's
+                        for (int half = 0; half < 2; half++)
+                            xt_panel_load(b + half * (P::B_BYTES / 2), &maps.b, 64 * k, column, half, 0, here);
+                    } else { // panels of 64 columns
+                        for (int c = 0; c < COLUMNS / 64; c++)
+                            xt_panel_load(b + c * 8192, &maps.b, column + 64 * c, 64 * k, 0, 0, here);
+                    }
+                    if (++stage == STAGES) stage = 0, parity ^= 1;
+                }
+            }
+        }
+    } else { // multiplies
+        xt_registers_more<240>();
+        int me = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1, lane = threadIdx.x % 32;
+        bool leads = threadIdx.x % 128 == 0;
+        uint32_t pieces = base + P::PIECES_AT + me * P::MY_PIECES;
+        fetched += me * 8 * P::PIECES;
+        /* Of a piece: this thread's row of the matrices that a warp puts and gets, and where its pieces of 16 bytes lie. */
+        int my_row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+        uint32_t my_place[2];
+        for (int q = 0; q < 2; q++) my_place[q] = my_row * 64 + ((2 * q + lane / 16) ^ (my_row / 2 % 4)) * 16;
+        auto release = [&](int stage) {
+            if (lane == 0) xt_barrier_arrive(empty + 8 * stage);
+        };
+
+        constexpr int OUTS = FORWARD ? 3 : 2;   // pieces of one turn of the epilogue
+        constexpr int ROOMS = P::PIECES / OUTS; // for turns
+        constexpr int TURNS = BLOCKS * (WIDTH / 32);
+        static_assert(ROOMS >= 2, "a turn's pieces, and the next one's");
+        constexpr int MY_PIECES = 1, MY_TURN = 3;   // named barriers, two each
+        if (me == 1) xt_named_arrive(MY_TURN, 256); // the first may begin
+        unsigned turn = 0;                          // of the epilogue
+        int now = me;
+        for (int tile = first + now * stride; tile < call.tiles; tile += 2 * stride, now += 2) {
+            int down, across;
+            hopper_place(call, tile, down, across);
+            int row = down * P::ROWS, column = across * WIDTH;
+            unsigned n = (unsigned)now * (unsigned)steps;
+            int stage = n % STAGES, parity = n / STAGES % 2;
+            auto fetch = [&](unsigned number, int i) { // the pieces of turn i of this tile
+                uint32_t to = pieces + number % ROOMS * (OUTS * HOPPER_PIECE), here = fetched + 8 * (number % ROOMS);
+                int r = row + i % BLOCKS * 64, c = column + i / BLOCKS * 32;
+                xt_barrier_expect(here, OUTS * HOPPER_PIECE);
+                for (int o = 0; o < OUTS; o++) xt_panel_load(to + o * HOPPER_PIECE, &maps.c, c, r, o, 0, here);
+            };
+            if (!FORWARD && leads) {
+                xt_store_wait<0>();
+                for (int i = 0; i < ROOMS - 1 && i < TURNS; i++) fetch(turn + i, i);
+            }
+
+            float d[BLOCKS][COLUMNS / 2];
+            /* A parity tells a phase of a stage from the next one only, so nobody waits for a tile before the tile before it. */
+            xt_named_sync(MY_TURN + me, 256);
+#pragma unroll 1
+            for (int k = 0; k < steps; k++) {
+                uint32_t a = base + stage * P::STAGE, b = a + P::A_BYTES;
+                uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, FORWARD ? 0 : 8192);
+                xt_barrier_wait(full + 8 * stage, parity);
+                xt_wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++) // 16 columns are 32 bytes, 16 rows 2048, 64 rows 8192
+#pragma unroll
+                    for (int block = 0; block < BLOCKS; block++)
+                        if constexpr (FORWARD)
+                            xt_wgmma<T, COLUMNS>(d[block], left + i * 2 + block * 512, right + i * 2, k > 0 || i > 0);
+                        else xt_wgmma_rows<T, COLUMNS>(d[block], left + i * 2 + block * 512, right + i * 128, k > 0 || i > 0);
+                xt_wgmma_commit();
+                xt_wgmma_wait<1>();
+                if (k > 0) release(stage == 0 ? STAGES - 1 : stage - 1);
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+            if (tile + stride < call.tiles) xt_named_arrive(MY_TURN + 1 - me, 256);
+#pragma unroll
+            for (int block = 0; block < BLOCKS; block++) xt_wgmma_wait<0>(d[block]);
+            release(stage == 0 ? STAGES - 1 : stage - 1);
+
+#pragma unroll
+            for (int i = 0; i < TURNS; i++, turn++) {
+                constexpr int UP = COLUMNS / 4; // from an element of the left half to that of the right one
+                int block = i % BLOCKS, panel = i / BLOCKS;
+                uint32_t here = pieces + turn % ROOMS * (OUTS * HOPPER_PIECE);
+                if (!FORWARD) xt_barrier_wait(fetched + 8 * (turn % ROOMS), turn / ROOMS % 2);
+                else { // the stores of the turn that had this room have read it
+                    if (leads) xt_store_wait<ROOMS - 1>();
+                    xt_named_sync(MY_PIECES + me, 128);
+                }
+#pragma unroll
+                for (int q = 0; q < 2; q++) { // 16 columns
+                    int e = panel * 16 + q * 8;
+                    uint32_t x[4], y[4], z[4], at = here + my_place[q];
+#pragma unroll
+                    for (int w = 0; w < 4; w++) x[w] = xt_round_pair<T>(d[block][e + 2 * w], d[block][e + 2 * w + 1]);
+                    if constexpr (FORWARD) {
+#pragma unroll
+                        for (int w = 0; w < 4; w++) {
+                            y[w] = xt_round_pair<T>(d[block][UP + e + 2 * w], d[block][UP + e + 2 * w + 1]);
+                            z[w] = hopper_swiglu<T>(x[w], y[w]);
+                        }
+                        xt_put_matrices(at, x);
+                        xt_put_matrices(at + HOPPER_PIECE, y);
+                        xt_put_matrices(at + 2 * HOPPER_PIECE, z);
+                    } else {
+                        xt_load_matrices<false>(y, at);
+                        xt_load_matrices<false>(z, at + HOPPER_PIECE);
+#pragma unroll
+                        for (int w = 0; w < 4; w++) hopper_swiglu_bwd<T>(x[w], y[w], z[w]);
+                        xt_put_matrices(at, y);
+                        xt_put_matrices(at + HOPPER_PIECE, z);
+                    }
+                }
+                xt_async_fence();
+                xt_named_sync(MY_PIECES + me, 128);
+                if (leads) {
+                    int r = row + block * 64, c = column + panel * 32;
+                    xt_panel_store(&maps.c, here, c, r, 0, 0);
+                    if constexpr (FORWARD) xt_panel_store(&maps.d, here + 2 * HOPPER_PIECE, c, r, 0, 0);
+                    xt_panel_store(&maps.c, here + HOPPER_PIECE, c, r, 1, 0);
+                    xt_store_commit();
+                    if (!FORWARD && i + ROOMS - 1 < TURNS) { // into the room of the turn before, whose stores have read it
+                        xt_store_wait<1>();
+                        fetch(turn + ROOMS - 1, i + ROOMS - 1);
+                    }
+                }
+            }
+        }
+        if (leads) xt_store_land();
+    }
+#else
+    XT_NO_SM90A();
+#endif
+}
+
+#endif

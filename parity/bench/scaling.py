@@ -1,0 +1,241 @@
+"""How a training step scales with processes: xtrain's DataParallel, and DDP + torch.compile, in turns in one run.
+
+    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--seconds 10] [--limit 540]
+
+weak: every rank has the preset's batch; strong: all share it. Contenders of one case follow each other, `--rounds` times
+in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing, and prints the
+table. The command stops at `--limit` seconds and says so. Exact mode, so its leaves are as many as its ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from train_step import HERE, groups, settings
+
+CONTENDERS = ("xtrain", "ddp")
+WARM = 3
+
+
+def xtrain_steps(preset: str, batch: int, device: str, precision: str):
+    import numpy as np
+
+    import xtrain as xt
+    from xtrain.models import Qwen3
+
+    xt.distributed.init()
+    rank, size, local = xt.distributed.rank(), xt.distributed.world_size(), xt.distributed.local_rank()
+    place = f"cuda:{local}" if device == "cuda" else "cpu"
+    if device == "cpu":
+        xt.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    config, _, length = settings(preset)
+    model = Qwen3(config).to(getattr(xt, precision)).to(place)
+    optimizer = xt.optim.AdamW(groups(model.parameters()), lr=1e-3, betas=(0.9, 0.95))
+    parallel = xt.distributed.DataParallel(model, optimizer)
+    rng = np.random.default_rng(0)
+
+    def step() -> None:
+        block = rng.integers(0, config.vocab_size, (batch, length + 1))
+        tokens, targets = (np.ascontiguousarray(part) for part in (block[:, :-1], block[:, 1:]))
+        for ids, wanted in parallel.leaves((tokens, targets)):
+            loss = model.loss(xt.from_numpy(ids).to(place), xt.from_numpy(wanted).to(place), reduction="sum")
+            (loss / targets.size).backward()
+        parallel.step(clip=1.0)
+
+    def everywhere(value: bool) -> bool:
+        return xt.distributed.gather_json(value)[0]
+
+    return rank, step, everywhere, batch * length, xt.distributed.shutdown
+
+
+def ddp_steps(preset: str, batch: int, device: str, precision: str):
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    sys.path.insert(0, str(HERE.parent / "support"))
+    from torch_qwen3 import TorchQwen3
+
+    class Loss(torch.nn.Module):
+        def __init__(self, model) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, targets):
+            return self.model.loss(ids, targets)
+
+    rank, size = int(os.environ["XTRAIN_RANK"]), int(os.environ["XTRAIN_WORLD_SIZE"])
+    place = f"cuda:{rank}" if device == "cuda" else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    meeting = f"file://{os.environ['XTRAIN_STORE'][5:]}-torch"
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=size)
+    config, _, length = settings(preset)
+    torch.manual_seed(0)
+    model = TorchQwen3(config, length).to(getattr(torch, precision)).to(place)
+    network = Loss(model)
+    if size > 1:
+        network = torch.nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
+    network = torch.compile(network)
+    optimizer = torch.optim.AdamW(groups(model.parameters()), lr=1e-3, betas=(0.9, 0.95), fused=True)
+    rng = np.random.default_rng(rank)
+
+    def step() -> None:
+        block = torch.from_numpy(rng.integers(0, config.vocab_size, (batch // size, length + 1))).to(place)
+        optimizer.zero_grad(set_to_none=True)
+        network(block[:, :-1], block[:, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def everywhere(value: bool) -> bool:
+        flag = torch.tensor([int(value)], device=place)
+        dist.broadcast(flag, 0)
+        return bool(flag.item())
+
+    return rank, step, everywhere, batch * length, dist.destroy_process_group
+
+
+def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
+    """One rank of one round; rank 0 prints tokens per second of all ranks together."""
+    make = xtrain_steps if contender == "xtrain" else ddp_steps
+    rank, step, everywhere, tokens, end = make(options.preset, batch, options.device, options.precision)
+    for _ in range(WARM):
+        step()
+    times: list[float] = []
+    begun = time.perf_counter()
+    while everywhere(time.perf_counter() - begun < options.seconds):  # rank 0 decides, outside of the step's time
+        at = time.perf_counter()
+        step()
+        everywhere(True)  # on a GPU, this waits for it
+        times.append(time.perf_counter() - at)
+    if rank == 0:
+        print(json.dumps({"tokens_per_second": tokens / statistics.median(times), "steps": len(times)}), flush=True)
+    end()
+
+
+def round_of(contender: str, world: int, batch: int, options: argparse.Namespace, left: float) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, __file__, "--worker", contender, "--batch", str(batch), "--preset", options.preset]
+        words += ["--device", options.device, "--precision", options.precision, "--seconds", str(options.seconds)]
+        files = [open(Path(folder) / f"{rank}.txt", "w+") for rank in range(world)]  # noqa: SIM115
+        processes = []
+        try:
+            for rank in range(world):
+                store = {
+                    "XTRAIN_RANK": str(rank),
+                    "XTRAIN_WORLD_SIZE": str(world),
+                    "XTRAIN_STORE": f"file:{folder}/meet",
+                }
+                environment = {**os.environ, **store, "XTRAIN_PLANE": "host"}
+                processes.append(subprocess.Popen(words, env=environment, stdout=files[rank], stderr=subprocess.STDOUT))
+            deadline = time.monotonic() + left
+            failed = False
+            while any(one.poll() is None for one in processes) and not failed:
+                failed = any(one.poll() for one in processes)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                time.sleep(0.05)
+        finally:
+            for one in processes:
+                one.kill()
+                one.wait()
+            for file in files:
+                file.seek(0)
+            texts = [file.read().strip() for file in files]
+            for file in files:
+                file.close()
+    if any(one.returncode for one in processes):
+        bad = next(i for i, one in enumerate(processes) if one.returncode)
+        return {"failed": texts[bad].splitlines()[-1][:200] if texts[bad] else f"status {processes[bad].returncode}"}
+    return json.loads(texts[0].splitlines()[-1])
+
+
+def table(rows: list[dict], options: argparse.Namespace) -> str:
+    lines = [
+        "| scaling | library | processes | tokens/s | of W times one | beside DDP |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    found: dict[tuple[str, str, int], float] = {}
+    for row in rows:
+        key = row["mode"], row["contender"], row["world"]
+        speeds = [one["tokens_per_second"] for one in rows if (one["mode"], one["contender"], one["world"]) == key and "failed" not in one]  # fmt: skip
+        if speeds:
+            found[key] = statistics.median(speeds)
+    for mode, contender, world in sorted(found):
+        speed = found[mode, contender, world]
+        one, other = found.get((mode, contender, 1)), found.get((mode, "ddp", world))
+        share = f"{speed / one / world:.1%}" if one else ""
+        beside = f"{speed / other:.2f}" if other else ""
+        lines.append(f"| {mode} | {contender} | {world} | {speed:,.0f} | {share} | {beside} |")
+    lines += sorted({f"{row['mode']}, {row['contender']}, {row['world']}: {row['failed']}" for row in rows if "failed" in row})  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", default="1,2")
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=540.0)
+    parser.add_argument("--json", default="scaling.jsonl")
+    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker, options, options.batch)
+        return
+    if options.device == "cuda":
+        print("xtrain has no NCCL plane yet: its bytes go through the host plane here, which is for tests.")
+    worlds = [int(one) for one in options.worlds.split(",")]
+    batch = settings(options.preset)[1]
+    begun, path = time.monotonic(), Path(options.json)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    about = {
+        "preset": options.preset,
+        "device": options.device,
+        "precision": options.precision,
+        "seconds": options.seconds,
+    }
+    rows = [row for row in rows if {key: row.get(key) for key in about} == about]
+    done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows}
+    missing = [
+        (number, mode, world, contender)
+        for number in range(options.rounds)
+        for mode in ("weak", "strong")
+        for world in worlds
+        for contender in CONTENDERS[:: 1 if number % 2 == 0 else -1]
+        if (number, mode, world, contender) not in done
+    ]
+    for i, (number, mode, world, contender) in enumerate(missing):
+        left = options.limit - (time.monotonic() - begun)
+        rows_of = batch * world if mode == "weak" else batch
+        if rows_of % world:
+            result = {"failed": f"the batch must be a multiple of the processes, got {rows_of} rows for {world}"}
+        else:
+            try:
+                result = round_of(contender, world, rows_of, options, left)
+            except TimeoutError:
+                print(f"stopped after {options.limit:g} s: {len(missing) - i} rounds are missing; call it again")
+                break
+        rows.append({**about, "round": number, "mode": mode, "world": world, "contender": contender, **result})
+        with path.open("a") as file:
+            print(json.dumps(rows[-1]), file=file)
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    print(table(rows, options))
+
+
+if __name__ == "__main__":
+    main()

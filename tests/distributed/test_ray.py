@@ -1,0 +1,43 @@
+"""Two workers of Ray on this machine; skipped where Ray is missing."""
+
+import importlib.util
+import sys
+
+import pytest
+from ranks import clean_environment, run_ranks
+from runs import python
+from test_runs import choices, data, newest, weights  # noqa: F401
+
+from xtrain.distributed import ray as ours
+from xtrain.errors import ConfigError
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install ray")
+CODE = """
+import xtrain.distributed.ray as ours
+try:
+    print("done", ours.train({!r}, workers=2)["step"])
+except Exception as error:
+    print("failed", type(error).__name__, str(error).strip().splitlines()[-1])
+"""
+
+
+@needs_ray
+def test_two_workers(data, tmp_path):  # noqa: F811
+    """They write what two ranks write that have been started by hand; a wrong option is an error here."""
+    same = {"steps": 2, "eval_every": 0, "max_ranks": 2}
+    done = python("-c", CODE.format(choices(data, tmp_path / "ray", **same)), env=clean_environment())
+    assert "done 2\n" in done.stdout, done
+    code = f"from xtrain.train import Trainer\nTrainer({choices(data, tmp_path / 'hand', **same)!r}).run()"
+    assert [one.status for one in run_ranks(2, ["-c", code], tmp_path / "x")] == [0, 0]
+    assert weights(newest(tmp_path / "ray")) == weights(newest(tmp_path / "hand"))
+    done = python("-c", CODE.format(choices(data, tmp_path / "wrong", batch_size=7)), env=clean_environment())
+    assert "batch_size must be a multiple of max_ranks x grad_accum (4 x 1), got 7\n" in done.stdout, done
+
+
+def test_bad_arguments(monkeypatch):
+    for workers in (0, True, 1.5):
+        with pytest.raises(ValueError, match="^train: workers must be a whole number of at least 1, got "):
+            ours.train({}, workers=workers)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"^distributed: Ray is missing: pip install 'xtrain\[ray\]'$"):
+        ours.train({})
