@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xtrain as xt
-from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config
+from xtrain.models import GPT2, GPT2Config, Qwen2, Qwen2Config, Qwen3, Qwen3Config
 
 # name: (batch, length, config); the 67 M model that the looped and the batched trainer of the early documents had
 SHAPE = dict(
@@ -55,6 +55,23 @@ CONFIGS = {
     "0.6B-4k": (8, 4096, QWEN),
     "0.6B-16k": (2, 16384, QWEN),
     "0.6B-32k": (1, 32768, QWEN),
+    "qwen2.5-0.5B": (
+        32,
+        1024,
+        dict(
+            family="Qwen2",
+            vocab_size=151936,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            head_dim=64,
+            tie_word_embeddings=True,
+            rope_theta=1e6,
+            max_position_embeddings=32768,
+        ),
+    ),
     "gpt2": (
         64,
         1024,
@@ -96,8 +113,10 @@ class Block(nn.Module):
         super().__init__()
         width, inner = c["hidden_size"], c["num_attention_heads"] * c["head_dim"]
         self.heads, self.kv_heads, self.dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-        self.norm1, self.norm2, self.q_norm, self.k_norm = Norm(width), Norm(width), Norm(self.dim), Norm(self.dim)
-        self.qkv = nn.Linear(width, inner + 2 * self.kv_heads * self.dim, bias=False)
+        qwen2 = c.get("family") == "Qwen2"  # biases of q, k, v in place of norms of heads
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.q_norm, self.k_norm = (nn.Identity() if qwen2 else Norm(self.dim) for _ in range(2))
+        self.qkv = nn.Linear(width, inner + 2 * self.kv_heads * self.dim, bias=qwen2)
         self.out = nn.Linear(inner, width, bias=False)
         self.gate_up = nn.Linear(width, 2 * c["intermediate_size"], bias=False)
         self.down = nn.Linear(c["intermediate_size"], width, bias=False)
@@ -206,6 +225,8 @@ def xtrain_model(shape: dict, length: int):  # made on the device: 2 billion ran
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         keys = {name: shape[key] for name, key in names.items()}
         return GPT2(GPT2Config(vocab_size=shape["vocab_size"], n_positions=length, **keys, **dropout), device="cuda")
+    if shape.get("family") == "Qwen2":
+        return Qwen2(Qwen2Config(**{k: v for k, v in shape.items() if k not in ("family", "head_dim")}), device="cuda")
     return Qwen3(Qwen3Config(**shape), device="cuda")
 
 

@@ -64,9 +64,11 @@ def test_a_fault_of_each_room_is_caught(tmp_path) -> None:
     )
     rooms = [importlib.import_module(f"faults.{room}").FAULTS for room in ROOMS]
     faults = [*(next(fault for fault in room if not fault.gpu) for room in rooms), nothing]
+    record = tmp_path / "record"
     verdicts = plant_faults.plant(
-        faults, min(4, os.cpu_count() or 1), tmp_path, check_first=False, show=lambda text: None
+        faults, min(4, os.cpu_count() or 1), tmp_path, check_first=False, show=lambda text: None, record=record
     )
+    assert plant_faults.recorded(record) == {fault.name for fault in faults[:-1]}
     assert [verdict.outcome for verdict in verdicts] == [plant_faults.CAUGHT] * (len(faults) - 1) + [
         plant_faults.SURVIVED
     ]

@@ -5,6 +5,7 @@ python tests/support/plant_faults.py --jobs 16               # sixteen copies of
 python tests/support/plant_faults.py --only 'rope|adamw'     # faults whose name, file or promise matches
 python tests/support/plant_faults.py --list                  # the table
 python tests/support/plant_faults.py --sample 40             # every 40th fault
+python tests/support/plant_faults.py --record FILE           # goes on where an earlier call with this FILE was stopped
 python tests/support/plant_faults.py --gpu                   # those of cuda/ alone, which take a GPU and nvcc, one job
 
 A copy of the tree is built once, with the objects that the tree has. Then the tests are run without a fault, where none may fail, and
@@ -75,6 +76,12 @@ def chosen(faults: list[Fault], only: str, sample: int, gpu: bool = False) -> li
         fault for fault in faults if fault.gpu == gpu and re.search(only, f"{fault.name} {fault.file} {fault.promise}")
     ]
     return found[:: max(sample, 1)]
+
+
+def recorded(path: Path) -> set[str]:
+    """Names of the faults that a record calls caught."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {name for name, _, outcome in (line.partition("\t") for line in lines) if outcome == CAUGHT}
 
 
 # ---- trees -----------------------------------------------------------------------------------------------------------------
@@ -167,9 +174,11 @@ def judge(tree: Path, base: Path, fault: Fault) -> Verdict:
 # ---- the whole -------------------------------------------------------------------------------------------------------------
 
 
-def plant(faults: list[Fault], jobs: int, scratch: Path, check_first: bool = True, show=print) -> list[Verdict]:
+def plant(
+    faults: list[Fault], jobs: int, scratch: Path, check_first: bool = True, show=print, record: Path | None = None
+) -> list[Verdict]:
     """The verdicts on `faults`, in their order. Faults whose tests fail without one are not planted. SystemExit when the
-    tree does not build."""
+    tree does not build. Each verdict adds a line, name and outcome, to `record` as soon as it stands."""
     base = scratch / "base"
     copy_tree(ROOT, base)
     status, said = build(base)
@@ -193,9 +202,13 @@ def plant(faults: list[Fault], jobs: int, scratch: Path, check_first: bool = Tru
                 )
             tree = trees.get()
             try:
-                return judge(tree, base, fault)
+                verdict = judge(tree, base, fault)
             finally:
                 trees.put(tree)
+            if record is not None:
+                with record.open("a", encoding="utf-8") as file:  # one write a line: threads do not mix them
+                    file.write(f"{fault.name}\t{verdict.outcome}\n")
+            return verdict
 
         verdicts = []
         for verdict in pool.map(one, faults):
@@ -214,8 +227,10 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="the faults of cuda/, which take a GPU and nvcc")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--no-check", action="store_true", help="do not run the tests without a fault first")
+    parser.add_argument("--record", type=Path, help="a file of verdicts: those caught in it are not planted again")
     options = parser.parse_args()
     faults = chosen(table(), options.only, options.sample, options.gpu)
+    caught = recorded(options.record) if options.record else set()
     if options.gpu:
         os.environ[GPU] = "1"
     if options.list:
@@ -226,9 +241,17 @@ def main() -> None:
         sys.exit(f"plant_faults: --only must match a fault, got {options.only!r}")
     for fault in faults:
         planted(ROOT, fault)
+    faults = [fault for fault in faults if fault.name not in caught]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        verdicts = plant(faults, options.jobs, Path(folder), not options.no_check, lambda text: print(text, flush=True))
+        verdicts = plant(
+            faults,
+            options.jobs,
+            Path(folder),
+            not options.no_check,
+            lambda text: print(text, flush=True),
+            options.record,
+        )
     missed = [verdict.fault.name for verdict in verdicts if verdict.outcome != CAUGHT]
     print(f"{len(verdicts) - len(missed)} of {len(verdicts)} caught in {time.monotonic() - begun:.0f} s")
     if missed:
