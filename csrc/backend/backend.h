@@ -9,6 +9,7 @@ XtStatus xt_backend_for(XtDevice device, const XtBackend **out);
 /* cuda.c: the CUDA library's table, whatever the device. Folders: where Python packages lie (NVIDIA's among them); kept, not copied. */
 XtStatus xt_cuda_table(const XtBackend **out);
 void xt_set_package_folders(const char *const *folders);
+const char *const *xt_package_folders(void); /* ends with NULL */
 /* elf.c: XT_OK where dlopen can be trusted with the file at `path`; else what is wrong with the CUDA library there. */
 XtStatus xt_check_library(const char *path);
 #define XT_BUILD_AGAIN "; build it again (XTRAIN_CUDA=1 make build)"
@@ -36,8 +37,8 @@ XtStatus xt_attention_bwd(XtDevice device, const char *name, const XtAttentionBw
 XtStatus xt_gemm_from(XtDevice device, const char *name, const XtGemmBackend **first, const XtDeviceTraits **traits);
 XtStatus xt_attention_from(XtDevice device, const char *name, const XtAttentionBackend **first, const XtDeviceTraits **traits);
 XtStatus xt_gemm_refuse(const XtGemm *p);
-/* Whether the implementation that computes p without p->bias adds the bias, too. A bias never changes the choice: C has the sums of the
- * product alone. */
+/* Whether the implementation that computes p without p->bias can add the bias, too. A bias never changes the choice, so that the sums are
+ * those of the product alone. */
 XtStatus xt_gemm_adds_bias(XtDevice device, const char *name, const XtGemm *p, bool *adds);
 
 /* The choice in force for this thread (NULL or "auto": none). Starts from XTRAIN_GEMM / XTRAIN_ATTENTION. `name` is copied. */

@@ -28,6 +28,7 @@ OTHERS = {
         "cuda/attention/materialized.cu",
         "cuda/layers/decoder_step.cu",
         "csrc/ops/optimizer/muon.c",
+        "csrc/ops/conv/conv1d.c",
     },
     "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
