@@ -24,7 +24,6 @@ enum {
     HALF = CONSUMERS / 2,               /* threads that have a chunk */
     HEADS = 2,                          /* query heads that share it */
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
-    MORE_TURNS = 1,                     /* chunks that a half may be longer busy for whole groups */
     ALL = 1,                            /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
 };
 
@@ -300,14 +299,14 @@ struct Walk {
         go_to(s, p, c.chunk + 2);
     }
 };
-/* Whole groups save the meeting of their chunks. They are taken where the block that has the most is little longer busy for it. */
+/* Whole groups save the meeting of their chunks. They are taken where the block that has the most is not longer busy for it. */
 template <typename T, int D> __device__ inline Walk first_chunk(const StepShared<T, D> &s, const Step<T> &p) {
     const int half = threadIdx.x / HALF, blocks = (int)gridDim.x, groups = p.batch * p.kv_heads * tiles_of(p);
     int chunks = 0, most = 0;
     for (int b = 0; b < p.batch; b++) chunks += s.used[b] * p.kv_heads * tiles_of(p), most = max(most, s.used[b]);
     const int turns = (chunks + 2 * blocks - 1) / (2 * blocks), by_group = (groups + blocks - 1) / blocks * ((most + 1) / 2);
     Walk walk;
-    walk.by_group = by_group <= turns + MORE_TURNS;
+    walk.by_group = by_group <= turns;
     walk.at = (walk.by_group ? 0 : half * blocks) + (int)blockIdx.x;
     walk.end = walk.by_group ? groups : chunks;
     walk.go_to(s, p, half);

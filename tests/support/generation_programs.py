@@ -96,7 +96,7 @@ def refused() -> None:
 def at_once() -> None:
     """All layers of a step are one op where it computes what their members do: another member, or a cache of its own, is called."""
     calls: list[bool] = []
-    step, decoder.STEPS_AT_ONCE = decoder.Trunk._step, True
+    step = decoder.Trunk._step
 
     def counted(*arguments: object) -> xt.Tensor | None:
         out = step(*arguments)  # type: ignore[arg-type]

@@ -27,9 +27,9 @@ from .decoder_config import DecoderConfig
 from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
-# Whether a step of generation on a GPU is one op, _C.decoder_step. False: its one launch is not verified yet
-# (docs/worklog/generation.md).
-STEPS_AT_ONCE = False
+# The most rows of a step of generation on a GPU that is one op, _C.decoder_step; 0: none. With more the ops of its
+# parts take less time (docs/worklog/generation.md).
+STEPS_AT_ONCE = 8
 
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
@@ -225,7 +225,9 @@ class Trunk(nn.Module):
 
     def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
         """All layers for one new token a row in one op, with the bits of the layers; None where the op would not do."""
-        if not STEPS_AT_ONCE or positions is None or caches is None or x.device.type != "cuda" or _C.is_grad_enabled():
+        if x.device.type != "cuda" or len(x) > STEPS_AT_ONCE or positions is None or caches is None:
+            return None
+        if _C.is_grad_enabled():
             return None
         kept: list[Tensor] = []
         for cache in caches:
