@@ -26,7 +26,7 @@ OTHERS = {
         "cuda/attention/materialized.cu",
         "csrc/ops/optimizer/muon.c",
     },
-    "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
+    "layers": {"csrc/ops/gemm/swiglu_mlp.c", "csrc/ops/gemm/gelu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",

@@ -317,11 +317,19 @@ static XtStatus do_epilogue(const void *parameters) {
         XtStatus status = row("tiled")->run(&product);
         return status == XT_OK ? xt_cpu_backend.swiglu_fwd(&s) : status;
     }
+    if (p->epilogue == XT_GEMM_GELU) {
+        XtBiasGeluFwd s = {p->extra, c, p->bias, p->dtype_c, p->m, p->n, true};
+        product.bias = NULL;
+        XtStatus status = row("tiled")->run(&product);
+        return status == XT_OK ? xt_cpu_backend.bias_gelu_fwd(&s) : status;
+    }
     product.c = malloc((size_t)(p->m * p->n) * size + 1), product.ldc = p->n;
+    product.bias = NULL;
     char *up = c + p->n * (int64_t)size;
     XtSwigluBwd s = {c, up, product.c, c, up, p->dtype_c, p->m, p->n, p->ldc};
+    XtBiasGeluBwd g = {c, product.c, c, p->bias, p->dtype_c, p->m, p->n, true};
     XtStatus status = row("tiled")->run(&product);
-    if (status == XT_OK) status = xt_cpu_backend.swiglu_bwd(&s);
+    if (status == XT_OK) status = p->epilogue == XT_GEMM_GELU_BWD ? xt_cpu_backend.bias_gelu_bwd(&g) : xt_cpu_backend.swiglu_bwd(&s);
     free(product.c);
     return status;
 }
