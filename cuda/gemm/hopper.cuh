@@ -31,8 +31,9 @@ struct HopperTiles {
 typedef enum HopperKind {
     HOPPER_SWIGLU, /* c [rows, 2 columns] = a b^T, b [2 columns, terms], and out [rows, columns] = silu(c's left half) right half */
     HOPPER_SWIGLU_BWD, /* dy = a b, b [terms, columns]; c, gate and up [rows, 2 columns], becomes their gradients */
-    HOPPER_GELU,     /* c = a b, b [terms, columns], and out = gelu(c + bias), the approximation by tanh */
-    HOPPER_GELU_BWD  /* dy = a b^T, b [columns, terms]; c becomes dy gelu'(c + bias) */
+    HOPPER_GELU,       /* c = a b, b [terms, columns], and out = gelu(c + bias), the approximation by tanh */
+    HOPPER_GELU_BWD /* dy = a b^T, b [columns, terms]; c becomes dy gelu'(c + bias), and sums [4 down, columns] the sums of its rows:
+                      * row 4 i + w of rows 16 w to 16 w + 15 of both halves of the i-th 128 rows */
 } HopperKind;
 
 typedef struct HopperMaps {
@@ -43,6 +44,7 @@ typedef struct HopperCall {
     int steps;                      // of 64 terms
     int columns;                    // of c
     const void *bias;               // of GELU [columns]
+    float *sums;                    // of GELU's gradient [4 down, columns], or NULL
 } HopperCall;
 
 /* Tiles of a group stand below each other in `group` rows; in a group, column by column: what runs at once shares rows and columns. */
@@ -76,14 +78,30 @@ template <typename T> __device__ inline uint32_t hopper_gelu_bwd(uint32_t dy, ui
     return xt_round_pair<T>(d.x * xt_gelu_slope<T, true>(v.x + bias.x), d.y * xt_gelu_slope<T, true>(v.y + bias.y));
 }
 
+/* The sums over the 8 lanes of a warp that differ in more than the last two bits, one of the 8 a lane: of value lane / 16 * 4 + lane / 8 % 2
+ * * 2 + lane / 4 % 2. Each lane keeps half of the values and gives the other half away. */
+__device__ inline float hopper_fold(float (&value)[8], int lane) {
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+        bool high = lane & 4 * n;
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            float given = high ? value[j] : value[j + n], kept = high ? value[j + n] : value[j];
+            value[j] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * n);
+        }
+    }
+    return value[0];
+}
+
 template <typename T, HopperKind KIND>
 __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
     gemm_hopper_kernel(const __grid_constant__ HopperMaps maps, const __grid_constant__ HopperCall call) {
 #ifdef XT_SM90A
     using P = HopperTiles;
     constexpr int STAGES = P::STAGES, COLUMNS = P::COLUMNS, BLOCKS = P::ROWS / 64;
-    constexpr bool SWIGLU = KIND == HOPPER_SWIGLU || KIND == HOPPER_SWIGLU_BWD, FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU;
-    constexpr bool HALVES = KIND == HOPPER_SWIGLU; // a tile has as many columns of either half
+    constexpr bool SWIGLU = KIND == HOPPER_SWIGLU || KIND == HOPPER_SWIGLU_BWD,
+                   FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU;
+    constexpr bool HALVES = KIND == HOPPER_SWIGLU;                           // a tile has as many columns of either half
     constexpr bool TERMS = KIND == HOPPER_SWIGLU_BWD || KIND == HOPPER_GELU; // the rows of b are the terms
     constexpr int WIDTH = HALVES ? COLUMNS / 2 : COLUMNS;
     extern __shared__ char room[];
@@ -148,7 +166,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
         };
 
         constexpr int OUTS = KIND == HOPPER_SWIGLU ? 3 : KIND == HOPPER_GELU_BWD ? 1 : 2; // pieces of one turn of the epilogue
-        constexpr int ROOMS = P::PIECES / OUTS; // for turns
+        constexpr int ROOMS = P::PIECES / OUTS;                                           // for turns
         constexpr int TURNS = BLOCKS * (WIDTH / 32);
         static_assert(ROOMS >= 2, "a turn's pieces, and the next one's");
         constexpr int MY_PIECES = 1, MY_TURN = 3;   // named barriers, two each
@@ -198,6 +216,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
             for (int block = 0; block < BLOCKS; block++) xt_wgmma_wait<0>(d[block]);
             release(stage == 0 ? STAGES - 1 : stage - 1);
 
+            float sums[8]; // of this thread's columns of a panel: 2 of each 8
 #pragma unroll
             for (int i = 0; i < TURNS; i++, turn++) {
                 constexpr int UP = COLUMNS / 4; // from an element of the left half to that of the right one
@@ -241,8 +260,23 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                             if constexpr (FORWARD) x[w] = hopper_gelu<T>(x[w], bias[w / 2]);
                             else x[w] = hopper_gelu_bwd<T>(x[w], y[w], bias[w / 2]);
                         xt_put_matrices(FORWARD ? at + HOPPER_PIECE : at, x);
+                        if constexpr (!FORWARD) {
+#pragma unroll
+                            for (int w = 0; w < 4; w += 2) {
+                                float2 low = xt_load_two(x[w], T()), high = xt_load_two(x[w + 1], T());
+                                float *sum = sums + q * 4 + w;
+                                sum[0] = low.x + high.x + (block ? sum[0] : 0);
+                                sum[1] = low.y + high.y + (block ? sum[1] : 0);
+                            }
+                        }
                     }
                 }
+                if constexpr (KIND == HOPPER_GELU_BWD)
+                    if (block == BLOCKS - 1 && call.sums) {
+                        int at = column + panel * 32 + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+                        float sum = hopper_fold(sums, lane);
+                        if (at < call.columns) call.sums[(int64_t)(down * 4 + threadIdx.x % 128 / 32) * call.columns + at] = sum;
+                    }
                 xt_async_fence();
                 xt_named_sync(MY_PIECES + me, 128);
                 if (leads) {

@@ -160,8 +160,8 @@ def equal_large(dtype: str, streams: int, backend: str) -> None:
 
 
 def epilogues(family: str) -> None:
-    """Products with an activation, or its gradient, in them: the numbers of products and activation, less two kernels a layer; captured,
-    too.
+    """Products with an activation, or its gradient, in them: the numbers of products and activation, less two kernels a layer (of GELU
+    one: its bias has sums of rows in float32, which are rounded); captured, too.
     """
     found, launches = [], []
     shape = dict(SwiGLU=SMALL, GELU=SMALL_GPT2)[family]
@@ -174,7 +174,7 @@ def epilogues(family: str) -> None:
             launches.append(xt.cuda.counters()["launches"] - before)
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
-    assert launches[0] - launches[1] == 4 * 2 * 2, launches  # steps, kernels, layers
+    assert launches[0] - launches[1] == 4 * 2 * (2 if family == "SwiGLU" else 1), launches  # steps, layers, kernels
 
 
 def chunks(dtype: str) -> None:

@@ -358,7 +358,7 @@ for approximate in ("none", "tanh"):
         grad_roundings=12,
         magnitude=lambda x, w, b, d, e, **_: (np.abs(x) @ np.abs(w).T + np.abs(b)) @ np.abs(d).T + np.abs(e),
         torch=lambda torch, x, w, b, d, e, approximate: (
-            lambda f: f.linear(f.gelu(f.linear(x, w, b), approximate=approximate), d, e)
+            lambda library: library.linear(library.gelu(library.linear(x, w, b), approximate=approximate), d, e)
         )(torch.nn.functional),
         selects="gemm",
         strided="close",

@@ -105,15 +105,32 @@ done:
     return status;
 }
 
-/* *dv = dy D gelu'(v), in the place of x W^T where this is its last reader. */
-static XtStatus inner_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *product, XtTensor *bias, XtTensor **dv) {
-    XtTensor *dh = NULL;
+/* db from dv, or from sums of its rows */
+static XtStatus bias_gradient(XtTensor *dv, XtTensor *sums, XtTensor **din) {
+    XtTensor *wide = NULL;
+    if (!sums) return xt_sum_to(dv, 1, &dv->shape[1], &din[BIAS]);
+    XT_CHECK(xt_sum_to(sums, 1, &dv->shape[1], &wide));
+    XtStatus status = xt_cast(wide, dv->dtype, &din[BIAS]);
+    xt_tensor_release(wide);
+    return status;
+}
+
+/* *dv = dy D gelu'(v), in the place of x W^T where this is its last reader, and din of the bias. */
+static XtStatus inner_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor *product, XtTensor *bias, XtTensor **dv,
+                               XtTensor **din) {
+    XtTensor *dh = NULL, *sums = NULL;
     XtStatus status = XT_OK;
     bool tanh = by_tanh(xt_node_args(n)), done = false;
     XT_TRY(xt_node_take_last(n, PRODUCT, dv));
-    if (*dv && tanh) XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_GELU_BWD, bias, *dv, NULL, &done));
+    if (*dv && tanh) {
+        int64_t shape[2] = {(dy->shape[0] + XT_GEMM_SUMMED - 1) / XT_GEMM_SUMMED * XT_GEMM_SUMS, down->shape[1]};
+        if (xt_node_needs(n, BIAS)) XT_TRY(xt_empty_shape(dy, XT_FLOAT32, 2, shape, &sums));
+        XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_GELU_BWD, bias, *dv, sums, &done));
+    }
     if (!*dv) XT_TRY(xt_empty_like(product, dv));
     if (!done) {
+        xt_tensor_release(sums);
+        sums = NULL;
         XT_TRY(xt_empty_like(product, &dh));
         XT_TRY(xt_matmul_into(dy, down, false, NULL, dh));
         XtBiasGeluBwd p = {.dx = (*dv)->data, .dy = dh->data, .x = product->data, .bias = bias->data, .dtype = dh->dtype};
@@ -122,8 +139,10 @@ static XtStatus inner_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTensor
         p.tanh = tanh;
         XT_TRY(xt_backend_of(dh)->bias_gelu_bwd(&p));
     }
+    if (xt_node_needs(n, BIAS)) XT_TRY(bias_gradient(*dv, sums, din));
 done:
     xt_tensor_release(dh);
+    xt_tensor_release(sums);
     return status;
 }
 
@@ -153,8 +172,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     if (xt_node_needs(n, DOWN_BIAS)) XT_TRY(xt_sum_to(dy, 1, &dy->shape[1], &din[DOWN_BIAS]));
     if (xt_node_needs(n, DOWN)) XT_TRY(down_gradient(n, dy, product, bias, din));
     if (!xt_node_needs(n, X) && !xt_node_needs(n, WEIGHT) && !xt_node_needs(n, BIAS)) goto done;
-    XT_TRY(inner_gradient(n, dy, down, product, bias, &dv));
-    if (xt_node_needs(n, BIAS)) XT_TRY(xt_sum_to(dv, 1, &dv->shape[1], &din[BIAS]));
+    XT_TRY(inner_gradient(n, dy, down, product, bias, &dv, din));
     if (xt_node_needs(n, X)) XT_TRY(input_gradient(n, dv, w, din));
     if (xt_node_needs(n, WEIGHT)) {
         XT_TRY(xt_transposed(dv, &dvt));
@@ -169,7 +187,8 @@ done:
 
 const XtOp xt_op_gelu_mlp = {
     .name = "gelu_mlp",
-    .signature = "input: Tensor, weight: Tensor, bias: Tensor, down: Tensor, down_bias: Tensor, approximate: str = 'none' -> Tensor",
+    .signature =
+        "input: Tensor, weight: Tensor, bias: Tensor, down: Tensor, down_bias: Tensor, approximate: str = 'none' -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "linear(bias_gelu(linear(input, weight), bias, approximate), down, down_bias). input [..., C], weight [F, C], bias [F], "

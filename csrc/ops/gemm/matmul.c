@@ -165,7 +165,8 @@ XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *ou
     return xt_backend_of(out)->binary(&p);
 }
 
-XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, const XtTensor *bias, XtTensor *out, XtTensor *extra, bool *done) {
+XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, const XtTensor *bias, XtTensor *out, XtTensor *extra,
+                            bool *done) {
     Operand l = {0}, r = {0};
     XtStatus status = XT_OK;
     XtGemm p;
