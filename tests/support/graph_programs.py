@@ -68,10 +68,9 @@ class Team:
         shape: dict | None = None,
     ) -> None:
         xt.manual_seed(1)
-        if shape and "n_embd" in shape:
-            self.model = GPT2(GPT2Config(**shape)).to("cuda")
-        else:
-            self.model = Qwen3(Qwen3Config(**(shape or SMALL), mhc_streams=streams)).to("cuda")
+        gpt2 = shape is SMALL_GPT2
+        self.model = GPT2(GPT2Config(**shape)) if gpt2 else Qwen3(Qwen3Config(**(shape or SMALL), mhc_streams=streams))
+        self.model.to("cuda")
         if dtype == "bfloat16":
             self.model.bfloat16()
         self.optimizer = optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -160,9 +159,7 @@ def equal_large(dtype: str, streams: int, backend: str) -> None:
 
 
 def epilogues(family: str) -> None:
-    """Products with an activation, or its gradient, in them: the numbers of products and activation, less two kernels a layer (of GELU
-    one: its bias has sums of rows in float32, which are rounded); captured, too.
-    """
+    """An activation or its gradient inside products: the same numbers, less two kernels a layer (one where float32 sums are rounded)."""
     found, launches = [], []
     shape = dict(SwiGLU=SMALL, GELU=SMALL_GPT2)[family]
     for name, by_graph in (("tiled", False), (None, False), (None, True)):
