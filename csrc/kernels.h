@@ -70,7 +70,13 @@
     X(ema, XtEma)                              \
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)                            \
-    X(tree_sum, XtTreeSum)
+    X(tree_sum, XtTreeSum)                     \
+    X(conv1d_fwd, XtConv1dFwd)                 \
+    X(conv1d_bwd, XtConv1dBwd)                 \
+    X(conv1d_columns, XtConv1dColumns)         \
+    X(conv1d_fold, XtConv1dFold)               \
+    X(causal_conv1d_fwd, XtCausalConv1dFwd)    \
+    X(causal_conv1d_bwd, XtCausalConv1dBwd)
 
 /* X(op): xt_op_<op> in the file of that stem or of its family in csrc/ops, which alone expands this list. */
 #define XT_OPS(X)                                                                                                              \
@@ -95,6 +101,7 @@
     X(bias_gelu) X(dropout) X(swiglu_mlp) X(gelu_mlp)                                                                           \
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
+    X(conv1d) /* causal_conv1d.c */ X(causal_conv1d) X(causal_conv1d_step)                                                     \
     /* adamw.c */ X(adamw_) /* muon.c */ X(muon_) /* ema.c */ X(ema_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
 /* clang-format on */
 

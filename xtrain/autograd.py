@@ -88,9 +88,9 @@ class enable_grad(_GradMode):
 
 
 class recompute(_GradMode):
-    """Outputs of norms (rms_norm, layer_norm, add_rms_norm, add_layer_norm, qk_norm_rope), rope and swiglu that are
-    made inside are not kept for backward, but computed there again, from what is kept anyway. `with recompute():` or
-    `@recompute()`.
+    """Outputs of norms (rms_norm, layer_norm, add_rms_norm, add_layer_norm, qk_norm_rope), rope and swiglu (also inside
+    swiglu_mlp) that are made inside are not kept for backward, but computed there again, from what is kept anyway.
+    `with recompute():` or `@recompute()`.
 
     Memory goes, and one run of each such op comes; results and gradients have the same bits. The mode belongs to the
     calling thread. `checkpoint` has a second forward of its own: use both inside of what it runs. An input of such an

@@ -66,7 +66,8 @@ def get_device_capability(device: _Device = None) -> tuple[int, int]:
 
 def get_device_properties(device: _Device = None) -> dict[str, Any]:
     """A dict: name, capability, multiprocessors, memory_total and memory_free (bytes), driver and runtime versions
-    (13000 is 13.0), built_for (compute capabilities of xtrain's kernels) and blas. RuntimeError without CUDA."""
+    (13000 is 13.0), built_for (compute capabilities of xtrain's kernels), uuid (as nvidia-smi has it) and blas.
+    RuntimeError without CUDA."""
     return _C.cuda_info(_device(device))
 
 

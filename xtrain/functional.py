@@ -16,6 +16,8 @@ from ._C import Tensor
 from ._draw import captured_generator
 from ._types import Size, as_sizes, need_tensors
 from .tensors.arithmetic import repeat_interleave
+from .tensors.convolution import causal_conv1d as causal_conv1d
+from .tensors.convolution import conv1d as conv1d
 from .tensors.documents import check_bounds as _check_bounds
 from .tensors.documents import document_bounds as document_bounds
 from .tensors.documents import sees as _sees
@@ -273,8 +275,8 @@ def scaled_dot_product_attention(
 
     documents: int32 [B, 2, S], of `document_bounds`, for rows that hold several documents: a token sees its own alone;
     Sq must be Skv. window, with is_causal: a query sees this many keys, itself included (Child et al. 2019, Beltagy et
-    al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, and for a
-    window below 1; a GPU does not look at the documents (see document_bounds).
+    al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, which a GPU
+    does not check, as the host would wait for it; and for a window below 1.
 
     attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
     scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are

@@ -36,8 +36,8 @@ XtStatus xt_attention_bwd(XtDevice device, const char *name, const XtAttentionBw
 XtStatus xt_gemm_from(XtDevice device, const char *name, const XtGemmBackend **first, const XtDeviceTraits **traits);
 XtStatus xt_attention_from(XtDevice device, const char *name, const XtAttentionBackend **first, const XtDeviceTraits **traits);
 XtStatus xt_gemm_refuse(const XtGemm *p);
-/* Whether the implementation that computes p without p->bias adds the bias, too. A bias never changes the choice: C has the sums of the
- * product alone. */
+/* Whether the implementation that computes p without p->bias can add the bias, too. A bias never changes the choice, so that the sums are
+ * those of the product alone. */
 XtStatus xt_gemm_adds_bias(XtDevice device, const char *name, const XtGemm *p, bool *adds);
 
 /* The choice in force for this thread (NULL or "auto": none). Starts from XTRAIN_GEMM / XTRAIN_ATTENTION. `name` is copied. */

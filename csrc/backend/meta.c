@@ -5,6 +5,7 @@
  */
 #include "backend.h"
 #include "contract/attention.h"
+#include "contract/conv.h"
 #include "contract/elementwise.h"
 #include "contract/gemm.h"
 #include "contract/layers.h"
@@ -87,6 +88,21 @@ META(sinkhorn_fwd, XtSinkhornFwd, return passes((double)p->tokens, (double)(p->s
 META(sinkhorn_bwd, XtSinkhornBwd, return passes((double)p->tokens, (double)(p->streams * p->streams), p->dtype, 3))
 META(mhc_post_fwd, XtMhcPostFwd, return passes((double)p->tokens, (double)((2 * p->streams + 1) * p->cols), p->dtype, 1))
 META(mhc_post_bwd, XtMhcPostBwd, return passes((double)p->tokens, (double)((4 * p->streams + 2) * p->cols), p->dtype, 1))
+/* x, y and the weight of a convolution, `passes` times; 2 operations a term of a sum */
+static XtStatus convolved(const XtConv1dShape *s, XtDtype dtype, int passes) {
+    double x = (double)s->batch * (double)s->in * (double)s->length, y = (double)s->batch * (double)s->out * (double)s->places;
+    double taps = (double)s->in / (double)s->groups * (double)s->kernel;
+    return count(2 * y * taps * passes, (x + y + (double)s->out * taps) * (double)xt_dtype_size(dtype) * passes);
+}
+META(conv1d_fwd, XtConv1dFwd, return convolved(&p->shape, p->dtype, 1))
+META(conv1d_bwd, XtConv1dBwd, return convolved(&p->shape, p->dtype, !!p->dx + !!p->dweight))
+static double columns_of(const XtConv1dShape *s) {
+    return (double)s->batch * (double)s->in * ((double)s->length + (double)s->kernel * (double)s->places);
+}
+META(conv1d_columns, XtConv1dColumns, return passes(columns_of(&p->shape), 1, p->dtype, 1))
+META(conv1d_fold, XtConv1dFold, return passes(columns_of(&p->shape), 1, xt_dtype_accumulator(p->dtype), 1))
+META(causal_conv1d_fwd, XtCausalConv1dFwd, return passes((double)(p->batch * p->steps), (double)p->channels, p->dtype, 2))
+META(causal_conv1d_bwd, XtCausalConv1dBwd, return passes((double)(p->batch * p->steps), (double)p->channels, p->dtype, 3))
 
 static XtStatus meta_adamw(const XtAdamW *p) {
     for (; p; p = p->next)

@@ -11,6 +11,7 @@ typedef struct XtDeviceInfo {
     int driver, runtime;               /* 13000 is 13.0 */
     int64_t memory_total, memory_free; /* bytes, of the whole device */
     char built_for[128];               /* compute capabilities with kernels in this library, "80 86 90a ptx120" */
+    char uuid[48];                     /* "GPU-..." as nvidia-smi shows it: which of the GPUs of all hosts */
     char blas[512];                    /* which cuBLASLt was loaded, and from where; "" before the first product */
 } XtDeviceInfo;
 typedef struct XtDeviceCounters {
@@ -32,6 +33,7 @@ typedef struct XtAccelerator {
     XtStatus (*trim)(int index); /* returns unused memory of the pool to the driver */
     void (*reset_peak)(int index);
     void *(*stream)(int index);                      /* the one stream of all its work */
+    XtStatus (*idle)(int index, bool *out);          /* whether all of it is done; does not wait */
     XtStatus (*make_wait)(int index, void *foreign); /* later work on `foreign` waits for the work queued here so far */
     /* Our stream waits for the work queued so far on the legacy default stream or, with `every`, on all streams of the device. No stream
      * handle is passed: the call comes when lent memory is returned, and the borrower's stream may be destroyed by then. */

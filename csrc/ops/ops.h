@@ -172,11 +172,11 @@ bool xt_adjoin(const XtTensor *first,
  * out is dense, or a matrix whose rows lie further apart.
  * Transposes are read from the strides; operands are copied only when no leading dimension can describe them. */
 XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *backend, XtTensor *out);
-/* out = a b + bias, a vector of the last dim of out. The bias joins the unrounded sums where the product's implementation adds it (cuBLASLt),
- * and the rounded ones elsewhere. */
+/* out = a b + bias, a vector of the last dim of out. The bias joins the unrounded sums where the product's implementation adds it
+ * (cuBLASLt), and the rounded ones elsewhere. */
 XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *out);
-/* The product of two matrices with an XtGemmEpilogue of contract/gemm.h, into its C and extra; bias dense, or NULL. *done is false, and nothing was written, where
- * no implementation in force has it. */
+/* The product of two matrices with an XtGemmEpilogue of contract/gemm.h, into its C and extra; bias dense, or NULL. *done is false, and
+ * nothing was written, where no implementation in force has it. */
 XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, const XtTensor *bias, XtTensor *out, XtTensor *extra,
                             bool *done);
 /* din[input] = a b with the input's shape, added straight to the sum under way where the tape allows. */
@@ -188,14 +188,16 @@ XtStatus xt_joined_gradients(XtNode *n, int count, XtTensor *const *weights, XtT
 /* View with the last two dims swapped. */
 XtStatus xt_transposed(const XtTensor *t, XtTensor **out);
 
-/* ---- LayerNorm (ops/layers/layer_norm.c), also after an addition: `first` is the argument weight, bias and eps follow ------------------ */
+/* ---- LayerNorm (ops/layers/layer_norm.c), also after an addition: `first` is the argument weight, bias and eps follow ---------------- */
 
 /* The inputs of a call: vector[] = dense weight and bias, new, or NULL. */
 XtStatus xt_layer_norm_check(const XtCall *c, int first, XtTensor *vector[2]);
 /* New y, mean and rstd of x; with a residual of x + residual, which is *sum, new too. */
 XtStatus xt_layer_norm_of(XtTensor *x, XtTensor *residual, XtTensor *const vector[2], double eps, XtTensor **sum, XtTensor **y,
                           XtTensor **mean, XtTensor **rstd);
+/* Saves what the next two read; x is what was normalised. */
 XtStatus xt_layer_norm_save(XtCall *c, XtTensor *x, XtTensor *const vector[2], XtTensor *mean, XtTensor *rstd);
+/* *out: returns new, y computed again, with the bits of the forward. */
 XtStatus xt_layer_norm_again(XtNode *n, double eps, XtTensor **out);
 /* din of weight and bias, and *dx, new, where it is needed; dsum is added to it. */
 XtStatus xt_layer_norm_gradient(XtNode *n, int first, XtTensor *dout, const XtTensor *dsum, bool needs_dx, XtTensor **dx,

@@ -4,8 +4,10 @@
  *     backward   with g = dy w:  dx = rstd (g - mean_j(g_j) - xh mean_j(g_j xh_j)),  dw = sum_rows dy xh,  db = sum_rows dy
  *
  * With a residual: x + residual, rounded, is written to `sum` and stands for x (4 elements moved forward); backward adds dsum to dx, also
- * after rounding (4). x, out, dy, dx [rows, cols] dense, mean and rstd [rows] of ACC, w, b, dw, db [cols]. The mean is known before the first square: the
- * row is in registers by then. 2 elements moved forward, 3 backward. The plans are those of rms_norm (rms_norm.cu), but the backward
+ * after rounding (4 moved).
+ *
+ * x, out, dy, dx [rows, cols] dense, mean and rstd [rows] of ACC, w, b, dw, db [cols]. The mean is known before the first square: the row
+ * is in registers by then. 2 elements moved forward, 3 backward. The plans are those of rms_norm (rms_norm.cu), but the backward
  * keeps two sums for every column in registers, so
  *
  *     narrow   up to 96 pieces of 16 bytes, 128 of four-byte elements and wider: lanes of a warp share a row
@@ -25,8 +27,8 @@ static constexpr int BLOCK_FWD = 4096; /* most pieces in a row of a block */
 template <int V> constexpr int ROWS_FWD = V == 1 ? 4 : V <= 3 ? 2 : 1;
 template <int V> constexpr int BLOCKS_FWD = V >= 3 ? 3 : 4;
 
-/* out, x [rows, cols], mean, rstd [rows], weight, bias [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row; a
- * tile is R rows for each group of lanes. */
+/* out, x [rows, cols], mean, rstd [rows], weight, bias [cols] or NULL; with ADD also total and residual [rows, cols]. `lanes` share a row;
+ * a tile is R rows for each group of lanes. */
 template <typename T, int N, int V, bool ADD>
 __global__ void __launch_bounds__(THREADS, BLOCKS_FWD<V>)
     layer_norm_fwd_narrow_kernel(T *out, XtAcc<T> *mean, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight,
@@ -178,39 +180,30 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N, int V, bool ADD> static void fwd_narrow(const XtLayerNormFwd *p) {
+template <typename T, bool ADD> struct Forward {
     using A = XtAcc<T>;
-    const int lanes = lanes_of(p->cols / N, V);
-    xt_launch(layer_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0,
-              (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
-              (const T *)p->bias, p->rows, (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
-}
-template <typename T, int N, int V, bool ADD> static void fwd_block(const XtLayerNormFwd *p) {
-    using A = XtAcc<T>;
-    xt_launch(layer_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
-              (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
-              (const T *)p->bias, p->rows, (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
-}
-template <typename T, int N, bool ADD> static void fwd_long(const XtLayerNormFwd *p) {
-    using A = XtAcc<T>;
-    xt_launch(layer_norm_fwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->out,
-              (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
-              (const T *)p->bias, p->rows, p->cols, A(1) / (A)p->cols, (A)p->eps);
-}
+    template <int N, int V> static void narrow(const XtLayerNormFwd *p) {
+        const int lanes = lanes_of(p->cols / N, V);
+        xt_launch(layer_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0,
+                  (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual,
+                  (const T *)p->weight, (const T *)p->bias, p->rows, (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
+    }
+    template <int N, int V> static void block(const XtLayerNormFwd *p) {
+        xt_launch(layer_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
+                  (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual,
+                  (const T *)p->weight, (const T *)p->bias, p->rows, (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
+    }
+    template <int N> static void long_rows(const XtLayerNormFwd *p) {
+        xt_launch(layer_norm_fwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0,
+                  (T *)p->out, (A *)p->mean, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual,
+                  (const T *)p->weight, (const T *)p->bias, p->rows, p->cols, A(1) / (A)p->cols, (A)p->eps);
+    }
+};
 
 template <typename T, bool ADD> static XtStatus forward(const XtLayerNormFwd *p) {
     constexpr int N = XT_WIDTH<T>;
     const bool aligned = xt_aligned<T>(p->cols, p->cols, p->out, p->x, p->weight, p->bias, p->sum, p->residual);
-    switch (choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD)) {
-    case PLAN_NARROW_1: fwd_narrow<T, N, 1, ADD>(p); break;
-    case PLAN_NARROW_2: fwd_narrow<T, N, 2, ADD>(p); break;
-    case PLAN_NARROW_3: fwd_narrow<T, N, 3, ADD>(p); break;
-    case PLAN_NARROW_4: fwd_narrow<T, N, 4, ADD>(p); break;
-    case PLAN_NARROW_PLAIN: fwd_narrow<T, 1, 4, ADD>(p); break;
-    case PLAN_BLOCK: fwd_block<T, N, 4, ADD>(p); break;
-    case PLAN_LONG: fwd_long<T, N, ADD>(p); break;
-    case PLAN_LONG_PLAIN: fwd_long<T, 1, ADD>(p); break;
-    }
+    launch_forward<Forward<T, ADD>, N>(choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD), p);
     return xt_launched("layer_norm_fwd", p->rows, p->cols);
 }
 

@@ -176,39 +176,30 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- slots ------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N, int V, bool ADD> static void fwd_narrow(const XtRmsNormFwd *p) {
+template <typename T, bool ADD> struct Forward {
     using A = XtAcc<T>;
-    int lanes = lanes_of(p->cols / N, V);
-    xt_launch_early(rms_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0,
-                    (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
-                    (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
-}
-template <typename T, int N, int V, bool ADD> static void fwd_block(const XtRmsNormFwd *p) {
-    using A = XtAcc<T>;
-    xt_launch_early(rms_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
-                    (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
-                    (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
-}
-template <typename T, int N, bool ADD> static void fwd_long(const XtRmsNormFwd *p) {
-    using A = XtAcc<T>;
-    xt_launch(rms_norm_fwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->out,
-              (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows, p->cols,
-              A(1) / (A)p->cols, (A)p->eps);
-}
+    template <int N, int V> static void narrow(const XtRmsNormFwd *p) {
+        int lanes = lanes_of(p->cols / N, V);
+        xt_launch_early(rms_norm_fwd_narrow_kernel<T, N, V, ADD>, xt_blocks(p->rows, THREADS / lanes * ROWS_FWD<V>), THREADS, 0,
+                        (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
+                        p->rows, (int)p->cols, lanes, A(1) / (A)p->cols, (A)p->eps);
+    }
+    template <int N, int V> static void block(const XtRmsNormFwd *p) {
+        xt_launch_early(rms_norm_fwd_block_kernel<T, N, V, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, V)), 0,
+                        (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight,
+                        p->rows, (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
+    }
+    template <int N> static void long_rows(const XtRmsNormFwd *p) {
+        xt_launch(rms_norm_fwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0,
+                  (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
+                  p->cols, A(1) / (A)p->cols, (A)p->eps);
+    }
+};
 
 template <typename T, bool ADD> static XtStatus forward(const XtRmsNormFwd *p) {
     constexpr int N = XT_WIDTH<T>;
     bool aligned = xt_aligned<T>(p->cols, p->cols, p->out, p->x, p->weight, p->sum, p->residual);
-    switch (choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD)) {
-    case PLAN_NARROW_1: fwd_narrow<T, N, 1, ADD>(p); break;
-    case PLAN_NARROW_2: fwd_narrow<T, N, 2, ADD>(p); break;
-    case PLAN_NARROW_3: fwd_narrow<T, N, 3, ADD>(p); break;
-    case PLAN_NARROW_4: fwd_narrow<T, N, 4, ADD>(p); break;
-    case PLAN_NARROW_PLAIN: fwd_narrow<T, 1, 4, ADD>(p); break;
-    case PLAN_BLOCK: fwd_block<T, N, 4, ADD>(p); break;
-    case PLAN_LONG: fwd_long<T, N, ADD>(p); break;
-    case PLAN_LONG_PLAIN: fwd_long<T, 1, ADD>(p); break;
-    }
+    launch_forward<Forward<T, ADD>, N>(choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD), p);
     return xt_launched("rms_norm_fwd", p->rows, p->cols);
 }
 

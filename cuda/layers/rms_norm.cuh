@@ -172,6 +172,21 @@ static inline Plan choose(bool aligned, int64_t pieces, int64_t most) {
                               : PLAN_LONG;
 }
 
+/* The launch of a forward by its plan, with pieces of N elements where rows are aligned. Launch has narrow<N, V>, block<N, V> and
+ * long_rows<N>; p is its argument. */
+template <typename Launch, int N, typename P> static inline void launch_forward(Plan plan, const P *p) {
+    switch (plan) {
+    case PLAN_NARROW_1: Launch::template narrow<N, 1>(p); break;
+    case PLAN_NARROW_2: Launch::template narrow<N, 2>(p); break;
+    case PLAN_NARROW_3: Launch::template narrow<N, 3>(p); break;
+    case PLAN_NARROW_4: Launch::template narrow<N, 4>(p); break;
+    case PLAN_NARROW_PLAIN: Launch::template narrow<1, 4>(p); break;
+    case PLAN_BLOCK: Launch::template block<N, 4>(p); break;
+    case PLAN_LONG: Launch::template long_rows<N>(p); break;
+    case PLAN_LONG_PLAIN: Launch::template long_rows<1>(p); break;
+    }
+}
+
 /* Lanes that share a narrow row of `pieces`, `each` a lane. */
 static inline int lanes_of(int64_t pieces, int each) {
     int lanes = 1;

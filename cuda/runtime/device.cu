@@ -367,6 +367,19 @@ static XtStatus synchronize(int index) {
 
 static void *stream_of(int index) { return use(index) == XT_OK ? devices[index].stream : NULL; }
 
+static XtStatus idle(int index, bool *out) {
+    *out = false;
+    XT_CHECK(use(index));
+    XT_CHECK(xt_refuse_captured("ask whether the device is done"));
+    cudaError_t error = cudaStreamQuery(devices[index].stream);
+    *out = error == cudaSuccess;
+    if (*out || error == cudaErrorNotReady) {
+        cudaGetLastError(); /* "not ready" is kept as an error, which the next launch would find */
+        return XT_OK;
+    }
+    return xt_late_error(index, error);
+}
+
 /* The driver's event of a whole context (CUDA 12.5 and newer) covers the work of all its streams, also of streams that were
  * destroyed with work in flight. The library does not link to the driver, so it looks up the function's address. */
 static int (*context_current)(void **context);
@@ -433,6 +446,11 @@ static XtStatus info(int index, XtDeviceInfo *out) {
     out->memory_total = (int64_t)total;
     out->memory_free = (int64_t)free_bytes;
     snprintf(out->built_for, sizeof out->built_for, "%s", XT_CUDA_ARCHS);
+    const unsigned char *id = (const unsigned char *)properties.uuid.bytes;
+    size_t used = (size_t)snprintf(out->uuid, sizeof out->uuid, "GPU");
+    for (int i = 0; i < 16; i++) /* a dash before bytes 0, 4, 6, 8 and 10 */
+        used += (size_t)snprintf(out->uuid + used, sizeof out->uuid - used, i % 2 == 0 && i <= 10 && i != 2 ? "-%02x" : "%02x",
+                                 id[i]);
     xt_cublas_origin(out->blas, sizeof out->blas);
     return XT_OK;
 }
@@ -448,8 +466,9 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
 /* ---- the table -------------------------------------------------------------------------------------------------------------- */
 
 static XtAccelerator accelerator = {
-    0,        use,   info,          traits_of,        counters,         trim,         reset_peak,      stream_of,     make_wait,
-    wait_for, false, xt_graph_plan, xt_graph_planned, xt_graph_capture, xt_graph_end, xt_graph_replay, xt_graph_owns, xt_graph_drop,
+    0,         use,  info,     traits_of, counters,      trim,             reset_peak,       stream_of,    idle,
+    make_wait, wait_for, false, xt_graph_plan, xt_graph_planned, xt_graph_capture, xt_graph_end, xt_graph_replay, xt_graph_owns,
+    xt_graph_drop,
 };
 
 static XtBackend table;

@@ -37,6 +37,12 @@ def torch_qk_norm_rope(q, k, q_weight, k_weight, cos, sin):
     )
 
 
+def torch_causal(x, w, b):
+    """As models write it: a Conv1d padded on both sides, cut, between two transposes."""
+    rows = TF.conv1d(x.transpose(1, 2), w.unsqueeze(1), b, padding=w.shape[1] - 1, groups=w.shape[0])
+    return rows[..., : x.shape[1]].transpose(1, 2)
+
+
 def rope_angles(dim, dtype, length=4096):
     angle = torch.outer(torch.arange(length).float(), 1e4 ** (-torch.arange(0, dim, 2) / dim))[None, :, None].cuda()
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -96,6 +102,30 @@ def entries(dtype):
             [(1, 32768, 8, 128)], lambda x: F.rope(x), lambda x: torch_rope(x, *longest), 2, 2,
         ),
         "rope 8x4096x32x64": ([(8, 4096, 32, 64)], lambda x: F.rope(x), lambda x: torch_rope(x, cos, sin), 2, 2),
+        "causal_conv1d 8x4096x2048, 4": (
+            [(8, 4096, 2048), (2048, 4), (2048,)], lambda x, w, b: F.causal_conv1d(x, w, b), torch_causal, 2, 3,
+        ),
+        "causal_conv1d, silu": (
+            [(8, 4096, 2048), (2048, 4), (2048,)],
+            lambda x, w, b: F.causal_conv1d(x, w, b, "silu"),
+            lambda x, w, b: TF.silu(torch_causal(x, w, b)),
+            2, 3,
+        ),
+        "causal_conv1d, B C S in PyTorch": (  # the same memory, seen as its conv1d wants it
+            [(8, 4096, 2048), (2048, 4), (2048,)],
+            lambda x, w, b: F.causal_conv1d(x, w, b),
+            lambda x, w, b: torch_causal(x.view(8, 2048, 4096).transpose(1, 2), w, b),
+            2, 3,
+        ),
+        "causal_conv1d 8x4096x2048, 3": (
+            [(8, 4096, 2048), (2048, 3), (2048,)], lambda x, w, b: F.causal_conv1d(x, w, b), torch_causal, 2, 3,
+        ),
+        "conv1d 8x512x3000, 512x3, stride 2": (  # bytes are not what bounds it
+            [(8, 512, 3000), (512, 512, 3), (512,)],
+            lambda x, w, b: F.conv1d(x, w, b, 2, 1),
+            lambda x, w, b: TF.conv1d(x, w, b, 2, 1),
+            1.5, 3,
+        ),
         "swiglu 16384x8192": (
             [(16384, 8192), (16384, 8192)], lambda g, u: F.swiglu(g, u), lambda g, u: TF.silu(g) * u, 3, 5,
         ),

@@ -62,6 +62,22 @@ def test_bytes_do_not_depend_on_the_number_of_processes(precision, name, data, t
     assert min(record["grad_norm"] for record in found[1][1]) > 0.5  # it clips
 
 
+def test_rows_of_a_mixture_do_not_depend_on_the_number_of_processes(tmp_path):
+    """In packed rows; the second source has an epoch within the run."""
+    for name, size in (("a.txt", 9000), ("b.txt", 900)):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            text_file(tmp_path / name / str(i), size // 12 + i, seed=i)
+    found = []
+    for size in (1, 2):
+        out = tmp_path / f"run{size}"
+        mixture = f"{tmp_path}/a.txt:2,{tmp_path}/b.txt:1"
+        trained(size, choices(mixture, out, pack=True, max_ranks=2, steps=12), tmp_path / str(size))
+        found.append((weights(newest(out)), records(out)))
+    assert found[0] == found[1]
+    assert found[0][1][-1]["epochs/b.txt"] > 0.5 and "val_loss/b.txt" in found[0][1][-1]
+
+
 def test_another_number_of_processes_goes_on(data, tmp_path):
     """On 4 to step 2, on 2 to 4, on 1 to 6: the run that never stopped."""
     whole = tmp_path / "whole"

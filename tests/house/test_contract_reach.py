@@ -25,6 +25,7 @@ OTHERS = {
         "csrc/cpu/attention/reference.c",
         "cuda/attention/materialized.cu",
         "csrc/ops/optimizer/muon.c",
+        "csrc/ops/conv/conv1d.c",
     },
     "layers": {"csrc/ops/gemm/swiglu_mlp.c", "csrc/ops/gemm/gelu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},

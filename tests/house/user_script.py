@@ -181,6 +181,12 @@ def layers() -> None:
     assert_type(nn.SiLU()(nn.GELU()(nn.Dropout(0.5)(nn.LayerNorm(4)(nn.RMSNorm((4,))(xt.randn(2, 4)))))), xt.Tensor)
     assert_type(nn.Sequential(linear, nn.SiLU())(xt.randn(4, 2)), Any)
     assert_type(nn.Sequential(linear, nn.SiLU())[0], nn.Module)
+    conv = nn.Conv1d(4, 4, (3,), padding="causal", groups=4, dtype="float32")
+    assert_type(conv.bias, nn.Parameter | None)
+    assert_type(conv(xt.randn(2, 4, 5)), xt.Tensor)
+    assert_type(F.conv1d(xt.randn(2, 4, 5), conv.weight, stride=2, padding="valid", groups=4), xt.Tensor)
+    assert_type(F.causal_conv1d(xt.randn(2, 5, 4), conv.weight, conv.bias, "silu"), xt.Tensor)
+    assert_type(F.causal_conv1d(xt.randn(2, 5, 4), conv.weight, state=xt.zeros(2, 2, 4)), tuple[xt.Tensor, xt.Tensor])
     parts = nn.ModuleDict({"up": linear, "down": nn.Linear(3, 2)})
     assert_type(parts["up"](xt.randn(4, 2)), xt.Tensor)
     assert_type(nn.Identity()(nn.ReLU()(xt.randn(2))), xt.Tensor)
@@ -245,6 +251,9 @@ def language_model(folder: Path, text: Path) -> None:
         adamw.zero_grad()
         loss.backward()
         adamw.step()
+    mixture = data.open_data({text: 3, "python": 1})
+    assert_type(mixture.shares, list[float])
+    assert_type(mixture.val_set(16, 64, documents=False)[3], list[int])
     assert_type(model.lm_head, nn.Linear | None)
     assert_type(model.model.layers[0].self_attn.q_proj.weight.grad, xt.Tensor | None)
     assert assert_type(model.num_parameters(), int) and assert_type(model.flops_per_token(16), int)
@@ -361,6 +370,11 @@ def refused(model: models.Qwen3, connection: nn.HyperConnection, adamw: optim.Ad
     F.rope(x, 1000.0)  # pyright: ignore[reportCallIssue]
     F.add_rms_norm(x)  # pyright: ignore[reportCallIssue]
     F.add_layer_norm(x)  # pyright: ignore[reportCallIssue]
+    F.conv1d(x)  # pyright: ignore[reportCallIssue]
+    F.conv1d(x, x, stride=1.5)  # pyright: ignore[reportArgumentType]
+    F.causal_conv1d(x, x, state=1)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    nn.Conv1d(2, 3, "x")  # pyright: ignore[reportArgumentType]
+    testing.Convolution(1, 2, 3, 4.5, 1)  # pyright: ignore[reportArgumentType]
     F.qk_norm_rope(x, x, x, x, 1e-6, 1000.0)  # pyright: ignore[reportCallIssue]
     xt.zeros("2")  # pyright: ignore[reportArgumentType]
     xt.cuda.synchronize(1.5)  # pyright: ignore[reportArgumentType]

@@ -49,6 +49,7 @@ def state(**changes) -> SimpleNamespace:
         "config": SimpleNamespace(plot=True),
         "directory": Path("runs/x"),
         "corpus": SimpleNamespace(bytes_per_token=1.0),
+        "loader": None,
         "step": 5,
         "elapsed": 61.0,
     }

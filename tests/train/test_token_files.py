@@ -124,6 +124,23 @@ def test_text_is_encoded_by_the_tokenizer_of_the_option(tmp_path) -> None:
     assert main(["prepare", str(tmp_path / "in"), str(tmp_path / "y"), "--tokenizer", str(tmp_path / "in")]) == 1
 
 
+def test_sources_of_a_mixture_share_a_tokenizer(tmp_path, monkeypatch) -> None:
+    """Texts are encoded by that of the token files beside them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(" ".join(np.random.default_rng(0).choice(WORDS, 400)))
+    for name, words in (("t", WORDS), ("u", WORDS[::-1])):
+        found = load_tokenizer(tokenizer_directory(tmp_path / name, words))
+        data.prepare("a.txt", f"{name}.tokens", found)
+    opened = data.open_data("a.txt:1,t.tokens:1")
+    assert opened.tokenizer is not None and opened.vocab_size == 12 and opened.parts[0].train_tokens == 380
+    assert opened.parts[0].name == "a.txt" and [part.vocab_size for part in opened.parts] == [12, 12]
+    with pytest.raises(DataError, match=r"^data: t\.tokens and u\.tokens were made by different tokenizers$"):
+        data.open_data("t.tokens:1,u.tokens:1")
+    np.save("n.npy", np.arange(1000))
+    with pytest.raises(DataError, match=r"^data: n\.npy does not say which tokenizer made it, and t\.tokens has one"):
+        data.open_data("t.tokens:1,n.npy:1")
+
+
 def test_another_tokenizer_is_refused(tmp_path) -> None:
     first, second = tokenizer_directory(tmp_path / "t"), tokenizer_directory(tmp_path / "u", [*WORDS[::-1]])
     source = texts(tmp_path / "in")

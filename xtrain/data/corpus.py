@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..tokenizers import ByteTokenizer, Tokenizer, same_tokenizer
 from .file_array import FileArray, Segment, part
+from .identity import identity, same_data
 from .loader import IGNORED, Loader, Windows
 from .packing import Documents, PackedLoader
 from .readers import is_packed
@@ -83,7 +84,7 @@ class Corpus:
         """Return val_windows and their targets, int64 [windows, seq_len]: the ids one position later, and IGNORED where
         a token is not learned.
         """
-        return self._validation(seq_len, tokens, vocab_size, False)[:2]
+        return self.val_set(seq_len, tokens, vocab_size)[:2]
 
     def val_documents_batch(
         self, seq_len: int, tokens: int, vocab_size: int | None = None
@@ -91,13 +92,16 @@ class Corpus:
         """The same, and the bounds of the documents in each window, int32 [windows, 2, seq_len]; the target of the last
         token of a document is IGNORED.
         """
-        block, targets, bounds = self._validation(seq_len, tokens, vocab_size, True)
+        block, targets, bounds, _ = self.val_set(seq_len, tokens, vocab_size, documents=True)
         assert bounds is not None
         return block, targets, bounds
 
-    def _validation(
-        self, seq_len: int, tokens: int, vocab_size: int | None, documents: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def val_set(
+        self, seq_len: int, tokens: int, vocab_size: int | None = None, documents: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, list[int]]:
+        """What val_batch returns, what val_documents_batch has more or None, and how many of the windows are of each
+        source.
+        """
         longest = max(map(len, self.val), default=0)  # a short validation part is evaluated in shorter sequences
         windows = Windows(
             self.val, min(seq_len, max(longest - 1, 1)), f"{self.name} (validation part)", vocab_size, self.val_masks
@@ -112,22 +116,42 @@ class Corpus:
             bounds = np.minimum(bounds[:, :, :-1], windows.seq_len)
         if (targets == IGNORED).all():
             raise DataError(f"data: the validation part of {self.name} holds no token that is learned")
-        return block, targets, bounds
+        return block, targets, bounds, [count]
+
+    @property
+    def parts(self) -> list[Corpus]:
+        """The sources of a mixture; of other data itself."""
+        return [self]
+
+    @property
+    def shares(self) -> list[float]:
+        """The part of the rows that comes from each of `parts`."""
+        return [1.0]
+
+    def identity(self, known: Any = None) -> dict[str, Any]:
+        """See the function of this name."""
+        return identity(self.segments, known)
+
+    def changed(self, stored: Any, now: dict[str, Any]) -> str | None:
+        """The name of a source that is not what it was, or None. stored, now: identities, of a checkpoint and this."""
+        return None if same_data(stored, self.segments, now) else self.name
 
 
 def _documents(segments: list[Segment], known: list[Documents] | None) -> list[Documents]:
     return known or [Documents(None, 0, len(segment)) for segment in segments]
 
 
-def open_data(
-    source: str | os.PathLike[str] = "python", tokenizer: Tokenizer | None = None, val_fraction: float = 0.05
-) -> Corpus:
-    """Open a data source (see the top of this file).
+def holds_tokens(source: str) -> bool:
+    """Whether a source is a token file or a folder with one."""
+    if source == "python" or not os.path.exists(source):
+        return False
+    if os.path.isdir(source):
+        return any(file.endswith((".tokens", ".npy")) for file in text_files(source))
+    return source.endswith(".npy") or starts_with_magic(source)
 
-    tokenizer: of text; None takes that of a token file, and bytes for text. DataError when the source is missing,
-    unreadable, empty or has nothing to split, and when a token file was made by another tokenizer.
-    """
-    source = os.fspath(source)
+
+def open_source(source: str, tokenizer: Tokenizer | None, val_fraction: float) -> Corpus:
+    """See open_data; of one source."""
     given, tokenizer = tokenizer, tokenizer or ByteTokenizer()
     if source == "python":  # ./python is a file or folder of that name
         root = sysconfig.get_paths()["stdlib"]
@@ -142,7 +166,10 @@ def open_data(
             return _from_token_files(source, [os.path.join(source, file) for file in tokens], given, val_fraction)
         return _from_folder(source, source, files, tokenizer, val_fraction)
     if not os.path.exists(source):
-        raise DataError(f"data: {source} does not exist; give 'python', a text file, a folder, or a token file")
+        several = ", or several with weights (a.tokens:0.7,b.tokens:0.3)" if "," in source else ""
+        raise DataError(
+            f"data: {source} does not exist; give 'python', a text file, a folder, or a token file{several}"
+        )
     if source.endswith(".npy") or starts_with_magic(source):
         return _from_token_files(source, [source], given, val_fraction)
     text = bytes_of(source)

@@ -132,7 +132,11 @@ class Loader:
         """Return (ids, targets), each int64 [batch_size, seq_len]; targets are the ids one position later, and IGNORED
         where the masks say so.
         """
-        parts, wanted, total = [], self.batch_size, len(self.windows)
+        return self.rows(self.batch_size)
+
+    def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the next `count` rows, at least one; how they are cut into batches does not change them."""
+        parts, wanted, total = [], count, len(self.windows)
         while wanted:
             take = min(wanted, total - self.index)
             parts.append(permute(np.arange(self.index, self.index + take), total, self.seed, self.epoch))
@@ -149,6 +153,15 @@ class Loader:
         while True:
             ids, targets = self.next_batch()
             yield _C.from_numpy(ids), _C.from_numpy(targets)
+
+    @property
+    def epochs(self) -> float:
+        """Times that each window has been drawn, so far."""
+        return self.epoch + self.index / len(self.windows)
+
+    def metrics(self) -> dict[str, float]:
+        """What a record says of the data: nothing."""
+        return {}
 
     def state_dict(self) -> dict[str, int]:
         """Return the position as {"epoch", "index"}."""

@@ -166,11 +166,15 @@ class PackedLoader:
         attention takes them. Targets are the ids one position later in the document, and IGNORED where the masks say
         so. What is left of a row is a document of its own, of zeros whose targets are IGNORED.
         """
-        ids = np.zeros((self.batch_size, self.seq_len), np.int64)
+        return self.rows(self.batch_size)
+
+    def rows(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of the next `count` rows; how they are cut into batches does not change them."""
+        ids = np.zeros((count, self.seq_len), np.int64)
         targets = np.full_like(ids, IGNORED)
-        bounds = np.empty((self.batch_size, 2, self.seq_len), np.int32)
+        bounds = np.empty((count, 2, self.seq_len), np.int32)
         self.filled = 0
-        for row in range(self.batch_size):
+        for row in range(count):
             at, lengths = 0, []
             for part, start, places in self._next_row():
                 tokens = np.asarray(self._segments[part][start : start + places + 1], np.int64)
@@ -194,6 +198,16 @@ class PackedLoader:
         """The share of the places of rows that hold a token of a document, over the first chunk of documents."""
         rows = self._rows(self.epoch, self.chunk)
         return sum(places for row in rows for _, _, places in row) / max(len(rows) * self.seq_len, 1)
+
+    @property
+    def epochs(self) -> float:
+        """Times that each document has been drawn, so far; of a chunk the part of its rows."""
+        part = self.row / max(len(self._rows(self.epoch, self.chunk)), 1)
+        return self.epoch + (self.chunk + part) / self.chunks
+
+    def metrics(self) -> dict[str, float]:
+        """What a record says of the data: the share of the places of the last batch that hold a token of a document."""
+        return {"token_efficiency": round(self.filled / (self.batch_size * self.seq_len), 4)}
 
     def state_dict(self) -> dict[str, int]:
         """Return the position as {"epoch", "chunk", "row"}."""

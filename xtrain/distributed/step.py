@@ -117,6 +117,10 @@ class DataParallel:
         self._banks = [
             Bank(each, self.max_ranks, all_of_it) for each, all_of_it in zip(by_kind.values(), whole, strict=True)
         ]
+        if self._plane is not None:
+            from . import gpus
+
+            gpus.check(self._banks[0].device)
         for bank in self._banks:
             if self._plane is not None:
                 flat = bank.read(bank.dtype)

@@ -266,7 +266,7 @@ def check_same(values: Mapping[str, Any], what: str) -> None:
         first = everyone[0].get(key)
         others = [number for number, one in enumerate(everyone) if one.get(key) != first]
         if others:
-            raise _on_all_ranks(
+            raise on_all_ranks(
                 ConfigError(
                     f"distributed: {what}{key} must be the same on every rank, got {shown(first, 200)} on rank 0 and "
                     f"{shown(everyone[others[0]].get(key), 200)} on rank{'s' * (len(others) > 1)} "
@@ -301,9 +301,9 @@ def together(make: Callable[[], Any]) -> Any:
     if link is not None:
         result = json.loads(bytes(link.broadcast(json.dumps(result).encode() if rank() == 0 else None, 0, "together")))
     if failure is not None:
-        raise _on_all_ranks(failure)
+        raise on_all_ranks(failure)
     if "error" in result:
-        raise _on_all_ranks(_same_kind(result["error"], result["text"]))
+        raise on_all_ranks(_same_kind(result["error"], result["text"]))
     return result["value"]
 
 
@@ -318,13 +318,13 @@ def all_or_none(act: Callable[[], Any]) -> None:
         failure = error
     said = gather_json(None if failure is None else [type(failure).__name__, str(failure)])
     if failure is not None:
-        raise _on_all_ranks(failure)
+        raise on_all_ranks(failure)
     for number, one in enumerate(said):
         if one is not None:
-            raise _on_all_ranks(_same_kind(one[0], f"rank {number}: {one[1]}"))
+            raise on_all_ranks(_same_kind(one[0], f"rank {number}: {one[1]}"))
 
 
-def _on_all_ranks(error: Exception) -> Exception:
+def on_all_ranks(error: Exception) -> Exception:
     """Mark it: nobody has to be told."""
     vars(error)["on_all_ranks"] = True
     return error

@@ -4,6 +4,7 @@ from . import init, utils
 from .containers import ModuleDict, ModuleList, Sequential
 from .layers import (
     GELU,
+    Conv1d,
     CrossEntropyLoss,
     Dropout,
     Embedding,
@@ -18,7 +19,7 @@ from .mhc import HyperConnection, StreamContraction, expand_streams, recompute_s
 from .module import Module, Parameter
 
 __all__ = [
-    "CrossEntropyLoss", "Dropout", "Embedding", "GELU", "HyperConnection", "Identity", "LayerNorm", "Linear", "Module",
-    "ModuleDict", "ModuleList", "Parameter", "ReLU", "RMSNorm", "Sequential", "SiLU", "StreamContraction",
+    "Conv1d", "CrossEntropyLoss", "Dropout", "Embedding", "GELU", "HyperConnection", "Identity", "LayerNorm", "Linear",
+    "Module", "ModuleDict", "ModuleList", "Parameter", "ReLU", "RMSNorm", "Sequential", "SiLU", "StreamContraction",
     "expand_streams", "init", "recompute_streams", "utils",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _C, _creation, functional
 from .._C import Tensor
 from .._types import Device, DType, Size, as_sizes
+from ..tensors.convolution import One, both_sides, one
 from . import init
 from .module import Module, Parameter, is_stock
 
@@ -105,6 +106,66 @@ class Embedding(Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class Conv1d(Module):
+    """Cross-correlation along rows (see functional.conv1d): input [B, in_channels, L] or [in_channels, L] ->
+    [B, out_channels, T] or [out_channels, T]; weight [out_channels, in_channels / groups, kernel_size], bias
+    [out_channels] or None.
+
+    Both start uniform in [-b, b), b = 1/sqrt(in_channels / groups * kernel_size), PyTorch's default. kernel_size,
+    stride, padding and dilation are ints or tuples of one; padding may also be "valid", "same" or "causal". ValueError
+    for numbers out of range and groups that do not divide, NotImplementedError for other padding modes. Calls: errors
+    as in functional.conv1d. F.causal_conv1d takes this layer's weight and bias for a causal depthwise one.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: One,
+        stride: One = 1,
+        padding: One | str = 0,
+        dilation: One = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
+        if padding_mode != "zeros":
+            raise NotImplementedError(f"Conv1d: padding_mode must be 'zeros', got {padding_mode!r}")
+        kernel, steps, spread = (
+            one("Conv1d", name, value)
+            for name, value in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
+        )
+        for name, value in (("kernel_size", kernel), ("stride", steps), ("dilation", spread), ("groups", groups)):
+            if value < 1:
+                raise ValueError(f"Conv1d: {name} must be at least 1, got {value}")
+        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if channels % groups:
+                raise ValueError(f"Conv1d: groups must divide {name}, {channels}, got {groups}")
+        both_sides("Conv1d", padding, kernel, steps, spread)  # refuses what is none
+        self.in_channels, self.out_channels, self.groups, self.padding = in_channels, out_channels, groups, padding
+        self.kernel_size, self.stride, self.dilation = (kernel,), (steps,), (spread,)
+        self.weight = _parameter((out_channels, in_channels // groups, kernel), dtype, device)
+        self.bias = _parameter((out_channels,), dtype, device) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        fan_in = self.in_channels // self.groups * self.kernel_size[0]
+        if self.bias is not None and fan_in > 0:
+            init.uniform_(self.bias, -1.0 / math.sqrt(fan_in), 1.0 / math.sqrt(fan_in))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.conv1d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size[0]}, stride={self.stride[0]}, "
+            f"padding={self.padding!r}, dilation={self.dilation[0]}, groups={self.groups}, bias={self.bias is not None}"
+        )
 
 
 class RMSNorm(Module):

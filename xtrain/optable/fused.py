@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,27 @@ def add_rms_norm_sizes(x: np.ndarray, residual: np.ndarray, *weight: np.ndarray,
     return [size, size * scale * (np.abs(weight[0]) if weight else 1)]
 
 
+def add_norm_errors(call: Callable[..., Any], name: str, vectors: tuple[str, ...]) -> tuple[Error, ...]:
+    """What an op that adds and normalises refuses. Arguments: input, residual, the vectors, eps."""
+    absent = [None] * len(vectors)
+    return (
+        Error(lambda: call(f32(2, 4), f32(2, 5)), V, rf"{name}: residual must have shape \(2, 4\), got \(2, 5\)"),
+        Error(
+            lambda: call(f32(2, 4), _C.full((2, 4), 1.0, _C.bfloat16)),
+            T,
+            rf"{name}: residual must have the dtype of input, float32, got bfloat16",
+        ),
+        Error(
+            lambda: call(f32(2, 64), f32(2, 64), *absent[1:], f32(65)),
+            V,
+            rf"{name}: {vectors[-1]} must have shape \(64,\), got \(65,\)",
+        ),
+        Error(lambda: call(f32(), f32()), V, rf"{name}: input must .*\(\)"),
+        Error(lambda: call(i64(2, 4), i64(2, 4)), T, rf"{name}: input must .*float.*int64"),
+        Error(lambda: call(f32(2, 4), f32(2, 4), *absent, -1.0), V, rf"{name}: eps must .*-1"),
+    )
+
+
 ROWS = [(3, 5), (2, 3, 4), (5,), (0, 4), *((3, n) for n in TAILS), (33, 24)]
 add_options: dict[str, Any] = dict(
     accumulations=lambda x, *a, **k: x.shape[-1] / 2 + 8, roundings=3, grad_roundings=8, magnitude=add_rms_norm_sizes
@@ -46,26 +68,7 @@ op(
     add_rms_norm,
     torch=torch_add_rms_norm,
     **add_options,
-    errors=(
-        Error(
-            lambda: _C.add_rms_norm(f32(2, 4), f32(2, 5)),
-            V,
-            r"add_rms_norm: residual must have shape \(2, 4\), got \(2, 5\)",
-        ),
-        Error(
-            lambda: _C.add_rms_norm(f32(2, 4), _C.full((2, 4), 1.0, _C.bfloat16)),
-            T,
-            r"add_rms_norm: residual must have the dtype of input, float32, got bfloat16",
-        ),
-        Error(
-            lambda: _C.add_rms_norm(f32(2, 64), f32(2, 64), f32(65)),
-            V,
-            r"add_rms_norm: weight must have shape \(64,\), got \(65,\)",
-        ),
-        Error(lambda: _C.add_rms_norm(f32(), f32()), V, r"add_rms_norm: input must .*\(\)"),
-        Error(lambda: _C.add_rms_norm(i64(2, 4), i64(2, 4)), T, r"add_rms_norm: input must .*float.*int64"),
-        Error(lambda: _C.add_rms_norm(f32(2, 4), f32(2, 4), None, -1.0), V, r"add_rms_norm: eps must .*-1"),
-    ),
+    errors=add_norm_errors(_C.add_rms_norm, "add_rms_norm", ("weight",)),
 )
 op(
     "add_rms_norm",
@@ -109,26 +112,7 @@ op(
     add_layer_norm,
     torch=torch_add_layer_norm,
     **add_layer_options,
-    errors=(
-        Error(
-            lambda: _C.add_layer_norm(f32(2, 4), f32(2, 5)),
-            V,
-            r"add_layer_norm: residual must have shape \(2, 4\), got \(2, 5\)",
-        ),
-        Error(
-            lambda: _C.add_layer_norm(f32(2, 4), _C.full((2, 4), 1.0, _C.bfloat16)),
-            T,
-            r"add_layer_norm: residual must have the dtype of input, float32, got bfloat16",
-        ),
-        Error(
-            lambda: _C.add_layer_norm(f32(2, 64), f32(2, 64), None, f32(65)),
-            V,
-            r"add_layer_norm: bias must have shape \(64,\), got \(65,\)",
-        ),
-        Error(lambda: _C.add_layer_norm(f32(), f32()), V, r"add_layer_norm: input must .*\(\)"),
-        Error(lambda: _C.add_layer_norm(i64(2, 4), i64(2, 4)), T, r"add_layer_norm: input must .*float.*int64"),
-        Error(lambda: _C.add_layer_norm(f32(2, 4), f32(2, 4), None, None, -1.0), V, r"add_layer_norm: eps must .*-1"),
-    ),
+    errors=add_norm_errors(_C.add_layer_norm, "add_layer_norm", ("weight", "bias")),
 )
 op(
     "add_layer_norm",

@@ -173,7 +173,8 @@ class TrainConfig:
     data: str = option(
         "python",
         "'python' (the standard library's source), a text file, a folder of texts, a token file, or a folder of those; "
-        "what runs have written into a folder is left out",
+        "what runs have written into a folder is left out; several with the shares of rows that come from each: "
+        "a.tokens:0.7,b.tokens:0.3",
     )
     tokenizer: str = option(
         "",

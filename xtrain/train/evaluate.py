@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 
 from ..autograd import no_grad
-from ..data import IGNORED
+from ..data import IGNORED, MixedLoader
 from ..generation import generate_text
 from ..nn.module import evaluating
 from ..tokenizers import ByteTokenizer
@@ -18,24 +18,34 @@ from .step import loss_of, on_device
 
 @no_grad()
 def evaluate(state: State) -> dict[str, float]:
-    """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset."""
-    total, team = 0.0, state.team
-    blocks = math.ceil(len(state.val) / state.config.batch_size)
-    mine = [_block_loss(state, block) for block in range(team.rank, blocks, team.size)]
-    parts = team.gather(mine)
-    for block in range(blocks):  # in one order for every number of processes
-        total += parts[block % team.size][block // team.size]
-    loss = total / max(int(np.count_nonzero(state.val_targets != IGNORED)), 1)
+    """Return {"val_loss": nats per token, "val_bpb": bits per byte (when known)} on the fixed validation subset. Of a
+    mixture also "val_loss/NAME" of each source; val_loss is their mean by the weights.
+    """
+    team, size = state.team, state.config.batch_size
+    ends = np.cumsum(state.val_rows).tolist()
+    sources = [slice(end - rows, end) for end, rows in zip(ends, state.val_rows, strict=True)]
+    blocks = [
+        (number, slice(start, min(start + size, rows.stop)))
+        for number, rows in enumerate(sources)
+        for start in range(rows.start, rows.stop, size)
+    ]
+    parts = team.gather([_block_loss(state, rows) for _, rows in blocks[team.rank :: team.size]])
+    losses = [0.0] * len(sources)
+    for block, (number, _) in enumerate(blocks):  # in one order for every number of processes
+        losses[number] += parts[block % team.size][block // team.size]
+    learned = [max(int(np.count_nonzero(state.val_targets[rows] != IGNORED)), 1) for rows in sources]
+    losses = [loss / count for loss, count in zip(losses, learned, strict=True)]
+    loss = sum(share * one for share, one in zip(state.corpus.shares, losses, strict=True))
     metrics = {"val_loss": loss}
     if state.corpus.bytes_per_token:
         metrics["val_bpb"] = loss / math.log(2.0) / state.corpus.bytes_per_token
+    if isinstance(state.loader, MixedLoader):
+        metrics |= {f"val_loss/{name}": one for name, one in zip(state.loader.names, losses, strict=True)}
     return metrics
 
 
-def _block_loss(state: State, block: int) -> float:
+def _block_loss(state: State, rows: slice) -> float:
     """The sum of the losses of one batch of the validation subset."""
-    size = state.config.batch_size
-    rows = slice(block * size, (block + 1) * size)
     parts = [state.val[rows, :-1], state.val_targets[rows]]
     if state.val_documents is not None:
         parts.append(state.val_documents[rows])

@@ -69,8 +69,7 @@ def _steps(
         values.update(tokens_per_second=round(rate, 1), **evaluated)
         state.elapsed = time.monotonic() - begun
         values["lr_groups"] = step.lr_groups
-        if step.filled is not None:
-            values["token_efficiency"] = round(step.filled, 4)
+        values.update(step.data)
         if state.team.size > 1:
             values["ranks"] = state.team.size
         values.update(time=round(state.elapsed, 3), wall_time=round(time.time(), 3), **machine(rate))

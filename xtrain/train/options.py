@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ..data import sources_text
 from ..errors import ConfigError, nearest, shown
 from ..files import check_regular
 from ..saving.places import CONFIG, LOCK
@@ -50,7 +51,9 @@ def from_tree(tree: Mapping[str, Any], where: str = "", prefix: str = "") -> dic
     for name, value in tree.items():
         if not isinstance(name, str):
             raise ConfigError(f"option names must be text, got {name!r}")
-        if isinstance(value, Mapping):
+        if name == "data" and not prefix and isinstance(value, Mapping):
+            flat[name] = sources_text(value)
+        elif isinstance(value, Mapping):
             if prefix or name not in SECTIONS:
                 find_key(prefix + name, where)  # raises for an unknown name
                 raise ConfigError(f"{prefix + name} must be a value, not a table{f' (in {where})' if where else ''}")

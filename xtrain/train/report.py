@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from .. import _C, cuda, saving
-from ..data import PackedLoader
+from ..data import Loader, MixedLoader
 from ..files import reason
 from ..notebook import curve, html
 from ..saving.places import METRICS
@@ -95,9 +95,15 @@ class Report:
         start = f"from step {state.step} " if state.step else ""
         each = f"{config.batch_size} x {config.seq_len} tokens each"
         self.say(f"run    {state.directory}: {start}to step {config.steps}, {each}")
-        if isinstance(state.loader, PackedLoader):
-            share, count = state.loader.efficiency(), state.loader.documents
-            self.say(f"pack   {count:,} documents, {share:.1%} of the places of a sequence hold a token of one")
+        filled = 1.0
+        if config.pack and not isinstance(state.loader, Loader):
+            filled, count = state.loader.efficiency(), state.loader.documents
+            self.say(f"pack   {count:,} documents, {filled:.1%} of the places of a sequence hold a token of one")
+        if isinstance(state.loader, MixedLoader):
+            for name, share, part in zip(state.loader.names, corpus.shares, corpus.parts, strict=True):
+                epochs = config.steps * config.batch_size * config.seq_len * filled * share / part.train_tokens
+                size = f"{part.train_tokens:,} training tokens, about {epochs:,.2f} epochs"
+                self.say(f"mix    {name}: {share:.1%} of the rows, {size} in {config.steps} steps")
         if state.team.size > 1:
             team = state.team
             self.say(f"ranks  {team.size}, started by {team.launch.launcher}; a batch in {config.max_ranks} leaves")
@@ -108,7 +114,9 @@ class Report:
         unit, name = ("bits per byte", "val_bpb") if "val_bpb" in values else ("nats per token", "val_loss")
         if self._progress is not None:
             self._progress.evaluated(step, values["val_loss"])
-        self.say(f"step {step}: validation {values[name]:.4f} {unit}")
+        each = [f"{key.partition('/')[2]} {loss:.4f}" for key, loss in values.items() if key.startswith("val_loss/")]
+        sources = f" (nats per token: {', '.join(each)})" if each else ""
+        self.say(f"step {step}: validation {values[name]:.4f} {unit}{sources}")
 
     @_isolated
     def sample(self, text: str | None) -> None:
@@ -134,6 +142,11 @@ class Report:
             self.say(
                 f"stopped by {stopped} after step {state.step}; continue with: xtrain train --resume {state.directory}"
             )
+        if isinstance(state.loader, MixedLoader):
+            found = state.loader.metrics()
+            for name in state.loader.names:
+                tokens, epochs = int(found[f"tokens/{name}"]), found[f"epochs/{name}"]
+                self.say(f"mix    {name}: {tokens:,} tokens, {epochs:,.2f} epochs so far")
         self.say(f"{state.step} steps in {clock(state.elapsed)}; the run is in {state.directory}")
 
     def _draw(self, state: State) -> None:

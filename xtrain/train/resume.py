@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C, _version, saving
-from ..data import identity, same_data
 from ..errors import CheckpointError, ConfigError, shown
 from .config import flatten
 from .state import State
@@ -32,11 +31,12 @@ def restore(state: State, checkpoint: Path) -> None:
     """Continue from a checkpoint: moments, step, position in the data, and random state."""
     stored = saving.load_checkpoint(checkpoint, state.model, state.optimizer, state.ema)
     try:
-        state.identity = identity(state.corpus.segments, known=stored["data"])
-        if not same_data(stored["data"], state.corpus.segments, state.identity):
+        state.identity = state.corpus.identity(known=stored["data"])
+        changed = state.corpus.changed(stored["data"], state.identity)
+        if changed is not None:
             raise ConfigError(
                 f"resume: data was {shown(stored['config']['data'], 1000)} in this run, "
-                f"and {state.config.data!r} now holds something else"
+                f"and {changed!r} now holds something else"
             )
         if stored.get("base") != state.base:
             raise ConfigError(f"resume: the model {state.config.model.preset} below LoRA was another one in this run")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C, cuda, saving
+from ..data import parse_sources, shares_of
 from ..errors import CheckpointError, ConfigError
 from ..files import open_in_place, reason, write_text
 from ..saving.places import CONFIG, LOCK, METRICS
@@ -65,9 +66,20 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
 
 def _with_absolute_data(config: TrainConfig) -> TrainConfig:
     """So that the run can be resumed from another directory."""
-    if config.data != "python" and os.path.exists(config.data):
-        config.data = os.path.abspath(config.data)
+    sources = parse_sources(config.data)
+    if sources is None:
+        config.data = _absolute(config.data)
+    else:
+        places = [(_absolute(name), weight) for name, weight in sources]
+        for name, _ in places:
+            if "," in name:
+                raise ConfigError(f"data: the path of a source must have no comma, got {name!r}")
+        config.data = ",".join(f"{name}:{weight}" for name, weight in places)
     return config
+
+
+def _absolute(source: str) -> str:
+    return os.path.abspath(source) if source != "python" and os.path.exists(source) else source
 
 
 def given_options(config: TrainConfig) -> dict[str, Any]:
@@ -195,6 +207,8 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
 
 def _refuse_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
+        if name == "data" and isinstance(saved.get("data"), str):
+            _refuse_other_weights(saved["data"], value)
         accumulates = name == "grad_accum" and (saved.get("max_ranks") or 0) > 1  # the tree adds leaves, not pieces
         free = KEYS[name].meta["free"] and not accumulates
         if name == "data" or free or name not in saved or saved[name] == value:
@@ -215,6 +229,13 @@ def _refuse_differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> N
         raise ConfigError(
             f"resume: {shown} was {saved[name]!r} in this run, got {value!r}; leave it out, or start a new run"
         )
+
+
+def _refuse_other_weights(saved: str, given: str) -> None:
+    """The files of a mixture may have moved; its weights stay, as they decide which rows the sources have had."""
+    before, now = (None if (found := parse_sources(text)) is None else shares_of(found) for text in (saved, given))
+    if before != now:
+        raise ConfigError(f"resume: data was {saved!r} in this run, got other weights, {given!r}; start a new run")
 
 
 class RunLock:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data import Corpus, Loader, PackedLoader
+from ..data import Corpus, Loader, MixedLoader, PackedLoader
 from ..models.language_model import LanguageModel
 from ..optim import EMA, AdamW, ChainedOptimizer
 from ..tokenizers import Tokenizer
@@ -25,7 +25,8 @@ class State:
     saved_at: the step of the last checkpoint that was written or read, -1 before; emergency checkpoints do not count.
     torn: the optimizer was interrupted, and the parameters may be between two steps. val: the validation subset, int64
     [windows, S + 1]; val_targets: its targets, int64 [windows, S], -100 where a token is not learned; val_documents:
-    None, or with `pack` the bounds of its documents, int32 [windows, 2, S]. identity: of the corpus, see data.identity.
+    None, or with `pack` the bounds of its documents, int32 [windows, 2, S]; val_rows: how many of its windows are of
+    each source, one behind the other. identity: of the corpus, see data.identity.
     base: SHA-256 of what LoRA leaves as it is; None without LoRA. parallel: takes the steps of a run whose batches are
     cut into leaves, on one process or several; None for others. ema: the averages of what is trained; None without the
     option. team: the processes.
@@ -38,9 +39,10 @@ class State:
     tokenizer: Tokenizer | None
     model: LanguageModel
     optimizer: AdamW | ChainedOptimizer
-    loader: Loader | PackedLoader
+    loader: Loader | PackedLoader | MixedLoader
     val: np.ndarray
     val_targets: np.ndarray
+    val_rows: list[int]
     val_documents: np.ndarray | None = None
     identity: dict[str, Any]
     base: str | None = None

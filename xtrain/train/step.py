@@ -12,7 +12,6 @@ import numpy as np
 from .. import _C, cuda, optim, saving
 from .._C import Tensor
 from ..autograd import no_grad
-from ..data import PackedLoader
 from ..errors import CheckpointError, NonFiniteError
 from ..models.language_model import LanguageModel
 from ..profiling import span
@@ -47,8 +46,7 @@ def check_not_torn(state: State) -> None:
 class QueuedStep:
     """A step whose loss and norm are on the device. pieces: its batch, on the host, because a graph overwrites its
     inputs before the loss is read. loader, rng: the states before it. lr_groups: the learning rate of each group of the
-    optimizer. filled: with `pack`, the share of the places of its rows that hold a token of a document. numbers: its
-    metrics, empty until they are read.
+    optimizer. data: what the loader says of itself after the batch. numbers: its metrics, empty until they are read.
     """
 
     number: int
@@ -57,10 +55,10 @@ class QueuedStep:
     pieces: list[Arrays]
     loss: Tensor
     norm: Tensor
-    loader: dict[str, int]
+    loader: dict[str, Any]
     rng: tuple[int, int]
     lr_groups: list[float]
-    filled: float | None
+    data: dict[str, float]
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -148,15 +146,15 @@ class Stepper:
             self._give_back(loader, rng)
             raise
 
-    def _give_back(self, loader: dict[str, int], rng: tuple[int, int]) -> None:
+    def _give_back(self, loader: dict[str, Any], rng: tuple[int, int]) -> None:
         self._state.loader.load_state_dict(loader)
         _C.set_rng_state(rng)
 
-    def _queue(self, loader: dict[str, int], rng: tuple[int, int]) -> QueuedStep:
+    def _queue(self, loader: dict[str, Any], rng: tuple[int, int]) -> QueuedStep:
         state, config, settings = self._state, self._state.config, self._state.config.optim
         with span("data"):
             batch = state.loader.next_batch()
-        filled = state.loader.filled / batch[0].size if isinstance(state.loader, PackedLoader) else None
+        data = state.loader.metrics()
         total = max(int(np.count_nonzero(batch[1] != -100)), 1)
         pieces = _pieces(batch, config.grad_accum)
         lr = optim.lr_schedule(
@@ -167,15 +165,15 @@ class Stepper:
             group["lr"] = lr * factor
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if state.parallel is not None:
-            step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates, filled)
+            step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates, data)
             return self._in_leaves(state.parallel, step, batch)
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
             state.torn = False
             loss, norm = numbers.select(0, 0), numbers.select(0, 1)
-            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates, filled)
+            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates, data)
         loss, norm = self.gradients(self._on_device(pieces), 1.0 / total)
-        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates, filled)
+        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates, data)
         guard = None
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .. import _C, cuda, saving
-from ..data import identity
+from .. import _C, saving
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
@@ -74,7 +73,7 @@ class Result:
 
 def train(
     config: TrainConfig | LanguageModel | None = None,
-    data: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | Mapping[Any, float] | None = None,
     /,
     *,
     file: str | os.PathLike[str] | None = None,
@@ -86,6 +85,7 @@ def train(
 
         train(model, "x.tokens", steps=100)           # a model that is there, which is changed
         train(model="tiny", data="texts/")            # a new one
+        train(model, {"a.tokens": 7, "b.tokens": 3})  # 7 of 10 rows of a batch come from a.tokens
 
     Options come from a TrainConfig or from `file` (TOML), then from keywords, whose names are those of the command line
     (`steps=100`, `model="tiny"`, `optim={"lr": 1e-3}`). callbacks: Callbacks, or functions (trainer, record) that are
@@ -97,7 +97,7 @@ def train(
     if config is not None and not isinstance(config, (TrainConfig, LanguageModel)):
         raise ConfigError(f"train: the first argument must be a model or a TrainConfig, got {type(config).__name__}")
     if data is not None:
-        given = {**given, "data": os.fspath(data)}
+        given = {**given, "data": data if isinstance(data, Mapping) else os.fspath(data)}
     keywords = options.from_tree(given)
     values.update(keywords if file is None else options.with_file(file, keywords))
     return Trainer(values, quiet=quiet, callbacks=callbacks, model=model).run()
@@ -164,9 +164,7 @@ class Trainer(State):
         self.team.wait_at_most(config.comm_timeout)
         self.callbacks = CallbackList([*callbacks, *make_writers(config.writers if self.team.first else "")])
         self.directory = Path(config.out)
-        self.device = rundir.resolve_device(config.device)
-        if self.device != "cpu":
-            self.device = self.team.device(self.device, cuda.device_count())
+        self.device = self.team.device(lambda: rundir.resolve_device(config.device))
         if config.threads:
             _C.set_num_threads(config.threads)
         else:
@@ -186,17 +184,14 @@ class Trainer(State):
         sizes = config.batch_size, config.seq_len, config.seed
         if config.pack:
             check_takes_documents(self.model)
-            self.loader = corpus.packed_loader(*sizes, vocab)
-            found = corpus.val_documents_batch(config.seq_len, config.eval_tokens, vocab)
-            self.val, self.val_targets, self.val_documents = found
-        else:
-            self.loader = corpus.loader(*sizes, vocab)
-            self.val, self.val_targets = corpus.val_batch(config.seq_len, config.eval_tokens, vocab)
+        self.loader = corpus.packed_loader(*sizes, vocab) if config.pack else corpus.loader(*sizes, vocab)
+        found = corpus.val_set(config.seq_len, config.eval_tokens, vocab, config.pack)
+        self.val, self.val_targets, self.val_documents, self.val_rows = found
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
         if self._checkpoint is not None:
             restore(self, self._checkpoint)
         else:
-            self.identity = identity(self.corpus.segments)
+            self.identity = self.corpus.identity()
         if config.max_ranks > 1 or self.team.size > 1:
             from ..distributed import DataParallel
 

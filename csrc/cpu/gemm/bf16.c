@@ -5,8 +5,8 @@
  *         for each panel, each block of k        64 KiB of op(B), that stay in the cache
  *           for each 6 rows                      6 x 64 sums in registers (bf16_tile.h)
  *
- * Each element of C is one chain of float32 sums over k, from 0 upwards by pairs, and rounded once: no cut of the work changes a bit, so
- * rows, columns and K are cut as the threads and the caches like it. Subnormal numbers count as zero.
+ * Each element of C is one chain of float32 sums over k, from 0 upwards by pairs, and rounded once. So no cut of the work changes a bit,
+ * and rows, columns and K are cut to suit threads and caches. Subnormal numbers count as zero.
  */
 #include "bf16_tile.h"
 #include "gemm.h"
@@ -28,12 +28,12 @@ typedef struct Product {
     int64_t rows, tiles_n; /* of a piece; pieces side by side */
 } Product;
 
-static int64_t count(int64_t size, int64_t tile) { return (size - 1) / tile + 1; }
+static int64_t divide_up(int64_t size, int64_t by) { return (size - 1) / by + 1; }
 
 /* Piece i of packing: elements [k, k + depth) of panels [j, last). */
 static void pack_piece(const Product *product, int64_t i) {
     const XtGemm *p = product->p;
-    int64_t blocks = count(p->k, PACK_K), k = i % blocks * PACK_K, depth = least(p->k - k, PACK_K);
+    int64_t blocks = divide_up(p->k, PACK_K), k = i % blocks * PACK_K, depth = least(p->k - k, PACK_K);
     int64_t j = i / blocks * PACK_PANELS, last = least(product->panels, j + PACK_PANELS), step = product->pairs * PANEL;
     int64_t n = product->column + j * PANEL, columns = least(product->column + product->columns, n + PACK_PANELS * PANEL) - n;
     const uint16_t *b = (const uint16_t *)p->b + product->at.b;
@@ -57,7 +57,7 @@ static int64_t a_step(const Product *product) { return product->pairs * A_PANEL 
 static size_t piece_bytes(const Product *product) {
     const XtGemm *p = product->p;
     size_t sums = p->k > K_BLOCK ? (size_t)(product->rows * PANEL) * sizeof(float) : 0;
-    return sums + (p->trans_a ? (size_t)(count(product->rows, A_PANEL) * a_step(product)) * sizeof(uint32_t) : 0);
+    return sums + (p->trans_a ? (size_t)(divide_up(product->rows, A_PANEL) * a_step(product)) * sizeof(uint32_t) : 0);
 }
 
 /* Rows [m, m + rows) and panels [first, last) of the chunk. */
@@ -72,7 +72,7 @@ static void multiply_block(const Product *product, int64_t m, int64_t rows, int6
     Tile t = {.a_row = p->trans_a ? 4 : 2 * p->lda, .a_pair = p->trans_a ? 4 * A_PANEL : 4, .ldc = p->ldc};
     t.wide = p->dtype_c == XT_FLOAT32, t.alpha = (float)p->alpha, t.beta = (float)p->beta;
     for (int64_t j = first; j < last; j++) {
-        int64_t n = product->column + j * PANEL, columns = least(p->n - n, PANEL), vectors = count(columns, VECTOR_16);
+        int64_t n = product->column + j * PANEL, columns = least(p->n - n, PANEL), vectors = divide_up(columns, VECTOR_16);
         t.mask = first_of(columns - (vectors - 1) * VECTOR_16);
         for (int64_t k = 0; k < p->k; k += K_BLOCK) {
             int64_t depth = least(p->k - k, K_BLOCK);
@@ -106,16 +106,16 @@ static XtStatus multiply_pieces(void *context, int64_t begin, int64_t end) {
 /* One matrix of the batch: cut into pieces for all threads, or one piece. */
 static XtStatus multiply_one(Product *product, int64_t threads) {
     const XtGemm *p = product->p;
-    int64_t rounds = count(p->m, MOST_ROWS * threads); /* of all threads */
-    product->rows = count(count(p->m, rounds * threads), A_PANEL) * A_PANEL;
+    int64_t rounds = divide_up(p->m, MOST_ROWS * threads); /* of all threads */
+    product->rows = divide_up(divide_up(p->m, rounds * threads), A_PANEL) * A_PANEL;
     int64_t chunk = CHUNK / (product->pairs * PANEL * (int64_t)sizeof(uint32_t));
     chunk = (chunk > 1 ? chunk : 1) * PANEL;
     for (product->column = 0; product->column < p->n; product->column += chunk) {
-        product->columns = least(p->n - product->column, chunk), product->panels = count(product->columns, PANEL);
-        int64_t tiles_m = count(p->m, product->rows);
-        product->tiles_n = tiles_m < threads ? least(count(threads, tiles_m), product->panels) : 1;
-        int64_t pieces = tiles_m * product->tiles_n, packing = count(product->panels, PACK_PANELS) * count(p->k, PACK_K);
-        XT_CHECK(xt_parallel(packing, count(packing, threads == 1 ? 1 : 4 * threads), pack_pieces, product));
+        product->columns = least(p->n - product->column, chunk), product->panels = divide_up(product->columns, PANEL);
+        int64_t tiles_m = divide_up(p->m, product->rows);
+        product->tiles_n = tiles_m < threads ? least(divide_up(threads, tiles_m), product->panels) : 1;
+        int64_t pieces = tiles_m * product->tiles_n, packing = divide_up(product->panels, PACK_PANELS) * divide_up(p->k, PACK_K);
+        XT_CHECK(xt_parallel(packing, divide_up(packing, threads == 1 ? 1 : 4 * threads), pack_pieces, product));
         XT_CHECK(xt_parallel(pieces, threads == 1 ? pieces : 1, multiply_pieces, product));
     }
     return XT_OK;
@@ -124,12 +124,12 @@ static XtStatus multiply_one(Product *product, int64_t threads) {
 /* ---- a batch ----------------------------------------------------------------------------------------------------------------- */
 
 static size_t packed_bytes(const XtGemm *p) {
-    size_t panel = (size_t)(count(p->k, 2) * PANEL) * sizeof(uint32_t), all = panel * (size_t)count(p->n, PANEL);
+    size_t panel = (size_t)(divide_up(p->k, 2) * PANEL) * sizeof(uint32_t), all = panel * (size_t)divide_up(p->n, PANEL);
     return all < CHUNK ? all : panel > CHUNK ? panel : CHUNK / panel * panel;
 }
 
 static XtStatus multiply_matrices(const XtGemm *p, int64_t begin, int64_t end, int64_t threads) {
-    Product product = {.p = p, .pairs = count(p->k, 2)};
+    Product product = {.p = p, .pairs = divide_up(p->k, 2)};
     XtStatus status = XT_OK;
     XtWorkspace workspace;
     XT_CHECK(xt_take_workspace(packed_bytes(p), &workspace));

@@ -30,7 +30,7 @@ typedef struct Tile {
     int64_t pairs;
     bool odd;         /* after them, one more element of k of A, whose neighbour in memory is not read */
     float *sums;      /* [rows][64]: sums of earlier pairs, and of these where more follow */
-    bool first, last; /* whether earlier pairs and later ones there are none */
+    bool first, last; /* whether no pairs came before; whether none come after */
     void *c;          /* [rows, columns] */
     int64_t ldc;
     bool wide; /* C is float32 */

@@ -58,35 +58,37 @@ static XtStatus squares_pieces(void *context, int64_t begin, int64_t end) {
     return XT_OK;
 }
 
-static XtStatus direction_pieces(void *context, int64_t begin, int64_t end) {
-    const Run *run = context;
-    const XtMuon *p = run->p;
+/* What is done with elements [i, i + n) of a matrix, n <= CHUNK; chunk has room for them in ACC. */
+typedef void Work(const Run *run, int64_t matrix, int64_t i, int64_t n, void *chunk);
+
+static void each_chunk(const Run *run, int64_t begin, int64_t end, Work *work) {
     for (int64_t piece = begin; piece < end; piece++) {
         int64_t offset, n;
-        const int64_t matrix = locate(run, piece, &offset, &n);
-        for (int64_t i = offset; i < offset + n; i += CHUNK) {
-            const int64_t count = offset + n - i < CHUNK ? offset + n - i : CHUNK;
-            double chunk[CHUNK]; /* of ACC */
-            XT_BY_FLOAT(p->dtype, muon_average)(chunk, &p->items[matrix], &run->numbers, i, count);
-            XT_BY_FLOAT(p->dtype_x, muon_scaled)(p->x, matrix * numel(p) + i, chunk, run->scale[matrix], count);
-        }
+        const int64_t matrix = locate(run, piece, &offset, &n), last = offset + n;
+        double chunk[CHUNK];
+        for (int64_t i = offset; i < last; i += CHUNK) work(run, matrix, i, last - i < CHUNK ? last - i : CHUNK, chunk);
     }
+}
+
+static void direction_chunk(const Run *run, int64_t matrix, int64_t i, int64_t n, void *chunk) {
+    const XtMuon *p = run->p;
+    XT_BY_FLOAT(p->dtype, muon_average)(chunk, &p->items[matrix], &run->numbers, i, n);
+    XT_BY_FLOAT(p->dtype_x, muon_scaled)(p->x, matrix * numel(p) + i, chunk, run->scale[matrix], n);
+}
+
+static void update_chunk(const Run *run, int64_t matrix, int64_t i, int64_t n, void *chunk) {
+    const XtMuon *p = run->p;
+    XT_BY_FLOAT(p->dtype_x, muon_widened)(chunk, p->x, matrix * numel(p) + i, n);
+    XT_BY_FLOAT(p->dtype, muon_update_range)(&p->items[matrix], &run->numbers, chunk, i, n);
+}
+
+static XtStatus direction_pieces(void *context, int64_t begin, int64_t end) {
+    each_chunk(context, begin, end, direction_chunk);
     return XT_OK;
 }
 
 static XtStatus update_pieces(void *context, int64_t begin, int64_t end) {
-    const Run *run = context;
-    const XtMuon *p = run->p;
-    for (int64_t piece = begin; piece < end; piece++) {
-        int64_t offset, n;
-        const int64_t matrix = locate(run, piece, &offset, &n);
-        for (int64_t i = offset; i < offset + n; i += CHUNK) {
-            const int64_t count = offset + n - i < CHUNK ? offset + n - i : CHUNK;
-            double chunk[CHUNK]; /* of ACC */
-            XT_BY_FLOAT(p->dtype_x, muon_widened)(chunk, p->x, matrix * numel(p) + i, count);
-            XT_BY_FLOAT(p->dtype, muon_update_range)(&p->items[matrix], &run->numbers, chunk, i, count);
-        }
-    }
+    each_chunk(context, begin, end, update_chunk);
     return XT_OK;
 }
 

@@ -4,9 +4,8 @@
  * Weights that lie one after the other in memory are read as one: one product forward, one for dx = dy [W_0; W_1; ...], which adds up
  * over all weights before it rounds, and one for dW = dy^T x, into gradients that lie together: new ones do, and so does a .grad that
  * came from here. Other weights are multiplied one by one, with the bits of separate layers: into the columns of y, and into dx from the
- * last to the first as the tape adds them up. Biases that lie so
- * are one vector, which the joined product may add to its sums; and the gradients of all biases are parts of one sum
- * of dy over its rows.
+ * last to the first as the tape adds them up. Biases that lie so are one vector, which the joined product may add to its sums. The
+ * gradients of all biases are parts of one sum of dy over its rows.
  */
 #include "contract/elementwise.h"
 #include "ops/ops.h"

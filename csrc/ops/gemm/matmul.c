@@ -131,6 +131,7 @@ static XtStatus describe_product(XtTensor *a, XtTensor *b, XtTensor *out, Operan
     return XT_OK;
 }
 
+/* out = a b; *added: whether the bias, [columns] or NULL, is in it. Without a bias `added` may be NULL. */
 static XtStatus multiply(XtTensor *a, XtTensor *b, const void *bias, bool accumulate, const char *backend, XtTensor *out,
                          bool *added) {
     Operand l = {0}, r = {0};
@@ -155,11 +156,9 @@ XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *b
 }
 
 XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *out) {
-    XtStatus status = XT_OK;
-    bool added = false;
-    bool dense = xt_view_is_contiguous(&bias) && bias.shape[0] > 0;
+    bool added = false, dense = xt_view_is_contiguous(&bias) && bias.shape[0] > 0;
     XT_CHECK(multiply(a, b, dense ? bias.data : NULL, false, NULL, out, &added));
-    if (added) return status;
+    if (added) return XT_OK;
     XtTensor vector = {.view = bias};
     XtBinary p = {.op = XT_ADD, .out = out->view, .a = out->view, .b = xt_broadcast_view(&vector, out->ndim, out->shape)};
     return xt_backend_of(out)->binary(&p);

@@ -162,7 +162,7 @@ const XtOp xt_op_swiglu_mlp = {
     .signature = "input: Tensor, gate: Tensor, up: Tensor, down: Tensor -> Tensor",
     .forward = forward,
     .backward = backward,
-    .doc = "linear(swiglu(linear(input, gate), linear(input, up)), down). input [..., C], gate and up [F, C], down [K, F] -> [..., "
-           "K]; all "
-           "of one floating point dtype. gate and up that lie one after the other in memory (see pack) are one product.",
+    .doc = "linear(swiglu(linear(input, gate), linear(input, up)), down). input [..., C], gate and up [F, C], down [K, F]\n"
+           "-> [..., K]; all of one floating point dtype. gate and up that lie one after the other in memory (see pack) are one\n"
+           "product.",
 };

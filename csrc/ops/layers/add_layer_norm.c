@@ -56,8 +56,7 @@ const XtOp xt_op_add_layer_norm = {
     .backward = backward,
     .recompute = recompute,
     .recomputes = 2,
-    .doc = "(input + residual, layer_norm(input + residual, weight, bias, eps)) in one pass. input, residual [..., C], weight and "
-           "bias "
-           "[C], all of one dtype.\n"
+    .doc = "(input + residual, layer_norm(input + residual, weight, bias, eps)) in one pass. input, residual [..., C], weight\n"
+           "and bias [C], all of one dtype.\n"
            "Bits, forward and backward, as from the two ops: the sum is rounded to the dtype before the norm.",
 };

@@ -50,8 +50,7 @@ const XtOp xt_op_ema_ = {
     .name = "ema_",
     .signature = "averages: Tensors, tensors: Tensors, step: Tensor, decay: float, guard: Tensor? = None -> None",
     .forward = forward,
-    .doc = "average += (x - average) (1 - decay) / (1 - decay^n), n = step + 1, for every tensor x, in place: the average of all x "
-           "so\n"
-           "far with weights decay^age. Averages are float32 (float64 for float64). step: an int64 scalar, counted up. guard: a\n"
-           "float32 scalar; when it is NaN or infinite, nothing is changed. Both are on the tensors' device.",
+    .doc = "average += (x - average) (1 - decay) / (1 - decay^n), n = step + 1, for every tensor x, in place: the average of\n"
+           "all x so far with weights decay^age. Averages are float32 (float64 for float64). step: an int64 scalar, counted up.\n"
+           "guard: a float32 scalar; when it is NaN or infinite, nothing is changed. Both are on the tensors' device.",
 };

@@ -201,8 +201,7 @@ const XtOp xt_op_muon_ = {
         "b = momentum b + (1 - momentum) g; u = (1 - momentum) g + momentum b if nesterov else b; x = u / max(|u|, eps);\n"
         "ns_steps times A = x x^T, x = (a I + b A + c A A) x in ns_dtype; p = p (1 - lr weight_decay) - lr ratio x.\n"
         "Buffers and masters are float32 (float64 for float64); masters is an empty list or holds the full-precision parameters,\n"
-        "where a parameter that has none is its own. numbers: float64 [7] on the CPU: momentum, weight_decay, a, b, c, eps, "
-        "ratio.\n"
+        "one for each parameter. numbers: float64 [7] on the CPU: momentum, weight_decay, a, b, c, eps, ratio.\n"
         "lr: a float64 scalar; guard: a float32 scalar; when it is NaN or infinite, nothing is changed. Both are on the\n"
         "parameters' device.",
 };

@@ -26,10 +26,10 @@ static PyObject *run_info(PyBound *bound) {
     XtDeviceInfo info;
     XtStatus status = accelerator->info(bound->arg[0].device.index, &info);
     if (status != XT_OK) return py_raise(status);
-    return Py_BuildValue("{s:s,s:(ii),s:i,s:i,s:i,s:L,s:L,s:s,s:s}", "name", info.name, "capability", info.major, info.minor,
+    return Py_BuildValue("{s:s,s:(ii),s:i,s:i,s:i,s:L,s:L,s:s,s:s,s:s}", "name", info.name, "capability", info.major, info.minor,
                          "multiprocessors", info.multiprocessors, "driver", info.driver, "runtime", info.runtime, "memory_total",
                          (long long)info.memory_total, "memory_free", (long long)info.memory_free, "built_for", info.built_for,
-                         "blas", info.blas);
+                         "uuid", info.uuid, "blas", info.blas);
 }
 
 static PyObject *run_counters(PyBound *bound) {

@@ -5,6 +5,7 @@
  * of a graph before each replay, which must not read what it has not written.
  *
  * FAKE_EPILOGUES: products have an implementation with epilogues.
+ * FAKE_DEVICE_COUNT: how many devices; 0 makes it a machine without one. FAKE_DEVICE_UUID, FAKE_DEVICE_NAME: which GPU it is.
  * FAKE_DEVICE_MOST: bytes above which an allocation fails. FAKE_DEVICE_BROKEN: the end of a capture fails. XTRAIN_CUDA_SYNC as in cuda/.
  */
 #include "contract/attention.h"
@@ -157,6 +158,8 @@ static XtStatus synchronize(int index) {
     counts.synchronizations++;
     return XT_OK;
 }
+static void *stream(int index) { return (void)index, NULL; }
+static XtStatus idle(int index, bool *out) { return (void)index, *out = true, refuse("ask whether the device is done"); }
 static XtStatus trim(int index) { return (void)index, refuse("give memory back"); }
 static void reset_peak(int index) { (void)index; }
 
@@ -361,8 +364,10 @@ static const XtDeviceTraits *traits(int index) {
     return (void)index, &t;
 }
 static XtStatus info(int index, XtDeviceInfo *out) {
-    (void)index;
-    *out = (XtDeviceInfo){.name = "fake", .major = 9, .memory_total = (int64_t)1 << 40, .memory_free = (int64_t)1 << 40};
+    const char *uuid = getenv("FAKE_DEVICE_UUID"), *name = getenv("FAKE_DEVICE_NAME");
+    *out = (XtDeviceInfo){.major = 9, .memory_total = (int64_t)1 << 40, .memory_free = (int64_t)1 << 40};
+    snprintf(out->name, sizeof out->name, "%s", name ? name : "fake");
+    snprintf(out->uuid, sizeof out->uuid, "%s-%d", uuid ? uuid : "GPU-fake", index);
     return XT_OK;
 }
 static XtStatus counters(int index, XtDeviceCounters *out) {
@@ -378,6 +383,8 @@ static XtAccelerator accelerator = {.device_count = 1,
                                     .counters = counters,
                                     .trim = trim,
                                     .reset_peak = reset_peak,
+                                    .stream = stream,
+                                    .idle = idle,
                                     .plan = start_plan,
                                     .planned = planned,
                                     .capture = capture,
@@ -403,6 +410,9 @@ EXPORTED const char *xt_cuda_contract(void) { return FAKE_CONTRACT; }
 EXPORTED XtStatus xt_open_cuda(const XtHost *asked, const XtBackend **out) {
     const char *sync = getenv("XTRAIN_CUDA_SYNC");
     host = *asked;
+    const char *count = getenv("FAKE_DEVICE_COUNT");
+    accelerator.device_count = count ? atoi(count) : 1;
+    if (accelerator.device_count == 0) return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: no NVIDIA GPU is visible");
     accelerator.waits = sync && strcmp(sync, "0") != 0;
     *out = &table;
     return XT_OK;

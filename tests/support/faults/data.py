@@ -8,6 +8,7 @@ _D = "xtrain/data/"
 _G = "xtrain/generation/"
 _CONFIG = "tests/train/test_config_data.py::"
 _FILES = "tests/train/test_data_files.py::"
+_MIX = "tests/data/test_mixtures.py::"
 _RULES = "tests/train/test_data_rules.py::"
 _SAMPLING = "tests/nn/test_sampling_rules.py::"
 _STREAM = "tests/nn/test_streaming.py::"
@@ -54,6 +55,16 @@ FAULTS = [
     Fault("text: what runs have written", _D + "text.py", "        if LOCK in names:\n", "        if LOCK in names and suffix:\n", "none trains on the records of another", _CONFIG + "test_files_of_runs_are_no_data"),
     Fault("text: the order of a folder", _D + "text.py", 'return sorted(path.replace(os.sep, "/") for path in found)', 'return [path.replace(os.sep, "/") for path in found]', "sorted by path", _RULES + "test_files_of_a_folder_are_sorted"),
     Fault("text: zero bytes", _D + "text.py", 'return b"\\0" not in data[:8192]', 'return b"\\0" not in data[:16]', "files with zero bytes at the start are no text", _RULES + "test_files_of_a_folder_are_sorted"),
+    # ---- mixtures
+    Fault("mixture: the largest deficit", _D + "mixture.py", "left * self._parts[best] < best_left * part", "left < best_left", "the source that has to have a row soonest", _MIX + "test_every_source_is_within_a_row_of_its_share"),
+    Fault("mixture: rows before they are due", _D + "mixture.py", "if due >= self._all and (", "if (", "less than one row more than its share", _MIX + "test_every_source_is_within_a_row_of_its_share"),
+    Fault("mixture: turns begin with each batch", _D + "mixture.py", "        number = sum(self.rows)\n        for place", "        number = 0\n        for place", "rows are counted over all batches", _MIX + "test_row_n_is_the_same_in_batches_of_any_size"),
+    Fault("mixture: one seed for all", _D + "sources.py", "(seed + i * 0xD1B54A32D192ED03) % 2**63", "seed", "sources of one size have orders of their own", _MIX + "test_sources_of_one_size_have_orders_of_their_own"),
+    Fault("mixture: a position without turns", _D + "mixture.py", "        self._turns.rows, self._tokens = rows, tokens\n", "        self._tokens = tokens\n", "a checkpoint continues exactly", _MIX + "test_a_position_continues_exactly " + _MIX + "test_a_run_that_was_killed_goes_on_bit_for_bit"),
+    Fault("mixture: any weights on resume", "xtrain/train/rundir.py", "    if before != now:\n", "    if before != now and before is None:\n", "other weights are refused", _MIX + "test_what_changes_is_refused"),
+    Fault("mixture: the first source is looked at", _D + "sources.py", "(name := part.changed(one, new)) is not None), None)", "part is self.sources[0] and (name := part.changed(one, new)) is not None), None)", "a changed source is refused by name", _MIX + "test_what_changes_is_refused"),
+    Fault("mixture: a loss by rows", "xtrain/train/evaluate.py", "share * one for share, one in zip(state.corpus.shares, losses, strict=True)", "one / len(losses) for one in losses", "val_loss is the mean by the weights", _MIX + "test_the_validation_loss_is_that_of_the_mixture"),
+    Fault("mixture: a text by bytes", _D + "sources.py", "tokenizer or next(iter(known), None)", "tokenizer", "texts are encoded as the tokens beside them", "tests/train/test_token_files.py::test_sources_of_a_mixture_share_a_tokenizer"),
     # ---- generation
     Fault("sampling: the boundary of top-p", _SAMPLE, "while (kept < count && *before < limit)", "while (kept < count && *before <= limit)", "the fewest tokens whose probabilities reach top_p", _DRAWING + "test_the_fewest_tokens_that_reach_top_p"),
     Fault("sampling: the limit rounded down", "csrc/core/draw.h", "double limit = ceil(top_p * (double)total);", "double limit = floor(top_p * (double)total);", "a hair more than a half takes another token", _DRAWING + "test_the_fewest_tokens_that_reach_top_p"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
 
 _L = "csrc/cpu/layers/"
+_CONV = "csrc/cpu/conv/"
 _CHUNKS = "tests/ops/test_loss_in_chunks.py::"
 _LN = "tests/ops/test_layer_norm.py::test_layer_norm_"
 _ADAMW = "tests/nn/test_optim.py::test_adamw_over_fifty_steps"
@@ -417,5 +418,50 @@ FAULTS = [
         "sinkhorn: unused lanes", "csrc/cpu/mhc/sinkhorn.c", "const T *z = from + (l < lanes ? l : lanes - 1) * n * n; /* [n, n] */",
         "const T *z = from + l * n * n; /* [n, n] */", "no memory behind the last matrix is read",
         CLAUSES + "test_no_matrix_behind_the_last_is_read",
+    ),
+    # ---- convolutions
+    Fault(
+        "causal_conv1d: the state is not read", _CONV + "causal_conv1d.c", "if (t >= steps || (t < 0 && !state)) {", "if (t >= steps || t < 0) {",
+        "the inputs before x", FORWARD + "causal_conv1d_step",
+    ),
+    Fault(
+        "causal_conv1d: taps of dx the wrong way", _CONV + "causal_conv1d.c", "* dz[K - 1 - k][j];", "* dz[k][j];",
+        "dx[t] = sum_k weight[k] dz[t + taps - 1 - k]", GRADIENT + "'causal_conv1d and no_bias'",
+    ),
+    Fault(
+        "causal_conv1d: dw of rows behind the tile", _CONV + "causal_conv1d.c", "if (t < t1) {", "if (t < t1 + 1) {",
+        "a row is in one tile's share of dweight", GRADIENT + "'causal_conv1d and silu'",
+    ),
+    Fault(
+        "causal_conv1d: a piece too few", _CONV + "causal_conv1d.c", "for (int64_t i = 1; i < job->pieces; i++) {",
+        "for (int64_t i = 1; i + 1 < job->pieces; i++) {", "dweight is the sum over all pieces", GRADIENT + "'causal_conv1d and silu'",
+    ),
+    Fault(
+        "causal_conv1d: the oldest of dnext", _CONV + "causal_conv1d.c", "p->dnext && place >= 0", "p->dnext && place > 0",
+        "dnext is added to what next is a copy of", "tests/conv/test_conv1d.py::test_the_state_alone_has_a_gradient",
+    ),
+    Fault(
+        "conv1d: the last place of a stride", _CONV + "conv1d.c", "last = high <= 0 ? 0 : (high + s->stride - 1) / s->stride;",
+        "last = high <= 0 ? 0 : high / s->stride;", "every place whose element lies in the row", FORWARD + "'conv1d and direct'",
+    ),
+    Fault(
+        "conv1d: one tap of the fold", _CONV + "conv1d.c", "sum[t * s->stride + at] += d[t];", "sum[t * s->stride + at] = d[t];",
+        "dx is the sum over the taps", GRADIENT + "'conv1d and products'",
+    ),
+    Fault(
+        "conv1d: dw of the last samples", "csrc/ops/conv/conv1d.c", ".beta = from + b > 0 ? 1.0 : 0.0", ".beta = b > 0 ? 1.0 : 0.0",
+        "dW is the sum over all samples", "tests/conv/test_conv1d.py::test_samples_whose_columns_do_not_fit_together",
+    ),
+    Fault(
+        "conv1d: padding 'same' has the odd one in front", "xtrain/tensors/convolution.py", "return reach // 2, reach - reach // 2",
+        "return reach - reach // 2, reach // 2", "the odd one behind", "tests/conv/test_conv1d.py::test_the_words_of_padding",
+    ),
+    Fault(
+        "Convolution: a place behind the row", "xtrain/testing/convolution.py", "(size - 1 - at) // stride + 1", "(size - at) // stride + 1",
+        "taps inside the row", "tests/testing/test_testing_convolution.py::test_counts_equal_those_of_loops",
+    ),
+    Fault(
+        "causal_conv1d on a GPU: dw of rows behind the run", "cuda/conv/causal_conv1d.cu", "if (INSIDE || t < t1) {", "if (INSIDE || t <= t1) {",
+        "a row is in one run's share of dweight", GRADIENT + "'causal_conv1d and silu'",
     ),
 ]  # fmt: skip

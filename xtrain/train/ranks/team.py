@@ -9,7 +9,6 @@ from typing import Any
 
 from ... import _C
 from ...distributed.env import ALONE, Launch, detect
-from ...errors import ConfigError
 
 
 class Team:
@@ -80,15 +79,13 @@ class Team:
         """The JSON value of every rank, in their order."""
         return [value] if self.size == 1 else self._world.gather_json(value)
 
-    def device(self, name: str, count: int) -> str:
-        """The device of this rank, where an option names `name` and the process sees `count` GPUs."""
-        if self.size == 1 or name != "cuda" or count == 1:
-            return name
-        if self.launch.local_world_size > count:
-            raise ConfigError(
-                f"device must have a GPU for each of the {self.launch.local_world_size} ranks of this host, got {count}"
-            )
-        return f"cuda:{self.launch.local_rank}"
+    def device(self, resolve: Callable[[], str]) -> str:
+        """The device that `resolve` names; of several ranks that compute on "cuda", each has a GPU of its own."""
+        if self.size == 1:
+            return resolve()
+        from ...distributed import gpus
+
+        return gpus.choose(resolve, self.launch)
 
     def share_processors(self) -> None:
         """Give every rank of this host the same number of threads; engines set one for each, or leave all to all."""

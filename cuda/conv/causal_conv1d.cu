@@ -1,0 +1,350 @@
+/* causal_conv1d.cu - each channel convolved with the few taps before it (see csrc/cpu/conv/causal_conv1d.c).
+ *
+ *     forward    z[t] = bias + sum_k w[k] x[t - (K - 1) + k],  y = z or silu(z)
+ *     backward   dz = dy or dy silu'(z);  dx[t - (K - 1)] = sum_k w[k] dz[t - k];  dw[k] = sum_bt dz[t] x[t - (K - 1) + k],  db = sum_bt dz
+ *
+ * x, y, dx, dy [batch, steps, channels], weight [channels, taps], state, next, dstate, dnext [batch, taps - 1, channels], dense.
+ *
+ * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
+ * read once, but for the K - 1 rows that two runs share, which the L2 cache has. ROWS rows are in flight together. Forward, pieces of 16
+ * bytes; backward, fewer channels a thread, for the rows of dz and the sums of dw take registers, too. A row of dx is complete K - 1 rows
+ * after its own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned rows, float64 and one tap: one
+ * element a piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
+ *
+ * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
+ * thread adds up its run, a block its eight runs in order, and a second kernel the shares of the blocks, slices of them in a fixed tree.
+ * The runs follow from the shape.
+ */
+#include "common/cuda.cuh"
+#include "contract/conv.h"
+#include "layers/swiglu.cuh"
+
+#include <type_traits>
+
+static constexpr int THREADS = 256, WARPS = THREADS / 32;
+static constexpr int ROWS_FWD = 8, ROWS_BWD = 4; /* in flight */
+
+/* Channels of a thread forward and backward: with more taps the registers hold fewer. The plain form has one. */
+template <typename T, int K> constexpr int WIDTH_FWD = K > 4 ? XT_WIDTH<T> / 2 : XT_WIDTH<T>;
+template <int K> constexpr int WIDTH_BWD = K > 4 ? 2 : 4;
+
+/* Row t of N channels, in ACC: of x, of the state before it, or zeros. x and state point at the sample's channels. */
+template <typename T, int N>
+__device__ inline XtVector<XtAcc<T>, N> row_of(const T *x, const T *state, int64_t t, int64_t channels, int taps) {
+    if (t >= 0) return xt_load(xt_read<T, N>(x + t * channels));
+    if (state) return xt_load(xt_read<T, N>(state + (t + taps - 1) * channels));
+    return xt_load(xt_all<T, N>(xt_store<T>(0)));
+}
+
+/* The weights of N channels from c on, tap k behind the unused ones: w[K - taps + k]. */
+template <typename T, int N, int K>
+__device__ inline void weights_of(XtAcc<T> (&w)[K][N], XtAcc<T> (&b)[N], const T *weight, const T *bias, int64_t c, int taps) {
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        b[e] = bias ? xt_load(bias[c + e]) : XtAcc<T>(0);
+#pragma unroll
+        for (int k = 0; k < K; k++) w[k][e] = k >= K - taps ? xt_load(weight[(c + e) * taps + k - (K - taps)]) : XtAcc<T>(0);
+    }
+}
+
+/* z of a row: `last` has the K - 1 rows before v. Unused taps add nothing: 0 times an infinity would. */
+template <typename A, int N, int K>
+__device__ inline void sums_of(A (&z)[N], const A (&w)[K][N], const A (&b)[N], const XtVector<A, N> (&last)[K],
+                               const XtVector<A, N> &v, int taps) {
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        z[e] = b[e];
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            if (k >= K - taps) z[e] = fma(w[k][e], k < K - 1 ? last[k].at[e] : v.at[e], z[e]);
+    }
+}
+
+/* last [k] is row t - (K - 1) + k; its entry K - 1 is not used. */
+template <typename A, int N, int K> __device__ inline void advance(XtVector<A, N> (&last)[K], const XtVector<A, N> &v) {
+#pragma unroll
+    for (int k = 0; k + 2 < K; k++) last[k] = last[k + 1];
+    if constexpr (K > 1) last[K - 2] = v;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------------------ */
+
+/* Thread -> (sample, run, piece of the channels), the pieces of a row side by side. EXACT: p.taps is K. */
+template <typename T, int N, int K, bool EXACT>
+__global__ void __launch_bounds__(THREADS)
+    causal_conv1d_fwd_kernel(const __grid_constant__ XtCausalConv1dFwd p, int64_t runs, int run) {
+    using A = XtAcc<T>;
+    const int taps = EXACT ? K : p.taps;
+    const int64_t channels = p.channels, pieces = channels / N;
+    int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x;
+    if (i >= p.batch * runs * pieces) return;
+    int64_t c = i % pieces * N, b = i / pieces / runs, t0 = i / pieces % runs * run;
+    int64_t t1 = t0 + run < p.steps ? t0 + run : p.steps;
+    const T *x = (const T *)p.x + b * p.steps * channels + c;
+    const T *state = p.state ? (const T *)p.state + b * (taps - 1) * channels + c : nullptr;
+    T *y = (T *)p.y + b * p.steps * channels + c;
+    A w[K][N], bias[N];
+    XtVector<A, N> last[K];
+    weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
+#pragma unroll
+    for (int k = 0; k < K - 1; k++)
+        if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
+    auto step = [&](int64_t t, const XtPiece<T, N> &piece) {
+        XtVector<A, N> v = xt_load(piece), out;
+        A z[N];
+        sums_of<A, N, K>(z, w, bias, last, v, taps);
+#pragma unroll
+        for (int e = 0; e < N; e++) out.at[e] = p.silu ? xt_swiglu<T>(z[e], 1) : z[e];
+        xt_write(y + t * channels, xt_store<T>(out));
+        advance<A, N, K>(last, v);
+    };
+    int64_t t = t0;
+    for (; t + ROWS_FWD <= t1; t += ROWS_FWD) {
+        XtPiece<T, N> in[ROWS_FWD];
+#pragma unroll
+        for (int r = 0; r < ROWS_FWD; r++) in[r] = xt_read<T, N>(x + (t + r) * channels);
+#pragma unroll
+        for (int r = 0; r < ROWS_FWD; r++) step(t + r, in[r]);
+    }
+#pragma unroll 1
+    for (; t < t1; t++) step(t, xt_read<T, N>(x + t * channels));
+    if (!p.next || t1 < p.steps) return;
+    T *next = (T *)p.next + b * (taps - 1) * channels + c;
+    for (int k = 0; k < taps - 1; k++) { /* from memory: `last` has the rows in ACC */
+        int64_t from = p.steps - (taps - 1) + k;
+        XtPiece<T, N> row = xt_all<T, N>(xt_store<T>(0));
+        if (from >= 0) row = xt_read<T, N>(x + from * channels);
+        else if (state) row = xt_read<T, N>(state + (from + taps - 1) * channels);
+        xt_write(next + k * channels, row);
+    }
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------------------------- */
+
+/* Block -> (share, 32 N channels), warp -> run: share s has the runs [8 s', 8 s' + 8) of its sample, s' = s % tiles.
+ * share [shares, K + 1, channels], the unused taps of it unwritten, or NULL. */
+template <typename T, int N, int K, bool EXACT>
+__global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
+    causal_conv1d_bwd_kernel(const __grid_constant__ XtCausalConv1dBwd p, XtAcc<T> *share, int64_t tiles, int run, unsigned slabs) {
+    using A = XtAcc<T>;
+    const int taps = EXACT ? K : p.taps;
+    const int64_t channels = p.channels, steps = p.steps;
+    __shared__ A of_warp[WARPS][K + 1][32 * N];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t block = blockIdx.x / slabs, c0 = (int64_t)(blockIdx.x % slabs) * (32 * N), c = c0 + lane * N;
+    int64_t b = block / tiles, t0 = (block % tiles * WARPS + warp) * run, t1 = t0 + run < steps ? t0 + run : steps;
+    bool here = c < channels && (t0 < steps || t0 == 0);
+    A dw[K][N], db[N];
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        db[e] = 0;
+#pragma unroll
+        for (int k = 0; k < K; k++) dw[k][e] = 0;
+    }
+    if (here) {
+        const int64_t kept = b * (taps - 1) * channels + c, before = b * steps * channels + c;
+        const T *x = (const T *)p.x + before, *dy = (const T *)p.dy + before;
+        const T *state = p.state ? (const T *)p.state + kept : nullptr;
+        A w[K][N], bias[N];
+        XtVector<A, N> last[K], dz[K]; /* dz[k]: of row t - (K - 1) + k before row t is there */
+        weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
+#pragma unroll
+        for (int k = 0; k < K - 1; k++) {
+            if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
+#pragma unroll
+            for (int e = 0; e < N; e++) dz[k].at[e] = 0;
+        }
+        /* INSIDE: row t is one of the run, and the row of dx that it completes is, too; then dnext adds nothing. */
+        auto step = [&](auto inside, int64_t t, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_dy) {
+            constexpr bool INSIDE = inside.value;
+            XtVector<A, N> v = xt_load(of_x), g = xt_load(of_dy);
+            if (p.silu) {
+                A z[N];
+                sums_of<A, N, K>(z, w, bias, last, v, taps);
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    A s = xt_sigmoid<T>(z[e]);
+                    g.at[e] *= s * (1 + z[e] * (1 - s));
+                }
+            }
+            if (!INSIDE && t >= steps) { /* 0 times a slope that is not finite would be NaN */
+#pragma unroll
+                for (int e = 0; e < N; e++) g.at[e] = 0;
+            }
+            if (INSIDE || t < t1) {
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    db[e] += g.at[e];
+#pragma unroll
+                    for (int k = 0; k < K; k++)
+                        if (k >= K - taps) dw[k][e] = fma(g.at[e], k < K - 1 ? last[k].at[e] : v.at[e], dw[k][e]);
+                }
+            }
+            int64_t done = t - (taps - 1); /* the row of dx, or of dstate when negative */
+            T *to = nullptr;
+            if (INSIDE || done >= t0) to = p.dx ? (T *)p.dx + before + done * channels : nullptr;
+            else if (t0 == 0 && p.dstate) to = (T *)p.dstate + kept + (done + taps - 1) * channels;
+            if (to) {
+                XtVector<A, N> sum;
+#pragma unroll
+                for (int e = 0; e < N; e++) { /* tap 0 meets the newest dz */
+                    sum.at[e] = 0;
+#pragma unroll
+                    for (int k = 0; k < K; k++)
+                        if (k >= K - taps) {
+                            A d = g.at[e];
+#pragma unroll
+                            for (int j = 0; j < K - 1; j++) /* no run-time index: it would put dz into local memory */
+                                if (j == K - 1 - (k - (K - taps))) d = dz[j].at[e];
+                            sum.at[e] = fma(w[k][e], d, sum.at[e]);
+                        }
+                }
+                int64_t place = done - steps + taps - 1; /* in next */
+                if (!INSIDE && p.dnext && place >= 0) {
+                    XtVector<A, N> more = xt_load(xt_read<T, N>((const T *)p.dnext + kept + place * channels));
+#pragma unroll
+                    for (int e = 0; e < N; e++) sum.at[e] += more.at[e];
+                }
+                xt_write(to, xt_store<T>(sum));
+            }
+            advance<A, N, K>(last, v);
+            advance<A, N, K>(dz, g);
+        };
+        int64_t end = t1 + taps - 1;
+        const XtPiece<T, N> nothing = xt_all<T, N>(xt_store<T>(0));
+        for (int64_t t = t0; t < end; t += ROWS_BWD) {
+            XtPiece<T, N> of_x[ROWS_BWD], of_dy[ROWS_BWD];
+            if (t - (taps - 1) >= t0 && t + ROWS_BWD <= t1) {
+#pragma unroll
+                for (int r = 0; r < ROWS_BWD; r++) {
+                    of_x[r] = xt_read<T, N>(x + (t + r) * channels);
+                    of_dy[r] = xt_read<T, N>(dy + (t + r) * channels);
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS_BWD; r++) step(std::true_type(), t + r, of_x[r], of_dy[r]);
+                continue;
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS_BWD; r++) {
+                bool there = t + r < end && t + r < steps;
+                of_x[r] = there ? xt_read<T, N>(x + (t + r) * channels) : nothing;
+                of_dy[r] = there ? xt_read<T, N>(dy + (t + r) * channels) : nothing;
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS_BWD; r++)
+                if (t + r < end) step(std::false_type(), t + r, of_x[r], of_dy[r]);
+        }
+    }
+    if (!share) return;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        of_warp[warp][K][lane * N + e] = db[e];
+#pragma unroll
+        for (int k = 0; k < K; k++) of_warp[warp][k][lane * N + e] = dw[k][e];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < (K + 1) * 32 * N; i += THREADS) {
+        int k = i / (32 * N), j = i % (32 * N);
+        if (c0 + j >= channels) continue;
+        A sum = of_warp[0][k][j];
+#pragma unroll
+        for (int other = 1; other < WARPS; other++) sum += of_warp[other][k][j];
+        share[(block * (K + 1) + k) * channels + c0 + j] = sum;
+    }
+}
+
+static constexpr int SUM_COLS = 16, SLICES = THREADS / SUM_COLS; /* of a block */
+
+/* dweight [channels, taps] and dbias [channels], or NULL, from share [count, taps_of_share + 1, channels]. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS) causal_conv1d_sums_kernel(T *dweight, T *dbias, const XtAcc<T> *share, int64_t count,
+                                                                     int64_t channels, int taps, int taps_of_share) {
+    using A = XtAcc<T>;
+    __shared__ A tree[THREADS];                                                /* [slice, column] */
+    int slice = threadIdx.x / SUM_COLS, k = blockIdx.y + taps_of_share - taps; /* of the share */
+    int64_t c = blockIdx.x * (int64_t)SUM_COLS + threadIdx.x % SUM_COLS;
+    A sum = 0;
+    if (c < channels) {
+#pragma unroll 8
+        for (int64_t i = slice; i < count; i += SLICES) sum += share[(i * (taps_of_share + 1) + k) * channels + c];
+    }
+    tree[threadIdx.x] = sum;
+    for (int apart = THREADS / 2; apart >= SUM_COLS; apart /= 2) {
+        __syncthreads();
+        if (threadIdx.x < apart) tree[threadIdx.x] += tree[threadIdx.x + apart];
+    }
+    if (threadIdx.x >= SUM_COLS || c >= channels) return; /* entry t has the sum of column t, which thread t alone touched last */
+    int tap = blockIdx.y;
+    if (tap < taps && dweight) dweight[c * taps + tap] = xt_store<T>(tree[threadIdx.x]);
+    if (tap == taps && dbias) dbias[c] = xt_store<T>(tree[threadIdx.x]);
+}
+
+/* ---- launch ------------------------------------------------------------------------------------------------------------------- */
+
+/* f(a zero of T, channels of a thread, taps, whether p.taps is exactly that) */
+template <typename F> static XtStatus by_taps(int taps, F f) {
+    switch (taps) {
+    case 2: return f(std::integral_constant<int, 2>());
+    case 3: return f(std::integral_constant<int, 3>());
+    case 4: return f(std::integral_constant<int, 4>());
+    case 5: return f(std::integral_constant<int, 5>());
+    case 6: return f(std::integral_constant<int, 6>());
+    case 7: return f(std::integral_constant<int, 7>());
+    default: return f(std::integral_constant<int, 8>());
+    }
+}
+
+template <typename T, int N, int K, bool EXACT> static XtStatus forward(const XtCausalConv1dFwd *p) {
+    /* Runs of 32 rows where they fill the device several times over, so that few rows are read twice; else shorter ones. */
+    int64_t pieces = p->channels / N, fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 2048;
+    int run = 32;
+    while (run > 4 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
+    int64_t runs = p->steps > 0 ? xt_divide_up(p->steps, run) : 1;
+    xt_launch(causal_conv1d_fwd_kernel<T, N, K, EXACT>, xt_blocks(p->batch * runs * pieces, THREADS), THREADS, 0, *p, runs, run);
+    return xt_launched("causal_conv1d_fwd", p->batch, p->steps, p->channels, p->taps);
+}
+
+template <typename T, int N, int K, bool EXACT> static XtStatus backward(const XtCausalConv1dBwd *p) {
+    using A = XtAcc<T>;
+    XtScratch scratch;
+    int64_t slabs = xt_divide_up(p->channels, 32 * N), fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 8;
+    int run = 64;
+    while (run > 8 && p->batch * xt_divide_up(p->steps, run * WARPS) * slabs < fill) run /= 2;
+    int64_t tiles = p->steps > 0 ? xt_divide_up(p->steps, run * WARPS) : 1, shares = p->batch * tiles;
+    bool sums = p->dweight || p->dbias;
+    if (sums) XT_CHECK(scratch.allocate((size_t)(shares * (K + 1) * p->channels) * sizeof(A)));
+    xt_launch(causal_conv1d_bwd_kernel<T, N, K, EXACT>, xt_blocks(shares * slabs, 1), THREADS, 0, *p, (A *)scratch.data, tiles, run,
+              (unsigned)slabs);
+    if (sums)
+        xt_launch(causal_conv1d_sums_kernel<T>, dim3(xt_blocks(p->channels, SUM_COLS), p->taps + 1), THREADS, 0, (T *)p->dweight,
+                  (T *)p->dbias, (const A *)scratch.data, shares, p->channels, p->taps, K);
+    return xt_launched("causal_conv1d_bwd", p->batch, p->steps, p->channels, p->taps);
+}
+
+XtStatus xt_cuda_causal_conv1d_fwd(const XtCausalConv1dFwd *p) {
+    if (p->batch == 0 || p->channels == 0) return XT_OK;
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        if constexpr (sizeof(T) < 8)
+            if (p->taps > 1 && xt_aligned<T>(p->channels, 0, p->y, p->next, p->x, p->state))
+                return by_taps(p->taps, [&](auto taps) { return forward<T, WIDTH_FWD<T, taps.value>, taps.value, true>(p); });
+        return forward<T, 1, XT_CONV_TAPS, false>(p);
+    });
+}
+
+XtStatus xt_cuda_causal_conv1d_bwd(const XtCausalConv1dBwd *p) {
+    if (p->batch == 0 || p->channels == 0) { /* sums of nothing */
+        size_t size = xt_dtype_size(p->dtype) * (size_t)p->channels;
+        if (p->dweight && size)
+            XT_CHECK(xt_cuda_error("causal_conv1d_bwd", cudaMemsetAsync(p->dweight, 0, size * p->taps, xt_stream())));
+        if (p->dbias && size) XT_CHECK(xt_cuda_error("causal_conv1d_bwd", cudaMemsetAsync(p->dbias, 0, size, xt_stream())));
+        return XT_OK;
+    }
+    return xt_by_float(p->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        if constexpr (sizeof(T) < 8)
+            if (p->taps > 1 && xt_aligned<T>(p->channels, 0, p->dx, p->dstate, p->dy, p->dnext, p->x, p->state))
+                return by_taps(p->taps, [&](auto taps) { return backward<T, WIDTH_BWD<taps.value>, taps.value, true>(p); });
+        return backward<T, 1, XT_CONV_TAPS, false>(p);
+    });
+}

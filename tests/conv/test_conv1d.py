@@ -1,0 +1,194 @@
+"""Convolutions beyond the op table: the two forms against each other, rows in pieces, the words of padding, the layer."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import xtrain as xt
+import xtrain.functional as F
+from xtrain import _C, nn
+from xtrain.optable.table import FLOATS, array, bits, tensor
+from xtrain.testing import assert_close
+
+
+def normal(*shape: int, dtype: str = "float32", seed: int = 0, grad: bool = False) -> xt.Tensor:
+    t = tensor(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return t.requires_grad_() if grad else t
+
+
+def integers(*shape: int, seed: int = 0) -> xt.Tensor:
+    """Small enough that every sum is exact."""
+    return tensor(np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float64), "float32")
+
+
+# ---- causal_conv1d ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("channels", "taps"), [(16, 4), (7, 3), (136, 8), (8, 1)])
+def test_a_row_in_pieces_has_the_bits_of_the_whole_row(dtype: str, channels: int, taps: int) -> None:
+    x, w, b = normal(2, 150, channels, dtype=dtype), normal(channels, taps, dtype=dtype), normal(channels, dtype=dtype)
+    whole = F.causal_conv1d(x, w, b, "silu")
+    for cuts in ([70], [1, 2, 3, 4], [64, 64, 66], [149]):
+        state, parts, begin = xt.zeros(2, taps - 1, channels, dtype=dtype), [], 0
+        for end in (*cuts, 150):
+            y, state = F.causal_conv1d(x[:, begin:end], w, b, "silu", state=state)
+            parts.append(y)
+            begin = end
+        assert bits(xt.cat(parts, 1)) == bits(whole), f"cut at {cuts}"
+        assert bits(state) == bits(x[:, 150 - (taps - 1) :])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("channels", "taps"), [(16, 4), (5, 2), (24, 7)])
+def test_it_is_the_depthwise_conv1d_with_zeros_in_front(dtype: str, channels: int, taps: int) -> None:
+    x, w, b = (
+        normal(2, 99, channels, dtype=dtype),
+        normal(channels, 1, taps, dtype=dtype),
+        normal(channels, dtype=dtype),
+    )
+    y = F.causal_conv1d(x, w, b)
+    assert bits(y) == bits(F.conv1d(x.transpose(1, 2), w, b, padding="causal", groups=channels).transpose(1, 2))
+
+
+def test_gradients_go_through_states() -> None:
+    def run(cuts: list[int]) -> list[xt.Tensor]:
+        inputs = [
+            normal(*shape, dtype="float64", seed=i, grad=True) for i, shape in enumerate([(2, 9, 6), (6, 4), (6,)])
+        ]
+        x, w, b = inputs
+        state = normal(2, 3, 6, dtype="float64", seed=7, grad=True)
+        begin, after, loss = 0, state, xt.zeros(dtype="float64")
+        for end in (*cuts, 9):
+            y, after = F.causal_conv1d(x[:, begin:end], w, b, "silu", state=after)
+            loss = loss + (y * y * xt.arange(begin, end, dtype="float64").reshape(1, -1, 1)).sum()
+            begin = end
+        (loss + (after**3).sum()).backward()
+        return [t.grad for t in (*inputs, state) if t.grad is not None]
+
+    whole = run([])
+    assert len(whole) == 4
+    for cuts in ([4], [1, 2, 8]):  # a piece shorter than the state, too
+        for got, want in zip(run(cuts), whole, strict=True):
+            assert_close(got, want, accumulations=64)
+
+
+def test_the_state_alone_has_a_gradient() -> None:
+    x, state = normal(1, 2, 3, grad=True), normal(1, 3, 3, seed=1, grad=True)
+    _, after = F.causal_conv1d(x, normal(3, 4), state=state)
+    after.backward(integers(1, 3, 3, seed=2))
+    assert x.grad is not None and state.grad is not None
+    want = array(integers(1, 3, 3, seed=2))
+    assert np.array_equal(array(x.grad), want[:, 1:])
+    assert np.array_equal(array(state.grad), np.concatenate([0 * want[:, :2], want[:, :1]], 1))
+
+
+def test_the_new_state_is_a_copy() -> None:
+    x, state = normal(1, 5, 8), xt.zeros(1, 3, 8)
+    _, after = F.causal_conv1d(x, normal(8, 4), state=state)
+    kept = bits(after)
+    x.fill_(0)
+    state.fill_(9)
+    assert bits(after) == kept
+
+
+@pytest.mark.parametrize("channels", [8, 3])
+def test_a_value_that_is_not_finite_reaches_its_taps_and_no_further(channels: int) -> None:
+    x = normal(1, 80, channels)
+    x[0, 63, 1] = float("inf")
+    for call, reach in (
+        (F.causal_conv1d(x, normal(channels, 3) + 5), 3),
+        (F.causal_conv1d(x, normal(channels, 1) + 5), 1),
+    ):
+        wrong = ~np.isfinite(array(call))
+        assert wrong.sum() == reach and wrong[0, 63 : 63 + reach, 1].all()
+
+
+def test_a_bias_without_bound_leaves_other_channels_alone() -> None:
+    x, b = normal(1, 5, 8, grad=True), xt.zeros(8)
+    b[2] = float("-inf")
+    F.causal_conv1d(x, normal(8, 4), b, "silu").sum().backward()
+    assert x.grad is not None
+    assert np.isnan(array(x.grad)).any((0, 1)).tolist() == [c == 2 for c in range(8)]
+
+
+def test_unused_gradients_are_not_computed() -> None:
+    x, w = normal(1, 5, 8, grad=True), normal(8, 4)
+    F.causal_conv1d(x, w, normal(8)).sum().backward()
+    assert x.grad is not None and w.grad is None
+    w.requires_grad_()
+    F.causal_conv1d(x.detach(), w).sum().backward()
+    assert w.grad is not None
+
+
+# ---- conv1d ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_whose_columns_do_not_fit_together() -> None:
+    x, w, b = integers(3, 32, 9000), integers(4, 16, 32, seed=1), integers(4, seed=2)  # 37 MB a sample
+    results = []
+    for algorithm in ("direct", "products"):
+        inputs = [t.detach().requires_grad_() for t in (x, w, b)]
+        y = _C.conv1d(*inputs, padding=3, groups=2, algorithm=algorithm)
+        y.backward(integers(*y.shape, seed=3))
+        results.append([bits(t) for t in (y, *(t.grad for t in inputs if t.grad is not None))])
+    assert len(results[0]) == 4 and results[0] == results[1]
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "products"])
+def test_operands_of_any_strides(algorithm: str) -> None:
+    x, w, b = integers(5, 8, 3).permute(2, 1, 0), integers(2, 4, 6, seed=1).permute(2, 1, 0), integers(6, 2)[:, 1]
+    dense = [t.contiguous() for t in (x, w, b)]
+    assert bits(_C.conv1d(x, w, b, groups=2, algorithm=algorithm)) == bits(
+        _C.conv1d(*dense, groups=2, algorithm=algorithm)
+    )
+
+
+def test_the_words_of_padding() -> None:
+    x, w = integers(2, 3, 11), integers(4, 3, 4, seed=1)
+    assert bits(F.conv1d(x, w, padding="valid", stride=2)) == bits(F.conv1d(x, w, stride=(2,)))
+    wide = xt.cat([xt.zeros(2, 3, 4), x, xt.zeros(2, 3, 5)], 2)
+    assert bits(F.conv1d(x, w, padding="same", dilation=3)) == bits(F.conv1d(wide, w, dilation=3))
+    wide = xt.cat([xt.zeros(2, 3, 9), x], 2)
+    assert bits(F.conv1d(x, w, padding="causal", dilation=3, stride=2)) == bits(F.conv1d(wide, w, dilation=3, stride=2))
+    assert bits(F.conv1d(x[0], w, padding=[2])) == bits(F.conv1d(x, w, padding=2)[0])
+
+
+def test_wrong_arguments() -> None:
+    x, w = xt.zeros(1, 3, 5), xt.zeros(4, 3, 2)
+    for call, error, message in (
+        (lambda: F.conv1d(x, w, padding="full"), ValueError, "conv1d: padding must be an int, 'valid', 'same' or 'causal', got 'full'"),
+        (lambda: F.conv1d(x, w, stride=2, padding="same"), ValueError, "conv1d: padding 'same' must come with a stride of 1, got 2"),
+        (lambda: F.conv1d(x, w, stride=(1, 2)), ValueError, "conv1d: stride must be an int or a tuple of one, got (1, 2)"),
+        (lambda: F.conv1d(x, w, dilation=1.5), TypeError, "conv1d: dilation must be an int, got float"),
+        (lambda: nn.Conv1d(4, 4, 3, padding_mode="reflect"), NotImplementedError, "Conv1d: padding_mode must be 'zeros', got 'reflect'"),
+        (lambda: nn.Conv1d(4, 6, 3, groups=4), ValueError, "Conv1d: groups must divide out_channels, 6, got 4"),
+        (lambda: nn.Conv1d(4, 6, 0), ValueError, "Conv1d: kernel_size must be at least 1, got 0"),
+        (lambda: nn.Conv1d(4, 6, 3, padding="some"), ValueError, "Conv1d: padding must be an int, 'valid', 'same' or 'causal', got 'some'"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=re.escape(message)):
+            call()
+
+
+def test_the_layer() -> None:
+    layer = nn.Conv1d(6, 9, 5, stride=2, padding=3, groups=3)
+    assert {name: tuple(t.shape) for name, t in layer.state_dict().items()} == {"weight": (9, 2, 5), "bias": (9,)}
+    for values in layer.state_dict().values():
+        size = np.abs(array(values)).max()
+        assert 0.5 / np.sqrt(10) < size <= 1 / np.sqrt(10)  # the fan-in is 2 x 5
+    assert "kernel_size=5, stride=2, padding=3, dilation=1, groups=3, bias=True" in repr(layer)
+    x = normal(2, 6, 11)
+    assert bits(layer(x)) == bits(F.conv1d(x, layer.weight, layer.bias, 2, 3, 1, 3))
+    assert layer(x[0]).shape == (9, 7)
+    assert nn.Conv1d(6, 6, 4, padding="causal", groups=6, bias=False)(x).shape == (2, 6, 11)
+
+
+def test_shapes_and_work_on_meta() -> None:
+    x, w = xt.zeros(2, 4, 10, device="meta"), xt.zeros(6, 4, 3, device="meta").requires_grad_()
+    y = F.conv1d(x, w, padding=1)
+    y.sum().backward()
+    assert tuple(y.shape) == (2, 6, 10) and w.grad is not None
+    assert F.causal_conv1d(x, xt.zeros(10, 4, device="meta"), activation="silu").shape == (2, 4, 10)

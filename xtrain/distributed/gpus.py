@@ -1,0 +1,75 @@
+"""Which GPU a rank computes on. The GPUs of all ranks are of one kind, and each has one of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from .. import _C, cuda
+from ..errors import ConfigError
+from . import world
+from .env import Launch
+from .store import ranks_text
+
+
+def choose(resolve: Callable[[], str], launch: Launch) -> str:
+    """The device of this rank. resolve: names a device, where "cuda" leaves the choice to this function; its error on
+    one rank is raised on all. Every rank must call it. ConfigError where a GPU is missing; and see `check`.
+    """
+    found: list[str] = []
+
+    def find() -> None:
+        name = resolve()
+        found.append(_own(cuda.device_count(), launch) if name == "cuda" else name)
+
+    world.all_or_none(find)
+    check(_C.device(found[0]))
+    return found[0]
+
+
+def _own(count: int, launch: Launch) -> str:
+    if count == 1:  # as srun and Ray have it: each rank sees its own; `check` finds one that others see too
+        return "cuda"
+    if launch.local_world_size > count and not _may_share():
+        raise ConfigError(
+            f"device must have a GPU for each of the {launch.local_world_size} ranks of this host, got {count}; "
+            "XTRAIN_PLANE=host lets ranks share one"
+        )
+    return f"cuda:{launch.local_rank % count}"
+
+
+def _may_share() -> bool:
+    return os.environ.get("XTRAIN_PLANE", "") in ("host", "mpi")
+
+
+def check(device: _C.device) -> None:
+    """ConfigError on every rank where ranks compute on devices of different kinds, or with other libraries, or where
+    two share a GPU. XTRAIN_PLANE=host or mpi lets them share one, for tests. Every rank must call it.
+    """
+    facts, uuid = {"device": device.type}, ""
+    if device.type == "cuda":
+        square = _C.full((16, 16), 1, _C.float32, device)
+        square.matmul(square)  # the first product finds cuBLAS
+        about = _C.cuda_info(device)
+        uuid = about["uuid"]
+        facts |= {
+            "driver": about["driver"],
+            "kernels for": about["built_for"],
+            "name of the GPU": about["name"],
+            "version of CUDA": about["runtime"],
+            "version of cuBLAS": about["blas"].split(",")[0],
+        }
+    world.check_same(facts, "")
+    if uuid:
+        users: dict[str, list[int]] = {}
+        said = world.gather_json([uuid, _may_share()])
+        for rank, (one, _) in enumerate(said):
+            users.setdefault(one, []).append(rank)
+        for ranks in users.values():
+            if len(ranks) > 1 and not said[0][1]:
+                raise world.on_all_ranks(
+                    ConfigError(
+                        f"distributed: every rank must have a GPU of its own, got one for {ranks_text(ranks)}; "
+                        "XTRAIN_PLANE=host lets ranks share one"
+                    )
+                )
