@@ -157,10 +157,6 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
         int my_row = threadIdx.x % 128 / 32 * 16 + lane % 16;
         uint32_t my_place[2];
         for (int q = 0; q < 2; q++) my_place[q] = my_row * 64 + ((2 * q + lane / 16) ^ (my_row / 2 % 4)) * 16;
-        auto bias_of = [&](int at) { // of this thread's two columns of 8; behind the last column it does not matter
-            at += lane % 4 * 2;
-            return at < call.columns ? xt_load_two(__ldg((const uint32_t *)((const T *)call.bias + at)), T()) : make_float2(0, 0);
-        };
         auto release = [&](int stage) {
             if (lane == 0) xt_barrier_arrive(empty + 8 * stage);
         };
@@ -185,6 +181,15 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                 xt_barrier_expect(here, OUTS * HOPPER_PIECE);
                 for (int o = 0; o < OUTS; o++) xt_panel_load(to + o * HOPPER_PIECE, &maps.c, c, r, o, 0, here);
             };
+            uint32_t bias[2][4]; // this thread's columns of this panel and the next: 2 of each 8; behind the last column they do not matter
+            auto fetch_bias = [&](int panel) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    int at = column + panel * 32 + j * 8 + lane % 4 * 2;
+                    bias[panel % 2][j] = at < call.columns ? __ldg((const uint32_t *)((const T *)call.bias + at)) : 0;
+                }
+            };
+            if constexpr (!SWIGLU) fetch_bias(0);
             if (!FORWARD && leads) {
                 xt_store_wait<0>();
                 for (int i = 0; i < ROOMS - 1 && i < TURNS; i++) fetch(turn + i, i);
@@ -222,6 +227,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                 constexpr int UP = COLUMNS / 4; // from an element of the left half to that of the right one
                 int block = i % BLOCKS, panel = i / BLOCKS;
                 uint32_t here = pieces + turn % ROOMS * (OUTS * HOPPER_PIECE);
+                if (!SWIGLU && block == 0 && i + BLOCKS < TURNS) fetch_bias(panel + 1);
                 if (!FORWARD) xt_barrier_wait(fetched + 8 * (turn % ROOMS), turn / ROOMS % 2);
                 else { // the stores of the turn that had this room have read it
                     if (leads) xt_store_wait<ROOMS - 1>();
@@ -250,15 +256,15 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                         xt_put_matrices(at, y);
                         xt_put_matrices(at + HOPPER_PIECE, z);
                     } else { // words 0 and 1 have columns 2 t, + 1, of two rows, words 2 and 3 8 columns further
-                        float2 bias[2];
+                        float2 b[2];
 #pragma unroll
-                        for (int half = 0; half < 2; half++) bias[half] = bias_of(column + panel * 32 + q * 16 + half * 8);
+                        for (int half = 0; half < 2; half++) b[half] = xt_load_two(bias[panel % 2][2 * q + half], T());
                         if constexpr (FORWARD) xt_put_matrices(at, x);
                         else xt_load_matrices<false>(y, at);
 #pragma unroll
                         for (int w = 0; w < 4; w++)
-                            if constexpr (FORWARD) x[w] = hopper_gelu<T>(x[w], bias[w / 2]);
-                            else x[w] = hopper_gelu_bwd<T>(x[w], y[w], bias[w / 2]);
+                            if constexpr (FORWARD) x[w] = hopper_gelu<T>(x[w], b[w / 2]);
+                            else x[w] = hopper_gelu_bwd<T>(x[w], y[w], b[w / 2]);
                         xt_put_matrices(FORWARD ? at + HOPPER_PIECE : at, x);
                         if constexpr (!FORWARD) {
 #pragma unroll
