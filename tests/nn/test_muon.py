@@ -120,8 +120,10 @@ def test_a_step_that_its_guard_stops_changes_nothing(bad, dtype) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", [xt.float32, xt.bfloat16])
 def test_a_matrix_has_the_same_bits_whatever_others_are_in_its_batch(dtype) -> None:
+    """On a GPU cuBLASLt may choose other products for another batch."""
     shapes = [(40, 72)] * 3
     together, alone = matrices(dtype, shapes), matrices(dtype, shapes)
     one = optim.Muon(together, lr=0.1)
@@ -131,8 +133,7 @@ def test_a_matrix_has_the_same_bits_whatever_others_are_in_its_batch(dtype) -> N
         set_gradients(alone, step)
         for optimizer in (one, *others):
             optimizer.step()
-    if together[0].device.type == "cpu":
-        assert [array(p).tobytes() for p in together] == [array(p).tobytes() for p in alone]
+    assert [array(p).tobytes() for p in together] == [array(p).tobytes() for p in alone]
 
 
 def chain(dtype):

@@ -29,7 +29,7 @@ def test_bounds_of_documents() -> None:
 @pytest.mark.parametrize("documents", [None, LENGTHS], ids=["row", "documents"])
 @pytest.mark.parametrize("causal, window", [(False, None), (True, None), (True, 2)])
 def test_composed_attention_sees_what_the_kernels_see(documents: list | None, causal: bool, window: int | None) -> None:
-    """Dropout with p = 0.5 of weights that are all zero or one: what a query may see is kept or dropped, never added."""
+    """dropout_p of 1e-300 takes the composed way and drops nothing. Values of ones: the weights of what is seen sum to 1."""
     q, k, v = inputs()
     bounds = None if documents is None else F.document_bounds(documents)
     options = dict(is_causal=causal, enable_gqa=True, documents=bounds, window=window)

@@ -21,6 +21,7 @@ from ..autograd import recompute
 from ..generation import KVCache
 from ..nn.layers import add_norm, joined_weights
 from ..nn.module import is_stock, pack
+from ..optim.qk_clip import AttentionHeads
 from .causal_lm import CausalLM
 from .decoder_config import DecoderConfig
 from .policies import check_policy, run_in_line, run_layers
@@ -55,6 +56,16 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(d, eps, device=device, dtype=dtype) if config.qk_norm else None
         _pack(self.q_proj, self.k_proj, self.v_proj)
 
+    def qk_heads(self) -> AttentionHeads:
+        """The parameters that queries and keys come from, for optim.QKClip. ValueError where they are normalised."""
+        if self.q_norm is not None or self.k_norm is not None:
+            raise ValueError("QKClip: model must not normalise queries and keys, which do not grow with their weights")
+        query, key = (
+            [(tensor, 0, 0) for tensor in (layer.weight, layer.bias) if tensor is not None]
+            for layer in (self.q_proj, self.k_proj)
+        )
+        return AttentionHeads(self.heads, self.kv_heads, self.head_dim, query, key)
+
     def _project(self, x: Tensor) -> Sequence[Tensor]:
         """q, k and v, [B*S, heads * D] each: of one product where these are columns of it."""
         layers = self.q_proj, self.k_proj, self.v_proj
@@ -88,10 +99,11 @@ class Attention(nn.Module):
         q, key = self._rotated(q, key, positions, seq)
         q, key, value = q.transpose(1, 2), key.transpose(1, 2), value.view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
-            y = cache.attend(q, key, value, window=self.window) if self.window else cache.attend(q, key, value)
+            y = cache.attend(q, key, value, window=self.window)
         else:
-            seen: dict[str, Any] = {"documents": documents, "window": self.window}
-            y = _C.scaled_dot_product_attention(q, key, value, True, None, h != k, **seen)
+            y = _C.scaled_dot_product_attention(
+                q, key, value, True, None, h != k, documents=documents, window=self.window
+            )
         return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
 
 

@@ -20,6 +20,7 @@ from ..generation import KVCache
 from ..nn.layers import add_norm
 from ..nn.lora import ADAPTED, LoraLayer
 from ..nn.module import is_stock
+from ..optim.qk_clip import AttentionHeads
 from ..tensors.documents import sees
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
@@ -154,6 +155,12 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(c, 3 * c, dtype, device)
         self.c_proj = Conv1D(c, c, dtype, device)
 
+    def qk_heads(self) -> AttentionHeads:
+        """The parameters that queries and keys come from, for optim.QKClip."""
+        width, weight, bias = self.heads * self.head_dim, self.c_attn.weight, self.c_attn.bias
+        query, key = ([(weight, 1, first), (bias, 0, first)] for first in (0, width))
+        return AttentionHeads(self.heads, self.heads, self.head_dim, query, key)
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         if not (self.training and self.dropout):
             return _C.scaled_dot_product_attention(q, k, v, True, self.scale, False, documents=documents)
@@ -255,9 +262,11 @@ class Trunk(nn.Module):
         x = self.drop(x)
         policy = self.recompute if self.training and caches is None else "none"
         with recompute() if policy in ("cheap", "full") else contextlib.nullcontext():
+            # A layer of the user's need not know what it is not given.
             more = () if documents is None else (documents,)
+            rest = () if documents is None else (None, documents)  # with the place of a cache
             if policy in ("block", "full"):
-                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *((None, *more) if more else ())))
+                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *rest))
             x, y = run_in_line(self.h, _runs_in_line, x, (batch, seq), caches, more)
             return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]
 

@@ -19,11 +19,11 @@ class EMA:
         optimizer.step(); ema.update()    # after each step
         ema.copy_to()                     # at the end: the parameters become their averages
 
-    average += (p - average) (1 - decay) / (1 - decay^n), n: number of the update. So weights decay^age add up to 1 from
-    the first update on, and the initial parameters have none. averages: {parameter: tensor}, float32 (float64 for
-    float64). optimizer: where it keeps float32 masters of 16-bit parameters, these are averaged. The count of updates
-    lies on the parameters' device, as AdamW's does, so a captured step may hold `update`. ValueError or TypeError for
-    a decay outside [0, 1), and for params that are none.
+    average += (p - average) (1 - decay) / (1 - decay^n), n: number of the update (the bias correction of Adam, Kingma &
+    Ba 2015). So the weights, decay^age, add up to 1 from the first update on, and the initial parameters have none.
+    averages: {parameter: tensor}, float32 (float64 for float64). optimizer: where it keeps float32 masters of 16-bit
+    parameters, these are averaged. The count of updates lies on the parameters' device, as AdamW's does, so a captured
+    step may hold `update`. ValueError or TypeError for a decay outside [0, 1), and for params that are none.
     """
 
     def __init__(self, params: Iterable[Tensor], decay: float = 0.999, optimizer: Optimizer | None = None) -> None:
@@ -51,7 +51,7 @@ class EMA:
 
     @property
     def step(self) -> int:
-        """How many updates there were; reading it waits for the device."""
+        """The number of updates; reading it waits for the device."""
         return int(next(iter(self._steps.values())).item())
 
     @no_grad()
@@ -98,6 +98,6 @@ class EMA:
         self.set_step(step)
 
     def set_step(self, step: int) -> None:
-        """Set the number of updates there were."""
+        """Set the number of updates."""
         for count in self._steps.values():
             count.fill_(step)

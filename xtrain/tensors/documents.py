@@ -59,17 +59,25 @@ def positions_in(documents: _Tensor) -> _Tensor:
 
 
 def sees(
-    queries: int, keys: int, is_causal: bool, documents: _Tensor | None, window: int | None, device: Any
+    queries: int,
+    keys: int,
+    is_causal: bool,
+    documents: _Tensor | None,
+    window: int | None,
+    device: Any,
+    first: int = 0,
+    last: int | None = None,
 ) -> _Tensor:
     """Whether a query sees a key, bool [queries, keys], or [B, 1, queries, keys] with documents: the intervals of
-    csrc/contract/attention.h.
+    csrc/contract/attention.h. first, last: of queries [first, last) alone.
     """
-    place = (_C.arange(0, queries, 1, _C.int64, device) + (keys - queries)).unsqueeze(1)
+    last = queries if last is None else last
+    place = (_C.arange(first, last, 1, _C.int64, device) + (keys - queries)).unsqueeze(1)
     key = _C.arange(0, keys, 1, _C.int64, device)
-    seen = (key <= place) if is_causal else (key >= 0).unsqueeze(0).expand(queries, keys)
+    seen = (key <= place) if is_causal else (key >= 0).unsqueeze(0).expand(last - first, keys)
     if window is not None:
         seen = seen & (key > place - window)
     if documents is not None:
-        starts, ends = (_C.select(documents, 1, i).unsqueeze(1).unsqueeze(-1) for i in (0, 1))
+        starts, ends = (_C.select(documents, 1, i)[:, first:last].unsqueeze(1).unsqueeze(-1) for i in (0, 1))
         seen = seen & (key >= starts) & (key < ends)
     return seen

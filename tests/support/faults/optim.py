@@ -10,6 +10,7 @@ _STEPS = "tests/nn/test_adamw_steps.py::"
 _RULES = "tests/nn/test_optim_rules.py::"
 _MUON = "tests/nn/test_muon.py::"
 _EMA = "tests/nn/test_ema.py::"
+_CLIP = "tests/tune/test_qk_clip.py::"
 
 FAULTS = [
     Fault("schedule: the first step has no rate", _O + "schedule.py", "return base * (step + 1) / warmup", "return base * step / warmup", "linear warm-up, step 0 is the first", _OPTIM + "test_schedules"),
@@ -42,6 +43,14 @@ FAULTS = [
     Fault("muon: batches without an end", _O + "muon.py", "max(_MOST_ELEMENTS // max(params[0].numel(), 1), 1)", "max(_MOST_ELEMENTS, 1)", "scratch is that of the matrices of one call", _MUON + "test_large_batches_are_cut"),
     Fault("chain: an error between two optimizers", _O + "chained.py", "return self._begun > 1 or any(", "return any(", "interrupted: some parameters had taken the step", _MUON + "test_an_error_between_two_batches_is_known"),
     Fault("muon: a matrix of two ranks", "xtrain/distributed/bank.py", "owners[i] = min(range(leaves), key=filled.__getitem__)", "owners[i] = i % leaves", "the largest first, where the most room is", "tests/distributed/test_same_bits.py::test_a_matrix_of_muon_lies_on_one_rank_whole"),
+    Fault("qk_clip: negative logits", _O + "qk_clip.py", "self._tau / m if self._tau < m < math.inf else 1.0", "self._tau / max(m, self._tau) if m > 0 else self._tau / m", "heads at tau or below stay as they are", _CLIP + "test_logits_that_scale_nothing"),
+    Fault("qk_clip: keys that are shared", _O + "qk_clip.py", "alone = layer.heads == layer.kv_heads", "alone = True", "keys of several heads are left alone", _CLIP + "test_heads_that_are_too_large_are_scaled"),
+    Fault("qk_clip: pairs that nobody sees", _O + "qk_clip.py", "_C.where(seen, scores, -math.inf)", "scores", "of all pairs that attention sees", _CLIP + "test_the_largest_logit"),
+    Fault("qk_clip: documents of the first row", _O + "qk_clip.py", "documents[b : b + 1]", "documents[:1]", "of its own document", _CLIP + "test_the_largest_logit"),
+    Fault("qk_clip: the masters stay", _O + "qk_clip.py", 'parameter.copy_(state["master"].mul_(factor))', 'parameter.copy_(state["master"] * factor)', "masters are scaled, too", _CLIP + "test_heads_that_are_too_large_are_scaled"),
+    Fault("qk_clip: a piece of another rank", "xtrain/distributed/step.py", "begin = owned.begin + segment.begin - bank.offsets[segment.parameter]", "begin = 0", "a rank scales its piece of a parameter", _CLIP + "test_the_bits_do_not_depend_on_the_number_of_processes"),
+    Fault("qk_clip: the logits of this rank", "xtrain/train/step.py", "_largest(state.team.gather(_largest(found)))", "_largest(found)", "the largest over all ranks", _CLIP + "test_the_bits_do_not_depend_on_the_number_of_processes"),
+    Fault("qk_clip: every step", "xtrain/train/step.py", "(self._state.step + 1) % self._state.config.optim.qk_clip_every == 0", "self._state.step >= 0", "every so many steps", _CLIP + "test_a_step_of_a_run_is_that_of_the_optimizer_and_then_the_clip"),
     Fault("ema: from the initial parameters", "csrc/cpu/optimizer/ema.c", "(1 - p->decay) / (1 - xt_power(p->decay, *p->step + 1))", "(1 - p->decay)", "weights decay^age add up to 1", _EMA + "test_weights_fall_with_age_and_add_up_to_one"),
     Fault("ema: a guard that counts for nothing", "csrc/cpu/optimizer/ema.c", "    if (p->guard && !isfinite(*p->guard)) return XT_OK;\n", "", "a bad guard changes nothing", _EMA + "test_a_guard_stops_an_update"),
     Fault("z-loss: not in the gradient", "csrc/cpu/layers/cross_entropy.c", "return z > 0 ? 1 + 2 * (ACC)z * lse : 1;", "return z > 0 ? 1 + (ACC)z * lse : 1;", "exp(..) grows by 1 + 2 z lse", "tests/ops/test_ops.py -k 'cross_entropy and z_loss'"),
