@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                 xt_barrier_expect(here, OUTS * HOPPER_PIECE);
                 for (int o = 0; o < OUTS; o++) xt_panel_load(to + o * HOPPER_PIECE, &maps.c, c, r, o, 0, here);
             };
-            uint32_t bias[2][4]; // this thread's columns of this panel and the next: 2 of each 8; behind the last column they do not matter
+            uint32_t bias[2][4]; // this thread's columns of this panel and the next, 2 of each 8
             auto fetch_bias = [&](int panel) {
 #pragma unroll
                 for (int j = 0; j < 4; j++) {

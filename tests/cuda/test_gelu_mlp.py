@@ -96,6 +96,38 @@ def test_h_is_computed_again() -> None:
     assert found[0][0] - found[1][0] == 64 * F * 2
 
 
+@pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)")
+@pytest.mark.parametrize("sizes", [(8200, 520, 2008, 264), (40000, 64, 200, 72)])
+def test_products_with_gelu_inside(sizes: tuple[int, ...]) -> None:
+    """Enough tiles for both warpgroups of all blocks, with rests: the bits of the parts; fewer kernels where it is a Hopper GPU. Sums of rows
+    in float32 may round to the bfloat16 next to that of the sum.
+    """
+    m, c, f, k = sizes
+    xt.manual_seed(3)
+    shapes = ((m, c), (c, f), (f,), (f, k), (k,), (m, k))
+    *values, dy = (
+        (xt.randn(*shape, device="cuda") * shape[-2 if len(shape) > 1 else 0] ** -0.5).bfloat16() for shape in shapes
+    )
+    found, launches = [], []
+    for backend in (None, "cublas"):
+        leaves = [t.clone().requires_grad_() for t in values]
+        x, w, b, down, e = leaves
+        before = xt.cuda.counters()["launches"]
+        with xt.use_gemm_backend(backend):
+            y = _C.gelu_mlp(x, w.transpose(0, 1), b, down.transpose(0, 1), e, "tanh")
+            y.backward(dy)
+        launches.append(xt.cuda.counters()["launches"] - before)
+        found.append([y.detach(), *(t.grad for t in leaves)])
+    for i, (one, parts) in enumerate(zip(*found, strict=True)):
+        if i == 3:
+            one, parts = array(one.float()), array(parts.float())
+            assert (abs(one - parts) <= 2.0**-7 * abs(parts)).all()
+        else:
+            assert bits(one) == bits(parts), i
+    facts = xt.cuda.get_device_properties()
+    assert launches[0] < launches[1] or facts["capability"] != (9, 0) or "90a" not in facts["built_for"].split()
+
+
 @pytest.mark.parametrize("change", ["", "c_fc hooked", "c_proj hooked", "c_fc subclass", "c_proj subclass"])
 def test_the_model_calls_members_that_are_not_stock(change: str) -> None:
     xt.manual_seed(1)
