@@ -30,7 +30,7 @@ OTHERS = {
         "csrc/ops/optimizer/muon.c",
         "csrc/ops/conv/conv1d.c",
     },
-    "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
+    "layers": {"csrc/ops/gemm/swiglu_mlp.c", "csrc/ops/gemm/gelu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",
