@@ -19,12 +19,15 @@ static bool opening, forked;    /* under the lock; the second: a parent process 
 static const char *const *package_folders;
 
 void xt_set_package_folders(const char *const *folders) { package_folders = folders; }
+const char *const *xt_package_folders(void) {
+    static const char *const none[] = {NULL};
+    return package_folders ? package_folders : none;
+}
 
 static XtStatus raise(XtStatus status, const char *message) { return xt_error(status, "%s", message); }
 
 static XtStatus open_library(const XtBackend **out) {
     char path[4096];
-    static const char *const none[] = {NULL};
     if (!xt_library_path("libxtrain_cuda.so", path, sizeof path))
         return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: the extension's own folder is not known, or its path too long");
     XT_CHECK(xt_check_library(path));
@@ -42,7 +45,7 @@ static XtStatus open_library(const XtBackend **out) {
         dlclose(library);
         return status;
     }
-    XtHost host = {.error = raise, .folders = package_folders ? package_folders : none};
+    XtHost host = {.error = raise, .folders = xt_package_folders()};
     XtStatus status = open(&host, out);
     if (status != XT_OK) dlclose(library);
     return status;

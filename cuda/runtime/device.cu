@@ -449,8 +449,8 @@ static XtStatus info(int index, XtDeviceInfo *out) {
     const unsigned char *id = (const unsigned char *)properties.uuid.bytes;
     size_t used = (size_t)snprintf(out->uuid, sizeof out->uuid, "GPU");
     for (int i = 0; i < 16; i++) /* a dash before bytes 0, 4, 6, 8 and 10 */
-        used += (size_t)snprintf(out->uuid + used, sizeof out->uuid - used, i % 2 == 0 && i <= 10 && i != 2 ? "-%02x" : "%02x",
-                                 id[i]);
+        used +=
+            (size_t)snprintf(out->uuid + used, sizeof out->uuid - used, i % 2 == 0 && i <= 10 && i != 2 ? "-%02x" : "%02x", id[i]);
     xt_cublas_origin(out->blas, sizeof out->blas);
     return XT_OK;
 }
@@ -466,8 +466,24 @@ static XtStatus counters(int index, XtDeviceCounters *out) {
 /* ---- the table -------------------------------------------------------------------------------------------------------------- */
 
 static XtAccelerator accelerator = {
-    0,         use,  info,     traits_of, counters,      trim,             reset_peak,       stream_of,    idle,
-    make_wait, wait_for, false, xt_graph_plan, xt_graph_planned, xt_graph_capture, xt_graph_end, xt_graph_replay, xt_graph_owns,
+    0,
+    use,
+    info,
+    traits_of,
+    counters,
+    trim,
+    reset_peak,
+    stream_of,
+    idle,
+    make_wait,
+    wait_for,
+    false,
+    xt_graph_plan,
+    xt_graph_planned,
+    xt_graph_capture,
+    xt_graph_end,
+    xt_graph_replay,
+    xt_graph_owns,
     xt_graph_drop,
 };
 

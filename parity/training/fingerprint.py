@@ -95,12 +95,12 @@ def tf32() -> Iterator[None]:
 
 
 def ops(only: str = "") -> Found:
-    """Every case of the op table, of entries that `only` leaves. A name has the shapes of the inputs and the number of the case among those of the same shapes."""
+    """Every case of the op table, of entries that `only` leaves. A name has the shapes of the inputs and the number of the
+    case among those of the same shapes."""
     for entry in TABLE:
         item = f"ops/{entry.id}/"
-        if entry.op == "empty" or not (
-            item.startswith(only) or only.startswith(item)
-        ):  # empty: whatever the memory holds
+        wanted = item.startswith(only) or only.startswith(item)
+        if entry.op == "empty" or not wanted:  # empty: whatever the memory holds
             continue
         seen: dict[str, int] = {}
         for case in entry.cases:

@@ -408,6 +408,14 @@ def test_index_errors() -> None:
     assert t.tolist() == [[0.0] * 4] * 3
 
 
+def test_an_index_whose_result_has_eight_dimensions() -> None:
+    """Dimensions that the index takes away make room for those that it adds, wherever they stand."""
+    array = np.arange(2**6).reshape(2, 2, 1, 2, 2, 2, 2)
+    x = xt.tensor(array)
+    for key in ((None, None, 0), (None, None, ..., 1), (None, None, slice(1), None, 0, ..., 0)):
+        assert x[key].ndim == 8 and x[key].tolist() == array[key].tolist()
+
+
 def test_index_that_resizes_nothing() -> None:
     """An __index__ with side effects may not leave a view that points outside."""
     t = xt.zeros(4)

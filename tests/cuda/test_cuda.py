@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -440,8 +441,9 @@ def test_what_the_device_is() -> None:
     info = xt.cuda.get_device_properties()
     assert info["capability"] == xt.cuda.get_device_capability() and info["name"] == xt.cuda.get_device_name()
     assert info["memory_total"] >= info["memory_free"] > 0 and info["built_for"]
+    assert re.fullmatch("GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", info["uuid"])
     assert all(_C.kernels("cuda").values()) and xt.cuda.current_stream() > 0
-    assert xt.gemm_backends("cuda") == ["few", "cublas", "tiled", "naive"]
+    assert xt.gemm_backends("cuda") == ["hopper", "few", "cublas", "tiled", "naive"]
     assert xt.attention_backends("cuda") == ["flash", "materialized", "reference"]
 
 
@@ -480,7 +482,7 @@ def test_without_cublas_the_tiles_do_the_products(tmp_path) -> None:
     subprocess.run(build, check=True, timeout=HANGS)
     code = """
 import xtrain as xt
-assert xt.gemm_backends("cuda") == ["few", "tiled", "naive"], xt.gemm_backends("cuda")
+assert xt.gemm_backends("cuda") == ["hopper", "few", "tiled", "naive"], xt.gemm_backends("cuda")
 a, b = xt.randn(33, 65), xt.randn(65, 17)
 assert xt.testing.verify((a.to("cuda") @ b.to("cuda")).to("cpu"), a @ b, accumulations=65).ok
 try:

@@ -240,10 +240,10 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(pack: bool, two: str, tmp_pat
     values = options(Path(two), tmp_path / "whole", steps=12, pack=pack, eval_every=4, batch_size=3)
     whole = train(file=None, quiet=True, **values)
     values |= {"out": str(tmp_path / "run"), "save_every": 2}
-    train(quiet=True, callbacks=[lambda trainer, record: trainer.step == 3], **values)
+    train(quiet=True, callbacks=[lambda trainer, record: record["step"] == 3], **values)
     code = (
         "import sys; from xtrain.train import Trainer; import os, signal; Trainer({'resume': sys.argv[1]}, callbacks="
-        "[lambda t, r: t.step == 7 and os.kill(os.getpid(), signal.SIGKILL)]).run()"
+        "[lambda t, r: r['step'] == 7 and os.kill(os.getpid(), signal.SIGKILL)]).run()"
     )
     assert python("-c", code, str(tmp_path / "run")).returncode == -9
     again = train(quiet=True, resume=str(tmp_path / "run"))
@@ -291,7 +291,9 @@ def test_the_validation_loss_is_that_of_the_mixture(pack: bool, tmp_path) -> Non
     for part in trainer.corpus.parts:
         block, targets = part.val_batch(16, 100)
         assert part.name.endswith("a.txt") or targets.shape == (1, 9)
-        loss = trainer.model.loss(xt.from_numpy(block[:, :-1].copy()), xt.from_numpy(targets)).item()
+        device = trainer.model.model.embed_tokens.weight.device
+        ids, targets = (xt.from_numpy(array).to(device) for array in (block[:, :-1].copy(), targets))
+        loss = trainer.model.loss(ids, targets).item()
         assert abs(found[f"val_loss/{os.path.basename(part.name)}"] - loss) < 1e-5
     assert abs(found["val_loss"] - 0.75 * found["val_loss/a.txt"] - 0.25 * found["val_loss/b.txt"]) < 1e-12
     assert abs(found["val_bpb"] * np.log(2) - found["val_loss"]) < 1e-12

@@ -235,7 +235,7 @@ def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert whole.val_loss is not None and np.isfinite(whole.val_loss)
 
 
-def test_a_model_that_takes_no_documents(tmp_path: Path) -> None:
+def test_a_model_whose_loss_takes_no_options(tmp_path: Path) -> None:
     class Own(models.Qwen3):
         def loss(
             self, ids: xt.Tensor, targets: xt.Tensor, ignore_index: int = -100, reduction: str = "mean"
@@ -244,12 +244,15 @@ def test_a_model_that_takes_no_documents(tmp_path: Path) -> None:
 
     own = Own(models.Qwen3Config(**(SMALL | {"vocab_size": 256})))
     options = {key: value for key, value in OPTIONS.items() if key != "model"}
+    text = str(chats(tmp_path / "chats.jsonl"))
     with pytest.raises(ConfigError, match="pack must be off for Own, whose loss takes no documents"):
-        train(own, str(chats(tmp_path / "chats.jsonl")), out=str(tmp_path / "run"), **options)
+        train(own, text, out=str(tmp_path / "run"), **options)
+    with pytest.raises(ConfigError, match="z_loss must be 0 for Own, whose loss takes none, got 0.5"):
+        train(own, text, out=str(tmp_path / "run"), z_loss=0.5, **{**options, "pack": False})
 
 
 def test_documents_of_the_validation_part() -> None:
-    """A window sees each document alone, and no token is to foretell the next document."""
+    """A window sees each document alone, and no target lies in the next document."""
     tokens, documents = corpus([5, 9, 3, 20])
     found = data.Corpus("x", [tokens], [tokens], None, 37, None, val_documents=[documents])
     block, targets, bounds = found.val_documents_batch(6, 36)

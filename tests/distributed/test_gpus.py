@@ -1,7 +1,7 @@
 """Ranks on GPUs, each a process with a device of tests/support/fakes/fake_device.c: which GPU is whose, and the same bytes."""
 
 import pytest
-from fake_library import make_device, make_package
+from fake_library import make_device, make_nccl, make_package
 from ranks import run_ranks
 from runs import arguments, text_file, weights
 from test_runs import choices, newest, records, trained
@@ -99,10 +99,9 @@ def test_a_device_that_is_chosen_must_be_the_same(package, data, tmp_path):
         )
 
 
-def test_own_loop_on_gpus(package, tmp_path):
+def test_own_loop_on_gpus(package, nccl, tmp_path):
     """Two GPUs need no switch; one for both does."""
-    two = lambda rank: on_device(package, FAKE_DEVICE_UUID=f"GPU-{rank}")(rank)  # noqa: E731
-    found = run_ranks(2, ["-c", LOOP], tmp_path / "two", two)
+    found = run_ranks(2, ["-c", LOOP], tmp_path / "two", nccl())
     assert [one.status for one in found] == [0, 0] and found[0].out == found[1].out, found
     assert found[0].out.endswith("[2.0, 2.0]\n")
     for one in run_ranks(2, ["-c", LOOP], tmp_path / "one", on_device(package)):
@@ -118,12 +117,137 @@ def test_own_loop_on_gpus(package, tmp_path):
     ],
 )  # fmt: skip
 def test_each_rank_of_a_host_has_the_gpu_of_its_number(ranks, plane, names, error, package, tmp_path):
-    code = RANK + (
-        "from xtrain.distributed.env import detect\nfrom xtrain.distributed.gpus import choose\n"
-        "print(choose(lambda: 'cuda', detect()))"
-    )
+    code = RANK + ("from xtrain.distributed.world import choose_gpu\nprint(choose_gpu(lambda: 'cuda'))")
     found = run_ranks(
         ranks, ["-c", code], tmp_path / "x", more=on_device(package, FAKE_DEVICE_COUNT="2", XTRAIN_PLANE=plane)
     )
     assert " ".join(one.out.strip() for one in found) == (names or "  "), found
     assert all(error in one.err for one in found), found
+
+
+# ---- from GPU to GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nccl(package, tmp_path_factory):
+    """What makes each rank's device a GPU of its own, with an NCCL."""
+    folder = make_nccl(tmp_path_factory.mktemp("nccl"))
+    place = tmp_path_factory.mktemp("meeting")
+
+    def variables(**more):
+        paths = {"PYTHONPATH": f"{package}:{folder}", "TMPDIR": str(place)}
+        return lambda rank: on_device(package, FAKE_DEVICE_UUID=f"GPU-{rank}", **{**paths, **more})(rank)
+
+    return variables
+
+
+def test_bytes_of_nccl_are_those_of_one_process(package, nccl, data, tmp_path):
+    files = []
+    for size in (1, 2):
+        out = tmp_path / f"run{size}"
+        values = choices(data, out, device="cuda", steps=4, eval_every=2, optim__name="muon", max_ranks=2)
+        trained(size, values, tmp_path / str(size), more=nccl() if size > 1 else on_device(package))
+        files.append((weights(newest(out)), records(out)))
+    assert files[0] == files[1]
+
+
+COLLECTIVES = RANK + (
+    "d, r = xt.distributed, xt.distributed.rank()\n"
+    "x = xt.arange(6).float().reshape(3, 2).to('cuda') + 10 * r\n"
+    "print(d.all_gather(x[1:]).tolist(), d.all_to_all(x.reshape(6)[:3]).tolist())\n"
+    "print(d.broadcast(x.T, 2).tolist(), d.all_reduce(x.bfloat16(), 'max').tolist(), d.reduce_scatter(x).tolist())\n"
+    "print(d.all_gather(xt.ones(0).to('cuda')).shape, d.all_gather(x.cpu()[:1]).tolist(), x.tolist())\n"
+    "from xtrain.distributed import world\nprint(type(world._plane.gpus).__name__)\n"
+    "d.shutdown()"
+)
+
+
+def test_collectives_of_nccl(nccl, package, tmp_path):
+    """The same as over the host plane, also of views and of nothing; tensors of the CPU still go through the host."""
+    said = {}
+    for plane, more in (("NcclPlane", nccl()), ("NoneType", on_device(package, XTRAIN_PLANE="host"))):
+        found = run_ranks(3, ["-c", COLLECTIVES], tmp_path / plane, more)
+        assert [(one.status, one.err) for one in found] == [(0, "")] * 3, found
+        assert all(one.out.endswith(f"{plane}\n") for one in found), found
+        said[plane] = [one.out.splitlines()[:-1] for one in found]
+    assert said["NcclPlane"] == said["NoneType"]
+    assert said["NcclPlane"][1][0].startswith("[[[2.0, 3.0], [4.0, 5.0]], [[12.0, 13.0], [14.0, 15.0]], [[22.0, 23.0]")
+
+
+AFTER = RANK + "one = xt.ones(2).to('cuda')\nxt.distributed.all_reduce(one)\nprint('joined', flush=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "statuses", "said"),
+    [
+        (
+            {"PYTHONPATH": None},
+            AFTER,
+            (1, 1),
+            "ConfigError: distributed: ranks on GPUs need NCCL (libnccl.so.2): it is neither among the Python packages "
+            "(nvidia/nccl/lib) nor where the loader looks; XTRAIN_PLANE=host works without it\n",
+        ),
+        ({"FAKE_NCCL_VERSION": "21703"}, AFTER, (1, 1), "is version 2.17.3, and 2.18 is the oldest that is known; XTRAIN"),
+        (
+            lambda rank: {"FAKE_NCCL_VERSION": str(22809 + rank)},
+            AFTER,
+            (1, 1),
+            "version of NCCL must be the same on every rank, got 22809 on rank 0 and 22810 on rank 1\n",
+        ),
+        (
+            lambda rank: {"FAKE_NCCL_FAILS": "CommInitRankConfig"} if rank else {},
+            AFTER,
+            (75, 1),
+            "CudaError: distributed: ncclCommInitRankConfig failed: unhandled system error",
+        ),
+        (
+            {},
+            AFTER + "if xt.distributed.rank(): os._exit(1)\nxt.distributed.all_reduce(one)",
+            (75, 1),
+            "xtrain: error: distributed: rank 1 is gone",
+        ),
+        (
+            {},
+            AFTER + "if xt.distributed.rank(): one = xt.ones(3).to('cuda')\nxt.distributed.all_reduce(one)",
+            (75, 75),
+            "xtrain: error: distributed: ranks do not do the same",
+        ),
+        (
+            lambda rank: {"FAKE_NCCL_ASYNC": "3"} if rank == 0 else {},
+            AFTER + "xt.distributed.all_reduce(one)",
+            (75, 75),
+            "distributed: ncclCommGetAsyncError failed: remote process exited: said by the fake",
+        ),
+    ],
+)  # fmt: skip
+def test_what_ends_ranks_that_nccl_joins(variables, code, statuses, said, nccl, package, tmp_path):
+    """Nobody waits for ever in NCCL: an error of one rank, or its death, ends all."""
+
+    def more(rank):
+        own = {**(variables(rank) if callable(variables) else variables)}
+        if "PYTHONPATH" in own:
+            own["PYTHONPATH"] = package
+        return nccl(XTRAIN_WATCH_TIMES="beat=0.1", **own)(rank)
+
+    found = run_ranks(2, ["-c", "import os\n" + code], tmp_path / "x", more)
+    assert tuple(one.status for one in found) == statuses, found
+    assert any(said in one.err for one in found), found
+    assert max(one.ended for one in found) - min(one.ended for one in found) < 10
+
+
+def test_a_verdict_ends_what_nccl_does(nccl, tmp_path):
+    """So that whoever catches it can use the GPU, which waits for the rank that is lost."""
+    code = (
+        "import os, time\n"
+        + AFTER
+        + (
+            "from xtrain import _C\nfrom xtrain.distributed import world\nfrom xtrain.errors import PeerError\n"
+            "if xt.distributed.rank(): os._exit(1)\n"
+            "try: xt.distributed.all_reduce(one)\nexcept PeerError: pass\n"
+            "try:\n    for _ in range(40): _C.nccl_idle(world._plane.gpus._comm), time.sleep(0.1)\n"
+            "except RuntimeError as error: print(error)\n"
+            "xt.distributed.shutdown()"
+        )
+    )
+    found = run_ranks(2, ["-c", code], tmp_path / "x", nccl())
+    assert (found[0].status, found[0].out) == (0, "joined\ndistributed: NCCL's communicator has been closed\n"), found

@@ -13,7 +13,7 @@ from runs import python
 from test_processes import TALK
 from test_runs import choices, data, newest, weights  # noqa: F401
 
-from xtrain.distributed.choice import plane_of
+from xtrain.distributed.choice import joins_gpus, plane_of
 from xtrain.distributed.env import Launch
 from xtrain.errors import ConfigError
 
@@ -84,11 +84,13 @@ def test_which_plane(monkeypatch):
             monkeypatch.delenv("XTRAIN_PLANE", raising=False)
             right = "mpi" if installed and launcher in ("Open MPI", "MPICH") else "host"
             assert plane_of(Launch(launcher, 0, 2, 0, 2)) == right
-            for wanted in ("host", "mpi"):
+            assert joins_gpus()
+            for wanted in ("host", "mpi", "nccl"):
                 monkeypatch.setenv("XTRAIN_PLANE", wanted)
-                assert plane_of(Launch(launcher, 0, 2, 0, 2)) == wanted
-    monkeypatch.setenv("XTRAIN_PLANE", "nccl")
-    with pytest.raises(ConfigError, match="^distributed: XTRAIN_PLANE must be host or mpi, got 'nccl'$"):
+                assert plane_of(Launch(launcher, 0, 2, 0, 2)) == (right if wanted == "nccl" else wanted)
+                assert joins_gpus() == (wanted == "nccl")
+    monkeypatch.setenv("XTRAIN_PLANE", "gloo")
+    with pytest.raises(ConfigError, match="^distributed: XTRAIN_PLANE must be host, mpi or nccl, got 'gloo'$"):
         plane_of(Launch("MPICH", 0, 2, 0, 2))
 
 
@@ -110,7 +112,7 @@ importlib.metadata.version = lambda name: mine
     [
         (("mpi", "mpi"), "sys.modules['mpi4py'] = None", "the MPI plane needs mpi4py: pip install 'xtrain[mpi]', or XTRAIN_PLANE=host"),
         (("host", "mpi"), "", "plane must be the same on every rank, got 'host' on rank 0 and 'mpi' on rank 1"),
-        (("host", "x"), "", "XTRAIN_PLANE must be host or mpi, got 'x'"),
+        (("host", "x"), "", "XTRAIN_PLANE must be host, mpi or nccl, got 'x'"),
         (("mpi", "mpi"), VERSION, "version of mpi4py must be the same on every rank, got '4.1.0' on rank 0 and '4.1.1' on rank 1"),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from ranks import HANGS, Rank, at_once, run_ranks
 from runs import wait_until
 
-from xtrain.distributed import world
+from xtrain.distributed import agree, world
 from xtrain.distributed.progress import Times, times
 from xtrain.errors import ConfigError, NonFiniteError, PeerError
 
@@ -253,7 +253,7 @@ def test_what_all_ranks_raise_is_not_told(monkeypatch):
         (SystemExit(3), "SystemExit: 3"),
         (PeerError("x"), None),
         (NonFiniteError("x"), None),
-        (world._on_all_ranks(ConfigError("x")), None),
+        (agree.on_all_ranks(ConfigError("x")), None),
     )
     for error, _ in cases:
         monkeypatch.setattr(world, "_watch", watch)

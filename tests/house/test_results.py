@@ -78,7 +78,23 @@ def captured() -> Any:
     return graph
 
 
+def alone() -> Any:
+    """A communicator of one process; RuntimeError without a GPU or NCCL."""
+    return _C.nccl_open("cuda", _C.nccl_unique_id(), 0, 1)
+
+
+def on_gpu() -> Any:
+    return x().to("cuda")
+
+
 FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "nccl_version": _C.nccl_version,
+    "nccl_unique_id": _C.nccl_unique_id,
+    "nccl_all_to_all": lambda: _C.nccl_all_to_all(alone(), on_gpu(), on_gpu()),
+    "nccl_all_gather": lambda: _C.nccl_all_gather(alone(), on_gpu(), on_gpu()),
+    "nccl_broadcast": lambda: _C.nccl_broadcast(alone(), on_gpu(), 0),
+    "nccl_idle": lambda: _C.nccl_idle(alone()),
+    "nccl_close": lambda: _C.nccl_close(alone(), True),
     "allow_tf32": lambda: _C.allow_tf32(_C.tf32()),
     "attention_backends": _C.attention_backends,
     "backward": lambda: _C.backward([_C.tensor(1.0, requires_grad=True) * 2]),
@@ -173,6 +189,7 @@ OBJECTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
         ),
     ],
     "make_subclass": [(lambda: _C.make_subclass(Sub, x()), "Sub")],
+    "nccl_open": [(lambda: raised(ValueError, lambda: _C.nccl_open("cuda", "", 1, 1)), "ValueError")],
     "set_call_hook": [
         (lambda: _C.set_call_hook(print), "NoneType"),
         (lambda: _C.set_call_hook(None), "builtin_function_or_method"),
@@ -191,14 +208,14 @@ def raised(kind: type[Exception], call: Callable[[], Any]) -> Exception:
     return caught.value
 
 
-NEEDS_A_GPU = {name for name in FUNCTIONS if name.startswith("cuda_")} | {"cuda"}
+NEEDS_A_GPU = {name for name in FUNCTIONS if name.startswith(("cuda_", "nccl_"))} | {"cuda"}
 
 
 def check(name: str, call: Callable[[], Any], signature: str, first: Any = None) -> None:
     try:
         value = call()
     except (RuntimeError, _C.CudaError) as error:
-        assert name in NEEDS_A_GPU and "CUDA" in str(error)
+        assert name in NEEDS_A_GPU and ("CUDA" in str(error) or "NCCL" in str(error))
         return
     assert agrees(value, signature, first), f"{name} -> {signature} returned {value!r}"
 

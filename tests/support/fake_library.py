@@ -43,18 +43,31 @@ def make_fake(package: Path, contract: str) -> None:
     _compile(package, "fake_cuda.c", contract, [])
 
 
+def _compiler() -> str:
+    return next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
+
+
+def make_nccl(folder: Path) -> Path:
+    """A folder for sys.path whose NCCL is that of fake_nccl.c."""
+    library = folder / "site-packages/nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    source = ROOT / "tests/support/fakes/fake_nccl.c"
+    options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o", library, "-lpthread"]
+    subprocess.run([_compiler(), *options], check=True)
+    return folder / "site-packages"
+
+
 def _compile(package: Path, source: str, contract: str, more: list[str]) -> None:
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
     library = package / f"xtrain/_lib/{LIBRARY}"
     options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", f'-DFAKE_CONTRACT="{contract}"']
-    subprocess.run([compiler, *options, ROOT / "tests/support/fakes" / source, *more, "-o", library], check=True)
+    subprocess.run([_compiler(), *options, ROOT / "tests/support/fakes" / source, *more, "-o", library], check=True)
 
 
 def make_device(package: Path) -> None:
     """A CUDA library whose device computes with the CPU's kernels: fake_device.c, linked with the objects of this build."""
     objects = ROOT / "build/obj" / str(sysconfig.get_config_var("SOABI"))
     core = [objects / f"core/{stem}.o" for stem in ("dtype", "library", "threads", "view")]
-    if not all(path.exists() for path in core):
+    if not objects.is_dir():
         pytest.skip("the objects of the build are not here")
     found = [*core, *(objects / "cpu").rglob("*.o")]
     _compile(package, "fake_device.c", our_contract(), [*map(str, found), "-lpthread", "-lm"])

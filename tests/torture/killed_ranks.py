@@ -118,8 +118,8 @@ def killed_ranks(folder: Path, count: int, seed: int, counts: Counter) -> list[s
                 if any(os.waitid(os.P_PID, one, os.WEXITED | os.WNOHANG | os.WNOWAIT) for one in numbers):
                     break  # the run has come to its end
                 time.sleep(0.0002)
-            begun = time.monotonic()
-            while time.monotonic() < begun + chance.uniform(0, 1.2 * longest):
+            until = time.monotonic() + chance.uniform(0, 1.2 * longest)
+            while time.monotonic() < until:
                 pass
             during = SEEN.unpack_from(slot)[2] > SEEN.unpack_from(slot)[3]
             victims = chance.choice(([0], [0], [1], [1], [0, 1]))

@@ -6,9 +6,12 @@ import json
 import os
 import struct
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 from xtrain import data
@@ -121,12 +124,29 @@ def test_what_of_a_folder_is_text(tmp_path) -> None:
     assert sorted(both.strip(b"\0").split(b"\0")) == [b"this one.txt", b"this two/three.txt"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any folder")
-def test_a_folder_that_cannot_be_read_is_an_error(tmp_path) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "closed").mkdir(mode=0)
-    with pytest.raises(DataError, match=r"closed cannot be read: Permission denied"):
-        data.open_data(tmp_path)
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_cannot_be_read_is_an_error(kind: str) -> None:
+    """By a user who is not root, who may read everything."""
+    code = """
+import os, sys
+from xtrain import data
+from xtrain.errors import DataError
+if os.geteuid() == 0:
+    os.seteuid(65534)
+try:
+    data.open_data(sys.argv[1])
+except DataError as error:
+    print(error)
+"""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "a.txt").write_text("text")
+        closed = folder / "closed"
+        closed.mkdir() if kind == "folder" else closed.write_text("text")
+        closed.chmod(0)
+        done = python("-c", code, os.fspath(folder if kind == "folder" else closed))
+    assert done.stdout == f"data: {closed} cannot be read: Permission denied\n", done
 
 
 def test_an_error_below_a_folder_is_one_of_the_folder(tmp_path, monkeypatch) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -89,24 +90,23 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs POSIX")
-def test_a_read_only_folder(tmp_path) -> None:
-    place = tmp_path / "folder"
-    place.mkdir()
-    place.chmod(0o555)
-    code = f"""
-import os
-import signal
+def test_a_read_only_folder() -> None:
+    code = """
+import os, sys
 from xtrain import files
 if os.geteuid() == 0:  # who may write everywhere
     os.seteuid(65534)
 try:
-    files.write_text({str(place / "x")!r}, "x")
+    files.write_text(sys.argv[1], "x")
 except PermissionError as error:
     print(error.filename)
 """
-    done = python("-c", code)
-    assert done.stdout == f"{place / 'x'}\n", done.stderr
-    assert not names(place)
+    with tempfile.TemporaryDirectory() as name:  # others may not enter tmp_path at all
+        place = Path(name)
+        place.chmod(0o555)
+        done = python("-c", code, str(place / "x"))
+        assert done.stdout == f"{place / 'x'}\n", done.stderr
+        assert not names(place)
 
 
 @needs_limits

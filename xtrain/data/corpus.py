@@ -69,7 +69,7 @@ class Corpus:
     def packed_loader(
         self, batch_size: int, seq_len: int, seed: int = 0, vocab_size: int | None = None
     ) -> PackedLoader:
-        """The same, in rows of whole documents."""
+        """Return the shuffled training batches in rows of whole documents (see PackedLoader)."""
         parts, vocab = _documents(self.train, self.train_documents), vocab_size or self.vocab_size
         return PackedLoader(self.train, parts, batch_size, seq_len, seed, vocab, self.name, self.train_masks)
 

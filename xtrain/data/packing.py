@@ -195,7 +195,7 @@ class PackedLoader:
             yield _C.from_numpy(ids), _C.from_numpy(targets), _C.from_numpy(bounds)
 
     def efficiency(self) -> float:
-        """The share of the places of rows that hold a token of a document, over the first chunk of documents."""
+        """The share of the places of rows that hold a token of a document, over the chunk of documents under way."""
         rows = self._rows(self.epoch, self.chunk)
         return sum(places for row in rows for _, _, places in row) / max(len(rows) * self.seq_len, 1)
 

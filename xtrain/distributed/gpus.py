@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .. import _C, cuda
 from ..errors import ConfigError
-from . import world
+from . import agree
+from .choice import joins_gpus
 from .env import Launch
 from .store import ranks_text
 
+if TYPE_CHECKING:
+    from .host import HostPlane
 
-def choose(resolve: Callable[[], str], launch: Launch) -> str:
+
+def choose(link: HostPlane, resolve: Callable[[], str], launch: Launch) -> str:
     """The device of this rank. resolve: names a device, where "cuda" leaves the choice to this function; its error on
     one rank is raised on all. Every rank must call it. ConfigError where a GPU is missing; and see `check`.
     """
@@ -22,15 +26,15 @@ def choose(resolve: Callable[[], str], launch: Launch) -> str:
         name = resolve()
         found.append(_own(cuda.device_count(), launch) if name == "cuda" else name)
 
-    world.all_or_none(find)
-    check(_C.device(found[0]))
+    agree.all_or_none(link, find)
+    check(link, _C.device(found[0]))
     return found[0]
 
 
 def _own(count: int, launch: Launch) -> str:
     if count == 1:  # as srun and Ray have it: each rank sees its own; `check` finds one that others see too
         return "cuda"
-    if launch.local_world_size > count and not _may_share():
+    if launch.local_world_size > count and joins_gpus():
         raise ConfigError(
             f"device must have a GPU for each of the {launch.local_world_size} ranks of this host, got {count}; "
             "XTRAIN_PLANE=host lets ranks share one"
@@ -38,11 +42,18 @@ def _own(count: int, launch: Launch) -> str:
     return f"cuda:{launch.local_rank % count}"
 
 
-def _may_share() -> bool:
-    return os.environ.get("XTRAIN_PLANE", "") in ("host", "mpi")
+def join(link: HostPlane, device: _C.device) -> None:
+    """Check the devices of all ranks, once, and let their bytes go from GPU to GPU where XTRAIN_PLANE does not say
+    otherwise. Every rank must call it. ConfigError as from `check`, and where NCCL is missing or its versions differ.
+    """
+    check(link, device)
+    if device.type == "cuda" and joins_gpus() and link.gpus is None:
+        from .nccl import NcclPlane
+
+        link.gpus = NcclPlane(link, device)
 
 
-def check(device: _C.device) -> None:
+def check(link: HostPlane, device: _C.device) -> None:
     """ConfigError on every rank where ranks compute on devices of different kinds, or with other libraries, or where
     two share a GPU. XTRAIN_PLANE=host or mpi lets them share one, for tests. Every rank must call it.
     """
@@ -56,18 +67,19 @@ def check(device: _C.device) -> None:
             "driver": about["driver"],
             "kernels for": about["built_for"],
             "name of the GPU": about["name"],
+            "plane of GPUs": "nccl" if joins_gpus() else "that of hosts",
             "version of CUDA": about["runtime"],
             "version of cuBLAS": about["blas"].split(",")[0],
         }
-    world.check_same(facts, "")
+    agree.check_same(link, facts, "")
     if uuid:
         users: dict[str, list[int]] = {}
-        said = world.gather_json([uuid, _may_share()])
+        said = agree.gather_json(link, [uuid, joins_gpus()])
         for rank, (one, _) in enumerate(said):
             users.setdefault(one, []).append(rank)
         for ranks in users.values():
-            if len(ranks) > 1 and not said[0][1]:
-                raise world.on_all_ranks(
+            if len(ranks) > 1 and said[0][1]:
+                raise agree.on_all_ranks(
                     ConfigError(
                         f"distributed: every rank must have a GPU of its own, got one for {ranks_text(ranks)}; "
                         "XTRAIN_PLANE=host lets ranks share one"

@@ -15,8 +15,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from .. import _C
+from .._C import Tensor
 from ..errors import PeerError, shown
 from .judge import differ
 from .progress import Progress
@@ -33,6 +35,29 @@ _MAGIC = b"XTX1"
 _EXCHANGE, _ANSWER, _LEFT, _FAILED = 1, 2, 3, 4
 _MOST_SECTIONS = 1 << 16
 _DRAIN = 2.0  # seconds that a leaving rank waits for the others to close
+_SPINS = 200  # tests of a condition, each of which lets other threads run, before the loop sleeps
+_PAUSE = 5e-5  # seconds between two tests from then on
+_R = TypeVar("_R")
+
+
+class GpuPlane(Protocol):
+    """Moves bytes from GPU to GPU: nccl.py."""
+
+    device: _C.device
+
+    def all_gather(self, t: Tensor, name: str) -> Tensor: ...
+    def all_to_all(self, t: Tensor, name: str) -> Tensor: ...
+    def broadcast(self, t: Tensor, source: int, name: str) -> Tensor: ...
+    def leave(self, in_order: bool) -> None: ...
+
+
+def _bytes(t: Tensor) -> Buffer:
+    """Its elements; a GPU's come through pinned memory."""
+    return _C.to_bytes(t.cpu().contiguous())
+
+
+def _tensor(data: Buffer, like: Tensor, count: int) -> Tensor:
+    return _C.from_bytes(data, like.dtype, (count,)).to(like.device)
 
 
 def to_all(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
@@ -125,6 +150,7 @@ class HostPlane:
     ) -> None:
         self.rank, self.world_size, self.progress = rank, world_size, progress
         self.watch: Watch | None = None
+        self.gpus: GpuPlane | None = None  # moves the bytes of tensors on GPUs, once they are joined
         self._connections, self._patience = connections, patience
         for connection in connections.values():  # the others wait longer than rank 0, which can name who is late
             connection.settimeout(patience if rank == 0 else 1.1 * patience + _DRAIN)
@@ -148,13 +174,17 @@ class HostPlane:
         return self._exchange(sections, {"broadcast": name, "src": source}, FromOne(source))[0]
 
     def _exchange(self, sections: list[Buffer], signature: dict[str, Any], route: Route) -> list[Buffer]:
+        return self.counted(signature, lambda text: self._move(sections, text.encode(), route))
+
+    def counted(self, signature: dict[str, Any], act: Callable[[str], _R]) -> _R:
+        """What `act` returns, which is the next exchange. It gets the signature, which all ranks must have alike."""
         if self._over is not None:
             raise (self.watch.error() if self.watch is not None else None) or PeerError(self._over)
         self._number += 1
         text = json.dumps(signature)
         self.progress.begin(self._number, text)
         try:
-            found = self._move(sections, text.encode(), route)
+            found = act(text)
         except PeerError as error:
             known = error if self.watch is None else self.watch.explain(error)
             self._over = str(known)
@@ -165,6 +195,50 @@ class HostPlane:
             raise
         self.progress.end()
         return found
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Return when it is so. PeerError when the watchdog ends the exchange, or after the time of the plane."""
+        deadline, spins = time.monotonic() + self._patience, 0
+        while not done():
+            if self._over is not None:
+                raise PeerError(self._over)
+            if time.monotonic() > deadline:
+                raise PeerError(f"distributed: exchange {self._number} did not end within {self._patience:g} s")
+            spins += 1
+            time.sleep(0 if spins < _SPINS else _PAUSE)
+
+    # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def gpus_of(self, t: Tensor) -> GpuPlane | None:
+        """What moves this tensor's bytes from GPU to GPU; None where they go through the memory of hosts."""
+        return self.gpus if self.gpus is not None and t.device == self.gpus.device else None
+
+    def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
+        """The elements of `t` of every rank, one rank after the other: [W * n]."""
+        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
+        gpus = self.gpus_of(t)
+        if gpus is not None:
+            return gpus.all_gather(t, name)
+        return _tensor(b"".join(self.all_gather(_bytes(t), name)), t, self.world_size * t.numel())
+
+    def all_to_all_tensor(self, t: Tensor, name: str) -> list[Tensor]:
+        """`t` [W * n] is cut into W pieces, of which piece j goes to rank j: what every rank has sent to this one."""
+        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
+        gpus, count = self.gpus_of(t), t.numel() // self.world_size
+        if gpus is not None:
+            found = gpus.all_to_all(t, name)
+            return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
+        flat = t.reshape(-1)
+        pieces = [_bytes(flat[i * count : (i + 1) * count]) for i in range(self.world_size)]
+        return [_tensor(data, t, count) for data in self.all_to_all(pieces, name)]
+
+    def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
+        """The elements of `t` of rank `source`: [n]."""
+        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
+        gpus = self.gpus_of(t)
+        if gpus is not None:
+            return gpus.broadcast(t, source, name)
+        return _tensor(self.broadcast(_bytes(t) if self.rank == source else None, source, name), t, t.numel())
 
     def _move(self, sections: list[Buffer], name: bytes, route: Route) -> list[Buffer]:
         """What this rank gets when all have given their sections. name: the exchange's signature."""
@@ -265,6 +339,8 @@ class HostPlane:
         None where there is no error.
         """
         why = reason or "it has ended"
+        if self.gpus is not None:
+            self.gpus.leave(reason is None and self._over is None)
         if self._over is None:
             if self.rank == 0:
                 self._say(_FAILED, f"distributed: rank 0 left: {why}")

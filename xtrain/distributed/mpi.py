@@ -14,7 +14,6 @@ import hashlib
 import importlib.metadata
 import struct
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ MPI: Any = None  # the module mpi4py.MPI, after load
 _MOST = 1 << 30  # bytes of a call: counts of MPI before 4.0 have 31 bits
 _HEAD = struct.Struct("<QQ16s")  # number of the exchange, bytes of the first section, digest of the name
 _LONGEST_NAME = 512  # bytes that other ranks hear of a name
-_SPINS = 200  # tests, each of which lets other threads run, before the loop sleeps
-_PAUSE = 5e-5  # seconds between two tests from then on
 _finalizes_itself = False  # whether MPI was there before, so that mpi4py calls MPI_Finalize at the end
 
 
@@ -164,15 +161,8 @@ class MpiPlane(HostPlane):
 
     def _wait(self, requests: Sequence[Any]) -> None:
         """Return when all are done. PeerError when the watchdog ends the exchange, or after the time of the plane."""
-        deadline, spins = time.monotonic() + self._patience, 0
         self._kept.append(requests)
-        while not MPI.Request.Testall(requests):
-            if self._over is not None:
-                raise PeerError(self._over)
-            if time.monotonic() > deadline:
-                raise PeerError(f"distributed: exchange {self._number} did not end within {self._patience:g} s")
-            spins += 1
-            time.sleep(0 if spins < _SPINS else _PAUSE)
+        self.wait_until(lambda: MPI.Request.Testall(requests))
         self._kept.pop()
 
     def abort(self, text: str) -> None:

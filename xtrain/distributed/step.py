@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import _C
@@ -120,11 +120,10 @@ class DataParallel:
         if self._plane is not None:
             from . import gpus
 
-            gpus.check(self._banks[0].device)
+            gpus.join(self._plane, self._banks[0].device)
         for bank in self._banks:
             if self._plane is not None:
-                flat = bank.read(bank.dtype)
-                bank.write(self._from_bytes(self._plane.broadcast(self._bytes(flat), 0, "parameters"), flat))
+                bank.write(self._plane.broadcast_tensor(bank.read(bank.dtype), 0, "parameters"))
         names = [("momentum_buffer",) if matrices else ("exp_avg", "exp_avg_sq") for matrices in whole]
         self._owned = [_Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
@@ -181,14 +180,7 @@ class DataParallel:
         self._sums = []
         for counter, owned in zip(self._counters, self._owned, strict=True):
             bank, flat = owned.bank, counter.finish()
-            if self._plane is None:
-                parts = [flat]
-            else:
-                pieces = [self._bytes(flat[i * owned.count : (i + 1) * owned.count]) for i in range(self.size)]
-                parts = [
-                    self._from_bytes(data, flat, owned.count)
-                    for data in self._plane.all_to_all(pieces, f"gradients {flat.dtype.name} {flat.numel()}")
-                ]
+            parts = [flat] if self._plane is None else self._plane.all_to_all_tensor(flat, "gradients")
             blocks = bank.empty(_C.float64, owned.count // 8192)
             self._sums.append(add(parts, bank, blocks))
             squares += self._all(blocks, "squares").tolist()
@@ -221,6 +213,29 @@ class DataParallel:
                 _C.ema_([owned.average], [owned.values], owned.updates, self.ema.decay)
             owned.bank.write(self._all(owned.values.to(owned.bank.dtype), "parameters"))
         self.steps += 1
+
+    @no_grad()
+    def scale(self, factors: Mapping[Tensor, Tensor]) -> None:
+        """Multiply parameters, and their masters, by tensors that spread over them: the same on every rank, which must
+        all call it, between two steps.
+        """
+        for owned in self._owned:
+            bank = owned.bank
+            if not any(parameter in factors for parameter in bank.parameters):
+                continue
+            if not owned.has_masters:  # values are read from the parameters in each step
+                for parameter in bank.parameters:
+                    if parameter in factors:
+                        parameter.mul_(factors[parameter])
+                continue
+            for segment in owned.segments:
+                parameter = bank.parameters[segment.parameter]
+                if parameter in factors:
+                    begin = owned.begin + segment.begin - bank.offsets[segment.parameter]
+                    whole = factors[parameter].expand(*parameter.shape).reshape(-1)
+                    own = whole[begin : begin + segment.end - segment.begin]
+                    owned.values[segment.begin : segment.end].mul_(own)
+            bank.write(self._all(owned.values.to(bank.dtype), "scaled parameters"))
 
     def compare_parameters(self) -> None:
         """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
@@ -302,18 +317,7 @@ class DataParallel:
 
     def _all(self, piece: Tensor, what: str) -> Tensor:
         """The pieces of all ranks, one after the other."""
-        if self._plane is None:
-            return piece
-        parts = self._plane.all_gather(self._bytes(piece), f"{what} {piece.dtype.name} {piece.numel()}")
-        return self._from_bytes(b"".join(parts), piece, piece.numel() * self.size)
-
-    @staticmethod
-    def _bytes(flat: Tensor) -> Any:
-        return _C.to_bytes(flat.cpu().contiguous())
-
-    @staticmethod
-    def _from_bytes(data: Any, like: Tensor, count: int | None = None) -> Tensor:
-        return _C.from_bytes(data, like.dtype, (like.numel() if count is None else count,)).to(like.device)
+        return piece if self._plane is None else self._plane.all_gather_tensor(piece, what)
 
     # ---- the optimizer's state ---------------------------------------------------------------------------------------
 

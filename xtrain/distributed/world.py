@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from .. import _C
 from .._C import Tensor
 from .._version import __version__
-from ..errors import ConfigError, NonFiniteError, PeerError, shown
+from ..errors import NonFiniteError, PeerError, shown
+from . import agree
 from .env import ALONE, Launch, detect
 
 if TYPE_CHECKING:
-    from .host import Buffer, HostPlane
+    from .host import HostPlane
     from .watch import Watch
 
 _launch: Launch | None = None  # of init
@@ -245,11 +245,7 @@ def plane(name: str) -> HostPlane | None:
 
 def gather_json(value: Any) -> list[Any]:
     """`value`, which JSON can hold, of every rank in their order, on every rank."""
-    text = json.dumps(value)
-    link = plane("gather_json")
-    if link is None:
-        return [json.loads(text)]
-    return [json.loads(bytes(part)) for part in link.all_gather(text.encode(), "json")]
+    return agree.gather_json(plane("gather_json"), value)
 
 
 def barrier(what: str) -> None:
@@ -261,18 +257,7 @@ def barrier(what: str) -> None:
 
 def check_same(values: Mapping[str, Any], what: str) -> None:
     """ConfigError on every rank when a value, which JSON can hold, differs on one. what: goes before its name."""
-    everyone: list[dict[str, Any]] = gather_json(dict(values))
-    for key in sorted({key for one in everyone for key in one}):
-        first = everyone[0].get(key)
-        others = [number for number, one in enumerate(everyone) if one.get(key) != first]
-        if others:
-            raise on_all_ranks(
-                ConfigError(
-                    f"distributed: {what}{key} must be the same on every rank, got {shown(first, 200)} on rank 0 and "
-                    f"{shown(everyone[others[0]].get(key), 200)} on rank{'s' * (len(others) > 1)} "
-                    f"{', '.join(map(str, others[:8]))}"
-                )
-            )
+    agree.check_same(plane("check_same"), values, what)
 
 
 def _about_this_process() -> dict[str, Any]:
@@ -289,54 +274,23 @@ def together(make: Callable[[], Any]) -> Any:
     """What `make`, called by rank 0 alone, returns (JSON values), on every rank. An error of one sentence there is
     raised on every rank.
     """
-    result: Any = None
-    failure: Exception | None = None
-    if rank() == 0:
-        try:
-            result = {"value": make()}
-        except Exception as error:
-            failure = error
-            result = {"error": type(error).__name__, "text": str(error)}
-    link = plane("together")
-    if link is not None:
-        result = json.loads(bytes(link.broadcast(json.dumps(result).encode() if rank() == 0 else None, 0, "together")))
-    if failure is not None:
-        raise on_all_ranks(failure)
-    if "error" in result:
-        raise on_all_ranks(_same_kind(result["error"], result["text"]))
-    return result["value"]
+    return agree.together(plane("together"), make)
 
 
 def all_or_none(act: Callable[[], Any]) -> None:
     """Call `act` on every rank. Where it fails on one, that one raises what it raised, and all others an error of the
     same kind and text. `act` must not call an exchange.
     """
-    failure: Exception | None = None
-    try:
-        act()
-    except Exception as error:
-        failure = error
-    said = gather_json(None if failure is None else [type(failure).__name__, str(failure)])
-    if failure is not None:
-        raise on_all_ranks(failure)
-    for number, one in enumerate(said):
-        if one is not None:
-            raise on_all_ranks(_same_kind(one[0], f"rank {number}: {one[1]}"))
+    agree.all_or_none(plane("all_or_none"), act)
 
 
-def on_all_ranks(error: Exception) -> Exception:
-    """Mark it: nobody has to be told."""
-    vars(error)["on_all_ranks"] = True
-    return error
+def choose_gpu(resolve: Callable[[], str]) -> str:
+    """The device of this rank; see gpus.choose. There are other ranks."""
+    from . import gpus
 
-
-def _same_kind(kind: str, text: str) -> Exception:
-    from .. import errors
-
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, Exception):
-        return known(text)
-    return PeerError(f"distributed: rank 0 failed: {kind}: {text}")
+    link = plane("choose_gpu")
+    assert link is not None
+    return gpus.choose(link, resolve, _known())
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
@@ -348,16 +302,15 @@ def _checked(name: str, t: Tensor) -> Tensor:
     return t.detach()
 
 
-def _bytes(t: Tensor) -> Buffer:
-    return _C.to_bytes(t.cpu().contiguous())
+def _link(name: str, t: Tensor) -> HostPlane | None:
+    """The plane that moves this tensor. GPUs are joined when the first tensor of one comes."""
+    link = plane(name)
+    if link is not None and t.device.type == "cuda" and link.gpus is None:
+        from . import gpus
 
-
-def _tensor(data: Buffer, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return _C.from_bytes(data, like.dtype, shape).to(like.device)
-
-
-def _says(t: Tensor) -> str:
-    return f"{t.dtype.name} {tuple(t.shape)}"
+        if gpus.joins_gpus():
+            gpus.join(link, t.device)
+    return link
 
 
 def _pieces(name: str, t: Tensor, size: int) -> int:
@@ -370,11 +323,10 @@ def _pieces(name: str, t: Tensor, size: int) -> int:
 def all_gather(t: Tensor) -> Tensor:
     """[W, *t.shape]: `t` of every rank, on every rank. Shape and dtype must be the same everywhere."""
     t = _checked("all_gather", t)
-    link = plane("all_gather")
+    link = _link("all_gather", t)
     if link is None:
         return t.clone().unsqueeze(0)
-    parts = link.all_gather(_bytes(t), _says(t))
-    return _tensor(b"".join(parts), t, (len(parts), *t.shape))
+    return link.all_gather_tensor(t, "").reshape((link.world_size, *t.shape))
 
 
 def all_to_all(t: Tensor) -> Tensor:
@@ -382,15 +334,11 @@ def all_to_all(t: Tensor) -> Tensor:
     rank j has sent to this one.
     """
     t = _checked("all_to_all", t)
-    size = world_size()
-    rows = _pieces("all_to_all", t, size)
-    link = plane("all_to_all")
+    _pieces("all_to_all", t, world_size())
+    link = _link("all_to_all", t)
     if link is None:
         return t.clone()
-    data = memoryview(_bytes(t))
-    step = data.nbytes // size
-    parts = link.all_to_all([data[i * step : (i + 1) * step] for i in range(size)], _says(t))
-    return _tensor(b"".join(parts), t, (rows * size, *t.shape[1:]))
+    return _C.cat(link.all_to_all_tensor(t, "")).reshape(t.shape)
 
 
 def broadcast(t: Tensor, src: int) -> Tensor:
@@ -398,11 +346,10 @@ def broadcast(t: Tensor, src: int) -> Tensor:
     t = _checked("broadcast", t)
     if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < world_size():
         raise ValueError(f"broadcast: src must be a rank in [0, {world_size()}), got {src!r}")
-    link = plane("broadcast")
+    link = _link("broadcast", t)
     if link is None:
         return t.clone()
-    data = link.broadcast(_bytes(t) if rank() == src else None, src, _says(t))
-    return _tensor(data, t, tuple(t.shape))
+    return link.broadcast_tensor(t, src, "").reshape(t.shape)
 
 
 def all_reduce(t: Tensor, op: str = "sum") -> Tensor:

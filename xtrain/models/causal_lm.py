@@ -84,6 +84,12 @@ class CausalLM(LanguageModel):
             raise ValueError(f"{self.config.family}: documents must be None with caches, got both")
         return positions_in(documents) if positions is None else positions, (documents,)
 
+    def features(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """What the head reads: ids [B, S] -> [B*S, C]. documents: as of forward."""
+        self._check_ids("ids", ids)
+        positions, more = self._places(ids, None, None, documents)
+        return self._trunk()(ids, positions, None, *more)
+
     def last_logits(
         self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None, rows: Tensor | None = None
     ) -> Tensor:

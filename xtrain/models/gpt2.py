@@ -20,6 +20,7 @@ from ..generation import KVCache
 from ..nn.layers import add_norm
 from ..nn.lora import ADAPTED, LoraLayer
 from ..nn.module import is_stock
+from ..optim.qk_clip import AttentionHeads
 from ..tensors.documents import sees
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
@@ -154,6 +155,12 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(c, 3 * c, dtype, device)
         self.c_proj = Conv1D(c, c, dtype, device)
 
+    def qk_heads(self) -> AttentionHeads:
+        """The parameters that queries and keys come from, for optim.QKClip."""
+        width, weight, bias = self.heads * self.head_dim, self.c_attn.weight, self.c_attn.bias
+        query, key = ([(weight, 1, first), (bias, 0, first)] for first in (0, width))
+        return AttentionHeads(self.heads, self.heads, self.head_dim, query, key)
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         if not (self.training and self.dropout):
             return _C.scaled_dot_product_attention(q, k, v, True, self.scale, False, documents=documents)
@@ -182,11 +189,15 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_stock(self.c_fc, Conv1D):  # its bias and GELU in one pass
-            h = _C.bias_gelu(_C.linear(x, self.c_fc.weight.transpose(0, 1)), self.c_fc.bias, self.approximate)
+        fc, proj = self.c_fc, self.c_proj
+        if not is_stock(fc, Conv1D):
+            return self.dropout(proj(functional.gelu(fc(x), self.approximate)))
+        up = fc.weight.transpose(0, 1)
+        if is_stock(proj, Conv1D):
+            y = _C.gelu_mlp(x, up, fc.bias, proj.weight.transpose(0, 1), proj.bias, self.approximate)
         else:
-            h = functional.gelu(self.c_fc(x), self.approximate)
-        return self.dropout(self.c_proj(h))
+            y = proj(_C.bias_gelu(_C.linear(x, up), fc.bias, self.approximate))
+        return self.dropout(y)
 
 
 class Block(nn.Module):
@@ -251,9 +262,11 @@ class Trunk(nn.Module):
         x = self.drop(x)
         policy = self.recompute if self.training and caches is None else "none"
         with recompute() if policy in ("cheap", "full") else contextlib.nullcontext():
+            # A layer of the user's need not know what it is not given.
             more = () if documents is None else (documents,)
+            rest = () if documents is None else (None, documents)  # with the place of a cache
             if policy in ("block", "full"):
-                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *((None, *more) if more else ())))
+                return self.ln_f(run_layers(self.h, policy, x, batch, seq, *rest))
             x, y = run_in_line(self.h, _runs_in_line, x, (batch, seq), caches, more)
             return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]
 

@@ -71,13 +71,12 @@ def add_norm(norm: Module, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]
     """(x + residual, norm(x + residual)): one op where `norm` is a stock RMSNorm or LayerNorm over the last dim (see
     is_stock) and x and residual are alike, else an addition and a call of norm. The same bits, forward and backward.
     """
-    if x.dtype != residual.dtype or x.shape != residual.shape:
-        pass
-    elif is_stock(norm, LayerNorm):
+    alike = x.dtype == residual.dtype and x.shape == residual.shape
+    if alike and is_stock(norm, LayerNorm):
         layer: Any = norm
         if layer.normalized_shape == tuple(x.shape[-1:]):
             return _C.add_layer_norm(x, residual, layer.weight, layer.bias, layer.eps)
-    elif is_stock(norm, RMSNorm):
+    if alike and is_stock(norm, RMSNorm):
         weight: Any = norm.weight  # pyright: ignore[reportAttributeAccessIssue]
         eps: Any = norm.eps  # pyright: ignore[reportAttributeAccessIssue]
         if weight is not None and weight.ndim == 1 and eps is not None:

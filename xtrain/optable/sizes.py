@@ -63,6 +63,12 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
             ("swiglu_mlp", "swiglu_mlp:apart"),
             case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width), N(d.width, d.hidden)),
         ),
+        **{
+            f"gelu_mlp{variant}": case(
+                N(rows, d.width), N(d.hidden, d.width), N(d.hidden), N(d.width, d.hidden), N(d.width), approximate=form
+            )
+            for variant, form in (("", "none"), (":tanh", "tanh"))
+        },
         "embedding": case(Ids(0, d.words, batch, d.length), N(d.words, d.width)),
         "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
         "rms_norm:no weight": case(N(batch, d.length, d.width)),
@@ -81,6 +87,17 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "swiglu:halves": case(N(d.tokens // 4, 2 * d.hidden)),
         "bias_gelu": case(N(d.tokens // 4, d.hidden), N(d.hidden), approximate="none"),
         "bias_gelu:tanh": case(N(d.tokens // 4, d.hidden), N(d.hidden), approximate="tanh"),
+        **dict.fromkeys(
+            ("conv1d:direct", "conv1d:products"),
+            case(N(4, d.width, d.length), N(d.width, d.width // 4, 3), N(d.width), padding=1, groups=4),
+        ),
+        "conv1d:chosen": case(N(4, d.width, d.length), N(d.width, d.width // 4, 3), padding=1, groups=4),
+        "causal_conv1d": case(N(batch, d.length, d.width), N(d.width, 4), N(d.width)),
+        "causal_conv1d:silu": case(N(batch, d.length, d.width), N(d.width, 4), N(d.width), activation="silu"),
+        "causal_conv1d:no_bias": case(N(batch, d.length, d.width), N(d.width, 4), activation="silu"),
+        "causal_conv1d_step": case(
+            N(batch, d.length, d.width), N(d.width, 4), N(batch, 3, d.width), N(d.width), activation="silu"
+        ),
         "dropout": case(N(d.tokens, d.width), p=0.1, key=(1, 2)),
         "dropout:random": case(N(d.tokens, d.width), Ids(0, 1 << 40, 2), p=0.1, offset=3),
         "softmax": case(N(d.tokens, d.width)),

@@ -43,7 +43,7 @@ def save_checkpoint(
             tensors, content["optimizer"] = _split_optimizer(model, optimizer)
             writer.write("optimizer.safetensors", chunks(tensors, {"format": "pt"}))
         if ema is not None:
-            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            names = _names(model)
             averages = {names[id(parameter)]: average for parameter, average in ema.averages.items()}
             writer.write(AVERAGES, chunks(averages, {"format": "pt"}))
             content["ema"] = {"decay": ema.decay, "step": ema.step}
@@ -100,7 +100,7 @@ def load_checkpoint(
             moments = {name: file.tensor(name) for name in file.entries}
         _join_optimizer(model, optimizer, moments, state.get("optimizer"), directory)
     if ema is not None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = _names(model)
         try:
             averages = read_averages(reader)
             found = [averages[names[id(parameter)]] for parameter in ema.params]
@@ -123,9 +123,14 @@ def _trainer_state(reader: DirectoryReader) -> dict[str, Any]:
     return state
 
 
+def _names(model: LanguageModel) -> dict[int, str]:
+    """{id of a parameter: its name}."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
 def _parameter_names(model: LanguageModel, optimizer: Optimizer) -> list[str]:
     """The model's name of each optimizer parameter, in the order of the optimizer's state_dict."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = _names(model)
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -121,6 +121,14 @@ class OptimConfig:
     muon_momentum: float = option(
         0.95, "of muon: decay of the average of gradients", "per step", minimum=0.0, maximum=1.0
     )
+    qk_clip: float = option(
+        0.0,
+        "a head of attention whose largest logit is above this is scaled to it after the step (100); 0 for no clipping",
+        minimum=0.0,
+    )
+    qk_clip_every: int = option(
+        10, "of qk_clip: the logits of every so many steps are measured, in a forward of their own", "steps", minimum=1
+    )
     ns_steps: int = option(5, "of muon: iterations of Newton-Schulz", "iterations", minimum=1, maximum=99)
     ns_dtype: str | None = option(
         None,
@@ -230,8 +238,8 @@ class TrainConfig:
     )
     ema: float = option(
         0.0,
-        "keep an average of the parameters beside the weights, whose weights fall by this factor a step (0.999); 0 for "
-        "none; sample --ema uses it",
+        "keep exponential averages of the parameters, with this decay (0.999), for sample --ema and export --ema; "
+        "0 for none",
         "per step",
         minimum=0.0,
         maximum=1.0,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..data import sources_text
-from ..errors import ConfigError, nearest, shown
+from ..errors import ConfigError, DataError, nearest, shown
 from ..files import check_regular
 from ..saving.places import CONFIG, LOCK
 from .config import KEYS, SECTIONS, Key
@@ -52,7 +52,10 @@ def from_tree(tree: Mapping[str, Any], where: str = "", prefix: str = "") -> dic
         if not isinstance(name, str):
             raise ConfigError(f"option names must be text, got {name!r}")
         if name == "data" and not prefix and isinstance(value, Mapping):
-            flat[name] = sources_text(value)
+            try:
+                flat[name] = sources_text(value)
+            except DataError as error:
+                raise ConfigError(f"{error}{f' (in {where})' if where else ''}") from None
         elif isinstance(value, Mapping):
             if prefix or name not in SECTIONS:
                 find_key(prefix + name, where)  # raises for an unknown name

@@ -15,7 +15,6 @@ from .. import _C, lora, nn, optim, saving
 from .._C import Tensor
 from ..data import Corpus, open_data
 from ..errors import ConfigError, DataError
-from ..models.causal_lm import CausalLM
 from ..models.language_model import LanguageModel
 from ..models.presets import PRESETS
 from ..models.registry import Architecture, architecture
@@ -129,10 +128,16 @@ def choose_trained(model: nn.Module, config: TrainConfig, new: bool = True) -> N
         raise ConfigError(f"freeze must leave a parameter to be trained, got {config.freeze!r}")
 
 
-def check_z_loss(model: nn.Module, z_loss: float) -> None:
-    """ConfigError where the loss of a model knows no z_loss."""
-    if z_loss and not isinstance(model, CausalLM):
-        raise ConfigError(f"z_loss must be 0 for {type(model).__name__}, got {z_loss}")
+def _loss_takes(model: LanguageModel, name: str) -> bool:
+    """Whether the loss of a model, which may be of the user's own class, has a place for an option."""
+    parameters = inspect.signature(model.loss).parameters.values()
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def check_z_loss(model: LanguageModel, z_loss: float) -> None:
+    """ConfigError where the loss of a model takes no z_loss."""
+    if z_loss and not _loss_takes(model, "z_loss"):
+        raise ConfigError(f"z_loss must be 0 for {type(model).__name__}, whose loss takes none, got {z_loss}")
 
 
 def base_identity(model: nn.Module) -> str | None:
@@ -156,9 +161,8 @@ def check_vocabulary(keys: Any, corpus: Corpus) -> None:
 
 
 def check_takes_documents(model: LanguageModel) -> None:
-    """ConfigError when the loss of a model of the user's has no place for documents."""
-    parameters = inspect.signature(model.loss).parameters.values()
-    if not any(one.name == "documents" or one.kind is one.VAR_KEYWORD for one in parameters):
+    """ConfigError where the loss of a model takes no documents."""
+    if not _loss_takes(model, "documents"):
         raise ConfigError(f"pack must be off for {type(model).__name__}, whose loss takes no documents")
 
 
@@ -215,6 +219,17 @@ def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW | opt
     return optim.ChainedOptimizer([muon, *adamw])
 
 
+def make_qk_clip(model: nn.Module, settings: OptimConfig, optimizer: Any) -> optim.QKClip | None:
+    """What clips attention logits, or None where the option is 0. ConfigError for a model that it is not for."""
+    if not settings.qk_clip:
+        return None
+    try:
+        return optim.QKClip(model, settings.qk_clip, optimizer)
+    except ValueError as error:
+        why = str(error).removeprefix("QKClip: ")
+        raise ConfigError(f"optim.qk_clip must be 0 for {type(model).__name__}: {why}") from None
+
+
 def _factors(model: nn.Module, settings: OptimConfig) -> dict[int, float]:
     """{id of a parameter: the factor of its learning rate}."""
     names = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -225,7 +240,7 @@ def _factors(model: nn.Module, settings: OptimConfig) -> dict[int, float]:
             factor = float(text)
         except ValueError:
             factor = math.nan
-        if not pattern or not 0.0 <= factor < math.inf:
+        if not pattern or not 0.0 <= factor < math.inf or not math.isfinite(factor * settings.lr):
             raise ConfigError(
                 f"optim.lr_factors must be patterns with factors of at least 0 (*norm.weight=2), got {part!r}"
             )

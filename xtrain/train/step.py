@@ -13,11 +13,13 @@ from .. import _C, cuda, optim, saving
 from .._C import Tensor
 from ..autograd import no_grad
 from ..errors import CheckpointError, NonFiniteError
+from ..models.causal_lm import CausalLM
 from ..models.language_model import LanguageModel
+from ..nn.module import evaluating
 from ..profiling import span
 from .config import decay_steps, warmup_steps
 from .nonfinite import diagnose, first_bad_activation
-from .parts import group_factors
+from .parts import group_factors, make_qk_clip
 from .state import State
 
 if TYPE_CHECKING:
@@ -104,6 +106,19 @@ def _pieces(batch: Arrays, count: int) -> list[Arrays]:
     return list(zip(*(np.array_split(array, count) for array in batch), strict=True))
 
 
+def _run_layers(model: LanguageModel, piece: Piece) -> Tensor:
+    """A forward; without the head, where the model tells it from the layers."""
+    return model.features(piece[0], *piece[2:]) if isinstance(model, CausalLM) else loss_of(model, piece)
+
+
+def _largest(found: list[list[list[float]]]) -> list[list[float]]:
+    """The largest of each head, over batches; 0 for what is not finite, which scales nothing."""
+    return [
+        [max(value if math.isfinite(value) else 0.0 for value in heads) for heads in zip(*layers, strict=True)]
+        for layers in zip(*found, strict=True)
+    ]
+
+
 class Stepper:
     """Makes the steps of a run: changes its model, optimizer, loader, `step` and the random state, and nothing else.
 
@@ -119,6 +134,7 @@ class Stepper:
         self.read_every = 1 if state.device == "cpu" or state.parallel is not None else state.config.log_every
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
         self._graph: cuda.Graph[Tensor] | None = None
+        self._qk_clip = make_qk_clip(state.model, state.config.optim, state.optimizer)
         self._factors = group_factors(state.model, state.optimizer, state.config.optim)
         self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
         if state.config.graph and state.parallel is None:
@@ -167,8 +183,10 @@ class Stepper:
         if state.parallel is not None:
             step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates, data)
             return self._in_leaves(state.parallel, step, batch)
+        maxima = self._measure(self._on_device(pieces)) if self._clips() else []
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
+            self._clip(maxima, data)
             state.torn = False
             loss, norm = numbers.select(0, 0), numbers.select(0, 1)
             return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates, data)
@@ -188,8 +206,39 @@ class Stepper:
             state.torn = state.optimizer.interrupted()
             raise
         state.step += 1
+        self._clip(maxima, data)
         state.torn = False
         return step
+
+    # ---- QK-clip -----------------------------------------------------------------------------------------------------
+
+    def _clips(self) -> bool:
+        """Whether the next step measures the logits of attention."""
+        return self._qk_clip is not None and (self._state.step + 1) % self._state.config.optim.qk_clip_every == 0
+
+    @no_grad()
+    def _measure(self, pieces: list[Piece]) -> list[list[float]]:
+        """The largest logit of each head, by layers, in the batch of a step; this is before the step."""
+        clip, model = self._qk_clip, self._state.model
+        assert clip is not None
+        with span("qk_clip"), evaluating(model):
+            found = [clip.measure(lambda piece=piece: _run_layers(model, piece)) for piece in pieces]
+        return _largest(found)
+
+    def _clip(self, maxima: list[list[float]], data: dict[str, float]) -> None:
+        """Scale the heads whose logit was too large in the step that has just been made; not where it was not finite,
+        and has changed nothing.
+        """
+        clip, parallel = self._qk_clip, self._state.parallel
+        if clip is None or not maxima:
+            return
+        data |= {"max_logit": max(map(max, maxima)), "qk_clipped": clip.count(maxima)}
+        if data["qk_clipped"] and math.isfinite(self._guard.item()):
+            self._state.torn = True
+            if parallel is None:
+                clip.step(maxima)
+            else:
+                parallel.scale(clip.factors(maxima))
 
     def _average(self, guard: Tensor | None) -> None:
         """Take the new parameters into their averages. An error here leaves the state torn."""
@@ -203,20 +252,25 @@ class Stepper:
         """The step of a run whose batches are cut into leaves, perhaps with other processes."""
         state, pieces = self._state, self._state.config.grad_accum
         losses: list[Tensor] = []
+        found: list[list[list[float]]] = []
         parallel.steps = state.step
         for leaf in parallel.leaves(batch):
             own = _pieces(leaf, pieces)
             step.pieces.extend(own)
+            if self._clips():
+                found.append(self._measure(self._on_device(own)))
             losses.append(backward(state.model, self._on_device(own), 1.0 / step.total, state.config.z_loss))
         with span("reduce"):
             norm = parallel.reduce()
             loss = parallel.tree_of(losses).item()
         step.numbers = {"loss": float(loss), "lr": step.lr, "grad_norm": norm}
         self.check(step, step.numbers)
+        maxima = _largest(state.team.gather(_largest(found))) if found else []
         state.torn = True
         with span("optimizer"):
             parallel.update(norm, state.config.clip)
         state.step += 1
+        self._clip(maxima, step.data)
         state.torn = False
         return step
 

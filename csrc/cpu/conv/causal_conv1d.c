@@ -16,7 +16,7 @@
 
 #include <stdlib.h>
 
-enum { BLOCK = 128, TILE = 64 }; /* channels and rows */
+enum { BLOCK = 256, TILE = 64 }; /* channels and rows */
 
 /* Tiles of all samples, and how many make a piece. */
 typedef struct CausalBwdJob {
@@ -70,39 +70,29 @@ XT_INLINE const ACC *NAME(causal_row)(const T *x, const T *state, int64_t t, int
     return room;
 }
 
-/* The sums of one row: z [count] from the last K rows of x, the oldest first. w [K, BLOCK]. */
-XT_INLINE void NAME(causal_sums)(ACC *restrict z, const ACC *bias, const ACC *w, const ACC *const *row, int64_t count,
-                                 const int K) {
-#pragma omp simd
-    for (int64_t j = 0; j < count; j++) {
-        ACC sum = bias[j];
-        for (int k = 0; k < K; k++) sum += w[k * BLOCK + j] * row[k][j];
-        z[j] = sum;
-    }
-}
+#define SUM_OF(K)                                                        \
+    _Pragma("omp simd") for (int64_t j = 0; j < count; j++) {            \
+        ACC sum = start[j];                                              \
+        for (int k = 0; k < K; k++) sum += w[k * BLOCK + j] * row[k][j]; \
+        z[j] = sum;                                                      \
+    }                                                                    \
+    return;
 
-/* Rows [t0, t1) of `count` channels. */
-XT_INLINE void NAME(causal_tile_fwd)(const XtCausalConv1dFwd *p, const T *x, const T *state, T *y, int64_t t0, int64_t t1,
-                                     int64_t count, const ACC *bias, const ACC *w, const int K) {
-    ACC room[XT_CONV_TAPS][BLOCK], z[BLOCK];
-    const ACC *row[XT_CONV_TAPS];
-    for (int k = 1; k < K; k++) row[k] = NAME(causal_row)(x, state, t0 - K + k, p->steps, p->channels, K, count, room[k]);
-    int slot = 0; /* the row of `room` that the next row of x may take */
-    for (int64_t t = t0; t < t1; t++) {
-        for (int k = 0; k + 1 < K; k++) row[k] = row[k + 1];
-        row[K - 1] = NAME(causal_row)(x, state, t, p->steps, p->channels, K, count, room[slot]);
-        slot = slot + 1 < K ? slot + 1 : 0;
-        NAME(causal_sums)(z, bias, w, row, count, K);
-        T *to = y + t * p->channels;
-        if (p->silu) {
-#pragma omp simd
-            for (int64_t j = 0; j < count; j++) to[j] = STORE(z[j] / (1 + EXP(-z[j])));
-        } else {
-#pragma omp simd
-            for (int64_t j = 0; j < count; j++) to[j] = STORE(z[j]);
-        }
+/* z = start + sum_k w[k] row[k], k ascending; all [count], w [taps, BLOCK]. With a constant number of taps the sum stays in a register. */
+XT_FAST static void NAME(causal_sums)(ACC *restrict z, const ACC *start, const ACC *w, const ACC *const *row, int64_t count,
+                                      int taps) {
+    switch (taps) {
+    case 1: SUM_OF(1)
+    case 2: SUM_OF(2)
+    case 3: SUM_OF(3)
+    case 4: SUM_OF(4)
+    case 5: SUM_OF(5)
+    case 6: SUM_OF(6)
+    case 7: SUM_OF(7)
+    default: SUM_OF(8)
     }
 }
+#undef SUM_OF
 
 /* weight [channels, taps] and bias of `count` channels from c0 on: w [taps, BLOCK], b [BLOCK]. */
 XT_INLINE void NAME(causal_weights)(const T *weight, const T *bias, int64_t c0, int64_t count, int taps, ACC *w, ACC *b) {
@@ -112,35 +102,38 @@ XT_INLINE void NAME(causal_weights)(const T *weight, const T *bias, int64_t c0, 
     }
 }
 
-/* f for a constant number of taps, so that the sum of a row is one loop. */
-#define EACH_TAPS(taps, f) \
-    switch (taps) {        \
-    case 1: f(1); break;   \
-    case 2: f(2); break;   \
-    case 3: f(3); break;   \
-    case 4: f(4); break;   \
-    case 5: f(5); break;   \
-    case 6: f(6); break;   \
-    case 7: f(7); break;   \
-    default: f(8); break;  \
-    }
-
 /* Tiles [begin, end) of all samples. */
 XT_FAST static XtStatus NAME(causal_conv1d_fwd)(void *context, int64_t begin, int64_t end) {
     const XtCausalConv1dFwd *p = context;
-    int64_t channels = p->channels, tiles = (p->steps + TILE - 1) / TILE;
-    ACC w[XT_CONV_TAPS * BLOCK], bias[BLOCK];
+    int64_t channels = p->channels, steps = p->steps, tiles = (steps + TILE - 1) / TILE;
+    int taps = p->taps;
+    ACC w[XT_CONV_TAPS * BLOCK], bias[BLOCK], room[XT_CONV_TAPS][BLOCK], z[BLOCK];
+    const ACC *row[XT_CONV_TAPS]; /* the last `taps`, the oldest first */
     for (int64_t c0 = 0; c0 < channels; c0 += BLOCK) {
         int64_t count = channels - c0 < BLOCK ? channels - c0 : BLOCK;
-        NAME(causal_weights)(p->weight, p->bias, c0, count, p->taps, w, bias);
+        NAME(causal_weights)(p->weight, p->bias, c0, count, taps, w, bias);
         for (int64_t tile = begin; tile < end; tile++) {
-            int64_t b = tile / tiles, t0 = tile % tiles * TILE, t1 = t0 + TILE < p->steps ? t0 + TILE : p->steps;
-            const T *x = (const T *)p->x + b * p->steps * channels + c0; /* [steps, channels] from here on */
-            const T *state = p->state ? (const T *)p->state + b * (p->taps - 1) * channels + c0 : NULL;
-            T *y = (T *)p->y + b * p->steps * channels + c0;
-#define TILE_OF(taps) NAME(causal_tile_fwd)(p, x, state, y, t0, t1, count, bias, w, taps)
-            EACH_TAPS(p->taps, TILE_OF)
-#undef TILE_OF
+            int64_t b = tile / tiles, t0 = tile % tiles * TILE, t1 = t0 + TILE < steps ? t0 + TILE : steps;
+            const T *x = (const T *)p->x + b * steps * channels + c0; /* [steps, channels] from here on */
+            const T *state = p->state ? (const T *)p->state + b * (taps - 1) * channels + c0 : NULL;
+            T *y = (T *)p->y + b * steps * channels + c0;
+            for (int k = 1; k < taps; k++)
+                row[k] = NAME(causal_row)(x, state, t0 - taps + k, steps, channels, taps, count, room[k]);
+            int slot = 0; /* the row of `room` that the next row of x may take */
+            for (int64_t t = t0; t < t1; t++) {
+                for (int k = 0; k + 1 < taps; k++) row[k] = row[k + 1];
+                row[taps - 1] = NAME(causal_row)(x, state, t, steps, channels, taps, count, room[slot]);
+                slot = slot + 1 < taps ? slot + 1 : 0;
+                NAME(causal_sums)(z, bias, w, row, count, taps);
+                T *to = y + t * channels;
+                if (p->silu) {
+#pragma omp simd
+                    for (int64_t j = 0; j < count; j++) to[j] = STORE(z[j] / (1 + EXP(-z[j])));
+                } else {
+#pragma omp simd
+                    for (int64_t j = 0; j < count; j++) to[j] = STORE(z[j]);
+                }
+            }
         }
     }
     return XT_OK;
@@ -163,21 +156,23 @@ static XtStatus NAME(causal_conv1d_next)(void *context, int64_t begin, int64_t e
 
 /* Steps of one tile: row t gives dz[t], for t < t1 its share of dw and db, and completes row t - (K - 1) of dx. part [K + 1, stride]. */
 XT_INLINE void NAME(causal_tile_bwd)(const CausalBwdJob *job, int64_t b, int64_t c0, int64_t t0, int64_t t1, int64_t count,
-                                     const ACC *bias, const ACC *w, ACC *part, const int K) {
+                                     const ACC *bias, const ACC *w, ACC *part) {
     const XtCausalConv1dBwd *p = job->p;
+    const int K = p->taps;
     int64_t channels = p->channels, steps = p->steps, before = b * steps * channels + c0, kept = b * (K - 1) * channels + c0;
     const T *x = (const T *)p->x + before, *dy = (const T *)p->dy + before; /* [steps, channels] from here on */
     const T *state = p->state ? (const T *)p->state + kept : NULL;          /* [K - 1, channels] */
-    ACC room[XT_CONV_TAPS][BLOCK], slopes[XT_CONV_TAPS][BLOCK] = {{0}}, z[BLOCK];
-    const ACC *row[XT_CONV_TAPS], *dz[XT_CONV_TAPS]; /* the last K, the oldest first */
-    for (int k = 0; k < K; k++) dz[k] = slopes[k];
+    ACC room[XT_CONV_TAPS][BLOCK], slopes[XT_CONV_TAPS][BLOCK] = {{0}}, z[BLOCK], zeros[BLOCK] = {0};
+    const ACC *row[XT_CONV_TAPS],
+        *dz[XT_CONV_TAPS]; /* the last K: of x, the oldest first; of dz, the newest first, which tap 0 meets */
+    for (int k = 0; k < K; k++) dz[k] = slopes[K - 1 - k];
     for (int k = 1; k < K; k++) row[k] = NAME(causal_row)(x, state, t0 - K + k, steps, channels, K, count, room[k]);
     int slot = 0;
     for (int64_t t = t0; t < t1 + K - 1; t++) {
         ACC *g = slopes[slot];
-        for (int k = 0; k + 1 < K; k++) row[k] = row[k + 1], dz[k] = dz[k + 1];
+        for (int k = 0; k + 1 < K; k++) row[k] = row[k + 1], dz[K - 1 - k] = dz[K - 2 - k];
         row[K - 1] = NAME(causal_row)(x, state, t, steps, channels, K, count, room[slot]);
-        dz[K - 1] = g;
+        dz[0] = g;
         slot = slot + 1 < K ? slot + 1 : 0;
         if (t >= steps) {
             for (int64_t j = 0; j < count; j++) g[j] = 0;
@@ -212,11 +207,13 @@ XT_INLINE void NAME(causal_tile_bwd)(const CausalBwdJob *job, int64_t b, int64_t
         if (!to) continue;
         int64_t place = done - steps + K - 1; /* in next */
         const T *more = p->dnext && place >= 0 ? (const T *)p->dnext + kept + place * channels : NULL;
+        NAME(causal_sums)(z, zeros, w, dz, count, K);
+        if (more) {
 #pragma omp simd
-        for (int64_t j = 0; j < count; j++) {
-            ACC sum = 0;
-            for (int k = 0; k < K; k++) sum += w[k * BLOCK + j] * dz[K - 1 - k][j];
-            to[j] = STORE(more ? sum + LOAD(more[j]) : sum);
+            for (int64_t j = 0; j < count; j++) to[j] = STORE(z[j] + LOAD(more[j]));
+        } else {
+#pragma omp simd
+            for (int64_t j = 0; j < count; j++) to[j] = STORE(z[j]);
         }
     }
 }
@@ -233,14 +230,11 @@ XT_FAST static XtStatus NAME(causal_conv1d_bwd)(void *context, int64_t begin, in
         NAME(causal_weights)(p->weight, p->bias, c0, count, p->taps, w, bias);
         for (int64_t tile = begin; tile < end; tile++) {
             int64_t b = tile / tiles, t0 = tile % tiles * TILE, t1 = t0 + TILE < p->steps ? t0 + TILE : p->steps;
-#define TILE_OF(taps) NAME(causal_tile_bwd)(job, b, c0, t0, t1, count, bias, w, part, taps)
-            EACH_TAPS(p->taps, TILE_OF)
-#undef TILE_OF
+            NAME(causal_tile_bwd)(job, b, c0, t0, t1, count, bias, w, part);
         }
     }
     return XT_OK;
 }
-#undef EACH_TAPS
 
 /* dweight and dbias of channels [begin, end), the pieces in order. */
 XT_FAST static XtStatus NAME(causal_conv1d_sums)(void *context, int64_t begin, int64_t end) {

@@ -117,15 +117,21 @@ static XtTensor *indexed(XtTensor *tensor, PyObject *key) {
     xt_tensor_retain(current);
     for (Py_ssize_t i = 0; i < count && result == 0; i++) {
         PyObject *item = items[i];
+        if (item == Py_None) continue;
+        if (item == Py_Ellipsis) dim += tensor->ndim - consumed;
+        else if (PySlice_Check(item)) result = slice_range(&current, dim++, item);
+        else result = select_index(&current, dim, item);
+    }
+    dim = 0; /* new dimensions last: a result of XT_MAX_DIMS has no view of more on its way */
+    for (Py_ssize_t i = 0; i < count && result == 0; i++) {
+        PyObject *item = items[i];
         if (item == Py_None) {
             XtArg args[2] = {py_arg_tensor(current), py_arg_int(dim++)};
             result = step(&current, &xt_op_unsqueeze, args, 2);
         } else if (item == Py_Ellipsis) {
             dim += tensor->ndim - consumed;
         } else if (PySlice_Check(item)) {
-            result = slice_range(&current, dim++, item);
-        } else {
-            result = select_index(&current, dim, item);
+            dim++;
         }
     }
     if (result == 0 && current == tensor) { /* x[:], x[...]: all elements, as another tensor */

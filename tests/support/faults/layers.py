@@ -453,7 +453,7 @@ FAULTS = [
         "the inputs before x", FORWARD + "causal_conv1d_step",
     ),
     Fault(
-        "causal_conv1d: taps of dx the wrong way", _CONV + "causal_conv1d.c", "* dz[K - 1 - k][j];", "* dz[k][j];",
+        "causal_conv1d: taps of dx the wrong way", _CONV + "causal_conv1d.c", "dz[0] = g;", "dz[K > 1] = g;",
         "dx[t] = sum_k weight[k] dz[t + taps - 1 - k]", GRADIENT + "'causal_conv1d and no_bias'",
     ),
     Fault(

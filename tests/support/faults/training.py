@@ -19,6 +19,7 @@ _WATCH = "tests/distributed/test_watch.py::"
 _LOST = "tests/distributed/test_faults.py::"
 _JUDGE = "tests/distributed/test_judge.py::"
 _RULES = "tests/train/test_run_rules.py::"
+_GPUS = "tests/distributed/test_gpus.py::"
 
 FAULTS = [
     Fault("step: pieces are means", _T + "step.py", "part = loss_of(model, piece, z_loss) * scale", "part = model.loss(*piece) * (1.0 / len(pieces))", "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
@@ -38,7 +39,7 @@ FAULTS = [
     Fault("step: infinite norms pass", _T + "step.py", "        if math.isfinite(loss) and math.isfinite(norm):\n", "        if math.isfinite(loss):\n", "a norm that is not finite stops the run", _RULES + "test_a_bad_step_changes_nothing"),
     Fault("step: torn is forgotten", _T + "step.py", "        state.torn = True\n        try:\n            with span(\"optimizer\"):",
         "        try:\n            with span(\"optimizer\"):", "parameters between two steps are not saved", _RULES + "test_an_interrupted_optimizer_leaves_nothing_to_save"),
-    Fault("step: torn for ever", _T + "step.py", "            raise\n        state.step += 1\n        state.torn = False\n", "            raise\n        state.step += 1\n", "after a whole step parameters can be saved", _TRAIN + "test_a_run_writes_what_it_says"),
+    Fault("step: torn for ever", _T + "step.py", "            raise\n        state.step += 1\n        self._clip(maxima, data)\n        state.torn = False\n", "            raise\n        state.step += 1\n        self._clip(maxima, data)\n", "after a whole step parameters can be saved", _TRAIN + "test_a_run_writes_what_it_says"),
     Fault("loop: the last step is not saved", _T + "loop.py", "        if state.saved_at != state.step:\n            save()\n", "        if state.saved_at < 0:\n            save()\n", "the last step is saved", _TRAIN + "test_a_run_writes_what_it_says " + _RULES + "test_the_end_of_a_run_is_saved"),
     Fault("loop: evaluations one late", _T + "loop.py", "config.eval_every and state.step % config.eval_every == 0)", "config.eval_every and state.step % config.eval_every == 1)", "eval_every", _RULES + "test_evaluations_and_saves_are_when_they_should_be"),
     Fault("loop: saves one late", _T + "loop.py", "config.save_every and state.step % config.save_every == 0", "config.save_every and state.step % config.save_every == 1", "save_every", _RULES + "test_evaluations_and_saves_are_when_they_should_be"),
@@ -90,14 +91,14 @@ FAULTS = [
     Fault("ranks: versions are not compared", _D + "world.py", '        check_same(_about_this_process(), "")\n', "", "ranks have one version", _MEET + "test_ranks_must_have_one_version"),
     Fault("ranks: torchrun's own port", _D + "env.py", "range(port + 1, min", "range(port, min", "torchrun listens on MASTER_PORT", "tests/distributed/test_environment.py::test_table_of_launchers"),
     Fault("mpi: another plane by default", _D + "choice.py", "found = launch.launcher in MPI_LAUNCHERS and", "found = True and", "the host plane without an MPI launcher", _MPI + "test_which_plane"),
-    Fault("mpi: a wrong name of a plane", _D + "choice.py", 'if wanted not in ("", "host", "mpi"):', "if False:", "XTRAIN_PLANE is host or mpi", _MPI + "test_which_plane"),
+    Fault("mpi: a wrong name of a plane", _D + "choice.py", 'if wanted not in ("", *PLANES):', "if False:", "XTRAIN_PLANE is host or mpi", _MPI + "test_which_plane"),
     Fault("mpi: planes differ between ranks", _D + "world.py", 'check_same({"plane": name[0]}, "")', "pass", "one sentence on every rank", _MPI + "test_a_plane_that_cannot_be_had"),
     Fault("mpi: versions differ between ranks", _D + "world.py", 'check_same(mpi.versions(), "")', "pass", "one version of mpi4py", _MPI + "test_a_plane_that_cannot_be_had"),
     Fault("ray: any number of workers", _D + "ray.py", "or workers < 1:", "or workers < -1:", "at least one worker", "tests/distributed/test_ray.py::test_bad_arguments"),
     Fault("leaves: a fold from the left", _D + "bank.py", "while self._count >> level & 1:", "while self._nodes:", "leaves are added in a tree", _BITS + "test_own_loop"),
     Fault("leaves: every other one", _D + "step.py", "range(self.rank * mine, (self.rank + 1) * mine)", "range(self.rank, self.max_ranks, self.size)", "a rank's leaves are a subtree", _BITS + "test_own_loop"),
     Fault("leaves: random numbers go on", _D + "step.py", "_C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))", "pass", "random numbers depend on the leaf", _BITS + "test_own_loop"),
-    Fault("leaves: parameters of one's own", _D + "step.py", "bank.write(self._from_bytes(self._plane.broadcast", "(self._from_bytes(self._plane.broadcast", "all ranks begin with rank 0's parameters", _BITS + "test_own_loop"),
+    Fault("leaves: parameters of one's own", _D + "step.py", "bank.write(self._plane.broadcast_tensor", "(self._plane.broadcast_tensor", "all ranks begin with rank 0's parameters", _BITS + "test_own_loop"),
     Fault("leaves: steps count from 0", _D + "step.py", 'owned.steps[number] = int(state.get("step", 1))', "pass", "a state that is taken goes on", _BITS + "test_states_go_in_and_out"),
     Fault("leaves: NaN is taken", _D + "step.py", "if math.isfinite(norm):", "if True:", "a norm that is not finite changes nothing", _BITS + "test_a_gradient_that_is_not_finite_changes_nothing"),
     Fault("leaves: no clipping", _D + "step.py", "if coefficient != 1.0:", "if False:", "clip is the largest norm", _BITS + "test_one_process_takes_the_steps_of_adamw"),
@@ -122,4 +123,12 @@ FAULTS = [
     Fault("compare: not before a save", _D + "step.py", "        if compare:\n", "        if False:\n", "nothing is saved of parameters that differ", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
     Fault("runs: a leaf of the rank", _T + "step.py", "state.team.rank * own + index // state.config.grad_accum", "index // state.config.grad_accum", "the leaf with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
     Fault("runs: the timeout of an option", _T + "trainer.py", "        self.team.wait_at_most(config.comm_timeout)\n", "", "--comm-timeout", _LOST + "test_an_error_of_one_rank"),
+    Fault("gpus: shared without the switch", _D + "gpus.py", "if len(ranks) > 1 and said[0][1]:", "if False:", "each rank has a GPU of its own", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
+    Fault("gpus: fewer than ranks", _D + "gpus.py", "if launch.local_world_size > count and joins_gpus():", "if False:", "fewer GPUs than ranks are refused", _GPUS + "test_each_rank_of_a_host_has_the_gpu_of_its_number"),
+    Fault("gpus: one that lacks a GPU", _D + "gpus.py", "    agree.all_or_none(link, find)\n", "    find()\n", "an error of one rank is raised on all", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
+    Fault("gpus: other GPUs", _D + "gpus.py", '"name of the GPU": about["name"],', "", "the GPUs of all ranks are of one kind", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
+    Fault("nccl: not waited for", _D + "nccl.py", "                self._host.wait_until(lambda: _C.nccl_idle(self._comm))\n", "", "an exchange has ended when it returns", _GPUS + "test_what_ends_ranks_that_nccl_joins"),
+    Fault("nccl: versions", _D + "nccl.py", 'agree.check_same(host, {"version of NCCL": about[0]["version"]}, "")', "pass", "NCCL is the same on every rank", _GPUS + "test_what_ends_ranks_that_nccl_joins"),
+    Fault("nccl: not aborted", _D + "nccl.py", "            host.watch.abort = abort\n", "            host.watch.abort = before\n", "a verdict ends the communicator", _GPUS + "test_a_verdict_ends_what_nccl_does"),
+    Fault("nccl: pieces of all-to-all", "csrc/backend/nccl.c", "nccl.receive((char *)out + at, nbytes", "nccl.receive((char *)out, nbytes", "out has the pieces by rank", _GPUS + "test_collectives_of_nccl"),
 ]  # fmt: skip

@@ -81,11 +81,7 @@ class Team:
 
     def device(self, resolve: Callable[[], str]) -> str:
         """The device that `resolve` names; of several ranks that compute on "cuda", each has a GPU of its own."""
-        if self.size == 1:
-            return resolve()
-        from ...distributed import gpus
-
-        return gpus.choose(resolve, self.launch)
+        return resolve() if self.size == 1 else self._world.choose_gpu(resolve)
 
     def share_processors(self) -> None:
         """Give every rank of this host the same number of threads; engines set one for each, or leave all to all."""

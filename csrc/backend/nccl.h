@@ -1,0 +1,28 @@
+/* nccl.h - collectives between the devices of several processes, by NVIDIA's NCCL. They move bytes and never add. */
+#pragma once
+
+#include "contract/backend.h"
+
+enum { XT_COMM_ID = 128 }; /* bytes of what the processes of one communicator share */
+
+/* The communicator of one device with those of other processes. Its collectives are queued on the device's one stream, in order with its
+ * kernels, and return at once; all processes must call the same ones in one order, with the same sizes. */
+typedef struct XtComm XtComm;
+
+/* Opens the library, at the first call, and says which it is: 22809 is 2.28.9. Static text. */
+XtStatus xt_nccl_version(int *version, const char **path);
+XtStatus xt_comm_id(unsigned char id[XT_COMM_ID]);
+/* Waits until all `size` processes have called it with one id. */
+XtStatus xt_comm_open(XtDevice device, const unsigned char id[XT_COMM_ID], int rank, int size, XtComm **out);
+int xt_comm_size(const XtComm *comm);
+XtDevice xt_comm_device(const XtComm *comm);
+/* nbytes: of a piece; `size` of them, by rank. No piece of `out` overlaps `in`. */
+XtStatus xt_comm_all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes);
+XtStatus xt_comm_all_gather(XtComm *comm, void *out, const void *in, size_t nbytes); /* `in`: one piece */
+XtStatus xt_comm_broadcast(XtComm *comm, void *data, size_t nbytes, int source);
+/* Whether all that the device was asked for is done, or the error of NCCL's own threads. Does not wait. */
+XtStatus xt_comm_idle(XtComm *comm, bool *out);
+/* Any thread. Ends what is under way, also where another process never comes; every later call is an error. */
+void xt_comm_abort(XtComm *comm);
+void xt_comm_close(XtComm *comm); /* the same in order, once all is done; it may wait for the other processes */
+void xt_comm_free(XtComm *comm);  /* its memory alone: a communicator that was not closed ends with the process */

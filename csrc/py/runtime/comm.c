@@ -1,0 +1,144 @@
+/* comm.c - NCCL's collectives for Python: what their arguments must be. xtrain/distributed/nccl.py keeps the order of these calls. */
+#include "backend/nccl.h"
+#include "py/runtime/runtime.h"
+
+static const char NAME[] = "xtrain.comm";
+
+static void drop(PyObject *capsule) { xt_comm_free(PyCapsule_GetPointer(capsule, NAME)); }
+
+static XtComm *comm_of(const char *op, PyObject *object) {
+    if (PyCapsule_IsValid(object, NAME)) return PyCapsule_GetPointer(object, NAME);
+    py_refuse(op, "comm", "what nccl_open has returned", object);
+    return NULL;
+}
+
+static PyObject *run_version(PyBound *Py_UNUSED(bound)) {
+    int version;
+    const char *path;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_nccl_version(&version, &path);
+    py_gil_enter(saved);
+    if (status != XT_OK) return py_raise(status);
+    return Py_BuildValue("{s:i,s:s}", "version", version, "path", path);
+}
+
+/* The id as text: two hexadecimal digits a byte. */
+static PyObject *run_unique_id(PyBound *Py_UNUSED(bound)) {
+    unsigned char id[XT_COMM_ID];
+    char text[2 * XT_COMM_ID + 1];
+    XtStatus status = xt_comm_id(id);
+    if (status != XT_OK) return py_raise(status);
+    for (int i = 0; i < XT_COMM_ID; i++) snprintf(text + 2 * i, 3, "%02x", id[i]);
+    return PyUnicode_FromString(text);
+}
+
+static bool read_id(const char *text, unsigned char id[XT_COMM_ID]) {
+    if (strlen(text) != 2 * XT_COMM_ID || strspn(text, "0123456789abcdef") != 2 * XT_COMM_ID) return false;
+    for (int i = 0; i < XT_COMM_ID; i++) {
+        unsigned byte;
+        sscanf(text + 2 * i, "%2x", &byte);
+        id[i] = (unsigned char)byte;
+    }
+    return true;
+}
+
+static PyObject *run_open(PyBound *bound) {
+    unsigned char id[XT_COMM_ID];
+    int64_t rank = bound->arg[2].i, size = bound->arg[3].i;
+    if (size < 1 || size > INT32_MAX || rank < 0 || rank >= size)
+        return PyErr_Format(PyExc_ValueError, "nccl_open: rank must be in [0, size), got %lld of %lld", (long long)rank,
+                            (long long)size);
+    if (!read_id(bound->arg[1].s, id))
+        return PyErr_Format(PyExc_ValueError, "nccl_open: id must be what nccl_unique_id has returned, got %.40s", bound->arg[1].s);
+    XtComm *comm;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_comm_open(bound->arg[0].device, id, (int)rank, (int)size, &comm);
+    py_gil_enter(saved);
+    return status == XT_OK ? PyCapsule_New(comm, NAME, drop) : py_raise(status);
+}
+
+/* A contiguous tensor of the communicator's device. */
+static bool fits(const char *op, const char *name, const XtComm *comm, const XtTensor *tensor) {
+    XtDevice device = xt_comm_device(comm), found = tensor->storage->device;
+    if (found.type != device.type || found.index != device.index)
+        PyErr_Format(PyExc_ValueError, "%s: %s must be on %s, got %s", op, name, xt_device_name(device), xt_device_name(found));
+    else if (!xt_view_is_contiguous(&tensor->view))
+        PyErr_Format(PyExc_ValueError, "%s: %s must be contiguous, got strides of a view", op, name);
+    else return true;
+    return false;
+}
+static size_t bytes_of(const XtTensor *tensor) { return (size_t)xt_view_numel(&tensor->view) * xt_dtype_size(tensor->dtype); }
+
+static PyObject *exchange(PyBound *bound, const char *op, bool gather) {
+    XtComm *comm = comm_of(op, bound->object[0]);
+    if (comm == NULL) return NULL;
+    const XtTensor *out = bound->arg[1].tensor, *in = bound->arg[2].tensor;
+    if (!fits(op, "out", comm, out) || !fits(op, "input", comm, in)) return NULL;
+    size_t size = (size_t)xt_comm_size(comm), nbytes = bytes_of(out) / size;
+    if (bytes_of(out) % size != 0 || bytes_of(in) != (gather ? nbytes : bytes_of(out)))
+        return PyErr_Format(PyExc_ValueError, "%s: out must hold %s, got %zu and %zu bytes on %zu ranks", op,
+                            gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out),
+                            bytes_of(in), size);
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status =
+        gather ? xt_comm_all_gather(comm, out->data, in->data, nbytes) : xt_comm_all_to_all(comm, out->data, in->data, nbytes);
+    py_gil_enter(saved);
+    return py_none(status);
+}
+static PyObject *run_all_to_all(PyBound *bound) { return exchange(bound, "nccl_all_to_all", false); }
+static PyObject *run_all_gather(PyBound *bound) { return exchange(bound, "nccl_all_gather", true); }
+
+static PyObject *run_broadcast(PyBound *bound) {
+    XtComm *comm = comm_of("nccl_broadcast", bound->object[0]);
+    if (comm == NULL) return NULL;
+    const XtTensor *tensor = bound->arg[1].tensor;
+    int64_t source = bound->arg[2].i;
+    if (!fits("nccl_broadcast", "input", comm, tensor)) return NULL;
+    if (source < 0 || source >= xt_comm_size(comm))
+        return PyErr_Format(PyExc_ValueError, "nccl_broadcast: src must be a rank in [0, %d), got %lld", xt_comm_size(comm),
+                            (long long)source);
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_comm_broadcast(comm, tensor->data, bytes_of(tensor), (int)source);
+    py_gil_enter(saved);
+    return py_none(status);
+}
+
+static PyObject *run_idle(PyBound *bound) {
+    XtComm *comm = comm_of("nccl_idle", bound->object[0]);
+    if (comm == NULL) return NULL;
+    bool idle;
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_comm_idle(comm, &idle);
+    py_gil_enter(saved);
+    return status == XT_OK ? PyBool_FromLong(idle) : py_raise(status);
+}
+
+static PyObject *run_close(PyBound *bound) {
+    XtComm *comm = comm_of("nccl_close", bound->object[0]);
+    if (comm == NULL) return NULL;
+    bool in_order = bound->arg[1].b;
+    PyThreadState *saved = py_gil_leave();
+    in_order ? xt_comm_close(comm) : xt_comm_abort(comm);
+    py_gil_enter(saved);
+    Py_RETURN_NONE;
+}
+
+const PyFunction py_comm_functions[] = {
+    {"nccl_version", "-> {object}", run_version, "Opens NCCL: its version (22809 is 2.28.9) and path. RuntimeError without it.", 0,
+     NULL},
+    {"nccl_unique_id", "-> str", run_unique_id, "What all ranks of one communicator give to nccl_open, made by one of them.", 0,
+     NULL},
+    {"nccl_open", "device: device, id: str, rank: int, size: int -> object", run_open,
+     "A communicator of this device with those of other processes; returns when all have called it.", 0, NULL},
+    {"nccl_all_to_all", "comm: object, out: Tensor, input: Tensor -> None", run_all_to_all,
+     "Queues: piece j of input goes to rank j. Both tensors must stay until nccl_idle.", 0, NULL},
+    {"nccl_all_gather", "comm: object, out: Tensor, input: Tensor -> None", run_all_gather,
+     "Queues: out gets the input of every rank, by rank. Both tensors must stay until nccl_idle.", 0, NULL},
+    {"nccl_broadcast", "comm: object, input: Tensor, src: int -> None", run_broadcast,
+     "Queues: input becomes that of rank src. It must stay until nccl_idle.", 0, NULL},
+    {"nccl_idle", "comm: object -> bool", run_idle,
+     "Whether all that the device was asked for is done. CudaError for what NCCL has met meanwhile.", 0, NULL},
+    {"nccl_close", "comm: object, in_order: bool -> None", run_close,
+     "Ends the communicator. in_order: all ranks call it, and nothing is under way; else from any thread, whatever is.", 0, NULL},
+    {NULL, NULL, NULL, NULL, 0, NULL},
+};

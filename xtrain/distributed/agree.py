@@ -1,0 +1,90 @@
+"""What ranks agree on: JSON values of all, and errors that all raise. A process alone agrees with itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, PeerError, shown
+
+if TYPE_CHECKING:
+    from .host import HostPlane
+
+
+def gather_json(link: HostPlane | None, value: Any) -> list[Any]:
+    """`value`, which JSON can hold, of every rank in their order, on every rank."""
+    text = json.dumps(value)
+    if link is None:
+        return [json.loads(text)]
+    return [json.loads(bytes(part)) for part in link.all_gather(text.encode(), "json")]
+
+
+def check_same(link: HostPlane | None, values: Mapping[str, Any], what: str) -> None:
+    """ConfigError on every rank when a value, which JSON can hold, differs on one. what: goes before its name."""
+    everyone: list[dict[str, Any]] = gather_json(link, dict(values))
+    for key in sorted({key for one in everyone for key in one}):
+        first = everyone[0].get(key)
+        others = [number for number, one in enumerate(everyone) if one.get(key) != first]
+        if others:
+            raise on_all_ranks(
+                ConfigError(
+                    f"distributed: {what}{key} must be the same on every rank, got {shown(first, 200)} on rank 0 and "
+                    f"{shown(everyone[others[0]].get(key), 200)} on rank{'s' * (len(others) > 1)} "
+                    f"{', '.join(map(str, others[:8]))}"
+                )
+            )
+
+
+def together(link: HostPlane | None, make: Callable[[], Any]) -> Any:
+    """What `make`, called by rank 0 alone, returns (JSON values), on every rank. An error of one sentence there is
+    raised on every rank.
+    """
+    result: Any = None
+    failure: Exception | None = None
+    first = link is None or link.rank == 0
+    if first:
+        try:
+            result = {"value": make()}
+        except Exception as error:
+            failure = error
+            result = {"error": type(error).__name__, "text": str(error)}
+    if link is not None:
+        result = json.loads(bytes(link.broadcast(json.dumps(result).encode() if first else None, 0, "together")))
+    if failure is not None:
+        raise on_all_ranks(failure)
+    if "error" in result:
+        raise on_all_ranks(_same_kind(result["error"], result["text"]))
+    return result["value"]
+
+
+def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
+    """Call `act` on every rank. Where it fails on one, that one raises what it raised, and all others an error of the
+    same kind and text. `act` must not call an exchange.
+    """
+    failure: Exception | None = None
+    try:
+        act()
+    except Exception as error:
+        failure = error
+    said = gather_json(link, None if failure is None else [type(failure).__name__, str(failure)])
+    if failure is not None:
+        raise on_all_ranks(failure)
+    for number, one in enumerate(said):
+        if one is not None:
+            raise on_all_ranks(_same_kind(one[0], f"rank {number}: {one[1]}"))
+
+
+def on_all_ranks(error: Exception) -> Exception:
+    """Mark it: nobody has to be told."""
+    vars(error)["on_all_ranks"] = True
+    return error
+
+
+def _same_kind(kind: str, text: str) -> Exception:
+    from .. import errors
+
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        return known(text)
+    return PeerError(f"distributed: rank 0 failed: {kind}: {text}")
