@@ -62,6 +62,8 @@
     X(mhc_post_fwd, XtMhcPostFwd)              \
     X(mhc_post_bwd, XtMhcPostBwd)              \
     X(sample, XtSample)                        \
+    X(attention_sinks_fwd, XtAttentionSinksFwd) \
+    X(attention_sinks_bwd, XtAttentionSinksBwd) \
     X(cached_attention, XtCachedAttention)     \
     X(decoder_step, XtDecoderStep)             \
     X(adamw, XtAdamW)                          \

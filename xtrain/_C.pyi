@@ -454,6 +454,7 @@ def explain_attention(
     backend: str | None = None,
     documents: _bool = False,
     window: _int = 0,
+    softcap: _float = 0.0,
 ) -> list[tuple[str, str, str | None]]: ...
 def explain_chunk(sizes: _int | Sequence[_int], dtype: _dtype | str = "float32") -> tuple[_int, _bool]: ...
 def explain_gemm(
@@ -650,6 +651,8 @@ def scaled_dot_product_attention(
     backend: str | None = None,
     documents: Tensor | None = None,
     window: _int | None = None,
+    sinks: Tensor | None = None,
+    softcap: _float | None = None,
 ) -> Tensor: ...
 def scatter(input: Tensor, dim: _int, index: Tensor, src: Tensor) -> Tensor: ...
 def scatter_add(input: Tensor, dim: _int, index: Tensor, src: Tensor) -> Tensor: ...
