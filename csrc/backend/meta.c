@@ -237,4 +237,10 @@ __attribute__((constructor)) static void fill_table(void) {
     table.grad_norm = meta_grad_norm;
     table.clip = meta_clip;
     table.tree_sum = meta_tree_sum;
+    table.conv1d_fwd = meta_conv1d_fwd;
+    table.conv1d_bwd = meta_conv1d_bwd;
+    table.conv1d_columns = meta_conv1d_columns;
+    table.conv1d_fold = meta_conv1d_fold;
+    table.causal_conv1d_fwd = meta_causal_conv1d_fwd;
+    table.causal_conv1d_bwd = meta_causal_conv1d_bwd;
 }

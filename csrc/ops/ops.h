@@ -239,5 +239,6 @@ XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]);
 XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period);
 /* The period alone, in a backward: x has the shape of the forward's. */
 int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x);
-/* theta and scaling. */
+/* theta and scaling, and what they must be. */
 struct XtRopeBase xt_rope_base(const XtArg *arg, int first);
+XtStatus xt_check_rope_base(const XtOp *op, const struct XtRopeBase *base);

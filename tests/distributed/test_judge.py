@@ -27,6 +27,12 @@ def judge(*beats: dict, rank: int = 0) -> Judge:
     return found
 
 
+def test_a_rank_that_has_finished_may_be_silent() -> None:
+    found = judge(beat(7), beat(7))
+    found.finished(1)
+    assert found.look(200.0)[0] is None
+
+
 WAITS, SAVES = beat(7, 0.0), beat(6, None, "saving")
 
 

@@ -11,6 +11,7 @@ import xtrain as xt
 from xtrain import optim
 from xtrain.optable.table import array, check_close
 
+SHARED = xt.ones(2)
 SHAPES = [(3, 4), (0,), (), (2, 16385)]
 
 
@@ -84,11 +85,38 @@ def test_a_state_goes_on_bit_for_bit() -> None:
     assert all(array(whole.averages[p]).tobytes() == array(resumed.averages[p]).tobytes() for p in params)
 
 
+def test_a_reset_forgets_and_a_loaded_state_is_a_copy() -> None:
+    p = xt.ones(3)
+    ema, other = optim.EMA([p], 0.5), optim.EMA([p], 0.5)
+    ema.update()
+    other.load_state_dict(ema.state_dict())
+    p.fill_(2)
+    ema.update()
+    assert array(other.averages[p]).tolist() == [1, 1, 1] and other.step == 1
+    ema.reset()
+    assert ema.step == 0
+    ema.update()
+    assert array(ema.averages[p]).tolist() == [2, 2, 2]
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    params = [xt.ones(3), xt.ones(2)]
+    ema = optim.EMA(params, 0.9)
+    ema.update()
+    for second, kind in ((np.zeros(2, np.float32), TypeError), (xt.zeros(3), ValueError)):
+        with pytest.raises(kind, match="EMA: every average must"):
+            ema.load_state_dict({"step": 7, "averages": [xt.zeros(3), second]})
+        assert ema.step == 1 and array(ema.averages[params[0]]).tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
         (lambda: optim.EMA(parameters(), 1.0), r"EMA: decay must be a number in \[0, 1\), got 1.0"),
         (lambda: optim.EMA([]), r"EMA: params must hold at least one tensor, got none"),
+        (lambda: optim.EMA([SHARED, xt.ones(2), SHARED]), r"EMA: params must be distinct, got one twice"),
+        (lambda: optim.EMA(xt.ones(2, 2)), r"EMA: params must be an iterable of tensors, got Tensor"),
+        (lambda: optim.EMA(parameters()).load_state_dict({"averages": []}), r"EMA: state_dict must be a dict with step and averages, got \{'averages': \[\]\}"),
         (lambda: optim.EMA([xt.zeros(2, dtype=xt.int64)]), r"EMA: params must be tensors of a floating dtype, got int64"),
         (lambda: optim.EMA(parameters()).copy_to(), r"EMA: update\(\) must come before copy_to\(\), got no update"),
         (lambda: optim.EMA(parameters()).load_state_dict({"step": 1, "averages": []}), r"EMA: averages must hold 4 tensors, got 0"),

@@ -136,6 +136,51 @@ def test_a_matrix_has_the_same_bits_whatever_others_are_in_its_batch(dtype) -> N
     assert [array(p).tobytes() for p in together] == [array(p).tobytes() for p in alone]
 
 
+def test_ns_dtype_is_a_dtype_or_its_name_in_every_group() -> None:
+    """A group keeps the name, which a checkpoint's JSON can hold."""
+    first, second = matrices(xt.float32)[:2]
+    optimizer = optim.Muon([{"params": [first], "ns_dtype": xt.bfloat16}, {"params": [second], "ns_dtype": "float16"}])
+    optimizer.param_groups[1]["ns_dtype"] = xt.float32
+    set_gradients([first, second], 0)
+    optimizer.step()
+    assert [group["ns_dtype"] for group in optimizer.state_dict()["param_groups"]] == ["bfloat16", "float32"]
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    first, second = matrices(xt.float32)[:2]
+    before = array(second).copy()
+    set_gradients([first], 0)
+    optimizer = optim.Muon([first, second])
+    optimizer.step()
+    assert np.array_equal(array(second), before) and second not in optimizer.state
+
+
+def test_state_is_made_before_anything_changes(monkeypatch) -> None:
+    """Memory that ends with the state of the second batch leaves the first as it was."""
+    params = matrices(xt.float32, [(3, 4), (5, 6)])
+    set_gradients(params, 0)
+    before, state_of = [array(p).copy() for p in params], optim.Muon._state_of
+
+    def ends(self, param):
+        if param is params[1]:
+            raise xt.OutOfMemoryError("state")
+        return state_of(self, param)
+
+    monkeypatch.setattr(optim.Muon, "_state_of", ends)
+    optimizer = optim.Muon(params)
+    with pytest.raises(xt.OutOfMemoryError):
+        optimizer.step()
+    assert all(np.array_equal(array(p), old) for p, old in zip(params, before)) and not optimizer.interrupted()
+
+
+def test_a_guard_stops_all_optimizers_of_a_chain() -> None:
+    whole, params = chain(xt.float32)
+    set_gradients(params, 0)
+    before = [array(p).copy() for p in params]
+    whole.step(guard=xt.tensor(float("nan"), dtype=xt.float32))
+    assert all(np.array_equal(array(p), old) for p, old in zip(params, before))
+
+
 def chain(dtype):
     """Muon and AdamW of a small model."""
     params = matrices(dtype)

@@ -146,6 +146,8 @@ def test_schedules() -> None:
     assert [f("wsd", s, 2, 20, 1.0) for s in (16, 17)] == [1.0, 0.75]  # a fifth of the steps
     assert f("wsd", 10, 2, 20, 1.0, 0.0, 0) == f("wsd", 20, 2, 20, 1.0, 0.5, 0) == 1.0  # no fall
     assert f("wsd", 3, 4, 20, 1.0, 0.0, 20) == 1.0 and f("wsd", 4, 4, 20, 1.0, 0.0, 20) == 1.0
+    for kind, warmup, decay in (("wsd", 2, 0), ("wsd", 0, None), ("cosine", 4, None), ("linear", 4, None)):
+        assert [f(kind, s, warmup, 4, 1.0, 0.2, decay) for s in (4, 5, 9)] == [1.0] * 3, kind  # no step to fall in
     for bad, match in ((dict(decay_form="sqrt"), "decay_form must be linear or 1-sqrt, got 'sqrt'"), ({}, "sine")):
         with pytest.raises(ValueError, match=match):
             f("wsd" if bad else "sine", 0, 0, 1, 1.0, **bad)

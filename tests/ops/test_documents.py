@@ -24,6 +24,23 @@ def test_bounds_of_documents() -> None:
         [[0, 0, 0, 3, 4, 4], [3, 3, 3, 4, 6, 6]],
         [[0] * 6, [6] * 6],
     ]
+    for dtype in (np.uint8, np.uint64, np.int16):
+        assert F.document_bounds([np.array([3, 1, 2], dtype)]).tolist() == bounds.tolist()[:1], dtype
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kind", "sentence"),
+    [
+        (5, TypeError, "lengths must be a sequence of rows, got int"),
+        ([[2], []], ValueError, "lengths of row 1 must hold at least one, got none"),
+        ([[2**62, 2**62]], ValueError, r"lengths of row 0 must sum to at most 2\*\*31 - 1, got 9223372036854775808"),
+        ([[2**31]], ValueError, r"lengths of row 0 must sum to at most 2\*\*31 - 1, got 2147483648"),
+        ([[1.5]], TypeError, r"lengths of row 0 must be a sequence of integers, got \[1.5\]"),
+    ],
+)
+def test_bounds_that_are_refused(lengths: object, kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=f"document_bounds: {sentence}"):
+        F.document_bounds(lengths)
 
 
 @pytest.mark.parametrize("documents", [None, LENGTHS], ids=["row", "documents"])

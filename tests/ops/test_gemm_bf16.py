@@ -105,6 +105,14 @@ def test_edges() -> None:
     assert np.isnan(out[1]).all() and np.isposinf(out[3]).all() and (np.delete(out, [1, 3], 0) == 65).all()
 
 
+@needs_instruction
+def test_memory_stays_that_of_the_operands() -> None:
+    """A panel packs 64 columns of all K, also where op(B) has one: past 2^18 another backend computes the product."""
+    for k, name in ((1 << 18, "bf16"), ((1 << 18) + 1, "blas")):
+        found = next(row for row in _C.explain_gemm((1, 1, k), "bfloat16") if row[2] is None)
+        assert found[0] == name, found
+
+
 def test_threads_change_no_bit() -> None:
     """Also of a batch, whose matrices go to threads whole when they are small."""
     before = _C.get_num_threads()

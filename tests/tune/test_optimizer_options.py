@@ -10,6 +10,8 @@ import xtrain as xt
 from xtrain import cli, errors, models, optim, saving
 from xtrain.optable.table import array, check_close
 from xtrain.train import Trainer
+from xtrain.train.checkpoints import _bad_moment
+from xtrain.train.config import decay_steps
 from xtrain.train.parts import hidden_matrices
 
 pytestmark = pytest.mark.on_cpu
@@ -43,6 +45,23 @@ def test_muon_has_the_matrices_of_hidden_layers(data, tmp_path) -> None:
     assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.1, 0.1, 0.1, 0.1, 0.0]
     gpt = models.GPT2(models.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     assert sorted(tuple(w.shape) for w in hidden_matrices(gpt)) == [(8, 8), (8, 24), (8, 32), (32, 8)]
+
+
+def test_the_first_pattern_counts_and_averages_are_of_what_is_trained(data, tmp_path) -> None:
+    run = trainer(
+        data, tmp_path / "run", **{**ALL, "optim.lr_factors": "*k_proj*=0.5,*proj*=3", "freeze": "*embed*", "optim.decay": None}
+    )  # fmt: skip
+    names = {id(p): name for name, p in run.model.named_parameters()}
+    rates = {names[id(p)]: group["lr"] for group in run.optimizer.param_groups for p in group["params"]}
+    assert {name: round(rate / 0.02, 6) for name, rate in rates.items()} == {
+        name: 0.5 if "k_proj" in name else 3.0 if "proj" in name else 1.0 for name in rates
+    }
+    assert run.ema is not None
+    assert {names[id(p)] for p in run.ema.params} == {name for name in names.values() if "embed" not in name}
+    assert decay_steps(run.config) == run.config.steps // 5
+    buffer = next(iter(run.model.model.layers)).self_attn.q_proj.weight
+    run.optimizer.state[buffer] = {"momentum_buffer": xt.full(buffer.shape, float("nan"))}
+    assert _bad_moment(run) == f"momentum_buffer of parameter {names[id(buffer)]} has NaN"  # what an emergency save looks for
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -108,6 +127,7 @@ def test_the_z_loss_is_trained_and_not_evaluated(data, tmp_path) -> None:
     [
         ({"optim.lr_factors": "model.*"}, r"optim.lr_factors must be patterns with factors of at least 0 \(\*norm.weight=2\), got 'model.\*'"),
         ({"optim.lr_factors": "model.*=-1"}, r"optim.lr_factors must be patterns with factors of at least 0"),
+        ({"optim.lr_factors": "*=1e308", "optim.lr": 100.0}, r"optim.lr_factors must be patterns with factors of at least 0"),
         ({"optim.lr_factors": "head*=2"}, r"optim.lr_factors must name parameters that are trained, got 'head\*', which matches none"),
         ({"optim.name": "muon", "freeze": "*proj*"}, r"optim.name must be adamw where no matrix of a hidden layer is trained, got muon"),
         ({"optim.name": "sgd"}, r"optim.name must be one of adamw, muon, got 'sgd'"),

@@ -7,8 +7,9 @@ from typing import Any
 
 from .. import _C
 from .._C import Tensor
-from .._types import as_int, is_real
+from .._types import as_int, is_real, need_tensors
 from ..autograd import no_grad
+from ..errors import shown
 from .optimizer import Optimizer
 
 
@@ -29,6 +30,8 @@ class EMA:
     def __init__(self, params: Iterable[Tensor], decay: float = 0.999, optimizer: Optimizer | None = None) -> None:
         if not is_real(decay) or not 0.0 <= decay < 1.0:
             raise ValueError(f"EMA: decay must be a number in [0, 1), got {decay!r}")
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise TypeError(f"EMA: params must be an iterable of tensors, got {type(params).__name__}")
         self.params: list[Tensor] = list(params)
         if not self.params:
             raise ValueError("EMA: params must hold at least one tensor, got none")
@@ -36,6 +39,8 @@ class EMA:
             if not isinstance(param, Tensor) or not param.dtype.is_floating_point:
                 kind = param.dtype.name if isinstance(param, Tensor) else type(param).__name__
                 raise TypeError(f"EMA: params must be tensors of a floating dtype, got {kind}")
+        if len({id(param) for param in self.params}) != len(self.params):
+            raise ValueError("EMA: params must be distinct, got one twice")
         self.decay, self.optimizer = float(decay), optimizer
         self.averages: dict[Tensor, Tensor] = {}
         self._steps: dict[_C.device, Tensor] = {}
@@ -80,14 +85,17 @@ class EMA:
     @no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state_dict, whose tensors are copied. ValueError for another number of tensors, or another
-        shape; then nothing has changed.
+        shape, TypeError for what is no state_dict; then nothing has changed.
         """
+        if not isinstance(state_dict, Mapping) or not {"step", "averages"} <= set(state_dict):
+            raise TypeError(f"EMA: state_dict must be a dict with step and averages, got {shown(state_dict, 80)}")
         step, averages = as_int("EMA", "step", state_dict["step"]), list(state_dict["averages"])
         if not 0 <= step < _C.MOST_STEPS:
             raise ValueError(f"EMA: step must be in [0, 2**40), got {step}")
         if len(averages) != len(self.params):
             raise ValueError(f"EMA: averages must hold {len(self.params)} tensors, got {len(averages)}")
         for param, average in zip(self.params, averages, strict=True):
+            need_tensors("EMA", **{"every average": average})
             if tuple(average.shape) != tuple(param.shape):
                 raise ValueError(
                     f"EMA: every average must have the shape of its parameter, {tuple(param.shape)}, "

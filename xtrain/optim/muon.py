@@ -50,7 +50,7 @@ class Muon(RatesOnDevice):
         options: dict[str, Any] = {
             "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
             "ns_coefficients": triple, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-            "ns_dtype": ns_dtype.name if isinstance(ns_dtype, _C.dtype) else ns_dtype,
+            "ns_dtype": ns_dtype,
         }  # fmt: skip
         super().__init__(params, options)
         self._interrupted = False
@@ -70,6 +70,8 @@ class Muon(RatesOnDevice):
             raise ValueError(
                 f"Muon: adjust_lr_fn must be original, match_rms_adamw or None, got {group['adjust_lr_fn']!r}"
             )
+        if isinstance(group["ns_dtype"], _C.dtype):
+            group["ns_dtype"] = group["ns_dtype"].name  # a state_dict is saved as JSON
         for param in group["params"]:
             if param.ndim != 2:
                 raise ValueError(
@@ -164,7 +166,8 @@ def muon_numbers(group: Mapping[str, Any], param: Tensor) -> tuple[Tensor, bool,
 
 
 def _ns_dtype(group: Mapping[str, Any], param: Tensor) -> _C.dtype:
-    name = group["ns_dtype"]
+    given = group["ns_dtype"]
+    name = given.name if isinstance(given, _C.dtype) else given
     wide = param.dtype == _C.float64
     known = ("float64",) if wide else ("float32", "bfloat16", "float16")
     if name is None:
@@ -172,6 +175,6 @@ def _ns_dtype(group: Mapping[str, Any], param: Tensor) -> _C.dtype:
         name = "float64" if wide else "float32" if on_cpu else "bfloat16"
     if name not in known:
         raise ValueError(
-            f"Muon: ns_dtype must be {', '.join(known)} or None for {param.dtype.name} parameters, got {name!r}"
+            f"Muon: ns_dtype must be {', '.join(known)} or None for {param.dtype.name} parameters, got {given!r}"
         )
     return getattr(_C, name)

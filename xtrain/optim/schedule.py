@@ -20,7 +20,7 @@ def lr_schedule(
     kind: "cosine" (half a cosine; Loshchilov & Hutter 2017, SGDR), "linear", "constant" (stays at base), or "wsd"
     (stays at base, and falls in the last `decay` steps, None for a fifth of all; Hu et al. 2024, MiniCPM). decay_form,
     of wsd: "linear", or "1-sqrt", which falls faster at first (Haegele et al. 2024). Steps after total keep the last
-    value. ValueError for another kind or form.
+    value; where no step is left to fall in, that is `base`. ValueError for another kind or form.
     """
     if kind not in ("cosine", "linear", "constant", "wsd"):
         raise ValueError(f"lr_schedule: kind must be cosine, linear, constant or wsd, got {kind!r}")
@@ -35,6 +35,8 @@ def lr_schedule(
         begin = max(warmup, total - (total // 5 if decay is None else decay))
         if step < begin:
             return base
+    if begin >= total:  # no step is left to fall in
+        return base
     progress = min(1.0, (step - begin) / max(1, total - begin))
     if kind == "cosine":
         remaining = 0.5 * (1.0 + math.cos(math.pi * progress))

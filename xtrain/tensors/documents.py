@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _C
 from .._types import Device
+from ..errors import shown
 
 _Tensor = _C.Tensor
+_MOST_TOKENS = 2**31 - 1  # of a row: bounds are int32
 
 
 def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) -> _Tensor:
@@ -19,15 +21,27 @@ def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) 
 
     The shape does not depend on the documents, so a captured step takes other ones each time. Cumulative lengths (0, 3,
     8, as flash-attention's varlen functions take them) are the same as the lengths (3, 5). ValueError for a length
-    below 1, rows of different sums, and no row; TypeError for what is not a sequence of integers.
+    below 1, rows of different sums or of more than 2**31 - 1 tokens, and no row; TypeError for what is not a sequence
+    of integers.
     """
+    if not isinstance(lengths, Iterable):
+        raise TypeError(f"document_bounds: lengths must be a sequence of rows, got {type(lengths).__name__}")
     rows: list[np.ndarray] = []
     for row, given in enumerate(lengths):
         sizes = np.asarray(given)
-        if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
-            raise TypeError(f"document_bounds: lengths of row {row} must be a sequence of integers, got {given!r}")
+        if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu"):
+            raise TypeError(
+                f"document_bounds: lengths of row {row} must be a sequence of integers, got {shown(given, 80)}"
+            )
+        if not sizes.size:
+            raise ValueError(f"document_bounds: lengths of row {row} must hold at least one, got none")
         if sizes.min() < 1:
             raise ValueError(f"document_bounds: lengths of row {row} must be at least 1, got {sizes.min()}")
+        if sum(map(int, sizes)) > _MOST_TOKENS:
+            raise ValueError(
+                f"document_bounds: lengths of row {row} must sum to at most 2**31 - 1, got {sum(map(int, sizes))}"
+            )
+        sizes = sizes.astype(np.int64)
         ends = np.cumsum(sizes)
         rows.append(np.repeat(np.stack([ends - sizes, ends]), sizes, 1))
     if not rows:

@@ -240,7 +240,7 @@ def _factors(model: nn.Module, settings: OptimConfig) -> dict[int, float]:
             factor = float(text)
         except ValueError:
             factor = math.nan
-        if not pattern or not 0.0 <= factor < math.inf:
+        if not pattern or not 0.0 <= factor < math.inf or not math.isfinite(factor * settings.lr):
             raise ConfigError(
                 f"optim.lr_factors must be patterns with factors of at least 0 (*norm.weight=2), got {part!r}"
             )

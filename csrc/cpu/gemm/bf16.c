@@ -11,6 +11,8 @@
 #include "bf16_tile.h"
 #include "gemm.h"
 
+#define MOST_K (1 << 18) /* 32 MiB for a packed panel, where a single column has 512 KiB */
+
 #ifdef XT_BF16_TILES
 
 #define K_BLOCK 1024    /* elements of k that a panel of op(B) has in the cache: 64 KiB */
@@ -175,5 +177,6 @@ static bool has_instruction(void) { return false; }
 const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
     if (p->dtype_a != XT_BFLOAT16) return "the dtype is not bfloat16";
+    if (p->k > MOST_K) return "K is too long: all of a panel is packed, also for one column";
     return has_instruction() ? xt_gemm_plain(p) : "this CPU has no AVX512-BF16 instructions";
 }

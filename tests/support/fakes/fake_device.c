@@ -260,10 +260,10 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
         counts.launches++;
         return call(parameters);
     }
-#define LISTED(name, Params)                                                                                          \
-    if (!strcmp(slot, #name)) {                                                                                       \
-        const Params *p = parameters;                                                                                 \
-        return keep_call(call, p, sizeof *p, p->items, (size_t)p->count * sizeof *p->items, offsetof(Params, items)); \
+#define LISTED(name, Params, list, length)                                                                          \
+    if (!strcmp(slot, #name)) {                                                                                     \
+        const Params *p = parameters;                                                                               \
+        return keep_call(call, p, sizeof *p, p->list, (size_t)p->length * sizeof *p->list, offsetof(Params, list)); \
     }
     if (!strcmp(slot, "adamw")) {
         for (const XtAdamW *p = parameters; p; p = p->next) {
@@ -274,12 +274,13 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
         }
         return XT_OK;
     }
-    LISTED(grad_norm, XtGradNorm)
-    LISTED(clip, XtClip)
-    LISTED(tree_sum, XtTreeSum)
-    LISTED(muon_direction, XtMuon)
-    LISTED(muon_update, XtMuon)
-    LISTED(ema, XtEma)
+    LISTED(grad_norm, XtGradNorm, items, count)
+    LISTED(clip, XtClip, items, count)
+    LISTED(tree_sum, XtTreeSum, items, count)
+    LISTED(decoder_step, XtDecoderStep, layer, layers)
+    LISTED(muon_direction, XtMuon, items, count)
+    LISTED(muon_update, XtMuon, items, count)
+    LISTED(ema, XtEma, items, count)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }

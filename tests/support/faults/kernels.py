@@ -244,6 +244,10 @@ FAULTS = [
         "K may be odd", _BF16 + "test_bits_are_those_of_the_instruction",
     ),
     Fault(
+        "bf16: a panel of any length", _G + "bf16.c", "    if (p->k > MOST_K) return", "    if (p->k < 0) return",
+        "32 MiB for a packed panel, where a single column has 512 KiB", _BF16 + "test_memory_stays_that_of_the_operands",
+    ),
+    Fault(
         "bf16: a block of k forgets the sums before it", _G + "bf16.c", "t.first = k == 0,", "t.first = true,",
         "blocks of K are added up", _BF16 + "test_bits_are_those_of_the_instruction",
     ),

@@ -10,6 +10,7 @@ _STEPS = "tests/nn/test_adamw_steps.py::"
 _RULES = "tests/nn/test_optim_rules.py::"
 _MUON = "tests/nn/test_muon.py::"
 _EMA = "tests/nn/test_ema.py::"
+_OPTIONS = "tests/tune/test_optimizer_options.py::"
 _CLIP = "tests/tune/test_qk_clip.py::"
 
 FAULTS = [
@@ -52,6 +53,21 @@ FAULTS = [
     Fault("qk_clip: the logits of this rank", "xtrain/train/step.py", "_largest(state.team.gather(_largest(found)))", "_largest(found)", "the largest over all ranks", _CLIP + "test_the_bits_do_not_depend_on_the_number_of_processes"),
     Fault("qk_clip: every step", "xtrain/train/step.py", "(self._state.step + 1) % self._state.config.optim.qk_clip_every == 0", "self._state.step >= 0", "every so many steps", _CLIP + "test_a_step_of_a_run_is_that_of_the_optimizer_and_then_the_clip"),
     Fault("ema: from the initial parameters", "csrc/cpu/optimizer/ema.c", "(1 - p->decay) / (1 - xt_power(p->decay, *p->step + 1))", "(1 - p->decay)", "weights decay^age add up to 1", _EMA + "test_weights_fall_with_age_and_add_up_to_one"),
+    Fault("muon: those without a gradient", _O + "muon.py", "                if param.grad is not None:\n", "                if True:\n", "updates every parameter that has a gradient", _MUON + "test_a_parameter_without_a_gradient_stays"),
+    Fault("muon: state between two calls", _O + "muon.py", "for call in list(self._calls(guard)):", "for call in self._calls(guard):", "state is made before anything changes", _MUON + "test_state_is_made_before_anything_changes"),
+    Fault("chain: no guard", _O + "chained.py", "            one.step(**options)\n", "            one.step()\n", "guard: see AdamW.step and Muon.step", _MUON + "test_a_guard_stops_all_optimizers_of_a_chain"),
+    Fault("ema: a count that a reset keeps", _O + "ema.py", "        self._steps = {device:", "        self._steps = self._steps or {device:", "forget all updates", _EMA + "test_a_reset_forgets_and_a_loaded_state_is_a_copy"),
+    Fault("ema: a loaded state that is shared", _O + "ema.py", "            self.averages[param].copy_(average)", "            self.averages[param] = average", "whose tensors are copied", _EMA + "test_a_reset_forgets_and_a_loaded_state_is_a_copy"),
+    Fault("options: the last pattern counts", "xtrain/train/parts.py", "            factors.setdefault(id(parameter), factor)", "            factors[id(parameter)] = factor", "the first pattern that matches counts", _OPTIONS + "test_the_first_pattern_counts_and_averages_are_of_what_is_trained"),
+    Fault("options: averages of what is frozen", "xtrain/train/trainer.py", "            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]\n            self.ema", "            trained = list(self.model.parameters())\n            self.ema", "the averages of what is trained", _OPTIONS + "test_the_first_pattern_counts_and_averages_are_of_what_is_trained"),
+    Fault("options: wsd falls for a quarter", "xtrain/train/config.py", "return config.steps // 5 if", "return config.steps // 4 if", "a fifth of the steps", _OPTIONS + "test_the_first_pattern_counts_and_averages_are_of_what_is_trained"),
+    Fault("emergency: NaN in a momentum buffer", "xtrain/train/checkpoints.py", '"exp_avg_sq", "momentum_buffer", "master"', '"exp_avg_sq", "master"', "nothing with NaN is saved", _OPTIONS + "test_the_first_pattern_counts_and_averages_are_of_what_is_trained"),
+    Fault("judge: silence after the end", "xtrain/distributed/judge.py", "if rank not in self._finished and now - at", "if now - at", "others may go on alone", "tests/distributed/test_judge.py::test_a_rank_that_has_finished_may_be_silent"),
+    Fault("ema: a parameter twice", _O + "ema.py", "        if len({id(param) for param in self.params}) != len(self.params):", "        if False:", "params are distinct", _EMA + "test_bad_input_is_one_sentence"),
+    Fault("ema: half a load", _O + "ema.py", '            need_tensors("EMA", **{"every average": average})\n', "", "then nothing has changed", _EMA + "test_a_state_that_is_refused_changes_nothing"),
+    Fault("muon: a dtype in a group", _O + "muon.py", 'group["ns_dtype"] = group["ns_dtype"].name', "pass", "a state_dict is saved as JSON", _MUON + "test_ns_dtype_is_a_dtype_or_its_name_in_every_group"),
+    Fault("documents: rows past int32", "xtrain/tensors/documents.py", "if sum(map(int, sizes)) > _MOST_TOKENS:", "if False:", "ValueError for rows that int32 cannot count", "tests/ops/test_documents.py::test_bounds_that_are_refused"),
+    Fault("schedule: a fall behind the end", _O + "schedule.py", "    if begin >= total:  # no", "    if begin > total:  # no", "where no step is left to fall in, that is base", _OPTIM + "test_schedules"),
     Fault("ema: a guard that counts for nothing", "csrc/cpu/optimizer/ema.c", "    if (p->guard && !isfinite(*p->guard)) return XT_OK;\n", "", "a bad guard changes nothing", _EMA + "test_a_guard_stops_an_update"),
     Fault("z-loss: not in the gradient", "csrc/cpu/layers/cross_entropy.c", "return z > 0 ? 1 + 2 * (ACC)z * lse : 1;", "return z > 0 ? 1 + (ACC)z * lse : 1;", "exp(..) grows by 1 + 2 z lse", "tests/ops/test_ops.py -k 'cross_entropy and z_loss'"),
     Fault("schedule: wsd falls at once", _O + "schedule.py", "        if step < begin:\n            return base\n", "        begin = warmup\n", "stays at base, and falls in the last steps", _OPTIM + "test_schedules"),
