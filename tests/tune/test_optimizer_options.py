@@ -61,7 +61,9 @@ def test_the_first_pattern_counts_and_averages_are_of_what_is_trained(data, tmp_
     assert decay_steps(run.config) == run.config.steps // 5
     buffer = next(iter(run.model.model.layers)).self_attn.q_proj.weight
     run.optimizer.state[buffer] = {"momentum_buffer": xt.full(buffer.shape, float("nan"))}
-    assert _bad_moment(run) == f"momentum_buffer of parameter {names[id(buffer)]} has NaN"  # what an emergency save looks for
+    assert (
+        _bad_moment(run) == f"momentum_buffer of parameter {names[id(buffer)]} has NaN"
+    )  # what an emergency save looks for
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
