@@ -265,6 +265,8 @@ def scaled_dot_product_attention(
     backend: str | None = None,
     documents: Tensor | None = None,
     window: int | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale * Q K^T) V per head (Vaswani et al. 2017, Attention Is All You Need).
 
@@ -278,6 +280,12 @@ def scaled_dot_product_attention(
     al. 2020: sliding windows). ValueError for documents that do not fill their row one behind the other, which a GPU
     does not check, as the host would wait for it; and for a window below 1.
 
+    sinks [H], of query's dtype: one more logit of each head in the denominator, learned, with no value (gpt-oss, arXiv
+    2508.10925), so that a query may attend to nothing. softcap: a score s becomes softcap * tanh(s / softcap) before
+    anything is masked (Gemma 2, arXiv 2408.00118). TypeError for sinks of another dtype, ValueError for another shape
+    or device, and for a softcap that is not positive and finite. Every backend takes both; on a GPU "flash" leaves a
+    softcap to "materialized".
+
     attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
     scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are
     divided by 1 - p (give 0 while evaluating). Both are composed of other functions, in float32 (float64): several
@@ -285,13 +293,15 @@ def scaled_dot_product_attention(
     is_causal, documents or a window.
     """
     if attn_mask is None and not dropout_p:
-        return _attention(query, key, value, is_causal, scale, enable_gqa, backend, documents, window)
-    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend, documents, window)
+        return _attention(query, key, value, is_causal, scale, enable_gqa, backend, documents, window, sinks, softcap)
+    _check_composed(query, key, value, attn_mask, is_causal, enable_gqa, backend, documents, window, sinks, softcap)
     wide = _C.float64 if query.dtype == _C.float64 else _C.float32
     q, k, v = (x.to(wide) for x in (query, key, value))
     if k.shape[1] != q.shape[1]:
         k, v = (repeat_interleave(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q * (query.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
+    if softcap is not None:
+        scores = (scores * (1 / softcap)).tanh() * softcap
     if is_causal or documents is not None:
         attn_mask = _sees(query.shape[2], key.shape[2], is_causal, documents, window, query.device)
     sees = None
@@ -301,7 +311,12 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         sees = (attn_mask > -math.inf).any(-1, True)
         scores = scores + _C.where(sees, attn_mask.to(wide), 0.0)
+    if sinks is not None:
+        column = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = _C.cat((scores, column), -1)
     weights = _softmax(scores, -1)
+    if sinks is not None:
+        weights = weights[..., :-1]
     if sees is not None:
         weights = _C.where(sees, weights, 0.0)
     return (dropout(weights, dropout_p) @ v).to(query.dtype)
@@ -309,7 +324,7 @@ def scaled_dot_product_attention(
 
 def _check_composed(
     query: Tensor, key: Tensor, value: Tensor, mask: object, is_causal: bool, enable_gqa: bool, backend: str | None,
-    documents: Tensor | None, window: int | None,
+    documents: Tensor | None, window: int | None, sinks: Tensor | None, softcap: float | None,
 ) -> None:  # fmt: skip
     def refuse(rule: str, got: object, kind: type[Exception] = ValueError) -> None:
         raise kind(f"scaled_dot_product_attention: {rule}, got {got}")
@@ -336,6 +351,14 @@ def _check_composed(
             refuse("documents must be None where query and key differ in length", f"{rows} and {cols} tokens")
     if window is not None and (window < 1 or not is_causal):
         refuse("window must be at least 1" if window < 1 else "window must be None without is_causal", window)
+    if sinks is not None:
+        need_tensors("scaled_dot_product_attention", sinks=sinks)
+        if sinks.dtype != query.dtype:
+            refuse(f"sinks must have the dtype of query, {query.dtype.name}", sinks.dtype.name, TypeError)
+        if tuple(sinks.shape) != (heads,):
+            refuse(f"sinks must have shape ({heads},)", tuple(sinks.shape))
+    if softcap is not None and not 0 < softcap < math.inf:
+        refuse("softcap must be positive and finite", softcap)
     if mask is not None and documents is not None:
         refuse("attn_mask must be None with documents", "both")
     if not isinstance(mask, Tensor):

@@ -81,6 +81,8 @@ META(embedding_bwd, XtEmbeddingBwd, return passes((double)(p->rows + p->vocab), 
 META(cross_entropy_fwd, XtCrossEntropyFwd, return passes((double)p->rows, (double)p->vocab, p->dtype, 1))
 META(cross_entropy_bwd, XtCrossEntropyBwd, return passes((double)p->rows, (double)p->vocab, p->dtype, 2))
 META(sample, XtSample, return passes((double)p->rows, (double)p->vocab, p->dtype, 2))
+META(attention_sinks_fwd, XtAttentionSinksFwd, return passes((double)(p->batch * p->heads * p->sq), (double)p->dim, p->dtype, 2))
+META(attention_sinks_bwd, XtAttentionSinksBwd, return passes((double)(p->batch * p->heads * p->sq), (double)p->dim, p->dtype, 2))
 META(cached_attention, XtCachedAttention, return passes((double)(p->batch * p->kv_heads * p->length), (double)p->dim, p->dtype, 2))
 META(mhc_pre_fwd, XtMhcPreFwd, return passes((double)p->tokens, (double)((p->streams + 1) * p->cols), p->dtype, 1))
 META(mhc_pre_bwd, XtMhcPreBwd, return passes((double)p->tokens, (double)((2 * p->streams + 1) * p->cols), p->dtype, 1))
@@ -213,6 +215,8 @@ __attribute__((constructor)) static void fill_table(void) {
     table.qk_norm_rope_fwd = meta_qk_norm_rope_fwd;
     table.qk_norm_rope_bwd = meta_qk_norm_rope_bwd;
     table.sample = meta_sample;
+    table.attention_sinks_fwd = meta_attention_sinks_fwd;
+    table.attention_sinks_bwd = meta_attention_sinks_bwd;
     table.cached_attention = meta_cached_attention;
     table.swiglu_fwd = meta_swiglu_fwd;
     table.swiglu_bwd = meta_swiglu_bwd;
@@ -237,4 +241,10 @@ __attribute__((constructor)) static void fill_table(void) {
     table.grad_norm = meta_grad_norm;
     table.clip = meta_clip;
     table.tree_sum = meta_tree_sum;
+    table.conv1d_fwd = meta_conv1d_fwd;
+    table.conv1d_bwd = meta_conv1d_bwd;
+    table.conv1d_columns = meta_conv1d_columns;
+    table.conv1d_fold = meta_conv1d_fold;
+    table.causal_conv1d_fwd = meta_causal_conv1d_fwd;
+    table.causal_conv1d_bwd = meta_causal_conv1d_bwd;
 }

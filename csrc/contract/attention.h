@@ -24,6 +24,8 @@
  * lse[b,h,i] (ACC, dense) = log sum_j exp(scale * q_i . k_j). Strides are (b, head, row), the last dim is dense.
  * Bwd: with P rebuilt from lse, delta_i = dout_i . out_i: dV = P^T dO; dP = dO V^T; dS = P * (dP - delta); dQ = scale dS K;
  * dK = scale dS^T Q; dk and dv sum over the H/K query heads that share a kv head. dq, dk, dv are all written, in strides of their own.
+ * softcap > 0: a score s = scale * q_i . k_j is softcap * tanh(s / softcap) above, and dS of the backward has the factor
+ * 1 - tanh(s / softcap)^2 (Gemma 2, arXiv 2408.00118, 2.2). 0: none.
  * tf32: as in XtGemm, for the products. */
 typedef struct XtAttentionFwd {
     void *out, *lse;
@@ -32,7 +34,7 @@ typedef struct XtAttentionFwd {
     XtDtype dtype;
     int64_t batch, heads, kv_heads, sq, skv, dim, window;
     int64_t out_stride[3], q_stride[3], k_stride[3], v_stride[3];
-    double scale;
+    double scale, softcap;
     bool causal, tf32;
 } XtAttentionFwd;
 typedef struct XtAttentionBwd {
@@ -43,9 +45,29 @@ typedef struct XtAttentionBwd {
     int64_t batch, heads, kv_heads, sq, skv, dim, window;
     int64_t dq_stride[3], dk_stride[3], dv_stride[3];
     int64_t dout_stride[3], q_stride[3], k_stride[3], v_stride[3], out_stride[3];
-    double scale;
+    double scale, softcap;
     bool causal, tf32;
 } XtAttentionBwd;
+
+/* A sink is one more logit of a head in the denominator of its softmaxes, with no value (gpt-oss, arXiv 2508.10925). After any forward
+ * without sinks: l = log(exp(lse) + exp(sinks[h])); out *= exp(lse - l); lse = l. A row that sees nothing keeps out = 0. The backward of
+ * XtAttentionBwd is right with such out and lse: P is then the probabilities beside the sink, and delta holds the sink's share.
+ * Bwd, beside that one: dsinks[h] = -sum_b,i exp(sinks[h] - lse[b,h,i]) delta[b,h,i]. sinks and dsinks [H], dense; strides and lse as in
+ * XtAttentionFwd. */
+typedef struct XtAttentionSinksFwd {
+    void *out, *lse;
+    const void *sinks;
+    XtDtype dtype;
+    int64_t batch, heads, sq, dim;
+    int64_t out_stride[3];
+} XtAttentionSinksFwd;
+typedef struct XtAttentionSinksBwd {
+    void *dsinks;
+    const void *dout, *out, *lse, *sinks;
+    XtDtype dtype;
+    int64_t batch, heads, sq, dim;
+    int64_t dout_stride[3], out_stride[3];
+} XtAttentionSinksBwd;
 
 /* One query per sequence, over keys and values that are kept. With n = positions[b]: keys[b, g, n] = k[b, g], values[b, g, n] = v[b, g];
  * out[b, h] = sum_j P[j] values[b, h / (H/K), j], P = softmax_j(scale * q[b, h] . keys[b, h / (H/K), j]) over j <= n and, with a

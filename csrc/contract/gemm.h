@@ -4,13 +4,17 @@
 #include "contract/traits.h"
 #include "xtrain.h"
 
-/* What becomes of a product besides C, for one matrix with alpha 1, beta 0, no bias and one dtype of 16 bits. Which implementations have it
- * is theirs to say; each has the bits of the product, rounded to the dtype, followed by the slot of that name. */
+/* What becomes of a product besides C, for one matrix with alpha 1, beta 0 and one dtype of 16 bits; of these only GELU has a bias. Which
+ * implementations have it is theirs to say; each has the bits of the product, rounded to the dtype, followed by the slot of that name. */
 typedef enum XtGemmEpilogue {
     XT_GEMM_PRODUCT = 0, /* nothing */
     XT_GEMM_SWIGLU,      /* C is gate and up side by side; extra [M, N / 2], dense, gets silu(gate) up */
-    XT_GEMM_SWIGLU_BWD   /* C [M, 2 N] holds gate and up and gets their gradients, dy being the product, which is not written */
+    XT_GEMM_SWIGLU_BWD,  /* C [M, 2 N] holds gate and up and gets their gradients, dy being the product, which is not written */
+    XT_GEMM_GELU,        /* C without the bias; extra [M, N], dense, gets gelu(C + bias), by tanh */
+    XT_GEMM_GELU_BWD /* C holds v and gets dy gelu'(v + bias), dy being the product, which is not written; extra, or NULL, gets sums of
+                          * its rows, XT_GEMM_SUMS for each XT_GEMM_SUMMED of them, dense, in float32 */
 } XtGemmEpilogue;
+enum { XT_GEMM_SUMMED = 128, XT_GEMM_SUMS = 4 };
 
 /* C[b0,b1] = alpha * op(A[b0,b1]) op(B[b0,b1]) + beta * C[b0,b1] + bias, row-major. op(A) is M x K, op(B) is K x N, C is M x N.
  * Stored A has rows of `lda` elements: A[m * lda + k], or A[k * lda + m] when trans_a; B and C alike (C is never transposed).

@@ -114,6 +114,32 @@ typedef struct XtQkNormRopeBwd {
     bool accumulate[2];
 } XtQkNormRopeBwd;
 
+/* All layers of a pre-norm decoder for one new token a row: x, B rows of C channels, is the stream. For each layer, in order,
+ *     h = rms_norm(x, norm);  q, k, v = h W_q^T, h W_k^T, h W_v^T;  q, k = rope(rms_norm(q, q_norm)), rope(rms_norm(k, k_norm)) a head
+ *     x = x + cached_attention(q, k, v, keys, values) W_o^T
+ *     h = rms_norm(x, mlp_norm);  x = x + (silu(h W_gate^T) * (h W_up^T)) W_down^T
+ * and out [B, C] is the last x. It has the formulas of XtRmsNormFwd, XtRope, XtCachedAttention and XtSwigluFwd, and each of h, q, k, v,
+ * the products, attention's output, the gated values and x is rounded to the dtype, as by the kernels one after the other. positions [B]
+ * is where a row stands, for RoPE and in its keys and values [B, K, L, D], which get the new ones; a row that stands outside [0, L) becomes
+ * NaN and stores nothing. q_norm and k_norm are NULL in all layers or none: q and k are turned as they are. Weights [out, in], dense;
+ * norm, mlp_norm [C], q_norm, k_norm [D], W_q [H D, C], W_k, W_v [K D, C], W_o [C, H D], W_gate, W_up [F, C], W_down [C, F]. H is a
+ * multiple of K, D is even. out is not x. plain: a device's simplest way. */
+typedef struct XtDecoderLayer {
+    const void *norm, *q, *k, *v, *q_norm, *k_norm, *o, *mlp_norm, *gate, *up, *down;
+    void *keys, *values;
+} XtDecoderLayer;
+typedef struct XtDecoderStep {
+    void *out;
+    const void *x;
+    const int64_t *positions;
+    const XtDecoderLayer *layer; /* [layers], host memory */
+    XtDtype dtype;
+    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length; /* B, C, H, K, D, F, L */
+    double eps, scale;
+    XtRopeBase base;
+    bool plain;
+} XtDecoderStep;
+
 /* out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) (Shazeer 2020). gate and up have rows of stride ld_in, out is dense.
  * Bwd: dgate = dy * up * s * (1 + gate * (1 - s)), s = sigmoid(gate); dup = dy * silu(gate); both with row stride ld_in. dgate may be
  * gate and dup may be up: an element is read before it is written. */

@@ -175,9 +175,10 @@ XtStatus xt_matmul_into(XtTensor *a, XtTensor *b, bool accumulate, const char *b
 /* out = a b + bias, a vector of the last dim of out. The bias joins the unrounded sums where the product's implementation adds it
  * (cuBLASLt), and the rounded ones elsewhere. */
 XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *out);
-/* The product of two matrices with an XtGemmEpilogue of contract/gemm.h, into its C and extra. *done is false, and nothing was written,
- * where no implementation in force has it. */
-XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, XtTensor *out, XtTensor *extra, bool *done);
+/* The product of two matrices with an XtGemmEpilogue of contract/gemm.h, into its C and extra; bias dense, or NULL. *done is false, and
+ * nothing was written, where no implementation in force has it. */
+XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, const XtTensor *bias, XtTensor *out, XtTensor *extra,
+                            bool *done);
 /* din[input] = a b with the input's shape, added straight to the sum under way where the tape allows. */
 XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, const char *backend, XtTensor **din);
 /* y [rows, all columns] = rows [W_0; W_1; ...]^T, one product where the weights lie together (ops/gemm/linear_joined.c). */
@@ -238,5 +239,6 @@ XtStatus xt_even_rows(XtTensor *x, XtTensor **out, int64_t stride[2]);
 XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period);
 /* The period alone, in a backward: x has the shape of the forward's. */
 int64_t xt_rope_period(const XtArg *arg, int first, const XtTensor *x);
-/* theta and scaling. */
+/* theta and scaling, and what they must be. */
 struct XtRopeBase xt_rope_base(const XtArg *arg, int first);
+XtStatus xt_check_rope_base(const XtOp *op, const struct XtRopeBase *base);

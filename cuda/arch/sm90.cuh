@@ -203,10 +203,14 @@ __device__ inline void xt_store_land() { asm volatile("cp.async.bulk.wait_group 
 /* Orders this thread's accesses to memory by ordinary instructions and by the copy engine, in both directions. */
 __device__ inline void xt_async_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 /* A number in global memory that blocks hand on: what a block wrote before it put the number is seen by who has waited for it. */
+__device__ inline unsigned xt_read_released(const unsigned *from) {
+    unsigned number;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
+    return number;
+}
 __device__ inline void xt_wait_released(const unsigned *from, unsigned wanted) {
     for (int tries = 0;; tries++) {
-        unsigned number;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
+        const unsigned number = xt_read_released(from);
         if (number == wanted) return;
 #ifdef XT_BARRIER_LIMIT
         if (tries == XT_BARRIER_LIMIT) {
@@ -218,6 +222,10 @@ __device__ inline void xt_wait_released(const unsigned *from, unsigned wanted) {
 }
 __device__ inline void xt_put_released(unsigned *to, unsigned number) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(number) : "memory");
+}
+/* Adds to it; what others added before, and wrote before they did, is seen, too. */
+__device__ inline void xt_add_released(unsigned *to, unsigned number) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(number) : "memory");
 }
 /* Ends a group of this thread's stores; waits until all groups have read shared memory. */
 __device__ inline void xt_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -80,9 +80,10 @@ inline bool xt_attention_all_aligned(const XtAttentionBwd *p, int width) {
            xt_attention_aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv, width);
 }
 
-/* NULL, or the first reason against flash: nothing to do, rows, heads or blocks of 64 rows beyond 32 bits, rows not aligned. */
+/* NULL, or the first reason against flash: a softcap, nothing to do, rows, heads or blocks of 64 rows beyond 32 bits, rows not aligned. */
 template <typename P> inline const char *xt_attention_unfit(const P *p, int width) {
     const int64_t most = 1 << 30;
+    if (p->softcap > 0) return "the scores have a softcap";
     if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0) return "there is nothing to do";
     bool counted = p->sq < most && p->skv < most && p->batch < most && p->heads < most && p->batch * p->heads < most &&
                    p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, 64) < most;

@@ -3,9 +3,10 @@
  *     forward   S = scale Q K^T;  [ P = softmax(S) with the causal mask, lse ];  out = P V
  *     backward  S = scale Q K^T;  dP = dO V^T;  [ P = exp(S - lse), dS = P (dP - delta), delta_i = dout_i . out_i ];
  *               dV = P^T dO;  dQ = scale dS K;  dK = scale dS^T Q
+ *     softcap   t = tanh(scale Q K^T / c);  S = c t;  dS has the factor 1 - t^2
  *
  * The brackets are the kernels of this file: three launches forward and six backward, whatever the batch and the number of heads,
- * and one for each copy below.
+ * one more for a softcap in the forward, and one for each copy below.
  *
  * Grouped queries: the G = H/K query heads that share a kv head are stacked into one matrix of R = G * sq rows, row m * sq + i for
  * query i of head m. A product then has batch (B, K) and M = R, and the sums of dK and dV over the group are part of its inner
@@ -29,6 +30,8 @@
 #include "attention.cuh"
 #include "contract/elementwise.h"
 #include "gemm/gemm.cuh"
+
+#include <type_traits>
 
 #define SCORE_BYTES ((int64_t)1 << 31)
 #define THREADS 256 /* per block */
@@ -186,6 +189,20 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(ScoreRows s, XtAc
     }
 }
 
+/* s -> cap tanh(s / cap) of whole rows, what no query sees included. Reads and writes the scores once more than softmax does, so that
+ * softmax without a softcap stays as it is. */
+template <typename A> __global__ void __launch_bounds__(THREADS) softcap_kernel(ScoreRows s, A *scores, A cap) { // [count, ld]
+    constexpr int WIDTH = XT_WIDTH<A>;
+    const int64_t pieces = s.ld / WIDTH, total = s.count * pieces;
+    for (int64_t at = blockIdx.x * (int64_t)THREADS + threadIdx.x; at < total; at += (int64_t)gridDim.x * THREADS) {
+        const int col = (int)(at % pieces) * WIDTH;
+        A *row = scores + at / pieces * s.ld; // [cols]
+#pragma unroll
+        for (int w = 0; w < WIDTH; w++)
+            if (col + w < s.cols) row[col + w] = cap * tanh(row[col + w] / cap);
+    }
+}
+
 /* Rows of D elements by query row: [B, H, sq, D]. */
 typedef struct HeadRows {
     const void *data;
@@ -198,11 +215,11 @@ template <typename T> __device__ static const T *head_row(const HeadRows &a, uns
 
 /* S -> P and dP -> dS, in place and in T, for rows of any length: CHUNKS pieces a thread at a time. A step reads its scores,
  * waits until all threads have read theirs, and overwrites scores of this step and earlier ones. The first step reads before
- * delta is summed. */
-template <typename T, int ROW, int CHUNKS>
+ * delta is summed. CAPPED: the scores come without their softcap `cap`. */
+template <typename T, int ROW, int CHUNKS, bool CAPPED>
 __global__ void __launch_bounds__(THREADS)
     differentiate_kernel(ScoreRows s, XtAcc<T> *scores, XtAcc<T> *dscores, const XtAcc<T> *lse, HeadRows dout, HeadRows out,
-                         unsigned heads, int64_t dim) { // lse [B, H, sq]
+                         unsigned heads, int64_t dim, XtAcc<T> cap) { // lse [B, H, sq]
     using A = XtAcc<T>;
     constexpr int WIDTH = XT_WIDTH<A>, STEP = CHUNKS * ROW * WIDTH;
     unsigned per_block = THREADS / ROW;
@@ -237,7 +254,9 @@ __global__ void __launch_bounds__(THREADS)
                 XtVector<T, WIDTH> piece, dpiece;
 #pragma unroll
                 for (int w = 0; w < WIDTH; w++) {
-                    A e = exp(a[c].at[w] - shift), de = e * (da[c].at[w] - delta);
+                    const A t = CAPPED ? tanh(a[c].at[w] / cap) : (A)0;
+                    A e = exp((CAPPED ? cap * t : a[c].at[w]) - shift), de = e * (da[c].at[w] - delta);
+                    if (CAPPED) de *= 1 - t * t;
                     piece.at[w] = xt_store<T>(sees(col + w) ? e : (A)0);
                     dpiece.at[w] = xt_store<T>(sees(col + w) ? de : (A)0);
                 }
@@ -253,7 +272,11 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T> static XtStatus softmax_rows(const ScoreRows &s, XtAcc<T> *scores, XtAcc<T> *lse) {
+template <typename T> static XtStatus softmax_rows(const ScoreRows &s, XtAcc<T> *scores, XtAcc<T> *lse, XtAcc<T> cap) {
+    if (cap > 0) {
+        xt_launch(softcap_kernel<XtAcc<T>>, xt_blocks(s.count * (s.ld / XT_WIDTH<XtAcc<T>>), THREADS), THREADS, 0, s, scores, cap);
+        TRY(xt_launched("attention_fwd softcap", s.count, s.cols));
+    }
     constexpr int WARP = 32 * XT_WIDTH<XtAcc<T>>, BLOCK = THREADS * XT_WIDTH<XtAcc<T>>; // columns that one piece each covers
     unsigned by_warp = xt_blocks(s.count, THREADS / 32), by_block = xt_blocks(s.count, 1);
     if (s.cols <= WARP) xt_launch(softmax_kernel<T, 32, 1>, by_warp, THREADS, 0, s, scores, lse);
@@ -274,12 +297,18 @@ static XtStatus differentiate_rows(const ScoreRows &s, XtAcc<T> *scores, XtAcc<T
     HeadRows out = {p->out, {p->out_stride[0], p->out_stride[1], p->out_stride[2]}};
     const XtAcc<T> *lse = (const XtAcc<T> *)p->lse;
     auto launch = [&](auto kernel, int row) {
-        xt_launch(kernel, xt_blocks(s.count, THREADS / row), THREADS, 0, s, scores, dscores, lse, dout, out, p->heads, p->dim);
+        xt_launch(kernel, xt_blocks(s.count, THREADS / row), THREADS, 0, s, scores, dscores, lse, dout, out, p->heads, p->dim,
+                  (XtAcc<T>)p->softcap);
     };
-    if (s.cols <= WARP) launch(differentiate_kernel<T, 32, 1>, 32);
-    else if (s.cols <= 2 * WARP) launch(differentiate_kernel<T, 32, 2>, 32);
-    else if (s.cols <= 8 * WARP) launch(differentiate_kernel<T, 32, 4>, 32);
-    else launch(differentiate_kernel<T, THREADS, 2>, THREADS);
+    auto by_length = [&](auto capped) {
+        constexpr bool CAPPED = decltype(capped)::value;
+        if (s.cols <= WARP) launch(differentiate_kernel<T, 32, 1, CAPPED>, 32);
+        else if (s.cols <= 2 * WARP) launch(differentiate_kernel<T, 32, 2, CAPPED>, 32);
+        else if (s.cols <= 8 * WARP) launch(differentiate_kernel<T, 32, 4, CAPPED>, 32);
+        else launch(differentiate_kernel<T, THREADS, 2, CAPPED>, THREADS);
+    };
+    if (p->softcap > 0) by_length(std::true_type());
+    else by_length(std::false_type());
     return xt_launched("attention_bwd softmax", s.count, s.cols, p->dim);
 }
 
@@ -456,7 +485,7 @@ template <typename T> static XtStatus forward(const Shape &s, const XtAttentionF
         Matrix as_acc = score_matrix(t, scores, s.acc, s.acc, ld), as_p = score_matrix(t, scores, s.acc, s.dtype, ld);
         TRY(multiply(s, as_acc, from(q, t.b, t.n, t.row), false, from(k, t.b, t.n, 0), true, t.batch, t.rows, s.skv, s.dim,
                      p->scale, false));
-        TRY(softmax_rows<T>(score_rows(s, t, ld), (XtAcc<T> *)scores, (XtAcc<T> *)p->lse));
+        TRY(softmax_rows<T>(score_rows(s, t, ld), (XtAcc<T> *)scores, (XtAcc<T> *)p->lse, (XtAcc<T>)p->softcap));
         return multiply(s, from(out, t.b, t.n, t.row), as_p, false, from(v, t.b, t.n, 0), false, t.batch, t.rows, s.dim, s.skv, 1,
                         false);
     }));

@@ -2,6 +2,7 @@
  *
  *     forward   s_j = scale q_i . k_j over the j it sees;  p = softmax(s);  out_i = sum_j p_j v_j;  lse_i = log sum_j exp s_j
  *     backward  p_ij = exp(s_ij - lse_i);  delta_i = dout_i . out_i;  ds_ij = scale p_ij (dout_i . v_j - delta_i)
+ *     softcap   c tanh(s / c) in the place of s, and ds has the factor 1 - tanh(s / c)^2
  *               dq_i = sum_j ds_ij k_j;  dk_j = sum_i ds_ij q_i;  dv_j = sum_i p_ij dout_i, over the query heads that share the kv head
  *
  * Plan: one warp per row of the result (a query row for out and dq, a key row for dk and dv). Its lanes share the head dim: element d
@@ -48,6 +49,15 @@ __device__ static T *row_of(T *x, const int64_t *stride, int64_t b, int64_t h, i
     return x + b * stride[0] + h * stride[1] + i * stride[2];
 }
 
+/* A score under the softcap of p, if it has one. */
+template <typename P, typename A> __device__ static A capped(const P &p, A s) {
+    return p.softcap > 0 ? (A)p.softcap * (A)tanh(s / (A)p.softcap) : s;
+}
+/* Its derivative, of the score under the softcap. */
+template <typename P, typename A> __device__ static A slope(const P &p, A s) {
+    return p.softcap > 0 ? 1 - s / (A)p.softcap * (s / (A)p.softcap) : 1;
+}
+
 template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention_forward_kernel(XtAttentionFwd p) {
     using A = XtAcc<T>;
     int64_t rows = p.batch * p.heads * p.sq, step = (int64_t)gridDim.x * WARPS;
@@ -59,14 +69,14 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention
         const XtSeen<int64_t> seen = xt_seen<int64_t>(p, b, i);
         A max = -(A)INFINITY;
         for (int64_t j = seen.begin; j < seen.end; j++) {
-            A s = scale * xt_warp_sum(partial_dot(q, row_of((const T *)p.k, p.k_stride, b, g, j), p.dim));
+            A s = capped(p, scale * xt_warp_sum(partial_dot(q, row_of((const T *)p.k, p.k_stride, b, g, j), p.dim)));
             if (s > max || s != s) max = s; // a NaN stays
         }
         int64_t first = 0;
         do { // once even where D is 0: lse is to be written
             A sum = 0, sum_v[PER_LANE] = {};
             for (int64_t j = seen.begin; j < seen.end; j++) {
-                A s = scale * xt_warp_sum(partial_dot(q, row_of((const T *)p.k, p.k_stride, b, g, j), p.dim));
+                A s = capped(p, scale * xt_warp_sum(partial_dot(q, row_of((const T *)p.k, p.k_stride, b, g, j), p.dim)));
                 A e = exp(s - max);
                 sum += e;
                 add_scaled(sum_v, e, row_of((const T *)p.v, p.v_stride, b, g, j), first, p.dim);
@@ -95,8 +105,8 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention
             for (int64_t j = seen.begin; j < seen.end; j++) {
                 const T *k = row_of((const T *)p.k, p.k_stride, b, g, j); // [D]
                 const T *v = row_of((const T *)p.v, p.v_stride, b, g, j); // [D]
-                A s = scale * xt_warp_sum(partial_dot(q, k, p.dim)), dp = xt_warp_sum(partial_dot(dout, v, p.dim));
-                add_scaled(sum, scale * exp(s - lse) * (dp - delta), k, first, p.dim);
+                A s = capped(p, scale * xt_warp_sum(partial_dot(q, k, p.dim))), dp = xt_warp_sum(partial_dot(dout, v, p.dim));
+                add_scaled(sum, scale * exp(s - lse) * (dp - delta) * slope(p, s), k, first, p.dim);
             }
             store_slice(row_of((T *)p.dq, p.dq_stride, b, h, i), sum, first, p.dim);
         }
@@ -120,10 +130,11 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS, 2) attention
                     const T *q = row_of((const T *)p.q, p.q_stride, b, h, i);          // [D]
                     const T *dout = row_of((const T *)p.dout, p.dout_stride, b, h, i); // [D]
                     const T *out = row_of((const T *)p.out, p.out_stride, b, h, i);    // [D]
-                    A s = scale * xt_warp_sum(partial_dot(q, k, p.dim)), dp = xt_warp_sum(partial_dot(dout, v, p.dim));
+                    A s = capped(p, scale * xt_warp_sum(partial_dot(q, k, p.dim)));
+                    A dp = xt_warp_sum(partial_dot(dout, v, p.dim));
                     A delta = xt_warp_sum(partial_dot(dout, out, p.dim));
                     A e = exp(s - ((const A *)p.lse)[(b * p.heads + h) * p.sq + i]);
-                    add_scaled(sum_k, scale * e * (dp - delta), q, first, p.dim);
+                    add_scaled(sum_k, scale * e * (dp - delta) * slope(p, s), q, first, p.dim);
                     add_scaled(sum_v, e, dout, first, p.dim);
                 }
             }

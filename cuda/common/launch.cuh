@@ -39,6 +39,24 @@ inline void xt_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size
     xt_count_launch();
 }
 
+/* The same for a kernel whose blocks wait for each other: all of them run at once (a cooperative launch). False: another process or a
+ * limit has part of the device, so they do not fit, and nothing is queued. */
+template <typename... Parameters, typename... Arguments>
+inline bool xt_launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, const Arguments &...arguments) {
+    cudaLaunchAttribute together = {};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
+    config.attrs = &together, config.numAttrs = 1;
+    if (cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...) == cudaErrorCooperativeLaunchTooLarge) {
+        cudaGetLastError();
+        return false;
+    }
+    xt_count_launch();
+    return true; /* xt_launched reports other errors */
+}
+
 /* Lets a kernel have `bytes` of dynamic shared memory; it must ask for more than 48 KiB. */
 template <typename Kernel> inline XtStatus xt_allow_shared(const char *slot, Kernel kernel, int bytes) {
     if (bytes <= 48 * 1024) return XT_OK;

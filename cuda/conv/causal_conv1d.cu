@@ -6,14 +6,15 @@
  * x, y, dx, dy [batch, steps, channels], weight [channels, taps], state, next, dstate, dnext [batch, taps - 1, channels], dense.
  *
  * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
- * read once, but for the K - 1 rows that two runs share, which the L2 cache has. ROWS rows are in flight together. Forward, pieces of 16
- * bytes; backward, fewer channels a thread, for the rows of dz and the sums of dw take registers, too. A row of dx is complete K - 1 rows
- * after its own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned rows, float64 and one tap: one
- * element a piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
+ * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes, and the next 8 rows are read
+ * before these are summed. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are
+ * read together. A row of dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the K - 1 rows behind it
+ * once more. Unaligned tensors, float64 and one tap: one element a piece and the taps at run time, the plain form. Bytes moved: 2 elements
+ * an output forward, 3 backward.
  *
  * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
  * thread adds up its run, a block its eight runs in order, and a second kernel the shares of the blocks, slices of them in a fixed tree.
- * The runs follow from the shape.
+ * The runs follow from the shape, and from whether all pointers are aligned.
  */
 #include "common/cuda.cuh"
 #include "contract/conv.h"
@@ -22,11 +23,11 @@
 #include <type_traits>
 
 static constexpr int THREADS = 256, WARPS = THREADS / 32;
-static constexpr int ROWS_FWD = 8, ROWS_BWD = 4; /* in flight */
+static constexpr int ROWS_FWD = 8, ROWS_BWD = 4; /* that are read together */
 
-/* Channels of a thread forward and backward: with more taps the registers hold fewer. The plain form has one. */
-template <typename T, int K> constexpr int WIDTH_FWD = K > 4 ? XT_WIDTH<T> / 2 : XT_WIDTH<T>;
-template <int K> constexpr int WIDTH_BWD = K > 4 ? 2 : 4;
+/* Channels of a thread forward and backward: of more taps, or of float32, the registers hold fewer. The plain form has one. */
+template <typename T> constexpr int WIDTH_FWD = XT_WIDTH<T> / 2;
+template <typename T, int K> constexpr int WIDTH_BWD = K > 4 || sizeof(T) == 4 ? 2 : 4;
 
 /* Row t of N channels, in ACC: of x, of the state before it, or zeros. x and state point at the sample's channels. */
 template <typename T, int N>
@@ -36,14 +37,23 @@ __device__ inline XtVector<XtAcc<T>, N> row_of(const T *x, const T *state, int64
     return xt_load(xt_all<T, N>(xt_store<T>(0)));
 }
 
-/* The weights of N channels from c on, tap k behind the unused ones: w[K - taps + k]. */
+/* The weights of N channels from c on, tap k behind the unused ones: w[K - taps + k]. Those of all N lie side by side. */
 template <typename T, int N, int K>
 __device__ inline void weights_of(XtAcc<T> (&w)[K][N], XtAcc<T> (&b)[N], const T *weight, const T *bias, int64_t c, int taps) {
+    if constexpr (N > 1) { /* taps is K */
+        XtVector<XtAcc<T>, N> part[K], of_bias = xt_load(bias ? xt_read<T, N>(bias + c) : xt_all<T, N>(xt_store<T>(0)));
 #pragma unroll
-    for (int e = 0; e < N; e++) {
-        b[e] = bias ? xt_load(bias[c + e]) : XtAcc<T>(0);
+        for (int k = 0; k < K; k++) part[k] = xt_load(xt_read<T, N>(weight + c * K + k * N));
 #pragma unroll
-        for (int k = 0; k < K; k++) w[k][e] = k >= K - taps ? xt_load(weight[(c + e) * taps + k - (K - taps)]) : XtAcc<T>(0);
+        for (int e = 0; e < N; e++) {
+            b[e] = of_bias.at[e];
+#pragma unroll
+            for (int k = 0; k < K; k++) w[k][e] = part[(e * K + k) / N].at[(e * K + k) % N];
+        }
+    } else {
+        b[0] = bias ? xt_load(bias[c]) : XtAcc<T>(0);
+#pragma unroll
+        for (int k = 0; k < K; k++) w[k][0] = k >= K - taps ? xt_load(weight[c * taps + k - (K - taps)]) : XtAcc<T>(0);
     }
 }
 
@@ -71,7 +81,9 @@ template <typename A, int N, int K> __device__ inline void advance(XtVector<A, N
 
 /* Thread -> (sample, run, piece of the channels), the pieces of a row side by side. EXACT: p.taps is K. */
 template <typename T, int N, int K, bool EXACT>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, !EXACT  ? 1
+                                           : K > 4 ? 2
+                                                   : 3)
     causal_conv1d_fwd_kernel(const __grid_constant__ XtCausalConv1dFwd p, int64_t runs, int run) {
     using A = XtAcc<T>;
     const int taps = EXACT ? K : p.taps;
@@ -98,13 +110,21 @@ __global__ void __launch_bounds__(THREADS)
         xt_write(y + t * channels, xt_store<T>(out));
         advance<A, N, K>(last, v);
     };
-    int64_t t = t0;
-    for (; t + ROWS_FWD <= t1; t += ROWS_FWD) {
-        XtPiece<T, N> in[ROWS_FWD];
+    int64_t t = t0, whole = t0 + (t1 - t0) / ROWS_FWD * ROWS_FWD;
+    if (t < whole) {
+        XtPiece<T, N> in[ROWS_FWD], ahead[ROWS_FWD];
 #pragma unroll
         for (int r = 0; r < ROWS_FWD; r++) in[r] = xt_read<T, N>(x + (t + r) * channels);
+        for (; t < whole; t += ROWS_FWD) {
+            if (t + ROWS_FWD < whole) {
 #pragma unroll
-        for (int r = 0; r < ROWS_FWD; r++) step(t + r, in[r]);
+                for (int r = 0; r < ROWS_FWD; r++) ahead[r] = xt_read<T, N>(x + (t + ROWS_FWD + r) * channels);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS_FWD; r++) step(t + r, in[r]);
+#pragma unroll
+            for (int r = 0; r < ROWS_FWD; r++) in[r] = ahead[r];
+        }
     }
 #pragma unroll 1
     for (; t < t1; t++) step(t, xt_read<T, N>(x + t * channels));
@@ -295,9 +315,9 @@ template <typename F> static XtStatus by_taps(int taps, F f) {
 }
 
 template <typename T, int N, int K, bool EXACT> static XtStatus forward(const XtCausalConv1dFwd *p) {
-    /* Runs of 32 rows where they fill the device several times over, so that few rows are read twice; else shorter ones. */
+    /* Runs of 16 rows where they fill the device, else shorter ones. */
     int64_t pieces = p->channels / N, fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 2048;
-    int run = 32;
+    int run = 16;
     while (run > 4 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
     int64_t runs = p->steps > 0 ? xt_divide_up(p->steps, run) : 1;
     xt_launch(causal_conv1d_fwd_kernel<T, N, K, EXACT>, xt_blocks(p->batch * runs * pieces, THREADS), THREADS, 0, *p, runs, run);
@@ -307,8 +327,8 @@ template <typename T, int N, int K, bool EXACT> static XtStatus forward(const Xt
 template <typename T, int N, int K, bool EXACT> static XtStatus backward(const XtCausalConv1dBwd *p) {
     using A = XtAcc<T>;
     XtScratch scratch;
-    int64_t slabs = xt_divide_up(p->channels, 32 * N), fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 8;
-    int run = 64;
+    int64_t slabs = xt_divide_up(p->channels, 32 * N), fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 3;
+    int run = 128; /* the longer, the fewer rows are read twice */
     while (run > 8 && p->batch * xt_divide_up(p->steps, run * WARPS) * slabs < fill) run /= 2;
     int64_t tiles = p->steps > 0 ? xt_divide_up(p->steps, run * WARPS) : 1, shares = p->batch * tiles;
     bool sums = p->dweight || p->dbias;
@@ -326,8 +346,8 @@ XtStatus xt_cuda_causal_conv1d_fwd(const XtCausalConv1dFwd *p) {
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         if constexpr (sizeof(T) < 8)
-            if (p->taps > 1 && xt_aligned<T>(p->channels, 0, p->y, p->next, p->x, p->state))
-                return by_taps(p->taps, [&](auto taps) { return forward<T, WIDTH_FWD<T, taps.value>, taps.value, true>(p); });
+            if (p->taps > 1 && xt_aligned<T>(p->channels, 0, p->y, p->next, p->x, p->state, p->weight, p->bias))
+                return by_taps(p->taps, [&](auto taps) { return forward<T, WIDTH_FWD<T>, taps.value, true>(p); });
         return forward<T, 1, XT_CONV_TAPS, false>(p);
     });
 }
@@ -343,8 +363,8 @@ XtStatus xt_cuda_causal_conv1d_bwd(const XtCausalConv1dBwd *p) {
     return xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         if constexpr (sizeof(T) < 8)
-            if (p->taps > 1 && xt_aligned<T>(p->channels, 0, p->dx, p->dstate, p->dy, p->dnext, p->x, p->state))
-                return by_taps(p->taps, [&](auto taps) { return backward<T, WIDTH_BWD<taps.value>, taps.value, true>(p); });
+            if (p->taps > 1 && xt_aligned<T>(p->channels, 0, p->dx, p->dstate, p->dy, p->dnext, p->x, p->state, p->weight, p->bias))
+                return by_taps(p->taps, [&](auto taps) { return backward<T, WIDTH_BWD<T, taps.value>, taps.value, true>(p); });
         return backward<T, 1, XT_CONV_TAPS, false>(p);
     });
 }

@@ -18,7 +18,9 @@ const char *xt_cuda_gemm_hopper_supports(const XtGemm *p, const XtDeviceTraits *
     if (!p->epilogue) return "it has no epilogue";
     if (!xt_built_for_sm90a()) return "the library is not built for compute capability 9.0a";
     if (device->capability != 90) return "the compute capability is not 9.0";
-    if (p->bias) return "it has a bias";
+    const bool gelu = p->epilogue == XT_GEMM_GELU || p->epilogue == XT_GEMM_GELU_BWD;
+    if (!gelu && p->bias) return "it has a bias";
+    if (gelu && (!p->bias || (uintptr_t)p->bias % 4)) return "its bias is not aligned to 4 bytes";
     if (p->dtype_a != XT_BFLOAT16 || p->dtype_b != XT_BFLOAT16 || p->dtype_c != XT_BFLOAT16)
         return "A, B and C are not of bfloat16";
     if (device->shared_limit < Tiles::BYTES) return "a block cannot have so much shared memory";
@@ -26,7 +28,8 @@ const char *xt_cuda_gemm_hopper_supports(const XtGemm *p, const XtDeviceTraits *
     if (p->alpha != 1 || p->beta != 0) return "alpha is not 1, or beta not 0";
     if (p->trans_a) return "A is transposed";
     if (p->epilogue == XT_GEMM_SWIGLU && (!p->trans_b || p->n % 16)) return "B is not transposed, or half of N no multiple of 8";
-    if (p->epilogue == XT_GEMM_SWIGLU_BWD && p->trans_b) return "B is transposed";
+    if ((p->epilogue == XT_GEMM_SWIGLU_BWD || p->epilogue == XT_GEMM_GELU) && p->trans_b) return "B is transposed";
+    if (p->epilogue == XT_GEMM_GELU_BWD && !p->trans_b) return "B is not transposed";
     if (p->m > INT32_MAX / 2 || p->n > INT32_MAX / 2 || p->k > INT32_MAX / 2) return "a size is above 2^30";
     if (!xt_gemm_multiplies(p)) return "there is no sum";
     if (p->m < 1 || p->n % 8 || !addressable(p->a, p->m, p->lda) || !addressable(p->c, p->m, p->ldc) ||
@@ -44,20 +47,29 @@ static cudaError_t map_of(CUtensorMap *map, const XtGemm *p, const void *x, int6
 }
 
 template <HopperKind KIND> static XtStatus run(const XtGemm *p) {
-    constexpr bool FORWARD = KIND == HOPPER_SWIGLU;
+    constexpr bool FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU, HALVES = KIND == HOPPER_SWIGLU,
+                   PAIR = KIND == HOPPER_SWIGLU || KIND == HOPPER_SWIGLU_BWD; // c holds two matrices side by side
     constexpr int HALF = Tiles::COLUMNS / 2;
-    const int64_t n = FORWARD ? p->n / 2 : p->n;
+    const int64_t n = HALVES ? p->n / 2 : p->n;
     HopperMaps maps;
     cudaError_t error = map_of(&maps.a, p, p->a, 1, p->m, p->k, p->lda, p->m * p->lda, Tiles::ROWS);
     if (!error)
-        error = FORWARD ? map_of(&maps.b, p, p->b, 2, n, p->k, p->ldb, n * p->ldb, HALF)
-                        : map_of(&maps.b, p, p->b, 1, p->k, n, p->ldb, p->k * p->ldb, 64);
-    if (!error) error = map_of(&maps.c, p, p->c, 2, p->m, n, p->ldc, n, 64, 32);
+        error = HALVES       ? map_of(&maps.b, p, p->b, 2, n, p->k, p->ldb, n * p->ldb, HALF)
+                : p->trans_b ? map_of(&maps.b, p, p->b, 1, n, p->k, p->ldb, n * p->ldb, Tiles::COLUMNS)
+                             : map_of(&maps.b, p, p->b, 1, p->k, n, p->ldb, p->k * p->ldb, 64);
+    if (!error) error = map_of(&maps.c, p, p->c, PAIR ? 2 : 1, p->m, n, p->ldc, PAIR ? n : p->m * p->ldc, 64, 32);
     maps.d = maps.c;
     if (!error && FORWARD) error = map_of(&maps.d, p, p->extra, 1, p->m, n, n, p->m * n, 64, 32);
     if (error) return xt_cuda_error("gemm", error);
-    const int down = (int)xt_divide_up(p->m, Tiles::ROWS), across = (int)xt_divide_up(n, FORWARD ? HALF : Tiles::COLUMNS);
-    HopperCall call = {down * across, down, across, 4, (int)xt_divide_up(p->k, 64)};
+    const int down = (int)xt_divide_up(p->m, Tiles::ROWS), across = (int)xt_divide_up(n, HALVES ? HALF : Tiles::COLUMNS);
+    HopperCall call = {down * across,
+                       down,
+                       across,
+                       4,
+                       (int)xt_divide_up(p->k, 64),
+                       (int)n,
+                       p->bias,
+                       KIND == HOPPER_GELU_BWD ? (float *)p->extra : NULL};
     XT_CHECK(xt_allow_shared("gemm", gemm_hopper_kernel<XtBf16, KIND>, Tiles::BYTES));
     const int blocks = xt_multiprocessors() < call.tiles ? xt_multiprocessors() : call.tiles;
     xt_launch(gemm_hopper_kernel<XtBf16, KIND>, (unsigned)blocks, Tiles::THREADS, Tiles::BYTES, maps, call);
@@ -65,5 +77,10 @@ template <HopperKind KIND> static XtStatus run(const XtGemm *p) {
 }
 
 XtStatus xt_cuda_gemm_hopper(const XtGemm *p) {
-    return p->epilogue == XT_GEMM_SWIGLU ? run<HOPPER_SWIGLU>(p) : run<HOPPER_SWIGLU_BWD>(p);
+    switch (p->epilogue) {
+    case XT_GEMM_SWIGLU: return run<HOPPER_SWIGLU>(p);
+    case XT_GEMM_SWIGLU_BWD: return run<HOPPER_SWIGLU_BWD>(p);
+    case XT_GEMM_GELU: return run<HOPPER_GELU>(p);
+    default: return run<HOPPER_GELU_BWD>(p);
+    }
 }

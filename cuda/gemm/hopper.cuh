@@ -14,6 +14,7 @@
 
 #include "arch/sm90.cuh"
 #include "common/pieces.cuh"
+#include "layers/gelu.cuh"
 #include "layers/swiglu.cuh"
 
 constexpr int HOPPER_PIECE = 64 * 32 * 2; // bytes
@@ -29,15 +30,21 @@ struct HopperTiles {
 
 typedef enum HopperKind {
     HOPPER_SWIGLU, /* c [rows, 2 columns] = a b^T, b [2 columns, terms], and out [rows, columns] = silu(c's left half) right half */
-    HOPPER_SWIGLU_BWD /* dy = a b, b [terms, columns]; c, gate and up [rows, 2 columns], becomes their gradients */
+    HOPPER_SWIGLU_BWD, /* dy = a b, b [terms, columns]; c, gate and up [rows, 2 columns], becomes their gradients */
+    HOPPER_GELU,       /* c = a b, b [terms, columns], and out = gelu(c + bias), the approximation by tanh */
+    HOPPER_GELU_BWD /* dy = a b^T, b [columns, terms]; c becomes dy gelu'(c + bias), and sums [4 down, columns] the sums of its rows:
+                      * row 4 i + w of rows 16 w to 16 w + 15 of both halves of the i-th 128 rows */
 } HopperKind;
 
 typedef struct HopperMaps {
-    CUtensorMap a, b, c, d; // d: SwiGLU's output
+    CUtensorMap a, b, c, d; // d: the activation's output
 } HopperMaps;
 typedef struct HopperCall {
     int tiles, down, across, group; // of C: all, in a column, in a row; how many below each other make a group
     int steps;                      // of 64 terms
+    int columns;                    // of c
+    const void *bias;               // of GELU [columns]
+    float *sums;                    // of GELU's gradient [4 down, columns], or NULL
 } HopperCall;
 
 /* Tiles of a group stand below each other in `group` rows; in a group, column by column: what runs at once shares rows and columns. */
@@ -61,14 +68,42 @@ template <typename T> __device__ inline void hopper_swiglu_bwd(uint32_t dy, uint
     up = xt_round_pair<T>(du.x, du.y);
 }
 
+/* GELU of a sum, and its gradient, for both elements of a word. */
+template <typename T> __device__ inline uint32_t hopper_gelu(uint32_t x, float2 bias) {
+    float2 v = xt_load_two(x, T());
+    return xt_round_pair<T>(xt_gelu<T, true>(v.x + bias.x), xt_gelu<T, true>(v.y + bias.y));
+}
+template <typename T> __device__ inline uint32_t hopper_gelu_bwd(uint32_t dy, uint32_t x, float2 bias) {
+    float2 d = xt_load_two(dy, T()), v = xt_load_two(x, T());
+    return xt_round_pair<T>(d.x * xt_gelu_slope<T, true>(v.x + bias.x), d.y * xt_gelu_slope<T, true>(v.y + bias.y));
+}
+
+/* The sums over the 8 lanes of a warp that differ in more than the last two bits, one of the 8 a lane: of value lane / 16 * 4 + lane / 8 % 2
+ * * 2 + lane / 4 % 2. Each lane keeps half of the values and gives the other half away. */
+__device__ inline float hopper_fold(float (&value)[8], int lane) {
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+        bool high = lane & 4 * n;
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            float given = high ? value[j] : value[j + n], kept = high ? value[j + n] : value[j];
+            value[j] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * n);
+        }
+    }
+    return value[0];
+}
+
 template <typename T, HopperKind KIND>
 __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
     gemm_hopper_kernel(const __grid_constant__ HopperMaps maps, const __grid_constant__ HopperCall call) {
 #ifdef XT_SM90A
     using P = HopperTiles;
     constexpr int STAGES = P::STAGES, COLUMNS = P::COLUMNS, BLOCKS = P::ROWS / 64;
-    constexpr bool FORWARD = KIND == HOPPER_SWIGLU; // a tile has as many columns of either half; else the rows of b are the terms
-    constexpr int WIDTH = FORWARD ? COLUMNS / 2 : COLUMNS;
+    constexpr bool SWIGLU = KIND == HOPPER_SWIGLU || KIND == HOPPER_SWIGLU_BWD,
+                   FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU;
+    constexpr bool HALVES = KIND == HOPPER_SWIGLU;                           // a tile has as many columns of either half
+    constexpr bool TERMS = KIND == HOPPER_SWIGLU_BWD || KIND == HOPPER_GELU; // the rows of b are the terms
+    constexpr int WIDTH = HALVES ? COLUMNS / 2 : COLUMNS;
     extern __shared__ char room[];
     uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, full = base + P::BARRIERS_AT, empty = full + 8 * STAGES,
              fetched = empty + 8 * STAGES;
@@ -99,9 +134,11 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                     xt_barrier_wait(empty + 8 * stage, parity);
                     xt_barrier_expect(here, P::STAGE);
                     xt_panel_load(a, &maps.a, 64 * k, row, 0, 0, here);
-                    if constexpr (FORWARD) { // a panel of COLUMNS rows, half of them gate's and half up's
+                    if constexpr (HALVES) { // a panel of COLUMNS rows, half of them gate's and half up's
                         for (int half = 0; half < 2; half++)
                             xt_panel_load(b + half * (P::B_BYTES / 2), &maps.b, 64 * k, column, half, 0, here);
+                    } else if constexpr (!TERMS) {
+                        xt_panel_load(b, &maps.b, 64 * k, column, 0, 0, here);
                     } else { // panels of 64 columns
                         for (int c = 0; c < COLUMNS / 64; c++)
                             xt_panel_load(b + c * 8192, &maps.b, column + 64 * c, 64 * k, 0, 0, here);
@@ -124,8 +161,8 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
             if (lane == 0) xt_barrier_arrive(empty + 8 * stage);
         };
 
-        constexpr int OUTS = FORWARD ? 3 : 2;   // pieces of one turn of the epilogue
-        constexpr int ROOMS = P::PIECES / OUTS; // for turns
+        constexpr int OUTS = KIND == HOPPER_SWIGLU ? 3 : KIND == HOPPER_GELU_BWD ? 1 : 2; // pieces of one turn of the epilogue
+        constexpr int ROOMS = P::PIECES / OUTS;                                           // for turns
         constexpr int TURNS = BLOCKS * (WIDTH / 32);
         static_assert(ROOMS >= 2, "a turn's pieces, and the next one's");
         constexpr int MY_PIECES = 1, MY_TURN = 3;   // named barriers, two each
@@ -144,6 +181,15 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                 xt_barrier_expect(here, OUTS * HOPPER_PIECE);
                 for (int o = 0; o < OUTS; o++) xt_panel_load(to + o * HOPPER_PIECE, &maps.c, c, r, o, 0, here);
             };
+            uint32_t bias[2][4]; // this thread's columns of this panel and the next, 2 of each 8
+            auto fetch_bias = [&](int panel) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    int at = column + panel * 32 + j * 8 + lane % 4 * 2;
+                    bias[panel % 2][j] = at < call.columns ? __ldg((const uint32_t *)((const T *)call.bias + at)) : 0;
+                }
+            };
+            if constexpr (!SWIGLU) fetch_bias(0);
             if (!FORWARD && leads) {
                 xt_store_wait<0>();
                 for (int i = 0; i < ROOMS - 1 && i < TURNS; i++) fetch(turn + i, i);
@@ -155,14 +201,14 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
 #pragma unroll 1
             for (int k = 0; k < steps; k++) {
                 uint32_t a = base + stage * P::STAGE, b = a + P::A_BYTES;
-                uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, FORWARD ? 0 : 8192);
+                uint64_t left = xt_panel_operand(a, 0), right = xt_panel_operand(b, TERMS ? 8192 : 0);
                 xt_barrier_wait(full + 8 * stage, parity);
                 xt_wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++) // 16 columns are 32 bytes, 16 rows 2048, 64 rows 8192
 #pragma unroll
                     for (int block = 0; block < BLOCKS; block++)
-                        if constexpr (FORWARD)
+                        if constexpr (!TERMS)
                             xt_wgmma<T, COLUMNS>(d[block], left + i * 2 + block * 512, right + i * 2, k > 0 || i > 0);
                         else xt_wgmma_rows<T, COLUMNS>(d[block], left + i * 2 + block * 512, right + i * 128, k > 0 || i > 0);
                 xt_wgmma_commit();
@@ -175,11 +221,13 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
             for (int block = 0; block < BLOCKS; block++) xt_wgmma_wait<0>(d[block]);
             release(stage == 0 ? STAGES - 1 : stage - 1);
 
+            float sums[8]; // of this thread's columns of a panel: 2 of each 8
 #pragma unroll
             for (int i = 0; i < TURNS; i++, turn++) {
                 constexpr int UP = COLUMNS / 4; // from an element of the left half to that of the right one
                 int block = i % BLOCKS, panel = i / BLOCKS;
                 uint32_t here = pieces + turn % ROOMS * (OUTS * HOPPER_PIECE);
+                if (!SWIGLU && block == 0 && i + BLOCKS < TURNS) fetch_bias(panel + 1);
                 if (!FORWARD) xt_barrier_wait(fetched + 8 * (turn % ROOMS), turn / ROOMS % 2);
                 else { // the stores of the turn that had this room have read it
                     if (leads) xt_store_wait<ROOMS - 1>();
@@ -191,7 +239,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                     uint32_t x[4], y[4], z[4], at = here + my_place[q];
 #pragma unroll
                     for (int w = 0; w < 4; w++) x[w] = xt_round_pair<T>(d[block][e + 2 * w], d[block][e + 2 * w + 1]);
-                    if constexpr (FORWARD) {
+                    if constexpr (HALVES) {
 #pragma unroll
                         for (int w = 0; w < 4; w++) {
                             y[w] = xt_round_pair<T>(d[block][UP + e + 2 * w], d[block][UP + e + 2 * w + 1]);
@@ -200,22 +248,48 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                         xt_put_matrices(at, x);
                         xt_put_matrices(at + HOPPER_PIECE, y);
                         xt_put_matrices(at + 2 * HOPPER_PIECE, z);
-                    } else {
+                    } else if constexpr (KIND == HOPPER_SWIGLU_BWD) {
                         xt_load_matrices<false>(y, at);
                         xt_load_matrices<false>(z, at + HOPPER_PIECE);
 #pragma unroll
                         for (int w = 0; w < 4; w++) hopper_swiglu_bwd<T>(x[w], y[w], z[w]);
                         xt_put_matrices(at, y);
                         xt_put_matrices(at + HOPPER_PIECE, z);
+                    } else { // words 0 and 1 have columns 2 t, + 1, of two rows, words 2 and 3 8 columns further
+                        float2 b[2];
+#pragma unroll
+                        for (int half = 0; half < 2; half++) b[half] = xt_load_two(bias[panel % 2][2 * q + half], T());
+                        if constexpr (FORWARD) xt_put_matrices(at, x);
+                        else xt_load_matrices<false>(y, at);
+#pragma unroll
+                        for (int w = 0; w < 4; w++)
+                            if constexpr (FORWARD) x[w] = hopper_gelu<T>(x[w], b[w / 2]);
+                            else x[w] = hopper_gelu_bwd<T>(x[w], y[w], b[w / 2]);
+                        xt_put_matrices(FORWARD ? at + HOPPER_PIECE : at, x);
+                        if constexpr (!FORWARD) {
+#pragma unroll
+                            for (int w = 0; w < 4; w += 2) {
+                                float2 low = xt_load_two(x[w], T()), high = xt_load_two(x[w + 1], T());
+                                float *sum = sums + q * 4 + w;
+                                sum[0] = low.x + high.x + (block ? sum[0] : 0);
+                                sum[1] = low.y + high.y + (block ? sum[1] : 0);
+                            }
+                        }
                     }
                 }
+                if constexpr (KIND == HOPPER_GELU_BWD)
+                    if (block == BLOCKS - 1 && call.sums) {
+                        int at = column + panel * 32 + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+                        float sum = hopper_fold(sums, lane);
+                        if (at < call.columns) call.sums[(int64_t)(down * 4 + threadIdx.x % 128 / 32) * call.columns + at] = sum;
+                    }
                 xt_async_fence();
                 xt_named_sync(MY_PIECES + me, 128);
                 if (leads) {
                     int r = row + block * 64, c = column + panel * 32;
                     xt_panel_store(&maps.c, here, c, r, 0, 0);
-                    if constexpr (FORWARD) xt_panel_store(&maps.d, here + 2 * HOPPER_PIECE, c, r, 0, 0);
-                    xt_panel_store(&maps.c, here + HOPPER_PIECE, c, r, 1, 0);
+                    if constexpr (FORWARD) xt_panel_store(&maps.d, here + (OUTS - 1) * HOPPER_PIECE, c, r, 0, 0);
+                    if constexpr (SWIGLU) xt_panel_store(&maps.c, here + HOPPER_PIECE, c, r, 1, 0);
                     xt_store_commit();
                     if (!FORWARD && i + ROOMS - 1 < TURNS) { // into the room of the turn before, whose stores have read it
                         xt_store_wait<1>();

@@ -9,27 +9,9 @@
  */
 #include "common/cuda.cuh"
 #include "contract/layers.h"
-#include "elementwise/unary_math.cuh"
+#include "layers/gelu.cuh"
 
 static constexpr int THREADS = 256;
-
-template <typename T, bool TANH> __device__ inline XtAcc<T> gelu(XtAcc<T> x) {
-    using W = XtAcc<T>;
-    if constexpr (TANH) return xt_over_one_plus<T>(x, xt_exp_for<T>(-2 * (W)XT_SQRT_2_PI * (x + (W)XT_CUBIC * x * x * x)));
-    W gauss;
-    return x * xt_normal_cdf<T>(x, &gauss);
-}
-
-template <typename T, bool TANH> __device__ inline XtAcc<T> gelu_slope(XtAcc<T> x) {
-    using W = XtAcc<T>;
-    if constexpr (TANH) {
-        W x2 = x * x, u2 = 2 * (W)XT_SQRT_2_PI * (x + (W)XT_CUBIC * x2 * x);
-        W e = xt_exp_for<T>(-fabs(u2)), q = xt_over_one_plus<T>(1, e), s = u2 < 0 ? e * q : q;
-        return s + x * (e * q * q) * (2 * (W)XT_SQRT_2_PI * (1 + 3 * (W)XT_CUBIC * x2));
-    }
-    W gauss, cdf = xt_normal_cdf<T>(x, &gauss);
-    return cdf + x * gauss * (W)XT_SQRT_2PI_INV;
-}
 
 /* to = gelu(x + bias), or dy gelu'(x + bias) where there is dy. to, dy, x [rows, per_row * N], bias [per_row * N]. */
 template <typename T, int N, bool TANH, bool SLOPE>
@@ -43,8 +25,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int e = 0; e < N; e++) {
             A sum = v.at[e] + b.at[e];
-            if constexpr (SLOPE) y.at[e] = d.at[e] * gelu_slope<T, TANH>(sum);
-            else y.at[e] = gelu<T, TANH>(sum);
+            if constexpr (SLOPE) y.at[e] = d.at[e] * xt_gelu_slope<T, TANH>(sum);
+            else y.at[e] = xt_gelu<T, TANH>(sum);
         }
         xt_write(to + i * N, xt_store<T>(y));
     }

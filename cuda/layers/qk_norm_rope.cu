@@ -70,21 +70,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Turns the pairs of two pieces. */
-template <typename T, int N>
-__device__ inline void turn(XtPiece<T, N> (&pair)[2], const XtPiece<T, N> &cosines, const XtPiece<T, N> &sines) {
-    using A = XtAcc<T>;
-    XtVector<A, N> turned_a, turned_b, of_a = xt_load(pair[0]), of_b = xt_load(pair[1]);
-    const XtVector<A, N> c = xt_load(cosines), s = xt_load(sines);
-#pragma unroll
-    for (int e = 0; e < N; e++) {
-        turned_a.at[e] = of_a.at[e] * c.at[e] - of_b.at[e] * s.at[e];
-        turned_b.at[e] = of_b.at[e] * c.at[e] + of_a.at[e] * s.at[e];
-    }
-    pair[0] = xt_store<T>(turned_a);
-    pair[1] = xt_store<T>(turned_b);
-}
-
 /* Where a forward finds the cosines and sines of a row: in a table, or, for few rows, which a block each has to itself, it makes them
  * first. */
 template <typename T> struct QkTable {

@@ -375,22 +375,8 @@ template <typename Shape> static XtStatus once_queue(const XtMhcPreFwd *p, bool 
                        (int)groups,
                        (float)p->norm_eps,
                        (float)p->hc_eps};
-    cudaLaunchAttribute together = {};
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(slices * groups));
-    config.blockDim = dim3(Shape::THREADS);
-    config.dynamicSmemBytes = Shape::BYTES;
-    config.stream = xt_stream();
-    config.attrs = &together;
-    config.numAttrs = 1;
-    error = cudaLaunchKernelEx(&config, mhc_pre_once_kernel<Shape>, once);
-    if (error == cudaErrorCooperativeLaunchTooLarge) { /* another process or a limit has part of the device */
-        cudaGetLastError();
+    if (!xt_launch_together(mhc_pre_once_kernel<Shape>, (unsigned)(slices * groups), Shape::THREADS, Shape::BYTES, once))
         return xt_refuse_captured("compute mhc_pre in another way than its planned run: the device has too little room now");
-    }
-    xt_count_launch();
     *queued = true;
     return XT_OK;
 }

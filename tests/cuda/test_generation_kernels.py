@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from places import ROOT
+from runs import HANGS
 
 import xtrain as xt
 import xtrain.functional as F
@@ -153,3 +160,17 @@ def test_rotated_heads_have_the_same_bits_in_few_rows(dtype: str) -> None:
     for first, end in ((0, 1), (1, 3), (1, 17), (0, 16)):
         part = _C.qk_norm_rope(q[first:end], k[first:end], *weights, 1e-6, 1e6, places[first:end])
         assert all(same(a, b[first:end]) for a, b in zip(part, whole)), (first, end)
+
+
+# ---- all layers in one launch -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_a_step_in_one_launch_has_the_bits_of_its_parts(case: int) -> None:
+    """In a process of its own: blocks that wait for each other hang, and an error of a kernel spoils a process."""
+    paths = os.pathsep.join(map(str, (Path(xt.__file__).parent.parent, ROOT / "tests/support")))
+    done = subprocess.run(
+        [sys.executable, "-c", f"from step_programs import *; check(*CASES[{case}])"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=HANGS,
+    )  # fmt: skip
+    assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"

@@ -92,5 +92,6 @@ def test_a_capture_that_breaks(tmp_path, fake: Path) -> None:
     run(tmp_path, fake, "broken()", FAKE_DEVICE_BROKEN="1")
 
 
-def test_products_with_epilogues(tmp_path, fake: Path) -> None:
-    run(tmp_path, fake, "epilogues()", FAKE_EPILOGUES="1")
+@pytest.mark.parametrize("family", ["SwiGLU", "GELU"])
+def test_products_with_epilogues(tmp_path, fake: Path, family: str) -> None:
+    run(tmp_path, fake, f"epilogues('{family}')", FAKE_EPILOGUES="1")

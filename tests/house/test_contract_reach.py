@@ -9,7 +9,8 @@ from places import ROOT
 
 # Files of other rooms that call or list a family's kernels.
 OTHERS = {
-    "attention": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"},
+    "attention": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"}
+    | {"cuda/layers/decoder_step.cu"},
     "elementwise": {
         "csrc/ops/common.c",
         "csrc/ops/gemm/matmul.c",
@@ -17,17 +18,19 @@ OTHERS = {
         "csrc/ops/layers/cross_entropy.c",
         "csrc/ops/layers/gather.c",
     }
-    | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu"},
+    | {"csrc/ops/reduce/reduce.c", "cuda/attention/materialized.cu", "cuda/layers/decoder_step.cu"},
     "gemm": {"csrc/backend/select.c", "csrc/cpu/table.c", "csrc/py/runtime/select.c", "cuda/runtime/device.cu"}
     | {
         "csrc/cpu/attention/materialized.c",
         "csrc/cpu/attention/cached_attention.c",
         "csrc/cpu/attention/reference.c",
+        "csrc/cpu/layers/decoder_step.c",
         "cuda/attention/materialized.cu",
+        "cuda/layers/decoder_step.cu",
         "csrc/ops/optimizer/muon.c",
         "csrc/ops/conv/conv1d.c",
     },
-    "layers": {"csrc/ops/gemm/swiglu_mlp.c"},
+    "layers": {"csrc/ops/gemm/swiglu_mlp.c", "csrc/ops/gemm/gelu_mlp.c"},
     "optimizer": {"csrc/py/runtime/module.c"},
     "reduce": {
         "csrc/ops/common.c",

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention with a mask, and with dropout: against NumPy in float64, forward and backward."""
+"""scaled_dot_product_attention with a mask, dropout, sinks and a softcap, forward and backward."""
 
 from __future__ import annotations
 
@@ -107,3 +107,60 @@ def test_what_a_mask_refuses() -> None:
     ):  # fmt: skip
         with pytest.raises(kind, match=f"scaled_dot_product_attention: {text}"):
             call()
+
+
+# ---- sinks and a softcap ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", xt.attention_backends())
+def test_sinks_and_softcap_are_those_of_the_composed_form(backend: str) -> None:
+    sinks = np.random.default_rng(4).standard_normal(H)
+    weight = xt.tensor(np.random.default_rng(5).standard_normal((B, H, SQ, D)))
+    causal = xt.tensor(np.tril(np.ones((SQ, SKV), bool), SKV - SQ))
+    results = []
+    for seen in ({"is_causal": True, "backend": backend}, {"attn_mask": causal}):
+        leaves = [xt.tensor(x, requires_grad=True) for x in (*inputs(groups=K), sinks)]
+        y = SDPA(*leaves[:3], sinks=leaves[3], softcap=0.8, enable_gqa=True, **seen)
+        (y * weight).sum().backward()
+        results.append([y.detach(), *(x.grad for x in leaves)])
+    for ours, composed in zip(*results, strict=True):
+        np.testing.assert_allclose(ours.cpu().numpy(), composed.cpu().numpy(), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", xt.attention_backends())
+@pytest.mark.parametrize("sink", [-np.inf, -300.0, 300.0])
+def test_sinks_far_from_the_scores(sink: float, backend: str) -> None:
+    leaves = [xt.tensor(x, dtype=xt.float32, requires_grad=True) for x in (*inputs(), np.full(H, sink))]
+    y = SDPA(*leaves[:3], sinks=leaves[3], backend=backend)
+    y.sum().backward()
+    plain = SDPA(*leaves[:3], backend=backend)
+    assert y.tolist() == (plain if sink < 0 else plain * 0).tolist()
+    for x in leaves:
+        assert x.grad.isfinite().all().item()
+    assert not leaves[3].grad.any().item()
+
+
+@pytest.mark.parametrize("backend", xt.attention_backends())
+def test_a_query_without_keys_beside_a_sink(backend: str) -> None:
+    rows = inputs()[1]  # more queries than keys
+    q, k, v = (xt.tensor(x.copy(), requires_grad=True) for x in (rows, rows[:, :, :SQ], inputs()[2][:, :, :SQ]))
+    sinks = xt.tensor(np.linspace(-1.0, 1.0, H), requires_grad=True)
+    y = SDPA(q, k, v, is_causal=True, sinks=sinks, softcap=2.0, backend=backend)
+    y.sum().backward()
+    assert not y[:, :, : SKV - SQ].any().item() and y.isfinite().all().item()
+    assert all(x.grad.isfinite().all().item() for x in (q, k, v, sinks)) and sinks.grad.any().item()
+
+
+def test_sinks_and_softcap_of_the_composed_form_are_checked() -> None:
+    q = xt.ones(2, 6, 5, 3)
+    for options, kind, message in (
+        ({"softcap": 0.0}, ValueError, "softcap must be positive and finite, got 0.0"),
+        ({"sinks": xt.ones(5)}, ValueError, r"sinks must have shape \(6,\), got \(5,\)"),
+        (
+            {"sinks": xt.ones(6, dtype=xt.float64)},
+            TypeError,
+            "sinks must have the dtype of query, float32, got float64",
+        ),
+    ):
+        with pytest.raises(kind, match="scaled_dot_product_attention: " + message):
+            SDPA(q, q, q, xt.ones(5, 5), **options)

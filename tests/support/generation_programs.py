@@ -10,7 +10,7 @@ import numpy as np
 
 import xtrain as xt
 from xtrain.generation import generate, steps
-from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config
+from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config, decoder
 
 SIZES = dict(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -91,3 +91,50 @@ def refused() -> None:
         assert generated(one, 20, temperature=0.0) == want
     texts = [str(one.message) for one in told]
     assert len(texts) == 1 and texts[0].startswith("generate: steps run one by one, a step cannot be captured: "), texts
+
+
+def at_once() -> None:
+    """All layers of a step are one op where it computes what their members do: another member, or a cache of its own, is called."""
+    calls: list[bool] = []
+    step = decoder.Trunk._step
+
+    def counted(*arguments: object) -> xt.Tensor | None:
+        out = step(*arguments)  # type: ignore[arg-type]
+        calls.append(out is not None)
+        return out
+
+    decoder.Trunk._step = counted  # type: ignore[method-assign,assignment]
+
+    class Twice(xt.nn.Linear):
+        def forward(self, x: xt.Tensor) -> xt.Tensor:
+            return super().forward(x) * 2
+
+    class Half(decoder.MLP):
+        def forward(self, x: xt.Tensor) -> xt.Tensor:
+            return super().forward(x) * 0.5
+
+    def other(name: str) -> xt.nn.Module:
+        one = model(
+            "qwen3", "float64", head_dim=8, num_attention_heads=3 if name == "groups" else 4, num_key_value_heads=1
+        )
+        layer = one.model.layers[1]
+        if name == "linear":
+            layer.self_attn.o_proj.__class__ = Twice
+        elif name == "mlp":
+            layer.mlp.__class__ = Half
+        elif name == "eps":
+            layer.self_attn.k_norm.eps = 0.5
+        elif name == "theta":
+            layer.self_attn.theta = 100.0
+        elif name == "bias":
+            layer.mlp.down_proj.bias = xt.nn.Parameter(xt.ones(32, dtype=xt.float64, device="cuda"))
+        elif name == "norm":
+            layer.self_attn.q_norm = None
+        return one
+
+    for name, count in dict(stock=2, groups=2, linear=0, mlp=0, eps=0, theta=0, bias=0, norm=0).items():
+        one = other(name)
+        want = generate(one, IDS, 12, temperature=0.0, capture=False).tolist()
+        calls.clear()
+        assert generated(one, 12, temperature=0.0) == want, name
+        assert sum(calls) == count and len(calls) == 2, (name, calls)

@@ -17,7 +17,7 @@ import numpy as np
 
 import xtrain as xt
 from xtrain import optim
-from xtrain.models import Qwen3, Qwen3Config
+from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config
 
 VOCAB, BATCH, LENGTH = 61, 4, 16
 OFF_PLAN = (
@@ -51,6 +51,7 @@ SMALL = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, tie_word_embeddings=False, max_position_embeddings=LENGTH,
 )  # fmt: skip
+SMALL_GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_inner=48, n_layer=2, n_head=4, n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
 # Where kernels of other sizes run; 5003 columns are cut into two products.
 LARGE = SMALL | dict(vocab_size=5003, hidden_size=256, intermediate_size=704, num_hidden_layers=4, head_dim=64)
 
@@ -67,7 +68,9 @@ class Team:
         shape: dict | None = None,
     ) -> None:
         xt.manual_seed(1)
-        self.model = Qwen3(Qwen3Config(**(shape or SMALL), mhc_streams=streams)).to("cuda")
+        gpt2 = shape is SMALL_GPT2
+        self.model = GPT2(GPT2Config(**shape)) if gpt2 else Qwen3(Qwen3Config(**(shape or SMALL), mhc_streams=streams))
+        self.model.to("cuda")
         if dtype == "bfloat16":
             self.model.bfloat16()
         self.optimizer = optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -155,19 +158,20 @@ def equal_large(dtype: str, streams: int, backend: str) -> None:
     assert call.captured and same(*found)
 
 
-def epilogues() -> None:
-    """Products with SwiGLU, or its gradient, in them: the numbers of products and SwiGLU, less two kernels a layer; captured, too."""
+def epilogues(family: str) -> None:
+    """An activation or its gradient inside products: the same numbers, less two kernels a layer (one where float32 sums are rounded)."""
     found, launches = [], []
+    shape = dict(SwiGLU=SMALL, GELU=SMALL_GPT2)[family]
     for name, by_graph in (("tiled", False), (None, False), (None, True)):
         with xt.use_gemm_backend(name):
-            team = Team("bfloat16")
+            team = Team("bfloat16", shape=shape)
             step = team.graph() if by_graph else team.step
             before = xt.cuda.counters()["launches"]
             found.append([team.run(step, 4), team.state()])
             launches.append(xt.cuda.counters()["launches"] - before)
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
-    assert launches[0] - launches[1] == 4 * 2 * SMALL["num_hidden_layers"], launches
+    assert launches[0] - launches[1] == 4 * 2 * (2 if family == "SwiGLU" else 1), launches  # steps, layers, kernels
 
 
 def chunks(dtype: str) -> None:

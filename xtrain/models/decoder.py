@@ -27,6 +27,10 @@ from .decoder_config import DecoderConfig
 from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
+# The most rows of a step of generation on a GPU that is one op, _C.decoder_step; 0: none. With more the ops of its
+# parts take less time (docs/worklog/generation.md).
+STEPS_AT_ONCE = 8
+
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
 
@@ -176,6 +180,29 @@ def _runs_in_line(layer: Any) -> bool:
     return is_stock(layer, Block) and not layer.streams and "forward" not in layer.__dict__
 
 
+def _step_weights(layer: Any) -> tuple[list[Tensor], object] | None:
+    """What _C.decoder_step takes of a layer, and what all layers must have in common; None where the op does not
+    compute what calling the layer does.
+    """
+    if not _runs_in_line(layer):
+        return None
+    attn, mlp = layer.self_attn, layer.mlp
+    if not (is_stock(attn, Attention) and is_stock(mlp, MLP)):
+        return None
+    norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
+    of_heads: list[Any] = [attn.q_norm, attn.k_norm] if attn.q_norm is not None or attn.k_norm is not None else []
+    linears: list[Any] = [attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    if not all(is_stock(norm, nn.RMSNorm) and norm.weight is not None for norm in norms + of_heads):
+        return None
+    eps = {norm.eps for norm in norms + of_heads}
+    if len(eps) > 1 or None in eps or not all(is_stock(one, nn.Linear) and one.bias is None for one in linears):
+        return None
+    q, k, v, o, gate, up, down = (one.weight for one in linears)
+    a, b = (norm.weight for norm in norms)
+    weights = [a, q, k, v, *(norm.weight for norm in of_heads), o, b, gate, up, down]
+    return weights, (*eps, attn.theta, attn.scaling, attn.heads, attn.kv_heads, attn.head_dim)
+
+
 class Trunk(nn.Module):
     """Everything but the head: ids [B, S] -> [B*S, C]."""
 
@@ -195,6 +222,36 @@ class Trunk(nn.Module):
             is_stock(layer, Block) and all(is_stock(part, nn.HyperConnection) for part, _ in layer.parts())
             for layer in self.layers
         )
+
+    def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
+        """All layers for one new token a row in one op, with the bits of the layers; None where the op would not do."""
+        if x.device.type != "cuda" or len(x) > STEPS_AT_ONCE or positions is None or caches is None:
+            return None
+        if _C.is_grad_enabled():
+            return None
+        kept: list[Tensor] = []
+        for cache in caches:
+            if (
+                type(cache) is not KVCache
+                or cache.positions is not positions
+                or cache.key is None
+                or cache.value is None
+            ):
+                return None
+            kept += cache.key, cache.value
+        weights: list[Tensor] = []
+        common: set[str] = set()
+        for layer in self.layers:
+            found = _step_weights(layer)
+            if found is None:
+                return None
+            weights += found[0]
+            common.add(repr(found[1]))
+        if len(common) != 1 or not all(one.dtype == x.dtype and one.is_contiguous() for one in weights):
+            return None
+        attn: Any = self.layers[0].self_attn  # pyright: ignore[reportAttributeAccessIssue]
+        eps: Any = self.layers[0].input_layernorm.eps  # pyright: ignore[reportAttributeAccessIssue]
+        return _C.decoder_step(x, positions, weights, kept, eps, attn.theta, **attn.scaling, plain=False)
 
     def forward(
         self,
@@ -226,6 +283,8 @@ class Trunk(nn.Module):
             for start in range(0, len(parts), self.stream_checkpointing):
                 block = parts[start : start + self.stream_checkpointing]
                 x = nn.recompute_streams(block, x, batch, seq, *places)
+        elif seq == 1 and documents is None and (stepped := self._step(x, positions, caches)) is not None:
+            x = stepped
         else:
             x, y = run_in_line(self.layers, _runs_in_line, x, (batch, seq, positions), caches, more)
             x = x if y is None else x + y

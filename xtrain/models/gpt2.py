@@ -189,11 +189,15 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_stock(self.c_fc, Conv1D):  # its bias and GELU in one pass
-            h = _C.bias_gelu(_C.linear(x, self.c_fc.weight.transpose(0, 1)), self.c_fc.bias, self.approximate)
+        fc, proj = self.c_fc, self.c_proj
+        if not is_stock(fc, Conv1D):
+            return self.dropout(proj(functional.gelu(fc(x), self.approximate)))
+        up = fc.weight.transpose(0, 1)
+        if is_stock(proj, Conv1D):
+            y = _C.gelu_mlp(x, up, fc.bias, proj.weight.transpose(0, 1), proj.bias, self.approximate)
         else:
-            h = functional.gelu(self.c_fc(x), self.approximate)
-        return self.dropout(self.c_proj(h))
+            y = proj(_C.bias_gelu(_C.linear(x, up), fc.bias, self.approximate))
+        return self.dropout(y)
 
 
 class Block(nn.Module):

@@ -30,6 +30,15 @@ def torch_sdpa(
     torch: Any, q: Any, k: Any, v: Any, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     lengths: Any = None, window: int | None = None,
 ) -> Any:  # fmt: skip
+    mask = torch_mask(torch, q, k, is_causal, lengths, window)
+    is_causal = is_causal and mask is None
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def torch_mask(torch: Any, q: Any, k: Any, is_causal: bool, lengths: Any, window: int | None) -> Any:
+    """What each query sees; None where PyTorch needs no mask."""
     mask = None
     if is_causal and q.shape[2] != k.shape[2]:  # PyTorch aligns its triangle to the first key, xtrain to the last
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
@@ -40,10 +49,7 @@ def torch_sdpa(
         if lengths:
             document = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in lengths])
             mask &= (document[:, :, None] == document[:, None]).unsqueeze(1)
-    is_causal = is_causal and mask is None
-    return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    return mask
 
 
 # Head dims 64, 96 and 128 reach the kernels of a GPU's copy engine: tiles of 64 to 192 rows and their tails, one query,
@@ -187,6 +193,88 @@ op(
         Error(
             _refused(lambda: document_bounds([[6], [6]]), keys=7), V,
             _OP + "documents must be None where query and key differ in length, got 6 and 7 tokens",
+        ),
+    ),
+)  # fmt: skip
+
+# ---- sinks and a softcap: (q shape, kv shape), whether there are sinks, options --------------------------------------
+
+_SINKS: list[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]]] = [
+    ((2, 2, 3, 4), (2, 2, 3, 4), True, {}),
+    ((1, 1, 1, 1), (1, 1, 1, 1), True, {"is_causal": False, "scale": 0.3}),
+    ((2, 6, 9, 8), (2, 2, 9, 8), True, {"lengths": ((3, 6), (1, 8)), "window": 2, "softcap": 0.7}),
+    ((2, 4, 5, 3), (2, 1, 7, 3), True, {"softcap": 30.0}),
+    ((1, 2, 33, 24), (1, 1, 33, 24), False, {"is_causal": False, "softcap": 1.5}),
+    ((0, 2, 3, 4), (0, 2, 3, 4), True, {"softcap": 1.0}),
+]
+_SINKS_BIG: list[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]]] = [
+    ((3, 6, 130, 32), (3, 2, 130, 32), True, {}),
+    ((2, 4, 193, 64), (2, 2, 193, 64), True, {"window": 70, "softcap": 2.0}),
+    ((2, 2, 66, 128), (2, 1, 129, 128), True, {"is_causal": False}),
+    ((1, 2, 70, 64), (1, 1, 2100, 64), False, {"softcap": 3.0}),
+    ((1, 1, 20, 64), (1, 1, 9000, 64), True, {"softcap": 3.0}),
+]
+
+
+def _sinks_cases(rows: Any, big: bool) -> list[Case]:
+    base = {"is_causal": True}
+    return [
+        case(N(*q), N(*kv), N(*kv), *[N(q[1])] * sinks, enable_gqa=q[1] != kv[1], big=big, **{**base, **options})
+        for q, kv, sinks, options in rows
+    ]
+
+
+def torch_composed(
+    torch: Any, q: Any, k: Any, v: Any, sinks: Any = None, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, lengths: Any = None, window: int | None = None, softcap: float | None = None,
+) -> Any:  # fmt: skip
+    """Attention in the steps of its definition, in float32 or float64: PyTorch has no op with sinks or a softcap."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.to(wide).repeat_interleave(group, 1) for x in (k, v))
+    scores = q.to(wide) @ keys.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    mask = torch_mask(torch, q, k, is_causal, lengths, window or k.shape[2])
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    return (scores.softmax(-1)[..., : k.shape[2]] @ values).to(q.dtype)
+
+
+def _attend_sinks(q: Any, k: Any, v: Any, sinks: Any = None, **options: Any) -> Any:
+    return _attend(q, k, v, sinks=sinks, **options)
+
+
+def _with_sinks(reference: Any) -> Any:
+    return lambda q, k, v, sinks=None, **options: reference(q, k, v, sinks=sinks, **options)
+
+
+def _no_softcap(value: float) -> Error:
+    return Error(_refused(softcap=value), V, _OP + f"softcap must be positive and finite, got {value:g}")
+
+
+op(
+    "scaled_dot_product_attention",
+    "copy attention_sinks_fwd attention_sinks_bwd",
+    _sinks_cases(_SINKS, False) + _sinks_cases(_SINKS_BIG, True),
+    _attend_sinks,
+    _with_sinks(attention),
+    variant="sinks",
+    selects="attention",
+    strided="close",
+    accumulations=lambda q, k, v, *_, **__: q.shape[-1] + k.shape[2] + 16,
+    roundings=4,  # out is rounded before the sink has its share, too
+    grad_roundings=8,
+    magnitude=_with_sinks(attention_scale),
+    torch=torch_composed,
+    errors=(
+        *(_no_softcap(value) for value in (0.0, -1.0, float("nan"), float("inf"))),
+        Error(lambda: _refused(sinks=f32(3))(), V, _OP + r"sinks must have shape \(2,\), got \(3,\)"),
+        Error(lambda: _refused(sinks=f32(2, 1))(), V, _OP + r"sinks must .*1.*\(2, 1\)|sinks must have shape \(2,\)"),
+        Error(lambda: _refused(sinks=_C.full((2,), 1.0, _C.float64))(), T, _OP + "sinks must .*float32.*float64"),
+        Error(
+            lambda: _refused(sinks=_C.full((2,), 1.0, _C.float32, "meta"))(), V, _OP + "sinks must .*cpu.*meta",
         ),
     ),
 )  # fmt: skip

@@ -340,6 +340,71 @@ for approximate in ("none", "tanh"):
         else (),
     )
 
+# an op of two products: y = h d^T + e, h = gelu(x w^T + b)
+GELU_MLP = [((2, 3), 4, 5), ((2, 5, 3), 4, 2), ((3,), 4, 3), ((0, 3), 4, 1), ((33, 31), 257, 32)]
+for approximate in ("none", "tanh"):
+    op(
+        "gelu_mlp",
+        "copy bias_gelu_fwd bias_gelu_bwd reduce",
+        [
+            case(N(*x), N(f, x[-1]), N(f), N(k, f), N(k), approximate=approximate, big=len(x) == 3 and f > 100)
+            for x, f, k in (GELU_MLP if approximate == "none" else [*GELU_MLP[:2], ((4, 65, 128), 200, 100)])
+        ],
+        _C.gelu_mlp,
+        lambda x, w, b, d, e, approximate: gelu(x @ w.T + b, tanh=approximate == "tanh") @ d.T + e,
+        variant="" if approximate == "none" else "tanh",
+        accumulations=lambda x, w, b, d, e, **_: 2 * x.shape[-1] + len(w) + 24,
+        roundings=5,  # of the product, h and y; the slope of GELU is below 1.13
+        grad_roundings=12,
+        magnitude=lambda x, w, b, d, e, **_: (np.abs(x) @ np.abs(w).T + np.abs(b)) @ np.abs(d).T + np.abs(e),
+        torch=lambda torch, x, w, b, d, e, approximate: (
+            lambda library: library.linear(library.gelu(library.linear(x, w, b), approximate=approximate), d, e)
+        )(torch.nn.functional),
+        selects="gemm",
+        strided="close",
+        errors=(
+            Error(
+                lambda: _C.gelu_mlp(f32(2, 3), f32(4, 5), f32(4), f32(2, 4), f32(2)),
+                V,
+                r"gelu_mlp: the last dim of input must be 5, as .*\(4, 5\) is, got shape \(2, 3\)",
+            ),
+            Error(
+                lambda: _C.gelu_mlp(f32(2, 3), f32(4, 3), f32(3), f32(2, 4), f32(2)),
+                V,
+                r"gelu_mlp: bias must have shape \(4,\), got \(3,\)",
+            ),
+            Error(
+                lambda: _C.gelu_mlp(f32(2, 3), f32(4, 3), f32(4), f32(4, 2), f32(4)),
+                V,
+                r"gelu_mlp: down must .*\(4, 4\).*\(4, 2\)",
+            ),
+            Error(
+                lambda: _C.gelu_mlp(f32(2, 3), f32(4, 3), f32(4), f32(2, 4), f32(4)),
+                V,
+                r"gelu_mlp: down_bias must have shape \(2,\), got \(4,\)",
+            ),
+            Error(lambda: _C.gelu_mlp(f32(2, 3), f32(4), f32(4), f32(2, 4), f32(2)), V, r"gelu_mlp: weight must .*2.*"),
+            Error(lambda: _C.gelu_mlp(f32(2, 3), f32(4, 3), f32(4), f32(2), f32(2)), V, r"gelu_mlp: down must .*2.*"),
+            Error(
+                lambda: _C.gelu_mlp(f32(2, 3), f32(4, 3), f32(4), f32(2, 4), _C.full((2,), 1.0, _C.bfloat16)),
+                T,
+                r"gelu_mlp: down_bias must .*float32.*bfloat16",
+            ),
+            Error(
+                lambda: _C.gelu_mlp(i64(2, 3), i64(4, 3), i64(4), i64(2, 4), i64(2)),
+                T,
+                r"gelu_mlp: input must .*float.*int64",
+            ),
+            Error(
+                lambda: _C.gelu_mlp(f32(2, 3), f32(4, 3), f32(4), f32(2, 4), f32(2), "fast"),
+                V,
+                r"gelu_mlp: approximate must .*none.*tanh.*fast",
+            ),
+        )
+        if approximate == "none"
+        else (),
+    )
+
 
 def softmax(x: np.ndarray, dim: int = -1) -> np.ndarray:
     e = np.exp(x - x.max(dim, keepdims=True)) if x.size else x

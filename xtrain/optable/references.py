@@ -121,12 +121,16 @@ def attention_weights(
     scale: float | None = None,
     lengths: Sequence[Sequence[int]] | None = None,
     window: int | None = None,
+    sinks: np.ndarray | None = None,
+    softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(scores, probabilities) of [B, H, Sq, Skv]; causal aligned so that the last query sees every key. lengths: of the
     documents of each row.
     """
     k = np.repeat(k, q.shape[1] // max(k.shape[1], 1), 1)
     scores = q @ k.swapaxes(-1, -2) * (scale if scale is not None else 1 / math.sqrt(q.shape[-1]))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
     sq, skv = scores.shape[-2:]
     if is_causal:
         ahead = np.arange(sq)[:, None] + (skv - sq) - np.arange(skv)
@@ -134,8 +138,11 @@ def attention_weights(
     for b, row in enumerate(lengths or ()):
         document = np.repeat(np.arange(len(row)), row)
         scores[b] = np.where(document[:, None] == document, scores[b], -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True)) if scores.size else scores
-    return scores, p / p.sum(-1, keepdims=True)
+    all_scores = scores
+    if sinks is not None:
+        all_scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))], -1)
+    p = np.exp(all_scores - all_scores.max(-1, keepdims=True)) if scores.size else all_scores
+    return scores, (p / p.sum(-1, keepdims=True))[..., :skv]
 
 
 def attention(

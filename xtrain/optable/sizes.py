@@ -63,6 +63,12 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
             ("swiglu_mlp", "swiglu_mlp:apart"),
             case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width), N(d.width, d.hidden)),
         ),
+        **{
+            f"gelu_mlp{variant}": case(
+                N(rows, d.width), N(d.hidden, d.width), N(d.hidden), N(d.width, d.hidden), N(d.width), approximate=form
+            )
+            for variant, form in (("", "none"), (":tanh", "tanh"))
+        },
         "embedding": case(Ids(0, d.words, batch, d.length), N(d.words, d.width)),
         "rms_norm": case(N(batch, d.length, d.width), N(d.width), eps=1e-6),
         "rms_norm:no weight": case(N(batch, d.length, d.width)),

@@ -7,6 +7,7 @@
  *     forward   S = scale Q K^T;  P = exp(S - max);  out = (P V) / sum;  lse = max + log sum
  *     backward  P = exp(scale Q K^T - lse);  dP = dO V^T;  dS = P * (dP - delta);
  *               dV += P^T dO;  dQ = scale dS K;  dK += scale dS^T Q
+ *     softcap   t = tanh(scale Q K^T / c);  S = c t;  dS has the factor 1 - t^2
  *
  * A piece of the forward is a block of rows. A piece of the backward is a share of the blocks of a document and a kv head, over the query
  * heads that share it: all of them, or every n-th. dK and dV are sums over blocks, of a share by one thread and in a fixed order, and then
@@ -15,6 +16,7 @@
  */
 #ifndef T
 #include "attention.h"
+#include "cpu/elementwise/unary_math.h"
 #include "cpu/gemm/gemm.h"
 
 #include <stdlib.h>
@@ -203,8 +205,10 @@ XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
 #define LOW (sizeof(T) != sizeof(ACC)) /* needs float32 copies */
 #if IS_F64
 #define GEMM xt_blas.dgemm
+#define TANH(v) tanh(v)
 #else
 #define GEMM xt_blas.sgemm
+#define TANH(v) xt_tanhf(v)
 #endif
 
 /* A matrix in ACC: where it lies already, or a copy in `room` (dense). */
@@ -227,12 +231,16 @@ static void NAME(store)(XtDtype dtype, NAME(Rows) from, int64_t rows, int64_t di
     if (LOW) xt_block_store(dtype, (float *)from.x, rows, dim, 0, x, ld);
 }
 
-/* s[i, :] becomes exp(s - max), zero outside the columns that the row sees; its sum and max are kept. */
-XT_FAST static void NAME(exponentiate)(ACC *s, int64_t lds, int64_t rows, Columns seen, ACC *maxima, ACC *sums) {
+/* s[i, :] becomes exp(s - max), zero outside the columns that the row sees; its sum and max are kept. cap: softcap, or 0. */
+XT_FAST static void NAME(exponentiate)(ACC *s, int64_t lds, int64_t rows, Columns seen, ACC cap, ACC *maxima, ACC *sums) {
     for (int64_t i = 0; i < rows; i++) {
         ACC *row = s + i * lds, max = -INFINITY, sum = 0;
         const int64_t from = columns_from(seen, i), to = columns_to(seen, i);
         for (int64_t j = 0; j < from; j++) row[j] = 0;
+        if (cap > 0) {
+#pragma omp simd
+            for (int64_t j = from; j < to; j++) row[j] = cap * TANH(row[j] / cap);
+        }
 #pragma omp simd reduction(max : max)
         for (int64_t j = from; j < to; j++) max = row[j] > max ? row[j] : max;
 #pragma omp simd reduction(+ : sum)
@@ -295,7 +303,7 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
         if (n > 0)
             GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, (ACC)p->scale, q.x, q.ld, k.x + seen.first * k.ld, k.ld, 0, s,
                  (int)lds);
-        NAME(exponentiate)(s, lds, rows, seen, maxima, sums);
+        NAME(exponentiate)(s, lds, rows, seen, (ACC)p->softcap, maxima, sums);
         if (n > 0)
             GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, 1, s, (int)lds, v.x + seen.first * v.ld, v.ld, 0, out.x, out.ld);
         else
@@ -306,9 +314,10 @@ static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) 
     return XT_OK;
 }
 
-/* s -> P = exp(s - lse), zero outside the columns that the row sees; dp -> dS = P (dp - delta), delta_i = dout_i . out_i. */
-XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t rows, Columns seen, int64_t dim, const ACC *lse,
-                                        const T *dout, int64_t dout_ld, const T *out, int64_t out_ld) {
+/* s -> P = exp(s - lse), zero outside the columns that the row sees; dp -> dS = P (dp - delta), delta_i = dout_i . out_i.
+ * cap: softcap, or 0. */
+XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t rows, Columns seen, ACC cap, int64_t dim,
+                                        const ACC *lse, const T *dout, int64_t dout_ld, const T *out, int64_t out_ld) {
     for (int64_t i = 0; i < rows; i++) {
         ACC *row = s + i * lds, *drow = dp + i * lds, delta = 0;
         const int64_t from = columns_from(seen, i), to = columns_to(seen, i);
@@ -316,10 +325,19 @@ XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t ro
         for (int64_t d = 0; d < dim; d++) delta += LOAD(dout[i * dout_ld + d]) * LOAD(out[i * out_ld + d]);
         ACC shift = lse[i];
         for (int64_t j = 0; j < from; j++) row[j] = drow[j] = 0;
-        for (int64_t j = from; j < to; j++) {
-            ACC e = EXP(row[j] - shift);
-            row[j] = e;
-            drow[j] = e * (drow[j] - delta);
+        if (cap > 0) {
+#pragma omp simd
+            for (int64_t j = from; j < to; j++) {
+                ACC t = TANH(row[j] / cap), e = EXP(cap * t - shift);
+                row[j] = e;
+                drow[j] = e * (drow[j] - delta) * (1 - t * t);
+            }
+        } else {
+            for (int64_t j = from; j < to; j++) {
+                ACC e = EXP(row[j] - shift);
+                row[j] = e;
+                drow[j] = e * (drow[j] - delta);
+            }
         }
         for (int64_t j = to; j < seen.count; j++) row[j] = drow[j] = 0;
     }
@@ -351,7 +369,7 @@ static void NAME(backward_block)(const XtAttentionBwd *p, const Part *part, int6
     ACC *dk_x = dk.x + seen.first * dk.ld, *dv_x = dv.x + seen.first * dv.ld;                  /* [n, D] each */
     GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, scale, q.x, q.ld, k_x, k.ld, 0, s, (int)lds);
     GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_T, m, n, d, 1, dout.x, dout.ld, v_x, v.ld, 0, dp, (int)lds);
-    NAME(differentiate)(s, dp, lds, rows, seen, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
+    NAME(differentiate)(s, dp, lds, rows, seen, (ACC)p->softcap, dim, lse, dout_at, p->dout_stride[2], out_at, p->out_stride[2]);
     GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, 1, s, (int)lds, dout.x, dout.ld, 1, dv_x, dv.ld);
     GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_N, XT_BLAS_N, m, d, n, scale, dp, (int)lds, k_x, k.ld, 0, dq.x, dq.ld);
     GEMM(XT_BLAS_ROW_MAJOR, XT_BLAS_T, XT_BLAS_N, n, d, m, scale, dp, (int)lds, q.x, q.ld, 1, dk_x, dk.ld);
@@ -423,4 +441,5 @@ XT_FAST static XtStatus NAME(add_shares)(void *context, int64_t begin, int64_t e
 
 #undef LOW
 #undef GEMM
+#undef TANH
 #endif

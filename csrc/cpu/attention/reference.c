@@ -1,8 +1,9 @@
 /* reference.c - attention as plain loops over one row of scores at a time: the specification of the fast implementations.
  *
  * Forward, per query row i: s_j = scale q_i . k_j over the j it sees, p = softmax(s), out_i = sum_j p_j v_j,
- * lse_i = log sum_j exp s_j.
- * Backward: p_j = exp(s_j - lse_i), dp_j = dout_i . v_j, delta_i = dout_i . out_i, ds_j = p_j (dp_j - delta_i);
+ * lse_i = log sum_j exp s_j. With a softcap c, c tanh(s_j / c) is in the place of s_j.
+ * Backward: p_j = exp(s_j - lse_i), dp_j = dout_i . v_j, delta_i = dout_i . out_i, ds_j = p_j (dp_j - delta_i), with a softcap
+ * times 1 - tanh(s_j / c)^2;
  * dq_i = scale sum_j ds_j k_j, dk_j = scale sum_i ds_j q_i, dv_j = sum_i p_j dout_i, the latter two also over the heads of a group.
  */
 #ifndef T
@@ -28,12 +29,15 @@ static ACC NAME(dot)(const T *a, const T *b, int64_t n) {
     return sum;
 }
 
+static ACC NAME(tanh_of)(ACC x) { return IS_F64 ? (ACC)tanh((double)x) : (ACC)tanhf((float)x); }
+
 /* A piece: query heads [begin, end) of all the batch. */
 static XtStatus NAME(forward_heads)(void *context, int64_t begin, int64_t end) {
     const XtAttentionFwd *p = context;
     void *scratch;
     XT_CHECK(xt_scratch((size_t)(p->skv + p->dim) * sizeof(ACC), &scratch));
     ACC *s = scratch, *sum_v = s + p->skv; /* [skv], [D] */
+    const ACC cap = (ACC)p->softcap;
     for (int64_t bh = begin; bh < end; bh++) {
         int64_t b = bh / p->heads, h = bh % p->heads, g = h / (p->heads / p->kv_heads);
         const T *k = (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1]; /* [skv, D] */
@@ -46,6 +50,7 @@ static XtStatus NAME(forward_heads)(void *context, int64_t begin, int64_t end) {
             ACC max = -INFINITY, sum = 0;
             for (int64_t j = seen.begin; j < seen.end; j++) {
                 s[j] = (ACC)p->scale * NAME(dot)(q, k + j * p->k_stride[2], p->dim);
+                if (cap > 0) s[j] = cap * NAME(tanh_of)(s[j] / cap);
                 if (s[j] > max || s[j] != s[j]) max = s[j];
             }
             for (int64_t d = 0; d < p->dim; d++) sum_v[d] = 0;
@@ -68,7 +73,7 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
     void *scratch;
     XT_CHECK(xt_scratch((size_t)((2 * p->skv + 1) * dim) * sizeof(ACC), &scratch));
     ACC *sum_k = scratch, *sum_v = sum_k + p->skv * dim, *sum_q = sum_v + p->skv * dim; /* [skv, D] twice, [D] */
-    ACC scale = (ACC)p->scale;
+    ACC scale = (ACC)p->scale, cap = (ACC)p->softcap;
     for (int64_t bg = begin; bg < end; bg++) {
         int64_t b = bg / p->kv_heads, g = bg % p->kv_heads;
         const T *k = (const T *)p->k + b * p->k_stride[0] + g * p->k_stride[1]; /* [skv, D] */
@@ -86,8 +91,9 @@ static XtStatus NAME(backward_groups)(void *context, int64_t begin, int64_t end)
             for (int64_t d = 0; d < dim; d++) sum_q[d] = 0;
             for (int64_t j = seen.begin; j < seen.end; j++) {
                 const T *kj = k + j * p->k_stride[2], *vj = v + j * p->v_stride[2]; /* [D] */
-                ACC pj = EXP(scale * NAME(dot)(q, kj, dim) - lse);
-                ACC ds = scale * pj * (NAME(dot)(dout, vj, dim) - delta);
+                ACC s = scale * NAME(dot)(q, kj, dim), t = cap > 0 ? NAME(tanh_of)(s / cap) : 0;
+                ACC pj = EXP((cap > 0 ? cap * t : s) - lse);
+                ACC ds = scale * pj * (NAME(dot)(dout, vj, dim) - delta) * (1 - t * t);
                 for (int64_t d = 0; d < dim; d++) {
                     sum_q[d] += ds * LOAD(kj[d]);
                     sum_k[j * dim + d] += ds * LOAD(q[d]);

@@ -16,7 +16,7 @@
 
 #include <stdlib.h>
 
-enum { BLOCK = 128, TILE = 64 }; /* channels and rows */
+enum { BLOCK = 256, TILE = 64 }; /* channels and rows */
 
 /* Tiles of all samples, and how many make a piece. */
 typedef struct CausalBwdJob {

@@ -1,4 +1,5 @@
 /* scaled_dot_product_attention.c - softmax(scale Q K^T + mask) V for every (batch, head) at once; the mask is causal, a window, documents.
+ * Sinks are added after whichever kernel has run.
  *
  * query [B, H, S, D], key and value [B, K, T, D] with H a multiple of K (grouped-query attention: K/V are shared by stride, never copied).
  * Any strides with a dense last dim are taken as they are: the [B*S, H*D] output of a projection goes in as a view. The result lies in
@@ -91,20 +92,61 @@ static XtStatus check(XtCall *c) {
     if (c->arg[8].given && !c->arg[3].b)
         return xt_error(XT_VALUE_ERROR, "scaled_dot_product_attention: window must be None without is_causal, got %lld",
                         (long long)c->arg[8].i);
+    const XtTensor *sinks = c->arg[9].tensor;
+    if (sinks) {
+        XT_CHECK(xt_check_like(c->op, "query", q, "sinks", sinks));
+        XT_CHECK(xt_check_shape(c->op, "sinks", sinks, 1, &heads));
+    }
+    if (c->arg[10].given && !(c->arg[10].f > 0 && c->arg[10].f < INFINITY))
+        return xt_error(XT_VALUE_ERROR, "scaled_dot_product_attention: softcap must be positive and finite, got %g", c->arg[10].f);
     return XT_OK;
 }
 
 /* 0 where no window is given, and where it reaches over all keys. */
 static int64_t window_of(const XtArg *arg, const XtTensor *k) { return arg->given && arg->i < k->shape[2] ? arg->i : 0; }
 
+static double softcap_of(const XtArg *arg) { return arg->given ? arg->f : 0; }
+
+static XtStatus add_sinks(const XtTensor *sinks, XtTensor *out, XtTensor *lse) {
+    XtAttentionSinksFwd p = {.out = out->data,
+                             .lse = lse->data,
+                             .sinks = sinks->data,
+                             .dtype = out->dtype,
+                             .batch = out->shape[0],
+                             .heads = out->shape[1],
+                             .sq = out->shape[2],
+                             .dim = out->shape[3]};
+    set_strides(p.out_stride, out);
+    return xt_backend_of(out)->attention_sinks_fwd(&p);
+}
+
+static XtStatus sinks_gradient(const XtTensor *sinks, const XtTensor *dout, const XtTensor *out, const XtTensor *lse,
+                               XtTensor **dsinks) {
+    XT_CHECK(xt_empty_like(sinks, dsinks));
+    XtAttentionSinksBwd p = {.dsinks = (*dsinks)->data,
+                             .dout = dout->data,
+                             .out = out->data,
+                             .lse = lse->data,
+                             .sinks = sinks->data,
+                             .dtype = out->dtype,
+                             .batch = out->shape[0],
+                             .heads = out->shape[1],
+                             .sq = out->shape[2],
+                             .dim = out->shape[3]};
+    set_strides(p.dout_stride, dout);
+    set_strides(p.out_stride, out);
+    return xt_backend_of(out)->attention_sinks_bwd(&p);
+}
+
 static XtStatus forward(XtCall *c) {
-    XtTensor *q = NULL, *k = NULL, *v = NULL, *out = NULL, *lse = NULL, *documents = NULL;
+    XtTensor *q = NULL, *k = NULL, *v = NULL, *out = NULL, *lse = NULL, *documents = NULL, *sinks = NULL;
     XtStatus status = XT_OK;
     XT_TRY(check(c));
     XT_TRY(dense_last(c->arg[0].tensor, &q));
     XT_TRY(dense_last(c->arg[1].tensor, &k));
     XT_TRY(dense_last(c->arg[2].tensor, &v));
     if (c->arg[7].tensor) XT_TRY(xt_dense(c->arg[7].tensor, &documents));
+    if (c->arg[9].tensor) XT_TRY(xt_dense(c->arg[9].tensor, &sinks));
     XT_TRY(empty_token_major(q, q->shape, &out));
     XT_TRY(xt_empty_shape(q, xt_dtype_accumulator(q->dtype), 3, q->shape, &lse));
     XtAttentionFwd p = {.out = out->data,
@@ -122,6 +164,7 @@ static XtStatus forward(XtCall *c) {
                         .dim = q->shape[3],
                         .window = window_of(&c->arg[8], k),
                         .scale = scale_of(&c->arg[4], q->shape[3]),
+                        .softcap = softcap_of(&c->arg[10]),
                         .causal = c->arg[3].b,
                         .tf32 = xt_tf32()};
     set_strides(p.out_stride, out);
@@ -129,12 +172,14 @@ static XtStatus forward(XtCall *c) {
     set_strides(p.k_stride, k);
     set_strides(p.v_stride, v);
     XT_TRY(xt_attention_fwd(q->storage->device, c->arg[6].given ? c->arg[6].s : NULL, &p));
+    if (sinks) XT_TRY(add_sinks(sinks, out, lse));
     XT_TRY(xt_save(c, q));
     XT_TRY(xt_save(c, k));
     XT_TRY(xt_save(c, v));
     XT_TRY(xt_save(c, out));
     XT_TRY(xt_save(c, lse));
     XT_TRY(xt_save(c, documents));
+    XT_TRY(xt_save(c, sinks));
     c->out[c->out_count++] = out;
     out = NULL;
 done:
@@ -144,14 +189,15 @@ done:
     xt_tensor_release(out);
     xt_tensor_release(lse);
     xt_tensor_release(documents);
+    xt_tensor_release(sinks);
     return status;
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *saved[6], *dy = NULL;
+    XtTensor *saved[7], *dy = NULL;
     const XtArg *arg = xt_node_args(n);
     XtStatus status = XT_OK;
-    for (int i = 0; i < 6; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
+    for (int i = 0; i < 7; i++) XT_TRY(xt_node_saved(n, i, &saved[i]));
     XtTensor *q = saved[0], *k = saved[1], *v = saved[2], *out = saved[3], *lse = saved[4];
     XT_TRY(dense_last(dout[0], &dy));
     XT_TRY(empty_gradients(saved, din));
@@ -174,6 +220,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
                         .dim = q->shape[3],
                         .window = window_of(&arg[8], k),
                         .scale = scale_of(&arg[4], q->shape[3]),
+                        .softcap = softcap_of(&arg[10]),
                         .causal = arg[3].b,
                         .tf32 = xt_tf32()};
     set_strides(p.dq_stride, din[0]);
@@ -185,6 +232,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     set_strides(p.v_stride, v);
     set_strides(p.out_stride, out);
     XT_TRY(xt_attention_bwd(q->storage->device, arg[6].given ? arg[6].s : NULL, &p));
+    if (saved[6] && xt_node_needs(n, 4)) XT_TRY(sinks_gradient(saved[6], dy, out, lse, &din[4]));
 done:
     xt_tensor_release(dy);
     return status;
@@ -194,12 +242,15 @@ const XtOp xt_op_scaled_dot_product_attention = {
     .name = "scaled_dot_product_attention",
     .signature =
         "query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float? = None, enable_gqa: bool = False, "
-        "backend: str? = None, documents: Tensor? = None, window: int? = None -> Tensor",
+        "backend: str? = None, documents: Tensor? = None, window: int? = None, sinks: Tensor? = None, "
+        "softcap: float? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "softmax(scale * query @ key^T) @ value per head. query [B, H, S, D], key and value [B, K, T, D]; scale defaults to "
            "1/sqrt(D).\n"
            "is_causal: query i sees keys j <= i + (T - S). backend: a name of attention_backends(device).\n"
            "documents: int32 [B, 2, S], for each token the first of its document and the one behind its last: it sees no other\n"
-           "document. window, with is_causal: a query sees this many keys, itself included.",
+           "document. window, with is_causal: a query sees this many keys, itself included.\n"
+           "sinks [H], of query's dtype: one more logit of each head in the denominator. softcap: a score s is\n"
+           "softcap * tanh(s / softcap).",
 };

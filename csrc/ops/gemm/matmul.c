@@ -164,7 +164,8 @@ XtStatus xt_matmul_with_bias(XtTensor *a, XtTensor *b, XtView bias, XtTensor *ou
     return xt_backend_of(out)->binary(&p);
 }
 
-XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, XtTensor *out, XtTensor *extra, bool *done) {
+XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, const XtTensor *bias, XtTensor *out, XtTensor *extra,
+                            bool *done) {
     Operand l = {0}, r = {0};
     XtStatus status = XT_OK;
     XtGemm p;
@@ -172,6 +173,7 @@ XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, XtTensor *ou
     XT_TRY(describe_product(a, b, out, &l, &r, &p));
     p.epilogue = (XtGemmEpilogue)epilogue;
     p.extra = xt_data(extra);
+    p.bias = xt_data(bias);
     XT_TRY(xt_gemm_where_supported(out->storage->device, NULL, &p, done));
 done:
     xt_tensor_release(l.tensor);

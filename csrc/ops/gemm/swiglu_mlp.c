@@ -38,7 +38,7 @@ static XtStatus open_up(XtTensor *rows, XtTensor *const *weights, XtTensor *gate
     XT_TRY(xt_join_rows(2, weights, &joined));
     if (joined) {
         XT_TRY(xt_transposed(joined, &transposed));
-        XT_TRY(xt_matmul_epilogue(rows, transposed, XT_GEMM_SWIGLU, gate_up, h, &done));
+        XT_TRY(xt_matmul_epilogue(rows, transposed, XT_GEMM_SWIGLU, NULL, gate_up, h, &done));
     }
     if (!done) {
         XT_TRY(xt_joined_product(rows, 2, weights, gate_up));
@@ -121,7 +121,7 @@ static XtStatus gate_up_gradient(XtNode *n, XtTensor *dy, XtTensor *down, XtTens
     XtStatus status = XT_OK;
     bool done = false;
     XT_TRY(xt_node_take_last(n, GATE_UP, out));
-    if (*out) XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, *out, NULL, &done));
+    if (*out) XT_TRY(xt_matmul_epilogue(dy, down, XT_GEMM_SWIGLU_BWD, NULL, *out, NULL, &done));
     if (!*out) XT_TRY(xt_empty_like(gate_up, out));
     if (!done) {
         XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], down->shape[1]}, &dh));

@@ -68,19 +68,26 @@ done:
     return status;
 }
 
+XtStatus xt_check_rope_base(const XtOp *op, const XtRopeBase *base) {
+    const char *name = op->name;
+    if (!(base->theta > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", name, base->theta);
+    if (!(base->factor > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: factor must be positive, got %g", name, base->factor);
+    if (base->theta < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: theta must be at least 1e-9, got %g", name, base->theta);
+    if (base->factor < XT_ROPE_LEAST)
+        return xt_error(XT_VALUE_ERROR, "%s: factor must be at least 1e-9, got %g", name, base->factor);
+    if (!(base->original_length >= 0.0))
+        return xt_error(XT_VALUE_ERROR, "%s: original_length must be at least 0, got %g", name, base->original_length);
+    if (base->original_length > 0.0 && !(0.0 < base->low_freq_factor && base->low_freq_factor < base->high_freq_factor))
+        return xt_error(XT_VALUE_ERROR, "%s: low_freq_factor must be positive and below high_freq_factor %g, got %g", name,
+                        base->high_freq_factor, base->low_freq_factor);
+    return XT_OK;
+}
+
 XtStatus xt_rope_places(const XtCall *c, int first, const char *arg_x, const XtTensor *x, XtTensor **positions, int64_t *period) {
     const XtArg *given = &c->arg[first + 1], *turn = &c->arg[first + 2];
     const XtRopeBase base = xt_rope_base(c->arg, first);
     const char *op = c->op->name;
-    if (!(base.theta > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: theta must be positive, got %g", op, base.theta);
-    if (!(base.factor > 0.0)) return xt_error(XT_VALUE_ERROR, "%s: factor must be positive, got %g", op, base.factor);
-    if (base.theta < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: theta must be at least 1e-9, got %g", op, base.theta);
-    if (base.factor < XT_ROPE_LEAST) return xt_error(XT_VALUE_ERROR, "%s: factor must be at least 1e-9, got %g", op, base.factor);
-    if (!(base.original_length >= 0.0))
-        return xt_error(XT_VALUE_ERROR, "%s: original_length must be at least 0, got %g", op, base.original_length);
-    if (base.original_length > 0.0 && !(0.0 < base.low_freq_factor && base.low_freq_factor < base.high_freq_factor))
-        return xt_error(XT_VALUE_ERROR, "%s: low_freq_factor must be positive and below high_freq_factor %g, got %g", op,
-                        base.high_freq_factor, base.low_freq_factor);
+    XT_CHECK(xt_check_rope_base(c->op, &base));
     if (given->given && turn->given) return xt_error(XT_VALUE_ERROR, "%s: give positions or period, not both", op);
     if (turn->given && turn->i < 1)
         return xt_error(XT_VALUE_ERROR, "%s: period must be at least 1, got %lld", op, (long long)turn->i);

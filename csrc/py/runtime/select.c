@@ -128,7 +128,7 @@ static bool fill_attention(const PyBound *bound, XtAttentionBwd *p) {
         memcpy(of_kv[i], from + 3, 3 * sizeof *from);
     }
     p->documents = arg[9].b ? place(0) : NULL;
-    p->window = arg[10].i;
+    p->window = arg[10].i, p->softcap = arg[11].f;
     p->q = p->k = p->v = p->out = p->dout = p->dq = p->dk = p->dv = place(arg[4].i);
     return true;
 }
@@ -148,6 +148,7 @@ static XtAttentionFwd forward_of(const XtAttentionBwd *b) {
                         .dim = b->dim,
                         .window = b->window,
                         .scale = b->scale,
+                        .softcap = b->softcap,
                         .tf32 = b->tf32};
     memcpy(p.q_stride, b->q_stride, sizeof p.q_stride);
     memcpy(p.k_stride, b->k_stride, sizeof p.k_stride);
@@ -227,12 +228,12 @@ const PyFunction py_select_functions[] = {
      GEMM, NULL},
     {"explain_attention",
      "sizes: ints, dtype: dtype = 'float32', backward: bool = False, strides: ints = (), offset: int = 0, scale: float? = None, "
-     "tf32: bool = False, device: device = 'cpu', backend: str? = None, documents: bool = False, window: int = 0 -> [(str, str, "
-     "str?)]",
+     "tf32: bool = False, device: device = 'cpu', backend: str? = None, documents: bool = False, window: int = 0, "
+     "softcap: float = 0.0 -> [(str, str, str?)]",
      run_explain_attention,
      "The same for attention. sizes (B, H, K, S, T, D); strides (batch, head, row) of query and then of key, else dense; with "
      "documents,\n"
-     "and a window of so many keys.",
+     "a window of so many keys, and a softcap.",
      ATTENTION, NULL},
     {"explain_chunk", "sizes: ints, dtype: dtype = 'float32' -> (int, bool)", run_explain_chunk,
      "For linear_cross_entropy of sizes (rows, C, V): the rows of logits that it makes at once, and whether its forward makes the "

@@ -260,10 +260,10 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
         counts.launches++;
         return call(parameters);
     }
-#define LISTED(name, Params)                                                                                          \
-    if (!strcmp(slot, #name)) {                                                                                       \
-        const Params *p = parameters;                                                                                 \
-        return keep_call(call, p, sizeof *p, p->items, (size_t)p->count * sizeof *p->items, offsetof(Params, items)); \
+#define LISTED(name, Params, list, length)                                                                          \
+    if (!strcmp(slot, #name)) {                                                                                     \
+        const Params *p = parameters;                                                                               \
+        return keep_call(call, p, sizeof *p, p->list, (size_t)p->length * sizeof *p->list, offsetof(Params, list)); \
     }
     if (!strcmp(slot, "adamw")) {
         for (const XtAdamW *p = parameters; p; p = p->next) {
@@ -274,12 +274,13 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
         }
         return XT_OK;
     }
-    LISTED(grad_norm, XtGradNorm)
-    LISTED(clip, XtClip)
-    LISTED(tree_sum, XtTreeSum)
-    LISTED(muon_direction, XtMuon)
-    LISTED(muon_update, XtMuon)
-    LISTED(ema, XtEma)
+    LISTED(grad_norm, XtGradNorm, items, count)
+    LISTED(clip, XtClip, items, count)
+    LISTED(tree_sum, XtTreeSum, items, count)
+    LISTED(decoder_step, XtDecoderStep, layer, layers)
+    LISTED(muon_direction, XtMuon, items, count)
+    LISTED(muon_update, XtMuon, items, count)
+    LISTED(ema, XtEma, items, count)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }
@@ -315,6 +316,18 @@ static const char *supports_epilogue(const XtGemm *p, const XtDeviceTraits *trai
     (void)traits;
     return p->epilogue && getenv("FAKE_EPILOGUES") ? NULL : "it has no epilogue";
 }
+/* Of bfloat16; one of the sums of a group has them all. */
+static void sum_rows(const XtGemm *p) {
+    const int64_t groups = (p->m + XT_GEMM_SUMMED - 1) / XT_GEMM_SUMMED;
+    float *sums = p->extra;
+    memset(sums, 0, (size_t)(groups * XT_GEMM_SUMS * p->n) * sizeof *sums);
+    for (int64_t i = 0; i < p->m * p->n; i++) {
+        uint32_t word = (uint32_t)((const uint16_t *)p->c)[i / p->n * p->ldc + i % p->n] << 16;
+        float value;
+        memcpy(&value, &word, sizeof value);
+        sums[i / p->n / XT_GEMM_SUMMED * XT_GEMM_SUMS * p->n + i % p->n] += value;
+    }
+}
 static XtStatus do_epilogue(const void *parameters) {
     const XtGemm *p = parameters;
     XtGemm product = *p;
@@ -326,12 +339,22 @@ static XtStatus do_epilogue(const void *parameters) {
         XtStatus status = row("tiled")->run(&product);
         return status == XT_OK ? xt_cpu_backend.swiglu_fwd(&s) : status;
     }
+    if (p->epilogue == XT_GEMM_GELU) {
+        XtBiasGeluFwd s = {p->extra, c, p->bias, p->dtype_c, p->m, p->n, true};
+        product.bias = NULL;
+        XtStatus status = row("tiled")->run(&product);
+        return status == XT_OK ? xt_cpu_backend.bias_gelu_fwd(&s) : status;
+    }
     product.c = malloc((size_t)(p->m * p->n) * size + 1), product.ldc = p->n;
+    product.bias = NULL;
     char *up = c + p->n * (int64_t)size;
     XtSwigluBwd s = {c, up, product.c, c, up, p->dtype_c, p->m, p->n, p->ldc};
+    XtBiasGeluBwd g = {c, product.c, c, p->bias, p->dtype_c, p->m, p->n, true};
     XtStatus status = row("tiled")->run(&product);
-    if (status == XT_OK) status = xt_cpu_backend.swiglu_bwd(&s);
+    if (status == XT_OK)
+        status = p->epilogue == XT_GEMM_GELU_BWD ? xt_cpu_backend.bias_gelu_bwd(&g) : xt_cpu_backend.swiglu_bwd(&s);
     free(product.c);
+    if (status == XT_OK && p->epilogue == XT_GEMM_GELU_BWD && p->extra) sum_rows(p);
     return status;
 }
 static XtStatus fake_epilogue(const XtGemm *p) { return pass("gemm", do_epilogue, p, sizeof *p); }

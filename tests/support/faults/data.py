@@ -18,6 +18,7 @@ _STEPS, _KEPT, _CACHED = (
     "tests/ops/test_cached_attention.py::",
     "csrc/cpu/attention/cached_attention.c",
 )
+_STEP, _STEPPED = "csrc/cpu/layers/decoder_step.c", "tests/ops/test_cached_attention.py::"
 _SAMPLE, _DRAWING = "csrc/cpu/layers/sample.c", "tests/ops/test_sample.py::"
 _MODEL = "tests/nn/test_model.py::"
 
@@ -121,6 +122,13 @@ FAULTS = [
     Fault("cached_attention: the length is a position", _CACHED, "position < p->length;", "position <= p->length;", "n in [0, L)", _KEPT + "test_positions_outside"),
     Fault("cached_attention: heads modulo groups", _CACHED, "for (int64_t h = g * group; h < (g + 1) * group; h++) {", "for (int64_t h = g; h < p->heads; h += p->kv_heads) {", "head h sees kv head h / (H/K)", FORWARD + "cached_attention"),
     Fault("cached_attention: changes are not counted", "csrc/ops/attention/cached_attention.c", "    XT_TRY(xt_begin_inplace(keys, c->op->name));\n", "", "keys and values are changed in place", _KEPT + "test_changes_are_counted"),
+    Fault("decoder_step: the first key is not kept", _STEP, "if (known && dim > 0) {", "if (known && dim > 0 && position > 0) {", "keys and values get the new ones", _STEPPED + "test_a_step_is_the_layers_of_a_model"),
+    Fault("decoder_step: the length is a position", _STEP, "position < p->length;", "position <= p->length;", "a row outside [0, L) stores nothing", _STEPPED + "test_rows_outside_the_cache"),
+    Fault("decoder_step: one norm for both", _STEP, "NAME(norm_row)(h, x, w->mlp_norm, c, (ACC)p->eps);", "NAME(norm_row)(h, x, w->norm, c, (ACC)p->eps);", "h = rms_norm(x, mlp_norm)", FORWARD + "decoder_step"),
+    Fault("decoder_step: gate and up are exchanged", _STEP, "(1 + EXP(-LOAD(gate[i]))) * LOAD(up[i])", "(1 + EXP(-LOAD(up[i]))) * LOAD(gate[i])", "silu(gate) up", FORWARD + "decoder_step"),
+    Fault("decoder_step: changes are not counted", "csrc/ops/layers/decoder_step.c", "    for (int i = 0; i < c->arg[CACHES].count; i++) XT_TRY(xt_begin_inplace(caches[i], c->op->name));\n", "", "keys and values are changed in place", _STEPPED + "test_changes_of_the_caches_are_counted"),
+    Fault("decoder_step: scaled frequencies", "csrc/ops/layers/decoder_step.c", "return (XtRopeBase){arg[THETA].f, scale[0].f,", "return (XtRopeBase){arg[THETA].f, 1.0,", "factor", _STEPPED + "test_a_step_is_the_layers_of_a_model"),
+    Fault("decoder_step: members are passed over", "xtrain/models/decoder.py", "    if not (is_stock(attn, Attention) and is_stock(mlp, MLP)):\n", "    if not is_stock(attn, Attention):\n", "None where the op would not do", _STEPPED + "test_members_that_the_op_does_not_replace"),
     Fault("cache: room for one less", _G + "cache.py", "        if end > self.length:\n", "        if end >= self.length:\n", "positions that fit are stored", _SAMPLING + "test_a_cache_holds_what_it_has_room_for"),
     Fault("cache: values of the keys", _G + "cache.py", "_C.slice(values, 2, start, end).copy_(value)", "_C.slice(values, 2, start, end).copy_(key)", "keys and values", _MODEL + "test_generation_with_caches_is_generation_without"),
     Fault("text: the end is shown", _G + "text.py", "                        row.done = True\n                    else:\n                        row.ids.append(token)\n", "                        row.done = True\n                    row.ids.append(token)\n", "ends early at the end-of-document token", _SAMPLING + "test_text_ends_before_its_end_token"),

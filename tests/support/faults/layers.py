@@ -7,6 +7,7 @@ from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
 _L = "csrc/cpu/layers/"
 _CONV = "csrc/cpu/conv/"
 _CHUNKS = "tests/ops/test_loss_in_chunks.py::"
+_MASKED = "tests/ops/test_masked_attention.py::"
 _LN = "tests/ops/test_layer_norm.py::test_layer_norm_"
 _ADAMW = "tests/nn/test_optim.py::test_adamw_over_fifty_steps"
 
@@ -348,6 +349,33 @@ FAULTS = [
         "attention: the last share is not added", "csrc/cpu/attention/materialized.c", "for (int64_t r = 1; r < shares; r++) sum_k",
         "for (int64_t r = 1; r < shares - 1; r++) sum_k", "dk and dv sum over the shares of a kv head",
         "tests/ops/test_selection.py::test_what_attention_supports_is_right",
+    ),
+    Fault(
+        "attention: a softcap without its slope", "csrc/cpu/attention/materialized.c", "drow[j] = e * (drow[j] - delta) * (1 - t * t);",
+        "drow[j] = e * (drow[j] - delta) * (t * t < 2);", "dS has the factor 1 - tanh^2",
+        GRADIENT + "scaled_dot_product_attention:sinks",
+    ),
+    Fault(
+        "attention: a softcap that is not scaled back", "csrc/cpu/attention/materialized.c", "row[j] = cap * TANH(row[j] / cap);",
+        "row[j] = TANH(row[j] / cap);", "softcap * tanh(s / softcap)", FORWARD + "scaled_dot_product_attention:sinks",
+    ),
+    Fault(
+        "attention: a sink that is not in lse", "csrc/cpu/attention/attention_sinks.c", "lse[row] = max + (ACC)log((double)sum);",
+        "", "lse = log(exp(lse) + exp(sink))", GRADIENT + "scaled_dot_product_attention:sinks",
+    ),
+    Fault(
+        "attention: sinks without a maximum", "csrc/cpu/attention/attention_sinks.c", "max = lse[row] > sink ? lse[row] : sink;",
+        "max = sink;", "sinks far below the scores do not overflow",
+        _MASKED + "test_sinks_far_from_the_scores",
+    ),
+    Fault(
+        "attention: the sinks' gradient of one entry", "csrc/cpu/attention/attention_sinks.c", "for (int64_t b = 0; b < p->batch; b++) {",
+        "for (int64_t b = 0; b < 1 && b < p->batch; b++) {", "dsinks sums over the batch",
+        _MASKED + "test_sinks_and_softcap_are_those_of_the_composed_form",
+    ),
+    Fault(
+        "attention: composed without a softcap", "xtrain/functional.py", "scores = (scores * (1 / softcap)).tanh() * softcap",
+        "pass", "softcap, with a mask, too", _MASKED + "test_sinks_and_softcap_are_those_of_the_composed_form",
     ),
     Fault(
         "attention: shares as many as threads", "csrc/cpu/attention/materialized.c", "int64_t shares = (PIECES + groups - 1) / groups;",

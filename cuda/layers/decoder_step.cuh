@@ -1,0 +1,501 @@
+/* decoder_step.cuh - the parts of decoder_step.cu's kernel: what the blocks share, products with weights from a ring of slots, rows that are
+ * normalised on their way into a product, attention over a chunk. The plan is in decoder_step.cu. */
+#pragma once
+
+#include "arch/sm90.cuh"
+#include "layers/rms_norm.cuh"
+#include "layers/rope.cuh"
+
+enum {
+    ROWS = 16,                          /* the most: those of the matrix unit */
+    WARPS = 8,                          /* that compute */
+    CONSUMERS = WARPS * 32,             /* their threads */
+    THREADS_OF_BLOCK = CONSUMERS + 128, /* and a warpgroup whose first warp copies: registers are handed on by warpgroups */
+    CHUNK = 128,                        /* terms of a warp in a slot */
+    TERMS = WARPS * CHUNK,              /* of a slot */
+    PITCH = TERMS * 2 + 64,             /* bytes from row to row of a slot: the lanes of a read have banks of their own */
+    SLOT = 8 * PITCH,                   /* bytes: a row for each column of a tile */
+    SLOTS = 12,                         /* what fits */
+    MOST_TILES = 6,                     /* whose sums are joined at once */
+    COLS = MOST_TILES * 8,              /* of them */
+    MOST_LAYERS = 64,                   /* what the parameters of a kernel hold */
+    MOST_TERMS = 3 * TERMS,             /* of a product: what registers hold of the rows */
+    POSITIONS = 64,                     /* of a chunk, as in cached_attention.cu */
+    HALF = CONSUMERS / 2,               /* threads that have a chunk */
+    HEADS = 2,                          /* query heads that share it */
+    MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
+    ALL = 1,                            /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
+};
+
+/* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
+
+/* Zeros between launches. Blocks that have come to a meeting, over all meetings; blocks that have left the last one. */
+__device__ unsigned step_met, step_left;
+/* Chunks that are done, for each row and tile of query heads. The last one resets its count. */
+__device__ unsigned step_chunks[MOST_GROUPS];
+
+template <typename T> struct StepLayer {
+    const T *norm, *q, *k, *v, *q_norm, *k_norm, *o, *mlp_norm, *gate, *up, *down;
+    T *keys, *values; // [B, K, L, D]
+};
+template <typename T> struct Step {
+    const T *x;                // [B, C]
+    T *out;                    // [B, C]: the stream from the first layer's output on
+    T *qkv, *attended, *gated; // [B, (H + 2 K) D], [B, H D], [B, F]
+    float *parts;              // [B, H, chunks, D], as in cached_attention.cu
+    float2 *stats;             // [B, H, chunks]
+    const int64_t *positions;  // [B]
+    int64_t length;            // L
+    int layers, batch, channels, heads, kv_heads, inner, chunks;
+    int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
+    float eps, inverse_channels, inverse_dim, scale;
+    float frequency[64]; /* of the D / 2 pairs */
+    StepLayer<T> layer[MOST_LAYERS];
+};
+
+template <int D> struct alignas(16) StepChunk {
+    static constexpr int LANES = D / 8, LINES = HALF / LANES;
+    float scores[HEADS][POSITIONS], sums[LINES][HEADS][D];
+    float2 stat[HEADS];
+    bool is_last;
+};
+template <typename T, int D> struct StepShared {
+    alignas(128) char slots[SLOTS][SLOT];
+    union {
+        float sums[WARPS][ROWS][COLS];
+        struct {
+            StepChunk<D> of_half[2];
+            T lines[WARPS][HEADS + 1][D]; /* queries and the key of a chunk, normalised and turned: each warp has its own */
+        } chunk;
+    };
+    T angles[ROWS][2][D / 2]; /* cosines, sines */
+    float rstd[ROWS];
+    int used[ROWS]; /* chunks of a row; 1 where it stands outside the cache */
+    uint64_t full[SLOTS], empty[SLOTS];
+};
+
+/* 16 bytes, or an element, that another block may have written since the launch. */
+template <typename T> __device__ inline XtPiece<T, 8> read_shared_piece(const T *p) {
+    const uint4 q = __ldcg((const uint4 *)p);
+    return {{q.x, q.y, q.z, q.w}};
+}
+
+/* ---- slots --------------------------------------------------------------------------------------------------------------------- */
+
+/* A place in the sequence of all slots of a block. */
+struct Place {
+    int slot = 0, phase = 0;
+    __device__ void next() {
+        if (++slot == SLOTS) slot = 0, phase ^= 1;
+    }
+};
+/* Tiles that are multiplied at once, of `left`: 4, 2 or 1. Both roles go through a product in this order. */
+__device__ inline int at_once(int left) { return left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+
+/* Copies the rows of `tiles` tiles, of `terms` each, to the slots from place on; row(tile, r) is row r of a tile. Called by a warp. */
+template <typename T, int D, typename Row>
+__device__ inline void fetch(StepShared<T, D> &s, Place &place, int tiles, int terms, Row row) {
+    const int lane = threadIdx.x % 32;
+    for (int round = 0; round < tiles; round += MOST_TILES)
+        for (int end = min(round + MOST_TILES, tiles), first = round, count; first < end; first += count) {
+            count = at_once(end - first);
+            for (int from = 0; from < terms; from += TERMS)
+                for (int j = 0; j < count; j++, place.next()) {
+                    const int bytes = min(TERMS, terms - from) * 2;
+                    const uint32_t full = xt_shared_address(&s.full[place.slot]);
+                    xt_barrier_wait(xt_shared_address(&s.empty[place.slot]), place.phase ^ 1);
+                    if (lane == 0) xt_barrier_expect(full, 8 * bytes);
+                    __syncwarp();
+                    if (lane < 8)
+                        xt_bulk_load(xt_shared_address(s.slots[place.slot] + lane * PITCH), row(first + j, lane) + from, bytes,
+                                     full);
+                }
+        }
+}
+
+/* Adds the products of rows a with TILES tiles: this warp's share of the terms. */
+template <typename T, int D, int KS, int MANY, int TILES>
+__device__ inline void multiply(StepShared<T, D> &s, Place &place, float (&d)[TILES][4], const uint32_t (&a)[KS][4][MANY][4],
+                                int terms) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < KS; k++) {
+        if (k * TERMS >= terms) break;
+        int slot[TILES];
+#pragma unroll
+        for (int j = 0; j < TILES; j++, place.next()) {
+            slot[j] = place.slot;
+            xt_barrier_wait(xt_shared_address(&s.full[place.slot]), place.phase);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = warp * CHUNK + i * 32;
+            if (k * TERMS + at >= terms) break;
+#pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                const uint4 w = *(const uint4 *)(s.slots[slot[j]] + g * PITCH + (at + 8 * t) * 2);
+                const uint32_t *u = a[k][i][0], *v = a[k][i][MANY - 1];
+                xt_mma_16<T>(d[j], u[0], MANY > 1 ? v[0] : 0, u[1], MANY > 1 ? v[1] : 0, w.x, w.y);
+                xt_mma_16<T>(d[j], u[2], MANY > 1 ? v[2] : 0, u[3], MANY > 1 ? v[3] : 0, w.z, w.w);
+            }
+        }
+        __syncwarp();
+        if (lane == 0) {
+#pragma unroll
+            for (int j = 0; j < TILES; j++) xt_barrier_arrive(xt_shared_address(&s.empty[slot[j]]));
+        }
+    }
+}
+template <typename T, int D, int KS, int MANY, int TILES>
+__device__ inline void multiply_and_keep(StepShared<T, D> &s, Place &place, const uint32_t (&a)[KS][4][MANY][4], int terms,
+                                         int column) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    float d[TILES][4] = {};
+    multiply<T, D, KS, MANY, TILES>(s, place, d, a, terms);
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+#pragma unroll
+        for (int half = 0; half < MANY; half++)
+            *(float2 *)&s.sums[warp][g + 8 * half][column + 8 * j + 2 * t] = make_float2(d[j][2 * half], d[j][2 * half + 1]);
+}
+/* The sum of an element over the warps, in their order. */
+template <typename T, int D> __device__ inline float joined(const StepShared<T, D> &s, int row, int column) {
+    float sum = s.sums[0][row][column];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) sum += s.sums[w][row][column];
+    return sum;
+}
+/* Multiplies rows a with `tiles` tiles. store(first, count): columns [0, count) of `joined` are those from tile `first` on. */
+template <typename T, int D, int KS, int MANY, typename Store>
+__device__ inline void products(StepShared<T, D> &s, Place &place, const uint32_t (&a)[KS][4][MANY][4], int tiles, int terms,
+                                Store store) {
+    for (int round = 0; round < tiles; round += MOST_TILES) {
+        const int end = min(round + MOST_TILES, tiles);
+        if (round > 0) xt_named_sync(ALL, CONSUMERS);
+        for (int first = round, count; first < end; first += count) {
+            count = at_once(end - first);
+            const int column = (first - round) * 8;
+            if (count == 4) multiply_and_keep<T, D, KS, MANY, 4>(s, place, a, terms, column);
+            else if (count == 2) multiply_and_keep<T, D, KS, MANY, 2>(s, place, a, terms, column);
+            else multiply_and_keep<T, D, KS, MANY, 1>(s, place, a, terms, column);
+        }
+        xt_named_sync(ALL, CONSUMERS);
+        store(round, (end - round) * 8);
+    }
+}
+
+/* ---- rows of a product ------------------------------------------------------------------------------------------------------------ */
+
+/* The rows x [batch, terms] as a product takes them: those that other blocks have just written. */
+template <typename T, int KS, int MANY>
+__device__ inline void load_rows(uint32_t (&a)[KS][4][MANY][4], const T *x, int batch, int terms) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < KS; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int half = 0; half < MANY; half++) {
+                const int row = g + 8 * half, at = k * TERMS + warp * CHUNK + i * 32 + 8 * t;
+                XtPiece<T, 8> piece = {};
+                if (row < batch && at < terms) piece = read_shared_piece(x + row * terms + at);
+#pragma unroll
+                for (int e = 0; e < 4; e++) a[k][i][half][e] = piece.word[e];
+            }
+}
+/* This thread's pieces of a norm's weight, which can be loaded before a meeting. */
+template <typename T> __device__ inline void load_norm(XtPiece<T, 8> (&weight)[4], const T *from, int channels) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = warp * CHUNK + i * 32 + lane % 4 * 8;
+        weight[i] = {};
+        if (at < channels) weight[i] = xt_read<T, 8>(from + at);
+    }
+}
+/* a = rms_norm of the rows x [batch, channels]: a warp has the sum of every eighth row. */
+template <typename T, int D, int MANY>
+__device__ inline void load_normalised(StepShared<T, D> &s, const Step<T> &p, uint32_t (&a)[1][4][MANY][4], const T *x,
+                                       const XtPiece<T, 8> (&weight)[4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+    load_rows<T, 1, MANY>(a, x, p.batch, p.channels);
+    XtPiece<T, 8> piece[MANY][4];
+#pragma unroll
+    for (int half = 0; half < MANY; half++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = warp + 8 * half, at = (i * p.norm_lanes + lane % p.norm_lanes) * 8;
+            piece[half][i] = {};
+            if (row < p.batch && i < p.norm_pieces && at < p.channels)
+                piece[half][i] = read_shared_piece(x + row * p.channels + at);
+        }
+#pragma unroll
+    for (int half = 0; half < MANY; half++) {
+        float sum[1] = {0};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < p.norm_pieces) sum[0] += squares<T, 8>(piece[half][i]);
+        sum_of_lanes<1>(sum, p.norm_lanes);
+        if (lane == 0) s.rstd[warp + 8 * half] = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
+    }
+    xt_named_sync(ALL, CONSUMERS);
+#pragma unroll
+    for (int half = 0; half < MANY; half++) {
+        const float rstd = s.rstd[g + 8 * half];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            XtPiece<T, 8> x_piece;
+#pragma unroll
+            for (int e = 0; e < 4; e++) x_piece.word[e] = a[0][i][half][e];
+            const XtPiece<T, 8> normal = normalised<T, 8>(x_piece, weight[i], rstd);
+#pragma unroll
+            for (int e = 0; e < 4; e++) a[0][i][half][e] = normal.word[e];
+        }
+    }
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------------------------- */
+
+/* A chunk of a group: of the query heads [head, head + count) of a row, which share a kv head. */
+struct Chunk {
+    int group, b, kv_head, head, count, chunk, used, tile;
+    int64_t position; /* of the new token */
+    bool known;       /* it lies in the cache */
+};
+/* Tiles of query heads for each kv head: groups of a row. */
+template <typename T> __device__ inline int tiles_of(const Step<T> &p) { return (p.heads / p.kv_heads + HEADS - 1) / HEADS; }
+
+template <typename T, int D> __device__ inline Chunk chunk_of(const StepShared<T, D> &s, const Step<T> &p, int group, int chunk) {
+    const int shared = p.heads / p.kv_heads, tiles = tiles_of(p), in_row = group % (p.kv_heads * tiles);
+    Chunk c;
+    c.group = group, c.b = group / (p.kv_heads * tiles), c.kv_head = in_row / tiles, c.tile = in_row % tiles;
+    c.head = c.kv_head * shared + c.tile * HEADS;
+    c.count = min(HEADS, shared - c.tile * HEADS);
+    c.chunk = chunk, c.used = s.used[c.b];
+    c.position = p.positions[c.b];
+    c.known = c.position >= 0 && c.position < p.length;
+    return c;
+}
+/* Number `item` of all chunks. */
+template <typename T, int D> __device__ inline Chunk chunk_at(const StepShared<T, D> &s, const Step<T> &p, int item) {
+    const int groups = p.kv_heads * tiles_of(p);
+    int b = 0;
+    for (; item >= s.used[b] * groups; b++) item -= s.used[b] * groups;
+    return chunk_of(s, p, b * groups + item / s.used[b], item % s.used[b]);
+}
+/* The chunks of a half of the block, one after the other. */
+struct Walk {
+    bool by_group; /* the block has whole groups, whose chunks its halves share; else chunks of any group */
+    int at, end;   /* an item of `end` chunks, or a group of `end` */
+    Chunk c;       /* where at < end */
+
+    template <typename T, int D> __device__ void go_to(const StepShared<T, D> &s, const Step<T> &p, int chunk) {
+        if (by_group) {
+            while (at < end && (c = chunk_of(s, p, at, chunk)).used <= chunk) at += gridDim.x, chunk = threadIdx.x / HALF;
+        } else if (at < end) c = chunk_at(s, p, at);
+    }
+    template <typename T, int D> __device__ void next(const StepShared<T, D> &s, const Step<T> &p) {
+        if (!by_group) at += 2 * gridDim.x;
+        go_to(s, p, c.chunk + 2);
+    }
+};
+/* Whole groups save the meeting of their chunks. They are taken where the block that has the most is not longer busy for it. */
+template <typename T, int D> __device__ inline Walk first_chunk(const StepShared<T, D> &s, const Step<T> &p) {
+    const int half = threadIdx.x / HALF, blocks = (int)gridDim.x, groups = p.batch * p.kv_heads * tiles_of(p);
+    int chunks = 0, most = 0;
+    for (int b = 0; b < p.batch; b++) chunks += s.used[b] * p.kv_heads * tiles_of(p), most = max(most, s.used[b]);
+    const int turns = (chunks + 2 * blocks - 1) / (2 * blocks), by_group = (groups + blocks - 1) / blocks * ((most + 1) / 2);
+    Walk walk;
+    walk.by_group = by_group <= turns;
+    walk.at = (walk.by_group ? 0 : half * blocks) + (int)blockIdx.x;
+    walk.end = walk.by_group ? groups : chunks;
+    walk.go_to(s, p, half);
+    return walk;
+}
+/* Keys or values of a chunk that were stored by earlier steps; the new token's are not read here. */
+template <typename T, int D, int EACH>
+__device__ inline void load_chunk(XtPiece<T, 8> (&piece)[EACH], const T *from, const Step<T> &p, const Chunk &c) {
+    constexpr int LANES = D / 8, LINES = HALF / LANES;
+    const int thread = threadIdx.x % HALF, lane = thread % LANES, line = thread / LANES;
+    from += ((int64_t)c.b * p.kv_heads + c.kv_head) * p.length * D + lane * 8;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int64_t j = (int64_t)c.chunk * POSITIONS + e * LINES + line;
+        piece[e] = {};
+        if (c.known && j < c.position) piece[e] = xt_read<T, 8>(from + j * D);
+    }
+}
+/* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
+template <typename T, int D>
+__device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Chunk &c, const T *new_row) {
+    constexpr int LANES = D / 16;
+    const int lane = threadIdx.x % 32, line = lane / LANES, col = lane % LANES * 8;
+    const bool here = line < c.count || line == HEADS;
+    const T *from = new_row + (line < HEADS ? c.head + line : p.heads + c.kv_head) * D + col;
+    XtPiece<T, 8> pair[2] = {};
+    if (here) pair[0] = read_shared_piece(from), pair[1] = read_shared_piece(from + D / 2);
+    if (w.q_norm) {
+        const T *weight = (line < HEADS ? w.q_norm : w.k_norm) + col;
+        float sum[1] = {squares<T, 8>(pair[0]) + squares<T, 8>(pair[1])};
+        sum_of_lanes<1>(sum, LANES);
+        const float rstd = reciprocal_root(sum[0] * p.inverse_dim + p.eps);
+        pair[0] = normalised<T, 8>(pair[0], xt_read<T, 8>(weight), rstd);
+        pair[1] = normalised<T, 8>(pair[1], xt_read<T, 8>(weight + D / 2), rstd);
+    }
+    turn<T, 8>(pair, *(const XtPiece<T, 8> *)&s.angles[c.b][0][col], *(const XtPiece<T, 8> *)&s.angles[c.b][1][col]);
+    T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
+    __syncwarp(); /* the last chunk's readers are done */
+    if (here) *(XtPiece<T, 8> *)&lines[line][col] = pair[0], *(XtPiece<T, 8> *)&lines[line][col + D / 2] = pair[1];
+    __syncwarp();
+}
+/* A half of the block joins the chunks of a group, for its heads [first, end), in their order. */
+template <typename T, int D>
+__device__ inline void join_chunks(StepChunk<D> &h, const Step<T> &p, const Chunk &c, int first, int end) {
+    const int thread = threadIdx.x % HALF;
+    const int64_t row0 = (int64_t)c.b * p.heads + c.head;
+    for (int i = first + thread / 32; i < end; i += HALF / 32) {
+        float max = -INFINITY;
+        for (int n = thread % 32; n < c.used; n += 32) max = fmaxf(max, __ldcg(&p.stats[(row0 + i) * p.chunks + n]).x);
+        max = xt_warp_reduce(max, XtMax());
+        if (thread % 32 == 0) h.stat[i].x = max;
+    }
+    xt_named_sync(ALL + 1 + threadIdx.x / HALF, HALF);
+    if (thread >= D) return;
+    float weights[HEADS] = {}, totals[HEADS] = {};
+#pragma unroll 4
+    for (int n = 0; n < c.used; n++) {
+#pragma unroll
+        for (int i = 0; i < HEADS; i++) {
+            if (i < first || i >= end) continue;
+            const float2 part = __ldcg(&p.stats[(row0 + i) * p.chunks + n]);
+            const float factor = xt_exp_for<T>(part.x - h.stat[i].x);
+            weights[i] += part.y * factor;
+            totals[i] += __ldcg(&p.parts[((row0 + i) * p.chunks + n) * D + thread]) * factor;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < HEADS; i++)
+        if (i >= first && i < end) p.attended[(row0 + i) * D + thread] = xt_store<T>(totals[i] / weights[i]);
+}
+/* A half of the block computes a chunk whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of
+ * the next chunk of `walk` are loaded as soon as there is room. */
+template <typename T, int D, int EACH>
+__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk &walk, XtPiece<T, 8> (&key)[EACH],
+                              XtPiece<T, 8> (&value)[EACH]) {
+    constexpr int LANES = D / 8, LINES = HALF / LANES;
+    const int half = threadIdx.x / HALF, thread = threadIdx.x % HALF, lane = thread % LANES, line = thread / LANES;
+    const int sync = ALL + 1 + half;
+    const Chunk c = walk.c;
+    walk.next(s, p);
+    const bool more = walk.at < walk.end;
+    StepChunk<D> &h = s.chunk.of_half[half];
+    const int64_t row0 = (int64_t)c.b * p.heads + c.head, first = (int64_t)c.chunk * POSITIONS;
+    T *out = p.attended + row0 * D; // [count, D]
+    if (!c.known) {                 /* all threads agree */
+        for (int at = thread; at < c.count * D; at += HALF) out[at] = xt_store<T>(NAN);
+        if (more) load_chunk<T, D, EACH>(key, w.keys, p, walk.c), load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+        return;
+    }
+    const T *new_row = p.qkv + (int64_t)c.b * (p.heads + 2 * p.kv_heads) * D; // [H + 2 K, D]
+    make_lines(s, p, w, c, new_row);
+    const T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
+    float q[HEADS][8];
+#pragma unroll
+    for (int i = 0; i < HEADS; i++) {
+        const XtVector<float, 8> wide = xt_load(*(const XtPiece<T, 8> *)&lines[i < c.count ? i : 0][lane * 8]);
+#pragma unroll
+        for (int e = 0; e < 8; e++) q[i][e] = wide.at[e];
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int64_t j = first + e * LINES + line;
+        if (j == c.position) {
+            key[e] = *(const XtPiece<T, 8> *)&lines[HEADS][lane * 8];
+            value[e] = read_shared_piece(new_row + (p.heads + p.kv_heads + c.kv_head) * D + lane * 8);
+            if (c.tile == 0) {
+                const int64_t at = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + j) * D + lane * 8;
+                xt_write(w.keys + at, key[e]);
+                xt_write(w.values + at, value[e]);
+            }
+        }
+        const XtVector<float, 8> of_key = xt_load(key[e]);
+#pragma unroll
+        for (int i = 0; i < HEADS; i++) {
+            float dot = 0;
+#pragma unroll
+            for (int n = 0; n < 8; n++) dot += q[i][n] * of_key.at[n];
+            dot = xt_warp_sum<LANES>(dot);
+            if (lane == 0) h.scores[i][e * LINES + line] = j <= c.position ? dot * p.scale : -INFINITY;
+        }
+    }
+    if (more) load_chunk<T, D, EACH>(key, w.keys, p, walk.c);
+    xt_named_sync(sync, HALF);
+    for (int i = thread / 32; i < c.count; i += HALF / 32) {
+        const int at = thread % 32;
+        const float a = h.scores[i][at], b = h.scores[i][at + 32];
+        const float max = xt_warp_reduce(a > b ? a : b, XtMax());
+        const float ea = xt_exp_for<T>(a - max), eb = xt_exp_for<T>(b - max), sum = xt_warp_sum(ea + eb);
+        h.scores[i][at] = ea;
+        h.scores[i][at + 32] = eb;
+        if (at == 0) h.stat[i] = p.stats[(row0 + i) * p.chunks + c.chunk] = make_float2(max, sum);
+    }
+    xt_named_sync(sync, HALF);
+    float sum[HEADS][8] = {};
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        if (first + e * LINES + line > c.position) continue;
+        const XtVector<float, 8> of_value = xt_load(value[e]);
+#pragma unroll
+        for (int i = 0; i < HEADS; i++) {
+            const float weight = i < c.count ? h.scores[i][e * LINES + line] : 0.0f;
+#pragma unroll
+            for (int n = 0; n < 8; n++) sum[i][n] += weight * of_value.at[n];
+        }
+    }
+    if (more) load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+#pragma unroll
+    for (int i = 0; i < HEADS; i++)
+#pragma unroll
+        for (int n = 0; n < 8; n += 4)
+            *(float4 *)&h.sums[line][i][lane * 8 + n] = make_float4(sum[i][n], sum[i][n + 1], sum[i][n + 2], sum[i][n + 3]);
+    xt_named_sync(sync, HALF);
+    for (int at = thread; at < c.count * D; at += HALF) {
+        float total = 0;
+#pragma unroll
+        for (int r = 0; r < LINES; r++) total += h.sums[r][at / D][at % D];
+        if (c.used == 1) out[at] = xt_store<T>(total / h.stat[at / D].y);
+        else p.parts[((row0 + at / D) * p.chunks + c.chunk) * D + at % D] = total;
+    }
+    if (c.used == 1 || walk.by_group) return;
+    /* The half that ends last, of any block, joins the chunks. */
+    __threadfence();
+    xt_named_sync(sync, HALF);
+    if (thread == 0) {
+        unsigned *count = &step_chunks[c.group];
+        h.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
+        if (h.is_last) *count = 0;
+    }
+    xt_named_sync(sync, HALF);
+    if (!h.is_last) return;
+    __threadfence();
+    join_chunks(h, p, c, 0, c.count);
+}
+/* Attention of all rows. meet() returns when q, k and v are there. */
+template <typename T, int D, typename Meet>
+__device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk walk, Meet meet) {
+    constexpr int LINES = HALF / (D / 8), EACH = POSITIONS / LINES;
+    const int half = threadIdx.x / HALF;
+    XtPiece<T, 8> key[EACH], value[EACH];
+    if (walk.at < walk.end) load_chunk<T, D, EACH>(key, w.keys, p, walk.c), load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+    meet();
+    if (!walk.by_group)
+        while (walk.at < walk.end) attend<T, D, EACH>(s, p, w, walk, key, value);
+    else
+        for (int group = blockIdx.x; group < walk.end; group += gridDim.x) {
+            while (walk.at == group) attend<T, D, EACH>(s, p, w, walk, key, value);
+            const Chunk c = chunk_of(s, p, group, 0);
+            if (c.used == 1) continue;
+            xt_named_sync(ALL, CONSUMERS); /* the other half's chunks are there; the head of this number is this half's */
+            if (half < c.count) join_chunks(s.chunk.of_half[half], p, c, half, half + 1);
+        }
+}
