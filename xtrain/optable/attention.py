@@ -274,7 +274,7 @@ op(
         Error(lambda: _refused(sinks=f32(2, 1))(), V, _OP + r"sinks must .*1.*\(2, 1\)|sinks must have shape \(2,\)"),
         Error(lambda: _refused(sinks=_C.full((2,), 1.0, _C.float64))(), T, _OP + "sinks must .*float32.*float64"),
         Error(
-            lambda: _refused(sinks=_C.full((2,), 1.0, _C.float32, "meta"))(), V, _OP + "sinks must .*cpu.*meta",
+            lambda: _refused(sinks=_C.full((2,), 1.0, _C.float32, "meta"))(), V, _OP + "sinks must .*meta",
         ),
     ),
 )  # fmt: skip

@@ -124,7 +124,7 @@ op(
     "decoder_step",
     [_case(*sizes) for sizes in _CASES]
     + [_case(*_CASES[1], qk_norm=False), _case(*_CASES[1], plain=True), _case(*_CASES[3], plain=True, qk_norm=False)]
-    + [_case(*_CASES[1], theta=1e6, factor=8.0, original_length=64.0), _case(2, 5, 96, 4, 2, 64, 160, 300, big=True)],
+    + [_case(*_CASES[1], theta=1e6, factor=8.0, original_length=64.0), _case(2, 5, 96, 4, 2, 64, 160, 520, big=True)],
     _call,
     _reference,
     nondiff=True,
