@@ -175,3 +175,24 @@ def test_what_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(kind, match=text):
             call()
+
+
+def test_a_model_takes_positions_beside_documents_and_no_caches(monkeypatch) -> None:
+    from xtrain import models  # above this room
+    from xtrain.train import nonfinite
+
+    config = models.LlamaConfig(
+        vocab_size=7, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    model, ids, bounds = models.Llama(config), xt.tensor([[1, 2, 3, 4]]), F.document_bounds([[1, 3]])
+    given = model(ids, xt.tensor([0, 0, 2, 4]), documents=bounds)
+    assert not np.array_equal(given.detach().numpy(), model(ids, documents=bounds).detach().numpy())
+    with pytest.raises(ValueError, match="documents must be None with caches, got both"):
+        model(ids, None, model.make_caches(1, 4), bounds)
+    seen: list[object] = []
+    forward = models.Llama.forward
+    monkeypatch.setattr(
+        models.Llama, "forward", lambda *args, **more: (seen.append(more.get("documents")), forward(*args, **more))[1]
+    )
+    nonfinite.first_bad_activation(model, ids, bounds)  # the rerun of a bad step sees what the step saw
+    assert len(seen) == 1 and seen[0] is bounds

@@ -223,3 +223,24 @@ def test_qk_norm_rope_repeats() -> None:
     for _ in range(5):
         again = qk_run(F.qk_norm_rope, leaves)
         assert again[0] == first[0] and [bits(g) for g in again[1]] == [bits(g) for g in first[1]]
+
+
+def refused_muon() -> None:
+    p = xt.zeros(2, 2)
+    numbers = xt.tensor(np.array([0.9, 0, 1, 1, 1, 1e-7, 1]))
+    _C.muon_([p], [p], [xt.zeros(2, 2)], [], xt.tensor(0.1, dtype=xt.float64), numbers, True, 1, xt.float64)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: _C.add_layer_norm(xt.zeros(2, 3), xt.zeros(2, 3, dtype=xt.float64)), "float32.*float64"),
+        (lambda: _C.swiglu_mlp(xt.zeros(2, 3), xt.zeros(4, 3), xt.zeros(5, 3), xt.zeros(2, 4)), r"up must have shape \(4, 3\), got \(5, 3\)"),
+        (lambda: _C.ema_([xt.zeros(2)], [xt.zeros(2)], xt.tensor(0.0), 0.5), "step must have dtype int64, got float32"),
+        (lambda: _C.scaled_dot_product_attention(*[xt.zeros(1, 1, 2, 2)] * 3, window=1), "window must be None without is_causal, got 1"),
+        (refused_muon, "ns_dtype must be float32, bfloat16 or float16 for float32 parameters, got float64"),
+    ],
+)  # fmt: skip
+def test_what_would_read_wrong_memory_is_refused(call, sentence) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        call()

@@ -92,7 +92,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         out = set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
-        return out - set(KEPT) if Path(folder) == source else out
+        return out if (source / "build") in (Path(folder), *Path(folder).parents) else out - set(KEPT)
 
     shutil.copytree(source, target, ignore=ignored, symlinks=True)
 

@@ -10,6 +10,8 @@ _STEPS = "tests/nn/test_adamw_steps.py::"
 _RULES = "tests/nn/test_optim_rules.py::"
 _MUON = "tests/nn/test_muon.py::"
 _EMA = "tests/nn/test_ema.py::"
+_REFUSED = "tests/ops/test_fused.py::test_what_would_read_wrong_memory_is_refused"
+_PLACES = "tests/ops/test_documents.py::test_a_model_takes_positions_beside_documents_and_no_caches"
 _OPTIONS = "tests/tune/test_optimizer_options.py::"
 _CLIP = "tests/tune/test_qk_clip.py::"
 
@@ -63,6 +65,14 @@ FAULTS = [
     Fault("options: wsd falls for a quarter", "xtrain/train/config.py", "return config.steps // 5 if", "return config.steps // 4 if", "a fifth of the steps", _OPTIONS + "test_the_first_pattern_counts_and_averages_are_of_what_is_trained"),
     Fault("emergency: NaN in a momentum buffer", "xtrain/train/checkpoints.py", '"exp_avg_sq", "momentum_buffer", "master"', '"exp_avg_sq", "master"', "nothing with NaN is saved", _OPTIONS + "test_the_first_pattern_counts_and_averages_are_of_what_is_trained"),
     Fault("judge: silence after the end", "xtrain/distributed/judge.py", "if rank not in self._finished and now - at", "if now - at", "others may go on alone", "tests/distributed/test_judge.py::test_a_rank_that_has_finished_may_be_silent"),
+    Fault("add_layer_norm: another dtype", "csrc/ops/layers/add_layer_norm.c", '    XT_TRY(xt_check_like(c->op, "input", given, "residual", other));\n', "", "input, residual, weight and bias all of one dtype", _REFUSED),
+    Fault("swiglu_mlp: another up", "csrc/ops/gemm/swiglu_mlp.c", '    XT_CHECK(xt_check_shape(c->op, "up", c->arg[UP].tensor, 2, gate->shape));\n', "", "gate and up [F, C]", _REFUSED),
+    Fault("muon_: float64 for float32", "csrc/ops/optimizer/muon.c", "if (!xt_dtype_is_float(x) || xt_dtype_accumulator(x) != xt_dtype_accumulator(first->dtype))", "if (!xt_dtype_is_float(x))", "ns_dtype has the parameters' accumulator", _REFUSED),
+    Fault("ema_: a count of another dtype", "csrc/ops/optimizer/ema.c", '    XT_TRY(xt_check_dtype(c->op, "step", step, XT_INT64));\n', "", "step: an int64 scalar", _REFUSED),
+    Fault("attention: a window that is not causal", "csrc/ops/attention/scaled_dot_product_attention.c", "if (c->arg[8].given && !c->arg[3].b)", "if (false)", "window, with is_causal", _REFUSED),
+    Fault("documents: positions of the caller's", "xtrain/models/causal_lm.py", "positions_in(documents) if positions is None else positions", "positions_in(documents)", "positions, where they are None, begin anew", _PLACES),
+    Fault("documents: with caches", "xtrain/models/causal_lm.py", "        if caches is not None:\n            raise ValueError(f\"{self.config.family}: documents", "        if False:\n            raise ValueError(f\"{self.config.family}: documents", "without caches", _PLACES),
+    Fault("nonfinite: without documents", "xtrain/train/nonfinite.py", "model(ids) if documents is None else model(ids, documents=documents)", "model(ids)", "run the model again", _PLACES),
     Fault("ema: a parameter twice", _O + "ema.py", "        if len({id(param) for param in self.params}) != len(self.params):", "        if False:", "params are distinct", _EMA + "test_bad_input_is_one_sentence"),
     Fault("ema: half a load", _O + "ema.py", '            need_tensors("EMA", **{"every average": average})\n', "", "then nothing has changed", _EMA + "test_a_state_that_is_refused_changes_nothing"),
     Fault("muon: a dtype in a group", _O + "muon.py", 'group["ns_dtype"] = group["ns_dtype"].name', "pass", "a state_dict is saved as JSON", _MUON + "test_ns_dtype_is_a_dtype_or_its_name_in_every_group"),

@@ -34,8 +34,8 @@ FAULTS = [
     Fault("hook: the one before is forgotten", _R + "testing.c", "return before != NULL ? before : Py_NewRef(Py_None);", "return Py_NewRef(Py_None);", "returns the hook before", _RUNTIME + "test_a_hook_is_given_back"),
     Fault("paths: one name takes the other's", _R + "paths.c", "const unsigned exchange = 2;", "const unsigned exchange = 0;", "two paths change places", "tests/saving/test_writing.py::test_exchange"),
     Fault("module: a core for each", _R + "module.c", "    if (xt_py != NULL) {\n", "    if (0) {\n", "the core cannot be loaded twice in one process", _RUNTIME + "test_a_second_core_is_refused"),
-    Fault("rope: theta of nothing", "csrc/ops/layers/rope.c", "    if (base.theta < XT_ROPE_LEAST)", "    if (0)", "theta is at least 1e-9", "tests/ops/test_kernel_clauses.py::test_what_a_rotation_refuses"),
-    Fault("rope: a factor of nothing", "csrc/ops/layers/rope.c", "    if (base.factor < XT_ROPE_LEAST)", "    if (0)", "factor is at least 1e-9", "tests/ops/test_kernel_clauses.py::test_what_a_rotation_refuses"),
+    Fault("rope: theta of nothing", "csrc/ops/layers/rope.c", "    if (base->theta < XT_ROPE_LEAST)", "    if (0)", "theta is at least 1e-9", "tests/ops/test_kernel_clauses.py::test_what_a_rotation_refuses"),
+    Fault("rope: a factor of nothing", "csrc/ops/layers/rope.c", "    if (base->factor < XT_ROPE_LEAST)", "    if (0)", "factor is at least 1e-9", "tests/ops/test_kernel_clauses.py::test_what_a_rotation_refuses"),
     Fault("array: dtypes in NumPy's words", "csrc/py/convert/numpy_out.c", "if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))", "if (0)", "a message has op, argument, rule and value", "tests/core/test_refusals.py"),
     # meta
     Fault("meta: values of a print", "csrc/py/tensor/repr.c", "none                   ? PyUnicode_FromString", "0                      ? PyUnicode_FromString", "a tensor on meta prints its sizes", _META + "test_sizes_without_values"),
