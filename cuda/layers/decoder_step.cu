@@ -50,16 +50,18 @@ template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &
     Place place;
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
-        fetch(s, place, qkv.count, c, [&](int tile, int r) {
+        fetch<true>(s, place, qkv.count, c, [&](int tile, int r) {
             const int64_t row = (qkv.first + tile) * 8 + r;
             return row < queries          ? w.q + row * c
                    : row < queries + keys ? w.k + (row - queries) * c
                                           : w.v + (row - queries - keys) * c;
         });
-        fetch(s, place, o.count, queries, [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
-        fetch(s, place, 2 * pairs.count, c,
-              [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
-        fetch(s, place, o.count, p.inner, [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
+        fetch<false>(s, place, o.count, queries,
+                     [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
+        fetch<true>(s, place, 2 * pairs.count, c,
+                    [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
+        fetch<false>(s, place, o.count, p.inner,
+                     [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
 }
 
@@ -74,7 +76,9 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
     if (threadIdx.x < ROWS) s.rstd[threadIdx.x] = 0;
     if (threadIdx.x < p.batch) {
         const int64_t position = p.positions[threadIdx.x];
-        s.used[threadIdx.x] = position >= 0 && position < p.length ? (int)(position / POSITIONS) + 1 : 1;
+        const bool known = position >= 0 && position < p.length;
+        s.position[threadIdx.x] = known ? (int)position : -1;
+        s.used[threadIdx.x] = known ? (int)(position / POSITIONS) + 1 : 1;
     }
     xt_named_sync(ALL, CONSUMERS);
     const int c = p.channels, queries = p.heads * D, joint = queries + 2 * p.kv_heads * D;

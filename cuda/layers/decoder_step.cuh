@@ -21,10 +21,11 @@ enum {
     MOST_LAYERS = 64,                   /* what the parameters of a kernel hold */
     MOST_TERMS = 3 * TERMS,             /* of a product: what registers hold of the rows */
     POSITIONS = 64,                     /* of a chunk, as in cached_attention.cu */
-    HALF = CONSUMERS / 2,               /* threads that have a chunk */
-    HEADS = 2,                          /* query heads that share it */
+    HEADS = 2,                          /* query heads that share one */
+    HELD = 8,                           /* chunks of a group that a block holds in registers */
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
-    ALL = 1,                            /* named barriers: of all warps that compute, and of a half, ALL + 1 + half */
+    JOINING = 2,                        /* turns that joining the chunks of several blocks takes longer */
+    ALL = 1,                            /* the named barrier of all warps that compute */
 };
 
 /* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
@@ -53,24 +54,20 @@ template <typename T> struct Step {
     StepLayer<T> layer[MOST_LAYERS];
 };
 
-template <int D> struct alignas(16) StepChunk {
-    static constexpr int LANES = D / 8, LINES = HALF / LANES;
-    float scores[HEADS][POSITIONS], sums[LINES][HEADS][D];
-    float2 stat[HEADS];
-    bool is_last;
-};
 template <typename T, int D> struct StepShared {
     alignas(128) char slots[SLOTS][SLOT];
     union {
         float sums[WARPS][ROWS][COLS];
         struct {
-            StepChunk<D> of_half[2];
+            float scores[HEADS][POSITIONS], sums[1024 / D][HEADS][D];
             T lines[WARPS][HEADS + 1][D]; /* queries and the key of a chunk, normalised and turned: each warp has its own */
+            float2 stat[HEADS], held[HELD][HEADS];
+            bool is_last;
         } chunk;
     };
     T angles[ROWS][2][D / 2]; /* cosines, sines */
     float rstd[ROWS];
-    int used[ROWS]; /* chunks of a row; 1 where it stands outside the cache */
+    int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
 };
 
@@ -89,16 +86,19 @@ struct Place {
         if (++slot == SLOTS) slot = 0, phase ^= 1;
     }
 };
-/* Tiles that are multiplied at once, of `left`: 4, 2 or 1. Both roles go through a product in this order. */
-__device__ inline int at_once(int left) { return left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+/* Tiles that are multiplied at once, of `left`. Both roles go through a product in this order. WIDE products have one slot a tile; in the
+ * others the rows take the registers that more sums would need. */
+template <bool WIDE> __device__ inline int at_once(int left) {
+    return !WIDE ? 1 : left >= MOST_TILES ? (int)MOST_TILES : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
 
 /* Copies the rows of `tiles` tiles, of `terms` each, to the slots from place on; row(tile, r) is row r of a tile. Called by a warp. */
-template <typename T, int D, typename Row>
+template <bool WIDE, typename T, int D, typename Row>
 __device__ inline void fetch(StepShared<T, D> &s, Place &place, int tiles, int terms, Row row) {
     const int lane = threadIdx.x % 32;
     for (int round = 0; round < tiles; round += MOST_TILES)
         for (int end = min(round + MOST_TILES, tiles), first = round, count; first < end; first += count) {
-            count = at_once(end - first);
+            count = at_once<WIDE>(end - first);
             for (int from = 0; from < terms; from += TERMS)
                 for (int j = 0; j < count; j++, place.next()) {
                     const int bytes = min(TERMS, terms - from) * 2;
@@ -173,10 +173,12 @@ __device__ inline void products(StepShared<T, D> &s, Place &place, const uint32_
         const int end = min(round + MOST_TILES, tiles);
         if (round > 0) xt_named_sync(ALL, CONSUMERS);
         for (int first = round, count; first < end; first += count) {
-            count = at_once(end - first);
+            count = at_once<KS == 1>(end - first);
             const int column = (first - round) * 8;
-            if (count == 4) multiply_and_keep<T, D, KS, MANY, 4>(s, place, a, terms, column);
-            else if (count == 2) multiply_and_keep<T, D, KS, MANY, 2>(s, place, a, terms, column);
+            if (KS == 1 && count == MOST_TILES)
+                multiply_and_keep<T, D, KS, MANY, KS == 1 ? MOST_TILES : 1>(s, place, a, terms, column);
+            else if (KS == 1 && count == 4) multiply_and_keep<T, D, KS, MANY, KS == 1 ? 4 : 1>(s, place, a, terms, column);
+            else if (KS == 1 && count == 2) multiply_and_keep<T, D, KS, MANY, KS == 1 ? 2 : 1>(s, place, a, terms, column);
             else multiply_and_keep<T, D, KS, MANY, 1>(s, place, a, terms, column);
         }
         xt_named_sync(ALL, CONSUMERS);
@@ -259,8 +261,8 @@ __device__ inline void load_normalised(StepShared<T, D> &s, const Step<T> &p, ui
 /* A chunk of a group: of the query heads [head, head + count) of a row, which share a kv head. */
 struct Chunk {
     int group, b, kv_head, head, count, chunk, used, tile;
-    int64_t position; /* of the new token */
-    bool known;       /* it lies in the cache */
+    int position; /* of the new token */
+    bool known;   /* it lies in the cache */
 };
 /* Tiles of query heads for each kv head: groups of a row. */
 template <typename T> __device__ inline int tiles_of(const Step<T> &p) { return (p.heads / p.kv_heads + HEADS - 1) / HEADS; }
@@ -272,8 +274,8 @@ template <typename T, int D> __device__ inline Chunk chunk_of(const StepShared<T
     c.head = c.kv_head * shared + c.tile * HEADS;
     c.count = min(HEADS, shared - c.tile * HEADS);
     c.chunk = chunk, c.used = s.used[c.b];
-    c.position = p.positions[c.b];
-    c.known = c.position >= 0 && c.position < p.length;
+    c.position = s.position[c.b];
+    c.known = c.position >= 0;
     return c;
 }
 /* Number `item` of all chunks. */
@@ -283,46 +285,54 @@ template <typename T, int D> __device__ inline Chunk chunk_at(const StepShared<T
     for (; item >= s.used[b] * groups; b++) item -= s.used[b] * groups;
     return chunk_of(s, p, b * groups + item / s.used[b], item % s.used[b]);
 }
-/* The chunks of a half of the block, one after the other. */
+/* The chunks of the block, one after the other. */
 struct Walk {
-    bool by_group; /* the block has whole groups, whose chunks its halves share; else chunks of any group */
+    bool by_group; /* the block has whole groups; else chunks of any group */
     int at, end;   /* an item of `end` chunks, or a group of `end` */
     Chunk c;       /* where at < end */
 
     template <typename T, int D> __device__ void go_to(const StepShared<T, D> &s, const Step<T> &p, int chunk) {
-        if (by_group) {
-            while (at < end && (c = chunk_of(s, p, at, chunk)).used <= chunk) at += gridDim.x, chunk = threadIdx.x / HALF;
-        } else if (at < end) c = chunk_at(s, p, at);
+        if (at < end) c = by_group ? chunk_of(s, p, at, chunk) : chunk_at(s, p, at);
     }
     template <typename T, int D> __device__ void next(const StepShared<T, D> &s, const Step<T> &p) {
-        if (!by_group) at += 2 * gridDim.x;
-        go_to(s, p, c.chunk + 2);
+        int chunk = c.chunk + 1;
+        if (!by_group) at++;
+        else if (chunk == c.used) at += gridDim.x, chunk = 0;
+        go_to(s, p, chunk);
     }
 };
-/* Whole groups save the meeting of their chunks. They are taken where the block that has the most is not longer busy for it. */
+/* Whole groups save the joining of chunks of several blocks. They are taken where the block that has the most is not longer busy for it. */
 template <typename T, int D> __device__ inline Walk first_chunk(const StepShared<T, D> &s, const Step<T> &p) {
-    const int half = threadIdx.x / HALF, blocks = (int)gridDim.x, groups = p.batch * p.kv_heads * tiles_of(p);
+    const int blocks = (int)gridDim.x, groups = p.batch * p.kv_heads * tiles_of(p);
     int chunks = 0, most = 0;
     for (int b = 0; b < p.batch; b++) chunks += s.used[b] * p.kv_heads * tiles_of(p), most = max(most, s.used[b]);
-    const int turns = (chunks + 2 * blocks - 1) / (2 * blocks), by_group = (groups + blocks - 1) / blocks * ((most + 1) / 2);
+    const int turns = (chunks + blocks - 1) / blocks, by_group = (groups + blocks - 1) / blocks * most;
     Walk walk;
-    walk.by_group = by_group <= turns;
-    walk.at = (walk.by_group ? 0 : half * blocks) + (int)blockIdx.x;
-    walk.end = walk.by_group ? groups : chunks;
-    walk.go_to(s, p, half);
+    walk.by_group = most <= HELD && by_group <= turns + JOINING;
+    walk.at = (int)blockIdx.x * (walk.by_group ? 1 : turns); /* neighbours: mostly of one group */
+    walk.end = walk.by_group ? groups : min(chunks, walk.at + turns);
+    walk.go_to(s, p, 0);
     return walk;
 }
-/* Keys or values of a chunk that were stored by earlier steps; the new token's are not read here. */
-template <typename T, int D, int EACH>
-__device__ inline void load_chunk(XtPiece<T, 8> (&piece)[EACH], const T *from, const Step<T> &p, const Chunk &c) {
-    constexpr int LANES = D / 8, LINES = HALF / LANES;
-    const int thread = threadIdx.x % HALF, lane = thread % LANES, line = thread / LANES;
-    from += ((int64_t)c.b * p.kv_heads + c.kv_head) * p.length * D + lane * 8;
+/* A thread has 8 elements of keys, of every (2048 / D)th position, and 4 of values, of every (1024 / D)th: as many lines as
+ * cached_split_kernel has, whose sums of values are added in this order. */
+template <typename T, int D> struct Loaded {
+    static constexpr int KEY_LANES = D / 8, KEY_LINES = CONSUMERS / KEY_LANES, KEYS = POSITIONS / KEY_LINES;
+    static constexpr int VALUE_LANES = D / 4, VALUE_LINES = CONSUMERS / VALUE_LANES, VALUES = POSITIONS / VALUE_LINES;
+    XtPiece<T, 8> key[KEYS];
+    XtPiece<T, 4> value[VALUES];
+};
+/* Keys and values of a chunk that were stored by earlier steps; the new token's are not read here. */
+template <typename T, int LANES, int N, int COUNT>
+__device__ inline void load_chunk(XtPiece<T, N> (&piece)[COUNT], const T *from, const Step<T> &p, const Chunk &c) {
+    constexpr int LINES = CONSUMERS / LANES, D = LANES * N;
+    const int lane = threadIdx.x % LANES, first = c.chunk * POSITIONS + threadIdx.x / LANES,
+              left = c.known ? c.position - first : 0;
+    from += (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + first) * D + lane * N;
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        const int64_t j = (int64_t)c.chunk * POSITIONS + e * LINES + line;
+    for (int e = 0; e < COUNT; e++) {
         piece[e] = {};
-        if (c.known && j < c.position) piece[e] = xt_read<T, 8>(from + j * D);
+        if (e * LINES < left) piece[e] = xt_read<T, N>(from + e * LINES * D);
     }
 }
 /* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
@@ -348,154 +358,188 @@ __device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const S
     if (here) *(XtPiece<T, 8> *)&lines[line][col] = pair[0], *(XtPiece<T, 8> *)&lines[line][col + D / 2] = pair[1];
     __syncwarp();
 }
-/* A half of the block joins the chunks of a group, for its heads [first, end), in their order. */
-template <typename T, int D>
-__device__ inline void join_chunks(StepChunk<D> &h, const Step<T> &p, const Chunk &c, int first, int end) {
-    const int thread = threadIdx.x % HALF;
+/* Joins the chunks of a group, in their order, from global memory. */
+template <typename T, int D> __device__ inline void join_chunks(StepShared<T, D> &s, const Step<T> &p, const Chunk &c) {
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
-    for (int i = first + thread / 32; i < end; i += HALF / 32) {
-        float max = -INFINITY;
-        for (int n = thread % 32; n < c.used; n += 32) max = fmaxf(max, __ldcg(&p.stats[(row0 + i) * p.chunks + n]).x);
-        max = xt_warp_reduce(max, XtMax());
-        if (thread % 32 == 0) h.stat[i].x = max;
-    }
-    xt_named_sync(ALL + 1 + threadIdx.x / HALF, HALF);
-    if (thread >= D) return;
-    float weights[HEADS] = {}, totals[HEADS] = {};
+    const int i = threadIdx.x / D, d = threadIdx.x % D;
+    if (i >= c.count) return;
+    const float2 *stats = p.stats + (row0 + i) * p.chunks;
+    const float *parts = p.parts + (row0 + i) * p.chunks * D + d;
+    float max = -INFINITY, weight = 0, total = 0;
+#pragma unroll 4
+    for (int n = 0; n < c.used; n++) max = fmaxf(max, __ldcg(&stats[n]).x);
 #pragma unroll 4
     for (int n = 0; n < c.used; n++) {
+        const float2 part = __ldcg(&stats[n]);
+        const float factor = xt_exp_for<T>(part.x - max);
+        weight += part.y * factor;
+        total += __ldcg(&parts[n * D]) * factor;
+    }
+    p.attended[(row0 + i) * D + d] = xt_store<T>(total / weight);
+}
+/* The same of a group whose chunks this block holds: this thread's element of each. */
+template <typename T, int D>
+__device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Chunk &c, const float (&held)[HELD]) {
+    const int i = threadIdx.x / D;
+    if (i >= c.count) return;
+    float max = -INFINITY, weight = 0, total = 0;
 #pragma unroll
-        for (int i = 0; i < HEADS; i++) {
-            if (i < first || i >= end) continue;
-            const float2 part = __ldcg(&p.stats[(row0 + i) * p.chunks + n]);
-            const float factor = xt_exp_for<T>(part.x - h.stat[i].x);
-            weights[i] += part.y * factor;
-            totals[i] += __ldcg(&p.parts[((row0 + i) * p.chunks + n) * D + thread]) * factor;
+    for (int n = 0; n < HELD; n++)
+        if (n < c.used) max = fmaxf(max, s.chunk.held[n][i].x);
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        if (n < c.used) {
+            const float2 part = s.chunk.held[n][i];
+            const float factor = xt_exp_for<T>(part.x - max);
+            weight += part.y * factor;
+            total += held[n] * factor;
         }
     }
-#pragma unroll
-    for (int i = 0; i < HEADS; i++)
-        if (i >= first && i < end) p.attended[(row0 + i) * D + thread] = xt_store<T>(totals[i] / weights[i]);
+    p.attended[((int64_t)c.b * p.heads + c.head + i) * D + threadIdx.x % D] = xt_store<T>(total / weight);
 }
-/* A half of the block computes a chunk whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of
- * the next chunk of `walk` are loaded as soon as there is room. */
-template <typename T, int D, int EACH>
-__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk &walk, XtPiece<T, 8> (&key)[EACH],
-                              XtPiece<T, 8> (&value)[EACH]) {
-    constexpr int LANES = D / 8, LINES = HALF / LANES;
-    const int half = threadIdx.x / HALF, thread = threadIdx.x % HALF, lane = thread % LANES, line = thread / LANES;
-    const int sync = ALL + 1 + half;
+/* Computes the chunk of `walk`, whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of the next
+ * chunk are loaded as soon as there is room. made: the group that the warp's lines are of. */
+template <typename T, int D>
+__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk &walk, int &made, Loaded<T, D> &at,
+                              float (&held)[HELD]) {
+    using L = Loaded<T, D>;
     const Chunk c = walk.c;
     walk.next(s, p);
     const bool more = walk.at < walk.end;
-    StepChunk<D> &h = s.chunk.of_half[half];
-    const int64_t row0 = (int64_t)c.b * p.heads + c.head, first = (int64_t)c.chunk * POSITIONS;
+    const int64_t row0 = (int64_t)c.b * p.heads + c.head;
     T *out = p.attended + row0 * D; // [count, D]
     if (!c.known) {                 /* all threads agree */
-        for (int at = thread; at < c.count * D; at += HALF) out[at] = xt_store<T>(NAN);
-        if (more) load_chunk<T, D, EACH>(key, w.keys, p, walk.c), load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+        if ((int)threadIdx.x < c.count * D) out[threadIdx.x] = xt_store<T>(NAN);
+        if (more)
+            load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
         return;
     }
     const T *new_row = p.qkv + (int64_t)c.b * (p.heads + 2 * p.kv_heads) * D; // [H + 2 K, D]
-    make_lines(s, p, w, c, new_row);
-    const T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
-    float q[HEADS][8];
-#pragma unroll
-    for (int i = 0; i < HEADS; i++) {
-        const XtVector<float, 8> wide = xt_load(*(const XtPiece<T, 8> *)&lines[i < c.count ? i : 0][lane * 8]);
-#pragma unroll
-        for (int e = 0; e < 8; e++) q[i][e] = wide.at[e];
+    const T *new_value = new_row + (p.heads + p.kv_heads + c.kv_head) * D;
+    const int last = c.position - c.chunk * POSITIONS; /* of the row, counted from this chunk's first position */
+    const int64_t place = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + c.position) * D; /* of the new token in the cache */
+    const int value_lane = threadIdx.x % L::VALUE_LANES, value_line = threadIdx.x / L::VALUE_LANES;
+    XtPiece<T, 4> value = {};
+    if (last < POSITIONS && last % L::VALUE_LINES == value_line) {
+        const uint2 q = __ldcg((const uint2 *)(new_value + value_lane * 4));
+        value = {{q.x, q.y}};
+        if (c.tile == 0) xt_write(w.values + place + value_lane * 4, value);
     }
+    if (made != c.group) make_lines(s, p, w, c, new_row), made = c.group;
+    { /* scores */
+        const T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
+        const int lane = threadIdx.x % L::KEY_LANES, line = threadIdx.x / L::KEY_LANES;
+        const XtPiece<T, 8> key = *(const XtPiece<T, 8> *)&lines[HEADS][lane * 8];
+        if (c.tile == 0 && last < POSITIONS && last % L::KEY_LINES == line) xt_write(w.keys + place + lane * 8, key);
+        const XtVector<float, 8> q[HEADS] = {xt_load(*(const XtPiece<T, 8> *)&lines[0][lane * 8]),
+                                             xt_load(*(const XtPiece<T, 8> *)&lines[c.count > 1][lane * 8])};
+        constexpr int COUNT = L::KEYS * HEADS;
+        float dot[COUNT] = {};
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        const int64_t j = first + e * LINES + line;
-        if (j == c.position) {
-            key[e] = *(const XtPiece<T, 8> *)&lines[HEADS][lane * 8];
-            value[e] = read_shared_piece(new_row + (p.heads + p.kv_heads + c.kv_head) * D + lane * 8);
-            if (c.tile == 0) {
-                const int64_t at = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + j) * D + lane * 8;
-                xt_write(w.keys + at, key[e]);
-                xt_write(w.values + at, value[e]);
-            }
+        for (int e = 0; e < L::KEYS; e++) {
+            if (e * L::KEY_LINES + line == last) at.key[e] = key;
+            const XtVector<float, 8> of_key = xt_load(at.key[e]);
+#pragma unroll
+            for (int i = 0; i < HEADS; i++)
+#pragma unroll
+                for (int n = 0; n < 8; n++) dot[e * HEADS + i] += q[i].at[n] * of_key.at[n];
         }
-        const XtVector<float, 8> of_key = xt_load(key[e]);
+        /* The sums over the lanes, each in the order of xt_warp_sum: a lane goes on with half of the numbers of the lanes before, as long as
+         * it has several. Pairs of lanes come to the same number. */
+        int left = COUNT, number = 0;
 #pragma unroll
-        for (int i = 0; i < HEADS; i++) {
-            float dot = 0;
+        for (int step = L::KEY_LANES / 2; step > 0; step /= 2) {
+            if (left > 1) {
+                left /= 2;
+                const bool upper = lane & step;
 #pragma unroll
-            for (int n = 0; n < 8; n++) dot += q[i][n] * of_key.at[n];
-            dot = xt_warp_sum<LANES>(dot);
-            if (lane == 0) h.scores[i][e * LINES + line] = j <= c.position ? dot * p.scale : -INFINITY;
+                for (int n = 0; n < COUNT / 2; n++)
+                    if (n < left) {
+                        const float kept = upper ? dot[n + left] : dot[n], sent = upper ? dot[n] : dot[n + left];
+                        dot[n] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
+                    }
+                number += upper ? left : 0;
+            } else dot[0] += __shfl_xor_sync(0xffffffffu, dot[0], step);
         }
+        const int j = number / HEADS * L::KEY_LINES + line;
+        s.chunk.scores[number % HEADS][j] = j <= last ? dot[0] * p.scale : -INFINITY;
     }
-    if (more) load_chunk<T, D, EACH>(key, w.keys, p, walk.c);
-    xt_named_sync(sync, HALF);
-    for (int i = thread / 32; i < c.count; i += HALF / 32) {
-        const int at = thread % 32;
-        const float a = h.scores[i][at], b = h.scores[i][at + 32];
+    if (more) load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c);
+    xt_named_sync(ALL, CONSUMERS);
+    if (const int i = threadIdx.x / 32; i < c.count) {
+        const int n = threadIdx.x % 32;
+        float *scores = s.chunk.scores[i];
+        const float a = scores[n], b = scores[n + 32];
         const float max = xt_warp_reduce(a > b ? a : b, XtMax());
         const float ea = xt_exp_for<T>(a - max), eb = xt_exp_for<T>(b - max), sum = xt_warp_sum(ea + eb);
-        h.scores[i][at] = ea;
-        h.scores[i][at + 32] = eb;
-        if (at == 0) h.stat[i] = p.stats[(row0 + i) * p.chunks + c.chunk] = make_float2(max, sum);
-    }
-    xt_named_sync(sync, HALF);
-    float sum[HEADS][8] = {};
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        if (first + e * LINES + line > c.position) continue;
-        const XtVector<float, 8> of_value = xt_load(value[e]);
-#pragma unroll
-        for (int i = 0; i < HEADS; i++) {
-            const float weight = i < c.count ? h.scores[i][e * LINES + line] : 0.0f;
-#pragma unroll
-            for (int n = 0; n < 8; n++) sum[i][n] += weight * of_value.at[n];
+        scores[n] = ea;
+        scores[n + 32] = eb;
+        if (n == 0) {
+            const float2 stat = make_float2(max, sum);
+            s.chunk.stat[i] = stat;
+            if (walk.by_group) s.chunk.held[c.chunk][i] = stat;
+            else p.stats[(row0 + i) * p.chunks + c.chunk] = stat;
         }
     }
-    if (more) load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+    xt_named_sync(ALL, CONSUMERS);
+    float sum[HEADS][4] = {};
+#pragma unroll
+    for (int e = 0; e < L::VALUES; e++) {
+        const int j = e * L::VALUE_LINES + value_line;
+        if (j > last) continue;
+        if (j == last) at.value[e].word[0] = value.word[0], at.value[e].word[1] = value.word[1];
+        const XtVector<float, 4> of_value = xt_load(at.value[e]);
+#pragma unroll
+        for (int i = 0; i < HEADS; i++) {
+            const float weight = i < c.count ? s.chunk.scores[i][j] : 0.0f;
+#pragma unroll
+            for (int n = 0; n < 4; n++) sum[i][n] += weight * of_value.at[n];
+        }
+    }
+    if (more) load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
 #pragma unroll
     for (int i = 0; i < HEADS; i++)
-#pragma unroll
-        for (int n = 0; n < 8; n += 4)
-            *(float4 *)&h.sums[line][i][lane * 8 + n] = make_float4(sum[i][n], sum[i][n + 1], sum[i][n + 2], sum[i][n + 3]);
-    xt_named_sync(sync, HALF);
-    for (int at = thread; at < c.count * D; at += HALF) {
+        *(float4 *)&s.chunk.sums[value_line][i][value_lane * 4] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    xt_named_sync(ALL, CONSUMERS);
+    if (const int i = threadIdx.x / D, d = threadIdx.x % D; i < c.count) {
         float total = 0;
 #pragma unroll
-        for (int r = 0; r < LINES; r++) total += h.sums[r][at / D][at % D];
-        if (c.used == 1) out[at] = xt_store<T>(total / h.stat[at / D].y);
-        else p.parts[((row0 + at / D) * p.chunks + c.chunk) * D + at % D] = total;
+        for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[r][i][d];
+        if (c.used == 1) out[i * D + d] = xt_store<T>(total / s.chunk.stat[i].y);
+        else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
+        else {
+#pragma unroll
+            for (int n = 0; n < HELD; n++)
+                if (n == c.chunk) held[n] = total;
+        }
     }
-    if (c.used == 1 || walk.by_group) return;
-    /* The half that ends last, of any block, joins the chunks. */
+    if (c.used == 1) return;
+    if (walk.by_group) {
+        if (c.chunk == c.used - 1) join_held<T, D>(s, p, c, held);
+        return;
+    }
+    /* The block that ends last joins the chunks. */
     __threadfence();
-    xt_named_sync(sync, HALF);
-    if (thread == 0) {
+    xt_named_sync(ALL, CONSUMERS);
+    if (threadIdx.x == 0) {
         unsigned *count = &step_chunks[c.group];
-        h.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
-        if (h.is_last) *count = 0;
+        s.chunk.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
+        if (s.chunk.is_last) *count = 0;
     }
-    xt_named_sync(sync, HALF);
-    if (!h.is_last) return;
+    xt_named_sync(ALL, CONSUMERS);
+    if (!s.chunk.is_last) return;
     __threadfence();
-    join_chunks(h, p, c, 0, c.count);
+    join_chunks(s, p, c);
 }
 /* Attention of all rows. meet() returns when q, k and v are there. */
 template <typename T, int D, typename Meet>
 __device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk walk, Meet meet) {
-    constexpr int LINES = HALF / (D / 8), EACH = POSITIONS / LINES;
-    const int half = threadIdx.x / HALF;
-    XtPiece<T, 8> key[EACH], value[EACH];
-    if (walk.at < walk.end) load_chunk<T, D, EACH>(key, w.keys, p, walk.c), load_chunk<T, D, EACH>(value, w.values, p, walk.c);
+    using L = Loaded<T, D>;
+    int made = -1;
+    float held[HELD] = {};
+    L at;
+    if (walk.at < walk.end)
+        load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
     meet();
-    if (!walk.by_group)
-        while (walk.at < walk.end) attend<T, D, EACH>(s, p, w, walk, key, value);
-    else
-        for (int group = blockIdx.x; group < walk.end; group += gridDim.x) {
-            while (walk.at == group) attend<T, D, EACH>(s, p, w, walk, key, value);
-            const Chunk c = chunk_of(s, p, group, 0);
-            if (c.used == 1) continue;
-            xt_named_sync(ALL, CONSUMERS); /* the other half's chunks are there; the head of this number is this half's */
-            if (half < c.count) join_chunks(s.chunk.of_half[half], p, c, half, half + 1);
-        }
+    while (walk.at < walk.end) attend<T, D>(s, p, w, walk, made, at, held);
 }

@@ -9,6 +9,8 @@
  *                lies. At most LIST tokens are gathered, and the rest works in shared memory
  *   top-p        in the list: each thread adds the weights before its token. Without a list: `select`, with weights instead of counts
  *   the draw     in the list, or one more pass, in tiles that are scanned
+ *   few rows     with a top-k that has a list: a row is cut into parts, a block each, which leaves the first tokens of its part; the block
+ *                that ends last does the rest with those
  *
  * Sums and atomics are of integers, so their order does not matter: the same tokens as on the CPU, bit for bit.
  */
@@ -65,6 +67,9 @@ template <typename T> struct Row {
     __device__ Sum weight(XtAcc<T> v) const { return xt_draw_weight((float)(v - max), factor); }
     __device__ int bin(XtAcc<T> v) const { return (int)fminf(XT_MUL((float)(max - v), factor * OCTAVE), BINS - 1); }
 };
+
+/* Blocks of a launch that have finished, for each row. Zeros between launches: the last block of a row resets its count. */
+__device__ unsigned row_finished[MOST_ROWS];
 
 struct Smaller {
     __device__ int operator()(int a, int b) const { return a < b ? a : b; }
@@ -182,9 +187,11 @@ template <bool BY_WEIGHT, typename T> __device__ static Sum select(Shared *s, Ro
     return before + taken * one;
 }
 
-/* The draw among the tokens that are left, at most LIST, which weigh more than nothing together. */
+/* The draw among the tokens that are left, at most LIST, which weigh more than nothing together. indices: of the row's elements, in
+ * ascending order; NULL where the row is whole. */
 template <typename T>
-__device__ static void draw_from_list(Shared *s, const Row<T> &row, double top_p, XtPhilox philox, int64_t *out, int64_t number) {
+__device__ static void draw_from_list(Shared *s, const Row<T> &row, const int *indices, double top_p, XtPhilox philox, int64_t *out,
+                                      int64_t number) {
     __syncthreads();
     if (threadIdx.x == 0) s->length = 0;
     __syncthreads();
@@ -214,7 +221,7 @@ __device__ static void draw_from_list(Shared *s, const Row<T> &row, double top_p
     before = 0;
     for (int k = 0; k < count; k++)
         if (s->indices[k] < index) before += s->weights[k];
-    if (kept && before <= drawn && drawn < before + weight) out[number] = index;
+    if (kept && before <= drawn && drawn < before + weight) out[number] = indices ? indices[index] : index;
 }
 
 /* The draw among all tokens that are left, `total` together. */
@@ -249,6 +256,21 @@ __device__ static void draw_from_row(Shared *s, const Row<T> &row, Sum total, Xt
     }
 }
 
+/* The largest value of x [count]; *nan: one is a NaN. */
+template <typename T> __device__ static XtAcc<T> largest(const T *x, int count, bool *nan) {
+    using A = XtAcc<T>;
+    A max = -(A)INFINITY;
+    bool any = false;
+    for (int j = threadIdx.x; j < count; j += THREADS) {
+        const A v = xt_load(x[j]);
+        any |= v != v;
+        max = XtFirstMax()(max, v);
+    }
+    max = xt_block_reduce(max, -(A)INFINITY, XtFirstMax());
+    *nan = __syncthreads_or(any);
+    return max;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     sample_kernel(int64_t *out, const T *x, const int64_t *random, int64_t rows, int vocab, int top_k, bool greedy, float factor,
@@ -258,15 +280,8 @@ __global__ void __launch_bounds__(THREADS)
     const XtPhilox philox = {(uint64_t)random[0], (uint64_t)random[1]};
     for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
         Row<T> row = {x + number * vocab, vocab, 0, factor, 0, vocab};
-        A max = -(A)INFINITY;
-        bool nan = false;
-        for (int j = threadIdx.x; j < vocab; j += THREADS) {
-            const A v = xt_load(row.x[j]);
-            nan |= v != v;
-            max = XtFirstMax()(max, v);
-        }
-        max = xt_block_reduce(max, -(A)INFINITY, XtFirstMax());
-        nan = __syncthreads_or(nan);
+        bool nan;
+        const A max = largest<T>(row.x, vocab, &nan);
         if (nan || !(max - max == 0)) { /* all threads agree */
             if (threadIdx.x == 0) out[number] = -1;
             continue;
@@ -282,7 +297,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         if (top_k < vocab) select<false>(&s, &row, (Sum)top_k);
         if (top_k < vocab && top_k <= LIST) {
-            draw_from_list(&s, row, top_p, philox, out, number);
+            draw_from_list(&s, row, NULL, top_p, philox, out, number);
             continue;
         }
         Sum total = 0;
@@ -294,6 +309,87 @@ __global__ void __launch_bounds__(THREADS)
         if (top_p < 1.0) total = select<true>(&s, &row, xt_draw_limit(top_p, total));
         draw_from_row(&s, row, total, philox, out, number);
     }
+}
+
+/* ---- few rows, top-k --------------------------------------------------------------------------------------------------------------- */
+
+/* Of each row, what its blocks leave: `count` tokens, top_k of each part but the last. */
+template <typename T> struct Candidates {
+    XtAcc<T> *max; // [rows, parts]: +Inf for a NaN, too
+    int *indices;  // [rows, count]
+    T *values;     // [rows, count]
+    int count;
+};
+
+/* The first tokens of a row in the order of logits are among the first ones of its parts: with fewer elements to read again and again.
+ * Grid (parts, rows): parts of `part` elements, at most 32. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    top_kernel(int64_t *out, const T *x, const int64_t *random, Candidates<T> found, int vocab, int part, int top_k, float factor,
+               double top_p) { // out [rows], x [rows, vocab], random [2]
+    using A = XtAcc<T>;
+    __shared__ Shared s;
+    __shared__ bool is_last;
+    const int parts = gridDim.x, start = blockIdx.x * part, length = min(part, vocab - start);
+    const int64_t number = blockIdx.y;
+    found.max += number * parts, found.indices += number * found.count, found.values += number * found.count;
+    Row<T> row = {x + number * vocab + start, length, 0, factor, 0, length};
+    bool nan;
+    row.max = largest<T>(row.x, length, &nan);
+    if (!nan) { /* all threads agree; the row has no token, and more of them than `top_k` would seem to be left */
+        if (top_k < length) select<false>(&s, &row, (Sum)top_k);
+        const int each = (length + THREADS - 1) / THREADS, from = threadIdx.x * each, end = min(length, from + each);
+        int mine = 0;
+        for (int j = from; j < end; j++) mine += row.has(key_of<T>(xt_load(row.x[j])), j);
+        Sum total;
+        int place = blockIdx.x * top_k + (int)scan(&s, mine, &total) - mine;
+        for (int j = from; j < end; j++)
+            if (row.has(key_of<T>(xt_load(row.x[j])), j)) found.values[place] = row.x[j], found.indices[place++] = start + j;
+    }
+    if (threadIdx.x == 0) found.max[blockIdx.x] = nan ? (A)INFINITY : row.max;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(&row_finished[number], 1u) == gridDim.x - 1;
+        if (is_last) row_finished[number] = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence(); /* and nothing that other blocks wrote has been read before */
+    row = {found.values, found.count, -(A)INFINITY, factor, 0, found.count};
+    for (int i = 0; i < parts; i++) row.max = XtFirstMax()(row.max, *(const volatile A *)&found.max[i]);
+    const XtPhilox philox = {(uint64_t)random[0], (uint64_t)random[1]};
+    if (!(row.max - row.max == 0)) {
+        if (threadIdx.x == 0) out[number] = -1;
+        return;
+    }
+    if (top_k < found.count) select<false>(&s, &row, (Sum)top_k);
+    draw_from_list(&s, row, found.indices, top_p, philox, out, number);
+}
+
+/* Parts of a row; 1 where a block each is as good. */
+static int parts_of(const XtSample *p) {
+    const int64_t parts = xt_multiprocessors() / p->rows;
+    return p->top_k > LIST || parts < 2 || p->top_k * 4 * parts > p->vocab ? 1 : parts < 32 ? (int)parts : 32;
+}
+
+template <typename T> static XtStatus top(const XtSample *p, int parts) {
+    const int vocab = (int)p->vocab, part = (int)xt_divide_up(vocab, parts), k = (int)p->top_k;
+    parts = (int)xt_divide_up(vocab, part);
+    const int rest = vocab - (parts - 1) * part;
+    Candidates<T> found = {};
+    found.count = (parts - 1) * k + (k < rest ? k : rest);
+    const size_t places = (size_t)p->rows * found.count, maxima = (size_t)p->rows * parts;
+    XtScratch scratch;
+    XT_CHECK(scratch.allocate(maxima * sizeof(XtAcc<T>) + places * (sizeof(int) + sizeof(T)) + 16));
+    found.max = (XtAcc<T> *)scratch.data;
+    found.values = (T *)(found.max + maxima); /* the widest first */
+    found.indices = (int *)(found.max + maxima);
+    if (sizeof(T) > sizeof(int)) found.indices = (int *)(found.values + places);
+    else found.values = (T *)(found.indices + places);
+    xt_launch(top_kernel<T>, dim3(parts, (unsigned)p->rows), THREADS, 0, p->out, (const T *)p->x, p->random, found, vocab, part, k,
+              xt_draw_factor(p->temperature), p->top_p);
+    return xt_launched("sample", p->rows, p->vocab, p->top_k);
 }
 
 /* ---- temperature 0 --------------------------------------------------------------------------------------------------------------- */
@@ -314,9 +410,6 @@ template <typename A> __device__ inline Best<A> best_of_warp(Best<A> best) {
             Larger()(best, Best<A>{__shfl_xor_sync(0xffffffffu, best.value, step), __shfl_xor_sync(0xffffffffu, best.index, step)});
     return best;
 }
-
-/* Blocks of a launch that have finished, for each row. Zeros between launches: the last block of a row resets its count. */
-__device__ unsigned greedy_finished[MOST_ROWS];
 
 /* out [rows], x [rows, vocab], parts [rows, gridDim.x <= 32]: a block has PART elements of a row, in pieces of N. */
 template <typename T, int N>
@@ -343,8 +436,8 @@ __global__ void __launch_bounds__(PART_THREADS)
         for (int w = 1; w < PART_THREADS / 32; w++) best = Larger()(best, of_warp[w]);
         parts[row * gridDim.x + blockIdx.x] = best;
         __threadfence();
-        is_last = atomicAdd(&greedy_finished[row], 1u) == gridDim.x - 1;
-        if (is_last) greedy_finished[row] = 0;
+        is_last = atomicAdd(&row_finished[row], 1u) == gridDim.x - 1;
+        if (is_last) row_finished[row] = 0;
     }
     __syncthreads();
     if (!is_last || threadIdx.x >= 32) return;
@@ -377,6 +470,8 @@ XtStatus xt_cuda_sample(const XtSample *p) {
         using T = decltype(zero);
         const bool greedy = p->temperature == 0.0;
         if (greedy && p->rows <= MOST_ROWS && p->vocab < (1 << 30)) return ::greedy<T>(p);
+        const int parts = greedy ? 1 : parts_of(p);
+        if (parts > 1) return top<T>(p, parts);
         const float factor = greedy ? 0.0f : xt_draw_factor(p->temperature);
         xt_launch(sample_kernel<T>, xt_blocks(p->rows, 1), THREADS, 0, p->out, (const T *)p->x, p->random, p->rows, (int)p->vocab,
                   (int)p->top_k, greedy, factor, p->top_p);

@@ -135,6 +135,24 @@ def test_cached_attention_at_any_position(heads: int, kv_heads: int, dim: int, d
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+def test_the_top_of_a_row_over_many_blocks(dtype: str) -> None:
+    """The tokens of the CPU: equal logits in many parts of a row, a part without a finite one, and rows that are not finite."""
+    random = np.random.default_rng(5)
+    for rows, vocab in ((1, 40007), (5, 40007), (16, 33333)):
+        values = random.standard_normal((rows, vocab)) * 3
+        values[0, vocab // 4 : vocab // 2] = -np.inf
+        if rows > 1:
+            values[1] = random.integers(-2, 3, vocab)
+            values[2, 5], values[3, vocab // 2] = np.nan, np.inf
+        x = xt.tensor(values).to(getattr(xt, dtype))
+        for k, top_p in ((1, 1.0), (50, 0.9), (300, 1.0)):
+            seed = xt.tensor([k, rows])
+            want = _C.sample(x, seed, top_k=k, top_p=top_p, temperature=0.8).tolist()
+            for _ in range(2):
+                assert _C.sample(x.to("cuda"), seed.to("cuda"), top_k=k, top_p=top_p, temperature=0.8).tolist() == want
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
 @pytest.mark.parametrize("vocab", [1, 33, 2048, 8193, 65552])
 def test_the_first_of_the_largest_logits(vocab: int, dtype: str) -> None:
     """The tokens of the CPU, among few different values, and for rows that are not finite."""
