@@ -8,7 +8,8 @@
  * they wait for the launch, for their inputs and for their slowest block. Here each multiprocessor has one block for the whole step:
  *
  *   - Warp 8 copies the weights that the block needs, in the order of their use, to a ring of slots in shared memory. They depend on
- *     nothing, so it is a layer ahead whatever the other warps wait for, and the memory is always busy.
+ *     nothing, so it is most of a layer ahead. It begins no copy while the block meets others, and has few under way: a meeting takes
+ *     messages through L2, which wait behind copies.
  *   - Warps 0 to 7 compute. A layer has five parts: q, k and v; attention; its output; gate and up; down. Between two of them all blocks
  *     meet, since a part needs the results of all blocks. Norms are computed again by every block; additions and SwiGLU are done where
  *     a product is stored.
@@ -19,8 +20,9 @@
  *
  * No deadlock: blocks wait for each other, so all of them must run at once. A cooperative launch guarantees that, also beside other
  * kernels and as a node of a graph: it begins when there is room for all blocks, and is refused where there never is. The other waits are for
- * copies that are under way, and for slots that warps of the same block will free whatever other blocks do. All launches of a device are
- * in its one stream, so no two share the counters.
+ * copies that are under way, and for slots that warps of the same block will free whatever other blocks do. The copying warp waits for the
+ * end of a meeting, too; nobody needs its copies to come to one. All launches of a device are in its one stream, so no two share the
+ * counters.
  *
  * What other blocks wrote is read through L2. Values that are read behind a meeting are visible: a block's threads meet at a barrier, its
  * first thread adds to the counter with release and reads with acquire, and they meet again.
@@ -47,20 +49,20 @@ struct Tiles {
 template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &s, const Step<T> &p) {
     const int c = p.channels, queries = p.heads * D, keys = p.kv_heads * D;
     const Tiles qkv((queries + 2 * keys) / 8), o(c / 8), pairs(p.inner / 8);
-    Place place;
+    Copies copies;
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
-        fetch<true>(s, place, qkv.count, c, [&](int tile, int r) {
+        fetch<true>(s, copies, qkv.count, c, [&](int tile, int r) {
             const int64_t row = (qkv.first + tile) * 8 + r;
             return row < queries          ? w.q + row * c
                    : row < queries + keys ? w.k + (row - queries) * c
                                           : w.v + (row - queries - keys) * c;
         });
-        fetch<false>(s, place, o.count, queries,
+        fetch<false>(s, copies, o.count, queries,
                      [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
-        fetch<true>(s, place, 2 * pairs.count, c,
+        fetch<true>(s, copies, 2 * pairs.count, c,
                     [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
-        fetch<false>(s, place, o.count, p.inner,
+        fetch<false>(s, copies, o.count, p.inner,
                      [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
 }
@@ -88,12 +90,14 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
     unsigned met = 0; /* what step_met is after the next meeting */
     const auto arrive = [&] {
         xt_named_sync(ALL, CONSUMERS);
-        if (threadIdx.x == 0) xt_add_released(&step_met, 1);
+        if (threadIdx.x == 0) s.meets = 1, xt_add_released(&step_met, 1);
     };
     const auto meet = [&] {
         met += gridDim.x;
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0) {
             while (xt_read_released(&step_met) < met) {}
+            s.meets = 0;
+        }
         xt_named_sync(ALL, CONSUMERS);
     };
     /* The stream's element at place e of columns [0, count) from tile `first` on, of this block. */
@@ -178,6 +182,7 @@ __global__ void __launch_bounds__(THREADS_OF_BLOCK, 1) decoder_step_kernel(const
             xt_barrier_init(xt_shared_address(&s.empty[i]), WARPS);
         }
         xt_barrier_init_fence();
+        s.meets = 0;
     }
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {

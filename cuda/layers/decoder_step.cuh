@@ -16,6 +16,7 @@ enum {
     PITCH = TERMS * 2 + 64,             /* bytes from row to row of a slot: the lanes of a read have banks of their own */
     SLOT = 8 * PITCH,                   /* bytes: a row for each column of a tile */
     SLOTS = 12,                         /* what fits */
+    UNDER_WAY = 2,                      /* slots that are copied at once: what blocks tell each other would wait behind more */
     MOST_TILES = 6,                     /* whose sums are joined at once */
     COLS = MOST_TILES * 8,              /* of them */
     MOST_LAYERS = 64,                   /* what the parameters of a kernel hold */
@@ -24,7 +25,7 @@ enum {
     HEADS = 2,                          /* query heads that share one */
     HELD = 8,                           /* chunks of a group that a block holds in registers */
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
-    JOINING = 2,                        /* turns that joining the chunks of several blocks takes longer */
+    JOINING = 1,                        /* turns that joining the chunks of several blocks takes longer */
     ALL = 1,                            /* the named barrier of all warps that compute */
 };
 
@@ -69,6 +70,7 @@ template <typename T, int D> struct StepShared {
     float rstd[ROWS];
     int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
+    volatile int meets; /* the block waits for others: no copy is begun, behind which their messages would wait */
 };
 
 /* 16 bytes, or an element, that another block may have written since the launch. */
@@ -92,18 +94,29 @@ template <bool WIDE> __device__ inline int at_once(int left) {
     return !WIDE ? 1 : left >= MOST_TILES ? (int)MOST_TILES : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* Copies the rows of `tiles` tiles, of `terms` each, to the slots from place on; row(tile, r) is row r of a tile. Called by a warp. */
+/* What the copying warp has begun, and the first of it that may not have landed. */
+struct Copies {
+    Place next, landed;
+    int under_way = 0;
+};
+/* Copies the rows of `tiles` tiles, of `terms` each, to the next slots; row(tile, r) is row r of a tile. Called by a warp. */
 template <bool WIDE, typename T, int D, typename Row>
-__device__ inline void fetch(StepShared<T, D> &s, Place &place, int tiles, int terms, Row row) {
+__device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int tiles, int terms, Row row) {
     const int lane = threadIdx.x % 32;
     for (int round = 0; round < tiles; round += MOST_TILES)
         for (int end = min(round + MOST_TILES, tiles), first = round, count; first < end; first += count) {
             count = at_once<WIDE>(end - first);
             for (int from = 0; from < terms; from += TERMS)
-                for (int j = 0; j < count; j++, place.next()) {
+                for (int j = 0; j < count; j++, copies.next.next()) {
+                    const Place place = copies.next;
                     const int bytes = min(TERMS, terms - from) * 2;
                     const uint32_t full = xt_shared_address(&s.full[place.slot]);
                     xt_barrier_wait(xt_shared_address(&s.empty[place.slot]), place.phase ^ 1);
+                    if (copies.under_way == UNDER_WAY) {
+                        xt_barrier_wait(xt_shared_address(&s.full[copies.landed.slot]), copies.landed.phase);
+                        copies.landed.next();
+                    } else copies.under_way++;
+                    while (s.meets) {}
                     if (lane == 0) xt_barrier_expect(full, 8 * bytes);
                     __syncwarp();
                     if (lane < 8)

@@ -27,9 +27,9 @@ from .decoder_config import DecoderConfig
 from .policies import check_policy, run_in_line, run_layers
 from .registry import RECOMPUTE, Architecture
 
-# The most rows of a step of generation on a GPU that is one op, _C.decoder_step; 0: none. With more the ops of its
-# parts take less time (docs/worklog/generation.md).
-STEPS_AT_ONCE = 8
+# The most rows of a step of generation on a GPU that is one op, _C.decoder_step: where the caches have room for 512
+# positions at most, and else; 0: none. With more the ops of its parts may take less time (docs/worklog/generation.md).
+STEPS_AT_ONCE = (16, 4)
 
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
@@ -225,9 +225,7 @@ class Trunk(nn.Module):
 
     def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
         """All layers for one new token a row in one op, with the bits of the layers; None where the op would not do."""
-        if x.device.type != "cuda" or len(x) > STEPS_AT_ONCE or positions is None or caches is None:
-            return None
-        if _C.is_grad_enabled():
+        if x.device.type != "cuda" or positions is None or caches is None or _C.is_grad_enabled():
             return None
         kept: list[Tensor] = []
         for cache in caches:
@@ -239,6 +237,8 @@ class Trunk(nn.Module):
             ):
                 return None
             kept += cache.key, cache.value
+        if not kept or len(x) > STEPS_AT_ONCE[kept[0].shape[2] > 512]:
+            return None
         weights: list[Tensor] = []
         common: set[str] = set()
         for layer in self.layers:
