@@ -13,8 +13,8 @@
 #define XT_GEMM_HOPPER_CUH
 
 #include "arch/sm90.cuh"
+#include "common/gelu.cuh"
 #include "common/pieces.cuh"
-#include "layers/gelu.cuh"
 #include "layers/swiglu.cuh"
 
 constexpr int HOPPER_PIECE = 64 * 32 * 2; // bytes

@@ -8,8 +8,8 @@
  * element a piece. Grid stride. Bytes moved: 2 elements an output forward, 3 backward. An element is read before it is overwritten.
  */
 #include "common/cuda.cuh"
+#include "common/gelu.cuh"
 #include "contract/layers.h"
-#include "layers/gelu.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -75,6 +75,7 @@ DEVICE_SIZES = [
     ("gemm/tiled.cu", 1, "size of a tile; an element of C is one chain over k whatever the tile"),
     ("layers/cross_entropy.cu", 1, "tiles of a row in the backward; every element is on its own"),
     ("layers/decoder_step.cu", 1, "blocks share out columns of products and chunks of attention; each is one sum"),
+    ("layers/sample.cu", 1, "parts of a row; its sums are of integers"),
     ("mhc/mhc_pre_once.cuh", 2, "groups share out the tokens; the slices of a token come from the shape"),
     ("mhc/sinkhorn.cu", 1, "blocks share out the tokens; a token's matrix is on its own"),
     ("runtime/device.cu", 3, "the definition, and what xtrain doctor prints"),

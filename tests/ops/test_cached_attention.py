@@ -241,7 +241,7 @@ def test_members_that_the_op_does_not_replace() -> None:
     class Other(decoder.MLP):
         pass
 
-    for change in ("none", "mlp", "hook", "bias", "eps", "norm"):
+    for change in ("none", "mlp", "hook", "bias", "eps", "norm", "window"):
         layer = filled(Qwen3Config(**SIZES), xt.float32)[0].model.layers[1]
         if change == "mlp":
             layer.mlp.__class__ = Other
@@ -253,4 +253,6 @@ def test_members_that_the_op_does_not_replace() -> None:
             layer.self_attn.q_norm.eps = 0.5
         elif change == "norm":
             layer.self_attn.q_norm = None
+        elif change == "window":
+            layer.self_attn.window = 8
         assert (decoder._step_weights(layer) is None) == (change != "none"), change

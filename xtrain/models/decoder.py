@@ -187,7 +187,7 @@ def _step_weights(layer: Any) -> tuple[list[Tensor], object] | None:
     if not _runs_in_line(layer):
         return None
     attn, mlp = layer.self_attn, layer.mlp
-    if not (is_stock(attn, Attention) and is_stock(mlp, MLP)):
+    if not (is_stock(attn, Attention) and is_stock(mlp, MLP)) or attn.window is not None:
         return None
     norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
     of_heads: list[Any] = [attn.q_norm, attn.k_norm] if attn.q_norm is not None or attn.k_norm is not None else []
