@@ -281,5 +281,5 @@ def test_a_state_that_is_none(tmp_path, change, monkeypatch) -> None:
     whole = saving.load_checkpoint
     monkeypatch.setattr(saving, "load_checkpoint", lambda *a: {**whole(*a), **change})
     if "config" in change:
-        monkeypatch.setattr("xtrain.train.resume.same_data", lambda *_: False)
+        monkeypatch.setattr("xtrain.data.corpus.same_data", lambda *_: False)
     one_sentence((CheckpointError, ConfigError), lambda: Trainer({"resume": str(tmp_path / "run")}, quiet=True))
