@@ -18,7 +18,7 @@
  */
 #include "common/cuda.cuh"
 #include "contract/conv.h"
-#include "layers/swiglu.cuh"
+#include "common/swiglu.cuh"
 
 #include <type_traits>
 

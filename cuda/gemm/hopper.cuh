@@ -15,7 +15,7 @@
 #include "arch/sm90.cuh"
 #include "common/gelu.cuh"
 #include "common/pieces.cuh"
-#include "layers/swiglu.cuh"
+#include "common/swiglu.cuh"
 
 constexpr int HOPPER_PIECE = 64 * 32 * 2; // bytes
 

@@ -32,7 +32,7 @@
 #include "contract/traits.h"
 #include "gemm/gemm.cuh"
 #include "layers/decoder_step.cuh"
-#include "layers/swiglu.cuh"
+#include "common/swiglu.cuh"
 
 /* ---- the step ----------------------------------------------------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 #include "arch/overlap.cuh"
 #include "common/cuda.cuh"
 #include "contract/layers.h"
-#include "layers/swiglu.cuh"
+#include "common/swiglu.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int PIECES = 2; /* of one thread, in flight together */

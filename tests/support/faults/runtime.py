@@ -79,7 +79,7 @@ FAULTS = [
     Fault("cuda clip: squares of a rounded sum", _O + "clip_grad_norm.cu", "part += (double)v.at[j] * (double)v.at[j];", "part += (double)(float)v.at[j];", "the sum of x^2", FORWARD + "clip_grad_norm_"),
     Fault("cuda softmax: no maximum", _L + "softmax.cu", "v[k * N + e] = xt_exp_for<T>(v[k * N + e] - max);", "v[k * N + e] = xt_exp_for<T>(v[k * N + e]);", "exp(x - max)", "tests/cuda/test_cuda_kernels.py::test_rows_far_from_zero"),
     Fault("cuda softmax: the dot of another row", _L + "softmax.cu", "    A dot = sum_of<4>(part);\n", "    A dot = 2 * sum_of<4>(part);\n", "dx_i = p_i (dy_i - sum_j dy_j p_j)", GRADIENT + "softmax"),
-    Fault("cuda swiglu: the slope of silu", _L + "swiglu.cuh", "dgate = ds * u * (1 + g * (1 - s));", "dgate = ds * u * (1 + g * s);", "silu'(g) = s (1 + g (1 - s))", GRADIENT + "swiglu"),
+    Fault("cuda swiglu: the slope of silu", "cuda/common/swiglu.cuh", "dgate = ds * u * (1 + g * (1 - s));", "dgate = ds * u * (1 + g * s);", "silu'(g) = s (1 + g (1 - s))", GRADIENT + "swiglu"),
     Fault("cuda swiglu: the short end of a row", _L + "swiglu.cu", "        if (e < count) p[e] = v.at[e];\n", "        if (e + 1 < count) p[e] = v.at[e];\n", "rows of any length", FORWARD + "swiglu"),
     Fault("cuda rope: frequencies of one dimension", _L + "rope.cuh", "(A)(2 * (first + i)) / (A)dim", "(A)(first + i) / (A)dim", "theta^(-2i/D)", FORWARD + "rope"),
     Fault("cuda embedding: ids beyond the table", _L + "embedding.cu", "const bool known = id >= 0 && id < vocab;", "const bool known = id >= 0 && id <= vocab;", "an id out of range is raised at the next wait", _CUDA + "test_an_index_out_of_range_is_raised_at_the_next_wait"),
