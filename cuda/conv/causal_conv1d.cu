@@ -17,8 +17,8 @@
  * The runs follow from the shape, and from whether all pointers are aligned.
  */
 #include "common/cuda.cuh"
-#include "contract/conv.h"
 #include "common/swiglu.cuh"
+#include "contract/conv.h"
 
 #include <type_traits>
 

@@ -27,12 +27,12 @@
  * What other blocks wrote is read through L2. Values that are read behind a meeting are visible: a block's threads meet at a barrier, its
  * first thread adds to the counter with release and reads with acquire, and they meet again.
  */
+#include "common/swiglu.cuh"
 #include "contract/attention.h"
 #include "contract/elementwise.h"
 #include "contract/traits.h"
 #include "gemm/gemm.cuh"
 #include "layers/decoder_step.cuh"
-#include "common/swiglu.cuh"
 
 /* ---- the step ----------------------------------------------------------------------------------------------------------------------- */
 

@@ -12,8 +12,8 @@
  */
 #include "arch/overlap.cuh"
 #include "common/cuda.cuh"
-#include "contract/layers.h"
 #include "common/swiglu.cuh"
+#include "contract/layers.h"
 
 static constexpr int THREADS = 256;
 static constexpr int PIECES = 2; /* of one thread, in flight together */
