@@ -54,7 +54,7 @@ def test_transformers_has_the_same_tokens(checkpoint: Path) -> None:
 
 def test_llama_cpp_has_the_same_tokens(checkpoint: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is compiled for minutes: docs/how-to/models.md")
-    pytest.importorskip("gguf")
+    pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
     file = checkpoint.parent / "model.gguf"
     assert main(["export", str(checkpoint), "--gguf", str(file)]) == 0
     texts = serve_elsewhere.pieces(TEXT.read_text(), 4)

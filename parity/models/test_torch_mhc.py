@@ -225,7 +225,7 @@ def test_the_benchmark_sees_who_is_wrong(monkeypatch) -> None:
 
 def test_other_readers_refuse_the_extension_by_name(tmp_path) -> None:
     """Hugging Face's Qwen3 has no hyper-connections: it must not load such a model without them."""
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers (pip install transformers)")
     config = Qwen3Config(
         vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, mhc_streams=4,

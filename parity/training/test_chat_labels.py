@@ -10,9 +10,9 @@ from xtrain import data
 from xtrain.data.token_files import open_token_file
 from xtrain.tokenizers import ChatTemplate, find_tokenizer, train_tokenizer
 
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("jinja2")
+tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
+transformers = pytest.importorskip("transformers", reason="needs transformers (pip install transformers)")
+pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
 pytestmark = pytest.mark.on_cpu
 
 # Forms of chat templates in use: ChatML; headers and an end of turn; brackets around a user; and options of Jinja.

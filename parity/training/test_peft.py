@@ -12,7 +12,7 @@ import xtrain as xt
 from xtrain import lora, models
 from xtrain.nn.lora import lora_layers
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="needs transformers (pip install transformers)")
 peft = pytest.importorskip("peft", reason="the exchange with PEFT needs peft")
 pytestmark = pytest.mark.on_cpu
 IDS = (np.arange(2 * 11) * 7 % 61).reshape(2, 11)

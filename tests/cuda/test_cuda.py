@@ -573,7 +573,7 @@ def test_dlpack_describes_the_device() -> None:
 
 
 def test_memory_is_shared_with_cupy() -> None:
-    cupy = pytest.importorskip("cupy")
+    cupy = pytest.importorskip("cupy", reason="needs CuPy (pip install cupy-cuda13x)")
     theirs = cupy.arange(35, dtype="float32").reshape(5, 7).T
     ours = xt.from_dlpack(theirs)
     assert ours.data_ptr() == theirs.data.ptr and ours.shape == (7, 5) and ours.stride() == (1, 7)

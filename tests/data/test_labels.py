@@ -132,7 +132,7 @@ def test_places_of_a_template(tmp_path, template: object, jinja: str | None) -> 
 
 
 def test_a_template_has_what_transformers_gives_it() -> None:
-    pytest.importorskip("jinja2")
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ bos_token }}{% for m in messages %}{% if m.role == 'x' %}{% continue %}{% endif %}{{ m | tojson }}{% endfor %}{{ eos_token }}"}  # fmt: skip
     found = ChatTemplate({"tokenizer_config.json": json.dumps(config).encode()})
     assert found.render([{"role": "x"}, {"role": "\u00f6"}]) == '<s>{"role": "\u00f6"}</s>'

@@ -115,7 +115,7 @@ def test_the_command(source, capsys) -> None:
 
 
 def test_a_tokenizer_in_several_processes(source) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     folder = source.parent / "tokenizer"
     assert main(["tokenizer", "train", str(source / "b.txt"), "--vocab", "260", "--out", str(folder)]) == 0
     from xtrain.tokenizers import find_tokenizer

@@ -66,7 +66,7 @@ def test_packed_text_is_one_document(tmp_path) -> None:
 
 def test_parquet(tmp_path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
     texts = [f"row {i}" for i in range(2500)]
     parquet.write_table(pyarrow.table({"n": range(2500), "text": texts}), tmp_path / "d.parquet", row_group_size=1100)
     data.prepare(tmp_path / "d.parquet", tmp_path / "x.tokens")

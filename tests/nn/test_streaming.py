@@ -168,7 +168,7 @@ class Chatty(ByteTokenizer):
 
 def chat(monkeypatch, capsys, lines: str, *options: str, room: int = 200) -> tuple[str, str, list[str]]:
     """What is printed, and the prompts that the model gets."""
-    pytest.importorskip("jinja2")
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
     from xtrain.cli import chat as command
 
     prompts: list[str] = []

@@ -320,8 +320,8 @@ def save(folder, family):
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("family", ["Llama", "Qwen2"])
 def test_the_reader_of_gguf_finds_the_model(family, dtype, tmp_path, capsys):
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("tokenizers")
+    gguf = pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     model = save(tmp_path / "model", family)
     out = tmp_path / "model.gguf"
     assert main(["export", str(tmp_path / "model"), "--gguf", str(out), *(["--dtype", dtype] if dtype else [])]) == 0

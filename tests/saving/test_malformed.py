@@ -200,7 +200,7 @@ MODEL = '{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]}}'
 
 @pytest.fixture
 def tokenizer(tmp_path) -> Path:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     (tmp_path / "tokenizer.json").write_text(MODEL)
     return tmp_path
 

@@ -97,7 +97,7 @@ def test_a_directory_of_other_files_is_not_replaced_by_a_checkpoint(tmp_path) ->
 
 
 def test_a_picture_that_is_a_link_is_a_warning(tmp_path, capsys) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     run, victim = tmp_path / "run", tmp_path / "victim"
     run.mkdir()
     victim.write_text("mine")

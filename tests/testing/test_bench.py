@@ -111,7 +111,7 @@ def test_worst_error(dtype: str) -> None:
 
 
 def test_bench_gemm(tmp_path, capsys) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     report, plot = tmp_path / "gemm.json", tmp_path / "gemm.png"
     assert (
         run(
@@ -244,7 +244,7 @@ def test_a_link_is_followed(tmp_path) -> None:
 @pytest.mark.parametrize("table", ["gemm", "ops"])
 @pytest.mark.parametrize("other", ["x.png", "./x.png", "link.png"])
 def test_one_file_for_two_outputs(table: str, other: str, capsys, tmp_path, monkeypatch) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.png").symlink_to("x.png")
     assert run(table, "--json", "x.png", "--plot", other) == 2
@@ -289,7 +289,7 @@ def test_every_op_has_a_size() -> None:
 
 
 def test_bench_ops(tmp_path, monkeypatch, capsys) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     monkeypatch.setattr(sizes, "ACTIVATION", (64, 4100))
     report, plot = tmp_path / "ops.json", tmp_path / "ops.svg"
     assert (

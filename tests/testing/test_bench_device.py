@@ -136,7 +136,7 @@ def test_a_slow_contender_on_a_device(device, monkeypatch) -> None:
 
 
 def test_bench_gemm_on_a_device(fake, monkeypatch, capsys, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     ms = {"cublas": 2.0, "tiled": 4.0, "naive": 9.0, "PyTorch": 3.0}
     right, modes, torch = _C.matmul, [], FakeTorch(3e-3, fake.clock)
 

@@ -331,7 +331,7 @@ def test_what_is_in_memory_is_always_hashed(tmp_path) -> None:
 
 def test_files_of_bytes_encode_as_bytes(tmp_path) -> None:
     """The tokenizer.json of a model of bytes gives other programs the same ids for any text."""
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     files = ByteTokenizer().files()
     other = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
     for text in ("def f(x):\n\treturn  x", "  two  spaces ", "äöü € \U0001f600 \xa0\xad\xac", "\r\n\x01\x7f's"):
@@ -375,7 +375,7 @@ def words_tokenizer(folder, **settings):
 
 
 def test_a_tokenizer_of_a_file(tmp_path) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     found = words_tokenizer(tmp_path / "m")
     assert found.encode(b"a b end c").tolist() == [0, 1, 9, 2] and found.encode(b"a").dtype == np.uint32
     assert found.vocab_size == 11, "ids may have gaps: the largest counts"
@@ -403,13 +403,13 @@ def test_a_tokenizer_of_a_file(tmp_path) -> None:
     ],
 )
 def test_the_end_of_a_document(tmp_path, settings: dict, eos: int | None) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     found = words_tokenizer(tmp_path / "m", **settings).eos
     assert found == eos and type(found) is type(eos)
 
 
 def test_an_end_that_is_no_id_is_refused(tmp_path) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     for number, bad in enumerate((-1, 2**32)):
         with pytest.raises(DataError, match=r"eos_token_id must be in \[0, 2\*\*32\), got"):
             words_tokenizer(tmp_path / str(number), generation_config={"eos_token_id": bad})
@@ -417,7 +417,7 @@ def test_an_end_that_is_no_id_is_refused(tmp_path) -> None:
 
 def test_a_panic_of_the_package_is_a_data_error(tmp_path, monkeypatch) -> None:
     """Its panics are no Exception; Ctrl-C stays what it is."""
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     found = words_tokenizer(tmp_path / "m")
 
     class PanicException(BaseException):

@@ -120,7 +120,7 @@ def test_a_report_on_a_full_disk(tmp_path, words) -> None:
 
 @needs_limits
 def test_a_plot_on_a_full_disk(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     place, cache = tmp_path / "place", tmp_path / "cache"
     place.mkdir()
     cache.mkdir()
@@ -196,7 +196,7 @@ def test_a_name_of_the_run_that_is_taken(tmp_path, name: str) -> None:
 
 
 def test_a_plot_that_cannot_be_written_is_a_warning(tmp_path, capsys) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run", plot=True))
     (tmp_path / "run" / "loss.png").mkdir(parents=True)
     assert trainer.run().step == 8

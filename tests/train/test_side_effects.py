@@ -233,7 +233,7 @@ def test_a_metric_that_is_not_finite_is_valid_json(tmp_path, data, monkeypatch, 
 
 
 def test_a_picture_of_metrics_with_nan(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install matplotlib)")
     losses = [3.0, None, 2.5, float("nan"), 2.0]
     records = [{"step": i, "loss": loss, "val_loss": loss} for i, loss in enumerate(losses)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

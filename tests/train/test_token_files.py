@@ -17,7 +17,7 @@ from xtrain.errors import ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer, load_tokenizer
 from xtrain.train import Trainer
 
-pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "home"]
 
 

@@ -76,7 +76,7 @@ def test_the_command_says_that_weights_are_new(tmp_path, capsys) -> None:
 
 
 def test_the_tokenizer_of_the_directory_is_used(tmp_path) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
     base = folder(tmp_path, "llama")
     text = str(tmp_path / "text.txt")
     for name, size in (("a", 260), ("b", 264)):
