@@ -119,6 +119,8 @@ class Functions(Program):
             else ()
         )
         b = self.leaf(a.dtype, (inner,) if self.chance.random() < 0.1 else (*batch, inner, columns))
+        if flushes(a, b):
+            return
         out = self.result("matmul", ENTRY["matmul"], _C.matmul(a.tensor, b.tensor), [a, b], {})
         self.record("matmul", [a, b], out, ENTRY["matmul"])
 
@@ -128,6 +130,8 @@ class Functions(Program):
         inputs.append(self.leaf(x.dtype, (self.chance.choice(SIZES), inner)))
         if self.chance.random() < 0.4:
             inputs.append(self.leaf(x.dtype, inputs[1].shadow.shape[:1]))
+        if flushes(*inputs[:2]):
+            return
         entry, want = ENTRY["linear" if len(inputs) == 2 else "linear:bias"], None
         if len(inputs) == 3:  # the product is rounded before the bias is added, and may be infinite by then
             product = x.shadow @ inputs[1].shadow.T
@@ -217,6 +221,13 @@ class Functions(Program):
         arrays = [np.float64(value), x.shadow] if turned else [x.shadow, np.float64(value)]
         out = self.result(f"{name} of {value}", ENTRY[name], getattr(_C, name)(*pair), [x], {}, arrays)
         self.record(name, [x], out, ENTRY[name], number=value, turned=turned)
+
+
+def flushes(a: Value, b: Value) -> bool:
+    """Whether Inf or NaN may meet a subnormal number in a product of bfloat16: instructions that take it as zero make NaN
+    of Inf times it, others Inf."""
+    small = any(((v.shadow != 0) & (np.abs(v.shadow) < 2.0**-126)).any() for v in (a, b))
+    return a.dtype == "bfloat16" and small and not all(np.isfinite(v.shadow).all() for v in (a, b))
 
 
 def open_sign(name: str, inputs: list[Value], kwargs: dict[str, Any]) -> np.ndarray:
