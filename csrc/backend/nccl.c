@@ -159,7 +159,8 @@ XtStatus xt_comm_open(XtDevice device, const unsigned char id[XT_COMM_ID], int r
     Config config = {sizeof config, 0xcafebeef, OLDEST, 1, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN};
     XT_CHECK(ready());
     XT_CHECK(xt_backend_for(device, &backend));
-    if (!backend->accelerator) return xt_error(XT_VALUE_ERROR, "nccl_open: device must be a CUDA device, got cpu");
+    if (!backend->accelerator)
+        return xt_error(XT_VALUE_ERROR, "nccl_open: device must be a CUDA device, got %s", xt_device_name(device));
     XT_CHECK(backend->accelerator->use(device.index));
     XtComm *comm = calloc(1, sizeof *comm);
     if (!comm) return xt_error(XT_OUT_OF_MEMORY, "nccl_open: no host memory for a communicator");

@@ -177,6 +177,13 @@ XtStatus xt_as_rows(XtTensor *t, XtTensor **out) {
     return xt_reshape(t, 2, shape, out);
 }
 
+XtStatus xt_rows_like(XtTensor *rows, const XtTensor *x, XtTensor **out) {
+    int64_t shape[XT_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = rows->shape[1];
+    return xt_reshape(rows, x->ndim, shape, out);
+}
+
 /* ---- broadcasting ------------------------------------------------------------------------------------------------------ */
 
 XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape) {

@@ -146,6 +146,8 @@ bool xt_reshape_strides(const XtTensor *t, int ndim, const int64_t *shape, int64
 XtStatus xt_reshape(XtTensor *t, int ndim, const int64_t *shape, XtTensor **out);             /* view when possible, else copy */
 /* [..., cols] as [all rows, cols], for at least one dim. */
 XtStatus xt_as_rows(XtTensor *t, XtTensor **out);
+/* The reverse: [all rows, K] as [..., K], with the dims of x before its last one. */
+XtStatus xt_rows_like(XtTensor *rows, const XtTensor *x, XtTensor **out);
 /* The dtype of two operands (ops/elementwise/elementwise.c): a number or a 0-dim tensor counts only when it is of a higher kind. */
 XtDtype xt_result_dtype(const XtArg *a, const XtArg *b);
 XtStatus xt_broadcast_shape(const XtOp *op, const XtTensor *a, const XtTensor *b, int *ndim, int64_t *shape);
@@ -181,6 +183,9 @@ XtStatus xt_matmul_epilogue(XtTensor *a, XtTensor *b, int epilogue, const XtTens
                             bool *done);
 /* din[input] = a b with the input's shape, added straight to the sum under way where the tape allows. */
 XtStatus xt_matmul_gradient(XtNode *n, int input, XtTensor *a, XtTensor *b, const char *backend, XtTensor **din);
+/* The same of y = x W^T, from the rows of dy and x: din[input] = dy W, in the shape [..., C] of x, and din[input] = dy^T x. */
+XtStatus xt_rows_gradient(XtNode *n, int input, XtTensor *dy, XtTensor *weight, XtTensor **din);
+XtStatus xt_weight_gradient(XtNode *n, int input, XtTensor *dy, XtTensor *x, XtTensor **din);
 /* y [rows, all columns] = rows [W_0; W_1; ...]^T, one product where the weights lie together (ops/gemm/linear_joined.c). */
 XtStatus xt_joined_product(XtTensor *rows, int count, XtTensor *const *weights, XtTensor *y);
 /* The gradients of an op whose input 0 is the input and whose inputs 1 to count are these weights, from dy [rows, all columns]. */

@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(THREADS) causal_conv1d_sums_kernel(T *dweight,
 
 /* ---- launch ------------------------------------------------------------------------------------------------------------------- */
 
-/* f(a zero of T, channels of a thread, taps, whether p.taps is exactly that) */
+/* f(the number of taps, as a constant). */
 template <typename F> static XtStatus by_taps(int taps, F f) {
     switch (taps) {
     case 2: return f(std::integral_constant<int, 2>());

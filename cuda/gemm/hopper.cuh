@@ -16,6 +16,7 @@
 #include "common/gelu.cuh"
 #include "common/pieces.cuh"
 #include "common/swiglu.cuh"
+#include "contract/gemm.h"
 
 constexpr int HOPPER_PIECE = 64 * 32 * 2; // bytes
 
@@ -104,6 +105,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
     constexpr bool HALVES = KIND == HOPPER_SWIGLU;                           // a tile has as many columns of either half
     constexpr bool TERMS = KIND == HOPPER_SWIGLU_BWD || KIND == HOPPER_GELU; // the rows of b are the terms
     constexpr int WIDTH = HALVES ? COLUMNS / 2 : COLUMNS;
+    static_assert(P::ROWS == XT_GEMM_SUMMED && XT_GEMM_SUMS == 4, "rows of sums that the caller has made: one a warp and tile");
     extern __shared__ char room[];
     uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, full = base + P::BARRIERS_AT, empty = full + 8 * STAGES,
              fetched = empty + 8 * STAGES;

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
+from functools import partial
 
 import pytest
+from feed_forward import check_frozen, check_place_taken, output_and_ops, recomputed, results
 
 import xtrain as xt
 from xtrain import _C
@@ -26,15 +27,12 @@ def tensors(dtype: str = "float32", turned: bool = False, rows: tuple[int, ...] 
     return [t.detach().requires_grad_() for t in given]
 
 
-def separate(x, w, b, down, e, approximate):
+def separate(x, w, b, down, e, approximate="tanh"):
     return _C.linear(_C.bias_gelu(_C.linear(x, w), b, approximate), down, e)
 
 
-def results(op, given: list, form: str = "tanh", passes: int = 1) -> list[bytes]:
-    y = op(*given, form)
-    for i in range(passes):
-        y.backward(xt.ones(*y.shape).to(y.dtype) * 0.5, retain_graph=i < passes - 1)
-    return [bits(y), *(b"" if t.grad is None else bits(t.grad) for t in given)]
+def one_op(x, w, b, down, e, approximate="tanh"):
+    return _C.gelu_mlp(x, w, b, down, e, approximate)
 
 
 @pytest.mark.parametrize(
@@ -47,53 +45,31 @@ def test_the_bits_are_those_of_the_ops_one_after_the_other(
     given = dict(dtype=dtype, turned=turned, rows=rows)
     for passes in (1, 2):
         one, parts = tensors(**given), tensors(**given)
-        assert results(_C.gelu_mlp, one, form, passes) == results(separate, parts, form, passes)
+        assert results(partial(one_op, approximate=form), one, passes) == results(
+            partial(separate, approximate=form), parts, passes
+        )
 
 
 @pytest.mark.parametrize("frozen", [(0,), (2,), (3, 4), (0, 1, 2), (1,), (4,)])
 def test_what_needs_no_gradient_gets_none(frozen: tuple[int, ...]) -> None:
-    both = tensors(), tensors()
-    for given in both:
-        for i in frozen:
-            given[i].requires_grad = False
-    assert results(_C.gelu_mlp, both[0]) == results(separate, both[1])
-    assert all((t.grad is None) == (i in frozen) for i, t in enumerate(both[0]))
+    check_frozen(one_op, separate, tensors, frozen)
 
 
 def test_the_inner_gradient_takes_the_place_of_the_product() -> None:
     """Where the graph is freed."""
-    peaks, kept = [], []
-    device = _C.get_default_device()
-    for retain in (False, True):
-        given = tensors(rows=(512,))
-        before = _C.memory_stats(device)["allocated"]
-        y = _C.gelu_mlp(*given, "tanh")
-        dy = xt.ones(*y.shape)
-        kept.append(_C.memory_stats(device)["allocated"] - before)
-        gc.collect()
-        _C.memory_reset_peak(device)
-        y.backward(dy, retain_graph=retain)
-        peaks.append(_C.memory_stats(device)["peak"] - before - kept[-1])
-        del given, y, dy
     block = 512 * F * 4
-    assert kept[0] == 2 * block + 2 * 512 * C * 4  # x W^T, h; y, dy
-    assert peaks[1] - peaks[0] >= block
+    held = 2 * block + 2 * 512 * C * 4  # x W^T, h; y, dy
+    check_place_taken(one_op, lambda: tensors(rows=(512,)), held, block)
 
 
 def test_h_is_computed_again() -> None:
     """In recompute mode, also by bias_gelu; the same bits, one [rows, F] less."""
-    found = []
-    for op, mode in ((_C.gelu_mlp, False), (_C.gelu_mlp, True), (separate, True)):
-        given = tensors("bfloat16", rows=(64,))
-        before = _C.memory_stats(_C.get_default_device())["allocated"]
-        with xt.recompute() if mode else xt.enable_grad():
-            y = op(*given, "tanh")
-        kept = _C.memory_stats(_C.get_default_device())["allocated"] - before
-        y.backward(xt.ones(*y.shape).to(y.dtype))
-        found.append((kept, [bits(t.grad) for t in given]))
-        del given, y
-    assert found[0][1] == found[1][1] == found[2][1]
-    assert found[0][0] - found[1][0] == 64 * F * 2
+    one, again, parts = (
+        recomputed(op, tensors("bfloat16", rows=(64,)), mode)
+        for op, mode in ((one_op, False), (one_op, True), (separate, True))
+    )
+    assert one[1] == again[1] == parts[1]
+    assert one[0] - again[0] == 64 * F * 2
 
 
 @pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)")
@@ -145,11 +121,6 @@ def test_the_model_calls_members_that_are_not_stock(change: str) -> None:
             member.register_forward_hook(lambda *_: called.append(1))
         else:
             member.__class__ = type("Other", (Conv1D,), {})
-    names: list[str] = []
-    before = _C.set_call_hook(lambda op, arguments, outputs: names.append(op.__name__))
-    try:
-        got = array(one(ids)).tolist()
-    finally:
-        _C.set_call_hook(before)
+    got, names = output_and_ops(one, ids)
     assert got == want and ("gelu_mlp" in names) == (change == "")
     assert called == [1] * (what == "hooked")

@@ -123,6 +123,14 @@ def test_what_is_refused() -> None:
         given[number] = given[number].transpose(1, 2).contiguous().transpose(1, 2)
         with pytest.raises(ValueError, match=f"^cached_attention: {names[number]} must be contiguous, got strides"):
             _C.cached_attention(*given, xt.tensor([0]))
+    one = [
+        xt.ones(2),
+        *[xt.ones(2, 2)] * 4,
+        xt.ones(2),
+        *[xt.ones(2, 2)] * 3,
+    ]  # the weights of a layer without norms of heads
+    with pytest.raises(RuntimeError, match="^decoder_step: x must not require a gradient while recording"):
+        _C.decoder_step(xt.ones(1, 2).requires_grad_(), xt.tensor([0]), one, [xt.ones(1, 1, 3, 2)] * 2)
     with pytest.raises(ValueError, match="must be a multiple of key heads, got 3 and 2$"):
         _C.cached_attention(*inputs(1, 3, 2, 3, 4), xt.tensor([0]))
 

@@ -151,6 +151,14 @@ def test_a_query_without_keys_beside_a_sink(backend: str) -> None:
     assert all(x.grad.isfinite().all().item() for x in (q, k, v, sinks)) and sinks.grad.any().item()
 
 
+@pytest.mark.parametrize("softcap", [1e-300, 1e300])
+def test_a_softcap_that_is_0_or_infinite_in_float32_is_refused(softcap: float) -> None:
+    with pytest.raises(
+        ValueError, match=f"softcap must be positive and finite in float32, got {softcap:g}".replace("+", "[+]")
+    ):
+        SDPA(*[xt.ones(1, 1, 2, 3)] * 3, softcap=softcap)
+
+
 def test_sinks_and_softcap_of_the_composed_form_are_checked() -> None:
     q = xt.ones(2, 6, 5, 3)
     for options, kind, message in (

@@ -81,11 +81,9 @@ static XtStatus check(const XtCall *c) {
         XT_CHECK(xt_check_shape(c->op, "bias", bias, 1, &out));
     }
     int64_t padded = x->shape[2] + arg[FRONT].i + arg[BEHIND].i;
-    if (kernel - 1 >= padded || arg[DILATION].i > (padded - 1) / (kernel > 1 ? kernel - 1 : 1))
-        if (kernel > 1 || padded < 1)
-            return xt_error(XT_VALUE_ERROR,
-                            "conv1d: the kernel must fit into the padded row of %lld, got %lld taps with dilation %lld",
-                            (long long)padded, (long long)kernel, (long long)arg[DILATION].i);
+    if (padded < 1 || (kernel > 1 && arg[DILATION].i > (padded - 1) / (kernel - 1)))
+        return xt_error(XT_VALUE_ERROR, "conv1d: the kernel must fit into the padded row of %lld, got %lld taps with dilation %lld",
+                        (long long)padded, (long long)kernel, (long long)arg[DILATION].i);
     if (arg[ALGORITHM].given && strcmp(arg[ALGORITHM].s, "direct") != 0 && strcmp(arg[ALGORITHM].s, "products") != 0)
         return xt_error(XT_VALUE_ERROR, "conv1d: algorithm must be 'direct' or 'products', got '%s'", arg[ALGORITHM].s);
     return XT_OK;
@@ -95,8 +93,9 @@ static XtStatus check(const XtCall *c) {
 
 /* Samples whose columns, of `size` bytes an element, are made at once. */
 static int64_t samples_of(const XtConv1dShape *s, size_t size) {
-    int64_t each = s->in * s->kernel * s->places * (int64_t)size, count = each > 0 ? COLUMNS / each : s->batch;
-    return count < 1 ? 1 : count < s->batch ? count : s->batch;
+    double each = (double)s->in * (double)s->kernel * (double)s->places * (double)size; /* may be more than memory has */
+    if (each * (double)s->batch <= COLUMNS) return s->batch > 0 ? s->batch : 1;
+    return each < COLUMNS ? (int64_t)(COLUMNS / each) : 1;
 }
 
 /* Samples [from, from + shape.batch) of a tensor [batch, rows, cols]. */

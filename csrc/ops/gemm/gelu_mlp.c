@@ -51,7 +51,6 @@ static XtStatus forward(XtCall *c) {
              *product = NULL, *h = NULL, *turned = NULL, *y = NULL;
     XtStatus status = XT_OK;
     bool tanh = by_tanh(c->arg), done = false;
-    int64_t shape[XT_MAX_DIMS];
     XT_TRY(check(c));
     XT_TRY(xt_as_rows(x, &rows));
     XT_TRY(xt_dense(c->arg[BIAS].tensor, &bias));
@@ -73,9 +72,7 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(xt_save(c, down));
     XT_TRY(xt_save(c, product));
     XT_TRY(xt_save(c, xt_recompute_mode() ? NULL : h));
-    memcpy(shape, x->shape, sizeof shape);
-    shape[x->ndim - 1] = down->shape[0];
-    XT_TRY(xt_reshape(y, x->ndim, shape, &c->out[0]));
+    XT_TRY(xt_rows_like(y, x, &c->out[0]));
     c->out_count = 1;
 done:
     xt_tensor_release(rows);
@@ -90,18 +87,16 @@ done:
 
 /* dD = dy^T h */
 static XtStatus down_gradient(XtNode *n, XtTensor *dy, const XtTensor *product, const XtTensor *bias, XtTensor **din) {
-    XtTensor *kept, *h = NULL, *turned = NULL;
+    XtTensor *kept, *h = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, H, &kept));
     if (!kept) {
         XT_TRY(xt_empty_like(product, &h));
         XT_TRY(activate(product, bias, by_tanh(xt_node_args(n)), h));
     }
-    XT_TRY(xt_transposed(dy, &turned));
-    XT_TRY(xt_matmul_gradient(n, DOWN, turned, kept ? kept : h, NULL, din));
+    XT_TRY(xt_weight_gradient(n, DOWN, dy, kept ? kept : h, din));
 done:
     xt_tensor_release(h);
-    xt_tensor_release(turned);
     return status;
 }
 
@@ -146,22 +141,8 @@ done:
     return status;
 }
 
-/* dx = dv W, in the shape of x */
-static XtStatus input_gradient(XtNode *n, XtTensor *dv, XtTensor *w, XtTensor **din) {
-    const XtInput *in = xt_node_input(n, X);
-    XtTensor *dx = NULL;
-    XtStatus status = XT_OK;
-    if (in->ndim == 2) return xt_matmul_gradient(n, X, dv, w, NULL, din);
-    XT_TRY(xt_empty_shape(dv, dv->dtype, 2, (int64_t[]){dv->shape[0], w->shape[1]}, &dx));
-    XT_TRY(xt_matmul_into(dv, w, false, NULL, dx));
-    XT_TRY(xt_reshape(dx, in->ndim, in->shape, &din[X]));
-done:
-    xt_tensor_release(dx);
-    return status;
-}
-
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *rows, *w, *bias, *down, *product, *dy = NULL, *dv = NULL, *dvt = NULL;
+    XtTensor *rows, *w, *bias, *down, *product, *dy = NULL, *dv = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, X, &rows));
     XT_TRY(xt_node_saved(n, WEIGHT, &w));
@@ -173,15 +154,11 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     if (xt_node_needs(n, DOWN)) XT_TRY(down_gradient(n, dy, product, bias, din));
     if (!xt_node_needs(n, X) && !xt_node_needs(n, WEIGHT) && !xt_node_needs(n, BIAS)) goto done;
     XT_TRY(inner_gradient(n, dy, down, product, bias, &dv, din));
-    if (xt_node_needs(n, X)) XT_TRY(input_gradient(n, dv, w, din));
-    if (xt_node_needs(n, WEIGHT)) {
-        XT_TRY(xt_transposed(dv, &dvt));
-        XT_TRY(xt_matmul_gradient(n, WEIGHT, dvt, rows, NULL, din));
-    }
+    if (xt_node_needs(n, X)) XT_TRY(xt_rows_gradient(n, X, dv, w, din));
+    if (xt_node_needs(n, WEIGHT)) XT_TRY(xt_weight_gradient(n, WEIGHT, dv, rows, din));
 done:
     xt_tensor_release(dy);
     xt_tensor_release(dv);
-    xt_tensor_release(dvt);
     return status;
 }
 

@@ -60,33 +60,20 @@ done:
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *x, *w, *dy = NULL, *dyt = NULL, *rows = NULL, *dx = NULL;
+    XtTensor *x, *w, *dy = NULL, *rows = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, 0, &x));
     XT_TRY(xt_node_saved(n, 1, &w));
     XT_TRY(xt_as_rows(dout[0], &dy));
-    if (xt_node_needs(n, 0)) {
-        const XtInput *in = xt_node_input(n, 0);
-        if (in->ndim == 2) {
-            XT_TRY(xt_matmul_gradient(n, 0, dy, w, NULL, din));
-        } else {
-            int64_t shape[2] = {dy->shape[0], w->shape[1]};
-            XT_TRY(xt_empty_shape(dy, dy->dtype, 2, shape, &dx));
-            XT_TRY(xt_matmul_into(dy, w, false, NULL, dx));
-            XT_TRY(xt_reshape(dx, in->ndim, in->shape, &din[0]));
-        }
-    }
+    if (xt_node_needs(n, 0)) XT_TRY(xt_rows_gradient(n, 0, dy, w, din));
     if (xt_node_needs(n, 1)) {
-        XT_TRY(xt_transposed(dy, &dyt));
         XT_TRY(xt_as_rows(x, &rows));
-        XT_TRY(xt_matmul_gradient(n, 1, dyt, rows, NULL, din));
+        XT_TRY(xt_weight_gradient(n, 1, dy, rows, din));
     }
     if (xt_node_needs(n, 2)) XT_TRY(xt_sum_to(dy, 1, &dy->shape[1], &din[2]));
 done:
     xt_tensor_release(dy);
-    xt_tensor_release(dyt);
     xt_tensor_release(rows);
-    xt_tensor_release(dx);
     return status;
 }
 

@@ -10,8 +10,6 @@
 #include "contract/elementwise.h"
 #include "ops/ops.h"
 
-#include <string.h>
-
 enum { MOST = 8 }; /* weights: they are saved beside x, and a rule may add to as many sums at once */
 
 /* Columns [start, start + count) of a matrix. */
@@ -106,7 +104,7 @@ static XtStatus forward(XtCall *c) {
         return xt_error(XT_VALUE_ERROR, "linear_joined: weights must hold 1 to %d tensors, got %d", MOST, count);
     XT_TRY(xt_check_float(c->op, "input", x));
     XT_TRY(xt_check_ndim(c->op, "input", x, 1, XT_MAX_DIMS));
-    int64_t in = x->shape[x->ndim - 1], out = 0, shape[XT_MAX_DIMS];
+    int64_t in = x->shape[x->ndim - 1], out = 0;
     for (int i = 0; i < count; i++) {
         XT_TRY(xt_check_ndim(c->op, "every weight", weights[i], 2, 2));
         XT_TRY(xt_check_like(c->op, "input", x, "every weight", weights[i]));
@@ -120,9 +118,7 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(joined_product(rows, count, weights, c->arg[2].given ? c->arg[2].tensors : NULL, y));
     XT_TRY(xt_save(c, rows));
     for (int i = 0; i < count; i++) XT_TRY(xt_save(c, weights[i]));
-    memcpy(shape, x->shape, sizeof shape);
-    shape[x->ndim - 1] = out;
-    XT_TRY(xt_reshape(y, x->ndim, shape, &c->out[0]));
+    XT_TRY(xt_rows_like(y, x, &c->out[0]));
     c->out_count = 1;
 done:
     xt_tensor_release(rows);
@@ -212,7 +208,7 @@ done:
 }
 
 XtStatus xt_joined_gradients(XtNode *n, int count, XtTensor *const *weights, XtTensor *rows, XtTensor *dy, XtTensor **din) {
-    XtTensor *dyt = NULL, *part = NULL, *transposed = NULL;
+    XtTensor *dyt = NULL, *part = NULL;
     XtStatus status = XT_OK;
     int64_t start = 0;
     bool needs_weights = false, all = false;
@@ -224,16 +220,13 @@ XtStatus xt_joined_gradients(XtNode *n, int count, XtTensor *const *weights, XtT
     for (int i = 0; i < count && !all; start += weights[i++]->shape[0]) {
         if (!xt_node_needs(n, 1 + i)) continue;
         XT_TRY(columns(dy, start, weights[i]->shape[0], &part));
-        XT_TRY(xt_transposed(part, &transposed));
-        XT_TRY(xt_matmul_gradient(n, 1 + i, transposed, rows, NULL, din));
+        XT_TRY(xt_weight_gradient(n, 1 + i, part, rows, din));
         xt_tensor_release(part);
-        xt_tensor_release(transposed);
-        part = transposed = NULL;
+        part = NULL;
     }
 done:
     xt_tensor_release(dyt);
     xt_tensor_release(part);
-    xt_tensor_release(transposed);
     return status;
 }
 

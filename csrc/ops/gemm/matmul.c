@@ -276,6 +276,27 @@ done:
     return status;
 }
 
+XtStatus xt_rows_gradient(XtNode *n, int input, XtTensor *dy, XtTensor *weight, XtTensor **din) {
+    const XtInput *in = xt_node_input(n, input);
+    XtTensor *dx = NULL;
+    XtStatus status = XT_OK;
+    if (in->ndim == 2) return xt_matmul_gradient(n, input, dy, weight, NULL, din);
+    XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], weight->shape[1]}, &dx));
+    XT_TRY(xt_matmul_into(dy, weight, false, NULL, dx));
+    XT_TRY(xt_reshape(dx, in->ndim, in->shape, &din[input]));
+done:
+    xt_tensor_release(dx);
+    return status;
+}
+
+XtStatus xt_weight_gradient(XtNode *n, int input, XtTensor *dy, XtTensor *x, XtTensor **din) {
+    XtTensor *turned = NULL;
+    XT_CHECK(xt_transposed(dy, &turned));
+    XtStatus status = xt_matmul_gradient(n, input, turned, x, NULL, din);
+    xt_tensor_release(turned);
+    return status;
+}
+
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *a, *b, *dy = NULL, *bt = NULL, *at = NULL, *rows = NULL, *dy_rows = NULL;
     const char *backend = xt_node_args(n)[2].given ? xt_node_args(n)[2].s : NULL;

@@ -12,8 +12,6 @@
 #include "contract/layers.h"
 #include "ops/ops.h"
 
-#include <string.h>
-
 enum { X, GATE, UP, DOWN, GATE_UP, H }; /* saved; the first four are the inputs */
 
 static void halves(const XtTensor *gate_up, const char **gate, const char **up, int64_t *cols) {
@@ -71,7 +69,6 @@ static XtStatus forward(XtCall *c) {
     XtTensor *weights[2] = {c->arg[GATE].tensor, c->arg[UP].tensor}, *rows = NULL, *gate_up = NULL, *h = NULL, *turned = NULL,
              *y = NULL;
     XtStatus status = XT_OK;
-    int64_t shape[XT_MAX_DIMS];
     XT_TRY(check(c));
     XT_TRY(xt_as_rows(x, &rows));
     int64_t count = rows->shape[0], cols = weights[0]->shape[0];
@@ -85,9 +82,7 @@ static XtStatus forward(XtCall *c) {
     for (int i = GATE; i <= DOWN; i++) XT_TRY(xt_save(c, c->arg[i].tensor));
     XT_TRY(xt_save(c, gate_up));
     XT_TRY(xt_save(c, xt_recompute_mode() ? NULL : h));
-    memcpy(shape, x->shape, sizeof shape);
-    shape[x->ndim - 1] = down->shape[0];
-    XT_TRY(xt_reshape(y, x->ndim, shape, &c->out[0]));
+    XT_TRY(xt_rows_like(y, x, &c->out[0]));
     c->out_count = 1;
 done:
     xt_tensor_release(rows);
@@ -100,18 +95,16 @@ done:
 
 /* dD = dy^T h */
 static XtStatus down_gradient(XtNode *n, XtTensor *dy, const XtTensor *gate_up, XtTensor **din) {
-    XtTensor *kept, *h = NULL, *turned = NULL;
+    XtTensor *kept, *h = NULL;
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, H, &kept));
     if (!kept) {
         XT_TRY(xt_empty_shape(dy, dy->dtype, 2, (int64_t[]){dy->shape[0], gate_up->shape[1] / 2}, &h));
         XT_TRY(activate(gate_up, h));
     }
-    XT_TRY(xt_transposed(dy, &turned));
-    XT_TRY(xt_matmul_gradient(n, DOWN, turned, kept ? kept : h, NULL, din));
+    XT_TRY(xt_weight_gradient(n, DOWN, dy, kept ? kept : h, din));
 done:
     xt_tensor_release(h);
-    xt_tensor_release(turned);
     return status;
 }
 

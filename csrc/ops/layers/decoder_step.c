@@ -21,14 +21,17 @@ typedef struct Sizes {
     bool qk_norm;
 } Sizes;
 
+static XtStatus check_unrecorded(const char *name, const XtTensor *t) {
+    if (!xt_grad_mode() || !xt_requires_grad(t)) return XT_OK;
+    return xt_error(XT_RUNTIME_ERROR, "decoder_step: %s must not require a gradient while recording: use no_grad()", name);
+}
+
 static XtStatus check_one(const XtCall *c, const char *name, const XtTensor *t, int ndim, const int64_t *shape) {
     XT_CHECK(xt_check_like(c->op, "x", c->arg[X].tensor, name, t));
     XT_CHECK(xt_check_shape(c->op, name, t, ndim, shape));
     if (!xt_view_is_contiguous(&t->view))
         return xt_error(XT_VALUE_ERROR, "decoder_step: %s must be contiguous, got strides of a view", name);
-    if (xt_grad_mode() && xt_requires_grad(t))
-        return xt_error(XT_RUNTIME_ERROR, "decoder_step: %s must not require a gradient while recording: use no_grad()", name);
-    return XT_OK;
+    return check_unrecorded(name, t);
 }
 
 static XtRopeBase rope_base(const XtArg *arg) {
@@ -42,6 +45,7 @@ static XtStatus check(const XtCall *c, Sizes *s) {
     const int count = c->arg[WEIGHTS].count, kept = c->arg[CACHES].count;
     XT_CHECK(xt_check_float(c->op, "x", x));
     XT_CHECK(xt_check_ndim(c->op, "x", x, 2, 2));
+    XT_CHECK(check_unrecorded("x", x));
     if (kept < 2 || kept % 2)
         return xt_error(XT_VALUE_ERROR, "decoder_step: caches must hold keys and values of each layer, got %d tensors", kept);
     s->layers = kept / 2;

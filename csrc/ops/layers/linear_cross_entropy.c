@@ -228,7 +228,7 @@ done:
 }
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *x, *weight, *logits = NULL, *transposed = NULL;
+    XtTensor *x, *weight, *logits = NULL;
     const XtInput *of_x = xt_node_input(n, 0);
     XtStatus status = XT_OK;
     if (in_chunks(xt_node_args(n), true, of_x->shape[0], of_x->shape[1], xt_node_input(n, 1)->shape[0], of_x->dtype))
@@ -239,13 +239,9 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     if (!logits) XT_TRY(product(x, weight, &logits));
     XT_TRY(xt_rows_loss_gradient(n, TARGETS, SAVED_BY_LOSS, dout[0], logits, logits, row_stride(weight->shape[0])));
     if (xt_node_needs(n, 0)) XT_TRY(xt_matmul_gradient(n, 0, logits, weight, NULL, din)); /* dlogits by now */
-    if (xt_node_needs(n, 1)) {
-        XT_TRY(xt_transposed(logits, &transposed));
-        XT_TRY(xt_matmul_gradient(n, 1, transposed, x, NULL, din));
-    }
+    if (xt_node_needs(n, 1)) XT_TRY(xt_weight_gradient(n, 1, logits, x, din));
 done:
     xt_tensor_release(logits);
-    xt_tensor_release(transposed);
     return status;
 }
 

@@ -54,7 +54,10 @@ static PyObject *run_open(PyBound *bound) {
     PyThreadState *saved = py_gil_leave();
     XtStatus status = xt_comm_open(bound->arg[0].device, id, (int)rank, (int)size, &comm);
     py_gil_enter(saved);
-    return status == XT_OK ? PyCapsule_New(comm, NAME, drop) : py_raise(status);
+    if (status != XT_OK) return py_raise(status);
+    PyObject *capsule = PyCapsule_New(comm, NAME, drop);
+    if (capsule == NULL) xt_comm_abort(comm), xt_comm_free(comm);
+    return capsule;
 }
 
 /* A contiguous tensor of the communicator's device. */

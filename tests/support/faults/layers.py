@@ -356,6 +356,11 @@ FAULTS = [
         GRADIENT + "scaled_dot_product_attention:sinks",
     ),
     Fault(
+        "attention: a softcap of float64 alone", "csrc/ops/attention/scaled_dot_product_attention.c",
+        "!((float)c->arg[10].f > 0 && (float)c->arg[10].f < INFINITY)", "!(c->arg[10].f > 0 && c->arg[10].f < INFINITY)",
+        "float32 has it as a number above 0", _MASKED + "test_a_softcap_that_is_0_or_infinite_in_float32_is_refused",
+    ),
+    Fault(
         "attention: a softcap that is not scaled back", "csrc/cpu/attention/materialized.c", "row[j] = cap * TANH(row[j] / cap);",
         "row[j] = TANH(row[j] / cap);", "softcap * tanh(s / softcap)", FORWARD + "scaled_dot_product_attention:sinks",
     ),
