@@ -99,8 +99,8 @@ class Corpus:
     def val_set(
         self, seq_len: int, tokens: int, vocab_size: int | None = None, documents: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, list[int]]:
-        """What val_batch returns, what val_documents_batch has more or None, and how many of the windows are of each
-        source.
+        """Return (windows, targets, bounds, rows). windows, targets: of val_batch. bounds: with `documents`, those of
+        val_documents_batch, else None. rows: how many of the windows are of each source.
         """
         longest = max(map(len, self.val), default=0)  # a short validation part is evaluated in shorter sequences
         windows = Windows(

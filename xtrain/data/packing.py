@@ -10,6 +10,7 @@ import numpy as np
 from .. import _C
 from .._C import Tensor
 from ..errors import DataError
+from ..tensors.documents import bounds_of
 from .file_array import Segment
 from .loader import IGNORED, check_batch, check_tokens, permute
 
@@ -51,13 +52,6 @@ class Documents:
             inner = np.unique(np.asarray(self._starts[first:last], np.int64)) if last > first else np.zeros(0, np.int64)
             edges = [0, *(inner - self._begin - start).tolist(), length]
         return bounds_of(np.diff(edges))
-
-
-def bounds_of(lengths: Any) -> np.ndarray:
-    """The bounds int32 [2, S] of documents of these lengths, one behind the other."""
-    lengths = np.asarray(lengths, np.int64)
-    ends = np.cumsum(lengths)
-    return np.repeat(np.stack([ends - lengths, ends]), lengths, 1).astype(np.int32)
 
 
 def _first_above(starts: Any, token: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .. import _C
 from .._C import Tensor
@@ -39,7 +40,7 @@ class Bank:
             self.offsets = [owner * piece + place for owner, place in zip(owners, places, strict=True)]
             self.length = leaves * piece
         else:
-            self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+            self.offsets = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
             self.length = max(-(-sum(sizes) // (BLOCK * leaves)), 1) * BLOCK * leaves
 
     def empty(self, dtype: _C.dtype, length: int | None = None) -> Tensor:

@@ -9,8 +9,6 @@ from ..errors import ConfigError, shown
 from .env import Launch
 
 MPI_LAUNCHERS = ("Open MPI", "MPICH")
-
-
 PLANES = ("host", "mpi", "nccl")
 
 

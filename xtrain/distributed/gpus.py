@@ -72,16 +72,16 @@ def check(link: HostPlane, device: _C.device) -> None:
             "version of cuBLAS": about["blas"].split(",")[0],
         }
     agree.check_same(link, facts, "")
-    if uuid:
-        users: dict[str, list[int]] = {}
-        said = agree.gather_json(link, [uuid, joins_gpus()])
-        for rank, (one, _) in enumerate(said):
-            users.setdefault(one, []).append(rank)
-        for ranks in users.values():
-            if len(ranks) > 1 and said[0][1]:
-                raise agree.on_all_ranks(
-                    ConfigError(
-                        f"distributed: every rank must have a GPU of its own, got one for {ranks_text(ranks)}; "
-                        "XTRAIN_PLANE=host lets ranks share one"
-                    )
+    if not uuid or not joins_gpus():
+        return
+    users: dict[str, list[int]] = {}
+    for rank, one in enumerate(agree.gather_json(link, uuid)):
+        users.setdefault(one, []).append(rank)
+    for ranks in users.values():
+        if len(ranks) > 1:
+            raise agree.on_all_ranks(
+                ConfigError(
+                    f"distributed: every rank must have a GPU of its own, got one for {ranks_text(ranks)}; "
+                    "XTRAIN_PLANE=host lets ranks share one"
                 )
+            )

@@ -60,6 +60,11 @@ def _tensor(data: Buffer, like: Tensor, count: int) -> Tensor:
     return _C.from_bytes(data, like.dtype, (count,)).to(like.device)
 
 
+def _typed(name: str, t: Tensor) -> str:
+    """The name of an exchange of tensors, which says what all ranks must have alike."""
+    return f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
+
+
 def to_all(rank: int, world: int, sent: list[list[Buffer]]) -> list[Buffer]:
     """Everybody gets the first section of everybody."""
     return [sections[0] for sections in sent]
@@ -207,39 +212,6 @@ class HostPlane:
             spins += 1
             time.sleep(0 if spins < _SPINS else _PAUSE)
 
-    # ---- tensors -----------------------------------------------------------------------------------------------------
-
-    def gpus_of(self, t: Tensor) -> GpuPlane | None:
-        """What moves this tensor's bytes from GPU to GPU; None where they go through the memory of hosts."""
-        return self.gpus if self.gpus is not None and t.device == self.gpus.device else None
-
-    def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
-        """The elements of `t` of every rank, one rank after the other: [W * n]."""
-        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
-        gpus = self.gpus_of(t)
-        if gpus is not None:
-            return gpus.all_gather(t, name)
-        return _tensor(b"".join(self.all_gather(_bytes(t), name)), t, self.world_size * t.numel())
-
-    def all_to_all_tensor(self, t: Tensor, name: str) -> list[Tensor]:
-        """`t` [W * n] is cut into W pieces, of which piece j goes to rank j: what every rank has sent to this one."""
-        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
-        gpus, count = self.gpus_of(t), t.numel() // self.world_size
-        if gpus is not None:
-            found = gpus.all_to_all(t, name)
-            return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
-        flat = t.reshape(-1)
-        pieces = [_bytes(flat[i * count : (i + 1) * count]) for i in range(self.world_size)]
-        return [_tensor(data, t, count) for data in self.all_to_all(pieces, name)]
-
-    def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
-        """The elements of `t` of rank `source`: [n]."""
-        name = f"{name} {t.dtype.name} {tuple(t.shape)}".lstrip()
-        gpus = self.gpus_of(t)
-        if gpus is not None:
-            return gpus.broadcast(t, source, name)
-        return _tensor(self.broadcast(_bytes(t) if self.rank == source else None, source, name), t, t.numel())
-
     def _move(self, sections: list[Buffer], name: bytes, route: Route) -> list[Buffer]:
         """What this rank gets when all have given their sections. name: the exchange's signature."""
         return self._collect(sections, name, route) if self.rank == 0 else self._ask(sections, name)
@@ -317,6 +289,39 @@ class HostPlane:
                 with contextlib.suppress(OSError):
                     connection.settimeout(_DRAIN)
                     _send(connection, kind, self._number, text.encode())
+
+    # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def gpus_of(self, t: Tensor) -> GpuPlane | None:
+        """What moves this tensor's bytes from GPU to GPU; None where they go through the memory of hosts."""
+        return self.gpus if self.gpus is not None and t.device == self.gpus.device else None
+
+    def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
+        """The elements of `t` of every rank, one rank after the other: [W * n]."""
+        name = _typed(name, t)
+        gpus = self.gpus_of(t)
+        if gpus is not None:
+            return gpus.all_gather(t, name)
+        return _tensor(b"".join(self.all_gather(_bytes(t), name)), t, self.world_size * t.numel())
+
+    def all_to_all_tensor(self, t: Tensor, name: str) -> list[Tensor]:
+        """`t` [W * n] is cut into W pieces, of which piece j goes to rank j: what every rank has sent to this one."""
+        name = _typed(name, t)
+        gpus, count = self.gpus_of(t), t.numel() // self.world_size
+        if gpus is not None:
+            found = gpus.all_to_all(t, name)
+            return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
+        flat = t.reshape(-1)
+        pieces = [_bytes(flat[i * count : (i + 1) * count]) for i in range(self.world_size)]
+        return [_tensor(data, t, count) for data in self.all_to_all(pieces, name)]
+
+    def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
+        """The elements of `t` of rank `source`: [n]."""
+        name = _typed(name, t)
+        gpus = self.gpus_of(t)
+        if gpus is not None:
+            return gpus.broadcast(t, source, name)
+        return _tensor(self.broadcast(_bytes(t) if self.rank == source else None, source, name), t, t.numel())
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from .registry import RECOMPUTE, Architecture
 STEPS_AT_ONCE = (16, 4)
 
 _Part = tuple[nn.HyperConnection, Callable[..., Tensor]]  # a hyper-connection and the layer that it wraps
+_StepNumbers = tuple[float, float, dict[str, Any], tuple[int, int, int]]  # eps, theta, scaling of RoPE, sizes of heads
 _Shape = tuple[str, tuple[int, ...]]  # of a tensor: its name and its shape
 
 
@@ -180,9 +181,9 @@ def _runs_in_line(layer: Any) -> bool:
     return is_stock(layer, Block) and not layer.streams and "forward" not in layer.__dict__
 
 
-def _step_weights(layer: Any) -> tuple[list[Tensor], object] | None:
-    """What _C.decoder_step takes of a layer, and what all layers must have in common; None where the op does not
-    compute what calling the layer does.
+def _step_weights(layer: Any) -> tuple[list[Tensor], _StepNumbers] | None:
+    """The weights of a layer that _C.decoder_step takes, and what all layers must have in common; None where the op
+    does not compute what calling the layer does.
     """
     if not _runs_in_line(layer):
         return None
@@ -200,7 +201,7 @@ def _step_weights(layer: Any) -> tuple[list[Tensor], object] | None:
     q, k, v, o, gate, up, down = (one.weight for one in linears)
     a, b = (norm.weight for norm in norms)
     weights = [a, q, k, v, *(norm.weight for norm in of_heads), o, b, gate, up, down]
-    return weights, (*eps, attn.theta, attn.scaling, attn.heads, attn.kv_heads, attn.head_dim)
+    return weights, (eps.pop(), attn.theta, attn.scaling, (attn.heads, attn.kv_heads, attn.head_dim))
 
 
 class Trunk(nn.Module):
@@ -240,18 +241,17 @@ class Trunk(nn.Module):
         if not kept or len(x) > STEPS_AT_ONCE[kept[0].shape[2] > 512]:
             return None
         weights: list[Tensor] = []
-        common: set[str] = set()
+        common: _StepNumbers | None = None
         for layer in self.layers:
             found = _step_weights(layer)
-            if found is None:
+            if found is None or common not in (None, found[1]):
                 return None
             weights += found[0]
-            common.add(repr(found[1]))
-        if len(common) != 1 or not all(one.dtype == x.dtype and one.is_contiguous() for one in weights):
+            common = found[1]
+        if common is None or not all(one.dtype == x.dtype and one.is_contiguous() for one in weights):
             return None
-        attn: Any = self.layers[0].self_attn  # pyright: ignore[reportAttributeAccessIssue]
-        eps: Any = self.layers[0].input_layernorm.eps  # pyright: ignore[reportAttributeAccessIssue]
-        return _C.decoder_step(x, positions, weights, kept, eps, attn.theta, **attn.scaling, plain=False)
+        eps, theta, scaling, _ = common
+        return _C.decoder_step(x, positions, weights, kept, eps, theta, **scaling, plain=False)
 
     def forward(
         self,

@@ -37,13 +37,10 @@ def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) 
             raise ValueError(f"document_bounds: lengths of row {row} must hold at least one, got none")
         if sizes.min() < 1:
             raise ValueError(f"document_bounds: lengths of row {row} must be at least 1, got {sizes.min()}")
-        if sum(map(int, sizes)) > _MOST_TOKENS:
-            raise ValueError(
-                f"document_bounds: lengths of row {row} must sum to at most 2**31 - 1, got {sum(map(int, sizes))}"
-            )
-        sizes = sizes.astype(np.int64)
-        ends = np.cumsum(sizes)
-        rows.append(np.repeat(np.stack([ends - sizes, ends]), sizes, 1))
+        total = sum(map(int, sizes))
+        if total > _MOST_TOKENS:
+            raise ValueError(f"document_bounds: lengths of row {row} must sum to at most 2**31 - 1, got {total}")
+        rows.append(bounds_of(sizes))
     if not rows:
         raise ValueError("document_bounds: lengths must have a row, got none")
     for row, bounds in enumerate(rows):
@@ -52,7 +49,14 @@ def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) 
                 f"document_bounds: lengths of row {row} must sum to {rows[0].shape[1]}, as those of row 0, got "
                 f"{bounds.shape[1]}"
             )
-    return _C.tensor(np.stack(rows).astype(np.int32), device=_C.get_default_device() if device is None else device)
+    return _C.tensor(np.stack(rows), device=_C.get_default_device() if device is None else device)
+
+
+def bounds_of(lengths: Any) -> np.ndarray:
+    """The bounds int32 [2, S] of a row: documents of these lengths, one behind the other."""
+    lengths = np.asarray(lengths, np.int64)
+    ends = np.cumsum(lengths)
+    return np.repeat(np.stack([ends - lengths, ends]), lengths, 1).astype(np.int32)
 
 
 def check_bounds(op: str, documents: Any, batch: int, tokens: int) -> None:

@@ -76,7 +76,7 @@ FAULTS = [
     Fault("ema: a parameter twice", _O + "ema.py", "        if len({id(param) for param in self.params}) != len(self.params):", "        if False:", "params are distinct", _EMA + "test_bad_input_is_one_sentence"),
     Fault("ema: half a load", _O + "ema.py", '            need_tensors("EMA", **{"every average": average})\n', "", "then nothing has changed", _EMA + "test_a_state_that_is_refused_changes_nothing"),
     Fault("muon: a dtype in a group", _O + "muon.py", 'group["ns_dtype"] = group["ns_dtype"].name', "pass", "a state_dict is saved as JSON", _MUON + "test_ns_dtype_is_a_dtype_or_its_name_in_every_group"),
-    Fault("documents: rows past int32", "xtrain/tensors/documents.py", "if sum(map(int, sizes)) > _MOST_TOKENS:", "if False:", "ValueError for rows that int32 cannot count", "tests/ops/test_documents.py::test_bounds_that_are_refused"),
+    Fault("documents: rows past int32", "xtrain/tensors/documents.py", "if total > _MOST_TOKENS:", "if False:", "ValueError for rows that int32 cannot count", "tests/ops/test_documents.py::test_bounds_that_are_refused"),
     Fault("schedule: a fall behind the end", _O + "schedule.py", "    if begin >= total:  # no", "    if begin > total:  # no", "where no step is left to fall in, that is base", _OPTIM + "test_schedules"),
     Fault("ema: a guard that counts for nothing", "csrc/cpu/optimizer/ema.c", "    if (p->guard && !isfinite(*p->guard)) return XT_OK;\n", "", "a bad guard changes nothing", _EMA + "test_a_guard_stops_an_update"),
     Fault("z-loss: not in the gradient", "csrc/cpu/layers/cross_entropy.c", "return z > 0 ? 1 + 2 * (ACC)z * lse : 1;", "return z > 0 ? 1 + (ACC)z * lse : 1;", "exp(..) grows by 1 + 2 z lse", "tests/ops/test_ops.py -k 'cross_entropy and z_loss'"),

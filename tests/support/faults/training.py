@@ -123,7 +123,7 @@ FAULTS = [
     Fault("compare: not before a save", _D + "step.py", "        if compare:\n", "        if False:\n", "nothing is saved of parameters that differ", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
     Fault("runs: a leaf of the rank", _T + "step.py", "state.team.rank * own + index // state.config.grad_accum", "index // state.config.grad_accum", "the leaf with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
     Fault("runs: the timeout of an option", _T + "trainer.py", "        self.team.wait_at_most(config.comm_timeout)\n", "", "--comm-timeout", _LOST + "test_an_error_of_one_rank"),
-    Fault("gpus: shared without the switch", _D + "gpus.py", "if len(ranks) > 1 and said[0][1]:", "if False:", "each rank has a GPU of its own", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
+    Fault("gpus: shared without the switch", _D + "gpus.py", "if len(ranks) > 1:", "if False:", "each rank has a GPU of its own", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
     Fault("gpus: fewer than ranks", _D + "gpus.py", "if launch.local_world_size > count and joins_gpus():", "if False:", "fewer GPUs than ranks are refused", _GPUS + "test_each_rank_of_a_host_has_the_gpu_of_its_number"),
     Fault("gpus: one that lacks a GPU", _D + "gpus.py", "    agree.all_or_none(link, find)\n", "    find()\n", "an error of one rank is raised on all", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
     Fault("gpus: other GPUs", _D + "gpus.py", '"name of the GPU": about["name"],', "", "the GPUs of all ranks are of one kind", _GPUS + "test_ranks_without_a_gpu_of_their_own_are_refused"),
