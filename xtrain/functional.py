@@ -33,6 +33,8 @@ _gelu, _sample, _linear_cross_entropy, _add_rms_norm, _layer_norm, _add_layer_no
     _C.add_layer_norm,
 )
 _bias_gelu, _dropout = _C.bias_gelu, _C.dropout
+# Numbers between these round to neither 0 nor infinity in float32.
+_NOTHING, _INFINITE = 2.0**-150, 2.0**128 - 2.0**103
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
@@ -283,8 +285,8 @@ def scaled_dot_product_attention(
     sinks [H], of query's dtype: one more logit of each head in the denominator, learned, with no value (gpt-oss, arXiv
     2508.10925), so that a query may attend to nothing. softcap: a score s becomes softcap * tanh(s / softcap) before
     anything is masked (Gemma 2, arXiv 2408.00118). TypeError for sinks of another dtype, ValueError for another shape
-    or device, and for a softcap that is not positive and finite. Every backend takes both; on a GPU "flash" leaves a
-    softcap to "materialized".
+    or device, and for a softcap that is not positive and finite in float32. Every backend takes both; on a GPU "flash"
+    leaves a softcap to "materialized".
 
     attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
     scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are
@@ -357,8 +359,8 @@ def _check_composed(
             refuse(f"sinks must have the dtype of query, {query.dtype.name}", sinks.dtype.name, TypeError)
         if tuple(sinks.shape) != (heads,):
             refuse(f"sinks must have shape ({heads},)", tuple(sinks.shape))
-    if softcap is not None and not 0 < softcap < math.inf:
-        refuse("softcap must be positive and finite", softcap)
+    if softcap is not None and not _NOTHING < softcap < _INFINITE:
+        refuse("softcap must be positive and finite in float32", softcap)
     if mask is not None and documents is not None:
         refuse("attn_mask must be None with documents", "both")
     if not isinstance(mask, Tensor):

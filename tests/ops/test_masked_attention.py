@@ -162,7 +162,7 @@ def test_a_softcap_that_is_0_or_infinite_in_float32_is_refused(softcap: float) -
 def test_sinks_and_softcap_of_the_composed_form_are_checked() -> None:
     q = xt.ones(2, 6, 5, 3)
     for options, kind, message in (
-        ({"softcap": 0.0}, ValueError, "softcap must be positive and finite, got 0.0"),
+        ({"softcap": 0.0}, ValueError, "softcap must be positive and finite in float32, got 0.0"),
         ({"sinks": xt.ones(5)}, ValueError, r"sinks must have shape \(6,\), got \(5,\)"),
         (
             {"sinks": xt.ones(6, dtype=xt.float64)},

@@ -251,7 +251,7 @@ def _with_sinks(reference: Any) -> Any:
 
 
 def _no_softcap(value: float) -> Error:
-    return Error(_refused(softcap=value), V, _OP + f"softcap must be positive and finite, got {value:g}")
+    return Error(_refused(softcap=value), V, _OP + f"softcap must be positive and finite in float32, got {value:g}")
 
 
 op(
