@@ -3,9 +3,10 @@
 import ctypes.util
 import os
 import sys
+from pathlib import Path
 
 import pytest
-from fake_library import make_device, make_nccl, make_package
+from fake_library import make_device, make_nccl, make_package, run
 from ranks import run_ranks
 from runs import arguments, text_file, weights
 from test_runs import choices, newest, records, trained
@@ -51,6 +52,43 @@ def test_another_number_of_ranks_goes_on(package, data, tmp_path):
             found = run_ranks(size, ["-c", code], tmp_path / f"{name}{size}", more=given)
             assert [one.status for one in found] == [0] * size, found
     assert weights(newest(tmp_path / "whole")) == weights(newest(tmp_path / "run"))
+
+
+ALONE = """
+import xtrain as xt
+from xtrain import nn, optim
+from xtrain.distributed import DataParallel
+
+def cost(dtype, leaves):
+    model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(3)]).to(dtype).to("cuda")
+    opt = optim.AdamW(model.parameters(), lr=1e-3)
+    dp = DataParallel(model, opt, max_ranks=leaves) if leaves else None
+    x = xt.randn(8, 128).to(dtype).to("cuda")
+    for _ in range(2):
+        before = xt.cuda.counters()
+        if dp is None:
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            optim.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+        else:
+            for (rows,) in dp.leaves((x,)):
+                model(rows).square().mean().backward()
+            dp.step(clip=1.0)
+        after = xt.cuda.counters()
+    return [after[name] - before[name] for name in ("launches", "synchronizations", "to_host", "from_host")]
+
+for dtype in (xt.float32, xt.bfloat16):
+    plain, one, four = (cost(dtype, leaves) for leaves in (0, 1, 4))
+    assert one == plain and plain[1:] == [0, 0, 0], (plain, one)
+    computing = plain[0] - 3  # but the norm, clipping and the optimizer
+    assert four == [4 * computing + 3, 0, 0, 0], (plain, four)  # one sum, the norm, the optimizer
+"""
+
+
+def test_one_process_pays_nothing(package):
+    """No launch and no wait more than a plain loop has; leaves cost their computations alone."""
+    run(Path(package), ALONE)
 
 
 RANK = "import xtrain as xt\nfrom xtrain import nn, optim\nxt.distributed.init()\n"

@@ -261,14 +261,14 @@ class Stepper:
                 found.append(self._measure(self._on_device(own)))
             losses.append(backward(state.model, self._on_device(own), 1.0 / step.total, state.config.z_loss))
         with span("reduce"):
-            norm = parallel.reduce()
+            step.norm = parallel.reduce(state.config.clip)
             loss = parallel.tree_of(losses).item()
-        step.numbers = {"loss": float(loss), "lr": step.lr, "grad_norm": norm}
+        step.numbers = {"loss": float(loss), "lr": step.lr, "grad_norm": step.norm.item()}
         self.check(step, step.numbers)
         maxima = _largest(state.team.gather(_largest(found))) if found else []
         state.torn = True
         with span("optimizer"):
-            parallel.update(norm, state.config.clip)
+            parallel.update()
         state.step += 1
         self._clip(maxima, step.data)
         state.torn = False

@@ -276,7 +276,7 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     }
     LISTED(grad_norm, XtGradNorm, items, count)
     LISTED(clip, XtClip, items, count)
-    LISTED(tree_sum, XtTreeSum, items, count)
+    LISTED(tree_sum, XtTreeSum, items, count * p->tensors)
     LISTED(decoder_step, XtDecoderStep, layer, layers)
     LISTED(muon_direction, XtMuon, items, count)
     LISTED(muon_update, XtMuon, items, count)
