@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .. import _C
 from .._C import Tensor
+from .._graph import capturing
 from ..errors import PeerError, shown
 from .judge import differ
 from .progress import Progress
@@ -58,6 +59,11 @@ def _bytes(t: Tensor) -> Buffer:
 
 def _tensor(data: Buffer, like: Tensor, count: int) -> Tensor:
     return _C.from_bytes(data, like.dtype, (count,)).to(like.device)
+
+
+def _refuse_capture() -> None:
+    if capturing() is not None:
+        raise RuntimeError("cuda.graph: exchanges through hosts cannot be captured; those of NCCL can")
 
 
 def _typed(name: str, t: Tensor) -> str:
@@ -182,7 +188,10 @@ class HostPlane:
         return self.counted(signature, lambda text: self._move(sections, text.encode(), route))
 
     def counted(self, signature: dict[str, Any], act: Callable[[str], _R]) -> _R:
-        """What `act` returns, which is the next exchange. It gets the signature, which all ranks must have alike."""
+        """What `act` returns, which is the next exchange. It gets the signature, which all ranks must have alike.
+        RuntimeError in a captured step, whose replays would not exchange anything through hosts.
+        """
+        _refuse_capture()
         if self._over is not None:
             raise (self.watch.error() if self.watch is not None else None) or PeerError(self._over)
         self._number += 1
@@ -294,7 +303,10 @@ class HostPlane:
 
     def gpus_of(self, t: Tensor) -> GpuPlane | None:
         """What moves this tensor's bytes from GPU to GPU; None where they go through the memory of hosts."""
-        return self.gpus if self.gpus is not None and t.device == self.gpus.device else None
+        if self.gpus is not None and t.device == self.gpus.device:
+            return self.gpus
+        _refuse_capture()
+        return None
 
     def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
         """The elements of `t` of every rank, one rank after the other: [W * n]."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _C
 from .._C import Tensor
+from .._graph import capturing
 from ..autograd import no_grad
 from ..errors import ConfigError
 from ..nn.module import Module
@@ -182,6 +183,11 @@ class DataParallel:
             ]
         self.take_states()
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold a step: of one process, or where GPUs exchange bytes among themselves."""
+        return self._plane is None or self._plane.gpus_of(self._scale) is not None
+
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def leaves(self, batch: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -190,6 +196,14 @@ class DataParallel:
 
         Random numbers drawn inside depend on the leaf, not on the rank that computes it.
         """
+        parts = self.own(batch)
+        if capturing() is None:
+            self.begin()
+        for leaf in self.rounds():
+            yield parts[leaf]
+
+    def own(self, batch: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """This rank's leaves of a batch, as `leaves` yields them."""
         parts = tuple(batch)
         rows = {len(part) for part in parts}
         if len(rows) != 1 or next(iter(rows)) % self.max_ranks:
@@ -198,15 +212,25 @@ class DataParallel:
                 f"({self.max_ranks}), got {', '.join(map(str, sorted(rows))) or 'no tensors'}"
             )
         each, mine = next(iter(rows)) // self.max_ranks, self.max_ranks // self.size
+        first = self.rank * mine
+        return [tuple(part[leaf * each : (leaf + 1) * each] for part in parts) for leaf in range(first, first + mine)]
+
+    def begin(self) -> None:
+        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters."""
         world.at_step(self.steps + 1)
         if not self.steps % world.steps_between_comparisons():
             self.compare_parameters()
+
+    def rounds(self) -> Iterator[int]:
+        """Yield the number of each of this rank's leaves, from 0, and take its gradients: `leaves` without a batch."""
+        mine = self.max_ranks // self.size
         self._counters, self._done = [Counter(bank, mine) for bank in self._banks], 0
         self.optimizer.zero_grad()
         seed, stream = _C.get_rng_state()
-        for leaf in range(self.rank * mine, (self.rank + 1) * mine):
+        for number in range(mine):
+            leaf = self.rank * mine + number
             _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
-            yield tuple(part[leaf * each : (leaf + 1) * each] for part in parts)
+            yield number
             with no_grad():
                 for counter, bank in zip(self._counters, self._banks, strict=True):
                     counter.push(bank.take_gradients())

@@ -96,7 +96,7 @@ FAULTS = [
     Fault("mpi: versions differ between ranks", _D + "world.py", 'check_same(mpi.versions(), "")', "pass", "one version of mpi4py", _MPI + "test_a_plane_that_cannot_be_had"),
     Fault("ray: any number of workers", _D + "ray.py", "or workers < 1:", "or workers < -1:", "at least one worker", "tests/distributed/test_ray.py::test_bad_arguments"),
     Fault("leaves: a fold from the left", _D + "bank.py", "while self._groups >> level & 1:", "while self._nodes:", "leaves are added in a tree", _BITS + "test_leaves_are_added_as_the_tree_adds_them"),
-    Fault("leaves: every other one", _D + "step.py", "range(self.rank * mine, (self.rank + 1) * mine)", "range(self.rank, self.max_ranks, self.size)", "a rank's leaves are a subtree", _BITS + "test_own_loop"),
+    Fault("leaves: every other one", _D + "step.py", "for leaf in range(first, first + mine)]", "for leaf in range(self.rank, self.max_ranks, self.size)]", "a rank's leaves are a subtree", _BITS + "test_own_loop"),
     Fault("leaves: random numbers go on", _D + "step.py", "_C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))", "pass", "random numbers depend on the leaf", _BITS + "test_own_loop"),
     Fault("leaves: parameters of one's own", _D + "step.py", "bank.write(self._plane.broadcast_tensor", "(self._plane.broadcast_tensor", "all ranks begin with rank 0's parameters", _BITS + "test_own_loop"),
     Fault("leaves: steps count from 0", _D + "step.py", 'owned.steps[number] = int(state.get("step", 1))', "pass", "a state that is taken goes on", _BITS + "test_states_go_in_and_out"),
