@@ -227,7 +227,7 @@ def test_qk_norm_rope_repeats() -> None:
 
 def refused_muon() -> None:
     p = xt.zeros(2, 2)
-    numbers = xt.tensor(np.array([0.9, 0, 1, 1, 1, 1e-7, 1]))
+    numbers = xt.tensor(np.array([0.9, 0, 1, 1, 1, 1e-7, 1]), device="cpu")
     _C.muon_([p], [p], [xt.zeros(2, 2)], [], xt.tensor(0.1, dtype=xt.float64), numbers, True, 1, xt.float64)
 
 
