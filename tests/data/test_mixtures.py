@@ -144,8 +144,12 @@ def test_a_position_continues_exactly(pack: bool) -> None:
         ({"rows": [40, -20]}, "that of 2 sources"),
         ({"sources": [good["sources"][0], {**good["sources"][1], "epoch": -1}]}, "inside the data"),
     ):
+        begun = make(pack, 5)
+        begun.next_batch()
+        was = begun.state_dict()
         with pytest.raises(DataError, match=f"^data: the position must be {words}"):
-            make(pack, 5).load_state_dict({**good, **bad})
+            begun.load_state_dict({**good, **bad})
+        assert begun.state_dict() == was
 
 
 # ---- what is opened --------------------------------------------------------------------------------------------------
@@ -172,13 +176,14 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("a.txt:0,b.txt:1", "the weight of a.txt must be a number greater than 0, got '0'"),
-        ("a.txt:1,b.txt:-1", "the weight of b.txt must be a number greater than 0, got '-1'"),
-        ("a.txt:nan,b.txt:1", "the weight of a.txt must be a number greater than 0, got 'nan'"),
-        ("a.txt:inf,b.txt:1", "the weight of a.txt must be a number greater than 0, got 'inf'"),
-        ("a.txt:1e-400,b.txt:1", "the weight of a.txt must be a number greater than 0, got '1e-400'"),
-        ("a.txt:much,b.txt:1", "the weight of a.txt must be a number greater than 0, got 'much'"),
-        ("a.txt:" + "1" * 41, f"the weight of a.txt must be a number greater than 0, got '{'1' * 41}'"),
+        ("a.txt:0,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '0'"),
+        ("a.txt:1,b.txt:-1", "the weight of b.txt must be a number greater than 0, at most 1e300, got '-1'"),
+        ("a.txt:nan,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'nan'"),
+        ("a.txt:inf,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'inf'"),
+        ("a.txt:1e301,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1e301'"),
+        ("a.txt:1e-400,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1e-400'"),
+        ("a.txt:much,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'much'"),
+        ("a.txt:" + "1" * 41, f"the weight of a.txt must be a number greater than 0, at most 1e300, got '{'1' * 41}'"),
         ("a.txt:1,b.txt", "a source must be followed by : and its weight (a.tokens:0.7), got 'b.txt'"),
         ("a.txt:1,", "a source must be followed by : and its weight (a.tokens:0.7), got ''"),
         (":1,a.txt:1", "a source must be followed by : and its weight (a.tokens:0.7), got ':1'"),
@@ -189,9 +194,10 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
         ("a.txt:1,x.jsonl:1", "x.jsonl must be read first: xtrain prepare x.jsonl data.tokens writes its documents"),
         ({}, "a table of sources must have one, got none"),
         ({"a.txt": {"txt": 1}}, "the weight of a.txt must be a number, got a table; quote a name that has dots"),
-        ({"a.txt": True}, "the weight of a.txt must be a number greater than 0, got True"),
-        ({"a.txt": "1"}, "the weight of a.txt must be a number greater than 0, got '1'"),
-        ({"a.txt": 0}, "the weight of a.txt must be a number greater than 0, got '0'"),
+        ({"a.txt": True}, "the weight of a.txt must be a number greater than 0, at most 1e300, got True"),
+        ({"a.txt": "1"}, "the weight of a.txt must be a number greater than 0, at most 1e300, got '1'"),
+        ({"a.txt": 0}, "the weight of a.txt must be a number greater than 0, at most 1e300, got 0"),
+        ({"a.txt": 1e301}, "the weight of a.txt must be a number greater than 0, at most 1e300, got 1e+301"),
         ({"a,b.txt": 1}, "the name of a source must be text without a comma, got 'a,b.txt'"),
     ],
 )  # fmt: skip
