@@ -9,8 +9,7 @@ import pytest
 
 import xtrain as xt
 from xtrain import models
-from xtrain.cli import main
-from xtrain.cli import export
+from xtrain.cli import export, main
 from xtrain.cli.export import whole
 from xtrain.errors import DataError
 from xtrain.models.gguf_vocabulary import _WORDS, CONTROL, NORMAL, UNUSED, USER_DEFINED, find_begin, write_vocabulary

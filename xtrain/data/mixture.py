@@ -29,7 +29,7 @@ def parse_sources(text: str) -> list[tuple[str, str]] | None:
     """The sources of `a.tokens:0.7,b.tokens:0.3` and their weights, as text; None where `text` is one source. A path
     that exists is one, whatever its name.
 
-    DataError for a source without a weight or named twice, and a weight that is no number greater than 0, or above 1e300.
+    DataError for a source without a weight or named twice, and a weight that is not in (0, 1e300].
     """
     parts = [part.strip().rpartition(":") for part in text.split(",")]
     weighted = any(colon and "/" not in weight for _, colon, weight in parts)
@@ -191,8 +191,8 @@ class MixedLoader:
         return {"rows": list(self._turns.rows), "tokens": list(self._tokens), "sources": sources}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position of state_dict(). DataError for one that a mixture of these weights never has, or that
-        is outside the data of a source; the loader stays where it was.
+        """Continue from a position of state_dict(). DataError, with the loader where it was, for one that a
+        mixture of these weights never has, or that is outside the data of a source.
         """
         rows, tokens, sources = list(state["rows"]), list(state["tokens"]), list(state["sources"])
         whole = all(type(number) is int and number >= 0 for number in [*rows, *tokens])
