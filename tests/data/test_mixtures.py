@@ -113,6 +113,23 @@ def test_row_n_is_the_same_in_batches_of_any_size(pack: bool) -> None:
         assert all(np.array_equal(a[turns == 0], b) for a, b in zip(found[0], alone.next_batch(), strict=True))
 
 
+def test_what_a_packed_mixture_says_of_itself() -> None:
+    """Documents of 3 places leave 2 of a row of 8 empty, those of 4 none."""
+    loaders = [
+        PackedLoader([first + np.arange(240)], [Documents(np.arange(0, 240, size), 0, 240)], 5, 8, 5)
+        for first, size in ((0, 4), (1000, 5))
+    ]
+    loader, filled = data.MixedLoader(loaders, [Fraction(1, 5), Fraction(4, 5)], ["a", "b"]), [0, 0]
+    for _ in range(6):
+        ids, targets, _ = loader.next_batch()
+        for i, mine in enumerate((ids[:, 0] < 1000, ids[:, 0] >= 1000)):
+            filled[i] += int((targets[mine] != -100).sum())
+    found = loader.metrics()
+    assert [found["tokens/a"], found["tokens/b"]] == filled == [6 * 6, 24 * 8]
+    assert found["token_efficiency"] == round(float((targets != -100).mean()), 4) < 1
+    assert loader.documents == 60 + 48 and loader.efficiency() == pytest.approx(0.2 * 0.75 + 0.8)
+
+
 def test_sources_of_one_size_have_orders_of_their_own() -> None:
     mixture = mixture_of_two()
     mixture.sources[1] = data.Corpus("b", [1000 + mixture.sources[0].train[0]], [], 1.0, 2000, None)
@@ -173,6 +190,14 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
     assert trainer.config.data == f"{tmp_path}/a.txt:7,{tmp_path}/b.txt:3"  # so that it resumes from any folder
 
 
+def test_a_mixture_of_tokens_whose_text_is_not_known(tmp_path) -> None:
+    """The larger vocabulary, and no bytes a token."""
+    for name, most in (("a", 10), ("b", 50)):
+        np.save(tmp_path / f"{name}.npy", np.arange(2000, dtype=np.uint16) % most)
+    opened = data.open_data({tmp_path / "a.npy": 1, tmp_path / "b.npy": 1})
+    assert opened.vocab_size == 50 and opened.bytes_per_token is None
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -182,6 +207,7 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
         ("a.txt:inf,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'inf'"),
         ("a.txt:1e301,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1e301'"),
         ("a.txt:1e-400,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1e-400'"),
+        ("a.txt:1_0,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1_0'"),
         ("a.txt:much,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'much'"),
         ("a.txt:" + "1" * 41, f"the weight of a.txt must be a number greater than 0, at most 1e300, got '{'1' * 41}'"),
         ("a.txt:1,b.txt", "a source must be followed by : and its weight (a.tokens:0.7), got 'b.txt'"),
@@ -191,6 +217,7 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
         ("a.txt,b.txt", "a.txt,b.txt does not exist; give 'python', a text file, a folder, or a token file, "
                         "or several with weights (a.tokens:0.7,b.tokens:0.3)"),
         ("a.txt:1,./a.txt:2", "./a.txt must be named once, with the sum of its weights"),
+        ("a.txt:1,link.txt:2", "link.txt must be named once, with the sum of its weights"),
         ("a.txt:1,x.jsonl:1", "x.jsonl must be read first: xtrain prepare x.jsonl data.tokens writes its documents"),
         ({}, "a table of sources must have one, got none"),
         ({"a.txt": {"txt": 1}}, "the weight of a.txt must be a number, got a table; quote a name that has dots"),
@@ -205,6 +232,7 @@ def test_bad_input_is_one_sentence(source: Any, words: str, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt", "x.jsonl"):
         text_file(tmp_path / name, 3000)
+    (tmp_path / "link.txt").symlink_to("a.txt")
     with pytest.raises(DataError) as caught:
         data.open_data(source)
     assert str(caught.value) == f"data: {words}"
