@@ -15,6 +15,7 @@ from runs import metrics, options, python, text_file, weights
 
 import xtrain as xt
 from xtrain import data
+from xtrain.data import sources
 from xtrain.data.mixture import Turns, labels_of, parse_sources, shares_of
 from xtrain.data.packing import Documents, PackedLoader
 from xtrain.data.token_files import HEADER, HEADER_BYTES, MAGIC, write_index
@@ -139,6 +140,14 @@ def test_sources_of_one_size_have_orders_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("pack", [False, True])
+def test_tokens_of_each_source_are_in_the_vocabulary_of_the_model(pack: bool) -> None:
+    mixture = mixture_of_two()
+    loader = (mixture.packed_loader if pack else mixture.loader)(4, 8, 5, 1000)
+    with pytest.raises(DataError, match=r"token ids of b must be in \[0, 1000\), got 10"):
+        loader.next_batch()
+
+
+@pytest.mark.parametrize("pack", [False, True])
 def test_a_position_continues_exactly(pack: bool) -> None:
     """After epochs of the small source, too; it is JSON, and its metrics go on."""
     loader = make(pack, 5)
@@ -190,12 +199,16 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
     assert trainer.config.data == f"{tmp_path}/a.txt:7,{tmp_path}/b.txt:3"  # so that it resumes from any folder
 
 
-def test_a_mixture_of_tokens_whose_text_is_not_known(tmp_path) -> None:
-    """The larger vocabulary, and no bytes a token."""
+def test_a_mixture_of_tokens_whose_text_is_not_known(tmp_path, monkeypatch) -> None:
+    """The larger vocabulary, and no bytes a token; where all are known, bytes of a token of the mean row."""
     for name, most in (("a", 10), ("b", 50)):
         np.save(tmp_path / f"{name}.npy", np.arange(2000, dtype=np.uint16) % most)
     opened = data.open_data({tmp_path / "a.npy": 1, tmp_path / "b.npy": 1})
     assert opened.vocab_size == 50 and opened.bytes_per_token is None
+    parts = {name: data.Corpus(name, [np.arange(9)], [], size, 9, None) for name, size in (("c", 2.0), ("d", 4.0))}
+    monkeypatch.setattr(sources, "holds_tokens", lambda name: True)
+    monkeypatch.setattr(sources, "open_source", lambda name, *_: parts[name])
+    assert data.open_data({"c": 3, "d": 1}).bytes_per_token == 2.5
 
 
 @pytest.mark.parametrize(
