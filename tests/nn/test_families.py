@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen2: what their configs read and refuse. Numbers are compared in parity/models/test_hf_families.py."""
+"""Llama, Mistral, Qwen2 and Gemma 2: what their configs read and refuse. Numbers are compared in parity/models/test_hf_families.py."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def test_shapes_and_counts(kind: str) -> None:
         model = found.model(config)
         assert {name: tuple(t.shape) for name, t in model.state_dict().items()} == dict(found.tensor_shapes(config))
         assert found.count_parameters(config) == model.num_parameters()
+        if found.config.windowed:
+            assert found.count_parameters(found.config.from_dict(config.to_dict())) == model.num_parameters()
 
 
 def test_biases() -> None:
@@ -70,6 +72,13 @@ def test_biases() -> None:
             "layer_types must be full_attention without",
         ),
         ("qwen2", dict(attn_logit_softcapping=30.0), "attn_logit_softcapping is not supported, got 30.0"),
+        ("gemma2", dict(attn_logit_softcapping=0), "attn_logit_softcapping must be None or positive and finite in flo"),
+        ("gemma2", dict(final_logit_softcapping=1e39), "final_logit_softcapping must be None or .* float32, got 1e"),
+        ("gemma2", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar must be a positive number, got 0"),
+        ("gemma2", dict(hidden_activation="gelu"), "hidden_activation must be 'gelu_pytorch_tanh', got 'gelu'"),
+        ("gemma2", dict(layer_types=["full_attention"]), "layer_types must have num_hidden_layers 2 entries, got 1"),
+        ("gemma2", dict(use_bidirectional_attention=True), "use_bidirectional_attention is not supported, got True"),
+        ("gemma2", dict(logits_scaling=2.0), "logits_scaling is not supported, got 2.0"),
         ("llama", dict(pretraining_tp=2), "pretraining_tp is not supported, got 2"),
         ("llama", dict(mlp_bias="yes"), "mlp_bias must be True or False, got 'yes'"),
         ("qwen3", dict(mlp_bias=True), "mlp_bias is not supported, got True"),
@@ -150,6 +159,9 @@ def test_windows_of_layers() -> None:
         ("qwen2", {"sliding_window": 5, "max_window_layers": 1}, [None, None]),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}, [None, 5]),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": kinds}, [5, None]),
+        ("gemma2", {"sliding_window": 5}, [5, None]),
+        ("gemma2", {"sliding_window": 5, "layer_types": kinds[::-1]}, [None, 5]),
+        ("gemma2", {"sliding_window": None}, [None, None]),
     ):
         config = architecture(kind).config.from_dict({**SMALL, **keys})
         again = type(config).from_dict(config.to_dict())
@@ -161,6 +173,7 @@ def test_windows_of_layers() -> None:
 @pytest.mark.parametrize("kind, keys", [
     ("mistral", {}),
     ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}),
+    ("gemma2", {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 1}),
 ])  # fmt: skip
 def test_generation_obeys_the_window(kind: str, keys: dict) -> None:
     """Token by token through the cache, prompts of several lengths: the tokens of a model that sees the whole text anew."""

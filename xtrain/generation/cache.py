@@ -45,7 +45,7 @@ class KVCache:
         softcap: float | None = None,
     ) -> Tensor:
         """Stores key and value [B, K, S, D]; returns what queries [B, H, S, D] see of all that is stored, [B, H, S, D]:
-        with a window, of the `window` positions that end at theirs. softcap: of functional.scaled_dot_product_attention.
+        with a window, of the `window` positions that end at theirs. softcap: of the scores.
 
         With `positions`, S is 1 and all that a step needs is on the device: the same call serves each step of a graph.
         """

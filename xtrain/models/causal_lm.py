@@ -106,15 +106,14 @@ class CausalLM(LanguageModel):
         head or model have hooks or another `forward`.
         """
         batch, seq = ids.shape
-        head, whole = self.lm_head, False
+        head, cap = self.lm_head, self._capped
         if self._is_whole() and (head is None or is_stock(head, nn.Linear)):
-            x, whole = self._trunk()(ids, positions, caches), True
+            x = self._trunk()(ids, positions, caches)
         else:
             logits = self(ids, positions, caches)
-            x, head = logits.view(batch * seq, logits.shape[-1]), nn.Identity()
+            x, head, cap = logits.view(batch * seq, logits.shape[-1]), nn.Identity(), nn.Identity()
         x = _C.select(x.view(batch, seq, x.shape[-1]), 1, seq - 1) if rows is None else x.index_select(0, rows)
-        x = _C.linear(x, self._table()) if head is None else head(x)
-        return self._capped(x) if whole else x
+        return cap(_C.linear(x, self._table()) if head is None else head(x))
 
     def _is_whole(self) -> bool:
         """Whether nothing looks at, or changes, what `forward` makes of the trunk and the head."""

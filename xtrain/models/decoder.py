@@ -10,7 +10,7 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -210,7 +210,7 @@ class Trunk(nn.Module):
     """Everything but the head: ids [B, S] -> [B*S, C]. A family may have other parts: a table, layers and norm."""
 
     table_kind: ClassVar[type[nn.Embedding]] = nn.Embedding
-    block_kind: ClassVar[Callable[..., nn.Module]] = Block
+    block_kind: ClassVar[type[Block]] = Block
     norm_kind: ClassVar[type[nn.RMSNorm]] = nn.RMSNorm
 
     def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device) -> None:
@@ -427,8 +427,9 @@ def tensor_shapes(config: DecoderConfig) -> Iterator[_Shape]:
 def count_parameters(config: DecoderConfig) -> int:
     """Number of trained values of a model of this config, which is not built."""
     layer = sum(math.prod(shape) for _, shape in _layer_shapes(config))
-    rest = tensor_shapes(dataclasses.replace(config, num_hidden_layers=0))
-    return config.num_hidden_layers * layer + sum(math.prod(shape) for _, shape in rest)
+    rest = copy.copy(config)  # not checked: it names kinds of layers, which are none
+    rest.num_hidden_layers = 0
+    return config.num_hidden_layers * layer + sum(math.prod(shape) for _, shape in tensor_shapes(rest))
 
 
 def _layer_shapes(config: DecoderConfig) -> list[_Shape]:

@@ -1,5 +1,5 @@
-"""DecoderConfig: the keys of a Hugging Face config.json that Llama, Mistral, Qwen2, Qwen3 and Gemma 2 share, and what this
-library cannot do.
+"""DecoderConfig: the keys of a Hugging Face config.json that Llama, Mistral, Qwen2, Qwen3 and Gemma 2 share, and what
+this library cannot do.
 """
 
 from __future__ import annotations

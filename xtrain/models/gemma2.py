@@ -1,12 +1,11 @@
-"""Gemma 2 (Gemma Team 2024, arXiv 2408.00118): a decoder that caps its logits, of attention and of the head, with a norm on
-either side of attention and of a GeGLU, windows in every second layer, and a scaled token table.
+"""Gemma 2 (Gemma Team 2024, arXiv 2408.00118): a decoder that caps its logits, of attention and of the head, with a
+norm on either side of attention and of a GeGLU, windows in every second layer, and a scaled token table.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +14,8 @@ from .. import _C, nn
 from .._C import Tensor
 from .._types import Device
 from ..nn import init
-from ..nn.layers import joined_weights
-from .decoder import MLP, Attention, Decoder, Trunk, decoder_architecture
+from ..nn.layers import add_norm, joined_weights
+from .decoder import MLP, Attention, Block, Decoder, Trunk, decoder_architecture
 from .decoder_config import DecoderConfig
 from .model_config import is_positive
 from .windows import FULL, SLIDING, check_kinds, check_window
@@ -99,22 +98,25 @@ def _in_float32(value: float) -> bool:
         return 0 < float(np.float32(value)) < math.inf
 
 
-@lru_cache(64)
-def _rounded(value: float, dtype: _C.dtype) -> float:
-    """As Hugging Face rounds it: to float32, and then to the dtype."""
-    return float(_C.tensor(value, dtype=_C.float32).to(dtype).to(_C.float64).item())
+_BITS = {_C.float64: 24, _C.float32: 24, _C.bfloat16: 8, _C.float16: 11}  # Hugging Face's scale is of float32 at most
+
+
+def _rounded(value: float, bits: int) -> float:
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 class ScaledEmbedding(nn.Embedding):
     """A row of the table times sqrt(embedding_dim), rounded to the table's dtype: ids [...] -> [..., embedding_dim]."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return _C.embedding(input, self.weight) * _rounded(self.embedding_dim**0.5, self.weight.dtype)
+        scale = _rounded(self.embedding_dim**0.5, 24)
+        return _C.embedding(input, self.weight) * _rounded(scale, _BITS[self.weight.dtype])
 
 
 class GemmaNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last dim, in float32 (float64), rounded once; weight [C] starts at
-    zeros.
+    """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last dim, in float32 (float64) and rounded once; weight [C],
+    zeros at the start.
     """
 
     def reset_parameters(self) -> None:
@@ -141,22 +143,26 @@ class GeGLU(MLP):
         return self.down_proj(_C.gelu(gate, "tanh") * up)
 
 
-class Gemma2Block(nn.Module):
-    """One layer: x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), four norms. layer: its number, from 0."""
+class Gemma2Block(Block):
+    """One layer: x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). layer: its number, from 0. rest: positions,
+    cache and documents, as of Attention.
+    """
 
     def __init__(self, config: Gemma2Config, dtype: _C.dtype, device: Device, layer: int = 0) -> None:
         self.self_attn = Attention(config, dtype, device, config.window(layer))
         self.mlp = GeGLU(config, dtype, device)
-        size, options = config.hidden_size, {"eps": config.rms_norm_eps, "device": device, "dtype": dtype}
-        self.input_layernorm = GemmaNorm(size, **options)
-        self.post_attention_layernorm = GemmaNorm(size, **options)
-        self.pre_feedforward_layernorm = GemmaNorm(size, **options)
-        self.post_feedforward_layernorm = GemmaNorm(size, **options)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = GemmaNorm(size, eps, device=device, dtype=dtype)
+        self.post_attention_layernorm = GemmaNorm(size, eps, device=device, dtype=dtype)
+        self.pre_feedforward_layernorm = GemmaNorm(size, eps, device=device, dtype=dtype)
+        self.post_feedforward_layernorm = GemmaNorm(size, eps, device=device, dtype=dtype)
+        self.streams = 0
 
-    def forward(self, x: Tensor, batch: int, seq: int, *rest: Any) -> Tensor:
-        """x [B*S, C]; rest: positions, cache and documents, as of Attention."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch, seq, *rest))
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+    def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
+        x, h = (x, self.input_layernorm(x)) if y is None else add_norm(self.input_layernorm, x, y)
+        h = self.post_attention_layernorm(self.self_attn(h, batch, seq, *rest))
+        x, h = add_norm(self.pre_feedforward_layernorm, x, h)
+        return x, self.post_feedforward_layernorm(self.mlp(h))
 
 
 class Gemma2Trunk(Trunk):

@@ -341,7 +341,7 @@ op(
     "linear_cross_entropy",
     "cross_entropy_fwd cross_entropy_bwd linear_cross_entropy_bwd",
     [
-        # A cap that bends all logits, few, none to speak of; beside a z-loss; rows of heads, tails and whole vectors; in chunks.
+        # Caps that bend all logits, or hardly any; beside a z-loss; rows of heads, tails and whole vectors; in chunks.
         linear_cross_entropy_case(4, 3, 7, softcap=0.5),
         linear_cross_entropy_case(1, 1, 1, softcap=2.0),
         linear_cross_entropy_case(33, 8, 257, softcap=1.5, reduction="sum"),
