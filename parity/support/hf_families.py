@@ -50,9 +50,15 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
     ],
     "Gemma2": [
         {},
-        {"sliding_window": 7, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 1.5},
+        {"sliding_window": 7, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 1.5, "tie_word_embeddings": False},
         {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None, "attention_bias": True},
-        {"final_logit_softcapping": None, "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
+        {
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": 0.5,
+            "tie_word_embeddings": False,
+            "sliding_window": 3,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
     ],
     "GPT2": [
         {},

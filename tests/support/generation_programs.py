@@ -34,7 +34,7 @@ def model(family: str, dtype: str, **options: object) -> xt.nn.Module:
         sizes = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
         return GPT2(GPT2Config(**sizes), dtype=getattr(xt, dtype)).to("cuda")
     if family == "gemma2":
-        caps = dict(sliding_window=9, attn_logit_softcapping=0.5, final_logit_softcapping=2.0)
+        caps = dict(sliding_window=9, attn_logit_softcapping=0.5, query_pre_attn_scalar=1, tie_word_embeddings=False)
         return Gemma2(Gemma2Config(**SIZES | caps | options), dtype=getattr(xt, dtype)).to("cuda")
     return Qwen3(Qwen3Config(**SIZES | options), dtype=getattr(xt, dtype)).to("cuda")
 
