@@ -101,7 +101,9 @@ def run(tree: Path, *arguments: str, limit: float | None = None) -> tuple[int | 
     """Status and text of a Python process in `tree`; None for one that had to be killed."""
     room = tree.parent / f"{tree.name}.tmp"
     room.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.fspath(tree), "XTRAIN_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "XTRAIN_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    # What the caller added to the path, as a BLAS package, lies at one place for all trees: their objects stay fresh.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.fspath(tree), os.environ.get("PYTHONPATH"))))
     environment["XTRAIN_TEST_DEVICE"] = "cpu"  # whatever the suite runs on that plants a sample
     if GPU in environment:  # a fault of cuda/ is built, and seen on the device
         environment |= {"XTRAIN_CUDA": "1", "XTRAIN_TEST_DEVICE": "cuda"}
