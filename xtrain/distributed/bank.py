@@ -11,6 +11,7 @@ from .._C import Tensor
 
 ALIGN = 128  # elements, at a multiple of which a parameter begins
 BLOCK = 8192  # elements of a block of the norm; pieces begin at multiples of it
+BUCKET = 1 << 24  # elements of a bank, where a step has several leaves: banks are sent one after the other
 GROUP = 4  # leaves that are added in one pass: a power of two. With 8, eight leaves would need no less memory
 
 
@@ -117,6 +118,19 @@ def add(parts: Sequence[Tensor], bank: Bank, squares: Tensor | None = None) -> T
     fits = first.dtype is bank.wide and first.is_contiguous()
     out = first if fits else _C.empty((first.numel(),), bank.wide, bank.device)
     return _C.tree_sum_(out, list(parts), squares)
+
+
+def buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The parameters in order, cut into lists of at least BUCKET elements but for the first, which is needed last."""
+    found: list[list[Tensor]] = [[]]
+    size = 0
+    for parameter in reversed(parameters):
+        if size >= BUCKET:
+            found.append([])
+            size = 0
+        found[-1].append(parameter)
+        size += parameter.numel()
+    return [bucket[::-1] for bucket in found[::-1]]
 
 
 class Counter:

@@ -49,6 +49,8 @@ class GpuPlane(Protocol):
     def all_gather(self, t: Tensor, name: str) -> Tensor: ...
     def all_to_all(self, t: Tensor, name: str) -> Tensor: ...
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor: ...
+    def start_all_to_all(self, t: Tensor, name: str) -> Tensor: ...
+    def finish(self) -> None: ...
     def leave(self, in_order: bool) -> None: ...
 
 
@@ -326,6 +328,13 @@ class HostPlane:
         flat = t.reshape(-1)
         pieces = [_bytes(flat[i * count : (i + 1) * count]) for i in range(self.world_size)]
         return [_tensor(data, t, count) for data in self.all_to_all(pieces, name)]
+
+    def start_all_to_all(self, t: Tensor, name: str) -> list[Tensor]:
+        """What all_to_all_tensor returns, which may be read after the `finish` of `gpus`: between GPUs alone."""
+        gpus, count = self.gpus_of(t), t.numel() // self.world_size
+        assert gpus is not None
+        found = gpus.start_all_to_all(t, _typed(name, t))
+        return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
 
     def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""

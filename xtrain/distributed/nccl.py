@@ -39,6 +39,7 @@ class NcclPlane:
 
     def __init__(self, host: HostPlane, device: _C.device) -> None:
         self.device, self._host = device, host
+        self._beside: list[tuple[str, Tensor, Tensor]] = []  # exchanges beside the kernels, whose memory must stay
         # Exchanges in each captured step, and a digest of their signatures.
         self._graphs: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # its sums may differ from call to call, and we need none
@@ -92,6 +93,23 @@ class NcclPlane:
         out = _C.empty((t.numel(),), t.dtype, self.device)
         self._run({"all_to_all": name}, lambda: _C.nccl_all_to_all(self._comm, out, t))
         return out
+
+    def start_all_to_all(self, t: Tensor, name: str) -> Tensor:
+        """The same beside the kernels that are queued from now on: the result may be read after `finish`."""
+        t = t.reshape(-1).contiguous()
+        out = _C.empty((t.numel(),), t.dtype, self.device)
+        try:
+            _C.nccl_all_to_all(self._comm, out, t, True)
+        except RuntimeError as error:
+            raise PeerError(f"distributed: {shown(error, 300)}") from None
+        self._beside.append((name, t, out))
+        return out
+
+    def finish(self) -> None:
+        """Let the kernels that are queued from now on wait for what was started: one exchange of the plane."""
+        begun, self._beside = self._beside, []
+        digest = zlib.crc32(json.dumps([name for name, _, _ in begun]).encode())
+        self._run({"all_to_all": len(begun), "digest": digest}, lambda: _C.nccl_join(self._comm))
 
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""

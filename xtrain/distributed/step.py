@@ -17,7 +17,7 @@ from ..optim import EMA, AdamW, ChainedOptimizer, Muon
 from ..optim.muon import muon_numbers
 from . import world
 from .agree import gather_json
-from .bank import BLOCK, Bank, Counter, Segment, add
+from .bank import BLOCK, Bank, Counter, Segment, add, buckets
 from .compare import checksums, odd_ones
 
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
@@ -118,13 +118,15 @@ class DataParallel:
     parameters. optimizer: AdamW, Muon, or a ChainedOptimizer of them; learning rates and other options may change
     between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
     ema: of the optimizer's parameters; `step` updates it, each rank its piece.
+    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
+    The numbers are the same.
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
     @no_grad()
     def __init__(
         self, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, max_ranks: int | None = None,
-        mode: str = "exact", ema: EMA | None = None,
+        mode: str = "exact", ema: EMA | None = None, overlap: bool = True,
     ) -> None:  # fmt: skip
         if not isinstance(model, Module):
             raise TypeError(f"DataParallel: model must be a Module, got {type(model).__name__}")
@@ -154,10 +156,13 @@ class DataParallel:
                 by_kind.setdefault(kind, []).append(parameter)
         if sum(map(len, by_kind.values())) != len(self._group):
             raise ValueError("DataParallel: optimizer must have parameters of the model alone, got others")
-        whole = [matrices for _, _, matrices in by_kind]
-        self._banks = [
-            Bank(each, self.max_ranks, all_of_it) for each, all_of_it in zip(by_kind.values(), whole, strict=True)
-        ]
+        whole: list[bool] = []
+        self._banks: list[Bank] = []
+        for (_, _, matrices), members in by_kind.items():
+            one = matrices or self.max_ranks == 1
+            for each in [members] if one else buckets(members):
+                self._banks.append(Bank(each, self.max_ranks, matrices))
+                whole.append(matrices)
         if self._plane is not None:
             from . import gpus
 
@@ -169,6 +174,14 @@ class DataParallel:
         self._owned = [_Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
             raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
+        gpus = None if self._plane is None else self._plane.gpus
+        self._overlap = overlap and gpus is not None and gpus.device == self._banks[0].device
+        # The order in which banks are sent, the same on every rank: the last parameters have their gradients first.
+        self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
+        self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]
+        self._bank_of = [i for i, bank in enumerate(self._banks) for _ in bank.parameters]
+        self._missing: list[int] = []  # gradients that each bank waits for
+        self._sent: list[list[Tensor]] = []  # what the banks have received, in the order in which they are sent
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
         # From `reduce` to `update`: the gradients of each bank, flat or a tensor a segment; coefficient and guard.
@@ -190,16 +203,19 @@ class DataParallel:
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
-    def leaves(self, batch: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def leaves(self, batch: Sequence[Any], backwards: int | None = None) -> Iterator[tuple[Any, ...]]:
         """Yield this rank's leaves of a batch: rows of tensors or arrays whose first dimension is a multiple of
         max_ranks, the same on every rank. Between two leaves, the gradients of the parameters are taken away.
 
         Random numbers drawn inside depend on the leaf, not on the rank that computes it.
+
+        backwards: how often you call backward for each leaf, where you know; then GPUs send gradients while the last
+        one is under way. RuntimeError when it is called more often.
         """
         parts = self.own(batch)
         if capturing() is None:
             self.begin()
-        for leaf in self.rounds():
+        for leaf in self.rounds(backwards):
             yield parts[leaf]
 
     def own(self, batch: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -221,21 +237,59 @@ class DataParallel:
         if not self.steps % world.steps_between_comparisons():
             self.compare_parameters()
 
-    def rounds(self) -> Iterator[int]:
+    def rounds(self, backwards: int | None = None) -> Iterator[int]:
         """Yield the number of each of this rank's leaves, from 0, and take its gradients: `leaves` without a batch."""
+        if backwards is not None and backwards < 1:
+            raise ValueError(f"leaves: backwards must be at least 1, or None, got {backwards}")
         mine = self.max_ranks // self.size
-        self._counters, self._done = [Counter(bank, mine) for bank in self._banks], 0
+        self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []
         self.optimizer.zero_grad()
         seed, stream = _C.get_rng_state()
         for number in range(mine):
             leaf = self.rank * mine + number
             _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
-            yield number
-            with no_grad():
-                for counter, bank in zip(self._counters, self._banks, strict=True):
-                    counter.push(bank.take_gradients())
+            sends = self._overlap and backwards is not None and number == mine - 1
+            if sends:
+                self._missing = [len(bank.parameters) for bank in self._banks]
+                _C.on_ready(self._leaves, self._ready, backwards - 1)
+            try:
+                yield number
+            finally:
+                if sends:
+                    _C.on_ready([], self._ready)
+            if sends:
+                self._send_rest()
+            else:
+                with no_grad():
+                    for counter, bank in zip(self._counters, self._banks, strict=True):
+                        counter.push(bank.take_gradients())
             self._done += 1
         _C.set_rng_state((seed, (stream + self.max_ranks * _FILLS) % 2**64))
+
+    def _ready(self, leaf: int) -> None:
+        """A gradient is complete, inside the last backward: send the banks that have all of theirs, in their order."""
+        self._missing[self._bank_of[leaf]] -= 1
+        while len(self._sent) < len(self._order) and not self._missing[self._order[len(self._sent)]]:
+            self._send()
+
+    @no_grad()
+    def _send(self) -> None:
+        """Send the next bank."""
+        assert self._plane is not None
+        number = self._order[len(self._sent)]
+        self._counters[number].push(self._banks[number].take_gradients())
+        self._sent.append(self._plane.start_all_to_all(self._counters[number].packed(), "gradients"))
+
+    def _send_rest(self) -> None:
+        """Send what no backward has told of."""
+        late = [i for i in self._order[: len(self._sent)] if any(p.grad is not None for p in self._banks[i].parameters)]
+        if late:
+            raise RuntimeError(
+                "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after "
+                "they had been sent"
+            )
+        while len(self._sent) < len(self._order):
+            self._send()
 
     @no_grad()
     def reduce(self, clip: float | None = None) -> Tensor:
@@ -248,10 +302,16 @@ class DataParallel:
         squares = _C.empty((sum(owned.count for owned in self._owned) // BLOCK,), _C.float64, first.device)
         parts: list[Tensor] = []
         self._sums, at = [], 0
-        for counter, owned in zip(self._counters, self._owned, strict=True):
+        sent = dict(zip(self._order, self._sent))
+        if sent and self._plane is not None and self._plane.gpus is not None:
+            self._plane.gpus.finish()
+        self._sent = []
+        for number, (counter, owned) in enumerate(zip(self._counters, self._owned, strict=True)):
             blocks = squares[at : at + owned.count // BLOCK]
             at += owned.count // BLOCK
-            self._sums.append(self._sum(counter, owned, blocks))
+            received = sent.get(number)
+            summed = self._sum(counter, owned, blocks) if received is None else add(received, owned.bank, blocks)
+            self._sums.append(summed)
             parts.append(self._all(blocks, "squares"))
         self._counters, self._done = [], 0
         squares = squares if self._plane is None else _C.cat(parts)

@@ -333,7 +333,7 @@ class Stepper:
         if state.parallel is None:
             return gradients(state.model, state.optimizer, pieces, scale, config.clip, config.z_loss)
         losses: list[Tensor] = []
-        for leaf in state.parallel.rounds():
+        for leaf in state.parallel.rounds(config.grad_accum):
             own = pieces[leaf * config.grad_accum : (leaf + 1) * config.grad_accum]
             losses.append(backward(state.model, own, scale, config.z_loss))
         with span("reduce"):

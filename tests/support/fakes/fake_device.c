@@ -171,6 +171,11 @@ static XtStatus idle(int index, bool *out) {
     *out = __atomic_load_n(&under_way.pending, __ATOMIC_ACQUIRE) == 0;
     return refuse("ask whether the device is done");
 }
+static XtStatus side(int index, void **out) {
+    *out = stream(index);
+    return XT_OK;
+}
+static XtStatus join(int index) { return (void)index, XT_OK; }
 static XtStatus trim(int index) { return (void)index, refuse("give memory back"); }
 static void reset_peak(int index) { (void)index; }
 
@@ -416,6 +421,8 @@ static XtAccelerator accelerator = {.device_count = 1,
                                     .reset_peak = reset_peak,
                                     .stream = stream,
                                     .idle = idle,
+                                    .side = side,
+                                    .join = join,
                                     .plan = start_plan,
                                     .planned = planned,
                                     .capture = capture,
