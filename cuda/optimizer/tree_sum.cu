@@ -36,9 +36,20 @@ __device__ inline int tensor_at(const Banks &banks, int low, int high, int64_t e
     return low;
 }
 
+/* W elements from x on, which is aligned to them, exactly; of float64 in two accesses. */
+template <typename T> __device__ inline XtVector<XtAcc<T>, W> all_elements(const T *x) {
+    if constexpr (sizeof(T) * W <= 16) return xt_load(xt_read<T, W>(x));
+    else {
+        const XtVector<T, W / 2> low = xt_load(xt_read<T, W / 2>(x)), high = xt_load(xt_read<T, W / 2>(x + W / 2));
+        XtVector<T, W> v;
+#pragma unroll
+        for (int j = 0; j < W; j++) v.at[j] = j < W / 2 ? low.at[j] : high.at[j - W / 2];
+        return v;
+    }
+}
 /* n of W elements from x on, exactly; the rest is 0. */
 template <typename T> __device__ inline XtVector<XtAcc<T>, W> elements(const T *x, int n) {
-    if (n == W && (uintptr_t)x % (W * sizeof(T)) == 0) return xt_load(xt_read<T, W>(x));
+    if (n == W && (uintptr_t)x % (W * sizeof(T)) == 0) return all_elements(x);
     XtVector<XtAcc<T>, W> v;
 #pragma unroll
     for (int j = 0; j < W; j++) v.at[j] = j < n ? xt_load(x[j]) : XtAcc<T>(0);
@@ -58,7 +69,7 @@ template <typename A> struct Any {
 template <typename T> struct Whole {
     typedef XtAcc<T> Sum;
     static __device__ inline XtVector<Sum, W> read(int, const void *data, int64_t offset, int) {
-        return xt_load(xt_read<T, W>((const T *)data + offset));
+        return all_elements((const T *)data + offset);
     }
 };
 
@@ -70,9 +81,11 @@ template <typename A> __device__ inline XtVector<A, W> sum_of(const XtVector<A, 
 }
 
 template <typename T> __device__ inline void give(T *out, const XtVector<XtAcc<T>, W> &v, int n) {
-    if (n == W && (uintptr_t)out % (W * sizeof(T)) == 0) {
-        xt_write(out, xt_store<T>(v));
-        return;
+    if constexpr (sizeof(T) * W <= 16) {
+        if (n == W && (uintptr_t)out % (W * sizeof(T)) == 0) {
+            xt_write(out, xt_store<T>(v));
+            return;
+        }
     }
 #pragma unroll
     for (int j = 0; j < W; j++)
