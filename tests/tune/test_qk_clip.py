@@ -155,6 +155,7 @@ def test_logits_that_scale_nothing() -> None:
     clip = optim.QKClip(model, 5.0, optim.AdamW(model.parameters()))
     assert clip.factors([[-7.0, 5.0, math.inf, math.nan], [0.0, -math.inf, 4.9, 5.0]]) == {}
     factors = clip.factors([[-7.0, 20.0, math.inf, 1.0], [0.0] * 4])
+    assert clip.count([[-7.0, 20.0, math.inf, 5.0], [math.nan, 5.1, 0.0, 0.0]]) == 2
     names = {id(p): name for name, p in model.named_parameters()}
     assert sorted(names[id(p)].partition("self_attn.")[2] for p in factors) == [
         "k_proj.bias", "k_proj.weight", "q_proj.bias", "q_proj.weight",

@@ -86,4 +86,12 @@ FAULTS = [
     Fault("init: fan_in of the rows", "xtrain/nn/init.py", "fan_in = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0", "fan_in = tensor.shape[0]", "bound = sqrt(6 / ((1 + a^2) fan_in))", _RULES + "test_kaiming_bounds"),
     Fault("init: the slope", "xtrain/nn/init.py", "math.sqrt(6.0 / ((1.0 + a * a) * fan_in))", "math.sqrt(6.0 / fan_in)", "bound = sqrt(6 / ((1 + a^2) fan_in))", _RULES + "test_kaiming_bounds"),
     Fault("init: recorded", "xtrain/nn/init.py", "@no_grad()\ndef uniform_", "def uniform_", "parameters are filled without recording", _RULES + "test_kaiming_bounds"),
+    Fault("muon: no steps", "xtrain/optim/muon.py", "or not 0 <= steps <= _MOST_STEPS", "or not 0 < steps <= _MOST_STEPS", "ns_steps in [0, 99]", "tests/nn/test_muon.py::test_without_steps_of_the_iteration_the_direction_is_the_normalised_one"),
+    Fault("muon: meta is a GPU", "xtrain/optim/muon.py", "in (\"cpu\", \"meta\", \"meta:0\")", "in (\"cpu\",)", "meta:0 stands for a CPU", "tests/nn/test_muon.py::test_meta_stands_for_a_cpu_or_a_gpu"),
+    Fault("ema: any number of steps", "xtrain/optim/ema.py", "not 0 <= step < _C.MOST_STEPS", "not 0 <= step", "step in [0, 2**40)", "tests/nn/test_ema.py::test_bad_input_is_one_sentence"),
+    Fault("qk_clip: tf32 stays off", "xtrain/optim/qk_clip.py", "        _C.allow_tf32(tf32)\n", "        _C.allow_tf32(False)\n", "the setting of TF32 stays", "tests/tune/test_qk_clip.py::test_measuring_leaves_settings_as_they_were"),
+    Fault("qk_clip: TF32 logits", "xtrain/optim/qk_clip.py", "    _C.allow_tf32(False)\n    try:", "    try:", "products are of float32 values", "tests/tune/test_qk_clip.py::test_measuring_leaves_settings_as_they_were"),
+    Fault("qk_clip: a hook is lost", "xtrain/optim/qk_clip.py", "            _C.set_call_hook(before)\n", "            _C.set_call_hook(None)\n", "a hook that was there stays", "tests/tune/test_qk_clip.py::test_measuring_leaves_settings_as_they_were"),
+    Fault("qk_clip: calls are not counted", "xtrain/optim/qk_clip.py", "if [one.numel() for one in found] != [layer.heads for layer in self._layers]:", "if len(found) < len(self._layers):", "RuntimeError when layers do not call it once each", "tests/tune/test_qk_clip.py::test_measuring_leaves_settings_as_they_were"),
+    Fault("qk_clip: infinite logits are counted", "xtrain/optim/qk_clip.py", "return sum(self._tau < m < math.inf for", "return sum(self._tau < m for", "heads that step scales", "tests/tune/test_qk_clip.py::test_logits_that_scale_nothing"),
 ]  # fmt: skip
