@@ -229,7 +229,7 @@ def test_a_run_that_is_refused_is_not_estimated(tmp_path) -> None:
     for change, error, words in (
         ({}, None, ""),
         ({"vocab_size": 100}, DataError, "needs a vocabulary of 256 tokens, the model has 100"),
-        ({"model_type": "bert"}, CheckpointError, r"config\.json: model_type must be gpt2, .* got 'bert'"),
+        ({"model_type": "bert"}, CheckpointError, r"config\.json: model_type must be gemma2, .* got 'bert'"),
     ):
         shutil.rmtree(model, ignore_errors=True)
         GPT2(keys).save_pretrained(model)
