@@ -277,6 +277,19 @@ def test_training_gives_the_same_bits_at_any_number_of_threads(gemm: str) -> Non
         assert train_bits(1) == want
 
 
+def test_checkpointing_that_is_on_already_stays_as_it_is() -> None:
+    model = make()
+    for policy, on, then in (
+        ("full", True, "full"),
+        ("cheap", False, "cheap"),
+        ("full", False, "none"),
+        ("none", True, "block"),
+    ):
+        model.recompute = policy
+        model.gradient_checkpointing = on
+        assert model.recompute == then and model.gradient_checkpointing is on
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_recomputation_gives_the_same_bits(tied: bool) -> None:
     results = []
