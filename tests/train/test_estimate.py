@@ -256,3 +256,13 @@ def test_the_work_is_that_of_the_policy_and_of_the_steps_that_are_left(tmp_path,
         assert dry_run(given).splitlines()[-1] == f"{policy} 9"
     Trainer(options(data, run, device="cpu", steps=4), quiet=True).run()
     assert dry_run({"resume": str(run), "device": "cpu", "steps": 10, "extend": True}).splitlines()[-1].endswith(" 6")
+
+
+def test_what_an_evaluation_needs_counts(tmp_path) -> None:
+    """A machine that holds a step and not the evaluation beyond it is too small."""
+    sizes = dict.fromkeys(("parameters", "optimizer", "activations", "loss", "other"), 10)
+    one = estimate.Estimate(recompute="none", working=0, evaluation=7, gradients=0, flops=1, moved=1, **sizes)
+    assert (one.step, one.peak) == (50, 57)
+    config = TrainConfig(out=str(tmp_path))
+    for limit, told in ((57, False), (56, True), (50, True)):
+        assert ("(more than the 0.0 GiB of cpu)" in "".join(estimate.table([one], config, limit, "cpu"))) == told
