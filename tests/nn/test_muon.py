@@ -305,6 +305,7 @@ def test_an_error_between_two_batches_is_known(monkeypatch) -> None:
         (lambda: optim.ChainedOptimizer([]), r"ChainedOptimizer: optimizers must hold at least one optimizer, got none"),
         (lambda: (lambda p: optim.ChainedOptimizer([optim.Muon(p), optim.AdamW(p)]))(matrices()), r"ChainedOptimizer: params must be distinct, got one in two optimizers"),
         (lambda: optim.ChainedOptimizer([3]), r"ChainedOptimizer: optimizers must be plain optimizers, got int"),  # pyright: ignore[reportArgumentType]  (refused)
+        (lambda: optim.ChainedOptimizer([chain(xt.float32)[0]]), r"ChainedOptimizer: optimizers must be plain optimizers, got ChainedOptimizer"),
         (lambda: chain(xt.float32)[0].add_param_group({"params": []}), r"ChainedOptimizer: a group must be added to one of its optimizers"),
     ],
 )  # fmt: skip

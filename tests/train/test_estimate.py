@@ -76,6 +76,19 @@ def test_the_peak_is_estimated(tmp_path, policy: str, changes: dict) -> None:
     assert flops[0] == flops[1] < flops[2] < flops[3] and found["cheap"].moved > found["none"].moved
 
 
+@pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_averages_count_with_the_optimizer(tmp_path, precision: str, size: int) -> None:
+    """float32 of each parameter, of 16-bit ones too."""
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", precision=precision)
+    trainer, found = Trainer(values, quiet=True), []
+    for ema in (0.0, 0.9):
+        trainer.config.ema = ema
+        found.append(estimates(architecture("qwen3"), trainer.model.config, trainer.config, "cpu")[0])
+    assert found[0].parameters == found[1].parameters
+    more, least = found[1].optimizer - found[0].optimizer, 4 * found[0].parameters // size
+    assert 0.95 * least < more < 1.3 * least  # blocks are rounded
+
+
 @pytest.mark.on_cpu
 def test_a_captured_step_keeps_its_memory_in_an_evaluation(tmp_path) -> None:
     """Estimated for a GPU, without one: both at once, where an eager step leaves its memory to the evaluation."""
