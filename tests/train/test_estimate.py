@@ -279,3 +279,21 @@ def test_what_an_evaluation_needs_counts(tmp_path) -> None:
     config = TrainConfig(out=str(tmp_path))
     for limit, told in ((57, False), (56, True), (50, True)):
         assert ("(more than the 0.0 GiB of cpu)" in "".join(estimate.table([one], config, limit, "cpu"))) == told
+
+
+def test_constants_of_devices(tmp_path) -> None:
+    """Kernels of a GPU work on one piece of a batch; what the bytes of other kernels cost, its precision says."""
+    config = TrainConfig(out=str(tmp_path), batch_size=7, grad_accum=3, seq_len=5)
+    keys = Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+    memory = [estimate._working_memory(keys, config, _C.device(device)) for device in ("meta:0", "meta:1")]
+    assert memory == [0, (32 << 20) + 4 * 3 * 5 * 4 * 6]
+    sizes = dict.fromkeys(("parameters", "optimizer", "activations", "loss", "other"), 0)
+    one = estimate.Estimate(recompute="none", working=0, evaluation=0, gradients=0, flops=9, moved=100, **sizes)
+    for precision, device, work in (
+        ("bfloat16", "cuda", 15009),
+        ("tf32", "cuda", 7509),
+        ("float32", "cuda", 1309),
+        ("bfloat16", "cpu", 2009),
+    ):
+        config.precision = precision
+        assert estimate._work(one, config, device) == work

@@ -152,4 +152,6 @@ FAULTS = [
     Fault("progress: speed of the run before", "xtrain/train/progress.py", "/ max(step - self._first, 1) * (self._total - step)", "/ max(step, 1) * (self._total - step)", "ETA from the steps of this process", "tests/train/test_run_clauses.py::test_lines_of_a_run_that_nobody_watches"),
     Fault("estimate: no EMA", "xtrain/train/estimate.py", "EMA(trained, config.ema, optimizer) if config.ema else None  #", "None  #", "EMA is counted with the optimizer's state", "tests/train/test_estimate.py::test_averages_count_with_the_optimizer"),
     Fault("chain: chains of chains", "xtrain/optim/chained.py", "if not isinstance(one, Optimizer) or isinstance(one, ChainedOptimizer):", "if not isinstance(one, Optimizer):", "plain optimizers", "tests/nn/test_muon.py::test_bad_input_is_one_sentence"),
+    Fault("estimate: a head of the working memory", "xtrain/train/estimate.py", "return _GPU_WORKSPACE + 4 * -(-config.batch_size // config.grad_accum)", "return _GPU_WORKSPACE + 4 * config.batch_size", "a row of float32 for each query of a piece", "tests/train/test_estimate.py::test_constants_of_devices"),
+    Fault("estimate: precision of the balance", "xtrain/train/estimate.py", "_BALANCE[config.precision or \"float32\"]", "_BALANCE[\"float32\"]", "by precision", "tests/train/test_estimate.py::test_constants_of_devices"),
 ]  # fmt: skip
