@@ -8,6 +8,7 @@ import pytest
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import models, nn
+from xtrain.models.gemma2 import GemmaNorm
 from xtrain.models.registry import MODULES, architecture
 from xtrain.optable.references import rope
 from xtrain.optable.table import array, bits
@@ -299,7 +300,7 @@ def test_gemma2_has_its_formulas(caps: tuple) -> None:
 def test_gemma2_norms_are_rounded_once() -> None:
     """cast((1 + weight) x rstd): neither 1 + weight nor x rstd is rounded before."""
     xt.manual_seed(2)
-    x, norm = xt.randn(9, 64, dtype=xt.bfloat16), models.gemma2.GemmaNorm(64, 1e-6, dtype=xt.bfloat16)
+    x, norm = xt.randn(9, 64, dtype=xt.bfloat16), GemmaNorm(64, 1e-6, dtype=xt.bfloat16)
     nn.init.uniform_(norm.weight, -0.5, 0.5)
     wide = array(x).astype(np.float64)
     want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * (1 + array(norm.weight).astype(np.float64))
