@@ -52,23 +52,27 @@ template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &
     Copies copies;
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
-        fetch<true>(s, copies, qkv.count, c, [&](int tile, int r) {
+        fetch<true>(s, copies, p.flight, qkv.count, c, [&](int tile, int r) {
             const int64_t row = (qkv.first + tile) * 8 + r;
             return row < queries          ? w.q + row * c
                    : row < queries + keys ? w.k + (row - queries) * c
                                           : w.v + (row - queries - keys) * c;
         });
-        fetch<false>(s, copies, o.count, queries,
+        fetch<false>(s, copies, p.flight, o.count, queries,
                      [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
-        fetch<true>(s, copies, 2 * pairs.count, c,
+        fetch<true>(s, copies, p.flight, 2 * pairs.count, c,
                     [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
-        fetch<false>(s, copies, o.count, p.inner,
+        fetch<false>(s, copies, p.flight, o.count, p.inner,
                      [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
+    if (!p.head) return;
+    const Tiles head((p.vocab + 7) / 8);
+    fetch<true>(s, copies, SLOTS, head.count, c,
+                [&](int tile, int r) { return p.head + (int64_t)min((head.first + tile) * 8 + r, p.vocab - 1) * c; });
 }
 
 /* MANY: 1 for up to 8 rows, 2 for up to 16. */
-template <typename T, int D, int MANY> __device__ inline void compute_all(StepShared<T, D> &s, const Step<T> &p) {
+template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute_all(StepShared<T, D> &s, const Step<T> &p) {
     for (int i = threadIdx.x; i < p.batch * (D / 2); i += CONSUMERS) {
         float sine, cosine;
         const int row = i / (D / 2), pair = i % (D / 2);
@@ -88,11 +92,26 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
     const Walk walk = first_chunk(s, p);
     Place place;
     unsigned met = 0; /* what step_met is after the next meeting */
+    Mail mail;
+    unsigned tag = 0;
+    if constexpr (MAIL) {
+        tag = *(const volatile unsigned *)&step_tag + 1;
+        mail.qkv = step_mail, mail.attended = mail.qkv + p.batch * joint / 4, mail.middle = mail.attended + p.batch * queries / 4;
+        mail.gated = mail.middle + p.batch * c / 4, mail.out = mail.gated + p.batch * p.inner / 4;
+    }
     const auto arrive = [&] {
+        if constexpr (MAIL) {
+            if (threadIdx.x == 0) s.meets = p.quiet;
+            return;
+        }
         xt_named_sync(ALL, CONSUMERS);
-        if (threadIdx.x == 0) s.meets = 1, xt_add_released(&step_met, 1);
+        if (threadIdx.x == 0) s.meets = p.quiet, xt_add_released(&step_met, 1);
+    };
+    const auto received = [&] {
+        if (threadIdx.x == 0) s.meets = 0;
     };
     const auto meet = [&] {
+        if constexpr (MAIL) return;
         met += gridDim.x;
         if (threadIdx.x == 0) {
             while (xt_read_released(&step_met) < met) {}
@@ -100,78 +119,165 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
         }
         xt_named_sync(ALL, CONSUMERS);
     };
-    /* The stream's element at place e of columns [0, count) from tile `first` on, of this block. */
-    const auto place_in_stream = [&](int e, int first, int count) { return e / count * c + (o.first + first) * 8 + e % count; };
+    /* The stream's element at place e of columns [0, count) from tile `first` on, of this block; with packets of 4 elements, the first one
+     * of packet e. */
+    constexpr int EACH = MAIL ? 4 : 1;
+    const auto place_in_stream = [&](int e, int first, int count) {
+        return e / (count / EACH) * c + (o.first + first) * 8 + e % (count / EACH) * EACH;
+    };
+    mail.tag = tag;
     const int columns = min(o.count, (int)MOST_TILES) * 8; /* of the first round: their old values are loaded before the product */
+    typedef XtPiece<T, EACH> Old;
+    const auto read_old = [&](const T *x) {
+        Old old;
+        if constexpr (MAIL) {
+            const uint2 q = __ldcg((const uint2 *)x);
+            old = {{q.x, q.y}};
+        } else {
+            const T one = __ldcg(x);
+            memcpy(old.word, &one, sizeof one);
+        }
+        return old;
+    };
     const auto old_of = [&](const T *x) {
-        return (int)threadIdx.x < p.batch * columns ? xt_load(__ldcg(x + place_in_stream(threadIdx.x, 0, columns))) : 0.0f;
+        return (int)threadIdx.x < p.batch * columns / EACH ? read_old(x + place_in_stream(threadIdx.x, 0, columns)) : Old();
     };
     /* Adds a product to the stream: x + T(a W^T). */
-    const auto add = [&](const T *x, float old, int first, int count) {
-        for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
+    const auto add = [&](const T *x, Old old, uint4 *to, int first, int count) {
+        for (int e = threadIdx.x; e < p.batch * count / EACH; e += CONSUMERS) {
             const int at = place_in_stream(e, first, count);
-            if (first > 0 || e >= CONSUMERS) old = xt_load(__ldcg(x + at));
-            p.out[at] = xt_store<T>(plain_sum(old, xt_load(xt_store<T>(joined(s, e / count, e % count)))));
+            if (first > 0 || e >= CONSUMERS) old = read_old(x + at);
+            if constexpr (MAIL) {
+                const float4 sum = joined_four(s, e / (count / 4), e % (count / 4) * 4);
+                const XtPiece<T, 4> product = {{xt_round_pair<T>(sum.x, sum.y), xt_round_pair<T>(sum.z, sum.w)}};
+                const XtPiece<T, 4> both = rounded_sum<T, 4>(old, product);
+                xt_write(p.out + at, both);
+                if (to) xt_put_packet(to + at / c * (c / 4) + packet_of(at % c), make_uint4(both.word[0], both.word[1], mail.tag, 0));
+            } else {
+                const float before = xt_load(old).at[0];
+                p.out[at] = xt_store<T>(plain_sum(before, xt_load(xt_store<T>(joined(s, e / count, e % count)))));
+            }
         }
     };
     XtPiece<T, 8> norm[4];
     load_norm(norm, p.layer[0].norm, c);
+    if constexpr (MAIL)
+        for (int e = threadIdx.x; e < p.batch * o.count * 2; e += CONSUMERS) {
+            const int at = place_in_stream(e, 0, o.count * 8);
+            const uint2 q = __ldcg((const uint2 *)(p.x + at));
+            xt_put_packet(mail.out + at / c * (c / 4) + packet_of(at % c), make_uint4(q.x, q.y, tag, 0));
+        }
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
         const T *x = l ? p.out : p.x;
-        { /* q, k and v */
+        mail.tag = tag + l;
+        STAMP(l, 0);
+        if (!MAIL || qkv.count) { /* q, k and v */
             uint32_t a[1][4][MANY][4];
-            load_normalised<T, D, MANY>(s, p, a, x, norm);
+            if constexpr (MAIL) receive_normalised<T, D>(s, p, a, mail.out, mail.tag, norm), received();
+            else load_normalised<T, D, MANY>(s, p, a, x, norm);
+            STAMP(l, 1);
             products<T, D, 1, MANY>(s, place, a, qkv.count, c, [&](int first, int count) {
-                for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
-                    const int row = e / count, column = e % count;
-                    p.qkv[row * joint + (qkv.first + first) * 8 + column] = xt_store<T>(joined(s, row, column));
+                for (int e = threadIdx.x; e < p.batch * count / EACH; e += CONSUMERS) {
+                    const int row = e / (count / EACH), column = e % (count / EACH) * EACH;
+                    if constexpr (MAIL) {
+                        const float4 v = joined_four(s, row, column);
+                        post<T>(mail.qkv + row * (joint / 4), (qkv.first + first) * 8 + column, v.x, v.y, v.z, v.w, mail.tag);
+                    } else p.qkv[row * joint + (qkv.first + first) * 8 + column] = xt_store<T>(joined(s, row, column));
                 }
             });
         }
+        STAMP(l, 2);
         arrive();
-        attend_all(s, p, w, walk, meet);
+        STAMP(l, 3);
+        if (MAIL && walk.at < walk.end) xt_named_sync(ALL, CONSUMERS); /* the sums have been read */
+        attend_all<MAIL>(s, p, w, mail, walk, meet);
+        STAMP(l, 5);
         arrive();
         meet();
-        { /* its output */
+        STAMP(l, 6);
+        if (!MAIL || o.count) { /* its output */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
-            const float old = old_of(x);
-            load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
+            const Old old = old_of(x);
+            if constexpr (MAIL) receive_rows<T, MOST_TERMS / TERMS>(a, mail.attended, mail.tag, p.batch, queries), received();
+            else load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
+            STAMP(l, 7);
             products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, queries,
-                                                     [&](int first, int count) { add(x, old, first, count); });
+                                                     [&](int first, int count) { add(x, old, mail.middle, first, count); });
         }
+        STAMP(l, 8);
         arrive();
         load_norm(norm, w.mlp_norm, c);
         meet();
-        { /* gate and up */
+        STAMP(l, 9);
+        if (!MAIL || pairs.count) { /* gate and up */
             uint32_t a[1][4][MANY][4];
-            load_normalised<T, D, MANY>(s, p, a, p.out, norm);
+            if constexpr (MAIL) receive_normalised<T, D>(s, p, a, mail.middle, mail.tag, norm), received();
+            else load_normalised<T, D, MANY>(s, p, a, p.out, norm);
+            STAMP(l, 10);
             products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, [&](int first, int count) {
-                for (int e = threadIdx.x; e < p.batch * (count / 2); e += CONSUMERS) {
-                    const int row = e / (count / 2), column = e % (count / 2), gate = column / 8 * 16 + column % 8;
-                    const float g = xt_load(xt_store<T>(joined(s, row, gate))), u = xt_load(xt_store<T>(joined(s, row, gate + 8)));
-                    p.gated[row * p.inner + pairs.first * 8 + first * 4 + column] = xt_store<T>(xt_swiglu<T>(g, u));
+                const int each = count / 2 / EACH;
+                for (int e = threadIdx.x; e < p.batch * each; e += CONSUMERS) {
+                    const int row = e / each, column = e % each * EACH, gate = column / 8 * 16 + column % 8;
+                    const int to = pairs.first * 8 + first * 4 + column;
+                    if constexpr (MAIL) {
+                        const float4 g = joined_four(s, row, gate), u = joined_four(s, row, gate + 8);
+                        const auto one = [](float a, float b) {
+                            return xt_swiglu<T>(xt_load(xt_store<T>(a)), xt_load(xt_store<T>(b)));
+                        };
+                        post<T>(mail.gated + row * (p.inner / 4), to, one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w),
+                                mail.tag);
+                    } else {
+                        const float g = xt_load(xt_store<T>(joined(s, row, gate))), u = xt_load(xt_store<T>(joined(s, row, gate + 8)));
+                        p.gated[row * p.inner + to] = xt_store<T>(xt_swiglu<T>(g, u));
+                    }
                 }
             });
         }
+        STAMP(l, 11);
         arrive();
         meet();
-        { /* down */
+        STAMP(l, 12);
+        if (!MAIL || o.count) { /* down */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
-            const float old = old_of(p.out);
-            load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
-            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner,
-                                                     [&](int first, int count) { add(p.out, old, first, count); });
+            const Old old = old_of(p.out);
+            if constexpr (MAIL) receive_rows<T, MOST_TERMS / TERMS>(a, mail.gated, mail.tag, p.batch, p.inner), received();
+            else load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
+            STAMP(l, 13);
+            mail.tag++; /* what is sent is for the next layer */
+            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner, [&](int first, int count) {
+                add(p.out, old, l + 1 < p.layers || p.head ? mail.out : NULL, first, count);
+            });
         }
-        if (l + 1 == p.layers) break;
+        STAMP(l, 14);
+        const T *next = l + 1 < p.layers ? p.layer[l + 1].norm : p.last_norm;
+        if (!next) break;
         arrive();
-        load_norm(norm, p.layer[l + 1].norm, c);
+        load_norm(norm, next, c);
         meet();
+        STAMP(l, 15);
     }
-    if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) step_met = step_left = 0; /* nobody waits any more */
+    const Tiles head(p.head ? (p.vocab + 7) / 8 : 0);
+    mail.tag = tag + p.layers;
+    if (head.count) {
+        uint32_t a[1][4][MANY][4];
+        if constexpr (MAIL) receive_normalised<T, D>(s, p, a, mail.out, mail.tag, norm), received();
+        else load_normalised<T, D, MANY>(s, p, a, p.out, norm);
+        products<T, D, 1, MANY>(s, place, a, head.count, c, [&](int first, int count) {
+            for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
+                const int row = e / count, column = (head.first + first) * 8 + e % count;
+                if (column < p.vocab) p.logits[(int64_t)row * p.vocab + column] = xt_store<T>(joined(s, row, e % count));
+            }
+        });
+    }
+    if (MAIL && threadIdx.x == 0) s.meets = 0;
+    if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) { /* nobody waits any more */
+        step_met = step_left = 0;
+        if (MAIL) step_tag = tag + p.layers;
+    }
 }
 
-template <typename T, int D, int MANY>
+template <typename T, int D, int MANY, bool MAIL>
 __global__ void __launch_bounds__(THREADS_OF_BLOCK, 1) decoder_step_kernel(const __grid_constant__ Step<T> p) {
 #ifdef XT_SM90A
     extern __shared__ __align__(128) char memory[];
@@ -190,7 +296,7 @@ __global__ void __launch_bounds__(THREADS_OF_BLOCK, 1) decoder_step_kernel(const
         if (threadIdx.x < CONSUMERS + 32) fetch_all(s, p);
     } else {
         xt_registers_more<232>();
-        compute_all<T, D, MANY>(s, p);
+        compute_all<T, D, MANY, MAIL>(s, p);
     }
 #else
     XT_NO_SM90A();
@@ -216,33 +322,48 @@ static const char *unfit(const XtDecoderStep *p, const XtDeviceTraits *device) {
     const void *const *pointer = &p->layer[0].norm;
     for (int64_t i = 0; i < p->layers * (int64_t)(sizeof(XtDecoderLayer) / sizeof *pointer); i++)
         if ((uintptr_t)pointer[i] % 16) return "a weight, keys or values are not aligned to 16 bytes";
+    if (p->vocab > 1 << 28) return "the vocabulary has more than 2^28 tokens";
+    if ((uintptr_t)p->last_norm % 16 || (uintptr_t)p->head % 16) return "last_norm or head is not aligned to 16 bytes";
     return (uintptr_t)p->x % 16 ? "x is not aligned to 16 bytes" : NULL;
 }
 
-template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *p, bool *queued) {
+#ifdef STEP_STAMPS
+extern "C" __attribute__((visibility("default"))) int xt_step_stamps(void *to) {
+    cudaDeviceSynchronize();
+    return cudaMemcpyFromSymbol(to, step_stamps, sizeof step_stamps);
+}
+#endif
+static int knob(const char *name, int other) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : other;
+}
+template <typename T, int D, int MANY, bool MAIL> static XtStatus run(const XtDecoderStep *p, bool *queued) {
     static_assert(sizeof(StepShared<T, D>) <= 232448, "the shared memory of a block");
     static_assert(sizeof(StepLayer<T>) == sizeof(XtDecoderLayer), "the same pointers");
-    const auto kernel = decoder_step_kernel<T, D, MANY>;
+    const auto kernel = decoder_step_kernel<T, D, MANY, MAIL>;
     const int64_t rows = p->batch * p->heads, chunks = xt_divide_up(p->length, POSITIONS), queries = p->heads * D;
     const int64_t sizes[] = {p->batch * (queries + 2 * p->kv_heads * D) * (int64_t)sizeof(T),
                              p->batch * queries * (int64_t)sizeof(T), p->batch * p->inner * (int64_t)sizeof(T),
-                             rows * chunks * D * (int64_t)sizeof(float), rows * chunks * (int64_t)sizeof(float2)};
+                             rows * chunks * D * (int64_t)sizeof(float), rows * chunks * (int64_t)sizeof(float2),
+                             p->head ? p->batch * p->channels * (int64_t)sizeof(T) : 0};
     size_t total = 0;
-    char *at[5];
+    char *at[6];
     for (int64_t size : sizes) total += (size_t)xt_divide_up(size, 256) * 256;
     XtScratch scratch;
     XT_CHECK(scratch.allocate(total));
     at[0] = (char *)scratch.data;
-    for (int i = 1; i < 5; i++) at[i] = at[i - 1] + xt_divide_up(sizes[i - 1], 256) * 256;
+    for (int i = 1; i < 6; i++) at[i] = at[i - 1] + xt_divide_up(sizes[i - 1], 256) * 256;
     const int64_t pieces = p->channels / 8;
     const Plan plan = choose(true, pieces, NARROW);
     const int each = plan == PLAN_NARROW_1 ? 1 : plan == PLAN_NARROW_2 ? 2 : plan == PLAN_NARROW_3 ? 3 : 4;
     Step<T> step = {};
-    step.x = (const T *)p->x, step.out = (T *)p->out, step.positions = p->positions;
+    step.x = (const T *)p->x, step.out = p->head ? (T *)at[5] : (T *)p->out, step.logits = (T *)p->out;
+    step.last_norm = (const T *)p->last_norm, step.head = (const T *)p->head, step.vocab = (int)p->vocab, step.positions = p->positions;
     step.qkv = (T *)at[0], step.attended = (T *)at[1], step.gated = (T *)at[2], step.parts = (float *)at[3],
     step.stats = (float2 *)at[4];
     step.length = p->length, step.layers = (int)p->layers, step.batch = (int)p->batch, step.channels = (int)p->channels;
     step.heads = (int)p->heads, step.kv_heads = (int)p->kv_heads, step.inner = (int)p->inner, step.chunks = (int)chunks;
+    step.flight = knob("XT_STEP_FLIGHT", UNDER_WAY), step.more_turns = knob("XT_STEP_TURNS", JOINING), step.quiet = knob("XT_STEP_QUIET", 1);
     step.norm_pieces = each, step.norm_lanes = lanes_of(pieces, each);
     step.eps = (float)p->eps, step.scale = (float)p->scale;
     step.inverse_channels = 1.0f / (float)p->channels, step.inverse_dim = 1.0f / (float)D;
@@ -315,16 +436,18 @@ static XtView rows_view(const XtDecoderStep *p, void *data) {
 static XtStatus parts(const XtDecoderStep *p) {
     const int64_t size = (int64_t)xt_dtype_size(p->dtype), rows = p->batch, c = p->channels, dim = p->dim, f = p->inner;
     const int64_t queries = p->heads * dim, keys = p->kv_heads * dim, joint = queries + 2 * keys;
-    enum { H, QKV, TURNED, ATTENDED, MIDDLE, Y, BOTH, GATED, RSTD, BUFFERS };
+    enum { H, QKV, TURNED, ATTENDED, MIDDLE, Y, BOTH, GATED, STREAM, RSTD, BUFFERS };
     const int64_t nbytes[BUFFERS] = {c * size,       joint * size, (queries + keys) * size,
                                      queries * size, c * size,     c * size,
-                                     2 * f * size,   f * size,     (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
+                                     2 * f * size,   f * size,     p->head ? c * size : 0,
+                                     (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
     size_t total = 0, offset[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) offset[i] = total, total += (size_t)xt_divide_up(rows * nbytes[i], 256) * 256;
     XtScratch scratch;
     XT_CHECK(scratch.allocate(total));
     char *at[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) at[i] = (char *)scratch.data + offset[i];
+    char *const stream = p->head ? at[STREAM] : (char *)p->out;
     XtRmsNormFwd norm = {};
     norm.out = at[H], norm.rstd = at[RSTD], norm.dtype = p->dtype, norm.rows = rows, norm.cols = c, norm.eps = p->eps;
     XtCachedAttention attention = {};
@@ -342,18 +465,23 @@ static XtStatus parts(const XtDecoderStep *p) {
         const void *const projections[] = {w->q, w->k, w->v}, *const gates[] = {w->gate, w->up};
         const int64_t outs[] = {queries, keys, keys}, inner[] = {f, f};
         norm.weight = w->norm; /* of x, or of the last layer's sum */
-        norm.x = l ? at[MIDDLE] : p->x, norm.residual = l ? at[Y] : NULL, norm.sum = l ? p->out : NULL;
+        norm.x = l ? at[MIDDLE] : p->x, norm.residual = l ? at[Y] : NULL, norm.sum = l ? stream : NULL;
         XT_CHECK(xt_cuda_rms_norm_fwd(&norm));
         XT_CHECK(joined_product(p, at[QKV], at[H], 3, projections, outs, c));
         XT_CHECK(turn_heads(p, w, at[TURNED], at[QKV], at[RSTD]));
         attention.keys = w->keys, attention.values = w->values;
         XT_CHECK(xt_cuda_cached_attention(&attention));
         XT_CHECK(product(p, at[Y], at[ATTENDED], w->o, c, queries, c));
-        norm.weight = w->mlp_norm, norm.x = l ? p->out : p->x, norm.residual = at[Y], norm.sum = at[MIDDLE];
+        norm.weight = w->mlp_norm, norm.x = l ? stream : p->x, norm.residual = at[Y], norm.sum = at[MIDDLE];
         XT_CHECK(xt_cuda_rms_norm_fwd(&norm));
         XT_CHECK(joined_product(p, at[BOTH], at[H], 2, gates, inner, c));
         XT_CHECK(xt_cuda_swiglu_fwd(&gate));
         XT_CHECK(product(p, at[Y], at[GATED], w->down, c, f, c));
+    }
+    if (p->head) {
+        norm.weight = p->last_norm, norm.x = at[MIDDLE], norm.residual = at[Y], norm.sum = stream;
+        XT_CHECK(xt_cuda_rms_norm_fwd(&norm));
+        return product(p, p->out, at[H], p->head, p->vocab, c, p->vocab);
     }
     XtBinary sum = {};
     sum.op = XT_ADD, sum.out = rows_view(p, p->out), sum.a = rows_view(p, at[MIDDLE]), sum.b = rows_view(p, at[Y]);
@@ -369,8 +497,14 @@ XtStatus xt_cuda_decoder_step(const XtDecoderStep *p) {
     XT_CHECK(xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         if constexpr (sizeof(T) == 2) {
-            if (p->dim == 64) return p->batch > 8 ? run<T, 64, 2>(p, &queued) : run<T, 64, 1>(p, &queued);
-            return p->batch > 8 ? run<T, 128, 2>(p, &queued) : run<T, 128, 1>(p, &queued);
+            const bool mail = p->batch <= knob("XT_STEP_MAIL", MOST_MAIL_ROWS);
+            if (p->dim == 64)
+                return p->batch > 8 ? run<T, 64, 2, false>(p, &queued)
+                       : mail       ? run<T, 64, 1, true>(p, &queued)
+                                    : run<T, 64, 1, false>(p, &queued);
+            return p->batch > 8 ? run<T, 128, 2, false>(p, &queued)
+                   : mail       ? run<T, 128, 1, true>(p, &queued)
+                                : run<T, 128, 1, false>(p, &queued);
         }
         return XT_OK; /* unfit has refused it */
     }));

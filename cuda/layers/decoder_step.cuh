@@ -27,6 +27,8 @@ enum {
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
     JOINING = 1,                        /* turns that joining the chunks of several blocks takes longer */
     ALL = 1,                            /* the named barrier of all warps that compute */
+    MOST_MAIL_ROWS = 8,                 /* of a step whose blocks send packets */
+    MOST_ROW = 2 * TERMS + 5 * MOST_TERMS, /* elements that blocks send each other for a row and layer */
 };
 
 /* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
@@ -35,6 +37,25 @@ enum {
 __device__ unsigned step_met, step_left;
 /* Chunks that are done, for each row and tile of query heads. The last one resets its count. */
 __device__ unsigned step_chunks[MOST_GROUPS];
+/* What blocks send each other: packets of 4 elements and a tag. step_tag: the last tag that was used. */
+__device__ uint4 step_mail[MOST_MAIL_ROWS * MOST_ROW / 4];
+__device__ unsigned step_tag;
+
+#define STEP_STAMPS
+#ifdef STEP_STAMPS
+enum { STAMPS = 32, FIRST_STAMPED = 10, STAMPED = 4 };
+__device__ unsigned long long step_stamps[132][STAMPED][STAMPS];
+__device__ inline void stamp(int layer, int point) {
+    if (threadIdx.x == 0 && layer >= FIRST_STAMPED && layer < FIRST_STAMPED + STAMPED) {
+        unsigned long long now;
+        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+        step_stamps[blockIdx.x][layer - FIRST_STAMPED][point] = now;
+    }
+}
+#define STAMP(layer, point) stamp(layer, point)
+#else
+#define STAMP(layer, point)
+#endif
 
 template <typename T> struct StepLayer {
     const T *norm, *q, *k, *v, *q_norm, *k_norm, *o, *mlp_norm, *gate, *up, *down;
@@ -43,12 +64,15 @@ template <typename T> struct StepLayer {
 template <typename T> struct Step {
     const T *x;                // [B, C]
     T *out;                    // [B, C]: the stream from the first layer's output on
+    const T *last_norm, *head; // [C], [V, C], or NULL
+    T *logits;                 // [B, V]
     T *qkv, *attended, *gated; // [B, (H + 2 K) D], [B, H D], [B, F]
     float *parts;              // [B, H, chunks, D], as in cached_attention.cu
     float2 *stats;             // [B, H, chunks]
     const int64_t *positions;  // [B]
     int64_t length;            // L
-    int layers, batch, channels, heads, kv_heads, inner, chunks;
+    int layers, batch, channels, heads, kv_heads, inner, chunks, vocab;
+    int flight, more_turns, quiet;
     int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
     float frequency[64]; /* of the D / 2 pairs */
@@ -63,13 +87,13 @@ template <typename T, int D> struct StepShared {
             float scores[HEADS][POSITIONS], sums[1024 / D][HEADS][D];
             T lines[WARPS][HEADS + 1][D]; /* queries and the key of a chunk, normalised and turned: each warp has its own */
             float2 stat[HEADS], held[HELD][HEADS];
-            bool is_last;
         } chunk;
     };
     T angles[ROWS][2][D / 2]; /* cosines, sines */
     float rstd[ROWS];
     int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
+    bool is_last; /* the block that joins the chunks of a group */
     volatile int meets; /* the block waits for others: no copy is begun, behind which their messages would wait */
 };
 
@@ -77,6 +101,32 @@ template <typename T, int D> struct StepShared {
 template <typename T> __device__ inline XtPiece<T, 8> read_shared_piece(const T *p) {
     const uint4 q = __ldcg((const uint4 *)p);
     return {{q.x, q.y, q.z, q.w}};
+}
+
+/* ---- packets ---- */
+
+/* Where columns [column, column + 4) of a row of packets lie: the lanes of a product read 64 bytes in a row. */
+__device__ inline int packet_of(int column) { return column / 32 * 8 + column / 4 % 2 * 4 + column / 8 % 4; }
+template <typename T> __device__ inline void post(uint4 *row, int column, float a, float b, float c, float d, unsigned tag) {
+    xt_put_packet(row + packet_of(column), make_uint4(xt_round_pair<T>(a, b), xt_round_pair<T>(c, d), tag, 0));
+}
+/* Waits for packets: where(n) is that of number n, or NULL. All lanes of a warp call it. */
+template <int N, typename Where> __device__ inline void receive(uint4 (&packet)[N], unsigned tag, Where where) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const uint4 *from = where(n);
+        packet[n] = make_uint4(0, 0, tag, 0);
+        if (from) packet[n] = xt_get_packet(from);
+    }
+    for (;;) {
+        bool all = true;
+#pragma unroll
+        for (int n = 0; n < N; n++) all = all && packet[n].z == tag;
+        if (__all_sync(0xffffffffu, all)) return;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (packet[n].z != tag) packet[n] = xt_get_packet(where(n));
+    }
 }
 
 /* ---- slots --------------------------------------------------------------------------------------------------------------------- */
@@ -101,7 +151,7 @@ struct Copies {
 };
 /* Copies the rows of `tiles` tiles, of `terms` each, to the next slots; row(tile, r) is row r of a tile. Called by a warp. */
 template <bool WIDE, typename T, int D, typename Row>
-__device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int tiles, int terms, Row row) {
+__device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int most, int tiles, int terms, Row row) {
     const int lane = threadIdx.x % 32;
     for (int round = 0; round < tiles; round += MOST_TILES)
         for (int end = min(round + MOST_TILES, tiles), first = round, count; first < end; first += count) {
@@ -112,7 +162,7 @@ __device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int tiles, int
                     const int bytes = min(TERMS, terms - from) * 2;
                     const uint32_t full = xt_shared_address(&s.full[place.slot]);
                     xt_barrier_wait(xt_shared_address(&s.empty[place.slot]), place.phase ^ 1);
-                    if (copies.under_way == UNDER_WAY) {
+                    if (copies.under_way == most) {
                         xt_barrier_wait(xt_shared_address(&s.full[copies.landed.slot]), copies.landed.phase);
                         copies.landed.next();
                     } else copies.under_way++;
@@ -178,6 +228,15 @@ template <typename T, int D> __device__ inline float joined(const StepShared<T, 
     for (int w = 1; w < WARPS; w++) sum += s.sums[w][row][column];
     return sum;
 }
+template <typename T, int D> __device__ inline float4 joined_four(const StepShared<T, D> &s, int row, int column) {
+    float4 sum = *(const float4 *)&s.sums[0][row][column];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) {
+        const float4 one = *(const float4 *)&s.sums[w][row][column];
+        sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+    }
+    return sum;
+}
 /* Multiplies rows a with `tiles` tiles. store(first, count): columns [0, count) of `joined` are those from tile `first` on. */
 template <typename T, int D, int KS, int MANY, typename Store>
 __device__ inline void products(StepShared<T, D> &s, Place &place, const uint32_t (&a)[KS][4][MANY][4], int tiles, int terms,
@@ -217,6 +276,21 @@ __device__ inline void load_rows(uint32_t (&a)[KS][4][MANY][4], const T *x, int 
 #pragma unroll
                 for (int e = 0; e < 4; e++) a[k][i][half][e] = piece.word[e];
             }
+}
+template <typename T, int KS>
+__device__ inline void receive_rows(uint32_t (&a)[KS][4][1][4], const uint4 *mail, unsigned tag, int batch, int terms) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const uint4 *row = g < batch ? mail + g * (terms / 4) + t : NULL;
+    uint4 packet[KS * 8];
+    receive(packet, tag, [&](int n) {
+        const int at = n / 8 * TERMS + warp * CHUNK + n / 2 % 4 * 32;
+        return row && at < terms ? row + at / 4 + n % 2 * 4 : NULL;
+    });
+#pragma unroll
+    for (int n = 0; n < KS * 8; n++) {
+        uint32_t(&to)[4] = a[n / 8][n / 2 % 4][0];
+        to[n % 2 * 2] = packet[n].x, to[n % 2 * 2 + 1] = packet[n].y;
+    }
 }
 /* This thread's pieces of a norm's weight, which can be loaded before a meeting. */
 template <typename T> __device__ inline void load_norm(XtPiece<T, 8> (&weight)[4], const T *from, int channels) {
@@ -266,6 +340,43 @@ __device__ inline void load_normalised(StepShared<T, D> &s, const Step<T> &p, ui
 #pragma unroll
             for (int e = 0; e < 4; e++) a[0][i][half][e] = normal.word[e];
         }
+    }
+}
+
+/* The same of rows that come as packets. */
+template <typename T, int D>
+__device__ inline void receive_normalised(StepShared<T, D> &s, const Step<T> &p, uint32_t (&a)[1][4][1][4], const uint4 *mail,
+                                          unsigned tag, const XtPiece<T, 8> (&weight)[4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int stride = p.channels / 4, in_norm = lane % p.norm_lanes;
+    const uint4 *row = g < p.batch ? mail + g * stride + t : NULL, *whole = warp < p.batch ? mail + warp * stride : NULL;
+    uint4 packet[16];
+    receive(packet, tag, [&](int n) {
+        if (n < 8) {
+            const int at = warp * CHUNK + n / 2 * 32;
+            return row && at < p.channels ? row + at / 4 + n % 2 * 4 : NULL;
+        }
+        const int i = (n - 8) / 2, at = (i * p.norm_lanes + in_norm) * 8;
+        return whole && i < p.norm_pieces && at < p.channels ? whole + packet_of(at) + n % 2 * 4 : NULL;
+    });
+    if (warp < p.batch) {
+        float sum[1] = {0};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 low = packet[8 + 2 * i], high = packet[9 + 2 * i];
+            if (i < p.norm_pieces) sum[0] += squares<T, 8>(XtPiece<T, 8>{{low.x, low.y, high.x, high.y}});
+        }
+        sum_of_lanes<1>(sum, p.norm_lanes);
+        if (lane == 0) s.rstd[warp] = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
+    }
+    xt_named_sync(ALL, CONSUMERS);
+    const float rstd = s.rstd[g];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 low = packet[2 * i], high = packet[2 * i + 1];
+        const XtPiece<T, 8> normal = normalised<T, 8>(XtPiece<T, 8>{{low.x, low.y, high.x, high.y}}, weight[i], rstd);
+#pragma unroll
+        for (int e = 0; e < 4; e++) a[0][i][0][e] = normal.word[e];
     }
 }
 
@@ -321,7 +432,7 @@ template <typename T, int D> __device__ inline Walk first_chunk(const StepShared
     for (int b = 0; b < p.batch; b++) chunks += s.used[b] * p.kv_heads * tiles_of(p), most = max(most, s.used[b]);
     const int turns = (chunks + blocks - 1) / blocks, by_group = (groups + blocks - 1) / blocks * most;
     Walk walk;
-    walk.by_group = most <= HELD && by_group <= turns + JOINING;
+    walk.by_group = most <= HELD && by_group <= turns + p.more_turns;
     walk.at = (int)blockIdx.x * (walk.by_group ? 1 : turns); /* neighbours: mostly of one group */
     walk.end = walk.by_group ? groups : min(chunks, walk.at + turns);
     walk.go_to(s, p, 0);
@@ -349,14 +460,36 @@ __device__ inline void load_chunk(XtPiece<T, N> (&piece)[COUNT], const T *from, 
     }
 }
 /* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
-template <typename T, int D>
-__device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Chunk &c, const T *new_row) {
+struct Mail {
+    uint4 *qkv, *attended, *middle, *gated, *out; // [B, (H + 2 K) D], [B, H D], [B, C], [B, F], [B, C]
+    unsigned tag;
+};
+/* A thread has element d of query head i of a chunk: all lanes of a warp have the same i. */
+template <bool MAIL, typename T, int D>
+__device__ inline void put_attended(const Step<T> &p, const Mail &mail, const Chunk &c, int i, int d, float value) {
+    const int column = (c.head + i) * D + d;
+    if constexpr (MAIL) {
+        const float one = __shfl_down_sync(0xffffffffu, value, 1), two = __shfl_down_sync(0xffffffffu, value, 2),
+                    three = __shfl_down_sync(0xffffffffu, value, 3);
+        if (d % 4 == 0) post<T>(mail.attended + c.b * (p.heads * D / 4), column, value, one, two, three, mail.tag);
+    } else p.attended[c.b * p.heads * D + column] = xt_store<T>(value);
+}
+template <bool MAIL, typename T, int D>
+__device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, const Chunk &c,
+                                  const T *new_row) {
     constexpr int LANES = D / 16;
     const int lane = threadIdx.x % 32, line = lane / LANES, col = lane % LANES * 8;
     const bool here = line < c.count || line == HEADS;
-    const T *from = new_row + (line < HEADS ? c.head + line : p.heads + c.kv_head) * D + col;
+    const int from = (line < HEADS ? c.head + line : p.heads + c.kv_head) * D + col;
     XtPiece<T, 8> pair[2] = {};
-    if (here) pair[0] = read_shared_piece(from), pair[1] = read_shared_piece(from + D / 2);
+    if constexpr (MAIL) {
+        const uint4 *row = mail.qkv + c.b * ((p.heads + 2 * p.kv_heads) * D / 4);
+        uint4 packet[4];
+        receive(packet, mail.tag,
+                [&](int n) { return here ? row + packet_of(from + n / 2 * (D / 2)) + n % 2 * 4 : (const uint4 *)NULL; });
+#pragma unroll
+        for (int n = 0; n < 4; n++) pair[n / 2].word[n % 2 * 2] = packet[n].x, pair[n / 2].word[n % 2 * 2 + 1] = packet[n].y;
+    } else if (here) pair[0] = read_shared_piece(new_row + from), pair[1] = read_shared_piece(new_row + from + D / 2);
     if (w.q_norm) {
         const T *weight = (line < HEADS ? w.q_norm : w.k_norm) + col;
         float sum[1] = {squares<T, 8>(pair[0]) + squares<T, 8>(pair[1])};
@@ -372,7 +505,8 @@ __device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const S
     __syncwarp();
 }
 /* Joins the chunks of a group, in their order, from global memory. */
-template <typename T, int D> __device__ inline void join_chunks(StepShared<T, D> &s, const Step<T> &p, const Chunk &c) {
+template <bool MAIL, typename T, int D>
+__device__ inline void join_chunks(StepShared<T, D> &s, const Step<T> &p, const Mail &mail, const Chunk &c) {
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
     const int i = threadIdx.x / D, d = threadIdx.x % D;
     if (i >= c.count) return;
@@ -388,11 +522,11 @@ template <typename T, int D> __device__ inline void join_chunks(StepShared<T, D>
         weight += part.y * factor;
         total += __ldcg(&parts[n * D]) * factor;
     }
-    p.attended[(row0 + i) * D + d] = xt_store<T>(total / weight);
+    put_attended<MAIL, T, D>(p, mail, c, i, d, total / weight);
 }
 /* The same of a group whose chunks this block holds: this thread's element of each. */
-template <typename T, int D>
-__device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Chunk &c, const float (&held)[HELD]) {
+template <bool MAIL, typename T, int D>
+__device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Mail &mail, const Chunk &c, const float (&held)[HELD]) {
     const int i = threadIdx.x / D;
     if (i >= c.count) return;
     float max = -INFINITY, weight = 0, total = 0;
@@ -408,37 +542,53 @@ __device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Ch
             total += held[n] * factor;
         }
     }
-    p.attended[((int64_t)c.b * p.heads + c.head + i) * D + threadIdx.x % D] = xt_store<T>(total / weight);
+    put_attended<MAIL, T, D>(p, mail, c, i, threadIdx.x % D, total / weight);
 }
 /* Computes the chunk of `walk`, whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of the next
  * chunk are loaded as soon as there is room. made: the group that the warp's lines are of. */
-template <typename T, int D>
-__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk &walk, int &made, Loaded<T, D> &at,
-                              float (&held)[HELD]) {
+template <bool MAIL, typename T, int D>
+__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk &walk, int &made,
+                              Loaded<T, D> &at, float (&held)[HELD]) {
     using L = Loaded<T, D>;
     const Chunk c = walk.c;
     walk.next(s, p);
     const bool more = walk.at < walk.end;
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
-    T *out = p.attended + row0 * D; // [count, D]
-    if (!c.known) {                 /* all threads agree */
-        if ((int)threadIdx.x < c.count * D) out[threadIdx.x] = xt_store<T>(NAN);
+    const T *new_row = p.qkv + (int64_t)c.b * (p.heads + 2 * p.kv_heads) * D; // [H + 2 K, D]
+    const T *new_value = new_row + (p.heads + p.kv_heads + c.kv_head) * D;
+    const uint4 *value_packet = mail.qkv + c.b * ((p.heads + 2 * p.kv_heads) * D / 4) +
+                                packet_of((p.heads + p.kv_heads + c.kv_head) * D + threadIdx.x % L::VALUE_LANES * 4);
+    if (!c.known) { /* all threads agree */
+        if constexpr (MAIL) { /* nobody's packets are left unread: who sends the next ones relies on it */
+            make_lines<true, T, D>(s, p, w, mail, c, new_row), made = c.group;
+            uint4 unread[1];
+            receive(unread, mail.tag, [&](int) { return value_packet; });
+        }
+        if ((int)threadIdx.x < c.count * D) put_attended<MAIL, T, D>(p, mail, c, threadIdx.x / D, threadIdx.x % D, NAN);
         if (more)
             load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
         return;
     }
-    const T *new_row = p.qkv + (int64_t)c.b * (p.heads + 2 * p.kv_heads) * D; // [H + 2 K, D]
-    const T *new_value = new_row + (p.heads + p.kv_heads + c.kv_head) * D;
     const int last = c.position - c.chunk * POSITIONS; /* of the row, counted from this chunk's first position */
     const int64_t place = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + c.position) * D; /* of the new token in the cache */
     const int value_lane = threadIdx.x % L::VALUE_LANES, value_line = threadIdx.x / L::VALUE_LANES;
     XtPiece<T, 4> value = {};
-    if (last < POSITIONS && last % L::VALUE_LINES == value_line) {
+    const bool has_value = last < POSITIONS && last % L::VALUE_LINES == value_line;
+    if (!MAIL && has_value) {
         const uint2 q = __ldcg((const uint2 *)(new_value + value_lane * 4));
         value = {{q.x, q.y}};
         if (c.tile == 0) xt_write(w.values + place + value_lane * 4, value);
     }
-    if (made != c.group) make_lines(s, p, w, c, new_row), made = c.group;
+    if (made != c.group) {
+        make_lines<MAIL, T, D>(s, p, w, mail, c, new_row), made = c.group;
+        if (MAIL && threadIdx.x == 0) s.meets = 0;
+    }
+    if (MAIL && last < POSITIONS) {
+        uint4 packet[1];
+        receive(packet, mail.tag, [&](int) { return has_value ? value_packet : (const uint4 *)NULL; });
+        value = {{packet[0].x, packet[0].y}};
+        if (has_value && c.tile == 0) xt_write(w.values + place + value_lane * 4, value);
+    }
     { /* scores */
         const T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
         const int lane = threadIdx.x % L::KEY_LANES, line = threadIdx.x / L::KEY_LANES;
@@ -518,7 +668,7 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         float total = 0;
 #pragma unroll
         for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[r][i][d];
-        if (c.used == 1) out[i * D + d] = xt_store<T>(total / s.chunk.stat[i].y);
+        if (c.used == 1) put_attended<MAIL, T, D>(p, mail, c, i, d, total / s.chunk.stat[i].y);
         else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
         else {
 #pragma unroll
@@ -528,7 +678,7 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
     }
     if (c.used == 1) return;
     if (walk.by_group) {
-        if (c.chunk == c.used - 1) join_held<T, D>(s, p, c, held);
+        if (c.chunk == c.used - 1) join_held<MAIL, T, D>(s, p, mail, c, held);
         return;
     }
     /* The block that ends last joins the chunks. */
@@ -536,17 +686,17 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
     xt_named_sync(ALL, CONSUMERS);
     if (threadIdx.x == 0) {
         unsigned *count = &step_chunks[c.group];
-        s.chunk.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
-        if (s.chunk.is_last) *count = 0;
+        s.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
+        if (s.is_last) *count = 0;
     }
     xt_named_sync(ALL, CONSUMERS);
-    if (!s.chunk.is_last) return;
+    if (!s.is_last) return;
     __threadfence();
-    join_chunks(s, p, c);
+    join_chunks<MAIL, T, D>(s, p, mail, c);
 }
 /* Attention of all rows. meet() returns when q, k and v are there. */
-template <typename T, int D, typename Meet>
-__device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk walk, Meet meet) {
+template <bool MAIL, typename T, int D, typename Meet>
+__device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk walk, Meet meet) {
     using L = Loaded<T, D>;
     int made = -1;
     float held[HELD] = {};
@@ -554,5 +704,5 @@ __device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const S
     if (walk.at < walk.end)
         load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
     meet();
-    while (walk.at < walk.end) attend<T, D>(s, p, w, walk, made, at, held);
+    while (walk.at < walk.end) attend<MAIL, T, D>(s, p, w, mail, walk, made, at, held);
 }
