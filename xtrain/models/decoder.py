@@ -355,10 +355,14 @@ class Decoder(CausalLM):
             return None
         weights, kept, (eps, theta, scaling, _) = found
         last = norm.weight, weight
-        if norm.eps != eps or not all(one.dtype == weights[0].dtype and one.is_contiguous() for one in (table.weight, *last)):
+        if norm.eps != eps or not all(
+            one.dtype == weights[0].dtype and one.is_contiguous() for one in (table.weight, *last)
+        ):
             return None
         x = table(ids.reshape(len(ids)))
-        return _C.decoder_step(x, positions, weights, kept, eps, theta, **scaling, plain=False, last_norm=last[0], head=last[1])
+        return _C.decoder_step(
+            x, positions, weights, kept, eps, theta, **scaling, plain=False, last_norm=last[0], head=last[1]
+        )
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from the default generator."""
