@@ -27,6 +27,7 @@ enum {
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
     JOINING = 1,                        /* turns that joining the chunks of several blocks takes longer */
     ALL = 1,                            /* the named barrier of all warps that compute */
+    MAILED = 16,                        /* chunks of a group that blocks send each other */
     MOST_MAIL_ROWS = 8,                 /* of a step whose blocks send packets */
     MOST_ROW = 2 * TERMS + 5 * MOST_TERMS, /* elements that blocks send each other for a row and layer */
 };
@@ -40,6 +41,8 @@ __device__ unsigned step_chunks[MOST_GROUPS];
 /* What blocks send each other: packets of 4 elements and a tag. step_tag: the last tag that was used. */
 __device__ uint4 step_mail[MOST_MAIL_ROWS * MOST_ROW / 4];
 __device__ unsigned step_tag;
+/* The same for a chunk of a query head: D / 2 packets of two sums, and one of its statistics. */
+__device__ uint4 step_parts[MOST_MAIL_ROWS * (MOST_TERMS / 64) * MAILED * (64 / 2 + 1)];
 
 #define STEP_STAMPS
 #ifdef STEP_STAMPS
@@ -72,7 +75,7 @@ template <typename T> struct Step {
     const int64_t *positions;  // [B]
     int64_t length;            // L
     int layers, batch, channels, heads, kv_heads, inner, chunks, vocab;
-    int flight, more_turns, quiet;
+    int flight, more_turns, quiet, join;
     int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
     float frequency[64]; /* of the D / 2 pairs */
@@ -412,6 +415,7 @@ template <typename T, int D> __device__ inline Chunk chunk_at(const StepShared<T
 /* The chunks of the block, one after the other. */
 struct Walk {
     bool by_group; /* the block has whole groups; else chunks of any group */
+    bool by_mail;  /* their chunks come as packets */
     int at, end;   /* an item of `end` chunks, or a group of `end` */
     Chunk c;       /* where at < end */
 
@@ -433,6 +437,7 @@ template <typename T, int D> __device__ inline Walk first_chunk(const StepShared
     const int turns = (chunks + blocks - 1) / blocks, by_group = (groups + blocks - 1) / blocks * most;
     Walk walk;
     walk.by_group = most <= HELD && by_group <= turns + p.more_turns;
+    walk.by_mail = p.join && most <= MAILED;
     walk.at = (int)blockIdx.x * (walk.by_group ? 1 : turns); /* neighbours: mostly of one group */
     walk.end = walk.by_group ? groups : min(chunks, walk.at + turns);
     walk.go_to(s, p, 0);
@@ -544,6 +549,37 @@ __device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Ma
     }
     put_attended<MAIL, T, D>(p, mail, c, i, threadIdx.x % D, total / weight);
 }
+/* Where the packets of a query head's chunk are. */
+template <int D> __device__ inline uint4 *parts_of(int row, int chunk) { return step_parts + (row * MAILED + chunk) * (D / 2 + 1); }
+/* The same of a group of whose chunks this block has the last one, `own` of them; the others come as packets. */
+template <typename T, int D>
+__device__ inline void join_mailed(StepShared<T, D> &s, const Step<T> &p, const Mail &mail, const Chunk &c, float own) {
+    const int i = threadIdx.x / D, d = threadIdx.x % D, lane = threadIdx.x % 32, others = c.used - 1;
+    if (i >= c.count) return;
+    const int row = c.b * p.heads + c.head + i;
+    uint4 packet[5]; /* of four chunks, and the statistics of one a lane */
+    const auto of = [&](int n, int first) {
+        if (n == 4) return lane < others ? parts_of<D>(row, lane) + D / 2 : NULL;
+        return first + n < others ? parts_of<D>(row, first + n) + d / 2 : NULL;
+    };
+    receive(packet, mail.tag, [&](int n) { return of(n, 0); });
+    float2 part = s.chunk.stat[i];
+    if (lane < others) part = make_float2(__uint_as_float(packet[4].x), __uint_as_float(packet[4].y));
+    const float max = xt_warp_reduce(part.x, XtMax());
+    float weight = 0, total = 0;
+    for (int first = 0; first < c.used; first += 4) {
+        if (first > 0) receive(packet, mail.tag, [&](int n) { return n < 4 ? of(n, first) : (const uint4 *)NULL; });
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            if (first + n < c.used) {
+                const float at = __shfl_sync(0xffffffffu, part.x, first + n), sum = __shfl_sync(0xffffffffu, part.y, first + n);
+                const float factor = xt_exp_for<T>(at - max);
+                weight += sum * factor;
+                total += (first + n == others ? own : __uint_as_float(d % 2 ? packet[n].y : packet[n].x)) * factor;
+            }
+    }
+    put_attended<true, T, D>(p, mail, c, i, d, total / weight);
+}
 /* Computes the chunk of `walk`, whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of the next
  * chunk are loaded as soon as there is room. made: the group that the warp's lines are of. */
 template <bool MAIL, typename T, int D>
@@ -641,6 +677,11 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
             const float2 stat = make_float2(max, sum);
             s.chunk.stat[i] = stat;
             if (walk.by_group) s.chunk.held[c.chunk][i] = stat;
+            else if (MAIL && walk.by_mail) {
+                if (c.chunk < c.used - 1)
+                    xt_put_packet(parts_of<D>((int)row0 + i, c.chunk) + D / 2,
+                                  make_uint4(__float_as_uint(max), __float_as_uint(sum), mail.tag, 0));
+            }
             else p.stats[(row0 + i) * p.chunks + c.chunk] = stat;
         }
     }
@@ -664,12 +705,17 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
     for (int i = 0; i < HEADS; i++)
         *(float4 *)&s.chunk.sums[value_line][i][value_lane * 4] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
     xt_named_sync(ALL, CONSUMERS);
+    float total = 0;
     if (const int i = threadIdx.x / D, d = threadIdx.x % D; i < c.count) {
-        float total = 0;
 #pragma unroll
         for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[r][i][d];
         if (c.used == 1) put_attended<MAIL, T, D>(p, mail, c, i, d, total / s.chunk.stat[i].y);
-        else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
+        else if (MAIL && !walk.by_group && walk.by_mail) {
+            const float next = __shfl_down_sync(0xffffffffu, total, 1);
+            if (d % 2 == 0 && c.chunk < c.used - 1)
+                xt_put_packet(parts_of<D>((int)row0 + i, c.chunk) + d / 2,
+                              make_uint4(__float_as_uint(total), __float_as_uint(next), mail.tag, 0));
+        } else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
         else {
 #pragma unroll
             for (int n = 0; n < HELD; n++)
@@ -679,6 +725,10 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
     if (c.used == 1) return;
     if (walk.by_group) {
         if (c.chunk == c.used - 1) join_held<MAIL, T, D>(s, p, mail, c, held);
+        return;
+    }
+    if (MAIL && walk.by_mail) {
+        if (c.chunk == c.used - 1) join_mailed<T, D>(s, p, mail, c, total);
         return;
     }
     /* The block that ends last joins the chunks. */
