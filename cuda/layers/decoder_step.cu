@@ -119,44 +119,34 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         }
         xt_named_sync(ALL, CONSUMERS);
     };
-    /* The stream's element at place e of columns [0, count) from tile `first` on, of this block; with packets of 4 elements, the first one
-     * of packet e. */
-    constexpr int EACH = MAIL ? 4 : 1;
+    /* Four elements of columns that this block makes: for the others. */
+    const auto put = [&](T *plain, uint4 *packets, int row, int width, int column, const XtPiece<T, 4> &piece) {
+        if constexpr (MAIL)
+            xt_put_packet(packets + row * (width / 4) + packet_of(column), make_uint4(piece.word[0], piece.word[1], mail.tag, 0));
+        else xt_write(plain + row * width + column, piece);
+    };
+    /* Of elements [4 e, 4 e + 4) of columns [0, count) from tile `first` on, of this block: the place in the stream. */
     const auto place_in_stream = [&](int e, int first, int count) {
-        return e / (count / EACH) * c + (o.first + first) * 8 + e % (count / EACH) * EACH;
+        return e / (count / 4) * c + (o.first + first) * 8 + e % (count / 4) * 4;
     };
     mail.tag = tag;
     const int columns = min(o.count, (int)MOST_TILES) * 8; /* of the first round: their old values are loaded before the product */
-    typedef XtPiece<T, EACH> Old;
-    const auto read_old = [&](const T *x) {
-        Old old;
-        if constexpr (MAIL) {
-            const uint2 q = __ldcg((const uint2 *)x);
-            old = {{q.x, q.y}};
-        } else {
-            const T one = __ldcg(x);
-            memcpy(old.word, &one, sizeof one);
-        }
-        return old;
+    typedef XtPiece<T, 4> Four;
+    const auto read_four = [&](const T *x) {
+        const uint2 q = __ldcg((const uint2 *)x);
+        return Four{{q.x, q.y}};
     };
     const auto old_of = [&](const T *x) {
-        return (int)threadIdx.x < p.batch * columns / EACH ? read_old(x + place_in_stream(threadIdx.x, 0, columns)) : Old();
+        return (int)threadIdx.x < p.batch * columns / 4 ? read_four(x + place_in_stream(threadIdx.x, 0, columns)) : Four();
     };
     /* Adds a product to the stream: x + T(a W^T). */
-    const auto add = [&](const T *x, Old old, uint4 *to, int first, int count) {
-        for (int e = threadIdx.x; e < p.batch * count / EACH; e += CONSUMERS) {
+    const auto add = [&](const T *x, Four old, uint4 *to, int first, int count) {
+        for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
             const int at = place_in_stream(e, first, count);
-            if (first > 0 || e >= CONSUMERS) old = read_old(x + at);
-            if constexpr (MAIL) {
-                const float4 sum = joined_four(s, e / (count / 4), e % (count / 4) * 4);
-                const XtPiece<T, 4> product = {{xt_round_pair<T>(sum.x, sum.y), xt_round_pair<T>(sum.z, sum.w)}};
-                const XtPiece<T, 4> both = rounded_sum<T, 4>(old, product);
-                xt_write(p.out + at, both);
-                if (to) xt_put_packet(to + at / c * (c / 4) + packet_of(at % c), make_uint4(both.word[0], both.word[1], mail.tag, 0));
-            } else {
-                const float before = xt_load(old).at[0];
-                p.out[at] = xt_store<T>(plain_sum(before, xt_load(xt_store<T>(joined(s, e / count, e % count)))));
-            }
+            if (first > 0 || e >= CONSUMERS) old = read_four(x + at);
+            const Four sum = rounded_sum<T, 4>(old, joined_four<T>(s, e / (count / 4), e % (count / 4) * 4));
+            xt_write(p.out + at, sum);
+            if (MAIL && to) put(NULL, to, at / c, c, at % c, sum);
         }
     };
     XtPiece<T, 8> norm[4];
@@ -164,8 +154,7 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
     if constexpr (MAIL)
         for (int e = threadIdx.x; e < p.batch * o.count * 2; e += CONSUMERS) {
             const int at = place_in_stream(e, 0, o.count * 8);
-            const uint2 q = __ldcg((const uint2 *)(p.x + at));
-            xt_put_packet(mail.out + at / c * (c / 4) + packet_of(at % c), make_uint4(q.x, q.y, tag, 0));
+            put(NULL, mail.out, at / c, c, at % c, read_four(p.x + at));
         }
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
@@ -178,12 +167,9 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
             else load_normalised<T, D, MANY>(s, p, a, x, norm);
             STAMP(l, 1);
             products<T, D, 1, MANY>(s, place, a, qkv.count, c, [&](int first, int count) {
-                for (int e = threadIdx.x; e < p.batch * count / EACH; e += CONSUMERS) {
-                    const int row = e / (count / EACH), column = e % (count / EACH) * EACH;
-                    if constexpr (MAIL) {
-                        const float4 v = joined_four(s, row, column);
-                        post<T>(mail.qkv + row * (joint / 4), (qkv.first + first) * 8 + column, v.x, v.y, v.z, v.w, mail.tag);
-                    } else p.qkv[row * joint + (qkv.first + first) * 8 + column] = xt_store<T>(joined(s, row, column));
+                for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
+                    const int row = e / (count / 4), column = e % (count / 4) * 4;
+                    put(p.qkv, mail.qkv, row, joint, (qkv.first + first) * 8 + column, joined_four<T>(s, row, column));
                 }
             });
         }
@@ -198,7 +184,7 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         STAMP(l, 6);
         if (!MAIL || o.count) { /* its output */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
-            const Old old = old_of(x);
+            const Four old = old_of(x);
             if constexpr (MAIL) receive_rows<T, MOST_TERMS / TERMS>(a, mail.attended, mail.tag, p.batch, queries), received();
             else load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
             STAMP(l, 7);
@@ -216,21 +202,13 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
             else load_normalised<T, D, MANY>(s, p, a, p.out, norm);
             STAMP(l, 10);
             products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, [&](int first, int count) {
-                const int each = count / 2 / EACH;
-                for (int e = threadIdx.x; e < p.batch * each; e += CONSUMERS) {
-                    const int row = e / each, column = e % each * EACH, gate = column / 8 * 16 + column % 8;
-                    const int to = pairs.first * 8 + first * 4 + column;
-                    if constexpr (MAIL) {
-                        const float4 g = joined_four(s, row, gate), u = joined_four(s, row, gate + 8);
-                        const auto one = [](float a, float b) {
-                            return xt_swiglu<T>(xt_load(xt_store<T>(a)), xt_load(xt_store<T>(b)));
-                        };
-                        post<T>(mail.gated + row * (p.inner / 4), to, one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w),
-                                mail.tag);
-                    } else {
-                        const float g = xt_load(xt_store<T>(joined(s, row, gate))), u = xt_load(xt_store<T>(joined(s, row, gate + 8)));
-                        p.gated[row * p.inner + to] = xt_store<T>(xt_swiglu<T>(g, u));
-                    }
+                for (int e = threadIdx.x; e < p.batch * count / 8; e += CONSUMERS) {
+                    const int row = e / (count / 8), column = e % (count / 8) * 4, gate = column / 8 * 16 + column % 8;
+                    const XtVector<float, 4> g = xt_load(joined_four<T>(s, row, gate)), u = xt_load(joined_four<T>(s, row, gate + 8));
+                    XtVector<float, 4> gated;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) gated.at[i] = xt_swiglu<T>(g.at[i], u.at[i]);
+                    put(p.gated, mail.gated, row, p.inner, pairs.first * 8 + first * 4 + column, xt_store<T>(gated));
                 }
             });
         }
@@ -240,7 +218,7 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         STAMP(l, 12);
         if (!MAIL || o.count) { /* down */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
-            const Old old = old_of(p.out);
+            const Four old = old_of(p.out);
             if constexpr (MAIL) receive_rows<T, MOST_TERMS / TERMS>(a, mail.gated, mail.tag, p.batch, p.inner), received();
             else load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
             STAMP(l, 13);

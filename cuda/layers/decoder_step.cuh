@@ -110,9 +110,6 @@ template <typename T> __device__ inline XtPiece<T, 8> read_shared_piece(const T 
 
 /* Where columns [column, column + 4) of a row of packets lie: the lanes of a product read 64 bytes in a row. */
 __device__ inline int packet_of(int column) { return column / 32 * 8 + column / 4 % 2 * 4 + column / 8 % 4; }
-template <typename T> __device__ inline void post(uint4 *row, int column, float a, float b, float c, float d, unsigned tag) {
-    xt_put_packet(row + packet_of(column), make_uint4(xt_round_pair<T>(a, b), xt_round_pair<T>(c, d), tag, 0));
-}
 /* Waits for packets: where(n) is that of number n, or NULL. All lanes of a warp call it. */
 template <int N, typename Where> __device__ inline void receive(uint4 (&packet)[N], unsigned tag, Where where) {
 #pragma unroll
@@ -231,14 +228,16 @@ template <typename T, int D> __device__ inline float joined(const StepShared<T, 
     for (int w = 1; w < WARPS; w++) sum += s.sums[w][row][column];
     return sum;
 }
-template <typename T, int D> __device__ inline float4 joined_four(const StepShared<T, D> &s, int row, int column) {
-    float4 sum = *(const float4 *)&s.sums[0][row][column];
+/* The same of four columns, rounded. */
+template <typename T, int D> __device__ inline XtPiece<T, 4> joined_four(const StepShared<T, D> &s, int row, int column) {
+    XtVector<float, 4> sum;
 #pragma unroll
-    for (int w = 1; w < WARPS; w++) {
+    for (int w = 0; w < WARPS; w++) {
         const float4 one = *(const float4 *)&s.sums[w][row][column];
-        sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+        if (w == 0) sum.at[0] = one.x, sum.at[1] = one.y, sum.at[2] = one.z, sum.at[3] = one.w;
+        else sum.at[0] += one.x, sum.at[1] += one.y, sum.at[2] += one.z, sum.at[3] += one.w;
     }
-    return sum;
+    return xt_store<T>(sum);
 }
 /* Multiplies rows a with `tiles` tiles. store(first, count): columns [0, count) of `joined` are those from tile `first` on. */
 template <typename T, int D, int KS, int MANY, typename Store>
@@ -473,11 +472,13 @@ struct Mail {
 template <bool MAIL, typename T, int D>
 __device__ inline void put_attended(const Step<T> &p, const Mail &mail, const Chunk &c, int i, int d, float value) {
     const int column = (c.head + i) * D + d;
-    if constexpr (MAIL) {
-        const float one = __shfl_down_sync(0xffffffffu, value, 1), two = __shfl_down_sync(0xffffffffu, value, 2),
-                    three = __shfl_down_sync(0xffffffffu, value, 3);
-        if (d % 4 == 0) post<T>(mail.attended + c.b * (p.heads * D / 4), column, value, one, two, three, mail.tag);
-    } else p.attended[c.b * p.heads * D + column] = xt_store<T>(value);
+    const float one = __shfl_down_sync(0xffffffffu, value, 1), two = __shfl_down_sync(0xffffffffu, value, 2),
+                three = __shfl_down_sync(0xffffffffu, value, 3);
+    if (d % 4) return;
+    const uint32_t low = xt_round_pair<T>(value, one), high = xt_round_pair<T>(two, three);
+    if constexpr (MAIL)
+        xt_put_packet(mail.attended + c.b * (p.heads * D / 4) + packet_of(column), make_uint4(low, high, mail.tag, 0));
+    else xt_write(p.attended + c.b * p.heads * D + column, XtPiece<T, 4>{{low, high}});
 }
 template <bool MAIL, typename T, int D>
 __device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, const Chunk &c,
