@@ -208,6 +208,12 @@ __device__ inline unsigned xt_read_released(const unsigned *from) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
     return number;
 }
+/* The same number, without what was written before it. */
+__device__ inline unsigned xt_read_relaxed(const unsigned *from) {
+    unsigned number;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
+    return number;
+}
 __device__ inline void xt_wait_released(const unsigned *from, unsigned wanted) {
     for (int tries = 0;; tries++) {
         const unsigned number = xt_read_released(from);

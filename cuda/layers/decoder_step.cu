@@ -46,6 +46,16 @@ struct Tiles {
     }
 };
 
+struct Spread {
+    int count, first, step;
+    __device__ Spread(bool spread, int tiles) {
+        const Tiles all(tiles);
+        if (spread) count = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x, first = blockIdx.x, step = gridDim.x;
+        else count = all.count, first = all.first, step = 1;
+    }
+    __device__ int at(int tile) const { return first + tile * step; }
+};
+
 template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &s, const Step<T> &p) {
     const int c = p.channels, queries = p.heads * D, keys = p.kv_heads * D;
     const Tiles qkv((queries + 2 * keys) / 8), o(c / 8), pairs(p.inner / 8);
@@ -66,9 +76,9 @@ template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &
                      [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
     if (!p.head) return;
-    const Tiles head((p.vocab + 7) / 8);
+    const Spread head(p.spread, (p.vocab + 7) / 8);
     fetch<true>(s, copies, SLOTS, head.count, c,
-                [&](int tile, int r) { return p.head + (int64_t)min((head.first + tile) * 8 + r, p.vocab - 1) * c; });
+                [&](int tile, int r) { return p.head + (int64_t)min(head.at(tile) * 8 + r, p.vocab - 1) * c; });
 }
 
 /* MANY: 1 for up to 8 rows, 2 for up to 16. */
@@ -79,7 +89,6 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         sine_cosine(angle_of((float)p.positions[row], p.frequency[pair]), &sine, &cosine);
         s.angles[row][0][pair] = xt_store<T>(cosine), s.angles[row][1][pair] = xt_store<T>(sine);
     }
-    if (threadIdx.x < ROWS) s.rstd[threadIdx.x] = 0;
     if (threadIdx.x < p.batch) {
         const int64_t position = p.positions[threadIdx.x];
         const bool known = position >= 0 && position < p.length;
@@ -91,40 +100,38 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
     const Tiles qkv(joint / 8), o(c / 8), pairs(p.inner / 8);
     const Walk walk = first_chunk(s, p);
     Place place;
+    const int pairs_each = (p.inner / 8 + (int)gridDim.x - 1) / (int)gridDim.x; /* tiles of all blocks but the last ones */
     unsigned met = 0; /* what step_met is after the next meeting */
     Mail mail;
     unsigned tag = 0;
     if constexpr (MAIL) {
         tag = *(const volatile unsigned *)&step_tag + 1;
-        mail.qkv = step_mail, mail.attended = mail.qkv + p.batch * joint / 4, mail.middle = mail.attended + p.batch * queries / 4;
-        mail.gated = mail.middle + p.batch * c / 4, mail.out = mail.gated + p.batch * p.inner / 4;
+        mail.qkv = step_mail, mail.middle = mail.qkv + p.batch * joint / 4, mail.out = mail.middle + p.copies * p.batch * stride_of(c);
     }
-    const auto arrive = [&] {
-        if constexpr (MAIL) {
-            if (threadIdx.x == 0) s.meets = p.quiet;
-            return;
-        }
+    const auto quiet = [&](int now) {
+        if (threadIdx.x == 0) s.meets = now;
+    };
+    const auto arrive = [&](unsigned *counter, unsigned number) {
         xt_named_sync(ALL, CONSUMERS);
-        if (threadIdx.x == 0) s.meets = p.quiet, xt_add_released(&step_met, 1);
+        if (threadIdx.x == 0) s.meets = p.quiet, xt_add_released(counter, number);
     };
-    const auto received = [&] {
-        if (threadIdx.x == 0) s.meets = 0;
-    };
-    const auto meet = [&] {
-        if constexpr (MAIL) return;
-        met += gridDim.x;
+    const auto wait = [&](unsigned *counter, unsigned wanted) {
         if (threadIdx.x == 0) {
-            while (xt_read_released(&step_met) < met) {}
+            if (p.relaxed) while (xt_read_relaxed(counter) < wanted) {}
+            else while (xt_read_released(counter) < wanted) {}
             s.meets = 0;
         }
         xt_named_sync(ALL, CONSUMERS);
     };
-    /* Four elements of columns that this block makes: for the others. */
-    const auto put = [&](T *plain, uint4 *packets, int row, int width, int column, const XtPiece<T, 4> &piece) {
-        if constexpr (MAIL)
-            xt_put_packet(packets + row * (width / 4) + packet_of(column), make_uint4(piece.word[0], piece.word[1], mail.tag, 0));
-        else xt_write(plain + row * width + column, piece);
+    const auto meet = [&] { met += gridDim.x, wait(&step_met, met); };
+    const int senders = (p.inner / 8 + pairs_each - 1) / pairs_each, groups = p.batch * p.kv_heads * tiles_of(p);
+    /* Four elements of the stream, for the others. */
+    const auto send = [&](uint4 *to, int row, int column, const XtPiece<T, 4> &piece) {
+        to += row * stride_of(c) + stream_packet(column);
+        for (int i = 0; i < p.copies; i++, to += p.batch * stride_of(c))
+            xt_put_packet(to, make_uint4(piece.word[0], piece.word[1], mail.tag, 0));
     };
+    const int copy = blockIdx.x % p.copies * p.batch * stride_of(c); /* that this block reads */
     /* Of elements [4 e, 4 e + 4) of columns [0, count) from tile `first` on, of this block: the place in the stream. */
     const auto place_in_stream = [&](int e, int first, int count) {
         return e / (count / 4) * c + (o.first + first) * 8 + e % (count / 4) * 4;
@@ -146,15 +153,15 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
             if (first > 0 || e >= CONSUMERS) old = read_four(x + at);
             const Four sum = rounded_sum<T, 4>(old, joined_four<T>(s, e / (count / 4), e % (count / 4) * 4));
             xt_write(p.out + at, sum);
-            if (MAIL && to) put(NULL, to, at / c, c, at % c, sum);
+            if (MAIL && to) send(to, at / c, at % c, sum);
         }
     };
     XtPiece<T, 8> norm[4];
-    load_norm(norm, p.layer[0].norm, c);
+    load_norm(norm, p, p.layer[0].norm);
     if constexpr (MAIL)
         for (int e = threadIdx.x; e < p.batch * o.count * 2; e += CONSUMERS) {
             const int at = place_in_stream(e, 0, o.count * 8);
-            put(NULL, mail.out, at / c, c, at % c, read_four(p.x + at));
+            send(mail.out, at / c, at % c, read_four(p.x + at));
         }
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
@@ -163,43 +170,56 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         STAMP(l, 0);
         if (!MAIL || qkv.count) { /* q, k and v */
             uint32_t a[1][4][MANY][4];
-            if constexpr (MAIL) receive_normalised<T, D>(s, p, a, mail.out, mail.tag, norm), received();
-            else load_normalised<T, D, MANY>(s, p, a, x, norm);
+            load_normalised<MAIL, T, D, MANY>(s, p, a, x, mail.out + copy, mail.tag, norm);
+            if (MAIL) quiet(0);
             STAMP(l, 1);
             products<T, D, 1, MANY>(s, place, a, qkv.count, c, [&](int first, int count) {
                 for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
                     const int row = e / (count / 4), column = e % (count / 4) * 4;
-                    put(p.qkv, mail.qkv, row, joint, (qkv.first + first) * 8 + column, joined_four<T>(s, row, column));
+                    const int to = (qkv.first + first) * 8 + column;
+                    const Four sum = joined_four<T>(s, row, column);
+                    if constexpr (MAIL)
+                        xt_put_packet(mail.qkv + row * (joint / 4) + packet_of(to), make_uint4(sum.word[0], sum.word[1], mail.tag, 0));
+                    else xt_write(p.qkv + row * joint + to, sum);
                 }
             });
         }
         STAMP(l, 2);
-        arrive();
-        STAMP(l, 3);
-        if (MAIL && walk.at < walk.end) xt_named_sync(ALL, CONSUMERS); /* the sums have been read */
-        attend_all<MAIL>(s, p, w, mail, walk, meet);
-        STAMP(l, 5);
-        arrive();
-        meet();
+        if constexpr (MAIL) {
+            quiet(p.quiet);
+            STAMP(l, 3);
+            if (walk.at < walk.end) xt_named_sync(ALL, CONSUMERS); /* the sums have been read */
+            const int complete = attend_all<true>(s, p, w, mail, walk, [] {});
+            STAMP(l, 5);
+            if (complete) arrive(&step_attended, complete);
+            wait(&step_attended, groups * (l + 1));
+        } else {
+            arrive(&step_met, 1);
+            STAMP(l, 3);
+            attend_all<false>(s, p, w, mail, walk, meet);
+            STAMP(l, 5);
+            arrive(&step_met, 1);
+            meet();
+        }
         STAMP(l, 6);
         if (!MAIL || o.count) { /* its output */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
             const Four old = old_of(x);
-            if constexpr (MAIL) receive_rows<T, MOST_TERMS / TERMS>(a, mail.attended, mail.tag, p.batch, queries), received();
-            else load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
+            load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
             STAMP(l, 7);
             products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, queries,
                                                      [&](int first, int count) { add(x, old, mail.middle, first, count); });
         }
         STAMP(l, 8);
-        arrive();
-        load_norm(norm, w.mlp_norm, c);
-        meet();
+        if constexpr (MAIL) quiet(p.quiet);
+        else arrive(&step_met, 1);
+        load_norm(norm, p, w.mlp_norm);
+        if constexpr (!MAIL) meet();
         STAMP(l, 9);
         if (!MAIL || pairs.count) { /* gate and up */
             uint32_t a[1][4][MANY][4];
-            if constexpr (MAIL) receive_normalised<T, D>(s, p, a, mail.middle, mail.tag, norm), received();
-            else load_normalised<T, D, MANY>(s, p, a, p.out, norm);
+            load_normalised<MAIL, T, D, MANY>(s, p, a, p.out, mail.middle + copy, mail.tag, norm);
+            if (MAIL) quiet(0);
             STAMP(l, 10);
             products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, [&](int first, int count) {
                 for (int e = threadIdx.x; e < p.batch * count / 8; e += CONSUMERS) {
@@ -208,19 +228,23 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
                     XtVector<float, 4> gated;
 #pragma unroll
                     for (int i = 0; i < 4; i++) gated.at[i] = xt_swiglu<T>(g.at[i], u.at[i]);
-                    put(p.gated, mail.gated, row, p.inner, pairs.first * 8 + first * 4 + column, xt_store<T>(gated));
+                    xt_write(p.gated + row * p.inner + pairs.first * 8 + first * 4 + column, xt_store<T>(gated));
                 }
             });
         }
         STAMP(l, 11);
-        arrive();
-        meet();
+        if constexpr (MAIL) {
+            if (pairs.count) arrive(&step_met, 1);
+            wait(&step_met, senders * (l + 1));
+        } else {
+            arrive(&step_met, 1);
+            meet();
+        }
         STAMP(l, 12);
         if (!MAIL || o.count) { /* down */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
             const Four old = old_of(p.out);
-            if constexpr (MAIL) receive_rows<T, MOST_TERMS / TERMS>(a, mail.gated, mail.tag, p.batch, p.inner), received();
-            else load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
+            load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
             STAMP(l, 13);
             mail.tag++; /* what is sent is for the next layer */
             products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner, [&](int first, int count) {
@@ -230,27 +254,28 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         STAMP(l, 14);
         const T *next = l + 1 < p.layers ? p.layer[l + 1].norm : p.last_norm;
         if (!next) break;
-        arrive();
-        load_norm(norm, next, c);
-        meet();
+        if constexpr (MAIL) quiet(p.quiet);
+        else arrive(&step_met, 1);
+        load_norm(norm, p, next);
+        if constexpr (!MAIL) meet();
         STAMP(l, 15);
     }
-    const Tiles head(p.head ? (p.vocab + 7) / 8 : 0);
+    const Spread head(p.spread, p.head ? (p.vocab + 7) / 8 : 0);
     mail.tag = tag + p.layers;
     if (head.count) {
         uint32_t a[1][4][MANY][4];
-        if constexpr (MAIL) receive_normalised<T, D>(s, p, a, mail.out, mail.tag, norm), received();
-        else load_normalised<T, D, MANY>(s, p, a, p.out, norm);
+        load_normalised<MAIL, T, D, MANY>(s, p, a, p.out, mail.out + copy, mail.tag, norm);
+            if (MAIL) quiet(0);
         products<T, D, 1, MANY>(s, place, a, head.count, c, [&](int first, int count) {
             for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
-                const int row = e / count, column = (head.first + first) * 8 + e % count;
+                const int row = e / count, column = head.at(first + e % count / 8) * 8 + e % 8;
                 if (column < p.vocab) p.logits[(int64_t)row * p.vocab + column] = xt_store<T>(joined(s, row, e % count));
             }
         });
     }
     if (MAIL && threadIdx.x == 0) s.meets = 0;
     if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) { /* nobody waits any more */
-        step_met = step_left = 0;
+        step_met = step_left = step_attended = 0;
         if (MAIL) step_tag = tag + p.layers;
     }
 }
@@ -341,7 +366,7 @@ template <typename T, int D, int MANY, bool MAIL> static XtStatus run(const XtDe
     step.stats = (float2 *)at[4];
     step.length = p->length, step.layers = (int)p->layers, step.batch = (int)p->batch, step.channels = (int)p->channels;
     step.heads = (int)p->heads, step.kv_heads = (int)p->kv_heads, step.inner = (int)p->inner, step.chunks = (int)chunks;
-    step.flight = knob("XT_STEP_FLIGHT", UNDER_WAY), step.more_turns = knob("XT_STEP_TURNS", JOINING), step.quiet = knob("XT_STEP_QUIET", 1), step.join = knob("XT_STEP_JOIN", 1);
+    step.flight = knob("XT_STEP_FLIGHT", UNDER_WAY), step.more_turns = knob("XT_STEP_TURNS", JOINING), step.quiet = knob("XT_STEP_QUIET", 1), step.copies = knob("XT_STEP_COPIES", 1), step.relaxed = knob("XT_STEP_RELAXED", 1), step.spread = knob("XT_STEP_SPREAD", 1), step.join = knob("XT_STEP_JOIN", 1);
     step.norm_pieces = each, step.norm_lanes = lanes_of(pieces, each);
     step.eps = (float)p->eps, step.scale = (float)p->scale;
     step.inverse_channels = 1.0f / (float)p->channels, step.inverse_dim = 1.0f / (float)D;

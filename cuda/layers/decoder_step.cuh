@@ -15,7 +15,7 @@ enum {
     TERMS = WARPS * CHUNK,              /* of a slot */
     PITCH = TERMS * 2 + 64,             /* bytes from row to row of a slot: the lanes of a read have banks of their own */
     SLOT = 8 * PITCH,                   /* bytes: a row for each column of a tile */
-    SLOTS = 12,                         /* what fits */
+    SLOTS = 11,                         /* what fits */
     UNDER_WAY = 2,                      /* slots that are copied at once: what blocks tell each other would wait behind more */
     MOST_TILES = 6,                     /* whose sums are joined at once */
     COLS = MOST_TILES * 8,              /* of them */
@@ -27,15 +27,16 @@ enum {
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
     JOINING = 1,                        /* turns that joining the chunks of several blocks takes longer */
     ALL = 1,                            /* the named barrier of all warps that compute */
-    MAILED = 16,                        /* chunks of a group that blocks send each other */
+    MAILED = 8,                         /* chunks of a group that blocks send each other */
+    MOST_COPIES = 8,                    /* of the stream: less blocks read the same packets */
     MOST_MAIL_ROWS = 8,                 /* of a step whose blocks send packets */
-    MOST_ROW = 2 * TERMS + 5 * MOST_TERMS, /* elements that blocks send each other for a row and layer */
+    MOST_ROW = 2 * MOST_COPIES * TERMS + 3 * MOST_TERMS, /* elements that blocks send each other for a row and layer */
 };
 
 /* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
 
 /* Zeros between launches. Blocks that have come to a meeting, over all meetings; blocks that have left the last one. */
-__device__ unsigned step_met, step_left;
+__device__ unsigned step_met, step_left, step_attended;
 /* Chunks that are done, for each row and tile of query heads. The last one resets its count. */
 __device__ unsigned step_chunks[MOST_GROUPS];
 /* What blocks send each other: packets of 4 elements and a tag. step_tag: the last tag that was used. */
@@ -75,7 +76,7 @@ template <typename T> struct Step {
     const int64_t *positions;  // [B]
     int64_t length;            // L
     int layers, batch, channels, heads, kv_heads, inner, chunks, vocab;
-    int flight, more_turns, quiet, join;
+    int flight, more_turns, quiet, join, relaxed, spread, copies;
     int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
     float frequency[64]; /* of the D / 2 pairs */
@@ -86,6 +87,7 @@ template <typename T, int D> struct StepShared {
     alignas(128) char slots[SLOTS][SLOT];
     union {
         float sums[WARPS][ROWS][COLS];
+        char rows[ROWS][PITCH]; /* normalised, as a product takes them */
         struct {
             float scores[HEADS][POSITIONS], sums[1024 / D][HEADS][D];
             T lines[WARPS][HEADS + 1][D]; /* queries and the key of a chunk, normalised and turned: each warp has its own */
@@ -93,7 +95,6 @@ template <typename T, int D> struct StepShared {
         } chunk;
     };
     T angles[ROWS][2][D / 2]; /* cosines, sines */
-    float rstd[ROWS];
     int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
     bool is_last; /* the block that joins the chunks of a group */
@@ -110,6 +111,9 @@ template <typename T> __device__ inline XtPiece<T, 8> read_shared_piece(const T 
 
 /* Where columns [column, column + 4) of a row of packets lie: the lanes of a product read 64 bytes in a row. */
 __device__ inline int packet_of(int column) { return column / 32 * 8 + column / 4 % 2 * 4 + column / 8 % 4; }
+/* The same of a row of the stream, [stride_of(columns)]: the lanes of a norm read 512 bytes in a row. */
+__device__ inline int stream_packet(int column) { return column / 256 * 64 + column / 4 % 2 * 32 + column / 8 % 32; }
+__device__ inline int stride_of(int columns) { return (columns + 255) / 256 * 64; }
 /* Waits for packets: where(n) is that of number n, or NULL. All lanes of a warp call it. */
 template <int N, typename Where> __device__ inline void receive(uint4 (&packet)[N], unsigned tag, Where where) {
 #pragma unroll
@@ -279,107 +283,73 @@ __device__ inline void load_rows(uint32_t (&a)[KS][4][MANY][4], const T *x, int 
                 for (int e = 0; e < 4; e++) a[k][i][half][e] = piece.word[e];
             }
 }
-template <typename T, int KS>
-__device__ inline void receive_rows(uint32_t (&a)[KS][4][1][4], const uint4 *mail, unsigned tag, int batch, int terms) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const uint4 *row = g < batch ? mail + g * (terms / 4) + t : NULL;
-    uint4 packet[KS * 8];
-    receive(packet, tag, [&](int n) {
-        const int at = n / 8 * TERMS + warp * CHUNK + n / 2 % 4 * 32;
-        return row && at < terms ? row + at / 4 + n % 2 * 4 : NULL;
-    });
-#pragma unroll
-    for (int n = 0; n < KS * 8; n++) {
-        uint32_t(&to)[4] = a[n / 8][n / 2 % 4][0];
-        to[n % 2 * 2] = packet[n].x, to[n % 2 * 2 + 1] = packet[n].y;
-    }
+/* Where piece i of this thread lies in a row that is normalised, as in rms_norm.cu; -1: it has none. */
+template <typename T> __device__ inline int norm_piece(const Step<T> &p, int i) {
+    const int at = (i * p.norm_lanes + (int)threadIdx.x % 32 % p.norm_lanes) * 8;
+    return i < p.norm_pieces && at < p.channels ? at : -1;
 }
 /* This thread's pieces of a norm's weight, which can be loaded before a meeting. */
-template <typename T> __device__ inline void load_norm(XtPiece<T, 8> (&weight)[4], const T *from, int channels) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+template <typename T> __device__ inline void load_norm(XtPiece<T, 8> (&weight)[4], const Step<T> &p, const T *from) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int at = warp * CHUNK + i * 32 + lane % 4 * 8;
+        const int at = norm_piece(p, i);
         weight[i] = {};
-        if (at < channels) weight[i] = xt_read<T, 8>(from + at);
+        if (at >= 0) weight[i] = xt_read<T, 8>(from + at);
     }
 }
-/* a = rms_norm of the rows x [batch, channels]: a warp has the sum of every eighth row. */
-template <typename T, int D, int MANY>
+/* a = rms_norm of the rows x [batch, channels], or of packets: a warp has every eighth row. */
+template <bool MAIL, typename T, int D, int MANY>
 __device__ inline void load_normalised(StepShared<T, D> &s, const Step<T> &p, uint32_t (&a)[1][4][MANY][4], const T *x,
-                                       const XtPiece<T, 8> (&weight)[4]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
-    load_rows<T, 1, MANY>(a, x, p.batch, p.channels);
+                                       const uint4 *mail, unsigned tag, const XtPiece<T, 8> (&weight)[4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     XtPiece<T, 8> piece[MANY][4];
+    if constexpr (MAIL) {
+        if (warp < p.batch) {
+            uint4 packet[8];
+            receive(packet, tag, [&](int n) {
+                const int at = norm_piece(p, n / 2);
+                return at >= 0 ? mail + warp * stride_of(p.channels) + stream_packet(at + n % 2 * 4) : NULL;
+            });
 #pragma unroll
-    for (int half = 0; half < MANY; half++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = warp + 8 * half, at = (i * p.norm_lanes + lane % p.norm_lanes) * 8;
-            piece[half][i] = {};
-            if (row < p.batch && i < p.norm_pieces && at < p.channels)
-                piece[half][i] = read_shared_piece(x + row * p.channels + at);
+            for (int i = 0; i < 4; i++)
+                piece[0][i] = {{packet[2 * i].x, packet[2 * i].y, packet[2 * i + 1].x, packet[2 * i + 1].y}};
         }
+    } else {
+#pragma unroll
+        for (int half = 0; half < MANY; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = warp + 8 * half, at = norm_piece(p, i);
+                piece[half][i] = {};
+                if (row < p.batch && at >= 0) piece[half][i] = read_shared_piece(x + row * p.channels + at);
+            }
+    }
 #pragma unroll
     for (int half = 0; half < MANY; half++) {
+        const int row = warp + 8 * half;
+        if (row >= p.batch) break;
         float sum[1] = {0};
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (i < p.norm_pieces) sum[0] += squares<T, 8>(piece[half][i]);
         sum_of_lanes<1>(sum, p.norm_lanes);
-        if (lane == 0) s.rstd[warp + 8 * half] = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
+        const float rstd = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (const int at = norm_piece(p, i); at >= 0 && lane < p.norm_lanes)
+                *(XtPiece<T, 8> *)(s.rows[row] + at * 2) = normalised<T, 8>(piece[half][i], weight[i], rstd);
     }
     xt_named_sync(ALL, CONSUMERS);
 #pragma unroll
-    for (int half = 0; half < MANY; half++) {
-        const float rstd = s.rstd[g + 8 * half];
+    for (int half = 0; half < MANY; half++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            XtPiece<T, 8> x_piece;
-#pragma unroll
-            for (int e = 0; e < 4; e++) x_piece.word[e] = a[0][i][half][e];
-            const XtPiece<T, 8> normal = normalised<T, 8>(x_piece, weight[i], rstd);
-#pragma unroll
-            for (int e = 0; e < 4; e++) a[0][i][half][e] = normal.word[e];
+            const int row = g + 8 * half, at = warp * CHUNK + i * 32 + 8 * t;
+            uint4 q = make_uint4(0, 0, 0, 0);
+            if (row < p.batch && at < p.channels) q = *(const uint4 *)(s.rows[row] + at * 2);
+            a[0][i][half][0] = q.x, a[0][i][half][1] = q.y, a[0][i][half][2] = q.z, a[0][i][half][3] = q.w;
         }
-    }
-}
-
-/* The same of rows that come as packets. */
-template <typename T, int D>
-__device__ inline void receive_normalised(StepShared<T, D> &s, const Step<T> &p, uint32_t (&a)[1][4][1][4], const uint4 *mail,
-                                          unsigned tag, const XtPiece<T, 8> (&weight)[4]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int stride = p.channels / 4, in_norm = lane % p.norm_lanes;
-    const uint4 *row = g < p.batch ? mail + g * stride + t : NULL, *whole = warp < p.batch ? mail + warp * stride : NULL;
-    uint4 packet[16];
-    receive(packet, tag, [&](int n) {
-        if (n < 8) {
-            const int at = warp * CHUNK + n / 2 * 32;
-            return row && at < p.channels ? row + at / 4 + n % 2 * 4 : NULL;
-        }
-        const int i = (n - 8) / 2, at = (i * p.norm_lanes + in_norm) * 8;
-        return whole && i < p.norm_pieces && at < p.channels ? whole + packet_of(at) + n % 2 * 4 : NULL;
-    });
-    if (warp < p.batch) {
-        float sum[1] = {0};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint4 low = packet[8 + 2 * i], high = packet[9 + 2 * i];
-            if (i < p.norm_pieces) sum[0] += squares<T, 8>(XtPiece<T, 8>{{low.x, low.y, high.x, high.y}});
-        }
-        sum_of_lanes<1>(sum, p.norm_lanes);
-        if (lane == 0) s.rstd[warp] = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
-    }
-    xt_named_sync(ALL, CONSUMERS);
-    const float rstd = s.rstd[g];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint4 low = packet[2 * i], high = packet[2 * i + 1];
-        const XtPiece<T, 8> normal = normalised<T, 8>(XtPiece<T, 8>{{low.x, low.y, high.x, high.y}}, weight[i], rstd);
-#pragma unroll
-        for (int e = 0; e < 4; e++) a[0][i][0][e] = normal.word[e];
-    }
+    xt_named_sync(ALL, CONSUMERS); /* the sums of the product take the place of the rows */
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------------------------- */
@@ -465,20 +435,17 @@ __device__ inline void load_chunk(XtPiece<T, N> (&piece)[COUNT], const T *from, 
 }
 /* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
 struct Mail {
-    uint4 *qkv, *attended, *middle, *gated, *out; // [B, (H + 2 K) D], [B, H D], [B, C], [B, F], [B, C]
+    uint4 *qkv, *middle, *out; // [B, (H + 2 K) D], [B, C], [B, C]
     unsigned tag;
 };
 /* A thread has element d of query head i of a chunk: all lanes of a warp have the same i. */
-template <bool MAIL, typename T, int D>
-__device__ inline void put_attended(const Step<T> &p, const Mail &mail, const Chunk &c, int i, int d, float value) {
+template <typename T, int D> __device__ inline void put_attended(const Step<T> &p, const Chunk &c, int i, int d, float value) {
     const int column = (c.head + i) * D + d;
     const float one = __shfl_down_sync(0xffffffffu, value, 1), two = __shfl_down_sync(0xffffffffu, value, 2),
                 three = __shfl_down_sync(0xffffffffu, value, 3);
     if (d % 4) return;
     const uint32_t low = xt_round_pair<T>(value, one), high = xt_round_pair<T>(two, three);
-    if constexpr (MAIL)
-        xt_put_packet(mail.attended + c.b * (p.heads * D / 4) + packet_of(column), make_uint4(low, high, mail.tag, 0));
-    else xt_write(p.attended + c.b * p.heads * D + column, XtPiece<T, 4>{{low, high}});
+    xt_write(p.attended + c.b * p.heads * D + column, XtPiece<T, 4>{{low, high}});
 }
 template <bool MAIL, typename T, int D>
 __device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, const Chunk &c,
@@ -511,8 +478,7 @@ __device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const S
     __syncwarp();
 }
 /* Joins the chunks of a group, in their order, from global memory. */
-template <bool MAIL, typename T, int D>
-__device__ inline void join_chunks(StepShared<T, D> &s, const Step<T> &p, const Mail &mail, const Chunk &c) {
+template <typename T, int D> __device__ inline void join_chunks(StepShared<T, D> &s, const Step<T> &p, const Chunk &c) {
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
     const int i = threadIdx.x / D, d = threadIdx.x % D;
     if (i >= c.count) return;
@@ -528,11 +494,11 @@ __device__ inline void join_chunks(StepShared<T, D> &s, const Step<T> &p, const 
         weight += part.y * factor;
         total += __ldcg(&parts[n * D]) * factor;
     }
-    put_attended<MAIL, T, D>(p, mail, c, i, d, total / weight);
+    put_attended<T, D>(p, c, i, d, total / weight);
 }
 /* The same of a group whose chunks this block holds: this thread's element of each. */
-template <bool MAIL, typename T, int D>
-__device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Mail &mail, const Chunk &c, const float (&held)[HELD]) {
+template <typename T, int D>
+__device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Chunk &c, const float (&held)[HELD]) {
     const int i = threadIdx.x / D;
     if (i >= c.count) return;
     float max = -INFINITY, weight = 0, total = 0;
@@ -548,7 +514,7 @@ __device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Ma
             total += held[n] * factor;
         }
     }
-    put_attended<MAIL, T, D>(p, mail, c, i, threadIdx.x % D, total / weight);
+    put_attended<T, D>(p, c, i, threadIdx.x % D, total / weight);
 }
 /* Where the packets of a query head's chunk are. */
 template <int D> __device__ inline uint4 *parts_of(int row, int chunk) { return step_parts + (row * MAILED + chunk) * (D / 2 + 1); }
@@ -579,12 +545,12 @@ __device__ inline void join_mailed(StepShared<T, D> &s, const Step<T> &p, const 
                 total += (first + n == others ? own : __uint_as_float(d % 2 ? packet[n].y : packet[n].x)) * factor;
             }
     }
-    put_attended<true, T, D>(p, mail, c, i, d, total / weight);
+    put_attended<T, D>(p, c, i, d, total / weight);
 }
 /* Computes the chunk of `walk`, whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of the next
  * chunk are loaded as soon as there is room. made: the group that the warp's lines are of. */
 template <bool MAIL, typename T, int D>
-__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk &walk, int &made,
+__device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk &walk, int &made,
                               Loaded<T, D> &at, float (&held)[HELD]) {
     using L = Loaded<T, D>;
     const Chunk c = walk.c;
@@ -601,10 +567,10 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
             uint4 unread[1];
             receive(unread, mail.tag, [&](int) { return value_packet; });
         }
-        if ((int)threadIdx.x < c.count * D) put_attended<MAIL, T, D>(p, mail, c, threadIdx.x / D, threadIdx.x % D, NAN);
+        if ((int)threadIdx.x < c.count * D) put_attended<T, D>(p, c, threadIdx.x / D, threadIdx.x % D, NAN);
         if (more)
             load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
-        return;
+        return true;
     }
     const int last = c.position - c.chunk * POSITIONS; /* of the row, counted from this chunk's first position */
     const int64_t place = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + c.position) * D; /* of the new token in the cache */
@@ -710,7 +676,7 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
     if (const int i = threadIdx.x / D, d = threadIdx.x % D; i < c.count) {
 #pragma unroll
         for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[r][i][d];
-        if (c.used == 1) put_attended<MAIL, T, D>(p, mail, c, i, d, total / s.chunk.stat[i].y);
+        if (c.used == 1) put_attended<T, D>(p, c, i, d, total / s.chunk.stat[i].y);
         else if (MAIL && !walk.by_group && walk.by_mail) {
             const float next = __shfl_down_sync(0xffffffffu, total, 1);
             if (d % 2 == 0 && c.chunk < c.used - 1)
@@ -723,14 +689,14 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
                 if (n == c.chunk) held[n] = total;
         }
     }
-    if (c.used == 1) return;
+    if (c.used == 1) return true;
     if (walk.by_group) {
-        if (c.chunk == c.used - 1) join_held<MAIL, T, D>(s, p, mail, c, held);
-        return;
+        if (c.chunk == c.used - 1) join_held<T, D>(s, p, c, held);
+        return c.chunk == c.used - 1;
     }
     if (MAIL && walk.by_mail) {
         if (c.chunk == c.used - 1) join_mailed<T, D>(s, p, mail, c, total);
-        return;
+        return c.chunk == c.used - 1;
     }
     /* The block that ends last joins the chunks. */
     __threadfence();
@@ -741,13 +707,14 @@ __device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         if (s.is_last) *count = 0;
     }
     xt_named_sync(ALL, CONSUMERS);
-    if (!s.is_last) return;
+    if (!s.is_last) return false;
     __threadfence();
-    join_chunks<MAIL, T, D>(s, p, mail, c);
+    join_chunks<T, D>(s, p, c);
+    return true;
 }
-/* Attention of all rows. meet() returns when q, k and v are there. */
+/* Attention of all rows: how many groups are complete by it. meet() returns when q, k and v are there. */
 template <bool MAIL, typename T, int D, typename Meet>
-__device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk walk, Meet meet) {
+__device__ inline int attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk walk, Meet meet) {
     using L = Loaded<T, D>;
     int made = -1;
     float held[HELD] = {};
@@ -755,5 +722,7 @@ __device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const S
     if (walk.at < walk.end)
         load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
     meet();
-    while (walk.at < walk.end) attend<MAIL, T, D>(s, p, w, mail, walk, made, at, held);
+    int complete = 0;
+    while (walk.at < walk.end) complete += attend<MAIL, T, D>(s, p, w, mail, walk, made, at, held);
+    return complete;
 }
