@@ -63,6 +63,7 @@ class Steps:
         self._random = draw.random_on(device)
         self._next = _C.arange(0, 2, 1, _C.int64, device)  # adds 0 to the seed, 1 to the step
         self._made = _C.empty((self.at_once, batch), _C.int64, device)
+        self._begun = 0  # steps that are queued and have not been read
         for cache in caches:
             cache.positions = self._positions
         # One eager run, as the prompt has been through all that a first run prepares, and no garbage collection: a step
@@ -74,15 +75,25 @@ class Steps:
     def captured(self) -> bool:
         return self._graph is not None and self._graph.captured
 
-    def run(self, count: int) -> np.ndarray:
+    def run(self, count: int, more: int = 0) -> np.ndarray:
         """Makes `count` steps, at most `at_once`: their tokens, int64 [count, B]; -1 for logits that are not finite.
-        The host waits once, at the end.
+        The host waits once, at the end. more: the steps of the next call, or 0: a captured graph begins them before the
+        host looks at the tokens of this one.
         """
         if count == 1 and self._graph is None:
             return self._make().cpu().numpy()[None]
-        for step in range(count):
+        self._begin(count)
+        made = _C.slice(self._made, 0, 0, count).cpu().numpy()
+        self._begun = 0
+        if self.captured:
+            self._begin(more)
+        return made
+
+    def _begin(self, count: int) -> None:
+        """Queues what is left of `count` steps."""
+        for step in range(self._begun, count):
             _C.select(self._made, 0, step).copy_(self._make())
-        return _C.slice(self._made, 0, 0, count).cpu().numpy()
+        self._begun = count
 
     def _make(self) -> Tensor:
         if self._graph is None:
