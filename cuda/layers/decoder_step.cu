@@ -366,7 +366,7 @@ template <typename T, int D, int MANY, bool MAIL> static XtStatus run(const XtDe
     step.stats = (float2 *)at[4];
     step.length = p->length, step.layers = (int)p->layers, step.batch = (int)p->batch, step.channels = (int)p->channels;
     step.heads = (int)p->heads, step.kv_heads = (int)p->kv_heads, step.inner = (int)p->inner, step.chunks = (int)chunks;
-    step.flight = knob("XT_STEP_FLIGHT", UNDER_WAY), step.more_turns = knob("XT_STEP_TURNS", JOINING), step.quiet = knob("XT_STEP_QUIET", 1), step.copies = knob("XT_STEP_COPIES", 1), step.relaxed = knob("XT_STEP_RELAXED", 1), step.spread = knob("XT_STEP_SPREAD", 1), step.join = knob("XT_STEP_JOIN", 1);
+    step.flight = knob("XT_STEP_FLIGHT", UNDER_WAY), step.more_turns = knob("XT_STEP_TURNS", JOINING), step.quiet = knob("XT_STEP_QUIET", 1), step.pair = knob("XT_STEP_PAIR", 2), step.copies = knob("XT_STEP_COPIES", 1), step.relaxed = knob("XT_STEP_RELAXED", 1), step.spread = knob("XT_STEP_SPREAD", 1), step.join = knob("XT_STEP_JOIN", 1);
     step.norm_pieces = each, step.norm_lanes = lanes_of(pieces, each);
     step.eps = (float)p->eps, step.scale = (float)p->scale;
     step.inverse_channels = 1.0f / (float)p->channels, step.inverse_dim = 1.0f / (float)D;

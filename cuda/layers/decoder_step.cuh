@@ -23,6 +23,7 @@ enum {
     MOST_TERMS = 3 * TERMS,             /* of a product: what registers hold of the rows */
     POSITIONS = 64,                     /* of a chunk, as in cached_attention.cu */
     HEADS = 2,                          /* query heads that share one */
+    PAIR = 2,                           /* chunks of a group that a block computes at once */
     HELD = 8,                           /* chunks of a group that a block holds in registers */
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
     JOINING = 1,                        /* turns that joining the chunks of several blocks takes longer */
@@ -76,7 +77,7 @@ template <typename T> struct Step {
     const int64_t *positions;  // [B]
     int64_t length;            // L
     int layers, batch, channels, heads, kv_heads, inner, chunks, vocab;
-    int flight, more_turns, quiet, join, relaxed, spread, copies;
+    int flight, more_turns, quiet, join, relaxed, spread, copies, pair;
     int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
     float frequency[64]; /* of the D / 2 pairs */
@@ -89,9 +90,9 @@ template <typename T, int D> struct StepShared {
         float sums[WARPS][ROWS][COLS];
         char rows[ROWS][PITCH]; /* normalised, as a product takes them */
         struct {
-            float scores[HEADS][POSITIONS], sums[1024 / D][HEADS][D];
+            float scores[PAIR][HEADS][POSITIONS], sums[PAIR][1024 / D][HEADS][D];
             T lines[WARPS][HEADS + 1][D]; /* queries and the key of a chunk, normalised and turned: each warp has its own */
-            float2 stat[HEADS], held[HELD][HEADS];
+            float2 stat[PAIR][HEADS], held[HELD][HEADS];
         } chunk;
     };
     T angles[ROWS][2][D / 2]; /* cosines, sines */
@@ -386,13 +387,15 @@ struct Walk {
     bool by_group; /* the block has whole groups; else chunks of any group */
     bool by_mail;  /* their chunks come as packets */
     int at, end;   /* an item of `end` chunks, or a group of `end` */
+    int width;     /* chunks at once: c and the one behind it */
     Chunk c;       /* where at < end */
 
     template <typename T, int D> __device__ void go_to(const StepShared<T, D> &s, const Step<T> &p, int chunk) {
         if (at < end) c = by_group ? chunk_of(s, p, at, chunk) : chunk_at(s, p, at);
+        width = by_group ? min(p.pair, c.used - c.chunk) : 1;
     }
     template <typename T, int D> __device__ void next(const StepShared<T, D> &s, const Step<T> &p) {
-        int chunk = c.chunk + 1;
+        int chunk = c.chunk + width;
         if (!by_group) at++;
         else if (chunk == c.used) at += gridDim.x, chunk = 0;
         go_to(s, p, chunk);
@@ -417,21 +420,24 @@ template <typename T, int D> __device__ inline Walk first_chunk(const StepShared
 template <typename T, int D> struct Loaded {
     static constexpr int KEY_LANES = D / 8, KEY_LINES = CONSUMERS / KEY_LANES, KEYS = POSITIONS / KEY_LINES;
     static constexpr int VALUE_LANES = D / 4, VALUE_LINES = CONSUMERS / VALUE_LANES, VALUES = POSITIONS / VALUE_LINES;
-    XtPiece<T, 8> key[KEYS];
-    XtPiece<T, 4> value[VALUES];
+    XtPiece<T, 8> key[PAIR][KEYS];
+    XtPiece<T, 4> value[PAIR][VALUES];
 };
-/* Keys and values of a chunk that were stored by earlier steps; the new token's are not read here. */
+/* Keys or values of the chunks at `walk` that were stored by earlier steps; the new token's are not read here. */
 template <typename T, int LANES, int N, int COUNT>
-__device__ inline void load_chunk(XtPiece<T, N> (&piece)[COUNT], const T *from, const Step<T> &p, const Chunk &c) {
+__device__ inline void load_chunks(XtPiece<T, N> (&piece)[PAIR][COUNT], const T *from, const Step<T> &p, const Walk &walk) {
     constexpr int LINES = CONSUMERS / LANES, D = LANES * N;
+    const Chunk &c = walk.c;
     const int lane = threadIdx.x % LANES, first = c.chunk * POSITIONS + threadIdx.x / LANES,
-              left = c.known ? c.position - first : 0;
+              left = c.known ? min(c.position - first, walk.width * POSITIONS) : 0;
     from += (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + first) * D + lane * N;
 #pragma unroll
-    for (int e = 0; e < COUNT; e++) {
-        piece[e] = {};
-        if (e * LINES < left) piece[e] = xt_read<T, N>(from + e * LINES * D);
-    }
+    for (int m = 0; m < PAIR; m++)
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) {
+            piece[m][e] = {};
+            if (m * POSITIONS + e * LINES < left) piece[m][e] = xt_read<T, N>(from + (m * POSITIONS + e * LINES) * D);
+        }
 }
 /* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
 struct Mail {
@@ -530,7 +536,7 @@ __device__ inline void join_mailed(StepShared<T, D> &s, const Step<T> &p, const 
         return first + n < others ? parts_of<D>(row, first + n) + d / 2 : NULL;
     };
     receive(packet, mail.tag, [&](int n) { return of(n, 0); });
-    float2 part = s.chunk.stat[i];
+    float2 part = s.chunk.stat[0][i];
     if (lane < others) part = make_float2(__uint_as_float(packet[4].x), __uint_as_float(packet[4].y));
     const float max = xt_warp_reduce(part.x, XtMax());
     float weight = 0, total = 0;
@@ -554,6 +560,7 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
                               Loaded<T, D> &at, float (&held)[HELD]) {
     using L = Loaded<T, D>;
     const Chunk c = walk.c;
+    const int width = walk.width;
     walk.next(s, p);
     const bool more = walk.at < walk.end;
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
@@ -569,14 +576,14 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         }
         if ((int)threadIdx.x < c.count * D) put_attended<T, D>(p, c, threadIdx.x / D, threadIdx.x % D, NAN);
         if (more)
-            load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
+            load_chunks<T, L::KEY_LANES>(at.key, w.keys, p, walk), load_chunks<T, L::VALUE_LANES>(at.value, w.values, p, walk);
         return true;
     }
     const int last = c.position - c.chunk * POSITIONS; /* of the row, counted from this chunk's first position */
     const int64_t place = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + c.position) * D; /* of the new token in the cache */
     const int value_lane = threadIdx.x % L::VALUE_LANES, value_line = threadIdx.x / L::VALUE_LANES;
     XtPiece<T, 4> value = {};
-    const bool has_value = last < POSITIONS && last % L::VALUE_LINES == value_line;
+    const bool has_value = last < width * POSITIONS && last % L::VALUE_LINES == value_line;
     if (!MAIL && has_value) {
         const uint2 q = __ldcg((const uint2 *)(new_value + value_lane * 4));
         value = {{q.x, q.y}};
@@ -586,7 +593,7 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         make_lines<MAIL, T, D>(s, p, w, mail, c, new_row), made = c.group;
         if (MAIL && threadIdx.x == 0) s.meets = 0;
     }
-    if (MAIL && last < POSITIONS) {
+    if (MAIL && last < width * POSITIONS) {
         uint4 packet[1];
         receive(packet, mail.tag, [&](int) { return has_value ? value_packet : (const uint4 *)NULL; });
         value = {{packet[0].x, packet[0].y}};
@@ -596,45 +603,50 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         const T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
         const int lane = threadIdx.x % L::KEY_LANES, line = threadIdx.x / L::KEY_LANES;
         const XtPiece<T, 8> key = *(const XtPiece<T, 8> *)&lines[HEADS][lane * 8];
-        if (c.tile == 0 && last < POSITIONS && last % L::KEY_LINES == line) xt_write(w.keys + place + lane * 8, key);
+        if (c.tile == 0 && last < width * POSITIONS && last % L::KEY_LINES == line) xt_write(w.keys + place + lane * 8, key);
         const XtVector<float, 8> q[HEADS] = {xt_load(*(const XtPiece<T, 8> *)&lines[0][lane * 8]),
                                              xt_load(*(const XtPiece<T, 8> *)&lines[c.count > 1][lane * 8])};
-        constexpr int COUNT = L::KEYS * HEADS;
-        float dot[COUNT] = {};
 #pragma unroll
-        for (int e = 0; e < L::KEYS; e++) {
-            if (e * L::KEY_LINES + line == last) at.key[e] = key;
-            const XtVector<float, 8> of_key = xt_load(at.key[e]);
+        for (int m = 0; m < PAIR; m++) {
+            if (m == width) break;
+            const int end = last - m * POSITIONS;
+            constexpr int COUNT = L::KEYS * HEADS;
+            float dot[COUNT] = {};
 #pragma unroll
-            for (int i = 0; i < HEADS; i++)
+            for (int e = 0; e < L::KEYS; e++) {
+                if (e * L::KEY_LINES + line == end) at.key[m][e] = key;
+                const XtVector<float, 8> of_key = xt_load(at.key[m][e]);
 #pragma unroll
-                for (int n = 0; n < 8; n++) dot[e * HEADS + i] += q[i].at[n] * of_key.at[n];
+                for (int i = 0; i < HEADS; i++)
+#pragma unroll
+                    for (int n = 0; n < 8; n++) dot[e * HEADS + i] += q[i].at[n] * of_key.at[n];
+            }
+            /* The sums over the lanes, each in the order of xt_warp_sum: a lane goes on with half of the numbers of the lanes before, as
+             * long as it has several. Pairs of lanes come to the same number. */
+            int left = COUNT, number = 0;
+#pragma unroll
+            for (int step = L::KEY_LANES / 2; step > 0; step /= 2) {
+                if (left > 1) {
+                    left /= 2;
+                    const bool upper = lane & step;
+#pragma unroll
+                    for (int n = 0; n < COUNT / 2; n++)
+                        if (n < left) {
+                            const float kept = upper ? dot[n + left] : dot[n], sent = upper ? dot[n] : dot[n + left];
+                            dot[n] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
+                        }
+                    number += upper ? left : 0;
+                } else dot[0] += __shfl_xor_sync(0xffffffffu, dot[0], step);
+            }
+            const int j = number / HEADS * L::KEY_LINES + line;
+            s.chunk.scores[m][number % HEADS][j] = j <= end ? dot[0] * p.scale : -INFINITY;
         }
-        /* The sums over the lanes, each in the order of xt_warp_sum: a lane goes on with half of the numbers of the lanes before, as long as
-         * it has several. Pairs of lanes come to the same number. */
-        int left = COUNT, number = 0;
-#pragma unroll
-        for (int step = L::KEY_LANES / 2; step > 0; step /= 2) {
-            if (left > 1) {
-                left /= 2;
-                const bool upper = lane & step;
-#pragma unroll
-                for (int n = 0; n < COUNT / 2; n++)
-                    if (n < left) {
-                        const float kept = upper ? dot[n + left] : dot[n], sent = upper ? dot[n] : dot[n + left];
-                        dot[n] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
-                    }
-                number += upper ? left : 0;
-            } else dot[0] += __shfl_xor_sync(0xffffffffu, dot[0], step);
-        }
-        const int j = number / HEADS * L::KEY_LINES + line;
-        s.chunk.scores[number % HEADS][j] = j <= last ? dot[0] * p.scale : -INFINITY;
     }
-    if (more) load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c);
+    if (more) load_chunks<T, L::KEY_LANES>(at.key, w.keys, p, walk);
     xt_named_sync(ALL, CONSUMERS);
-    if (const int i = threadIdx.x / 32; i < c.count) {
+    if (const int i = threadIdx.x / 32 % HEADS, m = threadIdx.x / (32 * HEADS); m < width && i < c.count) {
         const int n = threadIdx.x % 32;
-        float *scores = s.chunk.scores[i];
+        float *scores = s.chunk.scores[m][i];
         const float a = scores[n], b = scores[n + 32];
         const float max = xt_warp_reduce(a > b ? a : b, XtMax());
         const float ea = xt_exp_for<T>(a - max), eb = xt_exp_for<T>(b - max), sum = xt_warp_sum(ea + eb);
@@ -642,8 +654,8 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         scores[n + 32] = eb;
         if (n == 0) {
             const float2 stat = make_float2(max, sum);
-            s.chunk.stat[i] = stat;
-            if (walk.by_group) s.chunk.held[c.chunk][i] = stat;
+            s.chunk.stat[m][i] = stat;
+            if (walk.by_group) s.chunk.held[c.chunk + m][i] = stat;
             else if (MAIL && walk.by_mail) {
                 if (c.chunk < c.used - 1)
                     xt_put_packet(parts_of<D>((int)row0 + i, c.chunk) + D / 2,
@@ -653,46 +665,61 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         }
     }
     xt_named_sync(ALL, CONSUMERS);
-    float sum[HEADS][4] = {};
+    float sum[PAIR][HEADS][4] = {};
 #pragma unroll
-    for (int e = 0; e < L::VALUES; e++) {
-        const int j = e * L::VALUE_LINES + value_line;
-        if (j > last) continue;
-        if (j == last) at.value[e].word[0] = value.word[0], at.value[e].word[1] = value.word[1];
-        const XtVector<float, 4> of_value = xt_load(at.value[e]);
+    for (int m = 0; m < PAIR; m++) {
+        if (m == width) break;
+        const int end = last - m * POSITIONS;
 #pragma unroll
-        for (int i = 0; i < HEADS; i++) {
-            const float weight = i < c.count ? s.chunk.scores[i][j] : 0.0f;
+        for (int e = 0; e < L::VALUES; e++) {
+            const int j = e * L::VALUE_LINES + value_line;
+            if (j > end) continue;
+            if (j == end) at.value[m][e].word[0] = value.word[0], at.value[m][e].word[1] = value.word[1];
+            const XtVector<float, 4> of_value = xt_load(at.value[m][e]);
 #pragma unroll
-            for (int n = 0; n < 4; n++) sum[i][n] += weight * of_value.at[n];
+            for (int i = 0; i < HEADS; i++) {
+                const float weight = i < c.count ? s.chunk.scores[m][i][j] : 0.0f;
+#pragma unroll
+                for (int n = 0; n < 4; n++) sum[m][i][n] += weight * of_value.at[n];
+            }
         }
     }
-    if (more) load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
+    if (more) load_chunks<T, L::VALUE_LANES>(at.value, w.values, p, walk);
 #pragma unroll
-    for (int i = 0; i < HEADS; i++)
-        *(float4 *)&s.chunk.sums[value_line][i][value_lane * 4] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    for (int m = 0; m < PAIR; m++)
+#pragma unroll
+        for (int i = 0; i < HEADS; i++)
+            if (m < width)
+                *(float4 *)&s.chunk.sums[m][value_line][i][value_lane * 4] =
+                    make_float4(sum[m][i][0], sum[m][i][1], sum[m][i][2], sum[m][i][3]);
     xt_named_sync(ALL, CONSUMERS);
     float total = 0;
     if (const int i = threadIdx.x / D, d = threadIdx.x % D; i < c.count) {
 #pragma unroll
-        for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[r][i][d];
-        if (c.used == 1) put_attended<T, D>(p, c, i, d, total / s.chunk.stat[i].y);
+        for (int m = PAIR - 1; m >= 0; m--) {
+            if (m >= width) continue;
+            total = 0;
+#pragma unroll
+            for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[m][r][i][d];
+            if (walk.by_group) {
+#pragma unroll
+                for (int n = 0; n < HELD; n++)
+                    if (n == c.chunk + m) held[n] = total;
+            }
+        }
+        if (c.used == 1) put_attended<T, D>(p, c, i, d, total / s.chunk.stat[0][i].y);
         else if (MAIL && !walk.by_group && walk.by_mail) {
             const float next = __shfl_down_sync(0xffffffffu, total, 1);
             if (d % 2 == 0 && c.chunk < c.used - 1)
                 xt_put_packet(parts_of<D>((int)row0 + i, c.chunk) + d / 2,
                               make_uint4(__float_as_uint(total), __float_as_uint(next), mail.tag, 0));
         } else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
-        else {
-#pragma unroll
-            for (int n = 0; n < HELD; n++)
-                if (n == c.chunk) held[n] = total;
-        }
     }
     if (c.used == 1) return true;
     if (walk.by_group) {
-        if (c.chunk == c.used - 1) join_held<T, D>(s, p, c, held);
-        return c.chunk == c.used - 1;
+        const bool complete = c.chunk + width == c.used;
+        if (complete) join_held<T, D>(s, p, c, held);
+        return complete;
     }
     if (MAIL && walk.by_mail) {
         if (c.chunk == c.used - 1) join_mailed<T, D>(s, p, mail, c, total);
@@ -720,7 +747,7 @@ __device__ inline int attend_all(StepShared<T, D> &s, const Step<T> &p, const St
     float held[HELD] = {};
     L at;
     if (walk.at < walk.end)
-        load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
+        load_chunks<T, L::KEY_LANES>(at.key, w.keys, p, walk), load_chunks<T, L::VALUE_LANES>(at.value, w.values, p, walk);
     meet();
     int complete = 0;
     while (walk.at < walk.end) complete += attend<MAIL, T, D>(s, p, w, mail, walk, made, at, held);
