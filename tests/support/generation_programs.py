@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import xtrain as xt
-from xtrain.generation import generate, steps
+from xtrain.generation import generate, steps, stream_tokens
 from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config, decoder
 
 SIZES = dict(
@@ -74,6 +74,15 @@ def counts() -> None:
     generated(one, 1 + 10 * steps.AT_ONCE, seed=1)
     after = xt.cuda.counters()
     assert made[0].captured and after["to_host"] - before["to_host"] <= 12, (before, after)
+
+
+def begun() -> None:
+    """A graph has begun the steps of the next call when the tokens of one are handed out, and none that nobody asked for."""
+    one, at_once = model("qwen3", "float64", head_dim=8), steps.AT_ONCE
+    made.clear()
+    xt.generation.sampling.Steps = Seen  # type: ignore[attr-defined]
+    tokens = stream_tokens(one, IDS, 1 + 2 * at_once + 5, temperature=0.0, capture=True)
+    assert [made[0]._begun if made else 0 for _ in tokens] == [0] + [at_once] * at_once + [5] * at_once + [0] * 5
 
 
 def refused() -> None:

@@ -58,10 +58,12 @@ class Steps:
         device, batch = next(iter(model.parameters())).device, len(tokens)
         self._model, self._caches, self._draw = model, list(caches), draw
         self._ids = _C.tensor(tokens.reshape(batch, 1), device=device)
-        self._positions = _C.tensor(np.broadcast_to(np.int64(position), (batch,)).copy(), device=device)
+        # Positions, seed and step in one tensor, so that one addition changes them.
+        positions = _C.tensor(np.broadcast_to(np.int64(position), (batch,)).copy(), device=device)
+        self._state = _C.cat([positions, draw.random_on(device)], 0)
+        self._positions, self._random = (_C.slice(self._state, 0, *ends) for ends in ((0, batch), (batch, batch + 2)))
+        self._next = _C.tensor(np.array([1] * batch + [0, 1]), device=device)
         self.at_once = AT_ONCE if ahead else 1
-        self._random = draw.random_on(device)
-        self._next = _C.arange(0, 2, 1, _C.int64, device)  # adds 0 to the seed, 1 to the step
         self._made = _C.empty((self.at_once, batch), _C.int64, device)
         self._begun = 0  # steps that are queued and have not been read
         for cache in caches:
@@ -113,6 +115,5 @@ class Steps:
         logits = self._model(self._ids, self._positions, self._caches)
         tokens = self._draw(_C.select(logits, 1, 0), self._random)
         self._ids.copy_(_C.unsqueeze(_C.maximum(tokens, 0), 1))  # -1 is no id
-        self._positions.add_(1)
-        self._random.add_(self._next)
+        self._state.add_(self._next)
         return tokens
