@@ -71,6 +71,30 @@ template <typename T> struct Row {
 /* Blocks of a launch that have finished, for each row. Zeros between launches: the last block of a row resets its count. */
 __device__ unsigned row_finished[MOST_ROWS];
 
+/* f(j, x[j]) for each element of x [count], in any order, shared out over `threads` threads, of which this is number `thread`. So many
+ * loads are under way at once that their latency is not what a pass takes. */
+template <typename T, typename F> __device__ inline void each(const T *x, int count, int thread, int threads, F f) {
+    constexpr int N = XT_WIDTH<T>, AHEAD = 2;
+    const int head = min(count, (int)((16 - (uintptr_t)x % 16) % 16 / sizeof(T))), pieces = (count - head) / N;
+    for (int first = thread; first < pieces; first += threads * AHEAD) {
+        XtPiece<T, N> piece[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i * threads < pieces) piece[i] = xt_read<T, N>(x + head + (first + i * threads) * N);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (first + i * threads >= pieces) continue;
+            const XtVector<XtAcc<T>, N> v = xt_load(piece[i]);
+#pragma unroll
+            for (int e = 0; e < N; e++) f(head + (first + i * threads) * N + e, v.at[e]);
+        }
+    }
+    for (int j = thread; j < count - pieces * N; j += threads) {
+        const int at = j < head ? j : j + pieces * N;
+        f(at, xt_load(x[at]));
+    }
+}
+
 struct Smaller {
     __device__ int operator()(int a, int b) const { return a < b ? a : b; }
 };
@@ -139,26 +163,24 @@ __device__ static void clear(Shared *s, int count) {
 template <bool BY_WEIGHT, typename T> __device__ static Sum select(Shared *s, Row<T> *row, Sum limit) {
     const Row<T> r = *row;
     clear(s, BINS);
-    for (int j = threadIdx.x; j < r.vocab; j += THREADS) {
-        const XtAcc<T> v = xt_load(r.x[j]);
-        if (!r.has(key_of<T>(v), j)) continue;
+    each(r.x, r.vocab, threadIdx.x, THREADS, [&](int j, XtAcc<T> v) {
+        if (!r.has(key_of<T>(v), j)) return;
         if (BY_WEIGHT) atomicAdd(&s->sums[r.bin(v)], r.weight(v));
         else atomicAdd(&s->counts[r.bin(v)], 1u);
-    }
+    });
     cross<BY_WEIGHT>(s, BINS, false, limit);
     const int bin = s->place;
     Sum before = s->before;
     uint64_t prefix = 0;
     for (int shift = KEY_BITS<T> - 8; shift >= 0; shift -= 8) {
         clear(s, DIGITS);
-        for (int j = threadIdx.x; j < r.vocab; j += THREADS) {
-            const XtAcc<T> v = xt_load(r.x[j]);
+        each(r.x, r.vocab, threadIdx.x, THREADS, [&](int j, XtAcc<T> v) {
             const uint64_t key = key_of<T>(v);
-            if (r.bin(v) != bin || !r.has(key, j) || (shift + 8 < KEY_BITS<T> && key >> (shift + 8) != prefix)) continue;
+            if (r.bin(v) != bin || !r.has(key, j) || (shift + 8 < KEY_BITS<T> && key >> (shift + 8) != prefix)) return;
             const int digit = (int)(key >> shift & (DIGITS - 1));
             atomicAdd(&s->counts[digit], 1u);
             if (BY_WEIGHT) atomicAdd(&s->sums[digit], r.weight(v));
-        }
+        });
         cross<BY_WEIGHT>(s, DIGITS, true, limit - before);
         prefix = prefix << 8 | (uint64_t)s->place;
         before += s->before;
@@ -195,15 +217,14 @@ __device__ static void draw_from_list(Shared *s, const Row<T> &row, const int *i
     __syncthreads();
     if (threadIdx.x == 0) s->length = 0;
     __syncthreads();
-    for (int j = threadIdx.x; j < row.vocab; j += THREADS) {
-        const XtAcc<T> v = xt_load(row.x[j]);
+    each(row.x, row.vocab, threadIdx.x, THREADS, [&](int j, XtAcc<T> v) {
         const uint64_t key = key_of<T>(v);
-        if (!row.has(key, j)) continue;
+        if (!row.has(key, j)) return;
         const unsigned place = atomicAdd(&s->length, 1u);
         s->keys[place] = key;
         s->weights[place] = row.weight(v);
         s->indices[place] = j;
-    }
+    });
     __syncthreads();
     const int count = (int)s->length, i = threadIdx.x;
     const Sum key = i < count ? s->keys[i] : 0, weight = i < count ? s->weights[i] : 0;
@@ -224,27 +245,38 @@ __device__ static void draw_from_list(Shared *s, const Row<T> &row, const int *i
     if (kept && before <= drawn && drawn < before + weight) out[number] = indices ? indices[index] : index;
 }
 
-/* The draw among all tokens that are left, `total` together. */
+/* The draw among all tokens that are left. A warp adds up a part of the row; then the part that has the token is looked through. */
 template <typename T>
-__device__ static void draw_from_row(Shared *s, const Row<T> &row, Sum total, XtPhilox philox, int64_t *out, int64_t number) {
+__device__ static void draw_from_row(Shared *s, const Row<T> &row, XtPhilox philox, int64_t *out, int64_t number) {
+    constexpr int WARPS = THREADS / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (row.vocab + WARPS - 1) / WARPS;
+    const auto weight_of = [&](int j, XtAcc<T> v) { return row.has(key_of<T>(v), j) ? row.weight(v) : (Sum)0; };
+    Sum mine = 0, total = 0, before = 0;
+    const int start = min(row.vocab, warp * part);
+    each(row.x + start, min(part, row.vocab - start), lane, 32, [&](int j, XtAcc<T> v) { mine += weight_of(start + j, v); });
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, step);
+    __syncthreads();
+    if (lane == 0) s->sums[warp] = mine;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++) total += s->sums[w];
     const Sum drawn = xt_draw_number(philox, (uint64_t)number, total);
-    Sum before = 0;
-    for (int tile = 0; tile < row.vocab; tile += THREADS * EACH) {
+    int w = 0;
+    while (w < WARPS - 1 && before + s->sums[w] <= drawn) before += s->sums[w++];
+    const int end = min(row.vocab, (w + 1) * part);
+    for (int tile = w * part; tile < end; tile += THREADS * EACH) {
         const int first = tile + threadIdx.x * EACH;
-        Sum weights[EACH], mine = 0, in_tile;
+        Sum weights[EACH], in_tile;
+        mine = 0;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int j = first + e;
-            weights[e] = 0;
-            if (j < row.vocab) {
-                const XtAcc<T> v = xt_load(row.x[j]);
-                if (row.has(key_of<T>(v), j)) weights[e] = row.weight(v);
-            }
+            weights[e] = j < end ? weight_of(j, xt_load(row.x[j])) : 0;
             mine += weights[e];
         }
-        const Sum end = before + scan(s, mine, &in_tile);
-        if (end - mine <= drawn && drawn < end) {
-            Sum sum = end - mine;
+        const Sum last = before + scan(s, mine, &in_tile);
+        if (last - mine <= drawn && drawn < last) {
+            Sum sum = last - mine;
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 if (sum <= drawn && drawn < sum + weights[e]) out[number] = first + e;
@@ -261,11 +293,10 @@ template <typename T> __device__ static XtAcc<T> largest(const T *x, int count, 
     using A = XtAcc<T>;
     A max = -(A)INFINITY;
     bool any = false;
-    for (int j = threadIdx.x; j < count; j += THREADS) {
-        const A v = xt_load(x[j]);
+    each(x, count, threadIdx.x, THREADS, [&](int, A v) {
         any |= v != v;
         max = XtFirstMax()(max, v);
-    }
+    });
     max = xt_block_reduce(max, -(A)INFINITY, XtFirstMax());
     *nan = __syncthreads_or(any);
     return max;
@@ -300,14 +331,15 @@ __global__ void __launch_bounds__(THREADS)
             draw_from_list(&s, row, NULL, top_p, philox, out, number);
             continue;
         }
-        Sum total = 0;
-        for (int j = threadIdx.x; j < vocab; j += THREADS) {
-            const A v = xt_load(row.x[j]);
-            if (row.has(key_of<T>(v), j)) total += row.weight(v);
+        if (top_p < 1.0) {
+            Sum total = 0;
+            each(row.x, vocab, threadIdx.x, THREADS, [&](int j, A v) {
+                if (row.has(key_of<T>(v), j)) total += row.weight(v);
+            });
+            scan(&s, total, &total);
+            select<true>(&s, &row, xt_draw_limit(top_p, total));
         }
-        scan(&s, total, &total);
-        if (top_p < 1.0) total = select<true>(&s, &row, xt_draw_limit(top_p, total));
-        draw_from_row(&s, row, total, philox, out, number);
+        draw_from_row(&s, row, philox, out, number);
     }
 }
 
