@@ -133,7 +133,7 @@ typedef struct XtDecoderStep {
     void *out;
     const void *x;
     const int64_t *positions;
-    const XtDecoderLayer *layer;   /* [layers], host memory */
+    const XtDecoderLayer *layer; /* [layers], host memory */
     const void *last_norm, *head;
     XtDtype dtype;
     int64_t layers, batch, channels, heads, kv_heads, dim, inner, length, vocab; /* B, C, H, K, D, F, L, V */

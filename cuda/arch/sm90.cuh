@@ -208,12 +208,6 @@ __device__ inline unsigned xt_read_released(const unsigned *from) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
     return number;
 }
-/* The same number, without what was written before it. */
-__device__ inline unsigned xt_read_relaxed(const unsigned *from) {
-    unsigned number;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(number) : "l"(from) : "memory");
-    return number;
-}
 __device__ inline void xt_wait_released(const unsigned *from, unsigned wanted) {
     for (int tries = 0;; tries++) {
         const unsigned number = xt_read_released(from);
@@ -232,24 +226,6 @@ __device__ inline void xt_put_released(unsigned *to, unsigned number) {
 /* Adds to it; what others added before, and wrote before they did, is seen, too. */
 __device__ inline void xt_add_released(unsigned *to, unsigned number) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(number) : "memory");
-}
-/* 16 bytes of global memory that are read and written at once, so a part of them can say that the rest is there. */
-__device__ inline uint4 xt_get_packet(const uint4 *from) {
-    uint64_t low, high;
-    asm volatile("{.reg .b128 q;\n"
-                 "ld.relaxed.gpu.global.b128 q, [%2];\n"
-                 "mov.b128 {%0, %1}, q;}"
-                 : "=l"(low), "=l"(high)
-                 : "l"(from)
-                 : "memory");
-    return make_uint4((uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high, (uint32_t)(high >> 32));
-}
-__device__ inline void xt_put_packet(uint4 *to, uint4 packet) {
-    asm volatile("{.reg .b128 q;\n"
-                 "mov.b128 q, {%1, %2};\n"
-                 "st.relaxed.gpu.global.b128 [%0], q;}" ::"l"(to),
-                 "l"((uint64_t)packet.y << 32 | packet.x), "l"((uint64_t)packet.w << 32 | packet.z)
-                 : "memory");
 }
 /* Ends a group of this thread's stores; waits until all groups have read shared memory. */
 __device__ inline void xt_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

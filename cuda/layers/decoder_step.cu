@@ -1,4 +1,4 @@
-/* decoder_step.cu - all layers of a decoder for one new token a row (contract/layers.h). Two plans:
+/* decoder_step.cu - all layers of a decoder, and its head, for one new token a row (contract/layers.h). Two plans:
  *
  *   together   what `unfit` allows, on Hopper: one launch, described below
  *   parts      everything else, and where the blocks of that launch do not fit because other work has a part of the device: the kernels
@@ -12,7 +12,7 @@
  *     messages through L2, which wait behind copies.
  *   - Warps 0 to 7 compute. A layer has five parts: q, k and v; attention; its output; gate and up; down. Between two of them all blocks
  *     meet, since a part needs the results of all blocks. Norms are computed again by every block; additions and SwiGLU are done where
- *     a product is stored.
+ *     a product is stored. The head follows the last layer, with as many copies under way as there are slots.
  *
  * A product has tiles of 8 columns, rows of a weight. A slot has 1024 terms of a tile: 128 of each warp. That is the order of few.cu, and
  * norms, attention and its chunks of 64 positions are added as by their own kernels: so a row has the bits of the kernels one after the
@@ -46,49 +46,41 @@ struct Tiles {
     }
 };
 
-struct Spread {
-    int count, first, step;
-    __device__ Spread(bool spread, int tiles) {
-        const Tiles all(tiles);
-        if (spread) count = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x, first = blockIdx.x, step = gridDim.x;
-        else count = all.count, first = all.first, step = 1;
-    }
-    __device__ int at(int tile) const { return first + tile * step; }
-};
-
 template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &s, const Step<T> &p) {
     const int c = p.channels, queries = p.heads * D, keys = p.kv_heads * D;
     const Tiles qkv((queries + 2 * keys) / 8), o(c / 8), pairs(p.inner / 8);
+    const int most = p.batch > 8 ? UNDER_WAY_OF_MANY : UNDER_WAY;
     Copies copies;
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
-        fetch<true>(s, copies, p.flight, qkv.count, c, [&](int tile, int r) {
+        fetch<true>(s, copies, most, qkv.count, c, [&](int tile, int r) {
             const int64_t row = (qkv.first + tile) * 8 + r;
             return row < queries          ? w.q + row * c
                    : row < queries + keys ? w.k + (row - queries) * c
                                           : w.v + (row - queries - keys) * c;
         });
-        fetch<false>(s, copies, p.flight, o.count, queries,
+        fetch<false>(s, copies, most, o.count, queries,
                      [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
-        fetch<true>(s, copies, p.flight, 2 * pairs.count, c,
+        fetch<true>(s, copies, most, 2 * pairs.count, c,
                     [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
-        fetch<false>(s, copies, p.flight, o.count, p.inner,
+        fetch<false>(s, copies, most, o.count, p.inner,
                      [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
     if (!p.head) return;
-    const Spread head(p.spread, (p.vocab + 7) / 8);
+    const Tiles head((p.vocab + 7) / 8);
     fetch<true>(s, copies, SLOTS, head.count, c,
-                [&](int tile, int r) { return p.head + (int64_t)min(head.at(tile) * 8 + r, p.vocab - 1) * c; });
+                [&](int tile, int r) { return p.head + (int64_t)min((head.first + tile) * 8 + r, p.vocab - 1) * c; });
 }
 
 /* MANY: 1 for up to 8 rows, 2 for up to 16. */
-template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute_all(StepShared<T, D> &s, const Step<T> &p) {
+template <typename T, int D, int MANY> __device__ inline void compute_all(StepShared<T, D> &s, const Step<T> &p) {
     for (int i = threadIdx.x; i < p.batch * (D / 2); i += CONSUMERS) {
         float sine, cosine;
         const int row = i / (D / 2), pair = i % (D / 2);
         sine_cosine(angle_of((float)p.positions[row], p.frequency[pair]), &sine, &cosine);
         s.angles[row][0][pair] = xt_store<T>(cosine), s.angles[row][1][pair] = xt_store<T>(sine);
     }
+    if (threadIdx.x < ROWS) s.rstd[threadIdx.x] = 0;
     if (threadIdx.x < p.batch) {
         const int64_t position = p.positions[threadIdx.x];
         const bool known = position >= 0 && position < p.length;
@@ -100,43 +92,23 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
     const Tiles qkv(joint / 8), o(c / 8), pairs(p.inner / 8);
     const Walk walk = first_chunk(s, p);
     Place place;
-    const int pairs_each = (p.inner / 8 + (int)gridDim.x - 1) / (int)gridDim.x; /* tiles of all blocks but the last ones */
     unsigned met = 0; /* what step_met is after the next meeting */
-    Mail mail;
-    unsigned tag = 0;
-    if constexpr (MAIL) {
-        tag = *(const volatile unsigned *)&step_tag + 1;
-        mail.qkv = step_mail, mail.middle = mail.qkv + p.batch * joint / 4, mail.out = mail.middle + p.copies * p.batch * stride_of(c);
-    }
-    const auto quiet = [&](int now) {
-        if (threadIdx.x == 0) s.meets = now;
-    };
-    const auto arrive = [&](unsigned *counter, unsigned number) {
+    const auto arrive = [&] {
         xt_named_sync(ALL, CONSUMERS);
-        if (threadIdx.x == 0) s.meets = p.quiet, xt_add_released(counter, number);
+        if (threadIdx.x == 0) s.meets = 1, xt_add_released(&step_met, 1);
     };
-    const auto wait = [&](unsigned *counter, unsigned wanted) {
+    const auto meet = [&] {
+        met += gridDim.x;
         if (threadIdx.x == 0) {
-            if (p.relaxed) while (xt_read_relaxed(counter) < wanted) {}
-            else while (xt_read_released(counter) < wanted) {}
+            while (xt_read_released(&step_met) < met) {}
             s.meets = 0;
         }
         xt_named_sync(ALL, CONSUMERS);
     };
-    const auto meet = [&] { met += gridDim.x, wait(&step_met, met); };
-    const int senders = (p.inner / 8 + pairs_each - 1) / pairs_each, groups = p.batch * p.kv_heads * tiles_of(p);
-    /* Four elements of the stream, for the others. */
-    const auto send = [&](uint4 *to, int row, int column, const XtPiece<T, 4> &piece) {
-        to += row * stride_of(c) + stream_packet(column);
-        for (int i = 0; i < p.copies; i++, to += p.batch * stride_of(c))
-            xt_put_packet(to, make_uint4(piece.word[0], piece.word[1], mail.tag, 0));
-    };
-    const int copy = blockIdx.x % p.copies * p.batch * stride_of(c); /* that this block reads */
     /* Of elements [4 e, 4 e + 4) of columns [0, count) from tile `first` on, of this block: the place in the stream. */
     const auto place_in_stream = [&](int e, int first, int count) {
         return e / (count / 4) * c + (o.first + first) * 8 + e % (count / 4) * 4;
     };
-    mail.tag = tag;
     const int columns = min(o.count, (int)MOST_TILES) * 8; /* of the first round: their old values are loaded before the product */
     typedef XtPiece<T, 4> Four;
     const auto read_four = [&](const T *x) {
@@ -147,84 +119,50 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
         return (int)threadIdx.x < p.batch * columns / 4 ? read_four(x + place_in_stream(threadIdx.x, 0, columns)) : Four();
     };
     /* Adds a product to the stream: x + T(a W^T). */
-    const auto add = [&](const T *x, Four old, uint4 *to, int first, int count) {
+    const auto add = [&](const T *x, Four old, int first, int count) {
         for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
             const int at = place_in_stream(e, first, count);
             if (first > 0 || e >= CONSUMERS) old = read_four(x + at);
-            const Four sum = rounded_sum<T, 4>(old, joined_four<T>(s, e / (count / 4), e % (count / 4) * 4));
-            xt_write(p.out + at, sum);
-            if (MAIL && to) send(to, at / c, at % c, sum);
+            xt_write(p.out + at, rounded_sum<T, 4>(old, joined_four<T>(s, e / (count / 4), e % (count / 4) * 4)));
         }
     };
     XtPiece<T, 8> norm[4];
-    load_norm(norm, p, p.layer[0].norm);
-    if constexpr (MAIL)
-        for (int e = threadIdx.x; e < p.batch * o.count * 2; e += CONSUMERS) {
-            const int at = place_in_stream(e, 0, o.count * 8);
-            send(mail.out, at / c, at % c, read_four(p.x + at));
-        }
+    load_norm(norm, p.layer[0].norm, c);
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
         const T *x = l ? p.out : p.x;
-        mail.tag = tag + l;
-        STAMP(l, 0);
-        if (!MAIL || qkv.count) { /* q, k and v */
+        { /* q, k and v */
             uint32_t a[1][4][MANY][4];
-            load_normalised<MAIL, T, D, MANY>(s, p, a, x, mail.out + copy, mail.tag, norm);
-            if (MAIL) quiet(0);
-            STAMP(l, 1);
+            load_normalised<T, D, MANY>(s, p, a, x, norm);
             products<T, D, 1, MANY>(s, place, a, qkv.count, c, [&](int first, int count) {
                 for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
                     const int row = e / (count / 4), column = e % (count / 4) * 4;
-                    const int to = (qkv.first + first) * 8 + column;
-                    const Four sum = joined_four<T>(s, row, column);
-                    if constexpr (MAIL)
-                        xt_put_packet(mail.qkv + row * (joint / 4) + packet_of(to), make_uint4(sum.word[0], sum.word[1], mail.tag, 0));
-                    else xt_write(p.qkv + row * joint + to, sum);
+                    xt_write(p.qkv + row * joint + (qkv.first + first) * 8 + column, joined_four<T>(s, row, column));
                 }
             });
         }
-        STAMP(l, 2);
-        if constexpr (MAIL) {
-            quiet(p.quiet);
-            STAMP(l, 3);
-            if (walk.at < walk.end) xt_named_sync(ALL, CONSUMERS); /* the sums have been read */
-            const int complete = attend_all<true>(s, p, w, mail, walk, [] {});
-            STAMP(l, 5);
-            if (complete) arrive(&step_attended, complete);
-            wait(&step_attended, groups * (l + 1));
-        } else {
-            arrive(&step_met, 1);
-            STAMP(l, 3);
-            attend_all<false>(s, p, w, mail, walk, meet);
-            STAMP(l, 5);
-            arrive(&step_met, 1);
-            meet();
-        }
-        STAMP(l, 6);
-        if (!MAIL || o.count) { /* its output */
+        arrive();
+        attend_all(s, p, w, walk, meet);
+        arrive();
+        meet();
+        { /* its output */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
             const Four old = old_of(x);
             load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
-            STAMP(l, 7);
             products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, queries,
-                                                     [&](int first, int count) { add(x, old, mail.middle, first, count); });
+                                                     [&](int first, int count) { add(x, old, first, count); });
         }
-        STAMP(l, 8);
-        if constexpr (MAIL) quiet(p.quiet);
-        else arrive(&step_met, 1);
-        load_norm(norm, p, w.mlp_norm);
-        if constexpr (!MAIL) meet();
-        STAMP(l, 9);
-        if (!MAIL || pairs.count) { /* gate and up */
+        arrive();
+        load_norm(norm, w.mlp_norm, c);
+        meet();
+        { /* gate and up */
             uint32_t a[1][4][MANY][4];
-            load_normalised<MAIL, T, D, MANY>(s, p, a, p.out, mail.middle + copy, mail.tag, norm);
-            if (MAIL) quiet(0);
-            STAMP(l, 10);
+            load_normalised<T, D, MANY>(s, p, a, p.out, norm);
             products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, [&](int first, int count) {
                 for (int e = threadIdx.x; e < p.batch * count / 8; e += CONSUMERS) {
                     const int row = e / (count / 8), column = e % (count / 8) * 4, gate = column / 8 * 16 + column % 8;
-                    const XtVector<float, 4> g = xt_load(joined_four<T>(s, row, gate)), u = xt_load(joined_four<T>(s, row, gate + 8));
+                    const XtVector<float, 4> g = xt_load(joined_four<T>(s, row, gate)),
+                                             u = xt_load(joined_four<T>(s, row, gate + 8));
                     XtVector<float, 4> gated;
 #pragma unroll
                     for (int i = 0; i < 4; i++) gated.at[i] = xt_swiglu<T>(g.at[i], u.at[i]);
@@ -232,55 +170,36 @@ template <typename T, int D, int MANY, bool MAIL> __device__ inline void compute
                 }
             });
         }
-        STAMP(l, 11);
-        if constexpr (MAIL) {
-            if (pairs.count) arrive(&step_met, 1);
-            wait(&step_met, senders * (l + 1));
-        } else {
-            arrive(&step_met, 1);
-            meet();
-        }
-        STAMP(l, 12);
-        if (!MAIL || o.count) { /* down */
+        arrive();
+        meet();
+        { /* down */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
             const Four old = old_of(p.out);
             load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
-            STAMP(l, 13);
-            mail.tag++; /* what is sent is for the next layer */
-            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner, [&](int first, int count) {
-                add(p.out, old, l + 1 < p.layers || p.head ? mail.out : NULL, first, count);
-            });
+            products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner,
+                                                     [&](int first, int count) { add(p.out, old, first, count); });
         }
-        STAMP(l, 14);
         const T *next = l + 1 < p.layers ? p.layer[l + 1].norm : p.last_norm;
         if (!next) break;
-        if constexpr (MAIL) quiet(p.quiet);
-        else arrive(&step_met, 1);
-        load_norm(norm, p, next);
-        if constexpr (!MAIL) meet();
-        STAMP(l, 15);
+        arrive();
+        load_norm(norm, next, c);
+        meet();
     }
-    const Spread head(p.spread, p.head ? (p.vocab + 7) / 8 : 0);
-    mail.tag = tag + p.layers;
+    const Tiles head(p.head ? (p.vocab + 7) / 8 : 0);
     if (head.count) {
         uint32_t a[1][4][MANY][4];
-        load_normalised<MAIL, T, D, MANY>(s, p, a, p.out, mail.out + copy, mail.tag, norm);
-            if (MAIL) quiet(0);
+        load_normalised<T, D, MANY>(s, p, a, p.out, norm);
         products<T, D, 1, MANY>(s, place, a, head.count, c, [&](int first, int count) {
             for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
-                const int row = e / count, column = head.at(first + e % count / 8) * 8 + e % 8;
+                const int row = e / count, column = (head.first + first) * 8 + e % count;
                 if (column < p.vocab) p.logits[(int64_t)row * p.vocab + column] = xt_store<T>(joined(s, row, e % count));
             }
         });
     }
-    if (MAIL && threadIdx.x == 0) s.meets = 0;
-    if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) { /* nobody waits any more */
-        step_met = step_left = step_attended = 0;
-        if (MAIL) step_tag = tag + p.layers;
-    }
+    if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) step_met = step_left = 0; /* nobody waits any more */
 }
 
-template <typename T, int D, int MANY, bool MAIL>
+template <typename T, int D, int MANY>
 __global__ void __launch_bounds__(THREADS_OF_BLOCK, 1) decoder_step_kernel(const __grid_constant__ Step<T> p) {
 #ifdef XT_SM90A
     extern __shared__ __align__(128) char memory[];
@@ -299,7 +218,7 @@ __global__ void __launch_bounds__(THREADS_OF_BLOCK, 1) decoder_step_kernel(const
         if (threadIdx.x < CONSUMERS + 32) fetch_all(s, p);
     } else {
         xt_registers_more<232>();
-        compute_all<T, D, MANY, MAIL>(s, p);
+        compute_all<T, D, MANY>(s, p);
     }
 #else
     XT_NO_SM90A();
@@ -330,24 +249,16 @@ static const char *unfit(const XtDecoderStep *p, const XtDeviceTraits *device) {
     return (uintptr_t)p->x % 16 ? "x is not aligned to 16 bytes" : NULL;
 }
 
-#ifdef STEP_STAMPS
-extern "C" __attribute__((visibility("default"))) int xt_step_stamps(void *to) {
-    cudaDeviceSynchronize();
-    return cudaMemcpyFromSymbol(to, step_stamps, sizeof step_stamps);
-}
-#endif
-static int knob(const char *name, int other) {
-    const char *text = getenv(name);
-    return text ? atoi(text) : other;
-}
-template <typename T, int D, int MANY, bool MAIL> static XtStatus run(const XtDecoderStep *p, bool *queued) {
+template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *p, bool *queued) {
     static_assert(sizeof(StepShared<T, D>) <= 232448, "the shared memory of a block");
     static_assert(sizeof(StepLayer<T>) == sizeof(XtDecoderLayer), "the same pointers");
-    const auto kernel = decoder_step_kernel<T, D, MANY, MAIL>;
+    const auto kernel = decoder_step_kernel<T, D, MANY>;
     const int64_t rows = p->batch * p->heads, chunks = xt_divide_up(p->length, POSITIONS), queries = p->heads * D;
     const int64_t sizes[] = {p->batch * (queries + 2 * p->kv_heads * D) * (int64_t)sizeof(T),
-                             p->batch * queries * (int64_t)sizeof(T), p->batch * p->inner * (int64_t)sizeof(T),
-                             rows * chunks * D * (int64_t)sizeof(float), rows * chunks * (int64_t)sizeof(float2),
+                             p->batch * queries * (int64_t)sizeof(T),
+                             p->batch * p->inner * (int64_t)sizeof(T),
+                             rows * chunks * D * (int64_t)sizeof(float),
+                             rows * chunks * (int64_t)sizeof(float2),
                              p->head ? p->batch * p->channels * (int64_t)sizeof(T) : 0};
     size_t total = 0;
     char *at[6];
@@ -361,12 +272,12 @@ template <typename T, int D, int MANY, bool MAIL> static XtStatus run(const XtDe
     const int each = plan == PLAN_NARROW_1 ? 1 : plan == PLAN_NARROW_2 ? 2 : plan == PLAN_NARROW_3 ? 3 : 4;
     Step<T> step = {};
     step.x = (const T *)p->x, step.out = p->head ? (T *)at[5] : (T *)p->out, step.logits = (T *)p->out;
-    step.last_norm = (const T *)p->last_norm, step.head = (const T *)p->head, step.vocab = (int)p->vocab, step.positions = p->positions;
+    step.last_norm = (const T *)p->last_norm, step.head = (const T *)p->head, step.vocab = (int)p->vocab,
+    step.positions = p->positions;
     step.qkv = (T *)at[0], step.attended = (T *)at[1], step.gated = (T *)at[2], step.parts = (float *)at[3],
     step.stats = (float2 *)at[4];
     step.length = p->length, step.layers = (int)p->layers, step.batch = (int)p->batch, step.channels = (int)p->channels;
     step.heads = (int)p->heads, step.kv_heads = (int)p->kv_heads, step.inner = (int)p->inner, step.chunks = (int)chunks;
-    step.flight = knob("XT_STEP_FLIGHT", UNDER_WAY), step.more_turns = knob("XT_STEP_TURNS", JOINING), step.quiet = knob("XT_STEP_QUIET", 1), step.pair = knob("XT_STEP_PAIR", 2), step.copies = knob("XT_STEP_COPIES", 1), step.relaxed = knob("XT_STEP_RELAXED", 1), step.spread = knob("XT_STEP_SPREAD", 1), step.join = knob("XT_STEP_JOIN", 1);
     step.norm_pieces = each, step.norm_lanes = lanes_of(pieces, each);
     step.eps = (float)p->eps, step.scale = (float)p->scale;
     step.inverse_channels = 1.0f / (float)p->channels, step.inverse_dim = 1.0f / (float)D;
@@ -440,9 +351,15 @@ static XtStatus parts(const XtDecoderStep *p) {
     const int64_t size = (int64_t)xt_dtype_size(p->dtype), rows = p->batch, c = p->channels, dim = p->dim, f = p->inner;
     const int64_t queries = p->heads * dim, keys = p->kv_heads * dim, joint = queries + 2 * keys;
     enum { H, QKV, TURNED, ATTENDED, MIDDLE, Y, BOTH, GATED, STREAM, RSTD, BUFFERS };
-    const int64_t nbytes[BUFFERS] = {c * size,       joint * size, (queries + keys) * size,
-                                     queries * size, c * size,     c * size,
-                                     2 * f * size,   f * size,     p->head ? c * size : 0,
+    const int64_t nbytes[BUFFERS] = {c * size,
+                                     joint * size,
+                                     (queries + keys) * size,
+                                     queries * size,
+                                     c * size,
+                                     c * size,
+                                     2 * f * size,
+                                     f * size,
+                                     p->head ? c * size : 0,
                                      (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
     size_t total = 0, offset[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) offset[i] = total, total += (size_t)xt_divide_up(rows * nbytes[i], 256) * 256;
@@ -500,14 +417,8 @@ XtStatus xt_cuda_decoder_step(const XtDecoderStep *p) {
     XT_CHECK(xt_by_float(p->dtype, [&](auto zero) {
         using T = decltype(zero);
         if constexpr (sizeof(T) == 2) {
-            const bool mail = p->batch <= knob("XT_STEP_MAIL", MOST_MAIL_ROWS);
-            if (p->dim == 64)
-                return p->batch > 8 ? run<T, 64, 2, false>(p, &queued)
-                       : mail       ? run<T, 64, 1, true>(p, &queued)
-                                    : run<T, 64, 1, false>(p, &queued);
-            return p->batch > 8 ? run<T, 128, 2, false>(p, &queued)
-                   : mail       ? run<T, 128, 1, true>(p, &queued)
-                                : run<T, 128, 1, false>(p, &queued);
+            if (p->dim == 64) return p->batch > 8 ? run<T, 64, 2>(p, &queued) : run<T, 64, 1>(p, &queued);
+            return p->batch > 8 ? run<T, 128, 2>(p, &queued) : run<T, 128, 1>(p, &queued);
         }
         return XT_OK; /* unfit has refused it */
     }));

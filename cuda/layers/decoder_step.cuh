@@ -15,52 +15,27 @@ enum {
     TERMS = WARPS * CHUNK,              /* of a slot */
     PITCH = TERMS * 2 + 64,             /* bytes from row to row of a slot: the lanes of a read have banks of their own */
     SLOT = 8 * PITCH,                   /* bytes: a row for each column of a tile */
-    SLOTS = 11,                         /* what fits */
+    SLOTS = 12,                         /* what fits */
     UNDER_WAY = 2,                      /* slots that are copied at once: what blocks tell each other would wait behind more */
+    UNDER_WAY_OF_MANY = 1,              /* the same above 8 rows, where blocks tell each other more */
     MOST_TILES = 6,                     /* whose sums are joined at once */
     COLS = MOST_TILES * 8,              /* of them */
     MOST_LAYERS = 64,                   /* what the parameters of a kernel hold */
     MOST_TERMS = 3 * TERMS,             /* of a product: what registers hold of the rows */
     POSITIONS = 64,                     /* of a chunk, as in cached_attention.cu */
     HEADS = 2,                          /* query heads that share one */
-    PAIR = 2,                           /* chunks of a group that a block computes at once */
     HELD = 8,                           /* chunks of a group that a block holds in registers */
     MOST_GROUPS = 4096,                 /* rows times query heads, which count their chunks */
     JOINING = 1,                        /* turns that joining the chunks of several blocks takes longer */
     ALL = 1,                            /* the named barrier of all warps that compute */
-    MAILED = 8,                         /* chunks of a group that blocks send each other */
-    MOST_COPIES = 8,                    /* of the stream: less blocks read the same packets */
-    MOST_MAIL_ROWS = 8,                 /* of a step whose blocks send packets */
-    MOST_ROW = 2 * MOST_COPIES * TERMS + 3 * MOST_TERMS, /* elements that blocks send each other for a row and layer */
 };
 
 /* ---- what the blocks share ------------------------------------------------------------------------------------------------------ */
 
 /* Zeros between launches. Blocks that have come to a meeting, over all meetings; blocks that have left the last one. */
-__device__ unsigned step_met, step_left, step_attended;
+__device__ unsigned step_met, step_left;
 /* Chunks that are done, for each row and tile of query heads. The last one resets its count. */
 __device__ unsigned step_chunks[MOST_GROUPS];
-/* What blocks send each other: packets of 4 elements and a tag. step_tag: the last tag that was used. */
-__device__ uint4 step_mail[MOST_MAIL_ROWS * MOST_ROW / 4];
-__device__ unsigned step_tag;
-/* The same for a chunk of a query head: D / 2 packets of two sums, and one of its statistics. */
-__device__ uint4 step_parts[MOST_MAIL_ROWS * (MOST_TERMS / 64) * MAILED * (64 / 2 + 1)];
-
-#define STEP_STAMPS
-#ifdef STEP_STAMPS
-enum { STAMPS = 32, FIRST_STAMPED = 10, STAMPED = 4 };
-__device__ unsigned long long step_stamps[132][STAMPED][STAMPS];
-__device__ inline void stamp(int layer, int point) {
-    if (threadIdx.x == 0 && layer >= FIRST_STAMPED && layer < FIRST_STAMPED + STAMPED) {
-        unsigned long long now;
-        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-        step_stamps[blockIdx.x][layer - FIRST_STAMPED][point] = now;
-    }
-}
-#define STAMP(layer, point) stamp(layer, point)
-#else
-#define STAMP(layer, point)
-#endif
 
 template <typename T> struct StepLayer {
     const T *norm, *q, *k, *v, *q_norm, *k_norm, *o, *mlp_norm, *gate, *up, *down;
@@ -77,7 +52,6 @@ template <typename T> struct Step {
     const int64_t *positions;  // [B]
     int64_t length;            // L
     int layers, batch, channels, heads, kv_heads, inner, chunks, vocab;
-    int flight, more_turns, quiet, join, relaxed, spread, copies, pair;
     int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
     float frequency[64]; /* of the D / 2 pairs */
@@ -88,17 +62,17 @@ template <typename T, int D> struct StepShared {
     alignas(128) char slots[SLOTS][SLOT];
     union {
         float sums[WARPS][ROWS][COLS];
-        char rows[ROWS][PITCH]; /* normalised, as a product takes them */
         struct {
-            float scores[PAIR][HEADS][POSITIONS], sums[PAIR][1024 / D][HEADS][D];
+            float scores[HEADS][POSITIONS], sums[1024 / D][HEADS][D];
             T lines[WARPS][HEADS + 1][D]; /* queries and the key of a chunk, normalised and turned: each warp has its own */
-            float2 stat[PAIR][HEADS], held[HELD][HEADS];
+            float2 stat[HEADS], held[HELD][HEADS];
+            bool is_last;
         } chunk;
     };
     T angles[ROWS][2][D / 2]; /* cosines, sines */
+    float rstd[ROWS];
     int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
-    bool is_last; /* the block that joins the chunks of a group */
     volatile int meets; /* the block waits for others: no copy is begun, behind which their messages would wait */
 };
 
@@ -106,32 +80,6 @@ template <typename T, int D> struct StepShared {
 template <typename T> __device__ inline XtPiece<T, 8> read_shared_piece(const T *p) {
     const uint4 q = __ldcg((const uint4 *)p);
     return {{q.x, q.y, q.z, q.w}};
-}
-
-/* ---- packets ---- */
-
-/* Where columns [column, column + 4) of a row of packets lie: the lanes of a product read 64 bytes in a row. */
-__device__ inline int packet_of(int column) { return column / 32 * 8 + column / 4 % 2 * 4 + column / 8 % 4; }
-/* The same of a row of the stream, [stride_of(columns)]: the lanes of a norm read 512 bytes in a row. */
-__device__ inline int stream_packet(int column) { return column / 256 * 64 + column / 4 % 2 * 32 + column / 8 % 32; }
-__device__ inline int stride_of(int columns) { return (columns + 255) / 256 * 64; }
-/* Waits for packets: where(n) is that of number n, or NULL. All lanes of a warp call it. */
-template <int N, typename Where> __device__ inline void receive(uint4 (&packet)[N], unsigned tag, Where where) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        const uint4 *from = where(n);
-        packet[n] = make_uint4(0, 0, tag, 0);
-        if (from) packet[n] = xt_get_packet(from);
-    }
-    for (;;) {
-        bool all = true;
-#pragma unroll
-        for (int n = 0; n < N; n++) all = all && packet[n].z == tag;
-        if (__all_sync(0xffffffffu, all)) return;
-#pragma unroll
-        for (int n = 0; n < N; n++)
-            if (packet[n].z != tag) packet[n] = xt_get_packet(where(n));
-    }
 }
 
 /* ---- slots --------------------------------------------------------------------------------------------------------------------- */
@@ -154,7 +102,8 @@ struct Copies {
     Place next, landed;
     int under_way = 0;
 };
-/* Copies the rows of `tiles` tiles, of `terms` each, to the next slots; row(tile, r) is row r of a tile. Called by a warp. */
+/* Copies the rows of `tiles` tiles, of `terms` each, to the next slots, at most `most` at once; row(tile, r) is row r of a tile. Called by a
+ * warp. */
 template <bool WIDE, typename T, int D, typename Row>
 __device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int most, int tiles, int terms, Row row) {
     const int lane = threadIdx.x % 32;
@@ -284,73 +233,55 @@ __device__ inline void load_rows(uint32_t (&a)[KS][4][MANY][4], const T *x, int 
                 for (int e = 0; e < 4; e++) a[k][i][half][e] = piece.word[e];
             }
 }
-/* Where piece i of this thread lies in a row that is normalised, as in rms_norm.cu; -1: it has none. */
-template <typename T> __device__ inline int norm_piece(const Step<T> &p, int i) {
-    const int at = (i * p.norm_lanes + (int)threadIdx.x % 32 % p.norm_lanes) * 8;
-    return i < p.norm_pieces && at < p.channels ? at : -1;
-}
 /* This thread's pieces of a norm's weight, which can be loaded before a meeting. */
-template <typename T> __device__ inline void load_norm(XtPiece<T, 8> (&weight)[4], const Step<T> &p, const T *from) {
+template <typename T> __device__ inline void load_norm(XtPiece<T, 8> (&weight)[4], const T *from, int channels) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int at = norm_piece(p, i);
+        const int at = warp * CHUNK + i * 32 + lane % 4 * 8;
         weight[i] = {};
-        if (at >= 0) weight[i] = xt_read<T, 8>(from + at);
+        if (at < channels) weight[i] = xt_read<T, 8>(from + at);
     }
 }
-/* a = rms_norm of the rows x [batch, channels], or of packets: a warp has every eighth row. */
-template <bool MAIL, typename T, int D, int MANY>
+/* a = rms_norm of the rows x [batch, channels]: a warp has the sum of every eighth row. */
+template <typename T, int D, int MANY>
 __device__ inline void load_normalised(StepShared<T, D> &s, const Step<T> &p, uint32_t (&a)[1][4][MANY][4], const T *x,
-                                       const uint4 *mail, unsigned tag, const XtPiece<T, 8> (&weight)[4]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+                                       const XtPiece<T, 8> (&weight)[4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+    load_rows<T, 1, MANY>(a, x, p.batch, p.channels);
     XtPiece<T, 8> piece[MANY][4];
-    if constexpr (MAIL) {
-        if (warp < p.batch) {
-            uint4 packet[8];
-            receive(packet, tag, [&](int n) {
-                const int at = norm_piece(p, n / 2);
-                return at >= 0 ? mail + warp * stride_of(p.channels) + stream_packet(at + n % 2 * 4) : NULL;
-            });
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                piece[0][i] = {{packet[2 * i].x, packet[2 * i].y, packet[2 * i + 1].x, packet[2 * i + 1].y}};
+    for (int half = 0; half < MANY; half++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = warp + 8 * half, at = (i * p.norm_lanes + lane % p.norm_lanes) * 8;
+            piece[half][i] = {};
+            if (row < p.batch && i < p.norm_pieces && at < p.channels)
+                piece[half][i] = read_shared_piece(x + row * p.channels + at);
         }
-    } else {
-#pragma unroll
-        for (int half = 0; half < MANY; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = warp + 8 * half, at = norm_piece(p, i);
-                piece[half][i] = {};
-                if (row < p.batch && at >= 0) piece[half][i] = read_shared_piece(x + row * p.channels + at);
-            }
-    }
 #pragma unroll
     for (int half = 0; half < MANY; half++) {
-        const int row = warp + 8 * half;
-        if (row >= p.batch) break;
         float sum[1] = {0};
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (i < p.norm_pieces) sum[0] += squares<T, 8>(piece[half][i]);
         sum_of_lanes<1>(sum, p.norm_lanes);
-        const float rstd = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (const int at = norm_piece(p, i); at >= 0 && lane < p.norm_lanes)
-                *(XtPiece<T, 8> *)(s.rows[row] + at * 2) = normalised<T, 8>(piece[half][i], weight[i], rstd);
+        if (lane == 0) s.rstd[warp + 8 * half] = reciprocal_root(sum[0] * p.inverse_channels + p.eps);
     }
     xt_named_sync(ALL, CONSUMERS);
 #pragma unroll
-    for (int half = 0; half < MANY; half++)
+    for (int half = 0; half < MANY; half++) {
+        const float rstd = s.rstd[g + 8 * half];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int row = g + 8 * half, at = warp * CHUNK + i * 32 + 8 * t;
-            uint4 q = make_uint4(0, 0, 0, 0);
-            if (row < p.batch && at < p.channels) q = *(const uint4 *)(s.rows[row] + at * 2);
-            a[0][i][half][0] = q.x, a[0][i][half][1] = q.y, a[0][i][half][2] = q.z, a[0][i][half][3] = q.w;
+            XtPiece<T, 8> x_piece;
+#pragma unroll
+            for (int e = 0; e < 4; e++) x_piece.word[e] = a[0][i][half][e];
+            const XtPiece<T, 8> normal = normalised<T, 8>(x_piece, weight[i], rstd);
+#pragma unroll
+            for (int e = 0; e < 4; e++) a[0][i][half][e] = normal.word[e];
         }
-    xt_named_sync(ALL, CONSUMERS); /* the sums of the product take the place of the rows */
+    }
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------------------------- */
@@ -385,17 +316,14 @@ template <typename T, int D> __device__ inline Chunk chunk_at(const StepShared<T
 /* The chunks of the block, one after the other. */
 struct Walk {
     bool by_group; /* the block has whole groups; else chunks of any group */
-    bool by_mail;  /* their chunks come as packets */
     int at, end;   /* an item of `end` chunks, or a group of `end` */
-    int width;     /* chunks at once: c and the one behind it */
     Chunk c;       /* where at < end */
 
     template <typename T, int D> __device__ void go_to(const StepShared<T, D> &s, const Step<T> &p, int chunk) {
         if (at < end) c = by_group ? chunk_of(s, p, at, chunk) : chunk_at(s, p, at);
-        width = by_group ? min(p.pair, c.used - c.chunk) : 1;
     }
     template <typename T, int D> __device__ void next(const StepShared<T, D> &s, const Step<T> &p) {
-        int chunk = c.chunk + width;
+        int chunk = c.chunk + 1;
         if (!by_group) at++;
         else if (chunk == c.used) at += gridDim.x, chunk = 0;
         go_to(s, p, chunk);
@@ -408,8 +336,7 @@ template <typename T, int D> __device__ inline Walk first_chunk(const StepShared
     for (int b = 0; b < p.batch; b++) chunks += s.used[b] * p.kv_heads * tiles_of(p), most = max(most, s.used[b]);
     const int turns = (chunks + blocks - 1) / blocks, by_group = (groups + blocks - 1) / blocks * most;
     Walk walk;
-    walk.by_group = most <= HELD && by_group <= turns + p.more_turns;
-    walk.by_mail = p.join && most <= MAILED;
+    walk.by_group = most <= HELD && by_group <= turns + JOINING;
     walk.at = (int)blockIdx.x * (walk.by_group ? 1 : turns); /* neighbours: mostly of one group */
     walk.end = walk.by_group ? groups : min(chunks, walk.at + turns);
     walk.go_to(s, p, 0);
@@ -420,55 +347,31 @@ template <typename T, int D> __device__ inline Walk first_chunk(const StepShared
 template <typename T, int D> struct Loaded {
     static constexpr int KEY_LANES = D / 8, KEY_LINES = CONSUMERS / KEY_LANES, KEYS = POSITIONS / KEY_LINES;
     static constexpr int VALUE_LANES = D / 4, VALUE_LINES = CONSUMERS / VALUE_LANES, VALUES = POSITIONS / VALUE_LINES;
-    XtPiece<T, 8> key[PAIR][KEYS];
-    XtPiece<T, 4> value[PAIR][VALUES];
+    XtPiece<T, 8> key[KEYS];
+    XtPiece<T, 4> value[VALUES];
 };
-/* Keys or values of the chunks at `walk` that were stored by earlier steps; the new token's are not read here. */
+/* Keys and values of a chunk that were stored by earlier steps; the new token's are not read here. */
 template <typename T, int LANES, int N, int COUNT>
-__device__ inline void load_chunks(XtPiece<T, N> (&piece)[PAIR][COUNT], const T *from, const Step<T> &p, const Walk &walk) {
+__device__ inline void load_chunk(XtPiece<T, N> (&piece)[COUNT], const T *from, const Step<T> &p, const Chunk &c) {
     constexpr int LINES = CONSUMERS / LANES, D = LANES * N;
-    const Chunk &c = walk.c;
     const int lane = threadIdx.x % LANES, first = c.chunk * POSITIONS + threadIdx.x / LANES,
-              left = c.known ? min(c.position - first, walk.width * POSITIONS) : 0;
+              left = c.known ? c.position - first : 0;
     from += (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + first) * D + lane * N;
 #pragma unroll
-    for (int m = 0; m < PAIR; m++)
-#pragma unroll
-        for (int e = 0; e < COUNT; e++) {
-            piece[m][e] = {};
-            if (m * POSITIONS + e * LINES < left) piece[m][e] = xt_read<T, N>(from + (m * POSITIONS + e * LINES) * D);
-        }
+    for (int e = 0; e < COUNT; e++) {
+        piece[e] = {};
+        if (e * LINES < left) piece[e] = xt_read<T, N>(from + e * LINES * D);
+    }
 }
 /* Norm and RoPE of the query heads of a chunk and of the new key, to the warp's lines. */
-struct Mail {
-    uint4 *qkv, *middle, *out; // [B, (H + 2 K) D], [B, C], [B, C]
-    unsigned tag;
-};
-/* A thread has element d of query head i of a chunk: all lanes of a warp have the same i. */
-template <typename T, int D> __device__ inline void put_attended(const Step<T> &p, const Chunk &c, int i, int d, float value) {
-    const int column = (c.head + i) * D + d;
-    const float one = __shfl_down_sync(0xffffffffu, value, 1), two = __shfl_down_sync(0xffffffffu, value, 2),
-                three = __shfl_down_sync(0xffffffffu, value, 3);
-    if (d % 4) return;
-    const uint32_t low = xt_round_pair<T>(value, one), high = xt_round_pair<T>(two, three);
-    xt_write(p.attended + c.b * p.heads * D + column, XtPiece<T, 4>{{low, high}});
-}
-template <bool MAIL, typename T, int D>
-__device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, const Chunk &c,
-                                  const T *new_row) {
+template <typename T, int D>
+__device__ inline void make_lines(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Chunk &c, const T *new_row) {
     constexpr int LANES = D / 16;
     const int lane = threadIdx.x % 32, line = lane / LANES, col = lane % LANES * 8;
     const bool here = line < c.count || line == HEADS;
-    const int from = (line < HEADS ? c.head + line : p.heads + c.kv_head) * D + col;
+    const T *from = new_row + (line < HEADS ? c.head + line : p.heads + c.kv_head) * D + col;
     XtPiece<T, 8> pair[2] = {};
-    if constexpr (MAIL) {
-        const uint4 *row = mail.qkv + c.b * ((p.heads + 2 * p.kv_heads) * D / 4);
-        uint4 packet[4];
-        receive(packet, mail.tag,
-                [&](int n) { return here ? row + packet_of(from + n / 2 * (D / 2)) + n % 2 * 4 : (const uint4 *)NULL; });
-#pragma unroll
-        for (int n = 0; n < 4; n++) pair[n / 2].word[n % 2 * 2] = packet[n].x, pair[n / 2].word[n % 2 * 2 + 1] = packet[n].y;
-    } else if (here) pair[0] = read_shared_piece(new_row + from), pair[1] = read_shared_piece(new_row + from + D / 2);
+    if (here) pair[0] = read_shared_piece(from), pair[1] = read_shared_piece(from + D / 2);
     if (w.q_norm) {
         const T *weight = (line < HEADS ? w.q_norm : w.k_norm) + col;
         float sum[1] = {squares<T, 8>(pair[0]) + squares<T, 8>(pair[1])};
@@ -500,7 +403,7 @@ template <typename T, int D> __device__ inline void join_chunks(StepShared<T, D>
         weight += part.y * factor;
         total += __ldcg(&parts[n * D]) * factor;
     }
-    put_attended<T, D>(p, c, i, d, total / weight);
+    p.attended[(row0 + i) * D + d] = xt_store<T>(total / weight);
 }
 /* The same of a group whose chunks this block holds: this thread's element of each. */
 template <typename T, int D>
@@ -520,133 +423,80 @@ __device__ inline void join_held(StepShared<T, D> &s, const Step<T> &p, const Ch
             total += held[n] * factor;
         }
     }
-    put_attended<T, D>(p, c, i, threadIdx.x % D, total / weight);
-}
-/* Where the packets of a query head's chunk are. */
-template <int D> __device__ inline uint4 *parts_of(int row, int chunk) { return step_parts + (row * MAILED + chunk) * (D / 2 + 1); }
-/* The same of a group of whose chunks this block has the last one, `own` of them; the others come as packets. */
-template <typename T, int D>
-__device__ inline void join_mailed(StepShared<T, D> &s, const Step<T> &p, const Mail &mail, const Chunk &c, float own) {
-    const int i = threadIdx.x / D, d = threadIdx.x % D, lane = threadIdx.x % 32, others = c.used - 1;
-    if (i >= c.count) return;
-    const int row = c.b * p.heads + c.head + i;
-    uint4 packet[5]; /* of four chunks, and the statistics of one a lane */
-    const auto of = [&](int n, int first) {
-        if (n == 4) return lane < others ? parts_of<D>(row, lane) + D / 2 : NULL;
-        return first + n < others ? parts_of<D>(row, first + n) + d / 2 : NULL;
-    };
-    receive(packet, mail.tag, [&](int n) { return of(n, 0); });
-    float2 part = s.chunk.stat[0][i];
-    if (lane < others) part = make_float2(__uint_as_float(packet[4].x), __uint_as_float(packet[4].y));
-    const float max = xt_warp_reduce(part.x, XtMax());
-    float weight = 0, total = 0;
-    for (int first = 0; first < c.used; first += 4) {
-        if (first > 0) receive(packet, mail.tag, [&](int n) { return n < 4 ? of(n, first) : (const uint4 *)NULL; });
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            if (first + n < c.used) {
-                const float at = __shfl_sync(0xffffffffu, part.x, first + n), sum = __shfl_sync(0xffffffffu, part.y, first + n);
-                const float factor = xt_exp_for<T>(at - max);
-                weight += sum * factor;
-                total += (first + n == others ? own : __uint_as_float(d % 2 ? packet[n].y : packet[n].x)) * factor;
-            }
-    }
-    put_attended<T, D>(p, c, i, d, total / weight);
+    p.attended[((int64_t)c.b * p.heads + c.head + i) * D + threadIdx.x % D] = xt_store<T>(total / weight);
 }
 /* Computes the chunk of `walk`, whose older keys and values are loaded; as cached_split_kernel does, in the same order. Those of the next
  * chunk are loaded as soon as there is room. made: the group that the warp's lines are of. */
-template <bool MAIL, typename T, int D>
-__device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk &walk, int &made,
-                              Loaded<T, D> &at, float (&held)[HELD]) {
+template <typename T, int D>
+__device__ inline void attend(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk &walk, int &made, Loaded<T, D> &at,
+                              float (&held)[HELD]) {
     using L = Loaded<T, D>;
     const Chunk c = walk.c;
-    const int width = walk.width;
     walk.next(s, p);
     const bool more = walk.at < walk.end;
     const int64_t row0 = (int64_t)c.b * p.heads + c.head;
+    T *out = p.attended + row0 * D; // [count, D]
+    if (!c.known) {                 /* all threads agree */
+        if ((int)threadIdx.x < c.count * D) out[threadIdx.x] = xt_store<T>(NAN);
+        if (more)
+            load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
+        return;
+    }
     const T *new_row = p.qkv + (int64_t)c.b * (p.heads + 2 * p.kv_heads) * D; // [H + 2 K, D]
     const T *new_value = new_row + (p.heads + p.kv_heads + c.kv_head) * D;
-    const uint4 *value_packet = mail.qkv + c.b * ((p.heads + 2 * p.kv_heads) * D / 4) +
-                                packet_of((p.heads + p.kv_heads + c.kv_head) * D + threadIdx.x % L::VALUE_LANES * 4);
-    if (!c.known) { /* all threads agree */
-        if constexpr (MAIL) { /* nobody's packets are left unread: who sends the next ones relies on it */
-            make_lines<true, T, D>(s, p, w, mail, c, new_row), made = c.group;
-            uint4 unread[1];
-            receive(unread, mail.tag, [&](int) { return value_packet; });
-        }
-        if ((int)threadIdx.x < c.count * D) put_attended<T, D>(p, c, threadIdx.x / D, threadIdx.x % D, NAN);
-        if (more)
-            load_chunks<T, L::KEY_LANES>(at.key, w.keys, p, walk), load_chunks<T, L::VALUE_LANES>(at.value, w.values, p, walk);
-        return true;
-    }
     const int last = c.position - c.chunk * POSITIONS; /* of the row, counted from this chunk's first position */
     const int64_t place = (((int64_t)c.b * p.kv_heads + c.kv_head) * p.length + c.position) * D; /* of the new token in the cache */
     const int value_lane = threadIdx.x % L::VALUE_LANES, value_line = threadIdx.x / L::VALUE_LANES;
     XtPiece<T, 4> value = {};
-    const bool has_value = last < width * POSITIONS && last % L::VALUE_LINES == value_line;
-    if (!MAIL && has_value) {
+    if (last < POSITIONS && last % L::VALUE_LINES == value_line) {
         const uint2 q = __ldcg((const uint2 *)(new_value + value_lane * 4));
         value = {{q.x, q.y}};
         if (c.tile == 0) xt_write(w.values + place + value_lane * 4, value);
     }
-    if (made != c.group) {
-        make_lines<MAIL, T, D>(s, p, w, mail, c, new_row), made = c.group;
-        if (MAIL && threadIdx.x == 0) s.meets = 0;
-    }
-    if (MAIL && last < width * POSITIONS) {
-        uint4 packet[1];
-        receive(packet, mail.tag, [&](int) { return has_value ? value_packet : (const uint4 *)NULL; });
-        value = {{packet[0].x, packet[0].y}};
-        if (has_value && c.tile == 0) xt_write(w.values + place + value_lane * 4, value);
-    }
+    if (made != c.group) make_lines(s, p, w, c, new_row), made = c.group;
     { /* scores */
         const T(&lines)[HEADS + 1][D] = s.chunk.lines[threadIdx.x / 32];
         const int lane = threadIdx.x % L::KEY_LANES, line = threadIdx.x / L::KEY_LANES;
         const XtPiece<T, 8> key = *(const XtPiece<T, 8> *)&lines[HEADS][lane * 8];
-        if (c.tile == 0 && last < width * POSITIONS && last % L::KEY_LINES == line) xt_write(w.keys + place + lane * 8, key);
+        if (c.tile == 0 && last < POSITIONS && last % L::KEY_LINES == line) xt_write(w.keys + place + lane * 8, key);
         const XtVector<float, 8> q[HEADS] = {xt_load(*(const XtPiece<T, 8> *)&lines[0][lane * 8]),
                                              xt_load(*(const XtPiece<T, 8> *)&lines[c.count > 1][lane * 8])};
+        constexpr int COUNT = L::KEYS * HEADS;
+        float dot[COUNT] = {};
 #pragma unroll
-        for (int m = 0; m < PAIR; m++) {
-            if (m == width) break;
-            const int end = last - m * POSITIONS;
-            constexpr int COUNT = L::KEYS * HEADS;
-            float dot[COUNT] = {};
+        for (int e = 0; e < L::KEYS; e++) {
+            if (e * L::KEY_LINES + line == last) at.key[e] = key;
+            const XtVector<float, 8> of_key = xt_load(at.key[e]);
 #pragma unroll
-            for (int e = 0; e < L::KEYS; e++) {
-                if (e * L::KEY_LINES + line == end) at.key[m][e] = key;
-                const XtVector<float, 8> of_key = xt_load(at.key[m][e]);
+            for (int i = 0; i < HEADS; i++)
 #pragma unroll
-                for (int i = 0; i < HEADS; i++)
-#pragma unroll
-                    for (int n = 0; n < 8; n++) dot[e * HEADS + i] += q[i].at[n] * of_key.at[n];
-            }
-            /* The sums over the lanes, each in the order of xt_warp_sum: a lane goes on with half of the numbers of the lanes before, as
-             * long as it has several. Pairs of lanes come to the same number. */
-            int left = COUNT, number = 0;
-#pragma unroll
-            for (int step = L::KEY_LANES / 2; step > 0; step /= 2) {
-                if (left > 1) {
-                    left /= 2;
-                    const bool upper = lane & step;
-#pragma unroll
-                    for (int n = 0; n < COUNT / 2; n++)
-                        if (n < left) {
-                            const float kept = upper ? dot[n + left] : dot[n], sent = upper ? dot[n] : dot[n + left];
-                            dot[n] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
-                        }
-                    number += upper ? left : 0;
-                } else dot[0] += __shfl_xor_sync(0xffffffffu, dot[0], step);
-            }
-            const int j = number / HEADS * L::KEY_LINES + line;
-            s.chunk.scores[m][number % HEADS][j] = j <= end ? dot[0] * p.scale : -INFINITY;
+                for (int n = 0; n < 8; n++) dot[e * HEADS + i] += q[i].at[n] * of_key.at[n];
         }
+        /* The sums over the lanes, each in the order of xt_warp_sum: a lane goes on with half of the numbers of the lanes before, as long as
+         * it has several. Pairs of lanes come to the same number. */
+        int left = COUNT, number = 0;
+#pragma unroll
+        for (int step = L::KEY_LANES / 2; step > 0; step /= 2) {
+            if (left > 1) {
+                left /= 2;
+                const bool upper = lane & step;
+#pragma unroll
+                for (int n = 0; n < COUNT / 2; n++)
+                    if (n < left) {
+                        const float kept = upper ? dot[n + left] : dot[n], sent = upper ? dot[n] : dot[n + left];
+                        dot[n] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
+                    }
+                number += upper ? left : 0;
+            } else dot[0] += __shfl_xor_sync(0xffffffffu, dot[0], step);
+        }
+        const int j = number / HEADS * L::KEY_LINES + line;
+        s.chunk.scores[number % HEADS][j] = j <= last ? dot[0] * p.scale : -INFINITY;
     }
-    if (more) load_chunks<T, L::KEY_LANES>(at.key, w.keys, p, walk);
+    if (more) load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c);
     xt_named_sync(ALL, CONSUMERS);
-    if (const int i = threadIdx.x / 32 % HEADS, m = threadIdx.x / (32 * HEADS); m < width && i < c.count) {
+    if (const int i = threadIdx.x / 32; i < c.count) {
         const int n = threadIdx.x % 32;
-        float *scores = s.chunk.scores[m][i];
+        float *scores = s.chunk.scores[i];
         const float a = scores[n], b = scores[n + 32];
         const float max = xt_warp_reduce(a > b ? a : b, XtMax());
         const float ea = xt_exp_for<T>(a - max), eb = xt_exp_for<T>(b - max), sum = xt_warp_sum(ea + eb);
@@ -654,102 +504,70 @@ __device__ inline bool attend(StepShared<T, D> &s, const Step<T> &p, const StepL
         scores[n + 32] = eb;
         if (n == 0) {
             const float2 stat = make_float2(max, sum);
-            s.chunk.stat[m][i] = stat;
-            if (walk.by_group) s.chunk.held[c.chunk + m][i] = stat;
-            else if (MAIL && walk.by_mail) {
-                if (c.chunk < c.used - 1)
-                    xt_put_packet(parts_of<D>((int)row0 + i, c.chunk) + D / 2,
-                                  make_uint4(__float_as_uint(max), __float_as_uint(sum), mail.tag, 0));
-            }
+            s.chunk.stat[i] = stat;
+            if (walk.by_group) s.chunk.held[c.chunk][i] = stat;
             else p.stats[(row0 + i) * p.chunks + c.chunk] = stat;
         }
     }
     xt_named_sync(ALL, CONSUMERS);
-    float sum[PAIR][HEADS][4] = {};
+    float sum[HEADS][4] = {};
 #pragma unroll
-    for (int m = 0; m < PAIR; m++) {
-        if (m == width) break;
-        const int end = last - m * POSITIONS;
+    for (int e = 0; e < L::VALUES; e++) {
+        const int j = e * L::VALUE_LINES + value_line;
+        if (j > last) continue;
+        if (j == last) at.value[e].word[0] = value.word[0], at.value[e].word[1] = value.word[1];
+        const XtVector<float, 4> of_value = xt_load(at.value[e]);
 #pragma unroll
-        for (int e = 0; e < L::VALUES; e++) {
-            const int j = e * L::VALUE_LINES + value_line;
-            if (j > end) continue;
-            if (j == end) at.value[m][e].word[0] = value.word[0], at.value[m][e].word[1] = value.word[1];
-            const XtVector<float, 4> of_value = xt_load(at.value[m][e]);
+        for (int i = 0; i < HEADS; i++) {
+            const float weight = i < c.count ? s.chunk.scores[i][j] : 0.0f;
 #pragma unroll
-            for (int i = 0; i < HEADS; i++) {
-                const float weight = i < c.count ? s.chunk.scores[m][i][j] : 0.0f;
-#pragma unroll
-                for (int n = 0; n < 4; n++) sum[m][i][n] += weight * of_value.at[n];
-            }
+            for (int n = 0; n < 4; n++) sum[i][n] += weight * of_value.at[n];
         }
     }
-    if (more) load_chunks<T, L::VALUE_LANES>(at.value, w.values, p, walk);
+    if (more) load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
 #pragma unroll
-    for (int m = 0; m < PAIR; m++)
-#pragma unroll
-        for (int i = 0; i < HEADS; i++)
-            if (m < width)
-                *(float4 *)&s.chunk.sums[m][value_line][i][value_lane * 4] =
-                    make_float4(sum[m][i][0], sum[m][i][1], sum[m][i][2], sum[m][i][3]);
+    for (int i = 0; i < HEADS; i++)
+        *(float4 *)&s.chunk.sums[value_line][i][value_lane * 4] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
     xt_named_sync(ALL, CONSUMERS);
-    float total = 0;
     if (const int i = threadIdx.x / D, d = threadIdx.x % D; i < c.count) {
+        float total = 0;
 #pragma unroll
-        for (int m = PAIR - 1; m >= 0; m--) {
-            if (m >= width) continue;
-            total = 0;
+        for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[r][i][d];
+        if (c.used == 1) out[i * D + d] = xt_store<T>(total / s.chunk.stat[i].y);
+        else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
+        else {
 #pragma unroll
-            for (int r = 0; r < L::VALUE_LINES; r++) total += s.chunk.sums[m][r][i][d];
-            if (walk.by_group) {
-#pragma unroll
-                for (int n = 0; n < HELD; n++)
-                    if (n == c.chunk + m) held[n] = total;
-            }
+            for (int n = 0; n < HELD; n++)
+                if (n == c.chunk) held[n] = total;
         }
-        if (c.used == 1) put_attended<T, D>(p, c, i, d, total / s.chunk.stat[0][i].y);
-        else if (MAIL && !walk.by_group && walk.by_mail) {
-            const float next = __shfl_down_sync(0xffffffffu, total, 1);
-            if (d % 2 == 0 && c.chunk < c.used - 1)
-                xt_put_packet(parts_of<D>((int)row0 + i, c.chunk) + d / 2,
-                              make_uint4(__float_as_uint(total), __float_as_uint(next), mail.tag, 0));
-        } else if (!walk.by_group) p.parts[((row0 + i) * p.chunks + c.chunk) * D + d] = total;
     }
-    if (c.used == 1) return true;
+    if (c.used == 1) return;
     if (walk.by_group) {
-        const bool complete = c.chunk + width == c.used;
-        if (complete) join_held<T, D>(s, p, c, held);
-        return complete;
-    }
-    if (MAIL && walk.by_mail) {
-        if (c.chunk == c.used - 1) join_mailed<T, D>(s, p, mail, c, total);
-        return c.chunk == c.used - 1;
+        if (c.chunk == c.used - 1) join_held<T, D>(s, p, c, held);
+        return;
     }
     /* The block that ends last joins the chunks. */
     __threadfence();
     xt_named_sync(ALL, CONSUMERS);
     if (threadIdx.x == 0) {
         unsigned *count = &step_chunks[c.group];
-        s.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
-        if (s.is_last) *count = 0;
+        s.chunk.is_last = atomicAdd(count, 1u) == (unsigned)c.used - 1;
+        if (s.chunk.is_last) *count = 0;
     }
     xt_named_sync(ALL, CONSUMERS);
-    if (!s.is_last) return false;
+    if (!s.chunk.is_last) return;
     __threadfence();
-    join_chunks<T, D>(s, p, c);
-    return true;
+    join_chunks(s, p, c);
 }
-/* Attention of all rows: how many groups are complete by it. meet() returns when q, k and v are there. */
-template <bool MAIL, typename T, int D, typename Meet>
-__device__ inline int attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, const Mail &mail, Walk walk, Meet meet) {
+/* Attention of all rows. meet() returns when q, k and v are there. */
+template <typename T, int D, typename Meet>
+__device__ inline void attend_all(StepShared<T, D> &s, const Step<T> &p, const StepLayer<T> &w, Walk walk, Meet meet) {
     using L = Loaded<T, D>;
     int made = -1;
     float held[HELD] = {};
     L at;
     if (walk.at < walk.end)
-        load_chunks<T, L::KEY_LANES>(at.key, w.keys, p, walk), load_chunks<T, L::VALUE_LANES>(at.value, w.values, p, walk);
+        load_chunk<T, L::KEY_LANES>(at.key, w.keys, p, walk.c), load_chunk<T, L::VALUE_LANES>(at.value, w.values, p, walk.c);
     meet();
-    int complete = 0;
-    while (walk.at < walk.end) complete += attend<MAIL, T, D>(s, p, w, mail, walk, made, at, held);
-    return complete;
+    while (walk.at < walk.end) attend<T, D>(s, p, w, walk, made, at, held);
 }

@@ -8,7 +8,7 @@
  *   top-k        `select`: a pass counts tokens in bins of 1/64 octave, the next ones count digits of the keys in the bin where the k-th
  *                lies. At most LIST tokens are gathered, and the rest works in shared memory
  *   top-p        in the list: each thread adds the weights before its token. Without a list: `select`, with weights instead of counts
- *   the draw     in the list, or one more pass, in tiles that are scanned
+ *   the draw     in the list; or a warp adds up each 32nd of the row, and the one that has the token is scanned
  *   few rows     with a top-k that has a list: a row is cut into parts, a block each, which leaves the first tokens of its part; the block
  *                that ends last does the rest with those
  *
@@ -163,24 +163,26 @@ __device__ static void clear(Shared *s, int count) {
 template <bool BY_WEIGHT, typename T> __device__ static Sum select(Shared *s, Row<T> *row, Sum limit) {
     const Row<T> r = *row;
     clear(s, BINS);
-    each(r.x, r.vocab, threadIdx.x, THREADS, [&](int j, XtAcc<T> v) {
-        if (!r.has(key_of<T>(v), j)) return;
+    for (int j = threadIdx.x; j < r.vocab; j += THREADS) {
+        const XtAcc<T> v = xt_load(r.x[j]);
+        if (!r.has(key_of<T>(v), j)) continue;
         if (BY_WEIGHT) atomicAdd(&s->sums[r.bin(v)], r.weight(v));
         else atomicAdd(&s->counts[r.bin(v)], 1u);
-    });
+    }
     cross<BY_WEIGHT>(s, BINS, false, limit);
     const int bin = s->place;
     Sum before = s->before;
     uint64_t prefix = 0;
     for (int shift = KEY_BITS<T> - 8; shift >= 0; shift -= 8) {
         clear(s, DIGITS);
-        each(r.x, r.vocab, threadIdx.x, THREADS, [&](int j, XtAcc<T> v) {
+        for (int j = threadIdx.x; j < r.vocab; j += THREADS) {
+            const XtAcc<T> v = xt_load(r.x[j]);
             const uint64_t key = key_of<T>(v);
-            if (r.bin(v) != bin || !r.has(key, j) || (shift + 8 < KEY_BITS<T> && key >> (shift + 8) != prefix)) return;
+            if (r.bin(v) != bin || !r.has(key, j) || (shift + 8 < KEY_BITS<T> && key >> (shift + 8) != prefix)) continue;
             const int digit = (int)(key >> shift & (DIGITS - 1));
             atomicAdd(&s->counts[digit], 1u);
             if (BY_WEIGHT) atomicAdd(&s->sums[digit], r.weight(v));
-        });
+        }
         cross<BY_WEIGHT>(s, DIGITS, true, limit - before);
         prefix = prefix << 8 | (uint64_t)s->place;
         before += s->before;
@@ -217,14 +219,15 @@ __device__ static void draw_from_list(Shared *s, const Row<T> &row, const int *i
     __syncthreads();
     if (threadIdx.x == 0) s->length = 0;
     __syncthreads();
-    each(row.x, row.vocab, threadIdx.x, THREADS, [&](int j, XtAcc<T> v) {
+    for (int j = threadIdx.x; j < row.vocab; j += THREADS) {
+        const XtAcc<T> v = xt_load(row.x[j]);
         const uint64_t key = key_of<T>(v);
-        if (!row.has(key, j)) return;
+        if (!row.has(key, j)) continue;
         const unsigned place = atomicAdd(&s->length, 1u);
         s->keys[place] = key;
         s->weights[place] = row.weight(v);
         s->indices[place] = j;
-    });
+    }
     __syncthreads();
     const int count = (int)s->length, i = threadIdx.x;
     const Sum key = i < count ? s->keys[i] : 0, weight = i < count ? s->weights[i] : 0;

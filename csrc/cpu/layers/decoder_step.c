@@ -70,7 +70,7 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
     XT_CHECK(xt_scratch(reals * sizeof(ACC) + elements * sizeof(T), &scratch));
     ACC *frequency = scratch, *angles = frequency + dim / 2, *s = angles + dim;                     /* [D/2], [2, D/2], [L] */
     T *h = (T *)(s + p->length), *q = h + c, *k = q + queries, *v = k + keys, *attended = v + keys; /* [C], [H D], [K D], .. */
-    T *gate = attended + queries, *up = gate + f, *y = up + f, *stream = y + c;                    /* [F], [F], [C], [C] */
+    T *gate = attended + queries, *up = gate + f, *y = up + f, *stream = y + c;                     /* [F], [F], [C], [C] */
     NAME(rope_frequencies)(frequency, &p->base, dim);
     for (int64_t b = begin; b < end; b++) {
         const int64_t position = p->positions[b];

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 enum { X, POSITIONS, WEIGHTS, CACHES, EPS, THETA, SCALING, PLAIN = SCALING + 4, LAST_NORM, HEAD }; /* arguments */
-enum { NORM, Q, K, V, Q_NORM, K_NORM, O, MLP_NORM, GATE, UP, DOWN, PER_LAYER };   /* weights of a layer */
+enum { NORM, Q, K, V, Q_NORM, K_NORM, O, MLP_NORM, GATE, UP, DOWN, PER_LAYER };                    /* weights of a layer */
 static const char *const NAMES[PER_LAYER] = {"norm", "q", "k", "v", "q_norm", "k_norm", "o", "mlp_norm", "gate", "up", "down"};
 
 /* Where weight `which` stands among those of a layer: without norms of queries and keys those behind move up. */
@@ -172,6 +172,7 @@ const XtOp xt_op_decoder_step = {
         "q_norm and k_norm [D] (in all layers or none), o [C, H D], mlp_norm [C], gate and up [F, C], down [C, F]. caches, for "
         "each\n"
         "layer: keys and values [B, K, L, D], where the new ones are stored in place. A row outside [0, L) becomes NaN and stores\n"
-        "nothing. last_norm [C] and head [V, C]: the logits [B, V] of what the layers give, instead. Rounded as the ops of its parts\n"
+        "nothing. last_norm [C] and head [V, C]: the logits [B, V] of what the layers give, instead. Rounded as the ops of its "
+        "parts\n"
         "one after the other. plain: the kernels of its parts, one after the other; else one launch, where a GPU has it.",
 };
