@@ -125,7 +125,8 @@ typedef struct XtQkNormRopeBwd {
  * is where a row stands, for RoPE and in its keys and values [B, K, L, D], which get the new ones; a row that stands outside [0, L) becomes
  * NaN and stores nothing. q_norm and k_norm are NULL in all layers or none: q and k are turned as they are. Weights [out, in], dense;
  * norm, mlp_norm [C], q_norm, k_norm [D], W_q [H D, C], W_k, W_v [K D, C], W_o [C, H D], W_gate, W_up [F, C], W_down [C, F]. H is a
- * multiple of K, D is even. out is not x. plain: a device's simplest way. */
+ * multiple of K, D is even. out is not x. With a head, W [V, C], out [B, V] is rms_norm(x, last_norm) W^T of the last x instead; else
+ * both are NULL. plain: a device's simplest way. */
 typedef struct XtDecoderLayer {
     const void *norm, *q, *k, *v, *q_norm, *k_norm, *o, *mlp_norm, *gate, *up, *down;
     void *keys, *values;
@@ -135,8 +136,9 @@ typedef struct XtDecoderStep {
     const void *x;
     const int64_t *positions;
     const XtDecoderLayer *layer; /* [layers], host memory */
+    const void *last_norm, *head;
     XtDtype dtype;
-    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length; /* B, C, H, K, D, F, L */
+    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length, vocab; /* B, C, H, K, D, F, L, V */
     double eps, scale;
     XtRopeBase base;
     bool plain;

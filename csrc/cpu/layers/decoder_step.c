@@ -65,17 +65,17 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
     const XtDecoderStep *p = context;
     const int64_t c = p->channels, f = p->inner, dim = p->dim, queries = p->heads * dim, keys = p->kv_heads * dim;
     const int64_t group = p->kv_heads ? p->heads / p->kv_heads : 1;
-    const size_t reals = (size_t)(dim + dim / 2 + p->length), elements = (size_t)(2 * c + 2 * queries + 2 * keys + 2 * f);
+    const size_t reals = (size_t)(dim + dim / 2 + p->length), elements = (size_t)(3 * c + 2 * queries + 2 * keys + 2 * f);
     void *scratch;
     XT_CHECK(xt_scratch(reals * sizeof(ACC) + elements * sizeof(T), &scratch));
     ACC *frequency = scratch, *angles = frequency + dim / 2, *s = angles + dim;                     /* [D/2], [2, D/2], [L] */
     T *h = (T *)(s + p->length), *q = h + c, *k = q + queries, *v = k + keys, *attended = v + keys; /* [C], [H D], [K D], .. */
-    T *gate = attended + queries, *up = gate + f, *y = up + f;                                      /* [F], [F], [C] */
+    T *gate = attended + queries, *up = gate + f, *y = up + f, *stream = y + c;                     /* [F], [F], [C], [C] */
     NAME(rope_frequencies)(frequency, &p->base, dim);
     for (int64_t b = begin; b < end; b++) {
         const int64_t position = p->positions[b];
         const bool known = position >= 0 && position < p->length;
-        T *x = (T *)p->out + b * c; /* [C] */
+        T *x = p->head ? stream : (T *)p->out + b * c; /* [C] */
         memcpy(x, (const T *)p->x + b * c, (size_t)c * sizeof(T));
         NAME(rope_angles)(angles, angles + dim / 2, (ACC)position, frequency, dim / 2, 1);
         for (int64_t l = 0; l < p->layers; l++) {
@@ -108,6 +108,9 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
             NAME(step_product)(y, w->down, gate, c, f);
             NAME(step_add)(x, y, c);
         }
+        if (!p->head) continue;
+        NAME(norm_row)(h, x, p->last_norm, false, c, (ACC)p->eps);
+        NAME(step_product)((T *)p->out + b * p->vocab, p->head, h, p->vocab, c);
     }
     return XT_OK;
 }
