@@ -209,6 +209,8 @@ __global__ void __launch_bounds__(512, 2)
  * Bytes moved: the logits once, the gradient once. A thread has the terms of its twin above, in the same order, and the trees are
  * the same: the same bits. */
 static const int RING_THREADS = 256, RING_STAGES = 14, RING_STAGE = LOADS * RING_THREADS * 16;
+static const int RING_LEAST =
+    4096; /* vectors of a row; of shorter ones, several blocks of the plain kernel share a multiprocessor */
 static const int RING_BYTES = RING_STAGES * RING_STAGE + 8 * (2 * RING_STAGES + 2);
 
 /* Grid of BLOCKS for each row or fewer, RING_THREADS and a warp that copies. BLOCKS of a cluster have a row. The rest as above. */
@@ -287,8 +289,8 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 1)
         const T *x = logits + row * ld; /* [vocab] */
         const int64_t target = next;
         const bool counts = target != ignore_index, known = target >= 0 && target < vocab;
+        const bool zeros = !counts || !known; /* even where the logits are not finite */
         if (row + step < rows) next = targets[row + step];
-        const float at_target = counts && known ? xt_load(x[target]) : 0.0f;
         const T last = me < tail ? x[vocab - tail + me] : nothing;
         float m = fmax(-FLT_MAX, xt_load(last)), sum = exp_for<T>(xt_load(last) - m);
         int again = stage; /* of the gradient */
@@ -305,18 +307,27 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 1)
             }
             advance(stage);
         }
-        asm volatile("" ::"f"(at_target)); /* read before this warp says that it is through, as a thread overwrites it then */
+        /* The logit of the target, for the thread that has it. */
+        const int place = zeros ? 0 : (int)(target / W); /* its vector */
+        const bool in_body = !zeros && place < vectors,
+                   mine = in_body ? place % ALL == me : !zeros && target - (vocab - tail) == me;
+        float at_target = xt_load(last);
+        if (in_body && mine) {
+            const uint4 *from = room + (again + place / (LOADS * ALL)) % RING_STAGES * (LOADS * RING_THREADS);
+            at_target = xt_load(((const T *)(from + place / ALL % LOADS * RING_THREADS + thread))[target % W]);
+        }
         const float peak = reduce(0, m, -FLT_MAX, XtMax());
         sum = reduce(1, sum * exp_for<T>(m - peak), 0.0f, XtSum());
         if (sum == 0) sum = NAN; /* every logit is -Inf: the largest term is exp(-Inf + Inf) */
         const float log_sum = log(sum), lse_row = peak + log_sum, growth = Z ? z_growth(z, lse_row) : 1.0f;
-        const bool zeros = !counts || !known; /* even where the logits are not finite */
         if (me == 0) {
             lse[row] = lse_row;
+            if (counts && !known) xt_report_index(report, slot, position + row, target, vocab);
+        }
+        if (zeros ? me == 0 : mine) {
             float loss = zeros ? 0.0f : (peak - at_target) + log_sum; /* not lse - x, as above */
             if (Z && !zeros) loss += float(z) * lse_row * lse_row;
             losses[row] = loss;
-            if (counts && !known) xt_report_index(report, slot, position + row, target, vocab);
         }
         T *dx = dlogits + row * ld;
         const T zero = xt_store<T>(0.0f);
@@ -330,8 +341,6 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 1)
             XtPiece<T, W> q[LOADS]; /* behind the row: what the stage had before, and nobody gets it */
 #pragma unroll
             for (int u = 0; u < LOADS; u++) q[u] = xt_read<T, W>((const T *)(from + u * RING_THREADS));
-            xt_barrier_arrive(empty + 8 * again);
-            if (++again == RING_STAGES) again = 0;
             if (zeros) {
 #pragma unroll
                 for (int u = 0; u < LOADS; u++) q[u] = xt_all<T, W>(zero);
@@ -342,8 +351,11 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 1)
 #pragma unroll
             for (int u = 0; u < LOADS; u++)
                 if (at + u * ALL < vectors) xt_write(dx + (int64_t)(at + u * ALL) * W, q[u]);
+            /* Behind the stores: they have their values, so the loads have ended. An arrival does not wait for loads. */
+            xt_barrier_arrive(empty + 8 * again);
+            if (++again == RING_STAGES) again = 0;
         }
-        if (!zeros && target < (int64_t)vectors * W && (int)(target / W) % ALL == me) { /* after its vector, by the same thread */
+        if (in_body && mine) {                                                  /* after its vector, by the same thread */
             const float p = __fmul_rn(exp_for<T>(at_target - lse_row), growth); /* rounded before 1 is taken off, as in a vector */
             dx[target] = xt_store<T>((p - 1) * scale);
         }
@@ -431,7 +443,7 @@ static XtIndexSlot index_slot(bool linear) { return linear ? XT_INDEX_LINEAR_CRO
 static bool fits_ring(const XtCrossEntropyFwd *p, int64_t vectors, int threads) {
     return p->dlogits && xt_dtype_size(p->dtype) == 2 && xt_built_for_sm90a() && xt_compute_capability() == 90 &&
            xt_shared_limit() >= RING_BYTES && ((uintptr_t)p->logits | (uintptr_t)p->dlogits) % 16 == 0 && p->ld % 8 == 0 &&
-           threads >= RING_THREADS && vectors <= (int64_t)RING_STAGES * LOADS * threads;
+           vectors > RING_LEAST && threads >= RING_THREADS && vectors <= (int64_t)RING_STAGES * LOADS * threads;
 }
 
 template <typename T, int BLOCKS> static XtStatus run_ring(const XtCrossEntropyFwd *p) {
