@@ -275,11 +275,6 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
 
 XtColumns *xt_walk_columns(void) { return &walking->columns; }
 
-void xt_forget_columns(XtColumns *columns) {
-    xt_storage_release(columns->storage);
-    columns->of = NULL, columns->storage = NULL, columns->count = 0;
-}
-
 static XtStatus refuse_freed(const XtNode *node) {
     return xt_error(XT_RUNTIME_ERROR,
                     "backward: the graph of '%s' was freed by an earlier backward; call that with retain_graph=True", node->name);

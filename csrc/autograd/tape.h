@@ -175,7 +175,10 @@ typedef struct XtColumns {
 } XtColumns;
 /* Of the backward that runs the calling rule: one at a time. */
 XtColumns *xt_walk_columns(void);
-void xt_forget_columns(XtColumns *columns);
+static inline void xt_forget_columns(XtColumns *columns) {
+    xt_storage_release(columns->storage);
+    columns->of = NULL, columns->storage = NULL, columns->count = 0;
+}
 
 /* In-place change of `tensor`: refused while recording when it requires a gradient; bumps the version. */
 XtStatus xt_begin_inplace(XtTensor *tensor, const char *op);
