@@ -78,7 +78,7 @@ $(STAMP)/docs: pyproject.toml $(STAMP)/build
 	@touch $@
 
 $(STAMP)/test: parity/requirements.txt $(STAMP)/unit
-	@echo "installing PyTorch, for the parity tests: it is large, this may take minutes"
+	@echo "installing PyTorch, and what else the tests compare with: it is large, this may take minutes"
 	@$(PIP) --requirement parity/requirements.txt
 	@touch $@
 

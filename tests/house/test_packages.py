@@ -202,6 +202,28 @@ def test_build_requirements_are_pinned_by_hash():
     assert names < {line.split("==")[0] for line in lines}, "what pyproject.toml needs to build"
 
 
+# Modules whose tests `make test` may skip: a GPU's, one that is compiled for minutes, and the linter's.
+UNLISTED = {"cupy", "llama_cpp", "basedpyright"}
+PACKAGES = {"myst_parser": "myst-parser"}
+
+
+def test_no_test_is_skipped_for_a_package_that_is_not_installed():
+    listed = set(re.findall(r"^[\w-]+", (ROOT / "parity/requirements.txt").read_text(), re.M))
+    extras = re.search(r"^test = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    listed |= set(re.findall(r"[\w-]+", extras)) | {
+        "tokenizers",
+        "matplotlib",
+    }  # transformers needs the one, `plot` lists the other
+    asked = set()
+    for path in sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "parity").rglob("*.py")]):
+        asked |= set(re.findall(r"""(?:importorskip|find_spec)\("(\w+)""", path.read_text()))
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        asked |= set(re.findall(r"^needs (\w+)$", page.read_text(), re.M))
+    assert {"peft", "nbclient", "ray", "mpi4py"} <= asked
+    missing = {name for name in asked - UNLISTED if PACKAGES.get(name, name) not in listed}
+    assert not missing, f"parity/requirements.txt must list what tests look for, got none of {missing}"
+
+
 def options_of(script: str) -> set[str]:
     return set(re.findall(r'add_argument\("(--[\w-]+)"', (ROOT / script).read_text()))
 

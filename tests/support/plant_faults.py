@@ -84,6 +84,14 @@ def recorded(path: Path) -> set[str]:
     return {name for name, _, outcome in (line.partition("\t") for line in lines) if outcome == CAUGHT}
 
 
+def add_line(path: Path, line: str) -> None:
+    """One write, which threads do not mix. Begins a line of its own behind one that was cut off."""
+    with path.open("ab+") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            line = f"\n{line}"
+        file.write(f"{line}\n".encode())
+
+
 # ---- trees -----------------------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +109,9 @@ def run(tree: Path, *arguments: str, limit: float | None = None) -> tuple[int | 
     """Status and text of a Python process in `tree`; None for one that had to be killed."""
     room = tree.parent / f"{tree.name}.tmp"
     room.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.fspath(tree), "XTRAIN_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "XTRAIN_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    # What the caller added to the path, as a BLAS package, lies at one place for all trees: their objects stay fresh.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.fspath(tree), os.environ.get("PYTHONPATH"))))
     environment["XTRAIN_TEST_DEVICE"] = "cpu"  # whatever the suite runs on that plants a sample
     if GPU in environment:  # a fault of cuda/ is built, and seen on the device
         environment |= {"XTRAIN_CUDA": "1", "XTRAIN_TEST_DEVICE": "cuda"}
@@ -206,8 +216,7 @@ def plant(
             finally:
                 trees.put(tree)
             if record is not None:
-                with record.open("a", encoding="utf-8") as file:  # one write a line: threads do not mix them
-                    file.write(f"{fault.name}\t{verdict.outcome}\n")
+                add_line(record, f"{fault.name}\t{verdict.outcome}")
             return verdict
 
         verdicts = []
