@@ -19,7 +19,7 @@
  *
  * Both at once: the block that has a row's lse makes its dlogits. A part of the row waits in shared memory (on Hopper half of 50,000
  * 16-bit logits, four rows at a time on a multiprocessor, or three quarters of 152,000); the rest is read again, from the L2 cache,
- * as few rows are under way.
+ * as few rows are under way. Long rows of 16 bits have a kernel of their own on Hopper, the ring below.
  *
  * Deterministic: the tree of a row's sum depends on vocab, the dtype and the row's address modulo 16, not on the number of rows.
  */
