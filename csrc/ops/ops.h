@@ -164,8 +164,8 @@ XtStatus xt_empty_joined(int count, XtTensor *const *like, XtTensor **out);
 /* The matrices as one [all rows, cols], new; NULL unless each begins where the one before ends, in one block, with as many columns. */
 XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out);
 /* out[i] = new, uninitialised, with the shape of like[i] [..., heads, D]. Where all like[i] are columns of one product that fills its
- * block, they are columns of a new block as like[i] are of theirs, and the rest of it is unwritten: what split() gathers in place. Else
- * they are dense. */
+ * block, they are columns of another block as like[i] are of theirs, and the rest of it is unwritten, or has columns that an earlier rule
+ * of this backward left there: what split() gathers in place. Else each alone, where it is such columns; others are dense. For rules. */
 XtStatus xt_empty_like_columns(int count, XtTensor *const *like, XtTensor **out);
 bool xt_adjoin(const XtTensor *first,
                const XtTensor *second); /* dense, of one dtype and block, the second right behind the first */

@@ -40,11 +40,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     XtSeen<int> tiles = hopper_tiles_seen<TILE>(call, work.batch, first_of(work), min(first_of(work) + ROWS, sq));
                     work.begin = tiles.begin, work.end = tiles.end;
                 }
-                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
-                hopper_put_work<SPANS>(at.claim, work);
-                if (work.block < 0) break;
+                xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
+                hopper_put_work<SPANS>(at.claim(turn), work);
+                if (work.block < 0) {
+                    xt_barrier_arrive(at.own_full(turn)); // there is no more
+                    break;
+                }
                 int b = work.batch, h = work.head, g = h / group, first = first_of(work);
-                hopper_load_own<P>(at.own, maps, first, h, b, at.own_full);
+                hopper_load_own<P>(at.own(turn), maps, first, h, b, at.own_full(turn));
                 int begin = SPANS ? work.begin : 0, end = SPANS ? work.end : count_of(first);
                 for (int j = end - 1; j >= begin; j--, ring.n++) {
                     uint32_t full = at.full + 8 * ring.stage();
@@ -54,19 +57,18 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_load<D, TILE>(at.tile(ring.stage(), 1), &maps.other[1], j * TILE, g, b, full);
                 }
             }
-            xt_barrier_arrive(at.own_full); // there is no more
             hopper_leave();
         }
     } else { // computes
         xt_registers_more<P::REGISTERS>();
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
-        uint32_t my_q = at.own + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
-            xt_barrier_wait(at.own_full, turn % 2);
-            HopperWork work = hopper_get_work<SPANS>(at.claim);
+            xt_barrier_wait(at.own_full(turn), at.own_parity(turn));
+            HopperWork work = hopper_get_work<SPANS>(at.claim(turn));
             if (work.block < 0) break;
+            uint32_t my_q = at.own(turn) + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
             int first = first_of(work), row = first + my_row;
             int begin = SPANS ? work.begin : 0, last = (SPANS ? work.end : count_of(first)) - 1;
             HopperSpans spans;
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             xt_named_sync(1 + me, 128); // no warp reads Q any more: its rows hold dQ now
             hopper_write_result<T, D>(call, 0, work.batch, work.head, first + 64 * me, sq, my_q, ROWS * 128, dq, call.scale);
             xt_async_fence(); // the copy engine fills the room next
-            hopper_release_read(at.own_empty);
+            hopper_release_read(at.own_empty(turn));
         }
     }
 #else
@@ -159,11 +161,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                         hopper_tiles_by<TILE>(call, work.batch, work.block * ROWS, min(work.block * ROWS + ROWS, skv));
                     work.begin = tiles.begin, work.end = tiles.end;
                 }
-                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
-                hopper_put_work<SPANS>(at.claim, work);
-                if (work.block < 0) break;
+                xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
+                hopper_put_work<SPANS>(at.claim(turn), work);
+                if (work.block < 0) {
+                    xt_barrier_arrive(at.own_full(turn)); // there is no more
+                    break;
+                }
                 int b = work.batch, g = work.head, first = work.block * ROWS;
-                hopper_load_own<P>(at.own, maps, first, g, b, at.own_full);
+                hopper_load_own<P>(at.own(turn), maps, first, g, b, at.own_full(turn));
                 int begin = SPANS ? work.begin : max(0, first - ahead) / TILE, behind = SPANS ? work.end : end;
                 for (int h = g * group; h < g * group + group; h++)
                     for (int i = begin; i < behind; i++, ring.n++) {
@@ -173,7 +178,6 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                                                at.full + 8 * s);
                     }
             }
-            xt_barrier_arrive(at.own_full); // there is no more
             hopper_leave();
         }
     } else { // computes
@@ -181,12 +185,12 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int my_part = P::SPLIT ? me : 0, my_block = P::SPLIT ? 0 : 64 * me; // columns of results, rows
         int my_row = my_block + thread / 32 * 16 + thread % 32 / 4;         // of the tile
-        uint32_t my_k = at.own + my_block * 128, my_v = my_k + P::OWN_BYTES;
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
-            xt_barrier_wait(at.own_full, turn % 2);
-            HopperWork work = hopper_get_work<SPANS>(at.claim);
+            xt_barrier_wait(at.own_full(turn), at.own_parity(turn));
+            HopperWork work = hopper_get_work<SPANS>(at.claim(turn));
             if (work.block < 0) break;
+            uint32_t my_k = at.own(turn) + my_block * 128, my_v = my_k + P::OWN_BYTES;
             int first = work.block * ROWS, my_first = first + my_block;
             float dk[PART / 2], dv[PART / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t p[TILE / 16][4], ds[TILE / 16][4];
@@ -253,7 +257,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                                          D);
             hopper_write_result<T, PART>(call, 1, b, g, my_first, skv, my_v + panels, ROWS * 128, dv, 1, my_part * PART, D);
             xt_async_fence(); // the copy engine fills the room next
-            hopper_release_read(at.own_empty);
+            hopper_release_read(at.own_empty(turn));
         }
     }
 #else
