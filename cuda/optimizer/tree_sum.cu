@@ -11,7 +11,7 @@
 #include "contract/optimizer.h"
 #include "optimizer/tables.cuh"
 
-static constexpr int W = 4; /* elements of one access: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
+static constexpr int W = 4; /* elements that a thread takes at once: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
 static constexpr int STEPS = XT_TREE_BLOCK / (THREADS * W);
 static constexpr int WORDS = (PARAMETER_BYTES - OTHER_BYTES - XT_MOST_PARTS) / 8;
 static_assert(WORDS >= (XT_TREE_BLOCK / XT_TREE_ALIGN + 1) * (XT_MOST_PARTS / 4 + 2), "the tensors of one block fit into a table");
@@ -36,9 +36,12 @@ __device__ inline int tensor_at(const Banks &banks, int low, int high, int64_t e
     return low;
 }
 
+template <typename T> constexpr bool one_access = W * sizeof(T) <= 16; /* not of float64 */
+
 /* n of W elements from x on, exactly; the rest is 0. */
 template <typename T> __device__ inline XtVector<XtAcc<T>, W> elements(const T *x, int n) {
-    if (n == W && (uintptr_t)x % (W * sizeof(T)) == 0) return xt_load(xt_read<T, W>(x));
+    if constexpr (one_access<T>)
+        if (n == W && (uintptr_t)x % (W * sizeof(T)) == 0) return xt_load(xt_read<T, W>(x));
     XtVector<XtAcc<T>, W> v;
 #pragma unroll
     for (int j = 0; j < W; j++) v.at[j] = j < n ? xt_load(x[j]) : XtAcc<T>(0);
@@ -58,7 +61,8 @@ template <typename A> struct Any {
 template <typename T> struct Whole {
     typedef XtAcc<T> Sum;
     static __device__ inline XtVector<Sum, W> read(int, const void *data, int64_t offset, int) {
-        return xt_load(xt_read<T, W>((const T *)data + offset));
+        if constexpr (one_access<T>) return xt_load(xt_read<T, W>((const T *)data + offset));
+        else return elements((const T *)data + offset, W);
     }
 };
 
@@ -70,10 +74,11 @@ template <typename A> __device__ inline XtVector<A, W> sum_of(const XtVector<A, 
 }
 
 template <typename T> __device__ inline void give(T *out, const XtVector<XtAcc<T>, W> &v, int n) {
-    if (n == W && (uintptr_t)out % (W * sizeof(T)) == 0) {
-        xt_write(out, xt_store<T>(v));
-        return;
-    }
+    if constexpr (one_access<T>)
+        if (n == W && (uintptr_t)out % (W * sizeof(T)) == 0) {
+            xt_write(out, xt_store<T>(v));
+            return;
+        }
 #pragma unroll
     for (int j = 0; j < W; j++)
         if (j < n) out[j] = xt_store<T>(v.at[j]);
