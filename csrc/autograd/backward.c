@@ -47,6 +47,7 @@ typedef struct Walk {
     Leaves leaves;
     XtReady ready;
     AgainList again;
+    XtColumns columns;
     /* Of the node whose rule runs. */
     XtSaved saved[XT_MAX_SAVED]; /* owned */
     bool handed_over;            /* one of them left through xt_node_take */
@@ -233,6 +234,8 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
     }
     return sum && only_ours(sum) && xt_view_is_contiguous(&sum->view) ? sum : NULL;
 }
+
+XtColumns *xt_walk_columns(void) { return &walking->columns; }
 
 static XtStatus refuse_freed(const XtNode *node) {
     return xt_error(XT_RUNTIME_ERROR,
@@ -547,6 +550,7 @@ static void end_walk(Walk *walk) {
     }
     xt_ready_end(&walk->ready);
     again_end(&walk->again);
+    xt_forget_columns(&walk->columns);
     free(walk->leaves.items);
     free(walk->leaves.slots);
     if (walk->heap != walk->few_reached) free(walk->heap);

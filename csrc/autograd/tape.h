@@ -163,6 +163,24 @@ XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor);
  * that must see the parts): a rule may add to it itself, e.g. a GEMM with beta = 1, and leave din[input] NULL. Else NULL. Borrowed. */
 XtTensor *xt_node_accumulator(XtNode *node, int input);
 
+/* Memory for the gradient of a tensor, begun by a rule that had gradients of some of its columns to leave there: rules that run later
+ * leave theirs in others, and split() finds all of them in place. */
+#define XT_MAX_COLUMNS 8
+typedef struct XtColumns {
+    const XtStorage *of; /* of the tensor: to compare, not to read; NULL: nothing is begun */
+    XtStorage *storage;  /* owned */
+    XtDtype dtype;
+    int64_t row, width; /* elements of a row, and those that are given away */
+    int count;
+    int64_t begin[XT_MAX_COLUMNS], end[XT_MAX_COLUMNS];
+} XtColumns;
+/* Of the backward that runs the calling rule: one at a time. */
+XtColumns *xt_walk_columns(void);
+static inline void xt_forget_columns(XtColumns *columns) {
+    xt_storage_release(columns->storage);
+    columns->of = NULL, columns->storage = NULL, columns->count = 0;
+}
+
 /* In-place change of `tensor`: refused while recording when it requires a gradient; bumps the version. */
 XtStatus xt_begin_inplace(XtTensor *tensor, const char *op);
 

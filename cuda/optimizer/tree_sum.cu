@@ -11,7 +11,8 @@
 #include "contract/optimizer.h"
 #include "optimizer/tables.cuh"
 
-static constexpr int W = 4; /* elements of one access: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
+static constexpr int W =
+    4; /* elements that a thread takes at once: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
 static constexpr int STEPS = XT_TREE_BLOCK / (THREADS * W);
 static constexpr int WORDS = (PARAMETER_BYTES - OTHER_BYTES - XT_MOST_PARTS) / 8;
 static_assert(WORDS >= (XT_TREE_BLOCK / XT_TREE_ALIGN + 1) * (XT_MOST_PARTS / 4 + 2), "the tensors of one block fit into a table");
@@ -36,20 +37,12 @@ __device__ inline int tensor_at(const Banks &banks, int low, int high, int64_t e
     return low;
 }
 
-/* W elements from x on, which is aligned to them, exactly; of float64 in two accesses. */
-template <typename T> __device__ inline XtVector<XtAcc<T>, W> all_elements(const T *x) {
-    if constexpr (sizeof(T) * W <= 16) return xt_load(xt_read<T, W>(x));
-    else {
-        const XtVector<T, W / 2> low = xt_load(xt_read<T, W / 2>(x)), high = xt_load(xt_read<T, W / 2>(x + W / 2));
-        XtVector<T, W> v;
-#pragma unroll
-        for (int j = 0; j < W; j++) v.at[j] = j < W / 2 ? low.at[j] : high.at[j - W / 2];
-        return v;
-    }
-}
+template <typename T> constexpr bool one_access = W * sizeof(T) <= 16; /* not of float64 */
+
 /* n of W elements from x on, exactly; the rest is 0. */
 template <typename T> __device__ inline XtVector<XtAcc<T>, W> elements(const T *x, int n) {
-    if (n == W && (uintptr_t)x % (W * sizeof(T)) == 0) return all_elements(x);
+    if constexpr (one_access<T>)
+        if (n == W && (uintptr_t)x % (W * sizeof(T)) == 0) return xt_load(xt_read<T, W>(x));
     XtVector<XtAcc<T>, W> v;
 #pragma unroll
     for (int j = 0; j < W; j++) v.at[j] = j < n ? xt_load(x[j]) : XtAcc<T>(0);
@@ -69,7 +62,8 @@ template <typename A> struct Any {
 template <typename T> struct Whole {
     typedef XtAcc<T> Sum;
     static __device__ inline XtVector<Sum, W> read(int, const void *data, int64_t offset, int) {
-        return all_elements((const T *)data + offset);
+        if constexpr (one_access<T>) return xt_load(xt_read<T, W>((const T *)data + offset));
+        else return elements((const T *)data + offset, W);
     }
 };
 
@@ -81,12 +75,11 @@ template <typename A> __device__ inline XtVector<A, W> sum_of(const XtVector<A, 
 }
 
 template <typename T> __device__ inline void give(T *out, const XtVector<XtAcc<T>, W> &v, int n) {
-    if constexpr (sizeof(T) * W <= 16) {
+    if constexpr (one_access<T>)
         if (n == W && (uintptr_t)out % (W * sizeof(T)) == 0) {
             xt_write(out, xt_store<T>(v));
             return;
         }
-    }
 #pragma unroll
     for (int j = 0; j < W; j++)
         if (j < n) out[j] = xt_store<T>(v.at[j]);

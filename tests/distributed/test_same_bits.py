@@ -75,12 +75,14 @@ def test_own_loop(dtype, leaves, sizes, wanted, tmp_path):
 
 
 def test_one_process_takes_the_steps_of_adamw():
-    """With one leaf, what DataParallel does is the optimizer's own step, and clipping."""
+    """With one leaf, what DataParallel does is the optimizer's own step, and clipping; each group has its options."""
     runs = []
     for parallel in (False, True):
         xt.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
-        optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+        weights, biases = ([p for p in model.parameters() if p.ndim == ndim] for ndim in (2, 1))
+        groups = [{"params": biases, "lr": 0.05, "weight_decay": 0.0}, {"params": weights, "betas": (0.5, 0.9)}]
+        optimizer = optim.AdamW(groups, lr=1e-2, weight_decay=0.3)
         dp = DataParallel(model, optimizer) if parallel else None
         x = xt.randn(8, 5)
         for _ in range(3):
@@ -259,12 +261,27 @@ def parallel(model=None, **changes):
         (lambda: list(parallel().leaves(())), ValueError, "leaves: .*, got no tensors"),
         (lambda: parallel().step(), RuntimeError, r"step: leaves\(\) must have come to its end, got 0 leaves"),
         (lambda: parallel().update(), RuntimeError, r"update: reduce\(\) must come before, got no gradients"),
+        (
+            lambda: parallel(ema=optim.EMA([xt.ones(2)])),
+            ValueError,
+            "DataParallel: ema must have the parameters of the optimizer, got others",
+        ),
         (lambda: parallel().step(clip=0), ValueError, "step: clip must be a number greater than 0, or None, got 0"),
     ],
 )
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=f"^{message}$"):
         call()
+
+
+def test_a_step_is_taken_once():
+    dp = parallel()
+    for (rows,) in dp.leaves((xt.ones(2, 2),)):
+        dp.model(rows).sum().backward()
+    dp.update(dp.reduce())
+    with pytest.raises(RuntimeError, match=r"^update: reduce\(\) must come before, got no gradients$"):
+        dp.update(1.0)
+    assert dp.steps == 1
 
 
 def test_a_size_that_does_not_fit(monkeypatch):

@@ -122,7 +122,7 @@ FAULTS = [
         "tests/ops/test_ops.py::test_same_bits -k rms_norm",
     ),
     Fault(
-        "rms_norm: the weight missing in dx", _L + "row_loops.h", "dot += product * (weight ? LOAD(weight[j]) : 1);", "dot += product;",
+        "rms_norm: the weight missing in dx", _L + "row_loops.h", "dot += product * (!weight ? 1 : plus_one ? 1 + LOAD(weight[j]) : LOAD(weight[j]));", "dot += product;",
         "dx = rstd (g - xh mean(g xh)) with g = dy weight", GRADIENT + "rms_norm",
     ),
     Fault(
