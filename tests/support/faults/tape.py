@@ -211,4 +211,16 @@ FAULTS = [
         "Function: the callable stays", "csrc/py/tensor/autograd.c", "if (status == XT_OK && !keep) Py_CLEAR(rule->callable);", "",
         "a backward without retain_graph drops what the context saved", _RULES + "test_a_backward_drops_what_a_context_has_saved",
     ),
+    Fault(
+        "columns: given twice", "csrc/ops/elementwise/joined.c", "if (begun->begin[i] < more->end[j] && more->begin[j] < begun->end[i]) return false;", "if (begun->end[i] < 0) return false;",
+        "a column of a gradient's block is given once", _RULES + "test_gradients_of_one_column_group_have_memory_of_their_own",
+    ),
+    Fault(
+        "columns: all or none", "csrc/ops/elementwise/joined.c", "XT_TRY(xt_empty_like_columns(1, &like[i], &out[i]));", "XT_TRY(xt_empty_like(like[i], &out[i]));",
+        "columns among dense heads get a block", "tests/nn/test_joined.py -k beside_those_of_normalised_heads",
+    ),
+    Fault(
+        "columns: one head has a stride", "csrc/ops/elementwise/joined.c", "(t->shape[d - 1] == 1 || t->strides[d - 1] == dim)", "t->strides[d - 1] == dim",
+        "the stride of a single head is nothing", "tests/nn/test_joined.py -k beside_those_of_normalised_heads",
+    ),
 ]  # fmt: skip
