@@ -213,9 +213,9 @@ XtStatus xt_layer_norm_gradient(XtNode *n, int first, XtTensor *dout, const XtTe
 /* ---- norms (ops/layers/rms_norm.c) ------------------------------------------------------------------------------------------------- */
 
 /* y = rms_norm(x, weight, eps), and the rstd of its rows; x and weight (or NULL) dense. After an error nothing is kept. */
-XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, XtTensor **y, XtTensor **rstd);
+XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, bool plus_one, XtTensor **y, XtTensor **rstd);
 /* XtRecompute of one output: the norm of saved tensor 0 with weight, saved tensor 1. */
-XtStatus xt_rms_norm_again(XtNode *n, double eps, XtTensor **y);
+XtStatus xt_rms_norm_again(XtNode *n, double eps, bool plus_one, XtTensor **y);
 
 /* ---- cross entropy of rows of logits (ops/layers/cross_entropy.c) --------------------------------------------------------------------
  * Ops whose arguments `first`, first + 1 and first + 2 are targets, ignore_index and reduction. Logits are [rows, V], rows ld apart. */

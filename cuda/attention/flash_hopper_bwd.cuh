@@ -38,7 +38,8 @@ typedef struct HopperBackwardCall {
     HopperOrder order;
     const int32_t *documents;
     int heads, kv_heads, sq, skv, window, padded;
-    float scale, scale_log2;
+    float scale;
+    XtBend bend;
     bool causal;
 } HopperBackwardCall;
 
@@ -79,6 +80,22 @@ template <int TILE> __device__ inline void hopper_probabilities(float (&s)[TILE 
         float2 of = xt_read_shared(lse + 32 * c);
 #pragma unroll
         for (int e = 0; e < 4; e++) s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], scale, e % 2 ? -of.y : -of.x));
+    }
+}
+/* The same of t = tanh(inner s): p is rounded, and s = p (1 - t^2). */
+template <typename T, int TILE>
+__device__ inline void hopper_bent_probabilities(uint32_t (&p)[TILE / 16][4], float (&s)[TILE / 2], uint32_t lse, float factor) {
+#pragma unroll
+    for (int c = 0; c < TILE / 8; c++) {
+        float2 of = xt_read_shared(lse + 32 * c);
+        float here[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            here[e] = xt_exp2_approx(fmaf(s[4 * c + e], factor, e % 2 ? -of.y : -of.x));
+            s[4 * c + e] = here[e] * hopper_slope(s[4 * c + e]);
+        }
+        p[c / 2][c % 2 * 2] = xt_round_pair<T>(here[0], here[1]); // as hopper_round
+        p[c / 2][c % 2 * 2 + 1] = xt_round_pair<T>(here[2], here[3]);
     }
 }
 /* p becomes dS = p (dp - delta). */

@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dK before
                 if (c > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
-                hopper_probabilities<TILE>(s, stats, call.scale_log2);
+                hopper_probabilities<TILE>(s, stats, call.bend.factor);
                 if (my_first + 64 > skv || i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                     int key = first + my_row, left[2];
 #pragma unroll

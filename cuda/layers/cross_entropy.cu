@@ -25,6 +25,7 @@
  */
 #include "arch/sm90.cuh"
 #include "common/cuda.cuh"
+#include "common/softcap.cuh"
 #include "contract/layers.h"
 
 #include <float.h>
@@ -40,10 +41,9 @@ template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t) {
     else return exp(t);
 }
 
-/* tanh(t). 16-bit types: 1 - 2 / (2^(2 t log2 e) + 1), off by 2^-22 at most, where logits are rounded to 2^-12 of themselves; larger
- * exponents overflow to the limit 1. */
+/* tanh(t), as precise as the rounding of T can show: logits are off by 2^-12 of themselves. */
 template <typename T> __device__ inline XtAcc<T> tanh_for(XtAcc<T> t) {
-    if constexpr (sizeof(T) == 2) return 1 - __fdividef(2.0f, xt_exp2_approx(t * 2.8853900817779268f) + 1);
+    if constexpr (sizeof(T) == 2) return xt_tanh_approx(t);
     else return tanh(t);
 }
 
