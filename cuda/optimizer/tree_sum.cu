@@ -11,7 +11,8 @@
 #include "contract/optimizer.h"
 #include "optimizer/tables.cuh"
 
-static constexpr int W = 4; /* elements that a thread takes at once: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
+static constexpr int W =
+    4; /* elements that a thread takes at once: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
 static constexpr int STEPS = XT_TREE_BLOCK / (THREADS * W);
 static constexpr int WORDS = (PARAMETER_BYTES - OTHER_BYTES - XT_MOST_PARTS) / 8;
 static_assert(WORDS >= (XT_TREE_BLOCK / XT_TREE_ALIGN + 1) * (XT_MOST_PARTS / 4 + 2), "the tensors of one block fit into a table");

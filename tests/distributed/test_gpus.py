@@ -200,17 +200,28 @@ CAPTURED = (
     RANK
     + """
 import hashlib, sys
+from xtrain.distributed import bank
 dtype, leaves = getattr(xt, sys.argv[1]), int(sys.argv[2])
+bank.BUCKET = 1000  # two banks
+sent = []  # of a step: which bank, and how many parameters of the first layer had no gradient yet
 
-def trained(captured):
+def trained(captured, overlap):
     xt.manual_seed(1)
     model = nn.Sequential(nn.Linear(16, 96), nn.Dropout(0.1), nn.SiLU(), nn.Linear(96, 16)).to(dtype).to("cuda")
     opt = optim.AdamW(model.parameters(), lr=1e-2)
     dp = xt.distributed.DataParallel(model, opt, max_ranks=leaves)
+    send = dp._send
+
+    def seen():
+        sent.append((dp._order[len(dp._sent)], sum(p.grad is None for p in model[0].parameters())))
+        send()
+
+    dp._send = seen
 
     def step(x):
         losses = []
-        for (rows,) in dp.leaves((x,)):
+        sent.clear()
+        for (rows,) in dp.leaves((x,), backwards=1 if overlap else None):
             losses.append((model(rows) + rows).square().sum() / x.shape[0])
             losses[-1].backward()
         return dp.tree_of(losses), dp.step(clip=5.0)
@@ -226,9 +237,12 @@ def trained(captured):
     kept = [value if isinstance(value, int) else value.tolist() for value in states]
     return [said, kept, [p.detach().tolist() for p in model.parameters()]], call
 
-eager, _ = trained(False)
-found, graph = trained(True)
-assert found == eager, (found[0], eager[0])
+eager, _ = trained(False, False)
+for captured, overlap in ((True, False), (False, True), (True, True)):
+    found, graph = trained(captured, overlap)
+    assert found == eager, (captured, overlap, found[0], eager[0])
+# The last layer's bank goes first, while the first layer has no gradient.
+assert sent == ([] if xt.distributed.world_size() == 1 else [(1, 2), (0, 0)]), sent
 print(hashlib.sha256(repr(eager[0:3:2]).encode()).hexdigest())
 xt.distributed.shutdown()
 if xt.distributed.world_size() > 1:
@@ -241,10 +255,52 @@ if xt.distributed.world_size() > 1:
 
 
 def test_captured_steps_are_eager_steps(nccl, tmp_path):
-    """On one process and on two, with dropout, a learning rate that changes, and steps that the device counts."""
+    """On one process and on two, whose gradients are sent in the backward or behind it; with dropout, a learning rate
+    that changes, and steps that the device counts.
+    """
     said = [run_ranks(size, ["-c", CAPTURED, "bfloat16", "4"], tmp_path / str(size), nccl()) for size in (1, 2)]
     assert [one.status for found in said for one in found] == [0] * 3, said
     assert len({one.out for found in said for one in found}) == 1, said
+
+
+SENT = (
+    RANK
+    + """
+from xtrain.autograd import checkpoint
+from xtrain.distributed import bank
+bank.BUCKET = 1
+
+def trained(backwards, called):
+    xt.manual_seed(1)
+    model = nn.Module()
+    model.first, model.unused, model.last = (nn.Linear(4, 4, bias=False) for _ in range(3))
+    model.to("cuda")
+    dp = xt.distributed.DataParallel(model, optim.AdamW(model.parameters(), lr=0.1), max_ranks=2)
+    for _ in range(2):
+        for (rows,) in dp.leaves((xt.arange(8).float().reshape(2, 4).to("cuda"),), backwards):
+            for _ in range(called):
+                h = model.last(model.first(rows))
+                checkpoint(lambda h: model.last(h).tanh(), h).sum().backward()
+        dp.step()
+    return [p.detach().tolist() for p in model.parameters()]
+
+for called in (1, 2):
+    assert trained(called, called) == trained(None, called)
+assert trained(3, 1) == trained(None, 1)  # fewer than promised
+try:
+    trained(1, 2)
+except RuntimeError as error:
+    print(error)
+xt.distributed.shutdown()
+"""
+)
+
+
+def test_every_gradient_is_sent_once(nccl, tmp_path):
+    """Of a parameter that is used twice, one that a recomputation uses, one that nothing uses; of several backwards."""
+    for one in run_ranks(2, ["-c", SENT], tmp_path / "x", nccl()):
+        said = "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after they "
+        assert (one.status, one.out) == (0, f"{said}had been sent\n"), one
 
 
 def test_exchanges_through_hosts_are_not_captured(package, tmp_path):

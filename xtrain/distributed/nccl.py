@@ -66,7 +66,7 @@ class NcclPlane:
         def work() -> None:
             try:
                 comm = _C.nccl_open(self.device, unique_id, self._host.rank, size)
-                _C.nccl_all_to_all(comm, *trial)
+                _C.nccl_all_to_all(comm, trial[0], trial[1])
                 _C.nccl_all_gather(comm, trial[0], trial[1][:1])
                 _C.nccl_broadcast(comm, trial[0], 0)
                 found.append(comm)

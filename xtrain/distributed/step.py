@@ -248,8 +248,8 @@ class DataParallel:
         for number in range(mine):
             leaf = self.rank * mine + number
             _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
-            sends = self._overlap and backwards is not None and number == mine - 1
-            if sends:
+            sends = self._overlap and number == mine - 1
+            if sends and backwards is not None:
                 self._missing = [len(bank.parameters) for bank in self._banks]
                 _C.on_ready(self._leaves, self._ready, backwards - 1)
             try:
@@ -257,7 +257,7 @@ class DataParallel:
             finally:
                 if sends:
                     _C.on_ready([], self._ready)
-            if sends:
+            if sends and backwards is not None:
                 self._send_rest()
             else:
                 with no_grad():
