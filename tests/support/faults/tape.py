@@ -80,7 +80,7 @@ FAULTS = [
         _TEST + "test_split_with_unused_pieces",
     ),
     Fault(
-        "leaves: hooks before the walk ends", _B, "        if (status == XT_OK) status = finish_leaf(leaf, leaf->gradient);", "        if (status == XT_OK && i + 1 < walk->leaves.count) status = finish_leaf(leaf, leaf->gradient);",
+        "leaves: hooks before the walk ends", _B, "    XT_CHECK(finish_leaf(leaf, leaf->gradient));\n", "    if (leaf->tensor->ndim != 1) XT_CHECK(finish_leaf(leaf, leaf->gradient));\n",
         "each leaf gets its gradient", _TEST + "test_accumulation_and_zero",
     ),
     Fault(
