@@ -18,7 +18,8 @@ typedef struct XtSoftmaxBwd {
 } XtSoftmaxBwd;
 
 /* RMSNorm (Zhang & Sennrich 2019): rstd = 1 / sqrt(mean(x^2) + eps); out = weight * cast(x * rstd), cast to the dtype as HF does.
- * weight [cols] or NULL (ones). rstd [rows] of ACC is written for the backward.
+ * weight [cols] or NULL (ones). rstd [rows] of ACC is written for the backward. plus_one, with a weight: out = cast(x * rstd * (1 +
+ * weight)), rounded once (Gemma), and 1 + weight, in ACC, stands for the weight below.
  * Bwd, with g = dy * weight and xh = x * rstd: dx = rstd * (g - xh * mean(g * xh)); dweight = sum_rows dy * xh.
  * dx or dweight may be NULL. dweight has the dtype of weight; `accumulate` adds to it instead of overwriting it: the sum over the first
  * piece of rows starts from what is there.
@@ -31,13 +32,14 @@ typedef struct XtRmsNormFwd {
     XtDtype dtype;
     int64_t rows, cols;
     double eps;
+    bool plus_one;
 } XtRmsNormFwd;
 typedef struct XtRmsNormBwd {
     void *dx, *dweight;
     const void *dy, *dsum, *x, *weight, *rstd;
     XtDtype dtype;
     int64_t rows, cols;
-    bool accumulate;
+    bool accumulate, plus_one;
 } XtRmsNormBwd;
 
 /* LayerNorm (Ba et al. 2016): mean = mean(x), rstd = 1 / sqrt(mean((x - mean)^2) + eps), xh = (x - mean) * rstd, all in ACC;

@@ -11,6 +11,7 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -176,11 +177,11 @@ class Block(nn.Module):
         return x, self.mlp(h)
 
 
-def _runs_in_line(layer: Any) -> bool:
-    """Whether a layer need not be called, so that its last addition can move into the next layer's norm. A recording,
-    which puts a wrapper in the place of `forward`, calls it: it compares layers.
+def _runs_in_line(layer: Any, kind: type[Block] = Block) -> bool:
+    """Whether a layer need not be called, so that its last addition can move into the next layer's norm: it is of its
+    family's kind. A recording, which puts a wrapper in the place of `forward`, calls it: it compares layers.
     """
-    return is_stock(layer, Block) and not layer.streams and "forward" not in layer.__dict__
+    return is_stock(layer, kind) and not layer.streams and "forward" not in layer.__dict__
 
 
 def _step_weights(layer: Any) -> tuple[list[Tensor], _StepNumbers] | None:
@@ -304,7 +305,8 @@ class Trunk(nn.Module):
         elif seq == 1 and documents is None and (stepped := self._step(x, positions, caches)) is not None:
             x = stepped
         else:
-            x, y = run_in_line(self.layers, _runs_in_line, x, (batch, seq, positions), caches, more)
+            in_line = functools.partial(_runs_in_line, kind=self.block_kind)
+            x, y = run_in_line(self.layers, in_line, x, (batch, seq, positions), caches, more)
             x = x if y is None else x + y
         return self.norm(self.stream_head(x) if self.streams else x)
 

@@ -40,7 +40,7 @@ static void NAME(step_add)(T *x, const T *y, int64_t count) {
 static void NAME(step_turn)(T *heads, const T *weight, int64_t count, int64_t dim, const ACC *angles, ACC eps) {
     for (int64_t h = 0; h < count; h++) {
         T *head = heads + h * dim; /* [D] */
-        if (weight) NAME(norm_row)(head, head, weight, dim, eps);
+        if (weight) NAME(norm_row)(head, head, weight, false, dim, eps);
         NAME(turn_row)(head, head, angles, angles + dim / 2, dim / 2);
     }
 }
@@ -80,7 +80,7 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
         NAME(rope_angles)(angles, angles + dim / 2, (ACC)position, frequency, dim / 2, 1);
         for (int64_t l = 0; l < p->layers; l++) {
             const XtDecoderLayer *w = &p->layer[l];
-            NAME(norm_row)(h, x, w->norm, c, (ACC)p->eps);
+            NAME(norm_row)(h, x, w->norm, false, c, (ACC)p->eps);
             NAME(step_product)(q, w->q, h, queries, c);
             NAME(step_product)(k, w->k, h, keys, c);
             NAME(step_product)(v, w->v, h, keys, c);
@@ -101,7 +101,7 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
             }
             NAME(step_product)(y, w->o, attended, c, queries);
             NAME(step_add)(x, y, c);
-            NAME(norm_row)(h, x, w->mlp_norm, c, (ACC)p->eps);
+            NAME(norm_row)(h, x, w->mlp_norm, false, c, (ACC)p->eps);
             NAME(step_product)(gate, w->gate, h, f, c);
             NAME(step_product)(up, w->up, h, f, c);
             for (int64_t i = 0; i < f; i++) gate[i] = STORE(LOAD(gate[i]) / (1 + EXP(-LOAD(gate[i]))) * LOAD(up[i]));
@@ -109,7 +109,7 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
             NAME(step_add)(x, y, c);
         }
         if (!p->head) continue;
-        NAME(norm_row)(h, x, p->last_norm, c, (ACC)p->eps);
+        NAME(norm_row)(h, x, p->last_norm, false, c, (ACC)p->eps);
         NAME(step_product)((T *)p->out + b * p->vocab, p->head, h, p->vocab, c);
     }
     return XT_OK;
