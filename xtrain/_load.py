@@ -12,10 +12,12 @@ import numpy as _numpy  # noqa: F401  (first: NumPy's own copy of OpenBLAS must 
 
 
 def _load() -> None:
-    """Loads xtrain._C while the OPENBLAS_* variables are out of the environment."""
+    """Loads xtrain._C while the OPENBLAS_* variables of the environment are ours."""
     hidden = {name: _os.environ.pop(name) for name in list(_os.environ) if name.startswith("OPENBLAS_")}
+    ours = {"OPENBLAS_NUM_THREADS": "1"}  # else it starts a thread for each processor, which spins and is never used
     if core := _os.environ.get("XTRAIN_BLAS_CORE"):
-        _os.environ["OPENBLAS_CORETYPE"] = core
+        ours["OPENBLAS_CORETYPE"] = core
+    _os.environ.update(ours)
     try:
         from . import _C  # noqa: F401
     except ImportError as error:
@@ -23,7 +25,8 @@ def _load() -> None:
             f"xtrain: the compiled core xtrain._C cannot be loaded ({error}); build it with `make build`"
         ) from error
     finally:
-        _os.environ.pop("OPENBLAS_CORETYPE", None)
+        for name in ours:
+            del _os.environ[name]
         _os.environ.update(hidden)
 
 

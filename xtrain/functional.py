@@ -437,6 +437,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     z_loss: float = 0.0,
     chunk_rows: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """cross_entropy(linear(x, weight), targets): the head of a language model and its loss in one op.
 
@@ -446,6 +447,9 @@ def linear_cross_entropy(
 
     z_loss: adds z_loss * (log sum exp of the logits)^2 to the loss of a row that counts, which keeps logits from
     drifting (Chowdhery et al. 2022, PaLM, section 5). ValueError for a negative one.
+
+    softcap: a logit z becomes softcap * tanh(z / softcap), in float32 (float64), before anything else (Gemma 2, arXiv
+    2408.00118). ValueError for one that is not positive and finite in float32.
 
     The logits stay inside. Few of them are kept for the backward, which turns them into their own gradient. A second
     backward through the same graph (retain_graph=True) computes them again. On the CPU the bits are those of the two
@@ -459,8 +463,9 @@ def linear_cross_entropy(
     backward.
     """
     return _linear_cross_entropy(
-        x, weight, targets, ignore_index=ignore_index, reduction=reduction, z_loss=z_loss, chunk_rows=chunk_rows
-    )
+        x, weight, targets, ignore_index=ignore_index, reduction=reduction, z_loss=z_loss, chunk_rows=chunk_rows,
+        softcap=softcap,
+    )  # fmt: skip
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

@@ -71,8 +71,9 @@ typedef struct XtAttentionSinksBwd {
 
 /* One query per sequence, over keys and values that are kept. With n = positions[b]: keys[b, g, n] = k[b, g], values[b, g, n] = v[b, g];
  * out[b, h] = sum_j P[j] values[b, h / (H/K), j], P = softmax_j(scale * q[b, h] . keys[b, h / (H/K), j]) over j <= n and, with a
- * window > 0, j > n - window. Where n is not in [0, L), nothing is stored and out[b] is NaN. keys and values [B, K, L, D] and out [B, H, D] dense; strides of q, k and v are (b, head),
- * the last dim is dense. positions [B] is read when the kernel runs. plain: the simplest of a device's kernels. */
+ * window > 0, j > n - window; a softcap as in XtAttentionFwd. Where n is not in [0, L), nothing is stored and out[b] is NaN. keys and
+ * values [B, K, L, D] and out [B, H, D] dense; strides of q, k and v are (b, head), the last dim is dense. positions [B] is read when
+ * the kernel runs. plain: the simplest of a device's kernels. */
 typedef struct XtCachedAttention {
     void *out, *keys, *values;
     const void *q, *k, *v;
@@ -80,7 +81,7 @@ typedef struct XtCachedAttention {
     XtDtype dtype;
     int64_t batch, heads, kv_heads, length, dim, window;
     int64_t q_stride[2], k_stride[2], v_stride[2];
-    double scale;
+    double scale, softcap;
     bool plain;
 } XtCachedAttention;
 

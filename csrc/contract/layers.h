@@ -237,7 +237,9 @@ typedef struct XtScatter {
  * linear_cross_entropy when `linear`, else cross_entropy. Row 0 is reported as position `first`.
  * Where dlogits is given it is the logits, which their gradient for dlosses of 1 replaces: the bits of a Bwd after it.
  * Bwd: dlogits[r, v] = (exp(logits[r, v] - lse[r]) - [v == target[r]]) * dlosses[r * dloss_stride] * scale; ignored rows get 0.
- * z > 0 adds z lse[r]^2 to the loss of a row that counts, and multiplies its exp(..) in dlogits by 1 + 2 z lse[r]. */
+ * z > 0 adds z lse[r]^2 to the loss of a row that counts, and multiplies its exp(..) in dlogits by 1 + 2 z lse[r].
+ * softcap c > 0: c tanh(x / c), in ACC and not rounded, stands for each logit x in all of this, and dlogits has the factor
+ * 1 - tanh(x / c)^2; 0: none. */
 typedef struct XtCrossEntropyFwd {
     void *losses, *lse, *dlogits;
     const void *logits;
@@ -245,7 +247,7 @@ typedef struct XtCrossEntropyFwd {
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, first;
     double scale; /* of dlogits */
-    double z;
+    double z, softcap;
     bool linear;
 } XtCrossEntropyFwd;
 typedef struct XtCrossEntropyBwd {
@@ -254,7 +256,7 @@ typedef struct XtCrossEntropyBwd {
     const int64_t *targets;
     XtDtype dtype;
     int64_t rows, vocab, ld, ignore_index, dloss_stride;
-    double scale, z;
+    double scale, z, softcap;
     bool linear;
 } XtCrossEntropyBwd;
 

@@ -181,13 +181,14 @@ static void start_workers(int count) {
 
 bool xt_interrupted(void) {
     static _Thread_local struct timespec last;
-    if (!xt_interrupt_check) return false;
+    bool (*check)(void) = __atomic_load_n(&xt_interrupt_check, __ATOMIC_RELAXED); /* once: it becomes NULL when Python ends */
+    if (!check) return false;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t ms = (int64_t)(now.tv_sec - last.tv_sec) * 1000 + (now.tv_nsec - last.tv_nsec) / 1000000;
     if (ms < 50) return false;
     last = now;
-    return xt_interrupt_check();
+    return check();
 }
 
 /* Linux tends to start a woken thread on its waker's CPU, where it waits for the waker: after a pause the first 100 ms of work

@@ -2,6 +2,7 @@
 #include "contract/reduce.h"
 #include "ops/elementwise/arithmetic.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- checks ------------------------------------------------------------------------------------------------------------ */
@@ -45,6 +46,11 @@ XtStatus xt_check_shape(const XtOp *op, const char *arg, const XtTensor *t, int 
     if (same) return XT_OK;
     return xt_error(XT_VALUE_ERROR, "%s: %s must have shape %s, got %s", op->name, arg, xt_shape_text(ndim, shape),
                     xt_shape_text(t->ndim, t->shape));
+}
+
+XtStatus xt_check_softcap(const XtOp *op, const XtArg *arg) {
+    if (!arg->given || ((float)arg->f > 0 && (float)arg->f < INFINITY)) return XT_OK;
+    return xt_error(XT_VALUE_ERROR, "%s: softcap must be positive and finite in float32, got %g", op->name, arg->f);
 }
 
 XtStatus xt_check_device(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b) {

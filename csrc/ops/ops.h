@@ -122,6 +122,8 @@ XtStatus xt_check_like(const XtOp *op, const char *arg_a, const XtTensor *a, con
 XtStatus xt_check_device(const XtOp *op, const char *arg_a, const XtTensor *a, const char *arg_b, const XtTensor *b);
 /* Turns a possibly negative dim into 0..ndim-1. */
 XtStatus xt_check_dim(const XtOp *op, int64_t dim, int ndim, int *out);
+/* softcap is not given, or positive and finite in float32, in which kernels may divide by it. */
+XtStatus xt_check_softcap(const XtOp *op, const XtArg *arg);
 
 const XtBackend *xt_backend_of(const XtTensor *t);
 
@@ -223,10 +225,10 @@ XtStatus xt_check_targets(const XtCall *c, int first, const char *arg_x, const X
 /* Sets out[0] to the reduction of losses [rows]; targets int64. *count: the number of rows that count, for a mean only. */
 XtStatus xt_reduce_losses(XtCall *c, int first, XtTensor *targets, XtTensor *losses, XtTensor **count);
 /* Sets out[0] to the reduced loss and saves three tensors: int64 targets, lse [rows], the number of rows that count or NULL. */
-XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld);
+XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld, double softcap);
 /* dlogits from logits, which it may be, and from the three tensors saved from slot `slot` on. */
 XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
-                               int64_t ld);
+                               int64_t ld, double softcap);
 
 /* Rows of logits [rows, vocab] that linear_cross_entropy makes at once (ops/layers/linear_cross_entropy.c), at most `rows`, and whether its
  * forward makes the gradients, which it does where that is fewer than all: functions of their arguments alone. */

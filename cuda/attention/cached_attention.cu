@@ -21,6 +21,11 @@ enum {
     WARPS = 8, /* of a block of the plain plan */
 };
 
+/* A score, with its softcap where there is one. */
+template <typename A> __device__ inline A capped(A score, const XtCachedAttention &p) {
+    return p.softcap > 0 ? (A)p.softcap * (A)tanh(score / (A)p.softcap) : score;
+}
+
 /* ---- split ------------------------------------------------------------------------------------------------------------------- */
 
 template <typename T, int W> __device__ inline void widen(float *values, const XtPiece<T, W> &piece) { // values [W]
@@ -93,7 +98,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int w = 0; w < W; w++) dot += q[i][w] * of_key[w];
             dot = xt_warp_sum<LANES>(dot);
-            if (lane == 0) scores[i][e * ROWS + row] = j <= position && j >= low ? dot * (float)p.scale : -INFINITY;
+            if (lane == 0) scores[i][e * ROWS + row] = j <= position && j >= low ? capped(dot * (float)p.scale, p) : -INFINITY;
         }
     }
     __syncthreads();
@@ -210,18 +215,20 @@ template <typename T> __global__ void __launch_bounds__(32 * WARPS) cached_plain
         T *out = (T *)p.out + row * p.dim;                                           // [D]
         const bool known = position >= 0 && position < p.length;
         const int64_t low = p.window > 0 && position >= p.window ? position - p.window + 1 : 0;
+        auto score = [&](int64_t j) {
+            return capped(scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim)), p);
+        };
         A max = -(A)INFINITY, sum = 0;
         for (int64_t j = low; known && j <= position; j++) {
-            const A s = scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim));
+            const A s = score(j);
             if (s > max || s != s) max = s; // a NaN stays
         }
-        for (int64_t j = low; known && j <= position; j++)
-            sum += exp(scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim)) - max);
+        for (int64_t j = low; known && j <= position; j++) sum += exp(score(j) - max);
         for (int64_t first = 0; first < p.dim; first += 32) { // all lanes stay for the products
             const int64_t d = first + lane;
             A value = 0;
             for (int64_t j = low; known && j <= position; j++) {
-                const A s = scale * xt_warp_sum(partial_dot(q, j == position ? new_key : keys + j * p.dim, p.dim));
+                const A s = score(j);
                 if (d < p.dim) value += exp(s - max) * xt_load((j == position ? new_value : values + j * p.dim)[d]);
             }
             if (d >= p.dim) continue;

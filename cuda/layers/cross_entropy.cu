@@ -5,6 +5,10 @@
  *
  * z > 0: loss += z lse^2, and exp(x_v - lse) in dx grows by 1 + 2 z lse (the z-loss; Chowdhery et al. 2022, PaLM).
  *
+ * softcap c > 0 (Gemma 2, arXiv 2408.00118): s = c tanh(x_v / c) stands for x_v, and dx_v has the factor 1 - tanh(x_v / c)^2. Kernels of
+ * their own (CAP), whose rows are bound by the exponentials of tanh: one for the sum, one for the gradient, none for the maximum, as tanh
+ * keeps the order.
+ *
  * A vocabulary is seldom a multiple of eight (50257), so a row may begin at any address. A row is cut into a head of single
  * elements up to the first multiple of 16 bytes, a body of 16-byte vectors, and a tail: most of every row moves 16 bytes at a time.
  *
@@ -36,6 +40,21 @@ template <typename T> __device__ inline XtAcc<T> exp_for(XtAcc<T> t) {
     else return exp(t);
 }
 
+/* tanh(t). 16-bit types: 1 - 2 / (2^(2 t log2 e) + 1), off by 2^-22 at most, where logits are rounded to 2^-12 of themselves; larger
+ * exponents overflow to the limit 1. */
+template <typename T> __device__ inline XtAcc<T> tanh_for(XtAcc<T> t) {
+    if constexpr (sizeof(T) == 2) return 1 - __fdividef(2.0f, xt_exp2_approx(t * 2.8853900817779268f) + 1);
+    else return tanh(t);
+}
+
+/* c tanh(x / c) and its slope; without CAP, x and 1. The inverse of a subnormal c is finite: 0 stays 0. */
+template <typename T, bool CAP> struct Softcap {
+    typedef XtAcc<T> A;
+    A cap, inverse;
+    __device__ inline explicit Softcap(A c) : cap(c), inverse(CAP ? fmin(1 / c, sizeof(A) == 8 ? (A)DBL_MAX : (A)FLT_MAX) : A(0)) {}
+    __device__ inline A operator()(A x) const { return CAP ? cap * tanh_for<T>(x * inverse) : x; }
+};
+
 /* A row of `vocab` elements = head elements, body vectors of W, tail elements. head and tail are less than W. */
 typedef struct Cut {
     int head, tail;
@@ -54,32 +73,41 @@ template <typename T, int W> __device__ inline Cut cut_row(const T *x, int64_t v
 /* 1 + 2 z lse; exactly 1 without a z-loss, also where lse is not finite. */
 template <typename A> __device__ inline A z_growth(double z, A lse) { return z > 0 ? 1 + 2 * A(z) * lse : A(1); }
 
-/* (exp(x - lse) growth - [target]) factor */
-template <typename T> __device__ inline T gradient_of(T x, XtAcc<T> lse, XtAcc<T> growth, bool target, XtAcc<T> factor) {
+/* (exp(s - lse) growth - [target]) factor slope, of s = softcap(x) */
+template <typename T, bool CAP>
+__device__ inline XtAcc<T> gradient_at(XtAcc<T> x, const Softcap<T, CAP> &softcap, XtAcc<T> lse, XtAcc<T> growth, bool target,
+                                       XtAcc<T> factor) {
     typedef XtAcc<T> A;
-    return xt_store<T>((exp_for<T>(xt_load(x) - lse) * growth - A(target)) * factor);
+    if constexpr (CAP) {
+        const A t = tanh_for<T>(x * softcap.inverse), p = exp_for<T>(fma(softcap.cap, t, -lse)) * growth;
+        return (target ? p - 1 : p) * factor * fma(-t, t, A(1));
+    } else {
+        const A p = exp_for<T>(x - lse) * growth;
+        return (target ? p - 1 : p) * factor;
+    }
+}
+template <typename T, bool CAP>
+__device__ inline T gradient_of(T x, const Softcap<T, CAP> &softcap, XtAcc<T> lse, XtAcc<T> growth, bool target, XtAcc<T> factor) {
+    return xt_store<T>(gradient_at<T, CAP>(xt_load(x), softcap, lse, growth, target, factor));
 }
 /* The same of a vector; the target is its element `place`, if it is in it. */
-template <typename T, int W>
-__device__ inline XtPiece<T, W> gradient_of(const XtPiece<T, W> &x, XtAcc<T> lse, XtAcc<T> growth, int64_t place, XtAcc<T> factor) {
-    typedef XtAcc<T> A;
+template <typename T, int W, bool CAP>
+__device__ inline XtPiece<T, W> gradient_of(const XtPiece<T, W> &x, const Softcap<T, CAP> &softcap, XtAcc<T> lse, XtAcc<T> growth,
+                                            int64_t place, XtAcc<T> factor) {
     const int at = place >= 0 && place < W ? (int)place : -1;
-    XtVector<A, W> v = xt_load(x);
+    XtVector<XtAcc<T>, W> v = xt_load(x);
 #pragma unroll
-    for (int j = 0; j < W; j++) {
-        const A p = exp_for<T>(v.at[j] - lse) * growth;
-        v.at[j] = (j == at ? p - 1 : p) * factor;
-    }
+    for (int j = 0; j < W; j++) v.at[j] = gradient_at<T, CAP>(v.at[j], softcap, lse, growth, j == at, factor);
     return xt_store<T>(v);
 }
 
 /* Grid over rows, blocks of 32 to 512 threads. losses, lse [rows]; logits [rows, vocab], rows ld apart; targets [rows]. GRADIENT: dlogits
  * are the logits; the first `kept` vectors of a row's body wait in shared memory, each for the thread that put it there. Z: z > 0, whose
- * factor takes one register more. */
-template <typename T, bool GRADIENT, bool Z>
+ * factor takes one register more. CAP: there is a softcap, and z may be 0. */
+template <typename T, bool GRADIENT, bool Z, bool CAP>
 __global__ void __launch_bounds__(512, 2)
     cross_entropy_fwd_kernel(XtAcc<T> *losses, XtAcc<T> *lse, T *dlogits, const T *logits, const int64_t *targets, int64_t rows,
-                             int64_t vocab, int64_t ld, int64_t kept, int64_t position, XtAcc<T> scale, double z,
+                             int64_t vocab, int64_t ld, int64_t kept, int64_t position, XtAcc<T> scale, double z, XtAcc<T> cap,
                              int64_t ignore_index, XtIndexReport *report, XtIndexSlot slot) {
     extern __shared__ uint4 room[]; /* [kept] */
     typedef XtAcc<T> A;
@@ -87,14 +115,15 @@ __global__ void __launch_bounds__(512, 2)
     const int thread = threadIdx.x, threads = blockDim.x;
     constexpr A lowest = sizeof(A) == 8 ? (A)-DBL_MAX : (A)-FLT_MAX;
     const T nothing = xt_store<T>((A)-INFINITY); /* exp(nothing - m) = 0 */
+    const Softcap<T, CAP> softcap(cap);
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = logits + row * ld; /* [vocab] */
         const Cut cut = cut_row<T, W>(x, vocab);
         const T *body = x + cut.head; /* [cut.body * W] */
         int64_t target = GRADIENT || thread == 0 ? targets[row] : 0;
 
-        A first = xt_load(thread < cut.head ? x[thread] : nothing);
-        A last = xt_load(thread < cut.tail ? x[vocab - cut.tail + thread] : nothing);
+        A first = thread < cut.head ? softcap(xt_load(x[thread])) : (A)-INFINITY;
+        A last = thread < cut.tail ? softcap(xt_load(x[vocab - cut.tail + thread])) : (A)-INFINITY;
         /* m begins at the lowest finite number: with -Inf, a thread that sees only -Inf would compute -Inf + Inf = NaN. fmax of
          * a NaN and a number is the number; the NaN still reaches the sum. */
         A m = fmax(fmax(lowest, first), last);
@@ -109,27 +138,29 @@ __global__ void __launch_bounds__(512, 2)
                     if (i + u * threads < kept)
                         room[i + u * threads] = make_uint4(q[u].word[0], q[u].word[1], q[u].word[2], q[u].word[3]);
             }
-            A peak = m;
+            A peak = CAP ? (A)-INFINITY : m;
 #pragma unroll
             for (int u = 0; u < LOADS; u++) {
                 const XtVector<A, W> v = xt_load(q[u]);
 #pragma unroll
                 for (int j = 0; j < W; j++) peak = fmax(peak, v.at[j]);
             }
+            if (CAP) peak = fmax(m, softcap(peak));
             sum *= exp_for<T>(m - peak);
             m = peak;
 #pragma unroll
             for (int u = 0; u < LOADS; u++) {
+                if (CAP && i + u * threads >= cut.body) continue; /* a softcap of nothing is not nothing */
                 const XtVector<A, W> v = xt_load(q[u]);
                 A part = 0;
 #pragma unroll
-                for (int j = 0; j < W; j++) part += exp_for<T>(v.at[j] - m);
+                for (int j = 0; j < W; j++) part += exp_for<T>(softcap(v.at[j]) - m);
                 sum += part;
             }
         }
 
         const bool counts = target != ignore_index, known = target >= 0 && target < vocab;
-        A at_target = thread == 0 && counts && known ? xt_load(x[target]) : A(0); /* loaded during the reductions */
+        A at_target = thread == 0 && counts && known ? softcap(xt_load(x[target])) : A(0); /* loaded during the reductions */
         const A peak = xt_block_reduce(m, lowest, XtMax());
         sum = xt_block_sum(sum * exp_for<T>(m - peak));
         if (!GRADIENT && thread != 0) continue;
@@ -140,7 +171,7 @@ __global__ void __launch_bounds__(512, 2)
             lse[row] = lse_row;
             /* Not lse - x: for large logits lse has lost these digits to rounding. */
             A loss = counts && known ? (peak - at_target) + log_sum : A(0);
-            if (Z && counts && known) loss += A(z) * lse_row * lse_row;
+            if (Z && (!CAP || z > 0) && counts && known) loss += A(z) * lse_row * lse_row;
             losses[row] = loss;
             if (counts && !known) xt_report_index(report, slot, position + row, target, vocab);
         }
@@ -150,10 +181,11 @@ __global__ void __launch_bounds__(512, 2)
             const A lse_row = peak + log_sum, growth = Z ? z_growth(z, lse_row) : A(1), factor = scale;
             const bool zeros = !counts || !known; /* even where the logits are not finite */
             const T zero = xt_store<T>(A(0));
-            if (thread < cut.head) dx[thread] = zeros ? zero : gradient_of(x[thread], lse_row, growth, thread == target, factor);
+            if (thread < cut.head)
+                dx[thread] = zeros ? zero : gradient_of(x[thread], softcap, lse_row, growth, thread == target, factor);
             if (thread < cut.tail) {
                 const int64_t v = vocab - cut.tail + thread;
-                dx[v] = zeros ? zero : gradient_of(x[v], lse_row, growth, v == target, factor);
+                dx[v] = zeros ? zero : gradient_of(x[v], softcap, lse_row, growth, v == target, factor);
             }
             for (int64_t i = thread; i < cut.body; i += LOADS * threads) {
                 XtPiece<T, W> q[LOADS];
@@ -168,7 +200,7 @@ __global__ void __launch_bounds__(512, 2)
                     const int64_t at = i + u * threads;
                     if (at >= cut.body) continue;
                     if (zeros) q[u] = xt_all<T, W>(zero);
-                    else q[u] = gradient_of<T, W>(q[u], lse_row, growth, target - cut.head - at * W, factor);
+                    else q[u] = gradient_of(q[u], softcap, lse_row, growth, target - cut.head - at * W, factor);
                     xt_write(dx + cut.head + at * W, q[u]);
                 }
             }
@@ -178,13 +210,14 @@ __global__ void __launch_bounds__(512, 2)
 
 /* Grid over rows * tiles, blocks of 32 to 256 threads. dlogits, logits [rows, vocab], rows ld apart; lse, targets
  * [rows]; dlosses [rows], [1]. */
-template <typename T, int W>
+template <typename T, int W, bool CAP>
 __global__ void __launch_bounds__(256, 4)
     cross_entropy_bwd_kernel(T *dlogits, const T *logits, const XtAcc<T> *lse, const XtAcc<T> *dlosses, const int64_t *targets,
                              int64_t rows, int64_t vocab, int64_t ld, int64_t tiles, int64_t ignore_index, int64_t dloss_stride,
-                             double scale, double z, XtIndexReport *report, XtIndexSlot slot) {
+                             double scale, double z, XtAcc<T> cap, XtIndexReport *report, XtIndexSlot slot) {
     typedef XtAcc<T> A;
     const int thread = threadIdx.x, threads = blockDim.x;
+    const Softcap<T, CAP> softcap(cap);
     for (int64_t item = blockIdx.x; item < rows * tiles; item += gridDim.x) {
         const int64_t row = item / tiles, tile = item - row * tiles;
         const T *x = logits + row * ld;          /* [vocab] */
@@ -209,10 +242,10 @@ __global__ void __launch_bounds__(256, 4)
         }
 
         const A lse_row = lse[row], growth = z_growth(z, lse_row), factor = dlosses[row * dloss_stride] * (A)scale;
-        if (tile == 0 && thread < cut.head) dx[thread] = gradient_of(x[thread], lse_row, growth, thread == target, factor);
+        if (tile == 0 && thread < cut.head) dx[thread] = gradient_of(x[thread], softcap, lse_row, growth, thread == target, factor);
         if (tile == 0 && thread < cut.tail) {
             const int64_t v = vocab - cut.tail + thread;
-            dx[v] = gradient_of(x[v], lse_row, growth, v == target, factor);
+            dx[v] = gradient_of(x[v], softcap, lse_row, growth, v == target, factor);
         }
         for (int64_t i = begin; i < cut.body; i += step) {
             XtPiece<T, W> q[LOADS];
@@ -223,7 +256,7 @@ __global__ void __launch_bounds__(256, 4)
             for (int u = 0; u < LOADS; u++) {
                 if (i + u * threads >= cut.body) continue;
                 const int64_t place = target - cut.head - (i + u * threads) * W; /* in this vector, if it is in it */
-                xt_write(dbody + (i + u * threads) * W, gradient_of<T, W>(q[u], lse_row, growth, place, factor));
+                xt_write(dbody + (i + u * threads) * W, gradient_of(q[u], softcap, lse_row, growth, place, factor));
             }
         }
     }
@@ -258,12 +291,16 @@ XtStatus xt_cuda_cross_entropy_fwd(const XtCrossEntropyFwd *p) {
         const int64_t vectors = p->vocab / XT_WIDTH<T>;
         const int threads = fwd_threads(vectors);
         const int64_t kept = p->dlogits ? vectors_kept(vectors, threads) : 0;
-        auto kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, false> : cross_entropy_fwd_kernel<T, false, false>;
-        if (p->z > 0) kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, true> : cross_entropy_fwd_kernel<T, false, true>;
+        auto kernel =
+            p->dlogits ? cross_entropy_fwd_kernel<T, true, false, false> : cross_entropy_fwd_kernel<T, false, false, false>;
+        if (p->softcap > 0)
+            kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, true, true> : cross_entropy_fwd_kernel<T, false, true, true>;
+        else if (p->z > 0)
+            kernel = p->dlogits ? cross_entropy_fwd_kernel<T, true, true, false> : cross_entropy_fwd_kernel<T, false, true, false>;
         if (p->dlogits) XT_CHECK(xt_allow_shared("cross_entropy_fwd", kernel, (int)kept * 16));
         xt_launch(kernel, xt_blocks(p->rows, 1), threads, (size_t)kept * 16, (A *)p->losses, (A *)p->lse, (T *)p->dlogits,
-                  (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, kept, p->first, p->scale, p->z, p->ignore_index,
-                  xt_index_report(), index_slot(p->linear));
+                  (const T *)p->logits, p->targets, p->rows, p->vocab, p->ld, kept, p->first, p->scale, p->z, (A)p->softcap,
+                  p->ignore_index, xt_index_report(), index_slot(p->linear));
         return xt_launched("cross_entropy_fwd", p->rows, p->vocab);
     });
 }
@@ -279,10 +316,11 @@ XtStatus xt_cuda_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
         /* Elementwise: the tiles of a row change no result. */
         const int64_t most = xt_divide_up(vectors + 1, threads * LOADS), wanted = xt_divide_up(16 * xt_multiprocessors(), p->rows);
         const int64_t tiles = most < wanted ? most : wanted;
-        xt_launch(wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>> : cross_entropy_bwd_kernel<T, 1>, xt_blocks(p->rows * tiles, 1),
-                  threads, 0, (T *)p->dlogits, (const T *)p->logits, (const A *)p->lse, (const A *)p->dlosses, p->targets, p->rows,
-                  p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale, p->z, xt_index_report(),
-                  index_slot(p->linear));
+        auto kernel = wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>, false> : cross_entropy_bwd_kernel<T, 1, false>;
+        if (p->softcap > 0) kernel = wide ? cross_entropy_bwd_kernel<T, XT_WIDTH<T>, true> : cross_entropy_bwd_kernel<T, 1, true>;
+        xt_launch(kernel, xt_blocks(p->rows * tiles, 1), threads, 0, (T *)p->dlogits, (const T *)p->logits, (const A *)p->lse,
+                  (const A *)p->dlosses, p->targets, p->rows, p->vocab, p->ld, tiles, p->ignore_index, p->dloss_stride, p->scale,
+                  p->z, (A)p->softcap, xt_index_report(), index_slot(p->linear));
         return xt_launched("cross_entropy_bwd", p->rows, p->vocab);
     });
 }

@@ -48,6 +48,18 @@ FAMILIES: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0},
         {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
     ],
+    "Gemma2": [
+        {},
+        {"sliding_window": 7, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 1.5, "tie_word_embeddings": False},
+        {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None, "attention_bias": True},
+        {
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": 0.5,
+            "tie_word_embeddings": False,
+            "sliding_window": 3,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ],
     "GPT2": [
         {},
         {"n_inner": 70, "n_embd": 120},  # heads of 15 and 60
@@ -77,7 +89,7 @@ def randomised(model: torch.nn.Module) -> torch.nn.Module:
             if name.endswith("bias"):
                 p.normal_(0, 0.3)
             elif "norm" in name or "ln_" in name:
-                p.uniform_(0.5, 1.5)
+                p.uniform_(-0.5, 0.5) if "Gemma" in type(model).__name__ else p.uniform_(0.5, 1.5)
     return model.eval()
 
 
@@ -96,7 +108,7 @@ def build(family: str, index: int) -> torch.nn.Module:
     elif dim is not None:
         keys["head_dim"] = dim
     keys["rope_parameters"] = {"rope_type": "default", **special.get("rope_parameters", {}), "rope_theta": theta}
-    if family == "Qwen3" and "head_dim" not in keys:
+    if family in ("Qwen3", "Gemma2") and "head_dim" not in keys:
         keys["head_dim"] = 12
     torch.manual_seed(index)
     return randomised(

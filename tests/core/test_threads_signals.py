@@ -195,16 +195,86 @@ def test_threads_setting() -> None:
     assert xt.get_num_threads() == 3
 
 
-def test_exit_with_work_in_other_threads() -> None:
-    """The interpreter ends while a daemon thread is inside a kernel: no crash, no hang."""
-    code = """
-import threading, time
+AT_EXIT = """
+import atexit, ctypes, struct, threading, time
+from importlib.util import find_spec
+from pathlib import Path
+libc = ctypes.CDLL(None)
+def at_exit(function, argument=0):  # the last that is registered is called first, and all of them after Python has ended
+    libc.__cxa_atexit(ctypes.cast(function, ctypes.c_void_p), ctypes.c_void_p(argument), None)
+at_exit(libc.usleep, 200_000)
+"""
+AT_WORK = {
+    # The GIL is held while the interpreter begins to shut down, which ends the threads that wait for it. The stack of a thread that has
+    # ended is unmapped when another ends, as the C library keeps only some MiB of them.
+    "the loop of a thread that Python ends": """
 import xtrain as xt
-x = xt.rand(1200, 1200)
-threading.Thread(target=lambda: [x.matmul(x, backend="naive") for _ in range(1000)], daemon=True).start()
-begun = time.process_time()
-while time.process_time() < begun + 0.2:
-    time.sleep(0.01)
+xt.set_num_threads(8)
+x = xt.rand(2000, 2000)
+atexit.register(sum, range(4 * 10**6))
+threading.stack_size(100 << 20)
+threading.Thread(target=lambda: x.matmul(x, backend="naive"), daemon=True).start()
+time.sleep(0.1)
+for i in range(20):
+    threading.Thread(target=time.sleep, args=[i * 0.02], daemon=True).start()
+""",
+    # The library's destructors run while the process still lives: its table of them is found as the loader finds it.
+    "OpenBLAS unmaps its buffers": """
+path = Path(find_spec("xtrain").origin).with_name("_lib") / "libxtrain_blas.so"
+blas, data = ctypes.CDLL(str(path)), path.read_bytes()
+base = min(int(line.split("-")[0], 16) for line in open("/proc/self/maps") if line.endswith(str(path) + chr(10)))
+at, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
+headers = [struct.unpack_from("<IIQQQQQQ", data, at + 56 * i) for i in range(count)]
+offset, size = next((h[2], h[5]) for h in headers if h[0] == 2)  # PT_DYNAMIC
+tags = dict(struct.unpack_from("<QQ", data, offset + i) for i in range(0, size, 16))
+for function in (ctypes.c_void_p * (tags[28] // 8)).from_address(base + tags[26]):  # DT_FINI_ARRAY
+    at_exit(function)
+import xtrain as xt
+xt.set_num_threads(1)
+x = xt.rand(3000, 3000)
+threading.Thread(target=lambda: x.matmul(x, backend="blas"), daemon=True).start()
+time.sleep(0.15)
+""",
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds functions as the loader of Linux does")
+@pytest.mark.parametrize("what", AT_WORK)
+def test_exit_with_work_in_other_threads(what: str) -> None:
+    """The interpreter ends while a daemon thread is inside a kernel: no crash, no hang."""
+    done = run(AT_EXIT + AT_WORK[what], cpu=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork (POSIX)")
+def test_a_forked_childs_main_thread_asks_for_signals() -> None:
+    """It is the thread that forked, whichever that was in the parent."""
+    code = """
+import os, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+import xtrain as xt
+def stop(*_):
+    raise KeyboardInterrupt
+def child():
+    signal.signal(signal.SIGVTALRM, stop)
+    x = xt.rand(1500, 1500)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
+    try:
+        x.matmul(x, backend="naive")
+        os._exit(3)
+    except KeyboardInterrupt:
+        os._exit(0 if time.process_time() < 1 else 4)
+def fork():
+    if pid := os.fork():
+        statuses.append(os.waitpid(pid, 0)[1])
+    else:
+        child()
+statuses = []
+xt.set_num_threads(1)
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(statuses[0]))
 """
     done = run(code, cpu=60)
     assert done.returncode == 0, done.stderr
@@ -236,9 +306,9 @@ print(middle - begun, time.process_time() - middle)
 
 def test_import_is_clean() -> None:
     code = """
-import sys, threading
+import os, sys, threading
 import numpy
-before = set(sys.modules)
+before, threads = set(sys.modules), os.path.exists("/proc/self/task") and os.listdir("/proc/self/task")
 import xtrain
 new = set(sys.modules) - before
 roots = {m.split(".")[0] for m in new}
@@ -246,6 +316,7 @@ bad = roots & {"torch", "matplotlib", "subprocess", "tqdm", "safetensors", "ml_d
 assert not bad, bad
 assert "subprocess" not in set(sys.modules) - before
 assert threading.active_count() == 1
+assert not os.path.exists("/proc/self/task") or os.listdir("/proc/self/task") == threads  # of OpenBLAS, neither
 print(len(new))
 """
     done = run(code)

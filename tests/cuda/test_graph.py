@@ -22,7 +22,7 @@ BITS = [
     for dtype in ("float32", "bfloat16")
     for streams in (0, 2)
     for pieces in (1, 2)
-]
+] + [f"equal('{dtype}', 0, 1, SMALL_GEMMA2)" for dtype in ("float32", "bfloat16")]
 PLAIN = [
     "counts()", "two_graphs()", "nan()", "beyond_the_plan()", "freed()", "returned()", "outside()", "outside_gradients()", "illegal()",
     "inputs_and_outputs()", "optimizers()", "threads()", "chunks('float32')", "chunks('bfloat16')",

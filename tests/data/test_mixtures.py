@@ -15,6 +15,7 @@ from runs import metrics, options, python, text_file, weights
 
 import xtrain as xt
 from xtrain import data
+from xtrain.data import sources
 from xtrain.data.mixture import Turns, labels_of, parse_sources, shares_of
 from xtrain.data.packing import Documents, PackedLoader
 from xtrain.data.token_files import HEADER, HEADER_BYTES, MAGIC, write_index
@@ -113,12 +114,37 @@ def test_row_n_is_the_same_in_batches_of_any_size(pack: bool) -> None:
         assert all(np.array_equal(a[turns == 0], b) for a, b in zip(found[0], alone.next_batch(), strict=True))
 
 
+def test_what_a_packed_mixture_says_of_itself() -> None:
+    """Documents of 3 places leave 2 of a row of 8 empty, those of 4 none."""
+    loaders = [
+        PackedLoader([first + np.arange(240)], [Documents(np.arange(0, 240, size), 0, 240)], 5, 8, 5)
+        for first, size in ((0, 4), (1000, 5))
+    ]
+    loader, filled = data.MixedLoader(loaders, [Fraction(1, 5), Fraction(4, 5)], ["a", "b"]), [0, 0]
+    for _ in range(6):
+        ids, targets, _ = loader.next_batch()
+        for i, mine in enumerate((ids[:, 0] < 1000, ids[:, 0] >= 1000)):
+            filled[i] += int((targets[mine] != -100).sum())
+    found = loader.metrics()
+    assert [found["tokens/a"], found["tokens/b"]] == filled == [6 * 6, 24 * 8]
+    assert found["token_efficiency"] == round(float((targets != -100).mean()), 4) < 1
+    assert loader.documents == 60 + 48 and loader.efficiency() == pytest.approx(0.2 * 0.75 + 0.8)
+
+
 def test_sources_of_one_size_have_orders_of_their_own() -> None:
     mixture = mixture_of_two()
     mixture.sources[1] = data.Corpus("b", [1000 + mixture.sources[0].train[0]], [], 1.0, 2000, None)
     ids = mixture.loader(60, 8, seed=5).next_batch()[0][:, 0]
     assert len(set(ids.tolist())) == 50
     assert (ids[ids < 1000][:20] != ids[ids >= 1000] - 1000).any()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_tokens_of_each_source_are_in_the_vocabulary_of_the_model(pack: bool) -> None:
+    mixture = mixture_of_two()
+    loader = (mixture.packed_loader if pack else mixture.loader)(4, 8, 5, 1000)
+    with pytest.raises(DataError, match=r"token ids of b must be in \[0, 1000\), got 10"):
+        loader.next_batch()
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -144,8 +170,12 @@ def test_a_position_continues_exactly(pack: bool) -> None:
         ({"rows": [40, -20]}, "that of 2 sources"),
         ({"sources": [good["sources"][0], {**good["sources"][1], "epoch": -1}]}, "inside the data"),
     ):
+        begun = make(pack, 5)
+        begun.next_batch()
+        was = begun.state_dict()
         with pytest.raises(DataError, match=f"^data: the position must be {words}"):
-            make(pack, 5).load_state_dict({**good, **bad})
+            begun.load_state_dict({**good, **bad})
+        assert begun.state_dict() == was
 
 
 # ---- what is opened --------------------------------------------------------------------------------------------------
@@ -169,16 +199,30 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
     assert trainer.config.data == f"{tmp_path}/a.txt:7,{tmp_path}/b.txt:3"  # so that it resumes from any folder
 
 
+def test_a_mixture_of_tokens_whose_text_is_not_known(tmp_path, monkeypatch) -> None:
+    """The larger vocabulary, and no bytes a token; where all are known, bytes of a token of the mean row."""
+    for name, most in (("a", 10), ("b", 50)):
+        np.save(tmp_path / f"{name}.npy", np.arange(2000, dtype=np.uint16) % most)
+    opened = data.open_data({tmp_path / "a.npy": 1, tmp_path / "b.npy": 1})
+    assert opened.vocab_size == 50 and opened.bytes_per_token is None
+    parts = {name: data.Corpus(name, [np.arange(9)], [], size, 9, None) for name, size in (("c", 2.0), ("d", 4.0))}
+    monkeypatch.setattr(sources, "holds_tokens", lambda name: True)
+    monkeypatch.setattr(sources, "open_source", lambda name, *_: parts[name])
+    assert data.open_data({"c": 3, "d": 1}).bytes_per_token == 2.5
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("a.txt:0,b.txt:1", "the weight of a.txt must be a number greater than 0, got '0'"),
-        ("a.txt:1,b.txt:-1", "the weight of b.txt must be a number greater than 0, got '-1'"),
-        ("a.txt:nan,b.txt:1", "the weight of a.txt must be a number greater than 0, got 'nan'"),
-        ("a.txt:inf,b.txt:1", "the weight of a.txt must be a number greater than 0, got 'inf'"),
-        ("a.txt:1e-400,b.txt:1", "the weight of a.txt must be a number greater than 0, got '1e-400'"),
-        ("a.txt:much,b.txt:1", "the weight of a.txt must be a number greater than 0, got 'much'"),
-        ("a.txt:" + "1" * 41, f"the weight of a.txt must be a number greater than 0, got '{'1' * 41}'"),
+        ("a.txt:0,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '0'"),
+        ("a.txt:1,b.txt:-1", "the weight of b.txt must be a number greater than 0, at most 1e300, got '-1'"),
+        ("a.txt:nan,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'nan'"),
+        ("a.txt:inf,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'inf'"),
+        ("a.txt:1e301,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1e301'"),
+        ("a.txt:1e-400,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1e-400'"),
+        ("a.txt:1_0,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got '1_0'"),
+        ("a.txt:much,b.txt:1", "the weight of a.txt must be a number greater than 0, at most 1e300, got 'much'"),
+        ("a.txt:" + "1" * 41, f"the weight of a.txt must be a number greater than 0, at most 1e300, got '{'1' * 41}'"),
         ("a.txt:1,b.txt", "a source must be followed by : and its weight (a.tokens:0.7), got 'b.txt'"),
         ("a.txt:1,", "a source must be followed by : and its weight (a.tokens:0.7), got ''"),
         (":1,a.txt:1", "a source must be followed by : and its weight (a.tokens:0.7), got ':1'"),
@@ -186,12 +230,14 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
         ("a.txt,b.txt", "a.txt,b.txt does not exist; give 'python', a text file, a folder, or a token file, "
                         "or several with weights (a.tokens:0.7,b.tokens:0.3)"),
         ("a.txt:1,./a.txt:2", "./a.txt must be named once, with the sum of its weights"),
+        ("a.txt:1,link.txt:2", "link.txt must be named once, with the sum of its weights"),
         ("a.txt:1,x.jsonl:1", "x.jsonl must be read first: xtrain prepare x.jsonl data.tokens writes its documents"),
         ({}, "a table of sources must have one, got none"),
         ({"a.txt": {"txt": 1}}, "the weight of a.txt must be a number, got a table; quote a name that has dots"),
-        ({"a.txt": True}, "the weight of a.txt must be a number greater than 0, got True"),
-        ({"a.txt": "1"}, "the weight of a.txt must be a number greater than 0, got '1'"),
-        ({"a.txt": 0}, "the weight of a.txt must be a number greater than 0, got '0'"),
+        ({"a.txt": True}, "the weight of a.txt must be a number greater than 0, at most 1e300, got True"),
+        ({"a.txt": "1"}, "the weight of a.txt must be a number greater than 0, at most 1e300, got '1'"),
+        ({"a.txt": 0}, "the weight of a.txt must be a number greater than 0, at most 1e300, got 0"),
+        ({"a.txt": 1e301}, "the weight of a.txt must be a number greater than 0, at most 1e300, got 1e+301"),
         ({"a,b.txt": 1}, "the name of a source must be text without a comma, got 'a,b.txt'"),
     ],
 )  # fmt: skip
@@ -199,6 +245,7 @@ def test_bad_input_is_one_sentence(source: Any, words: str, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt", "x.jsonl"):
         text_file(tmp_path / name, 3000)
+    (tmp_path / "link.txt").symlink_to("a.txt")
     with pytest.raises(DataError) as caught:
         data.open_data(source)
     assert str(caught.value) == f"data: {words}"

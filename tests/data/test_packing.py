@@ -47,6 +47,7 @@ def test_best_fit() -> None:
     """The largest first, each into the fullest bin with room: so it fits in no bin that was made before its own."""
     assert best_fit([3, 8, 5, 2, 2], 10) == [[1, 4], [2, 0, 3]]
     assert best_fit([4, 6, 5, 5, 1, 9], 10) == [[5, 4], [1, 0], [2, 3]]
+    assert best_fit([6, 7, 3], 10) == [[1, 2], [0]]
     assert best_fit([], 4) == [] and best_fit([4, 4], 4) == [[0], [1]]
     rng = np.random.default_rng(0)
     for room in (7, 64, 1000):
@@ -99,7 +100,9 @@ def test_it_goes_on_from_every_position(monkeypatch: pytest.MonkeyPatch) -> None
     tokens, documents = corpus([3, 9, 2, 30, 4, 4, 5, 17, 2, 6])
     loader, found = PackedLoader([tokens], [documents], 2, 8, seed=1), []
     for _ in range(12):
+        epochs = loader.epochs
         found.append((loader.state_dict(), [part.tobytes() for part in loader.next_batch()]))
+        assert epochs < loader.epochs, "each row is a part of an epoch"
     assert found[-1][0]["epoch"] >= 1
     for state, want in found:
         again = PackedLoader([tokens], [documents], 2, 8, seed=1)

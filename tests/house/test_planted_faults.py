@@ -46,6 +46,17 @@ def test_a_place_that_is_not_there_once_is_refused() -> None:
         plant_faults.planted(ROOT, fault)
 
 
+def test_a_record_that_was_cut_off_goes_on_in_the_next_line(tmp_path) -> None:
+    record = tmp_path / "record"
+    for line in ("a", "b"):
+        plant_faults.add_line(record, f"{line}\tcaught")
+    record.write_bytes(record.read_bytes()[:-3])  # stopped within a line
+    for line in ("c", "d"):
+        plant_faults.add_line(record, f"{line}\tcaught")
+    assert record.read_text() == "a\tcaught\nb\tcaug\nc\tcaught\nd\tcaught\n"
+    assert plant_faults.recorded(record) == {"a", "c", "d"}
+
+
 @pytest.mark.slow
 @pytest.mark.on_cpu
 def test_a_fault_of_each_room_is_caught(tmp_path) -> None:

@@ -251,6 +251,8 @@ def language_model(folder: Path, text: Path) -> None:
         adamw.zero_grad()
         loss.backward()
         adamw.step()
+    gemma = models.Gemma2Config(vocab_size=64, hidden_size=16, num_hidden_layers=1, final_logit_softcapping=None)
+    assert_type(gemma.attn_logit_softcapping, float | None)
     llama = models.Llama(models.LlamaConfig(vocab_size=256, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
     clip = optim.QKClip(llama, 100.0, optim.Muon([llama.model.layers[0].self_attn.q_proj.weight], lr=1e-2))
     maxima = assert_type(clip.measure(lambda: llama.features(xt.zeros((1, 4), dtype=xt.int64))), list[list[float]])

@@ -1,13 +1,16 @@
-"""Llama, Mistral and Qwen2: what their configs read and refuse. Numbers are compared in parity/models/test_hf_families.py."""
+"""Llama, Mistral, Qwen2 and Gemma 2: what their configs read and refuse. Numbers are compared in parity/models/test_hf_families.py."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import xtrain as xt
-from xtrain import models
+import xtrain.functional as F
+from xtrain import models, nn
 from xtrain.models.registry import MODULES, architecture
-from xtrain.optable.table import bits
+from xtrain.optable.references import rope
+from xtrain.optable.table import array, bits
 
 SMALL = dict(
     vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
@@ -27,6 +30,8 @@ def test_shapes_and_counts(kind: str) -> None:
         model = found.model(config)
         assert {name: tuple(t.shape) for name, t in model.state_dict().items()} == dict(found.tensor_shapes(config))
         assert found.count_parameters(config) == model.num_parameters()
+        if found.config.windowed:
+            assert found.count_parameters(found.config.from_dict(config.to_dict())) == model.num_parameters()
 
 
 def test_biases() -> None:
@@ -70,6 +75,13 @@ def test_biases() -> None:
             "layer_types must be full_attention without",
         ),
         ("qwen2", dict(attn_logit_softcapping=30.0), "attn_logit_softcapping is not supported, got 30.0"),
+        ("gemma2", dict(attn_logit_softcapping=0), "attn_logit_softcapping must be None or positive and finite in flo"),
+        ("gemma2", dict(final_logit_softcapping=1e39), "final_logit_softcapping must be None or .* float32, got 1e"),
+        ("gemma2", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar must be a positive number, got 0"),
+        ("gemma2", dict(hidden_activation="gelu"), "hidden_activation must be 'gelu_pytorch_tanh', got 'gelu'"),
+        ("gemma2", dict(layer_types=["full_attention"]), "layer_types must have num_hidden_layers 2 entries, got 1"),
+        ("gemma2", dict(use_bidirectional_attention=True), "use_bidirectional_attention is not supported, got True"),
+        ("gemma2", dict(logits_scaling=2.0), "logits_scaling is not supported, got 2.0"),
         ("llama", dict(pretraining_tp=2), "pretraining_tp is not supported, got 2"),
         ("llama", dict(mlp_bias="yes"), "mlp_bias must be True or False, got 'yes'"),
         ("qwen3", dict(mlp_bias=True), "mlp_bias is not supported, got True"),
@@ -150,6 +162,9 @@ def test_windows_of_layers() -> None:
         ("qwen2", {"sliding_window": 5, "max_window_layers": 1}, [None, None]),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}, [None, 5]),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": kinds}, [5, None]),
+        ("gemma2", {"sliding_window": 5}, [5, None]),
+        ("gemma2", {"sliding_window": 5, "layer_types": kinds[::-1]}, [None, 5]),
+        ("gemma2", {"sliding_window": None}, [None, None]),
     ):
         config = architecture(kind).config.from_dict({**SMALL, **keys})
         again = type(config).from_dict(config.to_dict())
@@ -161,6 +176,7 @@ def test_windows_of_layers() -> None:
 @pytest.mark.parametrize("kind, keys", [
     ("mistral", {}),
     ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}),
+    ("gemma2", {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 1, "tie_word_embeddings": False}),
 ])  # fmt: skip
 def test_generation_obeys_the_window(kind: str, keys: dict) -> None:
     """Token by token through the cache, prompts of several lengths: the tokens of a model that sees the whole text anew."""
@@ -211,3 +227,70 @@ def test_a_model_takes_its_own_config(kind: str) -> None:
     found = architecture(kind)
     with pytest.raises(TypeError, match=f"^{found.config.family}: config must be a {found.config.__name__}, got int"):
         found.model(3)
+
+
+def gemma2_logits(model: models.Gemma2, ids: np.ndarray) -> np.ndarray:
+    """The formulas of Gemma 2, in float64: ids [S] -> logits [S, V]."""
+    config, w = model.config, {name: array(value) for name, value in model.state_dict().items()}
+    heads, kv, d, s = config.num_attention_heads, config.kv_heads, config.per_head, len(ids)
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.rms_norm_eps) * (1 + w[f"{name}.weight"])
+
+    def cap(x: np.ndarray, c: float | None) -> np.ndarray:
+        return x if c is None else c * np.tanh(x / c)
+
+    x = w["model.embed_tokens.weight"][ids] * np.float64(np.float32(config.hidden_size**0.5))
+    for i, kind in enumerate(config.layer_types or ("sliding_attention", "full_attention")):
+        at = f"model.layers.{i}"
+        h = norm(x, f"{at}.input_layernorm")
+        q, k, v = (
+            (h @ w[f"{at}.self_attn.{name}_proj.weight"].T).reshape(s, -1, d).swapaxes(0, 1) for name in ("q", "k", "v")
+        )
+        q, k = (rope(t.swapaxes(0, 1), config.rope_theta).swapaxes(0, 1) for t in (q, k))
+        k, v = (t.repeat(heads // kv, 0) for t in (k, v))
+        scores = cap(q @ k.swapaxes(1, 2) / np.sqrt(config.query_pre_attn_scalar), config.attn_logit_softcapping)
+        ahead = np.arange(s)[:, None] - np.arange(s)
+        seen = (ahead >= 0) & (ahead < (config.sliding_window if kind == "sliding_attention" else s))
+        p = np.exp(np.where(seen, scores, -np.inf))
+        h = (p / p.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(s, heads * d) @ w[
+            f"{at}.self_attn.o_proj.weight"
+        ].T
+        x = x + norm(h, f"{at}.post_attention_layernorm")
+        h = norm(x, f"{at}.pre_feedforward_layernorm")
+        gate, up = (h @ w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        gate = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+        x = x + norm((gate * up) @ w[f"{at}.mlp.down_proj.weight"].T, f"{at}.post_feedforward_layernorm")
+    return cap(norm(x, "model.norm") @ w["model.embed_tokens.weight"].T, config.final_logit_softcapping)
+
+
+@pytest.mark.parametrize("caps", [(1.5, 2.0), (None, None)])
+def test_gemma2_has_its_formulas(caps: tuple) -> None:
+    """Logits, those of the last token, and the loss, which never makes them; the table's scale in bfloat16 has 8 bits."""
+    attn, final = caps
+    config = models.Gemma2Config(
+        **SMALL, head_dim=8, sliding_window=3, attn_logit_softcapping=attn, final_logit_softcapping=final,
+        query_pre_attn_scalar=3, initializer_range=0.5,
+    )  # fmt: skip
+    xt.manual_seed(5)
+    model = models.Gemma2(config, dtype=xt.float64)
+    assert all(not array(p).any() for name, p in model.named_parameters() if "norm" in name)  # 1 + 0
+    with xt.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                nn.init.uniform_(p, -0.5, 0.5)
+    ids = np.random.default_rng(1).integers(0, 61, (3, 9))
+    want = np.stack([gemma2_logits(model, row) for row in ids])
+    assert np.abs(array(model(xt.tensor(ids))) - want).max() <= 1e-12 * np.abs(want).max()
+    assert (
+        np.abs(array(model.last_logits(xt.tensor(ids), None, None)) - want[:, -1]).max() <= 1e-12 * np.abs(want).max()
+    )
+    flat = xt.tensor(want[:, :-1].reshape(-1, 61))
+    loss = F.cross_entropy(flat, xt.tensor(ids[:, 1:].reshape(-1))).item()
+    for _ in range(2):
+        got = model.loss(xt.tensor(ids[:, :-1].copy()), xt.tensor(ids[:, 1:].copy())).item()
+        assert abs(got - loss) <= 1e-12 * loss
+        model.register_forward_hook(lambda *_: None)  # the second way: the cross entropy of self(ids)
+    table = models.Gemma2(config, dtype=xt.bfloat16).model.embed_tokens
+    scaled = array(table.weight[7]) * 4.90625  # sqrt(24) is 4.899
+    assert np.array_equal(array(table(xt.tensor([7]))[0]), array(xt.tensor(scaled).to(xt.bfloat16)))

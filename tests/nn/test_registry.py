@@ -76,13 +76,16 @@ def test_a_model_without_policies_of_recomputation(tmp_path, second) -> None:
 
 def test_unknown_types_are_named(tmp_path, second) -> None:
     for kind in ("gemma", None, ["qwen3"], "xtrain_llama_mhc", "xtrain_bigram_mhc"):  # Bigram would ignore the streams
-        with pytest.raises(ValueError, match="model_type must be gpt2, llama, mistral, qwen2, qwen3 or bigram, got "):
+        with pytest.raises(
+            ValueError, match="model_type must be gemma2, gpt2, llama, mistral, qwen2, qwen3 or bigram, got "
+        ):
             registry.architecture(kind)
     assert registry.architecture("xtrain_qwen3_mhc").model is registry.architecture("qwen3").model is Qwen3
     saving.save_model(Bigram(BigramConfig()), tmp_path / "m")
     del registry.MODULES["bigram"]
     with pytest.raises(
-        CheckpointError, match=r"config\.json: model_type must be gpt2, llama, mistral, qwen2 or qwen3, got 'bigram'"
+        CheckpointError,
+        match=r"config\.json: model_type must be gemma2, gpt2, llama, mistral, qwen2 or qwen3, got 'bigram'",
     ):
         saving.load_model(tmp_path / "m")
 

@@ -186,7 +186,7 @@ def test_a_model_takes_positions_beside_documents_and_no_caches(monkeypatch) -> 
     )
     model, ids, bounds = models.Llama(config), xt.tensor([[1, 2, 3, 4]]), F.document_bounds([[1, 3]])
     given = model(ids, xt.tensor([0, 0, 2, 4]), documents=bounds)
-    assert not np.array_equal(given.detach().numpy(), model(ids, documents=bounds).detach().numpy())
+    assert not np.array_equal(given.detach().cpu().numpy(), model(ids, documents=bounds).detach().cpu().numpy())
     with pytest.raises(ValueError, match="documents must be None with caches, got both"):
         model(ids, None, model.make_caches(1, 4), bounds)
     seen: list[object] = []

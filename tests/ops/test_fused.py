@@ -100,6 +100,24 @@ def test_add_rms_norm_protects_the_sum() -> None:
         out.sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [("gelu_mlp", [(4, 3), (5, 3), (5,), (3, 5), (3,)]), ("swiglu_mlp", [(4, 3), (5, 3), (5, 3), (3, 5)])],
+)
+def test_an_mlp_protects_what_it_keeps(op: str, shapes: list) -> None:
+    """All of its tensors but the last bias, whose gradient needs no value."""
+    for changed in range(len(shapes)):
+        leaves = [random(shape, "float32", 0).requires_grad_() for shape in shapes]
+        out = getattr(_C, op)(*leaves)
+        with xt.no_grad():
+            leaves[changed].mul_(2.0)
+        if changed == 4:
+            out.sum().backward()
+            continue
+        with pytest.raises(RuntimeError, match=f"saved by '{op}' was changed in place"):
+            out.sum().backward()
+
+
 # ---- QK-norm and RoPE ------------------------------------------------------------------------------------------------
 
 SHAPES = [(2, 5, 4, 2, 8), (1, 7, 3, 1, 6), (2, 9, 5, 3, 32), (3, 33, 4, 4, 64), (2, 40, 6, 2, 128), (1, 5, 2, 1, 256)]
@@ -227,7 +245,7 @@ def test_qk_norm_rope_repeats() -> None:
 
 def refused_muon() -> None:
     p = xt.zeros(2, 2)
-    numbers = xt.tensor(np.array([0.9, 0, 1, 1, 1, 1e-7, 1]))
+    numbers = xt.tensor(np.array([0.9, 0, 1, 1, 1, 1e-7, 1]), device="cpu")
     _C.muon_([p], [p], [xt.zeros(2, 2)], [], xt.tensor(0.1, dtype=xt.float64), numbers, True, 1, xt.float64)
 
 

@@ -164,3 +164,39 @@ def test_close_to_the_composition_on_any_device(dtype) -> None:
         found.append([array(loss), array(given[0].grad), array(given[1].grad)])
     for want, got in zip(*found):
         assert np.abs(got - want).max() <= 64 * UNIT_ROUNDOFF[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_softcap_is_that_of_the_composition(dtype) -> None:
+    """softcap * tanh(logits / softcap) before cross_entropy: loss, gradients and z-loss, kept and in chunks."""
+    x, weight, targets = given = inputs(9, 5, 33, dtype)
+    wide = [t.detach().to(xt.float64).requires_grad_() for t in (x, weight)]
+    for z_loss in (0.0, 0.1):
+        logits = 1.5 * (F.linear(*wide) / 1.5).tanh()
+        loss = _C.cross_entropy(logits, targets, reduction="sum", z_loss=z_loss)
+        for t in wide:
+            t.grad = None
+        loss.backward()
+        wanted = [array(loss), *(array(t.grad) for t in wide)]
+        for chunk_rows in (9, 4):
+            got = run(
+                F.linear_cross_entropy, *given, softcap=1.5, reduction="sum", z_loss=z_loss, chunk_rows=chunk_rows
+            )[1]
+            for want, a in zip(wanted, (got, x.grad, weight.grad), strict=True):
+                assert np.abs(array(a) - want).max() <= 64 * UNIT_ROUNDOFF[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_softcap_bounds_what_is_not_finite(dtype) -> None:
+    """A logit of either infinity is one of the cap, whose slope is 0; a NaN stays one. 4 and 11 words: none is a whole vector."""
+    inf = float("inf")
+    for words in (4, 11):
+        x = xt.tensor([[1.0], [1.0]], dtype=dtype).requires_grad_()
+        column = [inf, -inf, 0.25, -0.5] + [0.0] * (words - 4)
+        weight = xt.tensor([[w] for w in column], dtype=dtype)
+        loss = F.linear_cross_entropy(x, weight, xt.tensor([0, 2]), softcap=2.0, reduction="none")
+        capped = 2.0 * np.tanh(np.array(column) / 2.0)
+        want = np.log(np.exp(capped).sum()) - capped[[0, 2]]
+        assert np.abs(array(loss) - want).max() <= 8 * UNIT_ROUNDOFF[dtype] * np.abs(want).max()
+        weight = xt.tensor([[float("nan")]] + [[w] for w in column[1:]], dtype=dtype)
+        assert np.isnan(array(F.linear_cross_entropy(x, weight, xt.tensor([0, 2]), softcap=2.0)))

@@ -54,9 +54,11 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 def test_bits_are_those_of_one_piece(dtype: str, reduction: str, chunk_rows: int) -> None:
     """Where no factor rounds: each sum goes on where the chunk before ended. 37 rows, of which 16 count."""
     given = inputs(37, 24, 257, dtype, counted=16)
-    with xt.use_gemm_backend("naive"):
-        want, got = (all_bits(run(*given, reduction=reduction, chunk_rows=n)[0]) for n in (37, chunk_rows))
-    assert got == want
+    for softcap in (None, 1.5):
+        options = dict(reduction=reduction, softcap=softcap)
+        with xt.use_gemm_backend("naive"):
+            want, got = (all_bits(run(*given, chunk_rows=n, **options)[0]) for n in (37, chunk_rows))
+        assert got == want, softcap
 
 
 @pytest.mark.parametrize("words", [58000, 60001, 151936, 400003])
@@ -66,12 +68,14 @@ def test_rows_of_all_lengths(dtype: str, words: int) -> None:
     given = inputs(5, 2, words, dtype, counted=4)
     with xt.no_grad():
         given[0].mul_(0.5), given[1].mul_(0.5)  # no probability is too small for float16
-    with xt.use_gemm_backend("naive"):
-        whole, chunks = ([array(t) for t in run(*given, reduction="sum", chunk_rows=n)[0]] for n in (5, 2))
-    for want, got in zip(whole, chunks, strict=True):
-        if dtype != "float16":  # whose one piece has subnormal probabilities
-            assert np.array_equal(got, want)
-        assert np.abs(got - want).max() <= 2.0**-9 * np.abs(want).max()
+    for softcap in (None, 0.5):
+        options = dict(reduction="sum", softcap=softcap)
+        with xt.use_gemm_backend("naive"):
+            whole, chunks = ([array(t) for t in run(*given, chunk_rows=n, **options)[0]] for n in (5, 2))
+        for want, got in zip(whole, chunks, strict=True):
+            if dtype != "float16":  # whose one piece has subnormal probabilities
+                assert np.array_equal(got, want)
+            assert np.abs(got - want).max() <= 2.0**-9 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("gemm", xt.gemm_backends(xt.get_default_device()))

@@ -9,7 +9,7 @@ import pytest
 
 import xtrain as xt
 from xtrain import models
-from xtrain.cli import main
+from xtrain.cli import export, main
 from xtrain.cli.export import whole
 from xtrain.errors import DataError
 from xtrain.models.gguf_vocabulary import _WORDS, CONTROL, NORMAL, UNUSED, USER_DEFINED, find_begin, write_vocabulary
@@ -354,3 +354,18 @@ def test_the_reader_of_gguf_finds_the_model(family, dtype, tmp_path, capsys):
         assert np.array_equal(found[theirs], values), theirs
     assert ("output.weight" in found) == (family == "Llama")
     assert ("blk.0.attn_q.bias" in found) == (family == "Qwen2")
+
+
+def test_export_takes_the_averages_where_it_is_told_to(tmp_path, monkeypatch):
+    save(tmp_path / "model", "Llama")
+    asked = []
+
+    def load_model(path, **options):
+        asked.append(options)
+        raise DataError("enough")
+
+    monkeypatch.setattr(export.saving, "load_model", load_model)
+    monkeypatch.setattr(export.to_gguf, "package", lambda op: None)
+    for flag in ([], ["--ema"]):
+        assert main(["export", str(tmp_path / "model"), "--gguf", str(tmp_path / "x"), *flag]) == 1
+    assert asked == [{"ema": False}, {"ema": True}]

@@ -10,7 +10,7 @@ import numpy as np
 
 import xtrain as xt
 from xtrain.generation import generate, steps
-from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config, decoder
+from xtrain.models import GPT2, Gemma2, Gemma2Config, GPT2Config, Qwen3, Qwen3Config, decoder
 
 SIZES = dict(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -33,6 +33,9 @@ def model(family: str, dtype: str, **options: object) -> xt.nn.Module:
     if family == "gpt2":
         sizes = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
         return GPT2(GPT2Config(**sizes), dtype=getattr(xt, dtype)).to("cuda")
+    if family == "gemma2":
+        caps = dict(sliding_window=9, attn_logit_softcapping=0.5, query_pre_attn_scalar=1, tie_word_embeddings=False)
+        return Gemma2(Gemma2Config(**SIZES | caps | options), dtype=getattr(xt, dtype)).to("cuda")
     return Qwen3(Qwen3Config(**SIZES | options), dtype=getattr(xt, dtype)).to("cuda")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import xtrain as xt
 from xtrain import optim
-from xtrain.models import GPT2, GPT2Config, Qwen3, Qwen3Config
+from xtrain.models.registry import architecture
 
 VOCAB, BATCH, LENGTH = 61, 4, 16
 OFF_PLAN = (
@@ -48,10 +48,11 @@ def same(a: list, b: list) -> bool:
 
 
 SMALL = dict(
-    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    model_type="qwen3", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, tie_word_embeddings=False, max_position_embeddings=LENGTH,
 )  # fmt: skip
-SMALL_GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_inner=48, n_layer=2, n_head=4, n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
+SMALL_GPT2 = dict(model_type="gpt2", vocab_size=VOCAB, n_embd=32, n_inner=48, n_layer=2, n_head=4, n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
+SMALL_GEMMA2 = SMALL | dict(model_type="gemma2", tie_word_embeddings=True, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)  # fmt: skip
 # Where kernels of other sizes run; 5003 columns are cut into two products.
 LARGE = SMALL | dict(vocab_size=5003, hidden_size=256, intermediate_size=704, num_hidden_layers=4, head_dim=64)
 
@@ -68,8 +69,8 @@ class Team:
         shape: dict | None = None,
     ) -> None:
         xt.manual_seed(1)
-        gpt2 = shape is SMALL_GPT2
-        self.model = GPT2(GPT2Config(**shape)) if gpt2 else Qwen3(Qwen3Config(**(shape or SMALL), mhc_streams=streams))
+        found, shape = architecture((shape or SMALL)["model_type"]), shape or SMALL
+        self.model = found.model(found.config(**shape, **({"mhc_streams": streams} if streams else {})))
         self.model.to("cuda")
         if dtype == "bfloat16":
             self.model.bfloat16()
@@ -122,9 +123,9 @@ def batch(i: int):
 # ---- bits ------------------------------------------------------------------------------------------------------------------------
 
 
-def equal(dtype: str, streams: int, pieces: int) -> None:
+def equal(dtype: str, streams: int, pieces: int, shape: dict | None = None) -> None:
     """20 steps by a graph are 20 eager ones, also with a loss of the model taken in between."""
-    eager, captured = (Team(dtype, streams, pieces) for _ in range(2))
+    eager, captured = (Team(dtype, streams, pieces, shape=shape) for _ in range(2))
     graph = captured.graph()
     for first in (0, 7):
         count = 13 if first else 7

@@ -84,6 +84,14 @@ def recorded(path: Path) -> set[str]:
     return {name for name, _, outcome in (line.partition("\t") for line in lines) if outcome == CAUGHT}
 
 
+def add_line(path: Path, line: str) -> None:
+    """One write, which threads do not mix. Begins a line of its own behind one that was cut off."""
+    with path.open("ab+") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            line = f"\n{line}"
+        file.write(f"{line}\n".encode())
+
+
 # ---- trees -----------------------------------------------------------------------------------------------------------------
 
 
@@ -208,8 +216,7 @@ def plant(
             finally:
                 trees.put(tree)
             if record is not None:
-                with record.open("a", encoding="utf-8") as file:  # one write a line: threads do not mix them
-                    file.write(f"{fault.name}\t{verdict.outcome}\n")
+                add_line(record, f"{fault.name}\t{verdict.outcome}")
             return verdict
 
         verdicts = []

@@ -11,6 +11,7 @@ from runs import metrics, options, text_file, weights
 
 import xtrain as xt
 from xtrain import saving
+from xtrain.data import prepare
 from xtrain.errors import NonFiniteError
 from xtrain.train import Trainer
 
@@ -213,3 +214,26 @@ def test_exploding_activations_are_named(tmp_path, data) -> None:
         dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"].fill_(3e38)
     with pytest.raises(NonFiniteError, match=r"step 1: .*model\.layers\.0\.mlp"):
         trainer.train_step()
+
+
+def test_the_diagnosis_sees_the_documents_of_the_step(tmp_path, monkeypatch) -> None:
+    """Without them a row's documents would see each other, and the first bad value might be elsewhere."""
+    (tmp_path / "a.jsonl").write_text("\n".join(['{"text": "some words"}', '{"text": "more"}'] * 40))
+    prepare(tmp_path / "a.jsonl", tmp_path / "a.tokens")
+    trainer = Trainer(options(tmp_path / "a.tokens", tmp_path / "run", pack=True, grad_accum=2), quiet=True)
+    batch: list[np.ndarray] = []
+    next_batch, forward, seen = trainer.loader.next_batch, type(trainer.model).forward, []
+    trainer.loader.next_batch = lambda: batch.extend(next_batch()) or tuple(batch)
+
+    def watched(model, *args, documents=None, **more):
+        if not xt.is_grad_enabled():
+            seen.append(documents)
+        return forward(model, *args, documents=documents, **more)
+
+    monkeypatch.setattr(type(trainer.model), "forward", watched)
+    monkeypatch.setattr(
+        type(trainer.model), "loss", lambda self, *a, real=type(trainer.model).loss, **k: real(self, *a, **k) * math.nan
+    )
+    with pytest.raises(NonFiniteError, match="gradient of model.norm"):
+        trainer.train_step()
+    assert np.array_equal(np.concatenate([part.cpu().numpy() for part in seen]), batch[2])

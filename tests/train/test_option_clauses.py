@@ -365,6 +365,50 @@ def test_doctor_knows_the_extras_of_users(extra: str) -> None:
     assert package and doctor._PACKAGES[package[1]][:2] == (False, f"'xtrain[{extra}]'")
 
 
+def test_doctor_shows_a_gpu_that_cannot_be_used(capsys, monkeypatch) -> None:
+    """One has no memory for its first use, another none for a product: both are rows, and the rest of the table is there."""
+    from xtrain.cli import doctor
+
+    known = {
+        "capability": (9, 0),
+        "driver": 13000,
+        "runtime": 13000,
+        "multiprocessors": 132,
+        "built_for": "sm_90",
+        "blas": None,
+    }
+    known |= {"name": "GPU", "memory_free": 0, "memory_total": 2**30}
+
+    def properties(index: int) -> dict:
+        if index == 0:
+            raise _C.CudaError("choosing the device: out of memory (cudaErrorMemoryAllocation)")
+        return known
+
+    def tensor(data, device):
+        if device != "cpu":
+            raise _C.OutOfMemoryError("tensor: no memory")
+        return real(data, device=device)
+
+    real = _C.tensor
+    monkeypatch.setattr(_C, "tensor", tensor)
+    monkeypatch.setattr(doctor.cuda, "why_unavailable", lambda: None)
+    monkeypatch.setattr(doctor.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(doctor.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(doctor.explain, "usual", lambda device: [])
+    for kind in ("gemm_backends", "attention_backends"):
+        names = getattr(_C, kind)
+        monkeypatch.setattr(
+            doctor._backends, kind, lambda device, names=names: ["tiled"] if device == "cuda:1" else names(device)
+        )
+    status, out, errs = run(capsys, "doctor")
+    assert status == 0, errs
+    assert "cuda:0      CUDA cannot use it: choosing the device: out of memory (cudaErrorMemoryAllocation)\n" in out
+    assert (
+        "cuda:1      the tiled matrix product fails: tensor: no memory\n" in out
+        and "\ncheck       matrix products" in out
+    )
+
+
 def test_doctor_fails_where_something_required_is_missing(capsys, monkeypatch) -> None:
     from xtrain.cli import doctor
 

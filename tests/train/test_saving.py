@@ -208,7 +208,10 @@ def test_model_errors(tmp_path) -> None:
         (lambda: (directory / "config.json").unlink(), "config.json cannot be read"),
         (lambda: (directory / "config.json").write_text("{"), "not valid JSON"),
         (lambda: (directory / "config.json").write_text("[]"), "JSON object"),
-        (lambda: config(model_type="gemma"), "model_type must be gpt2, llama, mistral, qwen2 or qwen3, got 'gemma'"),
+        (
+            lambda: config(model_type="gemma"),
+            "model_type must be gemma2, gpt2, llama, mistral, qwen2 or qwen3, got 'gemma'",
+        ),
         (lambda: config(hidden_size=17), "hidden_size|shape"),
         (lambda: config(hidden_size=-1), "hidden_size"),
         (lambda: config(hidden_size="16"), "hidden_size"),

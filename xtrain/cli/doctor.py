@@ -46,35 +46,42 @@ def _compute_check(device: str = "cpu") -> str | None:
     for backend in _backends.gemm_backends(device):
         try:
             product = _C.matmul(_C.tensor(a, device=device), _C.tensor(b, device=device), backend=backend)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             return f"the {backend} matrix product fails: {error}"
         if not np.array_equal(product.cpu().numpy(), a @ b):
             return f"the {backend} matrix product gives wrong results"
     return None
 
 
+def _device_rows(index: int) -> list[tuple[str, str]]:
+    info = cuda.get_device_properties(index)
+    name = f"cuda:{index}"
+    capability = ".".join(map(str, info["capability"]))
+    driver, runtime = (f"{v // 1000}.{v % 1000 // 10}" for v in (info["driver"], info["runtime"]))
+    rows = [
+        (name, f"{info['name']}, compute capability {capability}, {info['multiprocessors']} multiprocessors"),
+        (name, f"{info['memory_free'] / 2**30:.1f} of {info['memory_total'] / 2**30:.1f} GiB free"),
+        (name, f"driver for CUDA {driver}; built with CUDA {runtime} for {info['built_for']}"),
+        (name, _compute_check(name) or "matrix products of all backends agree with NumPy"),
+    ]
+    blas = cuda.get_device_properties(index)["blas"]  # found by the first product
+    rows.append((name, f"cuBLAS: {blas or 'not found; products use the tiled backend'}"))
+    rows.append((name, f"GEMM: {', '.join(_backends.gemm_backends(name))}"))
+    rows.append((name, f"attention: {', '.join(_backends.attention_backends(name))}"))
+    return rows + [(name, f"{problem}: {found}") for problem, found in explain.usual(name)]
+
+
 def _cuda_rows() -> list[tuple[str, str]]:
-    """What there is of CUDA, or the one thing that is missing."""
+    """What there is of CUDA, or the one thing that is missing; a device that cannot be used is a row."""
     missing = cuda.why_unavailable()
     if missing:
         return [("CUDA", f"{missing.removeprefix('CUDA is not available: ')}; training runs on the CPU")]
     rows = []
     for index in range(cuda.device_count()):
-        info = cuda.get_device_properties(index)
-        name = f"cuda:{index}"
-        capability = ".".join(map(str, info["capability"]))
-        driver, runtime = (f"{v // 1000}.{v % 1000 // 10}" for v in (info["driver"], info["runtime"]))
-        rows.append(
-            (name, f"{info['name']}, compute capability {capability}, {info['multiprocessors']} multiprocessors")
-        )
-        rows.append((name, f"{info['memory_free'] / 2**30:.1f} of {info['memory_total'] / 2**30:.1f} GiB free"))
-        rows.append((name, f"driver for CUDA {driver}; built with CUDA {runtime} for {info['built_for']}"))
-        rows.append((name, _compute_check(name) or "matrix products of all backends agree with NumPy"))
-        blas = cuda.get_device_properties(index)["blas"]  # found by the first product
-        rows.append((name, f"cuBLAS: {blas or 'not found; products use the tiled backend'}"))
-        rows += [(name, f"{problem}: {found}") for problem, found in explain.usual(name)]
-    rows.append(("GEMM", f"{', '.join(_backends.gemm_backends('cuda'))} on CUDA"))
-    rows.append(("attention", f"{', '.join(_backends.attention_backends('cuda'))} on CUDA"))
+        try:
+            rows += _device_rows(index)
+        except (RuntimeError, MemoryError) as error:
+            rows.append((f"cuda:{index}", f"CUDA cannot use it: {error}"))
     return rows
 
 

@@ -20,6 +20,8 @@ from ..errors import DataError, shown
 from .loader import Loader
 from .packing import PackedLoader
 
+_WEIGHT = "a number greater than 0, at most 1e300"
+_MOST = 1e300
 _LONGEST = 40  # characters of a weight: a number of thousands of digits would cost as much in each row
 
 
@@ -27,7 +29,7 @@ def parse_sources(text: str) -> list[tuple[str, str]] | None:
     """The sources of `a.tokens:0.7,b.tokens:0.3` and their weights, as text; None where `text` is one source. A path
     that exists is one, whatever its name.
 
-    DataError for a source without a weight or named twice, and a weight that is no number greater than 0.
+    DataError for a source without a weight or named twice, and a weight that is not in (0, 1e300].
     """
     parts = [part.strip().rpartition(":") for part in text.split(",")]
     weighted = any(colon and "/" not in weight for _, colon, weight in parts)
@@ -40,11 +42,11 @@ def parse_sources(text: str) -> list[tuple[str, str]] | None:
             raise DataError(f"data: a source must be followed by : and its weight (a.tokens:0.7), got {shown(whole)}")
         name, weight = name.strip(), weight.strip()
         try:
-            good = len(weight) <= _LONGEST and "_" not in weight and 0.0 < float(weight) < math.inf
+            good = len(weight) <= _LONGEST and "_" not in weight and 0.0 < float(weight) <= _MOST
         except ValueError:
             good = False
         if not good:
-            raise DataError(f"data: the weight of {name} must be a number greater than 0, got {shown(weight)}")
+            raise DataError(f"data: the weight of {name} must be {_WEIGHT}, got {shown(weight)}")
         place = name if name == "python" else os.path.realpath(name)
         if place in found:
             raise DataError(f"data: {name} must be named once, with the sum of its weights")
@@ -63,8 +65,8 @@ def sources_text(sources: Mapping[Any, Any]) -> str:
             raise DataError(f"data: the name of a source must be text without a comma, got {shown(name)}")
         if isinstance(weight, Mapping):
             raise DataError(f"data: the weight of {name} must be a number, got a table; quote a name that has dots")
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or abs(weight) > 1e300:
-            raise DataError(f"data: the weight of {name} must be a number greater than 0, got {shown(weight)}")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= _MOST:
+            raise DataError(f"data: the weight of {name} must be {_WEIGHT}, got {shown(weight)}")
         parts.append(f"{name}:{weight!r}")
     return ",".join(parts)
 
@@ -189,13 +191,21 @@ class MixedLoader:
         return {"rows": list(self._turns.rows), "tokens": list(self._tokens), "sources": sources}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position of state_dict(). DataError for one that a mixture of these weights never has."""
+        """Continue from a position of state_dict(). DataError, with the loader where it was, for one that a
+        mixture of these weights never has, or that is outside the data of a source.
+        """
         rows, tokens, sources = list(state["rows"]), list(state["tokens"]), list(state["sources"])
         whole = all(type(number) is int and number >= 0 for number in [*rows, *tokens])
         if not whole or not len(rows) == len(tokens) == len(sources) == len(self.loaders):
             raise DataError(f"data: the position must be that of {len(self.loaders)} sources, got {shown(state)}")
         if not self._turns.reachable(rows):
             raise DataError(f"data: the position must be one of these weights, got {rows} rows of the sources")
-        for loader, source in zip(self.loaders, sources, strict=True):
-            loader.load_state_dict(source)
+        before = [loader.state_dict() for loader in self.loaders]
+        try:
+            for loader, source in zip(self.loaders, sources, strict=True):
+                loader.load_state_dict(source)
+        except BaseException:
+            for loader, source in zip(self.loaders, before, strict=True):
+                loader.load_state_dict(source)
+            raise
         self._turns.rows, self._tokens = rows, tokens

@@ -49,7 +49,7 @@ class Documents:
         if self._starts is not None:
             first = _first_above(self._starts, self._begin + start)
             last = _first_above(self._starts, self._begin + start + length - 1)
-            inner = np.unique(np.asarray(self._starts[first:last], np.int64)) if last > first else np.zeros(0, np.int64)
+            inner = np.asarray(self._starts[first:last], np.int64) if last > first else np.zeros(0, np.int64)
             edges = [0, *(inner - self._begin - start).tolist(), length]
         return bounds_of(np.diff(edges))
 

@@ -36,17 +36,24 @@ class KVCache:
         return _C.slice(keys, 2, 0, end), _C.slice(values, 2, 0, end)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Stores key and value [B, K, S, D]; returns what queries [B, H, S, D] see of all that is stored, [B, H, S, D]:
-        with a window, of the `window` positions that end at theirs.
+        with a window, of the `window` positions that end at theirs. softcap: of the scores.
 
         With `positions`, S is 1 and all that a step needs is on the device: the same call serves each step of a graph.
         """
         if self.positions is not None and self.key is not None and self.value is not None:
-            return _C.cached_attention(query, key, value, self.key, self.value, self.positions, scale, window=window)
-        shared = query.shape[1] != key.shape[1]
-        return _C.scaled_dot_product_attention(query, *self.append(key, value), True, scale, shared, window=window)
+            stored = self.key, self.value, self.positions
+            return _C.cached_attention(query, key, value, *stored, scale, window=window, softcap=softcap)
+        shared, options = query.shape[1] != key.shape[1], {"window": window, "softcap": softcap}
+        return _C.scaled_dot_product_attention(query, *self.append(key, value), True, scale, shared, **options)
 
     def _room(self, first: Tensor) -> Tensor:
         return _C.empty((self.batch, first.shape[1], self.length, first.shape[3]), first.dtype, first.device)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ..generation import generate
     from ..saving import load_model as load
     from . import qwen3 as qwen3
+    from .gemma2 import Gemma2, Gemma2Config
     from .gpt2 import GPT2, GPT2Config
     from .language_model import LanguageModel
     from .llama import Llama, LlamaConfig
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .qwen3 import Qwen3, Qwen3Config
 else:
     _HOMES = {
+        "Gemma2": ".gemma2:Gemma2",
+        "Gemma2Config": ".gemma2:Gemma2Config",
         "GPT2": ".gpt2:GPT2",
         "GPT2Config": ".gpt2:GPT2Config",
         "LanguageModel": ".language_model:LanguageModel",
@@ -37,6 +40,8 @@ else:
 __all__ = [
     "GPT2",
     "GPT2Config",
+    "Gemma2",
+    "Gemma2Config",
     "LanguageModel",
     "Llama",
     "LlamaConfig",

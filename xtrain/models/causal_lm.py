@@ -70,8 +70,16 @@ class CausalLM(LanguageModel):
             raise ValueError(f"{self.config.family}: caches must be one per layer, {layers}, got {len(caches)}")
         batch, seq = ids.shape
         x = self._trunk()(ids, positions, caches, *more)
-        logits = _C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x)
+        logits = self._capped(_C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x))
         return logits.view(batch, seq, logits.shape[-1])
+
+    def _softcap(self) -> float | None:
+        """c, where a logit z of the head becomes c tanh(z / c)."""
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self._softcap()
+        return logits if cap is None else _C.tanh(logits / cap) * cap
 
     def _places(
         self, ids: Tensor, positions: Tensor | None, caches: object, documents: Tensor | None
@@ -98,14 +106,14 @@ class CausalLM(LanguageModel):
         head or model have hooks or another `forward`.
         """
         batch, seq = ids.shape
-        head = self.lm_head
+        head, cap = self.lm_head, self._capped
         if self._is_whole() and (head is None or is_stock(head, nn.Linear)):
             x = self._trunk()(ids, positions, caches)
         else:
             logits = self(ids, positions, caches)
-            x, head = logits.view(batch * seq, logits.shape[-1]), nn.Identity()
+            x, head, cap = logits.view(batch * seq, logits.shape[-1]), nn.Identity(), nn.Identity()
         x = _C.select(x.view(batch, seq, x.shape[-1]), 1, seq - 1) if rows is None else x.index_select(0, rows)
-        return _C.linear(x, self._table()) if head is None else head(x)
+        return cap(_C.linear(x, self._table()) if head is None else head(x))
 
     def _is_whole(self) -> bool:
         """Whether nothing looks at, or changes, what `forward` makes of the trunk and the head."""
@@ -139,7 +147,7 @@ class CausalLM(LanguageModel):
             weight = self._table() if head is None else head.weight
             positions, more = self._places(ids, None, None, documents)
             x = self._trunk()(ids) if documents is None else self._trunk()(ids, positions, None, *more)
-            return _C.linear_cross_entropy(x, weight, targets, **options)
+            return _C.linear_cross_entropy(x, weight, targets, **options, softcap=self._softcap())
         logits = self(ids) if documents is None else self(ids, documents=documents)
         return _C.cross_entropy(logits.view(-1, logits.shape[-1]), targets, **options)
 

@@ -1,5 +1,6 @@
 """The decoder that Llama, Mistral, Qwen2 and Qwen3 are: a pre-norm transformer with RMSNorm, RoPE, grouped queries and
 SwiGLU. What a family adds, its config says: norms of queries and keys, biases, scaled frequencies, hyper-connections.
+Gemma 2 has layers of its own.
 
 Letters: B batch, S sequence, C hidden_size, H query heads, K kv heads, D head_dim, F intermediate_size, V vocab_size.
 Every per-token layer works on [B*S, C]: one matrix product per projection whatever B is. Only attention knows the
@@ -9,7 +10,7 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -53,6 +54,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim, self.window = h, k, d, window
         self.theta, eps = float(config.rope_theta), float(config.rms_norm_eps)
         self.scaling = config.scaling  # of RoPE: keywords of functional.rope
+        self.scores = config.score_options  # keywords of functional.scaled_dot_product_attention
         self.q_proj = nn.Linear(c, h * d, config.has_bias("q_proj"), device, dtype)
         self.k_proj = nn.Linear(c, k * d, config.has_bias("k_proj"), device, dtype)
         self.v_proj = nn.Linear(c, k * d, config.has_bias("v_proj"), device, dtype)
@@ -104,10 +106,10 @@ class Attention(nn.Module):
         q, key = self._rotated(q, key, positions, seq)
         q, key, value = q.transpose(1, 2), key.transpose(1, 2), value.view(batch, seq, k, d).transpose(1, 2)
         if cache is not None:
-            y = cache.attend(q, key, value, window=self.window)
+            y = cache.attend(q, key, value, window=self.window, **self.scores)
         else:
             y = _C.scaled_dot_product_attention(
-                q, key, value, True, None, h != k, documents=documents, window=self.window
+                q, key, value, True, enable_gqa=h != k, documents=documents, window=self.window, **self.scores
             )
         return self.o_proj(y.transpose(1, 2).reshape(batch * seq, h * d))
 
@@ -205,12 +207,17 @@ def _step_weights(layer: Any) -> tuple[list[Tensor], _StepNumbers] | None:
 
 
 class Trunk(nn.Module):
-    """Everything but the head: ids [B, S] -> [B*S, C]."""
+    """Everything but the head: ids [B, S] -> [B*S, C]. A family may have other parts: a table, layers and norm."""
+
+    table_kind: ClassVar[type[nn.Embedding]] = nn.Embedding
+    block_kind: ClassVar[type[Block]] = Block
+    norm_kind: ClassVar[type[nn.RMSNorm]] = nn.RMSNorm
 
     def __init__(self, config: DecoderConfig, dtype: _C.dtype, device: Device) -> None:
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device, dtype)
-        self.layers = nn.ModuleList(Block(config, dtype, device, i) for i in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
+        layers = range(config.num_hidden_layers)
+        self.embed_tokens = self.table_kind(config.vocab_size, config.hidden_size, device, dtype)
+        self.layers = nn.ModuleList(self.block_kind(config, dtype, device, i) for i in layers)
+        self.norm = self.norm_kind(config.hidden_size, config.rms_norm_eps, device=device, dtype=dtype)
         self.recompute, self.stream_checkpointing = "none", 0
         self.streams = config.mhc_streams
         if self.streams:
@@ -314,6 +321,7 @@ class Decoder(CausalLM):
     """
 
     config_class: ClassVar[type[DecoderConfig]]
+    trunk_kind: ClassVar[type[Trunk]] = Trunk
     table: ClassVar[str] = "model.embed_tokens"
 
     def __init__(self, config: DecoderConfig, device: Device = None, dtype: _C.dtype | None = None) -> None:
@@ -323,7 +331,7 @@ class Decoder(CausalLM):
         config.check()
         self.config: Any = config
         dtype = _C.dtype(config.dtype) if dtype is None else dtype
-        self.model = Trunk(config, dtype, device)
+        self.model = self.trunk_kind(config, dtype, device)
         self.lm_head: nn.Linear | None = None
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, device, dtype)
@@ -419,8 +427,9 @@ def tensor_shapes(config: DecoderConfig) -> Iterator[_Shape]:
 def count_parameters(config: DecoderConfig) -> int:
     """Number of trained values of a model of this config, which is not built."""
     layer = sum(math.prod(shape) for _, shape in _layer_shapes(config))
-    rest = tensor_shapes(dataclasses.replace(config, num_hidden_layers=0))
-    return config.num_hidden_layers * layer + sum(math.prod(shape) for _, shape in rest)
+    rest = copy.copy(config)  # not checked: it names kinds of layers, which are none
+    rest.num_hidden_layers = 0
+    return config.num_hidden_layers * layer + sum(math.prod(shape) for _, shape in tensor_shapes(rest))
 
 
 def _layer_shapes(config: DecoderConfig) -> list[_Shape]:
@@ -437,7 +446,7 @@ def _layer_shapes(config: DecoderConfig) -> list[_Shape]:
                 shapes.append((f"{place}.{name}.bias", shape[:1]))
         if place == "self_attn" and config.qk_norm:
             shapes += [("self_attn.q_norm.weight", (d,)), ("self_attn.k_norm.weight", (d,))]
-    shapes += [("input_layernorm.weight", (c,)), ("post_attention_layernorm.weight", (c,))]
+    shapes += [(f"{name}.weight", (c,)) for name in config.norms]
     for name in ("attn_mhc", "mlp_mhc") if n else ():
         shapes += _coefficient_shapes(name, n * n + 2 * n, n * c, 3)
     return shapes

@@ -1,5 +1,5 @@
-"""DecoderConfig: the keys of a Hugging Face config.json that Llama, Mistral, Qwen2 and Qwen3 share, and what this
-library cannot do.
+"""DecoderConfig: the keys of a Hugging Face config.json that Llama, Mistral, Qwen2, Qwen3 and Gemma 2 share, and what
+this library cannot do.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class DecoderConfig(ModelConfig):
     qk_norm: ClassVar[bool] = False  # an RMSNorm of every head of queries and keys
     biased: ClassVar[tuple[str, ...]] = ()  # projections that always have a bias
     windowed: ClassVar[bool] = False  # layers of their own kind (WindowedConfig)
+    norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")  # of a layer
     mhc_streams: ClassVar[int] = 0  # hyper-connections (Qwen3Config)
     mhc_contraction: ClassVar[str] = "mean"
     mhc_iters: ClassVar[int] = 20
@@ -154,6 +155,11 @@ class DecoderConfig(ModelConfig):
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_length")
         keys = _SCALINGS[self.rope_scaling["rope_type"]]
         return {name: float(self.rope_scaling[key]) for name, key in zip(names, keys)}
+
+    @property
+    def score_options(self) -> dict[str, Any]:
+        """What attention makes of its scores, as keywords of functional.scaled_dot_product_attention."""
+        return {}
 
     def has_bias(self, projection: str) -> bool:
         """Whether `q_proj`, ... `down_proj` has a bias."""

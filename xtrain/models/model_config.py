@@ -37,6 +37,7 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
     "qk_layernorm": (),
     "query_pre_attn_scalar": (),
     "residual_multiplier": (1,),
+    "use_bidirectional_attention": (),
     "use_parallel_residual": (),
     "use_qk_norm": (),
 }
@@ -94,9 +95,10 @@ class ModelConfig:
         """Puts the content of a config.json in order, or refuses it."""
         if values.get("model_type", cls.kind) != cls.kind:
             raise ValueError(f"{cls.__name__}: model_type must be {cls.kind!r}, got {values['model_type']!r}")
+        own = {f.name for f in dataclasses.fields(cls)}
         for key, neutral in _FOREIGN.items():
             value = values.get(key)
-            if value and value not in neutral:
+            if value and value not in neutral and key not in own:
                 raise ValueError(
                     f"{cls.__name__}: {key} is not supported, got {value!r}: it changes what most models compute; "
                     "where this one has no use for it, remove it from config.json"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # model_type -> module of its ARCHITECTURE: one of this folder, or another by its full name.
 MODULES = {
+    "gemma2": ".gemma2",
     "gpt2": ".gpt2",
     "llama": ".llama",
     "mistral": ".mistral",

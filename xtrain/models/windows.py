@@ -35,18 +35,8 @@ class WindowedConfig(DecoderConfig):
         most = self.max_window_layers
         if isinstance(most, bool) or not isinstance(most, int) or most < 0:
             raise self.refusal("max_window_layers", "must be an integer >= 0")
-        kinds = self.layer_types
-        if kinds is None:
-            return
-        if not isinstance(kinds, (list, tuple)):
-            raise self.refusal("layer_types", "must be a list")
-        if len(kinds) != self.num_hidden_layers:
-            rule = f"must have num_hidden_layers {self.num_hidden_layers} entries"
-            raise self.refusal("layer_types", rule, len(kinds))
-        for kind in kinds:
-            if kind not in (FULL, SLIDING):
-                raise self.refusal("layer_types", f"must be {FULL} or {SLIDING}", kind)
-        if SLIDING in kinds and not self.use_sliding_window:
+        check_kinds(self)
+        if SLIDING in (self.layer_types or ()) and not self.use_sliding_window:
             raise self.refusal("layer_types", f"must be {FULL} without use_sliding_window", SLIDING)
 
     @property
@@ -70,6 +60,21 @@ class WindowedConfig(DecoderConfig):
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"layer_types": self.kinds}
+
+
+def check_kinds(config: Any) -> None:
+    """ValueError for layer_types that are neither None nor a kind for every layer."""
+    kinds = config.layer_types
+    if kinds is None:
+        return
+    if not isinstance(kinds, (list, tuple)):
+        raise config.refusal("layer_types", "must be a list")
+    if len(kinds) != config.num_hidden_layers:
+        rule = f"must have num_hidden_layers {config.num_hidden_layers} entries"
+        raise config.refusal("layer_types", rule, len(kinds))
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise config.refusal("layer_types", f"must be {FULL} or {SLIDING}", kind)
 
 
 def check_window(config: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
+from .attention import torch_composed
 from .references import attention, attention_scale, dropout, sample
 from .table import TAILS, Case, Distinct, Error, Ids, N, R, Spec, T, Ties, V, case, f32, i64, op
 
@@ -113,25 +114,30 @@ def _with_new(key: np.ndarray, keys: np.ndarray, positions: np.ndarray) -> np.nd
 
 def _cached_reference(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, keys: np.ndarray, values: np.ndarray, positions: np.ndarray,
-    scale: float | None = None, plain: bool = False, window: int | None = None, of: Any = attention,
+    scale: float | None = None, plain: bool = False, window: int | None = None, softcap: float | None = None,
+    of: Any = attention,
 ) -> list[np.ndarray]:  # fmt: skip
     keys, values, out = _with_new(k, keys, positions), _with_new(v, values, positions), np.zeros_like(q)
     for b, position in enumerate(np.asarray(positions, np.int64)):
         seen = slice(b, b + 1), slice(None), slice(max(0, position + 1 - (window or position + 1)), position + 1)
-        out[b : b + 1] = of(q[b : b + 1], keys[seen], values[seen], scale=scale)
+        out[b : b + 1] = of(q[b : b + 1], keys[seen], values[seen], scale=scale, softcap=softcap)
     return [out, keys, values]
 
 
 def _cached_torch(
     torch: Any, q: Any, k: Any, v: Any, keys: Any, values: Any, positions: Any,
-    scale: float | None = None, plain: bool = False, window: int | None = None,
+    scale: float | None = None, plain: bool = False, window: int | None = None, softcap: float | None = None,
 ) -> list[Any]:  # fmt: skip
     keys, values, out = keys.clone(), values.clone(), torch.zeros_like(q)
     for b, position in enumerate(positions.tolist()):
         keys[b, :, position], values[b, :, position] = k[b, :, 0], v[b, :, 0]
         seen = slice(b, b + 1), slice(None), slice(max(0, position + 1 - (window or position + 1)), position + 1)
-        attend = torch.nn.functional.scaled_dot_product_attention
-        out[b : b + 1] = attend(q[b : b + 1], keys[seen], values[seen], scale=scale, enable_gqa=True)
+        some = q[b : b + 1], keys[seen], values[seen]
+        if softcap:
+            out[b : b + 1] = torch_composed(torch, *some, scale=scale, softcap=softcap)
+        else:
+            attend = torch.nn.functional.scaled_dot_product_attention
+            out[b : b + 1] = attend(*some, scale=scale, enable_gqa=True)
     return [out, keys, values]
 
 
@@ -166,7 +172,8 @@ op(
     [_cached_case(*sizes) for sizes in _CACHED]
     + [_cached_case(*sizes, plain=True) for sizes in _CACHED[1:6]]
     + [_cached_case(*_CACHED[at], plain=plain, window=size) for at, size in _WINDOWS for plain in (False, True)]
-    + [_cached_case(2, 4, 2, 90, 64, scale=0.3), _cached_case(4, 16, 8, 1500, 128, big=True)],
+    + [_cached_case(2, 4, 2, 90, 64, scale=0.3), _cached_case(4, 16, 8, 1500, 128, big=True)]
+    + [_cached_case(*_CACHED[at], plain=plain, softcap=0.7, window=40) for at in (1, 3) for plain in (False, True)],
     _cached,
     _cached_reference,
     nondiff=True,
@@ -188,6 +195,7 @@ op(
         Error(_refused(5, lambda: f32(1)), T, r"cached_attention: positions must have dtype int64, got float32"),
         Error(_refused(5, lambda: i64(2)), V, r"cached_attention: positions must have shape \(1,\), got \(2,\)"),
         Error(_refused(5, lambda: i64(1), window=0), V, r"cached_attention: window must be at least 1, got 0"),
+        Error(_refused(5, lambda: i64(1), softcap=0.0), V, r"cached_attention: softcap must be positive .*got 0"),
         Error(_refused(0, lambda: f32(1, 4, 1, 8).requires_grad_()), R, r"cached_attention: query must not require"),
     ),
 )  # fmt: skip

@@ -260,8 +260,13 @@ def linear_cross_entropy_case(
     return case(N(rows, width), U(-0.7, 0.7, words, width), Ids(low, high, rows), **k)
 
 
-def lce_torch(torch: Any, x: Any, w: Any, t: Any, chunk_rows: int | None = None, z_loss: float = 0.0, **k: Any) -> Any:
+def lce_torch(
+    torch: Any, x: Any, w: Any, t: Any, chunk_rows: int | None = None, z_loss: float = 0.0,
+    softcap: float | None = None, **k: Any,
+) -> Any:  # fmt: skip
     logits = torch.nn.functional.linear(x, w)
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
     loss = torch.nn.functional.cross_entropy(logits, t, **k)
     if not z_loss:
         return loss
@@ -330,6 +335,34 @@ op(
             V,
             r"^linear_cross_entropy: chunk_rows must be at least 1, got 0",
         ),
+    ),
+)
+op(
+    "linear_cross_entropy",
+    "cross_entropy_fwd cross_entropy_bwd linear_cross_entropy_bwd",
+    [
+        # Caps that bend all logits, or hardly any; beside a z-loss; rows of heads, tails and whole vectors; in chunks.
+        linear_cross_entropy_case(4, 3, 7, softcap=0.5),
+        linear_cross_entropy_case(1, 1, 1, softcap=2.0),
+        linear_cross_entropy_case(33, 8, 257, softcap=1.5, reduction="sum"),
+        linear_cross_entropy_case(5, 33, 31, softcap=30.0, reduction="none", z_loss=0.1),
+        linear_cross_entropy_case(8, 3, 5, ignore_index=2, softcap=0.8),
+        linear_cross_entropy_case(5, 31, 33, chunk_rows=2, softcap=0.7),
+        linear_cross_entropy_case(33, 8, 257, chunk_rows=32, softcap=1.0, reduction="sum", z_loss=0.1),
+        linear_cross_entropy_case(130, 64, 1003, softcap=2.0, big=True),
+        linear_cross_entropy_case(130, 64, 1003, chunk_rows=48, softcap=2.0, big=True),
+    ],
+    _C.linear_cross_entropy,
+    linear_cross_entropy,
+    variant="softcap",
+    **lce_options,
+    errors=tuple(
+        Error(
+            lambda value=value: _C.linear_cross_entropy(f32(3, 4), f32(5, 4), i64(3), softcap=value),
+            V,
+            f"^linear_cross_entropy: softcap must be positive and finite in float32, got {value:g}",
+        )
+        for value in (0.0, -1.0, float("nan"), float("inf"), 1e-60)
     ),
 )
 op(

@@ -106,11 +106,14 @@ def linear_cross_entropy(
     magnitude: bool = False,
     chunk_rows: int | None = None,
     z_loss: float = 0.0,
+    softcap: float | None = None,
 ) -> np.ndarray:
     """cross_entropy of the logits x weight^T; with magnitude, of the absolute values that are added up to them. Chunks
     change nothing.
     """
     logits = np.abs(x) @ np.abs(weight).T if magnitude else x @ weight.T
+    if softcap and not magnitude:
+        logits = softcap * np.tanh(logits / softcap)
     return cross_entropy(logits, target, ignore_index, reduction, magnitude, z_loss)
 
 

@@ -13,16 +13,17 @@ XtStatus xt_cpu_cached_attention(const XtCachedAttention *p) {
 }
 #else
 
-/* out[h] = softmax(scale q[h] . keys) values, over positions 0 to last, or those of the window that ends there */
+/* out[h] = softmax(scale q[h] . keys) values, each score with the softcap, over positions 0 to last, or those of the window that ends there */
 XT_FAST static void NAME(attend)(const XtCachedAttention *p, const T *q, const T *keys, const T *values, int64_t last, ACC *s,
                                  ACC *sum_v, T *out) { /* q, sum_v, out [D], keys, values [L, D], s [L] */
     const int64_t first = p->window > 0 && last >= p->window ? last - p->window + 1 : 0;
-    ACC max = -INFINITY, sum = 0;
+    ACC max = -INFINITY, sum = 0, cap = (ACC)p->softcap;
     for (int64_t j = first; j <= last; j++) {
         ACC dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int64_t d = 0; d < p->dim; d++) dot += LOAD(q[d]) * LOAD(keys[j * p->dim + d]);
         s[j] = (ACC)p->scale * dot;
+        if (cap > 0) s[j] = cap * (IS_F64 ? (ACC)tanh((double)(s[j] / cap)) : (ACC)tanhf((float)(s[j] / cap)));
         if (s[j] > max || s[j] != s[j]) max = s[j];
     }
     for (int64_t d = 0; d < p->dim; d++) sum_v[d] = 0;

@@ -9,6 +9,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 static XtBlas library; /* its own functions; xt_blas has those of this file */
 
@@ -19,16 +22,24 @@ static XtBlas library; /* its own functions; xt_blas has those of this file */
  * no thread is inside the library; what they do takes one tile's time and needs nothing of the thread that forks. */
 static int users;   /* atomic: threads inside */
 static int forking; /* atomic: threads in fork */
+static int closed;  /* atomic: the process ends */
+
+static _Thread_local bool inside;
 
 static void enter(void) {
+    inside = true;
     for (;;) {
         __atomic_add_fetch(&users, 1, __ATOMIC_SEQ_CST);
-        if (!__atomic_load_n(&forking, __ATOMIC_SEQ_CST)) return;
+        if (!__atomic_load_n(&forking, __ATOMIC_SEQ_CST) && !__atomic_load_n(&closed, __ATOMIC_SEQ_CST)) return;
         __atomic_sub_fetch(&users, 1, __ATOMIC_SEQ_CST);
         while (__atomic_load_n(&forking, __ATOMIC_ACQUIRE)) sched_yield();
+        while (__atomic_load_n(&closed, __ATOMIC_ACQUIRE)) pause(); /* until the process has ended */
     }
 }
-static void leave(void) { __atomic_sub_fetch(&users, 1, __ATOMIC_SEQ_CST); }
+static void leave(void) {
+    __atomic_sub_fetch(&users, 1, __ATOMIC_SEQ_CST);
+    inside = false;
+}
 
 static void before_fork(void) {
     __atomic_add_fetch(&forking, 1, __ATOMIC_SEQ_CST);
@@ -43,6 +54,24 @@ static void in_child(void) {
 /* Registered before threads.c's handlers, and so run after them: a worker that has a piece of the forking thread's own loop must come to
  * its end first. */
 __attribute__((constructor(1000))) static void guard_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
+
+/* ---- exit ---------------------------------------------------------------------------------------------------------------- */
+
+#define LONGEST 10 /* seconds; a tile takes milliseconds */
+
+/* OpenBLAS unmaps its buffers when the process exits, also those that a daemon thread of Python or a worker is using. So they come to the
+ * end of their tiles, and none begins another. Not for ever: a thread that is inside and finds no memory calls exit, which waits for
+ * this one. */
+static void keep_out(void) {
+    if (inside) return; /* this is that call */
+    __atomic_store_n(&closed, 1, __ATOMIC_SEQ_CST);
+    struct timespec begun, now;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do {
+        sched_yield();
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (__atomic_load_n(&users, __ATOMIC_SEQ_CST) > 0 && now.tv_sec - begun.tv_sec < LONGEST);
+}
 
 static void sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                   int ldb, float beta, float *c, int ldc) {
@@ -100,6 +129,7 @@ static void open_library(void) {
         return;
     }
     set_num_threads(1); /* of its own; from here on it runs in the calling thread only */
+    atexit(keep_out);   /* exit calls it before what a library does when it is unloaded */
 }
 
 XtStatus xt_blas_open(const char **description) {

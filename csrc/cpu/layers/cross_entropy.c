@@ -6,11 +6,15 @@
  * z > 0 (the z-loss; Chowdhery et al. 2022, PaLM): loss += z lse^2, hence
  *     dx_v = (exp(x_v - lse) (1 + 2 z lse) - [v == target]) dloss scale
  *
+ * softcap c > 0 (Gemma 2, arXiv 2408.00118): c tanh(x_v / c) stands for x_v, hence a factor 1 - tanh(x_v / c)^2 of dx_v. Rows without
+ * one keep the loops that they have: `cap` is the constant 0 there.
+ *
  * The probabilities are never stored: the backward makes them again from the logits and lse. Rows are ld elements apart. A forward
  * that is asked for dlogits makes each row's after its loss, while the row is in a cache.
  */
 #ifndef T
 #include "contract/layers.h"
+#include "cpu/elementwise/unary_math.h"
 #include "cpu/kernel.h"
 
 #include <inttypes.h>
@@ -47,44 +51,65 @@ XtStatus xt_cpu_cross_entropy_bwd(const XtCrossEntropyBwd *p) {
 /* 1 + 2 z lse; exactly 1 without a z-loss, also where lse is not finite. */
 XT_INLINE ACC NAME(z_growth)(double z, ACC lse) { return z > 0 ? 1 + 2 * (ACC)z * lse : 1; }
 
+XT_INLINE ACC NAME(tanh_of)(ACC x) { return IS_F64 ? (ACC)tanh((double)x) : (ACC)xt_tanhf((float)x); }
+
+/* A logit with its softcap; x itself where cap is 0. */
+XT_INLINE ACC NAME(capped)(ACC x, ACC cap) { return cap > 0 ? cap * NAME(tanh_of)(x / cap) : x; }
+
+/* (e^(x - lse) growth - at_target) factor, by x before its softcap. */
+XT_INLINE T NAME(gradient_of)(ACC x, ACC cap, ACC lse, ACC growth, ACC at_target, ACC factor) {
+    if (cap > 0) {
+        ACC t = NAME(tanh_of)(x / cap);
+        return STORE((EXP(cap * t - lse) * growth - at_target) * factor * (1 - t * t));
+    }
+    return STORE((EXP(x - lse) * growth - at_target) * factor);
+}
+
 /* dx may be x. growth: of the probabilities. */
-XT_INLINE void NAME(gradient_row)(T *dx, const T *x, int64_t vocab, int64_t target, bool ignored, ACC lse, ACC growth, ACC factor) {
+XT_INLINE void NAME(gradient_row)(T *dx, const T *x, int64_t vocab, int64_t target, bool ignored, ACC cap, ACC lse, ACC growth,
+                                  ACC factor) {
     if (ignored) { /* even where the logits are not finite */
         memset(dx, 0, (size_t)vocab * sizeof(T));
         return;
     }
-    T at_target = STORE((EXP(LOAD(x[target]) - lse) * growth - 1) * factor);
+    T at_target = NAME(gradient_of)(LOAD(x[target]), cap, lse, growth, 1, factor);
 #pragma omp simd
-    for (int64_t v = 0; v < vocab; v++) dx[v] = STORE(EXP(LOAD(x[v]) - lse) * growth * factor);
+    for (int64_t v = 0; v < vocab; v++) dx[v] = NAME(gradient_of)(LOAD(x[v]), cap, lse, growth, 0, factor);
     dx[target] = at_target;
+}
+
+XT_INLINE void NAME(forward_row)(const XtCrossEntropyFwd *p, int64_t r, ACC cap) {
+    const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
+    int64_t target = p->targets[r];
+    ACC max = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : max)
+    for (int64_t v = 0; v < p->vocab; v++) {
+        ACC value = LOAD(x[v]);
+        max = value > max ? value : max;
+    }
+    max = NAME(capped)(max, cap); /* tanh keeps the order */
+    for (int64_t block = 0; block < p->vocab; block += BLOCK) {
+        int64_t last = block + BLOCK < p->vocab ? block + BLOCK : p->vocab;
+        ACC part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t v = block; v < last; v++) part += EXP(NAME(capped)(LOAD(x[v]), cap) - max);
+        sum += part;
+    }
+    ACC log_sum = (ACC)log((double)sum), lse = max + log_sum;
+    ((ACC *)p->lse)[r] = lse;
+    /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
+    ((ACC *)p->losses)[r] = target == p->ignore_index ? 0 : (max - NAME(capped)(LOAD(x[target]), cap)) + log_sum;
+    if (p->z > 0 && target != p->ignore_index) ((ACC *)p->losses)[r] += (ACC)p->z * lse * lse;
+    if (p->dlogits)
+        NAME(gradient_row)((T *)p->dlogits + r * p->ld, x, p->vocab, target, target == p->ignore_index, cap, lse,
+                           NAME(z_growth)(p->z, lse), (ACC)p->scale);
 }
 
 XT_FAST static XtStatus NAME(cross_entropy_fwd)(void *context, int64_t begin, int64_t end) {
     const XtCrossEntropyFwd *p = context;
     for (int64_t r = begin; r < end; r++) {
-        const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
-        int64_t target = p->targets[r];
-        ACC max = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : max)
-        for (int64_t v = 0; v < p->vocab; v++) {
-            ACC value = LOAD(x[v]);
-            max = value > max ? value : max;
-        }
-        for (int64_t block = 0; block < p->vocab; block += BLOCK) {
-            int64_t last = block + BLOCK < p->vocab ? block + BLOCK : p->vocab;
-            ACC part = 0;
-#pragma omp simd reduction(+ : part)
-            for (int64_t v = block; v < last; v++) part += EXP(LOAD(x[v]) - max);
-            sum += part;
-        }
-        ACC log_sum = (ACC)log((double)sum), lse = max + log_sum;
-        ((ACC *)p->lse)[r] = lse;
-        /* Not lse - x: for large logits that would lose the digits that lse has already rounded away. */
-        ((ACC *)p->losses)[r] = target == p->ignore_index ? 0 : (max - LOAD(x[target])) + log_sum;
-        if (p->z > 0 && target != p->ignore_index) ((ACC *)p->losses)[r] += (ACC)p->z * lse * lse;
-        if (p->dlogits)
-            NAME(gradient_row)((T *)p->dlogits + r * p->ld, x, p->vocab, target, target == p->ignore_index, lse,
-                               NAME(z_growth)(p->z, lse), (ACC)p->scale);
+        if (p->softcap > 0) NAME(forward_row)(p, r, (ACC)p->softcap);
+        else NAME(forward_row)(p, r, 0);
     }
     return XT_OK;
 }
@@ -95,9 +120,10 @@ XT_FAST static XtStatus NAME(cross_entropy_bwd)(void *context, int64_t begin, in
         const T *x = (const T *)p->logits + r * p->ld; /* [vocab] */
         T *dx = (T *)p->dlogits + r * p->ld;           /* [vocab] */
         ACC factor = ((const ACC *)p->dlosses)[r * p->dloss_stride] * (ACC)p->scale;
-        ACC lse = ((const ACC *)p->lse)[r];
-        NAME(gradient_row)(dx, x, p->vocab, p->targets[r], p->targets[r] == p->ignore_index, lse, NAME(z_growth)(p->z, lse),
-                           factor);
+        ACC lse = ((const ACC *)p->lse)[r], growth = NAME(z_growth)(p->z, lse);
+        bool ignored = p->targets[r] == p->ignore_index;
+        if (p->softcap > 0) NAME(gradient_row)(dx, x, p->vocab, p->targets[r], ignored, (ACC)p->softcap, lse, growth, factor);
+        else NAME(gradient_row)(dx, x, p->vocab, p->targets[r], ignored, 0, lse, growth, factor);
     }
     return XT_OK;
 }

@@ -37,6 +37,7 @@ static XtStatus check(const XtCall *c) {
             return xt_error(XT_VALUE_ERROR, "cached_attention: %s must be contiguous, got strides of a view", names[i]);
     if (c->arg[8].given && c->arg[8].i < 1)
         return xt_error(XT_VALUE_ERROR, "cached_attention: window must be at least 1, got %lld", (long long)c->arg[8].i);
+    XT_CHECK(xt_check_softcap(c->op, &c->arg[9]));
     XT_CHECK(xt_check_dtype(c->op, "positions", positions, XT_INT64));
     XT_CHECK(xt_check_shape(c->op, "positions", positions, 1, &batch));
     return xt_check_device(c->op, "query", q, "positions", positions);
@@ -72,6 +73,7 @@ static XtStatus forward(XtCall *c) {
                            .k_stride = {k->strides[0], k->strides[1]},
                            .v_stride = {v->strides[0], v->strides[1]},
                            .scale = c->arg[6].given ? c->arg[6].f : 1.0 / sqrt((double)(q->shape[3] > 0 ? q->shape[3] : 1)),
+                           .softcap = c->arg[9].given ? c->arg[9].f : 0,
                            .plain = c->arg[7].b};
     XT_TRY(xt_backend_of(q)->cached_attention(&p));
 done:
@@ -86,10 +88,10 @@ const XtOp xt_op_cached_attention = {
     .name = "cached_attention",
     .signature =
         "query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float? = None, "
-        "plain: bool = False, window: int? = None -> Tensor",
+        "plain: bool = False, window: int? = None, softcap: float? = None -> Tensor",
     .forward = forward,
     .doc = "Stores key and value [B, K, 1, D] at positions [B] (int64) of keys and values [B, K, L, D], in place, and returns\n"
            "softmax(scale * query @ keys^T) @ values [B, H, 1, D] over positions 0 to that one, or over the `window`\n"
            "positions that end there, per head; NaN where it is not in [0, L), and nothing is stored. H is a multiple of K. scale "
-           "defaults to 1/sqrt(D). plain: the simplest kernel.",
+           "defaults to 1/sqrt(D). plain: the simplest kernel. softcap: a score s is softcap * tanh(s / softcap).",
 };

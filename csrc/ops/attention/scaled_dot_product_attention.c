@@ -97,10 +97,7 @@ static XtStatus check(XtCall *c) {
         XT_CHECK(xt_check_like(c->op, "query", q, "sinks", sinks));
         XT_CHECK(xt_check_shape(c->op, "sinks", sinks, 1, &heads));
     }
-    if (c->arg[10].given && !((float)c->arg[10].f > 0 && (float)c->arg[10].f < INFINITY)) /* kernels divide by it in ACC */
-        return xt_error(XT_VALUE_ERROR, "scaled_dot_product_attention: softcap must be positive and finite in float32, got %g",
-                        c->arg[10].f);
-    return XT_OK;
+    return xt_check_softcap(c->op, &c->arg[10]);
 }
 
 /* 0 where no window is given, and where it reaches over all keys. */

@@ -81,7 +81,7 @@ done:
     return status;
 }
 
-XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) {
+XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld, double softcap) {
     XtTensor *targets = NULL, *losses = NULL, *lse = NULL, *count = NULL;
     XtDtype acc = xt_dtype_accumulator(logits->dtype);
     XtStatus status = XT_OK;
@@ -98,6 +98,7 @@ XtStatus xt_rows_loss(XtCall *c, int first, const XtTensor *logits, int64_t ld) 
                            .ld = ld,
                            .ignore_index = c->arg[first + 1].i,
                            .z = z_of(c->arg, first),
+                           .softcap = softcap,
                            .linear = c->op != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_fwd(&p));
     XT_TRY(xt_reduce_losses(c, first, targets, losses, &count));
@@ -113,7 +114,7 @@ done:
 }
 
 XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, const XtTensor *logits, const XtTensor *dlogits,
-                               int64_t ld) {
+                               int64_t ld, double softcap) {
     XtTensor *targets, *lse, *count, *share = NULL; /* share: of each row, [rows] or one value */
     XtStatus status = XT_OK;
     XT_TRY(xt_node_saved(n, slot, &targets));
@@ -134,6 +135,7 @@ XtStatus xt_rows_loss_gradient(XtNode *n, int first, int slot, XtTensor *dloss, 
                            .dloss_stride = share->ndim ? 1 : 0,
                            .scale = 1.0,
                            .z = z_of(xt_node_args(n), first),
+                           .softcap = softcap,
                            .linear = xt_node_op(n) != &xt_op_cross_entropy};
     XT_TRY(xt_backend_of(logits)->cross_entropy_bwd(&p));
 done:
@@ -149,7 +151,7 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(xt_check_targets(c, 1, "input", given, "target"));
     XT_TRY(xt_dense(given, &logits));
     XT_TRY(xt_save(c, logits));
-    XT_TRY(xt_rows_loss(c, 1, logits, logits->shape[1]));
+    XT_TRY(xt_rows_loss(c, 1, logits, logits->shape[1], 0));
 done:
     xt_tensor_release(logits);
     return status;
@@ -159,7 +161,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *logits;
     XT_CHECK(xt_node_saved(n, 0, &logits));
     XT_CHECK(xt_empty_like(logits, &din[0]));
-    return xt_rows_loss_gradient(n, 1, 1, dout[0], logits, din[0], logits->shape[1]);
+    return xt_rows_loss_gradient(n, 1, 1, dout[0], logits, din[0], logits->shape[1], 0);
 }
 
 const XtOp xt_op_cross_entropy = {

@@ -3,6 +3,8 @@
  *   dlogits = (softmax(logits) - onehot(targets)) dloss,  dx = dlogits W,  dW = dlogits^T x
  *   x [rows, C], weight [V, C], targets [rows]
  *
+ * With a softcap c, c tanh(x / c) stands for a logit x (Gemma 2, arXiv 2408.00118).
+ *
  * The logits are the largest activation of a step and nobody sees them, so this op may do what linear and cross_entropy one after the
  * other cannot. Their rows begin at multiples of 16 bytes, also where V is odd (50257): matrix units and vector loads ask for it.
  *
@@ -20,7 +22,7 @@
 #include "contract/layers.h"
 #include "ops/ops.h"
 
-enum { TARGETS = 2, Z_LOSS = 5, CHUNK_ROWS };          /* arguments */
+enum { TARGETS = 2, Z_LOSS = 5, CHUNK_ROWS, SOFTCAP }; /* arguments */
 enum { X, WEIGHT, LOGITS, SAVED_BY_LOSS };             /* what the node keeps for gradients afterwards */
 enum { DX, DWEIGHT, COUNT };                           /* and of gradients ahead */
 enum { ROW_UNIT = 8 };                                 /* elements: 16 bytes of the shortest dtype */
@@ -41,6 +43,9 @@ int64_t xt_rows_of_chunk(int64_t rows, int64_t vocab, XtDtype dtype) {
     int64_t whole = (share + CHUNK_UNIT - 1) / CHUNK_UNIT * CHUNK_UNIT;
     return whole < most ? whole : most;
 }
+
+/* 0 where none is given. */
+static double softcap_of(const XtArg *arg) { return arg[SOFTCAP].given ? arg[SOFTCAP].f : 0; }
 
 /* The number that the user gave, or that of the sizes. */
 static int64_t rows_of_chunk(const XtArg *arg, int64_t rows, int64_t vocab, XtDtype dtype) {
@@ -132,6 +137,7 @@ static XtStatus forward_in_chunks(XtCall *c, int64_t most) {
                            .ignore_index = c->arg[TARGETS + 1].i,
                            .scale = chunk_scale(x->dtype),
                            .z = c->arg[Z_LOSS].f,
+                           .softcap = softcap_of(c->arg),
                            .linear = true};
     for (; p.first < rows; p.first += most) {
         p.rows = rows - p.first < most ? rows - p.first : most;
@@ -174,6 +180,7 @@ static XtStatus forward(XtCall *c) {
     int64_t want[2] = {weight->shape[0], x->shape[1]};
     XT_TRY(xt_check_shape(c->op, "weight", weight, 2, want));
     XT_TRY(xt_check_targets(c, TARGETS, "x", x, "targets"));
+    XT_TRY(xt_check_softcap(c->op, &c->arg[SOFTCAP]));
     if (c->arg[CHUNK_ROWS].given && c->arg[CHUNK_ROWS].i < 1)
         return xt_error(XT_VALUE_ERROR, "linear_cross_entropy: chunk_rows must be at least 1, got %lld",
                         (long long)c->arg[CHUNK_ROWS].i);
@@ -183,7 +190,7 @@ static XtStatus forward(XtCall *c) {
     XT_TRY(xt_save(c, x));
     XT_TRY(xt_save(c, weight));
     XT_TRY(xt_save(c, logits));
-    XT_TRY(xt_rows_loss(c, TARGETS, logits, row_stride(weight->shape[0])));
+    XT_TRY(xt_rows_loss(c, TARGETS, logits, row_stride(weight->shape[0]), softcap_of(c->arg)));
 done:
     xt_tensor_release(logits);
     return status;
@@ -237,7 +244,8 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XT_TRY(xt_node_saved(n, WEIGHT, &weight));
     XT_TRY(xt_node_take(n, LOGITS, &logits));
     if (!logits) XT_TRY(product(x, weight, &logits));
-    XT_TRY(xt_rows_loss_gradient(n, TARGETS, SAVED_BY_LOSS, dout[0], logits, logits, row_stride(weight->shape[0])));
+    XT_TRY(xt_rows_loss_gradient(n, TARGETS, SAVED_BY_LOSS, dout[0], logits, logits, row_stride(weight->shape[0]),
+                                 softcap_of(xt_node_args(n))));
     if (xt_node_needs(n, 0)) XT_TRY(xt_matmul_gradient(n, 0, logits, weight, NULL, din)); /* dlogits by now */
     if (xt_node_needs(n, 1)) XT_TRY(xt_weight_gradient(n, 1, logits, x, din));
 done:
@@ -248,7 +256,7 @@ done:
 const XtOp xt_op_linear_cross_entropy = {
     .name = "linear_cross_entropy",
     .signature = "x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, reduction: str = 'mean', z_loss: "
-                 "float = 0.0, chunk_rows: int? = None -> Tensor",
+                 "float = 0.0, chunk_rows: int? = None, softcap: float? = None -> Tensor",
     .forward = forward,
     .backward = backward,
     .doc = "cross_entropy(x @ weight.T, targets). x [rows, C], weight [V, C], targets [rows] int64 or int32 in [0, V) or "
@@ -256,5 +264,5 @@ const XtOp xt_op_linear_cross_entropy = {
            "reduction 'mean' (over the rows that count), 'sum' or 'none'. The loss is float32 (float64 for float64). Large logits "
            "are made chunk_rows rows at a time (None: by their size) together with the gradients. z_loss: adds z_loss (log sum "
            "exp)^2\n"
-           "to the loss of a row that counts.",
+           "to the loss of a row that counts. softcap: a logit x is softcap * tanh(x / softcap).",
 };

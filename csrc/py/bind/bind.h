@@ -26,7 +26,7 @@ int py_check(XtStatus status);
 int py_refuse(const char *op, const char *name, const char *rule, PyObject *got);
 /* Whether it has `__dlpack__` and is none of ours: of PyTorch, CuPy, JAX, or a NumPy array. */
 bool py_is_foreign_tensor(PyObject *object);
-bool py_interrupt_check(void); /* any thread */
+bool py_interrupt_check(void); /* any thread; false in all but Python's main thread */
 int py_errors_init(PyObject *module);
 
 /* ---- calls into the core, plain.c ------------------------------------------------------------------------------------ */

@@ -1,6 +1,8 @@
 /* errors.c - turns an XtStatus into a Python exception, and tells running kernels of Ctrl-C. */
 #include "py/bind/bind.h"
 
+#include <pthread.h>
+
 PyObject *py_raise(XtStatus status) {
     PyObject *type = PyExc_RuntimeError;
     switch (status) {
@@ -60,16 +62,36 @@ int py_refuse(const char *op, const char *name, const char *rule, PyObject *got)
     return -1;
 }
 
+/* Handlers of signals run in one thread only, the one that Python calls main. No other thread may wait for the GIL here: before 3.14
+ * Python ends a thread that waits for it while the interpreter shuts down, and the loop that the check interrupts lies on that
+ * thread's stack, where workers still run its pieces. */
+static unsigned long main_thread; /* its threading.get_ident() */
+
+static void main_is_this_thread(void) { main_thread = PyThread_get_thread_ident(); } /* in a forked child, as Python says, too */
+
+static int find_main_thread(void) {
+    PyObject *threading = PyImport_ImportModule("threading"), *thread = NULL, *ident = NULL;
+    if (threading != NULL) thread = PyObject_CallMethod(threading, "main_thread", NULL);
+    if (thread != NULL) ident = PyObject_GetAttrString(thread, "ident");
+    if (ident != NULL) main_thread = PyLong_AsUnsignedLong(ident);
+    Py_XDECREF(ident);
+    Py_XDECREF(thread);
+    Py_XDECREF(threading);
+    if (PyErr_Occurred()) return -1;
+    pthread_atfork(NULL, NULL, main_is_this_thread);
+    return 0;
+}
+
 bool py_interrupt_check(void) {
-    if (!Py_IsInitialized()) return false;
+    if (PyThread_get_thread_ident() != main_thread || !Py_IsInitialized()) return false;
     PyGILState_STATE gil = PyGILState_Ensure();
-    /* Handlers run in the main thread only; elsewhere this does nothing. Their exception stays set in this thread. */
-    bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0;
+    bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0; /* a handler's exception stays set in this thread */
     PyGILState_Release(gil);
     return stop;
 }
 
 int py_errors_init(PyObject *module) {
+    if (find_main_thread() < 0) return -1;
     xt_py->out_of_memory_error = PyErr_NewExceptionWithDoc(
         "xtrain.OutOfMemoryError", "An allocation failed; the message says what was asked and what is held.", PyExc_MemoryError,
         NULL);

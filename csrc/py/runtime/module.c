@@ -39,7 +39,7 @@ static int module_exec(PyObject *module) {
         xt_py = NULL; /* module_free releases the parts that were made */
         return -1;
     }
-    xt_interrupt_check = py_interrupt_check;
+    __atomic_store_n(&xt_interrupt_check, py_interrupt_check, __ATOMIC_RELAXED);
     if (PyModule_AddIntConstant(module, "MAX_DIMS", XT_MAX_DIMS) < 0) return -1;
     return PyModule_AddIntConstant(module, "MOST_STEPS", XT_MOST_STEPS);
 }
@@ -82,7 +82,7 @@ static void module_free(void *module) {
     if (state == NULL) return;
     if (xt_py == state) {
         xt_py = NULL;
-        xt_interrupt_check = NULL;
+        __atomic_store_n(&xt_interrupt_check, NULL, __ATOMIC_RELAXED);
     }
     module_clear((PyObject *)module);
     xt_tensor_release(state->nothing);

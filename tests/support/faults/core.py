@@ -129,4 +129,31 @@ FAULTS = [
         "scratch: of one thread for all", "csrc/cpu/gemm/common.c", "if (nbytes <= memory->nbytes && (", "if (nbytes <= memory->nbytes + 4096 && (",
         "scratch has the bytes that were asked", _RULES + "test_scratch_of_all_sizes",
     ),
+    Fault(
+        "signals: every thread asks", "csrc/py/bind/errors.c", "if (PyThread_get_thread_ident() != main_thread || !Py_IsInitialized()) return false;", "if (!Py_IsInitialized()) return false;",
+        "no other thread waits for the GIL inside a loop", _SIGNALS + "test_exit_with_work_in_other_threads -k loop",
+    ),
+    Fault(
+        "signals: a child's main thread", "csrc/py/bind/errors.c", "    pthread_atfork(NULL, NULL, main_is_this_thread);\n", "", "in a forked child, the thread that forked is main",
+        _SIGNALS + "test_a_forked_childs_main_thread_asks_for_signals",
+    ),
+    Fault(
+        "blas: exit beside a product", "csrc/cpu/gemm/open_blas.c", "    atexit(keep_out);", "    (void)keep_out;", "threads are kept out of OpenBLAS when the process exits",
+        _SIGNALS + "test_exit_with_work_in_other_threads -k OpenBLAS",
+    ),
+    Fault(
+        "blas: exit does not wait", "csrc/cpu/gemm/open_blas.c", "} while (__atomic_load_n(&users, __ATOMIC_SEQ_CST) > 0 && now.tv_sec - begun.tv_sec < LONGEST);", "} while (0);", "those that are inside come to the end of their tiles",
+        _SIGNALS + "test_exit_with_work_in_other_threads -k OpenBLAS",
+    ),
+    Fault(
+        "blas: threads of its own", "xtrain/_load.py", 'ours = {"OPENBLAS_NUM_THREADS": "1"}', "ours = {}", "OpenBLAS starts no threads", _SIGNALS + "test_import_is_clean",
+    ),
+    Fault(
+        "doctor: a full GPU", "xtrain/cli/doctor.py", "except (RuntimeError, MemoryError) as error:\n            rows", "except MemoryError as error:\n            rows", "a device that cannot be used is a row",
+        "tests/train/test_option_clauses.py::test_doctor_shows_a_gpu_that_cannot_be_used",
+    ),
+    Fault(
+        "doctor: no memory for a product", "xtrain/cli/doctor.py", "except (RuntimeError, MemoryError) as error:\n            return", "except RuntimeError as error:\n            return", "a product that finds no memory is a row",
+        "tests/train/test_option_clauses.py::test_doctor_shows_a_gpu_that_cannot_be_used",
+    ),
 ]  # fmt: skip

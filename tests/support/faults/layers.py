@@ -13,7 +13,8 @@ _ADAMW = "tests/nn/test_optim.py::test_adamw_over_fifty_steps"
 
 FAULTS = [
     Fault(
-        "cross_entropy: lse - x", _L + "cross_entropy.c", "(max - LOAD(x[target])) + log_sum", "(max + log_sum) - LOAD(x[target])",
+        "cross_entropy: lse - x", _L + "cross_entropy.c", "(max - NAME(capped)(LOAD(x[target]), cap)) + log_sum",
+        "(max + log_sum) - NAME(capped)(LOAD(x[target]), cap)",
         "no digits are lost for large logits", CLAUSES + "test_the_loss_of_large_logits_keeps_its_digits",
     ),
     Fault(
@@ -22,7 +23,7 @@ FAULTS = [
     ),
     Fault(
         "cross_entropy: the gap of a row is read", _L + "cross_entropy.c",
-        "for (int64_t v = 0; v < p->vocab; v++) {\n            ACC value", "for (int64_t v = 0; v < p->ld; v++) {\n            ACC value",
+        "for (int64_t v = 0; v < p->vocab; v++) {\n        ACC value", "for (int64_t v = 0; v < p->ld; v++) {\n        ACC value",
         "the gap between two rows is not read", CLAUSES + "test_the_gap_between_rows_of_logits_is_not_read",
     ),
     Fault(
@@ -45,6 +46,22 @@ FAULTS = [
     Fault(
         "cross_entropy: positions begin with each chunk", _L + "cross_entropy.c", ", first + r);", ", r);",
         "row 0 is reported as position `first`", "tests/ops/test_ops.py::test_error -k linear_cross_entropy",
+    ),
+    Fault(
+        "cross_entropy: a softcap without its slope", _L + "cross_entropy.c", " * factor * (1 - t * t));", " * factor);",
+        "dlogits has the factor 1 - tanh^2", GRADIENT + "linear_cross_entropy:softcap",
+    ),
+    Fault(
+        "cross_entropy: a softcap that is not scaled back", _L + "cross_entropy.c", "return cap > 0 ? cap * NAME(tanh_of)(x / cap) : x;",
+        "return cap > 0 ? NAME(tanh_of)(x / cap) : x;", "c tanh(x / c)", FORWARD + "linear_cross_entropy:softcap",
+    ),
+    Fault(
+        "cross_entropy: the target without a softcap", _L + "cross_entropy.c", "max - NAME(capped)(LOAD(x[target]), cap)", "max - LOAD(x[target])",
+        "c tanh(x / c) stands for each logit in all of this", FORWARD + "linear_cross_entropy:softcap",
+    ),
+    Fault(
+        "cached_attention: no softcap", "csrc/cpu/attention/cached_attention.c", "        if (cap > 0) s[j] =", "        if (cap > 1e9) s[j] =",
+        "a softcap as in XtAttentionFwd", FORWARD + "cached_attention",
     ),
     Fault(
         "linear_cross_entropy: a factor of nothing is NaN", _L + "linear_cross_entropy.c", "out[i] = STORE(x[i] == 0 ? 0 : x[i] * factor);",
@@ -356,8 +373,8 @@ FAULTS = [
         GRADIENT + "scaled_dot_product_attention:sinks",
     ),
     Fault(
-        "attention: a softcap of float64 alone", "csrc/ops/attention/scaled_dot_product_attention.c",
-        "!((float)c->arg[10].f > 0 && (float)c->arg[10].f < INFINITY)", "!(c->arg[10].f > 0 && c->arg[10].f < INFINITY)",
+        "attention: a softcap of float64 alone", "csrc/ops/common.c",
+        "((float)arg->f > 0 && (float)arg->f < INFINITY)", "(arg->f > 0 && arg->f < INFINITY)",
         "float32 has it as a number above 0", _MASKED + "test_a_softcap_that_is_0_or_infinite_in_float32_is_refused",
     ),
     Fault(
