@@ -278,12 +278,12 @@ FAULTS = [
         "a larger maximum shrinks what is summed", _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
-        "attention bf16: keys from a pair's second on", _A + "bf16.c", "const int64_t begin = keys.begin / 2 * 2;",
+        "attention bf16: keys from a pair's second on", _A + "bf16_block.h", "const int64_t begin = keys.begin / 2 * 2;",
         "const int64_t begin = (keys.begin + 1) / 2 * 2;", "a tile begins with the first key that a row sees",
         _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
     ),
     Fault(
-        "attention bf16: rows that see one key more", _A + "bf16.c", "int64_t begin = sight->causal ? key - off : 0,",
+        "attention bf16: rows that see one key more", _A + "bf16_block.h", "int64_t begin = sight->causal ? key - off : 0,",
         "int64_t begin = sight->causal ? key - off + 2 : 0,", "dK and dV have the first row that sees a key",
         _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
     ),
