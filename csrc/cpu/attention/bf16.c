@@ -24,7 +24,7 @@
 
 #define PIECE_WORK 2000000    /* multiply-adds that a thread takes at once in the forward, or more */
 #define PIECES 16             /* of the backward of an entry of the batch, where there are fewer kv heads */
-#define SHARE_BLOCKS 8        /* of query rows at least, in a share of the backward: its sums are written and added up */
+#define SHARE_BLOCKS 6        /* of query rows at least, in a share of the backward: its sums are written and added up */
 #define SUMS_BYTES (32 << 20) /* of dK and dV of shares */
 #define LOG2_E 1.44269504088896341f
 

@@ -11,7 +11,7 @@
 
 #ifdef XT_BF16_TILES
 
-#define ROWS 64               /* of a block; even, so that pairs of rows stay in it */
+#define ROWS 96               /* of a block; even, so that pairs of rows stay in it */
 #define STRIP 256             /* keys at once: 64 KiB of scores */
 #define P_LD (STRIP + 32)     /* numbers of 16 bits from row to row: an odd number of cache lines */
 #define PAIRS_LD (STRIP + 16) /* numbers of 32 bits */
