@@ -74,6 +74,7 @@
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)                            \
     X(tree_sum, XtTreeSum)                     \
+    X(block_norm, XtBlockNorm)                 \
     X(conv1d_fwd, XtConv1dFwd)                 \
     X(conv1d_bwd, XtConv1dBwd)                 \
     X(conv1d_columns, XtConv1dColumns)         \
@@ -105,7 +106,8 @@
     X(mhc_pre) X(sinkhorn) X(mhc_post)                                                                                         \
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     X(conv1d) /* causal_conv1d.c */ X(causal_conv1d) X(causal_conv1d_step)                                                     \
-    /* adamw.c */ X(adamw_) /* muon.c */ X(muon_) /* ema.c */ X(ema_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_)
+    /* adamw.c */ X(adamw_) /* muon.c */ X(muon_) /* ema.c */ X(ema_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_) \
+    /* bank_sum.c */ X(bank_sum_) /* block_norm.c */ X(block_norm)
 /* clang-format on */
 
 #define XT_X(slot, Params) typedef struct Params Params;

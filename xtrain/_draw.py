@@ -50,6 +50,9 @@ class CapturedGenerator:
         try:
             yield
         finally:
+            (seed, first), (now, stream) = self._first, _C.get_rng_state()
+            if now == seed:  # a step may leave out numbers, as DataParallel does between leaves
+                self.count = max(self.count, stream - first)
             _this_thread.generator = None
             _C.set_rng_state(self._first)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,12 @@ from ._draw import CapturedGenerator
 from .autograd import no_grad
 
 _R = TypeVar("_R")
+_this_thread = threading.local()
+
+
+def capturing() -> Graph[Any] | None:
+    """The graph whose step this thread is capturing; None outside."""
+    return getattr(_this_thread, "graph", None)
 
 
 class Graph(Generic[_R]):
@@ -43,6 +50,9 @@ class Graph(Generic[_R]):
         self._fixed: list[Any] = []  # options and states of the optimizers, as captured
         self._draws = False  # whether eager runs have drawn random numbers
         self._generator: CapturedGenerator | None = None  # of a captured step that draws
+        # Makes the replay that it is given, where a step has exchanges with other processes: they must know of it.
+        self.around: Callable[[Callable[[], None]], None] | None = None
+        self._ended = ""  # why there are no further replays
         self._seen: list[Any] | None = None  # states and options of the optimizers that _prepare has found right
         self.launches = 0
         self.memory = 0
@@ -58,6 +68,8 @@ class Graph(Generic[_R]):
 
     def __call__(self, *inputs: Tensor) -> _R:
         """One step: eager, or a replay. Return its outputs, which are valid until the next call."""
+        if self._ended:
+            raise RuntimeError(self._ended)
         self._load(inputs)
         if self.ready:
             self._capture()
@@ -66,10 +78,17 @@ class Graph(Generic[_R]):
         self._prepare()
         if self._generator is not None:
             self._generator.write()
-        _C.cuda_replay(self._handle)
+        if self.around is None:
+            _C.cuda_replay(self._handle)
+        else:
+            self.around(lambda: _C.cuda_replay(self._handle))
         if self._generator is not None:
             self._generator.skip()
         return self._outputs
+
+    def end(self, why: str) -> None:
+        """Give the captured step back. why: a sentence, which later calls raise as a RuntimeError."""
+        self._handle, self._outputs, self._kept, self._ended = None, None, [], why
 
     def capture(self, *inputs: Tensor) -> None:
         """Capture the step now, which runs nothing: the next call is the first replay. RuntimeError before the eager
@@ -160,6 +179,7 @@ class Graph(Generic[_R]):
 
     def _capture(self) -> None:
         assert self._inputs is not None
+        self.around = None
         self._prepare()  # a learning rate written inside would be written by each replay
         rng = _C.get_rng_state()
         generator = CapturedGenerator(self._device) if self._draws else None
@@ -170,6 +190,7 @@ class Graph(Generic[_R]):
             launches, outputs, done = 0, None, False
             before = _C.set_call_hook(None)
             _C.set_call_hook(self._keeper(handle, kept, leaves, before))
+            outer, _this_thread.graph = capturing(), self
             fixed = [_fixed(optimizer) for optimizer in self._optimizers]
             try:
                 with generator.installed() if generator is not None else contextlib.nullcontext():
@@ -177,6 +198,7 @@ class Graph(Generic[_R]):
                 self._check_optimizers(fixed)
                 done = True
             finally:
+                _this_thread.graph = outer
                 _C.set_call_hook(before)
                 if not done:
                     _C.set_rng_state(rng)

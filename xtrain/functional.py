@@ -286,7 +286,7 @@ def scaled_dot_product_attention(
     2508.10925), so that a query may attend to nothing. softcap: a score s becomes softcap * tanh(s / softcap) before
     anything is masked (Gemma 2, arXiv 2408.00118). TypeError for sinks of another dtype, ValueError for another shape
     or device, and for a softcap that is not positive and finite in float32. Every backend takes both; on a GPU "flash"
-    leaves a softcap to "materialized".
+    of float32 leaves a softcap to "materialized".
 
     attn_mask, which broadcasts to [B, H, Sq, Skv]: bool, true where a query sees a key, or floats, added to the
     scores; a query that sees no key gets zeros. dropout_p: each weight is 0 with this probability, the others are

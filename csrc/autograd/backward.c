@@ -7,6 +7,8 @@
  * at a node's saved tensors, which a walk takes or copies in one step, and at the .grad of leaves (shared.h).
  */
 #include "core/span.h"
+#include "leaves.h"
+#include "ready.h"
 #include "recompute.h"
 #include "shared.h"
 
@@ -24,17 +26,6 @@ typedef struct Place {
     uint64_t sequence; /* 0: empty */
     int64_t first;
 } Place;
-
-/* A leaf's hooks get the whole gradient of a backward. So leaves gather it here and add it to .grad at the end of the walk. */
-typedef struct Leaf {
-    XtTensor *tensor, *gradient; /* both owned */
-} Leaf;
-typedef struct Leaves {
-    Leaf *items;
-    int64_t count, capacity;
-    /* Open-addressing index from tensor to position + 1, size a power of two. */
-    int64_t *slots, slot_count;
-} Leaves;
 
 /* A .grad that the rule under way adds to: this thread is its adder until the rule has returned. */
 typedef struct Adding {
@@ -54,7 +45,9 @@ typedef struct Walk {
     XtTensor **sums; /* [sum_capacity], owned or NULL */
     int64_t sum_count, sum_capacity;
     Leaves leaves;
+    XtReady ready;
     AgainList again;
+    XtColumns columns;
     /* Of the node whose rule runs. */
     XtSaved saved[XT_MAX_SAVED]; /* owned */
     bool handed_over;            /* one of them left through xt_node_take */
@@ -179,36 +172,6 @@ static bool only_ours(const XtTensor *tensor) {
            __atomic_load_n(&tensor->storage->references, __ATOMIC_ACQUIRE) == 1;
 }
 
-static int64_t *leaf_slot(const Leaves *leaves, const XtTensor *tensor) {
-    uint64_t hash = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9E3779B97F4A7C15ull;
-    for (int64_t i = (int64_t)(hash >> 20);; i++) {
-        int64_t *slot = &leaves->slots[i & (leaves->slot_count - 1)];
-        if (!*slot || leaves->items[*slot - 1].tensor == tensor) return slot;
-    }
-}
-
-static XtStatus leaf_find(Leaves *leaves, XtTensor *tensor, Leaf **out) {
-    if (leaves->count * 2 >= leaves->slot_count) {
-        int64_t slots = leaves->slot_count ? leaves->slot_count * 2 : 128, capacity = slots / 2 + 1;
-        Leaf *items = realloc(leaves->items, (size_t)capacity * sizeof *items);
-        if (items) leaves->items = items;
-        int64_t *index = items ? calloc((size_t)slots, sizeof *index) : NULL;
-        if (!index) return xt_error(XT_OUT_OF_MEMORY, "backward: out of memory");
-        free(leaves->slots);
-        leaves->slots = index;
-        leaves->slot_count = slots;
-        for (int64_t i = 0; i < leaves->count; i++) *leaf_slot(leaves, leaves->items[i].tensor) = i + 1;
-    }
-    int64_t *slot = leaf_slot(leaves, tensor);
-    if (!*slot) {
-        xt_tensor_retain(tensor);
-        leaves->items[leaves->count] = (Leaf){.tensor = tensor};
-        *slot = ++leaves->count;
-    }
-    *out = &leaves->items[*slot - 1];
-    return XT_OK;
-}
-
 /* Sends one input's gradient along its edge. */
 static XtStatus send(Walk *walk, const XtEdge *edge, XtTensor *gradient) {
     XtTensor **sum;
@@ -271,6 +234,8 @@ XtTensor *xt_node_accumulator(XtNode *node, int input) {
     }
     return sum && only_ours(sum) && xt_view_is_contiguous(&sum->view) ? sum : NULL;
 }
+
+XtColumns *xt_walk_columns(void) { return &walking->columns; }
 
 static XtStatus refuse_freed(const XtNode *node) {
     return xt_error(XT_RUNTIME_ERROR,
@@ -503,15 +468,29 @@ static XtStatus finish_leaf(const Leaf *leaf, XtTensor *gradient) {
     return status;
 }
 
+static XtStatus finish(Leaf *leaf) {
+    if (!leaf->gradient) return XT_OK; /* its rules added to .grad themselves */
+    XT_CHECK(xt_run_hooks(&xt_grad_of(leaf->tensor)->hooks, &leaf->gradient));
+    XT_CHECK(finish_leaf(leaf, leaf->gradient));
+    xt_tensor_release(leaf->gradient);
+    leaf->gradient = NULL;
+    return XT_OK;
+}
+
 static XtStatus finish_leaves(Walk *walk) {
-    for (int64_t i = 0; i < walk->leaves.count; i++) {
-        Leaf *leaf = &walk->leaves.items[i];
-        if (!leaf->gradient) continue; /* its rules added to .grad themselves */
-        XtStatus status = xt_run_hooks(&xt_grad_of(leaf->tensor)->hooks, &leaf->gradient);
-        if (status == XT_OK) status = finish_leaf(leaf, leaf->gradient);
-        if (status != XT_OK) return status;
-        xt_tensor_release(leaf->gradient);
-        leaf->gradient = NULL;
+    for (int64_t i = 0; i < walk->leaves.count; i++) XT_CHECK(finish(&walk->leaves.items[i]));
+    return XT_OK;
+}
+
+/* Tells of the leaves whose gradients are complete when nodes from `sequence` on have not run. */
+static XtStatus tell_ready(Walk *walk, uint64_t sequence) {
+    XtReady *ready = &walk->ready;
+    for (; ready->told < ready->count && ready->item[ready->told].oldest > sequence; ready->told++) {
+        const XtReadyLeaf *next = &ready->item[ready->told];
+        Leaf *leaf = NULL;
+        XT_CHECK(leaf_find(&walk->leaves, next->leaf, &leaf));
+        XT_CHECK(finish(leaf));
+        XT_CHECK(ready->call(ready->context, next->index));
     }
     return XT_OK;
 }
@@ -546,14 +525,17 @@ static XtStatus walk_from(Walk *walk, int count, XtTensor *const *roots, XtTenso
         xt_tensor_release(gradient);
         if (status != XT_OK) return status;
     }
+    XT_CHECK(xt_ready_order(&walk->ready, count, roots));
     while (walk->count > 0) {
+        XT_CHECK(tell_ready(walk, walk->heap[0].node->sequence));
         Reached reached = pop(walk);
         status = run_node(walk, reached);
         xt_node_release(reached.node);
         if (status != XT_OK) return status;
         if (xt_interrupted()) return XT_INTERRUPTED;
     }
-    return finish_leaves(walk);
+    XT_CHECK(finish_leaves(walk));
+    return tell_ready(walk, 0);
 }
 
 /* After an error, what is still under way is dropped. */
@@ -566,7 +548,9 @@ static void end_walk(Walk *walk) {
         xt_tensor_release(walk->leaves.items[i].tensor);
         xt_tensor_release(walk->leaves.items[i].gradient);
     }
+    xt_ready_end(&walk->ready);
     again_end(&walk->again);
+    xt_forget_columns(&walk->columns);
     free(walk->leaves.items);
     free(walk->leaves.slots);
     if (walk->heap != walk->few_reached) free(walk->heap);
@@ -579,6 +563,7 @@ XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradien
     memset(&walk, 0, offsetof(Walk, few_reached));
     memset(walk.few_places, 0, sizeof walk.few_places);
     walk.outer = walking;
+    if (!walking) xt_ready_take(&walk.ready);
     walk.retain_graph = retain_graph;
     walk.heap = walk.few_reached, walk.capacity = FEW;
     walk.places = walk.few_places, walk.place_count = FEW;

@@ -96,6 +96,7 @@ typedef struct XtNode {
     XtOutput *output; /* [outputs] */
     XtSaved
         saved[XT_MAX_SAVED];  /* under the tape's lock once recorded; a walk that runs the node takes or copies them all at once */
+    bool hides_leaves;        /* its rule may add to any leaf: it is a user's */
     bool freed;               /* atomic, changed under the tape's lock: a backward has consumed it */
     struct XtNode *next_free; /* link of the iterative release */
 } XtNode;
@@ -162,11 +163,35 @@ XtStatus xt_node_attach(XtNode *node, int index, XtTensor *tensor);
  * that must see the parts): a rule may add to it itself, e.g. a GEMM with beta = 1, and leave din[input] NULL. Else NULL. Borrowed. */
 XtTensor *xt_node_accumulator(XtNode *node, int input);
 
+/* Memory for the gradient of a tensor, begun by a rule that had gradients of some of its columns to leave there: rules that run later
+ * leave theirs in others, and split() finds all of them in place. */
+#define XT_MAX_COLUMNS 8
+typedef struct XtColumns {
+    const XtStorage *of; /* of the tensor: to compare, not to read; NULL: nothing is begun */
+    XtStorage *storage;  /* owned */
+    XtDtype dtype;
+    int64_t row, width; /* elements of a row, and those that are given away */
+    int count;
+    int64_t begin[XT_MAX_COLUMNS], end[XT_MAX_COLUMNS];
+} XtColumns;
+/* Of the backward that runs the calling rule: one at a time. */
+XtColumns *xt_walk_columns(void);
+static inline void xt_forget_columns(XtColumns *columns) {
+    xt_storage_release(columns->storage);
+    columns->of = NULL, columns->storage = NULL, columns->count = 0;
+}
+
 /* In-place change of `tensor`: refused while recording when it requires a gradient; bumps the version. */
 XtStatus xt_begin_inplace(XtTensor *tensor, const char *op);
 
 /* d(sum_i roots[i] . gradients[i]) to every leaf's .grad. gradients[i] NULL: ones, roots[i] must have one element. */
 XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradients, bool retain_graph);
+
+/* For the next backward but `after` that this thread begins outside of another one: call(context, i) once the .grad of leaf[i] is what that backward
+ * makes of it, as soon as the walk knows. Distinct leaves, all of which are told of, in an order that the graph decides. release(context)
+ * at its end. Takes the context over, also when it fails. */
+XtStatus xt_set_ready(int count, XtTensor *const *leaf, int64_t after, XtStatus (*call)(void *context, int index),
+                      void (*release)(void *context), void *context);
 
 /* The three things the tape computes itself, set by csrc/ops: a + b (new, or a itself changed in place when it may be), a dense copy,
  * and zeros or ones of a given shape. */

@@ -141,9 +141,11 @@ static XtStatus meta_clip(const XtClip *p) {
     return XT_OK;
 }
 static XtStatus meta_tree_sum(const XtTreeSum *p) {
-    for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, size_of(&p->items[i])));
-    return count(0, (double)p->numel * (double)xt_dtype_size(p->dtype));
+    for (int64_t i = 0; i < p->count * p->tensors; i++)
+        XT_CHECK(count(0, (double)p->items[i].numel * (double)xt_dtype_size(p->items[i].dtype)));
+    return count(0, p->out ? (double)p->numel * (double)xt_dtype_size(p->dtype) : 0);
 }
+static XtStatus meta_block_norm(const XtBlockNorm *p) { return passes((double)p->count, 1, XT_FLOAT64, 1); }
 
 /* ---- products and attention ------------------------------------------------------------------------------------------------ */
 
@@ -241,6 +243,7 @@ __attribute__((constructor)) static void fill_table(void) {
     table.grad_norm = meta_grad_norm;
     table.clip = meta_clip;
     table.tree_sum = meta_tree_sum;
+    table.block_norm = meta_block_norm;
     table.conv1d_fwd = meta_conv1d_fwd;
     table.conv1d_bwd = meta_conv1d_bwd;
     table.conv1d_columns = meta_conv1d_columns;

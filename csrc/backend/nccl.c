@@ -202,9 +202,11 @@ static XtStatus end(XtComm *comm, const char *function, int error) {
     return status;
 }
 
-XtStatus xt_comm_all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes) {
-    void *stream;
+static XtStatus all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes, bool beside) {
+    void *stream, *side = NULL;
+    if (beside) XT_CHECK(comm->accelerator->side(comm->device.index, &side));
     XT_CHECK(begin(comm, &stream));
+    if (beside) stream = side;
     int error = nccl.group_start();
     for (int peer = 0; peer < comm->size && error == SUCCESS; peer++) {
         const size_t at = (size_t)peer * nbytes;
@@ -214,6 +216,14 @@ XtStatus xt_comm_all_to_all(XtComm *comm, void *out, const void *in, size_t nbyt
     int ended = nccl.group_end(); /* also after an error: a group that was begun must end */
     return end(comm, "Send, Recv", error != SUCCESS ? error : ended);
 }
+
+XtStatus xt_comm_all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes) {
+    return all_to_all(comm, out, in, nbytes, false);
+}
+XtStatus xt_comm_all_to_all_beside(XtComm *comm, void *out, const void *in, size_t nbytes) {
+    return all_to_all(comm, out, in, nbytes, true);
+}
+XtStatus xt_comm_join(XtComm *comm) { return comm->accelerator->join(comm->device.index); }
 
 XtStatus xt_comm_all_gather(XtComm *comm, void *out, const void *in, size_t nbytes) {
     void *stream;

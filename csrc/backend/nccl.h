@@ -18,6 +18,9 @@ int xt_comm_size(const XtComm *comm);
 XtDevice xt_comm_device(const XtComm *comm);
 /* nbytes: of a piece; `size` of them, by rank. No piece of `out` overlaps `in`. */
 XtStatus xt_comm_all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes);
+/* The same beside the kernels queued from now on, after those before; xt_comm_join makes what is queued after it wait. */
+XtStatus xt_comm_all_to_all_beside(XtComm *comm, void *out, const void *in, size_t nbytes);
+XtStatus xt_comm_join(XtComm *comm);
 XtStatus xt_comm_all_gather(XtComm *comm, void *out, const void *in, size_t nbytes); /* `in`: one piece */
 XtStatus xt_comm_broadcast(XtComm *comm, void *data, size_t nbytes, int source);
 /* Whether all that the device was asked for is done, or the error of NCCL's own threads. Does not wait. */

@@ -38,6 +38,10 @@ typedef struct XtAccelerator {
     /* Our stream waits for the work queued so far on the legacy default stream or, with `every`, on all streams of the device. No stream
      * handle is passed: the call comes when lent memory is returned, and the borrower's stream may be destroyed by then. */
     XtStatus (*wait_for)(int index, bool every);
+    /* A second stream of high priority, for what runs beside the kernels: what it is given after this call comes behind the work queued
+     * here so far. `join` makes our stream wait for it. In a capture, which holds both, each `side` must be joined. */
+    XtStatus (*side)(int index, void **out);
+    XtStatus (*join)(int index);
 
     /* Graphs. Between `capture` and `end_capture` the calling thread's slots are recorded, not run; its blocks come from a region of the
      * graph's own; copies from and to the host, waits and random numbers of the host are errors, and so is everything of other threads. */

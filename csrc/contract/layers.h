@@ -18,7 +18,8 @@ typedef struct XtSoftmaxBwd {
 } XtSoftmaxBwd;
 
 /* RMSNorm (Zhang & Sennrich 2019): rstd = 1 / sqrt(mean(x^2) + eps); out = weight * cast(x * rstd), cast to the dtype as HF does.
- * weight [cols] or NULL (ones). rstd [rows] of ACC is written for the backward.
+ * weight [cols] or NULL (ones). rstd [rows] of ACC is written for the backward. plus_one, with a weight: out = cast(x * rstd * (1 +
+ * weight)), rounded once (Gemma), and 1 + weight, in ACC, stands for the weight below.
  * Bwd, with g = dy * weight and xh = x * rstd: dx = rstd * (g - xh * mean(g * xh)); dweight = sum_rows dy * xh.
  * dx or dweight may be NULL. dweight has the dtype of weight; `accumulate` adds to it instead of overwriting it: the sum over the first
  * piece of rows starts from what is there.
@@ -31,13 +32,14 @@ typedef struct XtRmsNormFwd {
     XtDtype dtype;
     int64_t rows, cols;
     double eps;
+    bool plus_one;
 } XtRmsNormFwd;
 typedef struct XtRmsNormBwd {
     void *dx, *dweight;
     const void *dy, *dsum, *x, *weight, *rstd;
     XtDtype dtype;
     int64_t rows, cols;
-    bool accumulate;
+    bool accumulate, plus_one;
 } XtRmsNormBwd;
 
 /* LayerNorm (Ba et al. 2016): mean = mean(x), rstd = 1 / sqrt(mean((x - mean)^2) + eps), xh = (x - mean) * rstd, all in ACC;
@@ -123,7 +125,8 @@ typedef struct XtQkNormRopeBwd {
  * is where a row stands, for RoPE and in its keys and values [B, K, L, D], which get the new ones; a row that stands outside [0, L) becomes
  * NaN and stores nothing. q_norm and k_norm are NULL in all layers or none: q and k are turned as they are. Weights [out, in], dense;
  * norm, mlp_norm [C], q_norm, k_norm [D], W_q [H D, C], W_k, W_v [K D, C], W_o [C, H D], W_gate, W_up [F, C], W_down [C, F]. H is a
- * multiple of K, D is even. out is not x. plain: a device's simplest way. */
+ * multiple of K, D is even. out is not x. With a head, W [V, C], out [B, V] is rms_norm(x, last_norm) W^T of the last x instead; else
+ * both are NULL. plain: a device's simplest way. */
 typedef struct XtDecoderLayer {
     const void *norm, *q, *k, *v, *q_norm, *k_norm, *o, *mlp_norm, *gate, *up, *down;
     void *keys, *values;
@@ -133,8 +136,9 @@ typedef struct XtDecoderStep {
     const void *x;
     const int64_t *positions;
     const XtDecoderLayer *layer; /* [layers], host memory */
+    const void *last_norm, *head;
     XtDtype dtype;
-    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length; /* B, C, H, K, D, F, L */
+    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length, vocab; /* B, C, H, K, D, F, L, V */
     double eps, scale;
     XtRopeBase base;
     bool plain;

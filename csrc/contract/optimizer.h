@@ -6,12 +6,13 @@
 /* AdamW (Loshchilov & Hutter 2019), PyTorch's order of operations, for each tensor, n being the number of this step:
  *   p *= 1 - lr * weight_decay;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
  *   p -= lr / (1 - beta1^n) * m / (sqrt(v / (1 - beta2^n)) + eps)
- * p and g have `dtype`; m, v and master (or NULL: p is the master) have ACC. Computed in ACC; p is the rounded master when given.
+ * p has `dtype`, g that or ACC; m, v and master (or NULL: p is the master) have ACC. Computed in ACC; p is the rounded master when given.
  * beta^n is xt_power's (core/power.h), the same on every device.
  *
  * What changes from step to step lies on the device, so the same call made again, or replayed by a graph, is the next step:
  *   step   one int64 a tensor, no two the same: the steps taken so far, less than XT_MOST_STEPS. n = step + 1; step becomes n.
  *   lr     one float64.
+ *   scale  one float64, or NULL. g is multiplied by it first, rounded to ACC.
  *   guard  one float32, or NULL. When it is NaN or Inf the step is not taken: no tensor is written, and no step.
  * A call takes all the memory that it needs, for itself and for those behind `next`, before it changes the first tensor. */
 #define XT_MOST_STEPS ((int64_t)1 << 40)
@@ -19,7 +20,7 @@ typedef struct XtAdamWItem {
     void *p, *m, *v, *master;
     const void *g;
     int64_t *step; /* on the device */
-    XtDtype dtype;
+    XtDtype dtype, dtype_g;
     int64_t numel;
 } XtAdamWItem;
 typedef struct XtAdamW {
@@ -27,6 +28,7 @@ typedef struct XtAdamW {
     int64_t count;
     double beta1, beta2, eps, weight_decay;
     const double *lr;           /* on the device */
+    const double *scale;        /* on the device */
     const float *guard;         /* on the device */
     const struct XtAdamW *next; /* another group of tensors, with numbers of its own, or NULL */
 } XtAdamW;
@@ -97,20 +99,39 @@ typedef struct XtClip {
     double max_norm;
 } XtClip;
 
-/* out[e] = T(part_0[e] .. part_{n-1}[e]) for each e in [0, numel), where
+/* A bank is a row of elements, of which tensors have pieces and the rest is 0. A part is a bank: `tensors` tensors of one dtype that
+ * begin at `begin`, ascending and apart; with more than one, each begins at a multiple of XT_TREE_ALIGN.
+ * out[e] = T(part_0[e] .. part_{n-1}[e]) for each e in [0, numel), where
  *   T(x_0) = x_0;  T(x_0..x_{n-1}) = T(x_0..x_{p-1}) + T(x_p..x_{n-1}),  p the largest power of two below n,
  * and + is one addition in ACC of values converted exactly. For n = a 2^k, T of the sums of 2^k neighbours is T of all: so a sum over
  * processes does not depend on how many there are.
- * out has ACC of every part; parts may have different dtypes. out may be exactly one of the parts. 1 <= count <= XT_MOST_PARTS.
+ * out has ACC of every part, or, of one part, its dtype; NULL: only the squares are wanted. Parts may have different dtypes, and the
+ * same tensors. out may be exactly one of the parts. 1 <= count <= XT_MOST_PARTS, XT_MOST_PARTS / 4 of several tensors.
  * squares[b] (float64, or NULL) = sum of out[e]^2 over the block [XT_TREE_BLOCK b, XT_TREE_BLOCK (b + 1)), in an order that depends on
- * the place in the block alone. */
+ * the place in the block alone, and not on how the block is cut into tensors. */
 #define XT_MOST_PARTS 64
 #define XT_TREE_BLOCK 8192
+#define XT_TREE_ALIGN 128
+typedef struct XtTreeItem {
+    const void *data; /* [numel] */
+    int64_t begin, numel;
+    XtDtype dtype;
+} XtTreeItem;
 typedef struct XtTreeSum {
     void *out;
-    const XtView *items; /* [count] dense views, host memory */
-    int64_t count;
+    const XtTreeItem *items; /* [count, tensors], host memory */
+    int64_t count, tensors;
     int64_t numel;
-    XtDtype dtype; /* of out */
+    XtDtype dtype; /* of out; ACC where that is NULL */
     double *squares;
 } XtTreeSum;
+
+/* norm = sqrt(sum of squares[i]), in an order that depends on count alone;
+ * coefficient = min(1, most / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; guard = 0, or NaN where the norm is NaN or Inf. */
+typedef struct XtBlockNorm {
+    const double *squares; /* [count] */
+    int64_t count;
+    double most; /* Inf: the coefficient is 1 */
+    double *norm, *coefficient;
+    float *guard;
+} XtBlockNorm;

@@ -164,8 +164,8 @@ XtStatus xt_empty_joined(int count, XtTensor *const *like, XtTensor **out);
 /* The matrices as one [all rows, cols], new; NULL unless each begins where the one before ends, in one block, with as many columns. */
 XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out);
 /* out[i] = new, uninitialised, with the shape of like[i] [..., heads, D]. Where all like[i] are columns of one product that fills its
- * block, they are columns of a new block as like[i] are of theirs, and the rest of it is unwritten: what split() gathers in place. Else
- * they are dense. */
+ * block, they are columns of another block as like[i] are of theirs, and the rest of it is unwritten, or has columns that an earlier rule
+ * of this backward left there: what split() gathers in place. Else each alone, where it is such columns; others are dense. For rules. */
 XtStatus xt_empty_like_columns(int count, XtTensor *const *like, XtTensor **out);
 bool xt_adjoin(const XtTensor *first,
                const XtTensor *second); /* dense, of one dtype and block, the second right behind the first */
@@ -213,9 +213,9 @@ XtStatus xt_layer_norm_gradient(XtNode *n, int first, XtTensor *dout, const XtTe
 /* ---- norms (ops/layers/rms_norm.c) ------------------------------------------------------------------------------------------------- */
 
 /* y = rms_norm(x, weight, eps), and the rstd of its rows; x and weight (or NULL) dense. After an error nothing is kept. */
-XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, XtTensor **y, XtTensor **rstd);
+XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, bool plus_one, XtTensor **y, XtTensor **rstd);
 /* XtRecompute of one output: the norm of saved tensor 0 with weight, saved tensor 1. */
-XtStatus xt_rms_norm_again(XtNode *n, double eps, XtTensor **y);
+XtStatus xt_rms_norm_again(XtNode *n, double eps, bool plus_one, XtTensor **y);
 
 /* ---- cross entropy of rows of logits (ops/layers/cross_entropy.c) --------------------------------------------------------------------
  * Ops whose arguments `first`, first + 1 and first + 2 are targets, ignore_index and reduction. Logits are [rows, V], rows ld apart. */

@@ -118,6 +118,33 @@ __device__ inline void xt_named_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* ---- clusters ------------------------------------------------------------------------------------------------------------------ */
+
+/* The place of this block in its cluster. */
+__device__ inline unsigned xt_cluster_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+/* Waits for all threads of all blocks of the cluster. */
+__device__ inline void xt_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+/* Where block `rank` of the cluster has what lies at `address` here. */
+__device__ inline uint32_t xt_shared_of(uint32_t address, unsigned rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+/* Writes a float there; its 4 bytes arrive at a barrier of the same block. Orders nothing else. */
+__device__ inline void xt_put_shared_of(uint32_t to, float value, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(value)),
+                 "r"(barrier)
+                 : "memory");
+}
+
 /* ---- copy engine --------------------------------------------------------------------------------------------------------------- */
 
 __device__ inline void xt_prefetch_map(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

@@ -4,6 +4,7 @@
 #include "common/cuda.cuh"
 #include "contract/attention.h"
 
+#include <float.h>
 #include <math.h>
 
 /* What select.cu puts in its table: supports and run, forward and backward. The reference supports every problem. */
@@ -53,6 +54,19 @@ template <typename I, typename P> __device__ inline XtSeen<I> xt_seen_by(const P
     return by.end > by.begin ? by : XtSeen<I>{by.begin, by.begin};
 }
 
+/* ---- a softcap --------------------------------------------------------------------------------------------------------------- */
+
+/* With a softcap a score s becomes t = tanh(inner s), and 2^(factor t) stands for exp(cap t). Without one inner is not used, and factor is
+ * that of s. */
+typedef struct XtBend {
+    float inner, factor;
+} XtBend;
+template <typename P> inline XtBend xt_bend_of(const P *p) {
+    const double log2_e = 1.4426950408889634;
+    if (p->softcap > 0) return {(float)(p->scale / p->softcap), (float)(p->softcap * log2_e)};
+    return {1, (float)(p->scale * log2_e)};
+}
+
 /* ---- what both kinds of flash ask of a call --------------------------------------------------------------------------------- */
 
 /* Whether every row of x [batch, heads, rows, D] starts at a multiple of 16 bytes; `width` elements have these. */
@@ -80,10 +94,12 @@ inline bool xt_attention_all_aligned(const XtAttentionBwd *p, int width) {
            xt_attention_aligned(p->dv, p->dv_stride, p->batch, p->kv_heads, p->skv, width);
 }
 
-/* NULL, or the first reason against flash: a softcap, nothing to do, rows, heads or blocks of 64 rows beyond 32 bits, rows not aligned. */
-template <typename P> inline const char *xt_attention_unfit(const P *p, int width) {
+/* NULL, or the first reason against flash: a softcap, for a kernel that takes none, or one out of reach, nothing to do, rows, heads or blocks of 64 rows beyond
+ * 32 bits, rows not aligned. */
+template <typename P> inline const char *xt_attention_unfit(const P *p, int width, bool takes_softcap = false) {
     const int64_t most = 1 << 30;
-    if (p->softcap > 0) return "the scores have a softcap";
+    if (p->softcap > 0 && !takes_softcap) return "the scores have a softcap";
+    if (p->softcap > 0 && !(p->scale / p->softcap < FLT_MAX && p->softcap < FLT_MAX / 2)) return "the softcap is out of reach";
     if (p->batch <= 0 || p->heads <= 0 || p->sq <= 0 || p->skv <= 0) return "there is nothing to do";
     bool counted = p->sq < most && p->skv < most && p->batch < most && p->heads < most && p->batch * p->heads < most &&
                    p->batch * p->heads * xt_divide_up(p->sq > p->skv ? p->sq : p->skv, 64) < most;

@@ -26,6 +26,10 @@
  * Documents and windows (SPANS): tiles outside the span that a block sees are skipped, and hidden elements are masked where a tile
  * crosses a span's edge.
  *
+ * A softcap (CAPPED, with SPANS): s becomes t = tanh(scale s / cap) in the registers, and then cap takes the place of scale above; dS has the
+ * factor 1 - t^2, and dK and dV take dP first, so that t is there when both are known. Tanh is an exponential and a reciprocal more for each
+ * score.
+ *
  * Not supported: other dtypes and head dims, rows that are not aligned to 16 bytes, a scale that is not positive.
  */
 #include "flash_half.cuh"
@@ -35,8 +39,8 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P, bool SPANS>
-__global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kernel(XtAttentionFwd p) {
+template <typename T, typename P, bool SPANS, bool CAPPED>
+__global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kernel(XtAttentionFwd p, XtBend bend) {
     constexpr int ROWS = P::ROWS, TILE = P::TILE, PITCH = P::PITCH, STRIPS = P::STRIPS;
     static_assert(TILE == P::COLS, "a maximum is of a whole tile");
     extern __shared__ float4 room[];
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
     const T *q = (const T *)p.q + b * p.q_stride[0] + h * p.q_stride[1]; // [sq, D]
     const T *k = (const T *)p.k + b * p.k_stride[0] + g * p.k_stride[1]; // [skv, D]
     const T *v = (const T *)p.v + b * p.v_stride[0] + g * p.v_stride[1]; // [skv, D]
-    float scale = (float)(p.scale * LOG2_E);
+    const float scale = bend.factor;
     Place at = my_place<P>();
     auto fetch = [&](int start, int stage) {
         T *tile = kv_tiles + stage * 2 * TILE * PITCH;
@@ -93,6 +97,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
             Scores<P> s;
             each(s, [](float &x, int, int, int) { x = 0; });
             dot_rows<P>(s, q_rows, right_of<P>(tile), T());
+            if (CAPPED) each(s, [&](float &x, int, int, int) { x = xt_tanh_approx(x * bend.inner); });
             if (SPANS) {
                 if (start < spans.all.begin || start + TILE > spans.all.end)
                     hide_outside(s, first + at.row, start + at.col, -INFINITY, seen);
@@ -153,9 +158,9 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS) flash_half_forward_kern
 /* ---- backward ---------------------------------------------------------------------------------------------------------------- */
 
 /* Computes dQ, and for the next kernel lse log2 e and delta. */
-template <typename T, typename P, bool SPANS>
+template <typename T, typename P, bool SPANS, bool CAPPED>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
-    flash_half_dq_kernel(XtAttentionBwd p, float *stats) { // stats [2][B, H, sq]
+    flash_half_dq_kernel(XtAttentionBwd p, XtBend bend, float *stats) { // stats [2][B, H, sq]
     constexpr int ROWS = P::ROWS, TILE = P::TILE, COLS = P::COLS, PITCH = P::PITCH, STRIPS = P::STRIPS;
     extern __shared__ float4 room[];
     T *q_tile = (T *)room, *dout_tile = q_tile + ROWS * PITCH; // [ROWS, PITCH] each
@@ -169,7 +174,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     const T *out = (const T *)p.out + b * p.out_stride[0] + h * p.out_stride[1];     // [sq, D]
     const T *k = (const T *)p.k + b * p.k_stride[0] + g * p.k_stride[1];             // [skv, D]
     const T *v = (const T *)p.v + b * p.v_stride[0] + g * p.v_stride[1];             // [skv, D]
-    float scale = (float)(p.scale * LOG2_E);
+    const float scale = bend.factor;
     Place at = my_place<P>();
     auto fetch = [&](int start, int stage) {
         T *tile = kv_tiles + stage * 2 * TILE * PITCH;
@@ -234,7 +239,11 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
             Scores<P> s, ds;
             each(s, [](float &x, int, int, int) { x = 0; });
             dot_rows<P>(s, q_rows, right_of<P>(k_rows), T());
-            each(s, [&](float &x, int m, int r, int) { x = xt_exp2_approx(fmaf(x, scale, -lse[m][r])); });
+            each(s, [&](float &x, int m, int r, int) {
+                const float t = (CAPPED ? xt_tanh_approx(x * bend.inner) : x);
+                x = xt_exp2_approx(fmaf(t, scale, -lse[m][r]));
+                if (CAPPED) x *= fmaf(-t, t, 1.0f);
+            });
             each(ds, [&](float &x, int m, int r, int) { x = -delta[m][r]; });
             dot_rows<P>(ds, dout_rows, right_of<P>(v_rows), T());
 #pragma unroll
@@ -259,9 +268,9 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
 }
 
 /* Computes dK and dV. Here the rows of the scores are keys, the columns queries. */
-template <typename T, typename P, bool SPANS>
+template <typename T, typename P, bool SPANS, bool CAPPED>
 __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
-    flash_half_dkv_kernel(XtAttentionBwd p, const float *stats) { // stats [2][B, H, sq]
+    flash_half_dkv_kernel(XtAttentionBwd p, XtBend bend, const float *stats) { // stats [2][B, H, sq]
     constexpr int ROWS = P::ROWS, TILE = P::TILE, COLS = P::COLS, PITCH = P::PITCH, STRIPS = P::STRIPS;
     extern __shared__ float4 room[];
     T *k_tile = (T *)room, *v_tile = k_tile + ROWS * PITCH;        // [ROWS, PITCH] each
@@ -271,7 +280,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
     int first = (int)(blockIdx.x / all_heads) * ROWS; // causal: keys with the most queries start first
     int kv_heads = (int)p.kv_heads, group = (int)p.heads / kv_heads;
     int64_t b = kv_head / kv_heads, g = kv_head % kv_heads;
-    float scale = (float)(p.scale * LOG2_E);
+    const float scale = bend.factor;
     Place at = my_place<P>();
 
     /* Queries from max(0, j - ahead) on see key j. Steps: of one head after the other, the tiles of queries from `top` on. */
@@ -333,6 +342,15 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
             };
             Scores<P> s, ds;
             each(s, [](float &x, int, int, int) { x = 0; });
+            if (CAPPED) {
+#pragma unroll
+                for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+#pragma unroll
+                        for (int m = 0; m < STRIPS; m++) ds[m][n][i] = -delta[8 * n + i % 2];
+                dot_rows<P>(ds, v_rows, right_of<P>(dout_rows), T());
+            }
             dot_rows<P>(s, k_rows, right_of<P>(q_rows), T());
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++) {
@@ -341,8 +359,10 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
                 for (int m = 0; m < STRIPS; m++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        s[m][n][i] = xt_exp2_approx(fmaf(s[m][n][i], scale, i % 2 ? -shift.y : -shift.x));
-                        ds[m][n][i] = i % 2 ? -less.y : -less.x;
+                        const float t = (CAPPED ? xt_tanh_approx(s[m][n][i] * bend.inner) : s[m][n][i]);
+                        s[m][n][i] = xt_exp2_approx(fmaf(t, scale, i % 2 ? -shift.y : -shift.x));
+                        if (CAPPED) ds[m][n][i] *= fmaf(-t, t, 1.0f);
+                        else ds[m][n][i] = i % 2 ? -less.y : -less.x;
                     }
                 }
             }
@@ -355,7 +375,7 @@ __global__ void __launch_bounds__(P::THREADS, P::BLOCKS)
             };
             if (!whole) hide(s);
             add_product<P>(dv, s, turned_of<P>(dout_rows), T());
-            dot_rows<P>(ds, v_rows, right_of<P>(dout_rows), T());
+            if (!CAPPED) dot_rows<P>(ds, v_rows, right_of<P>(dout_rows), T());
 #pragma unroll
             for (int m = 0; m < STRIPS; m++)
 #pragma unroll
@@ -418,7 +438,7 @@ template <typename P> static const char *supports(const P *p, const XtDeviceTrai
     if (device->capability < 80) return "the compute capability is below 8.0";
     if (!(scale > 0 && scale < INFINITY)) return "the scale is not positive"; // the largest score has the largest product
     if (bytes > device->shared_limit) return "a block cannot have so much shared memory";
-    return xt_attention_unfit(p, 8);
+    return xt_attention_unfit(p, 8, true);
 }
 const char *xt_cuda_attention_flash_half_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device) {
     return supports(p, device,
@@ -431,44 +451,48 @@ const char *xt_cuda_attention_flash_half_supports_bwd(const XtAttentionBwd *p, c
                     }));
 }
 
-/* Calls f(T(), Plans<D>(), whether there are documents or a window). */
+/* Calls f(T(), Plans<D>(), whether there are documents or a window, whether there is a softcap). */
 template <typename F, typename P> static XtStatus by_shape(const P *p, F f) {
-    bool spans = p->documents || p->window > 0;
+    const bool spans = p->documents || p->window > 0;
     auto by_mask = [&](auto zero, auto plans) {
-        return spans ? f(zero, plans, std::true_type()) : f(zero, plans, std::false_type());
+        if (p->softcap > 0) return f(zero, plans, std::true_type(), std::true_type());
+        if (spans) return f(zero, plans, std::true_type(), std::false_type());
+        return f(zero, plans, std::false_type(), std::false_type());
     };
     return by_plan(p->dim, xt_shared_limit(),
                    [&](auto plans) { return p->dtype == XT_BFLOAT16 ? by_mask(XtBf16(), plans) : by_mask(XtF16(), plans); });
 }
 
-template <typename T, typename P, bool SPANS> static XtStatus run_forward(const XtAttentionFwd *p) {
-    XT_CHECK(xt_allow_shared("attention", flash_half_forward_kernel<T, P, SPANS>, P::FORWARD_BYTES));
+template <typename T, typename P, bool SPANS, bool CAPPED> static XtStatus run_forward(const XtAttentionFwd *p) {
+    XT_CHECK(xt_allow_shared("attention", flash_half_forward_kernel<T, P, SPANS, CAPPED>, P::FORWARD_BYTES));
     unsigned blocks = (unsigned)(xt_divide_up(p->sq, P::ROWS) * p->batch * p->heads);
-    xt_launch(flash_half_forward_kernel<T, P, SPANS>, blocks, P::THREADS, P::FORWARD_BYTES, *p);
+    xt_launch(flash_half_forward_kernel<T, P, SPANS, CAPPED>, blocks, P::THREADS, P::FORWARD_BYTES, *p, xt_bend_of(p));
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
-template <typename T, typename Dq, typename Dkv, bool SPANS> static XtStatus run_backward(const XtAttentionBwd *p) {
+template <typename T, typename Dq, typename Dkv, bool SPANS, bool CAPPED> static XtStatus run_backward(const XtAttentionBwd *p) {
     XtScratch stats;
-    XT_CHECK(xt_allow_shared("attention", flash_half_dq_kernel<T, Dq, SPANS>, Dq::BACKWARD_BYTES));
-    XT_CHECK(xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv, SPANS>, Dkv::BACKWARD_BYTES));
+    XT_CHECK(xt_allow_shared("attention", flash_half_dq_kernel<T, Dq, SPANS, CAPPED>, Dq::BACKWARD_BYTES));
+    XT_CHECK(xt_allow_shared("attention", flash_half_dkv_kernel<T, Dkv, SPANS, CAPPED>, Dkv::BACKWARD_BYTES));
     XT_CHECK(stats.allocate((size_t)(2 * p->batch * p->heads * p->sq) * sizeof(float)));
     unsigned q_blocks = (unsigned)(xt_divide_up(p->sq, Dq::ROWS) * p->batch * p->heads);
     unsigned k_blocks = (unsigned)(xt_divide_up(p->skv, Dkv::ROWS) * p->batch * p->kv_heads);
-    xt_launch(flash_half_dq_kernel<T, Dq, SPANS>, q_blocks, Dq::THREADS, Dq::BACKWARD_BYTES, *p, stats.data);
-    xt_launch(flash_half_dkv_kernel<T, Dkv, SPANS>, k_blocks, Dkv::THREADS, Dkv::BACKWARD_BYTES, *p, stats.data);
+    xt_launch(flash_half_dq_kernel<T, Dq, SPANS, CAPPED>, q_blocks, Dq::THREADS, Dq::BACKWARD_BYTES, *p, xt_bend_of(p), stats.data);
+    xt_launch(flash_half_dkv_kernel<T, Dkv, SPANS, CAPPED>, k_blocks, Dkv::THREADS, Dkv::BACKWARD_BYTES, *p, xt_bend_of(p),
+              stats.data);
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
 XtStatus xt_cuda_attention_flash_half_fwd(const XtAttentionFwd *p) {
-    return by_shape(p, [&](auto zero, auto plans, auto spans) {
-        return run_forward<decltype(zero), typename decltype(plans)::Forward, decltype(spans)::value>(p);
+    return by_shape(p, [&](auto zero, auto plans, auto spans, auto capped) {
+        return run_forward<decltype(zero), typename decltype(plans)::Forward, decltype(spans)::value, decltype(capped)::value>(p);
     });
 }
 
 XtStatus xt_cuda_attention_flash_half_bwd(const XtAttentionBwd *p) {
-    return by_shape(p, [&](auto zero, auto plans, auto spans) {
+    return by_shape(p, [&](auto zero, auto plans, auto spans, auto capped) {
         using Plans = decltype(plans);
-        return run_backward<decltype(zero), typename Plans::Dq, typename Plans::Dkv, decltype(spans)::value>(p);
+        return run_backward<decltype(zero), typename Plans::Dq, typename Plans::Dkv, decltype(spans)::value,
+                            decltype(capped)::value>(p);
     });
 }

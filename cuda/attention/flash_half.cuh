@@ -3,6 +3,7 @@
 
 #include "arch/sm80.cuh"
 #include "attention.cuh"
+#include "common/softcap.cuh"
 
 #include <cuda_pipeline.h>
 

@@ -9,6 +9,7 @@
 
 #include "arch/sm90.cuh"
 #include "attention.cuh"
+#include "common/softcap.cuh"
 
 #define LOG2_E 1.4426950408889634
 #define LN_2 0.6931471805599453f
@@ -108,8 +109,9 @@ __device__ inline void hopper_load(uint32_t to, const CUtensorMap *map, int row,
 /* ---- documents and windows ------------------------------------------------------------------------------------------------------ */
 
 /* SPANS, a parameter of the kernels: a query sees a span of keys, and a key is seen by a span of queries, whose ends never fall from
- * one row to the next (contract/attention.h). Tiles outside are not visited. Without it, the formulas of a causal or full square. */
-template <typename P> inline bool hopper_spans(const P *p) { return p->documents || p->window > 0; }
+ * one row to the next (contract/attention.h). Tiles outside are not visited. Without it, the formulas of a causal or full square. CAPPED,
+ * with SPANS: there is a softcap, and xt_bend_of says what becomes of a score. */
+template <typename P> inline bool hopper_spans(const P *p) { return p->documents || p->window > 0 || p->softcap > 0; }
 
 /* Tiles of keys that queries first ... behind - 1 of a sequence see, and tiles of queries that see such keys. */
 template <int TILE, typename Call>
@@ -141,6 +143,19 @@ typedef struct HopperSpans {
             if (x / 4 * 8 + x % 2 < begin[x / 2 % 2] || x / 4 * 8 + x % 2 >= end[x / 2 % 2]) f(x);
     }
 } HopperSpans;
+
+/* ---- a softcap ----------------------------------------------------------------------------------------------------------------- */
+
+/* s becomes tanh(inner s). */
+template <int N> __device__ inline void hopper_bend(float (&s)[N], float inner) {
+#pragma unroll
+    for (int i = 0; i < N; i++) s[i] = xt_tanh_approx(s[i] * inner);
+}
+/* 1 - t^2, and a number for an element that is hidden, -inf. */
+__device__ inline float hopper_slope(float t) {
+    t = fmaxf(t, -1.0f);
+    return fmaf(-t, t, 1.0f);
+}
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------- */
 
@@ -258,7 +273,7 @@ template <typename P> inline const char *hopper_unfit(const P *p, const XtDevice
         !hopper_addressable(p->v_stride, p->batch, p->kv_heads, p->skv) ||
         !hopper_addressable(p->out_stride, p->batch, p->heads, p->sq))
         return "a tensor has a stride that is not positive";
-    return xt_attention_unfit(p, 8);
+    return xt_attention_unfit(p, 8, true);
 }
 
 #endif

@@ -9,12 +9,13 @@
  *
  * The statistics of a head are padded to whole tiles: lse is +inf where there is no row or where it sees nothing, which makes P zero there.
  * Deterministic: tiles in order, then heads in order. Documents and windows (SPANS) change the range of tiles and what is hidden.
+ * A softcap (CAPPED): scores are bent before they are hidden, and P becomes P (1 - t^2) once it is rounded for dV.
  */
 #include "flash_hopper_ordered.cuh"
 
 /* ---- dQ -------------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P, bool SPANS>
+template <typename T, typename P, bool SPANS, bool CAPPED>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_dq_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
 #ifdef XT_SM90A
@@ -39,11 +40,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     XtSeen<int> tiles = hopper_tiles_seen<TILE>(call, work.batch, first_of(work), min(first_of(work) + ROWS, sq));
                     work.begin = tiles.begin, work.end = tiles.end;
                 }
-                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
-                hopper_put_work<SPANS>(at.claim, work);
-                if (work.block < 0) break;
+                xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
+                hopper_put_work<SPANS>(at.claim(turn), work);
+                if (work.block < 0) {
+                    xt_barrier_arrive(at.own_full(turn)); // there is no more
+                    break;
+                }
                 int b = work.batch, h = work.head, g = h / group, first = first_of(work);
-                hopper_load_own<P>(at.own, maps, first, h, b, at.own_full);
+                hopper_load_own<P>(at.own(turn), maps, first, h, b, at.own_full(turn));
                 int begin = SPANS ? work.begin : 0, end = SPANS ? work.end : count_of(first);
                 for (int j = end - 1; j >= begin; j--, ring.n++) {
                     uint32_t full = at.full + 8 * ring.stage();
@@ -53,19 +57,18 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_load<D, TILE>(at.tile(ring.stage(), 1), &maps.other[1], j * TILE, g, b, full);
                 }
             }
-            xt_barrier_arrive(at.own_full); // there is no more
             hopper_leave();
         }
     } else { // computes
         xt_registers_more<P::REGISTERS>();
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int my_row = 64 * me + thread / 32 * 16 + thread % 32 / 4; // of the tile
-        uint32_t my_q = at.own + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
-            xt_barrier_wait(at.own_full, turn % 2);
-            HopperWork work = hopper_get_work<SPANS>(at.claim);
+            xt_barrier_wait(at.own_full(turn), at.own_parity(turn));
+            HopperWork work = hopper_get_work<SPANS>(at.claim(turn));
             if (work.block < 0) break;
+            uint32_t my_q = at.own(turn) + 64 * me * 128, my_dout = my_q + P::OWN_BYTES;
             int first = first_of(work), row = first + my_row;
             int begin = SPANS ? work.begin : 0, last = (SPANS ? work.end : count_of(first)) - 1;
             HopperSpans spans;
@@ -90,6 +93,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_dout, k_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dQ before
                 if (P::FLIGHT && j < last) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                if (CAPPED) hopper_bend(s, call.bend.inner);
                 if (SPANS) spans.each_outside<TILE>(j * TILE, [&](int i) { s[i] = -INFINITY; });
                 else if (j * TILE + TILE > min(skv, first + 64 * me + past)) { // hide; its first row sees the fewest keys
                     int left[2] = {min(skv, row + past) - j * TILE - my_col, min(skv, row + 8 + past) - j * TILE - my_col};
@@ -98,7 +102,11 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                         if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) s[i] = -INFINITY;
                 }
 #pragma unroll
-                for (int i = 0; i < TILE / 2; i++) s[i] = xt_exp2_approx(fmaf(s[i], call.scale_log2, -lse[i / 2 % 2]));
+                for (int i = 0; i < TILE / 2; i++) {
+                    const float t = s[i];
+                    s[i] = xt_exp2_approx(fmaf(t, call.bend.factor, -lse[i / 2 % 2]));
+                    if (CAPPED) s[i] *= hopper_slope(t);
+                }
                 /* Returns at once. Its branch keeps the exponentials before the wait; ptxas moved them behind it. */
                 xt_barrier_wait(at.full + 8 * ring.stage(), ring.parity());
                 xt_wgmma_wait<0>(dp);
@@ -117,7 +125,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
             xt_named_sync(1 + me, 128); // no warp reads Q any more: its rows hold dQ now
             hopper_write_result<T, D>(call, 0, work.batch, work.head, first + 64 * me, sq, my_q, ROWS * 128, dq, call.scale);
             xt_async_fence(); // the copy engine fills the room next
-            hopper_release_read(at.own_empty);
+            hopper_release_read(at.own_empty(turn));
         }
     }
 #else
@@ -128,7 +136,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 /* ---- dK and dV ------------------------------------------------------------------------------------------------------------------- */
 
 /* Here the rows of the scores are keys, the columns queries. */
-template <typename T, typename P, bool SPANS>
+template <typename T, typename P, bool SPANS, bool CAPPED>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_dkv_kernel(const __grid_constant__ HopperBackwardMaps maps, const __grid_constant__ HopperBackwardCall call) {
 #ifdef XT_SM90A
@@ -153,11 +161,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                         hopper_tiles_by<TILE>(call, work.batch, work.block * ROWS, min(work.block * ROWS + ROWS, skv));
                     work.begin = tiles.begin, work.end = tiles.end;
                 }
-                xt_barrier_wait(at.own_empty, turn % 2 ^ 1);
-                hopper_put_work<SPANS>(at.claim, work);
-                if (work.block < 0) break;
+                xt_barrier_wait(at.own_empty(turn), at.own_parity(turn) ^ 1);
+                hopper_put_work<SPANS>(at.claim(turn), work);
+                if (work.block < 0) {
+                    xt_barrier_arrive(at.own_full(turn)); // there is no more
+                    break;
+                }
                 int b = work.batch, g = work.head, first = work.block * ROWS;
-                hopper_load_own<P>(at.own, maps, first, g, b, at.own_full);
+                hopper_load_own<P>(at.own(turn), maps, first, g, b, at.own_full(turn));
                 int begin = SPANS ? work.begin : max(0, first - ahead) / TILE, behind = SPANS ? work.end : end;
                 for (int h = g * group; h < g * group + group; h++)
                     for (int i = begin; i < behind; i++, ring.n++) {
@@ -167,7 +178,6 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                                                at.full + 8 * s);
                     }
             }
-            xt_barrier_arrive(at.own_full); // there is no more
             hopper_leave();
         }
     } else { // computes
@@ -175,12 +185,12 @@ __global__ void __launch_bounds__(P::THREADS, 1)
         int me = hopper_warpgroup() - 1, thread = threadIdx.x % 128, my_col = thread % 4 * 2;
         int my_part = P::SPLIT ? me : 0, my_block = P::SPLIT ? 0 : 64 * me; // columns of results, rows
         int my_row = my_block + thread / 32 * 16 + thread % 32 / 4;         // of the tile
-        uint32_t my_k = at.own + my_block * 128, my_v = my_k + P::OWN_BYTES;
         HopperRing<STAGES> ring;
         for (int turn = 0;; turn++) {
-            xt_barrier_wait(at.own_full, turn % 2);
-            HopperWork work = hopper_get_work<SPANS>(at.claim);
+            xt_barrier_wait(at.own_full(turn), at.own_parity(turn));
+            HopperWork work = hopper_get_work<SPANS>(at.claim(turn));
             if (work.block < 0) break;
+            uint32_t my_k = at.own(turn) + my_block * 128, my_v = my_k + P::OWN_BYTES;
             int first = work.block * ROWS, my_first = first + my_block;
             float dk[PART / 2], dv[PART / 2], s[TILE / 2], dp[TILE / 2];
             uint32_t p[TILE / 16][4], ds[TILE / 16][4];
@@ -211,15 +221,17 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
                     xt_wgmma_wait<1>(s); // and the dK before
                     if (P::FLIGHT && i > my_top) hopper_release_read(at.empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
-                    hopper_probabilities<TILE>(s, stats, call.scale_log2);
-                    if (SPANS) spans.each_outside<TILE>(i * TILE, [&](int x) { s[x] = 0; });
+                    if (CAPPED) hopper_bend(s, call.bend.inner);
+                    else hopper_probabilities<TILE>(s, stats, call.bend.factor);
+                    if (SPANS) spans.each_outside<TILE>(i * TILE, [&](int x) { s[x] = CAPPED ? -INFINITY : 0; });
                     else if (i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                         int left = first + my_row - ahead - i * TILE - my_col;
 #pragma unroll
                         for (int x = 0; x < TILE / 2; x++)
                             if (x / 4 * 8 + x % 2 < left + x / 2 % 2 * 8) s[x] = 0;
                     }
-                    hopper_round<T, TILE>(p, s);
+                    if (CAPPED) hopper_bent_probabilities<T, TILE>(p, s, stats, call.bend.factor);
+                    else hopper_round<T, TILE>(p, s);
                     xt_wgmma_fence();
                     hopper_add_product<T, TILE, PART>(dv, p, q_tile + P::TILE_BYTES + my_part * (PART / 64 * TILE * 128));
                     xt_wgmma_wait<1>(dp);
@@ -245,7 +257,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                                          D);
             hopper_write_result<T, PART>(call, 1, b, g, my_first, skv, my_v + panels, ROWS * 128, dv, 1, my_part * PART, D);
             xt_async_fence(); // the copy engine fills the room next
-            hopper_release_read(at.own_empty);
+            hopper_release_read(at.own_empty(turn));
         }
     }
 #else
@@ -283,7 +295,7 @@ static HopperBackwardCall make_call(const XtAttentionBwd *p, bool owns_keys, con
                                (int)p->window,
                                (int)padded,
                                (float)p->scale,
-                               (float)(p->scale * LOG2_E),
+                               xt_bend_of(p),
                                p->causal};
     for (int i = 0; i < 3; i++)
         call.stride[0][i] = owns_keys ? p->dk_stride[i] : p->dq_stride[i], call.stride[1][i] = p->dv_stride[i];
@@ -300,18 +312,19 @@ static XtStatus launch(Kernel kernel, const XtAttentionBwd *p, bool owns_keys, i
     return status;
 }
 
-template <typename T, typename P, bool SPANS>
+template <typename T, typename P, bool SPANS, bool CAPPED>
 static XtStatus run_dq(const XtAttentionBwd *p, const float *stats, int64_t padded, int64_t cache) {
     HopperOrder order =
         hopper_order(p->batch * p->heads, p->heads / p->kv_heads, xt_divide_up(p->sq, P::ROWS), 4 * p->skv * p->dim, cache);
-    return launch<P>(flash_hopper_dq_kernel<T, P, SPANS>, p, false, order.tiles, make_call(p, false, order, stats, padded));
+    return launch<P>(flash_hopper_dq_kernel<T, P, SPANS, CAPPED>, p, false, order.tiles, make_call(p, false, order, stats, padded));
 }
 
-template <typename T, typename P, bool SPANS> static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int64_t padded) {
+template <typename T, typename P, bool SPANS, bool CAPPED>
+static XtStatus run_dkv(const XtAttentionBwd *p, const float *stats, int64_t padded) {
     int64_t group = p->heads / p->kv_heads;
     HopperOrder order =
         hopper_order(p->batch * p->kv_heads, 1, xt_divide_up(p->skv, P::ROWS), 4 * p->sq * p->dim * group, HOPPER_CACHE);
-    return launch<P>(flash_hopper_dkv_kernel<T, P, SPANS>, p, true, order.tiles, make_call(p, true, order, stats, padded));
+    return launch<P>(flash_hopper_dkv_kernel<T, P, SPANS, CAPPED>, p, true, order.tiles, make_call(p, true, order, stats, padded));
 }
 
 template <typename T, int D> static void run_delta(const XtAttentionBwd *p, float *stats, int64_t padded, unsigned *turns) {
@@ -327,13 +340,14 @@ template <typename T, typename Dq, typename Dkv> static XtStatus run_seven(const
     XtStatus status = stats.allocate((size_t)(2 * heads * padded) * sizeof(float));
     if (status != XT_OK) return status;
     run_delta<T, Dq::D>(p, (float *)stats.data, padded, NULL);
-    if (hopper_spans(p)) {
-        status = run_dq<T, Dq, true>(p, (const float *)stats.data, padded, cache);
-        if (status == XT_OK) status = run_dkv<T, Dkv, true>(p, (const float *)stats.data, padded);
-    } else {
-        status = run_dq<T, Dq, false>(p, (const float *)stats.data, padded, cache);
-        if (status == XT_OK) status = run_dkv<T, Dkv, false>(p, (const float *)stats.data, padded);
-    }
+    auto both = [&](auto spans, auto capped) {
+        constexpr bool SPANS = decltype(spans)::value, CAPPED = decltype(capped)::value;
+        status = run_dq<T, Dq, SPANS, CAPPED>(p, (const float *)stats.data, padded, cache);
+        if (status == XT_OK) status = run_dkv<T, Dkv, SPANS, CAPPED>(p, (const float *)stats.data, padded);
+    };
+    if (p->softcap > 0) both(std::true_type(), std::true_type());
+    else if (hopper_spans(p)) both(std::true_type(), std::false_type());
+    else both(std::false_type(), std::false_type());
     if (status != XT_OK) return status;
     return xt_launched("attention_bwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }

@@ -13,12 +13,15 @@ template <int D_, int CONSUMERS_, int TILE_, int STAGES_, bool FLIGHT_, bool SPL
     static constexpr int ROWS = SPLIT ? 64 : 64 * CONSUMERS, WIDTH = SPLIT ? 256 : D, PART = SPLIT ? 128 : D;
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
     static constexpr int COPY_REGISTERS = CONSUMERS == 3 ? 32 : 24, REGISTERS = CONSUMERS == 3 ? 160 : 240;
-    /* Shared memory: two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse and
-     * delta [TILE] (dK and dV); barriers. */
+    /* Shared memory: OWNS times two operands of the block [ROWS, D], which become its results; STAGES of two tiles [TILE, D]; STAGES of lse
+     * and delta [TILE] (dK and dV); barriers. OWNS is 2 where it fits: the next operands come while these are in use. */
     static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(WIDTH), TILE_BYTES = TILE * hopper_row_bytes(WIDTH),
-                         STATS_BYTES = TILE * 4, TILES_AT = 2 * OWN_BYTES, STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
-                         BARRIERS_AT = STATS_AT + STAGES * 2 * STATS_BYTES,
-                         BYTES = BARRIERS_AT + 8 * (2 + 2 * STAGES) + HOPPER_WORK_BYTES + 1024; // and room to align
+                         STATS_BYTES = TILE * 4, STAGES_BYTES = STAGES * 2 * (TILE_BYTES + STATS_BYTES);
+    static constexpr int bytes(int owns) { // and room to align
+        return owns * (2 * OWN_BYTES + 16 + HOPPER_WORK_BYTES) + STAGES_BYTES + 16 * STAGES + 1024;
+    }
+    static constexpr int OWNS = bytes(2) <= HOPPER_SHARED ? 2 : 1, BYTES = bytes(OWNS), TILES_AT = OWNS * 2 * OWN_BYTES,
+                         STATS_AT = TILES_AT + STAGES * 2 * TILE_BYTES, BARRIERS_AT = TILES_AT + STAGES_BYTES;
     static_assert(BYTES <= HOPPER_SHARED, "a block has no more");
     static_assert(TILE % 32 == 0, "tiles of statistics start at multiples of 16 bytes, and those of delta fill warps");
 };
@@ -35,7 +38,8 @@ typedef struct HopperBackwardCall {
     HopperOrder order;
     const int32_t *documents;
     int heads, kv_heads, sq, skv, window, padded;
-    float scale, scale_log2;
+    float scale;
+    XtBend bend;
     bool causal;
 } HopperBackwardCall;
 
@@ -78,6 +82,22 @@ template <int TILE> __device__ inline void hopper_probabilities(float (&s)[TILE 
         for (int e = 0; e < 4; e++) s[4 * c + e] = xt_exp2_approx(fmaf(s[4 * c + e], scale, e % 2 ? -of.y : -of.x));
     }
 }
+/* The same of t = tanh(inner s): p is rounded, and s = p (1 - t^2). */
+template <typename T, int TILE>
+__device__ inline void hopper_bent_probabilities(uint32_t (&p)[TILE / 16][4], float (&s)[TILE / 2], uint32_t lse, float factor) {
+#pragma unroll
+    for (int c = 0; c < TILE / 8; c++) {
+        float2 of = xt_read_shared(lse + 32 * c);
+        float here[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            here[e] = xt_exp2_approx(fmaf(s[4 * c + e], factor, e % 2 ? -of.y : -of.x));
+            s[4 * c + e] = here[e] * hopper_slope(s[4 * c + e]);
+        }
+        p[c / 2][c % 2 * 2] = xt_round_pair<T>(here[0], here[1]); // as hopper_round
+        p[c / 2][c % 2 * 2 + 1] = xt_round_pair<T>(here[2], here[3]);
+    }
+}
 /* p becomes dS = p (dp - delta). */
 template <int TILE>
 __device__ inline void hopper_score_gradients(float (&p)[TILE / 2], const float (&dp)[TILE / 2], uint32_t delta) {
@@ -91,22 +111,30 @@ __device__ inline void hopper_score_gradients(float (&p)[TILE / 2], const float 
 
 /* Addresses in shared memory. */
 template <typename P> struct HopperBackwardRoom {
-    uint32_t own, tiles, stats, own_full, own_empty, full, empty, claim;
+    uint32_t first_own, tiles, stats, owns_full, owns_empty, full, empty, claims;
     __device__ HopperBackwardRoom(const char *room) {
-        own = (xt_shared_address(room) + 1023) & ~1023u;
-        tiles = own + P::TILES_AT, stats = own + P::STATS_AT;
-        own_full = own + P::BARRIERS_AT, own_empty = own_full + 8, full = own_empty + 8, empty = full + 8 * P::STAGES,
-        claim = empty + 8 * P::STAGES;
+        first_own = (xt_shared_address(room) + 1023) & ~1023u;
+        tiles = first_own + P::TILES_AT, stats = first_own + P::STATS_AT;
+        owns_full = first_own + P::BARRIERS_AT, owns_empty = owns_full + 8 * P::OWNS, full = owns_empty + 8 * P::OWNS,
+        empty = full + 8 * P::STAGES, claims = empty + 8 * P::STAGES;
     }
     __device__ void init() const { // by one thread
-        xt_barrier_init(own_full, 1);
-        xt_barrier_init(own_empty, 128 * P::CONSUMERS);
+        for (int o = 0; o < P::OWNS; o++) {
+            xt_barrier_init(owns_full + 8 * o, 1);
+            xt_barrier_init(owns_empty + 8 * o, 128 * P::CONSUMERS);
+        }
         for (int s = 0; s < P::STAGES; s++) {
             xt_barrier_init(full + 8 * s, 1);
             xt_barrier_init(empty + 8 * s, 128 * P::CONSUMERS);
         }
         xt_barrier_init_fence();
     }
+    /* Of a turn of the block. */
+    __device__ uint32_t own(int turn) const { return first_own + turn % P::OWNS * (2 * P::OWN_BYTES); }
+    __device__ uint32_t own_full(int turn) const { return owns_full + turn % P::OWNS * 8; }
+    __device__ uint32_t own_empty(int turn) const { return owns_empty + turn % P::OWNS * 8; }
+    __device__ uint32_t claim(int turn) const { return claims + turn % P::OWNS * HOPPER_WORK_BYTES; }
+    __device__ int own_parity(int turn) const { return turn / P::OWNS % 2; }
     __device__ uint32_t tile(int stage, int which) const { return tiles + (2 * stage + which) * P::TILE_BYTES; }
 };
 

@@ -11,7 +11,7 @@
  * Barriers: full[s] of a stage: its bytes have landed; empty[s]: all computing warps have read it. Q has stages of its own.
  *
  * lse, masks and rows that see nothing: as flash_half.cu. Deterministic: tiles of keys in order. Documents and windows (SPANS) change the
- * range of tiles and `hide`.
+ * range of tiles and `hide`; a softcap (CAPPED) bends each score before it is hidden.
  */
 #include "flash_hopper.cuh"
 
@@ -42,11 +42,11 @@ typedef struct HopperForwardCall {
     HopperOrder order;
     const int32_t *documents;
     int heads, kv_heads, sq, skv, window;
-    float scale; // times log2 e
+    XtBend bend;
     bool causal;
 } HopperForwardCall;
 
-template <typename T, typename P, bool SPANS>
+template <typename T, typename P, bool SPANS, bool CAPPED>
 __global__ void __launch_bounds__(P::THREADS, 1)
     flash_hopper_forward_kernel(const __grid_constant__ HopperForwardMaps maps, const __grid_constant__ HopperForwardCall call) {
 #ifdef XT_SM90A
@@ -159,15 +159,15 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                         for (int n = 0; n < TILE / 8; n++) // ignores NaN: its p is NaN, and so is the sum
                             most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
                         most = hopper_quad_max(most);
-                        float shift = most == -INFINITY ? 0 : most * call.scale; // no score yet: zeros, not NaN
-                        fade[half] = xt_exp2_approx(fmaf(max[half], call.scale, -shift));
+                        float shift = most == -INFINITY ? 0 : most * call.bend.factor; // no score yet: zeros, not NaN
+                        fade[half] = xt_exp2_approx(fmaf(max[half], call.bend.factor, -shift));
                         max[half] = most;
 #pragma unroll
                         for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
                             for (int e = 0; e < 2; e++) {
                                 float &x = s[4 * n + 2 * half + e];
-                                x = xt_exp2_approx(fmaf(x, call.scale, -shift));
+                                x = xt_exp2_approx(fmaf(x, call.bend.factor, -shift));
                                 part += x;
                             }
                         sum[half] = sum[half] * fade[half] + part;
@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 xt_wgmma_wait<0>(s);
                 hopper_release(k_empty + 8 * ring.stage());
                 ring.n++;
+                if (CAPPED) hopper_bend(s, call.bend.inner);
                 hide(begin + count - 1);
                 soften();
                 hopper_round<T, TILE>(p, s);
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                     xt_wgmma_wait<1>(s);
                     hopper_release(k_empty + 8 * ring.stage());
                     ring.n++;
+                    if (CAPPED) hopper_bend(s, call.bend.inner);
                     hide(j);
                     soften();
                     /* Here and not at the top: the branch keeps the exponentials before the wait; ptxas moved them behind it. */
@@ -225,8 +227,9 @@ __global__ void __launch_bounds__(P::THREADS, 1)
                 int i = row + 8 * half;
                 sum[half] = hopper_quad_sum(sum[half]);
                 if (my_col == 0 && i < sq) {
-                    float lse =
-                        max[half] == -INFINITY ? NAN : fmaf(max[half], call.scale, log2f(sum[half])) * LN_2; // as exp(-inf - -inf)
+                    float lse = max[half] == -INFINITY
+                                    ? NAN
+                                    : fmaf(max[half], call.bend.factor, log2f(sum[half])) * LN_2; // as exp(-inf - -inf)
                     call.lse[((int64_t)work.batch * call.heads + work.head) * sq + i] = i + past > 0 ? lse : -INFINITY;
                 }
                 sum[half] = 1 / sum[half];
@@ -249,14 +252,14 @@ __global__ void __launch_bounds__(P::THREADS, 1)
 
 /* ---- slots ----------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, typename P, bool SPANS> static XtStatus run_forward(const XtAttentionFwd *p) {
+template <typename T, typename P, bool SPANS, bool CAPPED> static XtStatus run_forward(const XtAttentionFwd *p) {
     HopperForwardMaps maps;
     bool bf16 = p->dtype == XT_BFLOAT16;
     cudaError_t error = xt_tensor_map(&maps.q, bf16, p->q, p->batch, p->heads, p->sq, p->dim, p->q_stride, P::ROWS);
     if (!error) error = xt_tensor_map(&maps.k, bf16, p->k, p->batch, p->kv_heads, p->skv, p->dim, p->k_stride, P::TILE);
     if (!error) error = xt_tensor_map(&maps.v, bf16, p->v, p->batch, p->kv_heads, p->skv, p->dim, p->v_stride, P::TILE);
     if (error) return xt_cuda_error("attention_fwd", error);
-    XtStatus status = xt_allow_shared("attention", flash_hopper_forward_kernel<T, P, SPANS>, P::BYTES);
+    XtStatus status = xt_allow_shared("attention", flash_hopper_forward_kernel<T, P, SPANS, CAPPED>, P::BYTES);
     if (status != XT_OK) return status;
     int64_t group = p->heads / p->kv_heads, blocks = xt_divide_up(p->sq, P::ROWS);
     HopperForwardCall call = {p->out,
@@ -269,9 +272,9 @@ template <typename T, typename P, bool SPANS> static XtStatus run_forward(const 
                               (int)p->sq,
                               (int)p->skv,
                               (int)p->window,
-                              (float)(p->scale * LOG2_E),
+                              xt_bend_of(p),
                               p->causal};
-    xt_launch(flash_hopper_forward_kernel<T, P, SPANS>, hopper_grid(call.order.tiles), P::THREADS, P::BYTES, maps, call);
+    xt_launch(flash_hopper_forward_kernel<T, P, SPANS, CAPPED>, hopper_grid(call.order.tiles), P::THREADS, P::BYTES, maps, call);
     return xt_launched("attention_fwd", p->batch, p->heads, p->kv_heads, p->sq, p->skv, p->dim);
 }
 
@@ -280,16 +283,18 @@ const char *xt_cuda_attention_flash_hopper_supports_fwd(const XtAttentionFwd *p,
 }
 
 /* What won on an H200: docs/worklog/attention-hopper.md. */
-template <typename T, bool SPANS> static XtStatus by_dim(const XtAttentionFwd *p) {
-    if (p->dim == 64 && p->skv < 2048) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS>(p);
-    if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>, SPANS>(p);
-    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>, SPANS>(p);
-    if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>, SPANS>(p);
-    if (p->dim == 192) return run_forward<T, HopperForward<192, 2, 96, 2>, SPANS>(p);
-    return run_forward<T, HopperForward<256, 2, 80, 2>, SPANS>(p);
+template <typename T, bool SPANS, bool CAPPED> static XtStatus by_dim(const XtAttentionFwd *p) {
+    if (p->dim == 64 && (CAPPED || p->skv < 2048)) return run_forward<T, HopperForward<64, 2, 128, 4>, SPANS, CAPPED>(p);
+    if constexpr (!CAPPED) // has no registers for a softcap
+        if (p->dim == 64) return run_forward<T, HopperForward<64, 3, 128, 4>, SPANS, CAPPED>(p);
+    if (p->dim == 96) return run_forward<T, HopperForward<96, 2, 128, 2>, SPANS, CAPPED>(p);
+    if (p->dim == 128) return run_forward<T, HopperForward<128, 2, 128, 2>, SPANS, CAPPED>(p);
+    if (p->dim == 192) return run_forward<T, HopperForward<192, 2, 96, 2>, SPANS, CAPPED>(p);
+    return run_forward<T, HopperForward<256, 2, 80, 2>, SPANS, CAPPED>(p);
 }
 template <typename T> static XtStatus by_mask(const XtAttentionFwd *p) {
-    return hopper_spans(p) ? by_dim<T, true>(p) : by_dim<T, false>(p);
+    if (p->softcap > 0) return by_dim<T, true, true>(p);
+    return hopper_spans(p) ? by_dim<T, true, false>(p) : by_dim<T, false, false>(p);
 }
 XtStatus xt_cuda_attention_flash_hopper_fwd(const XtAttentionFwd *p) {
     return p->dtype == XT_BFLOAT16 ? by_mask<XtBf16>(p) : by_mask<XtF16>(p);

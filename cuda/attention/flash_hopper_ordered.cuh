@@ -23,7 +23,7 @@ struct HopperOrdered { // head dim 128 alone
     static constexpr int D = 128, TILE = 64, STAGES = 2, CONSUMERS = 2;
     static constexpr int ROWS = 64 * CONSUMERS, WIDTH = D, THREADS = 128 * (CONSUMERS + 1), COPY_REGISTERS = 24, REGISTERS = 240;
     static constexpr int PART = TILE * D; // floats of a tile of dQ: two panels of 64 columns
-    /* Shared memory: K and V [ROWS, D], which become dK and dV; STAGES of Q and dO [TILE, D]; dS [2][ROWS, TILE]; dQ [2][PART];
+    /* Shared memory: K and V [ROWS, D]; STAGES of Q and dO [TILE, D]; dS [2][ROWS, TILE], which becomes dK and dV; dQ [2][PART];
      * STAGES of lse and delta [TILE]; barriers. */
     static constexpr int OWN_BYTES = ROWS * hopper_row_bytes(D), TILE_BYTES = TILE * hopper_row_bytes(D), STATS_BYTES = TILE * 4,
                          DS_BYTES = ROWS * TILE * 2, TILES_AT = 2 * OWN_BYTES, DS_AT = TILES_AT + STAGES * 2 * TILE_BYTES,
@@ -200,13 +200,52 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 uint32_t p[TILE / 16][4];
                 uint32_t q_tile = tiles + 2 * ring.stage() * P::TILE_BYTES, ds_tile = all_ds + ring.n % 2 * P::DS_BYTES;
                 uint32_t stats = all_stats + ring.stage() * 2 * P::STATS_BYTES + my_col * 4;
+                auto give_part = [&] {
+                    xt_barrier_wait(part_empty + 8 * (ring.n % 2), ring.n / 2 % 2);
+                    uint32_t here = my_part + ring.n % 2 * (PART * 4);
+                    auto place = [&](int x) {
+                        return here + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32);
+                    }; // piece x / 2 of row in_part + x % 2 * 8
+                    if (adds_last(work, i)) {
+                        if (!adds_first(work, i))
+#pragma unroll
+                            for (int x = 0; x < 16; x++) {
+                                float2 sum = xt_read_shared(place(x));
+                                dq[2 * x] = xt_add_flushed(sum.x, dq[2 * x]), dq[2 * x + 1] = xt_add_flushed(sum.y, dq[2 * x + 1]);
+                            }
+                        __syncwarp(); // the rows of a warp become its results
+                        T *to = (T *)ordered.dq + b * ordered.dq_stride[0] + h * ordered.dq_stride[1] +
+                                i * TILE * ordered.dq_stride[2] + me * 64;
+                        hopper_write_rows<T, 64>(to, ordered.dq_stride[2], sq - i * TILE, 64,
+                                                 parts + ring.n % 2 * (PART * 4) + me * PART / 2 * 4 + thread / 32 * 2048, 0, dq,
+                                                 [&](int, float x) { return x * call.scale; });
+                    } else
+#pragma unroll
+                        for (int x = 0; x < 16; x++) xt_put_shared(place(x), dq[2 * x], dq[2 * x + 1]);
+                    xt_async_fence();
+                    hopper_release_read(part_full + 8 * (ring.n % 2));
+                };
                 xt_barrier_wait(full + 8 * ring.stage(), ring.parity());
+                if (i * TILE + TILE - 1 <
+                    my_first - ahead) { // no query of the tile sees a key of this warpgroup: only dQ has others
+                    xt_wgmma_wait<0>(dk);
+                    if (c > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
+                    uint32_t none[TILE / 16][4] = {};
+                    hopper_put_words<TILE>(ds_tile + 64 * me * 128, none);
+                    xt_async_fence();
+                    xt_named_sync(3, 256);
+                    xt_wgmma_fence();
+                    hopper_turned_product<T, ROWS>(dq, ds_tile, own + me * ROWS * 128);
+                    xt_wgmma_wait<0>(dq);
+                    give_part();
+                    continue;
+                }
                 xt_wgmma_fence();
                 hopper_dot_rows<T, TILE, D, ROWS>(s, my_k, q_tile);
                 hopper_dot_rows<T, TILE, D, ROWS>(dp, my_v, q_tile + P::TILE_BYTES);
                 xt_wgmma_wait<1>(s); // and the dK before
                 if (c > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
-                hopper_probabilities<TILE>(s, stats, call.scale_log2);
+                hopper_probabilities<TILE>(s, stats, call.bend.factor);
                 if (my_first + 64 > skv || i * TILE < my_first + 63 - ahead) { // hide; its last key is seen by the fewest
                     int key = first + my_row, left[2];
 #pragma unroll
@@ -231,38 +270,16 @@ __global__ void __launch_bounds__(HopperOrdered::THREADS, 1)
                 hopper_turned_product<T, ROWS>(dq, ds_tile, own + me * ROWS * 128);
                 hopper_add_product<T, TILE, D>(dk, ds, q_tile);
                 xt_wgmma_wait<1>(dq);
-                xt_barrier_wait(part_empty + 8 * (ring.n % 2), ring.n / 2 % 2);
-                uint32_t here = my_part + ring.n % 2 * (PART * 4);
-                auto place = [&](int x) {
-                    return here + x % 2 * 2048 + ((x / 2 ^ in_part % 8) * 32);
-                }; // piece x / 2 of row in_part + x % 2 * 8
-                if (adds_last(work, i)) {
-                    if (!adds_first(work, i))
-#pragma unroll
-                        for (int x = 0; x < 16; x++) {
-                            float2 sum = xt_read_shared(place(x));
-                            dq[2 * x] = xt_add_flushed(sum.x, dq[2 * x]), dq[2 * x + 1] = xt_add_flushed(sum.y, dq[2 * x + 1]);
-                        }
-                    __syncwarp(); // the rows of a warp become its results
-                    T *to = (T *)ordered.dq + b * ordered.dq_stride[0] + h * ordered.dq_stride[1] +
-                            i * TILE * ordered.dq_stride[2] + me * 64;
-                    hopper_write_rows<T, 64>(to, ordered.dq_stride[2], sq - i * TILE, 64,
-                                             parts + ring.n % 2 * (PART * 4) + me * PART / 2 * 4 + thread / 32 * 2048, 0, dq,
-                                             [&](int, float x) { return x * call.scale; });
-                } else
-#pragma unroll
-                    for (int x = 0; x < 16; x++) xt_put_shared(place(x), dq[2 * x], dq[2 * x + 1]);
-                xt_async_fence();
-                hopper_release_read(part_full + 8 * (ring.n % 2));
+                give_part();
             }
+            hopper_release_read(own_empty); // products with K and V have ended: the next ones come while dK and dV are written
             xt_wgmma_wait<0>(dk);
             if (count > 0) hopper_release_read(empty + 8 * HopperRing<STAGES>{ring.n - 1}.stage());
             xt_wgmma_wait<0>(dv);
-            xt_named_sync(3, 256); // no warp reads K and V any more: their rows hold dK and dV now
-            hopper_write_result<T, D>(call, 0, b, g, my_first, skv, my_k, ROWS * 128, dk, call.scale);
-            hopper_write_result<T, D>(call, 1, b, g, my_first, skv, my_v, ROWS * 128, dv, 1);
-            xt_async_fence(); // the copy engine fills the room next
-            hopper_release_read(own_empty);
+            xt_named_sync(3, 256); // no product reads dS any more: this warpgroup's rows of both buffers hold dK, then dV
+            uint32_t room = all_ds + 64 * me * 128;
+            hopper_write_result<T, D>(call, 0, b, g, my_first, skv, room, P::DS_BYTES, dk, call.scale);
+            hopper_write_result<T, D>(call, 1, b, g, my_first, skv, room, P::DS_BYTES, dv, 1);
         }
     }
 #else

@@ -39,6 +39,21 @@ inline void xt_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size
     xt_count_launch();
 }
 
+/* The same with blocks in clusters: `cluster` neighbours run at once, on multiprocessors that see each other's shared memory (compute
+ * capability 9.0). The grid is a multiple of it. */
+template <typename... Parameters, typename... Arguments>
+inline void xt_launch_clusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, dim3 block, size_t shared,
+                               Arguments... arguments) {
+    cudaLaunchAttribute size = {};
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim.x = cluster, size.val.clusterDim.y = 1, size.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = xt_stream();
+    config.attrs = &size, config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...); /* xt_launched reports its error */
+    xt_count_launch();
+}
+
 /* The same for a kernel whose blocks wait for each other: all of them run at once (a cooperative launch). False: another process or a
  * limit has part of the device, so they do not fit, and nothing is queued. */
 template <typename... Parameters, typename... Arguments>

@@ -83,7 +83,10 @@ template <typename T, int N> __device__ inline XtPiece<T, N> xt_read(const T *p)
         piece.word[0] = q.x, piece.word[1] = q.y;
     } else if constexpr (BYTES == 4) piece.word[0] = *(const uint32_t *)p;
     else if constexpr (BYTES == 2) piece.word[0] = *(const uint16_t *)p;
-    else piece.word[0] = *(const uint8_t *)p;
+    else {
+        static_assert(BYTES == 1, "1, 2, 4, 8 or 16 bytes");
+        piece.word[0] = *(const uint8_t *)p;
+    }
     return piece;
 }
 /* __stwb is a plain store that the compiler does not split. */
@@ -93,7 +96,10 @@ template <typename T, int N> __device__ inline void xt_write(T *p, const XtPiece
     else if constexpr (BYTES == 8) __stwb((uint2 *)p, make_uint2(piece.word[0], piece.word[1]));
     else if constexpr (BYTES == 4) *(uint32_t *)p = piece.word[0];
     else if constexpr (BYTES == 2) *(uint16_t *)p = (uint16_t)piece.word[0];
-    else *(uint8_t *)p = (uint8_t)piece.word[0];
+    else {
+        static_assert(BYTES == 1, "1, 2, 4, 8 or 16 bytes");
+        *(uint8_t *)p = (uint8_t)piece.word[0];
+    }
 }
 
 /* Two neighbours in one word, the first in the low half, and the same bits as the pair type of CUDA's functions. */

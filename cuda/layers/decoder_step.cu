@@ -1,4 +1,4 @@
-/* decoder_step.cu - all layers of a decoder for one new token a row (contract/layers.h). Two plans:
+/* decoder_step.cu - all layers of a decoder, and its head, for one new token a row (contract/layers.h). Two plans:
  *
  *   together   what `unfit` allows, on Hopper: one launch, described below
  *   parts      everything else, and where the blocks of that launch do not fit because other work has a part of the device: the kernels
@@ -12,7 +12,7 @@
  *     messages through L2, which wait behind copies.
  *   - Warps 0 to 7 compute. A layer has five parts: q, k and v; attention; its output; gate and up; down. Between two of them all blocks
  *     meet, since a part needs the results of all blocks. Norms are computed again by every block; additions and SwiGLU are done where
- *     a product is stored.
+ *     a product is stored. The head follows the last layer, with as many copies under way as there are slots.
  *
  * A product has tiles of 8 columns, rows of a weight. A slot has 1024 terms of a tile: 128 of each warp. That is the order of few.cu, and
  * norms, attention and its chunks of 64 positions are added as by their own kernels: so a row has the bits of the kernels one after the
@@ -49,22 +49,27 @@ struct Tiles {
 template <typename T, int D> __device__ inline void fetch_all(StepShared<T, D> &s, const Step<T> &p) {
     const int c = p.channels, queries = p.heads * D, keys = p.kv_heads * D;
     const Tiles qkv((queries + 2 * keys) / 8), o(c / 8), pairs(p.inner / 8);
+    const int most = p.batch > 8 ? UNDER_WAY_OF_MANY : UNDER_WAY;
     Copies copies;
     for (int l = 0; l < p.layers; l++) {
         const StepLayer<T> &w = p.layer[l];
-        fetch<true>(s, copies, qkv.count, c, [&](int tile, int r) {
+        fetch<true>(s, copies, most, qkv.count, c, [&](int tile, int r) {
             const int64_t row = (qkv.first + tile) * 8 + r;
             return row < queries          ? w.q + row * c
                    : row < queries + keys ? w.k + (row - queries) * c
                                           : w.v + (row - queries - keys) * c;
         });
-        fetch<false>(s, copies, o.count, queries,
+        fetch<false>(s, copies, most, o.count, queries,
                      [&](int tile, int r) { return w.o + (int64_t)((o.first + tile) * 8 + r) * queries; });
-        fetch<true>(s, copies, 2 * pairs.count, c,
+        fetch<true>(s, copies, most, 2 * pairs.count, c,
                     [&](int tile, int r) { return (tile % 2 ? w.up : w.gate) + (int64_t)((pairs.first + tile / 2) * 8 + r) * c; });
-        fetch<false>(s, copies, o.count, p.inner,
+        fetch<false>(s, copies, most, o.count, p.inner,
                      [&](int tile, int r) { return w.down + (int64_t)((o.first + tile) * 8 + r) * p.inner; });
     }
+    if (!p.head) return;
+    const Tiles head((p.vocab + 7) / 8);
+    fetch<true>(s, copies, SLOTS, head.count, c,
+                [&](int tile, int r) { return p.head + (int64_t)min((head.first + tile) * 8 + r, p.vocab - 1) * c; });
 }
 
 /* MANY: 1 for up to 8 rows, 2 for up to 16. */
@@ -100,18 +105,25 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
         }
         xt_named_sync(ALL, CONSUMERS);
     };
-    /* The stream's element at place e of columns [0, count) from tile `first` on, of this block. */
-    const auto place_in_stream = [&](int e, int first, int count) { return e / count * c + (o.first + first) * 8 + e % count; };
+    /* Of elements [4 e, 4 e + 4) of columns [0, count) from tile `first` on, of this block: the place in the stream. */
+    const auto place_in_stream = [&](int e, int first, int count) {
+        return e / (count / 4) * c + (o.first + first) * 8 + e % (count / 4) * 4;
+    };
     const int columns = min(o.count, (int)MOST_TILES) * 8; /* of the first round: their old values are loaded before the product */
+    typedef XtPiece<T, 4> Four;
+    const auto read_four = [&](const T *x) {
+        const uint2 q = __ldcg((const uint2 *)x);
+        return Four{{q.x, q.y}};
+    };
     const auto old_of = [&](const T *x) {
-        return (int)threadIdx.x < p.batch * columns ? xt_load(__ldcg(x + place_in_stream(threadIdx.x, 0, columns))) : 0.0f;
+        return (int)threadIdx.x < p.batch * columns / 4 ? read_four(x + place_in_stream(threadIdx.x, 0, columns)) : Four();
     };
     /* Adds a product to the stream: x + T(a W^T). */
-    const auto add = [&](const T *x, float old, int first, int count) {
-        for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
+    const auto add = [&](const T *x, Four old, int first, int count) {
+        for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
             const int at = place_in_stream(e, first, count);
-            if (first > 0 || e >= CONSUMERS) old = xt_load(__ldcg(x + at));
-            p.out[at] = xt_store<T>(plain_sum(old, xt_load(xt_store<T>(joined(s, e / count, e % count)))));
+            if (first > 0 || e >= CONSUMERS) old = read_four(x + at);
+            xt_write(p.out + at, rounded_sum<T, 4>(old, joined_four<T>(s, e / (count / 4), e % (count / 4) * 4)));
         }
     };
     XtPiece<T, 8> norm[4];
@@ -123,9 +135,9 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
             uint32_t a[1][4][MANY][4];
             load_normalised<T, D, MANY>(s, p, a, x, norm);
             products<T, D, 1, MANY>(s, place, a, qkv.count, c, [&](int first, int count) {
-                for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
-                    const int row = e / count, column = e % count;
-                    p.qkv[row * joint + (qkv.first + first) * 8 + column] = xt_store<T>(joined(s, row, column));
+                for (int e = threadIdx.x; e < p.batch * count / 4; e += CONSUMERS) {
+                    const int row = e / (count / 4), column = e % (count / 4) * 4;
+                    xt_write(p.qkv + row * joint + (qkv.first + first) * 8 + column, joined_four<T>(s, row, column));
                 }
             });
         }
@@ -135,7 +147,7 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
         meet();
         { /* its output */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
-            const float old = old_of(x);
+            const Four old = old_of(x);
             load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.attended, p.batch, queries);
             products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, queries,
                                                      [&](int first, int count) { add(x, old, first, count); });
@@ -147,10 +159,14 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
             uint32_t a[1][4][MANY][4];
             load_normalised<T, D, MANY>(s, p, a, p.out, norm);
             products<T, D, 1, MANY>(s, place, a, 2 * pairs.count, c, [&](int first, int count) {
-                for (int e = threadIdx.x; e < p.batch * (count / 2); e += CONSUMERS) {
-                    const int row = e / (count / 2), column = e % (count / 2), gate = column / 8 * 16 + column % 8;
-                    const float g = xt_load(xt_store<T>(joined(s, row, gate))), u = xt_load(xt_store<T>(joined(s, row, gate + 8)));
-                    p.gated[row * p.inner + pairs.first * 8 + first * 4 + column] = xt_store<T>(xt_swiglu<T>(g, u));
+                for (int e = threadIdx.x; e < p.batch * count / 8; e += CONSUMERS) {
+                    const int row = e / (count / 8), column = e % (count / 8) * 4, gate = column / 8 * 16 + column % 8;
+                    const XtVector<float, 4> g = xt_load(joined_four<T>(s, row, gate)),
+                                             u = xt_load(joined_four<T>(s, row, gate + 8));
+                    XtVector<float, 4> gated;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) gated.at[i] = xt_swiglu<T>(g.at[i], u.at[i]);
+                    xt_write(p.gated + row * p.inner + pairs.first * 8 + first * 4 + column, xt_store<T>(gated));
                 }
             });
         }
@@ -158,15 +174,27 @@ template <typename T, int D, int MANY> __device__ inline void compute_all(StepSh
         meet();
         { /* down */
             uint32_t a[MOST_TERMS / TERMS][4][MANY][4];
-            const float old = old_of(p.out);
+            const Four old = old_of(p.out);
             load_rows<T, MOST_TERMS / TERMS, MANY>(a, p.gated, p.batch, p.inner);
             products<T, D, MOST_TERMS / TERMS, MANY>(s, place, a, o.count, p.inner,
                                                      [&](int first, int count) { add(p.out, old, first, count); });
         }
-        if (l + 1 == p.layers) break;
+        const T *next = l + 1 < p.layers ? p.layer[l + 1].norm : p.last_norm;
+        if (!next) break;
         arrive();
-        load_norm(norm, p.layer[l + 1].norm, c);
+        load_norm(norm, next, c);
         meet();
+    }
+    const Tiles head(p.head ? (p.vocab + 7) / 8 : 0);
+    if (head.count) {
+        uint32_t a[1][4][MANY][4];
+        load_normalised<T, D, MANY>(s, p, a, p.out, norm);
+        products<T, D, 1, MANY>(s, place, a, head.count, c, [&](int first, int count) {
+            for (int e = threadIdx.x; e < p.batch * count; e += CONSUMERS) {
+                const int row = e / count, column = (head.first + first) * 8 + e % count;
+                if (column < p.vocab) p.logits[(int64_t)row * p.vocab + column] = xt_store<T>(joined(s, row, e % count));
+            }
+        });
     }
     if (threadIdx.x == 0 && atomicAdd(&step_left, 1u) == gridDim.x - 1) step_met = step_left = 0; /* nobody waits any more */
 }
@@ -216,6 +244,8 @@ static const char *unfit(const XtDecoderStep *p, const XtDeviceTraits *device) {
     const void *const *pointer = &p->layer[0].norm;
     for (int64_t i = 0; i < p->layers * (int64_t)(sizeof(XtDecoderLayer) / sizeof *pointer); i++)
         if ((uintptr_t)pointer[i] % 16) return "a weight, keys or values are not aligned to 16 bytes";
+    if (p->vocab > 1 << 28) return "the vocabulary has more than 2^28 tokens";
+    if ((uintptr_t)p->last_norm % 16 || (uintptr_t)p->head % 16) return "last_norm or head is not aligned to 16 bytes";
     return (uintptr_t)p->x % 16 ? "x is not aligned to 16 bytes" : NULL;
 }
 
@@ -225,20 +255,25 @@ template <typename T, int D, int MANY> static XtStatus run(const XtDecoderStep *
     const auto kernel = decoder_step_kernel<T, D, MANY>;
     const int64_t rows = p->batch * p->heads, chunks = xt_divide_up(p->length, POSITIONS), queries = p->heads * D;
     const int64_t sizes[] = {p->batch * (queries + 2 * p->kv_heads * D) * (int64_t)sizeof(T),
-                             p->batch * queries * (int64_t)sizeof(T), p->batch * p->inner * (int64_t)sizeof(T),
-                             rows * chunks * D * (int64_t)sizeof(float), rows * chunks * (int64_t)sizeof(float2)};
+                             p->batch * queries * (int64_t)sizeof(T),
+                             p->batch * p->inner * (int64_t)sizeof(T),
+                             rows * chunks * D * (int64_t)sizeof(float),
+                             rows * chunks * (int64_t)sizeof(float2),
+                             p->head ? p->batch * p->channels * (int64_t)sizeof(T) : 0};
     size_t total = 0;
-    char *at[5];
+    char *at[6];
     for (int64_t size : sizes) total += (size_t)xt_divide_up(size, 256) * 256;
     XtScratch scratch;
     XT_CHECK(scratch.allocate(total));
     at[0] = (char *)scratch.data;
-    for (int i = 1; i < 5; i++) at[i] = at[i - 1] + xt_divide_up(sizes[i - 1], 256) * 256;
+    for (int i = 1; i < 6; i++) at[i] = at[i - 1] + xt_divide_up(sizes[i - 1], 256) * 256;
     const int64_t pieces = p->channels / 8;
     const Plan plan = choose(true, pieces, NARROW);
     const int each = plan == PLAN_NARROW_1 ? 1 : plan == PLAN_NARROW_2 ? 2 : plan == PLAN_NARROW_3 ? 3 : 4;
     Step<T> step = {};
-    step.x = (const T *)p->x, step.out = (T *)p->out, step.positions = p->positions;
+    step.x = (const T *)p->x, step.out = p->head ? (T *)at[5] : (T *)p->out, step.logits = (T *)p->out;
+    step.last_norm = (const T *)p->last_norm, step.head = (const T *)p->head, step.vocab = (int)p->vocab,
+    step.positions = p->positions;
     step.qkv = (T *)at[0], step.attended = (T *)at[1], step.gated = (T *)at[2], step.parts = (float *)at[3],
     step.stats = (float2 *)at[4];
     step.length = p->length, step.layers = (int)p->layers, step.batch = (int)p->batch, step.channels = (int)p->channels;
@@ -315,16 +350,24 @@ static XtView rows_view(const XtDecoderStep *p, void *data) {
 static XtStatus parts(const XtDecoderStep *p) {
     const int64_t size = (int64_t)xt_dtype_size(p->dtype), rows = p->batch, c = p->channels, dim = p->dim, f = p->inner;
     const int64_t queries = p->heads * dim, keys = p->kv_heads * dim, joint = queries + 2 * keys;
-    enum { H, QKV, TURNED, ATTENDED, MIDDLE, Y, BOTH, GATED, RSTD, BUFFERS };
-    const int64_t nbytes[BUFFERS] = {c * size,       joint * size, (queries + keys) * size,
-                                     queries * size, c * size,     c * size,
-                                     2 * f * size,   f * size,     (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
+    enum { H, QKV, TURNED, ATTENDED, MIDDLE, Y, BOTH, GATED, STREAM, RSTD, BUFFERS };
+    const int64_t nbytes[BUFFERS] = {c * size,
+                                     joint * size,
+                                     (queries + keys) * size,
+                                     queries * size,
+                                     c * size,
+                                     c * size,
+                                     2 * f * size,
+                                     f * size,
+                                     p->head ? c * size : 0,
+                                     (p->heads + p->kv_heads + 1) * (int64_t)sizeof(double)};
     size_t total = 0, offset[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) offset[i] = total, total += (size_t)xt_divide_up(rows * nbytes[i], 256) * 256;
     XtScratch scratch;
     XT_CHECK(scratch.allocate(total));
     char *at[BUFFERS];
     for (int i = 0; i < BUFFERS; i++) at[i] = (char *)scratch.data + offset[i];
+    char *const stream = p->head ? at[STREAM] : (char *)p->out;
     XtRmsNormFwd norm = {};
     norm.out = at[H], norm.rstd = at[RSTD], norm.dtype = p->dtype, norm.rows = rows, norm.cols = c, norm.eps = p->eps;
     XtCachedAttention attention = {};
@@ -342,18 +385,23 @@ static XtStatus parts(const XtDecoderStep *p) {
         const void *const projections[] = {w->q, w->k, w->v}, *const gates[] = {w->gate, w->up};
         const int64_t outs[] = {queries, keys, keys}, inner[] = {f, f};
         norm.weight = w->norm; /* of x, or of the last layer's sum */
-        norm.x = l ? at[MIDDLE] : p->x, norm.residual = l ? at[Y] : NULL, norm.sum = l ? p->out : NULL;
+        norm.x = l ? at[MIDDLE] : p->x, norm.residual = l ? at[Y] : NULL, norm.sum = l ? stream : NULL;
         XT_CHECK(xt_cuda_rms_norm_fwd(&norm));
         XT_CHECK(joined_product(p, at[QKV], at[H], 3, projections, outs, c));
         XT_CHECK(turn_heads(p, w, at[TURNED], at[QKV], at[RSTD]));
         attention.keys = w->keys, attention.values = w->values;
         XT_CHECK(xt_cuda_cached_attention(&attention));
         XT_CHECK(product(p, at[Y], at[ATTENDED], w->o, c, queries, c));
-        norm.weight = w->mlp_norm, norm.x = l ? p->out : p->x, norm.residual = at[Y], norm.sum = at[MIDDLE];
+        norm.weight = w->mlp_norm, norm.x = l ? stream : p->x, norm.residual = at[Y], norm.sum = at[MIDDLE];
         XT_CHECK(xt_cuda_rms_norm_fwd(&norm));
         XT_CHECK(joined_product(p, at[BOTH], at[H], 2, gates, inner, c));
         XT_CHECK(xt_cuda_swiglu_fwd(&gate));
         XT_CHECK(product(p, at[Y], at[GATED], w->down, c, f, c));
+    }
+    if (p->head) {
+        norm.weight = p->last_norm, norm.x = at[MIDDLE], norm.residual = at[Y], norm.sum = stream;
+        XT_CHECK(xt_cuda_rms_norm_fwd(&norm));
+        return product(p, p->out, at[H], p->head, p->vocab, c, p->vocab);
     }
     XtBinary sum = {};
     sum.op = XT_ADD, sum.out = rows_view(p, p->out), sum.a = rows_view(p, at[MIDDLE]), sum.b = rows_view(p, at[Y]);

@@ -17,6 +17,7 @@ enum {
     SLOT = 8 * PITCH,                   /* bytes: a row for each column of a tile */
     SLOTS = 12,                         /* what fits */
     UNDER_WAY = 2,                      /* slots that are copied at once: what blocks tell each other would wait behind more */
+    UNDER_WAY_OF_MANY = 1,              /* the same above 8 rows, where blocks tell each other more */
     MOST_TILES = 6,                     /* whose sums are joined at once */
     COLS = MOST_TILES * 8,              /* of them */
     MOST_LAYERS = 64,                   /* what the parameters of a kernel hold */
@@ -43,12 +44,14 @@ template <typename T> struct StepLayer {
 template <typename T> struct Step {
     const T *x;                // [B, C]
     T *out;                    // [B, C]: the stream from the first layer's output on
+    const T *last_norm, *head; // [C], [V, C], or NULL
+    T *logits;                 // [B, V]
     T *qkv, *attended, *gated; // [B, (H + 2 K) D], [B, H D], [B, F]
     float *parts;              // [B, H, chunks, D], as in cached_attention.cu
     float2 *stats;             // [B, H, chunks]
     const int64_t *positions;  // [B]
     int64_t length;            // L
-    int layers, batch, channels, heads, kv_heads, inner, chunks;
+    int layers, batch, channels, heads, kv_heads, inner, chunks, vocab;
     int norm_pieces, norm_lanes; /* of a lane; that share a row, as rms_norm.cu does it */
     float eps, inverse_channels, inverse_dim, scale;
     float frequency[64]; /* of the D / 2 pairs */
@@ -99,9 +102,10 @@ struct Copies {
     Place next, landed;
     int under_way = 0;
 };
-/* Copies the rows of `tiles` tiles, of `terms` each, to the next slots; row(tile, r) is row r of a tile. Called by a warp. */
+/* Copies the rows of `tiles` tiles, of `terms` each, to the next slots, at most `most` at once; row(tile, r) is row r of a tile. Called by a
+ * warp. */
 template <bool WIDE, typename T, int D, typename Row>
-__device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int tiles, int terms, Row row) {
+__device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int most, int tiles, int terms, Row row) {
     const int lane = threadIdx.x % 32;
     for (int round = 0; round < tiles; round += MOST_TILES)
         for (int end = min(round + MOST_TILES, tiles), first = round, count; first < end; first += count) {
@@ -112,7 +116,7 @@ __device__ inline void fetch(StepShared<T, D> &s, Copies &copies, int tiles, int
                     const int bytes = min(TERMS, terms - from) * 2;
                     const uint32_t full = xt_shared_address(&s.full[place.slot]);
                     xt_barrier_wait(xt_shared_address(&s.empty[place.slot]), place.phase ^ 1);
-                    if (copies.under_way == UNDER_WAY) {
+                    if (copies.under_way == most) {
                         xt_barrier_wait(xt_shared_address(&s.full[copies.landed.slot]), copies.landed.phase);
                         copies.landed.next();
                     } else copies.under_way++;
@@ -177,6 +181,17 @@ template <typename T, int D> __device__ inline float joined(const StepShared<T, 
 #pragma unroll
     for (int w = 1; w < WARPS; w++) sum += s.sums[w][row][column];
     return sum;
+}
+/* The same of four columns, rounded. */
+template <typename T, int D> __device__ inline XtPiece<T, 4> joined_four(const StepShared<T, D> &s, int row, int column) {
+    XtVector<float, 4> sum;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        const float4 one = *(const float4 *)&s.sums[w][row][column];
+        if (w == 0) sum.at[0] = one.x, sum.at[1] = one.y, sum.at[2] = one.z, sum.at[3] = one.w;
+        else sum.at[0] += one.x, sum.at[1] += one.y, sum.at[2] += one.z, sum.at[3] += one.w;
+    }
+    return xt_store<T>(sum);
 }
 /* Multiplies rows a with `tiles` tiles. store(first, count): columns [0, count) of `joined` are those from tile `first` on. */
 template <typename T, int D, int KS, int MANY, typename Store>

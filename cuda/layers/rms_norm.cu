@@ -15,7 +15,8 @@
  *              where that leaves no lane idle, as for 384 and 768 columns, and 2 for 128 columns of 16 bits. A block of 256
  *              threads has 8 to 256 rows at a time. Sums over a row are shuffles. Unaligned rows: one element a piece.
  *     block    up to 4096 (forward) and 2048 (backward) pieces: a block has one row at a time, V pieces a thread.
- *     long     all other rows, also unaligned ones: a block reads a row twice, the second time from the cache.
+ *     long     all other rows, also unaligned ones: a block reads a row twice, the second time from the cache. With plus_one (PLUS) all
+ *              rows: 1 + w stands for w, and out is rounded once.
  *
  * dw: block b of P owns the rows (or tiles of rows) b, b + P, b + 2P, ... and keeps its share of dw in registers, in ACC. The
  * shares go to scratch memory, [P, cols]. A second launch adds them: 64 slices of the shares, each in order (after dw itself, to
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- long -------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N, bool ADD>
+template <typename T, int N, bool ADD, bool PLUS>
 __global__ void __launch_bounds__(1024)
     rms_norm_fwd_long_kernel(T *out, XtAcc<T> *rstd, T *total, const T *x, const T *residual, const T *weight, int64_t rows,
                              int64_t cols, XtAcc<T> inverse_cols, XtAcc<T> eps) {
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll 2
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
             XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
-            xt_write(to + col, normalised<T, N>(xt_read<T, N>(from + col), w, sum));
+            xt_write(to + col, normalised<T, N, PLUS>(xt_read<T, N>(from + col), w, sum));
         }
     }
 }
@@ -190,16 +191,16 @@ template <typename T, bool ADD> struct Forward {
                         p->rows, (int)p->cols, A(1) / (A)p->cols, (A)p->eps);
     }
     template <int N> static void long_rows(const XtRmsNormFwd *p) {
-        xt_launch(rms_norm_fwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0,
-                  (T *)p->out, (A *)p->rstd, (T *)p->sum, (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows,
-                  p->cols, A(1) / (A)p->cols, (A)p->eps);
+        xt_launch(p->plus_one && p->weight ? rms_norm_fwd_long_kernel<T, N, ADD, true> : rms_norm_fwd_long_kernel<T, N, ADD, false>,
+                  xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->out, (A *)p->rstd, (T *)p->sum,
+                  (const T *)p->x, (const T *)p->residual, (const T *)p->weight, p->rows, p->cols, A(1) / (A)p->cols, (A)p->eps);
     }
 };
 
 template <typename T, bool ADD> static XtStatus forward(const XtRmsNormFwd *p) {
     constexpr int N = XT_WIDTH<T>;
     bool aligned = xt_aligned<T>(p->cols, p->cols, p->out, p->x, p->weight, p->sum, p->residual);
-    launch_forward<Forward<T, ADD>, N>(choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD), p);
+    launch_forward<Forward<T, ADD>, N>(choose(aligned, aligned ? p->cols / N : p->cols, BLOCK_FWD, p->plus_one && p->weight), p);
     return xt_launched("rms_norm_fwd", p->rows, p->cols);
 }
 

@@ -54,19 +54,34 @@ template <typename T, int N> __device__ inline XtAcc<T> squares(const XtPiece<T,
     for (int e = 0; e < N; e++) sum += x.at[e] * x.at[e];
     return sum;
 }
-/* A piece of out. */
-template <typename T, int N>
+/* A piece of a weight; PLUS: of 1 + weight. */
+template <typename T, int N, bool PLUS> __device__ inline XtVector<XtAcc<T>, N> factors(const XtPiece<T, N> &of_weight) {
+    XtVector<XtAcc<T>, N> weight = xt_load(of_weight);
+    if constexpr (PLUS) {
+#pragma unroll
+        for (int e = 0; e < N; e++) weight.at[e] += 1;
+    }
+    return weight;
+}
+/* A piece of out; PLUS: rounded once, and the others round x rstd first. */
+template <typename T, int N, bool PLUS = false>
 __device__ inline XtPiece<T, N> normalised(const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> rstd) {
     XtVector<XtAcc<T>, N> x = xt_load(of_x);
+    if constexpr (PLUS) {
+        const XtVector<XtAcc<T>, N> weight = factors<T, N, true>(of_weight);
+#pragma unroll
+        for (int e = 0; e < N; e++) x.at[e] = x.at[e] * rstd * weight.at[e];
+        return xt_store<T>(x);
+    }
 #pragma unroll
     for (int e = 0; e < N; e++) x.at[e] *= rstd;
     return product<T, N>(xt_store<T>(x), of_weight);
 }
 /* The share of a piece in sum_j g_j x_j; adds its row's part to dw. */
-template <typename T, int N>
+template <typename T, int N, bool PLUS = false>
 __device__ inline XtAcc<T> dot(const XtPiece<T, N> &of_dy, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_weight, XtAcc<T> rstd,
                                XtAcc<T> *dweight) {
-    XtVector<XtAcc<T>, N> dy = xt_load(of_dy), x = xt_load(of_x), weight = xt_load(of_weight);
+    XtVector<XtAcc<T>, N> dy = xt_load(of_dy), x = xt_load(of_x), weight = factors<T, N, PLUS>(of_weight);
     XtAcc<T> sum = 0;
 #pragma unroll
     for (int e = 0; e < N; e++) {
@@ -77,10 +92,10 @@ __device__ inline XtAcc<T> dot(const XtPiece<T, N> &of_dy, const XtPiece<T, N> &
     return sum;
 }
 /* A piece of dx; shrink = rstd mean(g xh). */
-template <typename T, int N>
+template <typename T, int N, bool PLUS = false>
 __device__ inline XtPiece<T, N> input_gradient(const XtPiece<T, N> &of_dy, const XtPiece<T, N> &of_x,
                                                const XtPiece<T, N> &of_weight, XtAcc<T> rstd, XtAcc<T> shrink) {
-    XtVector<XtAcc<T>, N> dx, dy = xt_load(of_dy), x = xt_load(of_x), weight = xt_load(of_weight);
+    XtVector<XtAcc<T>, N> dx, dy = xt_load(of_dy), x = xt_load(of_x), weight = factors<T, N, PLUS>(of_weight);
 #pragma unroll
     for (int e = 0; e < N; e++) dx.at[e] = rstd * (dy.at[e] * weight.at[e] - x.at[e] * shrink);
     return xt_store<T>(dx);
@@ -160,7 +175,9 @@ typedef enum Plan {
     PLAN_LONG_PLAIN
 } Plan;
 
-static inline Plan choose(bool aligned, int64_t pieces, int64_t most) {
+/* only_long: a kernel has no other plan. */
+static inline Plan choose(bool aligned, int64_t pieces, int64_t most, bool only_long = false) {
+    if (only_long) return aligned ? PLAN_LONG : PLAN_LONG_PLAIN;
     if (!aligned) return pieces <= NARROW ? PLAN_NARROW_PLAIN : PLAN_LONG_PLAIN;
     bool by_three = pieces == 24 || pieces == 48 || pieces == 96; /* 8, 16 or 32 lanes, none idle */
     return by_three           ? PLAN_NARROW_3

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- long -------------------------------------------------------------------------------------------------------------------- */
 
-template <typename T, int N, bool ADD>
+template <typename T, int N, bool ADD, bool PLUS>
 __global__ void __launch_bounds__(1024)
     rms_norm_bwd_long_kernel(T *dx, const T *dy, const T *dtotal, const T *x, const T *weight, const XtAcc<T> *rstd, int64_t rows,
                              int64_t cols, XtAcc<T> inverse_cols) {
@@ -212,14 +212,14 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll 2
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
             XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
-            sum += dot<T, N>(xt_read<T, N>(dy + r * cols + col), xt_read<T, N>(x + r * cols + col), w, scale, unused);
+            sum += dot<T, N, PLUS>(xt_read<T, N>(dy + r * cols + col), xt_read<T, N>(x + r * cols + col), w, scale, unused);
         }
         A shrink = scale * scale * (xt_block_sum(sum) * inverse_cols);
 #pragma unroll 2
         for (int64_t col = threadIdx.x * N; col < cols; col += blockDim.x * N) {
             XtPiece<T, N> w = weight ? xt_read<T, N>(weight + col) : all<T, N>(1);
             XtPiece<T, N> dv = xt_read<T, N>(dy + r * cols + col), xv = xt_read<T, N>(x + r * cols + col);
-            XtPiece<T, N> to = input_gradient<T, N>(dv, xv, w, scale, shrink);
+            XtPiece<T, N> to = input_gradient<T, N, PLUS>(dv, xv, w, scale, shrink);
             xt_write(dx + r * cols + col, ADD ? rounded_sum<T, N>(to, xt_read<T, N>(dtotal + r * cols + col)) : to);
         }
     }
@@ -273,9 +273,10 @@ template <typename T, int N, bool ADD>
 static void bwd_long(const XtRmsNormBwd *p, XtScratch *scratch, XtStatus *status, int64_t *shares) {
     using A = XtAcc<T>;
     if (p->dx)
-        xt_launch(rms_norm_bwd_long_kernel<T, N, ADD>, xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0,
-                  (T *)p->dx, (const T *)p->dy, (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd,
-                  p->rows, p->cols, A(1) / (A)p->cols);
+        xt_launch(p->plus_one && p->weight ? rms_norm_bwd_long_kernel<T, N, ADD, true> : rms_norm_bwd_long_kernel<T, N, ADD, false>,
+                  xt_blocks(p->rows, 1), warps_for(xt_divide_up(p->cols / N, 4)), 0, (T *)p->dx, (const T *)p->dy,
+                  (const T *)p->dsum, (const T *)p->x, (const T *)p->weight, (const A *)p->rstd, p->rows, p->cols,
+                  A(1) / (A)p->cols);
     if (!p->dweight) return;
     int64_t fit = (1 << 21) / p->cols, most = 2 * XT_PLAN_MULTIPROCESSORS; /* 8 MB of shares */
     *shares = shares_of(p->rows, 4, fit < 1 ? 1 : fit < most ? fit : most);
@@ -294,7 +295,7 @@ template <typename T, bool ADD> static XtStatus backward(const XtRmsNormBwd *p) 
     bool aligned = xt_aligned<T>(p->cols, p->cols, p->dx, p->dy, p->x, p->weight, p->dsum);
     int64_t pieces = aligned ? p->cols / N : p->cols;
     if (p->rows > 0) {
-        switch (choose(aligned, pieces, BLOCK_BWD)) {
+        switch (choose(aligned, pieces, BLOCK_BWD, p->plus_one && p->weight)) {
         case PLAN_NARROW_1: bwd_narrow<T, N, 1, ADD>(p, &scratch, &status, &shares); break;
         case PLAN_NARROW_2: bwd_narrow<T, N, 2, ADD>(p, &scratch, &status, &shares); break;
         case PLAN_NARROW_3: bwd_narrow<T, N, 3, ADD>(p, &scratch, &status, &shares); break;

@@ -8,7 +8,7 @@
  *   top-k        `select`: a pass counts tokens in bins of 1/64 octave, the next ones count digits of the keys in the bin where the k-th
  *                lies. At most LIST tokens are gathered, and the rest works in shared memory
  *   top-p        in the list: each thread adds the weights before its token. Without a list: `select`, with weights instead of counts
- *   the draw     in the list, or one more pass, in tiles that are scanned
+ *   the draw     in the list; or a warp adds up each 32nd of the row, and the one that has the token is scanned
  *   few rows     with a top-k that has a list: a row is cut into parts, a block each, which leaves the first tokens of its part; the block
  *                that ends last does the rest with those
  *
@@ -70,6 +70,30 @@ template <typename T> struct Row {
 
 /* Blocks of a launch that have finished, for each row. Zeros between launches: the last block of a row resets its count. */
 __device__ unsigned row_finished[MOST_ROWS];
+
+/* f(j, x[j]) for each element of x [count], in any order, shared out over `threads` threads, of which this is number `thread`. So many
+ * loads are under way at once that their latency is not what a pass takes. */
+template <typename T, typename F> __device__ inline void each(const T *x, int count, int thread, int threads, F f) {
+    constexpr int N = XT_WIDTH<T>, AHEAD = 2;
+    const int head = min(count, (int)((16 - (uintptr_t)x % 16) % 16 / sizeof(T))), pieces = (count - head) / N;
+    for (int first = thread; first < pieces; first += threads * AHEAD) {
+        XtPiece<T, N> piece[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i * threads < pieces) piece[i] = xt_read<T, N>(x + head + (first + i * threads) * N);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (first + i * threads >= pieces) continue;
+            const XtVector<XtAcc<T>, N> v = xt_load(piece[i]);
+#pragma unroll
+            for (int e = 0; e < N; e++) f(head + (first + i * threads) * N + e, v.at[e]);
+        }
+    }
+    for (int j = thread; j < count - pieces * N; j += threads) {
+        const int at = j < head ? j : j + pieces * N;
+        f(at, xt_load(x[at]));
+    }
+}
 
 struct Smaller {
     __device__ int operator()(int a, int b) const { return a < b ? a : b; }
@@ -224,27 +248,38 @@ __device__ static void draw_from_list(Shared *s, const Row<T> &row, const int *i
     if (kept && before <= drawn && drawn < before + weight) out[number] = indices ? indices[index] : index;
 }
 
-/* The draw among all tokens that are left, `total` together. */
+/* The draw among all tokens that are left. A warp adds up a part of the row; then the part that has the token is looked through. */
 template <typename T>
-__device__ static void draw_from_row(Shared *s, const Row<T> &row, Sum total, XtPhilox philox, int64_t *out, int64_t number) {
+__device__ static void draw_from_row(Shared *s, const Row<T> &row, XtPhilox philox, int64_t *out, int64_t number) {
+    constexpr int WARPS = THREADS / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (row.vocab + WARPS - 1) / WARPS;
+    const auto weight_of = [&](int j, XtAcc<T> v) { return row.has(key_of<T>(v), j) ? row.weight(v) : (Sum)0; };
+    Sum mine = 0, total = 0, before = 0;
+    const int start = min(row.vocab, warp * part);
+    each(row.x + start, min(part, row.vocab - start), lane, 32, [&](int j, XtAcc<T> v) { mine += weight_of(start + j, v); });
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, step);
+    __syncthreads();
+    if (lane == 0) s->sums[warp] = mine;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++) total += s->sums[w];
     const Sum drawn = xt_draw_number(philox, (uint64_t)number, total);
-    Sum before = 0;
-    for (int tile = 0; tile < row.vocab; tile += THREADS * EACH) {
+    int w = 0;
+    while (w < WARPS - 1 && before + s->sums[w] <= drawn) before += s->sums[w++];
+    const int end = min(row.vocab, (w + 1) * part);
+    for (int tile = w * part; tile < end; tile += THREADS * EACH) {
         const int first = tile + threadIdx.x * EACH;
-        Sum weights[EACH], mine = 0, in_tile;
+        Sum weights[EACH], in_tile;
+        mine = 0;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int j = first + e;
-            weights[e] = 0;
-            if (j < row.vocab) {
-                const XtAcc<T> v = xt_load(row.x[j]);
-                if (row.has(key_of<T>(v), j)) weights[e] = row.weight(v);
-            }
+            weights[e] = j < end ? weight_of(j, xt_load(row.x[j])) : 0;
             mine += weights[e];
         }
-        const Sum end = before + scan(s, mine, &in_tile);
-        if (end - mine <= drawn && drawn < end) {
-            Sum sum = end - mine;
+        const Sum last = before + scan(s, mine, &in_tile);
+        if (last - mine <= drawn && drawn < last) {
+            Sum sum = last - mine;
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 if (sum <= drawn && drawn < sum + weights[e]) out[number] = first + e;
@@ -261,11 +296,10 @@ template <typename T> __device__ static XtAcc<T> largest(const T *x, int count, 
     using A = XtAcc<T>;
     A max = -(A)INFINITY;
     bool any = false;
-    for (int j = threadIdx.x; j < count; j += THREADS) {
-        const A v = xt_load(x[j]);
+    each(x, count, threadIdx.x, THREADS, [&](int, A v) {
         any |= v != v;
         max = XtFirstMax()(max, v);
-    }
+    });
     max = xt_block_reduce(max, -(A)INFINITY, XtFirstMax());
     *nan = __syncthreads_or(any);
     return max;
@@ -300,14 +334,15 @@ __global__ void __launch_bounds__(THREADS)
             draw_from_list(&s, row, NULL, top_p, philox, out, number);
             continue;
         }
-        Sum total = 0;
-        for (int j = threadIdx.x; j < vocab; j += THREADS) {
-            const A v = xt_load(row.x[j]);
-            if (row.has(key_of<T>(v), j)) total += row.weight(v);
+        if (top_p < 1.0) {
+            Sum total = 0;
+            each(row.x, vocab, threadIdx.x, THREADS, [&](int j, A v) {
+                if (row.has(key_of<T>(v), j)) total += row.weight(v);
+            });
+            scan(&s, total, &total);
+            select<true>(&s, &row, xt_draw_limit(top_p, total));
         }
-        scan(&s, total, &total);
-        if (top_p < 1.0) total = select<true>(&s, &row, xt_draw_limit(top_p, total));
-        draw_from_row(&s, row, total, philox, out, number);
+        draw_from_row(&s, row, philox, out, number);
     }
 }
 

@@ -5,7 +5,7 @@
  *         p -= lr / (1 - beta1^n)  m / (sqrt(v) / sqrt(1 - beta2^n) + eps)
  *
  * Bytes: reads p, g, m, v (master) and writes p, m, v (master) once: 28 an element for float32, 22 for bfloat16, 28 with a master
- * (which is read in the place of p).
+ * (which is read in the place of p), 30 where its gradient is float32.
  *
  * No parameter of the launch changes from step to step, so a CUDA graph may replay it: lr, guard and the steps are read here, and the
  * last block of a tensor counts its step up. Every block of the tensor reads the step and reports its arrival in one atomic addition,
@@ -24,7 +24,7 @@ typedef struct AdamWBoth {
     AdamWConstants<double> of_double;
     double weight_decay;
 } AdamWBoth;
-static_assert(sizeof(AdamWBoth) + sizeof(double *) + sizeof(float *) <= OTHER_BYTES, "beside a table");
+static_assert(sizeof(AdamWBoth) + 2 * sizeof(double *) + sizeof(float *) <= OTHER_BYTES, "beside a table");
 __device__ inline const AdamWConstants<float> &constants_for(const AdamWBoth &both, float) { return both.of_float; }
 __device__ inline const AdamWConstants<double> &constants_for(const AdamWBoth &both, double) { return both.of_double; }
 
@@ -38,7 +38,8 @@ typedef struct AdamWTensor {
     unsigned long long *step; /* while the kernel runs: step + ARRIVAL * blocks that have read it */
     int64_t numel;
     int dtype;
-    bool wide; /* all pointers take accesses of 16 bytes */
+    bool wide_g; /* g has ACC */
+    bool wide;   /* all pointers take accesses of 16 bytes */
 } AdamWTensor;
 
 /* The upper 24 bits of `step` count blocks, which is enough for 2^37 elements. */
@@ -67,24 +68,25 @@ __device__ inline void adamw_numbers(AdamWNumbers *numbers, unsigned long long *
     }
 }
 
-/* One step of the elements [begin, end) of a tensor, W at a time; end - begin is a multiple of W. */
-template <typename T, int W>
+/* One step of the elements [begin, end) of a tensor with gradients of type G, W at a time; end - begin is a multiple of W. */
+template <typename T, typename G, int W>
 __device__ inline void adamw_range(const AdamWTensor &t, const AdamWConstants<XtAcc<T>> &constant, const AdamWNumbers &numbers,
-                                   int64_t begin, int64_t end) {
+                                   XtAcc<T> scale, int64_t begin, int64_t end) {
     typedef XtAcc<T> A;
     typedef XtVector<A, W> Vector;
     const A decay = (A)numbers.decay, step_size = (A)numbers.step_size, root2 = (A)numbers.root2;
     for (int64_t i = begin + threadIdx.x * W; i < end; i += THREADS * W) {
-        const XtPiece<T, W> of_g = xt_read<T, W>((const T *)t.g + i);
+        const XtPiece<G, W> of_g = xt_read<G, W>((const G *)t.g + i);
         const XtPiece<A, W> of_m = xt_read<A, W>((const A *)t.m + i), of_v = xt_read<A, W>((const A *)t.v + i);
         Vector m, v, w;
         if (t.master) w = xt_load(xt_read<A, W>((const A *)t.master + i));
         else w = xt_load(xt_read<T, W>((const T *)t.p + i));
-        const Vector g = xt_load(of_g);
+        Vector g = xt_load(of_g);
         m = xt_load(of_m);
         v = xt_load(of_v);
 #pragma unroll
         for (int j = 0; j < W; j++) {
+            g.at[j] *= scale;
             m.at[j] = constant.beta1 * m.at[j] + constant.rest1 * g.at[j];
             v.at[j] = constant.beta2 * v.at[j] + constant.rest2 * g.at[j] * g.at[j];
             w.at[j] = w.at[j] * decay - step_size * m.at[j] / (sqrt(v.at[j]) / root2 + constant.eps);
@@ -96,10 +98,21 @@ __device__ inline void adamw_range(const AdamWTensor &t, const AdamWConstants<Xt
     }
 }
 
-/* Grid: one block a piece. lr [1], guard [1] or NULL. */
+template <typename T, typename G>
+__device__ inline void adamw_piece(const AdamWTensor &t, const AdamWBoth &both, const AdamWNumbers &numbers, double scale,
+                                   int64_t begin, int64_t end) {
+    typedef XtAcc<T> A;
+    constexpr int W = XT_WIDTH<A>; /* 16 bytes of the moments, 8 or 16 of p and g: all of them without gaps */
+    const int64_t middle = t.wide ? end - (end - begin) % W : begin;
+    const AdamWConstants<A> &constant = constants_for(both, A());
+    adamw_range<T, G, W>(t, constant, numbers, (A)scale, begin, middle);
+    adamw_range<T, G, 1>(t, constant, numbers, (A)scale, middle, end);
+}
+
+/* Grid: one block a piece. lr [1], scale [1] or NULL, guard [1] or NULL. */
 __global__ void __launch_bounds__(THREADS, 3)
     adamw_kernel(const __grid_constant__ Table<AdamWTensor> table, const __grid_constant__ AdamWBoth both, const double *lr,
-                 const float *guard) {
+                 const double *scale, const float *guard) {
     __shared__ AdamWNumbers shared;
     if (guard && !isfinite(*guard)) return; /* all blocks, so no step is left half counted */
     const int item = item_of(table, blockIdx.x);
@@ -107,15 +120,13 @@ __global__ void __launch_bounds__(THREADS, 3)
     if (threadIdx.x < 2) adamw_numbers(&shared, t.step, table.first[item + 1] - table.first[item], *lr, both);
     __syncthreads();
     const AdamWNumbers numbers = shared;
+    const double by = scale ? *scale : 1;
     const int64_t begin = (int64_t)((int)blockIdx.x - table.first[item]) * PIECE;
     const int64_t end = t.numel - begin < PIECE ? t.numel : begin + PIECE;
     by_dtype(t.dtype, [&](auto zero) {
         using T = decltype(zero);
-        constexpr int W = XT_WIDTH<XtAcc<T>>; /* 16 bytes of the moments, 8 or 16 of p and g: all of them without gaps */
-        const int64_t middle = t.wide ? end - (end - begin) % W : begin;
-        const AdamWConstants<XtAcc<T>> &constant = constants_for(both, XtAcc<T>());
-        adamw_range<T, W>(t, constant, numbers, begin, middle);
-        adamw_range<T, 1>(t, constant, numbers, middle, end);
+        if (t.wide_g) adamw_piece<T, XtAcc<T>>(t, both, numbers, by, begin, end);
+        else adamw_piece<T, T>(t, both, numbers, by, begin, end);
     });
 }
 
@@ -135,12 +146,13 @@ static XtStatus adamw_group(const XtAdamW *p) {
             t.step = (unsigned long long *)from->step;
             t.numel = from->numel;
             t.dtype = (int)from->dtype;
+            t.wide_g = from->dtype_g != from->dtype;
             t.wide = (((uintptr_t)t.p | (uintptr_t)t.m | (uintptr_t)t.v | (uintptr_t)t.master | (uintptr_t)t.g) & 15) == 0;
             numel += from->numel;
             return t;
         },
         [&](const Table<AdamWTensor> &table, int pieces) {
-            xt_launch(adamw_kernel, pieces, THREADS, 0, table, both, p->lr, p->guard);
+            xt_launch(adamw_kernel, pieces, THREADS, 0, table, both, p->lr, p->scale, p->guard);
         });
     return xt_launched("adamw", p->count, numel);
 }

@@ -31,10 +31,10 @@ typedef struct Device {
     bool ready;
     int index, multiprocessors;
     XtDeviceTraits traits;
-    cudaStream_t stream;
-    cudaEvent_t event;     /* to make streams wait for each other */
-    XtIndexReport *report; /* mapped host memory */
-    char *pieces;          /* [PIECES][PIECE], pinned */
+    cudaStream_t stream, side; /* side: NULL before its first use */
+    cudaEvent_t event;         /* to make streams wait for each other */
+    XtIndexReport *report;     /* mapped host memory */
+    char *pieces;              /* [PIECES][PIECE], pinned */
     cudaEvent_t piece_done[PIECES];
     unsigned next_piece;
     pthread_mutex_t transfer; /* guards pieces; held while a copy to the host waits */
@@ -410,6 +410,34 @@ static XtStatus make_wait(int index, void *foreign) {
     pthread_mutex_unlock(&device->ordering);
     return xt_cuda_error("making another stream wait", error);
 }
+static XtStatus side(int index, void **out) {
+    XT_CHECK(use(index));
+    Device *device = &devices[index];
+    cudaError_t error = cudaSuccess;
+    int lowest, highest;
+    pthread_mutex_lock(&device->ordering);
+    if (!device->side) {
+        error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+        if (!error) error = cudaStreamCreateWithPriority(&device->side, cudaStreamNonBlocking, highest);
+    }
+    if (!error) error = cudaEventRecord(device->event, device->stream);
+    if (!error) error = cudaStreamWaitEvent(device->side, device->event, 0);
+    pthread_mutex_unlock(&device->ordering);
+    *out = device->side;
+    return xt_cuda_error("queueing beside the kernels", error);
+}
+
+static XtStatus join(int index) {
+    XT_CHECK(use(index));
+    Device *device = &devices[index];
+    if (!device->side) return XT_OK;
+    pthread_mutex_lock(&device->ordering);
+    cudaError_t error = cudaEventRecord(device->event, device->side);
+    if (!error) error = cudaStreamWaitEvent(device->stream, device->event, 0);
+    pthread_mutex_unlock(&device->ordering);
+    return xt_cuda_error("waiting for what is beside the kernels", error);
+}
+
 static XtStatus wait_for(int index, bool every) {
     XT_CHECK(use(index));
     XT_CHECK(xt_refuse_captured("wait for another library"));
@@ -477,6 +505,8 @@ static XtAccelerator accelerator = {
     idle,
     make_wait,
     wait_for,
+    side,
+    join,
     false,
     xt_graph_plan,
     xt_graph_planned,

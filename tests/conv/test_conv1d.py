@@ -86,6 +86,14 @@ def test_the_state_alone_has_a_gradient() -> None:
     assert np.array_equal(array(state.grad), np.concatenate([0 * want[:, :2], want[:, :1]], 1))
 
 
+def test_a_piece_without_rows_hands_the_state_on() -> None:
+    x, state = normal(1, 0, 3, grad=True), normal(1, 3, 3, seed=1, grad=True)
+    y, after = F.causal_conv1d(x, normal(3, 4), state=state)
+    assert y.shape == (1, 0, 3) and bits(after) == bits(state.detach())
+    after.backward(integers(1, 3, 3, seed=2))
+    assert state.grad is not None and np.array_equal(array(state.grad), array(integers(1, 3, 3, seed=2)))
+
+
 def test_the_new_state_is_a_copy() -> None:
     x, state = normal(1, 5, 8), xt.zeros(1, 3, 8)
     _, after = F.causal_conv1d(x, normal(8, 4), state=state)

@@ -35,7 +35,7 @@ def package(request) -> Path:
 
 @pytest.mark.parametrize(
     "program",
-    ["equal('qwen3', 8)", "equal('qwen3', 64)", "equal('gpt2', 8)", "equal('gemma2', 8)", "repeats('float32')", "repeats('bfloat16')", "counts()", "refused()", "at_once()"],
+    ["equal('qwen3', 8)", "equal('qwen3', 64)", "equal('gpt2', 8)", "equal('gemma2', 8)", "repeats('float32')", "repeats('bfloat16')", "counts()", "begun()", "refused()", "at_once()"],
 )  # fmt: skip
 def test_captured_generation(tmp_path, package: Path, program: str) -> None:
     paths = os.pathsep.join(map(str, (package, ROOT / "tests/support", ROOT)))

@@ -168,6 +168,20 @@ def test_the_first_of_the_largest_logits(vocab: int, dtype: str) -> None:
         assert _C.sample(x.to("cuda"), seed.to("cuda"), temperature=0.0).tolist() == want
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", *HALVES])
+def test_a_token_from_any_part_of_a_row(dtype: str) -> None:
+    """Warps share out a row, whose first element may lie anywhere: the tokens of the CPU."""
+    random = np.random.default_rng(9)
+    for vocab in (1, 33, 1025, 20011):
+        x = xt.tensor(random.standard_normal((5, vocab)) * 2).to(getattr(xt, dtype))
+        there = x.to("cuda")
+        for option in ({}, {"top_p": 0.9}, {"top_k": min(vocab, 1025), "temperature": 3.0}):
+            for step in range(12):
+                seed = xt.tensor([vocab, step])
+                want = _C.sample(x, seed, **option).tolist()
+                assert _C.sample(there, seed.to("cuda"), **option).tolist() == want, (vocab, option, step)
+
+
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 def test_rotated_heads_have_the_same_bits_in_few_rows(dtype: str) -> None:
     rows = 17

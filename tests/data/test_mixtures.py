@@ -131,6 +131,16 @@ def test_what_a_packed_mixture_says_of_itself() -> None:
     assert loader.documents == 60 + 48 and loader.efficiency() == pytest.approx(0.2 * 0.75 + 0.8)
 
 
+def test_a_changed_source_is_named() -> None:
+    """Beside the identity of something else, which is not asked for parts of its own, too."""
+    mixture, other = mixture_of_two(), mixture_of_two()
+    other.sources[1] = data.Corpus("b", [np.arange(9)], [], 1.0, 2000, None)
+    known = mixture.identity()
+    assert mixture.changed(known, known) is None and other.changed(known, other.identity(known)) == "b"
+    for another in ({"sources": known["sources"][:1]}, {"sources": 3}, {"sha256": ""}):
+        assert mixture.changed(another, mixture.identity(another)) == "a"
+
+
 def test_sources_of_one_size_have_orders_of_their_own() -> None:
     mixture = mixture_of_two()
     mixture.sources[1] = data.Corpus("b", [1000 + mixture.sources[0].train[0]], [], 1.0, 2000, None)

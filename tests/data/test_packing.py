@@ -117,6 +117,14 @@ def test_it_goes_on_from_every_position(monkeypatch: pytest.MonkeyPatch) -> None
             loader.load_state_dict(state)
 
 
+def test_the_rows_of_a_chunk_are_drawn() -> None:
+    """Documents that fill a row each are drawn, and then their rows: otherwise the large ones would always come first."""
+    tokens, documents = corpus([9] * 40)
+    ids = PackedLoader([tokens], [documents], 40, 8, seed=1).next_batch()[0]
+    rows = (ids[:, 0] // 9).tolist()
+    assert sorted(rows) == list(range(40)) and rows != data.permute(np.arange(40), 40, 1, 0).tolist()
+
+
 def test_what_is_not_learned() -> None:
     tokens, documents = corpus([4, 3])
     mask = np.array([1, 0, 1, 1, 1, 1, 0], np.uint8)

@@ -9,6 +9,7 @@ from ranks import HANGS, run_ranks
 from runs import python
 
 import xtrain as xt
+from xtrain.distributed import store
 from xtrain.distributed.env import Launch
 from xtrain.distributed.host import HostPlane
 from xtrain.distributed.progress import Progress
@@ -253,6 +254,36 @@ def test_a_meeting_file_of_somebody_else_is_refused(tmp_path):
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=r"meeting must belong to this user alone, got mode 100644$"):
         meet(launch(1, file=str(path)), HANGS)
+    path.chmod(0o600)
+    assert store._read_meeting(str(path)) == ("127.0.0.1", (1,), "x")
+    (tmp_path / "link").symlink_to(path)
+    assert store._read_meeting(str(tmp_path / "link")) == ("127.0.0.1", (), "")
+
+
+def test_parts_of_another_size_are_another_exchange():
+    """Each knows the sizes of what it sends, and would take those of the other for its own."""
+    first, second = planes(HANGS)
+    heard = []
+
+    def other():
+        with pytest.raises(PeerError) as caught:
+            second.all_to_all([b"abc", b"abc"], "x")
+        heard.append(str(caught.value))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(PeerError, match=r'ranks do not do the same: .*"bytes": \[2, 2\].*"bytes": \[3, 3\]'):
+        first.all_to_all([b"ab", b"ab"], "x")
+    thread.join()
+    assert "ranks do not do the same" in heard[0]
+
+
+def test_an_error_that_nobody_catches_is_told(tmp_path):
+    """By rank 1 when its script ends, without shutdown or leave."""
+    code = "import sys, xtrain as xt\nd = xt.distributed\nd.init()\nif d.rank():\n    raise ValueError('no luck')\nd.barrier('x')"
+    first, second = run_ranks(2, ["-c", code], tmp_path / "ranks")
+    assert (first.status, second.status) == (75, 1), (first, second)
+    assert "xtrain: error: distributed: rank 1 left: ValueError: no luck (host " in first.err
 
 
 def test_a_missing_rank_ends_the_command_with_75():

@@ -37,7 +37,7 @@ for step in range(4):
         part = (model(rows + noise) - target).square().sum() / x.shape[0]
         part.backward()
     norm = dp.step(clip=5.0 if step % 2 else None)
-    print(step, norm.hex())
+    print(step, norm.item().hex())
 with dp.whole_optimizer():
     state = optimizer.state_dict()["state"]
     if xt.distributed.rank() == 0:
@@ -75,19 +75,21 @@ def test_own_loop(dtype, leaves, sizes, wanted, tmp_path):
 
 
 def test_one_process_takes_the_steps_of_adamw():
-    """With one leaf, what DataParallel does is the optimizer's own step, and clipping."""
+    """With one leaf, what DataParallel does is the optimizer's own step, and clipping; each group has its options."""
     runs = []
     for parallel in (False, True):
         xt.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
-        optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+        weights, biases = ([p for p in model.parameters() if p.ndim == ndim] for ndim in (2, 1))
+        groups = [{"params": biases, "lr": 0.05, "weight_decay": 0.0}, {"params": weights, "betas": (0.5, 0.9)}]
+        optimizer = optim.AdamW(groups, lr=1e-2, weight_decay=0.3)
         dp = DataParallel(model, optimizer) if parallel else None
         x = xt.randn(8, 5)
         for _ in range(3):
             if dp is not None:
                 for (rows,) in dp.leaves((x,)):
                     model(rows).square().sum().backward()
-                norm = dp.step(clip=0.5)
+                norm = dp.step(clip=0.5).item()
             else:
                 optimizer.zero_grad()
                 model(x).square().sum().backward()
@@ -171,9 +173,26 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     before = [p.detach().tolist() for p in model.parameters()]
     for (rows,) in dp.leaves((xt.tensor([[1.0, 2.0, float("inf")]] * 2),)):
         model(rows).sum().backward()
-    norm = dp.step(clip=1.0)
+    norm = dp.step(clip=1.0).item()
     assert norm != norm or norm == float("inf")
     assert [p.detach().tolist() for p in model.parameters()] == before
+    for (rows,) in dp.leaves((xt.ones(2, 3),)):  # and is no step
+        model(rows).sum().backward()
+    dp.step()
+    with dp.whole_optimizer():
+        assert {state["step"] for state in dp.optimizer.state.values()} == {1}
+
+
+def test_a_guard_of_ones_own_stops_a_step():
+    model = nn.Linear(3, 3)
+    dp = DataParallel(model, optim.AdamW(model.parameters()))
+    before = [p.detach().tolist() for p in model.parameters()]
+    for guard in (float("nan"), 0.0):
+        for (rows,) in dp.leaves((xt.ones(2, 3),)):
+            model(rows).sum().backward()
+        dp.reduce()
+        dp.update(xt.tensor(guard))
+        assert ([p.detach().tolist() for p in model.parameters()] == before) == (guard != guard)
 
 
 def test_parameters_without_a_gradient_count_as_zero():
@@ -184,14 +203,28 @@ def test_parameters_without_a_gradient_count_as_zero():
     bank = Bank(parameters, 3)
     assert (bank.offsets, bank.length) == ([0, 128, 384], 8192 * 3)
     (parameters[0] * 2).sum().backward()
-    flat = bank.take_gradients()
+    counter = Counter(bank, 1)
+    counter.push(bank.take_gradients())
+    flat = counter.packed()
     assert flat[:3].tolist() == [2.0] * 3 and flat.sum().item() == 6.0
     assert all(parameter.grad is None for parameter in parameters)
     assert [(s.parameter, s.begin, s.end) for s in bank.segments(64, 386)] == [(1, 64, 194), (2, 320, 322)]
-    counter = Counter(bank)
-    for value in (1.0, 2.0, 3.0):
-        counter.push(xt.full((bank.length,), value))
-    assert set(counter.finish().tolist()) == {6.0}
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 4, 5, 8, 11, 12, 24])
+def test_leaves_are_added_as_the_tree_adds_them(leaves):
+    """In groups: also where the last one is not full; and with the squares of what comes out."""
+    parameters = [xt.ones(200, 50), xt.ones(3)]
+    bank = Bank(parameters, leaves)
+    counter, banks = Counter(bank, leaves), []
+    for _ in range(leaves):
+        gradients = [xt.randn(*p.shape) for p in parameters]
+        banks.append(bank.sum([gradients], xt.empty(bank.length)))
+        counter.push(gradients)
+    squares, expected = xt.zeros(bank.length // 8192, dtype=xt.float64), xt.zeros(bank.length // 8192, dtype=xt.float64)
+    whole = xt._C.tree_sum_(xt.empty(bank.length), banks, expected)
+    assert counter.finish(squares).numpy().tobytes() == whole.numpy().tobytes()
+    assert squares.tolist() == expected.tolist() and squares[0].item() > 0
 
 
 def test_legal_sizes():
@@ -227,13 +260,28 @@ def parallel(model=None, **changes):
         (lambda: list(parallel().leaves((xt.ones(2), xt.ones(3)))), ValueError, "leaves: .*, got 2, 3"),
         (lambda: list(parallel().leaves(())), ValueError, "leaves: .*, got no tensors"),
         (lambda: parallel().step(), RuntimeError, r"step: leaves\(\) must have come to its end, got 0 leaves"),
-        (lambda: parallel().update(1.0), RuntimeError, r"update: reduce\(\) must come before, got no gradients"),
+        (lambda: parallel().update(), RuntimeError, r"update: reduce\(\) must come before, got no gradients"),
+        (
+            lambda: parallel(ema=optim.EMA([xt.ones(2)])),
+            ValueError,
+            "DataParallel: ema must have the parameters of the optimizer, got others",
+        ),
         (lambda: parallel().step(clip=0), ValueError, "step: clip must be a number greater than 0, or None, got 0"),
     ],
 )
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=f"^{message}$"):
         call()
+
+
+def test_a_step_is_taken_once():
+    dp = parallel()
+    for (rows,) in dp.leaves((xt.ones(2, 2),)):
+        dp.model(rows).sum().backward()
+    dp.update(dp.reduce())
+    with pytest.raises(RuntimeError, match=r"^update: reduce\(\) must come before, got no gradients$"):
+        dp.update(1.0)
+    assert dp.steps == 1
 
 
 def test_a_size_that_does_not_fit(monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 
 import xtrain as xt
 from xtrain import _C
+from xtrain.distributed.bank import Bank, add
 
 
 def tree(parts):
@@ -29,6 +30,14 @@ def summed(parts, shape=None):
 def test_model(count):
     values = wide(count)
     assert summed([xt.tensor(row) for row in values]) == tree(list(values)).tobytes()
+
+
+def test_more_parts_than_one_call_takes():
+    values = wide(150)
+    assert (
+        add([xt.tensor(row) for row in values], Bank([xt.zeros(700)], 1)).cpu().numpy().tobytes()
+        == tree(list(values)).tobytes()
+    )
 
 
 @pytest.mark.parametrize("narrow", [xt.bfloat16, xt.float16])

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+import time
 
 import pytest
 
@@ -63,3 +64,26 @@ def test_a_long_message_is_not_waited_for() -> None:
             ours.settimeout(5)
             with pytest.raises(ValueError, match=f"a message of {size} bytes"):
                 store.receive(ours, 1 << 16)
+
+
+def test_a_rank_0_without_the_token_is_refused() -> None:
+    """Whoever listens in its place cannot make the proof that the token is known."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pretend() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(store.MAGIC + b"0" * 16)
+            store.receive(connection, 1 << 16)
+            store.receive(connection, 64)
+            store.send(connection, json.dumps({"welcome": "00" * 32}).encode())
+
+    one = Launch("by hand", 1, 3, 1, 3, host="127.0.0.1", ports=(1,), run_id="run", token="secret")
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    try:
+        with pytest.raises(store.Refused, match="^rank 0 does not know the token$"):
+            store._join(one, one.token, "127.0.0.1", listener.getsockname()[1], time.monotonic() + 60, 60.0)
+    finally:
+        listener.close()
+        thread.join()

@@ -73,7 +73,7 @@ DEVICE_SIZES = [
     ("elementwise/unary.cu", 1, "pieces of a thread; every element is on its own"),
     ("gemm/hopper.cu", 2, "blocks that take tiles; a sum is of one tile, its terms in order"),
     ("gemm/tiled.cu", 1, "size of a tile; an element of C is one chain over k whatever the tile"),
-    ("layers/cross_entropy.cu", 1, "tiles of a row in the backward; every element is on its own"),
+    ("layers/cross_entropy.cu", 2, "blocks take rows in turns, and tiles of a row in the backward; a sum is of one row"),
     ("layers/decoder_step.cu", 1, "blocks share out columns of products and chunks of attention; each is one sum"),
     ("layers/sample.cu", 1, "parts of a row; its sums are of integers"),
     ("mhc/mhc_pre_once.cuh", 2, "groups share out the tokens; the slices of a token come from the shape"),

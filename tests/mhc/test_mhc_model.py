@@ -107,6 +107,9 @@ def test_only_one_checkpointing_where_it_does_something() -> None:
         ValueError, match="Qwen3: gradient_checkpointing must be off while stream_checkpointing is 2, got True"
     ):
         model.gradient_checkpointing = True
+    for policy in ("block", "full"):
+        with pytest.raises(ValueError, match=f"must be none or cheap while stream_checkpointing is 2, got '{policy}'"):
+            model.recompute = policy
     model.gradient_checkpointing, model.stream_checkpointing = False, 0
     model.gradient_checkpointing = True
     with pytest.raises(

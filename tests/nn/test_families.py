@@ -8,6 +8,7 @@ import pytest
 import xtrain as xt
 import xtrain.functional as F
 from xtrain import models, nn
+from xtrain.models.gemma2 import GemmaNorm
 from xtrain.models.registry import MODULES, architecture
 from xtrain.optable.references import rope
 from xtrain.optable.table import array, bits
@@ -294,3 +295,43 @@ def test_gemma2_has_its_formulas(caps: tuple) -> None:
     table = models.Gemma2(config, dtype=xt.bfloat16).model.embed_tokens
     scaled = array(table.weight[7]) * 4.90625  # sqrt(24) is 4.899
     assert np.array_equal(array(table(xt.tensor([7]))[0]), array(xt.tensor(scaled).to(xt.bfloat16)))
+
+
+def test_gemma2_norms_are_rounded_once() -> None:
+    """cast((1 + weight) x rstd): neither 1 + weight nor x rstd is rounded before."""
+    xt.manual_seed(2)
+    x, norm = xt.randn(9, 64, dtype=xt.bfloat16), GemmaNorm(64, 1e-6, dtype=xt.bfloat16)
+    nn.init.uniform_(norm.weight, -0.5, 0.5)
+    wide = array(x).astype(np.float64)
+    want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * (1 + array(norm.weight).astype(np.float64))
+    assert np.mean(array(norm(x)) == array(xt.tensor(want).to(xt.bfloat16))) > 0.99
+
+
+@pytest.mark.parametrize("dtype", [xt.float32, xt.bfloat16])
+def test_gemma2_recomputes_the_same_bits(dtype: xt.dtype) -> None:
+    ids = xt.tensor(np.random.default_rng(4).integers(0, 61, (2, 9)))
+    found = []
+    for policy in ("none", "cheap", "block", "full"):
+        xt.manual_seed(6)
+        model = models.Gemma2(models.Gemma2Config(**SMALL, sliding_window=4, initializer_range=0.3), dtype=dtype)
+        for layer in model.model.layers:
+            nn.init.uniform_(layer.input_layernorm.weight, -0.5, 0.5)
+            nn.init.uniform_(layer.pre_feedforward_layernorm.weight, -0.5, 0.5)
+        model.recompute = policy
+        loss = model.loss(ids, ids)
+        loss.backward()
+        found.append([bits(loss), *(bits(p.grad) for p in model.parameters())])
+    assert found.count(found[0]) == 4
+
+
+def test_gemma2_members_are_called() -> None:
+    """A hook sees each norm, layer and part once a forward; the logits keep their bits."""
+    xt.manual_seed(6)
+    model = models.Gemma2(models.Gemma2Config(**SMALL, sliding_window=4, initializer_range=0.3))
+    ids = xt.tensor([[1, 2, 3, 4]])
+    want, seen = bits(model(ids)), []
+    names = [name for name, _ in model.named_modules() if name.count(".") >= 2]
+    for name, module in model.named_modules():
+        if name in names:
+            module.register_forward_hook(lambda *_, name=name: seen.append(name))
+    assert bits(model(ids)) == want and sorted(seen) == sorted(names)

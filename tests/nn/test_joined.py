@@ -573,3 +573,27 @@ def test_attention_of_columns_gets_gradients_that_are_columns() -> None:
     size = 4 * h * d
     assert sorted(p - places[2] for p in places[:3]) == [0, 0, 2 * size]
     assert len({p - places[5] for p in places[3:]}) == 3, "dense gradients are copied into the product's"
+
+
+@pytest.mark.parametrize("order", ["qkv", "vqk"])
+def test_values_get_gradients_beside_those_of_normalised_heads(order: str) -> None:
+    """Qwen3's v is columns of the product, q and k pass a norm: dv is left where the norm's backward puts dq and dk beside it later, so
+    split() copies nothing. Who keeps dv keeps its values."""
+    x, dy, widths = xt.randn(6, 32), xt.randn(2, 3, 2, 8), {"q": 16, "k": 8, "v": 8}
+    x.requires_grad = True
+    places, grads, kept = [], [], []
+    for dense in (False, True):
+        product = x * 1.0
+        parts = dict(zip(order, product.split([widths[name] for name in order], 1), strict=True))
+        heads = [parts[name].view(2, 3, -1, 8) for name in "qkv"]
+        q, k, v = (t.contiguous() if dense else t for t in heads)
+        for t in (product, *(parts[name] for name in order)):
+            t.register_hook(lambda g: places.append(g.data_ptr()))
+        parts["v"].register_hook(lambda g: kept.append((g, array(g).copy())))
+        x.grad = None
+        y = _C.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (*qk(q, k), v)), True, enable_gqa=True)
+        (y.transpose(1, 2) * dy).sum().backward()
+        grads.append(bits(x.grad))
+    assert grads[0] == grads[1] and all(np.array_equal(array(g), then) for g, then in kept)
+    first = np.cumsum([0] + [4 * widths[name] for name in order[:2]])
+    assert sorted(p - min(places[:4]) for p in places[:4]) == [0, *first]

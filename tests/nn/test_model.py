@@ -277,6 +277,51 @@ def test_training_gives_the_same_bits_at_any_number_of_threads(gemm: str) -> Non
         assert train_bits(1) == want
 
 
+def test_checkpointing_that_is_on_already_stays_as_it_is() -> None:
+    model = make()
+    for policy, on, then in (
+        ("full", True, "full"),
+        ("cheap", False, "cheap"),
+        ("full", False, "none"),
+        ("none", True, "block"),
+    ):
+        model.recompute = policy
+        model.gradient_checkpointing = on
+        assert model.recompute == then and model.gradient_checkpointing is on
+
+
+def test_nothing_is_computed_again_outside_of_training() -> None:
+    """What a graph holds in evaluation mode does not depend on the policy; in training mode it does."""
+
+    def held(policy: str, training: bool) -> int:
+        model = make().train(training)
+        model.recompute = policy
+        ids, targets = map(xt.tensor, batch(model, 3, 37))
+        before = _C.memory_stats(ids.device)["allocated"]
+        loss = model.loss(ids, targets)
+        return _C.memory_stats(loss.device)["allocated"] - before
+
+    for policy in ("cheap", "block", "full"):
+        assert held(policy, False) == held("none", False) > held(policy, True)
+
+
+def test_a_tied_model_takes_a_head_that_is_its_table() -> None:
+    model = make(tie_word_embeddings=True)
+    state = model.state_dict()
+    table = state["model.embed_tokens.weight"]
+    model.load_state_dict({**state, "lm_head.weight": table.clone()})
+    rest = {name: tensor for name, tensor in state.items() if tensor is not table}
+    for wrong in (
+        {**state, "lm_head.weight": table * 2},
+        {**state, "lm_head.weight": table[:3]},
+        {**rest, "lm_head.weight": table},
+    ):
+        with pytest.raises(
+            ValueError, match=r"lm_head.weight must equal model.embed_tokens.weight when tied, got another"
+        ):
+            model.load_state_dict(wrong)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_recomputation_gives_the_same_bits(tied: bool) -> None:
     results = []

@@ -11,6 +11,7 @@ import xtrain as xt
 from xtrain import _C, optim
 from xtrain.optable import muon_reference
 from xtrain.optable.table import array, check_close, exact
+from xtrain.optim.muon import muon_numbers
 
 SHAPES = [(6, 10), (10, 6), (6, 10), (5, 5), (6, 10)]  # three of one shape are one call
 JORDAN = dict(a=3.4445, b=-4.7750, c=2.0315)
@@ -144,6 +145,21 @@ def test_ns_dtype_is_a_dtype_or_its_name_in_every_group() -> None:
     set_gradients([first, second], 0)
     optimizer.step()
     assert [group["ns_dtype"] for group in optimizer.state_dict()["param_groups"]] == ["bfloat16", "float32"]
+
+
+def test_without_steps_of_the_iteration_the_direction_is_the_normalised_one() -> None:
+    param = matrices(xt.float32)[0]
+    before, rows = array(param).copy(), param.shape[0] / param.shape[1]
+    set_gradients([param], 0)
+    optim.Muon([param], lr=0.5, momentum=0.0, weight_decay=0.0, ns_steps=0).step()
+    g = array(param.grad)
+    np.testing.assert_allclose(array(param), before - 0.5 * max(1, rows) ** 0.5 * g / np.linalg.norm(g), rtol=1e-5)
+
+
+def test_meta_stands_for_a_cpu_or_a_gpu() -> None:
+    group = optim.Muon(matrices(xt.float32)).param_groups[0]
+    dtypes = [muon_numbers(group, xt.zeros(2, 3, device=device))[3] for device in ("meta:0", "meta:1")]
+    assert dtypes == [xt.float32, xt.bfloat16]
 
 
 def test_a_parameter_without_a_gradient_stays() -> None:
@@ -289,6 +305,7 @@ def test_an_error_between_two_batches_is_known(monkeypatch) -> None:
         (lambda: optim.ChainedOptimizer([]), r"ChainedOptimizer: optimizers must hold at least one optimizer, got none"),
         (lambda: (lambda p: optim.ChainedOptimizer([optim.Muon(p), optim.AdamW(p)]))(matrices()), r"ChainedOptimizer: params must be distinct, got one in two optimizers"),
         (lambda: optim.ChainedOptimizer([3]), r"ChainedOptimizer: optimizers must be plain optimizers, got int"),  # pyright: ignore[reportArgumentType]  (refused)
+        (lambda: optim.ChainedOptimizer([chain(xt.float32)[0]]), r"ChainedOptimizer: optimizers must be plain optimizers, got ChainedOptimizer"),
         (lambda: chain(xt.float32)[0].add_param_group({"params": []}), r"ChainedOptimizer: a group must be added to one of its optimizers"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -327,3 +328,53 @@ def test_integers_of_numpy_and_tensors_are_numbers_of_steps() -> None:
     assert rates("SequentialLR", milestones=np.array([2])) == rates("SequentialLR", milestones=[2])
     assert rates("StepLR", step_size=np.int32(2)) == rates("StepLR", step_size=2)
     assert rates("StepLR", step_size=2, last_epoch=np.int64(1)) == rates("StepLR", step_size=2, last_epoch=1)
+
+
+# (name, options, the rate of each step from a base of 1), by hand; ValueError is raised in the step behind the last
+RATES = [
+    ("StepLR", dict(step_size=2), [1, 1, 0.1, 0.1, 0.01]),
+    ("MultiStepLR", dict(milestones=[3, 1], gamma=0.5), [1, 0.5, 0.5, 0.25]),
+    ("ExponentialLR", dict(gamma=0.5), [1, 0.5, 0.25]),
+    ("ConstantLR", dict(factor=0.5, total_iters=2), [0.5, 0.5, 1, 1]),
+    ("LinearLR", dict(start_factor=0.5, total_iters=2), [0.5, 0.75, 1, 1]),
+    ("PolynomialLR", dict(total_iters=2, power=2.0), [1, 0.25, 0, 0]),
+    ("CosineAnnealingLR", dict(T_max=2), [1, 0.5, 0, 0.5, 1]),
+    ("CosineAnnealingWarmRestarts", dict(T_0=2), [1, 0.5, 1, 0.5, 1]),
+    ("CosineAnnealingWarmRestarts", dict(T_0=1, T_mult=2), [1, 1, 0.5, 1, *(0.5 + math.sqrt(0.125) * i for i in (1, 0, -1)), 1]),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=4, pct_start=0.5, div_factor=4.0, final_div_factor=5.0, anneal_strategy="linear"), [0.25, 1, 0.525, 0.05]),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=4, pct_start=0.25, div_factor=4.0, final_div_factor=5.0), [1, 0.7625, 0.2875, 0.05]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "want"), RATES)
+def test_rates_of_schedules(name: str, options: dict, want: list[float]) -> None:
+    scheduler = getattr(SCHEDULES, name)(optim.SGD([xt.nn.Parameter(xt.ones(2))], lr=1.0), **options)
+    found = [scheduler.get_last_lr()[0], *(scheduler.get_last_lr()[0] for _ in want[1:] if not scheduler.step())]
+    np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-15)
+    if name == "OneCycleLR":
+        with pytest.raises(ValueError, match="OneCycleLR: step must be below total_steps 4, got 4"):
+            scheduler.step()
+
+
+def test_schedules_one_after_another() -> None:
+    def make(lr: float, milestones=(2,)) -> Any:
+        optimizer = optim.SGD([xt.nn.Parameter(xt.ones(2))], lr=lr)
+        parts = [SCHEDULES.ConstantLR(optimizer, 0.5, 9), SCHEDULES.StepLR(optimizer, 2)]
+        return SCHEDULES.SequentialLR(optimizer, parts, milestones)
+
+    one, found = make(1.0), []
+    for _ in range(6):
+        found.append(one.get_last_lr()[0])
+        other = make(3.0)
+        other.load_state_dict(one.state_dict())
+        one.step()
+        other.step()
+        assert other.get_last_lr() == one.get_last_lr(), "with the states of its schedules"
+    np.testing.assert_allclose(found, [0.5, 0.5, 1, 1, 0.1, 0.1])
+    two = optim.SGD([xt.nn.Parameter(xt.ones(2))], lr=1.0)
+    for schedulers, milestones, text in (
+        ([SCHEDULES.StepLR(two, 1)] * 3, [2, 2], "milestones must grow, got [2, 2]"),
+        ([SCHEDULES.StepLR(two, 1), make(1.0)], [2], "schedulers must have the optimizer given, got one of another"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'SequentialLR: {text}')}$"):
+            SCHEDULES.SequentialLR(two, schedulers, milestones)

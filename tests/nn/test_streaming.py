@@ -140,6 +140,7 @@ def test_seen_tokens_are_less_likely() -> None:
     assert penalty(logits).tolist() == [[1.0, -4.0, 0.5, 0.5], [1.0, -2.0, 1.0, 0.25]]
     assert Penalty(1.0, np.array([[0]]))(logits) is logits
     assert penalty(logits.to(xt.bfloat16)).dtype is xt.float32, "not rounded again"
+    assert penalty(logits.to(xt.float64)).dtype is xt.float64
 
 
 def test_a_penalty_changes_what_is_generated() -> None:

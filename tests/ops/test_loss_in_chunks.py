@@ -78,6 +78,22 @@ def test_rows_of_all_lengths(dtype: str, words: int) -> None:
             assert np.abs(got - want).max() <= 2.0**-9 * np.abs(want).max()
 
 
+@pytest.mark.parametrize(("rows", "words"), [(290, 33001), (70, 65544), (139, 66001)])
+@pytest.mark.parametrize("dtype", LOW)
+def test_many_rows_of_16_bits(dtype: str, rows: int, words: int) -> None:
+    """A GPU's block, or two that share a row, takes several rows, one after the other, and the next is on its way beside it. The last
+    row is a chunk of its own."""
+    given = inputs(rows, 2, words, dtype)
+    with xt.no_grad():
+        given[0].mul_(0.5), given[1].mul_(0.5)
+    with xt.use_gemm_backend("naive"):
+        whole, chunks = ([array(t) for t in run(*given, reduction="sum", chunk_rows=n)[0]] for n in (rows, rows - 1))
+    for want, got in zip(whole, chunks, strict=True):
+        if dtype != "float16":
+            assert np.array_equal(got, want)
+        assert np.abs(got - want).max() <= 2.0**-9 * np.abs(want).max()
+
+
 @pytest.mark.parametrize("gemm", xt.gemm_backends(xt.get_default_device()))
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_as_exact_as_one_piece(dtype: str, gemm: str) -> None:

@@ -5,11 +5,12 @@ and on the device of fake_device.c.
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 
 import xtrain as xt
-from xtrain.generation import generate, steps
+from xtrain.generation import generate, steps, stream_tokens
 from xtrain.models import GPT2, Gemma2, Gemma2Config, GPT2Config, Qwen3, Qwen3Config, decoder
 
 SIZES = dict(
@@ -78,6 +79,15 @@ def counts() -> None:
     assert made[0].captured and after["to_host"] - before["to_host"] <= 12, (before, after)
 
 
+def begun() -> None:
+    """A graph has begun the steps of the next call when the tokens of one are handed out, and none that nobody asked for."""
+    one, at_once = model("qwen3", "float64", head_dim=8), steps.AT_ONCE
+    made.clear()
+    xt.generation.sampling.Steps = Seen  # type: ignore[attr-defined]
+    tokens = stream_tokens(one, IDS, 1 + 2 * at_once + 5, temperature=0.0, capture=True)
+    assert [made[0]._begun if made else 0 for _ in tokens] == [0] + [at_once] * at_once + [5] * at_once + [0] * 5
+
+
 def refused() -> None:
     """A step that waits for the host cannot be captured: one warning, and the same tokens step by step."""
     one = model("qwen3", "float64", head_dim=8)
@@ -98,15 +108,20 @@ def refused() -> None:
 
 def at_once() -> None:
     """All layers of a step are one op where it computes what their members do: another member, or a cache of its own, is called."""
-    calls: list[bool] = []
-    step = decoder.Trunk._step
+    calls: dict[type, list[bool]] = {decoder.Decoder: [], decoder.Trunk: []}  # with the head, and without
 
-    def counted(*arguments: object) -> xt.Tensor | None:
-        out = step(*arguments)  # type: ignore[arg-type]
-        calls.append(out is not None)
-        return out
+    def count(of: Any) -> None:
+        step = of._step
 
-    decoder.Trunk._step = counted  # type: ignore[method-assign,assignment]
+        def counted(*arguments: object) -> xt.Tensor | None:
+            out = step(*arguments)
+            calls[of].append(out is not None)
+            return out
+
+        of._step = counted
+
+    count(decoder.Decoder)
+    count(decoder.Trunk)
 
     class Twice(xt.nn.Linear):
         def forward(self, x: xt.Tensor) -> xt.Tensor:
@@ -133,11 +148,18 @@ def at_once() -> None:
             layer.mlp.down_proj.bias = xt.nn.Parameter(xt.ones(32, dtype=xt.float64, device="cuda"))
         elif name == "norm":
             layer.self_attn.q_norm = None
+        elif name == "head":
+            one.lm_head = Twice(32, 97, False, "cuda", xt.float64)
+        elif name == "last eps":
+            one.model.norm.eps = 0.5
         return one
 
-    for name, count in dict(stock=2, groups=2, linear=0, mlp=0, eps=0, theta=0, bias=0, norm=0).items():
+    whole = ("stock", "groups")
+    for name in (*whole, "head", "last eps", "linear", "mlp", "eps", "theta", "bias", "norm"):
         one = other(name)
         want = generate(one, IDS, 12, temperature=0.0, capture=False).tolist()
-        calls.clear()
+        for made in calls.values():
+            made.clear()
         assert generated(one, 12, temperature=0.0) == want, name
-        assert sum(calls) == count and len(calls) == 2, (name, calls)
+        assert calls[decoder.Decoder] == [name in whole] * 2, (name, calls)
+        assert calls[decoder.Trunk] == ([] if name in whole else [name in ("head", "last eps")] * 2), (name, calls)

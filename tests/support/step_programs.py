@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 import xtrain as xt
+import xtrain.functional as F
 from xtrain import _C
 
 # Layers, batch, C, H, K, D, F, L; whether queries and keys have norms. Chunks of attention in whole groups and spread over all blocks,
@@ -59,11 +60,11 @@ def check(sizes: tuple[int, ...], norms: bool) -> None:
     at, every = xt.tensor(places, device="cuda"), slice(0, batch)
     for dtype in ("bfloat16", "float16"):
         weights, kept = layers_of(*sizes, norms, dtype)  # type: ignore[call-arg]
-        x = drawn(1, batch, c, dtype=dtype)
+        x, norm, head = drawn(1, batch, c, dtype=dtype), drawn(2, c, dtype=dtype), drawn(3, 2003, c, dtype=dtype)
 
-        def step(rows: slice, plain: bool, x=x, weights=weights, kept=kept) -> list[xt.Tensor]:
+        def step(rows: slice, plain: bool, x=x, weights=weights, kept=kept, **last: xt.Tensor) -> list[xt.Tensor]:
             caches = [one[rows].clone() for one in kept]
-            return [_C.decoder_step(x[rows], at[rows], weights, caches, 1e-6, 1e6, plain=plain), *caches]
+            return [_C.decoder_step(x[rows], at[rows], weights, caches, 1e-6, 1e6, plain=plain, **last), *caches]
 
         def alike(found: list[xt.Tensor], want: list[xt.Tensor], rows: slice) -> bool:
             pairs = [(a.cpu().float().numpy(), b[rows].cpu().float().numpy()) for a, b in zip(found, want, strict=True)]
@@ -81,5 +82,8 @@ def check(sizes: tuple[int, ...], norms: bool) -> None:
                 assert alike(step(every, False), want, every), dtype
             for rows in (slice(0, 1), slice(batch // 2, batch)):
                 assert alike(step(rows, False), want, rows), (dtype, rows)
+            logits = F.linear(F.rms_norm(want[0], norm, 1e-6), head)
+            for plain in (True, False, False):
+                assert alike(step(every, plain, last_norm=norm, head=head), [logits, *want[1:]], every), (dtype, plain)
             graph = xt.cuda.graph(lambda: step(every, False)[0])
             assert all(alike([graph()], want[:1], every) for _ in range(5)), dtype

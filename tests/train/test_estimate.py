@@ -76,6 +76,19 @@ def test_the_peak_is_estimated(tmp_path, policy: str, changes: dict) -> None:
     assert flops[0] == flops[1] < flops[2] < flops[3] and found["cheap"].moved > found["none"].moved
 
 
+@pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_averages_count_with_the_optimizer(tmp_path, precision: str, size: int) -> None:
+    """float32 of each parameter, of 16-bit ones too."""
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", precision=precision)
+    trainer, found = Trainer(values, quiet=True), []
+    for ema in (0.0, 0.9):
+        trainer.config.ema = ema
+        found.append(estimates(architecture("qwen3"), trainer.model.config, trainer.config, "cpu")[0])
+    assert found[0].parameters == found[1].parameters
+    more, least = found[1].optimizer - found[0].optimizer, 4 * found[0].parameters // size
+    assert 0.95 * least < more < 1.3 * least  # blocks are rounded
+
+
 @pytest.mark.on_cpu
 def test_a_captured_step_keeps_its_memory_in_an_evaluation(tmp_path) -> None:
     """Estimated for a GPU, without one: both at once, where an eager step leaves its memory to the evaluation."""
@@ -229,7 +242,7 @@ def test_a_run_that_is_refused_is_not_estimated(tmp_path) -> None:
     for change, error, words in (
         ({}, None, ""),
         ({"vocab_size": 100}, DataError, "needs a vocabulary of 256 tokens, the model has 100"),
-        ({"model_type": "bert"}, CheckpointError, r"config\.json: model_type must be gpt2, .* got 'bert'"),
+        ({"model_type": "bert"}, CheckpointError, r"config\.json: model_type must be gemma2, .* got 'bert'"),
     ):
         shutil.rmtree(model, ignore_errors=True)
         GPT2(keys).save_pretrained(model)
@@ -256,3 +269,31 @@ def test_the_work_is_that_of_the_policy_and_of_the_steps_that_are_left(tmp_path,
         assert dry_run(given).splitlines()[-1] == f"{policy} 9"
     Trainer(options(data, run, device="cpu", steps=4), quiet=True).run()
     assert dry_run({"resume": str(run), "device": "cpu", "steps": 10, "extend": True}).splitlines()[-1].endswith(" 6")
+
+
+def test_what_an_evaluation_needs_counts(tmp_path) -> None:
+    """A machine that holds a step and not the evaluation beyond it is too small."""
+    sizes = dict.fromkeys(("parameters", "optimizer", "activations", "loss", "other"), 10)
+    one = estimate.Estimate(recompute="none", working=0, evaluation=7, gradients=0, flops=1, moved=1, **sizes)
+    assert (one.step, one.peak) == (50, 57)
+    config = TrainConfig(out=str(tmp_path))
+    for limit, told in ((57, False), (56, True), (50, True)):
+        assert ("(more than the 0.0 GiB of cpu)" in "".join(estimate.table([one], config, limit, "cpu"))) == told
+
+
+def test_constants_of_devices(tmp_path) -> None:
+    """Kernels of a GPU work on one piece of a batch; what the bytes of other kernels cost, its precision says."""
+    config = TrainConfig(out=str(tmp_path), batch_size=7, grad_accum=3, seq_len=5)
+    keys = Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+    memory = [estimate._working_memory(keys, config, _C.device(device)) for device in ("meta:0", "meta:1")]
+    assert memory == [0, (32 << 20) + 4 * 3 * 5 * 4 * 6]
+    sizes = dict.fromkeys(("parameters", "optimizer", "activations", "loss", "other"), 0)
+    one = estimate.Estimate(recompute="none", working=0, evaluation=0, gradients=0, flops=9, moved=100, **sizes)
+    for precision, device, work in (
+        ("bfloat16", "cuda", 15009),
+        ("tf32", "cuda", 7509),
+        ("float32", "cuda", 1309),
+        ("bfloat16", "cpu", 2009),
+    ):
+        config.precision = precision
+        assert estimate._work(one, config, device) == work

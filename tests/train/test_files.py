@@ -248,3 +248,15 @@ def test_signals_while_a_file_is_written(tmp_path) -> None:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
+def test_no_pipe_is_waited_for(tmp_path, flags: int) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    signal.alarm(60)  # it would be
+    try:
+        with pytest.raises(OSError, match="it is not a regular file"):
+            files.open_in_place(tmp_path / "pipe", flags)
+    finally:
+        signal.alarm(0)

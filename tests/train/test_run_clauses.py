@@ -91,16 +91,20 @@ def test_durations() -> None:
         assert progress.clock(seconds) == text
 
 
-def test_lines_of_a_run_that_nobody_watches(capsys) -> None:
-    """The first step, every `every`-th, and the last; nothing when quiet."""
+def test_lines_of_a_run_that_nobody_watches(capsys, monkeypatch) -> None:
+    """The first step, every `every`-th, and the last; nothing when quiet. A step of this process takes 2 s."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     for quiet in (False, True):
         shown = progress.Progress(12, 3, every=5, quiet=quiet)
         for step in range(4, 13):
+            now[0] += 2.0
             shown.update(step, 1.5, 100.0)
         shown.message("a line")
         shown.close()
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[1] for line in lines[:-1]] == ([] if quiet else ["4/12", "5/12", "10/12", "12/12"])
+        assert [line.split()[-1] for line in lines[:-1]] == ([] if quiet else ["0:16", "0:14", "0:04", "0:00"])
         assert lines[-1:] == ([] if quiet else ["a line"])
 
 

@@ -255,6 +255,26 @@ def test_hangups_never_stop_at_once(tmp_path, data) -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+def test_signals_of_several_processes_are_agreed_upon(monkeypatch) -> None:
+    """Those within a second or of another kind are what an engine passes on of one; nobody stops before all know why."""
+    now = [100.0]
+    monkeypatch.setattr("xtrain.train.stop.time.monotonic", lambda: now[0])
+    for asks in (False, True):
+        with StopSignals(quiet=True, agree=lambda why: why) as stop:
+            if asks:
+                stop.ask("a callback")
+            else:
+                for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+                    signal.raise_signal(number)
+            assert stop.received is None and not stop.at_once
+            stop.join()
+            assert stop.received == ("a callback" if asks else "SIGTERM")
+            now[0] += 1.1
+            if not asks:
+                with pytest.raises(SystemExit):
+                    signal.raise_signal(signal.SIGTERM)
+
+
 def test_what_fails_is_told_once(capsys) -> None:
     report = Report(quiet=False)
     for _ in range(3):

@@ -13,7 +13,7 @@ from runs import arguments, metrics, options, text_file, weights
 
 import xtrain as xt
 import xtrain.functional as F
-from xtrain import lora, models, optim, saving
+from xtrain import _C, lora, models, optim, saving
 from xtrain.distributed.bank import Bank
 from xtrain.errors import ConfigError
 from xtrain.nn.module import evaluating
@@ -155,12 +155,39 @@ def test_logits_that_scale_nothing() -> None:
     clip = optim.QKClip(model, 5.0, optim.AdamW(model.parameters()))
     assert clip.factors([[-7.0, 5.0, math.inf, math.nan], [0.0, -math.inf, 4.9, 5.0]]) == {}
     factors = clip.factors([[-7.0, 20.0, math.inf, 1.0], [0.0] * 4])
+    assert clip.count([[-7.0, 20.0, math.inf, 5.0], [math.nan, 5.1, 0.0, 0.0]]) == 2
     names = {id(p): name for name, p in model.named_parameters()}
     assert sorted(names[id(p)].partition("self_attn.")[2] for p in factors) == [
         "k_proj.bias", "k_proj.weight", "q_proj.bias", "q_proj.weight",
     ]  # fmt: skip
     for factor in factors.values():
         assert array(factor).reshape(-1).tolist() == [1.0] * 8 + [0.5] * 8 + [1.0] * 16
+
+
+def test_measuring_leaves_settings_as_they_were() -> None:
+    """Logits are of float32 products, whatever the process has chosen; a hook of the caller's stays. Two calls of a
+    layer's attention are an error.
+    """
+    model, ids = model_of("shared"), xt.tensor([[1, 2, 3]])
+    seen: list[tuple[str, bool]] = []
+    clip = optim.QKClip(model, 1.0, optim.AdamW(model.parameters()))
+
+    def hook(op: Any, *_: Any) -> None:
+        seen.append((op.__name__, _C.tf32()))
+
+    mode, before = xt.get_float32_matmul_precision(), _C.set_call_hook(hook)
+    try:
+        xt.set_float32_matmul_precision("high")
+        assert len(clip.measure(lambda: model(ids))) == 2
+        assert xt.get_float32_matmul_precision() == "high"
+        seen.clear()
+        qk_clip.logit_maxima(xt.ones(1, 2, 3, 4), xt.ones(1, 2, 3, 4), True, None, None, None)
+        assert [tf32 for name, tf32 in seen if name == "matmul"] == [False]
+        with pytest.raises(RuntimeError, match="must call scaled_dot_product_attention once, got 4 calls"):
+            clip.measure(lambda: (model(ids), model(ids)))
+    finally:
+        xt.set_float32_matmul_precision(mode)
+        _C.set_call_hook(before)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

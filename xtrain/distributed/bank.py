@@ -11,6 +11,8 @@ from .._C import Tensor
 
 ALIGN = 128  # elements, at a multiple of which a parameter begins
 BLOCK = 8192  # elements of a block of the norm; pieces begin at multiples of it
+BUCKET = 1 << 24  # elements of a bank, where a step has several leaves: banks are sent one after the other
+GROUP = 4  # leaves that are added in one pass: a power of two. With 8, eight leaves would need no less memory
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Bank:
         else:
             self.offsets = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
             self.length = max(-(-sum(sizes) // (BLOCK * leaves)), 1) * BLOCK * leaves
+        self.order = sorted(range(len(sizes)), key=self.offsets.__getitem__)
+        self._in_order = [self.parameters[i] for i in self.order]
+        self._starts = _C.tensor([self.offsets[i] for i in self.order], _C.int64, _C.device("cpu"))
 
     def empty(self, dtype: _C.dtype, length: int | None = None) -> Tensor:
         """A flat tensor of zeros."""
@@ -61,20 +66,31 @@ class Bank:
                 found.append(Segment(number, first - begin, last - begin))
         return found
 
-    def take_gradients(self) -> Tensor:
-        """All gradients as one flat tensor of the parameters' dtype, zero where there is none; they are dropped."""
-        flat = self.empty(self.dtype)
-        for place, parameter in zip(self.places(flat), self.parameters, strict=True):
-            if parameter.grad is not None:
-                place.copy_(parameter.grad.reshape(-1))
+    def take_gradients(self) -> list[Tensor]:
+        """The gradient of each parameter in the order of places, zeros where there is none; they are dropped."""
+        found = []
+        for parameter in self._in_order:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = _C.full(parameter.shape, 0, self.dtype, self.device)
+            else:
                 parameter.grad = None
-        return flat
+            found.append(gradient)
+        return found
+
+    def sum(
+        self, banks: Sequence[Sequence[Tensor]], out: Tensor | None, squares: Tensor | None = None
+    ) -> Tensor | None:
+        """T of up to GROUP banks, each one tensor a parameter in the order of places, which lie anywhere: into `out`,
+        of the wide dtype, or of the parameters' for one bank; None where only the squares of blocks are wanted.
+        """
+        _C.bank_sum_(out, [tensor for bank in banks for tensor in bank], self._starts, squares)
+        return out
 
     def read(self, dtype: _C.dtype) -> Tensor:
-        """The parameters as one flat tensor."""
-        flat = self.empty(dtype)
-        for place, parameter in zip(self.places(flat), self.parameters, strict=True):
-            place.copy_(parameter.detach().reshape(-1))
+        """The parameters as one flat tensor of their dtype or the wide one."""
+        flat = _C.empty((self.length,), dtype, self.device)
+        _C.bank_sum_(flat, [parameter.detach() for parameter in self._in_order], self._starts)
         return flat
 
     def write(self, flat: Tensor) -> None:
@@ -99,30 +115,72 @@ def add(parts: Sequence[Tensor], bank: Bank, squares: Tensor | None = None) -> T
     while len(parts) > 64:  # a power of two: neighbours are subtrees
         parts = [add(parts[i : i + 64], bank) for i in range(0, len(parts), 64)]
     first = parts[0]
-    out = first if first.dtype is bank.wide and first.is_contiguous() else bank.empty(bank.wide, first.numel())
+    fits = first.dtype is bank.wide and first.is_contiguous()
+    out = first if fits else _C.empty((first.numel(),), bank.wide, bank.device)
     return _C.tree_sum_(out, list(parts), squares)
 
 
+def buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The parameters in order, cut into lists of at least BUCKET elements but for the first, which is needed last."""
+    found: list[list[Tensor]] = [[]]
+    size = 0
+    for parameter in reversed(parameters):
+        if size >= BUCKET:
+            found.append([])
+            size = 0
+        found[-1].append(parameter)
+        size += parameter.numel()
+    return [bucket[::-1] for bucket in found[::-1]]
+
+
 class Counter:
-    """The binary counter that adds flat tensors as the tree does, one after the other."""
+    """Adds the gradients of `leaves` leaves, one after the other, as the tree does. Up to GROUP of them stay where the
+    backward has made them, and are added in one pass; a binary counter adds the groups.
+    """
 
-    def __init__(self, bank: Bank) -> None:
-        self._bank = bank
+    def __init__(self, bank: Bank, leaves: int) -> None:
+        self._bank, self._left = bank, leaves
+        self._leaves: list[list[Tensor]] = []
         self._nodes: list[Tensor] = []
-        self._count = 0
+        self._groups = 0
 
-    def push(self, flat: Tensor) -> None:
-        """Take the next tensor, which may be changed from now on."""
-        level = 0
-        while self._count >> level & 1:
-            flat = add([self._nodes.pop(), flat], self._bank)
+    def push(self, gradients: list[Tensor]) -> None:
+        """Take the next leaf's, which may be changed from now on."""
+        self._leaves.append(gradients)
+        self._left -= 1
+        if len(self._leaves) < GROUP or not self._left:
+            return
+        node, level = self._group(), 0
+        while self._groups >> level & 1:
+            node = add([self._nodes.pop(), node], self._bank)
             level += 1
-        self._nodes.append(flat)
-        self._count += 1
+        self._nodes.append(node)
+        self._groups += 1
 
-    def finish(self) -> Tensor:
-        """The sum of all, in the parameters' dtype where there was one alone."""
-        while len(self._nodes) > 1:
-            last = self._nodes.pop()
-            self._nodes.append(add([self._nodes.pop(), last], self._bank))
-        return self._nodes.pop()
+    def _group(self, squares: Tensor | None = None) -> Tensor:
+        flat = _C.empty((self._bank.length,), self._bank.wide, self._bank.device)
+        self._bank.sum(self._leaves, flat, squares)
+        self._leaves = []
+        return flat
+
+    def alone(self) -> list[Tensor]:
+        """The gradients of the only leaf."""
+        (gradients,) = self._leaves
+        return gradients
+
+    def packed(self) -> Tensor:
+        """The sum of all, flat; in the parameters' dtype where there was one leaf."""
+        if self._nodes or len(self._leaves) > 1:
+            return self.finish()
+        flat = _C.empty((self._bank.length,), self._bank.dtype, self._bank.device)
+        self._bank.sum(self._leaves, flat)
+        self._leaves = []
+        return flat
+
+    def finish(self, squares: Tensor | None = None) -> Tensor:
+        """The sum of all, flat and wide. squares: gets the squares of its blocks."""
+        node = self._group(None if self._nodes else squares)
+        while self._nodes:
+            older = self._nodes.pop()
+            node = add([older, node], self._bank, None if self._nodes else squares)
+        return node

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .. import _C
 from .._C import Tensor
+from .._graph import capturing
 from ..errors import PeerError, shown
 from .judge import differ
 from .progress import Progress
@@ -48,6 +49,8 @@ class GpuPlane(Protocol):
     def all_gather(self, t: Tensor, name: str) -> Tensor: ...
     def all_to_all(self, t: Tensor, name: str) -> Tensor: ...
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor: ...
+    def start_all_to_all(self, t: Tensor, name: str) -> Tensor: ...
+    def finish(self) -> None: ...
     def leave(self, in_order: bool) -> None: ...
 
 
@@ -58,6 +61,11 @@ def _bytes(t: Tensor) -> Buffer:
 
 def _tensor(data: Buffer, like: Tensor, count: int) -> Tensor:
     return _C.from_bytes(data, like.dtype, (count,)).to(like.device)
+
+
+def _refuse_capture() -> None:
+    if capturing() is not None:
+        raise RuntimeError("cuda.graph: exchanges through hosts cannot be captured; those of NCCL can")
 
 
 def _typed(name: str, t: Tensor) -> str:
@@ -182,7 +190,10 @@ class HostPlane:
         return self.counted(signature, lambda text: self._move(sections, text.encode(), route))
 
     def counted(self, signature: dict[str, Any], act: Callable[[str], _R]) -> _R:
-        """What `act` returns, which is the next exchange. It gets the signature, which all ranks must have alike."""
+        """What `act` returns, which is the next exchange. It gets the signature, which all ranks must have alike.
+        RuntimeError in a captured step, whose replays would not exchange anything through hosts.
+        """
+        _refuse_capture()
         if self._over is not None:
             raise (self.watch.error() if self.watch is not None else None) or PeerError(self._over)
         self._number += 1
@@ -294,7 +305,10 @@ class HostPlane:
 
     def gpus_of(self, t: Tensor) -> GpuPlane | None:
         """What moves this tensor's bytes from GPU to GPU; None where they go through the memory of hosts."""
-        return self.gpus if self.gpus is not None and t.device == self.gpus.device else None
+        if self.gpus is not None and t.device == self.gpus.device:
+            return self.gpus
+        _refuse_capture()
+        return None
 
     def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
         """The elements of `t` of every rank, one rank after the other: [W * n]."""
@@ -314,6 +328,13 @@ class HostPlane:
         flat = t.reshape(-1)
         pieces = [_bytes(flat[i * count : (i + 1) * count]) for i in range(self.world_size)]
         return [_tensor(data, t, count) for data in self.all_to_all(pieces, name)]
+
+    def start_all_to_all(self, t: Tensor, name: str) -> list[Tensor]:
+        """What all_to_all_tensor returns, which may be read after the `finish` of `gpus`: between GPUs alone."""
+        gpus, count = self.gpus_of(t), t.numel() // self.world_size
+        assert gpus is not None
+        found = gpus.start_all_to_all(t, _typed(name, t))
+        return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
 
     def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""

@@ -7,16 +7,24 @@ are found by their signatures, which heartbeats bring.
 Nothing waits inside NCCL for ever. The communicator is opened by a thread of its own; after that calls only queue work,
 and the main thread asks whether the device is done, until it is or the watchdog has spoken. Then the communicator is
 aborted by one more thread, because that may hang, too; 5 s after a verdict the watchdog ends the process.
+
+In a captured step an exchange becomes a part of the graph. A replay with all its exchanges is one of the host's plane,
+with a digest of their signatures, and is waited for like any other.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import weakref
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 from .. import _C
 from .._C import Tensor
+from .._graph import capturing
 from ..errors import ConfigError, PeerError, shown
 from . import agree
 from .host import HostPlane
@@ -31,6 +39,9 @@ class NcclPlane:
 
     def __init__(self, host: HostPlane, device: _C.device) -> None:
         self.device, self._host = device, host
+        self._beside: list[tuple[str, Tensor, Tensor]] = []  # exchanges beside the kernels, whose memory must stay
+        # Exchanges in each captured step, and a digest of their signatures.
+        self._graphs: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # its sums may differ from call to call, and we need none
         about: list[dict[str, Any]] = []
         agree.all_or_none(host, lambda: about.append(_version()))
@@ -55,7 +66,7 @@ class NcclPlane:
         def work() -> None:
             try:
                 comm = _C.nccl_open(self.device, unique_id, self._host.rank, size)
-                _C.nccl_all_to_all(comm, *trial)
+                _C.nccl_all_to_all(comm, trial[0], trial[1])
                 _C.nccl_all_gather(comm, trial[0], trial[1][:1])
                 _C.nccl_broadcast(comm, trial[0], 0)
                 found.append(comm)
@@ -83,6 +94,23 @@ class NcclPlane:
         self._run({"all_to_all": name}, lambda: _C.nccl_all_to_all(self._comm, out, t))
         return out
 
+    def start_all_to_all(self, t: Tensor, name: str) -> Tensor:
+        """The same beside the kernels that are queued from now on: the result may be read after `finish`."""
+        t = t.reshape(-1).contiguous()
+        out = _C.empty((t.numel(),), t.dtype, self.device)
+        try:
+            _C.nccl_all_to_all(self._comm, out, t, True)
+        except RuntimeError as error:
+            raise PeerError(f"distributed: {shown(error, 300)}") from None
+        self._beside.append((name, t, out))
+        return out
+
+    def finish(self) -> None:
+        """Let the kernels that are queued from now on wait for what was started: one exchange of the plane."""
+        begun, self._beside = self._beside, []
+        digest = zlib.crc32(json.dumps([name for name, _, _ in begun]).encode())
+        self._run({"all_to_all": len(begun), "digest": digest}, lambda: _C.nccl_join(self._comm))
+
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""
         out = t.reshape(-1).clone()
@@ -90,6 +118,21 @@ class NcclPlane:
         return out
 
     def _run(self, signature: dict[str, Any], queue: Any) -> None:
+        graph = capturing()
+        if graph is None:
+            self._counted({**signature, "by": "NCCL"}, queue)
+            return
+        queue()
+        found = self._graphs.get(graph)
+        if found is None or graph.around is None:
+            found = self._graphs[graph] = [0, 0]
+            graph.around = lambda replay: self._counted({"graph": found[1], "exchanges": found[0]}, replay)
+        found[0] += 1
+        found[1] = zlib.crc32(json.dumps(signature).encode(), found[1])
+
+    def _counted(self, signature: dict[str, Any], queue: Callable[[], Any]) -> None:
+        """Queue an exchange, or a graph that has some, and wait for it."""
+
         def act(_: str) -> None:
             try:
                 queue()
@@ -99,7 +142,7 @@ class NcclPlane:
             except RuntimeError as error:  # of NCCL; or the watchdog has ended the communicator
                 raise PeerError(f"distributed: {shown(error, 300)}") from None
 
-        self._host.counted({**signature, "by": "NCCL"}, act)
+        self._host.counted(signature, act)
 
     def _close(self, in_order: bool) -> threading.Thread:
         closing = threading.Thread(target=_C.nccl_close, args=(self._comm, in_order), name="xtrain nccl", daemon=True)
@@ -107,7 +150,11 @@ class NcclPlane:
         return closing
 
     def leave(self, in_order: bool) -> None:
-        """End the communicator. in_order: all ranks leave without an error."""
+        """End the communicator. in_order: all ranks leave without an error. Graphs go first: NCCL waits for theirs."""
+        for graph in list(self._graphs):
+            graph.end(
+                "cuda.graph: the exchanges of this step have ended with xtrain.distributed.shutdown: make a new graph"
+            )
         self._close(in_order).join(_CLOSING)
 
 

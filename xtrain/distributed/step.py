@@ -9,13 +9,15 @@ from typing import Any
 
 from .. import _C
 from .._C import Tensor
+from .._graph import capturing
 from ..autograd import no_grad
 from ..errors import ConfigError
 from ..nn.module import Module
 from ..optim import EMA, AdamW, ChainedOptimizer, Muon
 from ..optim.muon import muon_numbers
 from . import world
-from .bank import Bank, Counter, Segment, add
+from .agree import gather_json
+from .bank import BLOCK, Bank, Counter, Segment, add, buckets
 from .compare import checksums, odd_ones
 
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
@@ -41,8 +43,10 @@ def check_leaves(leaves: int, size: int) -> None:
 class _Owned:
     """The piece of a bank that this rank owns, with its share of the optimizer's state.
 
-    values: of a 16-bit dtype the float32 masters, which are the truth; else a copy of the parameters, read each step.
-    names: of the optimizer's tensors.
+    values: of a 16-bit dtype the float32 masters, which are the truth; else a copy of the parameters, read each step,
+    or None where the optimizer changes the parameters themselves: AdamW of one process.
+    names: of the optimizer's tensors. For each segment, `targets` has what the optimizer changes, `masters` its
+    master if it has any, `states` its piece of each of the optimizer's tensors.
     """
 
     def __init__(self, bank: Bank, rank: int, size: int, names: Sequence[str]) -> None:
@@ -51,19 +55,54 @@ class _Owned:
         self.begin = rank * self.count
         self.segments: list[Segment] = bank.segments(self.begin, self.begin + self.count)
         self.has_masters = bank.dtype in (_C.bfloat16, _C.float16)
-        self.values = self.mine(bank.read(bank.wide)).clone()
+        self.of_muon = "momentum_buffer" in names
+        self.direct = size == 1 and not self.of_muon
+        needed = self.has_masters or not self.direct
+        self.values = self.mine(bank.read(bank.wide)).clone() if needed else None
         self.moments = {name: bank.empty(bank.wide, self.count) for name in names}
         self.average: Tensor | None = None  # with an EMA
         self.updates = _C.full((), 0, _C.int64, bank.device)  # of it
         self.steps = [0] * len(bank.parameters)
         self.counts = [_C.full((), 0, _C.int64, bank.device) for _ in self.segments]
+        self.states = [self.cut(flat) for flat in self.moments.values()]
+        self.targets: list[Tensor] = []
+        self.masters: list[Tensor] = []
+        self.rounded: Tensor | None = None  # the piece of 16-bit parameters, on several processes
+        if self.of_muon:
+            self.targets = self.cut(self.truth)
+        elif self.direct:
+            self.targets = [bank.parameters[segment.parameter] for segment in self.segments]
+        elif self.has_masters:
+            self.rounded = bank.empty(bank.dtype, self.count)
+            self.targets = self.cut(self.rounded)
+        else:
+            self.targets = self.cut(self.truth)
+        if self.has_masters and not self.of_muon:
+            self.masters = self.cut(self.truth)
+
+    @property
+    def truth(self) -> Tensor:
+        assert self.values is not None
+        return self.values
 
     def mine(self, flat: Tensor) -> Tensor:
         return flat[self.begin : self.begin + self.count]
 
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """What of a flat tensor belongs to each segment; of one that is a parameter or matrix, in its shape."""
+        found = [flat[segment.begin : segment.end] for segment in self.segments]
+        if self.direct or self.of_muon:
+            shapes = (self.bank.parameters[segment.parameter].shape for segment in self.segments)
+            found = [piece.reshape(shape) for piece, shape in zip(found, shapes, strict=True)]
+        return found
+
+    def now(self) -> list[Tensor]:
+        """The true values of each segment."""
+        return self.masters or self.targets
+
     def kept(self) -> dict[str, Tensor]:
         """The tensors of the state."""
-        return {**self.moments, "master": self.values} if self.has_masters else self.moments
+        return {**self.moments, "master": self.truth} if self.has_masters else self.moments
 
 
 class DataParallel:
@@ -79,13 +118,15 @@ class DataParallel:
     parameters. optimizer: AdamW, Muon, or a ChainedOptimizer of them; learning rates and other options may change
     between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
     ema: of the optimizer's parameters; `step` updates it, each rank its piece.
+    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
+    The numbers are the same.
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
     @no_grad()
     def __init__(
         self, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, max_ranks: int | None = None,
-        mode: str = "exact", ema: EMA | None = None,
+        mode: str = "exact", ema: EMA | None = None, overlap: bool = True,
     ) -> None:  # fmt: skip
         if not isinstance(model, Module):
             raise TypeError(f"DataParallel: model must be a Module, got {type(model).__name__}")
@@ -103,6 +144,8 @@ class DataParallel:
         check_leaves(self.max_ranks, self.size)
         self.model, self.optimizer, self.ema = model, optimizer, ema
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        # Of each group.
+        self._place: list[tuple[Any, int]] = [(one, i) for one in parts for i in range(len(one.param_groups))]
         of_muon = {
             id(p) for part in parts if isinstance(part, Muon) for group in part.param_groups for p in group["params"]
         }
@@ -113,10 +156,13 @@ class DataParallel:
                 by_kind.setdefault(kind, []).append(parameter)
         if sum(map(len, by_kind.values())) != len(self._group):
             raise ValueError("DataParallel: optimizer must have parameters of the model alone, got others")
-        whole = [matrices for _, _, matrices in by_kind]
-        self._banks = [
-            Bank(each, self.max_ranks, all_of_it) for each, all_of_it in zip(by_kind.values(), whole, strict=True)
-        ]
+        whole: list[bool] = []
+        self._banks: list[Bank] = []
+        for (_, _, matrices), members in by_kind.items():
+            one = matrices or self.max_ranks == 1
+            for each in [members] if one else buckets(members):
+                self._banks.append(Bank(each, self.max_ranks, matrices))
+                whole.append(matrices)
         if self._plane is not None:
             from . import gpus
 
@@ -128,9 +174,19 @@ class DataParallel:
         self._owned = [_Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
             raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
+        gpus = None if self._plane is None else self._plane.gpus
+        self._overlap = overlap and gpus is not None and gpus.device == self._banks[0].device
+        # The order in which banks are sent, the same on every rank: the last parameters have their gradients first.
+        self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
+        self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]
+        self._bank_of = [i for i, bank in enumerate(self._banks) for _ in bank.parameters]
+        self._missing: list[int] = []  # gradients that each bank waits for
+        self._sent: list[list[Tensor]] = []  # what the banks have received, in the order in which they are sent
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
-        self._sums: list[Tensor] = []
+        # From `reduce` to `update`: the gradients of each bank, flat or a tensor a segment; coefficient and guard.
+        self._sums: list[Tensor | list[Tensor]] = []
+        self._scale = self._guard = _C.full((), 1, _C.float64, self._banks[0].device)
         self.steps = 0  # that this run has made
         self._compared: list[tuple[str, Tensor]] = []
         if self._plane is not None:
@@ -140,14 +196,30 @@ class DataParallel:
             ]
         self.take_states()
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold a step: of one process, or where GPUs exchange bytes among themselves."""
+        return self._plane is None or self._plane.gpus_of(self._scale) is not None
+
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
-    def leaves(self, batch: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def leaves(self, batch: Sequence[Any], backwards: int | None = None) -> Iterator[tuple[Any, ...]]:
         """Yield this rank's leaves of a batch: rows of tensors or arrays whose first dimension is a multiple of
         max_ranks, the same on every rank. Between two leaves, the gradients of the parameters are taken away.
 
         Random numbers drawn inside depend on the leaf, not on the rank that computes it.
+
+        backwards: how often you call backward for each leaf, where you know; then GPUs send gradients while the last
+        one is under way. RuntimeError when it is called more often.
         """
+        parts = self.own(batch)
+        if capturing() is None:
+            self.begin()
+        for leaf in self.rounds(backwards):
+            yield parts[leaf]
+
+    def own(self, batch: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """This rank's leaves of a batch, as `leaves` yields them."""
         parts = tuple(batch)
         rows = {len(part) for part in parts}
         if len(rows) != 1 or next(iter(rows)) % self.max_ranks:
@@ -156,62 +228,138 @@ class DataParallel:
                 f"({self.max_ranks}), got {', '.join(map(str, sorted(rows))) or 'no tensors'}"
             )
         each, mine = next(iter(rows)) // self.max_ranks, self.max_ranks // self.size
+        first = self.rank * mine
+        return [tuple(part[leaf * each : (leaf + 1) * each] for part in parts) for leaf in range(first, first + mine)]
+
+    def begin(self) -> None:
+        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters."""
         world.at_step(self.steps + 1)
         if not self.steps % world.steps_between_comparisons():
             self.compare_parameters()
-        self._counters, self._done = [Counter(bank) for bank in self._banks], 0
+
+    def rounds(self, backwards: int | None = None) -> Iterator[int]:
+        """Yield the number of each of this rank's leaves, from 0, and take its gradients: `leaves` without a batch."""
+        if backwards is not None and backwards < 1:
+            raise ValueError(f"leaves: backwards must be at least 1, or None, got {backwards}")
+        mine = self.max_ranks // self.size
+        self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []
         self.optimizer.zero_grad()
         seed, stream = _C.get_rng_state()
-        for leaf in range(self.rank * mine, (self.rank + 1) * mine):
+        for number in range(mine):
+            leaf = self.rank * mine + number
             _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
-            yield tuple(part[leaf * each : (leaf + 1) * each] for part in parts)
-            with no_grad():
-                for counter, bank in zip(self._counters, self._banks, strict=True):
-                    counter.push(bank.take_gradients())
+            sends = self._overlap and number == mine - 1
+            if sends and backwards is not None:
+                self._missing = [len(bank.parameters) for bank in self._banks]
+                _C.on_ready(self._leaves, self._ready, backwards - 1)
+            try:
+                yield number
+            finally:
+                if sends:
+                    _C.on_ready([], self._ready)
+            if sends and backwards is not None:
+                self._send_rest()
+            else:
+                with no_grad():
+                    for counter, bank in zip(self._counters, self._banks, strict=True):
+                        counter.push(bank.take_gradients())
             self._done += 1
         _C.set_rng_state((seed, (stream + self.max_ranks * _FILLS) % 2**64))
 
-    @no_grad()
-    def reduce(self) -> float:
-        """Add the leaves' gradients of all ranks and return their norm; then call `update`, or begin a new step."""
-        if self._done != self.max_ranks // self.size:
-            raise RuntimeError(f"step: leaves() must have come to its end, got {self._done} leaves")
-        squares: list[float] = []
-        self._sums = []
-        for counter, owned in zip(self._counters, self._owned, strict=True):
-            bank, flat = owned.bank, counter.finish()
-            parts = [flat] if self._plane is None else self._plane.all_to_all_tensor(flat, "gradients")
-            blocks = bank.empty(_C.float64, owned.count // 8192)
-            self._sums.append(add(parts, bank, blocks))
-            squares += self._all(blocks, "squares").tolist()
-        self._counters, self._done = [], 0
-        total = 0.0
-        for value in squares:  # in the order of blocks, whatever rank they come from
-            total += value
-        return math.sqrt(total)
+    def _ready(self, leaf: int) -> None:
+        """A gradient is complete, inside the last backward: send the banks that have all of theirs, in their order."""
+        self._missing[self._bank_of[leaf]] -= 1
+        while len(self._sent) < len(self._order) and not self._missing[self._order[len(self._sent)]]:
+            self._send()
 
     @no_grad()
-    def update(self, norm: float, clip: float | None = None) -> None:
+    def _send(self) -> None:
+        """Send the next bank."""
+        assert self._plane is not None
+        number = self._order[len(self._sent)]
+        self._counters[number].push(self._banks[number].take_gradients())
+        self._sent.append(self._plane.start_all_to_all(self._counters[number].packed(), "gradients"))
+
+    def _send_rest(self) -> None:
+        """Send what no backward has told of."""
+        late = [i for i in self._order[: len(self._sent)] if any(p.grad is not None for p in self._banks[i].parameters)]
+        if late:
+            raise RuntimeError(
+                "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after "
+                "they had been sent"
+            )
+        while len(self._sent) < len(self._order):
+            self._send()
+
+    @no_grad()
+    def reduce(self, clip: float | None = None) -> Tensor:
+        """Add the leaves' gradients of all ranks and return their norm, a float64 scalar on the device; then call
+        `update`, or begin a new step. clip: the largest norm, that of `update`; None or 0 for no clipping.
+        """
+        if self._done != self.max_ranks // self.size:
+            raise RuntimeError(f"step: leaves() must have come to its end, got {self._done} leaves")
+        first = self._banks[0]
+        squares = _C.empty((sum(owned.count for owned in self._owned) // BLOCK,), _C.float64, first.device)
+        parts: list[Tensor] = []
+        self._sums, at = [], 0
+        sent = dict(zip(self._order, self._sent))
+        if sent and self._plane is not None and self._plane.gpus is not None:
+            self._plane.gpus.finish()
+        self._sent = []
+        for number, (counter, owned) in enumerate(zip(self._counters, self._owned, strict=True)):
+            blocks = squares[at : at + owned.count // BLOCK]
+            at += owned.count // BLOCK
+            received = sent.get(number)
+            summed = self._sum(counter, owned, blocks) if received is None else add(received, owned.bank, blocks)
+            self._sums.append(summed)
+            parts.append(self._all(blocks, "squares"))
+        self._counters, self._done = [], 0
+        squares = squares if self._plane is None else _C.cat(parts)
+        # In the order of banks and blocks, whatever rank they come from.
+        norm, self._scale, self._guard = _C.block_norm(squares, clip or math.inf)
+        return norm
+
+    def _sum(self, counter: Counter, owned: _Owned, blocks: Tensor) -> Tensor | list[Tensor]:
+        """The gradients of what this rank owns. blocks: gets their squares."""
+        if self._plane is not None:
+            return add(self._plane.all_to_all_tensor(counter.packed(), "gradients"), owned.bank, blocks)
+        if self.max_ranks > 1 or owned.of_muon:
+            return counter.finish(blocks)
+        gradients = counter.alone()  # they stay where the backward has made them
+        owned.bank.sum([gradients], None, blocks)
+        found = dict(zip(owned.bank.order, gradients, strict=True))
+        return [found[segment.parameter] for segment in owned.segments]
+
+    @no_grad()
+    def update(self, guard: Tensor | None = None) -> None:
         """Let the optimizer take the step of the gradients that `reduce` has added, and give every rank the parameters.
-        clip: the largest norm; None for no clipping.
+        guard: a float32 scalar, the same on every rank; when it or the norm is NaN or infinite, nothing changes.
         """
         if not self._sums:
             raise RuntimeError("update: reduce() must come before, got no gradients")
-        coefficient = 1.0 if not clip else min(1.0, clip / (norm + 1e-6))
         sums, self._sums = self._sums, []
-        for owned, gradient in zip(self._owned, sums, strict=True):
-            if coefficient != 1.0:
-                gradient.mul_(coefficient)
-            if not owned.has_masters:
-                owned.values.copy_(owned.mine(owned.bank.read(owned.bank.wide)))
-            if "momentum_buffer" in owned.moments:
-                self._muon(owned, gradient)
+        bad = self._guard if guard is None else self._guard + guard
+        for owned, gradients in zip(self._owned, sums, strict=True):
+            if not owned.has_masters and not owned.direct:
+                owned.truth.copy_(owned.mine(owned.bank.read(owned.bank.wide)))
+            if not isinstance(gradients, list):
+                if owned.of_muon:  # AdamW does so itself
+                    gradients.mul_(self._scale.to(owned.bank.wide))
+                gradients = owned.cut(gradients)
+            if owned.of_muon:
+                self._muon(owned, gradients, bad)
             else:
-                self._adamw(owned, gradient)
+                self._adamw(owned, gradients, bad)
             owned.steps = [count + 1 for count in owned.steps]
             if self.ema is not None and owned.average is not None:
-                _C.ema_([owned.average], [owned.values], owned.updates, self.ema.decay)
-            owned.bank.write(self._all(owned.values.to(owned.bank.dtype), "parameters"))
+                # Cut into segments, so that an element takes the vectors' path or the tail's at every W alike.
+                averages, now = owned.cut(owned.average), owned.now()
+                if not now:  # nothing of a parameter lies here; the update is counted
+                    averages, now = [owned.average], [owned.truth]
+                _C.ema_(averages, now, owned.updates, self.ema.decay, bad)
+            if not owned.direct:
+                piece = owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded
+                owned.bank.write(self._all(piece, "parameters"))
         self.steps += 1
 
     @no_grad()
@@ -228,14 +376,15 @@ class DataParallel:
                     if parameter in factors:
                         parameter.mul_(factors[parameter])
                 continue
+            values = owned.truth
             for segment in owned.segments:
                 parameter = bank.parameters[segment.parameter]
                 if parameter in factors:
                     begin = owned.begin + segment.begin - bank.offsets[segment.parameter]
                     whole = factors[parameter].expand(*parameter.shape).reshape(-1)
                     own = whole[begin : begin + segment.end - segment.begin]
-                    owned.values[segment.begin : segment.end].mul_(own)
-            bank.write(self._all(owned.values.to(bank.dtype), "scaled parameters"))
+                    values[segment.begin : segment.end].mul_(own)
+            bank.write(self._all(values.to(bank.dtype), "scaled parameters"))
 
     def compare_parameters(self) -> None:
         """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
@@ -248,64 +397,57 @@ class DataParallel:
             if odd is not None:
                 raise world.diverged(*odd)
 
-    def step(self, clip: float | None = None) -> float:
-        """Add the gradients of all leaves and update the parameters of every rank; return the norm before clipping.
-        A norm that is NaN or infinite changes nothing, on all ranks.
+    def step(self, clip: float | None = None) -> Tensor:
+        """Add the gradients of all leaves and update the parameters of every rank; return the norm before clipping, a
+        float64 scalar on their device. A norm that is NaN or infinite changes nothing, on all ranks.
         """
         if clip is not None and not clip > 0:
             raise ValueError(f"step: clip must be a number greater than 0, or None, got {clip!r}")
-        norm = self.reduce()
-        if math.isfinite(norm):
-            self.update(norm, clip)
-        else:
-            self._sums = []
+        norm = self.reduce(clip)
+        self.update()
         return norm
 
-    def _adamw(self, owned: _Owned, gradient: Tensor) -> None:
+    def _rate(self, number: int, device: _C.device) -> Tensor:
+        """The learning rate of a group, on the device."""
+        part, index = self._place[number]
+        return part._rate(index, device, float(part.param_groups[index]["lr"]))
+
+    def _adamw(self, owned: _Owned, gradients: list[Tensor], guard: Tensor) -> None:
         bank = owned.bank
-        order = sorted(
-            range(len(owned.segments)), key=lambda i: self._group[id(bank.parameters[owned.segments[i].parameter])]
-        )
-        lists: list[list[Tensor]] = [[], [], [], []]
-        counts: list[Tensor] = []
+        numbers = [self._group[id(bank.parameters[segment.parameter])] for segment in owned.segments]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        if not order:
+            return
         rates: list[Tensor] = []
         rows: list[list[float]] = []
         before = -1
         for i in order:
-            segment = owned.segments[i]
-            number = self._group[id(bank.parameters[segment.parameter])]
-            if number != before:
-                group = self.optimizer.param_groups[number]
+            if numbers[i] != before:
+                before = numbers[i]
+                group = self.optimizer.param_groups[before]
                 rows.append([0, *group["betas"], group["eps"], group["weight_decay"]])
-                rates.append(_C.full((), float(group["lr"]), _C.float64, bank.device))
-                before = number
+                rates.append(self._rate(before, bank.device))
             rows[-1][0] += 1
-            for to, flat in zip(lists, (owned.values, gradient, *owned.moments.values()), strict=True):
-                to.append(flat[segment.begin : segment.end])
-            counts.append(owned.counts[i])
-        if order:
-            values, gradients, firsts, seconds = lists
-            table = _C.tensor(rows, _C.float64, _C.device("cpu"))
-            _C.adamw_(values, gradients, firsts, seconds, [], counts, rates, table)
+        lists = (owned.targets, gradients, *owned.states, owned.masters, owned.counts)
+        values, sums, firsts, seconds, masters, counts = ([each[i] for i in order] if each else [] for each in lists)
+        table = _C.tensor(rows, _C.float64, _C.device("cpu"))
+        _C.adamw_(values, sums, firsts, seconds, masters, counts, rates, table, guard, self._scale)
 
-    def _muon(self, owned: _Owned, gradient: Tensor) -> None:
+    def _muon(self, owned: _Owned, gradients: list[Tensor], guard: Tensor) -> None:
         """Batches are those of one leaf's piece of the bank, so a product of many matrices is the same on every number
         of ranks, whose bits may depend on how many it has.
         """
-        bank, batches = owned.bank, dict[Any, list[Segment]]()
-        for segment in owned.segments:
+        bank, batches = owned.bank, dict[Any, list[int]]()
+        for i, segment in enumerate(owned.segments):
             parameter = bank.parameters[segment.parameter]
             piece = (owned.begin + segment.begin) // (bank.length // self.max_ranks)
             key = (piece, self._group[id(parameter)], tuple(parameter.shape))
-            batches.setdefault(key, []).append(segment)
-        for (_, number, shape), segments in batches.items():
+            batches.setdefault(key, []).append(i)
+        for (_, number, _), members in batches.items():
             group = self.optimizer.param_groups[number]
-            values, gradients, buffers = (
-                [flat[segment.begin : segment.end].reshape(shape) for segment in segments]
-                for flat in (owned.values, gradient, owned.moments["momentum_buffer"])
-            )
-            rate = _C.full((), float(group["lr"]), _C.float64, bank.device)
-            _C.muon_(values, gradients, buffers, [], rate, *muon_numbers(group, values[0]))
+            values, own, buffers = ([each[i] for i in members] for each in (owned.targets, gradients, *owned.states))
+            rate = self._rate(number, bank.device)
+            _C.muon_(values, own, buffers, [], rate, *muon_numbers(group, values[0]), guard)
 
     # ---- numbers, and bytes of tensors -------------------------------------------------------------------------------
 
@@ -327,7 +469,8 @@ class DataParallel:
         states = self.optimizer.state
         for owned in self._owned:
             bank = owned.bank
-            owned.values.copy_(owned.mine(bank.read(bank.wide)))
+            if owned.values is not None:
+                owned.values.copy_(owned.mine(bank.read(bank.wide)))
             flats = {name: bank.empty(bank.wide) for name in owned.kept()}
             if owned.has_masters:
                 flats["master"] = bank.read(bank.wide)
@@ -369,6 +512,7 @@ class DataParallel:
             self.compare_parameters()
         with no_grad():
             for owned in self._owned:
+                self._read_counts(owned)
                 flats = {name: self._all(kept, name) for name, kept in owned.kept().items()}
                 if self.rank:
                     continue
@@ -386,6 +530,18 @@ class DataParallel:
             self.optimizer.state.clear()
             if self.ema is not None:
                 self.ema.averages.clear()
+
+    def _read_counts(self, owned: _Owned) -> None:
+        """The steps that AdamW has taken: the device knows which were not finite."""
+        if owned.of_muon or not any(owned.steps):
+            return
+        numbers = [segment.parameter for segment in owned.segments]
+        mine = dict(
+            zip(numbers, _C.cat([count.reshape(1) for count in owned.counts]).tolist() if numbers else [], strict=True)
+        )
+        for found in [mine] if self._plane is None else gather_json(self._plane, mine):
+            for number, count in found.items():
+                owned.steps[int(number)] = count
 
     def _gather_averages(self, ema: EMA) -> None:
         for owned in self._owned:

@@ -57,7 +57,7 @@ def generate(
     iterator instead. The model runs in evaluation mode, and has its own mode again afterwards.
 
     capture: True makes the steps after the first without the host, on a GPU as a captured graph (xt.cuda.graph): one
-    launch a token. Tokens are read 16 at a time, so `stream` is called late, and up to 15 steps past the end are
+    launch a token. Tokens are read 16 at a time, so `stream` is called late, and up to 31 steps past the end are
     computed and discarded. None: as generation.steps.CAPTURES says. A model with hooks or caches of its own goes on
     step by step in any case, and so does a context that would be dropped before the end. Logits differ in rounding.
 
@@ -164,7 +164,9 @@ class Generation:
         else:
             steps = self._steps = self._steps or self._make_steps()
             if steps is not None:
-                return steps.run(min(steps.at_once, self._out.shape[1] - end)).tolist()
+                left = self._out.shape[1] - end
+                count = min(steps.at_once, left)
+                return steps.run(count, min(steps.at_once, left - count)).tolist()
             feed = self._out[:, end - 1 : end]
             logits = _last_logits(self._model, feed, length - 1, caches)
         return [self._draw(logits, self._draw.random_on(logits.device)).tolist()]

@@ -58,11 +58,14 @@ class Steps:
         device, batch = next(iter(model.parameters())).device, len(tokens)
         self._model, self._caches, self._draw = model, list(caches), draw
         self._ids = _C.tensor(tokens.reshape(batch, 1), device=device)
-        self._positions = _C.tensor(np.broadcast_to(np.int64(position), (batch,)).copy(), device=device)
+        # Positions, seed and step in one tensor, so that one addition changes them.
+        positions = _C.tensor(np.broadcast_to(np.int64(position), (batch,)).copy(), device=device)
+        self._state = _C.cat([positions, draw.random_on(device)], 0)
+        self._positions, self._random = (_C.slice(self._state, 0, *ends) for ends in ((0, batch), (batch, batch + 2)))
+        self._next = _C.tensor(np.array([1] * batch + [0, 1]), device=device)
         self.at_once = AT_ONCE if ahead else 1
-        self._random = draw.random_on(device)
-        self._next = _C.arange(0, 2, 1, _C.int64, device)  # adds 0 to the seed, 1 to the step
         self._made = _C.empty((self.at_once, batch), _C.int64, device)
+        self._begun = 0  # steps that are queued and have not been read
         for cache in caches:
             cache.positions = self._positions
         # One eager run, as the prompt has been through all that a first run prepares, and no garbage collection: a step
@@ -74,15 +77,25 @@ class Steps:
     def captured(self) -> bool:
         return self._graph is not None and self._graph.captured
 
-    def run(self, count: int) -> np.ndarray:
+    def run(self, count: int, more: int = 0) -> np.ndarray:
         """Makes `count` steps, at most `at_once`: their tokens, int64 [count, B]; -1 for logits that are not finite.
-        The host waits once, at the end.
+        The host waits once, at the end. more: the steps of the next call, or 0: a captured graph begins them before the
+        host looks at the tokens of this one.
         """
         if count == 1 and self._graph is None:
             return self._make().cpu().numpy()[None]
-        for step in range(count):
+        self._begin(count)
+        made = _C.slice(self._made, 0, 0, count).cpu().numpy()
+        self._begun = 0
+        if self.captured:
+            self._begin(more)
+        return made
+
+    def _begin(self, count: int) -> None:
+        """Queues what is left of `count` steps."""
+        for step in range(self._begun, count):
             _C.select(self._made, 0, step).copy_(self._make())
-        return _C.slice(self._made, 0, 0, count).cpu().numpy()
+        self._begun = count
 
     def _make(self) -> Tensor:
         if self._graph is None:
@@ -102,6 +115,5 @@ class Steps:
         logits = self._model(self._ids, self._positions, self._caches)
         tokens = self._draw(_C.select(logits, 1, 0), self._random)
         self._ids.copy_(_C.unsqueeze(_C.maximum(tokens, 0), 1))  # -1 is no id
-        self._positions.add_(1)
-        self._random.add_(self._next)
+        self._state.add_(self._next)
         return tokens

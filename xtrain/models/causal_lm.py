@@ -69,9 +69,16 @@ class CausalLM(LanguageModel):
         if caches is not None and len(caches) != layers:
             raise ValueError(f"{self.config.family}: caches must be one per layer, {layers}, got {len(caches)}")
         batch, seq = ids.shape
+        if seq == 1 and not more and (stepped := self._step(ids, positions, caches)) is not None:
+            return self._capped(stepped).view(batch, 1, stepped.shape[-1])
         x = self._trunk()(ids, positions, caches, *more)
         logits = self._capped(_C.linear(x, self._table()) if self.lm_head is None else self.lm_head(x))
         return logits.view(batch, seq, logits.shape[-1])
+
+    def _step(self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
+        """Logits [B, V] of one new token a row, ids [B, 1], in one op; None where the family has none that would do."""
+        del ids, positions, caches
+        return None
 
     def _softcap(self) -> float | None:
         """c, where a logit z of the head becomes c tanh(z / c)."""

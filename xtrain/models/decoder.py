@@ -11,6 +11,7 @@ sequences, through strided [B, heads, S, D] views of the same memory. The attrib
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -176,11 +177,11 @@ class Block(nn.Module):
         return x, self.mlp(h)
 
 
-def _runs_in_line(layer: Any) -> bool:
-    """Whether a layer need not be called, so that its last addition can move into the next layer's norm. A recording,
-    which puts a wrapper in the place of `forward`, calls it: it compares layers.
+def _runs_in_line(layer: Any, kind: type[Block] = Block) -> bool:
+    """Whether a layer need not be called, so that its last addition can move into the next layer's norm: it is of its
+    family's kind. A recording, which puts a wrapper in the place of `forward`, calls it: it compares layers.
     """
-    return is_stock(layer, Block) and not layer.streams and "forward" not in layer.__dict__
+    return is_stock(layer, kind) and not layer.streams and "forward" not in layer.__dict__
 
 
 def _step_weights(layer: Any) -> tuple[list[Tensor], _StepNumbers] | None:
@@ -231,9 +232,13 @@ class Trunk(nn.Module):
             for layer in self.layers
         )
 
-    def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
-        """All layers for one new token a row in one op, with the bits of the layers; None where the op would not do."""
-        if x.device.type != "cuda" or positions is None or caches is None or _C.is_grad_enabled():
+    def step_arguments(
+        self, rows: int, positions: Tensor | None, caches: list[KVCache] | None
+    ) -> tuple[list[Tensor], list[Tensor], _StepNumbers] | None:
+        """Weights, caches and numbers for _C.decoder_step, which computes all layers for one new token a row with the
+        bits of the layers; None where the op would not do.
+        """
+        if positions is None or positions.device.type != "cuda" or caches is None or _C.is_grad_enabled():
             return None
         kept: list[Tensor] = []
         for cache in caches:
@@ -245,7 +250,7 @@ class Trunk(nn.Module):
             ):
                 return None
             kept += cache.key, cache.value
-        if not kept or len(x) > STEPS_AT_ONCE[kept[0].shape[2] > 512]:
+        if not kept or rows > STEPS_AT_ONCE[kept[0].shape[2] > 512]:
             return None
         weights: list[Tensor] = []
         common: _StepNumbers | None = None
@@ -255,9 +260,16 @@ class Trunk(nn.Module):
                 return None
             weights += found[0]
             common = found[1]
-        if common is None or not all(one.dtype == x.dtype and one.is_contiguous() for one in weights):
+        if common is None or not all(one.dtype == weights[0].dtype and one.is_contiguous() for one in weights):
             return None
-        eps, theta, scaling, _ = common
+        return weights, kept, common
+
+    def _step(self, x: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
+        """All layers for one new token a row in one op; None where the op would not do."""
+        found = self.step_arguments(len(x), positions, caches)
+        if found is None or positions is None or found[0][0].dtype != x.dtype:
+            return None
+        weights, kept, (eps, theta, scaling, _) = found
         return _C.decoder_step(x, positions, weights, kept, eps, theta, **scaling, plain=False)
 
     def forward(
@@ -293,7 +305,8 @@ class Trunk(nn.Module):
         elif seq == 1 and documents is None and (stepped := self._step(x, positions, caches)) is not None:
             x = stepped
         else:
-            x, y = run_in_line(self.layers, _runs_in_line, x, (batch, seq, positions), caches, more)
+            in_line = functools.partial(_runs_in_line, kind=self.block_kind)
+            x, y = run_in_line(self.layers, in_line, x, (batch, seq, positions), caches, more)
             x = x if y is None else x + y
         return self.norm(self.stream_head(x) if self.streams else x)
 
@@ -336,6 +349,30 @@ class Decoder(CausalLM):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False, device, dtype)
         self.reset_parameters()
+
+    def _step(self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None) -> Tensor | None:
+        trunk, head = self.model, self.lm_head
+        if not is_stock(trunk, Trunk) or trunk.streams:
+            return None
+        table, norm = trunk.embed_tokens, trunk.norm
+        if not is_stock(table, nn.Embedding) or not is_stock(norm, nn.RMSNorm) or norm.weight is None:
+            return None
+        if head is not None and (not is_stock(head, nn.Linear) or head.bias is not None):
+            return None
+        weight = table.weight if head is None else head.weight
+        found = trunk.step_arguments(len(ids), positions, caches)
+        if found is None or positions is None:
+            return None
+        weights, kept, (eps, theta, scaling, _) = found
+        last = norm.weight, weight
+        if norm.eps != eps or not all(
+            one.dtype == weights[0].dtype and one.is_contiguous() for one in (table.weight, *last)
+        ):
+            return None
+        x = table(ids.reshape(len(ids)))
+        return _C.decoder_step(
+            x, positions, weights, kept, eps, theta, **scaling, plain=False, last_norm=last[0], head=last[1]
+        )
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from the default generator."""

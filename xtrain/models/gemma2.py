@@ -14,7 +14,8 @@ from .. import _C, nn
 from .._C import Tensor
 from .._types import Device
 from ..nn import init
-from ..nn.layers import add_norm, joined_weights
+from ..nn.layers import joined_weights
+from ..nn.module import is_stock
 from .decoder import MLP, Attention, Block, Decoder, Trunk, decoder_architecture
 from .decoder_config import DecoderConfig
 from .model_config import is_positive
@@ -124,11 +125,17 @@ class GemmaNorm(nn.RMSNorm):
             init.zeros_(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        weight: Any = self.weight
         eps: Any = self.eps
-        if input.itemsize >= 4:
-            return _C.rms_norm(input, weight + 1.0, eps)
-        return _C.rms_norm(input.to(_C.float32), weight.to(_C.float32) + 1.0, eps).to(input.dtype)
+        return _C.rms_norm(input, self.weight, eps, True)
+
+
+def _add_norm(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(x + y, norm(x + y)): one op where nobody looks at the norm."""
+    if is_stock(norm, GemmaNorm) and x.dtype == y.dtype:
+        stock: Any = norm
+        return _C.add_rms_norm(x, y, stock.weight, stock.eps, True)
+    x = x + y
+    return x, norm(x)
 
 
 class GeGLU(MLP):
@@ -159,9 +166,9 @@ class Gemma2Block(Block):
         self.streams = 0
 
     def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
-        x, h = (x, self.input_layernorm(x)) if y is None else add_norm(self.input_layernorm, x, y)
+        x, h = (x, self.input_layernorm(x)) if y is None else _add_norm(self.input_layernorm, x, y)
         h = self.post_attention_layernorm(self.self_attn(h, batch, seq, *rest))
-        x, h = add_norm(self.pre_feedforward_layernorm, x, h)
+        x, h = _add_norm(self.pre_feedforward_layernorm, x, h)
         return x, self.post_feedforward_layernorm(self.mlp(h))
 
 

@@ -213,6 +213,12 @@ _SINKS_BIG: list[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]]] 
     ((2, 2, 66, 128), (2, 1, 129, 128), True, {"is_causal": False}),
     ((1, 2, 70, 64), (1, 1, 2100, 64), False, {"softcap": 3.0}),
     ((1, 1, 20, 64), (1, 1, 9000, 64), True, {"softcap": 3.0}),
+    ((2, 4, 150, 128), (2, 2, 150, 128), False, {"softcap": 5.0, "lengths": ((70, 80), (1, 149))}),
+    ((1, 4, 130, 256), (1, 2, 200, 256), False, {"softcap": 2.0, "is_causal": False, "scale": 0.2}),
+    ((1, 2, 201, 256), (1, 1, 201, 256), False, {"softcap": 50.0, "window": 70}),
+    ((1, 2, 97, 96), (1, 1, 97, 96), True, {"softcap": 1.0}),
+    ((2, 2, 70, 192), (2, 1, 70, 192), False, {"softcap": 4.0}),
+    ((2, 2, 100, 32), (2, 1, 90, 32), False, {"softcap": 0.5, "is_causal": False}),
 ]
 
 

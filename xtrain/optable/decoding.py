@@ -18,7 +18,7 @@ _NAMES = {True: _OF_LAYER, False: tuple(name for name in _OF_LAYER if name not i
 
 def _case(
     layers: int, batch: int, channels: int, heads: int, kv_heads: int, dim: int, inner: int, length: int,
-    qk_norm: bool = True, **options: Any,
+    qk_norm: bool = True, vocab: int = 0, **options: Any,
 ) -> Case:  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = dict(
         q=(heads * dim, channels), k=(kv_heads * dim, channels), v=(kv_heads * dim, channels),
@@ -32,12 +32,18 @@ def _case(
     specs["q_norm"] = specs["k_norm"] = U(0.5, 1.5, dim)
     specs["keys"] = specs["values"] = N(batch, kv_heads, length, dim)
     inputs = [specs[name] for _ in range(layers) for name in _NAMES[qk_norm]]
+    if vocab:
+        inputs += [U(0.5, 1.5, channels), U(-1.7 * channels**-0.5, 1.7 * channels**-0.5, vocab, channels)]
     return case(N(batch, channels), Ids(0, length, batch), *inputs, qk_norm=qk_norm, **options)
+
+
+def _has_head(arrays: tuple[Any, ...], qk_norm: bool) -> bool:
+    return len(arrays) % len(_NAMES[qk_norm]) != 0
 
 
 def _layers(arrays: tuple[Any, ...], qk_norm: bool) -> Iterator[dict[str, Any]]:
     names = _NAMES[qk_norm]
-    for start in range(0, len(arrays), len(names)):
+    for start in range(0, len(arrays) - 2 * _has_head(arrays, qk_norm), len(names)):
         yield dict(zip(names, arrays[start : start + len(names)], strict=True))
 
 
@@ -47,6 +53,8 @@ def _call(x: Any, positions: Any, *arrays: Any, qk_norm: bool, **options: Any) -
     for layer in _layers(arrays, qk_norm):
         weights += [_C.contiguous(layer[name]) for name in _NAMES[qk_norm][:-2]]
         caches += [_C.contiguous(_C.clone(layer[name])) for name in ("keys", "values")]
+    last = (_C.contiguous(one) for one in arrays[-2:]) if _has_head(arrays, qk_norm) else (None, None)
+    options["last_norm"], options["head"] = last
     return [_C.decoder_step(x, positions, weights, caches, **options), *caches]
 
 
@@ -76,6 +84,9 @@ def _compute(
         x = x + inside @ w["down"].T
         size = size + np.abs(out) @ np.abs(w["o"]).T + np.abs(inside) @ np.abs(w["down"]).T
         caches += keys, values
+    if _has_head(arrays, qk_norm):
+        h = rms_norm(x, arrays[-2], EPS)
+        x, size = h @ arrays[-1].T, (np.abs(h) + size / np.sqrt((x**2).mean(1, keepdims=True))) @ np.abs(arrays[-1]).T
     return x, caches, size
 
 
@@ -111,10 +122,10 @@ def _refused(at: int | str, value: Any) -> Any:
         )  # fmt: skip
         layer = {name: value() if name == at else f32(*size) for name, size in sizes.items()}
         tensors = list(layer.values())
-        arguments: list[Any] = [f32(1, 8), i64(1), tensors[:-2], tensors[-2:], EPS, 1e4]
+        arguments: list[Any] = [f32(1, 8), i64(1), tensors[:-2], tensors[-2:], EPS, 1e4, None, None]
         if isinstance(at, int):
             arguments[at] = value()
-        return _C.decoder_step(*arguments)
+        return _C.decoder_step(*arguments[:6], last_norm=arguments[6], head=arguments[7])
 
     return call
 
@@ -124,7 +135,8 @@ op(
     "decoder_step",
     [_case(*sizes) for sizes in _CASES]
     + [_case(*_CASES[1], qk_norm=False), _case(*_CASES[1], plain=True), _case(*_CASES[3], plain=True, qk_norm=False)]
-    + [_case(*_CASES[1], theta=1e6, factor=8.0, original_length=64.0), _case(2, 5, 96, 4, 2, 64, 160, 520, big=True)],
+    + [_case(*_CASES[1], theta=1e6, factor=8.0, original_length=64.0), _case(2, 5, 96, 4, 2, 64, 160, 520, big=True)]
+    + [_case(*_CASES[1], vocab=50), _case(*_CASES[2], vocab=7, qk_norm=False, plain=True)],
     _call,
     _reference,
     nondiff=True,
@@ -150,6 +162,8 @@ op(
         Error(_refused("o", lambda: _C.full((8, 8), 1.0, _C.float64)), T, r"decoder_step: .*o must .*float64"),
         Error(_refused("o", lambda: _C.transpose(f32(8, 8), 0, 1)), V, r"decoder_step: o must be contiguous"),
         Error(_refused("v", lambda: f32(4, 8).requires_grad_()), R, r"decoder_step: v must not require a gradient"),
+        Error(_refused(7, lambda: f32(8)), V, r"decoder_step: last_norm and head .*together, got head alone"),
+        Error(_refused(6, lambda: f32(8)), V, r"decoder_step: last_norm and head .*together, got last_norm alone"),
         Error(_refused(4, lambda: -1.0), V, r"decoder_step: eps must be at least 0, got -1"),
         Error(_refused(5, lambda: 0.0), V, r"decoder_step: theta must be positive, got 0"),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .norms import layer_norm_sizes
+from .norms import layer_norm_sizes, torch_plus_one
 from .references import layer_norm, linear_cross_entropy, rms_norm, rope
 from .rope import torch_rope
 from .table import TAILS, Case, Error, I, Ids, N, T, U, V, case, f32, i64, op
@@ -79,6 +79,18 @@ op(
     variant="no weight",
     torch=torch_add_rms_norm,
     **add_options,
+)
+
+op(
+    "add_rms_norm",
+    "rms_norm_fwd rms_norm_bwd",
+    [case(N(*s), N(*s), N(s[-1]), eps=1e-6) for s in ((3, 5), (2, 3, 4), (0, 4), (3, 33), (33, 24))]
+    + [case(N(301, n), N(301, n), N(n), eps=1e-6, big=True) for n in (523, 1024)],
+    lambda x, residual, w, eps: _C.add_rms_norm(x, residual, w, eps, True),
+    lambda x, residual, w, eps: add_rms_norm(x, residual, 1 + w, eps=eps),
+    variant="plus one",
+    torch=lambda torch, x, residual, w, eps: [x + residual, torch_plus_one(torch, x + residual, w, eps)],
+    **add_options | {"magnitude": lambda x, r, w, eps: add_rms_norm_sizes(x, r, 1 + w, eps=eps)},
 )
 
 

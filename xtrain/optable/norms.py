@@ -45,6 +45,24 @@ op(
 )
 
 
+def torch_plus_one(torch: Any, x: Any, w: Any, eps: float) -> Any:
+    """The norm of Hugging Face's Gemma: rounded once."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.nn.functional.rms_norm(x.to(wide), (x.shape[-1],), 1 + w.to(wide), eps).to(x.dtype)
+
+
+op(
+    "rms_norm",
+    "rms_norm_fwd rms_norm_bwd",
+    [case(N(*s), N(s[-1]), eps=1e-6) for s in RMS] + [case(N(301, n), N(n), eps=1e-6, big=True) for n in (523, 1024)],
+    lambda x, w, eps: _C.rms_norm(x, w, eps, True),
+    lambda x, w, eps: rms_norm(x, 1 + w, eps),
+    variant="plus one",
+    torch=torch_plus_one,
+    **rms_options | {"roundings": 1},
+)
+
+
 def layer_norm_sizes(x: np.ndarray, weight: Any = 1.0, bias: Any = 0.0, eps: float = 1e-5) -> np.ndarray:
     """x and its mean are taken apart before they are scaled. The mean's error is one of mean |x|."""
     size = np.abs(x) + np.mean(np.abs(x), -1, keepdims=True) if x.size else x

@@ -101,6 +101,8 @@ op(
         ),
         Error(lambda: adamw_bad(2, count=1), V, r"adamw_: the counts of groups must add up to .* \(2\), got 1"),
         Error(lambda: adamw_bad(guard=f32(1)), V, r"adamw_: guard must have 0 dimensions, got shape \(1,\)"),
+        Error(lambda: adamw_bad(scale=f32()), T, r"adamw_: scale must have dtype float64, got float32"),
+        Error(lambda: adamw_bad(grads=[_C.full((2,), 0.0, _C.bfloat16)]), T, r"adamw_: .*float32.*bfloat16"),
         Error(lambda: adamw_bad(beta1=1.0), V, r"adamw_: beta1 must .*1"),
         Error(lambda: adamw_bad(eps=-0.1), V, r"adamw_: eps must .*-0.1"),
     ),
@@ -214,6 +216,146 @@ op(
             lambda: tree_bad(squares=_C.full((2,), 0.0, _C.float64)),
             V,
             r"tree_sum_: squares must have shape \(1,\), got",
+        ),
+    ),
+)
+
+
+# ---- sums of banks ---------------------------------------------------------------------------------------------------
+
+
+def starts_of(tensors: Any) -> list[int]:
+    """Where each begins in a bank: at the next multiple of 128 but one, so that there are gaps."""
+    starts, at = [], 128
+    for tensor in tensors:
+        starts.append(at)
+        at += (math.prod(tensor.shape) // 128 + 2) * 128
+    return starts
+
+
+def bank_call(*parts: Any, tensors: int) -> list[Any]:
+    """The sum of banks of `tensors` tensors each, and the squares of its blocks."""
+    starts = starts_of(parts[:tensors])
+    wide = _C.float64 if parts[0].dtype is _C.float64 else _C.float32
+    out = _C.full((starts[-1] + parts[tensors - 1].numel() + 3,), math.nan, wide, parts[0].device)
+    squares = _C.full((-(-out.numel() // 8192),), math.nan, _C.float64, out.device)
+    _C.bank_sum_(out, list(parts), _C.tensor(starts, _C.int64, _C.device("cpu")), squares)
+    return [out, squares]
+
+
+def bank_reference(*parts: np.ndarray, tensors: int) -> list[np.ndarray]:
+    starts = starts_of(parts[:tensors])
+    total = np.zeros(starts[-1] + parts[tensors - 1].size + 3)
+    for i, part in enumerate(parts):
+        at = starts[i % tensors]
+        total[at : at + part.size] += part.ravel()
+    return tree_reference(total)
+
+
+def bank_bad(**bad: Any) -> Any:
+    """Two banks of two tensors, and what is wrong."""
+    given: dict[str, Any] = dict(
+        out=f32(300), parts=[f32(2), f32(3)] * 2, offsets=i64(2).add_(_C.tensor([0, 128], _C.int64))
+    )
+    return _C.bank_sum_(**(given | bad))
+
+
+op(
+    "bank_sum_",
+    "tree_sum",
+    [
+        case(*[N(*s) for s in shapes] * n, tensors=len(shapes))
+        for shapes, n in (
+            ([(2, 3), (), (0,), (129,)], 1),
+            ([(33,), (7, 19)], 3),
+            ([(n,) for n in TAILS], 4),
+            ([(5,)] * 70, 2),
+            ([(3,), (2, 2)], 16),
+            ([(40, 523), (1,), (90, 100)], 1),
+        )
+    ]
+    + [case(*[N(129, 523), N(77)] * 4, tensors=2, big=True)],
+    bank_call,
+    bank_reference,
+    nondiff=True,
+    out_dtype="any",
+    accumulations=16,
+    magnitude=lambda *parts, tensors: [
+        bank_reference(*map(np.abs, parts), tensors=tensors)[0],
+        2 * sum(len(parts) * float(np.sum(p * p)) for p in parts),
+    ],
+    errors=(
+        Error(lambda: bank_bad(parts=[]), V, r"bank_sum_: parts must not be empty, .*, got 0 parts"),
+        Error(lambda: bank_bad(out=None), V, r"bank_sum_: parts must not be empty, and out or squares be given, got 4"),
+        Error(lambda: bank_bad(parts=[f32(2)] * 3), V, r"bank_sum_: parts must hold 1 to 16 times .* \(2\), got 3"),
+        Error(lambda: bank_bad(parts=[f32(2)] * 34), V, r"bank_sum_: parts must hold 1 to 16 times .* \(2\), got 34"),
+        Error(lambda: bank_bad(parts=[i64(2)] * 2), T, r"bank_sum_: parts\[0\] must .*float.*int64"),
+        Error(lambda: bank_bad(parts=[f32(2), _C.full((3,), 1.0, _C.float64)]), T, r"bank_sum_: .*float32.*float64"),
+        Error(
+            lambda: bank_bad(parts=[f32(2), f32(3), f32(2), f32(4)]),
+            V,
+            r"bank_sum_: parts\[3\] must have 3 elements as in the first bank, got 4",
+        ),
+        Error(lambda: bank_bad(offsets=f32(2)), T, r"bank_sum_: offsets must have dtype int64, got float32"),
+        Error(lambda: bank_bad(offsets=i64(2, 1)), V, r"bank_sum_: offsets must have 1 dimensions, got shape \(2, 1\)"),
+        Error(
+            lambda: bank_bad(offsets=_C.tensor([0, 64], _C.int64)),
+            V,
+            r"bank_sum_: offsets\[1\] must be a multiple of 128 behind the tensor before, got 64",
+        ),
+        Error(
+            lambda: bank_bad(offsets=i64(2)), V, r"bank_sum_: offsets\[1\] must be a multiple of 128 behind .*, got 0"
+        ),
+        Error(
+            lambda: bank_bad(offsets=_C.tensor([0, 384], _C.int64)),
+            V,
+            r"bank_sum_: parts\[1\] must end within the 300 elements of out, got an end at 387",
+        ),
+        Error(
+            lambda: bank_bad(out=_C.full((300,), 0.0, _C.bfloat16)),
+            T,
+            r"bank_sum_: out must have dtype float32, .*, got bfloat16",
+        ),
+        Error(lambda: bank_bad(out=_C.expand(f32(1), 300)), V, r"bank_sum_: out must be contiguous"),
+        Error(lambda: bank_bad(squares=f32(1)), T, r"bank_sum_: squares must have dtype float64, got float32"),
+        Error(
+            lambda: bank_bad(squares=_C.full((2,), 0.0, _C.float64)),
+            V,
+            r"bank_sum_: squares must have 1 elements, one a block of 8192, got 2",
+        ),
+    ),
+)
+
+
+def norm_call(x: Any, most: float) -> list[Any]:
+    return list(_C.block_norm(_C.cast(x, _C.float64), most))
+
+
+def norm_reference(x: np.ndarray, most: float) -> list[np.ndarray]:
+    norm = np.sqrt(np.sum(x))
+    return [norm, np.array(min(1.0, most / (norm + 1e-6))), np.array(0.0)]
+
+
+op(
+    "block_norm",
+    "block_norm",
+    [case(U(0, 2, n), most=most) for n, most in ((1, 0.5), (33, 1e9), (1025, 1.0), (20000, math.inf))],
+    norm_call,
+    norm_reference,
+    nondiff=True,
+    out_dtype="any",
+    accumulations=16,
+    errors=(
+        Error(lambda: _C.block_norm(f32(2), 1.0), T, r"block_norm: squares must have dtype float64, got float32"),
+        Error(
+            lambda: _C.block_norm(_C.full((), 1.0, _C.float64), 1.0),
+            V,
+            r"block_norm: squares must have 1 dimensions, got shape \(\)",
+        ),
+        Error(
+            lambda: _C.block_norm(_C.full((2,), 1.0, _C.float64), 0.0),
+            V,
+            r"block_norm: most must be greater than 0, got 0",
         ),
     ),
 )

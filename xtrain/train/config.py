@@ -231,6 +231,11 @@ class TrainConfig:
         "record the step on a GPU once, as a CUDA graph, and replay it: the same numbers, with one launch a step",
         free=True,
     )
+    overlap: bool = option(
+        True,
+        "let GPUs of several processes send gradients while the backward makes others: the same numbers",
+        free=True,
+    )
     freeze: str = option(
         "",
         "parameters that are not trained: patterns of their names with * and ?, with commas between "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from .config import decay_steps, warmup_steps
 from .nonfinite import diagnose, first_bad_activation
 from .parts import group_factors, make_qk_clip
 from .state import State
-
-if TYPE_CHECKING:
-    from ..distributed import DataParallel
 
 Piece = tuple[Tensor, ...]  # ids and targets, int64 [B, S], and with `pack` the bounds of documents, int32 [B, 2, S]
 Arrays = tuple[np.ndarray, ...]  # the same on the host
@@ -102,6 +99,10 @@ def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tenso
     return sum(losses[1:], losses[0])
 
 
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _pieces(batch: Arrays, count: int) -> list[Arrays]:
     return list(zip(*(np.array_split(array, count) for array in batch), strict=True))
 
@@ -131,13 +132,13 @@ class Stepper:
 
     def __init__(self, state: State, say: Callable[[str], None] = lambda text: None) -> None:
         self._state, self._say = state, say
-        self.read_every = 1 if state.device == "cpu" or state.parallel is not None else state.config.log_every
+        self.read_every = 1 if state.device == "cpu" else state.config.log_every
         self._guard = _C.full((), 0, _C.float32, _C.device(state.device))  # 0, or NaN once a step was not finite
         self._graph: cuda.Graph[Tensor] | None = None
         self._qk_clip = make_qk_clip(state.model, state.config.optim, state.optimizer)
         self._factors = group_factors(state.model, state.optimizer, state.config.optim)
         self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
-        if state.config.graph and state.parallel is None:
+        if state.config.graph:
             self._want_graph()
 
     def _want_graph(self) -> None:
@@ -146,6 +147,8 @@ class Stepper:
             return
         if _C.cuda_waits(_C.device(device)):
             self._say("graph: steps run eagerly: XTRAIN_CUDA_SYNC=1 waits after every kernel")
+        elif self._state.parallel is not None and not self._state.parallel.can_be_captured:
+            self._say("graph: steps run eagerly: ranks exchange through the memory of hosts")
         else:
             self._graph = cuda.graph(self._whole_step, optimizers=[self._state.optimizer], device=device)
 
@@ -172,7 +175,7 @@ class Stepper:
             batch = state.loader.next_batch()
         data = state.loader.metrics()
         total = max(int(np.count_nonzero(batch[1] != -100)), 1)
-        pieces = _pieces(batch, config.grad_accum)
+        pieces = self._pieces(batch)
         lr = optim.lr_schedule(
             settings.schedule, state.step, warmup_steps(config), config.steps, settings.lr, settings.final_lr,
             decay_steps(config), settings.decay_form,
@@ -181,8 +184,8 @@ class Stepper:
             group["lr"] = lr * factor
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if state.parallel is not None:
-            step = QueuedStep(state.step + 1, lr, total, [], self._guard, self._guard, loader, rng, rates, data)
-            return self._in_leaves(state.parallel, step, batch)
+            state.parallel.steps = state.step
+            state.parallel.begin()
         maxima = self._measure(self._on_device(pieces)) if self._clips() else []
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
@@ -196,14 +199,13 @@ class Stepper:
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed
         else:  # 0 times NaN or infinity is NaN, and stays in the guard: no later step changes anything either
-            guard = self._guard.mul_(loss).mul_(norm)
+            guard = self._guard.mul_(loss).mul_(norm.float())
         state.torn = True
         try:
             with span("optimizer"):
-                state.optimizer.step(guard=guard)
-                self._average(guard)
+                self._update(guard)
         except MemoryError:  # from before the first launch, unless a device has memory for its group alone
-            state.torn = state.optimizer.interrupted()
+            state.torn = state.parallel is not None or state.optimizer.interrupted()
             raise
         state.step += 1
         self._clip(maxima, data)
@@ -223,7 +225,7 @@ class Stepper:
         assert clip is not None
         with span("qk_clip"), evaluating(model):
             found = [clip.measure(lambda piece=piece: _run_layers(model, piece)) for piece in pieces]
-        return _largest(found)
+        return _largest(self._state.team.gather(_largest(found)))
 
     def _clip(self, maxima: list[list[float]], data: dict[str, float]) -> None:
         """Scale the heads whose logit was too large in the step that has just been made; not where it was not finite,
@@ -240,6 +242,19 @@ class Stepper:
             else:
                 parallel.scale(clip.factors(maxima))
 
+    def _pieces(self, batch: Arrays) -> list[Arrays]:
+        """The parts of a batch that a forward takes, of this process: those of its first leaf come first."""
+        leaves = [batch] if self._state.parallel is None else self._state.parallel.own(batch)
+        return [piece for leaf in leaves for piece in _pieces(leaf, self._state.config.grad_accum)]
+
+    def _update(self, guard: Tensor | None) -> None:
+        """The optimizer's part of a step."""
+        if self._state.parallel is not None:
+            self._state.parallel.update(guard)
+            return
+        self._state.optimizer.step(guard=guard)
+        self._average(guard)
+
     def _average(self, guard: Tensor | None) -> None:
         """Take the new parameters into their averages. An error here leaves the state torn."""
         if self._state.ema is not None:
@@ -247,32 +262,6 @@ class Stepper:
                 self._state.ema.update(guard=guard)
             except MemoryError as error:
                 raise RuntimeError(f"the averages of step {self._state.step + 1} are lost: {error}") from error
-
-    def _in_leaves(self, parallel: DataParallel, step: QueuedStep, batch: Arrays) -> QueuedStep:
-        """The step of a run whose batches are cut into leaves, perhaps with other processes."""
-        state, pieces = self._state, self._state.config.grad_accum
-        losses: list[Tensor] = []
-        found: list[list[list[float]]] = []
-        parallel.steps = state.step
-        for leaf in parallel.leaves(batch):
-            own = _pieces(leaf, pieces)
-            step.pieces.extend(own)
-            if self._clips():
-                found.append(self._measure(self._on_device(own)))
-            losses.append(backward(state.model, self._on_device(own), 1.0 / step.total, state.config.z_loss))
-        with span("reduce"):
-            norm = parallel.reduce()
-            loss = parallel.tree_of(losses).item()
-        step.numbers = {"loss": float(loss), "lr": step.lr, "grad_norm": norm}
-        self.check(step, step.numbers)
-        maxima = _largest(state.team.gather(_largest(found))) if found else []
-        state.torn = True
-        with span("optimizer"):
-            parallel.update(norm, state.config.clip)
-        state.step += 1
-        self._clip(maxima, step.data)
-        state.torn = False
-        return step
 
     def _on_device(self, pieces: list[Arrays]) -> list[Piece]:
         device = self._state.device
@@ -285,16 +274,15 @@ class Stepper:
         state, width = self._state, 2 if self._state.val_documents is None else 3
         pieces = [tensors[at : at + width] for at in range(0, len(tensors), width)]
         loss, norm = self.gradients(pieces, self._scale)
-        guard = self._guard.mul_(loss).mul_(norm)
+        guard = self._guard.mul_(loss).mul_(norm.float())
         numbers = _C.cat(
-            [loss.detach().reshape(1).float(), norm.reshape(1).float()]
+            [loss.detach().reshape(1).to(norm.dtype), norm.reshape(1)]
         )  # before the optimizer: it may fail
         state.torn = True
         try:
-            state.optimizer.step(guard=guard)
-            self._average(guard)
+            self._update(guard)
         except MemoryError:
-            state.torn = state.optimizer.interrupted()
+            state.torn = state.parallel is not None or state.optimizer.interrupted()
             raise
         return numbers
 
@@ -308,13 +296,19 @@ class Stepper:
             self._scale_of = total
         if graph.ready:
             state.optimizer.zero_grad()  # the gradients of the graph lie in its own memory
+            why = ""
             try:
                 graph.capture(*inputs)
             except Exception as error:
-                return self._eagerly_from_now(error)
+                why = _sentence(error)
             finally:
                 state.torn = False  # nothing has run
-        numbers = _C.empty((2,), _C.float32, _C.device(state.device))  # here: after a replay nothing may fail
+            # Ranks capture together: exchanges of a graph are not those of an eager step.
+            why = next((one for one in state.team.gather(why) if one), "")
+            if why:
+                return self._eagerly_from_now(why)
+        wide = _C.float32 if state.parallel is None else _C.float64
+        numbers = _C.empty((2,), wide, _C.device(state.device))  # here: after a replay nothing may fail
         state.torn = graph.captured
         try:
             with span("graph"):
@@ -325,18 +319,25 @@ class Stepper:
             if not graph.captured:
                 raise
             state.torn = False  # refused before the replay
-            return self._eagerly_from_now(error)
+            return self._eagerly_from_now(_sentence(error))
 
-    def _eagerly_from_now(self, error: Exception) -> None:
+    def _eagerly_from_now(self, why: str) -> None:
         self._graph = None
-        self._say(f"graph: steps run eagerly: {' '.join(str(error).split()) or type(error).__name__}")
+        self._say(f"graph: steps run eagerly: {why}")
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
-        """See the function of this name."""
-        config = self._state.config
-        return gradients(self._state.model, self._state.optimizer, pieces, scale, config.clip, config.z_loss)
+        """See the function of this name. Of a run in leaves they are added, and clipped by the update."""
+        state, config = self._state, self._state.config
+        if state.parallel is None:
+            return gradients(state.model, state.optimizer, pieces, scale, config.clip, config.z_loss)
+        losses: list[Tensor] = []
+        for leaf in state.parallel.rounds(config.grad_accum):
+            own = pieces[leaf * config.grad_accum : (leaf + 1) * config.grad_accum]
+            losses.append(backward(state.model, own, scale, config.z_loss))
+        with span("reduce"):
+            return state.parallel.tree_of(losses), state.parallel.reduce(config.clip)
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
@@ -347,7 +348,8 @@ class Stepper:
         if unread:
             found = [value for step in unread for value in (step.loss, step.norm)]
             try:
-                values = _C.cat([value.reshape(1).float() for value in found]).tolist()
+                wide = _C.float64 if any(value.dtype is _C.float64 for value in found) else _C.float32
+                values = _C.cat([value.reshape(1).to(wide) for value in found]).tolist()
             except MemoryError:
                 values = [value.item() for value in found]
             for step, loss, norm in zip(unread, values[::2], values[1::2], strict=True):
@@ -379,8 +381,10 @@ class Stepper:
             if state.step >= step.number:
                 state.step = step.number - 1
                 _C.set_rng_state(step.rng)
-                self.gradients(self._on_device(step.pieces), 1.0 / step.total)
+                if state.parallel is None:
+                    self.gradients(self._on_device(step.pieces), 1.0 / step.total)
             if state.parallel is not None:  # it has taken the gradients away
+                state.optimizer.zero_grad()
                 backward(state.model, self._on_device(step.pieces), 1.0 / step.total, state.config.z_loss)
             raise self._error(loss, norm, self._on_device(step.pieces))
         finally:

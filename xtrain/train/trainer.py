@@ -197,7 +197,9 @@ class Trainer(State):
 
             shapes = [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()]
             self.team.check_same({"data": self.identity, "model": shapes, "base": self.base}, "")
-            self.parallel = DataParallel(self.model, self.optimizer, config.max_ranks or 1, ema=self.ema)
+            self.parallel = DataParallel(
+                self.model, self.optimizer, config.max_ranks or 1, ema=self.ema, overlap=config.overlap
+            )
         self.stepper = Stepper(self, self.report.say)
 
     def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:

@@ -40,7 +40,7 @@ static void NAME(step_add)(T *x, const T *y, int64_t count) {
 static void NAME(step_turn)(T *heads, const T *weight, int64_t count, int64_t dim, const ACC *angles, ACC eps) {
     for (int64_t h = 0; h < count; h++) {
         T *head = heads + h * dim; /* [D] */
-        if (weight) NAME(norm_row)(head, head, weight, dim, eps);
+        if (weight) NAME(norm_row)(head, head, weight, false, dim, eps);
         NAME(turn_row)(head, head, angles, angles + dim / 2, dim / 2);
     }
 }
@@ -65,22 +65,22 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
     const XtDecoderStep *p = context;
     const int64_t c = p->channels, f = p->inner, dim = p->dim, queries = p->heads * dim, keys = p->kv_heads * dim;
     const int64_t group = p->kv_heads ? p->heads / p->kv_heads : 1;
-    const size_t reals = (size_t)(dim + dim / 2 + p->length), elements = (size_t)(2 * c + 2 * queries + 2 * keys + 2 * f);
+    const size_t reals = (size_t)(dim + dim / 2 + p->length), elements = (size_t)(3 * c + 2 * queries + 2 * keys + 2 * f);
     void *scratch;
     XT_CHECK(xt_scratch(reals * sizeof(ACC) + elements * sizeof(T), &scratch));
     ACC *frequency = scratch, *angles = frequency + dim / 2, *s = angles + dim;                     /* [D/2], [2, D/2], [L] */
     T *h = (T *)(s + p->length), *q = h + c, *k = q + queries, *v = k + keys, *attended = v + keys; /* [C], [H D], [K D], .. */
-    T *gate = attended + queries, *up = gate + f, *y = up + f;                                      /* [F], [F], [C] */
+    T *gate = attended + queries, *up = gate + f, *y = up + f, *stream = y + c;                     /* [F], [F], [C], [C] */
     NAME(rope_frequencies)(frequency, &p->base, dim);
     for (int64_t b = begin; b < end; b++) {
         const int64_t position = p->positions[b];
         const bool known = position >= 0 && position < p->length;
-        T *x = (T *)p->out + b * c; /* [C] */
+        T *x = p->head ? stream : (T *)p->out + b * c; /* [C] */
         memcpy(x, (const T *)p->x + b * c, (size_t)c * sizeof(T));
         NAME(rope_angles)(angles, angles + dim / 2, (ACC)position, frequency, dim / 2, 1);
         for (int64_t l = 0; l < p->layers; l++) {
             const XtDecoderLayer *w = &p->layer[l];
-            NAME(norm_row)(h, x, w->norm, c, (ACC)p->eps);
+            NAME(norm_row)(h, x, w->norm, false, c, (ACC)p->eps);
             NAME(step_product)(q, w->q, h, queries, c);
             NAME(step_product)(k, w->k, h, keys, c);
             NAME(step_product)(v, w->v, h, keys, c);
@@ -101,13 +101,16 @@ static XtStatus NAME(step_rows)(void *context, int64_t begin, int64_t end) {
             }
             NAME(step_product)(y, w->o, attended, c, queries);
             NAME(step_add)(x, y, c);
-            NAME(norm_row)(h, x, w->mlp_norm, c, (ACC)p->eps);
+            NAME(norm_row)(h, x, w->mlp_norm, false, c, (ACC)p->eps);
             NAME(step_product)(gate, w->gate, h, f, c);
             NAME(step_product)(up, w->up, h, f, c);
             for (int64_t i = 0; i < f; i++) gate[i] = STORE(LOAD(gate[i]) / (1 + EXP(-LOAD(gate[i]))) * LOAD(up[i]));
             NAME(step_product)(y, w->down, gate, c, f);
             NAME(step_add)(x, y, c);
         }
+        if (!p->head) continue;
+        NAME(norm_row)(h, x, p->last_norm, false, c, (ACC)p->eps);
+        NAME(step_product)((T *)p->out + b * p->vocab, p->head, h, p->vocab, c);
     }
     return XT_OK;
 }

@@ -112,7 +112,7 @@ XT_FAST static XtStatus NAME(qk_fwd)(void *context, int64_t begin, int64_t end) 
         const ACC *c = (const ACC *)t->at + (t->positions ? r : r % t->period) * p->dim; /* [D/2] */
         const T *x = (const T *)p->x[i] + r * p->x_stride[i][0] + h * p->x_stride[i][1]; /* [D] */
         T *out = (T *)p->out[i] + r * p->out_stride[i][0] + h * p->out_stride[i][1];     /* [D] */
-        ((ACC *)p->rstd[i])[line] = NAME(norm_row)(out, x, weight, p->dim, (ACC)p->eps);
+        ((ACC *)p->rstd[i])[line] = NAME(norm_row)(out, x, weight, false, p->dim, (ACC)p->eps);
         NAME(turn_row)(out, out, c, c + t->half, t->half);
     }
     return XT_OK;
@@ -136,7 +136,7 @@ XT_FAST static XtStatus NAME(qk_bwd)(void *context, int64_t begin, int64_t end) 
         const T *dout = (const T *)p->dout[i] + r * p->dout_stride[i][0] + h * p->dout_stride[i][1]; /* [D] */
         T *dx = (T *)p->dx[i] + r * p->dx_stride[i][0] + h * p->dx_stride[i][1];                     /* [D] */
         NAME(turn_row)(dx, dout, c, c + t->half, t->half);
-        NAME(norm_row_bwd)(dx, partial, dx, x, weight, ((const ACC *)p->rstd[i])[line], dim);
+        NAME(norm_row_bwd)(dx, partial, dx, x, weight, false, ((const ACC *)p->rstd[i])[line], dim);
     }
     return XT_OK;
 }

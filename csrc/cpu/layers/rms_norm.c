@@ -4,7 +4,8 @@
  *     backward   with g = dy w:  d rstd / dx_i = -rstd^3 x_i / cols, hence
  *                dx_i = rstd (g_i - xh_i mean_j(g_j xh_j)),   dw_j = sum_rows dy_j xh_j
  *
- * The cast before the weight is what Hugging Face models do; it only shows in bfloat16 and float16.
+ * The cast before the weight is what Hugging Face models do; it only shows in bfloat16 and float16. plus_one is what its Gemma does:
+ * out = cast((1 + w) x rstd).
  * With a residual, a row of x + residual is rounded to memory first and then read as x; dsum is added to a row of dx that has been
  * rounded: the bits are those of separate ops.
  * dw is a sum over all rows: every piece of rows adds up a partial row of its own; then the partial rows are added in order.
@@ -63,7 +64,7 @@ XT_FAST static XtStatus NAME(rms_norm_fwd)(void *context, int64_t begin, int64_t
             for (int64_t j = 0; j < cols; j++) sum[j] = STORE(LOAD(x[j]) + LOAD(residual[j]));
             x = sum;
         }
-        ((ACC *)p->rstd)[r] = NAME(norm_row)(out, x, weight, cols, (ACC)p->eps);
+        ((ACC *)p->rstd)[r] = NAME(norm_row)(out, x, weight, p->plus_one, cols, (ACC)p->eps);
     }
     return XT_OK;
 }
@@ -79,8 +80,9 @@ XT_FAST static XtStatus NAME(rms_norm_bwd)(void *context, int64_t begin, int64_t
         const T *dy = (const T *)p->dy + r * cols, *x = (const T *)p->x + r * cols; /* [cols] */
         T *dx = p->dx ? (T *)p->dx + r * cols : NULL;                               /* [cols] */
         ACC rstd = ((const ACC *)p->rstd)[r];
-        if (p->weight) NAME(norm_row_bwd)(dx, partial, dy, x, p->weight, rstd, cols);
-        else NAME(norm_row_bwd)(dx, partial, dy, x, NULL, rstd, cols);
+        if (p->weight && p->plus_one) NAME(norm_row_bwd)(dx, partial, dy, x, p->weight, true, rstd, cols);
+        else if (p->weight) NAME(norm_row_bwd)(dx, partial, dy, x, p->weight, false, rstd, cols);
+        else NAME(norm_row_bwd)(dx, partial, dy, x, NULL, false, rstd, cols);
         if (!dx || !p->dsum) continue;
         const T *dsum = (const T *)p->dsum + r * cols; /* [cols] */
 #pragma omp simd

@@ -2,13 +2,16 @@
  * guard. Each is inlined into its caller and compiled for the caller's instructions. */
 #include "core/rope_scale.h"
 
-/* out = weight cast(x rstd), all [cols], weight or NULL; returns rstd. */
-XT_INLINE ACC NAME(norm_row)(T *out, const T *x, const T *weight, int64_t cols, ACC eps) {
+/* out = weight cast(x rstd), or with plus_one cast((1 + weight) x rstd), all [cols], weight or NULL; returns rstd. */
+XT_INLINE ACC NAME(norm_row)(T *out, const T *x, const T *weight, bool plus_one, int64_t cols, ACC eps) {
     ACC squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (int64_t j = 0; j < cols; j++) squares += LOAD(x[j]) * LOAD(x[j]);
     ACC rstd = 1 / SQRT(squares / (ACC)cols + eps);
-    if (weight) {
+    if (weight && plus_one) {
+#pragma omp simd
+        for (int64_t j = 0; j < cols; j++) out[j] = STORE(LOAD(x[j]) * rstd * (1 + LOAD(weight[j])));
+    } else if (weight) {
 #pragma omp simd
         for (int64_t j = 0; j < cols; j++) out[j] = STORE(LOAD(weight[j]) * LOAD(STORE(LOAD(x[j]) * rstd)));
     } else {
@@ -19,19 +22,23 @@ XT_INLINE ACC NAME(norm_row)(T *out, const T *x, const T *weight, int64_t cols, 
 }
 
 /* dx (or NULL) of a row, which may be dy; adds the row's share of dweight to partial. Inlined once with and once without `weight`, so
- * that the loops do not branch. All pointers are [cols]. */
-XT_INLINE void NAME(norm_row_bwd)(T *dx, ACC *partial, const T *dy, const T *x, const T *weight, ACC rstd, int64_t cols) {
+ * that the loops do not branch, and with plus_one for 1 + weight. All pointers are [cols]. */
+XT_INLINE void NAME(norm_row_bwd)(T *dx, ACC *partial, const T *dy, const T *x, const T *weight, bool plus_one, ACC rstd,
+                                  int64_t cols) {
     ACC dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t j = 0; j < cols; j++) {
         ACC product = LOAD(dy[j]) * LOAD(x[j]);
-        dot += product * (weight ? LOAD(weight[j]) : 1);
+        dot += product * (!weight ? 1 : plus_one ? 1 + LOAD(weight[j]) : LOAD(weight[j]));
         partial[j] += product * rstd;
     }
     if (!dx) return;
     ACC shrink = rstd * rstd * dot / (ACC)cols; /* rstd mean(g xh) */
 #pragma omp simd
-    for (int64_t j = 0; j < cols; j++) dx[j] = STORE(rstd * (LOAD(dy[j]) * (weight ? LOAD(weight[j]) : 1) - LOAD(x[j]) * shrink));
+    for (int64_t j = 0; j < cols; j++) {
+        ACC w = !weight ? 1 : plus_one ? 1 + LOAD(weight[j]) : LOAD(weight[j]);
+        dx[j] = STORE(rstd * (LOAD(dy[j]) * w - LOAD(x[j]) * shrink));
+    }
 }
 
 /* dweight [cols] = the partial rows [pieces, stride] added in order, into the first of them; without a piece it is 0, or kept. */

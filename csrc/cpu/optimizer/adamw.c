@@ -15,7 +15,7 @@
 /* The numbers of a tensor's step that do not depend on the element, in float64; ranges cast them to ACC. */
 typedef struct AdamWNumbers {
     const XtAdamWItem *item;
-    double decay, beta1, beta2, rest1, rest2, step_size, root2, eps; /* rest = 1 - beta, root2 = sqrt(1 - beta2^n) */
+    double decay, beta1, beta2, rest1, rest2, step_size, root2, eps, scale; /* rest = 1 - beta, root2 = sqrt(1 - beta2^n) */
 } AdamWNumbers;
 
 #define XT_TEMPLATE "cpu/optimizer/adamw.c"
@@ -33,6 +33,7 @@ static AdamWNumbers numbers_of(const XtAdamW *p, const XtAdamWItem *item) {
         .step_size = *p->lr / (1 - xt_power(p->beta1, n)),
         .root2 = sqrt(1 - xt_power(p->beta2, n)),
         .eps = p->eps,
+        .scale = p->scale ? *p->scale : 1,
     };
 }
 
@@ -80,13 +81,16 @@ done:
 
 #else
 
-/* One step of n elements. Inlined once with and once without `master`, so that the loop does not branch. All pointers are [n]. */
-XT_INLINE void NAME(adamw_loop)(T *p, const T *g, ACC *m, ACC *v, ACC *master, const AdamWNumbers *number, int64_t n) {
+/* One step of n elements. Inlined once for each set of pointers that are not NULL, so that the loop does not branch. All are [n]; g or
+ * wide_g is the gradient. */
+XT_INLINE void NAME(adamw_loop)(T *p, const T *g, const ACC *wide_g, ACC *m, ACC *v, ACC *master, const AdamWNumbers *number,
+                                int64_t n) {
     ACC decay = (ACC)number->decay, beta1 = (ACC)number->beta1, beta2 = (ACC)number->beta2, eps = (ACC)number->eps;
     ACC rest1 = (ACC)number->rest1, rest2 = (ACC)number->rest2, step_size = (ACC)number->step_size, root2 = (ACC)number->root2;
+    ACC scale = (ACC)number->scale;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        ACC gi = LOAD(g[i]), w = (master ? master[i] : LOAD(p[i])) * decay;
+        ACC gi = (wide_g ? wide_g[i] : LOAD(g[i])) * scale, w = (master ? master[i] : LOAD(p[i])) * decay;
         ACC mi = beta1 * m[i] + rest1 * gi, vi = beta2 * v[i] + rest2 * gi * gi;
         w -= step_size * mi / (SQRT(vi) / root2 + eps);
         m[i] = mi;
@@ -100,9 +104,13 @@ XT_INLINE void NAME(adamw_loop)(T *p, const T *g, ACC *m, ACC *v, ACC *master, c
 XT_FAST static void NAME(adamw_range)(const XtAdamWItem *item, const AdamWNumbers *number, int64_t offset, int64_t n) {
     T *p = (T *)item->p + offset;
     const T *g = (const T *)item->g + offset;
-    ACC *m = (ACC *)item->m + offset, *v = (ACC *)item->v + offset;
-    if (item->master) NAME(adamw_loop)(p, g, m, v, (ACC *)item->master + offset, number, n);
-    else NAME(adamw_loop)(p, g, m, v, NULL, number, n);
+    const ACC *wide_g = (const ACC *)item->g + offset;
+    ACC *m = (ACC *)item->m + offset, *v = (ACC *)item->v + offset, *master = (ACC *)item->master;
+    const bool wide = item->dtype_g != item->dtype;
+    if (master && wide) NAME(adamw_loop)(p, NULL, wide_g, m, v, master + offset, number, n);
+    else if (master) NAME(adamw_loop)(p, g, NULL, m, v, master + offset, number, n);
+    else if (wide) NAME(adamw_loop)(p, NULL, wide_g, m, v, NULL, number, n);
+    else NAME(adamw_loop)(p, g, NULL, m, v, NULL, number, n);
 }
 
 #endif

@@ -18,12 +18,36 @@ enum { CHUNK = 256, ROW = CHUNK * sizeof(double), LEVELS = 7 };
 /* sum = part, or sum += part, for n elements from `offset` on. */
 typedef void (*Take)(void *sum, const void *part, int64_t offset, int64_t n, bool add);
 
+/* The first tensor of a part that ends behind element e of the bank. */
+static int64_t tensor_at(const XtTreeSum *p, int64_t e) {
+    int64_t low = 0, high = p->tensors;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (p->items[middle].begin + p->items[middle].numel > e) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+/* Part i into the node, from tensor t on: what no tensor has is 0. */
+static void take_part(const XtTreeSum *p, int64_t i, int64_t t, char *node, int64_t offset, int64_t n, bool add) {
+    const XtTreeItem *item = p->items + i * p->tensors;
+    const size_t size = xt_dtype_size(xt_dtype_accumulator(item->dtype));
+    if (!add && !(t < p->tensors && item[t].begin <= offset && item[t].begin + item[t].numel >= offset + n))
+        memset(node, 0, (size_t)n * size);
+    for (; t < p->tensors && item[t].begin < offset + n; t++) {
+        const int64_t end = item[t].begin + item[t].numel;
+        const int64_t first = item[t].begin > offset ? item[t].begin : offset, last = end < offset + n ? end : offset + n;
+        XT_BY_FLOAT(item[t].dtype, take_range)
+        (node + (size_t)(first - offset) * size, item[t].data, first - item[t].begin, last - first, add);
+    }
+}
+
 /* node: LEVELS rows of CHUNK elements of ACC. Returns the node that holds the sum of elements [offset, offset + n). */
 static int chunk_sum(const XtTreeSum *p, Take take_node, char (*node)[ROW], int64_t offset, int64_t n) {
+    const int64_t t = tensor_at(p, offset);
     for (int64_t i = 0; i < p->count; i++) {
-        const XtView *part = &p->items[i];
-        Take take = XT_BY_FLOAT(part->dtype, take_range);
-        take(node[0], part->data, offset, n, i & 1);
+        take_part(p, i, t, node[0], offset, n, i & 1);
         for (int level = 1; i >> (level - 1) & 1; level++) take_node(node[level], node[level - 1], 0, n, i >> level & 1);
     }
     int level = 0;
@@ -38,8 +62,8 @@ static int chunk_sum(const XtTreeSum *p, Take take_node, char (*node)[ROW], int6
 
 static XtStatus tree_blocks(void *context, int64_t begin, int64_t end) {
     const XtTreeSum *p = context;
-    const size_t size = xt_dtype_size(p->dtype);
-    const Take take_node = XT_BY_FLOAT(p->dtype, take_range);
+    const XtDtype wide = xt_dtype_accumulator(p->dtype);
+    const Take take_node = XT_BY_FLOAT(wide, take_range);
     _Alignas(64) char node[LEVELS][ROW];
     for (int64_t block = begin; block < end; block++) {
         const int64_t first = block * XT_TREE_BLOCK, last = first + XT_TREE_BLOCK < p->numel ? first + XT_TREE_BLOCK : p->numel;
@@ -47,8 +71,8 @@ static XtStatus tree_blocks(void *context, int64_t begin, int64_t end) {
         for (int64_t offset = first; offset < last; offset += CHUNK) {
             const int64_t n = last - offset < CHUNK ? last - offset : CHUNK;
             const char *sum = node[chunk_sum(p, take_node, node, offset, n)];
-            memcpy((char *)p->out + (size_t)offset * size, sum, (size_t)n * size);
-            if (p->squares) squares += XT_BY_FLOAT(p->dtype, squares_range)(sum, n);
+            if (p->out) XT_BY_FLOAT(p->dtype, give_range)(p->out, sum, offset, n);
+            if (p->squares) squares += XT_BY_FLOAT(wide, squares_range)(sum, n);
         }
         if (p->squares) p->squares[block] = squares;
     }
@@ -56,7 +80,7 @@ static XtStatus tree_blocks(void *context, int64_t begin, int64_t end) {
 }
 
 XtStatus xt_cpu_tree_sum(const XtTreeSum *p) {
-    for (int64_t i = 0; i < p->count; i++) XT_CHECK(xt_need_float("every part", p->items[i].dtype));
+    for (int64_t i = 0; i < p->count * p->tensors; i++) XT_CHECK(xt_need_float("every part", p->items[i].dtype));
     return xt_parallel((p->numel + XT_TREE_BLOCK - 1) / XT_TREE_BLOCK, 1, tree_blocks, (void *)p);
 }
 
@@ -72,6 +96,13 @@ XT_FAST static void NAME(take_range)(void *to, const void *data, int64_t offset,
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) sum[i] = LOAD(x[i]);
     }
+}
+
+XT_FAST static void NAME(give_range)(void *out, const void *data, int64_t offset, int64_t n) {
+    T *to = (T *)out + offset; /* [n] */
+    const ACC *sum = data;     /* [n] */
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) to[i] = STORE(sum[i]);
 }
 
 /* Sum of x^2 over n elements, in float64. */

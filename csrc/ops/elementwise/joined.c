@@ -58,17 +58,18 @@ XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out) {
     return xt_tensor_from_view(xt_storage_whole(matrices[0]->storage), &view, out);
 }
 
-/* Whether these [..., heads, D] are columns of one dense matrix that fills its block, no column twice. */
-static bool are_columns(int count, XtTensor *const *list) {
+/* Whether these [..., heads, D] are columns of one dense matrix that fills its block, no column twice: then which of its row. */
+static bool are_columns(int count, XtTensor *const *list, XtColumns *out) {
     const XtStorage *storage = list[0]->storage;
-    int64_t begin[XT_MAX_OUTPUTS], end[XT_MAX_OUTPUTS];
+    int64_t *begin = out->begin, *end = out->end;
+    if (count > XT_MAX_COLUMNS) return false;
     for (int i = 0; i < count; i++) {
         const XtTensor *t = list[i];
         int d = t->ndim - 1;
         if (t->storage != storage || t->ndim < 3 || xt_view_numel(&t->view) == 0) return false;
         int64_t dim = t->shape[d], width = t->shape[d - 1] * dim, size = (int64_t)xt_dtype_size(t->dtype);
         int64_t row = list[0]->strides[list[0]->ndim - 3], rows = xt_view_numel(&t->view) / width;
-        bool even = t->strides[d] == 1 && t->strides[d - 1] == dim && t->strides[d - 2] == row;
+        bool even = t->strides[d] == 1 && (t->shape[d - 1] == 1 || t->strides[d - 1] == dim) && t->strides[d - 2] == row;
         for (int j = d - 3; even && j >= 0; j--) even = t->shape[j] == 1 || t->strides[j] == t->shape[j + 1] * t->strides[j + 1];
         begin[i] = ((const char *)t->data - (const char *)storage->data) / size;
         end[i] = begin[i] + width;
@@ -76,20 +77,61 @@ static bool are_columns(int count, XtTensor *const *list) {
         for (int j = 0; j < i; j++)
             if (begin[i] < end[j] && begin[j] < end[i]) return false;
     }
+    out->of = storage, out->dtype = list[0]->dtype, out->row = list[0]->strides[list[0]->ndim - 3], out->count = count;
     return true;
+}
+
+/* Whether `more` are other columns of what is begun. */
+static bool are_left(const XtColumns *begun, const XtColumns *more) {
+    if (begun->of != more->of || begun->storage->nbytes != more->of->nbytes || begun->dtype != more->dtype ||
+        begun->row != more->row || begun->count + more->count > XT_MAX_COLUMNS)
+        return false;
+    for (int i = 0; i < begun->count; i++)
+        for (int j = 0; j < more->count; j++)
+            if (begun->begin[i] < more->end[j] && more->begin[j] < begun->end[i]) return false;
+    return true;
+}
+
+/* The block for the gradients of these columns, new; it is begun as long as columns are left. */
+static XtStatus block_of(const XtColumns *like, const XtTensor *first, XtStorage **block) {
+    XtColumns *begun = xt_walk_columns();
+    bool left = are_left(begun, like);
+    if (left) xt_storage_retain(*block = begun->storage);
+    else XT_CHECK(xt_storage_allocate(first->storage->device, first->storage->nbytes, block));
+    int64_t width = left ? begun->width : 0;
+    for (int i = 0; i < like->count; i++) width += like->end[i] - like->begin[i];
+    if (width == like->row) { /* none is left */
+        if (left) xt_forget_columns(begun);
+        return XT_OK;
+    }
+    if (!left) {
+        xt_forget_columns(begun);
+        *begun = *like;
+        xt_storage_retain(begun->storage = *block);
+        begun->count = 0;
+    }
+    begun->width = width;
+    for (int i = 0; i < like->count; i++) {
+        begun->begin[begun->count] = like->begin[i], begun->end[begun->count] = like->end[i];
+        begun->count++;
+    }
+    return XT_OK;
 }
 
 XtStatus xt_empty_like_columns(int count, XtTensor *const *like, XtTensor **out) {
     XtStorage *block = NULL;
+    XtColumns places = {.of = NULL};
     XtStatus status = XT_OK;
     memset(out, 0, (size_t)count * sizeof *out);
-    bool columns = count <= XT_MAX_OUTPUTS && are_columns(count, like);
-    if (columns) XT_TRY(xt_storage_allocate(like[0]->storage->device, like[0]->storage->nbytes, &block));
+    bool columns = are_columns(count, like, &places);
+    if (columns) XT_TRY(block_of(&places, like[0], &block));
     for (int i = 0; i < count; i++) {
         if (columns) {
             XtView view = like[i]->view;
             view.data = (char *)block->data + ((char *)view.data - (char *)like[0]->storage->data);
             XT_TRY(xt_tensor_from_view(block, &view, &out[i]));
+        } else if (count > 1) {
+            XT_TRY(xt_empty_like_columns(1, &like[i], &out[i]));
         } else {
             XT_TRY(xt_empty_like(like[i], &out[i]));
         }

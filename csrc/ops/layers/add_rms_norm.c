@@ -42,7 +42,8 @@ static XtStatus forward(XtCall *c) {
                       .dtype = x->dtype,
                       .rows = rows,
                       .cols = cols,
-                      .eps = eps};
+                      .eps = eps,
+                      .plus_one = c->arg[4].b};
     XT_TRY(xt_backend_of(x)->rms_norm_fwd(&p));
     XT_TRY(xt_save(c, c->out[0]));
     XT_TRY(xt_save(c, weight));
@@ -56,7 +57,10 @@ done:
 }
 
 /* The norm alone: the sum, which is the residual stream, is kept. */
-static XtStatus recompute(XtNode *n, XtTensor **out) { return xt_rms_norm_again(n, xt_node_args(n)[3].f, &out[1]); }
+static XtStatus recompute(XtNode *n, XtTensor **out) {
+    const XtArg *arg = xt_node_args(n);
+    return xt_rms_norm_again(n, arg[3].f, arg[4].b, &out[1]);
+}
 
 static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtTensor *sum, *weight, *rstd, *dsum = NULL, *dy = NULL, *dx = NULL;
@@ -72,6 +76,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtRmsNormBwd p = {.dx = xt_data(dx),
                       .dweight = xt_data(under_way ? under_way : din[2]),
                       .accumulate = under_way != NULL,
+                      .plus_one = xt_node_args(n)[4].b,
                       .dy = dy->data,
                       .dsum = dsum->data,
                       .x = sum->data,
@@ -92,12 +97,14 @@ done:
 
 const XtOp xt_op_add_rms_norm = {
     .name = "add_rms_norm",
-    .signature = "input: Tensor, residual: Tensor, weight: Tensor? = None, eps: float = 1e-6 -> (Tensor, Tensor)",
+    .signature = "input: Tensor, residual: Tensor, weight: Tensor? = None, eps: float = 1e-6, plus_one: bool = False -> "
+                 "(Tensor, Tensor)",
     .forward = forward,
     .backward = backward,
     .recompute = recompute,
     .recomputes = 2,
     .doc = "(input + residual, rms_norm(input + residual, weight, eps)) in one pass. input, residual [..., C], weight [C], all of "
            "one dtype.\n"
-           "Bits, forward and backward, as from the two ops: the sum is rounded to the dtype before the norm.",
+           "Bits, forward and backward, as from the two ops: the sum is rounded to the dtype before the norm. plus_one: as of "
+           "rms_norm.",
 };

@@ -9,15 +9,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { X, POSITIONS, WEIGHTS, CACHES, EPS, THETA, SCALING, PLAIN = SCALING + 4 }; /* arguments */
-enum { NORM, Q, K, V, Q_NORM, K_NORM, O, MLP_NORM, GATE, UP, DOWN, PER_LAYER };   /* weights of a layer */
+enum { X, POSITIONS, WEIGHTS, CACHES, EPS, THETA, SCALING, PLAIN = SCALING + 4, LAST_NORM, HEAD }; /* arguments */
+enum { NORM, Q, K, V, Q_NORM, K_NORM, O, MLP_NORM, GATE, UP, DOWN, PER_LAYER };                    /* weights of a layer */
 static const char *const NAMES[PER_LAYER] = {"norm", "q", "k", "v", "q_norm", "k_norm", "o", "mlp_norm", "gate", "up", "down"};
 
 /* Where weight `which` stands among those of a layer: without norms of queries and keys those behind move up. */
 static int place_of(int which, bool qk_norm) { return which - (!qk_norm && which > Q_NORM ? 2 : 0); }
 
 typedef struct Sizes {
-    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length;
+    int64_t layers, batch, channels, heads, kv_heads, dim, inner, length, vocab;
     bool qk_norm;
 } Sizes;
 
@@ -81,6 +81,16 @@ static XtStatus check(const XtCall *c, Sizes *s) {
         XT_CHECK(check_one(c, "keys", caches[2 * l], 4, kept_shape));
         XT_CHECK(check_one(c, "values", caches[2 * l + 1], 4, kept_shape));
     }
+    const XtTensor *last_norm = c->arg[LAST_NORM].tensor, *head = c->arg[HEAD].tensor;
+    if (!last_norm != !head)
+        return xt_error(XT_VALUE_ERROR, "decoder_step: last_norm and head must be given together, got %s alone",
+                        head ? "head" : "last_norm");
+    if (head) {
+        XT_CHECK(check_one(c, "last_norm", last_norm, 1, &channels));
+        XT_CHECK(xt_check_ndim(c->op, "head", head, 2, 2));
+        s->vocab = head->shape[0];
+        XT_CHECK(check_one(c, "head", head, 2, (const int64_t[]){s->vocab, channels}));
+    }
     if (!(c->arg[EPS].f >= 0.0)) return xt_error(XT_VALUE_ERROR, "decoder_step: eps must be at least 0, got %g", c->arg[EPS].f);
     const XtRopeBase base = rope_base(c->arg);
     XT_CHECK(xt_check_rope_base(c->op, &base));
@@ -93,12 +103,13 @@ static XtStatus forward(XtCall *c) {
     XtTensor *x = NULL, *positions = NULL, *const *weights = c->arg[WEIGHTS].tensors, *const *caches = c->arg[CACHES].tensors;
     XtDecoderLayer *layers = NULL;
     XtStatus status = XT_OK;
-    Sizes s;
+    Sizes s = {0};
     XT_TRY(check(c, &s));
     XT_TRY(xt_dense(c->arg[X].tensor, &x));
     XT_TRY(xt_dense(c->arg[POSITIONS].tensor, &positions));
     for (int i = 0; i < c->arg[CACHES].count; i++) XT_TRY(xt_begin_inplace(caches[i], c->op->name));
-    XT_TRY(xt_empty_like(x, &c->out[0]));
+    const XtTensor *last_norm = c->arg[LAST_NORM].tensor, *head = c->arg[HEAD].tensor;
+    XT_TRY(xt_empty_shape(x, x->dtype, 2, (const int64_t[]){s.batch, head ? s.vocab : s.channels}, &c->out[0]));
     c->out_count = 1;
     layers = malloc((size_t)s.layers * sizeof *layers);
     if (!layers) {
@@ -126,6 +137,8 @@ static XtStatus forward(XtCall *c) {
                        .x = x->data,
                        .positions = positions->data,
                        .layer = layers,
+                       .last_norm = head ? last_norm->data : NULL,
+                       .head = head ? head->data : NULL,
                        .dtype = x->dtype,
                        .layers = s.layers,
                        .batch = s.batch,
@@ -135,6 +148,7 @@ static XtStatus forward(XtCall *c) {
                        .dim = s.dim,
                        .inner = s.inner,
                        .length = s.length,
+                       .vocab = s.vocab,
                        .eps = c->arg[EPS].f,
                        .scale = 1.0 / sqrt((double)s.dim),
                        .base = rope_base(c->arg),
@@ -150,7 +164,7 @@ done:
 const XtOp xt_op_decoder_step = {
     .name = "decoder_step",
     .signature = "x: Tensor, positions: Tensor, weights: Tensors, caches: Tensors, eps: float = 1e-6, theta: float = "
-                 "10000.0, " XT_ROPE_SCALING ", plain: bool = True -> Tensor",
+                 "10000.0, " XT_ROPE_SCALING ", plain: bool = True, last_norm: Tensor? = None, head: Tensor? = None -> Tensor",
     .forward = forward,
     .doc =
         "All layers of a pre-norm decoder (RMSNorm, RoPE, grouped queries, SwiGLU) for one new token a row: x [B, C] -> [B, C].\n"
@@ -158,6 +172,7 @@ const XtOp xt_op_decoder_step = {
         "q_norm and k_norm [D] (in all layers or none), o [C, H D], mlp_norm [C], gate and up [F, C], down [C, F]. caches, for "
         "each\n"
         "layer: keys and values [B, K, L, D], where the new ones are stored in place. A row outside [0, L) becomes NaN and stores\n"
-        "nothing. Rounded as the ops of its parts one after the other. plain: the kernels of its parts, one after the other;\n"
-        "else one launch, where a GPU has it.",
+        "nothing. last_norm [C] and head [V, C]: the logits [B, V] of what the layers give, instead. Rounded as the ops of its "
+        "parts\n"
+        "one after the other. plain: the kernels of its parts, one after the other; else one launch, where a GPU has it.",
 };

@@ -3,12 +3,12 @@
  *   rstd = 1 / sqrt(mean(x^2) + eps)      y = weight * (x * rstd)
  *   g = dy * weight,  xh = x * rstd:      dx = rstd * (g - xh * mean(g * xh))      dweight = sum over rows of dy * xh
  *
- * x [..., C], weight [C] or None, rstd [rows] is kept for the backward. QK-norm is this op on [B*S*H, D] rows.
+ * plus_one: 1 + weight stands for weight, and y is rounded once. x [..., C], weight [C] or None, rstd [rows] is kept for the backward. QK-norm is this op on [B*S*H, D] rows.
  */
 #include "contract/layers.h"
 #include "ops/ops.h"
 
-XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, XtTensor **y, XtTensor **rstd) {
+XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, bool plus_one, XtTensor **y, XtTensor **rstd) {
     int64_t cols = x->shape[x->ndim - 1], rows = 1;
     XtStatus status = XT_OK;
     for (int i = 0; i < x->ndim - 1; i++) rows *= x->shape[i];
@@ -21,7 +21,8 @@ XtStatus xt_rms_norm(XtTensor *x, XtTensor *weight, double eps, XtTensor **y, Xt
                       .dtype = x->dtype,
                       .rows = rows,
                       .cols = cols,
-                      .eps = eps};
+                      .eps = eps,
+                      .plus_one = plus_one};
     XT_TRY(xt_backend_of(x)->rms_norm_fwd(&p));
 done:
     if (status != XT_OK) {
@@ -31,16 +32,19 @@ done:
     return status;
 }
 
-XtStatus xt_rms_norm_again(XtNode *n, double eps, XtTensor **y) {
+XtStatus xt_rms_norm_again(XtNode *n, double eps, bool plus_one, XtTensor **y) {
     XtTensor *x, *weight, *rstd = NULL;
     XT_CHECK(xt_node_saved(n, 0, &x));
     XT_CHECK(xt_node_saved(n, 1, &weight));
-    XT_CHECK(xt_rms_norm(x, weight, eps, y, &rstd));
+    XT_CHECK(xt_rms_norm(x, weight, eps, plus_one, y, &rstd));
     xt_tensor_release(rstd);
     return XT_OK;
 }
 
-static XtStatus recompute(XtNode *n, XtTensor **out) { return xt_rms_norm_again(n, xt_node_args(n)[2].f, &out[0]); }
+static XtStatus recompute(XtNode *n, XtTensor **out) {
+    const XtArg *arg = xt_node_args(n);
+    return xt_rms_norm_again(n, arg[2].f, arg[3].b, &out[0]);
+}
 
 static XtStatus forward(XtCall *c) {
     XtTensor *given = c->arg[0].tensor, *w = c->arg[1].tensor, *x = NULL, *weight = NULL, *y = NULL, *rstd = NULL;
@@ -56,7 +60,7 @@ static XtStatus forward(XtCall *c) {
         XT_TRY(xt_dense(w, &weight));
     }
     XT_TRY(xt_dense(given, &x));
-    XT_TRY(xt_rms_norm(x, weight, eps, &y, &rstd));
+    XT_TRY(xt_rms_norm(x, weight, eps, c->arg[3].b, &y, &rstd));
     XT_TRY(xt_save(c, x));
     XT_TRY(xt_save(c, weight));
     XT_TRY(xt_save(c, rstd));
@@ -83,6 +87,7 @@ static XtStatus backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
     XtRmsNormBwd p = {.dx = xt_data(din[0]),
                       .dweight = xt_data(sum ? sum : din[1]),
                       .accumulate = sum != NULL,
+                      .plus_one = xt_node_args(n)[3].b,
                       .dy = dy->data,
                       .x = x->data,
                       .weight = xt_data(weight),
@@ -98,11 +103,12 @@ done:
 
 const XtOp xt_op_rms_norm = {
     .name = "rms_norm",
-    .signature = "input: Tensor, weight: Tensor? = None, eps: float = 1e-6 -> Tensor",
+    .signature = "input: Tensor, weight: Tensor? = None, eps: float = 1e-6, plus_one: bool = False -> Tensor",
     .forward = forward,
     .backward = backward,
     .recompute = recompute,
     .recomputes = 1,
     .doc = "weight * input / sqrt(mean(input^2, last dim) + eps). input [..., C], weight [C] of the same dtype.\n"
-           "Statistics in float32 (float64 for float64), rounded to the dtype before the weight, as Hugging Face models do.",
+           "Statistics in float32 (float64 for float64), rounded to the dtype before the weight, as Hugging Face models do.\n"
+           "plus_one: (1 + weight), rounded once, as Gemma does.",
 };

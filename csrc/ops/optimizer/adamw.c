@@ -72,7 +72,7 @@ static XtStatus check_groups(const XtOp *op, XtTensor *groups, const XtArg *lrs,
 static XtStatus adamw_forward(XtCall *c) {
     const XtArg *params = &c->arg[0], *grads = &c->arg[1], *m = &c->arg[2], *v = &c->arg[3], *masters = &c->arg[4];
     const XtArg *steps = &c->arg[5], *lrs = &c->arg[6];
-    const XtTensor *guard = c->arg[8].tensor;
+    const XtTensor *guard = c->arg[8].tensor, *scale = c->arg[9].tensor;
     XtStatus status = XT_OK;
     XtAdamWItem *items = NULL;
     XtAdamW *calls = NULL;
@@ -92,15 +92,17 @@ static XtStatus adamw_forward(XtCall *c) {
     XT_TRY(check_steps(c->op, steps, params));
     XT_TRY(check_groups(c->op, c->arg[7].tensor, lrs, params, &groups));
     if (guard) XT_TRY(xt_check_scalar(c->op, "guard", guard, params, XT_FLOAT32));
+    if (scale) XT_TRY(xt_check_scalar(c->op, "scale", scale, params, XT_FLOAT64));
     items = calloc((size_t)params->count, sizeof *items);
     dense = calloc((size_t)params->count, sizeof *dense);
     calls = calloc((size_t)lrs->count, sizeof *calls);
     if (!items || !dense || !calls) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "adamw_: out of memory"));
     for (int i = 0; i < params->count; i++) {
-        XtTensor *p = params->tensors[i], *master = masters->count ? masters->tensors[i] : p;
-        XT_TRY(xt_check_shape(c->op, "the gradient", grads->tensors[i], p->ndim, p->shape));
-        XT_TRY(xt_check_like(c->op, "the parameter", p, "its gradient", grads->tensors[i]));
-        XT_TRY(xt_dense(grads->tensors[i], &dense[i]));
+        XtTensor *p = params->tensors[i], *g = grads->tensors[i], *master = masters->count ? masters->tensors[i] : p;
+        XT_TRY(xt_check_shape(c->op, "the gradient", g, p->ndim, p->shape));
+        if (g->dtype == xt_dtype_accumulator(p->dtype)) XT_TRY(xt_check_device(c->op, "the parameter", p, "its gradient", g));
+        else XT_TRY(xt_check_like(c->op, "the parameter", p, "its gradient", g));
+        XT_TRY(xt_dense(g, &dense[i]));
         items[i] = (XtAdamWItem){.p = p->data,
                                  .m = m->tensors[i]->data,
                                  .v = v->tensors[i]->data,
@@ -108,6 +110,7 @@ static XtStatus adamw_forward(XtCall *c) {
                                  .g = dense[i]->data,
                                  .step = steps->tensors[i]->data,
                                  .dtype = p->dtype,
+                                 .dtype_g = g->dtype,
                                  .numel = xt_view_numel(&p->view)};
     }
     const XtAdamWItem *at = items;
@@ -120,6 +123,7 @@ static XtStatus adamw_forward(XtCall *c) {
                              .eps = row[EPS],
                              .weight_decay = row[WEIGHT_DECAY],
                              .lr = lrs->tensors[g]->data,
+                             .scale = xt_data(scale),
                              .guard = xt_data(guard),
                              .next = g + 1 < lrs->count ? &calls[g + 1] : NULL};
         at += calls[g].count;
@@ -145,7 +149,7 @@ const XtOp xt_op_adamw_ = {
     .name = "adamw_",
     .signature =
         "params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors, steps: Tensors, lrs: Tensors, "
-        "groups: Tensor, guard: Tensor? = None -> None",
+        "groups: Tensor, guard: Tensor? = None, scale: Tensor? = None -> None",
     .forward = adamw_forward,
     .doc =
         "One AdamW step (Loshchilov & Hutter 2019) on every tensor, in place, in PyTorch's order of operations.\n"
@@ -154,5 +158,6 @@ const XtOp xt_op_adamw_ = {
         "counted up. lrs: a float64 scalar per group. groups: float64 [groups, 5] on the CPU, a row a group: how many of the\n"
         "parameters, in their order, it has; beta1; beta2; eps; weight_decay. guard: a float32 scalar; when it is NaN or "
         "infinite,\n"
-        "nothing is changed. These scalars are on the parameters' device. All memory is taken before the first tensor changes.",
+        "nothing is changed. scale: a float64 scalar, by which gradients are multiplied; they have the parameter's dtype or the\n"
+        "moments'. These scalars are on the parameters' device. All memory is taken before the first tensor changes.",
 };

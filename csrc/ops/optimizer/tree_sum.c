@@ -8,7 +8,7 @@ static XtStatus tree_sum_forward(XtCall *c) {
     XtTensor *out = c->arg[0].tensor, *squares = c->arg[2].tensor;
     const XtArg *parts = &c->arg[1];
     XtTensor *dense[XT_MOST_PARTS] = {NULL};
-    XtView items[XT_MOST_PARTS];
+    XtTreeItem items[XT_MOST_PARTS];
     XtStatus status = XT_OK;
     XT_TRY(xt_check_float(c->op, "out", out));
     XT_TRY(xt_check_dtype(c->op, "out", out, xt_dtype_accumulator(out->dtype)));
@@ -27,7 +27,7 @@ static XtStatus tree_sum_forward(XtCall *c) {
                             xt_dtype_name(xt_dtype_accumulator(part->dtype)), xt_dtype_name(part->dtype),
                             xt_dtype_name(out->dtype)));
         XT_TRY(xt_dense(part, &dense[i]));
-        items[i] = dense[i]->view;
+        items[i] = (XtTreeItem){.data = dense[i]->data, .numel = numel, .dtype = part->dtype};
     }
     if (squares) {
         XT_TRY(xt_check_dtype(c->op, "squares", squares, XT_FLOAT64));
@@ -41,6 +41,7 @@ static XtStatus tree_sum_forward(XtCall *c) {
     XT_TRY(xt_backend_of(out)->tree_sum(&(XtTreeSum){.out = out->data,
                                                      .items = items,
                                                      .count = parts->count,
+                                                     .tensors = 1,
                                                      .numel = numel,
                                                      .dtype = out->dtype,
                                                      .squares = xt_data(squares)}));

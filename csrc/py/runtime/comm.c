@@ -72,7 +72,10 @@ static bool fits(const char *op, const char *name, const XtComm *comm, const XtT
 }
 static size_t bytes_of(const XtTensor *tensor) { return (size_t)xt_view_numel(&tensor->view) * xt_dtype_size(tensor->dtype); }
 
-static PyObject *exchange(PyBound *bound, const char *op, bool gather) {
+typedef XtStatus (*Exchange)(XtComm *comm, void *out, const void *in, size_t nbytes);
+
+static PyObject *exchange(PyBound *bound, const char *op, Exchange run) {
+    const bool gather = run == xt_comm_all_gather;
     XtComm *comm = comm_of(op, bound->object[0]);
     if (comm == NULL) return NULL;
     const XtTensor *out = bound->arg[1].tensor, *in = bound->arg[2].tensor;
@@ -83,13 +86,19 @@ static PyObject *exchange(PyBound *bound, const char *op, bool gather) {
                             gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out),
                             bytes_of(in), size);
     PyThreadState *saved = py_gil_leave();
-    XtStatus status =
-        gather ? xt_comm_all_gather(comm, out->data, in->data, nbytes) : xt_comm_all_to_all(comm, out->data, in->data, nbytes);
+    XtStatus status = run(comm, out->data, in->data, nbytes);
     py_gil_enter(saved);
     return py_none(status);
 }
-static PyObject *run_all_to_all(PyBound *bound) { return exchange(bound, "nccl_all_to_all", false); }
-static PyObject *run_all_gather(PyBound *bound) { return exchange(bound, "nccl_all_gather", true); }
+static PyObject *run_all_to_all(PyBound *bound) {
+    return exchange(bound, "nccl_all_to_all", bound->arg[3].b ? xt_comm_all_to_all_beside : xt_comm_all_to_all);
+}
+static PyObject *run_all_gather(PyBound *bound) { return exchange(bound, "nccl_all_gather", xt_comm_all_gather); }
+
+static PyObject *run_join(PyBound *bound) {
+    XtComm *comm = comm_of("nccl_join", bound->object[0]);
+    return comm == NULL ? NULL : py_none(xt_comm_join(comm));
+}
 
 static PyObject *run_broadcast(PyBound *bound) {
     XtComm *comm = comm_of("nccl_broadcast", bound->object[0]);
@@ -133,8 +142,11 @@ const PyFunction py_comm_functions[] = {
      NULL},
     {"nccl_open", "device: device, id: str, rank: int, size: int -> object", run_open,
      "A communicator of this device with those of other processes; returns when all have called it.", 0, NULL},
-    {"nccl_all_to_all", "comm: object, out: Tensor, input: Tensor -> None", run_all_to_all,
-     "Queues: piece j of input goes to rank j. Both tensors must stay until nccl_idle.", 0, NULL},
+    {"nccl_all_to_all", "comm: object, out: Tensor, input: Tensor, beside: bool = False -> None", run_all_to_all,
+     "Queues: piece j of input goes to rank j. Both tensors must stay until nccl_idle. beside: later kernels do not wait for it.",
+     0, NULL},
+    {"nccl_join", "comm: object -> None", run_join, "What is queued from now on waits for the exchanges beside the kernels.", 0,
+     NULL},
     {"nccl_all_gather", "comm: object, out: Tensor, input: Tensor -> None", run_all_gather,
      "Queues: out gets the input of every rank, by rank. Both tensors must stay until nccl_idle.", 0, NULL},
     {"nccl_broadcast", "comm: object, input: Tensor, src: int -> None", run_broadcast,

@@ -191,6 +191,7 @@ static XtStatus new_node(const char *name, PyObject *callable, XtTensor *const *
     }
     rule->callable = Py_NewRef(callable);
     (*out)->context = rule;
+    (*out)->hides_leaves = true;
     (*out)->release_context = release_rule;
     return XT_OK;
 }
@@ -337,6 +338,25 @@ done:
     return result;
 }
 
+static XtStatus call_ready(void *context, int index) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction((PyObject *)context, "i", index);
+    XtStatus status = result != NULL ? XT_OK : XT_PYTHON_ERROR;
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static PyObject *run_on_ready(PyBound *bound) {
+    const XtArg *leaves = &bound->arg[0];
+    PyObject *callable = bound->object[1];
+    if (!PyCallable_Check(callable)) {
+        py_refuse("on_ready", "call", "a callable", callable);
+        return NULL;
+    }
+    return py_none(xt_set_ready(leaves->count, leaves->tensors, bound->arg[2].i, call_ready, release_object, Py_NewRef(callable)));
+}
+
 /* ---- leaves, grad mode, hooks ---------------------------------------------------------------------------------------- */
 
 static PyObject *run_requires_grad(PyBound *bound) {
@@ -470,6 +490,11 @@ const PyFunction py_autograd_methods[] = {
 const PyFunction py_autograd_functions[] = {
     {"backward", "tensors: Tensors, gradients: object = None, retain_graph: bool = False -> None", run_backward,
      "Backward from several tensors at once; gradients is None, or one Tensor or None per tensor.", 0, NULL},
+    {"on_ready", "leaves: Tensors, call: object, after: int = 0 -> None", run_on_ready,
+     "In the next backward but `after` of this thread, call(i) once the .grad of leaves[i] is complete: for each, if no error "
+     "ends\n"
+     "it. Distinct leaves; none: nothing is called.",
+     0, NULL},
     {"function_apply", "name: str, backward: object, inputs: object, outputs: object -> (Tensor, ...)", run_function_apply,
      "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None).\n"
      "backward(*output gradients) returns one gradient or None per input. Returns the outputs as a tuple;\n"

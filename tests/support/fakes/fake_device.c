@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef XtStatus (*Call)(const void *p);
 typedef struct Recorded {
@@ -159,13 +160,22 @@ static XtStatus synchronize(int index) {
     counts.synchronizations++;
     return XT_OK;
 }
-static int under_way; /* the stream: what fake_nccl.c has queued and not done; kernels are done at once */
+/* The stream: kernels are done at once, exchanges of fake_nccl.c later. */
+static struct {
+    int pending; /* exchanges that are queued and not done */
+    int (*record)(void (*call)(void *), void *argument);
+} under_way;
 static void *stream(int index) { return (void)index, &under_way; }
 static XtStatus idle(int index, bool *out) {
     (void)index;
-    *out = __atomic_load_n(&under_way, __ATOMIC_ACQUIRE) == 0;
+    *out = __atomic_load_n(&under_way.pending, __ATOMIC_ACQUIRE) == 0;
     return refuse("ask whether the device is done");
 }
+static XtStatus side(int index, void **out) {
+    *out = stream(index);
+    return XT_OK;
+}
+static XtStatus join(int index) { return (void)index, XT_OK; }
 static XtStatus trim(int index) { return (void)index, refuse("give memory back"); }
 static void reset_peak(int index) { (void)index; }
 
@@ -186,6 +196,23 @@ static XtStatus planned(int index, size_t *nbytes) {
     return *nbytes ? XT_OK : xt_error(XT_OUT_OF_MEMORY, "cuda.graph: no host memory for the plan of a step's memory");
 }
 
+/* An exchange in a capture: a replay waits for it, as the kernels behind it would. */
+typedef struct Foreign {
+    void (*call)(void *);
+    void *argument;
+} Foreign;
+static XtStatus do_foreign(const void *p) {
+    const Foreign *foreign = p;
+    foreign->call(foreign->argument);
+    while (__atomic_load_n(&under_way.pending, __ATOMIC_ACQUIRE)) usleep(100);
+    return XT_OK;
+}
+static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes, size_t where);
+static int record(void (*call)(void *), void *argument) {
+    const Foreign foreign = {call, argument};
+    return keep_call(do_foreign, &foreign, sizeof foreign, NULL, 0, 0) != XT_OK;
+}
+
 static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
     void *region;
     XT_CHECK(refuse("capture another one"));
@@ -195,6 +222,7 @@ static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
     XtGraph *graph = calloc(1, sizeof *graph);
     *graph = (XtGraph){.next = graphs, .region = region, .nbytes = nbytes, .arena.limit = nbytes};
     *out = capturing = graphs = graph;
+    under_way.record = record;
     capturer = pthread_self();
     return XT_OK;
 }
@@ -202,6 +230,7 @@ static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
 static XtStatus end_capture(XtGraph *graph, bool keep, int64_t *calls) {
     if (capturing != graph) return XT_OK;
     capturing = NULL;
+    under_way.record = NULL;
     for (int64_t i = 0; i < late_count; i++) put_back(late[i].data, late[i].nbytes);
     late_count = 0;
     *calls = graph->count;
@@ -276,7 +305,7 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     }
     LISTED(grad_norm, XtGradNorm, items, count)
     LISTED(clip, XtClip, items, count)
-    LISTED(tree_sum, XtTreeSum, items, count)
+    LISTED(tree_sum, XtTreeSum, items, count * p->tensors)
     LISTED(decoder_step, XtDecoderStep, layer, layers)
     LISTED(muon_direction, XtMuon, items, count)
     LISTED(muon_update, XtMuon, items, count)
@@ -392,6 +421,8 @@ static XtAccelerator accelerator = {.device_count = 1,
                                     .reset_peak = reset_peak,
                                     .stream = stream,
                                     .idle = idle,
+                                    .side = side,
+                                    .join = join,
                                     .plan = start_plan,
                                     .planned = planned,
                                     .capture = capture,

@@ -38,10 +38,14 @@ typedef struct Op {
     int count;
     Part parts[MOST];
 } Op;
+typedef struct Stream {                                  /* of fake_device.c */
+    int pending;                                         /* what its idle() looks at */
+    int (*record)(void (*call)(void *), void *argument); /* keeps a call of a capture; NULL outside of one */
+} Stream;
 typedef struct Comm {
     char folder[128];
     int rank, size;
-    int *pending; /* of the stream: what fake_device.c's idle() looks at */
+    Stream *stream;
     pthread_t worker;
     pthread_mutex_t lock;
     pthread_cond_t more;
@@ -117,7 +121,7 @@ static void *work(void *argument) {
             if (op->parts[i].sends) put(comm, op->number, &op->parts[i]);
         for (int i = 0; i < op->count; i++)
             if (!op->parts[i].sends) take(comm, op->number, &op->parts[i]);
-        __atomic_sub_fetch(comm->pending, 1, __ATOMIC_RELEASE);
+        __atomic_sub_fetch(&comm->stream->pending, 1, __ATOMIC_RELEASE);
         free(op);
     }
 }
@@ -174,6 +178,28 @@ int ncclGroupStart(void) {
     group = calloc(1, sizeof *group);
     return SUCCESS;
 }
+static void queue(Comm *comm, Op *op) {
+    op->number = ++comm->queued;
+    __atomic_add_fetch(&comm->stream->pending, 1, __ATOMIC_ACQ_REL);
+    pthread_mutex_lock(&comm->lock);
+    *comm->last = op;
+    comm->last = &op->next;
+    pthread_cond_signal(&comm->more);
+    pthread_mutex_unlock(&comm->lock);
+}
+
+typedef struct Kept { /* an exchange of a graph */
+    Comm *comm;
+    Op op;
+} Kept;
+static void again(void *argument) {
+    const Kept *kept = argument;
+    Op *op = malloc(sizeof *op);
+    *op = kept->op;
+    op->next = NULL;
+    queue(kept->comm, op);
+}
+
 int ncclGroupEnd(void) {
     Op *op = group;
     Comm *comm = grouped;
@@ -183,20 +209,20 @@ int ncclGroupEnd(void) {
         free(op);
         return SUCCESS;
     }
-    op->number = ++comm->queued;
-    __atomic_add_fetch(comm->pending, 1, __ATOMIC_ACQ_REL);
-    pthread_mutex_lock(&comm->lock);
-    *comm->last = op;
-    comm->last = &op->next;
-    pthread_cond_signal(&comm->more);
-    pthread_mutex_unlock(&comm->lock);
-    return SUCCESS;
+    if (!comm->stream->record) {
+        queue(comm, op);
+        return SUCCESS;
+    }
+    Kept *kept = malloc(sizeof *kept);
+    *kept = (Kept){comm, *op};
+    free(op);
+    return comm->stream->record(again, kept);
 }
 
 static int add(Comm *comm, bool sends, int peer, const void *data, size_t count, void *stream) {
     if (group->count == MOST) return INVALID;
     grouped = comm;
-    comm->pending = stream;
+    comm->stream = stream;
     group->parts[group->count++] = (Part){sends, peer, (char *)data, count};
     return SUCCESS;
 }

@@ -122,7 +122,7 @@ FAULTS = [
         "tests/ops/test_ops.py::test_same_bits -k rms_norm",
     ),
     Fault(
-        "rms_norm: the weight missing in dx", _L + "row_loops.h", "dot += product * (weight ? LOAD(weight[j]) : 1);", "dot += product;",
+        "rms_norm: the weight missing in dx", _L + "row_loops.h", "dot += product * (!weight ? 1 : plus_one ? 1 + LOAD(weight[j]) : LOAD(weight[j]));", "dot += product;",
         "dx = rstd (g - xh mean(g xh)) with g = dy weight", GRADIENT + "rms_norm",
     ),
     Fault(
@@ -263,7 +263,7 @@ FAULTS = [
     ),
     Fault(
         "adamw: decay through the gradient", "csrc/cpu/optimizer/adamw.c",
-        "ACC gi = LOAD(g[i]), w = (master ? master[i] : LOAD(p[i])) * decay;",
+        "ACC gi = (wide_g ? wide_g[i] : LOAD(g[i])) * scale, w = (master ? master[i] : LOAD(p[i])) * decay;",
         "ACC w = master ? master[i] : LOAD(p[i]), gi = LOAD(g[i]) + (1 - decay) * w;", "decoupled weight decay", FORWARD + "adamw_",
     ),
     Fault(
@@ -307,12 +307,28 @@ FAULTS = [
         CLAUSES + "test_tensors_of_more_than_a_piece",
     ),
     Fault(
-        "tree_sum: the second of a pair alone", "csrc/cpu/optimizer/tree_sum.c", "take(node[0], part->data, offset, n, i & 1);",
-        "take(node[0], part->data, offset, n, false);", "out = T(parts)", "tests/distributed/test_tree_sum.py::test_model",
+        "tree_sum: the second of a pair alone", "csrc/cpu/optimizer/tree_sum.c", "take_part(p, i, t, node[0], offset, n, i & 1);",
+        "take_part(p, i, t, node[0], offset, n, false);", "out = T(parts)", "tests/distributed/test_tree_sum.py::test_model",
     ),
     Fault(
         "tree_sum: what is left from the oldest", "csrc/cpu/optimizer/tree_sum.c", "for (int older = level + 1; older < LEVELS; older++)",
         "for (int older = LEVELS - 1; older > level; older--)", "the largest power of two below n", "tests/distributed/test_tree_sum.py::test_model",
+    ),
+    Fault(
+        "bank_sum: what no tensor has is not cleared", "csrc/cpu/optimizer/tree_sum.c", "        memset(node, 0, (size_t)n * size);",
+        "        ;", "the rest of a bank is 0", FORWARD + "bank_sum_",
+    ),
+    Fault(
+        "bank_sum: the next tensor is not looked for", "csrc/cpu/optimizer/tree_sum.c", "    for (; t < p->tensors && item[t].begin < offset + n; t++) {",
+        "    if (t < p->tensors && item[t].begin < offset + n) {", "a chunk of several tensors", FORWARD + "bank_sum_",
+    ),
+    Fault(
+        "block_norm: a guard that lets all pass", "csrc/cpu/optimizer/block_norm.c", "isfinite(norm) ? 0 : NAN", "0",
+        "guard is NaN where the norm is not finite", "tests/distributed/test_same_bits.py::test_a_gradient_that_is_not_finite_changes_nothing",
+    ),
+    Fault(
+        "adamw: no scale", "csrc/cpu/optimizer/adamw.c", "p->scale ? *p->scale : 1", "1", "g is multiplied by scale",
+        "tests/distributed/test_same_bits.py::test_one_process_takes_the_steps_of_adamw",
     ),
     Fault(
         "clip: no 1e-6", "csrc/cpu/optimizer/clip_grad_norm.c", "((double)p->norm[0] + 1e-6)", "((double)p->norm[0])",

@@ -64,4 +64,5 @@ FAULTS = [
     Fault("places: emergency checkpoints before others", _S + "places.py", "(checkpoint_step(path) or 0, not is_emergency(path))", "(checkpoint_step(path) or 0, is_emergency(path))", "emergency checkpoints behind others of their step", "tests/train/test_emergency.py::test_of_two_of_one_step_the_usual_one_is_the_newest"),
     Fault("places: a half-deleted checkpoint", _S + "places.py", "    _remove(temporary)\n\n\ndef _remove", "    os.rename(temporary, path)\n    _remove(path)\n\n\ndef _remove", "renamed first", _RULES + "test_a_checkpoint_that_is_being_removed_is_none"),
     Fault("places: checkpoints at the step are set aside", _S + "places.py", "        if (checkpoint_step(path) or 0) > step:\n", "        if (checkpoint_step(path) or 0) >= step:\n", "checkpoints after the step are set aside", _RULES + "test_the_checkpoint_of_a_resumed_run_stays"),
+    Fault("files: pipes are waited for", "xtrain/files.py", "os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)", "os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)", "a pipe is not waited for", "tests/train/test_files.py::test_no_pipe_is_waited_for"),
 ]  # fmt: skip

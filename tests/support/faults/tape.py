@@ -84,6 +84,18 @@ FAULTS = [
         "each leaf gets its gradient", _TEST + "test_accumulation_and_zero",
     ),
     Fault(
+        "ready: a user's rule is forgotten", "csrc/autograd/ready.c", "if (pass.hidden < ready->item[i].oldest)", "if (false)",
+        "a user's rule may add to every leaf", "tests/distributed/test_gpus.py::test_every_gradient_is_sent_once",
+    ),
+    Fault(
+        "ready: one node too early", _B, "ready->item[ready->told].oldest > sequence", "ready->item[ready->told].oldest >= sequence",
+        "a gradient is complete when the oldest node has run", "tests/distributed/test_ready.py::test_gradients_are_complete",
+    ),
+    Fault(
+        "ready: not after the others", "csrc/autograd/ready.c", "if (pending.after-- > 0) return;", "", "after: backwards that come before",
+        "tests/distributed/test_ready.py::test_the_backward_that_was_meant",
+    ),
+    Fault(
         "walk: recording inside", _B, "    xt_set_grad_mode(false); /* gradients of gradients are not recorded */\n", "",
         "gradients of gradients are not recorded", _RULES + "test_nothing_is_recorded_in_a_backward",
     ),

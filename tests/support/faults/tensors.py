@@ -79,4 +79,5 @@ FAULTS = [
     Fault("named: load takes pickles", "xtrain/saving/named.py", "if start.startswith(_PICKLES):", "if False:", "a pickle is named", "tests/saving/test_named.py::test_what_load_refuses"),
     Fault("embedding: few ids in another order", "csrc/cpu/layers/embedding.c", "return p->row < q->row ? -1 : 1;", "return p->row > q->row ? -1 : 1;", "rows are added in their order", "tests/ops/test_picking.py::test_few_rows_of_many_have_the_bits_of_many_of_few"),
     Fault("embedding: few ids clear what is there", "csrc/cpu/layers/embedding.c", "if (!p->accumulate) XT_CHECK(xt_parallel(p->vocab, xt_row_grain(p->cols, 1 << 18), clear_rows, (void *)p));", "XT_CHECK(xt_parallel(p->vocab, xt_row_grain(p->cols, 1 << 18), clear_rows, (void *)p));", "accumulate adds to dweight", "tests/ops/test_picking.py::test_few_rows_of_many_have_the_bits_of_many_of_few"),
+    Fault("types: dims of a scalar", "xtrain/_types.py", "    if ndim == 0:\n        raise IndexError", "    if False:\n        raise IndexError", "IndexError for any where there are none", "tests/core/test_refusals.py"),
 ]  # fmt: skip
