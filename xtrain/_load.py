@@ -5,6 +5,7 @@ users call through NumPy or SciPy; ours is private, always runs in the calling t
 it finds. XTRAIN_BLAS_CORE (an OpenBLAS core name such as Haswell or SkylakeX) overrides that.
 """
 
+import atexit as _atexit
 import os as _os
 import sys as _sys
 
@@ -33,6 +34,7 @@ def _load() -> None:
 _load()
 from . import _C  # noqa: E402  (here, because no annotation names the type of a module)
 
+_atexit.register(_C.end_threads)
 # Where NVIDIA's wheels lie, should a CUDA device ever be asked for. What is not a str, imports ignore too.
 _C.set_package_folders(
     [path for path in _sys.path if isinstance(path, str) and path.endswith(("site-packages", "dist-packages"))]

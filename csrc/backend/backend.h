@@ -8,6 +8,7 @@
 XtStatus xt_backend_for(XtDevice device, const XtBackend **out);
 /* cuda.c: the CUDA library's table, whatever the device. Folders: where Python packages lie (NVIDIA's among them); kept, not copied. */
 XtStatus xt_cuda_table(const XtBackend **out);
+bool xt_cuda_is_open(void);
 void xt_set_package_folders(const char *const *folders);
 const char *const *xt_package_folders(void); /* ends with NULL */
 /* elf.c: XT_OK where dlopen can be trusted with the file at `path`; else what is wrong with the CUDA library there. */

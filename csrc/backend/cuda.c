@@ -85,3 +85,5 @@ XtStatus xt_cuda_table(const XtBackend **out) {
     pthread_mutex_unlock(&lock);
     return status;
 }
+
+bool xt_cuda_is_open(void) { return __atomic_load_n(&opened, __ATOMIC_ACQUIRE) != NULL; }

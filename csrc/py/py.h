@@ -35,6 +35,7 @@ typedef struct PyState {
     XtTensor *nothing;   /* owned; replaces the tensor of an object that the garbage collector has cleared */
     PyObject *call_hook; /* owned; the callable of set_call_hook, or NULL */
     int running;         /* core calls running without the GIL, in all threads; see tensor_traverse */
+    bool ending;         /* the process ends: see py_end_threads */
 } PyState;
 
 /* NULL before the module is initialised. One per process: the callbacks of the core carry no module. */

@@ -246,6 +246,29 @@ def test_exit_with_work_in_other_threads(what: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_at_the_end_the_main_thread_alone_computes() -> None:
+    """Others stay where they enter the core: what they call may be torn down already."""
+    code = """
+import atexit, threading, time
+def last():  # registered before xtrain: runs behind its own
+    before = len(done)
+    assert (x + 1).tolist() == [1, 1] and before
+    time.sleep(0.1)
+    assert len(done) - before <= 1
+    print("still here")
+atexit.register(last)
+import xtrain as xt
+x, done = xt.zeros(2), []
+def work():
+    while True:
+        done.append(x + 1)
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+    done = run(code, cpu=60)
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork (POSIX)")
 def test_a_forked_childs_main_thread_asks_for_signals() -> None:
     """It is the thread that forked, whichever that was in the parent."""

@@ -291,3 +291,21 @@ trainer.run()
     last = "checkpoint-00000008"
     assert weights(tmp_path / "run" / last) == weights(tmp_path / "calm" / last)
     assert saving.find_checkpoints(tmp_path / "run")[0].name == last
+
+
+THREADS = {
+    "products": "while True: x @ x",
+    "steps": "w = x.clone().requires_grad_()\n    while True: (w @ w).sum().backward()",
+    "reads": "while True: (x * 2).sum().item()",
+    "copies": "while True: x.cpu()",
+}
+
+
+@pytest.mark.parametrize("work", [*THREADS, "all"])
+def test_exit_beside_threads_that_use_the_gpu(work: str) -> None:
+    """The driver is torn down at exit, and does not bear calls meanwhile: no crash, no hang."""
+    code = "import threading, time\nimport xtrain as xt\nx = xt.rand(1024, 1024, device='cuda')\nx.sum().item()\n"
+    for name in THREADS if work == "all" else [work]:
+        code += f"def {name}():\n    {THREADS[name]}\nthreading.Thread(target={name}, daemon=True).start()\n"
+    done = python("-c", f"{code}time.sleep(0.3)")
+    assert done.returncode == 0, done.stderr

@@ -278,9 +278,10 @@ def test_a_step_is_taken_once():
     dp = parallel()
     for (rows,) in dp.leaves((xt.ones(2, 2),)):
         dp.model(rows).sum().backward()
-    dp.update(dp.reduce())
+    dp.reduce()
+    dp.update()
     with pytest.raises(RuntimeError, match=r"^update: reduce\(\) must come before, got no gradients$"):
-        dp.update(1.0)
+        dp.update()
     assert dp.steps == 1
 
 

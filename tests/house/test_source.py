@@ -73,7 +73,11 @@ DEVICE_SIZES = [
     ("elementwise/unary.cu", 1, "pieces of a thread; every element is on its own"),
     ("gemm/hopper.cu", 2, "blocks that take tiles; a sum is of one tile, its terms in order"),
     ("gemm/tiled.cu", 1, "size of a tile; an element of C is one chain over k whatever the tile"),
-    ("layers/cross_entropy.cu", 2, "blocks take rows in turns, and tiles of a row in the backward; a sum is of one row"),
+    (
+        "layers/cross_entropy.cu",
+        2,
+        "blocks take rows in turns, and tiles of a row in the backward; a sum is of one row",
+    ),
     ("layers/decoder_step.cu", 1, "blocks share out columns of products and chunks of attention; each is one sum"),
     ("layers/sample.cu", 1, "parts of a row; its sums are of integers"),
     ("mhc/mhc_pre_once.cuh", 2, "groups share out the tokens; the slices of a token come from the shape"),
@@ -94,7 +98,11 @@ DEVICE_KINDS = [
     ("gemm/cublas.cu", 2, "exception: bytes of workspace, and 9.0, which the choice among cuBLAS' algorithms sees"),
     ("gemm/few.cu", 1, "exception: the tensor cores of 8.0"),
     ("gemm/hopper.cu", 2, "exception: the tensor cores of 9.0"),
-    ("layers/cross_entropy.cu", 1, "vectors of a row that wait for its gradient; every element is on its own"),
+    (
+        "layers/cross_entropy.cu",
+        3,
+        "vectors of a row that wait for its gradient; from 9.0 on the ring, whose sums are in the same order",
+    ),
     (
         "layers/decoder_step.cu",
         2,

@@ -31,8 +31,14 @@ int py_errors_init(PyObject *module);
 
 /* ---- calls into the core, plain.c ------------------------------------------------------------------------------------ */
 
+/* At the end of the process: from now on Python's main thread alone calls the core, and others stay where they enter it, for ever. A GPU's
+ * driver does not bear calls while it is torn down, so where there is one, those that are inside are waited for. */
+void py_end_threads(void);
+void py_park(void); /* returns in the main thread only; the GIL is held */
+
 /* Around every call into the core that may take time: other Python threads run meanwhile. Inline, as every op passes here. */
 static inline PyThreadState *py_gil_leave(void) {
+    if (xt_py->ending) py_park();
     xt_py->running++;
     return PyEval_SaveThread();
 }

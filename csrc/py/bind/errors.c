@@ -1,7 +1,9 @@
 /* errors.c - turns an XtStatus into a Python exception, and tells running kernels of Ctrl-C. */
+#include "backend/backend.h"
 #include "py/bind/bind.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 PyObject *py_raise(XtStatus status) {
     PyObject *type = PyExc_RuntimeError;
@@ -88,6 +90,23 @@ bool py_interrupt_check(void) {
     bool stop = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0; /* a handler's exception stays set in this thread */
     PyGILState_Release(gil);
     return stop;
+}
+
+#define LONGEST 5 /* seconds */
+
+void py_end_threads(void) {
+    xt_py->ending = true;
+    for (int ms = 0; xt_cuda_is_open() && xt_py->running > 0 && ms < 1000 * LONGEST; ms++) {
+        PyThreadState *saved = PyEval_SaveThread(); /* they need the GIL to come out */
+        usleep(1000);
+        PyEval_RestoreThread(saved);
+    }
+}
+
+void py_park(void) {
+    if (PyThread_get_thread_ident() == main_thread) return;
+    PyEval_SaveThread();
+    for (;;) pause();
 }
 
 int py_errors_init(PyObject *module) {

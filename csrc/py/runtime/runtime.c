@@ -86,6 +86,11 @@ static PyObject *run_memory_stats(PyBound *bound) {
                          (long long)s.live_tensors);
 }
 
+static PyObject *run_end_threads(PyBound *Py_UNUSED(bound)) {
+    py_end_threads();
+    Py_RETURN_NONE;
+}
+
 static PyObject *run_memory_reset_peak(PyBound *bound) {
     xt_memory_reset_peak(bound->arg[0].device);
     Py_RETURN_NONE;
@@ -198,6 +203,8 @@ const PyFunction py_runtime_functions[] = {
     {"manual_seed", "seed: object -> None", run_manual_seed, "Restarts the random numbers from a 64-bit seed.", 0, NULL},
     {"get_rng_state", "-> (int, int)", run_get_rng_state, "(seed, stream), the whole state of the generator.", 0, NULL},
     {"set_rng_state", "state: object -> None", run_set_rng_state, "Sets the state to a pair that get_rng_state returned.", 0, NULL},
+    {"end_threads", "-> None", run_end_threads, "Keeps all threads but the main one out of the core from now on: the process ends.",
+     0, NULL},
     {"get_num_threads", "-> int", run_get_num_threads, "Number of threads of CPU kernels.", 0, NULL},
     {"set_num_threads", "count: int -> None", run_set_num_threads,
      "Sets the number of threads of CPU kernels; results do not depend on it.", 0, NULL},

@@ -156,4 +156,12 @@ FAULTS = [
         "doctor: no memory for a product", "xtrain/cli/doctor.py", "except (RuntimeError, MemoryError) as error:\n            return", "except RuntimeError as error:\n            return", "a product that finds no memory is a row",
         "tests/train/test_option_clauses.py::test_doctor_shows_a_gpu_that_cannot_be_used",
     ),
+    Fault(
+        "exit: all threads compute", "csrc/py/bind/bind.h", "    if (xt_py->ending) py_park();\n", "", "the main thread alone calls the core at the end",
+        _SIGNALS + "test_at_the_end_the_main_thread_alone_computes",
+    ),
+    Fault(
+        "exit: nobody computes", "csrc/py/bind/errors.c", "    if (PyThread_get_thread_ident() == main_thread) return;\n    PyEval_SaveThread();", "    PyEval_SaveThread();", "the main thread alone calls the core at the end",
+        _SIGNALS + "test_at_the_end_the_main_thread_alone_computes",
+    ),
 ]  # fmt: skip

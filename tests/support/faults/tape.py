@@ -80,7 +80,7 @@ FAULTS = [
         _TEST + "test_split_with_unused_pieces",
     ),
     Fault(
-        "leaves: hooks before the walk ends", _B, "        if (status == XT_OK) status = finish_leaf(leaf, leaf->gradient);", "        if (status == XT_OK && i + 1 < walk->leaves.count) status = finish_leaf(leaf, leaf->gradient);",
+        "leaves: the last one gets nothing", _B, "    for (int64_t i = 0; i < walk->leaves.count; i++) XT_CHECK(finish(&walk->leaves.items[i]));", "    for (int64_t i = 0; i + 1 < walk->leaves.count; i++) XT_CHECK(finish(&walk->leaves.items[i]));",
         "each leaf gets its gradient", _TEST + "test_accumulation_and_zero",
     ),
     Fault(
@@ -222,5 +222,17 @@ FAULTS = [
     Fault(
         "Function: the callable stays", "csrc/py/tensor/autograd.c", "if (status == XT_OK && !keep) Py_CLEAR(rule->callable);", "",
         "a backward without retain_graph drops what the context saved", _RULES + "test_a_backward_drops_what_a_context_has_saved",
+    ),
+    Fault(
+        "columns: given twice", "csrc/ops/elementwise/joined.c", "if (begun->begin[i] < more->end[j] && more->begin[j] < begun->end[i]) return false;", "if (begun->end[i] < 0) return false;",
+        "a column of a gradient's block is given once", _RULES + "test_gradients_of_one_column_group_have_memory_of_their_own",
+    ),
+    Fault(
+        "columns: all or none", "csrc/ops/elementwise/joined.c", "XT_TRY(xt_empty_like_columns(1, &like[i], &out[i]));", "XT_TRY(xt_empty_like(like[i], &out[i]));",
+        "columns among dense heads get a block", "tests/nn/test_joined.py -k beside_those_of_normalised_heads",
+    ),
+    Fault(
+        "columns: one head has a stride", "csrc/ops/elementwise/joined.c", "(t->shape[d - 1] == 1 || t->strides[d - 1] == dim)", "t->strides[d - 1] == dim",
+        "the stride of a single head is nothing", "tests/nn/test_joined.py -k beside_those_of_normalised_heads",
     ),
 ]  # fmt: skip
