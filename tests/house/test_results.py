@@ -9,6 +9,7 @@ from typing import Any
 import make_stubs
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 from xtrain import _C
@@ -87,6 +88,12 @@ def on_gpu() -> Any:
     return x().to("cuda")
 
 
+def in_a_process_of_its_own() -> None:
+    """From then on no other thread may call the core."""
+    done = python("-c", "from xtrain import _C; assert _C.end_threads() is None")
+    assert done.returncode == 0, done.stderr
+
+
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "nccl_version": _C.nccl_version,
     "nccl_unique_id": _C.nccl_unique_id,
@@ -94,6 +101,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "nccl_all_gather": lambda: _C.nccl_all_gather(alone(), on_gpu(), on_gpu()),
     "nccl_broadcast": lambda: _C.nccl_broadcast(alone(), on_gpu(), 0),
     "nccl_join": lambda: _C.nccl_join(alone()),
+    "end_threads": in_a_process_of_its_own,
     "nccl_idle": lambda: _C.nccl_idle(alone()),
     "nccl_close": lambda: _C.nccl_close(alone(), True),
     "allow_tf32": lambda: _C.allow_tf32(_C.tf32()),
