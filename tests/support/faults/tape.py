@@ -85,7 +85,7 @@ FAULTS = [
     ),
     Fault(
         "ready: a user's rule is forgotten", "csrc/autograd/ready.c", "if (pass.hidden < ready->item[i].oldest)", "if (false)",
-        "a user's rule may add to every leaf", "tests/distributed/test_gpus.py::test_every_gradient_is_sent_once",
+        "a user's rule may add to every leaf", "tests/distributed/test_ready.py::test_what_a_recomputation_adds_comes_first",
     ),
     Fault(
         "ready: one node too early", _B, "ready->item[ready->told].oldest > sequence", "ready->item[ready->told].oldest >= sequence",
