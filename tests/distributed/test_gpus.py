@@ -2,14 +2,17 @@
 
 import ctypes.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fake_library import make_device, make_nccl, make_package, run
-from ranks import run_ranks
+from ranks import HANGS, clean_environment, run_ranks
 from runs import arguments, text_file, weights
 from test_runs import choices, newest, records, trained
+
+import xtrain as xt
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +304,59 @@ def test_every_gradient_is_sent_once(nccl, tmp_path):
     for one in run_ranks(2, ["-c", SENT], tmp_path / "x", nccl()):
         said = "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after they "
         assert (one.status, one.out) == (0, f"{said}had been sent\n"), one
+
+
+JOINED = """
+import sys
+import xtrain as xt
+from xtrain import nn, optim
+from xtrain.distributed import DataParallel, bank, world
+from xtrain.distributed.host import HostPlane
+from xtrain.distributed.progress import Progress
+bank.BUCKET = 1000
+
+def trained(leaves, plane, captured, backwards):
+    world._plane = plane
+    xt.manual_seed(1)
+    layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
+    model = nn.Sequential(*layers, nn.Dropout(0.1)).to(xt.bfloat16).to("cuda")
+    opt = optim.AdamW(model.parameters(), lr=1e-3)
+    dp = DataParallel(model, opt, max_ranks=leaves)
+
+    def step(x):
+        losses = []
+        for (rows,) in dp.leaves((x,), backwards):
+            losses.append((model(rows) + rows).square().sum() / x.numel())
+            losses[-1].backward()
+        return dp.tree_of(losses), dp.step(clip=1.0)
+
+    call, said = xt.cuda.graph(step, optimizers=[opt]) if captured else step, []
+    for _ in range(5):
+        loss, norm = call(xt.randn(16, 64).to(xt.bfloat16).to("cuda"))
+        said.append((loss.item(), norm.item()))
+    assert not captured or call.captured
+    return said, [p.detach().tolist() for p in model.parameters()]
+
+plane = HostPlane(0, 1, {}, 300.0, Progress())
+for leaves in (1, 4):
+    alone = trained(leaves, None, False, None)
+    assert trained(leaves, None, True, None) == alone
+    for captured in (False, True):
+        for backwards in (None, 1):
+            assert trained(leaves, plane, captured, backwards) == alone, (leaves, captured, backwards)
+assert type(plane.gpus).__name__ == "NcclPlane"
+plane.gpus.leave(True)
+world._plane = None
+"""
+
+
+def test_a_world_of_one_with_nccl(nccl):
+    """NCCL itself where there are a GPU and NCCL: eager, captured, and with gradients that are sent early."""
+    real = xt.cuda.is_available() and nccl_is_installed()
+    own = {"XTRAIN_PLANE": ""} if real else nccl()(0)
+    env = {**clean_environment(), **own}
+    done = subprocess.run([sys.executable, "-c", JOINED], env=env, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_exchanges_through_hosts_are_not_captured(package, tmp_path):

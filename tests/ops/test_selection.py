@@ -153,9 +153,12 @@ def test_reasons() -> None:
     assert chosen(_C.explain_gemm((4, 5, 6), ld=(2**31, 5, 5))) == "tiled"
     for backward in (False, True):
         close = _C.explain_attention((1, 2, 2, 8, 8, 4), backward=backward, strides=(64, 32, 4, 64, 32, 0))
-        assert close[0][2].startswith("rows of a tensor lie closer than the head dim") and chosen(close) == "reference"
-        empty = _C.explain_attention((1, 2, 1, 8, 0, 4), backward=backward)
-        assert empty[0][2] == "there is nothing to multiply" and chosen(empty) == "reference"
+        assert close[0] == NOT_BF16 and chosen(close) == "reference"
+        assert close[1][2].startswith("rows of a tensor lie closer than the head dim")
+        empty = _C.explain_attention((1, 2, 1, 8, 0, 4), "bfloat16", backward=backward)
+        assert [row[2] for row in empty] == ["there is nothing to multiply"] * 2 + [None]
+        low = _C.explain_attention((1, 2, 1, 8, 8, 4), "bfloat16", backward=backward)[0]
+        assert low == ("bf16", "bf16", None if has else "this CPU has no AVX512-BF16 instructions")
 
 
 @pytest.mark.on_cpu

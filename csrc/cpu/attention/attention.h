@@ -10,8 +10,12 @@ XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p);
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p);
 const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device);
 const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device);
+XtStatus xt_attention_bf16_fwd(const XtAttentionFwd *p); /* bfloat16 in AVX512-BF16 instructions: subnormals count as zero */
+XtStatus xt_attention_bf16_bwd(const XtAttentionBwd *p);
+const char *xt_attention_bf16_supports_fwd(const XtAttentionFwd *p, const XtDeviceTraits *device);
+const char *xt_attention_bf16_supports_bwd(const XtAttentionBwd *p, const XtDeviceTraits *device);
 
-extern const XtAttentionBackend xt_cpu_attention_backends[]; /* materialized, reference */
+extern const XtAttentionBackend xt_cpu_attention_backends[]; /* bf16, materialized, reference */
 
 /* The keys begin <= j < end of a query. */
 typedef struct XtSeen {
@@ -28,3 +32,20 @@ XT_INLINE XtSeen xt_seen(bool causal, int64_t window, int64_t row, int64_t sq, i
 
 /* XT_VALUE_ERROR where documents [batch, 2, seq] are not documents one behind the other that fill each row. */
 XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq);
+
+/* Queries and keys that see no others: those of an entry of the batch, or of a document. An implementation sets what is below skv. */
+typedef struct XtPart {
+    int64_t b, first; /* entry; query and key with which it begins */
+    int64_t sq, skv;
+    int64_t width;        /* keys that a block of queries sees at most */
+    int64_t rows, blocks; /* queries in a block; blocks of one head */
+    int64_t shares;       /* into which the blocks of a kv head's query heads are cut; 1 at first */
+    int64_t index;        /* pieces of the parts before it */
+    int64_t sums;         /* numbers of the sums of shares of the parts before it */
+} XtPart;
+
+/* All parts, in memory that the caller frees. */
+XtStatus xt_attention_parts(const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, XtPart **parts, int64_t *count);
+
+/* The last part that begins at piece `index` or before. */
+int64_t xt_part_at(const XtPart *parts, int64_t count, int64_t index);

@@ -1,7 +1,8 @@
-/* documents.c - whether documents are what contract/attention.h says. */
+/* documents.c - whether documents are what contract/attention.h says, and the parts into which they cut a problem. */
 #include "attention.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq) {
     for (int64_t b = 0; documents && b < batch; b++) {
@@ -18,4 +19,34 @@ XtStatus xt_check_documents(const int32_t *documents, int64_t batch, int64_t seq
         }
     }
     return XT_OK;
+}
+
+XtStatus xt_attention_parts(const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, XtPart **parts, int64_t *count) {
+    XT_CHECK(xt_check_documents(documents, batch, sq));
+    XtPart *list = NULL;
+    for (int round = 0; round < 2; round++) { /* the first one counts */
+        int64_t n = 0;
+        for (int64_t b = 0; b < batch; b++) {
+            const int32_t *end = documents ? documents + (2 * b + 1) * sq : NULL; /* [sq] */
+            for (int64_t first = 0; first < (end ? sq : 1); n++) {
+                int64_t length = end ? end[first] - first : sq;
+                if (list) list[n] = (XtPart){.b = b, .first = first, .sq = length, .skv = end ? length : skv, .shares = 1};
+                first += end ? length : 1;
+            }
+        }
+        *parts = list, *count = n;
+        if (!list && n && !(list = malloc((size_t)n * sizeof *list)))
+            return xt_error(XT_OUT_OF_MEMORY, "attention: no memory for a list of %lld documents", (long long)n);
+    }
+    return XT_OK;
+}
+
+int64_t xt_part_at(const XtPart *parts, int64_t count, int64_t index) {
+    int64_t low = 0, high = count - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (parts[middle].index <= index) low = middle;
+        else high = middle - 1;
+    }
+    return low;
 }

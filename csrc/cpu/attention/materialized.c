@@ -29,20 +29,9 @@
 #define SHARE_BLOCKS 8      /* of query rows at least, in a share: adding shares up then costs 2 to 5 %, short documents 10 to 30 */
 #define SUMS_BYTES (32 << 20) /* of dK and dV of shares */
 
-/* Queries and keys that see no others: those of an entry of the batch, or of a document. */
-typedef struct Part {
-    int64_t b, first; /* entry; query and key with which it begins */
-    int64_t sq, skv;
-    int64_t width;        /* keys that a block of queries sees at most */
-    int64_t rows, blocks; /* queries in a block; blocks of one head */
-    int64_t shares;       /* of the backward: block i of a kv head's query heads, one behind the other, is in share i % shares */
-    int64_t index;        /* pieces of the parts before it */
-    int64_t sums;         /* numbers of Job.sums of the parts before it */
-} Part;
-
 typedef struct Job {
     const void *p; /* XtAttentionFwd or XtAttentionBwd */
-    Part *parts;
+    XtPart *parts;
     int64_t count, pieces; /* parts; pieces of all of them */
     void *sums;            /* of each part that is cut: [kv_heads, shares, 2, skv, D] in ACC, dK and dV of each share */
 } Job;
@@ -54,41 +43,16 @@ static int64_t block_rows(int64_t sq, int64_t width) {
     return rows < sq ? rows : sq > 0 ? sq : 1;
 }
 
-static Part part_of(int64_t b, int64_t first, int64_t sq, int64_t skv, int64_t window) {
-    int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width);
-    return (Part){b, first, sq, skv, width, rows, (sq + rows - 1) / rows, 1, 0, 0};
-}
-
 /* All parts, in memory that the caller frees; job->p is its own. */
 static XtStatus make_parts(Job *job, const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, int64_t window) {
-    XT_CHECK(xt_check_documents(documents, batch, sq));
-    Part *parts = NULL;
-    for (int round = 0; round < 2; round++) { /* the first one counts */
-        int64_t count = 0;
-        for (int64_t b = 0; b < batch; b++) {
-            const int32_t *end = documents ? documents + (2 * b + 1) * sq : NULL; /* [sq] */
-            for (int64_t first = 0; first < (end ? sq : 1); count++) {
-                int64_t length = end ? end[first] - first : sq;
-                if (parts) parts[count] = part_of(b, first, length, end ? length : skv, window);
-                first += end ? length : 1;
-            }
-        }
-        job->parts = parts, job->count = count;
-        if (!parts && count && !(parts = malloc((size_t)count * sizeof *parts)))
-            return xt_error(XT_OUT_OF_MEMORY, "attention: no memory for a list of %lld documents", (long long)count);
+    XT_CHECK(xt_attention_parts(documents, batch, sq, skv, &job->parts, &job->count));
+    for (int64_t n = 0; n < job->count; n++) {
+        XtPart *part = job->parts + n;
+        part->width = window > 0 && window + BLOCK < part->skv ? window + BLOCK : part->skv;
+        part->rows = block_rows(part->sq, part->width);
+        part->blocks = (part->sq + part->rows - 1) / part->rows;
     }
     return XT_OK;
-}
-
-/* The last part that begins at piece `index` or before. */
-static int64_t part_at(const Job *job, int64_t index) {
-    int64_t low = 0, high = job->count - 1;
-    while (low < high) {
-        int64_t middle = (low + high + 1) / 2;
-        if (job->parts[middle].index <= index) low = middle;
-        else high = middle - 1;
-    }
-    return low;
 }
 
 /* Leading dimension of a block of scores: rows start on cache lines, and not all in the same cache set. */
@@ -105,7 +69,7 @@ XT_INLINE int64_t columns_from(Columns c, int64_t i) {
 XT_INLINE int64_t columns_to(Columns c, int64_t i) { return c.seen + i < 0 ? 0 : c.seen + i < c.count ? c.seen + i : c.count; }
 
 /* Those that rows i ... i + rows - 1 of a part see. */
-static Columns columns_of(const Part *part, bool causal, int64_t window, int64_t i, int64_t rows) {
+static Columns columns_of(const XtPart *part, bool causal, int64_t window, int64_t i, int64_t rows) {
     int64_t first = xt_seen(causal, window, i, part->sq, part->skv, 0, part->skv).begin;
     int64_t end = xt_seen(causal, window, i + rows - 1, part->sq, part->skv, 0, part->skv).end;
     int64_t count = end > first ? end - first : 0;
@@ -136,7 +100,7 @@ XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
     XT_CHECK(make_parts(&job, p->documents, p->batch, p->sq, p->skv, p->window));
     int64_t work = 0;
     for (int64_t n = 0; n < job.count; n++) {
-        Part *part = job.parts + n;
+        XtPart *part = job.parts + n;
         int64_t each = part->rows * part->width;
         work = each > work ? each : work;
         part->index = job.pieces;
@@ -158,7 +122,7 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
 }
 
 /* How many shares each kv head of a part is cut into. A document is cut as if it were alone, for its bits. */
-static int64_t shares_of(const Part *part, const XtAttentionBwd *p, int64_t size) {
+static int64_t shares_of(const XtPart *part, const XtAttentionBwd *p, int64_t size) {
     if (p->kv_heads == 0) return 1;
     const int64_t groups = p->kv_heads * (p->documents ? 1 : p->batch), blocks = p->heads / p->kv_heads * part->blocks;
     const int64_t fit = (int64_t)(SUMS_BYTES / (2.0 * (double)groups * (double)part->skv * (double)p->dim * (double)size));
@@ -188,7 +152,7 @@ XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
         int64_t sums = 0;
         some.parts = all.parts + first, some.count = some.pieces = 0;
         while (first + some.count < all.count) {
-            Part *part = some.parts + some.count;
+            XtPart *part = some.parts + some.count;
             part->shares = shares_of(part, p, size);
             const int64_t numbers = part->shares > 1 ? p->kv_heads * part->shares * 2 * part->skv * p->dim : 0;
             if (some.count > 0 && (sums + numbers) * size > SUMS_BYTES) break;
@@ -267,7 +231,7 @@ XT_FAST static void NAME(normalise)(ACC *out, int64_t ld, int64_t rows, int64_t 
 static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) {
     const Job *job = context;
     const XtAttentionFwd *p = job->p;
-    const Part *part = job->parts + part_at(job, begin);
+    const XtPart *part = job->parts + xt_part_at(job->parts, job->count, begin);
     const int64_t dim = p->dim;
     ACC *s = NULL, *maxima = NULL, *sums = NULL;                          /* [rows, lds], [rows], [rows] */
     ACC *q_room = NULL, *out_room = NULL, *k_room = NULL, *v_room = NULL; /* [rows, D] twice, [skv, D] twice; LOW only */
@@ -344,7 +308,7 @@ XT_FAST static void NAME(differentiate)(ACC *s, ACC *dp, int64_t lds, int64_t ro
 }
 
 /* Adds what rows i ... of a block of one query head contribute to dK and dV of its kv head, and writes their dQ. */
-static void NAME(backward_block)(const XtAttentionBwd *p, const Part *part, int64_t h, int64_t i, NAME(Rows) k, NAME(Rows) v,
+static void NAME(backward_block)(const XtAttentionBwd *p, const XtPart *part, int64_t h, int64_t i, NAME(Rows) k, NAME(Rows) v,
                                  NAME(Rows) dk, NAME(Rows) dv, ACC *room) {
     int64_t dim = p->dim, lds = padded(part->width), b = part->b;
     ACC *s = room, *dp = s + part->rows * lds,
@@ -381,7 +345,7 @@ static XtStatus NAME(backward_shares)(void *context, int64_t begin, int64_t end)
     const Job *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
-    const Part *part = job->parts + part_at(job, begin);
+    const XtPart *part = job->parts + xt_part_at(job->parts, job->count, begin);
     for (int64_t index = begin; index < end; index++) {
         if (index >= part->index + p->kv_heads * part->shares) part++;
         int64_t n = index - part->index, b = part->b, g = n / part->shares, skv = part->skv, kv = skv * dim;
@@ -419,7 +383,7 @@ XT_FAST static XtStatus NAME(add_shares)(void *context, int64_t begin, int64_t e
     const Job *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t dim = p->dim;
-    const Part *part = job->parts + part_at(job, begin);
+    const XtPart *part = job->parts + xt_part_at(job->parts, job->count, begin);
     for (int64_t index = begin; index < end; index++) {
         if (index >= part->index + p->kv_heads * part->shares) part++;
         const int64_t shares = part->shares, n = index - part->index, b = part->b, g = n / shares, i = n % shares,

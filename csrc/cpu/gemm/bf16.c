@@ -156,7 +156,7 @@ XtStatus xt_gemm_bf16(const XtGemm *p) {
     return xt_parallel(matrices, work < ALONE ? (int64_t)(ALONE / work) : 1, whole_matrices, (void *)p);
 }
 
-static bool has_instruction(void) {
+bool xt_has_bf16_pairs(void) {
     static int answer; /* atomic: 0 until it has been asked */
     int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
     if (known) return known == 1;
@@ -171,12 +171,12 @@ XtStatus xt_gemm_bf16(const XtGemm *p) {
     (void)p;
     return xt_error(XT_NOT_IMPLEMENTED, "matmul: bf16 is not built for this CPU");
 }
-static bool has_instruction(void) { return false; }
+bool xt_has_bf16_pairs(void) { return false; }
 #endif
 
 const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device) {
     (void)device;
     if (p->dtype_a != XT_BFLOAT16) return "the dtype is not bfloat16";
     if (p->k > MOST_K) return "K is too long: all of a panel is packed, also for one column";
-    return has_instruction() ? xt_gemm_plain(p) : "this CPU has no AVX512-BF16 instructions";
+    return xt_has_bf16_pairs() ? xt_gemm_plain(p) : "this CPU has no AVX512-BF16 instructions";
 }

@@ -137,10 +137,10 @@ PAIRS_INLINE void pack_rows(const uint16_t *x, int64_t ld, int64_t k, int64_t co
                     _mm512_storeu_si512(to + v, interleave(x + row * ld + c + v, ld, row + 1 == k, mask[v / VECTOR_16]));
         }
 }
-PAIRS_FAST static void pack_rows_a(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out, int64_t step) {
+PAIRS_FAST static inline void pack_rows_a(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out, int64_t step) {
     pack_rows(x, ld, k, columns, A_PANEL, out, step);
 }
-PAIRS_FAST static void pack_rows_b(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out, int64_t step) {
+PAIRS_FAST static inline void pack_rows_b(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out, int64_t step) {
     pack_rows(x, ld, k, columns, PANEL, out, step);
 }
 
@@ -173,7 +173,7 @@ PAIRS_INLINE void transpose_16(__m512i r[16]) {
 }
 
 /* x [columns, ld], pairs along its rows -> [pairs][64] pairs. */
-PAIRS_FAST static void pack_columns(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out) {
+PAIRS_FAST static inline void pack_columns(const uint16_t *x, int64_t ld, int64_t k, int64_t columns, uint32_t *out) {
     for (int64_t i = 0; i < k; i += 32) {
         int64_t left = k - i, pairs = left >= 32 ? 16 : (left + 1) / 2;
         __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;

@@ -16,6 +16,7 @@ XtStatus xt_gemm_blas(const XtGemm *p);  /* OpenBLAS on tiles of C, one tile per
 const char *xt_gemm_blas_supports(const XtGemm *p, const XtDeviceTraits *device);
 XtStatus xt_gemm_bf16(const XtGemm *p); /* bfloat16 in AVX512-BF16 instructions: subnormals count as zero */
 const char *xt_gemm_bf16_supports(const XtGemm *p, const XtDeviceTraits *device);
+bool xt_has_bf16_pairs(void); /* whether this build and this CPU have those instructions */
 
 extern const XtGemmBackend xt_cpu_gemm_backends[]; /* bf16, blas, tiled, naive */
 

@@ -8,6 +8,7 @@ _E = "csrc/cpu/elementwise/"
 _R = "csrc/cpu/reduce/"
 _G = "csrc/cpu/gemm/"
 _GEMM = "tests/ops/test_gemm.py::"
+_A = "csrc/cpu/attention/"
 _BF16 = "tests/ops/test_gemm_bf16.py::"
 _EXACT = "tests/ops/test_gemm_attention.py::test_products_of_small_integers_are_exact "
 
@@ -270,5 +271,43 @@ FAULTS = [
     Fault(
         "gemm: large sizes", _G + "blas.c", "bool fits = p->n <= INT32_MAX && p->k <= INT32_MAX", "bool fits = p->n <= INT32_MAX",
         "supports() says no where the library counts in 32 bits", "tests/ops/test_selection.py::test_reasons",
+    ),
+    # ---- attention in AVX512-BF16 instructions: caught where the CPU has them
+    Fault(
+        "attention bf16: a sum that does not shrink", _A + "bf16.c", "f->sum[i] * _mm512_cvtss_f32(shrink)", "f->sum[i]",
+        "a larger maximum shrinks what is summed", _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention bf16: keys from a pair's second on", _A + "bf16_block.h", "const int64_t begin = keys.begin / 2 * 2;",
+        "const int64_t begin = (keys.begin + 1) / 2 * 2;", "a tile begins with the first key that a row sees",
+        _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention bf16: rows that see one key more", _A + "bf16_block.h", "int64_t begin = sight->causal ? key - off : 0,",
+        "int64_t begin = sight->causal ? key - off + 2 : 0,", "dK and dV have the first row that sees a key",
+        _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention bf16: a softcap without its slope", _A + "bf16.c", "if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);",
+        "", "dS has the factor 1 - tanh^2", _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention bf16: one head of a group", _A + "bf16.c", "for (int64_t h = g * group; h < (g + 1) * group; h++) {",
+        "for (int64_t h = g * group; h < g * group + 1; h++) {", "dk and dv sum over the heads of a group",
+        _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
+    ),
+    Fault(
+        "attention bf16: shares as many as threads", _A + "bf16.c", "least((PIECES - 1) / p->kv_heads + 1,",
+        "least(xt_num_threads(),", "the number of threads changes no bit",
+        _BF16 + "test_attention_has_the_same_bits_alone_and_with_any_threads",
+    ),
+    Fault(
+        "attention bf16: shares of the batch", _A + "bf16.c", "least((PIECES - 1) / p->kv_heads + 1,",
+        "least((PIECES - 1) / (p->kv_heads * p->batch) + 1,", "the batch changes no bit",
+        _BF16 + "test_attention_has_the_same_bits_alone_and_with_any_threads",
+    ),
+    Fault(
+        "attention bf16: -Inf minus itself", _A + "bf16.c", "max == -INFINITY ? 0 : max", "max",
+        "scores of -Inf count for nothing beside others", _BF16 + "test_attention_of_infinite_scores",
     ),
 ]  # fmt: skip

@@ -452,8 +452,7 @@ FAULTS = [
     ),
     Fault(
         "attention: documents in blocks of the row", "csrc/cpu/attention/materialized.c",
-        "int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width);",
-        "int64_t width = window > 0 && window + BLOCK < skv ? window + BLOCK : skv, rows = block_rows(sq, width) - (first % 2);",
+        "part->rows = block_rows(part->sq, part->width);", "part->rows = block_rows(part->sq, part->width) - (part->first % 2);",
         "a document has the bits that it has alone", "tests/ops/test_documents.py::test_a_document_has_the_bits_that_it_has_alone",
     ),
     Fault(
