@@ -43,9 +43,9 @@ with dp.whole_optimizer():
     if xt.distributed.rank() == 0:
         for kept in state.values():
             for name, value in kept.items():
-                print(name, value if isinstance(value, int) else hashlib.sha256(value.float().numpy()).hexdigest())
+                print(name, value if isinstance(value, int) else hashlib.sha256(value.float().cpu().numpy()).hexdigest())
 for p in model.parameters():
-    print(hashlib.sha256(p.detach().float().numpy()).hexdigest())
+    print(hashlib.sha256(p.detach().float().cpu().numpy()).hexdigest())
 xt.distributed.shutdown()
 """
 
