@@ -108,6 +108,8 @@ def test_averages_lie_beside_the_weights(data, tmp_path, capsys) -> None:
         saving.load_model(plain / "checkpoint-00000008", ema=True)
     with pytest.raises(errors.ConfigError, match="ema was 0.7 in this run, got 0.8"):
         Trainer({"resume": str(out), "ema": 0.8}, quiet=True)
+    with pytest.raises(errors.CheckpointError, match="checkpoint-00000008: the averages do not fit the model: "):
+        saving.load_checkpoint(checkpoint, run.model, ema=optim.EMA([xt.nn.Parameter(xt.ones(2))]))
 
 
 def test_the_z_loss_is_trained_and_not_evaluated(data, tmp_path) -> None:
