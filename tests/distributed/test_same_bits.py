@@ -43,9 +43,9 @@ with dp.whole_optimizer():
     if xt.distributed.rank() == 0:
         for kept in state.values():
             for name, value in kept.items():
-                print(name, value if isinstance(value, int) else hashlib.sha256(value.float().numpy()).hexdigest())
+                print(name, value if isinstance(value, int) else hashlib.sha256(value.float().cpu().numpy()).hexdigest())
 for p in model.parameters():
-    print(hashlib.sha256(p.detach().float().numpy()).hexdigest())
+    print(hashlib.sha256(p.detach().float().cpu().numpy()).hexdigest())
 xt.distributed.shutdown()
 """
 
@@ -163,7 +163,7 @@ def test_one_leaf_of_muon_takes_the_steps_of_muon():
                 for (rows,) in dp.leaves((x,)):
                     model(rows).square().sum().backward()
                 dp.step()
-        runs.append([p.detach().numpy().tobytes() for p in model.parameters()])
+        runs.append([p.detach().cpu().numpy().tobytes() for p in model.parameters()])
     assert runs[0] == runs[1]
 
 
@@ -223,7 +223,7 @@ def test_leaves_are_added_as_the_tree_adds_them(leaves):
         counter.push(gradients)
     squares, expected = xt.zeros(bank.length // 8192, dtype=xt.float64), xt.zeros(bank.length // 8192, dtype=xt.float64)
     whole = xt._C.tree_sum_(xt.empty(bank.length), banks, expected)
-    assert counter.finish(squares).numpy().tobytes() == whole.numpy().tobytes()
+    assert counter.finish(squares).cpu().numpy().tobytes() == whole.cpu().numpy().tobytes()
     assert squares.tolist() == expected.tolist() and squares[0].item() > 0
 
 

@@ -151,7 +151,7 @@ def test_without_steps_of_the_iteration_the_direction_is_the_normalised_one() ->
     param = matrices(xt.float32)[0]
     before, rows = array(param).copy(), param.shape[0] / param.shape[1]
     set_gradients([param], 0)
-    optim.Muon([param], lr=0.5, momentum=0.0, weight_decay=0.0, ns_steps=0).step()
+    optim.Muon([param], lr=0.5, momentum=0.0, weight_decay=0.0, ns_steps=0, ns_dtype=xt.float32).step()
     g = array(param.grad)
     np.testing.assert_allclose(array(param), before - 0.5 * max(1, rows) ** 0.5 * g / np.linalg.norm(g), rtol=1e-5)
 

@@ -11,6 +11,8 @@ from .references import layer_norm, rms_norm
 from .table import TAILS, Error, N, T, V, case, f32, i64, op
 
 RMS = [(3, 5), (2, 3, 4), (5,), (0, 4), (1, 1), *((3, n) for n in TAILS), (33, 24)]
+# The gradient of a row of one element is a difference of equal numbers (tests/ops/test_layer_norm.py).
+NORMS = [s for s in RMS if s[-1] > 1]
 rms_options: dict[str, Any] = dict(accumulations=lambda x, *a, **k: x.shape[-1] / 2 + 8, roundings=2, grad_roundings=6)
 op(
     "rms_norm",
@@ -54,7 +56,7 @@ def torch_plus_one(torch: Any, x: Any, w: Any, eps: float) -> Any:
 op(
     "rms_norm",
     "rms_norm_fwd rms_norm_bwd",
-    [case(N(*s), N(s[-1]), eps=1e-6) for s in RMS] + [case(N(301, n), N(n), eps=1e-6, big=True) for n in (523, 1024)],
+    [case(N(*s), N(s[-1]), eps=1e-6) for s in NORMS] + [case(N(301, n), N(n), eps=1e-6, big=True) for n in (523, 1024)],
     lambda x, w, eps: _C.rms_norm(x, w, eps, True),
     lambda x, w, eps: rms_norm(x, 1 + w, eps),
     variant="plus one",
@@ -69,8 +71,6 @@ def layer_norm_sizes(x: np.ndarray, weight: Any = 1.0, bias: Any = 0.0, eps: flo
     return size / np.sqrt(np.var(x, -1, keepdims=True) + eps) * np.abs(weight) + np.abs(bias) if x.size else x
 
 
-# A row of one element has no variance: its gradient is a difference of equal numbers (tests/ops/test_layer_norm.py).
-NORMS = [s for s in RMS if s[-1] > 1]
 norm_options: dict[str, Any] = dict(
     accumulations=lambda x, *a, **k: 2 * x.shape[-1] + 8, magnitude=layer_norm_sizes, grad_roundings=6
 )

@@ -257,7 +257,9 @@ def bank_bad(**bad: Any) -> Any:
     given: dict[str, Any] = dict(
         out=f32(300), parts=[f32(2), f32(3)] * 2, offsets=i64(2).add_(_C.tensor([0, 128], _C.int64))
     )
-    return _C.bank_sum_(**(given | bad))
+    given |= bad
+    given["offsets"] = given["offsets"].cpu()  # wherever the others are
+    return _C.bank_sum_(**given)
 
 
 op(
