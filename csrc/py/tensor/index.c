@@ -53,9 +53,8 @@ static int refuse_key(PyObject *item) {
     return -1;
 }
 
-/* Whether `item` stands for one int: Python and NumPy ints and integer scalars of shape (), but no bool. */
+/* Whether `item`, which is no bool of Python or NumPy, stands for one int: ints of both and integer scalars of shape (). */
 static bool is_int(PyObject *item) {
-    if (PyBool_Check(item) || PyArray_IsScalar(item, Bool)) return false;
     if (PyLong_Check(item)) return true;
     if (py_is_tensor(item)) {
         XtTensor *t = py_tensor(item);
