@@ -72,10 +72,11 @@ __device__ inline XtPiece<T, N> normalised(const XtPiece<T, N> &of_x, const XtPi
 #pragma unroll
         for (int e = 0; e < N; e++) x.at[e] = x.at[e] * rstd * weight.at[e];
         return xt_store<T>(x);
-    }
+    } else {
 #pragma unroll
-    for (int e = 0; e < N; e++) x.at[e] *= rstd;
-    return product<T, N>(xt_store<T>(x), of_weight);
+        for (int e = 0; e < N; e++) x.at[e] *= rstd;
+        return product<T, N>(xt_store<T>(x), of_weight);
+    }
 }
 /* The share of a piece in sum_j g_j x_j; adds its row's part to dw. */
 template <typename T, int N, bool PLUS = false>
