@@ -213,13 +213,17 @@ XtStatus xt_cuda_tree_sum(const XtTreeSum *p) {
     int64_t next = 0; /* the first tensor that ends behind the blocks so far */
     for (int64_t first = 0, end; first < all; first = end) {
         banks.tensors = 0;
-        for (int64_t t = next; t < p->tensors && banks.tensors < room; t++, banks.tensors++) {
-            int64_t *word = banks.word + banks.tensors * (p->count + 2);
+        int64_t left_out = next;
+        /* Empty tensors may begin at one place in any number, so they would fill a table without a block of its own. One stays where there
+         * is no other: the kernel reads the first. */
+        for (; left_out < p->tensors && banks.tensors < room; left_out++) {
+            const int64_t t = left_out;
+            if (p->items[t].numel == 0 && t + 1 < p->tensors) continue;
+            int64_t *word = banks.word + banks.tensors++ * (p->count + 2);
             word[0] = p->items[t].begin;
             word[1] = p->items[t].numel;
             for (int64_t i = 0; i < p->count; i++) word[2 + i] = (int64_t)(uintptr_t)p->items[i * p->tensors + t].data;
         }
-        const int64_t left_out = next + banks.tensors;
         end = left_out < p->tensors ? p->items[left_out].begin / XT_TREE_BLOCK : all;
         if (p->dtype == XT_FLOAT64) launch<double>(p, banks, first, end - first);
         else launch<float>(p, banks, first, end - first);

@@ -168,6 +168,8 @@ def test_products_on_the_gpu(sizes, dtype: str, options, kernel: str) -> None:
         ((8, 16, 8, 1024, 1024, 256), "bfloat16", {"softcap": 50.0, "window": 512}, "flash_hopper"),
         ((8, 12, 12, 1024, 1024, 32), "float16", {"softcap": 50.0}, "flash_half"),
         ((8, 12, 12, 1024, 1024, 64), "bfloat16", {"softcap": 1e-39}, "materialized"),
+        # tanh of the flash kernels is off by 2^-22, which times such a softcap is a score
+        ((8, 12, 12, 1024, 1024, 64), "bfloat16", {"softcap": 1e6}, "materialized"),
         ((8, 12, 12, 1024, 1024, 64), "float32", {"softcap": 50.0}, "materialized"),
         ((2, 4, 2, 33, 65, 96), "float32", {}, "materialized"),
         ((8, 12, 12, 1024, 1024, 64), "float32", {}, "flash"),

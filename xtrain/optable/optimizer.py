@@ -225,11 +225,13 @@ op(
 
 
 def starts_of(tensors: Any) -> list[int]:
-    """Where each begins in a bank, which begins with a gap: at the next multiple of 128, some of them one further."""
+    """Where each begins in a bank, which begins with a gap: at the next multiple of 128, some of them one further.
+    An empty one shares its place with the next.
+    """
     starts, at = [], 128
     for tensor in tensors:
         starts.append(at)
-        at += (math.prod(tensor.shape) // 128 + 1) * 128
+        at += (math.prod(tensor.shape) // 128 + (math.prod(tensor.shape) > 0)) * 128
     return starts
 
 
@@ -274,6 +276,7 @@ op(
             ([(5,)] * 70, 2),
             ([(3,), (2, 2)], 16),
             ([(40, 523), (1,), (90, 100)], 1),
+            ([(5,)] + [(0,)] * 1400 + [(3,)], 1),  # more than a kernel parameter holds, at one place
         )
     ]
     + [case(*[N(129, 523), N(77)] * 4, tensors=2, big=True)],
