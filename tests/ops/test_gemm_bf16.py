@@ -221,6 +221,18 @@ def test_attention_of_infinite_scores() -> None:
 
 
 @needs_instruction
+@pytest.mark.parametrize("which", [0, 1])
+def test_attention_of_huge_scores(which: int) -> None:
+    """A score is exactly its own maximum, however large: the weights are those of float32, and gradients are finite."""
+    rows = random_rows((1, 1, 1, 130, 130, 32), 1)
+    rows[which] = rows[which].clone()
+    rows[which][0, 65, 0, 3] = 1e20
+    found, wide = attend(rows, True), attend([x.float() for x in rows], True, "materialized")
+    assert all(np.isfinite(array(x)).all() for x in found)
+    assert np.abs(array(found[0]) - array(wide[0])).max() <= 2.0**-7 * np.abs(array(wide[0])).max()
+
+
+@needs_instruction
 def test_keys_that_are_one_row_in_memory() -> None:
     """A stride of 0: rows are read where they lie."""
     q, k, v, dout = random_rows((1, 2, 1, 70, 1, 16))

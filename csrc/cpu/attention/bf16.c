@@ -64,6 +64,12 @@ static size_t forward_room(Forward *f, char *base, int64_t skv, int64_t dim) {
     return used;
 }
 
+/* a b, rounded as the maximum of such products is: fused with a subtraction, a huge score would lie far from its own maximum. */
+PAIRS_INLINE __m512 product_of(__m512 a, __m512 b) { return _mm512_mul_round_ps(a, b, _MM_FROUND_CUR_DIRECTION); }
+
+/* 2^x, at most 1, where lse is rounded and x is not. NaN stays NaN. */
+PAIRS_INLINE __m512 weight_of(__m512 x) { return exp2_of(_mm512_min_ps(_mm512_setzero_ps(), x)); }
+
 /* s -> P = 2^(factor s - max) in bfloat16, zero where a row sees nothing; max and sum go on, out shrinks where max grows. */
 PAIRS_FAST static void soften(const Block *block, float factor, int64_t dim, const Forward *f) {
     const __m512 by = _mm512_set1_ps(factor);
@@ -86,7 +92,7 @@ PAIRS_FAST static void soften(const Block *block, float factor, int64_t dim, con
         const float old = f->max[i], top = _mm512_reduce_max_ps(high), max = top > old ? top : old;
         const __m512 shift = _mm512_set1_ps(max == -INFINITY ? 0 : max); /* scores of -Inf alone: -Inf minus itself is NaN */
         for (int64_t v = begin; v < end; v++) {
-            const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(vector_at(f->s, i, v)), by, shift);
+            const __m512 x = _mm512_sub_ps(product_of(_mm512_loadu_ps(vector_at(f->s, i, v)), by), shift);
             const __m512 e = _mm512_maskz_mov_ps(mask_of(seen, v * VECTOR_16), exp2_of(x));
             total = _mm512_add_ps(total, e);
             _mm256_storeu_si256((__m256i *)(p + v * VECTOR_16), (__m256i)_mm512_cvtneps_pbh(e));
@@ -232,7 +238,7 @@ PAIRS_INLINE void store_two(__m512 x0, __m512 x1, uint32_t *pairs, uint16_t *row
 
 /* 16 numbers of P and dS, zero outside the mask. capped: s holds t = tanh, and dS has the factor 1 - t^2. */
 PAIRS_INLINE __m512 slope_of(__m512 *s, __m512 dp, __m512 factor, float lse, float delta, __mmask16 mask, const bool capped) {
-    const __m512 t = *s, e = _mm512_maskz_mov_ps(mask, exp2_of(_mm512_fmsub_ps(t, factor, _mm512_set1_ps(lse))));
+    const __m512 t = *s, e = _mm512_maskz_mov_ps(mask, weight_of(_mm512_fmsub_ps(t, factor, _mm512_set1_ps(lse))));
     __m512 ds = _mm512_mul_ps(e, _mm512_sub_ps(dp, _mm512_set1_ps(delta)));
     if (capped) ds = _mm512_fnmadd_ps(_mm512_mul_ps(ds, t), t, ds);
     *s = e;

@@ -274,6 +274,10 @@ FAULTS = [
     ),
     # ---- attention in AVX512-BF16 instructions: caught where the CPU has them
     Fault(
+        "attention bf16: a score beside its maximum", _A + "bf16.c", "_mm512_sub_ps(product_of(_mm512_loadu_ps(vector_at(f->s, i, v)), by), shift)",
+        "_mm512_fmsub_ps(_mm512_loadu_ps(vector_at(f->s, i, v)), by, shift)", "a huge score is its own maximum", "tests/ops/test_gemm_bf16.py -k huge_scores",
+    ),
+    Fault(
         "attention bf16: a sum that does not shrink", _A + "bf16.c", "f->sum[i] * _mm512_cvtss_f32(shrink)", "f->sum[i]",
         "a larger maximum shrinks what is summed", _BF16 + "test_attention_within_the_roundings_of_p_and_ds",
     ),
