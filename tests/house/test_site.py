@@ -40,7 +40,7 @@ def test_the_target_compiles_nothing_for_cuda(tmp_path) -> None:
     """Neither on a machine with nvcc and a GPU, nor where XTRAIN_CUDA=1 is in the environment."""
     make = shutil.which("make")
     if make is None:
-        pytest.skip("no make")
+        pytest.skip("needs make")
     command = [make, "--dry-run", "docs", f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}"]
     outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # of `make test`
     env = {**{name: value for name, value in os.environ.items() if name not in outer}, "XTRAIN_CUDA": "1"}

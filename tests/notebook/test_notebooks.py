@@ -54,7 +54,7 @@ def test_the_schema_of_nbformat(path) -> None:
 
 def needs_compiler(path: Path) -> None:
     if path.stem == "op_in_c" and shutil.which(os.environ.get("CC", "cc").split()[0]) is None:
-        pytest.skip("no C compiler")
+        pytest.skip("needs a C compiler")
 
 
 @every

@@ -72,7 +72,7 @@ def test_write_file_names_the_file_and_leaves_what_was_there(tmp_path) -> None:
     assert names(tmp_path) == ["folder", "x.json"]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs os.mkfifo (POSIX)")
 def test_what_is_no_regular_file_is_never_replaced(tmp_path) -> None:
     """A rename onto a device would put a file in its place."""
     pipe, text = tmp_path / "pipe", text_file(tmp_path / "text.txt")
@@ -89,7 +89,7 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path) -> None:
     assert pipe.is_fifo() and names(tmp_path) == ["pipe", "text.txt"]
 
 
-@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs POSIX")
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs os.seteuid (POSIX)")
 def test_a_read_only_folder() -> None:
     code = """
 import os, sys
@@ -250,7 +250,7 @@ def test_signals_while_a_file_is_written(tmp_path) -> None:
             signal.signal(number, handler)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs os.mkfifo (POSIX)")
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
 def test_no_pipe_is_waited_for(tmp_path, flags: int) -> None:
     os.mkfifo(tmp_path / "pipe")

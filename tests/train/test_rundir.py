@@ -293,7 +293,7 @@ def test_lines_that_are_no_record_are_left_out(out) -> None:
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs os.mkfifo (POSIX)")
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
