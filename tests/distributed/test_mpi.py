@@ -67,13 +67,15 @@ def test_same_bits_as_the_host_plane(data, tmp_path):  # noqa: F811
 @needs_mpi
 @pytest.mark.parametrize("first", ["", "from mpi4py import MPI\n"])  # started by xtrain, and by the script
 def test_an_error_of_one_rank_ends_all(first):
-    """MPI_Finalize would wait for the others for ever."""
+    """MPI_Finalize would wait for the others for ever. The status that mpirun returns is put together from those of all
+    ranks, and it may have killed some.
+    """
     code = (
         f"{first}import xtrain as xt\nd = xt.distributed\nd.init()\nd.barrier('a')\n"
         "if d.rank(): raise ValueError('no luck')\nd.all_reduce(xt.ones(3))\n"
     )
     done = mpirun(2, "-c", code)
-    assert done.returncode in (1, 75), done
+    assert done.returncode != 0, done
     assert "xtrain: error: distributed: rank 1 left: ValueError: no luck (host " in done.stderr, done
 
 

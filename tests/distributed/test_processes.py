@@ -286,6 +286,26 @@ def test_an_error_that_nobody_catches_is_told(tmp_path):
     assert "xtrain: error: distributed: rank 1 left: ValueError: no luck (host " in first.err
 
 
+def test_a_rank_with_an_error_ends_last(tmp_path):
+    """mpirun kills the others when one has ended with an error: they would not have said why."""
+    code = (
+        "import atexit, os, sys, time, xtrain as xt\nd, said = xt.distributed, sys.argv[1]\n"
+        "atexit.register(lambda: print(os.path.exists(said)))\nd.init()\nd.barrier('x')\nif d.rank(): raise ValueError\n"
+        "try: d.barrier('y')\nfinally:\n    time.sleep(0.5)\n    open(said, 'w')"
+    )
+    found = run_ranks(2, ["-c", code, str(tmp_path / "said")], tmp_path / "ranks")
+    assert [(one.status, one.out) for one in found] == [(75, "True\n"), (1, "True\n")], found
+
+
+def test_ranks_with_errors_do_not_wait_for_each_other(tmp_path):
+    code = (
+        "import atexit, time, xtrain as xt\nd = xt.distributed\natexit.register(lambda: print(round(time.monotonic() - begun, 2)))\n"
+        "d.init()\nd.barrier('x')\nbegun = time.monotonic()\nraise ValueError"
+    )
+    found = run_ranks(2, ["-c", code], tmp_path / "ranks")
+    assert all(float(one.out) < 2 for one in found), found
+
+
 def test_a_missing_rank_ends_the_command_with_75():
     code = (
         "import sys\nfrom xtrain.cli.guard import guard\nfrom xtrain.errors import PeerError\n"

@@ -36,6 +36,7 @@ _LONGEST = 1 << 22  # bytes of a message
 _MOST_WAITING = 1 << 18  # bytes that wait to be sent, after which heartbeats are left out
 _EXPLAINED = 2.0  # seconds that an exchange which failed waits for the verdict
 _FLUSH = 1.0  # seconds
+_GRACE = 3.0  # seconds; mpirun kills the other ranks at once when one has ended with an error
 
 
 class _Link:
@@ -45,6 +46,7 @@ class _Link:
         self.rank, self.talk, self.pulse = rank, talk, pulse
         self.inbox, self.outbox = bytearray(), bytearray()
         self.open = True
+        self.leaves = False  # its rank has said so
         for one in (talk, pulse):
             one.setblocking(False)
 
@@ -85,6 +87,7 @@ class _Link:
             if len(self.inbox) < LENGTH.size + size:
                 break
             found.append(json.loads(bytes(self.inbox[LENGTH.size : LENGTH.size + size])))
+            self.leaves |= "left" in found[-1] or "finished" in found[-1]
             del self.inbox[: LENGTH.size + size]
         if ended:
             self.open = False
@@ -124,6 +127,7 @@ class Watch:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._stopping = False
+        self._failed = False  # this rank leaves because of an error
         self._exit_at = float("inf")
         self._convicted = threading.Event()
         self._thread = threading.Thread(target=self._main, name="xtrain watchdog", daemon=True)
@@ -167,6 +171,7 @@ class Watch:
 
     def leave(self, why: str | None) -> None:
         """Tell the others that this rank leaves: in order (None), or because of an error."""
+        self._failed = why is not None and self.verdict is None
         if self.verdict is None:
             last = {"beat": self.progress.beat()}  # so that nobody thinks it owes an exchange
             self._order(lambda: self._tell(last, {"finished": True} if why is None else {"left": why}))
@@ -178,10 +183,12 @@ class Watch:
         self.times = self._judge.times = dataclasses.replace(self.times, timeout=seconds)
 
     def stop(self) -> None:
-        """End the thread, and close. After a verdict the process then ends when it likes."""
+        """End the thread, and close. After a verdict the process then ends when it likes. After an error this waits for
+        the ends of the ranks that it is connected to, `_GRACE` at most, so that they can say why they end.
+        """
         self._stopping = True
         self._order(lambda: None)
-        self._thread.join(2 * _FLUSH)
+        self._thread.join(_FLUSH + (_GRACE if self._failed else _FLUSH))
         _C.pulse_stop()  # before its sockets are closed, whose numbers others may get
         for link in self._links:
             link.close()
@@ -251,10 +258,16 @@ class Watch:
                 if verdict is not None:
                     self._convict(verdict)
         self._obey()
-        deadline = time.monotonic() + _FLUSH
-        while any(link.open and link.outbox for link in self._links) and time.monotonic() < deadline:
-            for link in self._links:
+        waits = self._failed and self.verdict is None  # else the others end by themselves
+        deadline = time.monotonic() + (_GRACE if waits else _FLUSH)
+        while time.monotonic() < deadline:
+            links = [link for link in self._links if link.open and (link.outbox or (waits and not link.leaves))]
+            for link in links:
                 link.flush()
+                if waits:
+                    link.take()
+            if not links:
+                break
             time.sleep(0.01)
 
     def _obey(self) -> bool:

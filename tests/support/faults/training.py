@@ -120,6 +120,8 @@ FAULTS = [
     Fault("watch: no pulse", _D + "watch.py", "_C.pulse_start([link.pulse.fileno() for link in self._links], self.times.beat)", "pass", "a rank whose C code keeps the GIL is alive", _WATCH + "test_waiting"),
     Fault("watch: a verdict is told twice", "xtrain/cli/guard.py", "return 75 if error.told else fail(str(error), 75)", "return fail(str(error), 75)", "each rank prints one line", _LOST + "test_a_rank_is_killed"),
     Fault("watch: torchrun does not hear why", _D + "watch.py", "        write_error_file(text)\n", "", "TORCHELASTIC_ERROR_FILE is written", _WATCH + "test_ends_that_others_hear_of"),
+    Fault("watch: the rank with an error ends first", _D + "watch.py", "        self._failed = why is not None and self.verdict is None\n", "", "the others can say why they end", "tests/distributed/test_processes.py::test_a_rank_with_an_error_ends_last"),
+    Fault("watch: ranks with errors wait for each other", _D + "watch.py", "(waits and not link.leaves)", "waits", "a rank that leaves, too, is not waited for", "tests/distributed/test_processes.py::test_ranks_with_errors_do_not_wait_for_each_other"),
     Fault("watch: a script ends with 1", _D + "world.py", "        raise SystemExit(75)\n", "        return\n", "a PeerError that nobody catches ends with 75", _WATCH + "test_ranks_that_do_not_do_the_same"),
     Fault("watch: an error of all is one rank's", _D + "world.py", 'or getattr(error, "on_all_ranks", False)', "", "what all ranks raise is told once", _WATCH + "test_what_all_ranks_raise_is_not_told"),
     Fault("watch: a forked child speaks", _D + "world.py", "        _plane.abandon(", "        str(", "a forked child is no rank", _WATCH + "test_ends_that_others_hear_of"),
