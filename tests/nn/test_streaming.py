@@ -208,6 +208,24 @@ def test_a_conversation_that_is_too_long(monkeypatch, capsys) -> None:
     assert prompts == ["<user>abc\n<assistant>"]
 
 
+    out, err, prompts = chat(monkeypatch, capsys, "x" * 40 + "\n", room=58)
+    assert out == "" and prompts == [] and "has 58 tokens, the model takes 58" in err, "no room for an answer"
+
+
+def test_each_answer_has_a_seed_of_its_own(monkeypatch, capsys) -> None:
+    from xtrain.cli import chat as command
+
+    seeds: list[int] = []
+
+    def streams(*arguments, **options):
+        seeds.append(options["seed"])
+        return stream_text(*arguments, **options)
+
+    monkeypatch.setattr(command, "stream_text", streams)
+    chat(monkeypatch, capsys, "one\n\ntwo\n/new\nthree\n", "--seed", str(2**63 - 2))
+    assert seeds == [2**63 - 2, 2**63 - 1, 0]
+
+
 def test_answers_stop(monkeypatch, capsys) -> None:
     assert chat(monkeypatch, capsys, "one\n", "--stop", "s!")[0] == "ye\n"
     assert chat(monkeypatch, capsys, "one\n", "--max-tokens", "2")[0] == "ye\n"
