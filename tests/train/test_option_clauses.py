@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -382,6 +384,19 @@ def test_help_of_training() -> None:
     for part in ("--precision {float32,tf32,bfloat16} ", "[default true]", "[default false]", "[tokens; default "):
         assert part in text, part
     assert "True" not in text and "False" not in text
+
+
+def test_what_the_output_cannot_show_ends_nothing(monkeypatch) -> None:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    assert cli.main(["trian\u00e9"]) == 2 and cli.main(["-V"]) == 0
+    for stream in streams:
+        stream.write("\u4e16")
+        stream.flush()
+    said, told = (stream.buffer.getvalue().decode() for stream in streams)
+    assert said.startswith("xtrain ") and said.endswith("?")
+    assert told.startswith("xtrain: error: unknown command 'trian?'; did you mean train?\n")
 
 
 def test_usage_and_help(capsys) -> None:

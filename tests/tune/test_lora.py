@@ -225,6 +225,7 @@ def test_targets() -> None:
     [
         ({"r": 0}, "r must be an integer of at least 1, got 0"),
         ({"r": 2.0}, "r must be an integer"),
+        ({"r": True}, "r must be an integer of at least 1, got true"),
         ({"lora_alpha": 0}, "lora_alpha must be a positive number, got 0"),
         ({"lora_alpha": 10**400}, "lora_alpha must be a positive number, got 10"),
         ({"lora_dropout": 1.0}, r"lora_dropout must be a number in \[0, 1\), got 1.0"),
