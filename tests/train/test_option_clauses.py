@@ -505,6 +505,12 @@ def test_doctor_fails_where_something_required_is_missing(capsys, monkeypatch) -
     status, out, _ = run(capsys, "doctor")
     assert status == 1 and "tqdm, for the progress bar: pip install tqdm" in out
     monkeypatch.setattr(doctor, "_version", real)
+    *_, last = doctor._backends.gemm_backends("cpu")
+    product = _C.matmul
+    with monkeypatch.context() as patch:  # one backend computes one value wrong
+        patch.setattr(_C, "matmul", lambda a, b, backend: product(a, b, backend=backend) + (backend == last))
+        status, out, _ = run(capsys, "doctor")
+    assert status == 1 and f"\ncheck       the {last} matrix product gives wrong results\n" in out
     monkeypatch.setattr(doctor, "_compute_check", lambda device="cpu": "wrong")
     assert run(capsys, "doctor")[0] == 1
 
