@@ -213,7 +213,6 @@ def test_a_conversation_that_is_too_long(monkeypatch, capsys) -> None:
     assert out == "yes\n" and "the conversation has 58 tokens, the model takes 24: /new begins anew" in err
     assert prompts == ["<user>abc\n<assistant>"]
 
-
     out, err, prompts = chat(monkeypatch, capsys, "x" * 40 + "\n", room=58)
     assert out == "" and prompts == [] and "has 58 tokens, the model takes 58" in err, "no room for an answer"
 

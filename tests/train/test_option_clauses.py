@@ -329,8 +329,8 @@ def test_what_sampling_hands_on(capsys, model, monkeypatch) -> None:
     load = saving.load_model
 
     def text(*arguments, **options) -> str:
-        warnings.warn("the first", UserWarning)
-        warnings.warn("the second", UserWarning)
+        warnings.warn("the first", UserWarning, stacklevel=1)
+        warnings.warn("the second", UserWarning, stacklevel=1)
         return "text"
 
     monkeypatch.setattr(sample, "generate_text", text)

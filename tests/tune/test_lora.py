@@ -130,9 +130,7 @@ def test_merged_and_back_bit_for_bit(make) -> None:
 
 def test_what_is_merged_is_rounded_once() -> None:
     """In bfloat16: B A is not rounded before it is added. What is merged stays frozen. In float64 nothing is narrower."""
-    assert all(
-        layer.delta().dtype is xt.float64 for layer in lora_layers(lora.apply(qwen().double(), r=3)).values()
-    )
+    assert all(layer.delta().dtype is xt.float64 for layer in lora_layers(lora.apply(qwen().double(), r=3)).values())
     model = shaken(lora.apply(qwen().bfloat16(), r=3))
     layers = lora_layers(model)
     want = {name: (layer.weight.float() + layer.delta()).bfloat16() for name, layer in layers.items()}
