@@ -31,7 +31,7 @@ def test_it_encodes_any_text(tmp_path, capsys) -> None:
     assert len(made.encode(TEXT.encode())) < len(TEXT) / 2
     assert main(["prepare", str(tmp_path / "a.txt"), str(tmp_path / "x.tokens"), "--tokenizer", folder]) == 0
     found = open_token_file(tmp_path / "x.tokens")
-    assert found.tokens[:].tolist() == [*made.encode(TEXT.encode()).tolist(), 0]
+    assert found.tokens[:].tolist() == [*made.encode(TEXT.encode()).tolist(), 0] and found.tokenizer.eos == 0
     reader = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
     assert reader.encode(TEXT).ids == made.encode(TEXT.encode()).tolist()
     capsys.readouterr()
