@@ -284,12 +284,22 @@ def test_options_of_a_loaded_optimizer_are_as_they_were(tmp_path) -> None:
     optimizer = optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.95))
     model.loss(xt.zeros((1, 4), dtype=xt.int64), xt.zeros((1, 4), dtype=xt.int64)).backward()
     optimizer.step()
-    saving.save_checkpoint(tmp_path / "c", model, optimizer)
+    state = {"step": 1}
+    saving.save_checkpoint(tmp_path / "c", model, optimizer, state)
+    assert state == {"step": 1}, "the caller's"
     other = optim.AdamW(model.parameters())
     saving.load_checkpoint(tmp_path / "c", model, other)
     assert [{k: v for k, v in g.items() if k != "params"} for g in other.param_groups] == [
         {k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups
     ]
+
+
+def test_what_is_no_checkpoint_of_a_run(tmp_path) -> None:
+    """A file of that name; and one that another process has just removed has no time."""
+    (tmp_path / "checkpoint-00000009").write_text("")
+    (tmp_path / "checkpoint-00000008").mkdir()
+    assert places.find_checkpoints(tmp_path) == [tmp_path / "checkpoint-00000008"]
+    assert places.modified(tmp_path / "gone") == 0.0 < places.modified(tmp_path)
 
 
 def test_of_a_step_the_emergency_checkpoint_comes_behind(tmp_path) -> None:
