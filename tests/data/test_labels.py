@@ -140,6 +140,34 @@ def test_a_template_has_what_transformers_gives_it() -> None:
     assert marked.render(TALK) == ChatTemplate({"chat_template.jinja": CHATML.encode()}).render(TALK)
 
 
+@pytest.mark.parametrize(
+    "template,text",
+    [
+        ("a\n{% if true %}\n  b\n{% endif %}\nc", "a\n  b\nc"),  # the line break behind a block goes
+        ("a\n    {% if true %}b{% endif %}", "a\nb"),  # and blanks before it
+        ("{{ tools is none }} {{ documents is none }}", "True True"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{%- generation -%} x {%- endgeneration %}", "x"),
+        ("{{ mask_token }}{{ pad_token }}", "<m><p>"),
+        (b"\xff|", "\ufffd|"),
+    ],
+)
+def test_a_template_is_rendered_as_transformers_does(template: str | bytes, text: str) -> None:
+    """For spans, too, which are where the generation blocks are."""
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
+    tokens = json.dumps({"mask_token": "<m>", "pad_token": {"content": "<p>"}}).encode()
+    content = template if isinstance(template, bytes) else template.encode()
+    found = ChatTemplate({"chat_template.jinja": content, "tokenizer_config.json": tokens})
+    assert found.render(TALK) == text
+    if b"generation" in content:
+        assert found.spans(TALK) == ("x", [(0, 1)])
+    else:
+        marked = ChatTemplate(
+            {"chat_template.jinja": content + b"{% generation %}{% endgeneration %}", "tokenizer_config.json": tokens}
+        )
+        assert marked.spans(TALK) == (text, [(len(text), len(text))])
+
+
 REORDERS = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 LAST = "{% for message in messages %}{{ message['content'] }}{% if loop.last %}.{% endif %}{% endfor %}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from xtrain import data
@@ -57,6 +58,10 @@ def test_a_batch_is_its_texts(tmp_path) -> None:
     for name, content in train_tokenizer([TEXT.encode()], 300).items():
         (tmp_path / name).write_bytes(content)
     made = find_tokenizer(tmp_path)
+    made.files().clear()
+    assert sorted(made.files()) == ["tokenizer.json", "tokenizer_config.json"], "a copy"
+    ids, places = made.encode_with_places("")
+    assert ids.shape == (0,) and places.shape == (0, 2) and places.dtype == np.int64
     texts = [line.encode() for line in TEXT.splitlines()[:5]] + [b"", b"\xff\xfe"]
     for text, ids in zip(texts, made.encode_batch(texts), strict=True):
         assert ids.dtype == made.encode(text).dtype and ids.tolist() == made.encode(text).tolist()
