@@ -76,6 +76,8 @@ def test_a_batch_is_its_texts(tmp_path) -> None:
 def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="vocab must be at least 257, .* got 256"):
         train_tokenizer([b"text"], 256)
+    smallest = json.loads(train_tokenizer([b"text \xff"], 257)["tokenizer.json"])  # enough; texts need be no UTF-8
+    assert len(smallest["model"]["vocab"]) == 257 and smallest["model"]["vocab"]["<|endoftext|>"] == 0
     with pytest.raises(ConfigError, match="eos must not be empty"):
         train_tokenizer([b"text"], 300, "")
     with pytest.raises(DataError, match="there is no text to train a tokenizer on"):

@@ -153,6 +153,7 @@ def test_the_bar_stands_where_the_run_does(monkeypatch) -> None:
 
     made: list[dict] = []
     moves: list[int] = []
+    calls: list[str] = []
 
     class Bar:
         disable = False
@@ -161,6 +162,7 @@ def test_the_bar_stands_where_the_run_does(monkeypatch) -> None:
             made.append(options)
 
         def __getattr__(self, name: str):
+            calls.append(name)
             return lambda *values, **_: moves.extend(values) if name == "update" else None
 
     terminal = SimpleNamespace(isatty=lambda: True, fileno=lambda: 2)
@@ -170,6 +172,10 @@ def test_the_bar_stands_where_the_run_does(monkeypatch) -> None:
     shown = progress.Progress(12, 3)
     for step in (4, 9, 12):
         shown.update(step, 1.5, 100.0)
+    calls.clear()
+    shown.message("a line")
+    shown.close()
+    assert calls == ["clear", "refresh", "close"]
     assert moves == [1, 5, 3] and (made[0]["total"], made[0]["initial"]) == (12, 3)
 
 
