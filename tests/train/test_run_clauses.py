@@ -176,6 +176,11 @@ def test_the_bar_stands_where_the_run_does(monkeypatch) -> None:
     shown.message("a line")
     shown.close()
     assert calls == ["clear", "refresh", "close"]
+    broken = progress.Progress(5)
+    bar = broken._bar
+    monkeypatch.setattr(Bar, "update", lambda *_: math.inf // 0, raising=False)
+    broken.update(1, 1.5, 100.0)
+    assert broken._bar is None and bar.disable, "or it would draw once more where it is deleted"
     assert moves == [1, 5, 3] and (made[0]["total"], made[0]["initial"]) == (12, 3)
 
 
@@ -373,3 +378,14 @@ def test_an_infinite_second_moment_is_none_to_refuse() -> None:
         for value, bad in ((math.inf, None), (math.nan, f"{key} of parameter weight has NaN")):
             kept = SimpleNamespace(state={layer.weight: {key: xt.full((1, 2), value)}})
             assert checkpoints._bad_moment(SimpleNamespace(model=layer, optimizer=kept)) == bad
+
+
+def test_pieces_of_a_batch_that_is_cut_into_leaves_stay() -> None:
+    """The tree adds leaves: other pieces are other sums. Without leaves they are free, as for one leaf."""
+    for ranks, free in ((None, True), (0, True), (1, True), (2, False)):
+        saved = {"max_ranks": ranks, "grad_accum": 1}
+        if free:
+            rundir._refuse_differences(saved, {"grad_accum": 2})
+        else:
+            with pytest.raises(ConfigError, match="^resume: grad_accum was 1 in this run, got 2; leave it out"):
+                rundir._refuse_differences(saved, {"grad_accum": 2})

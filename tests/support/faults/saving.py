@@ -93,4 +93,6 @@ FAULTS = [
     Fault("reader: an end from another place", "xtrain/saving/reader.py", "ends at byte {start + done}, not {stop}", "ends at byte {done}, not {stop}", "where a truncated file ends", "tests/saving/test_saving_rules.py::test_a_file_that_ends_early_says_where"),
     Fault("reader: threads stay", "xtrain/saving/reader.py", "self._pool.shutdown(cancel_futures=True)", "pass", "threads end with the block", "tests/saving/test_saving_rules.py::test_damage_in_a_long_piece_is_seen"),
     Fault("reader: delete what", "xtrain/saving/reader.py", "if you edited it, delete {MANIFEST}", "delete it", "what to do", "tests/saving/test_saving_rules.py::test_a_longer_file_is_damaged"),
+    Fault("writer: handles stay open", "xtrain/saving/directory.py", "        os.close(self._handle)\n\n    @context", "        pass\n\n    @context", "the handle is closed", "tests/saving/test_saving_rules.py::test_files_that_were_opened_are_closed"),
+    Fault("safetensors: open when refused", "xtrain/saving/safetensors.py", "            self._file.close(check=False)\n            raise", "            raise", "closed when refused", "tests/saving/test_saving_rules.py::test_files_that_were_opened_are_closed"),
 ]  # fmt: skip
