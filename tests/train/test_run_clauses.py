@@ -14,9 +14,9 @@ import pytest
 from runs import options, text_file
 
 from xtrain import cuda
-from xtrain.errors import CheckpointError, ConfigError
+from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
-from xtrain.train import Trainer, checkpoints, evaluate, loop, plot, progress, rundir
+from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, rundir
 from xtrain.train.checkpoints import Saver
 from xtrain.train.config import GPU_RUN, TrainConfig
 from xtrain.train.metrics import Metrics, read_metrics
@@ -389,3 +389,20 @@ def test_pieces_of_a_batch_that_is_cut_into_leaves_stay() -> None:
         else:
             with pytest.raises(ConfigError, match="^resume: grad_accum was 1 in this run, got 2; leave it out"):
                 rundir._refuse_differences(saved, {"grad_accum": 2})
+
+
+def test_a_resumed_run_takes_the_tokenizer_of_its_checkpoint(tmp_path) -> None:
+    """The directory of the option may have gone since."""
+    (tmp_path / "checkpoint-00000001").mkdir()
+    config = TrainConfig(data=str(text_file(tmp_path / "text.txt")), tokenizer=str(tmp_path / "gone"))
+    assert isinstance(parts.open_corpus(config, tmp_path / "checkpoint-00000001").tokenizer, ByteTokenizer)
+    with pytest.raises(DataError, match=r"gone must be a directory with a tokenizer\.json"):
+        parts.open_corpus(config, None)
+
+
+def test_a_lock_that_is_refused_leaves_no_descriptor(tmp_path) -> None:
+    with rundir.RunLock(tmp_path):
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ConfigError, match="is in use by another training process"):
+            rundir.RunLock(tmp_path).__enter__()
+        assert len(os.listdir("/proc/self/fd")) == before
