@@ -16,7 +16,7 @@ from runs import options, text_file
 from xtrain import cuda
 from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
-from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, rundir
+from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, resume, rundir
 from xtrain.train.checkpoints import Saver
 from xtrain.train.config import GPU_RUN, TrainConfig
 from xtrain.train.metrics import Metrics, read_metrics
@@ -406,3 +406,11 @@ def test_a_lock_that_is_refused_leaves_no_descriptor(tmp_path) -> None:
         with pytest.raises(ConfigError, match="is in use by another training process"):
             rundir.RunLock(tmp_path).__enter__()
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_checkpoint_says_of_its_run(tmp_path) -> None:
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True)
+    trainer.step, trainer.elapsed = 3, 12.5
+    found = resume.trainer_state(trainer)
+    assert (found["step"], found["elapsed"], found["tokens"]) == (3, 12.5, 3 * 4 * 16)
+    assert (found["config"]["resume"], found["config"]["extend"]) == ("", False)

@@ -204,4 +204,5 @@ FAULTS = [
     Fault("stop: kinds of signals count", "xtrain/train/stop.py", "            elif name != self._own or", "            elif", "signals of different kinds are one", "tests/train/test_run_rules.py::test_signals_of_different_kinds_are_one_where_others_must_agree"),
     Fault("stop: a quiet run speaks", "xtrain/train/stop.py", "        if not self._quiet:\n", "        if True:\n", "nothing when quiet", "tests/train/test_run_rules.py::test_what_a_signal_says"),
     Fault("stop: a terminal that has gone", "xtrain/train/stop.py", "with contextlib.suppress(OSError):  # the", "if True:  # the", "the terminal may have gone", "tests/train/test_run_rules.py::test_what_a_signal_says"),
+    Fault("resume: seconds of this part", "xtrain/train/resume.py", "\"elapsed\": state.elapsed,", "\"elapsed\": 0.0,", "seconds over all parts", "tests/train/test_run_clauses.py::test_what_a_checkpoint_says_of_its_run"),
 ]  # fmt: skip
