@@ -258,9 +258,9 @@ def test_names_of_runs(tmp_path, monkeypatch) -> None:
 def test_a_run_that_is_resumed_has_its_place(tmp_path) -> None:
     run = tmp_path / "run"
     os.makedirs(run / "checkpoint-00000001")
-    for resume in (run, run / "checkpoint-00000001"):
+    for place in (run, run / "checkpoint-00000001"):
         with pytest.raises(ConfigError, match=r"out must be .*run or left out when that run is resumed, got elsewhere"):
-            rundir.plan({"resume": os.fspath(resume), "out": "elsewhere"}, lambda text: None)
+            rundir.plan({"resume": os.fspath(place), "out": "elsewhere"}, lambda text: None)
     with pytest.raises(CheckpointError, match="manifest.json"):  # with its own place it is looked at
         rundir.plan({"resume": os.fspath(run / "checkpoint-00000001"), "out": os.fspath(run)}, lambda text: None)
 
