@@ -14,7 +14,7 @@ from xtrain import _C
 
 KNOWN = xt.gemm_backends("cpu")
 CPU_BACKENDS = [name for name in KNOWN if name not in ("few", "bf16")]  # those of any problem
-BACKENDS = [name for name in xt.gemm_backends(xt.get_default_device()) if name != "bf16"]  # of which test_gemm_bf16.py is
+BACKENDS = [name for name in xt.gemm_backends(xt.get_default_device()) if name != "bf16"]
 DTYPES = ("float32", "bfloat16")
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # M x N x K: squares, nothing a multiple of anything, inner products, matrix times vector, K around a tile's edge

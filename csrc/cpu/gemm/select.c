@@ -6,6 +6,7 @@ static const char *any_dtypes(const XtGemm *p, const XtDeviceTraits *device) {
     return xt_gemm_plain(p);
 }
 
+/* clang-format off */
 const XtGemmBackend xt_cpu_gemm_backends[] = {
     {"few", "few", NULL, xt_gemm_few_supports, xt_gemm_few},
     {"bf16", "bf16", NULL, xt_gemm_bf16_supports, xt_gemm_bf16},
@@ -14,3 +15,4 @@ const XtGemmBackend xt_cpu_gemm_backends[] = {
     {"naive", "naive", NULL, any_dtypes, xt_gemm_naive},
     {0},
 };
+/* clang-format on */
