@@ -96,6 +96,25 @@ class _Owned:
             found = [piece.reshape(shape) for piece, shape in zip(found, shapes, strict=True)]
         return found
 
+    def part(self, segment: Segment, whole: Tensor) -> Tensor:
+        """What of a parameter's tensor lies in a segment of it, flat."""
+        begin = self.begin + segment.begin - self.bank.offsets[segment.parameter]
+        return whole.reshape(-1)[begin : begin + segment.end - segment.begin]
+
+    def read(self) -> None:
+        """Take the values that parameters have now. Of a parameter with a master only before its first step, which
+        makes the master, as the optimizer's own step does.
+        """
+        if self.values is None:
+            return
+        if not self.has_masters or not any(self.steps):
+            self.values.copy_(self.mine(self.bank.read(self.bank.wide)))
+            return
+        for segment in self.segments:
+            if not self.steps[segment.parameter]:
+                own = self.part(segment, self.bank.parameters[segment.parameter].detach())
+                self.values[segment.begin : segment.end].copy_(own)
+
     def now(self) -> list[Tensor]:
         """The true values of each segment."""
         return self.masters or self.targets
@@ -117,7 +136,8 @@ class DataParallel:
     tree. So the parameters have the same bits on 1, 2 or 4 processes of max_ranks=4. All ranks begin with rank 0's
     parameters. optimizer: AdamW, Muon, or a ChainedOptimizer of them; learning rates and other options may change
     between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
-    ema: of the optimizer's parameters; `step` updates it, each rank its piece.
+    A parameter that needs no gradient when the leaves of a step begin is left alone in it; one that needs a gradient
+    and gets none is stepped with zeros. ema: of the optimizer's parameters; `step` updates it, each rank its piece.
     overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
     The numbers are the same.
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
@@ -184,6 +204,7 @@ class DataParallel:
         self._sent: list[list[Tensor]] = []  # what the banks have received, in the order in which they are sent
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
+        self._frozen: set[int] = set()  # parameters that needed no gradient when this step's leaves began
         # From `reduce` to `update`: the gradients of each bank, flat or a tensor a segment; coefficient and guard.
         self._sums: list[Tensor | list[Tensor]] = []
         self._scale = self._guard = _C.full((), 1, _C.float64, self._banks[0].device)
@@ -255,6 +276,7 @@ class DataParallel:
         mine = self.max_ranks // self.size
         self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []
         self.optimizer.zero_grad()
+        self._frozen = {id(parameter) for parameter in self._leaves if not parameter.requires_grad}
         seed, stream = _C.get_rng_state()
         for number in range(mine):
             leaf = self.rank * mine + number
@@ -351,17 +373,17 @@ class DataParallel:
         sums, self._sums = self._sums, []
         bad = self._guard if guard is None else self._guard + guard
         for owned, gradients in zip(self._owned, sums, strict=True):
-            if not owned.has_masters and not owned.direct:
-                owned.truth.copy_(owned.mine(owned.bank.read(owned.bank.wide)))
+            moves = [id(parameter) not in self._frozen for parameter in owned.bank.parameters]
+            owned.read()
             if not isinstance(gradients, list):
                 if owned.of_muon:  # AdamW does so itself
                     gradients.mul_(self._scale.to(owned.bank.wide))
                 gradients = owned.cut(gradients)
             if owned.of_muon:
-                self._muon(owned, gradients, bad)
+                self._muon(owned, gradients, moves, bad)
             else:
-                self._adamw(owned, gradients, bad)
-            owned.steps = [count + 1 for count in owned.steps]
+                self._adamw(owned, gradients, moves, bad)
+            owned.steps = [count + move for count, move in zip(owned.steps, moves, strict=True)]
             if self.ema is not None and owned.average is not None:
                 # Cut into segments, so that an element takes the vectors' path or the tail's at every W alike.
                 averages, now = owned.cut(owned.average), owned.now()
@@ -370,7 +392,7 @@ class DataParallel:
                 _C.ema_(averages, now, owned.updates, self.ema.decay, bad)
             if not owned.direct:
                 piece = owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded
-                owned.bank.write(self._all(piece, "parameters"))
+                owned.bank.write(self._all(piece, "parameters"), moves)
         self.steps += 1
 
     @no_grad()
@@ -380,22 +402,20 @@ class DataParallel:
         """
         for owned in self._owned:
             bank = owned.bank
-            if not any(parameter in factors for parameter in bank.parameters):
+            scaled = [parameter in factors for parameter in bank.parameters]
+            stepped = [owned.has_masters and count > 0 for count in owned.steps]
+            by_master = [one and master for one, master in zip(scaled, stepped, strict=True)]
+            for parameter, one, master in zip(bank.parameters, scaled, by_master, strict=True):
+                if one and not master:  # its value is read from it in the next step
+                    parameter.mul_(factors[parameter])
+            if not any(by_master):
                 continue
-            if not owned.has_masters:  # values are read from the parameters in each step
-                for parameter in bank.parameters:
-                    if parameter in factors:
-                        parameter.mul_(factors[parameter])
-                continue
-            values = owned.truth
             for segment in owned.segments:
-                parameter = bank.parameters[segment.parameter]
-                if parameter in factors:
-                    begin = owned.begin + segment.begin - bank.offsets[segment.parameter]
-                    whole = factors[parameter].expand(*parameter.shape).reshape(-1)
-                    own = whole[begin : begin + segment.end - segment.begin]
-                    values[segment.begin : segment.end].mul_(own)
-            bank.write(self._all(values.to(bank.dtype), "scaled parameters"))
+                if by_master[segment.parameter]:
+                    parameter = bank.parameters[segment.parameter]
+                    own = owned.part(segment, factors[parameter].expand(*parameter.shape))
+                    owned.truth[segment.begin : segment.end].mul_(own)
+            bank.write(self._all(owned.truth.to(bank.dtype), "scaled parameters"), by_master)
 
     def compare_parameters(self) -> None:
         """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
@@ -423,10 +443,11 @@ class DataParallel:
         part, index = self._place[number]
         return part._rate(index, device, float(part.param_groups[index]["lr"]))
 
-    def _adamw(self, owned: _Owned, gradients: list[Tensor], guard: Tensor) -> None:
+    def _adamw(self, owned: _Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
         bank = owned.bank
         numbers = [self._group[id(bank.parameters[segment.parameter])] for segment in owned.segments]
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        moving = (i for i, segment in enumerate(owned.segments) if moves[segment.parameter])
+        order = sorted(moving, key=numbers.__getitem__)
         if not order:
             return
         rates: list[Tensor] = []
@@ -444,12 +465,14 @@ class DataParallel:
         table = _C.tensor(rows, _C.float64, _C.device("cpu"))
         _C.adamw_(values, sums, firsts, seconds, masters, counts, rates, table, guard, self._scale)
 
-    def _muon(self, owned: _Owned, gradients: list[Tensor], guard: Tensor) -> None:
+    def _muon(self, owned: _Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
         """Batches are those of one leaf's piece of the bank, so a product of many matrices is the same on every number
         of ranks, whose bits may depend on how many it has.
         """
         bank, batches = owned.bank, dict[Any, list[int]]()
         for i, segment in enumerate(owned.segments):
+            if not moves[segment.parameter]:
+                continue
             parameter = bank.parameters[segment.parameter]
             piece = (owned.begin + segment.begin) // (bank.length // self.max_ranks)
             key = (piece, self._group[id(parameter)], tuple(parameter.shape))
@@ -482,22 +505,19 @@ class DataParallel:
         states = self.optimizer.state
         for owned in self._owned:
             bank = owned.bank
-            if owned.values is not None:
-                owned.values.copy_(owned.mine(bank.read(bank.wide)))
             flats = {name: bank.empty(bank.wide) for name in owned.kept()}
             if owned.has_masters:
                 flats["master"] = bank.read(bank.wide)
             for number, parameter in enumerate(bank.parameters):
                 state = states.get(parameter)
+                owned.steps[number] = 0 if state is None else int(state.get("step", 1))  # Muon counts none
                 if state is None:
                     continue
-                owned.steps[number] = int(state.get("step", 1))  # Muon counts none
                 at = bank.offsets[number]
                 for name, flat in flats.items():
                     flat[at : at + parameter.numel()].copy_(state[name].reshape(-1))
-            if any(owned.steps):
-                for name, kept in owned.kept().items():
-                    kept.copy_(owned.mine(flats[name]))
+            for name, kept in owned.kept().items():
+                kept.copy_(owned.mine(flats[name]))
             for segment, count in zip(owned.segments, owned.counts, strict=True):
                 count.fill_(owned.steps[segment.parameter])
         states.clear()
