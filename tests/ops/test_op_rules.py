@@ -218,3 +218,31 @@ def test_running_sums_of_many_columns(inner: int) -> None:
     x = np.random.default_rng(0).integers(-9, 9, (3, 4, inner))
     for dtype in (xt.float32, xt.int64):
         assert np.array_equal(xt.tensor(x).to(dtype).cumsum(1).cpu().numpy(), np.cumsum(x, 1))
+
+
+def test_edges_of_what_is_allowed() -> None:
+    """One step this side of what is refused."""
+    constant = xt.ones(2)
+    leaf = xt.ones(3, requires_grad=True)
+    (xt.cat([constant, leaf]) * xt.arange(5).float()).sum().backward()
+    assert leaf.grad.tolist() == [2, 3, 4]
+    assert [part.shape for part in xt.zeros(0, 2).split(2)] == [(0, 2)] and len(_C.split(xt.zeros(64), 1, 0)) == 64
+    assert _C.uniform((2,), 3.0, 3.0).tolist() == [3, 3] == _C.normal((2,), 3.0, 0.0).tolist()
+    assert _C.randint(2**53 - 1, 2**53, (1,)).item() == 2**53 - 1
+    assert _C.randint(-(2**53), 1 - 2**53, (1,)).item() == -(2**53)
+    for value, whole in ((255.9, 255), (-0.9, 0)):
+        assert xt.full((1,), value, dtype=xt.uint8).item() == whole
+
+
+def test_results_that_the_tensor_cannot_hold() -> None:
+    whole, mask = xt.ones(2, dtype=xt.int64), xt.tensor([True, False])
+    for call, text in (
+        (lambda: whole.div_(2), "div_: a floating point result cannot be stored in int64"),
+        (lambda: whole.div_(whole), "div_: a floating point result cannot be stored in int64"),
+        (lambda: whole.add_(0.5), "add_: a floating point result cannot be stored in int64"),
+        (lambda: mask.add_(1), "add_: a number cannot be stored in bool"),
+        (lambda: mask.mul_(whole), "mul_: a number cannot be stored in bool"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    assert mask.add_(True).tolist() == [True, True] and whole.tolist() == [1, 1]
