@@ -372,8 +372,8 @@ def test_a_capsule_says_that_it_is_a_copy() -> None:
 def test_what_is_a_copy_and_what_is_not() -> None:
     x = xt.arange(3).float()
     assert x.contiguous() is x and x.to(xt.float32) is x and _C.cast(x, xt.float32) is x
-    for copy in (x.__array__(copy=True), np.array(x, copy=True)):
-        copy[:] = 7
+    for apart in (x.__array__(copy=True), np.array(x, copy=True)):
+        apart[:] = 7
     x[[1]].fill_(7)
     assert x.tolist() == [0, 1, 2]
     x.__array__(copy=False)[0] = 5

@@ -154,7 +154,9 @@ def test_label_smoothing(smoothing: float, ignore: int) -> None:
     )
     assert check.ok
     short = xt.tensor(x).bfloat16()  # smoothed in float32: as of float64 of the same values
-    got = [F.cross_entropy(t, xt.tensor(target), None, ignore, label_smoothing=smoothing) for t in (short, short.double())]
+    got = [
+        F.cross_entropy(t, xt.tensor(target), None, ignore, label_smoothing=smoothing) for t in (short, short.double())
+    ]
     assert got[0].dtype is xt.float32 and abs(got[0].item() - got[1].item()) < 1e-6 * got[1].item()
 
 

@@ -202,10 +202,22 @@ def test_a_choice_between_numbers_keeps_them() -> None:
 def test_random_numbers_are_those_of_float32() -> None:
     """In which they are made: bounds, or a span, that it cannot hold are refused, for float64 as well."""
     for call, name in (
-        (lambda: _C.uniform((2,), -3e38, 3e38), "uniform: low must not be above high, they and their difference finite"),
-        (lambda: _C.uniform((2,), 0.0, 1e39, "float64"), "uniform: low must not be above high, they and their difference"),
-        (lambda: _C.normal((2,), 1e39, 1.0, "float64"), "normal: std must be at least 0, both it and mean finite in float32"),
-        (lambda: _C.normal((2,), 0.0, 1e39, "float64"), "normal: std must be at least 0, both it and mean finite in float32"),
+        (
+            lambda: _C.uniform((2,), -3e38, 3e38),
+            "uniform: low must not be above high, they and their difference finite",
+        ),
+        (
+            lambda: _C.uniform((2,), 0.0, 1e39, "float64"),
+            "uniform: low must not be above high, they and their difference",
+        ),
+        (
+            lambda: _C.normal((2,), 1e39, 1.0, "float64"),
+            "normal: std must be at least 0, both it and mean finite in float32",
+        ),
+        (
+            lambda: _C.normal((2,), 0.0, 1e39, "float64"),
+            "normal: std must be at least 0, both it and mean finite in float32",
+        ),
     ):
         with pytest.raises(ValueError, match=name):
             call()
@@ -242,7 +254,22 @@ def test_results_that_the_tensor_cannot_hold() -> None:
         (lambda: whole.add_(0.5), "add_: a floating point result cannot be stored in int64"),
         (lambda: mask.add_(1), "add_: a number cannot be stored in bool"),
         (lambda: mask.mul_(whole), "mul_: a number cannot be stored in bool"),
+        (lambda: mask**mask, "pow: bool tensors cannot be combined so"),
     ):
         with pytest.raises(TypeError, match=text):
             call()
     assert mask.add_(True).tolist() == [True, True] and whole.tolist() == [1, 1]
+    with pytest.raises(
+        ValueError, match=r"expand: shape must extend \(2,\) .*, got \(-1, 2\)"
+    ):  # no size is there to keep
+        whole.expand(-1, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_quotients_and_remainders_of_zero_have_a_sign(dtype: type) -> None:
+    a, b = np.array([-4, 4, 0.0, -0.0, 0.0, 3], dtype), np.array([2, -2, -2, 2, 2, 5], dtype)
+    for got, want in (
+        (xt.tensor(a) // xt.tensor(b), np.floor_divide(a, b)),
+        (xt.remainder(xt.tensor(a), xt.tensor(b)), np.remainder(a, b)),
+    ):
+        assert got.cpu().numpy().tobytes() == want.tobytes()
