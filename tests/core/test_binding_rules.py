@@ -31,6 +31,32 @@ def test_bools_are_no_numbers_of_options() -> None:
             call()
 
 
+def test_scalars_of_numpy_are_what_they_are() -> None:
+    """A bool is no integer, which would change the dtype of a mask, and a complex number is refused."""
+    mask = xt.tensor([True, False])
+    for true in (True, np.True_, np.array(True)):
+        assert _C.add(mask, true).dtype is xt.bool
+    for bad in (1j, np.complex64(1), np.complex128(1)):
+        with pytest.raises(TypeError, match="argument 'value' must be a number, got .*complex"):
+            _C.full((2,), bad)
+        with pytest.raises(TypeError, match="argument 'eps' must be a float, got .*complex"):
+            _C.rms_norm(xt.ones(1, 2), None, bad)
+
+
+def test_a_hook_sees_arguments_that_make_the_same_call() -> None:
+    seen: list = []
+    x, mask = xt.tensor([1, 2]), xt.tensor([True, False])
+    before = _C.set_call_hook(lambda op, arguments, outputs: seen.append((op, arguments, outputs)))
+    try:
+        mask.masked_fill(mask, True), x + 2, x + 0.5, x.sum(0), x.reshape(2, 1), x.squeeze(), x.to(xt.float64)
+    finally:
+        _C.set_call_hook(before)
+    assert len(seen) == 7
+    for op, arguments, (y,) in seen:
+        again = op(**arguments)
+        assert again.dtype is y.dtype and again.tolist() == y.tolist()
+
+
 def test_integers_beyond_64_bits() -> None:
     for value in (2**63, -(2**63) - 1, 10**30):
         with pytest.raises(ValueError, match=r"argument 'dim' must fit in 64 bits, got a larger integer"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from xtrain import data
 from xtrain.cli import main
 from xtrain.data import records
+from xtrain.data.readers import Document
 from xtrain.data.token_files import open_token_file
 from xtrain.errors import DataError
 from xtrain.tokenizers import ByteTokenizer
@@ -47,6 +49,23 @@ def test_any_number_of_processes_writes_the_same_bytes(source) -> None:
     for bad in (0, 257, True, 1.5):
         with pytest.raises(DataError, match=r"data: processes must be an integer in \[1, 256\], got"):
             data.prepare(source, source.parent / "x.tokens", processes=bad)
+
+
+def test_a_batch_has_a_limit_in_bytes(monkeypatch) -> None:
+    """Counted for each batch anew, and in every kind of document."""
+    monkeypatch.setattr(records, "_BATCH_BYTES", 10)
+    said = {"messages": [{"role": "user", "content": "abcd"}, {"role": "assistant", "content": "efg"}]}
+    contents = [b"123456", b"12345", b"1234", {"prompt": "abc", "completion": "de"}, b"1", said, b"1"]
+    found = records.batches(Document(str(i), content) for i, content in enumerate(contents))
+    assert [[int(one.place) for one in batch] for batch in found] == [[0, 1], [2, 3, 4], [5], [6]]
+
+
+def test_progress_is_told_again_and_again(source, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["xtrain.data.prepare"], "_SHOWN", 15)
+    told: list[int] = []
+    written(source, "x.tokens", progress=told.append)
+    starts = [*open_token_file(source.parent / "x.tokens").documents[:].tolist()]
+    assert told == [starts[15], starts[30]]
 
 
 def test_a_broken_document_is_named_by_another_process(source) -> None:

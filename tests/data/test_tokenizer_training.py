@@ -35,6 +35,16 @@ def test_it_encodes_any_text(tmp_path, capsys) -> None:
     reader = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
     assert reader.encode(TEXT).ids == made.encode(TEXT.encode()).tolist()
     capsys.readouterr()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "tokenizer.json").symlink_to(tmp_path / "nothing")
+    assert main([*given, "--vocab", "300", "--out", str(tmp_path / "link")]) == 2
+    assert "--out must be a folder without a tokenizer.json" in capsys.readouterr().err
+    (tmp_path / "c.txt").write_text("zzz zzz zzz zzz zzz zzz zzz zzz\n" * 20)  # the second file alone
+    also = ["tokenizer", "train", str(tmp_path / "a.txt"), str(tmp_path / "c.txt"), "--eos", "<end>"]
+    assert main([*also, "--vocab", "400", "--out", str(tmp_path / "u")]) == 0
+    capsys.readouterr()
+    other = find_tokenizer(tmp_path / "u")
+    assert other.decode([0]) == "<end>" and other.eos == 0 and len(other.encode(b" zzz")) == 1
     assert main([*given, "--vocab", "300", "--out", folder]) == 2
     assert f"--out must be a folder without a tokenizer.json, got {folder}" in capsys.readouterr().err
 

@@ -102,8 +102,9 @@ def test_values_of_gradients_are_clipped() -> None:
     assert p.grad.tolist() == [-0.5, 0.25, 0.5] and q.grad is None
     nn.utils.clip_grad_value_(p, 0.25)
     assert p.grad.tolist() == [-0.25, 0.25, 0.25]
-    with pytest.raises(ValueError, match="clip_grad_value_: clip_value must be a number of at least 0, got -1"):
-        nn.utils.clip_grad_value_(p, -1)
+    for bad in (-1, float("nan")):
+        with pytest.raises(ValueError, match=f"clip_grad_value_: clip_value must be a number of at least 0, got {bad}"):
+            nn.utils.clip_grad_value_(p, bad)
     assert nn.utils.clip_grad_norm_ is xt.optim.clip_grad_norm_
 
 

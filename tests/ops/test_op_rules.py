@@ -21,7 +21,7 @@ def test_nan_is_no_option() -> None:
         (lambda: F.rope(x.reshape(1, 2, 4), theta=nan), "rope: theta must be positive, got nan"),
         (lambda: _C.clip_grad_norm_([x], nan), "clip_grad_norm_: max_norm must be at least 0, got nan"),
         (lambda: F.sinkhorn(xt.ones((2, 2)), eps=nan), r"sinkhorn: eps must be in \[0, 1\], got nan"),
-        (lambda: _C.uniform((2,), nan, 1.0), "uniform: low must not be above high, both finite"),
+        (lambda: _C.uniform((2,), nan, 1.0), "uniform: low must not be above high, they and their difference finite"),
         (lambda: _C.normal((2,), 0.0, nan), "normal: std must be at least 0"),
         (lambda: _C.arange(0.0, nan, 1.0), "arange: step must not be 0 and the bounds must be finite"),
     ):
@@ -186,6 +186,30 @@ def test_a_number_that_does_not_fit_is_compared() -> None:
     )
     with pytest.raises(ValueError, match="add: other must fit into uint8, got 256"):
         x + 256
+
+
+def test_a_choice_between_numbers_keeps_them() -> None:
+    """A number stands for itself in the dtype of the result: no digit is lost, and none that does not fit is changed."""
+    mask, x = xt.tensor([True, False]), xt.tensor([1, 2])
+    assert xt.where(mask, 2**53 + 1, x).tolist() == [2**53 + 1, 2]
+    assert x.masked_fill(mask, 1 - 2**63).tolist() == [1 - 2**63, 2]
+    with pytest.raises(ValueError, match="where: other must fit into uint8, got 256"):
+        xt.where(mask, x.to(xt.uint8), 256)
+    with pytest.raises(ValueError, match="where: input must fit into int32, got -2147483649"):
+        xt.where(mask, -(2**31) - 1, x.to(xt.int32))
+
+
+def test_random_numbers_are_those_of_float32() -> None:
+    """In which they are made: bounds, or a span, that it cannot hold are refused, for float64 as well."""
+    for call, name in (
+        (lambda: _C.uniform((2,), -3e38, 3e38), "uniform: low must not be above high, they and their difference finite"),
+        (lambda: _C.uniform((2,), 0.0, 1e39, "float64"), "uniform: low must not be above high, they and their difference"),
+        (lambda: _C.normal((2,), 1e39, 1.0, "float64"), "normal: std must be at least 0, both it and mean finite in float32"),
+        (lambda: _C.normal((2,), 0.0, 1e39, "float64"), "normal: std must be at least 0, both it and mean finite in float32"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            call()
+    assert _C.uniform((2,), 2.0, 2.0).tolist() == _C.normal((2,), 2.0, 0.0).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("inner", [255, 256, 257, 512])

@@ -75,6 +75,15 @@ def test_batches_and_positions_that_cannot_be() -> None:
             loader.load_state_dict(position)
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_without_a_model_the_vocabulary_is_that_of_the_data(pack: bool) -> None:
+    corpus = corpora.Corpus("x", [np.arange(40) % 8], [np.arange(8)], None, 7, None)
+    make = corpus.packed_loader if pack else corpus.loader
+    make(2, 4, vocab_size=8).next_batch()
+    with pytest.raises(DataError, match=r"token ids of x must be in \[0, 7\), got 7"):
+        make(9, 4).next_batch()
+
+
 def test_a_short_validation_part_is_evaluated_in_shorter_sequences() -> None:
     corpus = corpora.Corpus("x", [np.arange(100)], [np.arange(8)], None, 100, None)
     assert corpus.val_windows(32, 1000).tolist() == [list(range(8))]
@@ -106,6 +115,10 @@ def test_of_few_files_the_smallest_is_for_validation(tmp_path) -> None:
 
 def test_python_is_the_name_of_a_source(tmp_path, monkeypatch) -> None:
     """./python is a file or folder of that name."""
+    (tmp_path / "other" / "python").mkdir(parents=True)
+    np.save(tmp_path / "other" / "python" / "a.npy", np.arange(9))
+    monkeypatch.chdir(tmp_path / "other")
+    assert corpora.holds_tokens("./python") and not corpora.holds_tokens("python")
     (tmp_path / "python").write_text("my own text " * 20)
     monkeypatch.chdir(tmp_path)
     assert data.open_data("./python").train_tokens < 300 and data.open_data("python").train_tokens > 10_000_000

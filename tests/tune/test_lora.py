@@ -129,7 +129,8 @@ def test_merged_and_back_bit_for_bit(make) -> None:
 
 
 def test_what_is_merged_is_rounded_once() -> None:
-    """In bfloat16: B A is not rounded before it is added. What is merged stays frozen."""
+    """In bfloat16: B A is not rounded before it is added. What is merged stays frozen. In float64 nothing is narrower."""
+    assert all(layer.delta().dtype is xt.float64 for layer in lora_layers(lora.apply(qwen().double(), r=3)).values())
     model = shaken(lora.apply(qwen().bfloat16(), r=3))
     layers = lora_layers(model)
     want = {name: (layer.weight.float() + layer.delta()).bfloat16() for name, layer in layers.items()}
@@ -160,6 +161,7 @@ def test_unloaded_it_is_a_plain_model(make, tmp_path) -> None:
     y = logits(model)
     lora.unload(model)
     assert not lora_layers(model) and all(p.requires_grad for p in model.parameters())
+    assert not hasattr(model, "lora_config")
     np.testing.assert_allclose(logits(model), y, rtol=0, atol=2e-5)
     model.save_pretrained(tmp_path / "m")
     assert (logits(models.load(tmp_path / "m").eval()) == logits(model)).all()
@@ -225,6 +227,7 @@ def test_targets() -> None:
     [
         ({"r": 0}, "r must be an integer of at least 1, got 0"),
         ({"r": 2.0}, "r must be an integer"),
+        ({"r": True}, "r must be an integer of at least 1, got True"),
         ({"lora_alpha": 0}, "lora_alpha must be a positive number, got 0"),
         ({"lora_alpha": 10**400}, "lora_alpha must be a positive number, got 10"),
         ({"lora_dropout": 1.0}, r"lora_dropout must be a number in \[0, 1\), got 1.0"),

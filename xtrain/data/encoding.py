@@ -117,7 +117,7 @@ class Kept:
             digest.update(f"{name} {len(data)}\n".encode() + data)
         stats = [(os.path.abspath(file), os.stat(file)) for file in files]
         key = {
-            "version": 1,
+            "version": 2,  # of how documents are cut into batches, too
             "files": [[path, one.st_size, one.st_mtime_ns] for path, one in stats],
             "tokenizer": [type(tokenizer).__name__, digest.hexdigest()],
             "field": field,
