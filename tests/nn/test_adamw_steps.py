@@ -188,7 +188,7 @@ def test_a_state_can_be_used_as_a_dict() -> None:
     optimizer = optim.AdamW([param])
     optimizer.step()
     state = optimizer.state[param]
-    assert type(state.copy()) is dict and state.copy() == dict(state)
+    assert type(state.copy()) is dict and state.copy() == dict(state) and type(state.copy()["step"]) is int
     for value in (np.int64(5), xt.tensor(5), True):
         state["step"] = value
         assert state["step"] == int(value)
@@ -200,6 +200,14 @@ def test_a_state_can_be_used_as_a_dict() -> None:
         with pytest.raises(ValueError, match=r"AdamW: step must be an integer in \[0, 2\*\*40\), got "):
             state["step"] = bad
     assert state["step"] == 8
+
+
+def test_a_parameter_without_a_gradient_interrupts_no_step() -> None:
+    a, b = xt.nn.Parameter(xt.ones(3)), xt.nn.Parameter(xt.ones(3))
+    optimizer = optim.AdamW([a, b])
+    a.grad = xt.ones(3)
+    optimizer.step()
+    assert not optimizer.interrupted()
 
 
 def test_state_dict_is_what_files_hold() -> None:

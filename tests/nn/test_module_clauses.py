@@ -372,7 +372,7 @@ def test_dropout_at_its_ends() -> None:
     x = xt.ones(4, requires_grad=True)
     assert F.dropout(x, 0.0) is x and F.dropout(x, 1.0, training=False) is x
     y = F.dropout(x, 1.0)
-    assert y.tolist() == [0.0] * 4
+    assert y.tolist() == nn.Dropout(1.0)(x).tolist() == [0.0] * 4
     y.sum().backward()
     assert x.grad.tolist() == [0.0] * 4
     with pytest.raises(ValueError, match=r"Dropout: p must be in \[0, 1\], got 1\.5"):

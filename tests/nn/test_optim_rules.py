@@ -225,6 +225,8 @@ def test_numbers_of_a_state() -> None:
         {"state": {"a": {**saved["state"][0], "step": 7}, "b": saved["state"][1]}, "param_groups": swapped}
     )
     assert (optimizer.state[p]["step"], optimizer.state[q]["step"]) == (1, 7)
+    optimizer.load_state_dict({**saved, "param_groups": [{**first, "foreach": None}, second]})  # an option of PyTorch's
+    assert optimizer.state_dict()["param_groups"] == [first, second]
 
 
 def test_what_optimizers_do_not_have() -> None:
@@ -354,6 +356,17 @@ def test_rates_of_schedules(name: str, options: dict, want: list[float]) -> None
     if name == "OneCycleLR":
         with pytest.raises(ValueError, match="OneCycleLR: step must be below total_steps 4, got 4"):
             scheduler.step()
+
+
+def test_a_step_behind_the_last_changes_nothing() -> None:
+    optimizer = optim.SGD([param(1.0)], lr=1.0)
+    scheduler = optim.lr_scheduler.OneCycleLR(optimizer, 1.0, 2)
+    scheduler.step()
+    rates = scheduler.get_last_lr()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="OneCycleLR: step must be below total_steps 2, got 2"):
+            scheduler.step()
+        assert scheduler.last_epoch == 1 and scheduler.get_last_lr() == rates
 
 
 def test_schedules_one_after_another() -> None:

@@ -21,7 +21,7 @@ def test_nan_is_no_option() -> None:
         (lambda: F.rope(x.reshape(1, 2, 4), theta=nan), "rope: theta must be positive, got nan"),
         (lambda: _C.clip_grad_norm_([x], nan), "clip_grad_norm_: max_norm must be at least 0, got nan"),
         (lambda: F.sinkhorn(xt.ones((2, 2)), eps=nan), r"sinkhorn: eps must be in \[0, 1\], got nan"),
-        (lambda: _C.uniform((2,), nan, 1.0), "uniform: low must not be above high, both finite"),
+        (lambda: _C.uniform((2,), nan, 1.0), "uniform: low must not be above high, they and their difference finite"),
         (lambda: _C.normal((2,), 0.0, nan), "normal: std must be at least 0"),
         (lambda: _C.arange(0.0, nan, 1.0), "arange: step must not be 0 and the bounds must be finite"),
     ):
@@ -188,9 +188,88 @@ def test_a_number_that_does_not_fit_is_compared() -> None:
         x + 256
 
 
+def test_a_choice_between_numbers_keeps_them() -> None:
+    """A number stands for itself in the dtype of the result: no digit is lost, and none that does not fit is changed."""
+    mask, x = xt.tensor([True, False]), xt.tensor([1, 2])
+    assert xt.where(mask, 2**53 + 1, x).tolist() == [2**53 + 1, 2]
+    assert x.masked_fill(mask, 1 - 2**63).tolist() == [1 - 2**63, 2]
+    with pytest.raises(ValueError, match="where: other must fit into uint8, got 256"):
+        xt.where(mask, x.to(xt.uint8), 256)
+    with pytest.raises(ValueError, match="where: input must fit into int32, got -2147483649"):
+        xt.where(mask, -(2**31) - 1, x.to(xt.int32))
+
+
+def test_random_numbers_are_those_of_float32() -> None:
+    """In which they are made: bounds, or a span, that it cannot hold are refused, for float64 as well."""
+    for call, name in (
+        (
+            lambda: _C.uniform((2,), -3e38, 3e38),
+            "uniform: low must not be above high, they and their difference finite",
+        ),
+        (
+            lambda: _C.uniform((2,), 0.0, 1e39, "float64"),
+            "uniform: low must not be above high, they and their difference",
+        ),
+        (
+            lambda: _C.normal((2,), 1e39, 1.0, "float64"),
+            "normal: std must be at least 0, both it and mean finite in float32",
+        ),
+        (
+            lambda: _C.normal((2,), 0.0, 1e39, "float64"),
+            "normal: std must be at least 0, both it and mean finite in float32",
+        ),
+    ):
+        with pytest.raises(ValueError, match=name):
+            call()
+    assert _C.uniform((2,), 2.0, 2.0).tolist() == _C.normal((2,), 2.0, 0.0).tolist() == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("inner", [255, 256, 257, 512])
 def test_running_sums_of_many_columns(inner: int) -> None:
     """Columns are added up in tiles, which may end with the last one."""
     x = np.random.default_rng(0).integers(-9, 9, (3, 4, inner))
     for dtype in (xt.float32, xt.int64):
         assert np.array_equal(xt.tensor(x).to(dtype).cumsum(1).cpu().numpy(), np.cumsum(x, 1))
+
+
+def test_edges_of_what_is_allowed() -> None:
+    """One step this side of what is refused."""
+    constant = xt.ones(2)
+    leaf = xt.ones(3, requires_grad=True)
+    (xt.cat([constant, leaf]) * xt.arange(5).float()).sum().backward()
+    assert leaf.grad.tolist() == [2, 3, 4]
+    assert [part.shape for part in xt.zeros(0, 2).split(2)] == [(0, 2)] and len(_C.split(xt.zeros(64), 1, 0)) == 64
+    assert _C.uniform((2,), 3.0, 3.0).tolist() == [3, 3] == _C.normal((2,), 3.0, 0.0).tolist()
+    assert _C.randint(2**53 - 1, 2**53, (1,)).item() == 2**53 - 1
+    assert _C.randint(-(2**53), 1 - 2**53, (1,)).item() == -(2**53)
+    for value, whole in ((255.9, 255), (-0.9, 0)):
+        assert xt.full((1,), value, dtype=xt.uint8).item() == whole
+
+
+def test_results_that_the_tensor_cannot_hold() -> None:
+    whole, mask = xt.ones(2, dtype=xt.int64), xt.tensor([True, False])
+    for call, text in (
+        (lambda: whole.div_(2), "div_: a floating point result cannot be stored in int64"),
+        (lambda: whole.div_(whole), "div_: a floating point result cannot be stored in int64"),
+        (lambda: whole.add_(0.5), "add_: a floating point result cannot be stored in int64"),
+        (lambda: mask.add_(1), "add_: a number cannot be stored in bool"),
+        (lambda: mask.mul_(whole), "mul_: a number cannot be stored in bool"),
+        (lambda: mask**mask, "pow: bool tensors cannot be combined so"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    assert mask.add_(True).tolist() == [True, True] and whole.tolist() == [1, 1]
+    with pytest.raises(
+        ValueError, match=r"expand: shape must extend \(2,\) .*, got \(-1, 2\)"
+    ):  # no size is there to keep
+        whole.expand(-1, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_quotients_and_remainders_of_zero_have_a_sign(dtype: type) -> None:
+    a, b = np.array([-4, 4, 0.0, -0.0, 0.0, 3], dtype), np.array([2, -2, -2, 2, 2, 5], dtype)
+    for got, want in (
+        (xt.tensor(a) // xt.tensor(b), np.floor_divide(a, b)),
+        (xt.remainder(xt.tensor(a), xt.tensor(b)), np.remainder(a, b)),
+    ):
+        assert got.cpu().numpy().tobytes() == want.tobytes()

@@ -179,6 +179,8 @@ def test_masks_and_places() -> None:
     parts = xt.tensor(np.array([0, 3, 0, -2])).nonzero(as_tuple=True)
     assert [part.tolist() for part in parts] == [[1, 3]] and parts[0].dtype is xt.int64
     assert tuple(xt.nonzero(xt.zeros(2, 0)).shape) == (0, 2)
+    for value, count in ((5, 1), (0, 0)):  # a scalar has a place without coordinates, or none
+        assert xt.tensor(value).nonzero().shape == (count, 0) and xt.tensor(value).nonzero(as_tuple=True) == ()
 
 
 def test_small_floats_are_added_in_a_wide_one() -> None:

@@ -60,7 +60,7 @@ def reference(q, k, causal, scale, documents, window) -> tuple[np.ndarray, float
         if documents is not None and not documents[b, 0, i] <= j < documents[b, 1, i]:
             continue
         found[h] = max(found[h], scale * (q[b, h, i] @ k[b, h // (heads // groups), j]))
-    return found, (dim + 2) * 2.0**-24 * scale * (np.abs(q).sum(-1).max() * np.abs(k).max())
+    return found, (dim + 2) * 2.0**-24 * abs(scale) * (np.abs(q).sum(-1).max() * np.abs(k).max())
 
 
 @pytest.mark.parametrize("dtype", [xt.float32, xt.bfloat16], ids=["float32", "bfloat16"])
@@ -69,7 +69,8 @@ def reference(q, k, causal, scale, documents, window) -> tuple[np.ndarray, float
     [
         (2, 2, 9, 9, True, None, None, False),
         (4, 2, 9, 9, True, 0.7, None, True),
-        (6, 2, 12, 12, True, None, 3, True),
+        (4, 2, 9, 9, True, -0.7, None, True),
+        (6, 2, 12, 12, True, 1.5, 3, True),
         (4, 1, 5, 11, True, None, 4, False),
         (2, 1, 7, 5, False, None, None, False),
         (1, 1, 1, 1, True, None, None, False),

@@ -174,7 +174,9 @@ class AdamW(RatesOnDevice):
         return group["weight_decay"]
 
     def interrupted(self) -> bool:
-        """Whether an error has ended the last step when some parameters had taken it and others had not."""
+        """Whether an error has ended the last step when some parameters had taken it and others had not: those with a
+        gradient differ in their counts of steps. So they do when one gets its first gradient later than others.
+        """
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         return len({self.state[p]["step"] if p in self.state else 0 for p in parameters}) > 1
 

@@ -154,10 +154,10 @@ def logit_maxima(
                 end = min(start + size, queries)
                 last = min(end + keys - queries, keys) if is_causal else keys
                 q = query[b, :, start:end].float().reshape(groups, heads // groups * (end - start), dim)
-                scores = (q @ k[:, :, :last]).reshape(heads, end - start, last)
+                scores = (q @ k[:, :, :last]).reshape(heads, end - start, last) * factor
                 seen = sees(queries, keys, is_causal, own, window, query.device, start, end)[..., :last]
                 seen = seen.reshape(1, end - start, last)
                 found.append(_C.where(seen, scores, -math.inf).reshape(heads, (end - start) * last).amax(1))
     finally:
         _C.allow_tf32(tf32)
-    return _C.cat([one.reshape(1, heads) for one in found], 0).amax(0) * factor
+    return _C.cat([one.reshape(1, heads) for one in found], 0).amax(0)

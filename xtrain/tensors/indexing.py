@@ -23,10 +23,10 @@ def nonzero(input: _Tensor, as_tuple: bool = False) -> Any:
     host reads input.
     """
     need_tensors("nonzero", input=input)
-    found = np.nonzero((input != 0).cpu().numpy() if input.dtype != _C.bool else input.cpu().numpy())
+    found = np.argwhere((input != 0).cpu().numpy() if input.dtype != _C.bool else input.cpu().numpy())
     if as_tuple:
-        return tuple(_C.from_numpy(np.ascontiguousarray(places)).to(input.device) for places in found)
-    return _C.from_numpy(np.stack(found, 1) if found else np.zeros((0, 0), np.int64)).to(input.device)
+        return tuple(_C.from_numpy(np.ascontiguousarray(places)).to(input.device) for places in found.T)
+    return _C.from_numpy(np.ascontiguousarray(found)).to(input.device)
 
 
 def _as_tensor(item: Any) -> _Tensor:

@@ -81,11 +81,14 @@ static XtStatus float_fill(XtCall *c) {
         return xt_error(XT_TYPE_ERROR, "%s: dtype must be floating point, got %s", c->op->name, xt_dtype_name(dtype));
     double first = c->arg[1].f, second = c->arg[2].f; /* low and high, or mean and std */
     XT_CHECK(check_key(c));
-    if (c->op->code == XT_UNIFORM && !(isfinite(first) && isfinite(second) && first <= second))
-        return xt_error(XT_VALUE_ERROR, "uniform: low must not be above high, both finite, got %g and %g", first, second);
-    if (c->op->code == XT_NORMAL && !(isfinite(first) && isfinite(second) && second >= 0))
-        return xt_error(XT_VALUE_ERROR, "normal: std must be at least 0, both it and mean finite, got mean %g, std %g", first,
+    const bool finite = isfinite((float)first) && isfinite((float)second); /* the kernels compute in float32 */
+    if (c->op->code == XT_UNIFORM && !(finite && isfinite((float)(second - first)) && first <= second))
+        return xt_error(XT_VALUE_ERROR,
+                        "uniform: low must not be above high, they and their difference finite in float32, got %g and %g", first,
                         second);
+    if (c->op->code == XT_NORMAL && !(finite && second >= 0))
+        return xt_error(XT_VALUE_ERROR,
+                        "normal: std must be at least 0, both it and mean finite in float32, got mean %g, std %g", first, second);
     XT_CHECK(make(c, &c->arg[0], &c->arg[3], &c->arg[4]));
     return random(c, (XtRandomKind)c->op->code, first, second);
 }

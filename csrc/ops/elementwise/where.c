@@ -4,9 +4,13 @@
 
 #include <string.h>
 
-static XtStatus operand(const XtTensor *like, const XtArg *arg, XtDtype dtype, XtTensor **out) {
+/* A tensor in the result's dtype, or a number, exact in it, as a tensor of shape (). */
+static XtStatus operand(const XtCall *c, int i, XtDtype dtype, XtTensor **out) {
+    const XtArg *arg = &c->arg[i];
     if (arg->tensor) return xt_tensor_or_cast(arg->tensor, dtype, out);
-    return xt_filled(like, dtype, 0, NULL, arg->scalar.d, out);
+    XT_CHECK(xt_check_fits(c->op, i == 1 ? "input" : "other", arg->scalar, dtype));
+    XT_CHECK(xt_empty_shape(c->arg[0].tensor, dtype, 0, NULL, out));
+    return xt_or_release(xt_backend_of(*out)->fill(&(XtFill){.dst = (*out)->view, .value = arg->scalar}), out);
 }
 
 static XtStatus forward(XtCall *c) {
@@ -18,8 +22,8 @@ static XtStatus forward(XtCall *c) {
         const XtTensor *t = c->arg[i].tensor;
         if (t) XT_TRY(xt_check_device(c->op, "condition", condition, i == 1 ? "input" : "other", t));
     }
-    XT_TRY(operand(condition, &c->arg[1], dtype, &a));
-    XT_TRY(operand(condition, &c->arg[2], dtype, &b));
+    XT_TRY(operand(c, 1, dtype, &a));
+    XT_TRY(operand(c, 2, dtype, &b));
     int ndim, all;
     int64_t shape[XT_MAX_DIMS], whole[XT_MAX_DIMS];
     XT_TRY(xt_broadcast_shape(c->op, a, b, &ndim, shape));

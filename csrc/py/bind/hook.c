@@ -2,6 +2,7 @@
 #include "py/bind/bind.h"
 
 static PyObject *scalar_object(const XtScalar *scalar) {
+    if (scalar->is_bool) return PyBool_FromLong(scalar->i != 0); /* an int would promote a bool tensor beside it */
     return scalar->is_int ? PyLong_FromLongLong(scalar->i) : PyFloat_FromDouble(scalar->d);
 }
 
