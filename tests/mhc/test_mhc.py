@@ -220,6 +220,15 @@ def test_a_new_layer_is_the_plain_residual() -> None:
             assert np.abs(out - plain[:, None]).max() <= 4e-5
 
 
+def test_squares_of_a_long_token_are_added_up_in_double() -> None:
+    """2^24 and then a thousand halves, which a sum in float32 would lose."""
+    x, phi = np.full((1, 1, 2**19), 2.0**-5), np.zeros((3, 2**19))
+    x[0, 0, 0], phi[:, 0] = 4096, 1
+    inputs = x, phi, np.full(3, 1 / 724), np.zeros(3)
+    narrow, wide = (F.mhc_pre(*[xt.tensor(v.astype(d)) for v in inputs])[1].item() for d in (np.float32, np.float64))
+    assert abs(narrow - wide) < 1e-6
+
+
 def test_parameters_stay_wide() -> None:
     layer = nn.HyperConnection(8, 2, nn.Linear(8, 8), affine=True, dtype=xt.bfloat16)
     assert layer.phi.dtype == layer.alpha.dtype == layer.bias.dtype == layer.gamma.dtype == xt.float32
