@@ -6,10 +6,13 @@
  */
 #include "ready.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-static _Thread_local XtReady pending;
+/* What xt_set_ready has left for a backward of this thread: an XtReady of its own memory, or NULL. A key and not a _Thread_local, as a
+ * thread that ends before its backward must give it back. */
+static pthread_key_t pending;
 
 void xt_ready_end(XtReady *ready) {
     for (int64_t i = 0; i < ready->count; i++) xt_tensor_release(ready->item[i].leaf);
@@ -18,28 +21,68 @@ void xt_ready_end(XtReady *ready) {
     memset(ready, 0, sizeof *ready);
 }
 
-XtStatus xt_set_ready(int count, XtTensor *const *leaf, int64_t after, XtStatus (*call)(void *context, int index),
-                      void (*release)(void *context), void *context) {
-    XtReady made = {.after = after, .call = call, .release = release, .context = context};
-    xt_ready_end(&pending);
-    if (count > 0 && !(made.item = calloc((size_t)count, sizeof *made.item))) {
-        if (release) release(context);
-        return xt_error(XT_OUT_OF_MEMORY, "on_ready: out of memory");
+static void drop(void *ready) {
+    if (ready) xt_ready_end(ready);
+    free(ready);
+}
+
+__attribute__((constructor)) static void make_key(void) { pthread_key_create(&pending, drop); }
+
+static int by_address(const void *a, const void *b) {
+    const XtReadyLeaf *x = a, *y = b;
+    if (x->leaf != y->leaf) return (uintptr_t)x->leaf < (uintptr_t)y->leaf ? -1 : 1;
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+/* Leaves, each once. */
+static XtStatus check_leaves(XtReady *ready) {
+    for (int64_t i = 0; i < ready->count; i++) {
+        const XtReadyLeaf *item = &ready->item[i];
+        if (!xt_is_leaf(item->leaf))
+            return xt_error(XT_VALUE_ERROR, "on_ready: leaves must be leaf tensors, got the result of %s at %d",
+                            xt_grad_of(item->leaf)->node->name, item->index);
     }
-    for (int i = 0; i < count; i++) {
-        xt_tensor_retain(leaf[i]);
-        made.item[i] = (XtReadyLeaf){leaf[i], UINT64_MAX, i};
+    qsort(ready->item, (size_t)ready->count, sizeof *ready->item, by_address);
+    for (int64_t i = 1; i < ready->count; i++) {
+        const XtReadyLeaf *item = &ready->item[i];
+        if (item[-1].leaf == item->leaf)
+            return xt_error(XT_VALUE_ERROR, "on_ready: leaves must be distinct, got one at %d and at %d", item[-1].index,
+                            item->index);
     }
-    made.count = count;
-    pending = made;
     return XT_OK;
 }
 
+XtStatus xt_set_ready(int count, XtTensor *const *leaf, int64_t after, XtStatus (*call)(void *context, int index),
+                      void (*release)(void *context), void *context) {
+    XtReady *made = calloc(1, sizeof *made);
+    XtStatus status = XT_OK;
+    drop(pthread_getspecific(pending));
+    pthread_setspecific(pending, NULL);
+    if (made) *made = (XtReady){.after = after, .call = call, .release = release, .context = context};
+    else if (release) release(context);
+    if (!made || (count > 0 && !(made->item = calloc((size_t)count, sizeof *made->item))))
+        XT_TRY(xt_error(XT_OUT_OF_MEMORY, "on_ready: out of memory"));
+    for (int i = 0; i < count; i++) {
+        xt_tensor_retain(leaf[i]);
+        made->item[i] = (XtReadyLeaf){leaf[i], UINT64_MAX, i};
+    }
+    made->count = count;
+    if (after < 0) XT_TRY(xt_error(XT_VALUE_ERROR, "on_ready: after must be at least 0, got %lld", (long long)after));
+    XT_TRY(check_leaves(made));
+    if (count && pthread_setspecific(pending, made) != 0) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "on_ready: out of memory"));
+    if (count) return XT_OK;
+done:
+    drop(made);
+    return status;
+}
+
 void xt_ready_take(XtReady *ready) {
+    XtReady *made = pthread_getspecific(pending);
     memset(ready, 0, sizeof *ready);
-    if (pending.after-- > 0) return;
-    *ready = pending;
-    memset(&pending, 0, sizeof pending);
+    if (!made || made->after-- > 0) return;
+    pthread_setspecific(pending, NULL);
+    *ready = *made;
+    free(made);
 }
 
 /* ---- the pass over the graph ------------------------------------------------------------------------------------------------- */

@@ -167,8 +167,8 @@ XtTensor *xt_node_accumulator(XtNode *node, int input);
  * leave theirs in others, and split() finds all of them in place. */
 #define XT_MAX_COLUMNS 8
 typedef struct XtColumns {
-    const XtStorage *of; /* of the tensor: to compare, not to read; NULL: nothing is begun */
-    XtStorage *storage;  /* owned */
+    XtStorage *of;      /* owned: of the tensor, so that no other comes to lie at its address meanwhile; NULL: nothing is begun */
+    XtStorage *storage; /* owned */
     XtDtype dtype;
     int64_t row, width; /* elements of a row, and those that are given away */
     int count;
@@ -178,6 +178,7 @@ typedef struct XtColumns {
 XtColumns *xt_walk_columns(void);
 static inline void xt_forget_columns(XtColumns *columns) {
     xt_storage_release(columns->storage);
+    xt_storage_release(columns->of);
     columns->of = NULL, columns->storage = NULL, columns->count = 0;
 }
 
@@ -187,9 +188,10 @@ XtStatus xt_begin_inplace(XtTensor *tensor, const char *op);
 /* d(sum_i roots[i] . gradients[i]) to every leaf's .grad. gradients[i] NULL: ones, roots[i] must have one element. */
 XtStatus xt_backward(int count, XtTensor *const *roots, XtTensor *const *gradients, bool retain_graph);
 
-/* For the next backward but `after` that this thread begins outside of another one: call(context, i) once the .grad of leaf[i] is what that backward
- * makes of it, as soon as the walk knows. Distinct leaves, all of which are told of, in an order that the graph decides. release(context)
- * at its end. Takes the context over, also when it fails. */
+/* For the next backward but `after` that this thread begins outside of another one: call(context, i) once the .grad of leaf[i] is what
+ * that backward makes of it, as soon as the walk knows. All leaves are told of, in an order that the graph decides. release(context) at its
+ * end, or at that of the thread. Takes the place of an earlier call; with count 0 of nothing but that. XT_VALUE_ERROR for a tensor that is
+ * no leaf, one that comes twice, and a negative `after`. Takes the context over, also when it fails. */
 XtStatus xt_set_ready(int count, XtTensor *const *leaf, int64_t after, XtStatus (*call)(void *context, int index),
                       void (*release)(void *context), void *context);
 

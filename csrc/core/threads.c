@@ -46,12 +46,19 @@ static int wanted_threads;             /* 0: not decided yet */
 static _Thread_local bool inside;
 static _Thread_local Job *own_job; /* the one that this thread has given to the pool */
 
+/* Does the next piece that nobody has claimed; false where there is none. */
+static bool run_piece(Job *job, XtStatus *status) {
+    int64_t piece = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+    if (piece >= job->pieces) return false;
+    int64_t begin = piece * job->grain, end = begin + job->grain;
+    *status = job->body(job->context, begin, end < job->count ? end : job->count);
+    return true;
+}
+
 static void run_pieces(Job *job) {
+    XtStatus status;
     while (!__atomic_load_n(&job->stop, __ATOMIC_RELAXED) && !__atomic_load_n(&job->pause, __ATOMIC_RELAXED)) {
-        int64_t piece = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
-        if (piece >= job->pieces) return;
-        int64_t begin = piece * job->grain, end = begin + job->grain;
-        XtStatus status = job->body(job->context, begin, end < job->count ? end : job->count);
+        if (!run_piece(job, &status)) return;
         if (status == XT_OK) continue;
         pthread_mutex_lock(&lock);
         if (job->status == XT_OK) {
@@ -234,11 +241,7 @@ XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context) {
     own_job = &job;
     inside = true;
     XtStatus own = XT_OK;
-    while (!__atomic_load_n(&job.stop, __ATOMIC_RELAXED)) {
-        int64_t piece = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-        if (piece >= pieces) break;
-        int64_t begin = piece * grain, end = begin + grain;
-        own = body(context, begin, end < count ? end : count);
+    while (!__atomic_load_n(&job.stop, __ATOMIC_RELAXED) && run_piece(&job, &own)) {
         if (own == XT_OK && xt_interrupted()) own = XT_INTERRUPTED;
         if (own != XT_OK) __atomic_store_n(&job.stop, 1, __ATOMIC_RELAXED);
     }

@@ -3,8 +3,12 @@
     python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--seconds 10] [--limit 540]
 
 weak: every rank has the preset's batch; strong: all share it. Contenders of one case follow each other, `--rounds` times
-in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing, and prints the
-table. The command stops at `--limit` seconds and says so. Exact mode, so its leaves are as many as its ranks.
+in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing or has failed,
+and prints the table. The command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on
+GPUs xtrain's step is a captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo
+moves those of DDP.
+
+Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
 """
 
 from __future__ import annotations
@@ -42,18 +46,21 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str):
     parallel = xt.distributed.DataParallel(model, optimizer)
     rng = np.random.default_rng(0)
 
+    def train(*tensors):
+        for ids, wanted in parallel.leaves(tensors, backwards=1):
+            (model.loss(ids, wanted, reduction="sum") / (batch * length)).backward()
+        return parallel.step(clip=1.0)
+
+    call = xt.cuda.graph(train, optimizers=[optimizer]) if device == "cuda" else train
+
     def step() -> None:
         block = rng.integers(0, config.vocab_size, (batch, length + 1))
-        tokens, targets = (np.ascontiguousarray(part) for part in (block[:, :-1], block[:, 1:]))
-        for ids, wanted in parallel.leaves((tokens, targets)):
-            loss = model.loss(xt.from_numpy(ids).to(place), xt.from_numpy(wanted).to(place), reduction="sum")
-            (loss / targets.size).backward()
-        parallel.step(clip=1.0)
+        parallel.begin()
+        call(*(xt.from_numpy(np.ascontiguousarray(part)).to(place) for part in (block[:, :-1], block[:, 1:])))
+        if device == "cuda":
+            xt.cuda.synchronize()
 
-    def everywhere(value: bool) -> bool:
-        return xt.distributed.gather_json(value)[0]
-
-    return rank, step, everywhere, batch * length, xt.distributed.shutdown
+    return rank, step, xt.distributed.gather_json, batch * length, xt.distributed.shutdown
 
 
 def ddp_steps(preset: str, batch: int, device: str, precision: str):
@@ -96,30 +103,37 @@ def ddp_steps(preset: str, batch: int, device: str, precision: str):
         network(block[:, :-1], block[:, 1:]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
-    def everywhere(value: bool) -> bool:
-        flag = torch.tensor([int(value)], device=place)
-        dist.broadcast(flag, 0)
-        return bool(flag.item())
+    def gather(value: float) -> list[float]:
+        mine = torch.tensor([float(value)], device=place, dtype=torch.float64)
+        all_ = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(all_, mine)
+        return [one.item() for one in all_]
 
-    return rank, step, everywhere, batch * length, dist.destroy_process_group
+    return rank, step, gather, batch * length, dist.destroy_process_group
 
 
 def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
     """One rank of one round; rank 0 prints tokens per second of all ranks together."""
     make = xtrain_steps if contender == "xtrain" else ddp_steps
-    rank, step, everywhere, tokens, end = make(options.preset, batch, options.device, options.precision)
+    rank, step, gather, tokens, end = make(options.preset, batch, options.device, options.precision)
     for _ in range(WARM):
         step()
     times: list[float] = []
+    busy = 0.0
     begun = time.perf_counter()
-    while everywhere(time.perf_counter() - begun < options.seconds):  # rank 0 decides, outside of the step's time
-        at = time.perf_counter()
+    while gather(time.perf_counter() - begun < options.seconds)[0]:  # rank 0 decides, outside of the step's time
+        at, cpu_at = time.perf_counter(), time.process_time()
         step()
-        everywhere(True)  # on a GPU, this waits for it
+        gather(0.0)  # a step ends with its slowest rank
         times.append(time.perf_counter() - at)
+        busy += time.process_time() - cpu_at
+    busy = sum(gather(busy))
     if rank == 0:
-        print(json.dumps({"tokens_per_second": tokens / statistics.median(times), "steps": len(times)}), flush=True)
+        found = {"tokens_per_second": tokens / statistics.median(times), "steps": len(times)}
+        print(json.dumps({**found, "cpu_seconds": busy / (tokens * len(times)) * 1e6}), flush=True)
     end()
 
 
@@ -136,7 +150,9 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
                     "XTRAIN_WORLD_SIZE": str(world),
                     "XTRAIN_STORE": f"file:{folder}/meet",
                 }
-                environment = {**os.environ, **store, "XTRAIN_PLANE": "host"}
+                environment = {**os.environ, **store}
+                if options.device == "cpu":  # one compiler a rank, where all share the processors
+                    environment |= {"XTRAIN_PLANE": "host", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
                 processes.append(subprocess.Popen(words, env=environment, stdout=files[rank], stderr=subprocess.STDOUT))
             deadline = time.monotonic() + left
             failed = False
@@ -162,22 +178,24 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
 
 def table(rows: list[dict], options: argparse.Namespace) -> str:
     lines = [
-        "| scaling | library | processes | tokens/s | of W times one | beside DDP |",
-        "|---|---|---:|---:|---:|---:|",
+        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | CPU s for 1M tokens |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    found: dict[tuple[str, str, int], float] = {}
+    cases: dict[tuple[str, str, int], list[dict]] = {}
     for row in rows:
-        key = row["mode"], row["contender"], row["world"]
-        speeds = [one["tokens_per_second"] for one in rows if (one["mode"], one["contender"], one["world"]) == key and "failed" not in one]  # fmt: skip
-        if speeds:
-            found[key] = statistics.median(speeds)
-    for mode, contender, world in sorted(found):
-        speed = found[mode, contender, world]
-        one, other = found.get((mode, contender, 1)), found.get((mode, "ddp", world))
+        cases.setdefault((row["mode"], row["contender"], row["world"]), []).append(row)
+    good = {key: [one for one in found if "failed" not in one] for key, found in cases.items()}
+    speeds = {key: statistics.median(one["tokens_per_second"] for one in found) for key, found in good.items() if found}
+    for mode, contender, world in sorted(speeds):
+        found, speed = good[mode, contender, world], speeds[mode, contender, world]
+        one, other = speeds.get((mode, contender, 1)), speeds.get((mode, "ddp", world))
         share = f"{speed / one / world:.1%}" if one else ""
         beside = f"{speed / other:.2f}" if other else ""
-        lines.append(f"| {mode} | {contender} | {world} | {speed:,.0f} | {share} | {beside} |")
-    lines += sorted({f"{row['mode']}, {row['contender']}, {row['world']}: {row['failed']}" for row in rows if "failed" in row})  # fmt: skip
+        busy = statistics.median(one["cpu_seconds"] for one in found)
+        lines.append(
+            f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {busy:,.0f} |"
+        )
+    lines += [f"{', '.join(map(str, key))}: {cases[key][-1]['failed']}" for key in sorted(cases) if not good[key]]
     return "\n".join(lines)
 
 
@@ -197,8 +215,6 @@ def main() -> None:
     if options.worker:
         worker(options.worker, options, options.batch)
         return
-    if options.device == "cuda":
-        print("xtrain has no NCCL plane yet: its bytes go through the host plane here, which is for tests.")
     worlds = [int(one) for one in options.worlds.split(",")]
     batch = settings(options.preset)[1]
     begun, path = time.monotonic(), Path(options.json)
@@ -210,7 +226,7 @@ def main() -> None:
         "seconds": options.seconds,
     }
     rows = [row for row in rows if {key: row.get(key) for key in about} == about]
-    done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows}
+    done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows if "failed" not in row}
     missing = [
         (number, mode, world, contender)
         for number in range(options.rounds)
@@ -228,7 +244,8 @@ def main() -> None:
             try:
                 result = round_of(contender, world, rows_of, options, left)
             except TimeoutError:
-                print(f"stopped after {options.limit:g} s: {len(missing) - i} rounds are missing; call it again")
+                again = "; one takes longer than --limit" if i == 0 else ""
+                print(f"stopped after {options.limit:g} s: {len(missing) - i} rounds are missing{again}; call it again")
                 break
         rows.append({**about, "round": number, "mode": mode, "world": world, "contender": contender, **result})
         with path.open("a") as file:

@@ -90,6 +90,14 @@ def make(pack: bool, batch_size: int) -> data.MixedLoader:
     return (mixture.packed_loader if pack else mixture.loader)(batch_size, 8, seed=5)
 
 
+def test_rows_that_cannot_have_been() -> None:
+    """A whole row more than the share is one that no mixture of these weights has."""
+    turns = Turns([Fraction(1, 2), Fraction(1, 2)])
+    assert [turns.reachable(rows) for rows in ([1, 0], [1, 1], [2, 0], [0, 2], [2, 1])] == [
+        True, True, False, False, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("pack", [False, True])
 def test_row_n_is_the_same_in_batches_of_any_size(pack: bool) -> None:
     """It is the next row of its source, as that alone would give it; a source that ends begins its next epoch."""
@@ -166,6 +174,15 @@ def test_a_position_continues_exactly(pack: bool) -> None:
         other.load_state_dict(state)
         assert all(np.array_equal(a, b) for a, b in zip(loader.next_batch(), other.next_batch(), strict=True))
         assert other.metrics() == loader.metrics() and other.state_dict() == loader.state_dict()
+    early = loader.state_dict()
+    other = make(pack, 5)
+    other.load_state_dict(early)
+    was = json.dumps(early)
+    for one in (make(pack, 5), other):
+        taken = one.state_dict()
+        text = json.dumps(taken)
+        one.next_batch()
+        assert json.dumps(taken) == text and json.dumps(early) == was, "a position that was taken does not go on"
     found = loader.metrics()
     assert found["epochs/b"] > 3 and sum(loader.state_dict()["rows"]) == 60
     if not pack:
@@ -199,7 +216,10 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
     assert parse_sources("a.txt") is None and parse_sources("c:1") is None and parse_sources("no.txt") is None
     assert parse_sources(" a.txt:0.7, b.txt : 3e-1") == [("a.txt", "0.7"), ("b.txt", "3e-1")]
     assert parse_sources("c:1:2,python:1") == [("c:1", "2"), ("python", "1")]
+    Path("d:2").mkdir()
+    assert parse_sources("d:2") is None, "a folder"
     assert data.sources_text({Path("a.txt"): 7, "python": 0.5}) == "a.txt:7,python:0.5"
+    assert data.sources_text({"a": 0.123456789012345, "b": 1234567}) == "a:0.123456789012345,b:1234567"
     opened = data.open_data({"a.txt": 3, "b.txt": 1})
     assert isinstance(opened, data.Mixture) and opened.shares == [0.75, 0.25]
     assert opened.train_tokens == train_tokens and len(opened.segments) == 4 and opened.bytes_per_token == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,23 @@ def test_documents_of_the_validation_part() -> None:
     assert block[0].tolist() == list(range(7)) and targets[0].tolist() == [1, 2, 3, 4, -100, 6]
     assert bounds[0].tolist() == [[0, 0, 0, 0, 0, 5], [5, 5, 5, 5, 5, 6]]
     assert targets[2].tolist() == [13, -100, 15, 16, -100, 18]  # documents from tokens 14 and 17 on
+
+
+def test_where_documents_of_a_folder_and_of_a_cut_file_lie(tmp_path: Path) -> None:
+    """In both parts; names that are no Unicode are names; a folder whose files would all be held out keeps some."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(12):
+        name = os.fsencode(f"{number}.txt") if number else b"\xff.txt"
+        Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_bytes(b"x" * (number + 2))
+    for fraction in (0.4, 1.0):  # by the hashes of names; all of them
+        found = data.open_data(folder, val_fraction=fraction)
+        assert found.train_tokens + found.val_tokens == sum(range(3, 15))
+        for segment, documents in ((found.train[0], found.train_documents), (found.val[0], found.val_documents)):
+            edges = documents[0].bounds(0, len(documents[0])).tolist()
+            assert edges == [0, *(np.flatnonzero(segment == 0) + 1).tolist()] and len(edges) > 1
+    assert found.val_tokens == 3, "the smallest"
+    data.prepare(folder, tmp_path / "x.tokens")
+    found = data.open_data(tmp_path / "x.tokens", val_fraction=0.3)
+    edges = found.val_documents[0].bounds(0, len(found.val_documents[0])).tolist()
+    assert edges == [0, *(np.flatnonzero(found.val[0][:] == 0) + 1).tolist()] and len(edges) > 2

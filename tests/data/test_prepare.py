@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 
 from xtrain import data
 from xtrain.cli import main
-from xtrain.data import records
+from xtrain.data import encoding, records
+from xtrain.data.readers import Document
 from xtrain.data.token_files import open_token_file
 from xtrain.errors import DataError
+from xtrain.files import write_file
 from xtrain.tokenizers import ByteTokenizer
 
 pytestmark = pytest.mark.on_cpu
@@ -47,6 +51,23 @@ def test_any_number_of_processes_writes_the_same_bytes(source) -> None:
     for bad in (0, 257, True, 1.5):
         with pytest.raises(DataError, match=r"data: processes must be an integer in \[1, 256\], got"):
             data.prepare(source, source.parent / "x.tokens", processes=bad)
+
+
+def test_a_batch_has_a_limit_in_bytes(monkeypatch) -> None:
+    """Counted for each batch anew, and in every kind of document."""
+    monkeypatch.setattr(records, "_BATCH_BYTES", 10)
+    said = {"messages": [{"role": "user", "content": "abcd"}, {"role": "assistant", "content": "efg"}]}
+    contents = [b"123456", b"12345", b"1234", {"prompt": "abc", "completion": "de"}, b"1", said, b"1"]
+    found = records.batches(Document(str(i), content) for i, content in enumerate(contents))
+    assert [[int(one.place) for one in batch] for batch in found] == [[0, 1], [2, 3, 4], [5], [6]]
+
+
+def test_progress_is_told_again_and_again(source, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["xtrain.data.prepare"], "_SHOWN", 15)
+    told: list[int] = []
+    written(source, "x.tokens", progress=told.append)
+    starts = [*open_token_file(source.parent / "x.tokens").documents[:].tolist()]
+    assert told == [starts[15], starts[30]]
 
 
 def test_a_broken_document_is_named_by_another_process(source) -> None:
@@ -104,6 +125,61 @@ def test_another_work_begins_anew(source) -> None:
     with pytest.raises(DataError, match="must be a folder of kept batches, but it holds other files"):
         written(source, "x.tokens", resume=True)
     assert (part / "thesis.txt").read_text() == "mine"
+
+
+class Changed(Interrupted):
+    """Another tokenizer of the same name."""
+
+    def files(self) -> dict[str, bytes]:
+        return {"tokenizer.json": b"another"}
+
+
+Changed.__name__ = Interrupted.__name__
+
+
+@pytest.mark.parametrize("change", [None, "time", "field", "tokenizer"])
+def test_what_makes_another_work(tmp_path, monkeypatch, change: str | None) -> None:
+    """Each by itself; and one file of the other work that is damaged, or cannot be written, is told."""
+    monkeypatch.setattr(records, "_BATCH", 4)
+    path, out = tmp_path / "a.jsonl", tmp_path / "x.tokens"
+    path.write_text("".join(json.dumps({"text": f"t{i}", "body": f"b{i}"}) + "\n" for i in range(40)))
+    tokenizer = Interrupted()
+    tokenizer.left = 25
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare(path, out, tokenizer, field="text", resume=True)
+    if change == "time":
+        os.utime(path, ns=(1, 1))
+    again, field = (Changed if change == "tokenizer" else Interrupted)(), "body" if change == "field" else "text"
+    if change is None:
+        first = tmp_path / "x.tokens.part" / "00000000.npz"
+        content = first.read_bytes()
+        for damaged in (content[: len(content) // 2], b"PK\3\4" + content[4:200], b"", b"no zip file"):
+            first.write_bytes(damaged)
+            with pytest.raises(DataError, match=r"00000000\.npz is damaged, remove it: "):
+                data.prepare(path, out, again, field=field, resume=True)
+        first.write_bytes(content)
+    data.prepare(path, out, again, field=field, resume=True)
+    assert (again.seen == 40) == (change is not None)
+
+
+def test_a_batch_that_cannot_be_kept_is_not_there(source, monkeypatch) -> None:
+    def full(path, write) -> None:
+        if path.suffix == ".npz":
+            raise OSError(28, "No space left on device")
+        write_file(path, write)
+
+    monkeypatch.setattr(encoding, "write_file", full)
+    with pytest.raises(DataError, match=r"00000000\.npz cannot be written: No space left on device$"):
+        written(source, "x.tokens", resume=True)
+    assert [path.name for path in (source.parent / "x.tokens.part").iterdir()] == ["key.json"]
+
+
+def test_a_process_that_has_ended_is_told() -> None:
+    def result() -> list:
+        raise BrokenProcessPool("a child terminated abruptly")
+
+    with pytest.raises(DataError, match=r"^data: a process that encodes has ended: is there too little memory\?$"):
+        encoding._finish((0, result, False), None)
 
 
 def test_the_command(source, capsys) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from xtrain import data
 from xtrain.cli import main
+from xtrain.data import readers
 from xtrain.data.token_files import open_token_file
 from xtrain.errors import DataError
 from xtrain.tokenizers import ByteTokenizer
@@ -75,6 +76,10 @@ def test_parquet(tmp_path) -> None:
         data.prepare(tmp_path / "d.parquet", tmp_path / "x.tokens", field="body")
     with pytest.raises(DataError, match=r"d\.parquet, row 1: n must be text, got a number$"):
         data.prepare(tmp_path / "d.parquet", tmp_path / "x.tokens", field="n")
+    pair = pyarrow.table({"completion": ["b"], "prompt": ["a"], "text": ["c"]})
+    parquet.write_table(pair, tmp_path / "p.parquet")
+    data.prepare(tmp_path / "p.parquet", tmp_path / "x.tokens", field="prompt")  # the field means both columns
+    assert documents_of(tmp_path / "x.tokens") == [b"ab"]
     (tmp_path / "e.parquet").write_bytes(b"PAR1 and nothing")
     with pytest.raises(DataError, match=r"e\.parquet cannot be read as Parquet: "):
         data.prepare(tmp_path / "e.parquet", tmp_path / "x.tokens")
@@ -111,6 +116,15 @@ def test_a_broken_line_is_named(tmp_path, line: bytes, what: str) -> None:
     with pytest.raises(DataError, match=r"^data: \S*d\.jsonl, line 4,? ?" + what):
         data.prepare(tmp_path / "d.jsonl", tmp_path / "x.tokens")
     assert not (tmp_path / "x.tokens").exists()
+
+
+def test_a_line_has_a_limit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(readers, "_LONGEST_LINE", len(lines("abc")))
+    (tmp_path / "d.jsonl").write_bytes(lines("abc"))
+    assert data.prepare(tmp_path / "d.jsonl", tmp_path / "x.tokens") == 4
+    (tmp_path / "d.jsonl").write_bytes(lines("abcd"))
+    with pytest.raises(DataError, match=r"d\.jsonl, line 1, must have at most 25 bytes$"):
+        data.prepare(tmp_path / "d.jsonl", tmp_path / "x.tokens")
 
 
 def test_a_damaged_packed_file(tmp_path) -> None:
@@ -179,8 +193,19 @@ def test_tokens_of_nanogpt(tmp_path) -> None:
         data.prepare(source, out, ByteTokenizer(), token_bytes=2)
     with pytest.raises(DataError, match="got 298 at position 298; are they of another width"):
         data.prepare(source, out, Words(298), token_bytes=2)
-    with pytest.raises(DataError, match="must go into another file"):
-        data.prepare(source, source, token_bytes=2)
+    (tmp_path / "link.tokens").symlink_to(source)
+    for same in (source, tmp_path / "link.tokens"):
+        with pytest.raises(DataError, match="must go into another file"):
+            data.prepare(source, same, token_bytes=2)
+    beyond = Words(298)
+    beyond.eos = 298  # an end outside the vocabulary is one of the tokens
+    data.prepare(source, out, beyond, token_bytes=2)
+    assert open_token_file(out).vocab_size == 299
+    (tmp_path / "bytes.BIN").write_bytes(b"raw bytes")
+    data.prepare(tmp_path / "bytes.BIN", out, ByteTokenizer(), token_bytes=1)
+    assert isinstance(open_token_file(out).tokenizer, ByteTokenizer)  # of the file: it made the tokens
+    with pytest.raises(DataError, match=r"bytes\.BIN holds tokens, .* --token-bytes 2"):
+        data.prepare(tmp_path / "bytes.BIN", out)
     with pytest.raises(DataError, match="token_bytes must be 1, 2 or 4, got 3"):
         data.prepare(source, out, token_bytes=3)
     source.write_bytes(ids.astype("<u4").tobytes())

@@ -1,6 +1,8 @@
 """on_ready: when a walk tells that the gradient of a leaf is complete."""
 
 import gc
+import threading
+import time
 import weakref
 
 import pytest
@@ -87,6 +89,55 @@ def test_an_error_ends_the_walk_and_nothing_is_kept():
     graph(layers).backward()
 
 
-def test_wrong_arguments():
-    with pytest.raises(TypeError, match=r"^on_ready: argument 'call' must be a callable, got int$"):
-        _C.on_ready(leaves(), 3)
+def gone(kept):
+    """Whether the object is let go within 10 s: a thread's end comes after join()."""
+    end = time.monotonic() + 10
+    while kept() is not None and time.monotonic() < end:
+        time.sleep(0.005)
+    return kept() is None
+
+
+@pytest.mark.parametrize("how", ["the thread ends", "another takes its place", "it is taken back", "it is refused"])
+def test_what_no_backward_comes_for_is_let_go(how):
+    class Call:
+        def __call__(self, i):
+            raise AssertionError(f"leaf {i}")
+
+    layers, call = leaves(), Call()
+    kept = weakref.ref(call)
+    if how == "the thread ends":
+        thread = threading.Thread(target=_C.on_ready, args=(layers, call))
+        thread.start()
+        thread.join()
+        del thread
+    elif how == "it is refused":
+        with pytest.raises(ValueError, match="distinct"):
+            _C.on_ready([*layers, layers[0]], call)
+    else:
+        _C.on_ready(layers, call)
+        _C.on_ready(layers[:1] if how == "another takes its place" else [], print)
+        _C.on_ready([], print)
+    del call
+    assert gone(kept)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: _C.on_ready(leaves(), 3), TypeError, "argument 'call' must be a callable, got int"),
+        (
+            lambda: _C.on_ready([*(one := leaves()), one[1]], print),
+            ValueError,
+            "leaves must be distinct, got one at 1 and at 4",
+        ),
+        (
+            lambda: _C.on_ready([*(one := leaves()), one[1] @ one[2]], print),
+            ValueError,
+            "leaves must be leaf tensors, got the result of matmul at 4",
+        ),
+        (lambda: _C.on_ready(leaves(), print, -1), ValueError, "after must be at least 0, got -1"),
+    ],
+)
+def test_wrong_arguments(call, error, message):
+    with pytest.raises(error, match=f"^on_ready: {message}$"):
+        call()

@@ -1,5 +1,6 @@
 """The same bits for every legal number of processes: DataParallel in a loop of one's own."""
 
+import contextlib
 import re
 
 import pytest
@@ -32,6 +33,11 @@ xt.manual_seed(7)
 x = xt.randn(24, 16).to(dtype)
 for step in range(4):
     optimizer.param_groups[0]["lr"] = 1e-2 / (step + 1)
+    if wanted == "frozen":
+        model[0].requires_grad_(step > 1)
+        model[-1].requires_grad_(step < 2)
+        with xt.no_grad():
+            model[0 if step < 2 else -1].weight.mul_(1.5)  # stays, as nothing steps it
     for rows, target in dp.leaves((x, -x)):
         noise = 0.1 * xt.randn(*rows.shape).to(dtype)  # drawn for the leaf, whoever has it
         part = (model(rows + noise) - target).square().sum() / x.shape[0]
@@ -56,6 +62,7 @@ xt.distributed.shutdown()
         ("float32", 12, (1, 3), "parameters"),
         ("bfloat16", 4, (1, 2, 4), "parameters"),
         ("float32", 4, (1, 2, 4), "muon"),
+        ("bfloat16", 2, (1, 2), "frozen"),
     ],
 )
 def test_own_loop(dtype, leaves, sizes, wanted, tmp_path):
@@ -100,6 +107,63 @@ def test_one_process_takes_the_steps_of_adamw():
     for plain, parallel in zip(runs[0][1], runs[1][1], strict=True):
         flat = [xt.tensor(one).reshape(-1).tolist() for one in (plain, parallel)]
         assert flat[0] == pytest.approx(flat[1], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [xt.float32, xt.bfloat16])
+def test_frozen_parameters_are_left_alone(dtype):
+    """As in one process: no decay, no step, no state. One that thaws begins with the value it has then, and one that is
+    frozen keeps its moments.
+    """
+    runs = []
+    for parallel in (False, True):
+        xt.manual_seed(6)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))).to(dtype)
+        muon = optim.Muon([model[2].weight, model[3].weight], lr=0.1, weight_decay=0.4)
+        others = [*model[0].parameters(), *model[1].parameters(), model[2].bias, model[3].bias]
+        optimizer = optim.ChainedOptimizer([muon, optim.AdamW(others, lr=0.1, weight_decay=0.4)])
+        ema = optim.EMA([*muon.param_groups[0]["params"], *others], 0.5, optimizer)
+        dp = DataParallel(model, optimizer, ema=ema) if parallel else None
+        x = xt.randn(8, 4).to(dtype)
+        for step in range(4):
+            for i in (0, 2):  # thaw
+                model[i].requires_grad_(step > 1)
+            for i in (1, 3):  # are frozen
+                model[i].requires_grad_(step < 2)
+            before = [p.detach().tolist() for p in model.parameters() if not p.requires_grad]
+            if dp is not None:
+                for (rows,) in dp.leaves((x,)):
+                    model(rows).square().sum().backward()
+                dp.step()
+            else:
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+                ema.update()
+            assert [p.detach().tolist() for p in model.parameters() if not p.requires_grad] == before
+            if step == 1:
+                with xt.no_grad():
+                    model[0].weight.mul_(1.01)
+                    model[2].weight.mul_(1.01)
+        with dp.whole_optimizer() if dp is not None else contextlib.nullcontext():
+            runs.append(repr([optimizer.state_dict(), ema.state_dict(), list(model.parameters())]))
+    assert runs[0] == runs[1]
+
+
+def test_a_state_without_a_parameter_starts_it_anew():
+    """As the optimizer's own load_state_dict: the moments of another run do not stay."""
+    runs = []
+    for steps in (0, 2):
+        model = nn.Linear(3, 3)
+        dp = parallel(model)
+        for _ in range(steps):
+            for (rows,) in dp.leaves((xt.ones(1, 3),)):
+                model(rows).sum().backward()
+            dp.step()
+        dp.take_states()
+        with dp.whole_optimizer():
+            runs.append(len(dp.optimizer.state))
+        assert not any(moment.any().item() for owned in dp._owned for moment in owned.moments.values())
+    assert runs == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -272,6 +336,29 @@ def parallel(model=None, **changes):
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=f"^{message}$"):
         call()
+
+
+@pytest.mark.parametrize("leaf", [0, 1])
+def test_more_backwards_than_were_promised(leaf):
+    """Are an error of the leaf that has them; fewer are none, and change no bit."""
+    found = []
+    for backwards in (None, 2, 3):
+        xt.manual_seed(2)
+        dp = parallel(max_ranks=2)
+        for (rows,) in dp.leaves((xt.ones(2, 2),), backwards=backwards):
+            for _ in range(2):
+                dp.model(rows).square().sum().backward()
+        found.append((dp.step().item(), [p.detach().tolist() for p in dp.model.parameters()]))
+    assert found[0] == found[1] == found[2]
+    said = (
+        "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after they had"
+    )
+    dp = parallel(max_ranks=2)
+    with pytest.raises(RuntimeError, match=f"^{said} been taken$"):
+        for i, (rows,) in enumerate(dp.leaves((xt.ones(2, 2),), backwards=1)):
+            for _ in range(1 + (i == leaf)):
+                dp.model(rows).sum().backward()
+    assert i == leaf
 
 
 def test_a_step_is_taken_once():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -537,6 +538,35 @@ def test_heads_that_are_columns_get_gradients_that_are_columns(b: int, s: int, m
         grads.append(bits(x.grad))
     assert grads[0] == grads[1]
     assert places == [more > 0 or b * s == 1, True]
+
+
+class Given(xt.Function):
+    """A product of x that lies in an array of NumPy's."""
+
+    array = staticmethod(lambda: None)
+
+    @staticmethod
+    def forward(ctx, x):
+        array = np.ones((6, 24), np.float32)
+        Given.array = weakref.ref(array)
+        return xt.from_numpy(array)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+def test_a_block_is_begun_for_memory_that_is_still_there() -> None:
+    """As long as columns are left: a tensor that is made meanwhile must not pass for the one that they belong to."""
+    x, seen = xt.randn(6, 24).requires_grad_(), []
+    product = Given.apply(x)
+    q, k = product[:, :8].view(2, 3, 1, 8), product[:, 8:16].view(2, 3, 1, 8)
+    older = x * 2.0
+    older.register_hook(lambda g: seen.append(Given.array() is not None))
+    loss = sum(t.sum() for t in qk(q, k)) + older.sum()
+    del product, q, k
+    loss.backward()
+    assert seen == [True] and Given.array() is None
 
 
 def test_heads_that_overlap_get_gradients_of_their_own() -> None:

@@ -141,6 +141,7 @@ def test_arguments_outside_their_ranges() -> None:
         (dict(max_new_tokens=1, temperature=float("inf")), "temperature must be a number >= 0, got inf"),
         (dict(max_new_tokens=1, top_p=1.0 + 1e-9), r"top_p must be in \(0, 1\] or None"),
         (dict(max_new_tokens=1, top_p=float("nan")), r"top_p must be in \(0, 1\] or None"),
+        (dict(max_new_tokens=1, top_p=0.0), r"top_p must be in \(0, 1\] or None, got 0.0"),
         (dict(max_new_tokens=1, top_k=2.0), "top_k must be an integer >= 1 or None"),
         (dict(max_new_tokens=1, seed=-1), r"seed must be an integer in \[0, 2\^64\) or None, got -1"),
         (dict(max_new_tokens=1, seed=2**64), "seed must be an integer in"),
@@ -199,6 +200,14 @@ def test_close_logits_are_told_apart() -> None:
     assert generate(Near(), [1], 1, temperature=0).tolist() == [1, 2]
     for temperature, tops in ((1e-7, {2}), (1e3, {0, 1, 2, 3})):
         assert set(generate(Near(), [1], 60, temperature=temperature, seed=0).tolist()[1:]) == tops
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    found = [
+        generate(Fixed(limit=100), [1], 40, temperature=50.0, seed=seed).tolist()
+        for seed in (0, 1, 2**32, 2**63, 2**63 + 1, 2**64 - 1)
+    ]
+    assert len(set(map(tuple, found))) == len(found)
 
 
 def test_the_most_likely_costs_no_random_number() -> None:

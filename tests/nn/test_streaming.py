@@ -110,6 +110,12 @@ def test_pieces_are_the_text() -> None:
     assert said("héé")[1] == ["h", "é", "é"], "a letter is shown when all its bytes are there"
 
 
+def test_a_whole_text_is_made_in_evaluation_mode() -> None:
+    model = Says(b"abc")
+    assert generate_text(model, ByteTokenizer(), [62, 32], 100, temperature=0.0) == "> abc"
+    assert model.modes == [(False, False)] * 4 and model.training and xt.is_grad_enabled()
+
+
 def test_bytes_that_are_no_letter_are_shown_at_last() -> None:
     model = Says(b"a\xff\xff\xff\xff\xff")
     pieces = list(stream_text(model, ByteTokenizer(), [62, 32], 100, temperature=0.0))
@@ -207,8 +213,29 @@ def test_a_conversation_that_is_too_long(monkeypatch, capsys) -> None:
     assert out == "yes\n" and "the conversation has 58 tokens, the model takes 24: /new begins anew" in err
     assert prompts == ["<user>abc\n<assistant>"]
 
+    out, err, prompts = chat(monkeypatch, capsys, "x" * 40 + "\n", room=58)
+    assert out == "" and prompts == [] and "has 58 tokens, the model takes 58" in err, "no room for an answer"
+
+
+def test_each_answer_has_a_seed_of_its_own(monkeypatch, capsys) -> None:
+    from xtrain.cli import chat as command
+
+    seeds: list[int] = []
+
+    def streams(*arguments, **options):
+        seeds.append(options["seed"])
+        return stream_text(*arguments, **options)
+
+    monkeypatch.setattr(command, "stream_text", streams)
+    chat(monkeypatch, capsys, "one\n\ntwo\n/new\nthree\n", "--seed", str(2**63 - 2))
+    assert seeds == [2**63 - 2, 2**63 - 1, 0]
+
 
 def test_answers_stop(monkeypatch, capsys) -> None:
+    threads = xt.get_num_threads()
+    for count, want in ((threads + 1, threads + 1), (0, threads + 1)):
+        chat(monkeypatch, capsys, "one\n", "--threads", str(count))
+        assert xt.get_num_threads() == want, "0 leaves them as they are"
     assert chat(monkeypatch, capsys, "one\n", "--stop", "s!")[0] == "ye\n"
     assert chat(monkeypatch, capsys, "one\n", "--max-tokens", "2")[0] == "ye\n"
 
@@ -240,6 +267,17 @@ def test_all_bytes_of_a_character_are_held_back() -> None:
         row.ids.append(token)
         pieces.append(row.piece())
     assert pieces == ["a", "", "", "\U0001f600"] and row.rest() == ""
+
+
+def test_what_was_shown_is_not_shown_again() -> None:
+    """Where a token changes or shortens the text before it: nothing, until the text goes on from what was shown."""
+    texts = {(): "", (1,): "ab", (1, 2): "a", (1, 2, 3): "xyz", (1, 2, 3, 4): "abcd"}
+    row = _Row(Decoder(texts), [], ())
+    pieces = []
+    for token in (1, 2, 3, 4):
+        row.ids.append(token)
+        pieces.append(row.piece())
+    assert pieces == ["ab", "", "", "cd"] and row.rest() == ""
 
 
 def test_a_stop_text_where_the_continuation_reads_otherwise_alone() -> None:

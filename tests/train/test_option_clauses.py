@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
+import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 from places import ROOT
@@ -13,7 +17,7 @@ from runs import options as run_options
 from runs import text_file
 
 from xtrain import _C, cli, errors, saving
-from xtrain.cli.train import parse_arguments
+from xtrain.cli.train import help_text, parse_arguments
 from xtrain.errors import ConfigError, DataError, NonFiniteError
 from xtrain.models.presets import PRESETS
 from xtrain.tokenizers import ByteTokenizer
@@ -267,7 +271,10 @@ def run(capsys, *words: str) -> tuple[int, str, str]:
         (("--top-p", "0"), "--top-p must be greater than 0, got 0.0"),
         (("--top-p", "1.5"), r"--top-p must be in \[0, 1\], got 1.5"),
         (("--seed", "-1"), "--seed must be in "),
+        (("--seed", str(2**63)), rf"--seed must be in \[0, {2**63 - 1}\], got {2**63}"),
+        (("--repetition-penalty", "0"), "--repetition-penalty must be greater than 0, got 0.0"),
         (("--threads", "257"), r"--threads must be in \[0, 256\], got 257"),
+        (("--seed",), "--seed needs a value"),
         (("more",), "expected 1 argument, got 2; usage: xtrain sample DIR"),
     ],
 )
@@ -313,6 +320,84 @@ def test_prompts(capsys, model, monkeypatch) -> None:
     monkeypatch.setattr(sample, "load_tokenizer", lambda path: NoEnd())
     run(capsys, "sample", model)
     assert seen.pop() == [10]
+
+
+def test_what_sampling_hands_on(capsys, model, monkeypatch) -> None:
+    """Averages are asked for; what generation warns of is told, a line each."""
+    from xtrain.cli import sample
+
+    asked: list[bool] = []
+    load = saving.load_model
+
+    def text(*arguments, **options) -> str:
+        warnings.warn("the first", UserWarning, stacklevel=1)
+        warnings.warn("the second", UserWarning, stacklevel=1)
+        return "text"
+
+    monkeypatch.setattr(sample, "generate_text", text)
+    monkeypatch.setattr(sample.saving, "load_model", lambda path, ema: asked.append(ema) or load(path))
+    for words in ((), ("--ema",)):
+        status, out, err = run(capsys, "sample", model, *words)
+        assert (status, out, err) == (0, "text\n", "xtrain: warning: the first\nxtrain: warning: the second\n")
+    assert asked == [False, True]
+
+
+def test_what_preparing_hands_on(capsys, monkeypatch) -> None:
+    from xtrain.cli import prepare
+
+    seen: list[dict] = []
+    monkeypatch.setattr(prepare, "prepare", lambda source, out, tokenizer, **options: seen.append(options) or 1234)
+    words = ("--field", "body", "--processes", "3", "--resume", "--token-bytes", "2")
+    assert run(capsys, "prepare", "a", "b", *words)[:2] == (0, "b: 1,234 tokens\n")
+    del seen[0]["progress"]
+    assert seen == [{"field": "body", "processes": 3, "resume": True, "token_bytes": 2}]
+
+
+@pytest.mark.parametrize("stopped,status", [(None, 0), ("SIGHUP", 129), ("SIGINT", 130), ("SIGTERM", 143)])
+def test_what_training_hands_on(monkeypatch, stopped: str | None, status: int) -> None:
+    """--dry-run and --profile stand anywhere among the other options; the signal makes the status."""
+    from xtrain import train
+    from xtrain.cli import train as command
+    from xtrain.train import estimate
+
+    seen: list[tuple[dict, list]] = []
+
+    class Run:
+        def __init__(self, values, callbacks) -> None:
+            seen.append((values, callbacks))
+
+        def run(self):
+            return SimpleNamespace(stopped=stopped)
+
+    monkeypatch.setattr(train, "Trainer", Run)
+    monkeypatch.setattr(estimate, "dry_run", lambda values: seen.append((values, [])) or "dry")
+    want = {"steps": 3, "seed": 5}
+    for trace in (["--profile", "t.json"], ["--profile=t.json"]):
+        assert command.command(["--steps", "3", *trace, "--seed", "5"]) == status
+        values, (writer,) = seen.pop()
+        assert values == want and writer._path == "t.json"
+    assert command.command(["--steps", "3", "--dry-run", "--seed", "5"]) == 0 and seen == [(want, [])]
+
+
+def test_help_of_training() -> None:
+    """Choices, all of them, and defaults as they are typed."""
+    text = " ".join(help_text(100).split())
+    for part in ("--precision {float32,tf32,bfloat16} ", "[default true]", "[default false]", "[tokens; default "):
+        assert part in text, part
+    assert "True" not in text and "False" not in text
+
+
+def test_what_the_output_cannot_show_ends_nothing(monkeypatch) -> None:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    assert cli.main(["trian\u00e9"]) == 2 and cli.main(["-V"]) == 0
+    for stream in streams:
+        stream.write("\u4e16")
+        stream.flush()
+    said, told = (stream.buffer.getvalue().decode() for stream in streams)
+    assert said.startswith("xtrain ") and said.endswith("?")
+    assert told.startswith("xtrain: error: unknown command 'trian?'; did you mean train?\n")
 
 
 def test_usage_and_help(capsys) -> None:
@@ -421,8 +506,37 @@ def test_doctor_fails_where_something_required_is_missing(capsys, monkeypatch) -
     status, out, _ = run(capsys, "doctor")
     assert status == 1 and "tqdm, for the progress bar: pip install tqdm" in out
     monkeypatch.setattr(doctor, "_version", real)
+    *_, last = doctor._backends.gemm_backends("cpu")
+    product = _C.matmul
+    with monkeypatch.context() as patch:  # one backend computes one value wrong
+        patch.setattr(_C, "matmul", lambda a, b, backend: product(a, b, backend=backend) + (backend == last))
+        status, out, _ = run(capsys, "doctor")
+    assert status == 1 and f"\ncheck       the {last} matrix product gives wrong results\n" in out
     monkeypatch.setattr(doctor, "_compute_check", lambda device="cpu": "wrong")
     assert run(capsys, "doctor")[0] == 1
+
+
+def test_an_output_that_fails_leaves_the_status(monkeypatch) -> None:
+    """A standard error that has gone; and a disk that is full when the last lines go out."""
+    from xtrain.cli import guard
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Gone())
+        assert guard.fail("text", 3) == 3
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert guard.guard(lambda _: 0, []) == 1
+    assert told.getvalue() == "xtrain: error: standard output: No space left on device\n"
+    with pytest.raises(ConfigError, match="^expected no arguments, got 1; usage: xtrain doctor$"):
+        cli.parser.simple_options(["word"], {}, 0, "usage: xtrain doctor\nmore")
 
 
 # ---- values in messages

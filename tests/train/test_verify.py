@@ -112,3 +112,9 @@ def test_what_is_no_directory_of_ours(tmp_path) -> None:
         )
     assert xtrain("verify").returncode == 2
     assert "verify" in xtrain("--help").stdout and "manifest.json" in xtrain("verify", "--help").stdout
+
+
+def test_a_directory_that_a_killed_save_has_moved(place, capsys) -> None:
+    left = (place / "model").rename(place / f".model.old-{'a' * 10}")
+    status, _, errors = verify(place / "model", capsys)
+    assert status == 1 and errors[0].endswith(f"has left the earlier one as {left}: rename it back")

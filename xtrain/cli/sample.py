@@ -78,7 +78,7 @@ def check_drawing(values: dict[str, Any]) -> None:
         ("repetition_penalty", 0, None),
     )
     for name, low, high in limits:
-        if not values[name] >= low or (high is not None and values[name] > high) or values[name] == float("inf"):
+        if values[name] < low or (high is not None and values[name] > high):  # all are finite
             rule = f"at least {low}" if high is None else f"in [{low}, {high}]"
             raise ConfigError(f"--{name.replace('_', '-')} must be {rule}, got {values[name]}")
     if values["top_p"] == 0:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -117,7 +118,7 @@ class Kept:
             digest.update(f"{name} {len(data)}\n".encode() + data)
         stats = [(os.path.abspath(file), os.stat(file)) for file in files]
         key = {
-            "version": 1,
+            "version": 2,  # of how documents are cut into batches, too
             "files": [[path, one.st_size, one.st_mtime_ns] for path, one in stats],
             "tokenizer": [type(tokenizer).__name__, digest.hexdigest()],
             "field": field,
@@ -143,7 +144,7 @@ class Kept:
                 tokens, learned, all_learned, counts, texts = (file[name] for name in _FIELDS)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise DataError(f"data: {self._path(number)} is damaged, remove it: {error}") from None
         ends = np.cumsum(counts)[:-1]
         parts = zip(np.split(tokens, ends), np.split(learned, ends), all_learned, texts, strict=True)

@@ -50,6 +50,8 @@ def _size(content: Any) -> int:
     """Characters or bytes of the texts in a document."""
     if isinstance(content, dict):
         return sum(map(_size, content.values()))
+    if isinstance(content, list):  # of messages
+        return sum(map(_size, content))
     return len(content) if isinstance(content, (bytes, str)) else 0
 
 

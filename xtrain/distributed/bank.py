@@ -93,10 +93,11 @@ class Bank:
         _C.bank_sum_(flat, [parameter.detach() for parameter in self._in_order], self._starts)
         return flat
 
-    def write(self, flat: Tensor) -> None:
-        """Set the parameters from a flat tensor of their dtype."""
-        for place, parameter in zip(self.places(flat), self.parameters, strict=True):
-            parameter.copy_(place.reshape(parameter.shape))
+    def write(self, flat: Tensor, which: Sequence[bool] | None = None) -> None:
+        """Set the parameters from a flat tensor of their dtype. which: those to set, for each whether; None: all."""
+        for number, (place, parameter) in enumerate(zip(self.places(flat), self.parameters, strict=True)):
+            if which is None or which[number]:
+                parameter.copy_(place.reshape(parameter.shape))
 
 
 def _spread(sizes: Sequence[int], leaves: int) -> tuple[list[int], list[int], int]:

@@ -96,6 +96,25 @@ class _Owned:
             found = [piece.reshape(shape) for piece, shape in zip(found, shapes, strict=True)]
         return found
 
+    def part(self, segment: Segment, whole: Tensor) -> Tensor:
+        """What of a parameter's tensor lies in a segment of it, flat."""
+        begin = self.begin + segment.begin - self.bank.offsets[segment.parameter]
+        return whole.reshape(-1)[begin : begin + segment.end - segment.begin]
+
+    def read(self) -> None:
+        """Take the values that parameters have now. Of a parameter with a master only before its first step, which
+        makes the master, as the optimizer's own step does.
+        """
+        if self.values is None:
+            return
+        if not self.has_masters or not any(self.steps):
+            self.values.copy_(self.mine(self.bank.read(self.bank.wide)))
+            return
+        for segment in self.segments:
+            if not self.steps[segment.parameter]:
+                own = self.part(segment, self.bank.parameters[segment.parameter].detach())
+                self.values[segment.begin : segment.end].copy_(own)
+
     def now(self) -> list[Tensor]:
         """The true values of each segment."""
         return self.masters or self.targets
@@ -117,7 +136,8 @@ class DataParallel:
     tree. So the parameters have the same bits on 1, 2 or 4 processes of max_ranks=4. All ranks begin with rank 0's
     parameters. optimizer: AdamW, Muon, or a ChainedOptimizer of them; learning rates and other options may change
     between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
-    ema: of the optimizer's parameters; `step` updates it, each rank its piece.
+    A parameter that needs no gradient when the leaves of a step begin is left alone in it; one that needs a gradient
+    and gets none is stepped with zeros. ema: of the optimizer's parameters; `step` updates it, each rank its piece.
     overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
     The numbers are the same.
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
@@ -180,14 +200,18 @@ class DataParallel:
         self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
         self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]
         self._bank_of = [i for i, bank in enumerate(self._banks) for _ in bank.parameters]
-        self._missing: list[int] = []  # gradients that each bank waits for
+        self._missing: list[int] = []  # gradients of a leaf that each bank waits for
+        self._taken = 0  # banks, in their order, whose gradients of the leaf have been taken
+        self._sends = False  # whether they are sent as they are taken
         self._sent: list[list[Tensor]] = []  # what the banks have received, in the order in which they are sent
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
+        self._frozen: set[int] = set()  # parameters that needed no gradient when this step's leaves began
         # From `reduce` to `update`: the gradients of each bank, flat or a tensor a segment; coefficient and guard.
         self._sums: list[Tensor | list[Tensor]] = []
         self._scale = self._guard = _C.full((), 1, _C.float64, self._banks[0].device)
         self.steps = 0  # that this run has made
+        self._begun = -1  # of them, at the last `begin`
         self._compared: list[tuple[str, Tensor]] = []
         if self._plane is not None:
             places = {id(p): f"bank {bank.dtype.name}" for bank in self._banks for p in bank.parameters}
@@ -209,12 +233,12 @@ class DataParallel:
 
         Random numbers drawn inside depend on the leaf, not on the rank that computes it.
 
-        backwards: how often you call backward for each leaf, where you know; then GPUs send gradients while the last
-        one is under way. RuntimeError when it is called more often.
+        backwards: how often you call backward for each leaf, where you know; then gradients are taken while the last
+        one is under way, and GPUs send those of the last leaf. RuntimeError when it is called more often.
         """
         parts = self.own(batch)
         if capturing() is None:
-            self.begin()
+            self._begin()
         for leaf in self.rounds(backwards):
             yield parts[leaf]
 
@@ -231,8 +255,18 @@ class DataParallel:
         first = self.rank * mine
         return [tuple(part[leaf * each : (leaf + 1) * each] for part in parts) for leaf in range(first, first + mine)]
 
-    def begin(self) -> None:
-        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters."""
+    def begin(self, steps: int | None = None) -> None:
+        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters. Call it
+        once before each step. steps: that have been made, where you count them; it counts replays by itself.
+        """
+        if steps is not None:
+            self.steps = steps
+        elif self._begun == self.steps:  # nothing was called since: the step was a replay
+            self.steps += 1
+        self._begun = self.steps
+        self._begin()
+
+    def _begin(self) -> None:
         world.at_step(self.steps + 1)
         if not self.steps % world.steps_between_comparisons():
             self.compare_parameters()
@@ -244,52 +278,55 @@ class DataParallel:
         mine = self.max_ranks // self.size
         self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []
         self.optimizer.zero_grad()
+        self._frozen = {id(parameter) for parameter in self._leaves if not parameter.requires_grad}
         seed, stream = _C.get_rng_state()
         for number in range(mine):
             leaf = self.rank * mine + number
             _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
-            sends = self._overlap and number == mine - 1
-            if sends and backwards is not None:
+            self._taken, self._sends = 0, self._overlap and number == mine - 1 and backwards is not None
+            if backwards is not None:
                 self._missing = [len(bank.parameters) for bank in self._banks]
                 _C.on_ready(self._leaves, self._ready, backwards - 1)
             try:
                 yield number
             finally:
-                if sends:
+                if backwards is not None:
                     _C.on_ready([], self._ready)
-            if sends and backwards is not None:
-                self._send_rest()
-            else:
-                with no_grad():
-                    for counter, bank in zip(self._counters, self._banks, strict=True):
-                        counter.push(bank.take_gradients())
+            self._take_rest()
             self._done += 1
         _C.set_rng_state((seed, (stream + self.max_ranks * _FILLS) % 2**64))
 
     def _ready(self, leaf: int) -> None:
-        """A gradient is complete, inside the last backward: send the banks that have all of theirs, in their order."""
+        """A gradient is complete, inside the last backward: take the banks that have all of theirs, in their order."""
         self._missing[self._bank_of[leaf]] -= 1
-        while len(self._sent) < len(self._order) and not self._missing[self._order[len(self._sent)]]:
-            self._send()
+        while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:
+            self._take()
 
     @no_grad()
+    def _take(self) -> None:
+        """Take the leaf's gradients of the next bank, and send the bank where that is wanted."""
+        if self._sends:
+            self._send()
+        else:
+            number = self._order[self._taken]
+            self._counters[number].push(self._banks[number].take_gradients())
+        self._taken += 1
+
     def _send(self) -> None:
-        """Send the next bank."""
         assert self._plane is not None
         number = self._order[len(self._sent)]
         self._counters[number].push(self._banks[number].take_gradients())
         self._sent.append(self._plane.start_all_to_all(self._counters[number].packed(), "gradients"))
 
-    def _send_rest(self) -> None:
-        """Send what no backward has told of."""
-        late = [i for i in self._order[: len(self._sent)] if any(p.grad is not None for p in self._banks[i].parameters)]
-        if late:
+    def _take_rest(self) -> None:
+        """Take what no backward has told of."""
+        if any(p.grad is not None for i in self._order[: self._taken] for p in self._banks[i].parameters):
             raise RuntimeError(
                 "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after "
-                "they had been sent"
+                "they had been taken"
             )
-        while len(self._sent) < len(self._order):
-            self._send()
+        while self._taken < len(self._order):
+            self._take()
 
     @no_grad()
     def reduce(self, clip: float | None = None) -> Tensor:
@@ -340,17 +377,17 @@ class DataParallel:
         sums, self._sums = self._sums, []
         bad = self._guard if guard is None else self._guard + guard
         for owned, gradients in zip(self._owned, sums, strict=True):
-            if not owned.has_masters and not owned.direct:
-                owned.truth.copy_(owned.mine(owned.bank.read(owned.bank.wide)))
+            moves = [id(parameter) not in self._frozen for parameter in owned.bank.parameters]
+            owned.read()
             if not isinstance(gradients, list):
                 if owned.of_muon:  # AdamW does so itself
                     gradients.mul_(self._scale.to(owned.bank.wide))
                 gradients = owned.cut(gradients)
             if owned.of_muon:
-                self._muon(owned, gradients, bad)
+                self._muon(owned, gradients, moves, bad)
             else:
-                self._adamw(owned, gradients, bad)
-            owned.steps = [count + 1 for count in owned.steps]
+                self._adamw(owned, gradients, moves, bad)
+            owned.steps = [count + move for count, move in zip(owned.steps, moves, strict=True)]
             if self.ema is not None and owned.average is not None:
                 # Cut into segments, so that an element takes the vectors' path or the tail's at every W alike.
                 averages, now = owned.cut(owned.average), owned.now()
@@ -359,7 +396,7 @@ class DataParallel:
                 _C.ema_(averages, now, owned.updates, self.ema.decay, bad)
             if not owned.direct:
                 piece = owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded
-                owned.bank.write(self._all(piece, "parameters"))
+                owned.bank.write(self._all(piece, "parameters"), moves)
         self.steps += 1
 
     @no_grad()
@@ -369,22 +406,20 @@ class DataParallel:
         """
         for owned in self._owned:
             bank = owned.bank
-            if not any(parameter in factors for parameter in bank.parameters):
+            scaled = [parameter in factors for parameter in bank.parameters]
+            stepped = [owned.has_masters and count > 0 for count in owned.steps]
+            by_master = [one and master for one, master in zip(scaled, stepped, strict=True)]
+            for parameter, one, master in zip(bank.parameters, scaled, by_master, strict=True):
+                if one and not master:  # its value is read from it in the next step
+                    parameter.mul_(factors[parameter])
+            if not any(by_master):
                 continue
-            if not owned.has_masters:  # values are read from the parameters in each step
-                for parameter in bank.parameters:
-                    if parameter in factors:
-                        parameter.mul_(factors[parameter])
-                continue
-            values = owned.truth
             for segment in owned.segments:
-                parameter = bank.parameters[segment.parameter]
-                if parameter in factors:
-                    begin = owned.begin + segment.begin - bank.offsets[segment.parameter]
-                    whole = factors[parameter].expand(*parameter.shape).reshape(-1)
-                    own = whole[begin : begin + segment.end - segment.begin]
-                    values[segment.begin : segment.end].mul_(own)
-            bank.write(self._all(values.to(bank.dtype), "scaled parameters"))
+                if by_master[segment.parameter]:
+                    parameter = bank.parameters[segment.parameter]
+                    own = owned.part(segment, factors[parameter].expand(*parameter.shape))
+                    owned.truth[segment.begin : segment.end].mul_(own)
+            bank.write(self._all(owned.truth.to(bank.dtype), "scaled parameters"), by_master)
 
     def compare_parameters(self) -> None:
         """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
@@ -412,10 +447,11 @@ class DataParallel:
         part, index = self._place[number]
         return part._rate(index, device, float(part.param_groups[index]["lr"]))
 
-    def _adamw(self, owned: _Owned, gradients: list[Tensor], guard: Tensor) -> None:
+    def _adamw(self, owned: _Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
         bank = owned.bank
         numbers = [self._group[id(bank.parameters[segment.parameter])] for segment in owned.segments]
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        moving = (i for i, segment in enumerate(owned.segments) if moves[segment.parameter])
+        order = sorted(moving, key=numbers.__getitem__)
         if not order:
             return
         rates: list[Tensor] = []
@@ -433,12 +469,14 @@ class DataParallel:
         table = _C.tensor(rows, _C.float64, _C.device("cpu"))
         _C.adamw_(values, sums, firsts, seconds, masters, counts, rates, table, guard, self._scale)
 
-    def _muon(self, owned: _Owned, gradients: list[Tensor], guard: Tensor) -> None:
+    def _muon(self, owned: _Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
         """Batches are those of one leaf's piece of the bank, so a product of many matrices is the same on every number
         of ranks, whose bits may depend on how many it has.
         """
         bank, batches = owned.bank, dict[Any, list[int]]()
         for i, segment in enumerate(owned.segments):
+            if not moves[segment.parameter]:
+                continue
             parameter = bank.parameters[segment.parameter]
             piece = (owned.begin + segment.begin) // (bank.length // self.max_ranks)
             key = (piece, self._group[id(parameter)], tuple(parameter.shape))
@@ -451,10 +489,12 @@ class DataParallel:
 
     # ---- numbers, and bytes of tensors -------------------------------------------------------------------------------
 
-    def tree_of(self, values: Sequence[Tensor]) -> Tensor:
-        """T of one float32 scalar for each leaf, this rank's given; on every rank."""
-        mine = _C.cat([value.detach().reshape(1).float() for value in values])
-        flat = self._all(mine, "losses")
+    def of_leaves(self, values: Sequence[Tensor]) -> Tensor:
+        """One float32 scalar for each leaf, this rank's given: [max_ranks] on every rank."""
+        return self._all(_C.cat([value.detach().reshape(1).float() for value in values]), "losses")
+
+    def tree_of(self, flat: Tensor) -> Tensor:
+        """T of what `of_leaves` returns."""
         return world.tree_sum([flat.select(0, i) for i in range(flat.numel())])
 
     def _all(self, piece: Tensor, what: str) -> Tensor:
@@ -469,22 +509,19 @@ class DataParallel:
         states = self.optimizer.state
         for owned in self._owned:
             bank = owned.bank
-            if owned.values is not None:
-                owned.values.copy_(owned.mine(bank.read(bank.wide)))
             flats = {name: bank.empty(bank.wide) for name in owned.kept()}
             if owned.has_masters:
                 flats["master"] = bank.read(bank.wide)
             for number, parameter in enumerate(bank.parameters):
                 state = states.get(parameter)
+                owned.steps[number] = 0 if state is None else int(state.get("step", 1))  # Muon counts none
                 if state is None:
                     continue
-                owned.steps[number] = int(state.get("step", 1))  # Muon counts none
                 at = bank.offsets[number]
                 for name, flat in flats.items():
                     flat[at : at + parameter.numel()].copy_(state[name].reshape(-1))
-            if any(owned.steps):
-                for name, kept in owned.kept().items():
-                    kept.copy_(owned.mine(flats[name]))
+            for name, kept in owned.kept().items():
+                kept.copy_(owned.mine(flats[name]))
             for segment, count in zip(owned.segments, owned.counts, strict=True):
                 count.fill_(owned.steps[segment.parameter])
         states.clear()

@@ -60,7 +60,7 @@ XtStatus xt_join_rows(int count, XtTensor *const *matrices, XtTensor **out) {
 
 /* Whether these [..., heads, D] are columns of one dense matrix that fills its block, no column twice: then which of its row. */
 static bool are_columns(int count, XtTensor *const *list, XtColumns *out) {
-    const XtStorage *storage = list[0]->storage;
+    XtStorage *storage = list[0]->storage;
     int64_t *begin = out->begin, *end = out->end;
     if (count > XT_MAX_COLUMNS) return false;
     for (int i = 0; i < count; i++) {
@@ -107,6 +107,7 @@ static XtStatus block_of(const XtColumns *like, const XtTensor *first, XtStorage
     if (!left) {
         xt_forget_columns(begun);
         *begun = *like;
+        xt_storage_retain(begun->of);
         xt_storage_retain(begun->storage = *block);
         begun->count = 0;
     }

@@ -87,8 +87,8 @@ FAULTS = [
         "a long chain of from_dlpack is freed without recursion", "tests/core/test_hostile.py::test_a_long_chain_of_borrowed_memory_is_freed",
     ),
     Fault(
-        "threads: the last piece is whole", _C + "threads.c", "XtStatus status = job->body(job->context, begin, end < job->count ? end : job->count);",
-        "XtStatus status = job->body(job->context, begin, end);", "a piece ends with the count", _RULES + "test_the_last_piece_ends_with_the_count",
+        "threads: the last piece is whole", _C + "threads.c", "*status = job->body(job->context, begin, end < job->count ? end : job->count);",
+        "*status = job->body(job->context, begin, end);", "a piece ends with the count", _RULES + "test_the_last_piece_ends_with_the_count",
     ),
     Fault(
         "threads: the caller leaves early", _C + "threads.c", "    withdraw(&job);\n    XtStatus status = own;", "    current = NULL;\n    XtStatus status = own;",
