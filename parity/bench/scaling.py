@@ -1,8 +1,8 @@
 """How a training step scales with processes: xtrain's DataParallel, and DDP + torch.compile, in turns in one run.
 
-    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--seconds 10] [--limit 540]
+    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--modes weak] [--limit 540]
 
-weak: every rank has the preset's batch; strong: all share it. Contenders of one case follow each other, `--rounds` times
+weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m and 0.6b. Contenders of one case follow each other, `--rounds` times
 in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing or has failed,
 and prints the table. The command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on
 GPUs xtrain's step is a captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo
@@ -23,10 +23,32 @@ import tempfile
 import time
 from pathlib import Path
 
-from train_step import HERE, groups, settings
+import train_step
+from train_step import HERE, groups
 
 CONTENDERS = ("xtrain", "ddp")
 WARM = 3
+# name: (batch, length, config)
+SHAPES = {
+    "67m": (32, 256, dict(
+        vocab_size=50257, hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=12, head_dim=32, tie_word_embeddings=False, rope_theta=1e6,
+    )),
+    "0.6b": (16, 1024, dict(
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, rope_theta=1e6,
+    )),
+}  # fmt: skip
+
+
+def settings(name: str):
+    """(Qwen3Config, batch size, sequence length)."""
+    if name not in SHAPES:
+        return train_step.settings(name)
+    from xtrain.models import Qwen3Config
+
+    batch, length, shape = SHAPES[name]
+    return Qwen3Config(**shape), batch, length
 
 
 def xtrain_steps(preset: str, batch: int, device: str, precision: str):
@@ -41,7 +63,7 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str):
     if device == "cpu":
         xt.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     config, _, length = settings(preset)
-    model = Qwen3(config).to(getattr(xt, precision)).to(place)
+    model = Qwen3(config, device=place).to(getattr(xt, precision))
     optimizer = xt.optim.AdamW(groups(model.parameters()), lr=1e-3, betas=(0.9, 0.95))
     parallel = xt.distributed.DataParallel(model, optimizer)
     rng = np.random.default_rng(0)
@@ -89,7 +111,9 @@ def ddp_steps(preset: str, batch: int, device: str, precision: str):
     dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=size)
     config, _, length = settings(preset)
     torch.manual_seed(0)
-    model = TorchQwen3(config, length).to(getattr(torch, precision)).to(place)
+    with torch.device(place):
+        model = TorchQwen3(config, length)
+    model = model.to(getattr(torch, precision))
     network = Loss(model)
     if size > 1:
         network = torch.nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
@@ -203,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", default="1,2")
     parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--modes", default="weak,strong")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -230,7 +255,7 @@ def main() -> None:
     missing = [
         (number, mode, world, contender)
         for number in range(options.rounds)
-        for mode in ("weak", "strong")
+        for mode in options.modes.split(",")
         for world in worlds
         for contender in CONTENDERS[:: 1 if number % 2 == 0 else -1]
         if (number, mode, world, contender) not in done
