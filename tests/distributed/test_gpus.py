@@ -309,7 +309,7 @@ def test_every_gradient_is_sent_once(nccl, tmp_path):
     """Of a parameter that is used twice, one that a recomputation uses, one that nothing uses; of several backwards."""
     for one in run_ranks(2, ["-c", SENT], tmp_path / "x", nccl()):
         said = "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after they "
-        assert (one.status, one.out) == (0, f"{said}had been sent\n"), one
+        assert (one.status, one.out) == (0, f"{said}had been taken\n"), one
 
 
 AGAIN = (

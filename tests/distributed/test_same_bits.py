@@ -338,6 +338,29 @@ def test_wrong_arguments(call, error, message):
         call()
 
 
+@pytest.mark.parametrize("leaf", [0, 1])
+def test_more_backwards_than_were_promised(leaf):
+    """Are an error of the leaf that has them; fewer are none, and change no bit."""
+    found = []
+    for backwards in (None, 2, 3):
+        xt.manual_seed(2)
+        dp = parallel(max_ranks=2)
+        for (rows,) in dp.leaves((xt.ones(2, 2),), backwards=backwards):
+            for _ in range(2):
+                dp.model(rows).square().sum().backward()
+        found.append((dp.step().item(), [p.detach().tolist() for p in dp.model.parameters()]))
+    assert found[0] == found[1] == found[2]
+    said = (
+        "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after they had"
+    )
+    dp = parallel(max_ranks=2)
+    with pytest.raises(RuntimeError, match=f"^{said} been taken$"):
+        for i, (rows,) in enumerate(dp.leaves((xt.ones(2, 2),), backwards=1)):
+            for _ in range(1 + (i == leaf)):
+                dp.model(rows).sum().backward()
+    assert i == leaf
+
+
 def test_a_step_is_taken_once():
     dp = parallel()
     for (rows,) in dp.leaves((xt.ones(2, 2),)):

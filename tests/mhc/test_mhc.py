@@ -200,6 +200,10 @@ def test_expansion_and_contraction() -> None:
     head = nn.StreamContraction(5, 4, "learned")
     nn.init.zeros_(head.alpha)
     assert np.allclose(array(head(y)), array(y).mean(-2), atol=1e-5)
+    shifted = nn.StreamContraction(5, 4, "learned", hc_eps=0.5)
+    nn.init.zeros_(shifted.alpha)
+    assert np.allclose(array(shifted(y)), array(y).mean(-2) + 0.5 * array(y).sum(-2), atol=1e-5), "hc_eps is added"
+    nn.HyperConnection(8, 2, eps=0, norm_eps=0, hc_eps=1)  # 0 and 1 are allowed
     assert [name for name, _ in head.named_parameters()] == ["phi", "alpha", "bias"]
 
 

@@ -122,6 +122,16 @@ def test_a_display_that_fails_gives_way_to_lines(shell, tmp_path, capsys, monkey
     assert all(f"step {step}/4  loss" in lines for step in (1, 2, 3, 4)) and "step 2: validation" in lines
 
 
+def test_each_run_has_a_display_of_its_own(shell) -> None:
+    new = live.publisher()
+    assert new is not None
+    for show in (new(), new()):
+        show("<b>", "text", False)
+        show("<i>", "text", True)
+    ids = [name for _, _, name, _ in shell.shown]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
 def test_warnings_are_printed_too(shell, capsys) -> None:
     shows = progress.Progress(5)
     shows.message("warning: the disk is full")

@@ -209,7 +209,7 @@ def test_qk_norm_rope_of_heads_that_lie_apart(dtype: str) -> None:
 
 def test_qk_norm_rope_adds_to_gradients_in_place() -> None:
     """Two backwards; and one weight for both parts, whose gradient gets both shares."""
-    q, k, w, _ = qk_leaves(2, 5, 4, 2, 32, "float32")
+    q, k, w, _ = qk_leaves(2, 70, 8, 2, 32, "float32")  # of several pieces
     found = []
     for f in (F.qk_norm_rope, norms_and_ropes):
         w.grad = None

@@ -200,7 +200,9 @@ class DataParallel:
         self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
         self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]
         self._bank_of = [i for i, bank in enumerate(self._banks) for _ in bank.parameters]
-        self._missing: list[int] = []  # gradients that each bank waits for
+        self._missing: list[int] = []  # gradients of a leaf that each bank waits for
+        self._taken = 0  # banks, in their order, whose gradients of the leaf have been taken
+        self._sends = False  # whether they are sent as they are taken
         self._sent: list[list[Tensor]] = []  # what the banks have received, in the order in which they are sent
         self._counters: list[Counter] = []
         self._done = 0  # leaves of this step
@@ -231,8 +233,8 @@ class DataParallel:
 
         Random numbers drawn inside depend on the leaf, not on the rank that computes it.
 
-        backwards: how often you call backward for each leaf, where you know; then GPUs send gradients while the last
-        one is under way. RuntimeError when it is called more often.
+        backwards: how often you call backward for each leaf, where you know; then gradients are taken while the last
+        one is under way, and GPUs send those of the last leaf. RuntimeError when it is called more often.
         """
         parts = self.own(batch)
         if capturing() is None:
@@ -281,48 +283,50 @@ class DataParallel:
         for number in range(mine):
             leaf = self.rank * mine + number
             _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
-            sends = self._overlap and number == mine - 1
-            if sends and backwards is not None:
+            self._taken, self._sends = 0, self._overlap and number == mine - 1 and backwards is not None
+            if backwards is not None:
                 self._missing = [len(bank.parameters) for bank in self._banks]
                 _C.on_ready(self._leaves, self._ready, backwards - 1)
             try:
                 yield number
             finally:
-                if sends:
+                if backwards is not None:
                     _C.on_ready([], self._ready)
-            if sends and backwards is not None:
-                self._send_rest()
-            else:
-                with no_grad():
-                    for counter, bank in zip(self._counters, self._banks, strict=True):
-                        counter.push(bank.take_gradients())
+            self._take_rest()
             self._done += 1
         _C.set_rng_state((seed, (stream + self.max_ranks * _FILLS) % 2**64))
 
     def _ready(self, leaf: int) -> None:
-        """A gradient is complete, inside the last backward: send the banks that have all of theirs, in their order."""
+        """A gradient is complete, inside the last backward: take the banks that have all of theirs, in their order."""
         self._missing[self._bank_of[leaf]] -= 1
-        while len(self._sent) < len(self._order) and not self._missing[self._order[len(self._sent)]]:
-            self._send()
+        while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:
+            self._take()
 
     @no_grad()
+    def _take(self) -> None:
+        """Take the leaf's gradients of the next bank, and send the bank where that is wanted."""
+        if self._sends:
+            self._send()
+        else:
+            number = self._order[self._taken]
+            self._counters[number].push(self._banks[number].take_gradients())
+        self._taken += 1
+
     def _send(self) -> None:
-        """Send the next bank."""
         assert self._plane is not None
         number = self._order[len(self._sent)]
         self._counters[number].push(self._banks[number].take_gradients())
         self._sent.append(self._plane.start_all_to_all(self._counters[number].packed(), "gradients"))
 
-    def _send_rest(self) -> None:
-        """Send what no backward has told of."""
-        late = [i for i in self._order[: len(self._sent)] if any(p.grad is not None for p in self._banks[i].parameters)]
-        if late:
+    def _take_rest(self) -> None:
+        """Take what no backward has told of."""
+        if any(p.grad is not None for i in self._order[: self._taken] for p in self._banks[i].parameters):
             raise RuntimeError(
                 "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after "
-                "they had been sent"
+                "they had been taken"
             )
-        while len(self._sent) < len(self._order):
-            self._send()
+        while self._taken < len(self._order):
+            self._take()
 
     @no_grad()
     def reduce(self, clip: float | None = None) -> Tensor:

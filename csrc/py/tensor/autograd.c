@@ -493,7 +493,7 @@ const PyFunction py_autograd_functions[] = {
     {"on_ready", "leaves: Tensors, call: object, after: int = 0 -> None", run_on_ready,
      "In the next backward but `after` of this thread, call(i) once the .grad of leaves[i] is complete: for each, if no error "
      "ends\n"
-     "it. Distinct leaves; none: nothing is called.",
+     "it. No leaves: nothing is called. ValueError for a tensor that is no leaf, comes twice, or a negative `after`.",
      0, NULL},
     {"function_apply", "name: str, backward: object, inputs: object, outputs: object -> (Tensor, ...)", run_function_apply,
      "Makes `outputs` the results of a custom operation on `inputs` (Tensors or None).\n"

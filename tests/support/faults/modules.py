@@ -92,4 +92,11 @@ FAULTS = [
     Fault("nn: inference_mode(False)", "xtrain/autograd.py", "self.mode = not mode", "self.mode = False", "inference_mode(False) records", "tests/nn/test_by_name.py::test_inference_mode"),
     Fault("nn: smoothing of ignored rows", "xtrain/functional.py", "even = _C.where(kept, even, 0.0)", "even = even * 1.0", "ignored rows count nothing", "tests/nn/test_by_name.py::test_label_smoothing"),
     Fault("nn: vector_to_parameters shape", "xtrain/nn/utils.py", "if tuple(vec.shape) != (total,):", "if vec.numel() < total:", "a vector of another shape is refused", "tests/nn/test_by_name.py::test_parameters_as_a_vector"),
+    Fault("nn: conv bias groups", "xtrain/nn/layers.py", "fan_in = self.in_channels // self.groups * self.kernel_size[0]", "fan_in = self.in_channels * self.kernel_size[0]", "b = 1/sqrt(in / groups * kernel)", "tests/conv/test_conv1d.py"),
+    Fault("nn: dropout one", "xtrain/nn/layers.py", "if not 0.0 <= p <= 1.0:\n            raise ValueError(f\"Dropout", "if not 0.0 <= p < 1.0:\n            raise ValueError(f\"Dropout", "p in [0, 1]", "tests/nn/test_module_clauses.py::test_dropout_at_its_ends"),
+    Fault("nn: clip value nan", "xtrain/nn/utils.py", "not value >= 0:", "value < 0:", "a number of at least 0", "tests/nn/test_by_name.py::test_values_of_gradients_are_clipped"),
+    Fault("nn: mhc eps zero", "xtrain/nn/mhc.py", "if not 0 <= value <= 1:", "if not 0 < value <= 1:", "eps in [0, 1]", "tests/mhc/test_mhc.py::test_expansion_and_contraction"),
+    Fault("nn: mhc contraction eps", "xtrain/nn/mhc.py", "            norm_eps=self.norm_eps,\n            hc_eps=self.hc_eps,\n        )[0]", "            norm_eps=self.norm_eps,\n        )[0]", "hc_eps of a contraction", "tests/mhc/test_mhc.py::test_expansion_and_contraction"),
+    Fault("functional: smooth range", "xtrain/functional.py", "if not 0.0 <= label_smoothing <= 1.0:", "if not -1.0 <= label_smoothing <= 1.0:", "label_smoothing in [0, 1]", "tests/nn/test_by_name.py::test_what_the_loss_refuses"),
+    Fault("functional: smooth 16", "xtrain/functional.py", "even = -log_softmax(input.float() if input.itemsize < 4 else input).mean(-1)", "even = -log_softmax(input).mean(-1).float()", "smoothing in float32", "tests/nn/test_by_name.py::test_label_smoothing"),
 ]  # fmt: skip

@@ -92,7 +92,7 @@ FAULTS = [
         "a gradient is complete when the oldest node has run", "tests/distributed/test_ready.py::test_gradients_are_complete",
     ),
     Fault(
-        "ready: not after the others", "csrc/autograd/ready.c", "if (pending.after-- > 0) return;", "", "after: backwards that come before",
+        "ready: not after the others", "csrc/autograd/ready.c", "if (!made || made->after-- > 0) return;", "if (!made) return;", "after: backwards that come before",
         "tests/distributed/test_ready.py::test_the_backward_that_was_meant",
     ),
     Fault(
