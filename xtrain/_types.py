@@ -42,6 +42,18 @@ def need_tensors(op: str, **given: object) -> None:
             raise TypeError(f"{op}: {name} must be a Tensor, got {type(value).__name__}")
 
 
+def parameters_of(op: str, given: object) -> list[_C.Tensor]:
+    """A tensor, or an iterable of tensors, as a list. TypeError for what is neither."""
+    if isinstance(given, _C.Tensor):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{op}: parameters must be a Tensor or an iterable of Tensors, got {type(given).__name__}")
+    found = list(given)
+    for one in found:
+        need_tensors(op, **{"every parameter": one})
+    return found
+
+
 def as_int(op: str, name: str, value: object) -> int:
     """An integer of Python, NumPy or a tensor. TypeError for what is none."""
     try:

@@ -305,6 +305,16 @@ def test_a_deep_copy_has_a_gradient_of_its_own() -> None:
     assert twin.requires_grad and twin.grad.tolist() == [3.0, 3.0]
 
 
+def test_a_deep_copy_of_a_cycle_is_a_cycle() -> None:
+    class Odd(xt.Tensor):
+        pass
+
+    odd = _C.make_subclass(Odd, xt.ones(2))
+    odd.parts = [odd]
+    twin = copy.deepcopy(odd)
+    assert twin.parts[0] is twin is not odd
+
+
 def test_a_collected_tensor_keeps_memory_that_is_still_read() -> None:
     """A cycle of garbage through a subclass, while a memoryview of it is alive."""
 

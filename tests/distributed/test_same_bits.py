@@ -300,6 +300,14 @@ def parallel(model=None, **changes):
     return DataParallel(model, **{"optimizer": optim.AdamW(model.parameters()), **changes})
 
 
+def reduced():
+    dp = parallel()
+    for (rows,) in dp.leaves((xt.ones(1, 2),)):
+        dp.model(rows).sum().backward()
+    dp.reduce()
+    return dp
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -309,7 +317,7 @@ def parallel(model=None, **changes):
         (
             lambda: parallel(max_ranks=0),
             ValueError,
-            "DataParallel: max_ranks must be a whole number of at least 1, got 0",
+            "DataParallel: max_ranks must be a whole number in \\[1, 2\\*\\*20\\], got 0",
         ),
         (
             lambda: parallel(optimizer=optim.AdamW([xt.ones(2).requires_grad_()])),
@@ -330,7 +338,59 @@ def parallel(model=None, **changes):
             ValueError,
             "DataParallel: ema must have the parameters of the optimizer, got others",
         ),
-        (lambda: parallel().step(clip=0), ValueError, "step: clip must be a number greater than 0, or None, got 0"),
+        *(
+            (
+                lambda bad=bad: parallel().step(clip=bad),
+                ValueError,
+                f"step: clip must be .* than 0, or None, got {bad!r}",
+            )
+            for bad in (0, "a", True, float("nan"))
+        ),
+        *(
+            (lambda bad=bad: parallel().reduce(bad), ValueError, f"reduce: clip must be .* 0, or None, got {bad!r}")
+            for bad in (-1, "a", float("nan"))
+        ),
+        *(
+            (
+                lambda bad=bad: list(parallel().leaves((xt.ones(1),), backwards=bad)),
+                ValueError,
+                rf"leaves: backwards must be a whole number in \[1, 2\*\*31\), or None, got {bad!r}",
+            )
+            for bad in ("a", 1.5, True, 0, 2**31)
+        ),
+        *(
+            (
+                lambda bad=bad: list(parallel().leaves(bad)),
+                TypeError,
+                f"leaves: batch must be several tensors or arrays of at least 1 dim, got {got}",
+            )
+            for bad, got in (
+                (3, "int"),
+                (None, "NoneType"),
+                ((3,), "tuple with int"),
+                ("a", "str with str"),
+                (xt.ones(()), "Tensor"),
+                ([xt.ones(())], "list with Tensor"),
+            )
+        ),
+        (lambda: parallel(ema=3), TypeError, "DataParallel: ema must be an EMA or None, got int"),
+        (lambda: parallel(overlap=3), TypeError, "DataParallel: overlap must be True or False, got 3"),
+        (lambda: reduced().update("a"), TypeError, "update: guard must be a Tensor, got str"),
+        (lambda: reduced().update(xt.ones(3)), ValueError, r"update: guard must have shape \(\), got \(3,\)"),
+        (lambda: parallel().scale(3), TypeError, "scale: factors must be a dict of tensors by parameter, got int"),
+        (lambda: parallel().scale({xt.ones(2): 3}), TypeError, "scale: factor 0 must be a Tensor, got int"),
+        (lambda: parallel().of_leaves(3), TypeError, "of_leaves: values must be a list of tensors, got 3"),
+        (lambda: parallel().of_leaves([3.0]), TypeError, "of_leaves: value 0 must be a Tensor, got float"),
+        (
+            lambda: xt.distributed.gather_json(b"x"),
+            TypeError,
+            "gather_json: value must be what JSON can hold, got bytes: .*",
+        ),
+        (
+            lambda: parallel(max_ranks=2**70),
+            ValueError,
+            "DataParallel: max_ranks must be .*, got 1180591620717411303424",
+        ),
     ],
 )
 def test_wrong_arguments(call, error, message):

@@ -317,6 +317,71 @@ def test_a_schedule_of_no_functions_is_refused() -> None:
         SCHEDULES.LambdaLR(optimizer, lambda step: 1.0, "x")
 
 
+U = nn.utils
+
+
+@pytest.mark.parametrize("bad", [None, 3, 1.5, "a", b"x", [3], {}, object()])
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda bad: optim.EMA([param(1.0)], 0.9, [bad]), "EMA: optimizer must be an optimizer or None, got list"),
+        (
+            lambda bad: optim.EMA([param(1.0)]).load_state_dict({"step": 1, "averages": [bad]}),
+            "EMA: every average must be a Tensor, got ",
+        ),
+        (lambda bad: optim.LRScheduler(bad, abs), "LRScheduler: optimizer must be an optimizer, got "),
+        (lambda bad: optim.lr_scheduler.StepLR(bad, 2), "StepLR: optimizer must be an optimizer, got "),
+        (lambda bad: stepped().load_state_dict(bad), "StepLR: state_dict must be a dict with base_lrs and last_epoch"),
+        (
+            lambda bad: stepped().load_state_dict({"base_lrs": [bad and [bad]], "last_epoch": 1}),
+            "StepLR: base_lrs must be a list of numbers, got ",
+        ),
+        (lambda bad: optim.lr_schedule("wsd", [bad], 1, 9, 1.0), "lr_schedule: step must be a number, got list"),
+        (lambda bad: optim.lr_schedule("wsd", 1, 1, 9, 1.0, [bad]), "lr_schedule: final must be a number, got list"),
+        (lambda bad: optim.lr_schedule("wsd", 1, 1, 9, 1.0, 0.0, [bad]), "lr_schedule: decay must be a number or None"),
+        (lambda bad: U.clip_grad_norm_([bad], 1.0), "clip_grad_norm_: every parameter must be a Tensor, got "),
+        (lambda bad: U.clip_grad_value_([bad], 1.0), "clip_grad_value_: every parameter must be a Tensor, got "),
+        (lambda bad: U.parameters_to_vector([bad]), "parameters_to_vector: every parameter must be a Tensor, got "),
+        (lambda bad: U.vector_to_parameters(bad, []), "vector_to_parameters: vec must be a Tensor, got "),
+        (
+            lambda bad: U.vector_to_parameters(xt.ones(1), [bad]),
+            "vector_to_parameters: every parameter must be a Tensor",
+        ),
+    ],
+)
+def test_arguments_of_other_types_are_one_sentence(call, sentence: str, bad) -> None:
+    with pytest.raises(TypeError) as found:
+        call(bad)
+    assert str(found.value).startswith(sentence) and "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("call", [lambda bad: U.clip_grad_norm_(bad, 1.0), lambda bad: U.clip_grad_value_(bad, 1.0)])
+def test_parameters_that_are_no_list(call) -> None:
+    for bad, got in ((3, "int"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"parameters must be a Tensor or an iterable of Tensors, got {got}$"):
+            call(bad)
+
+
+def stepped() -> optim.LRScheduler:
+    return optim.lr_scheduler.StepLR(optim.SGD([param(1.0)], lr=0.1), 2)
+
+
+def test_a_state_of_a_schedule_that_is_refused_changes_nothing() -> None:
+    schedule = stepped()
+    before = schedule.state_dict(), schedule.get_last_lr()
+    for state, error in (
+        ({"base_lrs": [0.5, 0.5], "last_epoch": 2}, ValueError),
+        ({"base_lrs": [0.5], "last_epoch": "a"}, TypeError),
+        ({"base_lrs": [0.5]}, TypeError),
+    ):
+        with pytest.raises(error, match="^StepLR: "):
+            schedule.load_state_dict(state)
+        assert (schedule.state_dict(), schedule.get_last_lr()) == before
+    chain = optim.lr_scheduler.SequentialLR(schedule.optimizer, [schedule], [])
+    with pytest.raises(TypeError, match="^SequentialLR: state_dict must have 1 schedulers, got "):
+        chain.load_state_dict(schedule.state_dict())
+
+
 def test_integers_of_numpy_and_tensors_are_numbers_of_steps() -> None:
     def rates(name: str, **options) -> list[float]:
         optimizer = optim.AdamW([xt.nn.Parameter(xt.ones(2))], lr=0.1)

@@ -321,6 +321,22 @@ def test_averages_that_do_not_fit(tmp_path) -> None:
                 saving.load_model(tmp_path / "m", ema=True)
 
 
+def test_files_that_were_opened_are_closed(tmp_path) -> None:
+    """Of saves that end well, and of files that are refused."""
+    (tmp_path / "bad").write_bytes(bytes(20))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    for _ in range(4):
+        with writing.DirectoryWriter(tmp_path / "m") as writer:
+            writer.write("a", [b"text"])
+            writer.publish()
+        kept.append(writer)
+        with pytest.raises(CheckpointError) as error:
+            SafetensorsFile(tmp_path / "bad")
+        kept.append(error)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_file_that_ends_early_says_where(tmp_path) -> None:
     (tmp_path / "x").write_bytes(bytes(10))
     with CheckedFile(tmp_path / "x") as file, pytest.raises(CheckpointError, match="it ends at byte 10, not 99$"):

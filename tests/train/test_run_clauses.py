@@ -14,9 +14,9 @@ import pytest
 from runs import options, text_file
 
 from xtrain import cuda
-from xtrain.errors import CheckpointError, ConfigError
+from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
-from xtrain.train import Trainer, checkpoints, evaluate, loop, plot, progress, rundir
+from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, resume, rundir
 from xtrain.train.checkpoints import Saver
 from xtrain.train.config import GPU_RUN, TrainConfig
 from xtrain.train.metrics import Metrics, read_metrics
@@ -176,6 +176,11 @@ def test_the_bar_stands_where_the_run_does(monkeypatch) -> None:
     shown.message("a line")
     shown.close()
     assert calls == ["clear", "refresh", "close"]
+    broken = progress.Progress(5)
+    bar = broken._bar
+    monkeypatch.setattr(Bar, "update", lambda *_: math.inf // 0, raising=False)
+    broken.update(1, 1.5, 100.0)
+    assert broken._bar is None and bar.disable, "or it would draw once more where it is deleted"
     assert moves == [1, 5, 3] and (made[0]["total"], made[0]["initial"]) == (12, 3)
 
 
@@ -253,9 +258,9 @@ def test_names_of_runs(tmp_path, monkeypatch) -> None:
 def test_a_run_that_is_resumed_has_its_place(tmp_path) -> None:
     run = tmp_path / "run"
     os.makedirs(run / "checkpoint-00000001")
-    for resume in (run, run / "checkpoint-00000001"):
+    for place in (run, run / "checkpoint-00000001"):
         with pytest.raises(ConfigError, match=r"out must be .*run or left out when that run is resumed, got elsewhere"):
-            rundir.plan({"resume": os.fspath(resume), "out": "elsewhere"}, lambda text: None)
+            rundir.plan({"resume": os.fspath(place), "out": "elsewhere"}, lambda text: None)
     with pytest.raises(CheckpointError, match="manifest.json"):  # with its own place it is looked at
         rundir.plan({"resume": os.fspath(run / "checkpoint-00000001"), "out": os.fspath(run)}, lambda text: None)
 
@@ -373,3 +378,39 @@ def test_an_infinite_second_moment_is_none_to_refuse() -> None:
         for value, bad in ((math.inf, None), (math.nan, f"{key} of parameter weight has NaN")):
             kept = SimpleNamespace(state={layer.weight: {key: xt.full((1, 2), value)}})
             assert checkpoints._bad_moment(SimpleNamespace(model=layer, optimizer=kept)) == bad
+
+
+def test_pieces_of_a_batch_that_is_cut_into_leaves_stay() -> None:
+    """The tree adds leaves: other pieces are other sums. Without leaves they are free, as for one leaf."""
+    for ranks, free in ((None, True), (0, True), (1, True), (2, False)):
+        saved = {"max_ranks": ranks, "grad_accum": 1}
+        if free:
+            rundir._refuse_differences(saved, {"grad_accum": 2})
+        else:
+            with pytest.raises(ConfigError, match="^resume: grad_accum was 1 in this run, got 2; leave it out"):
+                rundir._refuse_differences(saved, {"grad_accum": 2})
+
+
+def test_a_resumed_run_takes_the_tokenizer_of_its_checkpoint(tmp_path) -> None:
+    """The directory of the option may have gone since."""
+    (tmp_path / "checkpoint-00000001").mkdir()
+    config = TrainConfig(data=str(text_file(tmp_path / "text.txt")), tokenizer=str(tmp_path / "gone"))
+    assert isinstance(parts.open_corpus(config, tmp_path / "checkpoint-00000001").tokenizer, ByteTokenizer)
+    with pytest.raises(DataError, match=r"gone must be a directory with a tokenizer\.json"):
+        parts.open_corpus(config, None)
+
+
+def test_a_lock_that_is_refused_leaves_no_descriptor(tmp_path) -> None:
+    with rundir.RunLock(tmp_path):
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ConfigError, match="is in use by another training process"):
+            rundir.RunLock(tmp_path).__enter__()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_checkpoint_says_of_its_run(tmp_path) -> None:
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True)
+    trainer.step, trainer.elapsed = 3, 12.5
+    found = resume.trainer_state(trainer)
+    assert (found["step"], found["elapsed"], found["tokens"]) == (3, 12.5, 3 * 4 * 16)
+    assert (found["config"]["resume"], found["config"]["extend"]) == ("", False)

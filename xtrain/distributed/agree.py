@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def gather_json(link: HostPlane | None, value: Any) -> list[Any]:
     """`value`, which JSON can hold, of every rank in their order, on every rank."""
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"gather_json: value must be what JSON can hold, got {type(value).__name__}: {error}") from None
     if link is None:
         return [json.loads(text)]
     return [json.loads(bytes(part)) for part in link.all_gather(text.encode(), "json")]

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 from .. import _C
 from .._C import Tensor
 from .._graph import capturing
+from .._types import is_real, need_tensors
 from ..autograd import no_grad
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..nn.module import Module
 from ..optim import EMA, AdamW, ChainedOptimizer, Muon
 from ..optim.muon import muon_numbers
 from . import world
 from .agree import gather_json
-from .bank import BLOCK, Bank, Counter, Segment, add, buckets
+from .bank import BLOCK, Bank, Counter, add, buckets
 from .compare import checksums, odd_ones
+from .owned import Owned
 
+_MOST_LEAVES = 1 << 20
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
 
 
 def legal_sizes(leaves: int) -> list[int]:
     """Numbers of processes that `leaves` can be cut for: 1, and those that leave each a power of two."""
-    return [size for size in range(1, leaves + 1) if not leaves % size and (size == 1 or _is_power(leaves // size))]
-
-
-def _is_power(count: int) -> bool:
-    return count & (count - 1) == 0
+    halvings = (leaves & -leaves).bit_length()  # of leaves that are whole, and none
+    return sorted({1, *(leaves >> i for i in range(halvings))})
 
 
 def check_leaves(leaves: int, size: int) -> None:
@@ -40,88 +40,12 @@ def check_leaves(leaves: int, size: int) -> None:
         raise ConfigError(f"max_ranks {leaves} must run on {known} processes, got {size}")
 
 
-class _Owned:
-    """The piece of a bank that this rank owns, with its share of the optimizer's state.
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
-    values: of a 16-bit dtype the float32 masters, which are the truth; else a copy of the parameters, read each step,
-    or None where the optimizer changes the parameters themselves: AdamW of one process.
-    names: of the optimizer's tensors. For each segment, `targets` has what the optimizer changes, `masters` its
-    master if it has any, `states` its piece of each of the optimizer's tensors.
-    """
 
-    def __init__(self, bank: Bank, rank: int, size: int, names: Sequence[str]) -> None:
-        self.bank = bank
-        self.count = bank.length // size
-        self.begin = rank * self.count
-        self.segments: list[Segment] = bank.segments(self.begin, self.begin + self.count)
-        self.has_masters = bank.dtype in (_C.bfloat16, _C.float16)
-        self.of_muon = "momentum_buffer" in names
-        self.direct = size == 1 and not self.of_muon
-        needed = self.has_masters or not self.direct
-        self.values = self.mine(bank.read(bank.wide)).clone() if needed else None
-        self.moments = {name: bank.empty(bank.wide, self.count) for name in names}
-        self.average: Tensor | None = None  # with an EMA
-        self.updates = _C.full((), 0, _C.int64, bank.device)  # of it
-        self.steps = [0] * len(bank.parameters)
-        self.counts = [_C.full((), 0, _C.int64, bank.device) for _ in self.segments]
-        self.states = [self.cut(flat) for flat in self.moments.values()]
-        self.targets: list[Tensor] = []
-        self.masters: list[Tensor] = []
-        self.rounded: Tensor | None = None  # the piece of 16-bit parameters, on several processes
-        if self.of_muon:
-            self.targets = self.cut(self.truth)
-        elif self.direct:
-            self.targets = [bank.parameters[segment.parameter] for segment in self.segments]
-        elif self.has_masters:
-            self.rounded = bank.empty(bank.dtype, self.count)
-            self.targets = self.cut(self.rounded)
-        else:
-            self.targets = self.cut(self.truth)
-        if self.has_masters and not self.of_muon:
-            self.masters = self.cut(self.truth)
-
-    @property
-    def truth(self) -> Tensor:
-        assert self.values is not None
-        return self.values
-
-    def mine(self, flat: Tensor) -> Tensor:
-        return flat[self.begin : self.begin + self.count]
-
-    def cut(self, flat: Tensor) -> list[Tensor]:
-        """What of a flat tensor belongs to each segment; of one that is a parameter or matrix, in its shape."""
-        found = [flat[segment.begin : segment.end] for segment in self.segments]
-        if self.direct or self.of_muon:
-            shapes = (self.bank.parameters[segment.parameter].shape for segment in self.segments)
-            found = [piece.reshape(shape) for piece, shape in zip(found, shapes, strict=True)]
-        return found
-
-    def part(self, segment: Segment, whole: Tensor) -> Tensor:
-        """What of a parameter's tensor lies in a segment of it, flat."""
-        begin = self.begin + segment.begin - self.bank.offsets[segment.parameter]
-        return whole.reshape(-1)[begin : begin + segment.end - segment.begin]
-
-    def read(self) -> None:
-        """Take the values that parameters have now. Of a parameter with a master only before its first step, which
-        makes the master, as the optimizer's own step does.
-        """
-        if self.values is None:
-            return
-        if not self.has_masters or not any(self.steps):
-            self.values.copy_(self.mine(self.bank.read(self.bank.wide)))
-            return
-        for segment in self.segments:
-            if not self.steps[segment.parameter]:
-                own = self.part(segment, self.bank.parameters[segment.parameter].detach())
-                self.values[segment.begin : segment.end].copy_(own)
-
-    def now(self) -> list[Tensor]:
-        """The true values of each segment."""
-        return self.masters or self.targets
-
-    def kept(self) -> dict[str, Tensor]:
-        """The tensors of the state."""
-        return {**self.moments, "master": self.truth} if self.has_masters else self.moments
+def _is_number(value: object) -> TypeGuard[float]:
+    return is_real(value) and not isinstance(value, bool)
 
 
 class DataParallel:
@@ -156,8 +80,12 @@ class DataParallel:
                 raise TypeError(f"DataParallel: optimizer must be AdamW or Muon, got {type(part).__name__}")
         if mode != "exact":
             raise ValueError(f"DataParallel: mode must be exact, got {mode!r}")
-        if max_ranks is not None and (isinstance(max_ranks, bool) or not isinstance(max_ranks, int) or max_ranks < 1):
-            raise ValueError(f"DataParallel: max_ranks must be a whole number of at least 1, got {max_ranks!r}")
+        if max_ranks is not None and not (_is_whole(max_ranks) and 1 <= max_ranks <= _MOST_LEAVES):
+            raise ValueError(f"DataParallel: max_ranks must be a whole number in [1, 2**20], got {max_ranks!r}")
+        if ema is not None and not isinstance(ema, EMA):
+            raise TypeError(f"DataParallel: ema must be an EMA or None, got {type(ema).__name__}")
+        if not isinstance(overlap, bool):
+            raise TypeError(f"DataParallel: overlap must be True or False, got {overlap!r}")
         self._plane = world.plane("DataParallel")
         self.rank, self.size = world.rank(), world.world_size()
         self.max_ranks = max_ranks or self.size
@@ -191,7 +119,7 @@ class DataParallel:
             if self._plane is not None:
                 bank.write(self._plane.broadcast_tensor(bank.read(bank.dtype), 0, "parameters"))
         names = [("momentum_buffer",) if matrices else ("exp_avg", "exp_avg_sq") for matrices in whole]
-        self._owned = [_Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
+        self._owned = [Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
             raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
         gpus = None if self._plane is None else self._plane.gpus
@@ -244,7 +172,16 @@ class DataParallel:
 
     def own(self, batch: Sequence[Any]) -> list[tuple[Any, ...]]:
         """This rank's leaves of a batch, as `leaves` yields them."""
-        parts = tuple(batch)
+        several = isinstance(batch, Iterable) and getattr(batch, "ndim", 1) > 0
+        parts = tuple(batch) if several else (batch,)
+        for part in parts:
+            if (
+                getattr(part, "ndim", 1) < 1
+                or isinstance(part, (str, bytes, Mapping))
+                or not hasattr(part, "__getitem__")
+            ):
+                got = f"{type(batch).__name__} with {type(part).__name__}" if several else type(batch).__name__
+                raise TypeError(f"leaves: batch must be several tensors or arrays of at least 1 dim, got {got}")
         rows = {len(part) for part in parts}
         if len(rows) != 1 or next(iter(rows)) % self.max_ranks:
             raise ValueError(
@@ -273,8 +210,8 @@ class DataParallel:
 
     def rounds(self, backwards: int | None = None) -> Iterator[int]:
         """Yield the number of each of this rank's leaves, from 0, and take its gradients: `leaves` without a batch."""
-        if backwards is not None and backwards < 1:
-            raise ValueError(f"leaves: backwards must be at least 1, or None, got {backwards}")
+        if backwards is not None and not (_is_whole(backwards) and 1 <= backwards < 2**31):
+            raise ValueError(f"leaves: backwards must be a whole number in [1, 2**31), or None, got {backwards!r}")
         mine = self.max_ranks // self.size
         self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []
         self.optimizer.zero_grad()
@@ -333,6 +270,8 @@ class DataParallel:
         """Add the leaves' gradients of all ranks and return their norm, a float64 scalar on the device; then call
         `update`, or begin a new step. clip: the largest norm, that of `update`; None or 0 for no clipping.
         """
+        if clip is not None and not (_is_number(clip) and clip >= 0):
+            raise ValueError(f"reduce: clip must be a number of at least 0, or None, got {clip!r}")
         if self._done != self.max_ranks // self.size:
             raise RuntimeError(f"step: leaves() must have come to its end, got {self._done} leaves")
         first = self._banks[0]
@@ -356,7 +295,7 @@ class DataParallel:
         norm, self._scale, self._guard = _C.block_norm(squares, clip or math.inf)
         return norm
 
-    def _sum(self, counter: Counter, owned: _Owned, blocks: Tensor) -> Tensor | list[Tensor]:
+    def _sum(self, counter: Counter, owned: Owned, blocks: Tensor) -> Tensor | list[Tensor]:
         """The gradients of what this rank owns. blocks: gets their squares."""
         if self._plane is not None:
             return add(self._plane.all_to_all_tensor(counter.packed(), "gradients"), owned.bank, blocks)
@@ -374,6 +313,10 @@ class DataParallel:
         """
         if not self._sums:
             raise RuntimeError("update: reduce() must come before, got no gradients")
+        if guard is not None:
+            need_tensors("update", guard=guard)
+            if guard.ndim:
+                raise ValueError(f"update: guard must have shape (), got {tuple(guard.shape)}")
         sums, self._sums = self._sums, []
         bad = self._guard if guard is None else self._guard + guard
         for owned, gradients in zip(self._owned, sums, strict=True):
@@ -404,6 +347,9 @@ class DataParallel:
         """Multiply parameters, and their masters, by tensors that spread over them: the same on every rank, which must
         all call it, between two steps.
         """
+        if not isinstance(factors, Mapping):
+            raise TypeError(f"scale: factors must be a dict of tensors by parameter, got {type(factors).__name__}")
+        need_tensors("scale", **{f"factor {number}": factor for number, factor in enumerate(factors.values())})
         for owned in self._owned:
             bank = owned.bank
             scaled = [parameter in factors for parameter in bank.parameters]
@@ -436,7 +382,7 @@ class DataParallel:
         """Add the gradients of all leaves and update the parameters of every rank; return the norm before clipping, a
         float64 scalar on their device. A norm that is NaN or infinite changes nothing, on all ranks.
         """
-        if clip is not None and not clip > 0:
+        if clip is not None and not (_is_number(clip) and clip > 0):
             raise ValueError(f"step: clip must be a number greater than 0, or None, got {clip!r}")
         norm = self.reduce(clip)
         self.update()
@@ -447,7 +393,7 @@ class DataParallel:
         part, index = self._place[number]
         return part._rate(index, device, float(part.param_groups[index]["lr"]))
 
-    def _adamw(self, owned: _Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
+    def _adamw(self, owned: Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
         bank = owned.bank
         numbers = [self._group[id(bank.parameters[segment.parameter])] for segment in owned.segments]
         moving = (i for i, segment in enumerate(owned.segments) if moves[segment.parameter])
@@ -469,7 +415,7 @@ class DataParallel:
         table = _C.tensor(rows, _C.float64, _C.device("cpu"))
         _C.adamw_(values, sums, firsts, seconds, masters, counts, rates, table, guard, self._scale)
 
-    def _muon(self, owned: _Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
+    def _muon(self, owned: Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
         """Batches are those of one leaf's piece of the bank, so a product of many matrices is the same on every number
         of ranks, whose bits may depend on how many it has.
         """
@@ -491,6 +437,9 @@ class DataParallel:
 
     def of_leaves(self, values: Sequence[Tensor]) -> Tensor:
         """One float32 scalar for each leaf, this rank's given: [max_ranks] on every rank."""
+        if not isinstance(values, Sequence) or not values:
+            raise TypeError(f"of_leaves: values must be a list of tensors, got {shown(values, 80)}")
+        need_tensors("of_leaves", **{f"value {number}": value for number, value in enumerate(values)})
         return self._all(_C.cat([value.detach().reshape(1).float() for value in values]), "losses")
 
     def tree_of(self, flat: Tensor) -> Tensor:
@@ -568,7 +517,7 @@ class DataParallel:
             if self.ema is not None:
                 self.ema.averages.clear()
 
-    def _read_counts(self, owned: _Owned) -> None:
+    def _read_counts(self, owned: Owned) -> None:
         """The steps that AdamW has taken: the device knows which were not finite."""
         if owned.of_muon or not any(owned.steps):
             return

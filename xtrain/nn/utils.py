@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .. import _C
 from .._C import Tensor
-from .._types import is_real
+from .._types import is_real, need_tensors, parameters_of
 from ..autograd import no_grad
 
 
@@ -23,8 +23,8 @@ def clip_grad_norm_(
     """
     if norm_type != 2.0:
         raise NotImplementedError(f"clip_grad_norm_: norm_type must be 2.0, got {norm_type}")
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    grads = [grad for grad in (parameter.grad for parameter in parameters) if grad is not None]
+    owners = parameters_of("clip_grad_norm_", parameters)
+    grads = [grad for grad in (parameter.grad for parameter in owners) if grad is not None]
     if not grads:
         return _C.full((), 0, _C.float32)
     if not error_if_nonfinite:
@@ -47,7 +47,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
     ValueError for a negative clip_value.
     """
     most = _number("clip_grad_value_", "clip_value", clip_value)
-    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+    for parameter in parameters_of("clip_grad_value_", parameters):
         if parameter.grad is not None:
             parameter.grad.copy_(_C.minimum(_C.maximum(parameter.grad, -most), most))
 
@@ -56,7 +56,7 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
     """All elements of the parameters, one behind the other: [sum of their sizes], differentiable. They have one dtype
     and device; ValueError for no parameter.
     """
-    flat = [parameter.reshape((-1,)) for parameter in parameters]
+    flat = [parameter.reshape((-1,)) for parameter in parameters_of("parameters_to_vector", parameters)]
     if not flat:
         raise ValueError("parameters_to_vector: parameters must hold at least one tensor, got none")
     return _C.cat(flat)
@@ -67,7 +67,8 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     """Copies a vector, such as parameters_to_vector gives, into the parameters. ValueError for a vector of another
     shape; then nothing has changed.
     """
-    parameters = list(parameters)
+    parameters = parameters_of("vector_to_parameters", parameters)
+    need_tensors("vector_to_parameters", vec=vec)
     total = sum(parameter.numel() for parameter in parameters)
     if tuple(vec.shape) != (total,):
         raise ValueError(f"vector_to_parameters: vec must have shape {(total,)}, got {tuple(vec.shape)}")

@@ -32,6 +32,8 @@ class EMA:
             raise ValueError(f"EMA: decay must be a number in [0, 1), got {decay!r}")
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise TypeError(f"EMA: params must be an iterable of tensors, got {type(params).__name__}")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TypeError(f"EMA: optimizer must be an optimizer or None, got {type(optimizer).__name__}")
         self.params: list[Tensor] = list(params)
         if not self.params:
             raise ValueError("EMA: params must hold at least one tensor, got none")
@@ -89,7 +91,10 @@ class EMA:
         """
         if not isinstance(state_dict, Mapping) or not {"step", "averages"} <= set(state_dict):
             raise TypeError(f"EMA: state_dict must be a dict with step and averages, got {shown(state_dict, 80)}")
-        step, averages = as_int("EMA", "step", state_dict["step"]), list(state_dict["averages"])
+        step, given = as_int("EMA", "step", state_dict["step"]), state_dict["averages"]
+        if not isinstance(given, Iterable):
+            raise TypeError(f"EMA: averages must be a list of tensors, got {type(given).__name__}")
+        averages = list(given)
         if not 0 <= step < _C.MOST_STEPS:
             raise ValueError(f"EMA: step must be in [0, 2**40), got {step}")
         if len(averages) != len(self.params):

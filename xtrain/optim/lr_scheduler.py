@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._types import is_real
+from ..errors import shown
 from .optimizer import Optimizer
 from .schedule import LRScheduler
 
@@ -274,6 +275,11 @@ class SequentialLR(LRScheduler):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a state_dict."""
-        for scheduler, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+        states: Any = state_dict.get("schedulers") if isinstance(state_dict, Mapping) else None
+        if not isinstance(states, (list, tuple)) or len(states) != len(self.schedulers):
+            raise TypeError(
+                f"SequentialLR: state_dict must have {len(self.schedulers)} schedulers, got {shown(state_dict, 80)}"
+            )
+        for scheduler, state in zip(self.schedulers, states, strict=True):
             scheduler.load_state_dict(state)
         super().load_state_dict(state_dict)

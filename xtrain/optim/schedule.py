@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .._types import as_int
+from .._types import as_int, is_real
+from ..errors import shown
 from .optimizer import Optimizer
 
 
@@ -26,6 +27,11 @@ def lr_schedule(
         raise ValueError(f"lr_schedule: kind must be cosine, linear, constant or wsd, got {kind!r}")
     if decay_form not in ("linear", "1-sqrt"):
         raise ValueError(f"lr_schedule: decay_form must be linear or 1-sqrt, got {decay_form!r}")
+    for name, value in {"step": step, "warmup": warmup, "total": total, "base": base, "final": final}.items():
+        if not is_real(value):
+            raise TypeError(f"lr_schedule: {name} must be a number, got {type(value).__name__}")
+    if decay is not None and not is_real(decay):
+        raise TypeError(f"lr_schedule: decay must be a number or None, got {type(decay).__name__}")
     if step < warmup:
         return base * (step + 1) / warmup
     if kind == "constant":
@@ -58,8 +64,10 @@ class LRScheduler:
         lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
         last_epoch: int = -1,
     ) -> None:
+        groups: Any = getattr(optimizer, "param_groups", None)
+        if not isinstance(groups, list):
+            raise TypeError(f"{type(self).__name__}: optimizer must be an optimizer, got {type(optimizer).__name__}")
         self.optimizer = optimizer
-        groups = optimizer.param_groups
         given: Any = lr_lambda
         functions = list(given) if isinstance(given, Iterable) else [given] * len(groups)
         for function in functions:
@@ -95,7 +103,21 @@ class LRScheduler:
         return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state_dict."""
-        self.base_lrs = list(state_dict["base_lrs"])
-        self.last_epoch = state_dict["last_epoch"] - 1
-        self.step()
+        """Goes on from a state_dict. TypeError or ValueError for what is none; then nothing has changed."""
+        name = type(self).__name__
+        if not isinstance(state_dict, Mapping) or not {"base_lrs", "last_epoch"} <= set(state_dict):
+            raise TypeError(
+                f"{name}: state_dict must be a dict with base_lrs and last_epoch, got {shown(state_dict, 80)}"
+            )
+        rates, epoch = state_dict["base_lrs"], as_int(name, "last_epoch", state_dict["last_epoch"])
+        if not isinstance(rates, (list, tuple)) or not all(is_real(rate) for rate in rates):
+            raise TypeError(f"{name}: base_lrs must be a list of numbers, got {shown(rates, 80)}")
+        if len(rates) != len(self.base_lrs):
+            raise ValueError(f"{name}: base_lrs must hold {len(self.base_lrs)} numbers, got {len(rates)}")
+        before = self.base_lrs, self.last_epoch
+        self.base_lrs, self.last_epoch = list(rates), epoch - 1
+        try:
+            self.step()
+        except Exception:
+            self.base_lrs, self.last_epoch = before
+            raise

@@ -92,4 +92,6 @@ FAULTS = [
     Fault("cpu: floordiv zero", "csrc/cpu/elementwise/binary.c", "if (q == 0) return sign((A)0, a / b);", "if (q == 0) return 0;", "quotient 0 has the sign of a / b", "tests/ops/test_op_rules.py::test_quotients_and_remainders_of_zero_have_a_sign"),
     Fault("ops: tape version", "csrc/ops/common.c", "    __atomic_add_fetch(&a->storage->version, 1, __ATOMIC_RELAXED);\n", "", "in-place sum of the tape raises the version", "tests/core/test_tape_rules.py::test_a_gradient_that_grows_in_place_has_changed"),
     Fault("layers: qk accumulate", "csrc/cpu/layers/qk_norm_rope.c", "p->accumulate[i] && begin == 0 ?", "p->accumulate[i] ?", "the first piece starts from what is there", "tests/ops/test_fused.py::test_qk_norm_rope_adds_to_gradients_in_place"),
+    Fault("layers: qk period", "csrc/cpu/layers/qk_norm_rope.c", "t->places = t->positions || t->period > rows ? rows : t->period;", "t->places = t->positions ? rows : t->period;", "a period beyond the rows takes no memory", "tests/ops/test_fused.py::test_qk_norm_rope_of_a_period_beyond_its_rows"),
+    Fault("mhc: squares", "csrc/cpu/mhc/mhc_pre.c", "                squares[t] += sum;\n", "                squares[t] = (ACC)(squares[t] + sum);\n", "added up in double", "tests/mhc/test_mhc.py::test_squares_of_a_long_token_are_added_up_in_double"),
 ]  # fmt: skip

@@ -99,4 +99,7 @@ FAULTS = [
     Fault("nn: mhc contraction eps", "xtrain/nn/mhc.py", "            norm_eps=self.norm_eps,\n            hc_eps=self.hc_eps,\n        )[0]", "            norm_eps=self.norm_eps,\n        )[0]", "hc_eps of a contraction", "tests/mhc/test_mhc.py::test_expansion_and_contraction"),
     Fault("functional: smooth range", "xtrain/functional.py", "if not 0.0 <= label_smoothing <= 1.0:", "if not -1.0 <= label_smoothing <= 1.0:", "label_smoothing in [0, 1]", "tests/nn/test_by_name.py::test_what_the_loss_refuses"),
     Fault("functional: smooth 16", "xtrain/functional.py", "even = -log_softmax(input.float() if input.itemsize < 4 else input).mean(-1)", "even = -log_softmax(input).mean(-1).float()", "smoothing in float32", "tests/nn/test_by_name.py::test_label_smoothing"),
+    Fault("nn: mhc one stream", "xtrain/nn/mhc.py", "if self.n > 1 else 16.0)", "if self.n > 1 else 6.0)", "with n = 1 it stays close", "tests/mhc/test_mhc.py::test_a_new_layer_is_the_plain_residual"),
+    Fault("nn: mhc bias", "xtrain/nn/mhc.py", "-math.log(self.n - 1) if", "-math.log(self.n) if", "h_pre starts at 1 / n", "tests/mhc/test_mhc.py::test_a_new_layer_is_the_plain_residual"),
+    Fault("nn: mhc float", "xtrain/nn/mhc.py", "    if not x.dtype.is_floating_point:\n        raise TypeError(f\"{name}: x must have", "    if False:\n        raise TypeError(f\"{name}: x must have", "x of floats", "tests/mhc/test_mhc.py::test_bad_layers"),
 ]  # fmt: skip
