@@ -52,6 +52,7 @@ class Graph(Generic[_R]):
         self._generator: CapturedGenerator | None = None  # of a captured step that draws
         # Makes the replay that it is given, where a step has exchanges with other processes: they must know of it.
         self.around: Callable[[Callable[[], None]], None] | None = None
+        self.attempt = 0  # number of the capture: the first may fail
         self._ended = ""  # why there are no further replays
         self._seen: list[Any] | None = None  # states and options of the optimizers that _prepare has found right
         self.launches = 0
@@ -180,6 +181,7 @@ class Graph(Generic[_R]):
     def _capture(self) -> None:
         assert self._inputs is not None
         self.around = None
+        self.attempt += 1
         self._prepare()  # a learning rate written inside would be written by each replay
         rng = _C.get_rng_state()
         generator = CapturedGenerator(self._device) if self._draws else None

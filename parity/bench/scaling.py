@@ -1,10 +1,14 @@
 """How a training step scales with processes: xtrain's DataParallel, and DDP + torch.compile, in turns in one run.
 
-    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--seconds 10] [--limit 540]
+    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--modes weak] [--limit 540]
 
-weak: every rank has the preset's batch; strong: all share it. Contenders of one case follow each other, `--rounds` times
-in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing, and prints the
-table. The command stops at `--limit` seconds and says so. Exact mode, so its leaves are as many as its ranks.
+weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m and 0.6b. Contenders of one case follow each other, `--rounds` times
+in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing or has failed,
+and prints the table. The command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on
+GPUs xtrain's step is a captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo
+moves those of DDP.
+
+Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +23,32 @@ import tempfile
 import time
 from pathlib import Path
 
-from train_step import HERE, groups, settings
+import train_step
+from train_step import HERE, groups
 
 CONTENDERS = ("xtrain", "ddp")
 WARM = 3
+# name: (batch, length, config)
+SHAPES = {
+    "67m": (32, 256, dict(
+        vocab_size=50257, hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=12, head_dim=32, tie_word_embeddings=False, rope_theta=1e6,
+    )),
+    "0.6b": (16, 1024, dict(
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, rope_theta=1e6,
+    )),
+}  # fmt: skip
+
+
+def settings(name: str):
+    """(Qwen3Config, batch size, sequence length)."""
+    if name not in SHAPES:
+        return train_step.settings(name)
+    from xtrain.models import Qwen3Config
+
+    batch, length, shape = SHAPES[name]
+    return Qwen3Config(**shape), batch, length
 
 
 def xtrain_steps(preset: str, batch: int, device: str, precision: str):
@@ -37,23 +63,26 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str):
     if device == "cpu":
         xt.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     config, _, length = settings(preset)
-    model = Qwen3(config).to(getattr(xt, precision)).to(place)
+    model = Qwen3(config, device=place).to(getattr(xt, precision))
     optimizer = xt.optim.AdamW(groups(model.parameters()), lr=1e-3, betas=(0.9, 0.95))
     parallel = xt.distributed.DataParallel(model, optimizer)
     rng = np.random.default_rng(0)
 
+    def train(*tensors):
+        for ids, wanted in parallel.leaves(tensors, backwards=1):
+            (model.loss(ids, wanted, reduction="sum") / (batch * length)).backward()
+        return parallel.step(clip=1.0)
+
+    call = xt.cuda.graph(train, optimizers=[optimizer]) if device == "cuda" else train
+
     def step() -> None:
         block = rng.integers(0, config.vocab_size, (batch, length + 1))
-        tokens, targets = (np.ascontiguousarray(part) for part in (block[:, :-1], block[:, 1:]))
-        for ids, wanted in parallel.leaves((tokens, targets)):
-            loss = model.loss(xt.from_numpy(ids).to(place), xt.from_numpy(wanted).to(place), reduction="sum")
-            (loss / targets.size).backward()
-        parallel.step(clip=1.0)
+        parallel.begin()
+        call(*(xt.from_numpy(np.ascontiguousarray(part)).to(place) for part in (block[:, :-1], block[:, 1:])))
+        if device == "cuda":
+            xt.cuda.synchronize()
 
-    def everywhere(value: bool) -> bool:
-        return xt.distributed.gather_json(value)[0]
-
-    return rank, step, everywhere, batch * length, xt.distributed.shutdown
+    return rank, step, xt.distributed.gather_json, batch * length, xt.distributed.shutdown
 
 
 def ddp_steps(preset: str, batch: int, device: str, precision: str):
@@ -82,7 +111,9 @@ def ddp_steps(preset: str, batch: int, device: str, precision: str):
     dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank, world_size=size)
     config, _, length = settings(preset)
     torch.manual_seed(0)
-    model = TorchQwen3(config, length).to(getattr(torch, precision)).to(place)
+    with torch.device(place):
+        model = TorchQwen3(config, length)
+    model = model.to(getattr(torch, precision))
     network = Loss(model)
     if size > 1:
         network = torch.nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
@@ -96,30 +127,37 @@ def ddp_steps(preset: str, batch: int, device: str, precision: str):
         network(block[:, :-1], block[:, 1:]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
-    def everywhere(value: bool) -> bool:
-        flag = torch.tensor([int(value)], device=place)
-        dist.broadcast(flag, 0)
-        return bool(flag.item())
+    def gather(value: float) -> list[float]:
+        mine = torch.tensor([float(value)], device=place, dtype=torch.float64)
+        all_ = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(all_, mine)
+        return [one.item() for one in all_]
 
-    return rank, step, everywhere, batch * length, dist.destroy_process_group
+    return rank, step, gather, batch * length, dist.destroy_process_group
 
 
 def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
     """One rank of one round; rank 0 prints tokens per second of all ranks together."""
     make = xtrain_steps if contender == "xtrain" else ddp_steps
-    rank, step, everywhere, tokens, end = make(options.preset, batch, options.device, options.precision)
+    rank, step, gather, tokens, end = make(options.preset, batch, options.device, options.precision)
     for _ in range(WARM):
         step()
     times: list[float] = []
+    busy = 0.0
     begun = time.perf_counter()
-    while everywhere(time.perf_counter() - begun < options.seconds):  # rank 0 decides, outside of the step's time
-        at = time.perf_counter()
+    while gather(time.perf_counter() - begun < options.seconds)[0]:  # rank 0 decides, outside of the step's time
+        at, cpu_at = time.perf_counter(), time.process_time()
         step()
-        everywhere(True)  # on a GPU, this waits for it
+        gather(0.0)  # a step ends with its slowest rank
         times.append(time.perf_counter() - at)
+        busy += time.process_time() - cpu_at
+    busy = sum(gather(busy))
     if rank == 0:
-        print(json.dumps({"tokens_per_second": tokens / statistics.median(times), "steps": len(times)}), flush=True)
+        found = {"tokens_per_second": tokens / statistics.median(times), "steps": len(times)}
+        print(json.dumps({**found, "cpu_seconds": busy / (tokens * len(times)) * 1e6}), flush=True)
     end()
 
 
@@ -136,7 +174,9 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
                     "XTRAIN_WORLD_SIZE": str(world),
                     "XTRAIN_STORE": f"file:{folder}/meet",
                 }
-                environment = {**os.environ, **store, "XTRAIN_PLANE": "host"}
+                environment = {**os.environ, **store}
+                if options.device == "cpu":  # one compiler a rank, where all share the processors
+                    environment |= {"XTRAIN_PLANE": "host", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
                 processes.append(subprocess.Popen(words, env=environment, stdout=files[rank], stderr=subprocess.STDOUT))
             deadline = time.monotonic() + left
             failed = False
@@ -162,22 +202,24 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
 
 def table(rows: list[dict], options: argparse.Namespace) -> str:
     lines = [
-        "| scaling | library | processes | tokens/s | of W times one | beside DDP |",
-        "|---|---|---:|---:|---:|---:|",
+        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | CPU s for 1M tokens |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    found: dict[tuple[str, str, int], float] = {}
+    cases: dict[tuple[str, str, int], list[dict]] = {}
     for row in rows:
-        key = row["mode"], row["contender"], row["world"]
-        speeds = [one["tokens_per_second"] for one in rows if (one["mode"], one["contender"], one["world"]) == key and "failed" not in one]  # fmt: skip
-        if speeds:
-            found[key] = statistics.median(speeds)
-    for mode, contender, world in sorted(found):
-        speed = found[mode, contender, world]
-        one, other = found.get((mode, contender, 1)), found.get((mode, "ddp", world))
+        cases.setdefault((row["mode"], row["contender"], row["world"]), []).append(row)
+    good = {key: [one for one in found if "failed" not in one] for key, found in cases.items()}
+    speeds = {key: statistics.median(one["tokens_per_second"] for one in found) for key, found in good.items() if found}
+    for mode, contender, world in sorted(speeds):
+        found, speed = good[mode, contender, world], speeds[mode, contender, world]
+        one, other = speeds.get((mode, contender, 1)), speeds.get((mode, "ddp", world))
         share = f"{speed / one / world:.1%}" if one else ""
         beside = f"{speed / other:.2f}" if other else ""
-        lines.append(f"| {mode} | {contender} | {world} | {speed:,.0f} | {share} | {beside} |")
-    lines += sorted({f"{row['mode']}, {row['contender']}, {row['world']}: {row['failed']}" for row in rows if "failed" in row})  # fmt: skip
+        busy = statistics.median(one["cpu_seconds"] for one in found)
+        lines.append(
+            f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {busy:,.0f} |"
+        )
+    lines += [f"{', '.join(map(str, key))}: {cases[key][-1]['failed']}" for key in sorted(cases) if not good[key]]
     return "\n".join(lines)
 
 
@@ -185,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", default="1,2")
     parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--modes", default="weak,strong")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -197,8 +240,6 @@ def main() -> None:
     if options.worker:
         worker(options.worker, options, options.batch)
         return
-    if options.device == "cuda":
-        print("xtrain has no NCCL plane yet: its bytes go through the host plane here, which is for tests.")
     worlds = [int(one) for one in options.worlds.split(",")]
     batch = settings(options.preset)[1]
     begun, path = time.monotonic(), Path(options.json)
@@ -210,11 +251,11 @@ def main() -> None:
         "seconds": options.seconds,
     }
     rows = [row for row in rows if {key: row.get(key) for key in about} == about]
-    done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows}
+    done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows if "failed" not in row}
     missing = [
         (number, mode, world, contender)
         for number in range(options.rounds)
-        for mode in ("weak", "strong")
+        for mode in options.modes.split(",")
         for world in worlds
         for contender in CONTENDERS[:: 1 if number % 2 == 0 else -1]
         if (number, mode, world, contender) not in done
@@ -228,7 +269,8 @@ def main() -> None:
             try:
                 result = round_of(contender, world, rows_of, options, left)
             except TimeoutError:
-                print(f"stopped after {options.limit:g} s: {len(missing) - i} rounds are missing; call it again")
+                again = "; one takes longer than --limit" if i == 0 else ""
+                print(f"stopped after {options.limit:g} s: {len(missing) - i} rounds are missing{again}; call it again")
                 break
         rows.append({**about, "round": number, "mode": mode, "world": world, "contender": contender, **result})
         with path.open("a") as file:

@@ -53,9 +53,10 @@ def test_set_grad_enabled_switches_at_once() -> None:
     assert not xt.is_grad_enabled()
     xt.set_grad_enabled(True)
     assert xt.is_grad_enabled()
-    with xt.set_grad_enabled(False):
-        assert not xt.is_grad_enabled()
-    assert xt.is_grad_enabled()
+    for mode in (False, True):
+        with xt.set_grad_enabled(mode):
+            assert xt.is_grad_enabled() is mode
+        assert xt.is_grad_enabled()
 
 
 class Parts(xt.Function):

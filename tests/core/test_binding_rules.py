@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import hashlib
 import threading
@@ -304,6 +305,16 @@ def test_a_deep_copy_has_a_gradient_of_its_own() -> None:
     assert twin.requires_grad and twin.grad.tolist() == [3.0, 3.0]
 
 
+def test_a_deep_copy_of_a_cycle_is_a_cycle() -> None:
+    class Odd(xt.Tensor):
+        pass
+
+    odd = _C.make_subclass(Odd, xt.ones(2))
+    odd.parts = [odd]
+    twin = copy.deepcopy(odd)
+    assert twin.parts[0] is twin is not odd
+
+
 def test_a_collected_tensor_keeps_memory_that_is_still_read() -> None:
     """A cycle of garbage through a subclass, while a memoryview of it is alive."""
 
@@ -319,3 +330,68 @@ def test_a_collected_tensor_keeps_memory_that_is_still_read() -> None:
     gc.collect()
     junk = [xt.full((3000,), 1.0) for _ in range(4)]
     assert (np.asarray(view) == 7.0).all() and junk
+
+
+def lent(array: np.ndarray, change=lambda at: None) -> object:
+    """A lender of a versioned capsule of NumPy's in which `change(address)` has written; its data at 32, its offset at 72."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = array.__dlpack__(max_version=(1, 0))
+    change(pointer(capsule, b"dltensor_versioned"))
+
+    class Lender:
+        def __dlpack__(self, **options):
+            return capsule
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    return Lender()
+
+
+def test_a_capsule_says_where_its_data_is() -> None:
+    def far(at: int) -> None:  # the data begins 96 bytes behind what is named
+        ctypes.c_uint64.from_address(at + 32).value -= 96
+        ctypes.c_uint64.from_address(at + 72).value = 96
+
+    def odd(at: int) -> None:
+        ctypes.c_uint64.from_address(at + 32).value += 2
+
+    def newer(at: int) -> None:
+        ctypes.c_uint32.from_address(at).value = 2
+
+    array = np.arange(4, dtype=np.float32)
+    assert xt.from_dlpack(lent(array, far)).tolist() == array.tolist()
+    for change, match in ((odd, "data must be aligned to 4 bytes"), (newer, "DLPack major version must be 1, got 2")):
+        with pytest.raises(BufferError, match="from_dlpack: " + match):
+            xt.from_dlpack(lent(array, change))
+
+
+def test_a_capsule_says_that_it_is_a_copy() -> None:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    x = xt.ones(2)
+    for copied in (False, True):
+        capsule = x.__dlpack__(max_version=(1, 1), copy=copied)
+        flags = ctypes.c_uint64.from_address(pointer(capsule, b"dltensor_versioned") + 24).value
+        assert flags == (2 if copied else 0)
+    with pytest.raises(BufferError, match="argument 'stream' must be None for a tensor on the CPU, got 1"):
+        x.__dlpack__(stream=1)
+
+
+def test_what_is_a_copy_and_what_is_not() -> None:
+    x = xt.arange(3).float()
+    assert x.contiguous() is x and x.to(xt.float32) is x and _C.cast(x, xt.float32) is x
+    for apart in (x.__array__(copy=True), np.array(x, copy=True)):
+        apart[:] = 7
+    x[[1]].fill_(7)
+    assert x.tolist() == [0, 1, 2]
+    x.__array__(copy=False)[0] = 5
+    assert x.tolist() == [5, 1, 2]
+    for options in ({}, {"dtype": xt.float32}):
+        with pytest.raises(TypeError, match="tensor: array must be .*, got complex64"):
+            xt.tensor(np.ones(2, np.complex64), **options)
+
+
+def test_a_thousand_values_are_shown() -> None:
+    assert len(repr(xt.zeros(1000))) > 1000 > len(repr(xt.zeros(1001)))

@@ -75,3 +75,9 @@ def test_distributions() -> None:
     assert ((counts - n / 10) ** 2 / (n / 10)).sum() < 40  # chi-squared, 9 degrees of freedom
     tail = (np.abs(z) > 3).mean()
     assert abs(tail - 0.0026998) < 5 * math.sqrt(0.0027 / n)
+
+
+def test_the_last_fill_is_followed_by_the_first() -> None:
+    generator = xt.Generator()
+    generator.set_state((1, 2**64 - 1))
+    assert [generator.key() for _ in range(2)] == [(1, -1), (1, 0)] and generator.get_state() == (1, 1)

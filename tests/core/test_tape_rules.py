@@ -402,3 +402,12 @@ def test_gradients_of_one_column_group_have_memory_of_their_own() -> None:
         ((a * q[2]).sum() + (b * q[3]).sum()).backward()
         grads.append(x.grad.tolist())
     assert grads[0] == grads[1]
+
+
+def test_a_gradient_that_grows_in_place_has_changed() -> None:
+    x, w = (xt.ones(2, requires_grad=True) for _ in range(2))
+    x.sum().backward()
+    y = (w * x.grad).sum()
+    x.sum().backward()
+    with pytest.raises(RuntimeError, match="saved by 'mul' was changed in place"):
+        y.backward()

@@ -13,7 +13,7 @@ from xtrain import data
 from xtrain.cli import main
 from xtrain.data import records, token_files
 from xtrain.data.loader import IGNORED, Loader, Windows
-from xtrain.data.token_files import HEADER, open_token_file
+from xtrain.data.token_files import HEADER, HEADER_BYTES, open_token_file
 from xtrain.errors import ConfigError, DataError
 from xtrain.tokenizers import ChatTemplate, find_tokenizer, train_tokenizer
 from xtrain.train import Trainer
@@ -138,6 +138,34 @@ def test_a_template_has_what_transformers_gives_it() -> None:
     assert found.render([{"role": "x"}, {"role": "\u00f6"}]) == '<s>{"role": "\u00f6"}</s>'
     marked = ChatTemplate({"chat_template.jinja": MARKED.encode()})
     assert marked.render(TALK) == ChatTemplate({"chat_template.jinja": CHATML.encode()}).render(TALK)
+
+
+@pytest.mark.parametrize(
+    "template,text",
+    [
+        ("a\n{% if true %}\n  b\n{% endif %}\nc", "a\n  b\nc"),  # the line break behind a block goes
+        ("a\n    {% if true %}b{% endif %}", "a\nb"),  # and blanks before it
+        ("{{ tools is none }} {{ documents is none }}", "True True"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{%- generation -%} x {%- endgeneration %}", "x"),
+        ("{{ mask_token }}{{ pad_token }}", "<m><p>"),
+        (b"\xff|", "\ufffd|"),
+    ],
+)
+def test_a_template_is_rendered_as_transformers_does(template: str | bytes, text: str) -> None:
+    """For spans, too, which are where the generation blocks are."""
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install jinja2)")
+    tokens = json.dumps({"mask_token": "<m>", "pad_token": {"content": "<p>"}}).encode()
+    content = template if isinstance(template, bytes) else template.encode()
+    found = ChatTemplate({"chat_template.jinja": content, "tokenizer_config.json": tokens})
+    assert found.render(TALK) == text
+    if b"generation" in content:
+        assert found.spans(TALK) == ("x", [(0, 1)])
+    else:
+        marked = ChatTemplate(
+            {"chat_template.jinja": content + b"{% generation %}{% endgeneration %}", "tokenizer_config.json": tokens}
+        )
+        assert marked.spans(TALK) == (text, [(len(text), len(text))])
 
 
 REORDERS = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -327,6 +355,39 @@ def test_a_validation_part_that_learns_nothing(tmp_path) -> None:
 
 
 # ---- damaged files
+
+
+def test_places_in_a_token_file(tmp_path, monkeypatch) -> None:
+    """Sections begin at multiples of 64 bytes; the index is behind the tokens; it and a tokenizer's files have limits."""
+    pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
+    (tmp_path / "t").mkdir()
+    for name, content in train_tokenizer([b"a few words"], 260).items():
+        (tmp_path / "t" / name).write_bytes(content)
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a few", "completion": "words"}) + "\n")
+    data.prepare(tmp_path / "d.jsonl", tmp_path / "a", find_tokenizer(tmp_path / "t"))
+    good = (tmp_path / "a").read_bytes()
+    fields = list(HEADER.unpack(good[: HEADER.size]))
+    width, count, at, size = fields[2], fields[3], *fields[-2:]
+    sections = json.loads(good[at:])["sections"]
+    assert len(sections) > 3 and all(place % 64 == 0 for place, _ in sections.values())
+    path = tmp_path / "a"
+    fields[3] = (at - HEADER_BYTES) // width + 1  # tokens up to the first byte of the index
+    assert fields[3] > count and HEADER_BYTES + fields[3] * width > at
+    path.write_bytes(HEADER.pack(*fields) + good[HEADER.size :])
+    with pytest.raises(DataError, match=rf"is damaged: its header says {len(good)} bytes in all"):
+        open_token_file(path)
+    path.write_bytes(good)
+    largest = max(sizes for name, (_, sizes) in sections.items() if name.startswith("tokenizer/"))
+    for name, limit, words in (
+        ("_LARGEST_INDEX", size, "its header says"),
+        ("_LARGEST_TOKENIZER", largest, "it has no tokenizer.json"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(token_files, name, limit)
+            open_token_file(path)
+            patch.setattr(token_files, name, limit - 1)
+            with pytest.raises(DataError, match=f"is damaged: {words}"):
+                open_token_file(path)
 
 
 def test_damaged_masks_and_documents(tmp_path, monkeypatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 
 from xtrain import data
 from xtrain.cli import main
-from xtrain.data import records
+from xtrain.data import encoding, records
 from xtrain.data.readers import Document
 from xtrain.data.token_files import open_token_file
 from xtrain.errors import DataError
+from xtrain.files import write_file
 from xtrain.tokenizers import ByteTokenizer
 
 pytestmark = pytest.mark.on_cpu
@@ -123,6 +125,61 @@ def test_another_work_begins_anew(source) -> None:
     with pytest.raises(DataError, match="must be a folder of kept batches, but it holds other files"):
         written(source, "x.tokens", resume=True)
     assert (part / "thesis.txt").read_text() == "mine"
+
+
+class Changed(Interrupted):
+    """Another tokenizer of the same name."""
+
+    def files(self) -> dict[str, bytes]:
+        return {"tokenizer.json": b"another"}
+
+
+Changed.__name__ = Interrupted.__name__
+
+
+@pytest.mark.parametrize("change", [None, "time", "field", "tokenizer"])
+def test_what_makes_another_work(tmp_path, monkeypatch, change: str | None) -> None:
+    """Each by itself; and one file of the other work that is damaged, or cannot be written, is told."""
+    monkeypatch.setattr(records, "_BATCH", 4)
+    path, out = tmp_path / "a.jsonl", tmp_path / "x.tokens"
+    path.write_text("".join(json.dumps({"text": f"t{i}", "body": f"b{i}"}) + "\n" for i in range(40)))
+    tokenizer = Interrupted()
+    tokenizer.left = 25
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare(path, out, tokenizer, field="text", resume=True)
+    if change == "time":
+        os.utime(path, ns=(1, 1))
+    again, field = (Changed if change == "tokenizer" else Interrupted)(), "body" if change == "field" else "text"
+    if change is None:
+        first = tmp_path / "x.tokens.part" / "00000000.npz"
+        content = first.read_bytes()
+        for damaged in (content[: len(content) // 2], b"PK\3\4" + content[4:200], b"", b"no zip file"):
+            first.write_bytes(damaged)
+            with pytest.raises(DataError, match=r"00000000\.npz is damaged, remove it: "):
+                data.prepare(path, out, again, field=field, resume=True)
+        first.write_bytes(content)
+    data.prepare(path, out, again, field=field, resume=True)
+    assert (again.seen == 40) == (change is not None)
+
+
+def test_a_batch_that_cannot_be_kept_is_not_there(source, monkeypatch) -> None:
+    def full(path, write) -> None:
+        if path.suffix == ".npz":
+            raise OSError(28, "No space left on device")
+        write_file(path, write)
+
+    monkeypatch.setattr(encoding, "write_file", full)
+    with pytest.raises(DataError, match=r"00000000\.npz cannot be written: No space left on device$"):
+        written(source, "x.tokens", resume=True)
+    assert [path.name for path in (source.parent / "x.tokens.part").iterdir()] == ["key.json"]
+
+
+def test_a_process_that_has_ended_is_told() -> None:
+    def result() -> list:
+        raise BrokenProcessPool("a child terminated abruptly")
+
+    with pytest.raises(DataError, match=r"^data: a process that encodes has ended: is there too little memory\?$"):
+        encoding._finish((0, result, False), None)
 
 
 def test_the_command(source, capsys) -> None:

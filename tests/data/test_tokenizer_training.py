@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from xtrain import data
@@ -31,7 +32,7 @@ def test_it_encodes_any_text(tmp_path, capsys) -> None:
     assert len(made.encode(TEXT.encode())) < len(TEXT) / 2
     assert main(["prepare", str(tmp_path / "a.txt"), str(tmp_path / "x.tokens"), "--tokenizer", folder]) == 0
     found = open_token_file(tmp_path / "x.tokens")
-    assert found.tokens[:].tolist() == [*made.encode(TEXT.encode()).tolist(), 0]
+    assert found.tokens[:].tolist() == [*made.encode(TEXT.encode()).tolist(), 0] and found.tokenizer.eos == 0
     reader = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
     assert reader.encode(TEXT).ids == made.encode(TEXT.encode()).tolist()
     capsys.readouterr()
@@ -57,6 +58,10 @@ def test_a_batch_is_its_texts(tmp_path) -> None:
     for name, content in train_tokenizer([TEXT.encode()], 300).items():
         (tmp_path / name).write_bytes(content)
     made = find_tokenizer(tmp_path)
+    made.files().clear()
+    assert sorted(made.files()) == ["tokenizer.json", "tokenizer_config.json"], "a copy"
+    ids, places = made.encode_with_places("")
+    assert ids.shape == (0,) and places.shape == (0, 2) and places.dtype == np.int64
     texts = [line.encode() for line in TEXT.splitlines()[:5]] + [b"", b"\xff\xfe"]
     for text, ids in zip(texts, made.encode_batch(texts), strict=True):
         assert ids.dtype == made.encode(text).dtype and ids.tolist() == made.encode(text).tolist()
@@ -71,6 +76,8 @@ def test_a_batch_is_its_texts(tmp_path) -> None:
 def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="vocab must be at least 257, .* got 256"):
         train_tokenizer([b"text"], 256)
+    smallest = json.loads(train_tokenizer([b"text \xff"], 257)["tokenizer.json"])  # enough; texts need be no UTF-8
+    assert len(smallest["model"]["vocab"]) == 257 and smallest["model"]["vocab"]["<|endoftext|>"] == 0
     with pytest.raises(ConfigError, match="eos must not be empty"):
         train_tokenizer([b"text"], 300, "")
     with pytest.raises(DataError, match="there is no text to train a tokenizer on"):

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from ranks import HANGS, run_ranks
+from ranks import HANGS, at_once, run_ranks
 from runs import python
 
 import xtrain as xt
@@ -60,14 +60,20 @@ def test_exchanges(tmp_path):
 
 
 def test_ranks_must_have_one_version(tmp_path):
+    """And one build: another compiler, flag, contract of kernels or processor may give other bits."""
     code = (
-        "import os, sys, xtrain as xt\nfrom xtrain.distributed import world\n"
-        "if os.environ['XTRAIN_RANK'] == '1': world.__version__ = '9'\n"
+        "import os, sys, xtrain as xt\nfrom xtrain import _C\nfrom xtrain.distributed import world\n"
+        "if os.environ['XTRAIN_RANK'] == '1':\n    about = _C.build_info()\n    {}\n"
         "from xtrain.cli.guard import guard\nsys.exit(guard(lambda words: xt.distributed.init(), []))"
     )
-    for one in run_ranks(2, ["-c", code], tmp_path):
-        assert one.status == 2 and one.err.startswith("xtrain: error: distributed: version of xtrain must be the same")
-        assert "on rank 0 and '9' on rank 1" in one.err
+    cases = {"version of xtrain": "world.__version__ = '9'"}
+    for name, key in (("contract of kernels", "contract"), ("flags of the compiler", "flags")):
+        cases[name] = f"about['{key}'] = '9'; _C.build_info = lambda: about"
+    found = at_once(*(lambda n=n, c=c: run_ranks(2, ["-c", code.format(c)], tmp_path / n) for n, c in cases.items()))
+    for name, ranks in zip(cases, found, strict=True):
+        for one in ranks:
+            told = f"xtrain: error: distributed: {name} must be the same on every rank, got "
+            assert one.status == 2 and one.err.startswith(told) and "on rank 0 and '9' on rank 1" in one.err, one
 
 
 def planes(patience):

@@ -26,7 +26,7 @@ def test_two_workers(data, tmp_path):  # noqa: F811
     """They write what two ranks write that have been started by hand; a wrong option is an error here."""
     same = {"steps": 2, "eval_every": 0, "max_ranks": 2}
     done = python("-c", CODE.format(choices(data, tmp_path / "ray", **same)), env=clean_environment())
-    assert "done 2\n" in done.stdout, done
+    assert "done 2\n" in done.stdout and "ranks  2, started by Ray; a batch in 2 leaves" in done.stdout, done
     code = f"from xtrain.train import Trainer\nTrainer({choices(data, tmp_path / 'hand', **same)!r}).run()"
     assert [one.status for one in run_ranks(2, ["-c", code], tmp_path / "x")] == [0, 0]
     assert weights(newest(tmp_path / "ray")) == weights(newest(tmp_path / "hand"))

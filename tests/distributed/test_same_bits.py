@@ -379,8 +379,8 @@ def reduced():
         (lambda: reduced().update(xt.ones(3)), ValueError, r"update: guard must have shape \(\), got \(3,\)"),
         (lambda: parallel().scale(3), TypeError, "scale: factors must be a dict of tensors by parameter, got int"),
         (lambda: parallel().scale({xt.ones(2): 3}), TypeError, "scale: factor 0 must be a Tensor, got int"),
-        (lambda: parallel().tree_of(3), TypeError, "tree_of: values must be a list of tensors, got 3"),
-        (lambda: parallel().tree_of([3.0]), TypeError, "tree_of: value 0 must be a Tensor, got float"),
+        (lambda: parallel().of_leaves(3), TypeError, "of_leaves: values must be a list of tensors, got 3"),
+        (lambda: parallel().of_leaves([3.0]), TypeError, "of_leaves: value 0 must be a Tensor, got float"),
         (
             lambda: xt.distributed.gather_json(b"x"),
             TypeError,

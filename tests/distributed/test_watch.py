@@ -6,7 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
+import threading
 import time
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +84,14 @@ def ends():
         return d.shutdown() if sys.argv[2] == "in order" else sys.exit(3)
     d.barrier("end")
 
+def keeps_on():
+    if me:
+        os.kill(os.getpid(), signal.SIGKILL)
+    import atexit
+    handler = lambda: ctypes.PyDLL(None).usleep(100000000)  # keeps the GIL
+    atexit.unregister(world._at_exit), atexit.register(handler), atexit.register(world._at_exit)
+    d.barrier("end")
+
 def forked():
     if me:
         child = os.fork()
@@ -108,10 +119,63 @@ def lines(one: Rank) -> list[str]:
     return one.err.splitlines()
 
 
+class Network:
+    """A port whose connections go on to another one, until they are cut: no byte arrives any more, and none ends."""
+
+    def __init__(self, to: int, held: ExitStack) -> None:
+        self._to, self._held, self._cut = to, held, False
+        self._listener = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.port = self._listener.getsockname()[1]
+        self.cut_at = 0.0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._cut, self.cut_at = True, time.monotonic()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._to))
+                except OSError:  # nobody listens yet; the rank tries again
+                    near.close()
+                    continue
+                for ends in ((near, far), (far, near)):
+                    self._held.enter_context(ends[0])
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self._cut:
+                    return
+                target.sendall(data)
+            if not self._cut:
+                target.shutdown(socket.SHUT_WR)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
 def test_waiting(tmp_path):
     """Who is silent, stuck, slow or only late; all at once, as they mostly sleep."""
     end = tmp_path / "end"
     stopped_at = [0.0]
+    port = free_port()
+    held = ExitStack()
+    network = Network(port, held)
+
+    def cut(processes) -> None:
+        ready = tmp_path / "cut" / "out-1.txt"
+        wait_until(lambda: ready.exists() and ready.read_text(), processes[0], "three ranks")
+        network.cut()
+
+    def of_two_hosts(rank: int) -> dict[str, str]:
+        place = network.port if rank == 1 else port
+        return {"XTRAIN_WATCH_TIMES": "beat=0.1,silent=2", "XTRAIN_STORE": f"127.0.0.1:{place}"}
 
     def stop_and_go(processes) -> None:
         ready = tmp_path / "stopped" / "out-1.txt"
@@ -127,13 +191,21 @@ def test_waiting(tmp_path):
             process.wait(HANGS)
         processes[1].send_signal(signal.SIGCONT)
 
-    stopped, busy, stuck, slow = at_once(
-        lambda: start(3, tmp_path / "stopped", "stopped", str(end), limits="beat=0.1,silent=2", act=stop_and_go),
-        lambda: start(2, tmp_path / "busy", "busy", limits="beat=0.1,silent=2,report=1"),
-        lambda: start(3, tmp_path / "stuck", "stuck", limits="beat=0.1,timeout=1.5,exit=0.5"),
-        lambda: start(2, tmp_path / "slow", "slow", limits="beat=0.1,window=0.3"),
-        most=4,
-    )
+    with held:
+        stopped, busy, stuck, slow, apart = at_once(
+            lambda: start(3, tmp_path / "stopped", "stopped", str(end), limits="beat=0.1,silent=2", act=stop_and_go),
+            lambda: start(2, tmp_path / "busy", "busy", limits="beat=0.1,silent=2,report=1"),
+            lambda: start(3, tmp_path / "stuck", "stuck", limits="beat=0.1,timeout=1.5,exit=0.5"),
+            lambda: start(2, tmp_path / "slow", "slow", limits="beat=0.1,window=0.3"),
+            lambda: run_ranks(3, ["-c", SCRIPT, "stopped", str(end)], tmp_path / "cut", of_two_hosts, act=cut),
+            most=5,
+        )
+    # Cut off: its side names rank 0, the only one that it talks to; the others name it.
+    assert [one.status for one in apart] == [75] * 3, apart
+    for rank, one in enumerate(apart):
+        lost = 0 if rank == 1 else 1
+        assert re.fullmatch(f"xtrain: error: distributed: rank {lost} is silent for 2 s{ABOUT}\n", one.err), apart
+        assert one.ended - network.cut_at < 2 + SOON, (rank, one.ended - network.cut_at)
     # Stopped: named by all, also by itself once it goes on.
     assert [one.status for one in stopped] == [75] * 3, stopped
     for one in stopped:
@@ -188,10 +260,11 @@ def test_ends_that_others_hear_of(tmp_path):
         return {"TORCHELASTIC_ERROR_FILE": str(file) if rank == 2 else "", "XTRAIN_WATCH_TIMES": "exit=0.5"}
 
     try:
-        in_order, ended, forked = at_once(
+        in_order, ended, forked, keeps_on = at_once(
             lambda: run_ranks(3, ["-c", SCRIPT, "ends", "in order"], tmp_path / "order", torchrun),
             lambda: start(3, tmp_path / "exit", "ends", "exit", limits="exit=0.5"),
             lambda: start(2, tmp_path / "forked", "forked", stdin=reader),
+            lambda: start(2, tmp_path / "keeps_on", "keeps_on", limits="exit=1"),
         )
     finally:
         os.close(reader)
@@ -205,6 +278,9 @@ def test_ends_that_others_hear_of(tmp_path):
     assert told["message"] == in_order[2].err.removeprefix("xtrain: ").strip()
     assert abs(int(told["extraInfo"]["timestamp"]) - time.time()) < HANGS
     assert [one.status for one in forked] == [75, -signal.SIGKILL], forked
+    # Its exit handler keeps the GIL: the process ends all the same.
+    assert [one.status for one in keeps_on] == [75, -signal.SIGKILL], keeps_on
+    assert keeps_on[0].ended - keeps_on[1].ended < 1 + SOON
     assert re.fullmatch(f"xtrain: error: distributed: rank 1 is gone: its connection has ended{ABOUT}\n", forked[0].err)
     assert forked[1].out == "distributed: this process was forked from rank 1, and is no rank itself\n"
     assert forked[0].ended - forked[1].ended < SOON

@@ -144,6 +144,8 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "memory_stats": _C.memory_stats,
     "memory_trim": _C.memory_trim,
     "op_signatures": _C.op_signatures,
+    "end_after": lambda: (_C.end_after(1e6, 0), _C.call_off_end())[0],
+    "call_off_end": _C.call_off_end,
     "pulse_start": lambda: _C.pulse_start([], 1.0),
     "pulse_stop": _C.pulse_stop,
     "set_default_device": lambda: _C.set_default_device(_C.get_default_device()),

@@ -200,16 +200,33 @@ def test_expansion_and_contraction() -> None:
     head = nn.StreamContraction(5, 4, "learned")
     nn.init.zeros_(head.alpha)
     assert np.allclose(array(head(y)), array(y).mean(-2), atol=1e-5)
+    shifted = nn.StreamContraction(5, 4, "learned", hc_eps=0.5)
+    nn.init.zeros_(shifted.alpha)
+    assert np.allclose(array(shifted(y)), array(y).mean(-2) + 0.5 * array(y).sum(-2), atol=1e-5), "hc_eps is added"
+    nn.HyperConnection(8, 2, eps=0, norm_eps=0, hc_eps=1)  # 0 and 1 are allowed
     assert [name for name, _ in head.named_parameters()] == ["phi", "alpha", "bias"]
 
 
 def test_a_new_layer_is_the_plain_residual() -> None:
     for n in (1, 2, 4, 8):
-        layer = nn.HyperConnection(16, n, nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 16)))
-        nn.init.zeros_(layer.alpha)  # the part that depends on the token
-        x = xt.randn(7, 16)
-        out, plain = array(layer(nn.expand_streams(x, n))), array(x + layer.sublayer(x))
-        assert np.abs(out - plain[:, None]).max() <= 2e-5
+        for sublayer in (
+            nn.Sequential(nn.RMSNorm(16), nn.Linear(16, 16)),
+            nn.Linear(16, 16),
+        ):  # which sees the size of h_pre
+            layer = nn.HyperConnection(16, n, sublayer)
+            nn.init.zeros_(layer.alpha)  # the part that depends on the token
+            x = xt.randn(7, 16)
+            out, plain = array(layer(nn.expand_streams(x, n))), array(x + layer.sublayer(x))
+            assert np.abs(out - plain[:, None]).max() <= 4e-5
+
+
+def test_squares_of_a_long_token_are_added_up_in_double() -> None:
+    """2^24 and then a thousand halves, which a sum in float32 would lose."""
+    x, phi = np.full((1, 1, 2**19), 2.0**-5), np.zeros((3, 2**19))
+    x[0, 0, 0], phi[:, 0] = 4096, 1
+    inputs = x, phi, np.full(3, 1 / 724), np.zeros(3)
+    narrow, wide = (F.mhc_pre(*[xt.tensor(v.astype(d)) for v in inputs])[1].item() for d in (np.float32, np.float64))
+    assert abs(narrow - wide) < 1e-6
 
 
 def test_parameters_stay_wide() -> None:
@@ -246,7 +263,7 @@ def test_layers_leave_nothing_behind() -> None:
         (lambda: nn.HyperConnection(8, 2, transpose="no"), TypeError, "transpose must be True or False, got 'no'"),
         (lambda: nn.HyperConnection(8, 2, dtype=xt.int64), TypeError, "dtype must be a floating point .*, got 'int64'"),
         (lambda: nn.HyperConnection(8, 2, nn.SiLU())([1.0]), TypeError, "HyperConnection: x must be a Tensor, got list"),
-        (lambda: nn.HyperConnection(8, 2, nn.SiLU())(xt.zeros(3, 2, 8).long()), TypeError, "x must have a floating .* int64"),
+        (lambda: nn.HyperConnection(8, 2, nn.SiLU())(xt.zeros(3, 2, 8).long()), TypeError, "HyperConnection: x must have a floating .* int64"),
         (lambda: nn.HyperConnection(8, 2, lambda x: None)(xt.zeros(3, 2, 8)), TypeError, "sublayer must return a Tensor, got None"),
         (lambda: nn.HyperConnection(8, 2, lambda x: x.bfloat16())(xt.zeros(3, 2, 8)), TypeError, r"return .*, float32 \(3, 8\), got bf"),
         (lambda: nn.HyperConnection(8, 2)(xt.zeros(3, 2, 8)), TypeError, "sublayer must be given .*, got None"),

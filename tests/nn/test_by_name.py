@@ -153,12 +153,18 @@ def test_label_smoothing(smoothing: float, ignore: int) -> None:
         [xt.tensor(x, requires_grad=True)],
     )
     assert check.ok
+    short = xt.tensor(x).bfloat16()  # smoothed in float32: as of float64 of the same values
+    got = [
+        F.cross_entropy(t, xt.tensor(target), None, ignore, label_smoothing=smoothing) for t in (short, short.double())
+    ]
+    assert got[0].dtype is xt.float32 and abs(got[0].item() - got[1].item()) < 1e-6 * got[1].item()
 
 
 def test_what_the_loss_refuses() -> None:
     x, target = xt.zeros(2, 3), xt.zeros(2, dtype=xt.int64)
-    with pytest.raises(ValueError, match=r"cross_entropy: label_smoothing must be in \[0, 1\], got 1.5"):
-        F.cross_entropy(x, target, label_smoothing=1.5)
+    for smoothing in (1.5, -0.5):
+        with pytest.raises(ValueError, match=rf"cross_entropy: label_smoothing must be in \[0, 1\], got {smoothing}"):
+            F.cross_entropy(x, target, label_smoothing=smoothing)
     with pytest.raises(ValueError, match="cross_entropy: reduction must be .*, got 'all'"):
         F.cross_entropy(x, target, reduction="all", label_smoothing=0.5)
     with pytest.raises(NotImplementedError, match="CrossEntropyLoss: weight must be None, got Tensor"):

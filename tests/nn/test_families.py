@@ -137,6 +137,29 @@ def test_what_a_file_leaves_out() -> None:
     assert config.head_dim == config.per_head == 8 and config.dtype == "float32"
     assert models.LlamaConfig.from_dict({**SMALL, "torch_dtype": "torch.bfloat16"}).dtype == "bfloat16"
     assert models.LlamaConfig.from_dict({**SMALL, "dtype": None}).dtype == "float32"
+    assert models.LlamaConfig.from_dict({**SMALL, "dtype": "float16", "torch_dtype": "float16"}).dtype == "float16"
+    with pytest.raises(ValueError, match="^LlamaConfig: torch_dtype must agree with dtype 'float32', got 'float16'$"):
+        models.LlamaConfig.from_dict({**SMALL, "dtype": "float32", "torch_dtype": "float16"})
+
+
+def test_a_config_and_its_file(tmp_path) -> None:
+    """Neither direction changes what it is given, or hands out its own lists; what no model has is not written."""
+    values = {**SMALL, "torch_dtype": "torch.float16", "rope_theta": 10000.0, "a_key": [1]}
+    given = dict(values)
+    config = models.Qwen3Config.from_dict(values)
+    assert values == given and config.to_dict()["a_key"] == [1]
+    config.to_dict()["another"] = 3
+    assert "another" not in config.to_dict() and "layer_types" not in config.extra
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    config.to_dict()["layer_types"].append("more")
+    assert len(config.layer_types) == config.num_hidden_layers
+    config.dtype = "int8"
+    with pytest.raises(ValueError, match="^Qwen3Config: dtype must be one of "):
+        config.to_dict()
+    (tmp_path / "config.json").write_bytes(b'{"hidden_size": "\xff"}')
+    for path in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(ValueError, match=r"^Qwen3Config: \S+config\.json must be JSON, got "):
+            models.Qwen3Config.from_json(path)
 
 
 def test_scaled_frequencies_are_used() -> None:

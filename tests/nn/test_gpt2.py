@@ -150,8 +150,9 @@ def test_additions_inside_norms_have_the_bits_of_additions(dtype: str) -> None:
 
 def test_caches_are_one_per_layer() -> None:
     model = make()
-    with pytest.raises(ValueError, match="^GPT2: caches must be one per layer, 2, got 1$"):
-        model(xt.tensor(IDS), caches=model.make_caches(3, 12)[:1])
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=f"^GPT2: caches must be one per layer, 2, got {count}$"):
+            model(xt.tensor(IDS), caches=(model.make_caches(3, 12) * 2)[:count])
 
 
 def test_generation_with_a_cache_is_generation_without() -> None:

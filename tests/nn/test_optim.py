@@ -176,6 +176,11 @@ def test_errors() -> None:
         (lambda: optim.SGD([p], dampening="x"), ValueError, "SGD: dampening must be a number .*'x'"),
         (lambda: optim.SGD([p], momentum="a", nesterov=True), ValueError, "SGD: momentum must be a number .*'a'"),
         (lambda: optim.SGD([{"params": p, "nesterov": True}]), ValueError, "SGD: nesterov must have momentum > 0"),
+        (
+            lambda: optim.SGD([p], momentum=0.9, dampening=0.1, nesterov=True),
+            ValueError,
+            "SGD: nesterov must have momentum > 0",
+        ),
     ]:
         with pytest.raises(kind, match=text):
             make()

@@ -122,6 +122,16 @@ def test_a_display_that_fails_gives_way_to_lines(shell, tmp_path, capsys, monkey
     assert all(f"step {step}/4  loss" in lines for step in (1, 2, 3, 4)) and "step 2: validation" in lines
 
 
+def test_each_run_has_a_display_of_its_own(shell) -> None:
+    new = live.publisher()
+    assert new is not None
+    for show in (new(), new()):
+        show("<b>", "text", False)
+        show("<i>", "text", True)
+    ids = [name for _, _, name, _ in shell.shown]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
 def test_warnings_are_printed_too(shell, capsys) -> None:
     shows = progress.Progress(5)
     shows.message("warning: the disk is full")
@@ -347,6 +357,24 @@ def test_equal_members_with_names_have_lines_of_their_own() -> None:
     assert "<code>left</code>" in text and "<code>right</code>" in text and " x Linear" not in text
 
 
+def test_what_a_module_says_of_its_parameters() -> None:
+    """Bytes of their dtype; neighbours of which one is frozen are not equal; names of any text are escaped."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).bfloat16()
+    assert "18 parameters, bfloat16, cpu, 36 bytes" in model._repr_html_() and "2 x Linear" in model._repr_html_()
+    model[0].weight.requires_grad_(False)
+    text = model._repr_html_()
+    assert "18 parameters, 9 of them trained" in text and " x Linear" not in text and text.count(", frozen") == 1
+    setattr(model, "<b>", nn.Parameter(xt.zeros(1)))
+    assert "<code>&lt;b&gt;</code> [1]" in model._repr_html_() and "<b></code>" not in model._repr_html_()
+
+
+def test_curves_of_one_point_and_units_of_any_text() -> None:
+    text = curve.svg([(3, 1.0)], (), 'loss "<&>"')
+    assert text.count("<circle") == 1 and "<polyline" not in text
+    assert 'aria-label="loss &quot;&lt;&amp;&gt;&quot; by step"' in text
+    assert curve.svg([], [(3, 1.0)]).count("<circle") == 1, "marks without a line"
+
+
 def test_members_are_counted_at_all_depths_together() -> None:
     parts = [nn.Sequential(*[nn.Linear(1, n + m + 1) for n in range(9)]) for m in range(30)]
     assert nn.Sequential(*parts)._repr_html_().count("<details>") == 100
@@ -361,7 +389,10 @@ def test_values_that_are_not_known_take_no_line() -> None:
 def test_a_display_shows_the_last_messages_and_what_is_behind(ticks) -> None:
     shown = []
     display = live.Live(9, 3, lambda html, text, update: shown.append((html, text)), lambda: ticks[0])
-    display.message("message 0")
+    display.message("message 0\nbelow it")
+    assert "message 0\nbelow it" in shown[0][0]
+    live.Live(0, 0, lambda html, text, update: shown.append((html, text)), lambda: ticks[0]).close()
+    assert "width:0.0%" in shown.pop()[0], "a run of no steps"
     assert "width:33.3%" in shown[0][0] and shown[0][1] == "step 3/9"
     for number in range(1, 50):
         display.message(f"message {number}")

@@ -209,7 +209,7 @@ def test_qk_norm_rope_of_heads_that_lie_apart(dtype: str) -> None:
 
 def test_qk_norm_rope_adds_to_gradients_in_place() -> None:
     """Two backwards; and one weight for both parts, whose gradient gets both shares."""
-    q, k, w, _ = qk_leaves(2, 5, 4, 2, 32, "float32")
+    q, k, w, _ = qk_leaves(2, 70, 8, 2, 32, "float32")  # of several pieces
     found = []
     for f in (F.qk_norm_rope, norms_and_ropes):
         w.grad = None
@@ -262,3 +262,10 @@ def refused_muon() -> None:
 def test_what_would_read_wrong_memory_is_refused(call, sentence) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence):
         call()
+
+
+def test_qk_norm_rope_of_a_period_beyond_its_rows() -> None:
+    """Takes no memory for the rows that there are not."""
+    q, w = random((5, 2, 4), "float32", 0), xt.ones(4)
+    far, near = (F.qk_norm_rope(q, q, w, w, 1e-6, period=period) for period in (2**40, 5))
+    assert [bits(t) for t in far] == [bits(t) for t in near]

@@ -1,6 +1,7 @@
-"""bf16, products and attention in AVX512-BF16 instructions: the bits of the instruction's definition in plain NumPy, what test_gemm.py
-asks of every backend, and attention within the roundings of P and dS. A CPU without the instructions runs the next implementation under
-this name, which must pass what does not need them all the same."""
+"""Implementations of some problems alone. bf16, products and attention in AVX512-BF16 instructions: the bits of the instruction's
+definition in plain NumPy, what test_gemm.py asks of every backend, and attention within the roundings of P and dS. A CPU without the
+instructions runs the next implementation under this name, which must pass what does not need them all the same. At the end: few, products of
+at most 8 rows."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from xtrain.optable.references import attention_weights
 from xtrain.optable.table import array, tensor
 
 pytestmark = pytest.mark.on_cpu
-HAS = _C.explain_gemm((4, 4, 4), "bfloat16")[0][2] is None
+HAS = _C.explain_gemm((4, 4, 4), "bfloat16", backend="bf16")[0][2] is None
 needs_instruction = pytest.mark.skipif(not HAS, reason="this CPU has no AVX512-BF16 instructions")
 
 # M x N x K: each height of a tile, each number of vectors and their tails, K that is odd, ends a block and begins the next;
@@ -241,3 +242,59 @@ def test_keys_that_are_one_row_in_memory() -> None:
         rows = [q, lay(k.expand(1, 70, 1, 16)), lay(v.expand(1, 70, 1, 16)), dout]
         found.append([bits(x.contiguous()) for x in attend(rows, True)])
     assert found[0] == found[1]
+
+
+# ---- few --------------------------------------------------------------------------------------------------------------------------------
+
+
+def few_is_chosen(m: int, n: int, k: int, dtype: str) -> bool:
+    return next(row for row in _C.explain_gemm((m, n, k), dtype, layout="nt") if row[2] is None)[0] == "few"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("k", [1, 7, 8, 17, 31, 515])
+def test_the_bits_of_few_rows_are_those_of_each_alone(k: int, dtype: str) -> None:
+    """Of each row of A, also where rows lie apart, N is cut for threads, or there is a batch. (One row of B is no transposed matrix.)"""
+    random = np.random.default_rng(k)
+    a, exact = rounded(random.standard_normal((8, k + 3)), dtype)
+    b, weights = rounded(random.standard_normal((601, k + 5)), dtype)
+    a, b, exact, weights = a[:, :k], b[:, :k], exact[:, :k], weights[:, :k]
+    alone = np.concatenate([values(F.linear(a[i : i + 1], b)) for i in range(8)])
+    gemm.check(xt.tensor(alone), exact, weights.T, dtype)
+    before = xt.get_num_threads()
+    try:
+        for m, n, threads in ((2, 2, 1), (3, 3, 2), (4, 5, 3), (5, 601, 2), (7, 601, 3), (8, 600, 1)):
+            xt.set_num_threads(threads)
+            assert few_is_chosen(m, n, k, dtype)
+            assert np.array_equal(values(F.linear(a[:m], b[601 - n :])), alone[:m, 601 - n :])
+    finally:
+        xt.set_num_threads(before)
+    batch = xt.matmul(a.contiguous().view(2, 4, k), b[:18].contiguous().view(2, 9, k).transpose(1, 2))
+    assert np.array_equal(values(batch), np.stack([alone[:4, :9], alone[4:, 9:18]]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_rows_add_to_what_is_there_and_write_beside_others(dtype: str) -> None:
+    """Sums of small integers, exact: gradients that are added up, and outputs that are columns of a larger matrix."""
+    random = np.random.default_rng(7)
+    kind = getattr(xt, dtype)
+    x, u, v = (random.integers(-2, 3, shape).astype(np.float32) for shape in ((3, 10), (10, 6), (10, 7)))
+    parts = [xt.tensor(np.ascontiguousarray(w.T)).to(kind) for w in (u, v)]
+    joined = _C.linear_joined(xt.tensor(x).to(kind), parts)
+    assert np.array_equal(values(joined), np.concatenate([x @ u, x @ v], 1))
+    t = xt.tensor(x).to(kind)
+    t.requires_grad = True
+    for w in (u, v):  # dA = dC B^T
+        xt.matmul(t, xt.tensor(w).to(kind)).sum().backward()
+    assert np.array_equal(values(t.grad), np.ones((3, 1)) * (u.sum(1) + v.sum(1)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_lies_behind_k_enters_no_sum(dtype: str) -> None:
+    """Neither NaN of the product before, nor weights of the last whole vector."""
+    kind = getattr(xt, dtype)
+    w = np.ones((5, 17), np.float32)
+    w[:, 3] = np.inf
+    F.linear(xt.full((8, 64), float("nan"), dtype=kind), xt.ones(5, 64, dtype=kind))
+    assert np.isposinf(values(F.linear(xt.ones(8, 17, dtype=kind), xt.tensor(w).to(kind)))).all()
+    assert np.isnan(values(F.linear(xt.full((8, 17), float("nan"), dtype=kind), xt.ones(5, 17, dtype=kind)))).all()

@@ -99,6 +99,7 @@ def test_what_a_mask_refuses() -> None:
         (lambda: SDPA(q, q, q, mask), ValueError, r"attn_mask must broadcast to \(2, 6, 5, 5\), got \(5, 7\)"),
         (lambda: SDPA(q, q, q, xt.ones(1, 1, 1, 1, 5)), ValueError, r"attn_mask must broadcast to .*, got \(1, 1, 1, 1, 5\)"),
         (lambda: SDPA(q, k, v, mask), ValueError, "key must have query's number of heads, or a divisor .*, got 2 and 6"),
+        (lambda: SDPA(q, q[:, :4], q[:, :4], enable_gqa=True, dropout_p=0.5), ValueError, "key must have .*, got 4 and 6"),
         (lambda: SDPA(q, q, q, xt.ones(5, 5, dtype=xt.int64)), TypeError, "attn_mask must have dtype bool or a floating one, got int64"),
         (lambda: SDPA(q, q, q, [True]), TypeError, "attn_mask must be a Tensor or None, got list"),
         (lambda: SDPA(q, q, q, xt.ones(5, 5), backend="flash"), ValueError, "backend must be None with attn_mask or dropout_p, got 'flash'"),
@@ -163,6 +164,7 @@ def test_sinks_and_softcap_of_the_composed_form_are_checked() -> None:
     q = xt.ones(2, 6, 5, 3)
     for options, kind, message in (
         ({"softcap": 0.0}, ValueError, "softcap must be positive and finite in float32, got 0.0"),
+        ({"softcap": 1e300}, ValueError, r"softcap must be positive and finite in float32, got 1e\+300"),
         ({"sinks": xt.ones(5)}, ValueError, r"sinks must have shape \(6,\), got \(5,\)"),
         (
             {"sinks": xt.ones(6, dtype=xt.float64)},
@@ -172,3 +174,9 @@ def test_sinks_and_softcap_of_the_composed_form_are_checked() -> None:
     ):
         with pytest.raises(kind, match="scaled_dot_product_attention: " + message):
             SDPA(q, q, q, xt.ones(5, 5), **options)
+
+
+def test_a_row_that_only_sees_far_keys_sees_them() -> None:
+    """-inf alone hides a key: of numbers that are all the same the weights are, too."""
+    v = xt.arange(5).float().reshape(1, 1, 5, 1)
+    assert SDPA(xt.ones(1, 1, 2, 3), xt.ones(1, 1, 5, 3), v, xt.full((2, 5), -1e32)).tolist() == [[[[2.0], [2.0]]]]

@@ -202,10 +202,22 @@ def test_a_choice_between_numbers_keeps_them() -> None:
 def test_random_numbers_are_those_of_float32() -> None:
     """In which they are made: bounds, or a span, that it cannot hold are refused, for float64 as well."""
     for call, name in (
-        (lambda: _C.uniform((2,), -3e38, 3e38), "uniform: low must not be above high, they and their difference finite"),
-        (lambda: _C.uniform((2,), 0.0, 1e39, "float64"), "uniform: low must not be above high, they and their difference"),
-        (lambda: _C.normal((2,), 1e39, 1.0, "float64"), "normal: std must be at least 0, both it and mean finite in float32"),
-        (lambda: _C.normal((2,), 0.0, 1e39, "float64"), "normal: std must be at least 0, both it and mean finite in float32"),
+        (
+            lambda: _C.uniform((2,), -3e38, 3e38),
+            "uniform: low must not be above high, they and their difference finite",
+        ),
+        (
+            lambda: _C.uniform((2,), 0.0, 1e39, "float64"),
+            "uniform: low must not be above high, they and their difference",
+        ),
+        (
+            lambda: _C.normal((2,), 1e39, 1.0, "float64"),
+            "normal: std must be at least 0, both it and mean finite in float32",
+        ),
+        (
+            lambda: _C.normal((2,), 0.0, 1e39, "float64"),
+            "normal: std must be at least 0, both it and mean finite in float32",
+        ),
     ):
         with pytest.raises(ValueError, match=name):
             call()
@@ -218,3 +230,46 @@ def test_running_sums_of_many_columns(inner: int) -> None:
     x = np.random.default_rng(0).integers(-9, 9, (3, 4, inner))
     for dtype in (xt.float32, xt.int64):
         assert np.array_equal(xt.tensor(x).to(dtype).cumsum(1).cpu().numpy(), np.cumsum(x, 1))
+
+
+def test_edges_of_what_is_allowed() -> None:
+    """One step this side of what is refused."""
+    constant = xt.ones(2)
+    leaf = xt.ones(3, requires_grad=True)
+    (xt.cat([constant, leaf]) * xt.arange(5).float()).sum().backward()
+    assert leaf.grad.tolist() == [2, 3, 4]
+    assert [part.shape for part in xt.zeros(0, 2).split(2)] == [(0, 2)] and len(_C.split(xt.zeros(64), 1, 0)) == 64
+    assert _C.uniform((2,), 3.0, 3.0).tolist() == [3, 3] == _C.normal((2,), 3.0, 0.0).tolist()
+    assert _C.randint(2**53 - 1, 2**53, (1,)).item() == 2**53 - 1
+    assert _C.randint(-(2**53), 1 - 2**53, (1,)).item() == -(2**53)
+    for value, whole in ((255.9, 255), (-0.9, 0)):
+        assert xt.full((1,), value, dtype=xt.uint8).item() == whole
+
+
+def test_results_that_the_tensor_cannot_hold() -> None:
+    whole, mask = xt.ones(2, dtype=xt.int64), xt.tensor([True, False])
+    for call, text in (
+        (lambda: whole.div_(2), "div_: a floating point result cannot be stored in int64"),
+        (lambda: whole.div_(whole), "div_: a floating point result cannot be stored in int64"),
+        (lambda: whole.add_(0.5), "add_: a floating point result cannot be stored in int64"),
+        (lambda: mask.add_(1), "add_: a number cannot be stored in bool"),
+        (lambda: mask.mul_(whole), "mul_: a number cannot be stored in bool"),
+        (lambda: mask**mask, "pow: bool tensors cannot be combined so"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    assert mask.add_(True).tolist() == [True, True] and whole.tolist() == [1, 1]
+    with pytest.raises(
+        ValueError, match=r"expand: shape must extend \(2,\) .*, got \(-1, 2\)"
+    ):  # no size is there to keep
+        whole.expand(-1, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_quotients_and_remainders_of_zero_have_a_sign(dtype: type) -> None:
+    a, b = np.array([-4, 4, 0.0, -0.0, 0.0, 3], dtype), np.array([2, -2, -2, 2, 2, 5], dtype)
+    for got, want in (
+        (xt.tensor(a) // xt.tensor(b), np.floor_divide(a, b)),
+        (xt.remainder(xt.tensor(a), xt.tensor(b)), np.remainder(a, b)),
+    ):
+        assert got.cpu().numpy().tobytes() == want.tobytes()

@@ -199,3 +199,7 @@ def test_multinomial_refuses() -> None:
     ):
         with pytest.raises(error, match=f"multinomial: .*{words}"):
             call()
+
+
+def test_multinomial_of_weights_that_float32_cannot_hold() -> None:
+    assert xt.multinomial(xt.tensor([0.0, 1e-300], dtype=xt.float64), 1).tolist() == [1]

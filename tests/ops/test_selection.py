@@ -90,6 +90,7 @@ def test_what_attention_supports_is_right(case, dtype: str) -> None:
 # ---- the choice is a function ---------------------------------------------------------------------------------------------------------
 
 NOT_BF16 = ("bf16", "bf16", "the dtype is not bfloat16")
+NOT_FEW = ("few", "few", "A is stored transposed, or B is not")
 QUESTIONS = [(sizes, dtype, layout) for sizes, layout, _ in PRODUCTS for dtype in DTYPES] + [
     ((4, 2**31, 4), "float32", "nn"),
     ((2**31, 4, 4), "bfloat16", "nn"),
@@ -131,7 +132,7 @@ def test_the_choice_depends_on_nothing_else() -> None:
 @pytest.mark.on_cpu
 def test_a_name_moves_the_start() -> None:
     every = [("blas", "blas", None), ("tiled", "tiled", None), ("naive", "naive", None)]
-    assert _C.explain_gemm((5, 6, 7)) == [NOT_BF16, *every]
+    assert _C.explain_gemm((5, 6, 7)) == [NOT_FEW, NOT_BF16, *every]
     assert _C.explain_gemm((5, 6, 7), backend="blas") == every
     assert _C.explain_gemm((5, 6, 7), backend="tiled") == every[1:]
     with xt.use_gemm_backend("naive"), xt.use_attention_backend("reference"):
@@ -143,14 +144,22 @@ def test_a_name_moves_the_start() -> None:
 @pytest.mark.on_cpu
 def test_reasons() -> None:
     large = _C.explain_gemm((4, 2**31, 4))
-    assert large[0] == NOT_BF16
+    assert large[:2] == [NOT_FEW, NOT_BF16]
     has = "avx512bf16" in _C.cpu_features()
-    assert _C.explain_gemm((5, 6, 7), "bfloat16")[0][2] == (None if has else "this CPU has no AVX512-BF16 instructions")
-    assert large[1] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
+    assert _C.explain_gemm((5, 6, 7), "bfloat16")[1][2] == (None if has else "this CPU has no AVX512-BF16 instructions")
+    assert large[2] == ("blas", "blas", "N, K or a leading dimension is above 2^31 - 1") and chosen(large) == "tiled"
     assert chosen(_C.explain_gemm((4, 2**31 - 1, 4))) == "blas"
     assert chosen(_C.explain_gemm((2**31, 4, 4))) == "blas"  # rows are cut
     assert chosen(_C.explain_gemm((4, 4, 2**31), layout="tn")) == "tiled"  # no leading dimension is as long
     assert chosen(_C.explain_gemm((4, 5, 6), ld=(2**31, 5, 5))) == "tiled"
+    reasons = {
+        ((8, 6, 7), "float32", "nt"): None,
+        ((9, 6, 7), "bfloat16", "nt"): "A has more than 8 rows",
+        ((8, 6, 7), "float16", "nt"): "the dtype is neither float32 nor bfloat16",
+        ((8, 6, 7), "float32", "tt"): NOT_FEW[2],
+    }
+    for (sizes, dtype, layout), reason in reasons.items():
+        assert _C.explain_gemm(sizes, dtype, layout=layout)[0] == ("few", "few", reason)
     for backward in (False, True):
         close = _C.explain_attention((1, 2, 2, 8, 8, 4), backward=backward, strides=(64, 32, 4, 64, 32, 0))
         assert close[0] == NOT_BF16 and chosen(close) == "reference"
@@ -203,7 +212,7 @@ def test_products_of_other_dtypes_are_refused_by_name(dtypes, message: str) -> N
 def test_every_implementation_leaves_sums_in_float32(dtype: str) -> None:
     rows = _C.explain_gemm((4, 4, 8), dtype, dtype, "float32", "nt", device=_C.get_default_device())
     other = NOT_BF16[2] if dtype == "float16" else "this CPU has no AVX512-BF16 instructions"
-    allowed = (("bf16", other), ("hopper", "it has no epilogue"))
+    allowed = (("few", "the dtype is neither float32 nor bfloat16"), ("bf16", other), ("hopper", "it has no epilogue"))
     assert all(reason is None or (name, reason) in allowed for name, _, reason in rows)
 
 

@@ -1,6 +1,8 @@
 """`xtrain export`: the order of rotary channels and the vocabulary without any package, the file by gguf's own reader."""
 
 import json
+import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -119,7 +121,7 @@ def test_the_token_that_begins_a_text(settings, processor, config_id, want):
         assert "bos_token_id" not in fewer.said and fewer.said["add_bos_token"] is False
 
 
-def test_a_file_is_whole_or_not_there(tmp_path):
+def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
     out = tmp_path / "x.gguf"
     for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
         with pytest.raises((DataError, KeyboardInterrupt)) as caught, whole(out) as temporary:
@@ -129,9 +131,16 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         if isinstance(error, OSError):
             assert str(caught.value) == f"export: {out} cannot be written: No space left on device"
         assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SystemExit) as ended, whole(out) as temporary:
+        temporary.write_bytes(b"half of it")
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 143 and list(tmp_path.iterdir()) == []
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(os.fstat(file).st_ino), fsync(file)))
     with whole(out) as temporary:
         temporary.write_bytes(b"all of it")
-        assert not out.exists()
+        assert not out.exists() and not flushed
+    assert flushed == [out.stat().st_ino]
     assert list(tmp_path.iterdir()) == [out] and out.read_bytes() == b"all of it"
 
 
@@ -218,6 +227,7 @@ def test_bad_command_lines(tmp_path, capsys, monkeypatch):
         ([], "--gguf needs a value: the file to write"),
         (["--gguf", str(there)], f"--gguf must be a file that does not exist, got {there}"),
         (["--gguf", str(dangling)], f"--gguf must be a file that does not exist, got {dangling}"),
+        (["--gguf", "x", "--dtype", "float64"], "--dtype must be float32, float16 or bfloat16, got 'float64'"),
         (["--gguf", "x", "--dtype", "int8"], "--dtype must be float32, float16 or bfloat16, got 'int8'"),
         (["--gguf", "x"], "export needs the package gguf: pip install 'xtrain[gguf]'"),
     ]:

@@ -76,6 +76,14 @@ def test_metrics_with_a_hole(tmp_path) -> None:
     assert read_metrics(path) == [{"step": 1, "loss": 2.0}]
     path.write_text('{"step": 1}\n' + "x" * 5000 + '\n{"step": 2}')
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    longest = '{"step": 3}'.ljust((1 << 20) - 1)
+    path.write_text(f'{{"step": 1}}\n{longest}\n{{"step": 4}}\n')  # a line of 1 MiB is one
+    assert read_metrics(path) == [{"step": 1}, {"step": 3}, {"step": 4}]
+    path.write_text(f'{{"step": 1}}\n{longest} \n{{"step": 4}}\n')
+    assert read_metrics(path) == [{"step": 1}]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is not a regular file"):
+        read_metrics(tmp_path / "pipe")
 
 
 def test_a_path_with_nul() -> None:

@@ -67,6 +67,8 @@ def test_what_save_refuses(tmp_path: Path) -> None:
             xt.save(tensors, tmp_path / "no")
     with pytest.raises(TypeError, match="save: metadata must map text to text, got 'step': 3"):
         xt.save({}, tmp_path / "no", metadata={"step": 3})
+    with pytest.raises(TypeError, match="save: metadata must map text to text, got 3: 'step'"):
+        xt.save({}, tmp_path / "no", metadata={3: "step"})  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="save: metadata must be a dict of texts, got list"):
         xt.save({}, tmp_path / "no", metadata=["step"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"^save: names must be Unicode, got '\\ud800'"):

@@ -38,7 +38,7 @@ def test_shards_of_a_size(tmp_path, size, files: int) -> None:
     "size,count",
     [
         (1, 1), ("17", 17), ("3B", 3), ("2KB", 2000), ("2KiB", 2048), ("1.5 GB", 1_500_000_000), ("3MiB", 3 << 20),
-        ("5gb", 5 * 10**9), ("2TiB", 2 << 40),
+        ("5gb", 5 * 10**9), ("2TiB", 2 << 40), (" 7 KB\n", 7000), (2**53 + 1, 2**53 + 1), (str(2**53 + 1), 2**53 + 1),
     ],
 )  # fmt: skip
 def test_sizes(size, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from xtrain.errors import CheckpointError
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.saving import directory as writing
 from xtrain.saving import places
-from xtrain.saving.reader import DirectoryReader
+from xtrain.saving.reader import CheckedFile, DirectoryReader
 from xtrain.saving.safetensors import SafetensorsFile, chunks
 from xtrain.train import Trainer
 
@@ -152,7 +153,10 @@ def test_a_longer_file_is_damaged(tmp_path) -> None:
         writer.publish()
     with open(tmp_path / "m" / "a", "ab") as file:
         file.write(b"!")
-    with pytest.raises(CheckpointError, match="is damaged: it has 5 bytes, the manifest says 4"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is damaged: it has 5 bytes, the manifest says 4; if you edited it, delete manifest\.json$",
+    ):
         read(tmp_path / "m", "a")
 
 
@@ -166,6 +170,7 @@ def test_damage_in_a_long_piece_is_seen(tmp_path) -> None:
     (tmp_path / "m" / "a").write_bytes(data)
     with pytest.raises(CheckpointError, match="have another SHA-256"):
         read(tmp_path / "m", "a")
+    assert not [thread for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name], "they end with it"
 
 
 def test_the_checkpoint_of_a_resumed_run_stays(tmp_path) -> None:
@@ -284,12 +289,66 @@ def test_options_of_a_loaded_optimizer_are_as_they_were(tmp_path) -> None:
     optimizer = optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.95))
     model.loss(xt.zeros((1, 4), dtype=xt.int64), xt.zeros((1, 4), dtype=xt.int64)).backward()
     optimizer.step()
-    saving.save_checkpoint(tmp_path / "c", model, optimizer)
+    state = {"step": 1}
+    saving.save_checkpoint(tmp_path / "c", model, optimizer, state)
+    assert state == {"step": 1}, "the caller's"
     other = optim.AdamW(model.parameters())
     saving.load_checkpoint(tmp_path / "c", model, other)
     assert [{k: v for k, v in g.items() if k != "params"} for g in other.param_groups] == [
         {k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups
     ]
+
+
+def test_averages_that_do_not_fit(tmp_path) -> None:
+    """Of a parameter that is not there, or of another shape; those that fit are taken."""
+    model = Qwen3(Qwen3Config(**SIZES))
+    saving.save_model(model, tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no averages \(ema\.safetensors\): they come from training with"):
+        saving.load_model(tmp_path / "m", ema=True)
+    norm = "model.norm.weight"
+    for averages, words in (
+        ({norm: xt.full((16,), 3.0)}, None),
+        ({norm: xt.ones(16), "other": xt.ones(1)}, "holds unknown tensor other"),
+        ({norm: xt.ones(1)}, rf"{norm} must have shape \(16,\), got \(1,\)"),
+        ({norm: xt.ones(16, dtype=xt.int64)}, f"{norm} must be of float64, "),
+    ):
+        xt.save(averages, tmp_path / "m" / "ema.safetensors")
+        if words is None:
+            assert saving.load_model(tmp_path / "m", ema=True).model.norm.weight.tolist() == [3.0] * 16
+        else:
+            with pytest.raises(CheckpointError, match=words):
+                saving.load_model(tmp_path / "m", ema=True)
+
+
+def test_files_that_were_opened_are_closed(tmp_path) -> None:
+    """Of saves that end well, and of files that are refused."""
+    (tmp_path / "bad").write_bytes(bytes(20))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    for _ in range(4):
+        with writing.DirectoryWriter(tmp_path / "m") as writer:
+            writer.write("a", [b"text"])
+            writer.publish()
+        kept.append(writer)
+        with pytest.raises(CheckpointError) as error:
+            SafetensorsFile(tmp_path / "bad")
+        kept.append(error)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_ends_early_says_where(tmp_path) -> None:
+    (tmp_path / "x").write_bytes(bytes(10))
+    with CheckedFile(tmp_path / "x") as file, pytest.raises(CheckpointError, match="it ends at byte 10, not 99$"):
+        file.peek(4, 99)
+
+
+def test_what_is_no_checkpoint_of_a_run(tmp_path) -> None:
+    """A file of that name; and one that another process has just removed has no time."""
+    (tmp_path / "checkpoint-00000009").write_text("")
+    (tmp_path / "checkpoint-00000008").mkdir()
+    assert places.find_checkpoints(tmp_path) == [tmp_path / "checkpoint-00000008"]
+    assert places.modified(tmp_path / "gone") == 0.0 < places.modified(tmp_path)
 
 
 def test_of_a_step_the_emergency_checkpoint_comes_behind(tmp_path) -> None:

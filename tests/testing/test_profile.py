@@ -217,6 +217,45 @@ def test_the_table() -> None:
     assert found.table(most=1).splitlines()[-1].split() == ["1", "more", "0.000", "35.0%"]
 
 
+def test_what_an_event_takes_by_itself() -> None:
+    """Without its children, and with their children only once."""
+    below = Event("below", "forward", 20, 80, 1)
+    inside = Event("inside", "forward", 10, 90, 1, children=[below])
+    outer = Event("outer", "forward", 0, 1_234_567, 1, children=[inside])
+    assert (outer.own, inside.own, below.own) == (1_234_567 - 80, 20, 60)
+    found = profile()
+    found.roots = [outer, Event("second", "forward", 1_500_500, 1_500_501, 1)]
+    assert [event.name for event in found.events()] == ["outer", "inside", "below", "second"]
+    times = {row["name"]: (row["ts"], row["dur"]) for row in found.trace()["traceEvents"] if row["ph"] == "X"}
+    assert times["outer"] == (0.0, 1234.567) and times["second"] == (1500.5, 0.001)
+    assert times["below"] == (0.02, 0.06), "microseconds"
+    found.roots = [Event(f"op{i}", "forward", 0, i + 1, 1) for i in range(3)]
+    assert len(found.table(most=3).splitlines()) == 4
+    assert found.table(most=2).splitlines()[-1].split() == ["1", "more", "0.000", "16.7%"]
+
+
+def test_where_a_trace_goes(tmp_path, monkeypatch) -> None:
+    """To the target of a link; after an error, too; and it says how many events were lost."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "there" / "trace.json")
+    stops = _C.spans_stop
+    monkeypatch.setattr(_C, "spans_stop", lambda: (stops()[0], 7))
+    with pytest.raises(KeyError), profile(tmp_path / "link.json") as found, span("fails"):
+        raise KeyError
+    content = json.loads((tmp_path / "there" / "trace.json").read_text())
+    assert found.lost == content["otherData"]["lost"] == 7 and (tmp_path / "link.json").is_symlink()
+    assert "fails" in [row["name"] for row in content["traceEvents"]]
+
+
+def test_a_span_belongs_to_the_profile_that_it_began_in() -> None:
+    late = span("late")
+    with profile():
+        late.__enter__()
+    with profile() as again:
+        late.__exit__(None, None, None)
+    assert again.roots == []
+
+
 def test_the_command(tmp_path) -> None:
     config = options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=3)
     done = xtrain("train", *arguments(config), f"--profile={tmp_path / 't.json'}")

@@ -136,3 +136,9 @@ def test_a_seed_is_no_bool_and_whole_numbers_are_whole() -> None:
             fill(xt.zeros(2), kind, True)
     with pytest.raises(ValueError, match=r"fill: low must be a whole number for uniform_int in float32, got 0\.5"):
         fill(xt.zeros(2), "uniform_int", low=0.5)
+
+
+def test_sequences_of_integers_are_exact() -> None:
+    start = 2**60 + 1
+    got = fill(xt.empty(3, dtype=xt.int64), "sequential", start=start, step=3).tolist()
+    assert got == [start, start + 3, start + 6]

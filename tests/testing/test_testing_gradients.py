@@ -405,3 +405,34 @@ def test_inside_no_grad_is_one_sentence() -> None:
             grad_check(lambda x: x * x, [x])
         assert grad_check(lambda x: float((x * x).sum()), [np.ones(3)], grads=[np.full(3, 2.0)])
     assert grad_check(lambda x: x * x, [x])
+
+
+def test_more_than_ten_failures_are_counted() -> None:
+    x = RNG(4).uniform(0.5, 2, 11)
+    text = str(grad_check(cube, [x], grads=[-3 * x**2]))
+    assert text.startswith("11 of 11 gradients") and text.endswith("and 1 more")
+    assert "more" not in str(grad_check(cube, [x[:10]], grads=[-3 * x[:10] ** 2])).splitlines()[-1]
+
+
+def test_the_resolution_is_that_of_the_input_that_is_seen_worst() -> None:
+    small, large = (xt.ones(4, dtype=xt.float64, requires_grad=True) for _ in range(2))
+    for inputs, fn in (
+        ([small, large], lambda s, t: (s * 1e-3 + t).sum()),
+        ([large, small], lambda t, s: (s * 1e-3 + t).sum()),
+    ):
+        assert grad_check(fn, inputs).typical < 0.1
+
+
+def test_values_come_back_after_an_error_at_any_call() -> None:
+    x = xt.ones(3, requires_grad=True)
+    calls = []
+
+    def broken(a):
+        calls.append(a.tolist())
+        if len({tuple(call) for call in calls}) > 1:
+            raise RuntimeError("in the middle")
+        return a * 2
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        grad_check(broken, [x])
+    assert x.tolist() == [1.0] * 3 != calls[-1]

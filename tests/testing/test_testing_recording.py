@@ -88,3 +88,36 @@ def test_an_op_whose_name_was_given_away_is_an_error(monkeypatch) -> None:
     with refused, record():
         _C.rms_norm(xt.ones(2, 3))
     assert rms_norm(xt.ones(2, 3)).shape == (2, 3)
+
+
+def test_what_a_step_says() -> None:
+    class Inner(nn.Module):
+        def forward(self, x):
+            return x.tanh().exp()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            self.inner, self.last = Inner(), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.last(self.inner(x).exp())
+
+    class Two(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + 1, x + 2
+
+    model = Outer()
+    with record(model) as recorded:
+        y = model(X)
+        first, second = Two.apply(X)
+        y.sum().backward()
+    steps = {step.name: step for step in recorded.steps if step.kind != "op"}
+    assert steps["Inner"].inside == 2 and steps["Outer"].inside == 3 + steps["Linear"].inside
+    assert steps["Two"].unchanged
+    second.add_(1)
+    assert not steps["Two"].unchanged and first.tolist() == (X + 1).tolist()
+    before = {name: p.grad.tolist() for name, p in model.named_parameters()}
+    step = steps["Outer"]
+    assert len(step.differentiate(step.inputs, 0, xt.ones(5, 2))) == 3
+    assert {name: p.grad.tolist() for name, p in model.named_parameters()} == before

@@ -165,6 +165,7 @@ ONE = xt.ones(2, 3)
         (lambda: verify(ONE, ONE, rtol=-1.0), ValueError, "verify: rtol must be finite and not negative, got -1.0"),
         (lambda: verify(ONE, ONE, rtol="a"), ValueError, "verify: rtol must be finite and not negative, got 'a'"),
         (lambda: verify(ONE, ONE, atol=math.nan), ValueError, "verify: atol must be finite and not negative, got nan"),
+        (lambda: verify(ONE, ONE, rtol=0.0, atol=0.0, accumulations=0.5), ValueError, "verify: accumulations must be .*, got 0.5"),
         (lambda: verify(ONE, ONE, accumulations=0), ValueError, "accumulations must be a number of at least 1, got 0"),
         (lambda: assert_close(ONE, [1.0, 2.0]), ValueError, r"assert_close: actual must have shape \(2,\), got \(2, 3\)"),
         (lambda: assert_close([1.0], [math.nan]), ValueError, "assert_close: expected must hold a value that is not NaN"),
@@ -226,3 +227,10 @@ def test_the_largest_absolute_value_tells_nan_before_infinity() -> None:
     for values, want in (([1.0, -3.0], 3.0), ([math.inf, 1.0], math.inf), ([-math.inf], math.inf)):
         assert reduce_max_abs(xt.tensor(values)) == want
     assert math.isnan(reduce_max_abs(xt.tensor([math.inf, math.nan])))
+
+
+def test_a_tolerance_that_is_given_alone_is_the_one() -> None:
+    assert verify(ONE, ONE, atol=0.0).atol == 0.0 and verify(ONE, ONE, rtol=0.0).rtol == 0.0
+    near = ONE + 1e-7
+    assert verify(near, ONE) and not verify(near, ONE, rtol=0.0, atol=0.0)
+    assert not verify(near - ONE, xt.zeros(2, 3) + 1e-30, atol=1e-9), "the default is far above"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
@@ -17,6 +18,7 @@ import xtrain as xt
 from xtrain import data
 from xtrain.data import corpus as corpora
 from xtrain.data.file_array import DataFile, FileArray
+from xtrain.data.identity import same_data
 from xtrain.errors import DataError
 from xtrain.tokenizers import ByteTokenizer, load_tokenizer
 
@@ -223,6 +225,7 @@ def test_arrays_in_files(tmp_path) -> None:
     path.write_bytes(np.arange(100, dtype="<u2").tobytes())
     array = FileArray(DataFile(path), "<u2", 0, 100)
     assert np.asarray(array, np.float32).dtype == np.float32 and np.asarray(array).dtype == np.uint16
+    assert array.__array__(np.float32).dtype == np.float32
     assert (
         array[90:1000].tolist() == list(range(90, 100))
         and array[50:40].tolist() == []
@@ -311,6 +314,8 @@ def test_what_prepare_writes(tmp_path) -> None:
     tokens, text_bytes, vocab = data.open_tokens(out)
     assert tokens[:].tolist() == [97, 99, 256, 1, 3, 256] and (text_bytes, vocab) == (8, 257)
     assert data.prepare(tmp_path / "in", out) == 10 and data.open_tokens(out)[1:] == (10, 256)  # separators are text
+    (tmp_path / "in" / "x").write_bytes(b"")  # an empty file is no text that would be lost
+    assert data.prepare(tmp_path / "in", tmp_path / "in" / "x") == 10
     before = out.read_bytes()
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "d").write_bytes(b"\0")
@@ -327,8 +332,21 @@ def test_the_identity_is_known_by_the_whole_path(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     opened = data.open_data("a.txt")
     known = data.identity(opened.segments)
-    assert list(known["files"]) == [os.fspath(tmp_path / "a.txt")]
+    about = os.stat("a.txt")
+    stamp = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    assert known["files"] == {os.fspath(tmp_path / "a.txt"): stamp}
     assert data.identity(opened.segments, known) is known
+
+
+def test_the_fingerprint_of_version_0_1_is_as_it_was() -> None:
+    """Of a long segment 64 pieces, which do not touch; of a short one all."""
+    segments = [np.arange(300_000, dtype=np.uint32) % 1009, np.arange(50, dtype=np.uint8)]
+    wanted = hashlib.sha256()
+    for segment, starts in ((segments[0], [i * (300_000 - 1024) / 63 for i in range(64)]), (segments[1], [0] * 64)):
+        wanted.update(len(segment).to_bytes(8, "little"))
+        for start in starts:
+            wanted.update(segment[int(start) : int(start) + 1024].astype("<i8").tobytes())
+    assert same_data(wanted.hexdigest(), segments, {})
 
 
 def test_what_is_in_memory_is_always_hashed(tmp_path) -> None:

@@ -303,3 +303,32 @@ def test_constants_of_devices(tmp_path) -> None:
     ):
         config.precision = precision
         assert estimate._work(one, config, device) == work
+
+
+@pytest.mark.on_cpu
+def test_what_a_dry_run_says_first(tmp_path, monkeypatch) -> None:
+    """What the start of the run would warn of; a batch of the limit is taken."""
+    given = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu")
+    plan = estimate.rundir.plan
+
+    def warns(values, warn):
+        warn("the run starts over")
+        return plan(values, warn)
+
+    monkeypatch.setattr(estimate.rundir, "plan", warns)
+    monkeypatch.setattr(estimate, "_MOST_TOKENS", given["batch_size"] * given["seq_len"])
+    lines = dry_run(given).splitlines()
+    assert lines[0] == "warning: the run starts over" and lines[1].startswith("model  ")
+    monkeypatch.setattr(estimate, "_MOST_TOKENS", given["batch_size"] * given["seq_len"] - 1)
+    with pytest.raises(ConfigError, match="batch_size x seq_len must be at most 63 tokens, got 4 x 16"):
+        dry_run(given)
+
+
+@pytest.mark.on_cpu
+def test_the_state_of_an_optimizer_has_no_gradients() -> None:
+    """Two moments of each parameter."""
+    keys = dict(vocab_size=61, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    model = Qwen3Config(**keys, num_key_value_heads=1, head_dim=32)
+    config = TrainConfig(batch_size=2, seq_len=16, precision="float32")
+    for one in estimates(architecture("qwen3"), model, config, "cpu"):
+        assert 2 * one.parameters <= one.optimizer < 2.2 * one.parameters

@@ -274,6 +274,7 @@ def run(capsys, *words: str) -> tuple[int, str, str]:
         (("--seed", str(2**63)), rf"--seed must be in \[0, {2**63 - 1}\], got {2**63}"),
         (("--repetition-penalty", "0"), "--repetition-penalty must be greater than 0, got 0.0"),
         (("--threads", "257"), r"--threads must be in \[0, 256\], got 257"),
+        (("--seed",), "--seed needs a value"),
         (("more",), "expected 1 argument, got 2; usage: xtrain sample DIR"),
     ],
 )
@@ -513,6 +514,29 @@ def test_doctor_fails_where_something_required_is_missing(capsys, monkeypatch) -
     assert status == 1 and f"\ncheck       the {last} matrix product gives wrong results\n" in out
     monkeypatch.setattr(doctor, "_compute_check", lambda device="cpu": "wrong")
     assert run(capsys, "doctor")[0] == 1
+
+
+def test_an_output_that_fails_leaves_the_status(monkeypatch) -> None:
+    """A standard error that has gone; and a disk that is full when the last lines go out."""
+    from xtrain.cli import guard
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Gone())
+        assert guard.fail("text", 3) == 3
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert guard.guard(lambda _: 0, []) == 1
+    assert told.getvalue() == "xtrain: error: standard output: No space left on device\n"
+    with pytest.raises(ConfigError, match="^expected no arguments, got 1; usage: xtrain doctor$"):
+        cli.parser.simple_options(["word"], {}, 0, "usage: xtrain doctor\nmore")
 
 
 # ---- values in messages

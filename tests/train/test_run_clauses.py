@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -10,11 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from runs import options, text_file
 
 from xtrain import cuda
-from xtrain.errors import CheckpointError, ConfigError
+from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
-from xtrain.train import checkpoints, evaluate, plot, progress, rundir
+from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, resume, rundir
 from xtrain.train.checkpoints import Saver
 from xtrain.train.config import GPU_RUN, TrainConfig
 from xtrain.train.metrics import Metrics, read_metrics
@@ -44,6 +46,32 @@ def test_samples_are_indented_and_none_is_nothing(capsys) -> None:
     assert capsys.readouterr().out == "    | a\n    | b\n"
 
 
+def test_other_ranks_say_their_warnings_alone(capsys) -> None:
+    for quiet in (False, True):
+        report = Report(quiet, rank=1)
+        report.say("a line")
+        report.warn("it is late")
+        assert capsys.readouterr().out == ("" if quiet else "[rank 1] warning: it is late\n")
+
+
+def test_what_is_trained_is_told(capsys, tmp_path) -> None:
+    """What of it is frozen; and where a directory without weights makes the model, that it is drawn: in a new run."""
+    text = text_file(tmp_path / "text.txt")
+    lines = []
+    for changes in ({}, {"freeze": "*embed*"}):
+        trainer = Trainer(options(text, tmp_path / f"run{len(lines)}", **changes), quiet=True)
+        Report(False).introduce(trainer)
+        lines.append(capsys.readouterr().out.splitlines()[0])
+    assert "trained" not in lines[0] and " M parameters, 0.00 M of them trained, float32, cpu" in lines[1]
+    (tmp_path / "empty").mkdir()
+    trainer.config.model.preset = str(tmp_path / "empty")
+    for step, drawn in ((0, True), (3, False)):
+        trainer.step = step
+        Report(False).introduce(trainer)
+        out = capsys.readouterr().out
+        assert (", drawn, as it holds no weights, " in out, "from step 3 to step" in out) == (drawn, not drawn)
+
+
 def state(**changes) -> SimpleNamespace:
     settings = {
         "config": SimpleNamespace(plot=True),
@@ -68,6 +96,10 @@ def test_how_a_run_ends_is_told(capsys, monkeypatch) -> None:
     monkeypatch.setattr(plot, "plot_loss", missing)
     Report(False).finish(state(), None, None)
     assert capsys.readouterr().out == f"{plot.HINT}\n5 steps in 1:01; the run is in runs/x\n"
+    asked: list = []
+    monkeypatch.setattr(plot, "plot_loss", lambda *given: asked.append(given))
+    Report(False).finish(state(corpus=SimpleNamespace(bytes_per_token=2.5)), None, None)
+    assert asked == [(Path("runs/x"), 2.5)] and capsys.readouterr().out.count("\n") == 1
     monkeypatch.setattr(plot, "plot_loss", full)
     Report(False).finish(state(), "text", "SIGINT")
     assert capsys.readouterr().out == (
@@ -106,6 +138,74 @@ def test_lines_of_a_run_that_nobody_watches(capsys, monkeypatch) -> None:
         assert [line.split()[1] for line in lines[:-1]] == ([] if quiet else ["4/12", "5/12", "10/12", "12/12"])
         assert [line.split()[-1] for line in lines[:-1]] == ([] if quiet else ["0:16", "0:14", "0:04", "0:00"])
         assert lines[-1:] == ([] if quiet else ["a line"])
+
+
+def test_what_the_encoding_of_the_output_lacks_is_spelled(monkeypatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(progress.sys, "stdout", stream)
+    progress.say("loss \u2193 and \u00e9")
+    assert stream.buffer.getvalue() == b"loss \\u2193 and \\xe9\n"
+
+
+def test_the_bar_stands_where_the_run_does(monkeypatch) -> None:
+    """Steps may come several at a time, and a resumed run begins behind its first."""
+    import tqdm
+
+    made: list[dict] = []
+    moves: list[int] = []
+    calls: list[str] = []
+
+    class Bar:
+        disable = False
+
+        def __init__(self, **options) -> None:
+            made.append(options)
+
+        def __getattr__(self, name: str):
+            calls.append(name)
+            return lambda *values, **_: moves.extend(values) if name == "update" else None
+
+    terminal = SimpleNamespace(isatty=lambda: True, fileno=lambda: 2)
+    monkeypatch.setattr(progress.sys, "stderr", terminal)
+    monkeypatch.setattr(progress.os, "get_terminal_size", lambda number: (80, 24))
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    shown = progress.Progress(12, 3)
+    for step in (4, 9, 12):
+        shown.update(step, 1.5, 100.0)
+    calls.clear()
+    shown.message("a line")
+    shown.close()
+    assert calls == ["clear", "refresh", "close"]
+    broken = progress.Progress(5)
+    bar = broken._bar
+    monkeypatch.setattr(Bar, "update", lambda *_: math.inf // 0, raising=False)
+    broken.update(1, 1.5, 100.0)
+    assert broken._bar is None and bar.disable, "or it would draw once more where it is deleted"
+    assert moves == [1, 5, 3] and (made[0]["total"], made[0]["initial"]) == (12, 3)
+
+
+def test_tokens_a_second_are_of_the_last_steps_without_evaluations(tmp_path, monkeypatch) -> None:
+    """The last evaluation shows no sample: the end of the run does."""
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    speed = loop._Speed(10)
+    for step in range(40):
+        speed.start()
+        now[0] += 100.0 if step < 20 else 2.0
+        rate = speed.stop(1)
+    assert rate == 5.0
+    shows: list[bool] = []
+
+    def slowly(show_sample: bool) -> dict[str, float]:
+        now[0] += 1000.0
+        shows.append(show_sample)
+        return {"val_loss": 1.0}
+
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=3, eval_every=1), quiet=True)
+    monkeypatch.setattr(trainer, "_evaluate", slowly)
+    trainer.run()
+    assert shows == [True, True, False]
+    assert all(one["tokens_per_second"] > 1e9 for one in read_metrics(tmp_path / "run" / "metrics.jsonl"))
 
 
 # ---- records
@@ -158,9 +258,9 @@ def test_names_of_runs(tmp_path, monkeypatch) -> None:
 def test_a_run_that_is_resumed_has_its_place(tmp_path) -> None:
     run = tmp_path / "run"
     os.makedirs(run / "checkpoint-00000001")
-    for resume in (run, run / "checkpoint-00000001"):
+    for place in (run, run / "checkpoint-00000001"):
         with pytest.raises(ConfigError, match=r"out must be .*run or left out when that run is resumed, got elsewhere"):
-            rundir.plan({"resume": os.fspath(resume), "out": "elsewhere"}, lambda text: None)
+            rundir.plan({"resume": os.fspath(place), "out": "elsewhere"}, lambda text: None)
     with pytest.raises(CheckpointError, match="manifest.json"):  # with its own place it is looked at
         rundir.plan({"resume": os.fspath(run / "checkpoint-00000001"), "out": os.fspath(run)}, lambda text: None)
 
@@ -278,3 +378,39 @@ def test_an_infinite_second_moment_is_none_to_refuse() -> None:
         for value, bad in ((math.inf, None), (math.nan, f"{key} of parameter weight has NaN")):
             kept = SimpleNamespace(state={layer.weight: {key: xt.full((1, 2), value)}})
             assert checkpoints._bad_moment(SimpleNamespace(model=layer, optimizer=kept)) == bad
+
+
+def test_pieces_of_a_batch_that_is_cut_into_leaves_stay() -> None:
+    """The tree adds leaves: other pieces are other sums. Without leaves they are free, as for one leaf."""
+    for ranks, free in ((None, True), (0, True), (1, True), (2, False)):
+        saved = {"max_ranks": ranks, "grad_accum": 1}
+        if free:
+            rundir._refuse_differences(saved, {"grad_accum": 2})
+        else:
+            with pytest.raises(ConfigError, match="^resume: grad_accum was 1 in this run, got 2; leave it out"):
+                rundir._refuse_differences(saved, {"grad_accum": 2})
+
+
+def test_a_resumed_run_takes_the_tokenizer_of_its_checkpoint(tmp_path) -> None:
+    """The directory of the option may have gone since."""
+    (tmp_path / "checkpoint-00000001").mkdir()
+    config = TrainConfig(data=str(text_file(tmp_path / "text.txt")), tokenizer=str(tmp_path / "gone"))
+    assert isinstance(parts.open_corpus(config, tmp_path / "checkpoint-00000001").tokenizer, ByteTokenizer)
+    with pytest.raises(DataError, match=r"gone must be a directory with a tokenizer\.json"):
+        parts.open_corpus(config, None)
+
+
+def test_a_lock_that_is_refused_leaves_no_descriptor(tmp_path) -> None:
+    with rundir.RunLock(tmp_path):
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ConfigError, match="is in use by another training process"):
+            rundir.RunLock(tmp_path).__enter__()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_checkpoint_says_of_its_run(tmp_path) -> None:
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True)
+    trainer.step, trainer.elapsed = 3, 12.5
+    found = resume.trainer_state(trainer)
+    assert (found["step"], found["elapsed"], found["tokens"]) == (3, 12.5, 3 * 4 * 16)
+    assert (found["config"]["resume"], found["config"]["extend"]) == ("", False)

@@ -275,6 +275,35 @@ def test_signals_of_several_processes_are_agreed_upon(monkeypatch) -> None:
                     signal.raise_signal(signal.SIGTERM)
 
 
+def test_signals_of_different_kinds_are_one_where_others_must_agree(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("xtrain.train.stop.time.monotonic", lambda: now[0])
+    with StopSignals(quiet=True, agree=lambda why: why) as stop:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.raise_signal(number)
+            now[0] += 60.0
+        assert not stop.at_once
+        stop.join()
+        assert stop.received == "SIGTERM"
+
+
+def test_what_a_signal_says(capfd, monkeypatch) -> None:
+    """Unless it is quiet; where nobody can read it any more, nothing happens."""
+    said = "\nSIGINT: finishing this step, then saving; once more stops at once\n"
+    for quiet, text in ((False, said), (True, "")):
+        with StopSignals(quiet=quiet) as stop:
+            signal.raise_signal(signal.SIGINT)
+        assert capfd.readouterr().err == text and stop.received == "SIGINT"
+
+    def gone(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with StopSignals() as stop, monkeypatch.context() as patch:
+        patch.setattr("xtrain.train.stop.os.write", gone)
+        signal.raise_signal(signal.SIGINT)
+    assert stop.received == "SIGINT"
+
+
 def test_what_fails_is_told_once(capsys) -> None:
     report = Report(quiet=False)
     for _ in range(3):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xtrain as xt
-from xtrain import lora, models, nn
+from xtrain import lora, models, nn, saving
 from xtrain.errors import CheckpointError, ConfigError
 from xtrain.nn.lora import LoraLayer, lora_layers
 from xtrain.saving import SafetensorsFile
@@ -35,6 +35,43 @@ def shaken(model):
     for layer in lora_layers(model).values():
         nn.init.normal_(layer.lora_B.weight, 0.0, 0.3)
     return model
+
+
+def test_tensors_that_do_not_fit(tmp_path) -> None:
+    path, model = adapter(tmp_path), qwen()
+    tensors = xt.load(path / "adapter_model.safetensors")
+    a, b = (next(name for name in tensors if part in name) for part in ("lora_A", "lora_B"))
+    assert a.replace("lora_A", "lora_B") == b
+    without = {part: {name: t for name, t in tensors.items() if name != part} for part in (a, b)}
+    no_rank = {a: tensors[a][:0].contiguous(), b: tensors[b][:, :0].contiguous()}
+    for changed, words in (
+        (without[a], r"holds lora_B of \S+ alone"),
+        (without[b], r"holds lora_A of \S+ alone"),
+        ({}, "holds no LoRA"),
+        ({**tensors, b: tensors[b].to(xt.int32)}, r"of \S+ must be floating point, got float32 and int32"),
+        ({**tensors, **no_rank}, r"must have shapes \(r, \d+\) and \(\d+, r\), got \(0, \d+\) and \(\d+, 0\)"),
+    ):
+        xt.save(changed, path / "adapter_model.safetensors")
+        with pytest.raises(CheckpointError, match=words):
+            lora.load(model, path)
+        assert not lora_layers(model)
+
+
+def test_lora_needs_a_model_without_it(tmp_path) -> None:
+    """Below a directory of LoRA; and a checkpoint with LoRA is none of a model without."""
+    model = qwen()
+    model.save_pretrained(tmp_path / "base")
+    model = lora.apply(model, r=2, base_model_name_or_path=str(tmp_path / "base"))
+    lora.save(model, tmp_path / "a")
+    model.lora_config.base_model_name_or_path = str(tmp_path / "a")
+    lora.save(model, tmp_path / "b")
+    with pytest.raises(CheckpointError, match="base_model_name_or_path must be a model without LoRA, got "):
+        models.load(tmp_path / "b")
+    saving.save_checkpoint(tmp_path / "c", model)
+    plain = qwen()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        saving.load_checkpoint(tmp_path / "c", plain)
+    assert not lora_layers(plain) and all(p.requires_grad for p in plain.parameters())
 
 
 def logits(model) -> np.ndarray:
@@ -150,6 +187,9 @@ def test_merged_weights_that_were_converted_come_back() -> None:
     lora.merge(model).double()
     lora.unmerge(model)
     assert {p.dtype for p in model.parameters()} == {xt.float64}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        name for name in before if ".lora_" in name
+    }
     assert all((parameters(model)[name] == before[name]).all() for name in before)
 
 
@@ -239,6 +279,15 @@ def test_values_out_of_range(options, words: str) -> None:
         lora.apply(qwen(), **options)
 
 
+def test_options_are_over_a_config() -> None:
+    config = lora.LoraConfig(r=2, lora_alpha=6)
+    model = lora.apply(qwen(), config, r=3)
+    assert {(layer.lora_A.out_features, layer.scaling) for layer in lora_layers(model).values()} == {(3, 2.0)}
+    assert config.r == 2 and model.lora_config == lora.LoraConfig(r=3, lora_alpha=6)
+    with pytest.raises(ConfigError, match="must name a layer of the model"):
+        lora.apply(qwen(), target_modules=r".*q_pro")  # the beginning of a name
+
+
 def test_a_rank_without_memory_changes_nothing() -> None:
     model = qwen()
     with pytest.raises(xt.OutOfMemoryError, match="out of memory"):
@@ -275,6 +324,7 @@ def test_saved_and_loaded(make, tmp_path) -> None:
     lora.save(model, tmp_path / "a")
     values = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert (values["peft_type"], values["r"], values["lora_alpha"], values["bias"]) == ("LORA", 3, 5, "none")
+    assert (values["fan_in_fan_out"], values["use_rslora"]) == (make is gpt2, False)
     with SafetensorsFile(tmp_path / "a" / "adapter_model.safetensors") as file:
         assert len(file.entries) == 2 * len(lora_layers(model))
         assert all(name.startswith("base_model.model.") for name in file.entries)
@@ -301,6 +351,8 @@ def test_ranks_of_layers_come_from_the_tensors(tmp_path) -> None:
     shaken(model)
     lora.save(model, tmp_path / "a")
     values = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    lora.save(lora.apply(qwen(), use_rslora=True), tmp_path / "rs")
+    assert json.loads((tmp_path / "rs" / "adapter_config.json").read_text())["use_rslora"] is True
     assert values["rank_pattern"] == {"model.layers.0.mlp.up_proj": 2} and values["target_modules"] == ["up_proj"]
     xt.manual_seed(0)
     found = lora_layers(lora.load(qwen(), tmp_path / "a"))
@@ -341,6 +393,7 @@ def adapter(tmp_path, change=lambda values: None, **options):
         ("init_lora_weights", "pissa", "init_lora_weights must leave the model as it was, got 'pissa'"),
         ("lora_alpha", "much", "lora: lora_alpha must be a positive number, got 'much'"),
         ("base_model_name_or_path", 7, "base_model_name_or_path must be text, got 7"),
+        ("base_model_name_or_path", "a\0b", "base_model_name_or_path must be text, got "),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, key: str, value, words: str) -> None:

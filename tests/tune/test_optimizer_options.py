@@ -49,13 +49,15 @@ def test_muon_has_the_matrices_of_hidden_layers(data, tmp_path) -> None:
 
 def test_the_first_pattern_counts_and_averages_are_of_what_is_trained(data, tmp_path) -> None:
     run = trainer(
-        data, tmp_path / "run", **{**ALL, "optim.lr_factors": "*k_proj*=0.5,*proj*=3", "freeze": "*embed*", "optim.decay": None}
+        data, tmp_path / "run", **{**ALL, "optim.lr_factors": "*k_proj*=0.5,*proj*=3,*q_norm*=0", "freeze": "*embed*", "optim.decay": None}
     )  # fmt: skip
     names = {id(p): name for name, p in run.model.named_parameters()}
     rates = {names[id(p)]: group["lr"] for group in run.optimizer.param_groups for p in group["params"]}
     assert {name: round(rate / 0.02, 6) for name, rate in rates.items()} == {
-        name: 0.5 if "k_proj" in name else 3.0 if "proj" in name else 1.0 for name in rates
+        name: 0.5 if "k_proj" in name else 3.0 if "proj" in name else 0.0 if "q_norm" in name else 1.0 for name in rates
     }
+    groups = [round(group["lr"] / 0.02, 6) for group in run.optimizer.param_groups]
+    assert groups[:2] == [3.0, 0.5] and groups[-2:] == [0.0, 1.0], "in the order in which they come"
     assert run.ema is not None
     assert {names[id(p)] for p in run.ema.params} == {name for name in names.values() if "embed" not in name}
     assert decay_steps(run.config) == run.config.steps // 5

@@ -70,7 +70,7 @@ def reference(q, k, causal, scale, documents, window) -> tuple[np.ndarray, float
         (2, 2, 9, 9, True, None, None, False),
         (4, 2, 9, 9, True, 0.7, None, True),
         (4, 2, 9, 9, True, -0.7, None, True),
-        (6, 2, 12, 12, True, None, 3, True),
+        (6, 2, 12, 12, True, 1.5, 3, True),
         (4, 1, 5, 11, True, None, 4, False),
         (2, 1, 7, 5, False, None, None, False),
         (1, 1, 1, 1, True, None, None, False),

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -143,7 +144,7 @@ class Kept:
                 tokens, learned, all_learned, counts, texts = (file[name] for name in _FIELDS)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise DataError(f"data: {self._path(number)} is damaged, remove it: {error}") from None
         ends = np.cumsum(counts)[:-1]
         parts = zip(np.split(tokens, ends), np.split(learned, ends), all_learned, texts, strict=True)

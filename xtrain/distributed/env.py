@@ -96,7 +96,7 @@ def _port(env: Mapping[str, str], name: str, launcher: str, default: int | None 
 
 
 def _by_hand(env: Mapping[str, str]) -> Launch:
-    name = "by hand"
+    name = env.get("XTRAIN_LAUNCHER", "by hand")  # Ray's ranks get these variables, too
     rank, size = _int(env, "XTRAIN_RANK", name), _int(env, "XTRAIN_WORLD_SIZE", name)
     local, locals_ = _int(env, "XTRAIN_LOCAL_RANK", name, rank), _int(env, "XTRAIN_LOCAL_WORLD_SIZE", name, size)
     run, token = env.get("XTRAIN_RUN_ID", "by hand"), env.get("XTRAIN_TOKEN", "")

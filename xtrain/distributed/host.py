@@ -212,14 +212,17 @@ class HostPlane:
         self.progress.end()
         return found
 
-    def wait_until(self, done: Callable[[], bool]) -> None:
-        """Return when it is so. PeerError when the watchdog ends the exchange, or after the time of the plane."""
-        deadline, spins = time.monotonic() + self._patience, 0
+    def wait_until(self, done: Callable[[], bool], limit: float | None = None) -> None:
+        """Return when it is so. PeerError when the watchdog ends the exchange, or after `limit` seconds; default: the
+        time of the plane.
+        """
+        limit, spins = self._patience if limit is None else limit, 0
+        deadline = time.monotonic() + limit
         while not done():
             if self._over is not None:
                 raise PeerError(self._over)
             if time.monotonic() > deadline:
-                raise PeerError(f"distributed: exchange {self._number} did not end within {self._patience:g} s")
+                raise PeerError(f"distributed: exchange {self._number} did not end within {limit:g} s")
             spins += 1
             time.sleep(0 if spins < _SPINS else _PAUSE)
 

@@ -4,9 +4,9 @@ Each exchange has a number and a signature of the host's plane, so the watchdog 
 on the device's one stream, behind the kernels that made its input. NCCL compares nothing: ranks that do not do the same
 are found by their signatures, which heartbeats bring.
 
-Nothing waits inside NCCL for ever. The communicator is opened by a thread of its own; after that calls only queue work,
-and the main thread asks whether the device is done, until it is or the watchdog has spoken. Then the communicator is
-aborted by one more thread, because that may hang, too; 5 s after a verdict the watchdog ends the process.
+Nothing waits inside NCCL for ever. One more thread opens the communicator; after that calls only queue work, and the
+main thread asks whether the device is done, until it is or the watchdog has spoken. The same thread then closes the
+communicator, or aborts it, which may hang, too; 5 s after a verdict the process ends in any case.
 
 In a captured step an exchange becomes a part of the graph. A replay with all its exchanges is one of the host's plane,
 with a digest of their signatures, and is waited for like any other.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import weakref
 import zlib
@@ -39,46 +40,62 @@ class NcclPlane:
 
     def __init__(self, host: HostPlane, device: _C.device) -> None:
         self.device, self._host = device, host
-        self._beside: list[tuple[str, Tensor, Tensor]] = []  # exchanges beside the kernels, whose memory must stay
+        # Exchanges beside the kernels, whose memory must stay, each with the capture that it belongs to.
+        self._beside: list[tuple[Any, str, Tensor, Tensor]] = []
         # Exchanges in each captured step, and a digest of their signatures.
         self._graphs: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self._comm: Any = None
+        self._asked, self._closed, self._in_order = threading.Event(), threading.Event(), False
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # its sums may differ from call to call, and we need none
         about: list[dict[str, Any]] = []
         agree.all_or_none(host, lambda: about.append(_version()))
         agree.check_same(host, {"version of NCCL": about[0]["version"]}, "")
         said = host.broadcast(_C.nccl_unique_id().encode() if host.rank == 0 else None, 0, "NCCL's unique id")
-        self._comm = host.counted({"open": "NCCL"}, lambda _: self._open(bytes(said).decode()))
+        try:
+            host.counted({"open": "NCCL"}, lambda _: self._open(bytes(said).decode()))
+        except BaseException:
+            self._ask_to_close(False)
+            raise
         if host.watch is not None:
             before = host.watch.abort
 
             def abort(text: str) -> None:
                 before(text)
-                self._close(False)
+                self._ask_to_close(False)
 
             host.watch.abort = abort
 
-    def _open(self, unique_id: str) -> Any:
-        """The communicator, in which each collective has run once: NCCL connects the GPUs in the first."""
-        found: list[Any] = []
-        size = self._host.world_size
+    def _open(self, unique_id: str) -> None:
+        """Open the communicator, in which each collective has run once then: NCCL connects the GPUs in the first. The
+        thread that does so closes it later: while Python ends, no thread can be started.
+        """
+        found: list[BaseException | None] = []
+        host, size = self._host, self._host.world_size
         trial = [_C.full((size,), 0, _C.float32, self.device) for _ in range(2)]
 
         def work() -> None:
+            if hasattr(signal, "pthread_sigmask"):  # they are for the main thread, whose system calls they interrupt
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
-                comm = _C.nccl_open(self.device, unique_id, self._host.rank, size)
+                comm = self._comm = _C.nccl_open(self.device, unique_id, host.rank, size)
                 _C.nccl_all_to_all(comm, trial[0], trial[1])
                 _C.nccl_all_gather(comm, trial[0], trial[1][:1])
                 _C.nccl_broadcast(comm, trial[0], 0)
-                found.append(comm)
+                found.append(None)
             except BaseException as error:
                 found.append(error)
+            self._asked.wait()
+            if self._comm is not None:
+                _C.nccl_close(self._comm, self._in_order)
+            self._closed.set()
 
         threading.Thread(target=work, name="xtrain nccl", daemon=True).start()
-        self._host.wait_until(lambda: bool(found))
-        if isinstance(found[0], BaseException):
+        # NCCL waits for ever where GPUs cannot reach each other, and then no rank is late.
+        limit = None if host.watch is None else host.watch.times.timeout
+        host.wait_until(lambda: bool(found), limit)
+        if found[0] is not None:
             raise found[0]
-        self._host.wait_until(lambda: _C.nccl_idle(found[0]))
-        return found[0]
+        host.wait_until(lambda: _C.nccl_idle(self._comm), limit)
 
     def all_gather(self, t: Tensor, name: str) -> Tensor:
         """The elements of `t` of every rank, one rank after the other: [W * n]."""
@@ -101,14 +118,20 @@ class NcclPlane:
         try:
             _C.nccl_all_to_all(self._comm, out, t, True)
         except RuntimeError as error:
-            raise PeerError(f"distributed: {shown(error, 300)}") from None
-        self._beside.append((name, t, out))
+            if capturing() is not None:
+                raise
+            lost, watch = PeerError(shown(error, 300)), self._host.watch
+            raise (lost if watch is None else watch.explain(lost)) from None
+        self._beside.append((_this_capture(), name, t, out))
         return out
 
     def finish(self) -> None:
         """Let the kernels that are queued from now on wait for what was started: one exchange of the plane."""
-        begun, self._beside = self._beside, []
-        digest = zlib.crc32(json.dumps([name for name, _, _ in begun]).encode())
+        # Those of a capture that has failed never ran, and other ranks may not have them.
+        now = _this_capture()
+        begun = [one for one in self._beside if one[0] == now]
+        self._beside = [] if now is None else [one for one in self._beside if one[0] is None]
+        digest = zlib.crc32(json.dumps([name for _, name, _, _ in begun]).encode())
         self._run({"all_to_all": len(begun), "digest": digest}, lambda: _C.nccl_join(self._comm))
 
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor:
@@ -139,23 +162,38 @@ class NcclPlane:
                 self._host.wait_until(lambda: _C.nccl_idle(self._comm))
             except PeerError:
                 raise
-            except RuntimeError as error:  # of NCCL; or the watchdog has ended the communicator
-                raise PeerError(f"distributed: {shown(error, 300)}") from None
+            except RuntimeError as error:
+                watch = self._host.watch
+                if not str(error).startswith("distributed: ") and (watch is None or watch.verdict is None):
+                    raise  # this GPU's own: the others hear of it when this rank leaves
+                raise PeerError(shown(error, 300)) from None  # NCCL's; or the watchdog has ended the communicator
 
         self._host.counted(signature, act)
 
-    def _close(self, in_order: bool) -> threading.Thread:
-        closing = threading.Thread(target=_C.nccl_close, args=(self._comm, in_order), name="xtrain nccl", daemon=True)
-        closing.start()
-        return closing
+    def _ask_to_close(self, in_order: bool) -> None:
+        """The first time counts. From any thread."""
+        if not self._asked.is_set():
+            self._in_order = in_order
+            self._asked.set()
 
     def leave(self, in_order: bool) -> None:
-        """End the communicator. in_order: all ranks leave without an error. Graphs go first: NCCL waits for theirs."""
+        """End the communicator. in_order: all ranks leave without an error. Else it is aborted first, which ends the
+        kernels that wait for other ranks. NCCL then waits for the graphs that hold its kernels.
+        """
+        if not in_order:
+            self._ask_to_close(False)
         for graph in list(self._graphs):
             graph.end(
                 "cuda.graph: the exchanges of this step have ended with xtrain.distributed.shutdown: make a new graph"
             )
-        self._close(in_order).join(_CLOSING)
+        self._ask_to_close(in_order)
+        self._closed.wait(_CLOSING)
+
+
+def _this_capture() -> tuple[Any, int] | None:
+    """What tells the capture of this thread from all others; None outside."""
+    graph = capturing()
+    return None if graph is None else (graph, graph.attempt)
 
 
 def _version() -> dict[str, Any]:

@@ -45,6 +45,7 @@ def train(config: Mapping[str, Any], workers: int = 2, gpu: bool = False) -> dic
         for rank, one in enumerate(actors):
             host = [other for other, place in enumerate(places) if place[0] == places[rank][0]]
             variables = {
+                "XTRAIN_LAUNCHER": "Ray",
                 "XTRAIN_RANK": str(rank), "XTRAIN_WORLD_SIZE": str(workers), "XTRAIN_LOCAL_RANK": str(host.index(rank)),
                 "XTRAIN_LOCAL_WORLD_SIZE": str(len(host)), "XTRAIN_STORE": store, "XTRAIN_TOKEN": token,
             }  # fmt: skip

@@ -139,6 +139,7 @@ class DataParallel:
         self._sums: list[Tensor | list[Tensor]] = []
         self._scale = self._guard = _C.full((), 1, _C.float64, self._banks[0].device)
         self.steps = 0  # that this run has made
+        self._begun = -1  # of them, at the last `begin`
         self._compared: list[tuple[str, Tensor]] = []
         if self._plane is not None:
             places = {id(p): f"bank {bank.dtype.name}" for bank in self._banks for p in bank.parameters}
@@ -165,7 +166,7 @@ class DataParallel:
         """
         parts = self.own(batch)
         if capturing() is None:
-            self.begin()
+            self._begin()
         for leaf in self.rounds(backwards):
             yield parts[leaf]
 
@@ -191,8 +192,18 @@ class DataParallel:
         first = self.rank * mine
         return [tuple(part[leaf * each : (leaf + 1) * each] for part in parts) for leaf in range(first, first + mine)]
 
-    def begin(self) -> None:
-        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters."""
+    def begin(self, steps: int | None = None) -> None:
+        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters. Call it
+        once before each step. steps: that have been made, where you count them; it counts replays by itself.
+        """
+        if steps is not None:
+            self.steps = steps
+        elif self._begun == self.steps:  # nothing was called since: the step was a replay
+            self.steps += 1
+        self._begun = self.steps
+        self._begin()
+
+    def _begin(self) -> None:
         world.at_step(self.steps + 1)
         if not self.steps % world.steps_between_comparisons():
             self.compare_parameters()
@@ -424,13 +435,15 @@ class DataParallel:
 
     # ---- numbers, and bytes of tensors -------------------------------------------------------------------------------
 
-    def tree_of(self, values: Sequence[Tensor]) -> Tensor:
-        """T of one float32 scalar for each leaf, this rank's given; on every rank."""
+    def of_leaves(self, values: Sequence[Tensor]) -> Tensor:
+        """One float32 scalar for each leaf, this rank's given: [max_ranks] on every rank."""
         if not isinstance(values, Sequence) or not values:
-            raise TypeError(f"tree_of: values must be a list of tensors, got {shown(values, 80)}")
-        need_tensors("tree_of", **{f"value {number}": value for number, value in enumerate(values)})
-        mine = _C.cat([value.detach().reshape(1).float() for value in values])
-        flat = self._all(mine, "losses")
+            raise TypeError(f"of_leaves: values must be a list of tensors, got {shown(values, 80)}")
+        need_tensors("of_leaves", **{f"value {number}": value for number, value in enumerate(values)})
+        return self._all(_C.cat([value.detach().reshape(1).float() for value in values]), "losses")
+
+    def tree_of(self, flat: Tensor) -> Tensor:
+        """T of what `of_leaves` returns."""
         return world.tree_sum([flat.select(0, i) for i in range(flat.numel())])
 
     def _all(self, piece: Tensor, what: str) -> Tensor:

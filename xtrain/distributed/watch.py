@@ -4,7 +4,7 @@ when one of them is lost.
 Each rank has two more connections to rank 0: on one come heartbeats and verdicts (JSON with its length in front), on
 the other a byte each second from a thread that needs no GIL (csrc/py/runtime/pulse.c). Rank 0 judges all, the others
 judge rank 0 (judge.py). A verdict is told to all, printed, and raised by the main thread, whose exchanges it ends; 5 s
-later the process ends in any case, with status 75.
+later the process ends in any case, with status 75 (csrc/py/runtime/ending.c).
 
 No deadlock: the thread holds no lock, never waits for the main thread, and its sockets do not block.
 """
@@ -128,7 +128,6 @@ class Watch:
         self._wake.setblocking(False)
         self._stopping = False
         self._failed = False  # this rank leaves because of an error
-        self._exit_at = float("inf")
         self._convicted = threading.Event()
         self._thread = threading.Thread(target=self._main, name="xtrain watchdog", daemon=True)
 
@@ -183,12 +182,13 @@ class Watch:
         self.times = self._judge.times = dataclasses.replace(self.times, timeout=seconds)
 
     def stop(self) -> None:
-        """End the thread, and close. After a verdict the process then ends when it likes. After an error this waits for
-        the ends of the ranks that it is connected to, `_GRACE` at most, so that they can say why they end.
+        """End the thread, and close. After a verdict the process then goes on as long as it likes. After an error this
+        waits for the ends of the ranks that it is connected to, `_GRACE` at most, so that they can say why they end.
         """
         self._stopping = True
         self._order(lambda: None)
         self._thread.join(_FLUSH + (_GRACE if self._failed else _FLUSH))
+        _C.call_off_end()
         _C.pulse_stop()  # before its sockets are closed, whose numbers others may get
         for link in self._links:
             link.close()
@@ -228,7 +228,7 @@ class Watch:
         before = next_beat = next_look = time.monotonic()
         pause = min(0.2, self.times.beat / 4)  # between two looks, of which each takes all ranks
         while not self._stopping:
-            wait = min(next_beat, next_look, self._exit_at) - time.monotonic()
+            wait = min(next_beat, next_look) - time.monotonic()
             for key, _ in selector.select(max(0.0, wait)):
                 if key.data is None:
                     with contextlib.suppress(OSError):
@@ -240,8 +240,6 @@ class Watch:
                 self._judge.forgive(now)  # the process was stopped, or something kept the GIL
             before = now
             asked = self._obey()
-            if now >= self._exit_at:
-                os._exit(EXIT_STATUS)
             if now >= next_beat:
                 next_beat = now + self.times.beat
                 self._beat()
@@ -331,7 +329,7 @@ class Watch:
         if self.verdict is not None or self._stopping:
             return
         self.verdict = verdict
-        self._exit_at = time.monotonic() + self.times.exit
+        _C.end_after(self.times.exit, EXIT_STATUS)
         self._tell({"verdict": [verdict.kind, list(verdict.ranks), verdict.text]}, but=source)
         text = f"error: distributed: {verdict.text}"
         _print(text)

@@ -179,7 +179,7 @@ def local_world_size() -> int:
 
 
 def launcher() -> str:
-    """What started the processes: by hand, torchrun, Open MPI, MPICH, srun, or none."""
+    """What started the processes: by hand, torchrun, Open MPI, MPICH, srun, Ray, or none."""
     return _known().launcher
 
 
@@ -265,7 +265,10 @@ def _about_this_process() -> dict[str, Any]:
     info = _C.build_info()
     return {
         "version of xtrain": __version__,
-        "BLAS": str(info.get("blas", "unknown")),
+        "contract of kernels": info["contract"],
+        "compiler": info["compiler"],
+        "flags of the compiler": info["flags"],
+        "BLAS": info["blas"],
         "CPU": ", ".join(_C.cpu_features()),
     }
 

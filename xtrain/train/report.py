@@ -106,7 +106,8 @@ class Report:
                 self.say(f"mix    {name}: {share:.1%} of the rows, {size} in {config.steps} steps")
         if state.team.size > 1:
             team = state.team
-            self.say(f"ranks  {team.size}, started by {team.launch.launcher}; a batch in {config.max_ranks} leaves")
+            name = team.launch.launcher.removeprefix("by ")
+            self.say(f"ranks  {team.size}, started by {name}; a batch in {config.max_ranks} leaves")
 
     @_isolated
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:

@@ -45,7 +45,8 @@ def check_not_torn(state: State) -> None:
 class QueuedStep:
     """A step whose loss and norm are on the device. pieces: its batch, on the host, because a graph overwrites its
     inputs before the loss is read. loader, rng: the states before it. lr_groups: the learning rate of each group of the
-    optimizer. data: what the loader says of itself after the batch. numbers: its metrics, empty until they are read.
+    optimizer. data: what the loader says of itself after the batch. leaves: the loss of each leaf [max_ranks], in a run
+    of leaves. numbers: its metrics, empty until they are read.
     """
 
     number: int
@@ -58,6 +59,7 @@ class QueuedStep:
     rng: tuple[int, int]
     lr_groups: list[float]
     data: dict[str, float]
+    leaves: Tensor | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
 
@@ -138,6 +140,7 @@ class Stepper:
         self._qk_clip = make_qk_clip(state.model, state.config.optim, state.optimizer)
         self._factors = group_factors(state.model, state.optimizer, state.config.optim)
         self._scale, self._scale_of = self._guard.clone(), 0  # 1 / total on the device, and that total
+        self._leaves: Tensor | None = None  # the losses of the last step's leaves
         if state.config.graph:
             self._want_graph()
 
@@ -184,17 +187,16 @@ class Stepper:
             group["lr"] = lr * factor
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
         if state.parallel is not None:
-            state.parallel.steps = state.step
-            state.parallel.begin()
+            state.parallel.begin(state.step)
         maxima = self._measure(self._on_device(pieces)) if self._clips() else []
         if self._graph is not None and (numbers := self._by_graph(self._graph, pieces, total)) is not None:
             state.step += 1
             self._clip(maxima, data)
             state.torn = False
-            loss, norm = numbers.select(0, 0), numbers.select(0, 1)
-            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates, data)
+            loss, norm, leaves = numbers.select(0, 0), numbers.select(0, 1), numbers[2:]
+            return QueuedStep(state.step, lr, total, pieces, loss, norm, loader, rng, rates, data, leaves)
         loss, norm = self.gradients(self._on_device(pieces), 1.0 / total)
-        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates, data)
+        step = QueuedStep(state.step + 1, lr, total, pieces, loss, norm, loader, rng, rates, data, self._leaves)
         guard = None
         if self.read_every == 1:
             self.check(step, self.read([step])[0])  # raises before anything is changed
@@ -270,14 +272,15 @@ class Stepper:
     # ---- by a graph ------------------------------------------------------------------------------------------------
 
     def _whole_step(self, *tensors: Tensor) -> Tensor:
-        """The step that a graph captures: [loss, norm]. tensors: those of the first piece, and so on."""
+        """The step that a graph captures: [loss, norm, losses of leaves]. tensors: of the first piece, and so on."""
         state, width = self._state, 2 if self._state.val_documents is None else 3
         pieces = [tensors[at : at + width] for at in range(0, len(tensors), width)]
         loss, norm = self.gradients(pieces, self._scale)
         guard = self._guard.mul_(loss).mul_(norm.float())
-        numbers = _C.cat(
-            [loss.detach().reshape(1).to(norm.dtype), norm.reshape(1)]
-        )  # before the optimizer: it may fail
+        found = [loss.detach().reshape(1).to(norm.dtype), norm.reshape(1)]
+        if self._leaves is not None:
+            found.append(self._leaves.to(norm.dtype))
+        numbers = _C.cat(found)  # before the optimizer: it may fail
         state.torn = True
         try:
             self._update(guard)
@@ -307,8 +310,8 @@ class Stepper:
             why = next((one for one in state.team.gather(why) if one), "")
             if why:
                 return self._eagerly_from_now(why)
-        wide = _C.float32 if state.parallel is None else _C.float64
-        numbers = _C.empty((2,), wide, _C.device(state.device))  # here: after a replay nothing may fail
+        wide, leaves = (_C.float32, 0) if state.parallel is None else (_C.float64, state.parallel.max_ranks)
+        numbers = _C.empty((2 + leaves,), wide, _C.device(state.device))  # here: after a replay nothing may fail
         state.torn = graph.captured
         try:
             with span("graph"):
@@ -337,7 +340,8 @@ class Stepper:
             own = pieces[leaf * config.grad_accum : (leaf + 1) * config.grad_accum]
             losses.append(backward(state.model, own, scale, config.z_loss))
         with span("reduce"):
-            return state.parallel.tree_of(losses), state.parallel.reduce(config.clip)
+            self._leaves = state.parallel.of_leaves(losses)
+            return state.parallel.tree_of(self._leaves), state.parallel.reduce(config.clip)
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
@@ -386,11 +390,11 @@ class Stepper:
             if state.parallel is not None:  # it has taken the gradients away
                 state.optimizer.zero_grad()
                 backward(state.model, self._on_device(step.pieces), 1.0 / step.total, state.config.z_loss)
-            raise self._error(loss, norm, self._on_device(step.pieces))
+            raise self._error(loss, norm, self._on_device(step.pieces), step.leaves)
         finally:
             self._give_back(step.loader, step.rng)
 
-    def _error(self, loss: float, norm: float, pieces: list[Piece]) -> NonFiniteError:
+    def _error(self, loss: float, norm: float, pieces: list[Piece], leaves: Tensor | None) -> NonFiniteError:
         state = self._state
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)
@@ -399,8 +403,14 @@ class Stepper:
         where = diagnose(state.model, inputs)
         if state.team.size > 1:
             said = state.team.gather(where + self._bad_leaf(inputs))
+            own = state.config.max_ranks // state.team.size
+            bad = [] if leaves is None else [i for i, one in enumerate(leaves.tolist()) if not math.isfinite(one)]
             # A rank whose own leaves are sound says that it is the loss itself.
             rank = next((rank for rank, one in enumerate(said) if not one.startswith("the loss")), 0)
+            if bad:  # bad parameters may have come to all ranks since, or been replaced by an owner's
+                rank = bad[0] // own
+                if said[rank].startswith("the loss"):
+                    said[rank] = f"the loss of leaf {bad[0]}, whose parameters have changed since,"
             where = f"{said[rank]} on rank {rank}"
         return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}; {last}")
 

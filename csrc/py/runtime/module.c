@@ -6,7 +6,7 @@
 static const PyFunction *const functions[] = {
     py_data_functions,    py_dlpack_functions, py_bytes_functions, py_autograd_functions, py_repr_functions,
     py_runtime_functions, py_select_functions, py_cuda_functions,  py_testing_functions,  py_path_functions,
-    py_graph_functions,   py_span_functions,   py_pulse_functions, py_comm_functions};
+    py_graph_functions,   py_span_functions,   py_pulse_functions, py_comm_functions,     py_ending_functions};
 static const PyFunction *const methods[] = {py_tensor_methods, py_numpy_methods, py_dlpack_methods, py_autograd_methods};
 
 static int add_callables(PyObject *module) {

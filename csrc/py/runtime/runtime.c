@@ -190,7 +190,7 @@ static PyObject *run_build_info(PyBound *Py_UNUSED(bound)) {
     const char *blas;
     XtStatus status = py_open_blas(&blas);
     if (status != XT_OK) return py_raise(status);
-    return Py_BuildValue("{s:s,s:s,s:s,s:s}", "version", XT_VERSION, "compiler",
+    return Py_BuildValue("{s:s,s:s,s:s,s:s,s:s}", "version", XT_VERSION, "contract", xt_contract(), "compiler",
 #if defined(__clang__)
                          "clang " __clang_version__,
 #else
@@ -229,6 +229,6 @@ const PyFunction py_runtime_functions[] = {
     {"kernels", "device: device = 'cpu' -> {bool}", run_kernels,
      "Slot -> whether the device has it, for every kernel of csrc/kernels.h.", 0, NULL},
     {"cpu_features", "-> [str]", run_cpu_features, "Vector instruction sets of this CPU.", 0, NULL},
-    {"build_info", "-> {str}", run_build_info, "Version, compiler, flags and BLAS of this build.", 0, NULL},
+    {"build_info", "-> {str}", run_build_info, "Version, contract of kernels, compiler, flags and BLAS of this build.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},
 };

@@ -11,4 +11,5 @@ struct XtAccelerator;
 const struct XtAccelerator *py_accelerator(XtDevice device);
 
 extern const PyFunction py_runtime_functions[], py_select_functions[], py_cuda_functions[], py_testing_functions[],
-    py_path_functions[], py_graph_functions[], py_span_functions[], py_pulse_functions[], py_comm_functions[];
+    py_path_functions[], py_graph_functions[], py_span_functions[], py_pulse_functions[], py_comm_functions[],
+    py_ending_functions[];

@@ -146,7 +146,7 @@ FAULTS = [
         "attention: gradients in memory of their own", "csrc/ops/attention/scaled_dot_product_attention.c",
         "XT_TRY(xt_empty_like_columns(3, tokens, made));", "for (int i = 0; i < 3; i++) XT_TRY(xt_empty_like(tokens[i], &made[i]));",
         "dq, dk and dv are columns of one block where q, k and v are",
-        "tests/nn/test_joined.py::test_attention_of_columns_gets_gradients_that_are_columns",
+        "tests/nn/test_columns.py::test_attention_of_columns_gets_gradients_that_are_columns",
     ),
     Fault(
         "layer_norm: squares of x itself", _L + "layer_norm.c", "squares += d * d;",

@@ -241,10 +241,10 @@ FAULTS = [
     ),
     Fault(
         "columns: all or none", "csrc/ops/elementwise/joined.c", "XT_TRY(xt_empty_like_columns(1, &like[i], &out[i]));", "XT_TRY(xt_empty_like(like[i], &out[i]));",
-        "columns among dense heads get a block", "tests/nn/test_joined.py -k beside_those_of_normalised_heads",
+        "columns among dense heads get a block", "tests/nn/test_columns.py -k beside_those_of_normalised_heads",
     ),
     Fault(
         "columns: one head has a stride", "csrc/ops/elementwise/joined.c", "(t->shape[d - 1] == 1 || t->strides[d - 1] == dim)", "t->strides[d - 1] == dim",
-        "the stride of a single head is nothing", "tests/nn/test_joined.py -k beside_those_of_normalised_heads",
+        "the stride of a single head is nothing", "tests/nn/test_columns.py -k beside_those_of_normalised_heads",
     ),
 ]  # fmt: skip

@@ -17,8 +17,10 @@ _RUNS = "tests/tune/test_tuning_runs.py::"
 _NEW = "tests/tune/test_new_models.py::"
 _PREPARE = "tests/data/test_prepare.py::"
 _GGUF = "tests/saving/test_gguf.py::"
-_SMALL = "tests/nn/test_small_refusals.py::"
+_SMALL = "tests/core/test_refusals.py::"
 _G = "xtrain/generation/"
+_FEW = "csrc/cpu/gemm/few.c"
+_FEW_TESTS = "tests/ops/test_gemm_bf16.py -k "
 
 FAULTS = [
     Fault("readers: the line", _D + "readers.py", "            number += 1\n            place =", "            number += 2\n            place =", "a broken line is named", _READERS + "test_a_broken_line_is_named"),
@@ -116,6 +118,12 @@ FAULTS = [
     Fault("var: a scalar", "xtrain/_tensor.py", "for d in dims if input.ndim else ():", "for d in dims:", "a scalar takes dim 0 and -1", _SMALL + "test_the_variance_of_a_scalar"),
     Fault("index_select: the op's name", "xtrain/tensors/indexing.py", '                raise type(error)(f"{self._name}: {text}") from None\n', "                pass\n", "a message has the name of the call", _SMALL + "test_errors_of_rows_have_the_name_of_the_call"),
     Fault("html: all parameters", "xtrain/notebook/html.py", "        left[1] -= 1\n", "", "a module shows so many parameters", "tests/notebook/test_display.py::test_a_module_of_many_parameters_is_cut"),
+    Fault("few: the tail is a whole vector", _FEW, "        memset(v, 0, sizeof v);\n", "", "what lies behind K enters no sum", _FEW_TESTS + "behind_k"),
+    Fault("few: A behind K", _FEW, "        memset(to + few->depth - few->step, 0, (size_t)few->step * sizeof *to);\n", "", "zeros behind K", _FEW_TESTS + "behind_k"),
+    Fault("few: sums are not added", _FEW, "*c = xt_float_to_bf16(beta == 0 ? sum : sum + beta * xt_bf16_to_float(*c));", "*c = xt_float_to_bf16(sum);", "C = alpha A B^T + beta C", _FEW_TESTS + "add_to_what"),
+    Fault("few: C is dense", _FEW, "at.c + (m + i) * p->ldc + n", "at.c + (m + i) * p->n + n", "rows of C lie ldc apart", _FEW_TESTS + "add_to_what"),
+    Fault("few: A is dense", _FEW, "row % p->m * p->lda;", "row % p->m * p->k;", "rows of A lie lda apart", _FEW_TESTS + "each_alone"),
+    Fault("few: one A for the batch", _FEW, "few->a + (matrix * p->m + m) * few->depth", "few->a + m * few->depth", "the products of a batch", _FEW_TESTS + "each_alone"),
     Fault("blas: a vector's pieces by the threads", "csrc/cpu/gemm/blas.c", "*(p->m == 1 ? &plan.tiles_n : &plan.tiles_m) = pieces;", "*(p->m == 1 ? &plan.tiles_n : &plan.tiles_m) = xt_num_threads(), plan.parts = xt_num_threads() > 1 ? 2 : 1, plan.part_k = (p->k + plan.parts - 1) / plan.parts;", "the same bits for any number of threads", "tests/ops/test_gemm.py -k test_products_with_a_vector"),
     Fault("blas: no piece of a small vector", "csrc/cpu/gemm/blas.c", "at_most(pieces < 1 ? 1 : pieces,", "at_most(pieces,", "every product has a piece", "tests/ops/test_gemm.py -k test_products_with_a_vector"),
 ]  # fmt: skip
