@@ -15,7 +15,9 @@ static constexpr int W =
     4; /* elements that a thread takes at once: XT_TREE_ALIGN is a multiple, so they lie in one tensor or its tail */
 static constexpr int STEPS = XT_TREE_BLOCK / (THREADS * W);
 static constexpr int WORDS = (PARAMETER_BYTES - OTHER_BYTES - XT_MOST_PARTS) / 8;
+#if CUDART_VERSION >= 12010 /* before, such lists are refused */
 static_assert(WORDS >= (XT_TREE_BLOCK / XT_TREE_ALIGN + 1) * (XT_MOST_PARTS / 4 + 2), "the tensors of one block fit into a table");
+#endif
 
 /* Tensor t has `count` + 2 words: where it begins in the bank, its elements, and its data in each part. */
 struct Banks {
@@ -225,6 +227,10 @@ XtStatus xt_cuda_tree_sum(const XtTreeSum *p) {
             for (int64_t i = 0; i < p->count; i++) word[2 + i] = (int64_t)(uintptr_t)p->items[i * p->tensors + t].data;
         }
         end = left_out < p->tensors ? p->items[left_out].begin / XT_TREE_BLOCK : all;
+        if (end == first)
+            return xt_error(XT_VALUE_ERROR,
+                            "tree_sum: a block of %d elements must have at most %lld tensors with CUDA before 12.1, got more",
+                            XT_TREE_BLOCK, (long long)room);
         if (p->dtype == XT_FLOAT64) launch<double>(p, banks, first, end - first);
         else launch<float>(p, banks, first, end - first);
         while (next < p->tensors && p->items[next].begin + p->items[next].numel <= end * XT_TREE_BLOCK) next++;

@@ -256,7 +256,7 @@ def barrier(what: str) -> None:
 
 
 def check_same(values: Mapping[str, Any], what: str) -> None:
-    """ConfigError on every rank when a value, which JSON can hold, differs on one. what: goes before its name."""
+    """See agree.check_same."""
     agree.check_same(plane("check_same"), values, what)
 
 
@@ -274,16 +274,12 @@ def _about_this_process() -> dict[str, Any]:
 
 
 def together(make: Callable[[], Any]) -> Any:
-    """What `make`, called by rank 0 alone, returns (JSON values), on every rank. An error of one sentence there is
-    raised on every rank.
-    """
+    """See agree.together."""
     return agree.together(plane("together"), make)
 
 
 def all_or_none(act: Callable[[], Any]) -> None:
-    """Call `act` on every rank. Where it fails on one, that one raises what it raised, and all others an error of the
-    same kind and text. `act` must not call an exchange.
-    """
+    """See agree.all_or_none."""
     agree.all_or_none(plane("all_or_none"), act)
 
 

@@ -224,6 +224,18 @@ FAULTS = [
         "a backward without retain_graph drops what the context saved", _RULES + "test_a_backward_drops_what_a_context_has_saved",
     ),
     Fault(
+        "columns: of memory that is gone", "csrc/ops/elementwise/joined.c", "        xt_storage_retain(begun->of);\n", "        xt_storage_retain(begun->of);\n        xt_storage_release(begun->of);\n        begun->of = NULL;\n",
+        "a block is begun for memory that is still there", "tests/nn/test_joined.py::test_a_block_is_begun_for_memory_that_is_still_there",
+    ),
+    Fault(
+        "ready: a leaf twice", "csrc/autograd/ready.c", "if (item[-1].leaf == item->leaf)", "if (false)", "leaves are distinct",
+        "tests/distributed/test_ready.py::test_wrong_arguments",
+    ),
+    Fault(
+        "ready: a thread keeps its callable", "csrc/autograd/ready.c", "pthread_key_create(&pending, drop)", "pthread_key_create(&pending, NULL)",
+        "a thread that ends lets its callable go", "tests/distributed/test_ready.py::test_what_no_backward_comes_for_is_let_go",
+    ),
+    Fault(
         "columns: given twice", "csrc/ops/elementwise/joined.c", "if (begun->begin[i] < more->end[j] && more->begin[j] < begun->end[i]) return false;", "if (begun->end[i] < 0) return false;",
         "a column of a gradient's block is given once", _RULES + "test_gradients_of_one_column_group_have_memory_of_their_own",
     ),
