@@ -386,6 +386,11 @@ def test_what_is_a_copy_and_what_is_not() -> None:
         apart[:] = 7
     x[[1]].fill_(7)
     assert x.tolist() == [0, 1, 2]
+    for dtype in (xt.float32, xt.int64, xt.bool):
+        y = x.to(dtype)
+        assert y.to(dtype, copy=True).data_ptr() != y.data_ptr() == y.to(dtype).data_ptr()
+    kept = [xt.empty(n) for n in range(1, 4000, 100)]
+    assert all(y.data_ptr() % 64 == 0 for y in kept)
     x.__array__(copy=False)[0] = 5
     assert x.tolist() == [5, 1, 2]
     for options in ({}, {"dtype": xt.float32}):

@@ -153,6 +153,7 @@ def test_a_folder_has_all_kinds(tmp_path) -> None:
 
 def test_training_wants_documents_prepared(tmp_path) -> None:
     """The bytes of JSON are not the text: nobody trains on them unawares."""
+    assert all(map(readers.is_packed, ("a.JSONL.GZ", "b.Parquet", "c.txt.GZ"))) and not readers.is_packed("d.txt")
     (tmp_path / "d.jsonl").write_bytes(lines(*TEXTS) * 20)
     for source in (tmp_path / "d.jsonl", tmp_path):
         with pytest.raises(DataError, match=rf"d\.jsonl must be read first: xtrain prepare {source} data\.tokens"):

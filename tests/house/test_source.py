@@ -23,6 +23,11 @@ RULES = [
     (r"\b(TODO|FIXME|XXX|HACK)\b", "csrc", "do it, or open an issue"),
 ]
 
+# (file, match): what a rule must let pass, and why.
+EXCEPTIONS = {
+    ("csrc/py/runtime/ending.c", "_exit("): "Python asks for it, when a lost rank has ended the run and no thread can get the GIL",
+}  # fmt: skip
+
 
 def stripped(text: str) -> str:
     """The text without comments and the contents of strings; line numbers stay."""
@@ -44,6 +49,8 @@ def test_source_rules(path):
             continue
         searched = text if "TODO" in pattern or "O&" in pattern else code
         for match in re.finditer(pattern, searched):
+            if (name, match[0]) in EXCEPTIONS:
+                continue
             wrong.append(f"{name}:{searched.count(chr(10), 0, match.start()) + 1}: {match[0].strip()}: {advice}")
     assert not wrong, "\n".join(wrong)
 

@@ -92,6 +92,8 @@ TEMPLATE = {
     [
         ({}, None, None, (None, False)),
         ({}, None, 3, (3, False)),
+        ({}, None, 0, (0, False)),
+        ({}, None, True, (None, False)),
         ({"bos_token": "<|end|>"}, None, 3, (0, False)),
         ({"bos_token": {"content": "<|end|>"}, "add_bos_token": True}, None, None, (0, True)),
         ({"bos_token": "<|end|>"}, TEMPLATE, None, (0, True)),
@@ -272,13 +274,13 @@ def test_numbers_of_the_model(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", Library())
     config = models.LlamaConfig(
         vocab_size=12, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=6, max_position_embeddings=77, rope_theta=5000.0, rms_norm_eps=1e-5, rope_scaling={"rope_type": "linear", "factor": 8},
+        head_dim=10, max_position_embeddings=77, rope_theta=5000.0, rms_norm_eps=1e-5, rope_scaling={"rope_type": "linear", "factor": 8},
     )  # fmt: skip
     writer = Writer()
     write_config(writer, config, "name")
     assert writer.said == {
         "name": "name", "context_length": 77, "embedding_length": 24, "block_count": 3, "feed_forward_length": 40, "head_count": 4,
-        "head_count_kv": 2, "key_length": 6, "value_length": 6, "rope_dimension_count": 6, "rope_freq_base": 5000.0,
+        "head_count_kv": 2, "key_length": 10, "value_length": 10, "rope_dimension_count": 10, "rope_freq_base": 5000.0,
         "layer_norm_rms_eps": 1e-5, "vocab_size": 12, "rope_scaling_type": "linear", "rope_scaling_factor": 8.0,
     }  # fmt: skip
     plain = Writer()

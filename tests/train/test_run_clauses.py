@@ -8,6 +8,7 @@ import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from xtrain import cuda
 from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
 from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, resume, rundir
+from xtrain.train.callbacks import Callback, CallbackList
 from xtrain.train.checkpoints import Saver
 from xtrain.train.config import GPU_RUN, TrainConfig
 from xtrain.train.metrics import Metrics, read_metrics
@@ -414,3 +416,22 @@ def test_what_a_checkpoint_says_of_its_run(tmp_path) -> None:
     found = resume.trainer_state(trainer)
     assert (found["step"], found["elapsed"], found["tokens"]) == (3, 12.5, 3 * 4 * 16)
     assert (found["config"]["resume"], found["config"]["extend"]) == ("", False)
+
+
+def test_several_callbacks_are_as_one(tmp_path) -> None:
+    calls: list[tuple[int, str]] = []
+
+    class Notes(Callback):
+        def __init__(self, number: int) -> None:
+            for name in ("on_start", "on_step_begin", "on_step", "on_checkpoint", "on_end"):
+                setattr(self, name, lambda *_, name=name: calls.append((number, name)))
+
+    every = CallbackList([Notes(1), Notes(2)])
+    run: Any = None
+    every.on_start(run)
+    every.on_step_begin(run)
+    every.on_step(run, {})
+    every.on_checkpoint(run, tmp_path)
+    every.on_end(run, None)
+    names = ("on_start", "on_step_begin", "on_step", "on_checkpoint", "on_end")
+    assert calls == [(number, name) for name in names for number in (1, 2)]

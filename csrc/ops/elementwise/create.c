@@ -87,8 +87,8 @@ static XtStatus float_fill(XtCall *c) {
                         "uniform: low must not be above high, they and their difference finite in float32, got %g and %g", first,
                         second);
     if (c->op->code == XT_NORMAL && !(finite && second >= 0))
-        return xt_error(XT_VALUE_ERROR,
-                        "normal: std must be at least 0, both it and mean finite in float32, got mean %g, std %g", first, second);
+        return xt_error(XT_VALUE_ERROR, "normal: std must be at least 0, both it and mean finite in float32, got mean %g, std %g",
+                        first, second);
     XT_CHECK(make(c, &c->arg[0], &c->arg[3], &c->arg[4]));
     return random(c, (XtRandomKind)c->op->code, first, second);
 }

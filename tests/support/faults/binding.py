@@ -170,4 +170,5 @@ FAULTS = [
     Fault("py: repr 1000", "csrc/py/tensor/repr.c", ": count > SHOWN_ELEMENTS ? statistics_text", ": count >= SHOWN_ELEMENTS ? statistics_text", "values up to 1000", "tests/core/test_binding_rules.py::test_a_thousand_values_are_shown"),
     Fault("hooks: a bool is an int", "csrc/py/bind/hook.c", "    if (scalar->is_bool) return PyBool_FromLong(scalar->i != 0);", "    if (0) return NULL;", "arguments that make the same call", "tests/core/test_binding_rules.py::test_a_hook_sees_arguments_that_make_the_same_call"),
     Fault("py: deepcopy memo", "csrc/py/tensor/methods.c", "if (like_leaf(copy, self) < 0 || remember(memo, bound->object[0], result) < 0) goto fail;", "if (like_leaf(copy, self) < 0) goto fail;", "a second path finds the copy", "tests/core/test_binding_rules.py::test_a_deep_copy_of_a_cycle_is_a_cycle"),
+    Fault("py: to copy", "csrc/py/tensor/methods.c", "    if (!copy) return Py_NewRef(self);\n", "    if (!copy || dtype == XT_INT64) return Py_NewRef(self);\n", "copy=True copies", "tests/core/test_binding_rules.py::test_what_is_a_copy_and_what_is_not"),
 ]  # fmt: skip

@@ -164,4 +164,5 @@ FAULTS = [
         "exit: nobody computes", "csrc/py/bind/errors.c", "    if (PyThread_get_thread_ident() == main_thread) return;\n    PyEval_SaveThread();", "    PyEval_SaveThread();", "the main thread alone calls the core at the end",
         _SIGNALS + "test_at_the_end_the_main_thread_alone_computes",
     ),
+    Fault("core: align", "csrc/core/storage.c", "posix_memalign(&data, ALIGNMENT, *rounded)", "posix_memalign(&data, 16, *rounded)", "64-byte aligned", "tests/core/test_binding_rules.py::test_what_is_a_copy_and_what_is_not"),
 ]  # fmt: skip

@@ -127,4 +127,6 @@ FAULTS = [
     Fault("config: no Unicode", "xtrain/models/model_config.py", "except (json.JSONDecodeError, UnicodeDecodeError) as error:", "except json.JSONDecodeError as error:", "ValueError when it is no JSON", "tests/nn/test_families.py::test_a_config_and_its_file"),
     Fault("config: written unchecked", "xtrain/models/model_config.py", "        self.check()\n        values: dict", "        values: dict", "to_dict checks", "tests/nn/test_families.py::test_a_config_and_its_file"),
     Fault("models: more caches than layers", "xtrain/models/causal_lm.py", "        if caches is not None and len(caches) != layers:\n", "        if caches is not None and len(caches) < layers:\n", "caches must be one per layer", "tests/nn/test_gpt2.py::test_caches_are_one_per_layer"),
+    Fault("gguf: the width of the heads", "xtrain/models/to_gguf.py", "writer.add_embedding_length(config.hidden_size)", "writer.add_embedding_length(config.num_attention_heads * config.per_head)", "width", "tests/saving/test_gguf.py::test_numbers_of_the_model"),
+    Fault("gguf: token 0 begins nothing", "xtrain/models/gguf_vocabulary.py", "isinstance(config_id, int) and not isinstance(config_id, bool):", "isinstance(config_id, int) and config_id:", "config_id 0", "tests/saving/test_gguf.py::test_the_token_that_begins_a_text"),
 ]  # fmt: skip
