@@ -225,7 +225,7 @@ FAULTS = [
     ),
     Fault(
         "columns: of memory that is gone", "csrc/ops/elementwise/joined.c", "        xt_storage_retain(begun->of);\n", "        xt_storage_retain(begun->of);\n        xt_storage_release(begun->of);\n        begun->of = NULL;\n",
-        "a block is begun for memory that is still there", "tests/nn/test_joined.py::test_a_block_is_begun_for_memory_that_is_still_there",
+        "a block is begun for memory that is still there", "tests/nn/test_columns.py::test_a_block_is_begun_for_memory_that_is_still_there",
     ),
     Fault(
         "ready: a leaf twice", "csrc/autograd/ready.c", "if (item[-1].leaf == item->leaf)", "if (false)", "leaves are distinct",
