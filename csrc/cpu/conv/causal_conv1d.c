@@ -43,8 +43,8 @@ XtStatus xt_cpu_causal_conv1d_bwd(const XtCausalConv1dBwd *p) {
     int64_t tiles = p->batch * (p->steps > 0 ? tiles_of(p->steps) : 1), grain = xt_row_grain(TILE * p->channels, 16384);
     if (grain < (tiles + 63) / 64) grain = (tiles + 63) / 64;
     int64_t pieces = (tiles + grain - 1) / grain, most = pieces > 0 ? pieces : 1;
-    /* Rows begin at multiples of 128 bytes, and are 128 bytes longer than that takes: of 1024 channels and more they would lie whole pages
-     * apart, in the same sets of the first cache. Without, the backward of 1024 and 4096 channels took 5 % more of an EPYC's time. */
+    /* Rows begin at multiples of 128 bytes, and are 128 bytes longer than that takes: without, the backward of 1024 and 4096 channels took
+     * 5 % more time on an EPYC, perhaps since rows lay whole pages apart, in the same sets of the first cache. */
     CausalBwdJob job = {p, NULL, (p->channels + 31) / 32 * 32 + 32, grain, pieces};
     size_t nbytes = (size_t)(most * (p->taps + 1) * job.stride) * xt_dtype_size(xt_dtype_accumulator(p->dtype));
     job.partial = aligned_alloc(128, (nbytes + 127) / 128 * 128);
