@@ -108,9 +108,11 @@ def test_explain_measures_nothing(monkeypatch, capsys) -> None:
     assert run("gemm", "--explain", "--sizes", "64,3x5x7:tn", "--dtypes", "float32") == 0
     assert capsys.readouterr().out.splitlines() == [
         "64x64x64:nn float32 on cpu: blas",
+        "  few    no   A has more than 8 rows",
         "  bf16   no   the dtype is not bfloat16",
         "  blas   yes",
         "3x5x7:tn float32 on cpu: blas",
+        "  few    no   A is stored transposed, or B is not",
         "  bf16   no   the dtype is not bfloat16",
         "  blas   yes",
     ]
@@ -135,6 +137,7 @@ def test_explain_says_why_not(monkeypatch, capsys) -> None:
     large = _C.explain_gemm((4, 2**31, 4))
     assert explain.lines("4x2147483648x4", large) == [
         "4x2147483648x4: tiled",
+        "  few    no   A is stored transposed, or B is not",
         "  bf16   no   the dtype is not bfloat16",
         "  blas   no   N, K or a leading dimension is above 2^31 - 1",
         "  tiled  yes",
