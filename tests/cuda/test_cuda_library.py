@@ -289,7 +289,7 @@ def run_with(source: str, objects: list[Path], folder: Path) -> list[str]:
     return subprocess.run([program], check=True, capture_output=True, text=True, timeout=HANGS).stdout.splitlines()
 
 
-@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="links object files of a build without sanitizers")
 @pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="needs nvcc")
 def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: Path, runtime: list[Path]) -> None:
     """cuda/runtime/device.cu and memory.cu with tests/support/fakes/fake_cudart.c for the CUDA runtime."""
@@ -308,7 +308,7 @@ def test_the_library_gives_back_what_it_made_and_says_what_came_first(tmp_path: 
     )
 
 
-@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="compiles without sanitizers")
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="links object files of a build without sanitizers")
 @pytest.mark.skipif(not setup_cuda.find_nvcc(), reason="needs nvcc")
 def test_a_capture_makes_no_call_that_cannot_be_captured(tmp_path: Path, runtime: list[Path]) -> None:
     """cuda/runtime with tests/support/fakes/fake_capture.c for the CUDA runtime: whose blocks are whose, and when they go."""

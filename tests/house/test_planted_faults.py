@@ -62,9 +62,9 @@ def test_a_record_that_was_cut_off_goes_on_in_the_next_line(tmp_path) -> None:
 def test_a_fault_of_each_room_is_caught(tmp_path) -> None:
     """And what no test sees is told from it: a word of a docstring. That the tests pass without a fault is seen where the suite runs them."""
     if os.environ.get("XTRAIN_SANITIZE") or os.environ.get("XTRAIN_PLANTING"):
-        pytest.skip("another build is under test")
+        pytest.skip("builds the extension again: not under a sanitizer, nor inside a run of planted faults")
     if not (ROOT / "setup.py").is_file() or not shutil.which((os.environ.get("CC") or "cc").split()[0]):
-        pytest.skip("there is nothing to build with")
+        pytest.skip("needs setup.py and a C compiler")
     nothing = Fault(
         "nobody",
         "xtrain/nn/utils.py",

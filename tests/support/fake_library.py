@@ -68,7 +68,7 @@ def make_device(package: Path) -> None:
     objects = ROOT / "build/obj" / str(sysconfig.get_config_var("SOABI"))
     core = [objects / f"core/{stem}.o" for stem in ("dtype", "library", "threads", "view")]
     if not objects.is_dir():
-        pytest.skip("the objects of the build are not here")
+        pytest.skip("needs the object files of a build in this folder (make build)")
     found = [*core, *(objects / "cpu").rglob("*.o")]
     _compile(package, "fake_device.c", our_contract(), [*map(str, found), "-lpthread", "-lm"])
 
