@@ -31,17 +31,24 @@ class Graph(Generic[_R]):
     """
 
     def __init__(
-        self, step: Callable[..., _R], optimizers: Iterable[Any], warmup: int, device: _C.device, collect: bool = True
+        self,
+        step: Callable[..., _R],
+        optimizers: Iterable[Any],
+        warmup: int,
+        device: _C.device | None,
+        collect: bool = True,
     ) -> None:
         if not callable(step):
             raise TypeError(f"cuda.graph: step must be callable, got {type(step).__name__}")
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1:
             raise ValueError(f"cuda.graph: warmup must be an integer of at least 1, got {warmup!r}")
-        self._step, self._warmup, self._device, self._collect = step, warmup, device, collect
+        self._step, self._warmup, self._collect = step, warmup, collect
         self._optimizers = [part for one in optimizers for part in getattr(one, "optimizers", [one])]
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "param_groups"):
                 raise TypeError(f"cuda.graph: optimizers must be optimizers, got {type(optimizer).__name__}")
+        places = (p.device for one in self._optimizers for group in one.param_groups for p in group["params"])
+        self._device = device or next((one for one in places if one.type == "cuda"), _C.device("cuda"))
         self._inputs: tuple[Tensor, ...] | None = None  # on the device, the same ones in each call
         self._eager_calls = 0
         self._handle: Any = None  # of the capture

@@ -159,10 +159,11 @@ def graph(
     The graph holds memory for all tensors of the step, which nothing else uses; a tensor of it that outlives it keeps
     it all. RuntimeError without CUDA.
 
+    device: None is that of the parameters of `optimizers`, and without optimizers the first one.
     warmup: at least 1. The last of these runs plans the memory, so what a step makes once, such as the state of
     an optimizer, should be made before that, hence 2.
     """
-    return Graph(step, optimizers, warmup, _device(device))
+    return Graph(step, optimizers, warmup, None if device is None else _device(device))
 
 
 def memory_allocated(device: _Device = None) -> int:

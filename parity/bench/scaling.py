@@ -2,7 +2,7 @@
 
     python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--modes weak] [--limit 540]
 
-weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m and 0.6b. Contenders of one case follow each other, `--rounds` times
+weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m, 124m and 0.6b. Contenders of one case follow each other, `--rounds` times
 in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing or has failed,
 and prints the table. The command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on
 GPUs xtrain's step is a captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo
@@ -34,7 +34,11 @@ SHAPES = {
         vocab_size=50257, hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=12,
         num_key_value_heads=12, head_dim=32, tie_word_embeddings=False, rope_theta=1e6,
     )),
-    "0.6b": (16, 1024, dict(
+    "124m": (64, 1024, dict(
+        vocab_size=50257, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=12, head_dim=64, tie_word_embeddings=True, rope_theta=1e6,
+    )),
+    "0.6b": (8, 4096, dict(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, rope_theta=1e6,
     )),

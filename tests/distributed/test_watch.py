@@ -251,6 +251,22 @@ def test_ranks_that_do_not_do_the_same(tmp_path):
             assert one.err.startswith(text) and len(lines(one)) == 1, group
 
 
+def test_a_script_that_ends_after_the_verdict(tmp_path):
+    """Without another exchange, and so without an exception; also in what it has printed."""
+    code = """
+import sys, time
+import xtrain as xt
+xt.distributed.init()
+if xt.distributed.rank():
+    sys.exit(3)
+while xt.distributed.world._watch.verdict is None:
+    time.sleep(0.01)
+print("the end")"""
+    found = run_ranks(2, ["-c", code], tmp_path)
+    assert [one.status for one in found] == [75, 3], found
+    assert found[0].out == "the end\n", found
+
+
 def test_ends_that_others_hear_of(tmp_path):
     """Also where a rank is away from exchanges, and through a forked child that lives on; told to torchrun, too."""
     file = tmp_path / "error.json"

@@ -113,7 +113,7 @@ def test_what_a_mask_refuses() -> None:
 # ---- sinks and a softcap ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", xt.attention_backends())
+@pytest.mark.parametrize("backend", xt.attention_backends(xt.get_default_device()))
 def test_sinks_and_softcap_are_those_of_the_composed_form(backend: str) -> None:
     sinks = np.random.default_rng(4).standard_normal(H)
     weight = xt.tensor(np.random.default_rng(5).standard_normal((B, H, SQ, D)))
@@ -128,7 +128,7 @@ def test_sinks_and_softcap_are_those_of_the_composed_form(backend: str) -> None:
         np.testing.assert_allclose(ours.cpu().numpy(), composed.cpu().numpy(), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", xt.attention_backends())
+@pytest.mark.parametrize("backend", xt.attention_backends(xt.get_default_device()))
 @pytest.mark.parametrize("sink", [-np.inf, -300.0, 300.0])
 def test_sinks_far_from_the_scores(sink: float, backend: str) -> None:
     leaves = [xt.tensor(x, dtype=xt.float32, requires_grad=True) for x in (*inputs(), np.full(H, sink))]
@@ -141,7 +141,7 @@ def test_sinks_far_from_the_scores(sink: float, backend: str) -> None:
     assert not leaves[3].grad.any().item()
 
 
-@pytest.mark.parametrize("backend", xt.attention_backends())
+@pytest.mark.parametrize("backend", xt.attention_backends(xt.get_default_device()))
 def test_a_query_without_keys_beside_a_sink(backend: str) -> None:
     rows = inputs()[1]  # more queries than keys
     q, k, v = (xt.tensor(x.copy(), requires_grad=True) for x in (rows, rows[:, :, :SQ], inputs()[2][:, :, :SQ]))

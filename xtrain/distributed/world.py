@@ -215,8 +215,10 @@ def _leave(why: str | None, ending: bool) -> None:
 
 
 def _at_exit() -> None:
-    """A process that ends without `shutdown` says why: its last exception, where Python has shown one."""
-    error = getattr(sys, "last_value", None)
+    """A process that ends without `shutdown` says why: its last exception, where Python has shown one. Where a verdict
+    came after its last exchange, it has no exception, and ends with the status of a rank whose run is lost.
+    """
+    error, watch = getattr(sys, "last_value", None), _watch
     if error is not None:
         leave(error)
     else:
@@ -225,6 +227,11 @@ def _at_exit() -> None:
     mpi = sys.modules.get("xtrain.distributed.mpi")
     if mpi is not None:
         mpi.at_exit(_in_order)
+    if error is None and watch is not None and watch.verdict is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(75)  # Python has no other way to change the status here
 
 
 def why_left(error: BaseException) -> str:
