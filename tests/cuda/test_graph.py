@@ -88,6 +88,10 @@ def test_out_of_memory(tmp_path, package: Path, request) -> None:
     run(tmp_path, package, "out_of_memory()", **environment)
 
 
+def test_a_graph_is_where_its_optimizers_are(tmp_path, fake: Path) -> None:
+    run(tmp_path, fake, "second_device()", FAKE_DEVICE_COUNT="2")
+
+
 def test_a_capture_that_breaks(tmp_path, fake: Path) -> None:
     run(tmp_path, fake, "broken()", FAKE_DEVICE_BROKEN="1")
 

@@ -274,3 +274,20 @@ def train_sync(folder: str) -> None:
     run = Run(folder, "run", True, steps=4)
     assert run.graph is None
     run.trainer.run()
+
+
+def second_device() -> None:
+    """Without `device`, a graph is on that of its optimizers' parameters."""
+    weight = xt.ones(4, device="cuda:1").requires_grad_(True)
+    optimizer = xt.optim.AdamW([weight], lr=1e-2)
+
+    def step(x):
+        optimizer.zero_grad()
+        (weight * x).sum().backward()
+        optimizer.step()
+        return x * 2
+
+    graph = xt.cuda.graph(step, optimizers=[optimizer])
+    for _ in range(4):
+        found = graph(xt.ones(4))
+    assert graph.captured and found.device == weight.device and found.tolist() == [2.0] * 4

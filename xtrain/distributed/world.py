@@ -218,7 +218,8 @@ def _at_exit() -> None:
     """A process that ends without `shutdown` says why: its last exception, where Python has shown one. Where a verdict
     came after its last exchange, it has no exception, and ends with the status of a rank whose run is lost.
     """
-    error, watch = getattr(sys, "last_value", None), _watch
+    error = getattr(sys, "last_value", None)
+    watch = _watch
     if error is not None:
         leave(error)
     else:
