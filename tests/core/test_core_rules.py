@@ -252,14 +252,19 @@ print("done")
 
 
 def test_a_job_ends_with_its_last_piece() -> None:
-    """Results are whole when a call returns, from several callers at once. Memory that comes again holds other numbers."""
+    """Results are whole when a call returns, from several callers at once. Memory that comes again holds other numbers.
+    Pieces of a product are long enough for a worker to be inside one when its caller has none left."""
     _C.set_num_threads(4)
     bad: list[int] = []
 
     def work(seed: int) -> None:
         x = xt.full((200000,), float(seed))
-        for i in range(100):
+        a, b = xt.full((256, 1024), 1.0), xt.full((1024, 256), 1.0)
+        for i in range(20):
             if (x + float(i)).numpy().min() != seed + i:
+                bad.append(seed)
+            b.fill_(float(i))
+            if xt.matmul(a, b, backend="naive").numpy().min() != 1024.0 * i:
                 bad.append(seed)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
