@@ -202,34 +202,39 @@ static XtStatus end(XtComm *comm, const char *function, int error) {
     return status;
 }
 
-static XtStatus all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes, bool beside) {
-    void *stream, *side = NULL;
+/* begin, with the stream beside the kernels where that is wanted. */
+static XtStatus begin_on(XtComm *comm, bool beside, void **stream) {
+    void *side = NULL;
     if (beside) XT_CHECK(comm->accelerator->side(comm->device.index, &side));
-    XT_CHECK(begin(comm, &stream));
-    if (beside) stream = side;
+    XT_CHECK(begin(comm, stream));
+    if (beside) *stream = side;
+    return XT_OK;
+}
+
+XtStatus xt_comm_all_to_all(XtComm *comm, const XtPieces *pieces, bool beside) {
+    void *stream;
+    XT_CHECK(begin_on(comm, beside, &stream));
     int error = nccl.group_start();
     for (int peer = 0; peer < comm->size && error == SUCCESS; peer++) {
-        const size_t at = (size_t)peer * nbytes;
-        error = nccl.send((const char *)in + at, nbytes, INT8, peer, comm->handle, stream);
-        if (error == SUCCESS) error = nccl.receive((char *)out + at, nbytes, INT8, peer, comm->handle, stream);
+        const size_t nbytes = pieces->nbytes, at = (size_t)peer * nbytes;
+        error = nccl.send((const char *)pieces->in + at, nbytes, INT8, peer, comm->handle, stream);
+        if (error == SUCCESS) error = nccl.receive((char *)pieces->out + at, nbytes, INT8, peer, comm->handle, stream);
     }
     int ended = nccl.group_end(); /* also after an error: a group that was begun must end */
     return end(comm, "Send, Recv", error != SUCCESS ? error : ended);
 }
 
-XtStatus xt_comm_all_to_all(XtComm *comm, void *out, const void *in, size_t nbytes) {
-    return all_to_all(comm, out, in, nbytes, false);
-}
-XtStatus xt_comm_all_to_all_beside(XtComm *comm, void *out, const void *in, size_t nbytes) {
-    return all_to_all(comm, out, in, nbytes, true);
-}
-XtStatus xt_comm_join(XtComm *comm) { return comm->accelerator->join(comm->device.index); }
-
-XtStatus xt_comm_all_gather(XtComm *comm, void *out, const void *in, size_t nbytes) {
+XtStatus xt_comm_all_gather(XtComm *comm, const XtPieces *each, int count, bool beside) {
     void *stream;
-    XT_CHECK(begin(comm, &stream));
-    return end(comm, "AllGather", nccl.all_gather(in, out, nbytes, INT8, comm->handle, stream));
+    XT_CHECK(begin_on(comm, beside, &stream));
+    int error = nccl.group_start();
+    for (int i = 0; i < count && error == SUCCESS; i++)
+        error = nccl.all_gather(each[i].in, each[i].out, each[i].nbytes, INT8, comm->handle, stream);
+    int ended = nccl.group_end();
+    return end(comm, "AllGather", error != SUCCESS ? error : ended);
 }
+
+XtStatus xt_comm_join(XtComm *comm) { return comm->accelerator->join(comm->device.index); }
 
 XtStatus xt_comm_broadcast(XtComm *comm, void *data, size_t nbytes, int source) {
     void *stream;

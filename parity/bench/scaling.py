@@ -2,11 +2,15 @@
 
     python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--modes weak] [--limit 540]
 
-weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m, 124m and 0.6b. Contenders of one case follow each other, `--rounds` times
-in turns. Each round is a line of the JSON file, which a second call reads: it measures what is missing or has failed,
-and prints the table. The command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on
-GPUs xtrain's step is a captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo
-moves those of DDP.
+weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m, 124m and 0.6b.
+Contenders of one case follow each other, `--rounds` times in turns. Each round is a line of the JSON file, which a
+second call reads: it measures what is missing or has failed, and prints the table. The command stops at `--limit`
+seconds and says so. Exact mode, with as many leaves as ranks; on GPUs xtrain's step is a captured one, and NCCL moves
+the bytes of both. On CPUs those of xtrain pass rank 0, and gloo moves those of DDP.
+
+A step's time is the median of the slowest rank's; the host waits for each step. exposed: how much shorter the same
+captured step is when its exchanges are replaced by copies on the GPU. wire: bytes that leave a GPU in a step, in
+10^6. memory: of a GPU, as its driver counts.
 
 Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
 """
@@ -14,6 +18,7 @@ Where others use the machine, too, compare the seconds of CPU time: those of all
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -21,13 +26,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import train_step
 from train_step import HERE, groups
 
 CONTENDERS = ("xtrain", "ddp")
 WARM = 3
+NUMBERS = ("cpu_seconds", "ms", "silent_ms", "wire_mb", "gib")  # of a round
 # name: (batch, length, config)
 SHAPES = {
     "67m": (32, 256, dict(
@@ -55,6 +64,19 @@ def settings(name: str):
     return Qwen3Config(**shape), batch, length
 
 
+@dataclass
+class Contender:
+    """One rank of a contender, ready to train."""
+
+    rank: int
+    step: Callable[[], None]
+    gather: Callable[[float], list[float]]
+    tokens: int  # of a step, of all ranks
+    end: Callable[[], None]
+    count_bytes: Callable[[], Any] = contextlib.nullcontext
+    silence: Callable[[], None] | None = None
+
+
 def xtrain_steps(preset: str, batch: int, device: str, precision: str):
     import numpy as np
 
@@ -72,21 +94,61 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str):
     parallel = xt.distributed.DataParallel(model, optimizer)
     rng = np.random.default_rng(0)
 
-    def train(*tensors):
-        for ids, wanted in parallel.leaves(tensors, backwards=1):
+    def train(ids, wanted):
+        for _ in parallel.rounds(backwards=1):  # one leaf a rank
             (model.loss(ids, wanted, reduction="sum") / (batch * length)).backward()
         return parallel.step(clip=1.0)
 
-    call = xt.cuda.graph(train, optimizers=[optimizer]) if device == "cuda" else train
+    def graph():
+        return xt.cuda.graph(train, optimizers=[optimizer]) if device == "cuda" else train
+
+    call, silent = graph(), False
 
     def step() -> None:
-        block = rng.integers(0, config.vocab_size, (batch, length + 1))
-        parallel.begin()
+        block = rng.integers(0, config.vocab_size, (batch // size, length + 1))
+        if not silent:
+            parallel.begin()
         call(*(xt.from_numpy(np.ascontiguousarray(part)).to(place) for part in (block[:, :-1], block[:, 1:])))
         if device == "cuda":
             xt.cuda.synchronize()
 
-    return rank, step, xt.distributed.gather_json, batch * length, xt.distributed.shutdown
+    def silence() -> None:
+        """From now on a step's exchanges are copies."""
+        nonlocal call, silent
+        call.end("its exchanges have been replaced")
+        xt._C.nccl_all_to_all = lambda comm, out, sent, beside=False: out.copy_(sent)
+        xt._C.nccl_all_gather = lambda comm, outs, sent, beside=False: [
+            piece.copy_(one) for out, one in zip(outs, sent, strict=True) for piece in out.reshape(size, -1)
+        ]
+        xt._C.nccl_join = lambda comm: None
+        call, silent = graph(), True
+
+    return Contender(
+        rank, step, xt.distributed.gather_json, batch * length, xt.distributed.shutdown,
+        count_bytes=lambda: sent_bytes(xt._C, size) if device == "cuda" and size > 1 else contextlib.nullcontext([]),
+        silence=silence if device == "cuda" and size > 1 else None,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def sent_bytes(core, size: int):
+    """A list that gets the bytes which leave this rank in each exchange that NCCL is asked for in the block."""
+    found: list[float] = []
+    before = core.nccl_all_to_all, core.nccl_all_gather
+
+    def all_to_all(comm, out, sent, beside=False):
+        found.append(sent.nbytes * (size - 1) / size)
+        before[0](comm, out, sent, beside)
+
+    def all_gather(comm, outs, sent, beside=False):
+        found.append(sum(one.nbytes for one in sent) * (size - 1))
+        before[1](comm, outs, sent, beside)
+
+    core.nccl_all_to_all, core.nccl_all_gather = all_to_all, all_gather
+    try:
+        yield found
+    finally:
+        core.nccl_all_to_all, core.nccl_all_gather = before
 
 
 def ddp_steps(preset: str, batch: int, device: str, precision: str):
@@ -140,29 +202,49 @@ def ddp_steps(preset: str, batch: int, device: str, precision: str):
         dist.all_gather(all_, mine)
         return [one.item() for one in all_]
 
-    return rank, step, gather, batch * length, dist.destroy_process_group
+    return Contender(rank, step, gather, batch * length, dist.destroy_process_group)
 
 
 def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
     """One rank of one round; rank 0 prints tokens per second of all ranks together."""
     make = xtrain_steps if contender == "xtrain" else ddp_steps
-    rank, step, gather, tokens, end = make(options.preset, batch, options.device, options.precision)
+    one = make(options.preset, batch, options.device, options.precision)
+    with one.count_bytes() as sent:
+        one.step()
+    seconds, steps, busy = timed(one, options.seconds)
+    found = {"tokens_per_second": one.tokens / seconds, "steps": steps, "ms": seconds * 1e3}
+    found["cpu_seconds"] = sum(one.gather(busy)) / (one.tokens * steps) * 1e6
+    if options.device == "cuda":
+        found["gib"] = max(one.gather(memory_used(one.rank)))
+    if one.silence is not None:
+        found["wire_mb"] = sum(sent) / 1e6
+        one.silence()
+        found["silent_ms"] = timed(one, options.seconds)[0] * 1e3
+    if one.rank == 0:
+        print(json.dumps(found), flush=True)
+    one.end()
+
+
+def timed(one: Contender, seconds: float) -> tuple[float, int, float]:
+    """A step's time, the number of steps, and this rank's seconds of CPU time in all of them."""
     for _ in range(WARM):
-        step()
-    times: list[float] = []
-    busy = 0.0
-    begun = time.perf_counter()
-    while gather(time.perf_counter() - begun < options.seconds)[0]:  # rank 0 decides, outside of the step's time
-        at, cpu_at = time.perf_counter(), time.process_time()
-        step()
-        gather(0.0)  # a step ends with its slowest rank
+        begun = time.perf_counter()
+        one.step()
+    last = one.gather(time.perf_counter() - begun)[0]  # rank 0 decides
+    steps, times = min(max(int(seconds / last), 3), 2000), []
+    busy = time.process_time()
+    for _ in range(steps):
+        at = time.perf_counter()
+        one.step()
         times.append(time.perf_counter() - at)
-        busy += time.process_time() - cpu_at
-    busy = sum(gather(busy))
-    if rank == 0:
-        found = {"tokens_per_second": tokens / statistics.median(times), "steps": len(times)}
-        print(json.dumps({**found, "cpu_seconds": busy / (tokens * len(times)) * 1e6}), flush=True)
-    end()
+    busy = time.process_time() - busy
+    return max(one.gather(statistics.median(times))), steps, busy
+
+
+def memory_used(gpu: int) -> float:
+    """GiB that all programs together use of a GPU."""
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu)]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout) / 1024
 
 
 def round_of(contender: str, world: int, batch: int, options: argparse.Namespace, left: float) -> dict:
@@ -206,8 +288,8 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
 
 def table(rows: list[dict], options: argparse.Namespace) -> str:
     lines = [
-        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | CPU s for 1M tokens |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | exposed ms | wire MB | GiB a GPU | CPU s for 1M tokens |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     cases: dict[tuple[str, str, int], list[dict]] = {}
     for row in rows:
@@ -219,9 +301,14 @@ def table(rows: list[dict], options: argparse.Namespace) -> str:
         one, other = speeds.get((mode, contender, 1)), speeds.get((mode, "ddp", world))
         share = f"{speed / one / world:.1%}" if one else ""
         beside = f"{speed / other:.2f}" if other else ""
-        busy = statistics.median(one["cpu_seconds"] for one in found)
+        middle = {name: statistics.median(row[name] for row in found) for name in found[-1] if name in NUMBERS}
+        exposed = f"{middle['ms'] - middle['silent_ms']:.2f}" if "silent_ms" in middle else ""
+        wire, memory = (
+            f"{middle[name]:,.{digits}f}" if name in middle else "" for name, digits in (("wire_mb", 0), ("gib", 1))
+        )
         lines.append(
-            f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {busy:,.0f} |"
+            f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {exposed} | {wire} "
+            f"| {memory} | {middle['cpu_seconds']:,.0f} |"
         )
     lines += [f"{', '.join(map(str, key))}: {cases[key][-1]['failed']}" for key in sorted(cases) if not good[key]]
     return "\n".join(lines)
@@ -238,6 +325,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=540.0)
     parser.add_argument("--json", default="scaling.jsonl")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -261,7 +349,7 @@ def main() -> None:
         for number in range(options.rounds)
         for mode in options.modes.split(",")
         for world in worlds
-        for contender in CONTENDERS[:: 1 if number % 2 == 0 else -1]
+        for contender in options.contenders.split(",")[:: 1 if number % 2 == 0 else -1]
         if (number, mode, world, contender) not in done
     ]
     for i, (number, mode, world, contender) in enumerate(missing):

@@ -98,7 +98,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "nccl_version": _C.nccl_version,
     "nccl_unique_id": _C.nccl_unique_id,
     "nccl_all_to_all": lambda: _C.nccl_all_to_all(alone(), on_gpu(), on_gpu()),
-    "nccl_all_gather": lambda: _C.nccl_all_gather(alone(), on_gpu(), on_gpu()),
+    "nccl_all_gather": lambda: _C.nccl_all_gather(alone(), [on_gpu()], [on_gpu()]),
     "nccl_broadcast": lambda: _C.nccl_broadcast(alone(), on_gpu(), 0),
     "nccl_join": lambda: _C.nccl_join(alone()),
     "end_threads": in_a_process_of_its_own,

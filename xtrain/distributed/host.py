@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .. import _C
@@ -46,10 +47,11 @@ class GpuPlane(Protocol):
 
     device: _C.device
 
-    def all_gather(self, t: Tensor, name: str) -> Tensor: ...
+    def all_gather(self, parts: Sequence[Tensor], name: str) -> Tensor: ...
     def all_to_all(self, t: Tensor, name: str) -> Tensor: ...
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor: ...
     def start_all_to_all(self, t: Tensor, name: str) -> Tensor: ...
+    def start_all_gather(self, t: Tensor, name: str) -> Tensor: ...
     def finish(self) -> None: ...
     def leave(self, in_order: bool) -> None: ...
 
@@ -313,13 +315,19 @@ class HostPlane:
         _refuse_capture()
         return None
 
-    def all_gather_tensor(self, t: Tensor, name: str) -> Tensor:
-        """The elements of `t` of every rank, one rank after the other: [W * n]."""
-        name = _typed(name, t)
-        gpus = self.gpus_of(t)
+    def all_gather_tensor(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        """Of each part, the elements of every rank, one rank after the other: [sum of W * n_i], part after part. One
+        exchange; the parts have one dtype and device.
+        """
+        first, sizes = parts[0], [part.numel() for part in parts]
+        name = _typed(name, first) if len(parts) == 1 else f"{name} {first.dtype.name} {len(parts)} x {sum(sizes)}"
+        gpus = self.gpus_of(first)
         if gpus is not None:
-            return gpus.all_gather(t, name)
-        return _tensor(b"".join(self.all_gather(_bytes(t), name)), t, self.world_size * t.numel())
+            return gpus.all_gather(parts, name)
+        found = self.all_gather(b"".join(_bytes(part) for part in parts), name)
+        ends = list(accumulate(size * first.dtype.itemsize for size in sizes))
+        cut = (memoryview(one)[begin:end] for begin, end in zip([0, *ends], ends) for one in found)
+        return _tensor(b"".join(cut), first, self.world_size * sum(sizes))
 
     def all_to_all_tensor(self, t: Tensor, name: str) -> list[Tensor]:
         """`t` [W * n] is cut into W pieces, of which piece j goes to rank j: what every rank has sent to this one."""
@@ -338,6 +346,12 @@ class HostPlane:
         assert gpus is not None
         found = gpus.start_all_to_all(t, _typed(name, t))
         return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
+
+    def start_all_gather(self, t: Tensor, name: str) -> Tensor:
+        """What all_gather_tensor returns of one tensor, which may be read after the `finish` of `gpus`."""
+        gpus = self.gpus_of(t)
+        assert gpus is not None
+        return gpus.start_all_gather(t, _typed(name, t))
 
     def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""

@@ -20,7 +20,8 @@ import signal
 import threading
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from .. import _C
@@ -40,7 +41,7 @@ class NcclPlane:
 
     def __init__(self, host: HostPlane, device: _C.device) -> None:
         self.device, self._host = device, host
-        # Exchanges beside the kernels, whose memory must stay, each with the capture that it belongs to.
+        # Exchanges beside the kernels: the capture that each belongs to, its name, and the memory that must stay.
         self._beside: list[tuple[Any, str, Tensor, Tensor]] = []
         # Exchanges in each captured step, and a digest of their signatures.
         self._graphs: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
@@ -79,7 +80,7 @@ class NcclPlane:
             try:
                 comm = self._comm = _C.nccl_open(self.device, unique_id, host.rank, size)
                 _C.nccl_all_to_all(comm, trial[0], trial[1])
-                _C.nccl_all_gather(comm, trial[0], trial[1][:1])
+                _C.nccl_all_gather(comm, [trial[0]], [trial[1][:1]])
                 _C.nccl_broadcast(comm, trial[0], 0)
                 found.append(None)
             except BaseException as error:
@@ -97,11 +98,13 @@ class NcclPlane:
             raise found[0]
         host.wait_until(lambda: _C.nccl_idle(self._comm), limit)
 
-    def all_gather(self, t: Tensor, name: str) -> Tensor:
-        """The elements of `t` of every rank, one rank after the other: [W * n]."""
-        t = t.reshape(-1).contiguous()
-        out = _C.empty((self._host.world_size * t.numel(),), t.dtype, self.device)
-        self._run({"all_gather": name}, lambda: _C.nccl_all_gather(self._comm, out, t))
+    def all_gather(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        """Of each part, the elements of every rank, one rank after the other: [sum of W * n_i], part after part."""
+        inputs = [part.reshape(-1).contiguous() for part in parts]
+        ends = list(accumulate(self._host.world_size * one.numel() for one in inputs))
+        out = _C.empty((ends[-1],), parts[0].dtype, self.device)
+        outs = [out[begin:end] for begin, end in zip([0, *ends], ends)]
+        self._run({"all_gather": name}, lambda: _C.nccl_all_gather(self._comm, outs, inputs))
         return out
 
     def all_to_all(self, t: Tensor, name: str) -> Tensor:
@@ -115,15 +118,25 @@ class NcclPlane:
         """The same beside the kernels that are queued from now on: the result may be read after `finish`."""
         t = t.reshape(-1).contiguous()
         out = _C.empty((t.numel(),), t.dtype, self.device)
+        self._start(lambda: _C.nccl_all_to_all(self._comm, out, t, True), f"all_to_all {name}", t, out)
+        return out
+
+    def start_all_gather(self, t: Tensor, name: str) -> Tensor:
+        """`all_gather` of one tensor beside the kernels that are queued from now on, until `finish`."""
+        t = t.reshape(-1).contiguous()
+        out = _C.empty((self._host.world_size * t.numel(),), t.dtype, self.device)
+        self._start(lambda: _C.nccl_all_gather(self._comm, [out], [t], True), f"all_gather {name}", t, out)
+        return out
+
+    def _start(self, queue: Callable[[], None], name: str, t: Tensor, out: Tensor) -> None:
         try:
-            _C.nccl_all_to_all(self._comm, out, t, True)
+            queue()
         except RuntimeError as error:
             if capturing() is not None:
                 raise
             lost, watch = PeerError(shown(error, 300)), self._host.watch
             raise (lost if watch is None else watch.explain(lost)) from None
         self._beside.append((_this_capture(), name, t, out))
-        return out
 
     def finish(self) -> None:
         """Let the kernels that are queued from now on wait for what was started: one exchange of the plane."""
@@ -132,7 +145,7 @@ class NcclPlane:
         begun = [one for one in self._beside if one[0] == now]
         self._beside = [] if now is None else [one for one in self._beside if one[0] is None]
         digest = zlib.crc32(json.dumps([name for _, name, _, _ in begun]).encode())
-        self._run({"all_to_all": len(begun), "digest": digest}, lambda: _C.nccl_join(self._comm))
+        self._run({"beside": len(begun), "digest": digest}, lambda: _C.nccl_join(self._comm))
 
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor:
         """The elements of `t` of rank `source`: [n]."""

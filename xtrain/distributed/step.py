@@ -24,6 +24,7 @@ from .owned import Owned
 
 _MOST_LEAVES = 1 << 20
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
+_Piece = tuple[Bank, Tensor, list[bool]]  # this rank's elements of a bank, and which parameters have changed
 
 
 def legal_sizes(leaves: int) -> list[int]:
@@ -62,8 +63,8 @@ class DataParallel:
     between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
     A parameter that needs no gradient when the leaves of a step begin is left alone in it; one that needs a gradient
     and gets none is stepped with zeros. ema: of the optimizer's parameters; `step` updates it, each rank its piece.
-    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
-    The numbers are the same.
+    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last,
+    and parameters while the optimizer changes others. The numbers are the same.
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
@@ -288,9 +289,9 @@ class DataParallel:
             received = sent.get(number)
             summed = self._sum(counter, owned, blocks) if received is None else add(received, owned.bank, blocks)
             self._sums.append(summed)
-            parts.append(self._all(blocks, "squares"))
+            parts.append(blocks)
         self._counters, self._done = [], 0
-        squares = squares if self._plane is None else _C.cat(parts)
+        squares = squares if self._plane is None else self._plane.all_gather_tensor(parts, "squares")
         # In the order of banks and blocks, whatever rank they come from.
         norm, self._scale, self._guard = _C.block_norm(squares, clip or math.inf)
         return norm
@@ -319,6 +320,11 @@ class DataParallel:
                 raise ValueError(f"update: guard must have shape (), got {tuple(guard.shape)}")
         sums, self._sums = self._sums, []
         bad = self._guard if guard is None else self._guard + guard
+        self._spread(self._updated(sums, bad))
+        self.steps += 1
+
+    def _updated(self, sums: list[Tensor | list[Tensor]], bad: Tensor) -> Iterator[_Piece]:
+        """Let the optimizer change what this rank owns, bank after bank: what the others need of each."""
         for owned, gradients in zip(self._owned, sums, strict=True):
             moves = [id(parameter) not in self._frozen for parameter in owned.bank.parameters]
             owned.read()
@@ -338,9 +344,27 @@ class DataParallel:
                     averages, now = [owned.average], [owned.truth]
                 _C.ema_(averages, now, owned.updates, self.ema.decay, bad)
             if not owned.direct:
-                piece = owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded
-                owned.bank.write(self._all(piece, "parameters"), moves)
-        self.steps += 1
+                yield owned.bank, owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded, moves
+
+    def _spread(self, pieces: Iterator[_Piece]) -> None:
+        """Give every rank the pieces of all. Between GPUs a bank is under way while the one before it is written, and
+        the next one is updated.
+        """
+        gpus = self._plane.gpus if self._plane is not None and self._overlap else None
+        late: _Piece | None = None
+        for bank, piece, moves in pieces:
+            if self._plane is None or gpus is None:
+                bank.write(self._all(piece, "parameters"), moves)
+                continue
+            if late is not None:
+                gpus.finish()
+            begun = bank, self._plane.start_all_gather(piece, "parameters"), moves
+            if late is not None:
+                late[0].write(*late[1:])
+            late = begun
+        if gpus is not None and late is not None:
+            gpus.finish()
+            late[0].write(*late[1:])
 
     @no_grad()
     def scale(self, factors: Mapping[Tensor, Tensor]) -> None:
@@ -448,7 +472,7 @@ class DataParallel:
 
     def _all(self, piece: Tensor, what: str) -> Tensor:
         """The pieces of all ranks, one after the other."""
-        return piece if self._plane is None else self._plane.all_gather_tensor(piece, what)
+        return piece if self._plane is None else self._plane.all_gather_tensor([piece], what)
 
     # ---- the optimizer's state ---------------------------------------------------------------------------------------
 

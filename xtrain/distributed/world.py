@@ -333,7 +333,7 @@ def all_gather(t: Tensor) -> Tensor:
     link = _link("all_gather", t)
     if link is None:
         return t.clone().unsqueeze(0)
-    return link.all_gather_tensor(t, "").reshape((link.world_size, *t.shape))
+    return link.all_gather_tensor([t], "").reshape((link.world_size, *t.shape))
 
 
 def all_to_all(t: Tensor) -> Tensor:

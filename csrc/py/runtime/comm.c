@@ -72,28 +72,51 @@ static bool fits(const char *op, const char *name, const XtComm *comm, const XtT
 }
 static size_t bytes_of(const XtTensor *tensor) { return (size_t)xt_view_numel(&tensor->view) * xt_dtype_size(tensor->dtype); }
 
-typedef XtStatus (*Exchange)(XtComm *comm, void *out, const void *in, size_t nbytes);
+/* What NCCL gets of `out` and `in`; false with an error. */
+static bool pieces_of(const char *op, const XtComm *comm, const XtTensor *out, const XtTensor *in, bool gather, XtPieces *found) {
+    if (!fits(op, "out", comm, out) || !fits(op, "input", comm, in)) return false;
+    const size_t size = (size_t)xt_comm_size(comm), nbytes = bytes_of(out) / size;
+    *found = (XtPieces){out->data, in->data, nbytes};
+    if (bytes_of(out) % size == 0 && bytes_of(in) == (gather ? nbytes : bytes_of(out))) return true;
+    PyErr_Format(PyExc_ValueError, "%s: out must hold %s, got %zu and %zu bytes on %zu ranks", op,
+                 gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out), bytes_of(in),
+                 size);
+    return false;
+}
 
-static PyObject *exchange(PyBound *bound, const char *op, Exchange run) {
-    const bool gather = run == xt_comm_all_gather;
-    XtComm *comm = comm_of(op, bound->object[0]);
-    if (comm == NULL) return NULL;
-    const XtTensor *out = bound->arg[1].tensor, *in = bound->arg[2].tensor;
-    if (!fits(op, "out", comm, out) || !fits(op, "input", comm, in)) return NULL;
-    size_t size = (size_t)xt_comm_size(comm), nbytes = bytes_of(out) / size;
-    if (bytes_of(out) % size != 0 || bytes_of(in) != (gather ? nbytes : bytes_of(out)))
-        return PyErr_Format(PyExc_ValueError, "%s: out must hold %s, got %zu and %zu bytes on %zu ranks", op,
-                            gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out),
-                            bytes_of(in), size);
+static PyObject *run_all_to_all(PyBound *bound) {
+    static const char OP[] = "nccl_all_to_all";
+    XtComm *comm = comm_of(OP, bound->object[0]);
+    XtPieces pieces;
+    if (comm == NULL || !pieces_of(OP, comm, bound->arg[1].tensor, bound->arg[2].tensor, false, &pieces)) return NULL;
     PyThreadState *saved = py_gil_leave();
-    XtStatus status = run(comm, out->data, in->data, nbytes);
+    XtStatus status = xt_comm_all_to_all(comm, &pieces, bound->arg[3].b);
     py_gil_enter(saved);
     return py_none(status);
 }
-static PyObject *run_all_to_all(PyBound *bound) {
-    return exchange(bound, "nccl_all_to_all", bound->arg[3].b ? xt_comm_all_to_all_beside : xt_comm_all_to_all);
+
+static PyObject *run_all_gather(PyBound *bound) {
+    static const char OP[] = "nccl_all_gather";
+    XtComm *comm = comm_of(OP, bound->object[0]);
+    const XtArg *outs = &bound->arg[1], *inputs = &bound->arg[2];
+    if (comm == NULL) return NULL;
+    if (outs->count != inputs->count || inputs->count < 1)
+        return PyErr_Format(PyExc_ValueError, "%s: outs must be one for each input, at least 1, got %d and %d", OP, outs->count,
+                            inputs->count);
+    XtPieces *each = malloc((size_t)inputs->count * sizeof *each);
+    if (each == NULL) return PyErr_NoMemory();
+    for (int i = 0; i < inputs->count; i++) {
+        if (!pieces_of(OP, comm, outs->tensors[i], inputs->tensors[i], true, &each[i])) {
+            free(each);
+            return NULL;
+        }
+    }
+    PyThreadState *saved = py_gil_leave();
+    XtStatus status = xt_comm_all_gather(comm, each, inputs->count, bound->arg[3].b);
+    py_gil_enter(saved);
+    free(each);
+    return py_none(status);
 }
-static PyObject *run_all_gather(PyBound *bound) { return exchange(bound, "nccl_all_gather", xt_comm_all_gather); }
 
 static PyObject *run_join(PyBound *bound) {
     XtComm *comm = comm_of("nccl_join", bound->object[0]);
@@ -147,8 +170,9 @@ const PyFunction py_comm_functions[] = {
      0, NULL},
     {"nccl_join", "comm: object -> None", run_join, "What is queued from now on waits for the exchanges beside the kernels.", 0,
      NULL},
-    {"nccl_all_gather", "comm: object, out: Tensor, input: Tensor -> None", run_all_gather,
-     "Queues: out gets the input of every rank, by rank. Both tensors must stay until nccl_idle.", 0, NULL},
+    {"nccl_all_gather", "comm: object, outs: Tensors, inputs: Tensors, beside: bool = False -> None", run_all_gather,
+     "Queues: each out gets its input of every rank, by rank. All must stay until nccl_idle. beside: as in nccl_all_to_all.", 0,
+     NULL},
     {"nccl_broadcast", "comm: object, input: Tensor, src: int -> None", run_broadcast,
      "Queues: input becomes that of rank src. It must stay until nccl_idle.", 0, NULL},
     {"nccl_idle", "comm: object -> bool", run_idle,

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID = 4, REMOTE_ERROR = 6, MOST = 64 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID = 4, REMOTE_ERROR = 6, MOST = 256 };
 
 typedef struct Id {
     char folder[128];
@@ -28,7 +28,7 @@ typedef struct Config {
 } Config;
 typedef struct Part {
     bool sends;
-    int peer;
+    int peer, index; /* of those that this rank sends to the peer in the group, or receives from it */
     char *data;
     size_t count;
 } Part;
@@ -55,6 +55,7 @@ typedef struct Comm {
 } Comm;
 
 static __thread Op *group;
+static __thread int depth; /* of groups within each other */
 static __thread Comm *grouped;
 
 static bool fails(const char *function) {
@@ -77,13 +78,13 @@ int ncclGetUniqueId(Id *out) {
     return mkdtemp(out->folder) ? SUCCESS : SYSTEM_ERROR;
 }
 
-static void path_of(const Comm *comm, char *path, size_t room, long number, int from, int to) {
-    snprintf(path, room, "%s/%ld-%d-%d", comm->folder, number, from, to);
+static void path_of(const Comm *comm, char *path, size_t room, long number, int from, int to, int index) {
+    snprintf(path, room, "%s/%ld-%d-%d-%d", comm->folder, number, from, to, index);
 }
 
 static void put(const Comm *comm, long number, const Part *part) {
     char path[310], whole[300];
-    path_of(comm, whole, sizeof whole, number, comm->rank, part->peer);
+    path_of(comm, whole, sizeof whole, number, comm->rank, part->peer, part->index);
     snprintf(path, sizeof path, "%s.part", whole);
     FILE *file = fopen(path, "wb");
     if (!file) return;
@@ -96,7 +97,7 @@ static void put(const Comm *comm, long number, const Part *part) {
 static void take(const Comm *comm, long number, const Part *part) {
     char path[300];
     struct stat found;
-    path_of(comm, path, sizeof path, number, part->peer, comm->rank);
+    path_of(comm, path, sizeof path, number, part->peer, comm->rank, part->index);
     while (stat(path, &found) != 0 || (size_t)found.st_size != part->count) {
         if (__atomic_load_n(&comm->aborted, __ATOMIC_ACQUIRE)) return;
         usleep(200);
@@ -139,10 +140,10 @@ int ncclCommInitRankConfig(void **out, int size, Id id, int rank, Config *config
     comm->last = &comm->first;
     pthread_mutex_init(&comm->lock, NULL);
     pthread_cond_init(&comm->more, NULL);
-    path_of(comm, path, sizeof path, 0, rank, rank);
+    path_of(comm, path, sizeof path, 0, rank, rank, 0);
     close(open(path, O_CREAT | O_WRONLY, 0600));
     for (int peer = 0; peer < size; peer++) {
-        path_of(comm, path, sizeof path, 0, peer, peer);
+        path_of(comm, path, sizeof path, 0, peer, peer, 0);
         while (stat(path, &found) != 0) usleep(200);
     }
     pthread_create(&comm->worker, NULL, work, comm);
@@ -158,7 +159,7 @@ static int end_comm(Comm *comm, bool aborted) {
     pthread_mutex_unlock(&comm->lock);
     pthread_join(comm->worker, NULL);
     char path[300];
-    path_of(comm, path, sizeof path, 0, comm->rank, comm->rank);
+    path_of(comm, path, sizeof path, 0, comm->rank, comm->rank, 0);
     unlink(path);
     rmdir(comm->folder); /* the last one can */
     free(comm);
@@ -175,7 +176,7 @@ int ncclCommGetAsyncError(void *comm, int *error) {
 /* ---- collectives --------------------------------------------------------------------------------------------------------------- */
 
 int ncclGroupStart(void) {
-    group = calloc(1, sizeof *group);
+    if (depth++ == 0) group = calloc(1, sizeof *group);
     return SUCCESS;
 }
 static void queue(Comm *comm, Op *op) {
@@ -201,6 +202,7 @@ static void again(void *argument) {
 }
 
 int ncclGroupEnd(void) {
+    if (--depth > 0) return SUCCESS;
     Op *op = group;
     Comm *comm = grouped;
     group = NULL;
@@ -223,7 +225,9 @@ static int add(Comm *comm, bool sends, int peer, const void *data, size_t count,
     if (group->count == MOST) return INVALID;
     grouped = comm;
     comm->stream = stream;
-    group->parts[group->count++] = (Part){sends, peer, (char *)data, count};
+    int index = 0;
+    for (int i = 0; i < group->count; i++) index += group->parts[i].sends == sends && group->parts[i].peer == peer;
+    group->parts[group->count++] = (Part){sends, peer, index, (char *)data, count};
     return SUCCESS;
 }
 int ncclSend(const void *data, size_t count, int dtype, int peer, void *comm, void *stream) {

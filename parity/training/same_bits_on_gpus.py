@@ -1,0 +1,175 @@
+"""Whole runs of `xtrain train` on 1, 2 and 4 GPUs, compared byte by byte; and one whose rank is killed.
+
+    python parity/training/same_bits_on_gpus.py --worlds 1,2,4 [--steps 100] [--only bfloat16] [--kill]
+
+Each recipe runs on every number of GPUs, captured with exchanges beside the kernels, and eagerly without: what its last
+checkpoint holds (model, optimizer and averages) and every line of metrics.jsonl but for times must be those of one GPU.
+--kill: a rank of the largest world gets SIGKILL; the others must name it, and a resume on half as many ends with the
+bytes of one GPU. Exit status 0 when all are equal. As many runs go on at a time as there are GPUs for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+COMMON = (
+    "--data python --batch-size 16 --seq-len 128 --save-every 20 --eval-every 50 --eval-tokens 4096 --no-plot --seed 3"
+)
+RECIPES = {
+    "float32": "--model tiny --precision float32 --clip 0.5",
+    "tf32, 2 pieces": "--model tiny --precision tf32 --grad-accum 2 --clip 0.5",
+    "bfloat16, muon, ema": "--model tiny --precision bfloat16 --optim.name muon --ema 0.9 --clip 0.5",
+    "bfloat16, several banks": "--model gpu --precision bfloat16 --clip 0.5",
+}
+WAYS = {"captured, beside": [], "eager, behind": ["--no-graph", "--no-overlap"]}
+TIMES = ("time", "seconds", "tokens_per_second", "ranks", "mfu", "memory")  # fields that may differ
+
+
+class Gpus:
+    """Hands out GPUs of this machine."""
+
+    def __init__(self, count: int) -> None:
+        self._free, self._more = set(range(count)), threading.Condition()
+
+    def take(self, count: int) -> list[int]:
+        with self._more:
+            self._more.wait_for(lambda: len(self._free) >= count)
+            return [self._free.pop() for _ in range(count)]
+
+    def give(self, taken: list[int]) -> None:
+        with self._more:
+            self._free.update(taken)
+            self._more.notify_all()
+
+
+def start(words: list[str], devices: list[int], folder: Path) -> list[subprocess.Popen]:
+    """The ranks of a run."""
+    folder.mkdir(parents=True)
+    ranks = []
+    for rank in range(len(devices)):
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+        if len(devices) > 1:
+            environment |= {"XTRAIN_RANK": str(rank), "XTRAIN_WORLD_SIZE": str(len(devices))}
+            environment |= {"XTRAIN_LOCAL_RANK": str(rank), "XTRAIN_STORE": f"file:{folder}/meeting"}
+        out = open(folder / f"rank{rank}.txt", "w")  # noqa: SIM115
+        command = [sys.executable, "-m", "xtrain", "train", *words]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT))
+    return ranks
+
+
+def said(folder: Path, rank: int) -> str:
+    return (folder / f"rank{rank}.txt").read_text()
+
+
+def found(run: Path) -> dict[str, str]:
+    """Digests of what a run has written."""
+    last = max((path for path in run.glob("checkpoint-*")), key=lambda path: int(path.name.split("-")[1]))
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(last.glob("*.safetensors"))}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in line.items() if not any(word in key for word in TIMES)} for line in lines]
+    return {**files, "metrics": hashlib.sha256(json.dumps(kept).encode()).hexdigest(), "checkpoint": last.name}
+
+
+def train(gpus: Gpus, world: int, words: list[str], out: Path) -> dict[str, str]:
+    devices = gpus.take(world)
+    logs = out.with_name(out.name + "-logs")
+    try:
+        statuses = [one.wait(timeout=300) for one in start([*words, "--out", str(out)], devices, logs)]
+    finally:
+        gpus.give(devices)
+    if any(statuses):
+        bad = next(rank for rank, status in enumerate(statuses) if status)
+        raise RuntimeError(f"{out.name}: rank {bad} ended with {statuses[bad]}: {said(logs, bad)[-400:]}")
+    return found(out)
+
+
+def killed(gpus: Gpus, world: int, words: list[str], out: Path) -> tuple[str, dict[str, str]]:
+    """Kill rank 1 after step 30; what the others said, and what a run that goes on with half of the ranks has found."""
+    devices, logs = gpus.take(world), out.with_name(out.name + "-logs")
+    ranks = start([*words, "--out", str(out)], devices, logs)
+    try:
+        metrics, until = out / "metrics.jsonl", time.monotonic() + 120
+        while not (metrics.exists() and '"step": 30' in metrics.read_text()):
+            if time.monotonic() > until or ranks[0].poll() is not None:
+                raise RuntimeError(f"no step 30: {said(logs, 0)[-400:]}")
+            time.sleep(0.01)
+        ranks[1].send_signal(signal.SIGKILL)
+        begun, ended = time.monotonic(), {}
+        while len(ended) < world and time.monotonic() < begun + 60:
+            for rank, one in enumerate(ranks):
+                if rank not in ended and one.poll() is not None:
+                    ended[rank] = time.monotonic() - begun
+            time.sleep(0.005)
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+        gpus.give(devices)
+    others = [rank for rank in range(world) if rank != 1]
+    lines = {rank: next((line for line in said(logs, rank).splitlines() if "rank 1" in line), "") for rank in others}
+    text = f"statuses {[one.returncode for one in ranks]}, ended after {max(ended.values()):.1f} s: {lines[0]}"
+    if not all(lines.values()) or any(ranks[rank].returncode != 75 for rank in others):
+        raise RuntimeError(f"{text}; {lines}")
+    devices = gpus.take(world // 2)
+    try:
+        again = start(["--resume", str(out)], devices, out.with_name(out.name + "-again"))
+        statuses = [one.wait(timeout=300) for one in again]
+    finally:
+        gpus.give(devices)
+    if any(statuses):
+        raise RuntimeError(f"the resume ended with {statuses}: {said(out.with_name(out.name + '-again'), 0)[-400:]}")
+    return text, found(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", default="1,2")
+    parser.add_argument("--gpus", type=int, help="how many the machine has (default: the largest world)")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--only", default="", help="a part of the names of recipes")
+    parser.add_argument("--kill", action="store_true")
+    options = parser.parse_args()
+    worlds = sorted({1, *map(int, options.worlds.split(","))}, reverse=True)
+    gpus = Gpus(options.gpus or worlds[0])
+    recipes = {name: recipe for name, recipe in RECIPES.items() if options.only in name}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(64) as pool:
+        jobs = {}
+        for number, (name, recipe) in enumerate(recipes.items()):
+            words = [*f"{recipe} {COMMON}".split(), "--steps", str(options.steps), "--max-ranks", str(worlds[0])]
+            for world in worlds:
+                for way, more in WAYS.items() if world > 1 else [("captured", [])]:
+                    out = Path(folder) / f"{number}-{world}-{way.split(',')[0]}"
+                    jobs[name, world, way] = pool.submit(train, gpus, world, [*words, *more], out)
+            if options.kill and number == len(recipes) - 1:
+                job = pool.submit(killed, gpus, worlds[0], words, Path(folder) / f"{number}-killed")
+                jobs[name, worlds[0], "a rank killed"] = job
+        wrong = 0
+        for (name, world, way), job in jobs.items():
+            try:
+                result = job.result()
+                told, result = result if isinstance(result, tuple) else ("", result)
+                one = jobs[name, 1, "captured"].result()
+            except Exception as error:  # a run that failed
+                print(f"{name}, {world} ranks, {way}: FAILED: {error}", flush=True)
+                wrong += 1
+                continue
+            differ = [key for key in {*one, *result} if one.get(key) != result.get(key)]
+            wrong += bool(differ)
+            verdict = f"DIFFERENT: {', '.join(differ)}" if differ else f"equal ({len(one)} digests)"
+            print(f"{name}, {world} ranks, {way}: {verdict} {told}".rstrip(), flush=True)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
