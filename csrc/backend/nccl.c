@@ -14,6 +14,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,7 +212,7 @@ static XtStatus begin_on(XtComm *comm, bool beside, void **stream) {
     return XT_OK;
 }
 
-XtStatus xt_comm_all_to_all(XtComm *comm, const XtPieces *pieces, bool beside) {
+XtStatus xt_comm_all_to_all(XtComm *comm, const XtExchange *pieces, bool beside) {
     void *stream;
     XT_CHECK(begin_on(comm, beside, &stream));
     int error = nccl.group_start();
@@ -224,7 +225,7 @@ XtStatus xt_comm_all_to_all(XtComm *comm, const XtPieces *pieces, bool beside) {
     return end(comm, "Send, Recv", error != SUCCESS ? error : ended);
 }
 
-XtStatus xt_comm_all_gather(XtComm *comm, const XtPieces *each, int count, bool beside) {
+XtStatus xt_comm_all_gather(XtComm *comm, const XtExchange *each, int count, bool beside) {
     void *stream;
     XT_CHECK(begin_on(comm, beside, &stream));
     int error = nccl.group_start();
@@ -242,14 +243,25 @@ XtStatus xt_comm_broadcast(XtComm *comm, void *data, size_t nbytes, int source) 
     return end(comm, "Broadcast", nccl.broadcast(data, data, nbytes, INT8, source, comm->handle, stream));
 }
 
-XtStatus xt_comm_idle(XtComm *comm, bool *out) {
+static int64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+XtStatus xt_comm_idle(XtComm *comm, int64_t microseconds, bool *out) {
+    const int64_t until = microseconds > 0 ? now_us() + microseconds : 0;
     void *stream;
     int error = SUCCESS;
     *out = false;
     XT_CHECK(begin(comm, &stream));
     int asked = nccl.async_error(comm->handle, &error);
     XT_CHECK(end(comm, "CommGetAsyncError", asked != SUCCESS ? asked : error));
-    return comm->accelerator->idle(comm->device.index, out);
+    for (;;) {
+        XT_CHECK(comm->accelerator->idle(comm->device.index, out));
+        if (*out || now_us() >= until) return XT_OK;
+        sched_yield();
+    }
 }
 
 void xt_comm_abort(XtComm *comm) {

@@ -16,18 +16,18 @@ XtStatus xt_comm_id(unsigned char id[XT_COMM_ID]);
 XtStatus xt_comm_open(XtDevice device, const unsigned char id[XT_COMM_ID], int rank, int size, XtComm **out);
 int xt_comm_size(const XtComm *comm);
 XtDevice xt_comm_device(const XtComm *comm);
-typedef struct XtPieces {
+typedef struct XtExchange {
     void *out;      /* `size` pieces, by rank; none overlaps `in` */
     const void *in; /* all-to-all: `size` pieces; all-gather: one */
     size_t nbytes;  /* of a piece */
-} XtPieces;
+} XtExchange;
 /* beside: beside the kernels queued from now on, after those before; xt_comm_join makes what is queued after it wait. */
-XtStatus xt_comm_all_to_all(XtComm *comm, const XtPieces *pieces, bool beside);
-XtStatus xt_comm_all_gather(XtComm *comm, const XtPieces *each, int count, bool beside); /* all of them in one kernel */
+XtStatus xt_comm_all_to_all(XtComm *comm, const XtExchange *pieces, bool beside);
+XtStatus xt_comm_all_gather(XtComm *comm, const XtExchange *each, int count, bool beside); /* all of them in one kernel */
 XtStatus xt_comm_join(XtComm *comm);
 XtStatus xt_comm_broadcast(XtComm *comm, void *data, size_t nbytes, int source);
-/* Whether all that the device was asked for is done, or the error of NCCL's own threads. Does not wait. */
-XtStatus xt_comm_idle(XtComm *comm, bool *out);
+/* Whether all that the device was asked for is done, or the error of NCCL's own threads. Asks again for so many microseconds. */
+XtStatus xt_comm_idle(XtComm *comm, int64_t microseconds, bool *out);
 /* Any thread. Ends what is under way, also where another process never comes; every later call is an error. */
 void xt_comm_abort(XtComm *comm);
 void xt_comm_close(XtComm *comm); /* the same in order, once all is done; it may wait for the other processes */

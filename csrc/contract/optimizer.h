@@ -83,6 +83,17 @@ typedef struct XtEma {
     double decay;
 } XtEma;
 
+/* The bytes of each `from` into its `to`, which no `from` overlaps. */
+typedef struct XtCopyItem {
+    void *to;
+    const void *from;
+    int64_t nbytes;
+} XtCopyItem;
+typedef struct XtCopies {
+    const XtCopyItem *items; /* [count], host memory */
+    int64_t count;
+} XtCopies;
+
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */
 typedef struct XtGradNorm {
     float *norm;

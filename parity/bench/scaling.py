@@ -2,14 +2,15 @@
 
     python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--modes weak] [--limit 540]
 
-weak: every rank has the preset's batch; strong: all share it. Presets are those of `xtrain train`, 67m, 124m and 0.6b.
+weak: every rank has the preset's batch; strong: all share it. apart: as many single GPUs train at once, and exchange
+nothing: what the slowest of them leaves, since GPUs of one host differ, and share its power. Presets are those of `xtrain train`, 67m, 124m and 0.6b.
 Contenders of one case follow each other, `--rounds` times in turns. Each round is a line of the JSON file, which a
 second call reads: it measures what is missing or has failed, and prints the table. The command stops at `--limit`
 seconds and says so. Exact mode, with as many leaves as ranks; on GPUs xtrain's step is a captured one, and NCCL moves
 the bytes of both. On CPUs those of xtrain pass rank 0, and gloo moves those of DDP.
 
 A step's time is the median of the slowest rank's; the host waits for each step. exposed: how much shorter the same
-captured step is when its exchanges are replaced by copies on the GPU. wire: bytes that leave a GPU in a step, in
+captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). wire: bytes that leave a GPU in a step, in
 10^6. memory: of a GPU, as its driver counts.
 
 Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
@@ -34,7 +35,7 @@ from typing import Any
 import train_step
 from train_step import HERE, groups
 
-CONTENDERS = ("xtrain", "ddp")
+CONTENDERS = ("xtrain", "ddp", "apart")
 WARM = 3
 NUMBERS = ("cpu_seconds", "ms", "silent_ms", "wire_mb", "gib")  # of a round
 # name: (batch, length, config)
@@ -218,6 +219,7 @@ def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
         found["gib"] = max(one.gather(memory_used(one.rank)))
     if one.silence is not None:
         found["wire_mb"] = sum(sent) / 1e6
+    if one.silence is not None and options.modes == "weak":
         one.silence()
         found["silent_ms"] = timed(one, options.seconds)[0] * 1e3
     if one.rank == 0:
@@ -247,10 +249,13 @@ def memory_used(gpu: int) -> float:
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout) / 1024
 
 
-def round_of(contender: str, world: int, batch: int, options: argparse.Namespace, left: float) -> dict:
+def round_of(contender: str, mode: str, world: int, batch: int, options: argparse.Namespace, left: float) -> dict:
+    apart = contender == "apart"
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, __file__, "--worker", contender, "--batch", str(batch), "--preset", options.preset]
+        worker = ["--worker", "xtrain" if apart else contender, "--batch", str(batch // world if apart else batch)]
+        words = [sys.executable, __file__, *worker, "--preset", options.preset]
         words += ["--device", options.device, "--precision", options.precision, "--seconds", str(options.seconds)]
+        words += ["--modes", mode]
         files = [open(Path(folder) / f"{rank}.txt", "w+") for rank in range(world)]  # noqa: SIM115
         processes = []
         try:
@@ -260,7 +265,7 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
                     "XTRAIN_WORLD_SIZE": str(world),
                     "XTRAIN_STORE": f"file:{folder}/meet",
                 }
-                environment = {**os.environ, **store}
+                environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": str(rank)} if apart else store)}
                 if options.device == "cpu":  # one compiler a rank, where all share the processors
                     environment |= {"XTRAIN_PLANE": "host", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
                 processes.append(subprocess.Popen(words, env=environment, stdout=files[rank], stderr=subprocess.STDOUT))
@@ -283,7 +288,15 @@ def round_of(contender: str, world: int, batch: int, options: argparse.Namespace
     if any(one.returncode for one in processes):
         bad = next(i for i, one in enumerate(processes) if one.returncode)
         return {"failed": texts[bad].splitlines()[-1][:200] if texts[bad] else f"status {processes[bad].returncode}"}
-    return json.loads(texts[0].splitlines()[-1])
+    found = [json.loads(text.splitlines()[-1]) for text in texts[: world if apart else 1]]
+    if not apart:
+        return found[0]
+    each = [one["ms"] for one in found]  # in the order of GPUs
+    return {
+        "tokens_per_second": world * min(one["tokens_per_second"] for one in found),
+        "ms": max(each),
+        "each_ms": each,
+    }
 
 
 def table(rows: list[dict], options: argparse.Namespace) -> str:
@@ -298,17 +311,20 @@ def table(rows: list[dict], options: argparse.Namespace) -> str:
     speeds = {key: statistics.median(one["tokens_per_second"] for one in found) for key, found in good.items() if found}
     for mode, contender, world in sorted(speeds):
         found, speed = good[mode, contender, world], speeds[mode, contender, world]
-        one, other = speeds.get((mode, contender, 1)), speeds.get((mode, "ddp", world))
+        kind = "xtrain" if contender == "apart" else contender
+        one = next((speeds[key] for key in ((mode, kind, 1), ("weak", kind, 1)) if key in speeds), None)
+        other = speeds.get((mode, "ddp", world))
         share = f"{speed / one / world:.1%}" if one else ""
         beside = f"{speed / other:.2f}" if other else ""
         middle = {name: statistics.median(row[name] for row in found) for name in found[-1] if name in NUMBERS}
+        busy = f"{middle['cpu_seconds']:,.0f}" if "cpu_seconds" in middle else ""
         exposed = f"{middle['ms'] - middle['silent_ms']:.2f}" if "silent_ms" in middle else ""
         wire, memory = (
             f"{middle[name]:,.{digits}f}" if name in middle else "" for name, digits in (("wire_mb", 0), ("gib", 1))
         )
         lines.append(
             f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {exposed} | {wire} "
-            f"| {memory} | {middle['cpu_seconds']:,.0f} |"
+            f"| {memory} | {busy} |"
         )
     lines += [f"{', '.join(map(str, key))}: {cases[key][-1]['failed']}" for key in sorted(cases) if not good[key]]
     return "\n".join(lines)
@@ -351,6 +367,8 @@ def main() -> None:
         for world in worlds
         for contender in options.contenders.split(",")[:: 1 if number % 2 == 0 else -1]
         if (number, mode, world, contender) not in done
+        and not (mode == "strong" and world == 1 and "weak" in options.modes)  # the same step
+        and not (contender == "apart" and (mode == "strong" or world == 1 or options.device == "cpu"))
     ]
     for i, (number, mode, world, contender) in enumerate(missing):
         left = options.limit - (time.monotonic() - begun)
@@ -359,7 +377,7 @@ def main() -> None:
             result = {"failed": f"the batch must be a multiple of the processes, got {rows_of} rows for {world}"}
         else:
             try:
-                result = round_of(contender, world, rows_of, options, left)
+                result = round_of(contender, mode, world, rows_of, options, left)
             except TimeoutError:
                 again = "; one takes longer than --limit" if i == 0 else ""
                 print(f"stopped after {options.limit:g} s: {len(missing) - i} rounds are missing{again}; call it again")

@@ -2,8 +2,8 @@
 
     python parity/training/same_bits_on_gpus.py --worlds 1,2,4 [--steps 100] [--only bfloat16] [--kill]
 
-Each recipe runs on every number of GPUs, captured with exchanges beside the kernels, and eagerly without: what its last
-checkpoint holds (model, optimizer and averages) and every line of metrics.jsonl but for times must be those of one GPU.
+Each recipe runs on every number of GPUs, captured, with gradients that are sent in the backward, and eagerly: what its
+last checkpoint holds (model, optimizer and averages) and every line of metrics.jsonl but for times must be those of one GPU.
 --kill: a rank of the largest world gets SIGKILL; the others must name it, and a resume on half as many ends with the
 bytes of one GPU. Exit status 0 when all are equal. As many runs go on at a time as there are GPUs for.
 """
@@ -32,7 +32,7 @@ RECIPES = {
     "bfloat16, muon, ema": "--model tiny --precision bfloat16 --optim.name muon --ema 0.9 --clip 0.5",
     "bfloat16, several banks": "--model gpu --precision bfloat16 --clip 0.5",
 }
-WAYS = {"captured, beside": [], "eager, behind": ["--no-graph", "--no-overlap"]}
+WAYS = {"captured": [], "captured, overlap": ["--overlap"], "eager": ["--no-graph"]}
 TIMES = ("time", "seconds", "tokens_per_second", "ranks", "mfu", "memory")  # fields that may differ
 
 
@@ -149,7 +149,7 @@ def main() -> None:
             words = [*f"{recipe} {COMMON}".split(), "--steps", str(options.steps), "--max-ranks", str(worlds[0])]
             for world in worlds:
                 for way, more in WAYS.items() if world > 1 else [("captured", [])]:
-                    out = Path(folder) / f"{number}-{world}-{way.split(',')[0]}"
+                    out = Path(folder) / f"{number}-{world}-{way.replace(', ', '-')}"
                     jobs[name, world, way] = pool.submit(train, gpus, world, [*words, *more], out)
             if options.kill and number == len(recipes) - 1:
                 job = pool.submit(killed, gpus, worlds[0], words, Path(folder) / f"{number}-killed")

@@ -217,7 +217,7 @@ def trained(captured, overlap):
     xt.manual_seed(1)
     model = nn.Sequential(nn.Linear(16, 96), nn.Dropout(0.1), nn.SiLU(), nn.Linear(96, 16)).to(dtype).to("cuda")
     opt = optim.AdamW(model.parameters(), lr=1e-2)
-    dp = xt.distributed.DataParallel(model, opt, max_ranks=leaves)
+    dp = xt.distributed.DataParallel(model, opt, max_ranks=leaves, overlap=overlap)
     send = dp._send
 
     def seen():
@@ -229,7 +229,7 @@ def trained(captured, overlap):
     def step(x):
         losses = []
         sent.clear()
-        for (rows,) in dp.leaves((x,), backwards=1 if overlap else None):
+        for (rows,) in dp.leaves((x,), backwards=None if overlap is False else 1):
             losses.append((model(rows) + rows).square().sum() / x.shape[0])
             losses[-1].backward()
         norm = dp.step(clip=5.0)  # first: an exchange of losses would wait for those of gradients
@@ -252,6 +252,8 @@ for captured, overlap in ((True, False), (False, True), (True, True)):
     assert found == eager, (captured, overlap, found[0], eager[0])
 # The last layer's bank goes first, while the first layer has no gradient.
 assert sent == ([] if xt.distributed.world_size() == 1 else [(1, 2), (0, 0)]), sent
+found, graph = trained(True, None)
+assert found == eager and sent == [], sent  # ranks of one host
 print(hashlib.sha256(repr(eager[0:3:2]).encode()).hexdigest())
 xt.distributed.shutdown()
 if xt.distributed.world_size() > 1:
@@ -284,7 +286,7 @@ def trained(backwards, called):
     model = nn.Module()
     model.first, model.unused, model.last = (nn.Linear(4, 4, bias=False) for _ in range(3))
     model.to("cuda")
-    dp = xt.distributed.DataParallel(model, optim.AdamW(model.parameters(), lr=0.1), max_ranks=2)
+    dp = xt.distributed.DataParallel(model, optim.AdamW(model.parameters(), lr=0.1), max_ranks=2, overlap=True)
     for _ in range(2):
         for (rows,) in dp.leaves((xt.arange(8).float().reshape(2, 4).to("cuda"),), backwards):
             for _ in range(called):
@@ -322,7 +324,7 @@ def trained(captured):
     xt.manual_seed(1)
     model = nn.Sequential(nn.Linear(16, 96), nn.SiLU(), nn.Linear(96, 16)).to("cuda")
     opt = optim.AdamW(model.parameters(), lr=1e-2)
-    dp = xt.distributed.DataParallel(model, opt)
+    dp = xt.distributed.DataParallel(model, opt, overlap=True)
     compared, captures = [], []
     dp.compare_parameters = lambda: compared.append(dp.steps)
 
@@ -408,7 +410,7 @@ def trained(leaves, plane, captured, backwards):
     layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
     model = nn.Sequential(*layers, nn.Dropout(0.1)).to(xt.bfloat16).to("cuda")
     opt = optim.AdamW(model.parameters(), lr=1e-3)
-    dp = DataParallel(model, opt, max_ranks=leaves)
+    dp = DataParallel(model, opt, max_ranks=leaves, overlap=True)
 
     def step(x):
         losses = []
@@ -431,7 +433,9 @@ for leaves in (1, 4):
     for captured in (False, True):
         for backwards in (None, 1):
             assert trained(leaves, plane, captured, backwards) == alone, (leaves, captured, backwards)
-assert type(plane.gpus).__name__ == "NcclPlane"
+assert type(plane.gpus).__name__ == "NcclPlane" and xt._C.nccl_idle(plane.gpus._comm, 1000)
+try: raise SystemExit(f"not refused: {xt._C.nccl_idle(plane.gpus._comm, 2_000_000)}")
+except ValueError as error: assert str(error) == "nccl_idle: wait must be in [0, 1000000] microseconds, got 2000000"
 plane.gpus.leave(True)
 world._plane = None
 """
@@ -467,6 +471,18 @@ COLLECTIVES = RANK + (
     "from xtrain.distributed import world\nprint(type(world._plane.gpus).__name__)\n"
     "d.shutdown()"
 )
+
+
+def test_gradients_are_sent_early_between_hosts(nccl, tmp_path):
+    """By default; ranks of one host send them behind the backward."""
+    code = (
+        RANK
+        + "model = nn.Linear(3, 3).to('cuda')\ndp = xt.distributed.DataParallel(model, optim.AdamW(model.parameters()))\n"
+    )
+    code += "print(xt.distributed.local_world_size(), dp._overlap)"
+    for own, said in (({}, "2 False\n"), ({"XTRAIN_LOCAL_RANK": "0", "XTRAIN_LOCAL_WORLD_SIZE": "1"}, "1 True\n")):
+        found = run_ranks(2, ["-c", code], tmp_path / said.split()[0], nccl(**own))
+        assert [(one.status, one.out) for one in found] == [(0, said)] * 2, found
 
 
 def test_collectives_of_nccl(nccl, package, tmp_path):
@@ -522,7 +538,7 @@ AFTER = RANK + "one = xt.ones(2).to('cuda')\nxt.distributed.all_reduce(one)\npri
         (
             {},
             AFTER + (
-                "def broken(comm): raise xt._C.CudaError('an illegal access')\nif xt.distributed.rank(): xt._C.nccl_idle = broken\n"
+                "def broken(comm, wait): raise xt._C.CudaError('an illegal access')\nif xt.distributed.rank(): xt._C.nccl_idle = broken\n"
                 "for _ in range(2): xt.distributed.all_reduce(one)"
             ),
             (75, 1),

@@ -374,7 +374,7 @@ def reduced():
             )
         ),
         (lambda: parallel(ema=3), TypeError, "DataParallel: ema must be an EMA or None, got int"),
-        (lambda: parallel(overlap=3), TypeError, "DataParallel: overlap must be True or False, got 3"),
+        (lambda: parallel(overlap=3), TypeError, "DataParallel: overlap must be True, False or None, got 3"),
         (lambda: reduced().update("a"), TypeError, "update: guard must be a Tensor, got str"),
         (lambda: reduced().update(xt.ones(3)), ValueError, r"update: guard must have shape \(\), got \(3,\)"),
         (lambda: parallel().scale(3), TypeError, "scale: factors must be a dict of tensors by parameter, got int"),

@@ -104,7 +104,7 @@ def test_infinities_and_nan_pass():
 
 
 def test_what_is_changed_is_counted():
-    """A tensor that a backward needs is not overwritten without a word: the sum, and the squares."""
+    """A tensor that a backward needs is not overwritten without a word: the sum, the squares, and copies."""
     part = xt.ones(3)
     for place in (0, 1):
         out, squares = xt.ones(3), xt.ones(1, dtype=xt.float64)
@@ -113,3 +113,8 @@ def test_what_is_changed_is_counted():
         _C.tree_sum_(out, [part], squares)
         with pytest.raises(RuntimeError, match="changed in place"):
             y.backward()
+    kept, x = xt.ones(3), xt.ones(3, requires_grad=True)
+    y = (x * kept).sum()
+    _C.foreach_copy_([kept], [part])
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.backward()

@@ -11,7 +11,7 @@ from .._C import Tensor
 
 ALIGN = 128  # elements, at a multiple of which a parameter begins
 BLOCK = 8192  # elements of a block of the norm; pieces begin at multiples of it
-BUCKET = 1 << 24  # elements of a bank, where a step has several leaves: banks are sent one after the other
+BUCKET = 1 << 26  # elements of a bank, where a step has several leaves: banks are sent one after the other
 GROUP = 4  # leaves that are added in one pass: a power of two. With 8, eight leaves would need no less memory
 
 
@@ -95,9 +95,10 @@ class Bank:
 
     def write(self, flat: Tensor, which: Sequence[bool] | None = None) -> None:
         """Set the parameters from a flat tensor of their dtype. which: those to set, for each whether; None: all."""
-        for number, (place, parameter) in enumerate(zip(self.places(flat), self.parameters, strict=True)):
-            if which is None or which[number]:
-                parameter.copy_(place.reshape(parameter.shape))
+        chosen = [i for i in range(len(self.parameters)) if which is None or which[i]]
+        if chosen:
+            places = self.places(flat)
+            _C.foreach_copy_([self.parameters[i] for i in chosen], [places[i] for i in chosen])
 
 
 def _spread(sizes: Sequence[int], leaves: int) -> tuple[list[int], list[int], int]:

@@ -32,6 +32,7 @@ from . import agree
 from .host import HostPlane
 
 _CLOSING = 10.0  # seconds
+_ASK = 1000  # microseconds that C waits for a device before Python asks the watchdog
 
 
 class NcclPlane:
@@ -172,7 +173,7 @@ class NcclPlane:
         def act(_: str) -> None:
             try:
                 queue()
-                self._host.wait_until(lambda: _C.nccl_idle(self._comm))
+                self._host.wait_until(lambda: _C.nccl_idle(self._comm, _ASK))
             except PeerError:
                 raise
             except RuntimeError as error:

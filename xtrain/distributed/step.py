@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeGuard, TypeVar
 
 from .. import _C
 from .._C import Tensor
@@ -24,7 +25,8 @@ from .owned import Owned
 
 _MOST_LEAVES = 1 << 20
 _FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
-_Piece = tuple[Bank, Tensor, list[bool]]  # this rank's elements of a bank, and which parameters have changed
+_K = TypeVar("_K")
+_R = TypeVar("_R")
 
 
 def legal_sizes(leaves: int) -> list[int]:
@@ -63,15 +65,16 @@ class DataParallel:
     between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
     A parameter that needs no gradient when the leaves of a step begin is left alone in it; one that needs a gradient
     and gets none is stepped with zeros. ema: of the optimizer's parameters; `step` updates it, each rank its piece.
-    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last,
-    and parameters while the optimizer changes others. The numbers are the same.
+    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
+    The numbers are the same. None: where ranks lie on several hosts, as GPUs that NVLink joins lose more time to
+    kernels that share their multiprocessors with exchanges than the exchanges take alone.
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
     @no_grad()
     def __init__(
         self, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, max_ranks: int | None = None,
-        mode: str = "exact", ema: EMA | None = None, overlap: bool = True,
+        mode: str = "exact", ema: EMA | None = None, overlap: bool | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(model, Module):
             raise TypeError(f"DataParallel: model must be a Module, got {type(model).__name__}")
@@ -85,8 +88,8 @@ class DataParallel:
             raise ValueError(f"DataParallel: max_ranks must be a whole number in [1, 2**20], got {max_ranks!r}")
         if ema is not None and not isinstance(ema, EMA):
             raise TypeError(f"DataParallel: ema must be an EMA or None, got {type(ema).__name__}")
-        if not isinstance(overlap, bool):
-            raise TypeError(f"DataParallel: overlap must be True or False, got {overlap!r}")
+        if overlap is not None and not isinstance(overlap, bool):
+            raise TypeError(f"DataParallel: overlap must be True, False or None, got {overlap!r}")
         self._plane = world.plane("DataParallel")
         self.rank, self.size = world.rank(), world.world_size()
         self.max_ranks = max_ranks or self.size
@@ -124,7 +127,9 @@ class DataParallel:
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
             raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
         gpus = None if self._plane is None else self._plane.gpus
-        self._overlap = overlap and gpus is not None and gpus.device == self._banks[0].device
+        self._gpus = gpus if gpus is not None and gpus.device == self._banks[0].device else None
+        wanted = world.local_world_size() < self.size if overlap is None else overlap
+        self._overlap = wanted and self._gpus is not None
         # The order in which banks are sent, the same on every rank: the last parameters have their gradients first.
         self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
         self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]
@@ -275,22 +280,22 @@ class DataParallel:
             raise ValueError(f"reduce: clip must be a number of at least 0, or None, got {clip!r}")
         if self._done != self.max_ranks // self.size:
             raise RuntimeError(f"step: leaves() must have come to its end, got {self._done} leaves")
-        first = self._banks[0]
-        squares = _C.empty((sum(owned.count for owned in self._owned) // BLOCK,), _C.float64, first.device)
-        parts: list[Tensor] = []
-        self._sums, at = [], 0
-        sent = dict(zip(self._order, self._sent))
-        if sent and self._plane is not None and self._plane.gpus is not None:
-            self._plane.gpus.finish()
-        self._sent = []
-        for number, (counter, owned) in enumerate(zip(self._counters, self._owned, strict=True)):
-            blocks = squares[at : at + owned.count // BLOCK]
-            at += owned.count // BLOCK
-            received = sent.get(number)
-            summed = self._sum(counter, owned, blocks) if received is None else add(received, owned.bank, blocks)
-            self._sums.append(summed)
-            parts.append(blocks)
-        self._counters, self._done = [], 0
+        ends = list(accumulate(owned.count // BLOCK for owned in self._owned))
+        squares = _C.empty((ends[-1],), _C.float64, self._banks[0].device)
+        parts = [squares[begin:end] for begin, end in zip([0, *ends], ends)]
+        if self._gpus is None or self._plane is None:
+            each = zip(self._counters, self._owned, parts, strict=True)
+            self._sums = [self._sum(counter, owned, blocks) for counter, owned, blocks in each]
+        else:
+            arrived: Iterable[tuple[int, list[Tensor]]] = zip(self._order, self._sent)
+            if self._sent:
+                self._gpus.finish()
+            else:
+                packed = ((number, self._counters[number].packed()) for number in self._order)
+                arrived = self._under_way(packed, self._plane.start_all_to_all, "gradients")
+            sums = {number: add(received, self._banks[number], parts[number]) for number, received in arrived}
+            self._sums = [sums[number] for number in range(len(sums))]
+        self._counters, self._done, self._sent = [], 0, []
         squares = squares if self._plane is None else self._plane.all_gather_tensor(parts, "squares")
         # In the order of banks and blocks, whatever rank they come from.
         norm, self._scale, self._guard = _C.block_norm(squares, clip or math.inf)
@@ -320,11 +325,21 @@ class DataParallel:
                 raise ValueError(f"update: guard must have shape (), got {tuple(guard.shape)}")
         sums, self._sums = self._sums, []
         bad = self._guard if guard is None else self._guard + guard
-        self._spread(self._updated(sums, bad))
+        pieces = self._updated(sums, bad)
+        if self._gpus is None or self._plane is None:
+            arrived = ((key, self._all(piece, "parameters")) for key, piece in pieces)
+        else:
+            arrived = self._under_way(pieces, self._plane.start_all_gather, "parameters")
+        for (bank, moves), flat in arrived:
+            bank.write(flat, moves)
         self.steps += 1
 
-    def _updated(self, sums: list[Tensor | list[Tensor]], bad: Tensor) -> Iterator[_Piece]:
-        """Let the optimizer change what this rank owns, bank after bank: what the others need of each."""
+    def _updated(
+        self, sums: list[Tensor | list[Tensor]], bad: Tensor
+    ) -> Iterator[tuple[tuple[Bank, list[bool]], Tensor]]:
+        """Let the optimizer change what this rank owns, bank after bank: ((bank, which parameters change), this rank's
+        elements of it), where the parameters are not those that the optimizer has changed.
+        """
         for owned, gradients in zip(self._owned, sums, strict=True):
             moves = [id(parameter) not in self._frozen for parameter in owned.bank.parameters]
             owned.read()
@@ -344,27 +359,27 @@ class DataParallel:
                     averages, now = [owned.average], [owned.truth]
                 _C.ema_(averages, now, owned.updates, self.ema.decay, bad)
             if not owned.direct:
-                yield owned.bank, owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded, moves
+                piece = owned.truth.to(owned.bank.dtype) if owned.rounded is None else owned.rounded
+                yield (owned.bank, moves), piece
 
-    def _spread(self, pieces: Iterator[_Piece]) -> None:
-        """Give every rank the pieces of all. Between GPUs a bank is under way while the one before it is written, and
-        the next one is updated.
+    def _under_way(
+        self, given: Iterable[tuple[_K, Tensor]], start: Callable[[Tensor, str], _R], name: str
+    ) -> Iterator[tuple[_K, _R]]:
+        """What an exchange between GPUs makes of each tensor, once it is there. While one is under way, the kernels of
+        the next tensor and of what is done with the one before run beside it.
         """
-        gpus = self._plane.gpus if self._plane is not None and self._overlap else None
-        late: _Piece | None = None
-        for bank, piece, moves in pieces:
-            if self._plane is None or gpus is None:
-                bank.write(self._all(piece, "parameters"), moves)
-                continue
+        assert self._gpus is not None
+        late: tuple[_K, _R] | None = None
+        for key, tensor in given:
             if late is not None:
-                gpus.finish()
-            begun = bank, self._plane.start_all_gather(piece, "parameters"), moves
+                self._gpus.finish()
+            begun = key, start(tensor, name)
             if late is not None:
-                late[0].write(*late[1:])
+                yield late
             late = begun
-        if gpus is not None and late is not None:
-            gpus.finish()
-            late[0].write(*late[1:])
+        if late is not None:
+            self._gpus.finish()
+            yield late
 
     @no_grad()
     def scale(self, factors: Mapping[Tensor, Tensor]) -> None:

@@ -518,3 +518,51 @@ op(
         Error(lambda: ema_bad(guard=f32(1)), V, r"ema_: guard must have 0 dimensions, got shape \(1,\)"),
     ),
 )
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def copies_call(*tensors: Any) -> list[Any]:
+    """tensors: what is copied, flat, into tensors of the same shapes."""
+    made = [_C.full(t.shape, 7, t.dtype, t.device) for t in tensors]
+    _C.foreach_copy_(made, [_C.reshape(t, (-1,)) for t in tensors])
+    return made
+
+
+def copies_bad(**bad: Any) -> Any:
+    good: dict[str, Any] = dict(tensors=[f32(2)], sources=[f32(2)])
+    return _C.foreach_copy_(**(good | bad))
+
+
+def copies_of_itself() -> Any:
+    row = f32(8)
+    return _C.foreach_copy_([row[:4]], [row[3:7]])
+
+
+op(
+    "foreach_copy_",
+    "foreach_copy",
+    [case(N(2, 3)), case(N(0), N(33), N(), N(1, 257))] + [case(N(129, 523), N(8193), big=True)],
+    copies_call,
+    lambda *arrays: list(arrays),
+    nondiff=True,
+    out_dtype="same",
+    roundings=0,
+    errors=(
+        Error(lambda: copies_bad(tensors=[]), V, r"foreach_copy_: tensors must hold at least one tensor, got none"),
+        Error(lambda: copies_bad(sources=[]), V, r"foreach_copy_: sources must hold one for each tensor \(1\), got 0"),
+        Error(
+            lambda: copies_bad(sources=[f32(3)]),
+            V,
+            r"foreach_copy_: sources\[0\] must have 2 elements of float32, got 3 of float32",
+        ),
+        Error(
+            lambda: copies_bad(sources=[i64(2)]),
+            V,
+            r"foreach_copy_: sources\[0\] must have 2 elements of float32, got 2 of int64",
+        ),
+        Error(lambda: copies_bad(tensors=[_C.expand(f32(1), 2)]), V, r"foreach_copy_: tensors\[0\] must be contiguous"),
+        Error(copies_of_itself, V, r"foreach_copy_: sources\[0\] must not overlap tensors\[0\]"),
+    ),
+)

@@ -231,9 +231,10 @@ class TrainConfig:
         "record the step on a GPU once, as a CUDA graph, and replay it: the same numbers, with one launch a step",
         free=True,
     )
-    overlap: bool = option(
-        True,
-        "let GPUs of several processes send gradients while the backward makes others: the same numbers",
+    overlap: bool | None = option(
+        None,
+        "let GPUs of several processes send gradients while the backward makes others: the same numbers "
+        "(default: where they lie on several hosts)",
         free=True,
     )
     freeze: str = option(

@@ -73,10 +73,10 @@ static bool fits(const char *op, const char *name, const XtComm *comm, const XtT
 static size_t bytes_of(const XtTensor *tensor) { return (size_t)xt_view_numel(&tensor->view) * xt_dtype_size(tensor->dtype); }
 
 /* What NCCL gets of `out` and `in`; false with an error. */
-static bool pieces_of(const char *op, const XtComm *comm, const XtTensor *out, const XtTensor *in, bool gather, XtPieces *found) {
+static bool pieces_of(const char *op, const XtComm *comm, const XtTensor *out, const XtTensor *in, bool gather, XtExchange *found) {
     if (!fits(op, "out", comm, out) || !fits(op, "input", comm, in)) return false;
     const size_t size = (size_t)xt_comm_size(comm), nbytes = bytes_of(out) / size;
-    *found = (XtPieces){out->data, in->data, nbytes};
+    *found = (XtExchange){out->data, in->data, nbytes};
     if (bytes_of(out) % size == 0 && bytes_of(in) == (gather ? nbytes : bytes_of(out))) return true;
     PyErr_Format(PyExc_ValueError, "%s: out must hold %s, got %zu and %zu bytes on %zu ranks", op,
                  gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out), bytes_of(in),
@@ -87,7 +87,7 @@ static bool pieces_of(const char *op, const XtComm *comm, const XtTensor *out, c
 static PyObject *run_all_to_all(PyBound *bound) {
     static const char OP[] = "nccl_all_to_all";
     XtComm *comm = comm_of(OP, bound->object[0]);
-    XtPieces pieces;
+    XtExchange pieces;
     if (comm == NULL || !pieces_of(OP, comm, bound->arg[1].tensor, bound->arg[2].tensor, false, &pieces)) return NULL;
     PyThreadState *saved = py_gil_leave();
     XtStatus status = xt_comm_all_to_all(comm, &pieces, bound->arg[3].b);
@@ -103,7 +103,7 @@ static PyObject *run_all_gather(PyBound *bound) {
     if (outs->count != inputs->count || inputs->count < 1)
         return PyErr_Format(PyExc_ValueError, "%s: outs must be one for each input, at least 1, got %d and %d", OP, outs->count,
                             inputs->count);
-    XtPieces *each = malloc((size_t)inputs->count * sizeof *each);
+    XtExchange *each = malloc((size_t)inputs->count * sizeof *each);
     if (each == NULL) return PyErr_NoMemory();
     for (int i = 0; i < inputs->count; i++) {
         if (!pieces_of(OP, comm, outs->tensors[i], inputs->tensors[i], true, &each[i])) {
@@ -141,9 +141,12 @@ static PyObject *run_broadcast(PyBound *bound) {
 static PyObject *run_idle(PyBound *bound) {
     XtComm *comm = comm_of("nccl_idle", bound->object[0]);
     if (comm == NULL) return NULL;
+    int64_t wait = bound->arg[1].i;
+    if (wait < 0 || wait > 1000000)
+        return PyErr_Format(PyExc_ValueError, "nccl_idle: wait must be in [0, 1000000] microseconds, got %lld", (long long)wait);
     bool idle;
     PyThreadState *saved = py_gil_leave();
-    XtStatus status = xt_comm_idle(comm, &idle);
+    XtStatus status = xt_comm_idle(comm, wait, &idle);
     py_gil_enter(saved);
     return status == XT_OK ? PyBool_FromLong(idle) : py_raise(status);
 }
@@ -175,8 +178,11 @@ const PyFunction py_comm_functions[] = {
      NULL},
     {"nccl_broadcast", "comm: object, input: Tensor, src: int -> None", run_broadcast,
      "Queues: input becomes that of rank src. It must stay until nccl_idle.", 0, NULL},
-    {"nccl_idle", "comm: object -> bool", run_idle,
-     "Whether all that the device was asked for is done. CudaError for what NCCL has met meanwhile.", 0, NULL},
+    {"nccl_idle", "comm: object, wait: int = 0 -> bool", run_idle,
+     "Whether all that the device was asked for is done, by now or within `wait` microseconds, which other threads can use. "
+     "CudaError\n"
+     "for what NCCL has met meanwhile.",
+     0, NULL},
     {"nccl_close", "comm: object, in_order: bool -> None", run_close,
      "Ends the communicator. in_order: all ranks call it, and nothing is under way; else from any thread, whatever is.", 0, NULL},
     {NULL, NULL, NULL, NULL, 0, NULL},

@@ -310,6 +310,7 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     LISTED(muon_direction, XtMuon, items, count)
     LISTED(muon_update, XtMuon, items, count)
     LISTED(ema, XtEma, items, count)
+    LISTED(foreach_copy, XtCopies, items, count)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }
