@@ -255,10 +255,13 @@ def test_results_that_the_tensor_cannot_hold() -> None:
         (lambda: mask.add_(1), "add_: a number cannot be stored in bool"),
         (lambda: mask.mul_(whole), "mul_: a number cannot be stored in bool"),
         (lambda: mask**mask, "pow: bool tensors cannot be combined so"),
+        (lambda: mask - mask, "sub: bool tensors cannot be combined so"),
+        (lambda: mask.sub_(mask), "sub_: bool tensors cannot be combined so"),
+        (lambda: mask.__isub__(True), "sub_: bool tensors cannot be combined so"),
     ):
         with pytest.raises(TypeError, match=text):
             call()
-    assert mask.add_(True).tolist() == [True, True] and whole.tolist() == [1, 1]
+    assert mask.tolist() == [True, False] and mask.add_(True).tolist() == [True, True] and whole.tolist() == [1, 1]
     with pytest.raises(
         ValueError, match=r"expand: shape must extend \(2,\) .*, got \(-1, 2\)"
     ):  # no size is there to keep

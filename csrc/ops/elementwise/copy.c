@@ -1,6 +1,5 @@
 /* copy.c - ops that move elements: clone, cast, cat, split, and changes in place. */
-#include "contract/elementwise.h"
-#include "ops/ops.h"
+#include "arithmetic.h"
 
 #include <string.h>
 
@@ -292,6 +291,7 @@ static XtStatus in_place_forward(XtCall *c) {
     }
     if (!copying && x->dtype == XT_BOOL && (other ? other->dtype != XT_BOOL : !c->arg[1].scalar.is_bool))
         XT_TRY(xt_error(XT_TYPE_ERROR, "%s: a number cannot be stored in bool", c->op->name));
+    XT_TRY(xt_check_combines(c->op, x->dtype));
     if (!other) XT_TRY(xt_check_fits(c->op, "other", c->arg[1].scalar, x->dtype));
     XT_TRY(xt_begin_inplace(x, c->op->name));
     if (!other && copying) {

@@ -35,6 +35,12 @@ static XtStatus promote(XtCall *c, XtDtype dtype, XtTensor **a, XtTensor **b) {
     return XT_OK;
 }
 
+XtStatus xt_check_combines(const XtOp *op, XtDtype dtype) {
+    const int code = op->code;
+    if (dtype != XT_BOOL || (code != XT_SUB && code != XT_POW && code != XT_FLOOR_DIVIDE && code != XT_REMAINDER)) return XT_OK;
+    return xt_error(XT_TYPE_ERROR, "%s: bool tensors cannot be combined so; convert one with .to(xt.int64)", op->name);
+}
+
 static XtStatus binary_forward(XtCall *c) {
     const XtArg *l = &c->arg[0], *r = &c->arg[1];
     XtBinaryOp code = (XtBinaryOp)c->op->code;
@@ -52,8 +58,7 @@ static XtStatus binary_forward(XtCall *c) {
         if (code >= XT_EQ && !xt_scalar_fits(number, dtype)) dtype = XT_INT64; /* uint8 == 256 is legal, and false */
         XT_TRY(xt_check_fits(c->op, name, number, dtype));
     }
-    if (dtype == XT_BOOL && (code == XT_SUB || code == XT_POW || code == XT_FLOOR_DIVIDE || code == XT_REMAINDER))
-        return xt_error(XT_TYPE_ERROR, "%s: bool tensors cannot be combined so; convert one with .to(xt.int64)", c->op->name);
+    XT_TRY(xt_check_combines(c->op, dtype));
     XtTensor *like = l->tensor ? l->tensor : r->tensor;
     if (l->tensor && r->tensor) {
         XT_TRY(xt_check_device(c->op, "input", l->tensor, "other", r->tensor));
