@@ -285,6 +285,11 @@ def test_tensor_from_python_data() -> None:
         assert (t.dtype.name, t.shape) == (dtype, shape), data
     assert xt.tensor([1, 2], dtype=xt.float32).tolist() == [1.0, 2.0]
     assert xt.tensor([1.7, -1.7], dtype=xt.int64).tolist() == [1, -1]
+    big = 2**53 + 1  # beside a fraction: no integer becomes a float on its way
+    for data in ([big, 1.5, True], [[1.5, True, big]], [np.float32(1.5), np.int64(big), xt.tensor(True)]):
+        assert sorted(np.ravel(xt.tensor(data, dtype=xt.int64).tolist())) == [1, 1, big]
+    assert xt.tensor([2, 0.5, 0], dtype=xt.bool).tolist() == [True, True, False]
+    assert xt.tensor([big, 1.5]).dtype is xt.float32
     for bad in ([[1, 2], [3]], ["a"], [None], object(), [1, [2]], {1: 2}, 1j):
         with pytest.raises((TypeError, ValueError)):
             xt.tensor(bad)

@@ -11,7 +11,8 @@ typedef struct Nest {
     const char *op;
     int ndim;
     int64_t shape[XT_MAX_DIMS];
-    Kind kind;
+    Kind kind;           /* of the numbers */
+    Kind held;           /* what is stored of them: integers of an integer dtype asked for, so that they keep all digits */
     char *at;            /* where the next element goes */
     const XtDtype *into; /* the dtype asked for, or NULL: every number must fit */
 } Nest;
@@ -67,12 +68,13 @@ static int leaf(const Nest *nest, PyObject *object, XtScalar *value, Kind *kind)
 }
 
 static void store(Nest *nest, XtScalar value) {
-    if (nest->kind == KIND_FLOAT) {
+    if (nest->held == KIND_FLOAT) {
         memcpy(nest->at, &value.d, sizeof value.d);
         nest->at += sizeof value.d;
-    } else if (nest->kind == KIND_INT) {
-        memcpy(nest->at, &value.i, sizeof value.i);
-        nest->at += sizeof value.i;
+    } else if (nest->held == KIND_INT) {
+        const int64_t whole = value.is_int ? value.i : (int64_t)value.d; /* it fits: see walk() */
+        memcpy(nest->at, &whole, sizeof whole);
+        nest->at += sizeof whole;
     } else {
         *nest->at++ = value.i != 0;
     }
@@ -168,8 +170,10 @@ static XtTensor *from_nest(const char *op, PyObject *data, const XtDtype *dtype)
     bool empty = false;
     for (int i = 0; i < nest.ndim; i++) empty = empty || nest.shape[i] == 0;
     if (empty) nest.kind = KIND_FLOAT;
+    bool whole = dtype != NULL && *dtype != XT_BOOL && !xt_dtype_is_float(*dtype);
+    nest.held = whole ? KIND_INT : nest.kind;
 
-    XtTensor *tensor = new_tensor(exact[nest.kind], nest.ndim, nest.shape);
+    XtTensor *tensor = new_tensor(exact[nest.held], nest.ndim, nest.shape);
     if (tensor == NULL) return NULL;
     nest.at = tensor->data;
     nest.into = dtype;

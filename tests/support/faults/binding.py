@@ -126,6 +126,10 @@ FAULTS = [
         _TENSOR + "test_tensor_from_python_data",
     ),
     Fault(
+        "tensor(): integers go through floats", _P + "convert/data_in.c", "nest.held = whole ? KIND_INT : nest.kind;", "nest.held = nest.kind;", "integers of an integer dtype keep all digits",
+        _TENSOR + "test_tensor_from_python_data",
+    ),
+    Fault(
         "tensor(): a tensor is shared", _P + "convert/data_in.c", "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_clone, args, cast ? 2 : 1);",
         "XtTensor *copy = py_call_plain(cast ? &xt_op_cast : &xt_op_contiguous, args, cast ? 2 : 1);", "copies data", _RULES + "test_tensor_of_a_tensor_is_a_copy",
     ),
