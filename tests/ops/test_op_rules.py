@@ -102,6 +102,17 @@ def test_ties_share_the_gradient() -> None:
         assert x.grad.tolist() == [[0.25] * 4] * 2
 
 
+@pytest.mark.parametrize(("name", "ties"), [("bfloat16", 259), ("float16", 2051)])
+def test_a_share_of_many_ties_is_rounded_once(name: str, ties: int) -> None:
+    """The number of ties has no value of its own in 16 bits."""
+    dtype = getattr(xt, name)
+    for f in (xt.amax, xt.amin):
+        x = xt.zeros((2, ties), dtype=dtype).requires_grad_()
+        f(x, 1).backward(xt.tensor([1.0, 3.0]).to(dtype))
+        assert x.grad.dtype is dtype
+        assert x.grad.amin(1).tolist() == x.grad.amax(1).tolist() == xt.tensor([1 / ties, 3 / ties]).to(dtype).tolist()
+
+
 def test_bounds_of_slices_are_pythons() -> None:
     values = list(range(7))
     x = xt.tensor(values)

@@ -117,38 +117,47 @@ done:
 }
 
 static XtStatus extremum_backward(XtNode *n, XtTensor *const *dout, XtTensor **din) {
-    XtTensor *x, *y, *hit = NULL, *weight = NULL, *count = NULL, *share = NULL, *y_wide = NULL, *share_wide = NULL;
+    XtTensor *x, *y, *hit = NULL, *hits = NULL, *count = NULL, *dy = NULL, *quotient = NULL, *share = NULL, *weight = NULL;
+    XtTensor *y_spread = NULL, *share_spread = NULL;
     XtStatus status = XT_OK;
     XtView view;
     XT_TRY(xt_node_saved(n, 0, &x));
     XT_TRY(xt_node_saved(n, 1, &y));
     view = spread(n, y);
-    XT_TRY(xt_tensor_from_view(y->storage, &view, &y_wide));
-    XT_TRY(xt_binary(XT_EQ, x, y_wide, &hit));
-    XT_TRY(xt_cast(hit, x->dtype, &weight));
-    /* count of hits per output, in the output's shape */
+    XT_TRY(xt_tensor_from_view(y->storage, &view, &y_spread));
+    XT_TRY(xt_binary(XT_EQ, x, y_spread, &hit));
+    /* number of hits per output, in the output's shape */
     bool reduced[XT_MAX_DIMS];
     XT_TRY(reduced_dims(xt_node_op(n), &xt_node_args(n)[1], x->ndim, reduced));
     XtView arranged;
     int kept, ndim;
     int64_t shape[XT_MAX_DIMS];
-    arrange(&weight->view, reduced, xt_node_args(n)[2].b, &arranged, &kept, &ndim, shape);
-    XT_TRY(xt_empty_shape(x, x->dtype, ndim, shape, &count));
-    XtView flat = {.data = count->data, .dtype = x->dtype, .ndim = kept};
+    arrange(&hit->view, reduced, xt_node_args(n)[2].b, &arranged, &kept, &ndim, shape);
+    XT_TRY(xt_empty_shape(x, XT_INT64, ndim, shape, &hits));
+    XtView flat = {.data = hits->data, .dtype = XT_INT64, .ndim = kept};
     memcpy(flat.shape, arranged.shape, sizeof flat.shape);
     xt_view_set_contiguous(&flat);
     XT_TRY(xt_backend_of(x)->reduce(&(XtReduce){.op = XT_REDUCE_SUM, .out = flat, .x = arranged}));
-    XT_TRY(xt_binary(XT_DIV, dout[0], count, &share));
+    /* 16 bits do not hold every number of hits: a share is divided in ACC, and rounded once */
+    XtDtype wide = xt_dtype_accumulator(x->dtype);
+    XT_TRY(xt_cast(hits, wide, &count));
+    XT_TRY(xt_tensor_or_cast(dout[0], wide, &dy));
+    XT_TRY(xt_binary(XT_DIV, dy, count, &quotient));
+    XT_TRY(xt_tensor_or_cast(quotient, x->dtype, &share));
     view = spread(n, share);
-    XT_TRY(xt_tensor_from_view(share->storage, &view, &share_wide));
-    XT_TRY(xt_binary(XT_MUL, weight, share_wide, &din[0]));
+    XT_TRY(xt_tensor_from_view(share->storage, &view, &share_spread));
+    XT_TRY(xt_cast(hit, x->dtype, &weight));
+    XT_TRY(xt_binary(XT_MUL, weight, share_spread, &din[0]));
 done:
     xt_tensor_release(hit);
-    xt_tensor_release(weight);
+    xt_tensor_release(hits);
     xt_tensor_release(count);
+    xt_tensor_release(dy);
+    xt_tensor_release(quotient);
     xt_tensor_release(share);
-    xt_tensor_release(y_wide);
-    xt_tensor_release(share_wide);
+    xt_tensor_release(weight);
+    xt_tensor_release(y_spread);
+    xt_tensor_release(share_spread);
     return status;
 }
 

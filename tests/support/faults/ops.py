@@ -269,8 +269,12 @@ FAULTS = [
         "count = xt_view_numel(&whole);", "mean repeats dy / count", GRADIENT + "mean",
     ),
     Fault(
-        "amax: ties take all", "csrc/ops/reduce/reduce.c", "XT_TRY(xt_binary(XT_DIV, dout[0], count, &share));",
-        "XT_TRY(xt_share(dout[0], &share));", "ties share the gradient equally", _OPS + "test_ties_share_the_gradient",
+        "amax: ties take all", "csrc/ops/reduce/reduce.c", "XT_TRY(xt_binary(XT_DIV, dy, count, &quotient));",
+        "XT_TRY(xt_share(dy, &quotient));", "ties share the gradient equally", _OPS + "test_ties_share_the_gradient",
+    ),
+    Fault(
+        "amax: ties are counted in 16 bits", "csrc/ops/reduce/reduce.c", "XtDtype wide = xt_dtype_accumulator(x->dtype);", "XtDtype wide = x->dtype;",
+        "a share is divided in ACC, and rounded once", _OPS + "test_a_share_of_many_ties_is_rounded_once",
     ),
     Fault(
         "reduce: a dim twice", "csrc/ops/reduce/reduce.c", "if (reduced[dim]) return", "if (reduced[dim] && dim > 8) return",
