@@ -382,6 +382,33 @@ def test_a_state_of_a_schedule_that_is_refused_changes_nothing() -> None:
         chain.load_state_dict(schedule.state_dict())
 
 
+def test_a_state_of_schedules_that_is_refused_changes_none_of_them() -> None:
+    """Each part of a state is checked before the first is written; so are the groups, which may have been added to."""
+    optimizer = optim.SGD([param(1.0)], lr=1.0)
+    parts = [SCHEDULES.StepLR(optimizer, 2), SCHEDULES.OneCycleLR(optimizer, 1.0, 4)]
+    chain = SCHEDULES.SequentialLR(optimizer, parts, [2])
+
+    def everything() -> tuple:
+        return chain.state_dict(), [group["lr"] for group in optimizer.param_groups]
+
+    before, good = everything(), {"base_lrs": [0.5], "last_epoch": 2}
+    for state, text in (
+        ({**good, "schedulers": [good, {"base_lrs": [0.5]}]}, "OneCycleLR: state_dict must be a dict with base_lrs and last_epoch, "),
+        ({**good, "schedulers": [good, {**good, "last_epoch": 4}]}, "OneCycleLR: step must be below total_steps 4, got 4"),
+        ({**good, "last_epoch": 6, "schedulers": [good, good]}, "OneCycleLR: step must be below total_steps 4, got 4"),
+        ({**good, "base_lrs": [0.5, 0.5], "schedulers": [good, good]}, "SequentialLR: base_lrs must hold 1 numbers, got 2"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(text)}"):
+            chain.load_state_dict(state)
+        assert everything() == before, text
+    optimizer.add_param_group({"params": [param(1.0)], "lr": 7.0})
+    before = everything()
+    for call in (lambda: parts[0].load_state_dict(good), parts[0].step, chain.step):
+        with pytest.raises(ValueError, match=r"LR: optimizer must have as many groups as its schedule, 1, got 2$"):
+            call()
+        assert everything() == before
+
+
 def test_integers_of_numpy_and_tensors_are_numbers_of_steps() -> None:
     def rates(name: str, **options) -> list[float]:
         optimizer = optim.AdamW([xt.nn.Parameter(xt.ones(2))], lr=0.1)

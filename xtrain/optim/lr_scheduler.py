@@ -274,12 +274,18 @@ class SequentialLR(LRScheduler):
         return {**super().state_dict(), "schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state_dict."""
+        """Goes on from a state_dict. TypeError or ValueError for what is none; then nothing has changed."""
+        self._checked(state_dict)  # all parts, before the first is written
+        for scheduler, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        super().load_state_dict(state_dict)
+
+    def _at(self, state_dict: Mapping[str, Any]) -> LRScheduler:
         states: Any = state_dict.get("schedulers") if isinstance(state_dict, Mapping) else None
         if not isinstance(states, (list, tuple)) or len(states) != len(self.schedulers):
             raise TypeError(
                 f"SequentialLR: state_dict must have {len(self.schedulers)} schedulers, got {shown(state_dict, 80)}"
             )
-        for scheduler, state in zip(self.schedulers, states, strict=True):
-            scheduler.load_state_dict(state)
-        super().load_state_dict(state_dict)
+        found: Any = super()._at(state_dict)
+        found.schedulers = [one._checked(state) for one, state in zip(self.schedulers, states, strict=True)]
+        return found

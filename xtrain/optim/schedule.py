@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -85,10 +86,19 @@ class LRScheduler:
 
     def step(self) -> None:
         """Sets the rates of the next step."""
-        rates = self._rates(self.last_epoch + 1)  # first: a step that fails changes nothing
+        rates = self._rates_of_groups(self.last_epoch + 1)  # first: a step that fails changes nothing
         self.last_epoch += 1
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+    def _rates_of_groups(self, step: int) -> list[float]:
+        """The rate of every group at a step. ValueError where groups were added to the optimizer."""
+        rates, count = self._rates(step), len(self.optimizer.param_groups)
+        if len(rates) != count:
+            raise ValueError(
+                f"{type(self).__name__}: optimizer must have as many groups as its schedule, {len(rates)}, got {count}"
+            )
+        return rates
 
     def _rates(self, step: int) -> list[float]:
         """The rate of every group at a step."""
@@ -104,6 +114,17 @@ class LRScheduler:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a state_dict. TypeError or ValueError for what is none; then nothing has changed."""
+        found = self._checked(state_dict)
+        self.base_lrs, self.last_epoch = found.base_lrs, found.last_epoch - 1
+        self.step()
+
+    def _checked(self, state_dict: Mapping[str, Any]) -> LRScheduler:
+        """A copy of this schedule that goes on from a state_dict, and has rates there. Errors are load_state_dict's."""
+        found = self._at(state_dict)
+        found._rates_of_groups(found.last_epoch)
+        return found
+
+    def _at(self, state_dict: Mapping[str, Any]) -> LRScheduler:
         name = type(self).__name__
         if not isinstance(state_dict, Mapping) or not {"base_lrs", "last_epoch"} <= set(state_dict):
             raise TypeError(
@@ -114,10 +135,6 @@ class LRScheduler:
             raise TypeError(f"{name}: base_lrs must be a list of numbers, got {shown(rates, 80)}")
         if len(rates) != len(self.base_lrs):
             raise ValueError(f"{name}: base_lrs must hold {len(self.base_lrs)} numbers, got {len(rates)}")
-        before = self.base_lrs, self.last_epoch
-        self.base_lrs, self.last_epoch = list(rates), epoch - 1
-        try:
-            self.step()
-        except Exception:
-            self.base_lrs, self.last_epoch = before
-            raise
+        found = copy.copy(self)
+        found.base_lrs, found.last_epoch = list(rates), epoch
+        return found
