@@ -122,6 +122,11 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
         (lambda: optim.EMA(parameters()).load_state_dict({"step": 1, "averages": []}), r"EMA: averages must hold 4 tensors, got 0"),
         (lambda: optim.EMA(parameters()).load_state_dict({"step": -1, "averages": []}), r"EMA: step must be in \[0, 2\*\*40\), got -1"),
         (lambda: optim.EMA(parameters()).load_state_dict({"step": 2**40, "averages": []}), r"EMA: step must be in \[0, 2\*\*40\), got 1099511627776"),
+        (lambda: optim.EMA(parameters()).set_step(-1), r"^EMA: step must be in \[0, 2\*\*40\), got -1$"),
+        (lambda: optim.EMA(parameters()).set_step(2**40), r"^EMA: step must be in \[0, 2\*\*40\), got 1099511627776$"),
+        (lambda: optim.EMA(parameters()).set_step(1.5), r"^EMA: step must be an int, got float$"),  # pyright: ignore[reportArgumentType]  (refused)
+        (lambda: optim.EMA(parameters()).set_step(True), r"^EMA: step must be an int, got bool$"),
+        (lambda: optim.EMA(parameters()).load_state_dict({"step": True, "averages": []}), r"^EMA: step must be an int, got bool$"),
         (lambda: optim.EMA([xt.ones(3)]).load_state_dict({"step": 1, "averages": [xt.ones(4)]}), r"EMA: every average must have the shape of its parameter, \(3,\), got \(4,\)"),
     ],
 )  # fmt: skip

@@ -91,12 +91,10 @@ class EMA:
         """
         if not isinstance(state_dict, Mapping) or not {"step", "averages"} <= set(state_dict):
             raise TypeError(f"EMA: state_dict must be a dict with step and averages, got {shown(state_dict, 80)}")
-        step, given = as_int("EMA", "step", state_dict["step"]), state_dict["averages"]
+        step, given = _count(state_dict["step"]), state_dict["averages"]
         if not isinstance(given, Iterable):
             raise TypeError(f"EMA: averages must be a list of tensors, got {type(given).__name__}")
         averages = list(given)
-        if not 0 <= step < _C.MOST_STEPS:
-            raise ValueError(f"EMA: step must be in [0, 2**40), got {step}")
         if len(averages) != len(self.params):
             raise ValueError(f"EMA: averages must hold {len(self.params)} tensors, got {len(averages)}")
         for param, average in zip(self.params, averages, strict=True):
@@ -111,6 +109,16 @@ class EMA:
         self.set_step(step)
 
     def set_step(self, step: int) -> None:
-        """Set the number of updates."""
+        """Set the number of updates. TypeError for what is no integer, ValueError for one outside [0, 2**40)."""
+        number = _count(step)
         for count in self._steps.values():
-            count.fill_(step)
+            count.fill_(number)
+
+
+def _count(step: Any) -> int:
+    if isinstance(step, bool):
+        raise TypeError("EMA: step must be an int, got bool")
+    count = as_int("EMA", "step", step)
+    if not 0 <= count < _C.MOST_STEPS:
+        raise ValueError(f"EMA: step must be in [0, 2**40), got {count}")
+    return count
