@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 import time
@@ -188,10 +189,15 @@ def test_repeat_takes_all_kinds_of_sizes() -> None:
 def test_generate_takes_numpy_integers(model) -> None:
     want = model.generate([1, 2], 4, top_k=3, seed=1).tolist()
     assert model.generate([1, 2], np.int64(4), top_k=np.int32(3), seed=1).tolist() == want
-    assert model.generate([1, 2], np.uint8(4), top_k=xt.tensor(3), seed=1).tolist() == want
-    for bad in (4.0, np.float32(4), "4", None):
+    assert model.generate([1, 2], np.uint8(4), top_k=xt.tensor(3), seed=xt.tensor(1)).tolist() == want
+    for bad in (4.0, np.float32(4), "4", None, True, np.True_, xt.tensor(True), xt.tensor(4.0), xt.tensor([4, 4])):
         with pytest.raises(ValueError, match="generate: max_new_tokens must be an integer"):
             model.generate([1, 2], bad)
+    for name in ("top_k", "seed"):
+        for bad in (True, np.True_, xt.tensor(True), xt.tensor(4.0)):
+            text = f"^generate: {name} must be an integer .* or None, got {re.escape(repr(bad))}$"
+            with pytest.raises(ValueError, match=text):
+                model.generate([1, 2], 3, **{name: bad})
     with pytest.raises(ValueError, match="generate: top_k must be an integer >= 1 or None, got 2.0"):
         model.generate([1, 2], 3, top_k=2.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -104,7 +105,7 @@ class Generation:
             eos = getattr(model.config, "eos_token_id", None)
         self._ends = _end_tokens(eos)
         prompts = Prompts(ids, attention_mask, _pad(model.config, self._ends))
-        max_new_tokens, top_k = _whole(max_new_tokens), _whole(top_k)
+        max_new_tokens, top_k, seed = _whole(max_new_tokens), _whole(top_k), _whole(seed)
         _check(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)
         batch, start = prompts.tokens.shape
         self._model, self._capture, self._prompts = model, capture, prompts
@@ -115,7 +116,7 @@ class Generation:
         if seed is None:
             seed = int(_C.randint(0, 2**53, (1,), _C.int64).item()) if temperature > 0 else 0
         penalty = Penalty(repetition_penalty, prompts.without_pads())
-        self._draw = Draws((temperature, top_k, top_p), int(seed), penalty)
+        self._draw = Draws((temperature, top_k, top_p), seed, penalty)
         self._limit, self._warned = model.config.max_position_embeddings, False
         self._caches: Any = None  # of row b they hold the columns from _first[b] on; `_end` columns exist
         self._steps: Steps | None = None
@@ -220,8 +221,15 @@ def _end_tokens(eos: Any) -> tuple[int, ...]:
 
 
 def _whole(value: Any) -> Any:
-    """An integer of NumPy or a tensor as one of Python; anything else as it is."""
-    return int(value) if isinstance(value, SupportsIndex) and not isinstance(value, (bool, float)) else value
+    """An integer of NumPy or a tensor as one of Python; anything else as it is, a bool too."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check(
@@ -232,19 +240,19 @@ def _check(
     seed: int | None,
     repetition_penalty: float,
 ) -> None:
-    if not isinstance(max_new_tokens, int) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
+    if not _is_whole(max_new_tokens) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
         raise ValueError(
             f"generate: max_new_tokens must be an integer in [0, {LONGEST_SAMPLE}], got {max_new_tokens!r}"
         )
     if not is_real(temperature) or not 0.0 <= temperature < float("inf"):
         raise ValueError(f"generate: temperature must be a number >= 0, got {temperature!r}")
-    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+    if top_k is not None and (not _is_whole(top_k) or top_k < 1):
         raise ValueError(f"generate: top_k must be an integer >= 1 or None, got {top_k!r}")
     if top_p is not None and (not is_real(top_p) or not 0.0 < top_p <= 1.0):
         raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
     if not is_real(repetition_penalty) or not 0.0 < repetition_penalty < float("inf"):
         raise ValueError(f"generate: repetition_penalty must be a number > 0, got {repetition_penalty!r}")
-    if seed is not None and (not isinstance(seed, SupportsIndex) or not 0 <= int(seed) < 2**64):
+    if seed is not None and (not _is_whole(seed) or not 0 <= seed < 2**64):
         raise ValueError(f"generate: seed must be an integer in [0, 2^64) or None, got {seed!r}")
 
 
