@@ -299,6 +299,7 @@ def test_an_error_between_two_batches_is_known(monkeypatch) -> None:
         (lambda: optim.Muon(matrices(), momentum=1.0), r"Muon: momentum must be a number in \[0, 1.0\), got 1.0"),
         (lambda: optim.Muon(matrices(), ns_steps=100), r"Muon: ns_steps must be an integer in \[0, 99\], got 100"),
         (lambda: optim.Muon(matrices(), ns_coefficients=(1.0, 2.0)), r"Muon: ns_coefficients must be three finite numbers, got \(1.0, 2.0\)"),  # pyright: ignore[reportArgumentType]  (refused)
+        (lambda: optim.Muon(matrices(), ns_coefficients=xt.tensor(1.0)), r"^Muon: ns_coefficients must be three finite numbers, got tensor\(1\."),  # pyright: ignore[reportArgumentType]  (refused)
         (lambda: optim.Muon(matrices(), adjust_lr_fn="rms"), r"Muon: adjust_lr_fn must be original, match_rms_adamw or None, got 'rms'"),
         (lambda: optim.Muon(matrices(), ns_dtype="bfloat16"), r"Muon: ns_dtype must be float64 or None for float64 parameters, got 'bfloat16'"),
         (lambda: optim.Muon(matrices(xt.float32), ns_dtype=xt.float64), r"Muon: ns_dtype must be float32, bfloat16, float16 or None for float32 parameters, got 'float64'"),

@@ -170,6 +170,8 @@ def test_errors() -> None:
         (lambda: optim.AdamW(None), TypeError, "AdamW: params must be an iterable of tensors or dicts, got NoneType"),
         (lambda: optim.AdamW([{"params": 3}]), TypeError, "AdamW: params must be tensors, got int"),
         (lambda: optim.AdamW([p], betas=0.9), ValueError, r"AdamW: betas must be two numbers in \[0, 1\), got 0.9"),
+        (lambda: optim.AdamW([p], betas=xt.tensor(0.5)), ValueError, r"^AdamW: betas must be two .*tensor\(0.5"),
+        (lambda: optim.Adam([p], betas=np.array(0.5)), ValueError, r"^Adam: betas must be two .*array\(0.5\)"),
         (lambda: optim.AdamW([p], betas=None), ValueError, "AdamW: betas must be two numbers .*None"),
         (lambda: optim.AdamW([p], betas=("a", "b")), ValueError, "AdamW: betas must be two numbers .*'a', 'b'"),
         (lambda: optim.SGD([p], dampening=math.nan), ValueError, "SGD: dampening must be a number .*nan"),

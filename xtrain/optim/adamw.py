@@ -10,7 +10,7 @@ from .. import _C
 from .._C import Tensor
 from .._types import is_real
 from ..autograd import no_grad
-from .optimizer import RatesOnDevice
+from .optimizer import RatesOnDevice, as_tuple
 
 _16_BIT = (_C.bfloat16, _C.float16)
 _L = list[Tensor]
@@ -102,8 +102,7 @@ class AdamW(RatesOnDevice):
         ):
             if value:
                 raise NotImplementedError(f"{self._name}: {name} must be False, got {value!r}")
-        pair = tuple(betas) if isinstance(betas, Iterable) else betas
-        super().__init__(params, {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": as_tuple(betas), "eps": eps, "weight_decay": weight_decay})
 
     def _check(self, group: dict[str, Any]) -> None:
         for name in ("lr", "eps", "weight_decay"):

@@ -10,7 +10,7 @@ from .. import _C
 from .._C import Tensor
 from .._types import is_real
 from ..autograd import no_grad
-from .optimizer import RatesOnDevice
+from .optimizer import RatesOnDevice, as_tuple
 
 _16_BIT = (_C.bfloat16, _C.float16)
 _MOST_STEPS = 99
@@ -46,11 +46,10 @@ class Muon(RatesOnDevice):
         ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315), eps: float = 1e-7, ns_steps: int = 5,
         adjust_lr_fn: str | None = None, *, ns_dtype: _C.dtype | str | None = None,
     ) -> None:  # fmt: skip
-        triple = tuple(ns_coefficients) if isinstance(ns_coefficients, Iterable) else ns_coefficients
         options: dict[str, Any] = {
             "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-            "ns_coefficients": triple, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-            "ns_dtype": ns_dtype,
+            "ns_coefficients": as_tuple(ns_coefficients), "eps": eps, "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn, "ns_dtype": ns_dtype,
         }  # fmt: skip
         super().__init__(params, options)
         self._interrupted = False

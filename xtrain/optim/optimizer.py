@@ -11,6 +11,14 @@ from .._C import Tensor
 from .._types import is_real
 
 
+def as_tuple(value: Any) -> Any:
+    """An iterable as a tuple, anything else as it is. Having __iter__ is not enough: a 0-dim tensor has it."""
+    try:
+        return tuple(value)
+    except TypeError:
+        return value
+
+
 class Optimizer:
     """Parameters in groups, each with its own options, and a state per parameter.
 
