@@ -84,6 +84,9 @@ def test_without_a_model_the_vocabulary_is_that_of_the_data(pack: bool) -> None:
     make(2, 4, vocab_size=8).next_batch()
     with pytest.raises(DataError, match=r"token ids of x must be in \[0, 7\), got 7"):
         make(9, 4).next_batch()
+    assert corpus.val_set(7, 7, vocab_size=8, documents=pack)[3] == [1]
+    with pytest.raises(DataError, match=r"token ids of x \(validation part\) must be in \[0, 7\), got 7 at position 7"):
+        corpus.val_set(7, 7, documents=pack)
 
 
 def test_a_short_validation_part_is_evaluated_in_shorter_sequences() -> None:

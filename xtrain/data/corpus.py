@@ -100,12 +100,11 @@ class Corpus:
         self, seq_len: int, tokens: int, vocab_size: int | None = None, documents: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, list[int]]:
         """Return (windows, targets, bounds, rows). windows, targets: of val_batch. bounds: with `documents`, those of
-        val_documents_batch, else None. rows: how many of the windows are of each source.
+        val_documents_batch, else None. rows: how many of the windows are of each source. vocab_size: as of loader.
         """
         longest = max(map(len, self.val), default=0)  # a short validation part is evaluated in shorter sequences
-        windows = Windows(
-            self.val, min(seq_len, max(longest - 1, 1)), f"{self.name} (validation part)", vocab_size, self.val_masks
-        )
+        length, vocab = min(seq_len, max(longest - 1, 1)), vocab_size or self.vocab_size
+        windows = Windows(self.val, length, f"{self.name} (validation part)", vocab, self.val_masks)
         count = min(max(tokens // seq_len, 1), len(windows))
         indices = np.arange(count, dtype=np.int64) * len(windows) // count
         block = windows.gather(indices)
