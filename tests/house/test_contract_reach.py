@@ -24,6 +24,7 @@ OTHERS = {
         "csrc/cpu/attention/bf16.c",
         "csrc/cpu/attention/materialized.c",
         "csrc/cpu/attention/cached_attention.c",
+        "csrc/cpu/attention/documents.c",
         "csrc/cpu/attention/reference.c",
         "csrc/cpu/layers/decoder_step.c",
         "cuda/attention/materialized.cu",

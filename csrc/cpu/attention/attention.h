@@ -41,11 +41,27 @@ typedef struct XtPart {
     int64_t rows, blocks; /* queries in a block; blocks of one head */
     int64_t shares;       /* into which the blocks of a kv head's query heads are cut; 1 at first */
     int64_t index;        /* pieces of the parts before it */
+    int64_t numbers;      /* in the sums of one share: dK and dV */
     int64_t sums;         /* numbers of the sums of shares of the parts before it */
 } XtPart;
+
+/* What pieces of work read. */
+typedef struct XtAttentionJob {
+    const void *p; /* XtAttentionFwd or XtAttentionBwd */
+    XtPart *parts;
+    int64_t count, pieces; /* parts; pieces of all of them */
+    void *sums;            /* of each part that is cut: [kv_heads, shares, numbers] */
+} XtAttentionJob;
 
 /* All parts, in memory that the caller frees. */
 XtStatus xt_attention_parts(const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, XtPart **parts, int64_t *count);
 
 /* The last part that begins at piece `index` or before. */
 int64_t xt_part_at(const XtPart *parts, int64_t count, int64_t index);
+
+#define XT_ATTENTION_SUMS (32 << 20) /* bytes, of dK and dV of shares */
+
+/* The backward of `parts`, whose shares and numbers are set: `work` on kv_heads * shares pieces of each, then `add`, which adds up the
+ * sums of the same pieces, where a part is cut. Both get an XtAttentionJob: as many parts as have sums with room together, one at least.
+ * size: bytes of a number. */
+XtStatus xt_attention_shares(const XtAttentionBwd *p, XtPart *parts, int64_t count, size_t size, XtBody work, XtBody add);

@@ -22,18 +22,10 @@
 
 #ifdef XT_BF16_TILES
 
-#define PIECE_WORK 2000000    /* multiply-adds that a thread takes at once in the forward, or more */
-#define PIECES 16             /* of the backward of an entry of the batch, where there are fewer kv heads */
-#define SHARE_BLOCKS 6        /* of query rows at least, in a share of the backward: its sums are written and added up */
-#define SUMS_BYTES (32 << 20) /* of dK and dV of shares */
+#define PIECE_WORK 2000000 /* multiply-adds that a thread takes at once in the forward, or more */
+#define PIECES 16          /* of the backward of an entry of the batch, where there are fewer kv heads */
+#define SHARE_BLOCKS 6     /* of query rows at least, in a share of the backward: its sums are written and added up */
 #define LOG2_E 1.44269504088896341f
-
-typedef struct Job {
-    const void *p; /* XtAttentionFwd or XtAttentionBwd */
-    XtPart *parts;
-    int64_t count, pieces; /* parts; pieces of all of them */
-    float *sums;           /* of each part that is cut: [kv_heads, shares, 2, panels of D, skv, 64], dK and dV of each share */
-} Job;
 
 /* Room for the arrays of a piece: those of a NULL base only count. */
 static void *carve(char *base, size_t *used, int64_t numbers) {
@@ -140,7 +132,7 @@ static void forward_block(const XtAttentionFwd *p, const XtPart *part, int64_t h
 
 /* Shares [begin, end), counted through the kv heads of all parts. */
 static XtStatus forward_shares(void *context, int64_t begin, int64_t end) {
-    const Job *job = context;
+    const XtAttentionJob *job = context;
     const XtAttentionFwd *p = job->p;
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
     for (int64_t index = begin; index < end; index++) {
@@ -166,7 +158,7 @@ static void cut_rows(XtPart *part) {
 }
 
 XtStatus xt_attention_bf16_fwd(const XtAttentionFwd *p) {
-    Job job = {.p = p};
+    XtAttentionJob job = {.p = p};
     if (p->kv_heads == 0) return XT_OK;
     XT_CHECK(xt_attention_parts(p->documents, p->batch, p->sq, p->skv, &job.parts, &job.count));
     const int64_t group = p->heads / p->kv_heads, kv_heads = p->kv_heads, wanted = 4 * (int64_t)xt_num_threads();
@@ -348,7 +340,7 @@ static uint16_t *dv_of(const XtAttentionBwd *p, const XtPart *part, int64_t g) {
 
 /* Shares [begin, end), counted through the kv heads of all parts. */
 static XtStatus backward_shares(void *context, int64_t begin, int64_t end) {
-    const Job *job = context;
+    const XtAttentionJob *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
     for (int64_t index = begin; index < end; index++) {
@@ -358,7 +350,7 @@ static XtStatus backward_shares(void *context, int64_t begin, int64_t end) {
         void *scratch;
         XT_CHECK(xt_scratch(backward_room(&r, NULL, part, dim), &scratch));
         backward_room(&r, scratch, part, dim);
-        if (part->shares > 1) r.dk = job->sums + part->sums + n * 2 * sums, r.dv = r.dk + sums;
+        if (part->shares > 1) r.dk = (float *)job->sums + part->sums + n * 2 * sums, r.dv = r.dk + sums;
         const uint16_t *k = (const uint16_t *)p->k + b * p->k_stride[0] + g * p->k_stride[1] + part->first * p->k_stride[2];
         const uint16_t *v = (const uint16_t *)p->v + b * p->v_stride[0] + g * p->v_stride[1] + part->first * p->v_stride[2];
         pack_transposed(k, p->k_stride[2], skv, dim, r.k);
@@ -388,7 +380,7 @@ PAIRS_FAST static void add_up(float *sums, int64_t shares, int64_t step, int64_t
 
 /* The sums over shares, from the first on: share i of n of a kv head stands for rows skv i / n ... skv (i + 1) / n of its dK and dV. */
 static XtStatus add_shares(void *context, int64_t begin, int64_t end) {
-    const Job *job = context;
+    const XtAttentionJob *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t dim = p->dim;
     for (int64_t index = begin; index < end; index++) {
@@ -396,7 +388,7 @@ static XtStatus add_shares(void *context, int64_t begin, int64_t end) {
         const int64_t shares = part->shares, n = index - part->index, g = n / shares, i = n % shares, skv = part->skv;
         const int64_t sums = sums_of(skv, dim), from = skv * i / shares, rows = skv * (i + 1) / shares - from;
         if (shares == 1) continue;
-        float *dk = job->sums + part->sums + g * shares * 2 * sums + from * PANEL, *dv = dk + sums;
+        float *dk = (float *)job->sums + part->sums + g * shares * 2 * sums + from * PANEL, *dv = dk + sums;
         add_up(dk, shares, 2 * sums, panels_of(dim), skv * PANEL, rows);
         add_up(dv, shares, 2 * sums, panels_of(dim), skv * PANEL, rows);
         store_rows(dk, skv * PANEL, rows, dim, (float)p->scale, dk_of(p, part, g) + from * p->dk_stride[2], p->dk_stride[2]);
@@ -408,43 +400,24 @@ static XtStatus add_shares(void *context, int64_t begin, int64_t end) {
 /* How many shares each kv head of a part is cut into: as if its entry, or its document, were alone, for its bits. */
 static int64_t shares_of(const XtPart *part, const XtAttentionBwd *p) {
     const int64_t blocks = p->heads / p->kv_heads * part->blocks;
-    const double fit = SUMS_BYTES / (8.0 * (double)p->kv_heads * (double)sums_of(part->skv, p->dim));
+    const double fit = XT_ATTENTION_SUMS / (8.0 * (double)p->kv_heads * (double)sums_of(part->skv, p->dim));
     int64_t shares = least((PIECES - 1) / p->kv_heads + 1, blocks / SHARE_BLOCKS);
     shares = fit < (double)shares ? (int64_t)fit : shares;
     return shares > 1 ? shares : 1;
 }
 
-static XtStatus run_backward(Job *job, int64_t numbers) {
-    if (numbers == 0) return xt_parallel(job->pieces, 1, backward_shares, job);
-    XtWorkspace workspace;
-    XT_CHECK(xt_take_workspace((size_t)numbers * sizeof(float), &workspace));
-    job->sums = workspace.data;
-    XtStatus status = xt_parallel(job->pieces, 1, backward_shares, job);
-    if (status == XT_OK) status = xt_parallel(job->pieces, 1, add_shares, job);
-    xt_give_workspace(&workspace);
-    return status;
-}
-
 XtStatus xt_attention_bf16_bwd(const XtAttentionBwd *p) {
-    Job all = {.p = p}, some = {.p = p};
+    XtPart *parts;
+    int64_t count;
     if (p->kv_heads == 0) return XT_OK;
-    XT_CHECK(xt_attention_parts(p->documents, p->batch, p->sq, p->skv, &all.parts, &all.count));
-    XtStatus status = XT_OK;
-    for (int64_t first = 0; first < all.count && status == XT_OK; first += some.count) { /* parts whose sums have room together */
-        int64_t sums = 0;
-        some.parts = all.parts + first, some.count = some.pieces = 0;
-        while (first + some.count < all.count) {
-            XtPart *part = some.parts + some.count;
-            cut_rows(part);
-            part->shares = shares_of(part, p);
-            const int64_t numbers = part->shares > 1 ? p->kv_heads * part->shares * 2 * sums_of(part->skv, p->dim) : 0;
-            if (some.count > 0 && (sums + numbers) * (int64_t)sizeof(float) > SUMS_BYTES) break;
-            part->index = some.pieces, part->sums = sums;
-            some.pieces += p->kv_heads * part->shares, sums += numbers, some.count++;
-        }
-        status = run_backward(&some, sums);
+    XT_CHECK(xt_attention_parts(p->documents, p->batch, p->sq, p->skv, &parts, &count));
+    for (int64_t n = 0; n < count; n++) {
+        cut_rows(parts + n);
+        parts[n].shares = shares_of(parts + n, p);
+        parts[n].numbers = 2 * sums_of(parts[n].skv, p->dim); /* [2, panels of D, skv, 64] */
     }
-    free(all.parts);
+    XtStatus status = xt_attention_shares(p, parts, count, sizeof(float), backward_shares, add_shares);
+    free(parts);
     return status;
 }
 

@@ -1,5 +1,7 @@
-/* documents.c - whether documents are what contract/attention.h says, and the parts into which they cut a problem. */
+/* documents.c - whether documents are what contract/attention.h says, the parts into which they cut a problem, and the backward of such
+ * parts by shares. */
 #include "attention.h"
+#include "cpu/gemm/gemm.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -49,4 +51,33 @@ int64_t xt_part_at(const XtPart *parts, int64_t count, int64_t index) {
         else high = middle - 1;
     }
     return low;
+}
+
+static XtStatus run_shares(XtAttentionJob *job, size_t nbytes, XtBody work, XtBody add) {
+    if (nbytes == 0) return xt_parallel(job->pieces, 1, work, job);
+    XtWorkspace workspace;
+    XT_CHECK(xt_take_workspace(nbytes, &workspace));
+    job->sums = workspace.data;
+    XtStatus status = xt_parallel(job->pieces, 1, work, job);
+    if (status == XT_OK) status = xt_parallel(job->pieces, 1, add, job);
+    xt_give_workspace(&workspace);
+    return status;
+}
+
+XtStatus xt_attention_shares(const XtAttentionBwd *p, XtPart *parts, int64_t count, size_t size, XtBody work, XtBody add) {
+    XtAttentionJob some = {.p = p};
+    XtStatus status = XT_OK;
+    for (int64_t first = 0; first < count && status == XT_OK; first += some.count) {
+        int64_t sums = 0;
+        some.parts = parts + first, some.count = some.pieces = 0;
+        while (first + some.count < count) {
+            XtPart *part = some.parts + some.count;
+            const int64_t pieces = p->kv_heads * part->shares, numbers = part->shares > 1 ? pieces * part->numbers : 0;
+            if (some.count > 0 && (sums + numbers) * (int64_t)size > XT_ATTENTION_SUMS) break;
+            part->index = some.pieces, part->sums = sums;
+            some.pieces += pieces, sums += numbers, some.count++;
+        }
+        status = run_shares(&some, (size_t)sums * size, work, add);
+    }
+    return status;
 }

@@ -27,14 +27,6 @@
 #define PIECE_WORK 2000000  /* multiply-adds that a thread takes at once in the forward, or more */
 #define PIECES 16           /* of the backward, where there are fewer kv heads */
 #define SHARE_BLOCKS 8      /* of query rows at least, in a share: adding shares up then costs 2 to 5 %, short documents 10 to 30 */
-#define SUMS_BYTES (32 << 20) /* of dK and dV of shares */
-
-typedef struct Job {
-    const void *p; /* XtAttentionFwd or XtAttentionBwd */
-    XtPart *parts;
-    int64_t count, pieces; /* parts; pieces of all of them */
-    void *sums;            /* of each part that is cut: [kv_heads, shares, 2, skv, D] in ACC, dK and dV of each share */
-} Job;
 
 /* Rows per block, a function of the shape only. */
 static int64_t block_rows(int64_t sq, int64_t width) {
@@ -44,7 +36,7 @@ static int64_t block_rows(int64_t sq, int64_t width) {
 }
 
 /* All parts, in memory that the caller frees; job->p is its own. */
-static XtStatus make_parts(Job *job, const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, int64_t window) {
+static XtStatus make_parts(XtAttentionJob *job, const int32_t *documents, int64_t batch, int64_t sq, int64_t skv, int64_t window) {
     XT_CHECK(xt_attention_parts(documents, batch, sq, skv, &job->parts, &job->count));
     for (int64_t n = 0; n < job->count; n++) {
         XtPart *part = job->parts + n;
@@ -96,7 +88,7 @@ const char *xt_attention_materialized_supports_fwd(const XtAttentionFwd *p, cons
 }
 
 XtStatus xt_attention_materialized_fwd(const XtAttentionFwd *p) {
-    Job job = {.p = p};
+    XtAttentionJob job = {.p = p};
     XT_CHECK(make_parts(&job, p->documents, p->batch, p->sq, p->skv, p->window));
     int64_t work = 0;
     for (int64_t n = 0; n < job.count; n++) {
@@ -125,43 +117,25 @@ const char *xt_attention_materialized_supports_bwd(const XtAttentionBwd *p, cons
 static int64_t shares_of(const XtPart *part, const XtAttentionBwd *p, int64_t size) {
     if (p->kv_heads == 0) return 1;
     const int64_t groups = p->kv_heads * (p->documents ? 1 : p->batch), blocks = p->heads / p->kv_heads * part->blocks;
-    const int64_t fit = (int64_t)(SUMS_BYTES / (2.0 * (double)groups * (double)part->skv * (double)p->dim * (double)size));
+    const int64_t fit = (int64_t)(XT_ATTENTION_SUMS / (2.0 * (double)groups * (double)part->skv * (double)p->dim * (double)size));
     int64_t shares = (PIECES + groups - 1) / groups;
     shares = shares < blocks / SHARE_BLOCKS ? shares : blocks / SHARE_BLOCKS;
     shares = shares < fit ? shares : fit;
     return shares > 1 ? shares : 1;
 }
 
-static XtStatus run_backward(Job *job, int64_t nbytes, XtBody shares, XtBody add) {
-    if (nbytes == 0) return xt_parallel(job->pieces, 1, shares, job);
-    XtWorkspace workspace;
-    XT_CHECK(xt_take_workspace((size_t)nbytes, &workspace));
-    job->sums = workspace.data;
-    XtStatus status = xt_parallel(job->pieces, 1, shares, job);
-    if (status == XT_OK) status = xt_parallel(job->pieces, 1, add, job);
-    xt_give_workspace(&workspace);
-    return status;
-}
-
 XtStatus xt_attention_materialized_bwd(const XtAttentionBwd *p) {
-    Job all = {.p = p}, some = {.p = p};
-    XT_CHECK(make_parts(&all, p->documents, p->batch, p->sq, p->skv, p->window));
-    const int64_t size = (int64_t)xt_dtype_size(xt_dtype_accumulator(p->dtype));
-    XtStatus status = XT_OK;
-    for (int64_t first = 0; first < all.count && status == XT_OK; first += some.count) { /* parts whose sums have room together */
-        int64_t sums = 0;
-        some.parts = all.parts + first, some.count = some.pieces = 0;
-        while (first + some.count < all.count) {
-            XtPart *part = some.parts + some.count;
-            part->shares = shares_of(part, p, size);
-            const int64_t numbers = part->shares > 1 ? p->kv_heads * part->shares * 2 * part->skv * p->dim : 0;
-            if (some.count > 0 && (sums + numbers) * size > SUMS_BYTES) break;
-            part->index = some.pieces, part->sums = sums;
-            some.pieces += p->kv_heads * part->shares, sums += numbers, some.count++;
-        }
-        status = run_backward(&some, sums * size, XT_BY_FLOAT(p->dtype, backward_shares), XT_BY_FLOAT(p->dtype, add_shares));
+    XtAttentionJob job = {.p = p};
+    XT_CHECK(make_parts(&job, p->documents, p->batch, p->sq, p->skv, p->window));
+    const size_t size = xt_dtype_size(xt_dtype_accumulator(p->dtype));
+    for (int64_t n = 0; n < job.count; n++) {
+        XtPart *part = job.parts + n;
+        part->shares = shares_of(part, p, (int64_t)size);
+        part->numbers = 2 * part->skv * p->dim; /* [2, skv, D] in ACC */
     }
-    free(all.parts);
+    XtStatus status = xt_attention_shares(p, job.parts, job.count, size, XT_BY_FLOAT(p->dtype, backward_shares),
+                                          XT_BY_FLOAT(p->dtype, add_shares));
+    free(job.parts);
     return status;
 }
 #else
@@ -229,7 +203,7 @@ XT_FAST static void NAME(normalise)(ACC *out, int64_t ld, int64_t rows, int64_t 
 
 /* Blocks of query rows [begin, end), counted through all heads of all parts. */
 static XtStatus NAME(forward_blocks)(void *context, int64_t begin, int64_t end) {
-    const Job *job = context;
+    const XtAttentionJob *job = context;
     const XtAttentionFwd *p = job->p;
     const XtPart *part = job->parts + xt_part_at(job->parts, job->count, begin);
     const int64_t dim = p->dim;
@@ -342,7 +316,7 @@ static void NAME(backward_block)(const XtAttentionBwd *p, const XtPart *part, in
 
 /* Shares [begin, end), counted through the kv heads of all parts. */
 static XtStatus NAME(backward_shares)(void *context, int64_t begin, int64_t end) {
-    const Job *job = context;
+    const XtAttentionJob *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t group = p->heads / p->kv_heads, dim = p->dim;
     const XtPart *part = job->parts + xt_part_at(job->parts, job->count, begin);
@@ -380,7 +354,7 @@ static XtStatus NAME(backward_shares)(void *context, int64_t begin, int64_t end)
 
 /* The sums over shares, from the first on: share i of n of a kv head stands for rows skv i / n ... skv (i + 1) / n of its dK and dV. */
 XT_FAST static XtStatus NAME(add_shares)(void *context, int64_t begin, int64_t end) {
-    const Job *job = context;
+    const XtAttentionJob *job = context;
     const XtAttentionBwd *p = job->p;
     const int64_t dim = p->dim;
     const XtPart *part = job->parts + xt_part_at(job->parts, job->count, begin);

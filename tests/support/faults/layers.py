@@ -426,8 +426,8 @@ FAULTS = [
         "tests/ops/test_documents.py::test_a_document_has_the_bits_that_it_has_alone",
     ),
     Fault(
-        "attention: the first documents again", "csrc/cpu/attention/materialized.c", "some.parts = all.parts + first, some",
-        "some.parts = all.parts, some", "documents whose sums have no room together come one behind the other",
+        "attention: the first documents again", "csrc/cpu/attention/documents.c", "some.parts = parts + first, some",
+        "some.parts = parts, some", "documents whose sums have no room together come one behind the other",
         "tests/ops/test_documents.py::test_documents_whose_sums_have_no_room_together",
     ),
     Fault(
