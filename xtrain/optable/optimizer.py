@@ -530,6 +530,12 @@ def copies_call(*tensors: Any) -> list[Any]:
     return made
 
 
+def copies_torch(torch: Any, *tensors: Any) -> list[Any]:
+    made = [torch.full_like(t, 7) for t in tensors]
+    torch._foreach_copy_(made, list(tensors))
+    return made
+
+
 def copies_bad(**bad: Any) -> Any:
     good: dict[str, Any] = dict(tensors=[f32(2)], sources=[f32(2)])
     return _C.foreach_copy_(**(good | bad))
@@ -546,6 +552,7 @@ op(
     [case(N(2, 3)), case(N(0), N(33), N(), N(1, 257))] + [case(N(129, 523), N(8193), big=True)],
     copies_call,
     lambda *arrays: list(arrays),
+    torch=copies_torch,
     nondiff=True,
     out_dtype="same",
     roundings=0,
