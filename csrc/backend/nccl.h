@@ -23,7 +23,7 @@ typedef struct XtExchange {
 } XtExchange;
 /* beside: beside the kernels queued from now on, after those before; xt_comm_join makes what is queued after it wait. */
 XtStatus xt_comm_all_to_all(XtComm *comm, const XtExchange *pieces, bool beside);
-XtStatus xt_comm_all_gather(XtComm *comm, const XtExchange *each, int count, bool beside); /* all of them in one kernel */
+XtStatus xt_comm_all_gather(XtComm *comm, const XtExchange *each, int count, bool beside); /* all in one group */
 XtStatus xt_comm_join(XtComm *comm);
 XtStatus xt_comm_broadcast(XtComm *comm, void *data, size_t nbytes, int source);
 /* Whether all that the device was asked for is done, or the error of NCCL's own threads. Asks again for so many microseconds. */

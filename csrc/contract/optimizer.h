@@ -83,7 +83,7 @@ typedef struct XtEma {
     double decay;
 } XtEma;
 
-/* The bytes of each `from` into its `to`, which no `from` overlaps. */
+/* The bytes of each `from` into its `to`. No `to` overlaps any other range. */
 typedef struct XtCopyItem {
     void *to;
     const void *from;

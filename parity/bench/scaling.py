@@ -1,17 +1,18 @@
 """How a training step scales with processes: xtrain's DataParallel, and DDP + torch.compile, in turns in one run.
 
-    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl [--device cuda] [--modes weak] [--limit 540]
+    python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl
+        [--device cuda] [--modes weak] [--contenders xtrain,ddp,apart] [--limit 540]
 
 weak: every rank has the preset's batch; strong: all share it. apart: as many single GPUs train at once, and exchange
-nothing: what the slowest of them leaves, since GPUs of one host differ, and share its power. Presets are those of `xtrain train`, 67m, 124m and 0.6b.
-Contenders of one case follow each other, `--rounds` times in turns. Each round is a line of the JSON file, which a
-second call reads: it measures what is missing or has failed, and prints the table. The command stops at `--limit`
-seconds and says so. Exact mode, with as many leaves as ranks; on GPUs xtrain's step is a captured one, and NCCL moves
-the bytes of both. On CPUs those of xtrain pass rank 0, and gloo moves those of DDP.
+nothing: what the slowest of them leaves, since GPUs of one host differ, and share its power. Presets are those of
+`xtrain train`, 67m, 124m and 0.6b. Contenders of one case follow each other, `--rounds` times in turns. Each round is a
+line of the JSON file, which a second call reads: it measures what is missing or has failed, and prints the table. The
+command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on GPUs xtrain's step is a
+captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo moves those of DDP.
 
 A step's time is the median of the slowest rank's; the host waits for each step. exposed: how much shorter the same
-captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). wire: bytes that leave a GPU in a step, in
-10^6. memory: of a GPU, as its driver counts.
+captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). wire: bytes that leave a GPU
+in a step, in 10^6. memory: of a GPU, as its driver counts.
 
 Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
 """
@@ -221,6 +222,8 @@ def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
         found["wire_mb"] = sum(sent) / 1e6
     if one.silence is not None and options.modes == "weak":
         one.silence()
+        for _ in range(WARM):  # eager, and the capture
+            one.step()
         found["silent_ms"] = timed(one, options.seconds)[0] * 1e3
     if one.rank == 0:
         print(json.dumps(found), flush=True)
@@ -301,7 +304,8 @@ def round_of(contender: str, mode: str, world: int, batch: int, options: argpars
 
 def table(rows: list[dict], options: argparse.Namespace) -> str:
     lines = [
-        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | exposed ms | wire MB | GiB a GPU | CPU s for 1M tokens |",
+        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | exposed ms | wire MB "
+        "| GiB a GPU | CPU s for 1M tokens |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     cases: dict[tuple[str, str, int], list[dict]] = {}

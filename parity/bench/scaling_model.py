@@ -3,8 +3,8 @@
     python parity/bench/scaling_model.py
 
 Each rank computes; between hosts its gradients, which become ready bucket by bucket in the last two thirds, leave while
-others are made. The parameters return bucket by bucket behind the optimizer. On one host gradients leave behind the
-backward, too. Times are milliseconds, sizes bytes.
+others are made; on one host they leave behind the backward. The parameters return bucket by bucket behind the
+optimizer. Times are milliseconds, sizes bytes.
 """
 
 import math
@@ -122,9 +122,7 @@ def main() -> None:
     for name, ranks, found, computed in [*check(), *check_ours()]:
         print(f"{name:24} {ranks:4}  {found:11.1f}  {computed:11.1f}  {computed / found - 1:+.1%}")
         assert abs(computed / found - 1) < 0.05, name
-    print(
-        "\nxtrain, weak scaling     GPUs  a step, ms  NVLink ms     NIC ms  efficiency  without overlap (as on one host)"
-    )
+    print("\nxtrain, weak scaling     GPUs  a step, ms  NVLink ms     NIC ms  efficiency  all behind the backward")
     for model in MODELS:
         for ranks in (1, 8, 64, 1000):
             step, plain = ours(model, ranks)

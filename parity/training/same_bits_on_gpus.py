@@ -30,7 +30,10 @@ RECIPES = {
     "float32": "--model tiny --precision float32 --clip 0.5",
     "tf32, 2 pieces": "--model tiny --precision tf32 --grad-accum 2 --clip 0.5",
     "bfloat16, muon, ema": "--model tiny --precision bfloat16 --optim.name muon --ema 0.9 --clip 0.5",
-    "bfloat16, several banks": "--model gpu --precision bfloat16 --clip 0.5",
+    "bfloat16, several banks": "--model gpu --model.num_hidden_layers 32 --precision bfloat16 --clip 0.5",  # of 64 Mi
+    "bfloat16, several banks, muon, ema": (
+        "--model gpu --model.num_hidden_layers 32 --precision bfloat16 --optim.name muon --ema 0.9 --clip 0.5"
+    ),
 }
 WAYS = {"captured": [], "captured, overlap": ["--overlap"], "eager": ["--no-graph"]}
 TIMES = ("time", "seconds", "tokens_per_second", "ranks", "mfu", "memory")  # fields that may differ
@@ -81,16 +84,29 @@ def found(run: Path) -> dict[str, str]:
     return {**files, "metrics": hashlib.sha256(json.dumps(kept).encode()).hexdigest(), "checkpoint": last.name}
 
 
+def ended(ranks: list[subprocess.Popen]) -> list[int]:
+    """Their statuses. All have ended then, also where one hangs."""
+    until = time.monotonic() + 300
+    try:
+        return [one.wait(timeout=max(0.0, until - time.monotonic())) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+
+
 def train(gpus: Gpus, world: int, words: list[str], out: Path) -> dict[str, str]:
     devices = gpus.take(world)
     logs = out.with_name(out.name + "-logs")
     try:
-        statuses = [one.wait(timeout=300) for one in start([*words, "--out", str(out)], devices, logs)]
+        statuses = ended(start([*words, "--out", str(out)], devices, logs))
     finally:
         gpus.give(devices)
     if any(statuses):
         bad = next(rank for rank, status in enumerate(statuses) if status)
         raise RuntimeError(f"{out.name}: rank {bad} ended with {statuses[bad]}: {said(logs, bad)[-400:]}")
+    if "--no-graph" not in words and "run eagerly" in said(logs, 0):
+        raise RuntimeError(f"{out.name}: not captured: {said(logs, 0)[-400:]}")
     return found(out)
 
 
@@ -105,11 +121,11 @@ def killed(gpus: Gpus, world: int, words: list[str], out: Path) -> tuple[str, di
                 raise RuntimeError(f"no step 30: {said(logs, 0)[-400:]}")
             time.sleep(0.01)
         ranks[1].send_signal(signal.SIGKILL)
-        begun, ended = time.monotonic(), {}
-        while len(ended) < world and time.monotonic() < begun + 60:
+        begun, gone = time.monotonic(), {}
+        while len(gone) < world and time.monotonic() < begun + 60:
             for rank, one in enumerate(ranks):
-                if rank not in ended and one.poll() is not None:
-                    ended[rank] = time.monotonic() - begun
+                if rank not in gone and one.poll() is not None:
+                    gone[rank] = time.monotonic() - begun
             time.sleep(0.005)
     finally:
         for one in ranks:
@@ -118,13 +134,12 @@ def killed(gpus: Gpus, world: int, words: list[str], out: Path) -> tuple[str, di
         gpus.give(devices)
     others = [rank for rank in range(world) if rank != 1]
     lines = {rank: next((line for line in said(logs, rank).splitlines() if "rank 1" in line), "") for rank in others}
-    text = f"statuses {[one.returncode for one in ranks]}, ended after {max(ended.values()):.1f} s: {lines[0]}"
+    text = f"statuses {[one.returncode for one in ranks]}, ended after {max(gone.values()):.1f} s: {lines[0]}"
     if not all(lines.values()) or any(ranks[rank].returncode != 75 for rank in others):
         raise RuntimeError(f"{text}; {lines}")
     devices = gpus.take(world // 2)
     try:
-        again = start(["--resume", str(out)], devices, out.with_name(out.name + "-again"))
-        statuses = [one.wait(timeout=300) for one in again]
+        statuses = ended(start(["--resume", str(out)], devices, out.with_name(out.name + "-again")))
     finally:
         gpus.give(devices)
     if any(statuses):
@@ -143,6 +158,8 @@ def main() -> None:
     worlds = sorted({1, *map(int, options.worlds.split(","))}, reverse=True)
     gpus = Gpus(options.gpus or worlds[0])
     recipes = {name: recipe for name, recipe in RECIPES.items() if options.only in name}
+    if not recipes:
+        parser.error(f"--only must be a part of {', '.join(RECIPES)}; got {options.only!r}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(64) as pool:
         jobs = {}
         for number, (name, recipe) in enumerate(recipes.items()):

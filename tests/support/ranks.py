@@ -13,6 +13,7 @@ from pathlib import Path
 HANGS = 120  # seconds after which ranks count as hung, however busy the machine is
 # What engines set: a test that is itself started by one must not be taken for its rank.
 ENGINES = ("XTRAIN_RANK", "XTRAIN_WORLD", "XTRAIN_LOCAL", "XTRAIN_STORE", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")  # fmt: skip
+RANK = "import xtrain as xt\nfrom xtrain import nn, optim\nxt.distributed.init()\n"  # what every script of a rank begins with
 
 
 def clean_environment() -> dict[str, str]:

@@ -14,6 +14,7 @@ import selectors
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -320,7 +321,11 @@ class HostPlane:
         exchange; the parts have one dtype and device.
         """
         first, sizes = parts[0], [part.numel() for part in parts]
-        name = _typed(name, first) if len(parts) == 1 else f"{name} {first.dtype.name} {len(parts)} x {sum(sizes)}"
+        name = (
+            _typed(name, first)
+            if len(parts) == 1
+            else f"{name} {first.dtype.name} {zlib.crc32(repr(sizes).encode()):08x} of {len(parts)} sizes"
+        )
         gpus = self.gpus_of(first)
         if gpus is not None:
             return gpus.all_gather(parts, name)

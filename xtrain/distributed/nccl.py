@@ -1,7 +1,8 @@
 """The NCCL plane: bytes of tensors from GPU to GPU, beside a plane that moves those of hosts. It never adds.
 
 Each exchange has a number and a signature of the host's plane, so the watchdog judges it like any other. It is queued
-on the device's one stream, behind the kernels that made its input. NCCL compares nothing: ranks that do not do the same
+on the device's one stream, behind the kernels that made its input. Some run on a second stream beside the kernels that
+follow; `finish` makes these wait, and is the exchange that counts. NCCL compares nothing: ranks that do not do the same
 are found by their signatures, which heartbeats bring.
 
 Nothing waits inside NCCL for ever. One more thread opens the communicator; after that calls only queue work, and the
@@ -21,7 +22,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 from .. import _C
@@ -32,7 +33,8 @@ from . import agree
 from .host import HostPlane
 
 _CLOSING = 10.0  # seconds
-_ASK = 1000  # microseconds that C waits for a device before Python asks the watchdog
+_ASK = 1000  # microseconds that C waits for a device before Python asks the watchdog,
+_ASKS = 200  # so many times; then the thread sleeps between tests, and leaves the processor to others
 
 
 class NcclPlane:
@@ -130,6 +132,8 @@ class NcclPlane:
         return out
 
     def _start(self, queue: Callable[[], None], name: str, t: Tensor, out: Tensor) -> None:
+        # First: should anything be raised here, NCCL may have begun, and reads and writes them.
+        self._beside.append((_this_capture(), name, t, out))
         try:
             queue()
         except RuntimeError as error:
@@ -137,7 +141,6 @@ class NcclPlane:
                 raise
             lost, watch = PeerError(shown(error, 300)), self._host.watch
             raise (lost if watch is None else watch.explain(lost)) from None
-        self._beside.append((_this_capture(), name, t, out))
 
     def finish(self) -> None:
         """Let the kernels that are queued from now on wait for what was started: one exchange of the plane."""
@@ -173,7 +176,8 @@ class NcclPlane:
         def act(_: str) -> None:
             try:
                 queue()
-                self._host.wait_until(lambda: _C.nccl_idle(self._comm, _ASK))
+                asks = chain(repeat(_ASK, _ASKS), repeat(0))
+                self._host.wait_until(lambda: _C.nccl_idle(self._comm, next(asks)))
             except PeerError:
                 raise
             except RuntimeError as error:

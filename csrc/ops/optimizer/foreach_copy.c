@@ -47,5 +47,6 @@ const XtOp xt_op_foreach_copy_ = {
     .signature = "tensors: Tensors, sources: Tensors -> None",
     .forward = forward,
     .doc = "The elements of each source into its tensor, which has as many of the same dtype; shapes may differ. A tensor is\n"
-           "contiguous, and its source must not overlap it. All lie on one device.",
+           "contiguous. Its source must not overlap it; that it overlaps no other tensor or source is not checked, and gives\n"
+           "either value. All lie on one device.",
 };

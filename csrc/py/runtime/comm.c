@@ -74,12 +74,12 @@ static size_t bytes_of(const XtTensor *tensor) { return (size_t)xt_view_numel(&t
 
 /* What NCCL gets of `out` and `in`; false with an error. */
 static bool pieces_of(const char *op, const XtComm *comm, const XtTensor *out, const XtTensor *in, bool gather, XtExchange *found) {
-    if (!fits(op, "out", comm, out) || !fits(op, "input", comm, in)) return false;
+    if (!fits(op, gather ? "every out" : "out", comm, out) || !fits(op, gather ? "every input" : "input", comm, in)) return false;
     const size_t size = (size_t)xt_comm_size(comm), nbytes = bytes_of(out) / size;
     *found = (XtExchange){out->data, in->data, nbytes};
     if (bytes_of(out) % size == 0 && bytes_of(in) == (gather ? nbytes : bytes_of(out))) return true;
-    PyErr_Format(PyExc_ValueError, "%s: out must hold %s, got %zu and %zu bytes on %zu ranks", op,
-                 gather ? "the input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out), bytes_of(in),
+    PyErr_Format(PyExc_ValueError, "%s: %s must hold %s, got %zu and %zu bytes on %zu ranks", op, gather ? "every out" : "out",
+                 gather ? "its input of every rank" : "as many bytes as input, in pieces of one size", bytes_of(out), bytes_of(in),
                  size);
     return false;
 }
@@ -179,9 +179,9 @@ const PyFunction py_comm_functions[] = {
     {"nccl_broadcast", "comm: object, input: Tensor, src: int -> None", run_broadcast,
      "Queues: input becomes that of rank src. It must stay until nccl_idle.", 0, NULL},
     {"nccl_idle", "comm: object, wait: int = 0 -> bool", run_idle,
-     "Whether all that the device was asked for is done, by now or within `wait` microseconds, which other threads can use. "
-     "CudaError\n"
-     "for what NCCL has met meanwhile.",
+     "Whether all that the device was asked for is done, by now or within `wait` microseconds, without the GIL. CudaError for "
+     "what\n"
+     "NCCL has met meanwhile.",
      0, NULL},
     {"nccl_close", "comm: object, in_order: bool -> None", run_close,
      "Ends the communicator. in_order: all ranks call it, and nothing is under way; else from any thread, whatever is.", 0, NULL},

@@ -43,6 +43,7 @@ struct XtGraph {
     Recorded *calls;
     int64_t count, room;
     bool ended, dropped, spoiled;
+    bool forked, unjoined; /* whether the stream beside is a part of it; with work that the stream has not waited for */
 };
 
 static XtHost host;
@@ -160,22 +161,44 @@ static XtStatus synchronize(int index) {
     counts.synchronizations++;
     return XT_OK;
 }
-/* The stream: kernels are done at once, exchanges of fake_nccl.c later. */
-static struct {
+/* The stream and the one beside it: kernels are done at once, exchanges of fake_nccl.c later. Those beside count for the stream once it
+ * has joined them. */
+typedef struct Stream {
     int pending; /* exchanges that are queued and not done */
     int (*record)(void (*call)(void *), void *argument);
-} under_way;
+} Stream;
+static Stream under_way, beside;
+static bool joined;
 static void *stream(int index) { return (void)index, &under_way; }
+static bool done(const Stream *stream) { return __atomic_load_n(&stream->pending, __ATOMIC_ACQUIRE) == 0; }
 static XtStatus idle(int index, bool *out) {
     (void)index;
-    *out = __atomic_load_n(&under_way.pending, __ATOMIC_ACQUIRE) == 0;
+    *out = done(&under_way) && (!joined || done(&beside));
     return refuse("ask whether the device is done");
 }
 static XtStatus side(int index, void **out) {
-    *out = stream(index);
+    (void)index;
+    if (capturing) capturing->forked = capturing->unjoined = true;
+    else joined = false;
+    *out = &beside;
     return XT_OK;
 }
-static XtStatus join(int index) { return (void)index, XT_OK; }
+static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes, size_t where);
+static XtStatus do_join(const void *p) {
+    (void)p;
+    while (!done(&beside)) usleep(100);
+    return XT_OK;
+}
+static XtStatus join(int index) {
+    (void)index;
+    if (!capturing) joined = true;
+    else if (!capturing->forked) return xt_error(XT_CUDA_ERROR, "waiting for what is beside the kernels: it is of no capture");
+    else {
+        capturing->unjoined = false;
+        return keep_call(do_join, "", 1, NULL, 0, 0);
+    }
+    return XT_OK;
+}
 static XtStatus trim(int index) { return (void)index, refuse("give memory back"); }
 static void reset_peak(int index) { (void)index; }
 
@@ -196,7 +219,7 @@ static XtStatus planned(int index, size_t *nbytes) {
     return *nbytes ? XT_OK : xt_error(XT_OUT_OF_MEMORY, "cuda.graph: no host memory for the plan of a step's memory");
 }
 
-/* An exchange in a capture: a replay waits for it, as the kernels behind it would. */
+/* An exchange in a capture: a replay waits for it, as the kernels behind it would; for one beside them at the next join. */
 typedef struct Foreign {
     void (*call)(void *);
     void *argument;
@@ -204,10 +227,9 @@ typedef struct Foreign {
 static XtStatus do_foreign(const void *p) {
     const Foreign *foreign = p;
     foreign->call(foreign->argument);
-    while (__atomic_load_n(&under_way.pending, __ATOMIC_ACQUIRE)) usleep(100);
+    while (!done(&under_way)) usleep(100);
     return XT_OK;
 }
-static XtStatus keep_call(Call call, const void *parameters, size_t nbytes, const void *list, size_t list_nbytes, size_t where);
 static int record(void (*call)(void *), void *argument) {
     const Foreign foreign = {call, argument};
     return keep_call(do_foreign, &foreign, sizeof foreign, NULL, 0, 0) != XT_OK;
@@ -222,7 +244,7 @@ static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
     XtGraph *graph = calloc(1, sizeof *graph);
     *graph = (XtGraph){.next = graphs, .region = region, .nbytes = nbytes, .arena.limit = nbytes};
     *out = capturing = graphs = graph;
-    under_way.record = record;
+    under_way.record = beside.record = record;
     capturer = pthread_self();
     return XT_OK;
 }
@@ -230,12 +252,13 @@ static XtStatus capture(int index, size_t nbytes, XtGraph **out) {
 static XtStatus end_capture(XtGraph *graph, bool keep, int64_t *calls) {
     if (capturing != graph) return XT_OK;
     capturing = NULL;
-    under_way.record = NULL;
+    under_way.record = beside.record = NULL;
     for (int64_t i = 0; i < late_count; i++) put_back(late[i].data, late[i].nbytes);
     late_count = 0;
     *calls = graph->count;
     if (keep && graph->spoiled)
         return xt_error(XT_RUNTIME_ERROR, "cuda.graph: another thread has used cuda:%d during the capture", 0);
+    if (keep && graph->unjoined) return xt_error(XT_CUDA_ERROR, "cuda.graph: what is beside the kernels was not joined");
     if (keep && getenv("FAKE_DEVICE_BROKEN")) return xt_error(XT_CUDA_ERROR, "cuda.graph: the capture is broken");
     graph->ended = keep;
     return XT_OK;

@@ -32,20 +32,21 @@ typedef struct Part {
     char *data;
     size_t count;
 } Part;
+typedef struct Stream Stream;
 typedef struct Op {
     struct Op *next;
+    Stream *stream;
     long number;
     int count;
     Part parts[MOST];
 } Op;
-typedef struct Stream {                                  /* of fake_device.c */
+struct Stream {                                          /* of fake_device.c */
     int pending;                                         /* what its idle() looks at */
     int (*record)(void (*call)(void *), void *argument); /* keeps a call of a capture; NULL outside of one */
-} Stream;
+};
 typedef struct Comm {
     char folder[128];
     int rank, size;
-    Stream *stream;
     pthread_t worker;
     pthread_mutex_t lock;
     pthread_cond_t more;
@@ -122,7 +123,7 @@ static void *work(void *argument) {
             if (op->parts[i].sends) put(comm, op->number, &op->parts[i]);
         for (int i = 0; i < op->count; i++)
             if (!op->parts[i].sends) take(comm, op->number, &op->parts[i]);
-        __atomic_sub_fetch(&comm->stream->pending, 1, __ATOMIC_RELEASE);
+        __atomic_sub_fetch(&op->stream->pending, 1, __ATOMIC_RELEASE);
         free(op);
     }
 }
@@ -181,7 +182,7 @@ int ncclGroupStart(void) {
 }
 static void queue(Comm *comm, Op *op) {
     op->number = ++comm->queued;
-    __atomic_add_fetch(&comm->stream->pending, 1, __ATOMIC_ACQ_REL);
+    __atomic_add_fetch(&op->stream->pending, 1, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&comm->lock);
     *comm->last = op;
     comm->last = &op->next;
@@ -211,20 +212,20 @@ int ncclGroupEnd(void) {
         free(op);
         return SUCCESS;
     }
-    if (!comm->stream->record) {
+    if (!op->stream->record) {
         queue(comm, op);
         return SUCCESS;
     }
     Kept *kept = malloc(sizeof *kept);
     *kept = (Kept){comm, *op};
     free(op);
-    return comm->stream->record(again, kept);
+    return kept->op.stream->record(again, kept);
 }
 
 static int add(Comm *comm, bool sends, int peer, const void *data, size_t count, void *stream) {
     if (group->count == MOST) return INVALID;
     grouped = comm;
-    comm->stream = stream;
+    group->stream = stream;
     int index = 0;
     for (int i = 0; i < group->count; i++) index += group->parts[i].sends == sends && group->parts[i].peer == peer;
     group->parts[group->count++] = (Part){sends, peer, index, (char *)data, count};
@@ -239,11 +240,13 @@ int ncclRecv(void *data, size_t count, int dtype, int peer, void *comm, void *st
 int ncclAllGather(const void *in, void *out, size_t count, int dtype, void *comm, void *stream) {
     if (dtype != 0 || fails("AllGather")) return SYSTEM_ERROR;
     ncclGroupStart();
-    for (int peer = 0; peer < ((Comm *)comm)->size; peer++) {
-        add(comm, true, peer, in, count, stream);
-        add(comm, false, peer, (char *)out + (size_t)peer * count, count, stream);
+    int error = SUCCESS;
+    for (int peer = 0; peer < ((Comm *)comm)->size && error == SUCCESS; peer++) {
+        error = add(comm, true, peer, in, count, stream);
+        if (error == SUCCESS) error = add(comm, false, peer, (char *)out + (size_t)peer * count, count, stream);
     }
-    return ncclGroupEnd();
+    const int ended = ncclGroupEnd();
+    return error != SUCCESS ? error : ended;
 }
 int ncclBroadcast(const void *in, void *out, size_t count, int dtype, int root, void *comm, void *stream) {
     if (dtype != 0 || fails("Broadcast")) return SYSTEM_ERROR;
