@@ -42,7 +42,7 @@ static XtStatus check_leaves(XtReady *ready) {
             return xt_error(XT_VALUE_ERROR, "on_ready: leaves must be leaf tensors, got the result of %s at %d",
                             xt_grad_of(item->leaf)->node->name, item->index);
     }
-    qsort(ready->item, (size_t)ready->count, sizeof *ready->item, by_address);
+    if (ready->count > 0) qsort(ready->item, (size_t)ready->count, sizeof *ready->item, by_address);
     for (int64_t i = 1; i < ready->count; i++) {
         const XtReadyLeaf *item = &ready->item[i];
         if (item[-1].leaf == item->leaf)

@@ -148,10 +148,11 @@ static XtStatus NAME(causal_conv1d_next)(void *context, int64_t begin, int64_t e
     for (int64_t row = begin; row < end; row++) {
         int64_t b = row / kept, t = row % kept + p->steps - kept; /* the row of x, or of the state when negative */
         T *to = (T *)p->next + row * channels;
-        const T *x = (const T *)p->x + (b * p->steps + t) * channels;
-        const T *state = p->state ? (const T *)p->state + (b * kept + t + kept) * channels : NULL;
-        if (t < 0 && !state) memset(to, 0, (size_t)channels * sizeof(T));
-        else memcpy(to, t < 0 ? state : x, (size_t)channels * sizeof(T));
+        const T *from = NULL; /* before the first row without a state: zeros */
+        if (t >= 0) from = (const T *)p->x + (b * p->steps + t) * channels;
+        else if (p->state) from = (const T *)p->state + (b * kept + t + kept) * channels;
+        if (from) memcpy(to, from, (size_t)channels * sizeof(T));
+        else memset(to, 0, (size_t)channels * sizeof(T));
     }
     return XT_OK;
 }
