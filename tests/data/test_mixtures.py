@@ -394,6 +394,9 @@ print([line.split()[1] for line in open("/proc/self/status") if line.startswith(
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak of memory is read from /proc")
+@pytest.mark.skipif(
+    bool(os.environ.get("XTRAIN_SANITIZE")), reason="ASan keeps freed memory, which the test would see grow"
+)
 def test_memory_does_not_grow_with_the_sources(tmp_path) -> None:
     """Of 16 and 128 MiB of tokens each, in documents of 4096. Pieces of 8 MiB are hashed; two or three are there at once."""
     peaks = []

@@ -210,6 +210,7 @@ def test_the_corpus_is_refused(tmp_path) -> None:
             read(path)
 
 
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="ASan takes the signal, and bounds no memory")
 def test_a_crash_a_hang_and_memory_are_findings(tmp_path) -> None:
     """Planted in a worker: its case is named, and the worker goes on behind it."""
     planted = tmp_path / "programs.py"
