@@ -96,3 +96,33 @@ def test_gradients_of_parameters_are_sums_over_all_tokens(tokens: int) -> None:
     for i, found in enumerate(whole):
         want = sum(part[i] for part in parts)
         assert np.abs(found - want).max() <= 1e-12 * np.abs(want).max(), f"gradient {i + 1}"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("c", [1, 1024, 1025, 2060])
+def test_the_way_back_of_many_channels(n: int, c: int) -> None:
+    """mhc_post of small integers, exact in any order; two of the same streams, whose gradient is the sum of both."""
+    rng = np.random.default_rng([n, c])
+
+    def drawn_integers(*shape: int) -> np.ndarray:
+        return rng.integers(-3, 4, shape).astype(np.float32)
+
+    shapes = (3, n, c), (3, c), (3, n), (3, n, n)
+    x = drawn_integers(*shapes[0])
+    leaf = tensor(x, "float32").requires_grad_()
+    outs, dys, sum_x = [], [], np.zeros_like(x)
+    for _ in range(2):
+        y, h, m, dy = (drawn_integers(*shape) for shape in (*shapes[1:], shapes[0]))
+        others = [tensor(one, "float32").requires_grad_() for one in (y, h, m)]
+        out = F.mhc_post(leaf, *others)
+        assert (array(out) == m @ x + h[..., None] * y[:, None]).all()
+        outs.append(out)
+        dys.append(tensor(dy, "float32"))
+        sum_x += m.transpose(0, 2, 1) @ dy
+        out.backward(dys[-1], retain_graph=True)
+        want = np.einsum("tn,tnc->tc", h, dy), np.einsum("tnc,tc->tn", dy, y), dy @ x.transpose(0, 2, 1)
+        assert all((array(one.grad) == ref).all() for one, ref in zip(others, want))
+    assert (array(leaf.grad) == sum_x).all()  # added to what a backward before has left
+    leaf.grad = None
+    _C.backward(outs, dys, False)
+    assert (array(leaf.grad) == sum_x).all()

@@ -87,6 +87,19 @@ def test_same_bits_in_company_and_again(dtype: str) -> None:
     assert bits(_C.cached_attention(*short, places[2:3])) == bits(out[0][2:3])
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_heads_apart_are_read_where_they_are(number: int, plain: bool) -> None:
+    """Each head of the query, key or value in the left half of rows twice as wide."""
+    given, want = inputs(2, 6, 2, 5, 8), inputs(2, 6, 2, 5, 8)
+    wide = xt.full((*given[number].shape[:3], 16), 9.0)
+    wide[..., :8] = given[number]
+    given[number] = wide[..., :8]
+    place = xt.tensor([2, 4])
+    assert bits(_C.cached_attention(*given, place, plain=plain)) == bits(_C.cached_attention(*want, place, plain=plain))
+    assert bits(given[3]) == bits(want[3]) and bits(given[4]) == bits(want[4])
+
+
 def test_columns_of_one_product_are_taken_as_they_are() -> None:
     """query, key and value as views of [B, (H + 2 K) D], as a joined product makes them."""
     joined = xt.tensor(np.random.default_rng(2).standard_normal((2, 8 * 64)).astype(np.float32))

@@ -171,3 +171,46 @@ def test_threads_change_no_bit_of_a_backward_in_parts(dtype: str) -> None:
         found.add(b"".join(bytes(_C.to_bytes(x.grad.contiguous())) for x in (q, k, v)))
     xt.set_num_threads(before)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_many_rows_that_see_nothing_are_zero_in_any_memory(dtype: str) -> None:
+    """Whole blocks of queries before the first key, whose results and gradients lie where NaN was."""
+    for backend in _C.attention_backends(_C.get_default_device()):
+        q, k, v = (xt.randn(1, 2, n, 16).to(getattr(xt, dtype)).detach().requires_grad_() for n in (200, 40, 40))
+        dy = xt.ones_like(q.detach())
+
+        def spoil() -> None:
+            spoilt = [xt.full(q.shape, float("nan"), dtype=q.dtype) for _ in range(6)]
+            del spoilt
+
+        spoil()
+        out = _C.scaled_dot_product_attention(q, k, v, True, None, False, backend)
+        spoil()
+        out.backward(dy)
+        for rows in (out.detach(), q.grad):
+            assert (array(rows)[:, :, :160] == 0).all(), backend
+            assert np.isfinite(array(rows)).all(), backend
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_may_lie_on_top_of_each_other(dtype: str) -> None:
+    """Queries, keys and values that are one row, expanded: what their copies give, and the gradients of those, added up."""
+    unit = {"float32": 2.0**-22, "float64": 2.0**-50}[dtype]
+    rng = np.random.default_rng(4)
+    shape = (2, 2, 33, 16)
+    for backend in _C.attention_backends(_C.get_default_device()):
+        for expanded in range(3):
+            arrays = [rng.standard_normal((*shape[:2], 1 if i == expanded else 33, 16)) for i in range(3)]
+            found = []
+            for copied in (False, True):
+                leaves = [tensor(a, dtype).requires_grad_() for a in arrays]
+                rows = [leaf.expand(*shape) for leaf in leaves]
+                out = _C.scaled_dot_product_attention(
+                    *(row.contiguous() if copied else row for row in rows), True, None, False, backend
+                )
+                out.backward(xt.ones_like(out.detach()))
+                found.append([array(t) for t in (out, *(leaf.grad for leaf in leaves))])
+            for got, want in zip(*found):
+                largest = np.abs(want).max() + max(np.abs(a).max() for a in arrays)
+                check_close(got, want, unit * (8 + np.sqrt(16 + 33)) * largest, f"{backend} {expanded}")
