@@ -343,3 +343,20 @@ def test_names_of_implementations_are_whole() -> None:
         with pytest.raises(ValueError, match=rf"matmul: backend must be one of auto, .* on cpu, got '{name}'"):
             xt.matmul(x, x, backend=name)
     assert xt.matmul(x, x, backend="auto").tolist() == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "want"),
+    [((0,), (1,)), ((2, 0, 3), (3, 3, 1)), ((0, 4, 5), (20, 5, 1)), ((3, 4, 0), (4, 1, 1)), ((0, 0, 2), (2, 2, 1))],
+)
+def test_strides_of_what_is_empty(shape: tuple[int, ...], want: tuple[int, ...]) -> None:
+    """A size of 0 counts as 1, as in PyTorch."""
+    assert xt.zeros(*shape).stride() == want
+
+
+def test_memory_is_aligned_to_64_bytes() -> None:
+    """Of any size, beside each other, and again from the cache."""
+    sizes = [1, 63, 65, 1000, 4095, 4097, 5000, 65537, 300001]
+    for _ in range(2):
+        kept = [xt.empty(size, dtype=xt.uint8, device="cpu") for size in sizes for _ in range(3)]
+        assert {one.data_ptr() % 64 for one in kept} == {0}

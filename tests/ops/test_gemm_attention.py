@@ -176,14 +176,15 @@ def test_threads_change_no_bit_of_a_backward_in_parts(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_many_rows_that_see_nothing_are_zero_in_any_memory(dtype: str) -> None:
     """Whole blocks of queries before the first key, whose results and gradients lie where NaN was."""
+    shape = (1, 2, 200, 16)
+
+    def spoil() -> None:
+        spoilt = [xt.full(shape, float("nan"), dtype=getattr(xt, dtype)) for _ in range(6)]
+        del spoilt
+
     for backend in _C.attention_backends(_C.get_default_device()):
         q, k, v = (xt.randn(1, 2, n, 16).to(getattr(xt, dtype)).detach().requires_grad_() for n in (200, 40, 40))
         dy = xt.ones_like(q.detach())
-
-        def spoil() -> None:
-            spoilt = [xt.full(q.shape, float("nan"), dtype=q.dtype) for _ in range(6)]
-            del spoilt
-
         spoil()
         out = _C.scaled_dot_product_attention(q, k, v, True, None, False, backend)
         spoil()

@@ -389,3 +389,13 @@ def test_decay_is_one_product(name: str) -> None:
     xt.optim.AdamW([p], lr=0.3, weight_decay=0.7).step()
     factor = np.dtype(name).type(1 - 0.3 * 0.7)
     assert np.array_equal(p.detach().cpu().numpy(), x * factor)
+
+
+def test_positions_have_64_bits() -> None:
+    """Beyond 2^32, and before 0, where a rotation turns the other way."""
+    places = [0, 3, -3, 2**31 + 5, 2**32 + 3, -(2**33) - 1]
+    x = np.random.default_rng(6).standard_normal((len(places), 2, 4))
+    got = values(F.rope(xt.tensor(x), theta=100.0, positions=xt.tensor(places)))
+    angles = np.array(places, float)[:, None] * 100.0 ** (-np.arange(2) / 2)
+    c, s, a, b = np.cos(angles)[:, None], np.sin(angles)[:, None], x[..., :2], x[..., 2:]
+    assert np.abs(got - np.concatenate([a * c - b * s, b * c + a * s], -1)).max() <= 1e-5

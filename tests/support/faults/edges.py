@@ -101,4 +101,7 @@ FAULTS = [
     Fault("edges: mhc_post adds nothing", "csrc/cpu/mhc/mhc_post.c", "sum[c] = more ? LOAD(more[c]) : 0;", "sum[c] = 0;", "dx_add is added, and may be dx", "tests/mhc/test_mhc_tokens.py::test_the_way_back_of_many_channels"),
     Fault("edges: mhc_post x of the first chunk", "csrc/cpu/mhc/mhc_post.c", "m + i * n, 1, x + c0, n", "m + i * n, 1, x, n", "channels of any number, in chunks", "tests/mhc/test_mhc_tokens.py::test_the_way_back_of_many_channels"),
     Fault("edges: mhc_post y of the first chunk", "csrc/cpu/mhc/mhc_post.c", "sum[c] = h[i] * LOAD(y[c0 + c]);", "sum[c] = h[i] * LOAD(y[c]);", "channels of any number, in chunks", "tests/mhc/test_mhc_tokens.py::test_the_way_back_of_many_channels"),
+    Fault("edges: positions of 32 bits", "csrc/cpu/layers/rope.c", "ACC pos = (ACC)(p->positions ? p->positions[t] : t);", "ACC pos = (ACC)(p->positions ? (int32_t)p->positions[t] : t);", "positions are int64", "tests/ops/test_kernel_clauses.py::test_positions_have_64_bits"),
+    Fault("edges: strides of the empty", "csrc/core/view.c", "stride *= view->shape[i] > 0 ? view->shape[i] : 1;", "stride *= view->shape[i];", "row-major strides from the shape, a size of 0 counts as 1", "tests/core/test_core_rules.py::test_strides_of_what_is_empty"),
+    Fault("edges: alignment of 16 bytes", "csrc/core/storage.c", "#define ALIGNMENT 64", "#define ALIGNMENT 16", "new memory is 64-byte aligned", "tests/core/test_core_rules.py::test_memory_is_aligned_to_64_bytes"),
 ]  # fmt: skip
