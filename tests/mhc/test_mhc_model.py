@@ -95,8 +95,11 @@ def test_stream_checkpointing_gives_the_same_bits(block: int, dtype: str) -> Non
 
 def test_only_one_checkpointing_where_it_does_something() -> None:
     plain, model = make(mhc_streams=0), make()
-    with pytest.raises(ValueError, match="Qwen3: stream_checkpointing must be an integer, at least 0, got -1"):
-        model.stream_checkpointing = -1
+    for wrong in (-1, True, 1.0):
+        with pytest.raises(
+            ValueError, match=f"Qwen3: stream_checkpointing must be an integer, at least 0, got {wrong}"
+        ):
+            model.stream_checkpointing = wrong
     with pytest.raises(
         ValueError, match=r"Qwen3: stream_checkpointing must be 0 without streams \(mhc_streams\), got 2"
     ):

@@ -316,13 +316,27 @@ def test_the_eps_of_a_norm_is_its_own(norm: str, way: str) -> None:
     run(edited)  # the machine epsilon, as everywhere
 
 
-def test_a_norm_without_weight() -> None:
+@pytest.mark.parametrize("streams", [0, 3])
+def test_all_parameters_are_drawn_anew(streams: int) -> None:
+    model = make(streams)
+    model.model.layers[0].self_attn.q_proj.bias = nn.Parameter(xt.ones(32))
+    with xt.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    model.reset_parameters()
+    values = {name: array(parameter) for name, parameter in model.named_parameters()}
+    assert [name for name, value in values.items() if not np.isfinite(value).all()] == []
+    assert (values["model.layers.0.self_attn.q_proj.bias"] == 0).all() and (values["model.norm.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
+def test_a_norm_without_weight(norm: str) -> None:
     model = make()
     for layer in model.model.layers:
-        layer.self_attn.q_norm = nn.RMSNorm(8, 1e-6, elementwise_affine=False)
+        setattr(layer.self_attn, norm, nn.RMSNorm(8, 1e-6, elementwise_affine=False))
     for name, run in WAYS.items():
         assert run(model) == run(make()) or name != "forward"  # weights are one at the start; one gradient less
-    assert "model.layers.0.self_attn.q_norm.weight" not in model.state_dict()
+    assert f"model.layers.0.self_attn.{norm}.weight" not in model.state_dict()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,6 +11,8 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C, nn
 from xtrain.models import Qwen3, Qwen3Config
+from xtrain.models.decoder import tensor_shapes
+from xtrain.nn.module import pack
 
 pytestmark = pytest.mark.on_cpu
 
@@ -168,3 +170,62 @@ def test_matrices_start_with_their_deviation() -> None:
             assert abs(parameter.detach().numpy().std() / 0.01 - 1) < 0.2, name
         else:
             assert (parameter.detach().numpy() == 1.0).all(), name
+
+
+def test_biases_of_an_mlp_are_added() -> None:
+    """Of layers that replace its own, in each place; and of a gate and an up that are one piece of memory."""
+    mlp = Qwen3(Qwen3Config(**SIZES)).model.layers[0].mlp
+    c, f = mlp.gate_proj.weight.shape[1], mlp.gate_proj.weight.shape[0]
+    x = xt.randn(5, c)
+
+    def check() -> None:
+        want = F.linear(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x), mlp.down_proj.weight, mlp.down_proj.bias)
+        assert (mlp(x) - want).abs().max().item() <= 1e-5 * want.abs().max().item()
+
+    check()
+    down = mlp.down_proj
+    mlp.down_proj = nn.Linear(f, c, True)
+    check()
+    mlp.down_proj = down
+    mlp.gate_proj, mlp.up_proj = nn.Linear(c, f, True), nn.Linear(c, f, True)
+    check()
+    pack(mlp.gate_proj, mlp.up_proj)
+    pack(mlp.gate_proj, mlp.up_proj, name="bias")
+    check()
+
+
+def test_a_layer_need_not_know_what_it_is_not_given() -> None:
+    """The documents, where a row holds one."""
+
+    class Twice(nn.Module):
+        def forward(self, x, batch, seq, positions, cache):
+            return x * 2
+
+    model = Qwen3(Qwen3Config(**SIZES))
+    model.model.layers[1] = Twice()
+    ids = xt.tensor([[1, 2, 3]])
+    x = model.model.layers[0](model.model.embed_tokens(ids.reshape(3)), 1, 3, None)
+    assert (model.features(ids) - model.model.norm(x * 2)).abs().max().item() <= 1e-5
+
+
+@pytest.mark.parametrize("policy", ["none", "cheap", "block", "full"])
+def test_caches_are_used_whatever_training_recomputes(policy: str) -> None:
+    """A model in training mode that reads a row piece by piece has the logits of the whole row."""
+    model, ids = Qwen3(Qwen3Config(**SIZES)), xt.tensor([[1, 2, 3, 4, 5]])
+    with xt.no_grad():
+        want = model.eval()(ids)
+        model.train()
+        model.recompute = policy
+        caches = model.make_caches(1, 5)
+        for at, end in ((0, 3), (3, 5)):
+            places = xt.arange(at, end)
+            got = model(ids[:, at:end], places, caches)
+            assert (got - want[:, at:end]).abs().max().item() <= 1e-5
+    assert [cache.used for cache in caches] == [5, 5]
+
+
+@pytest.mark.parametrize("more", [{}, {"mhc_streams": 2, "mhc_contraction": "learned"}], ids=["plain", "streams"])
+def test_shapes_of_a_file_come_in_the_order_of_the_model(more: dict) -> None:
+    config = Qwen3Config(**SIZES, **more, tie_word_embeddings=False)
+    want = [(name, tuple(parameter.shape)) for name, parameter in Qwen3(config).named_parameters()]
+    assert list(tensor_shapes(config)) == want
