@@ -206,6 +206,25 @@ def test_memory_that_ends_between_launches_of_the_optimizer(tmp_path, data, monk
     assert trainer.torn and trainer.step == step and not names(run)
 
 
+def test_memory_that_ends_in_the_averages(tmp_path, data, monkeypatch) -> None:
+    """The parameters are a step ahead of their averages: the state is torn, and nothing is saved of it."""
+    run = tmp_path / "run"
+    trainer = Trainer(options(data, run, ema=0.9), quiet=True)
+    update = trainer.ema.update
+
+    def full(**given):
+        if trainer.step == 4:
+            raise xt.OutOfMemoryError("averages")
+        return update(**given)
+
+    monkeypatch.setattr(trainer.ema, "update", full)
+    with pytest.raises(RuntimeError, match="^the averages of step 5 are lost: averages$"):
+        trainer.run()
+    assert trainer.torn and trainer.step == 4 and not names(run)
+    with pytest.raises(CheckpointError, match="step 5 was interrupted while it changed the parameters"):
+        trainer.train_step()
+
+
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("step", [0, 4])
 def test_memory_that_ends_inside_the_optimizer(tmp_path, data, whole, monkeypatch, group: int, step: int) -> None:

@@ -78,14 +78,43 @@ def test_a_loss_is_read_once(tmp_path, data, every: int) -> None:
     assert set(trainer.train_step()) == {"loss", "lr", "grad_norm"}
 
 
+def test_reading_needs_no_memory(tmp_path, data, monkeypatch) -> None:
+    """The steps are made, and a full device must not hide what they were."""
+    found = []
+    for name in ("room", "none"):
+        trainer = Trainer(options(data, tmp_path / name), quiet=True)
+        trainer.stepper.read_every = 3
+        queued = [trainer.stepper.queue() for _ in range(3)]
+
+        def full(*_: object) -> None:
+            raise MemoryError("out of memory")
+
+        with monkeypatch.context() as patch:
+            if name == "none":
+                patch.setattr(xt._C, "cat", full)
+            found.append(trainer.stepper.read(queued))
+    assert found[0] == found[1] and len({numbers["loss"] for numbers in found[0]}) == 3
+
+
+def test_without_clipping_gradients_stay(tmp_path, data) -> None:
+    """clip of 0; with a norm of 1e-3 they have that one."""
+    for clip, want in ((0.0, 1.0), (1e-3, 1e-3)):
+        trainer = Trainer(options(data, tmp_path / f"run{clip}", clip=clip), quiet=True)
+        norm = trainer.train_step()["grad_norm"]
+        left = math.sqrt(sum(p.grad.double().square().sum().item() for p in trainer.model.parameters()))
+        assert norm > 1e-2 and abs(left - (norm if clip == 0 else want)) <= 1e-4 * left
+
+
 def test_a_bad_step_that_nobody_read_is_not_counted(tmp_path, data) -> None:
     """An exception ends the loop while a bad step is queued: the run goes on from the step before it."""
     trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
     trainer.stepper.read_every = 8
     next_batch, weight = trainer.loader.next_batch, dict(trainer.model.named_parameters())["model.norm.weight"]
+    before: list = []
 
     def failing():
         if trainer.step == 3:
+            before.append((trainer.loader.state_dict(), xt.get_rng_state()))
             with xt.no_grad():
                 weight[0] = math.nan
         if trainer.step == 5:
@@ -96,6 +125,7 @@ def test_a_bad_step_that_nobody_read_is_not_counted(tmp_path, data) -> None:
     with pytest.raises(OSError, match="the data is gone"):
         trainer.run()
     assert trainer.step == 3
+    assert (trainer.loader.state_dict(), xt.get_rng_state()) == before[0]
     assert {state["step"] for state in trainer.optimizer.state.values()} == {3}
     trainer.loader.next_batch = next_batch
     with xt.no_grad():

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from runs import options, text_file
 
-from xtrain import cuda
+from xtrain import cuda, saving
 from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.tokenizers import ByteTokenizer
-from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, resume, rundir
+from xtrain.train import Trainer, checkpoints, evaluate, loop, parts, plot, progress, resume, rundir, train
 from xtrain.train.callbacks import Callback, CallbackList
 from xtrain.train.checkpoints import Saver
 from xtrain.train.config import GPU_RUN, TrainConfig
@@ -376,7 +376,7 @@ def test_an_infinite_second_moment_is_none_to_refuse() -> None:
     import xtrain as xt
 
     layer = xt.nn.Linear(2, 1, bias=False)
-    for key in ("exp_avg", "exp_avg_sq", "master"):
+    for key in ("exp_avg", "exp_avg_sq", "momentum_buffer", "master"):
         for value, bad in ((math.inf, None), (math.nan, f"{key} of parameter weight has NaN")):
             kept = SimpleNamespace(state={layer.weight: {key: xt.full((1, 2), value)}})
             assert checkpoints._bad_moment(SimpleNamespace(model=layer, optimizer=kept)) == bad
@@ -435,3 +435,91 @@ def test_several_callbacks_are_as_one(tmp_path) -> None:
     every.on_end(run, None)
     names = ("on_start", "on_step_begin", "on_step", "on_checkpoint", "on_end")
     assert calls == [(number, name) for name in names for number in (1, 2)]
+
+
+def test_the_checkpoint_of_a_result_is_the_newest(tmp_path) -> None:
+    result = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run", save_every=3), quiet=True).run()
+    assert result.checkpoint == tmp_path / "run" / "checkpoint-00000008"
+    for path in saving.find_checkpoints(tmp_path / "run"):
+        saving.remove_checkpoint(path)
+    assert result.checkpoint is None
+
+
+def test_keywords_win_over_a_file(tmp_path) -> None:
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", save_every=0)
+    first = Trainer(values, quiet=True)
+    first.run()
+    out = tmp_path / "again"
+    result = train(file=tmp_path / "run" / "config.toml", out=str(out), steps=2, optim={"lr": 0.125}, quiet=True)
+    assert result.step == 2 and result.directory == out
+    config = Trainer({"resume": str(out)}, quiet=True).config
+    assert config.optim.lr == 0.125 and config.seq_len == first.config.seq_len and config.optim.warmup == 2
+
+
+def test_a_run_may_begin_with_steps_and_a_save_by_hand(tmp_path) -> None:
+    """What it has written itself is nobody else's."""
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run", save_every=0), quiet=True)
+    for _ in range(2):
+        trainer.train_step()
+        trainer.save()
+    assert trainer.run().step == 8
+    trainer.save()
+    assert trainer.run().step == 8
+    names = [path.name for path in saving.find_checkpoints(tmp_path / "run")]
+    assert names == [f"checkpoint-{step:08}" for step in (8, 2)]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path) -> None:
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "runs" / "run"), quiet=True)
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'runs' / 'run'} cannot be made: .*[Nn]ot a directory"):
+        trainer.run()
+
+
+def test_what_a_finished_run_says_when_it_is_resumed(tmp_path) -> None:
+    """The validation loss of its end, though no step is made."""
+    first = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True).run()
+    again = Trainer({"resume": str(tmp_path / "run")}, quiet=True).run()
+    assert again.step == 8 and again.val_loss == first.val_loss is not None
+
+
+def test_a_run_that_is_stopped_has_no_sample(tmp_path) -> None:
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", sample__tokens=4)
+    for name, callbacks in (("whole", []), ("stopped", [lambda trainer, record: True])):
+        result = Trainer({**values, "out": str(tmp_path / name)}, quiet=True, callbacks=callbacks).run()
+        assert (result.sample is None, result.stopped) == ((True, "callback") if callbacks else (False, None))
+
+
+def test_an_emergency_checkpoint_that_is_found_has_its_records(tmp_path, monkeypatch) -> None:
+    order: list[str] = []
+    sync, save = Metrics.sync, saving.save_checkpoint
+    monkeypatch.setattr(Metrics, "sync", lambda self: (order.append("records"), sync(self))[1])
+    monkeypatch.setattr(saving, "save_checkpoint", lambda *args: (order.append("checkpoint"), save(*args))[1])
+    trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True, callbacks=[_fails])
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert order[:2] == ["records", "checkpoint"]
+
+
+def _fails(trainer: Any, record: Any) -> None:
+    if record["step"] == 3:
+        raise ZeroDivisionError
+
+
+def test_a_stretched_run_keeps_its_warm_up(tmp_path) -> None:
+    """A twentieth of the steps, of those that it began with."""
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run", steps=60)
+    del values["optim.warmup"]
+    Trainer(values, quiet=True, callbacks=[lambda trainer, record: True]).run()
+    longer = Trainer({"resume": str(tmp_path / "run"), "steps": 600, "extend": True}, quiet=True)
+    assert longer.config.optim.warmup == 3 and longer.config.steps == 600
+
+
+def test_averages_are_of_what_is_trained(tmp_path) -> None:
+    values = options(text_file(tmp_path / "text.txt"), tmp_path / "run")
+    model = Trainer(values, quiet=True).model
+    frozen = next(model.parameters()).requires_grad_(False)
+    of_model = {name: value for name, value in values.items() if not name.startswith("model.")}
+    trainer = Trainer({**of_model, "out": str(tmp_path / "other"), "ema": 0.9}, model=model, quiet=True)
+    trained = {id(parameter) for parameter in model.parameters()} - {id(frozen)}
+    assert trainer.ema is not None and {id(parameter) for parameter in trainer.ema.averages} == trained

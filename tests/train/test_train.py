@@ -402,17 +402,22 @@ def test_two_processes_may_not_train_in_one_directory(tmp_path, data) -> None:
 
 
 def test_the_precision_of_a_run_ends_with_it(tmp_path, data) -> None:
-    """tf32 holds inside the trainer's own steps and not for what the process computes afterwards."""
-    trainer = Trainer(options(data, tmp_path / "run", precision="tf32"), quiet=True)
-    seen = []
-    loss = trainer.model.loss
-    trainer.model.loss = lambda *args, **kwargs: (
-        seen.append(xt.get_float32_matmul_precision()),
-        loss(*args, **kwargs),
-    )[1]
-    trainer.train_step()
-    trainer.evaluate()
-    assert set(seen) == {"high"} and xt.get_float32_matmul_precision() == "highest"
+    """It holds inside the trainer's own steps and not for what the process computes afterwards."""
+    for precision, inside, before in (("tf32", "high", "highest"), ("float32", "highest", "high")):
+        trainer = Trainer(options(data, tmp_path / "run", precision=precision, sample__tokens=2), quiet=True)
+        seen: list[str] = []
+        trainer.model.model.embed_tokens.register_forward_hook(
+            lambda *_, seen=seen: seen.append(xt.get_float32_matmul_precision())
+        )
+        xt.set_float32_matmul_precision(before)
+        try:
+            for method in (trainer.train_step, trainer.evaluate, trainer.sample):
+                count = len(seen)
+                method()
+                assert len(seen) > count and xt.get_float32_matmul_precision() == before
+        finally:
+            xt.set_float32_matmul_precision("highest")
+        assert set(seen) == {inside}
 
 
 def test_a_resumed_run_saves_its_end_also_when_steps_were_taken_by_hand(tmp_path, data) -> None:

@@ -16,6 +16,7 @@ from xtrain.cli import main
 from xtrain.errors import ConfigError, DataError
 from xtrain.saving import find_checkpoints
 from xtrain.train import Callback, Trainer, train
+from xtrain.train.callbacks import WandbWriter
 from xtrain.train.callbacks.tensorboard import TensorBoardWriter, masked_crc
 
 pytestmark = pytest.mark.on_cpu
@@ -78,6 +79,20 @@ def test_what_a_callback_hears(given) -> None:
     again = Listener()
     Trainer({"resume": given["out"], "steps": 5, "extend": True}, quiet=True, callbacks=[again]).run()
     assert again.heard[:2] == [("start", 4), ("begin", 4)]
+
+
+def test_a_checkpoint_is_whole_when_callbacks_hear_of_it(given) -> None:
+    found: list[tuple[bool, int]] = []
+
+    class Looks(Callback):
+        def on_checkpoint(self, state, path) -> None:
+            found.append((next(iter(find_checkpoints(given["out"])), None) == path, state.saved_at))
+            models.load(path)
+
+    trainer = Trainer(given, quiet=True, callbacks=[Looks()])
+    trainer.run()
+    trainer.save()  # by hand
+    assert found == [(True, 2), (True, 4), (True, 4)]
 
 
 def test_a_callback_ends_a_run(given) -> None:
@@ -302,6 +317,47 @@ def test_a_table_of_metrics(given) -> None:
     half = Path(given["out"], "checkpoint-00000002")
     Trainer({"resume": str(half)}, quiet=True).run()
     assert [int(row["step"]) for row in csv.DictReader(path.open(newline=""))] == [1, 2, 3, 4]
+
+
+def test_what_writers_wrote_of_a_step_can_be_read_before_the_next(given) -> None:
+    """The user's callbacks come before the writers: at a step they find those before it."""
+    run = Path(given["out"])
+    found: list[tuple[int, int]] = []
+
+    def look(state, record) -> None:
+        (events,) = (run / "tensorboard").iterdir()
+        found.append(((run / "metrics.csv").read_text().count("\n"), events.stat().st_size))
+
+    Trainer({**given, "writers": "csv,tensorboard"}, quiet=True, callbacks=[look]).run()
+    assert [lines for lines, _ in found] == [1, 2, 3, 4]
+    sizes = [size for _, size in found]
+    assert sizes == sorted(set(sizes))  # grows with every step
+
+
+def test_a_table_that_is_a_link_is_not_written(given, capsys) -> None:
+    """A warning, and the run goes on."""
+    run, victim = Path(given["out"]), Path(given["out"] + ".csv")
+    run.mkdir()
+    victim.write_text("of somebody else")
+    trainer = Trainer({**given, "writers": "csv"})
+    (run / "metrics.csv").symlink_to(victim)
+    assert trainer.run().step == 4
+    assert "the writer csv failed, and training goes on: " in capsys.readouterr().out
+    assert (run / "metrics.csv").is_symlink() and victim.read_text() == "of somebody else"
+
+
+def test_options_of_wandb_are_those_of_its_init(given, monkeypatch) -> None:
+    """They win over what a run says of itself."""
+    found: list[dict] = []
+
+    def init(**options):
+        found.append(options)
+        return SimpleNamespace(log=lambda values, step: None, finish=lambda exit_code: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    Trainer(given, quiet=True, callbacks=[WandbWriter(project="mine", name="other", group="g", config={"a": 1})]).run()
+    assert [found[0][key] for key in ("project", "name", "group", "config")] == ["mine", "other", "g", {"a": 1}]
+    assert found[0]["resume"] == "allow" and found[0]["dir"] == given["out"]
 
 
 def test_wandb(given, monkeypatch) -> None:

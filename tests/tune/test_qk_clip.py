@@ -15,11 +15,11 @@ import xtrain as xt
 import xtrain.functional as F
 from xtrain import _C, lora, models, optim, saving
 from xtrain.distributed.bank import Bank
-from xtrain.errors import ConfigError
+from xtrain.errors import ConfigError, NonFiniteError
 from xtrain.nn.module import evaluating
 from xtrain.optable.table import array
 from xtrain.optim import qk_clip
-from xtrain.train import Trainer
+from xtrain.train import Trainer, step
 
 pytestmark = pytest.mark.on_cpu
 
@@ -232,6 +232,26 @@ def test_a_step_of_a_run_is_that_of_the_optimizer_and_then_the_clip(max_ranks: i
         assert (np.abs(found - want * g) <= 1e-5 * np.abs(want)).all()
     same = [array(dict(t.model.named_parameters())["model.layers.0.self_attn.k_proj.weight"]) for t in (plain, clipped)]
     assert (same[0] == same[1]).all()
+
+
+def test_a_bad_step_that_is_read_late_clips_nothing(tmp_path) -> None:
+    """Its logits are too large and its loss is not a number: the heads stay as they are, and so do those of the steps behind it."""
+    trainer = run(tmp_path, "run", steps=8, callbacks=[lambda trainer, record: trainer.step == 3])
+    trainer.stepper.read_every = 4
+    parameters = dict(trainer.model.named_parameters())
+    with xt.no_grad():
+        parameters["model.norm.weight"][0] = math.nan
+    before = {name: array(one).tobytes() for name, one in parameters.items()}
+    queued = [trainer.stepper.queue() for _ in range(3)]
+    assert queued[0].data["qk_clipped"] > 0  # step 4
+    assert {name: array(one).tobytes() for name, one in parameters.items()} == before
+    with pytest.raises(NonFiniteError, match="^step 4: "):
+        trainer.stepper.check(queued[0], trainer.stepper.read(queued)[0])
+
+
+def test_logits_that_are_not_finite_count_as_none() -> None:
+    found = [[[1.0, math.inf, math.nan]], [[math.nan, 3.0, math.nan]]]
+    assert step._largest(found) == step._largest(found[::-1]) == [[1.0, 3.0, 0.0]]
 
 
 @pytest.mark.parametrize(("name", "precision"), [("adamw", "float32"), ("muon", "bfloat16")])
