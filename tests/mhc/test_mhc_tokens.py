@@ -126,3 +126,14 @@ def test_the_way_back_of_many_channels(n: int, c: int) -> None:
     leaf.grad = None
     _C.backward(outs, dys, False)
     assert (array(leaf.grad) == sum_x).all()
+
+
+@pytest.mark.parametrize("c", [1, 512, 513, 1030])
+def test_the_gradient_of_h_pre_is_of_all_channels(c: int) -> None:
+    """Without phi the slope of each sigmoid is 1/4: the gradient of its bias is exact."""
+    rng = np.random.default_rng(c)
+    x, dy = (rng.integers(-3, 4, shape).astype(np.float64) for shape in ((5, 3, c), (5, c)))
+    parameters = [tensor(np.zeros(shape)).requires_grad_() for shape in ((15, 3 * c), (3,), (15,))]
+    h_in, _, _ = F.mhc_pre(tensor(x), *parameters)
+    h_in.backward(tensor(dy))
+    assert (array(parameters[2].grad)[:3] == np.einsum("tnc,tc->n", x, dy) / 4).all()

@@ -158,3 +158,23 @@ def test_many_iterations_do_not_depend_on_the_batch() -> None:
         found.append([array(t)[-2:] for t in (out, logits.grad)])
         assert np.isfinite(array(logits.grad)).all()
     assert all(np.array_equal(a, b) for a, b in zip(*found))
+
+
+def test_the_first_of_equal_maxima_is_the_shift() -> None:
+    """The gradient is that of logits whose first one is larger by next to nothing."""
+    found = []
+    for more in (0.0, 1e-9):
+        z = np.zeros((1, 3, 3))
+        z[0, 0] = more
+        leaf = tensor(z).requires_grad_()
+        F.sinkhorn(leaf, iters=2, eps=0.3, form="P").backward(tensor(np.arange(9.0).reshape(1, 3, 3)))
+        found.append(array(leaf.grad))
+    assert np.abs(found[0] - found[1]).max() <= 1e-7
+
+
+@pytest.mark.parametrize("form", ["P", "D"])
+def test_a_bad_logit_spoils_all_of_its_matrix(form: str) -> None:
+    z = np.random.default_rng(3).standard_normal((3, 4, 4))
+    z[0, 1], z[1, 1, 3] = -1000.0, np.nan  # beside a row that vanishes
+    out = array(F.sinkhorn(tensor(z), iters=1, eps=0.0, form=form))
+    assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
