@@ -148,7 +148,7 @@ def test_the_cache_has_a_limit() -> None:
     assert 0 < cached <= 2 << 30
 
 
-@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="a sanitizer needs the address space")
+@pytest.mark.skipif(bool(os.environ.get("XTRAIN_SANITIZE")), reason="limits the address space, which a sanitizer needs")
 def test_the_cache_is_given_back_before_an_allocation_fails() -> None:
     done = child("""
 import resource

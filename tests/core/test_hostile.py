@@ -85,7 +85,7 @@ for again in (xt.from_dlpack, lambda t: xt.from_numpy(t.numpy())):
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="LD_LIBRARY_PATH is of Linux's loader")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs LD_LIBRARY_PATH, which is of Linux's loader")
 def test_no_other_library_takes_the_place_of_the_blas(tmp_path) -> None:
     """OpenBLAS is opened by its own path: a file of its name in LD_LIBRARY_PATH is not looked at."""
     source = tmp_path / "other.c"

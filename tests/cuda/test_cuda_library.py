@@ -55,7 +55,7 @@ def test_the_library_exports_two_functions_and_needs_no_cuda_library_to_load() -
         assert not re.search(r"NEEDED.*(libcuda|libcublas|libcudart|libpython)", needed)
 
 
-@pytest.mark.skipif(not WITHOUT_GPU, reason="this machine has a GPU")
+@pytest.mark.skipif(not WITHOUT_GPU, reason="is about a machine without a GPU, and this one has one")
 def test_without_a_gpu_the_cpu_works_and_the_error_says_what_is_missing() -> None:
     with pytest.raises(RuntimeError, match="CUDA is not available: .*(driver|GPU|CUDA library)"):
         xt.ones(2).to("cuda")

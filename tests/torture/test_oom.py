@@ -24,7 +24,8 @@ def test_blocks() -> None:
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or bool(os.environ.get("XTRAIN_SANITIZE")), reason="LD_PRELOAD of glibc's malloc"
+    sys.platform != "linux" or bool(os.environ.get("XTRAIN_SANITIZE")),
+    reason="replaces glibc's malloc by LD_PRELOAD, which a sanitizer does itself",
 )
 def test_mallocs() -> None:
     done = python(SCRIPT, "--malloc", "--every", "97", "--precision", "float32")

@@ -20,7 +20,7 @@ FOLDER = ROOT / "tests" / "torture"
 
 pytestmark = [
     pytest.mark.on_cpu,
-    pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD and system calls of Linux"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs LD_PRELOAD and the system calls of Linux"),
 ]
 SANITIZED = bool(os.environ.get("XTRAIN_SANITIZE"))
 preloads = pytest.mark.skipif(SANITIZED, reason="ASan's library must be the first that is preloaded")

@@ -266,7 +266,7 @@ def interrupted(tmp_path, *command: str) -> subprocess.CompletedProcess:
     return python(*command, env={**os.environ, "PYTHONPATH": path})
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize("command", [("-m", "xtrain", "doctor"), ("-mxtrain", "train"), ("SCRIPT", "--help")])
 def test_ctrl_c_during_the_import_is_quiet(tmp_path, command) -> None:
     script = tmp_path / "bin" / "xtrain"
@@ -277,7 +277,7 @@ def test_ctrl_c_during_the_import_is_quiet(tmp_path, command) -> None:
     assert done.stderr == "xtrain: error: stopped by Ctrl-C\n"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize("name", ["xtrain", "other"])
 def test_ctrl_c_during_the_import_is_an_exception_in_other_programs(tmp_path, name: str) -> None:
     script = tmp_path / "bin" / name

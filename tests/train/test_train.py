@@ -241,7 +241,7 @@ def held_run(go: Path, *arguments: str) -> subprocess.Popen:
     return process
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path, data, number, status) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -264,7 +264,7 @@ def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_bits(tmp_path,
     assert [r["loss"] for r in metrics(out)] == [r["loss"] for r in metrics(whole)]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
     """In a step that would never end. On the CPU every step before it has been read."""
     out = tmp_path / "run"
@@ -284,7 +284,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, data) -> None:
     assert len(metrics(out)) == 3 and not saving.find_checkpoints(out)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, data) -> None:
     out, whole = tmp_path / "run", tmp_path / "whole"
     process = start("train", *arguments(options(data, out, steps=100000)))
@@ -328,7 +328,7 @@ def test_a_run_without_a_name_is_found_by_a_displaced_checkpoint(tmp_path, data,
     assert checkpoint.is_dir() and Path("runs/small-1/.checkpoint-00000099.tmp-123").is_dir()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, data) -> None:
     """The run saves after every step; whenever it is killed, the newest whole checkpoint is found and continues."""
     out = tmp_path / "run"

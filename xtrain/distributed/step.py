@@ -66,8 +66,8 @@ class DataParallel:
     A parameter that needs no gradient when the leaves of a step begin is left alone in it; one that needs a gradient
     and gets none is stepped with zeros. ema: of the optimizer's parameters; `step` updates it, each rank its piece.
     overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
-    The numbers are the same. None: where ranks lie on several hosts; over NVLink it gains nothing, and costs large
-    models 2 to 3 % (docs/worklog/ranks.md).
+    The numbers are the same. None: where ranks lie on several hosts; over NVLink it costs 0.6 B parameters
+    2 % of a step, and gains smaller models nothing (docs/worklog/ranks.md).
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
