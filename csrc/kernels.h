@@ -72,6 +72,7 @@
     X(muon_update, XtMuon)                     \
     X(ema, XtEma)                              \
     X(foreach_copy, XtCopies)                  \
+    X(checksums, XtChecksums)                  \
     X(grad_norm, XtGradNorm)                   \
     X(clip, XtClip)                            \
     X(tree_sum, XtTreeSum)                     \
@@ -108,7 +109,8 @@
     /* mhc_layer.c */ X(mhc_open) X(mhc_close)                                                                                 \
     X(conv1d) /* causal_conv1d.c */ X(causal_conv1d) X(causal_conv1d_step)                                                     \
     /* adamw.c */ X(adamw_) /* muon.c */ X(muon_) /* ema.c */ X(ema_) /* clip_grad_norm.c */ X(clip_grad_norm_) /* tree_sum.c */ X(tree_sum_) \
-    /* foreach_copy.c */ X(foreach_copy_) /* bank_sum.c */ X(bank_sum_) /* block_norm.c */ X(block_norm)
+    /* foreach_copy.c */ X(foreach_copy_) /* bank_sum.c */ X(bank_sum_) /* block_norm.c */ X(block_norm)                         \
+    /* checksums.c */ X(checksums)
 /* clang-format on */
 
 #define XT_X(slot, Params) typedef struct Params Params;

@@ -136,6 +136,10 @@ static XtStatus meta_foreach_copy(const XtCopies *p) {
     for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, 2 * (double)p->items[i].nbytes));
     return XT_OK;
 }
+static XtStatus meta_checksums(const XtChecksums *p) {
+    for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, (double)p->items[i].nbytes + sizeof(int64_t)));
+    return XT_OK;
+}
 static XtStatus meta_grad_norm(const XtGradNorm *p) {
     for (int64_t i = 0; i < p->count; i++) XT_CHECK(count(0, size_of(&p->items[i])));
     return XT_OK;
@@ -245,6 +249,7 @@ __attribute__((constructor)) static void fill_table(void) {
     table.muon_update = meta_muon_update;
     table.ema = meta_ema;
     table.foreach_copy = meta_foreach_copy;
+    table.checksums = meta_checksums;
     table.grad_norm = meta_grad_norm;
     table.clip = meta_clip;
     table.tree_sum = meta_tree_sum;

@@ -94,6 +94,20 @@ typedef struct XtCopies {
     int64_t count;
 } XtCopies;
 
+/* A checksum of each tensor, modulo 2^64, in integers: no order of the additions changes it.
+ *   sums[t] = nbytes + sum over its words i = 0, 1, .. of mix(word_i + (i + 1) XT_SPLITMIX_STEP)
+ * word_i is the little-endian number of bytes 8 i .. 8 i + 7; bytes from nbytes on count as 0. mix is xt_splitmix (core/splitmix.h), a
+ * bijection: a change within one word always changes the sum, any other change does so except with a chance of about 2^-64. */
+typedef struct XtChecksumItem {
+    const void *data; /* [nbytes], of any alignment */
+    int64_t nbytes;
+} XtChecksumItem;
+typedef struct XtChecksums {
+    int64_t *sums;               /* [count], on the device */
+    const XtChecksumItem *items; /* [count], host memory */
+    int64_t count;
+} XtChecksums;
+
 /* norm[0] (float32, on the device) = sqrt(sum over all tensors of x^2), in float64 partial sums of fixed size. */
 typedef struct XtGradNorm {
     float *norm;

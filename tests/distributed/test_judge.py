@@ -119,7 +119,7 @@ def test_a_rank_that_is_always_slower(slower, windows, warned):
 
 
 def test_whose_parameters_differ():
-    a, b, c = b"1111222233334444", b"1111xxxx33334444", b"1111xxxx3333yyyy"
+    a, b, c = ("".join(8 * letter for letter in letters).encode() for letters in ("pqrs", "pxrs", "pxry"))
     names = list("pqrs")
     assert odd_ones([a, a], names, "now") is None
     assert odd_ones([a, b], names, "now") == ((0, 1), "ranks 0, 1 have different parameters now: q")

@@ -1,28 +1,28 @@
-"""Whether all ranks have the same parameters: a CRC of each tensor, compared over ranks."""
+"""Whether all ranks have the same parameters: a checksum of each tensor, compared over ranks."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from .. import _C
 from .._C import Tensor
 from .store import ranks_text
 
-_MOST = 8  # threads
-
-
-def _checksum(tensor: Tensor) -> bytes:
-    return struct.pack("<I", zlib.crc32(_C.to_bytes(tensor.detach().cpu().contiguous())))
+_BYTES = 8  # of a checksum
 
 
 def checksums(tensors: Sequence[Tensor]) -> bytes:
-    """Four bytes for each tensor's bytes, by as many threads as kernels have on the CPU, up to 8."""
-    with ThreadPoolExecutor(min(_C.get_num_threads(), _MOST)) as pool:
-        return b"".join(pool.map(_checksum, tensors))
+    """Eight bytes for each tensor, of `_C.checksums`: each device makes those of its tensors and is read once."""
+    places: dict[_C.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(i)
+    found = [b""] * len(tensors)
+    for numbers in places.values():
+        sums = bytes(_C.to_bytes(_C.checksums([tensors[i] for i in numbers]).cpu()))
+        for at, i in enumerate(numbers):
+            found[i] = sums[_BYTES * at : _BYTES * (at + 1)]
+    return b"".join(found)
 
 
 def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[tuple[int, ...], str] | None:
@@ -34,7 +34,8 @@ def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[t
     most, count = Counter(found).most_common(1)[0]
     ranks = tuple(rank for rank, one in enumerate(found) if count <= len(found) // 2 or one != most)
     other = found[ranks[0]] if count > len(found) // 2 else next(one for one in found if one != most)
-    wrong = [name for i, name in enumerate(names) if other[4 * i : 4 * i + 4] != most[4 * i : 4 * i + 4]]
+    parts = [slice(_BYTES * i, _BYTES * (i + 1)) for i in range(len(names))]
+    wrong = [name for name, part in zip(names, parts, strict=True) if other[part] != most[part]]
     tensors = wrong[0] + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else "")
     if len(ranks) == len(found):
         return ranks, f"{ranks_text(list(ranks))} have different parameters {what}: {tensors}"

@@ -4,8 +4,9 @@ One entry serves the generated tests (tests/ops), PyTorch parity (parity/ops), `
 `xtrain bench ops`. Adding an op means adding an entry (see docs/add_an_op.md); the tests and `xtrain check` fail when
 an op or a kernel slot has none. The frame is in table.py; the simple families are in elementwise.py and movement.py;
 matrix products and layers are in layers.py, attention in attention.py, norms in norms.py, several of them in one pass
-in fused.py, the optimizer in optimizer.py, hyper-connections in mhc.py, sampling in drawing.py, a step of generation in
-decoding.py, convolutions in conv.py. judge.py says what counts as right. Needs NumPy only.
+in fused.py, the optimizer in optimizer.py, indices and checksums in picking.py, hyper-connections in mhc.py, sampling
+in drawing.py, a step of generation in decoding.py, convolutions in conv.py. judge.py says what counts as right. Needs
+NumPy only.
 """
 
 from . import elementwise, movement  # isort: skip  (the order of the entries)

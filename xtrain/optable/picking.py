@@ -1,4 +1,4 @@
-"""Entries of the op table: elements and rows picked and put by tensors of indices, and running sums."""
+"""Entries of the op table: elements and rows picked and put by tensors of indices, running sums, and checksums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .table import Case, Error, I, Ids, N, T, V, case, f32, i64, op
+from .table import FLOATS, INTS, Bools, Case, Error, I, Ids, N, T, V, case, f32, i64, op
 
 
 def window(x: np.ndarray, index: np.ndarray, dim: int) -> tuple[slice, ...]:
@@ -246,3 +246,50 @@ op(
         Error(lambda: _C.cumsum("no", 0), T, r"cumsum: input must be a Tensor, got str"),  # pyright: ignore[reportArgumentType]  (refused)
     ),
 )
+
+
+# ---- checksums -------------------------------------------------------------------------------------------------------
+
+
+def checksum(x: np.ndarray, dtype: str) -> int:
+    """Of the elements as `dtype`: the sum that csrc/contract/optimizer.h defines."""
+    if dtype == "bfloat16":
+        raw = (np.asarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    else:
+        raw = np.asarray(x, dtype).tobytes()
+    words = np.frombuffer(raw + bytes(-len(raw) % 8), "<u8")
+    z = words + np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return (len(raw) + int((z ^ z >> np.uint64(31)).sum(dtype=np.uint64))) % 2**64
+
+
+def checksum_cases(kind: Any) -> list[Case]:
+    """Lists of one tensor up to more than a launch takes; pieces, words and pairs of words that are cut off."""
+    several = [kind(*shape) for shape in ((3,), (), (0,), (5, 7), (1, 257), (1,))]
+    cases = [case(kind(n)) for n in (2, 0, 1, 7, 8, 33)] + [case(), case(kind()), case(*several, repeats=300)]
+    return [*cases, case(kind(129, 523), kind(16384), kind(70001), big=True)]
+
+
+for name in (*FLOATS, *INTS, "bool"):
+    op(
+        "checksums",
+        "checksums",
+        checksum_cases(N if name in FLOATS else Bools if name == "bool" else lambda *shape: Ids(-1000, 1000, *shape)),
+        lambda *tensors, repeats=1: _C.checksums(list(tensors) * repeats),
+        lambda *arrays, name=name, repeats=1: np.array([checksum(x, name) for x in arrays] * repeats, np.uint64),
+        variant=name,
+        dtypes=(name,),
+        nondiff=True,
+        out_dtype="int64",
+        errors=(
+            Error(lambda: _C.checksums(f32(2)), T, r"checksums: tensors must .*Tensor"),  # pyright: ignore[reportArgumentType]  (refused)
+            Error(
+                lambda: _C.checksums([f32(2), _C.empty((2,), _C.float32, "meta")]),
+                V,
+                r"checksums: every tensor must be on the device of tensors\[0\], \w+.*, got meta:0",
+            ),
+        )
+        if name == "float32"
+        else (),
+    )

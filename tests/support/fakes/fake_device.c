@@ -334,6 +334,7 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     LISTED(muon_update, XtMuon, items, count)
     LISTED(ema, XtEma, items, count)
     LISTED(foreach_copy, XtCopies, items, count)
+    LISTED(checksums, XtChecksums, items, count)
 #undef LISTED
     return keep_call(call, parameters, nbytes, NULL, 0, 0);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.table import Fault
+from faults.table import FORWARD, STRIDES, Fault
 
 _T = "xtrain/train/"
 _TRAIN = "tests/train/test_train.py::"
@@ -22,6 +22,8 @@ _RULES = "tests/train/test_run_rules.py::"
 _CLAUSES = "tests/train/test_run_clauses.py::"
 _GPUS = "tests/distributed/test_gpus.py::"
 _NCCL = "tests/distributed/test_nccl.py::"
+_COMPARE = "tests/distributed/test_compare.py::"
+_S = "csrc/cpu/optimizer/checksums.c"
 
 FAULTS = [
     Fault("step: pieces are means", _T + "step.py", "part = loss_of(model, piece, z_loss) * scale", "part = model.loss(*piece) * (1.0 / len(pieces))", "the gradient does not depend on how the batch is split", _RULES + "test_pieces_weigh_as_their_tokens"),
@@ -141,6 +143,17 @@ FAULTS = [
     Fault("watch: a forked child speaks", _D + "world.py", "        _plane.abandon(", "        str(", "a forked child is no rank", _WATCH + "test_ends_that_others_hear_of"),
     Fault("plane: a verdict does not end an exchange", _D + "host.py", "connection.shutdown(socket.SHUT_RDWR)", "pass", "an exchange that waits can be ended", _MEET + "test_an_exchange_that_waits_can_be_ended"),
     Fault("compare: not while training", _D + "step.py", "if not self.steps % world.steps_between_comparisons():", "if False:", "a flipped bit is found at the next comparison", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
+    Fault("compare: half of each checksum", _D + "compare.py", "_BYTES = 8", "_BYTES = 4", "eight bytes for each tensor", _JUDGE + "test_whose_parameters_differ " + _COMPARE + "test_each_device_makes_its_own"),
+    Fault("compare: all on the device of the first", _D + "compare.py", "places.setdefault(tensor.device, [])", "places.setdefault(tensors[0].device, [])", "each device makes those of its tensors", _COMPARE + "test_each_device_makes_its_own"),
+    Fault("compare: in another order", _D + "compare.py", "            found[i] = sums[", "            found[-1 - i] = sums[", "a checksum stands where its tensor does", _COMPARE + "test_a_list_of_all_dtypes"),
+    Fault("checksums: every piece is the first", _S, "(const char *)item->data + first * WORD", "(const char *)item->data", "all words of a tensor", FORWARD + "checksums"),
+    Fault("checksums: words without a place", _S, "(uint64_t)(first + i + 1) * XT_SPLITMIX_STEP", "XT_SPLITMIX_STEP", "a word counts with its place", _COMPARE + "test_places_count"),
+    Fault("checksums: places of a piece", _S, "sum_of_words(data, first, whole)", "sum_of_words(data, 0, whole)", "places are those in the tensor", FORWARD + "checksums"),
+    Fault("checksums: the end of a tensor", _S, "if (whole < n) {", "if (false) {", "the last word may be cut off", _COMPARE + "test_every_bit_counts"),
+    Fault("checksums: without the size", _S, "p->sums[i] = p->items[i].nbytes;", "p->sums[i] = 0;", "zeros behind the end count", _COMPARE + "test_zeros_behind_the_end_count"),
+    Fault("checksums: not mixed", "csrc/core/splitmix.h", "    return z ^ z >> 31;", "    return z;", "mix is the finalizer of SplitMix64", FORWARD + "checksums"),
+    Fault("checksums: strides", "csrc/ops/optimizer/checksums.c", "xt_dense(tensors->tensors[i], &dense[i])", "xt_share(tensors->tensors[i], &dense[i])", "the elements in row-major order", STRIDES + "checksums"),
+    Fault("checksums: of two devices", "csrc/ops/optimizer/checksums.c", "        XT_TRY(xt_check_device(c->op, \"tensors[0]\", tensors->tensors[0], \"every tensor\", tensors->tensors[i]));\n", "", "all tensors lie on one device", "tests/ops/test_ops.py::test_error -k checksums"),
     Fault("compare: not before a save", _D + "step.py", "        if compare:\n", "        if False:\n", "nothing is saved of parameters that differ", _LOST + "test_a_bit_of_the_parameters_is_flipped"),
     Fault("runs: a leaf of the rank", _T + "step.py", "state.team.rank * own + index // state.config.grad_accum", "index // state.config.grad_accum", "the leaf with the bad value is named", _RANKS + "test_nan_of_one_rank_is_found_by_all"),
     Fault("runs: the timeout of an option", _T + "trainer.py", "        self.team.wait_at_most(config.comm_timeout)\n", "", "--comm-timeout", _LOST + "test_an_error_of_one_rank"),
