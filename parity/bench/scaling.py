@@ -1,7 +1,7 @@
 """How a training step scales with processes: xtrain's DataParallel, and DDP + torch.compile, in turns in one run.
 
     python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl
-        [--device cuda] [--modes weak] [--contenders xtrain,ddp,apart] [--limit 540]
+        [--device cuda] [--modes weak] [--contenders xtrain,ddp,apart] [--limit 540] [--sends late]
 
 weak: every rank has the preset's batch; strong: all share it. apart: as many single GPUs train at once, and exchange
 nothing: what the slowest of them leaves, since GPUs of one host differ, and share its power. Presets are those of
@@ -9,10 +9,13 @@ nothing: what the slowest of them leaves, since GPUs of one host differ, and sha
 line of the JSON file, which a second call reads: it measures what is missing or has failed, and prints the table. The
 command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on GPUs xtrain's step is a
 captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo moves those of DDP.
+--sends: when xtrain's gradients leave a GPU, in the backward or behind it (DataParallel's overlap).
 
 A step's time is the median of the slowest rank's; the host waits for each step. exposed: how much shorter the same
-captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). wire: bytes that leave a GPU
-in a step, in 10^6. memory: of a GPU, as its driver counts.
+captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). MHz, W: of the multiprocessors
+and of a GPU, the ranks' mean; without exchanges: the same in those other steps. Links that are in use take power, which a
+GPU at its limit takes from its clock. wire: bytes that leave a GPU in a step, in 10^6. memory: of a GPU, as its driver
+counts.
 
 Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
 """
@@ -22,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -38,7 +42,17 @@ from train_step import HERE, groups
 
 CONTENDERS = ("xtrain", "ddp", "apart")
 WARM = 3
-NUMBERS = ("cpu_seconds", "ms", "silent_ms", "wire_mb", "gib")  # of a round
+NUMBERS = [
+    "cpu_seconds",
+    "ms",
+    "silent_ms",
+    "mhz",
+    "watts",
+    "silent_mhz",
+    "silent_watts",
+    "wire_mb",
+    "gib",
+]  # of a round
 # name: (batch, length, config)
 SHAPES = {
     "67m": (32, 256, dict(
@@ -79,7 +93,7 @@ class Contender:
     silence: Callable[[], None] | None = None
 
 
-def xtrain_steps(preset: str, batch: int, device: str, precision: str):
+def xtrain_steps(preset: str, batch: int, device: str, precision: str, sends: str):
     import numpy as np
 
     import xtrain as xt
@@ -93,7 +107,8 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str):
     config, _, length = settings(preset)
     model = Qwen3(config, device=place).to(getattr(xt, precision))
     optimizer = xt.optim.AdamW(groups(model.parameters()), lr=1e-3, betas=(0.9, 0.95))
-    parallel = xt.distributed.DataParallel(model, optimizer)
+    overlap = {"auto": None, "early": True, "late": False}[sends]
+    parallel = xt.distributed.DataParallel(model, optimizer, overlap=overlap)
     rng = np.random.default_rng(0)
 
     def train(ids, wanted):
@@ -209,12 +224,13 @@ def ddp_steps(preset: str, batch: int, device: str, precision: str):
 
 def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
     """One rank of one round; rank 0 prints tokens per second of all ranks together."""
-    make = xtrain_steps if contender == "xtrain" else ddp_steps
-    one = make(options.preset, batch, options.device, options.precision)
+    what = options.preset, batch, options.device, options.precision
+    one = xtrain_steps(*what, options.sends) if contender == "xtrain" else ddp_steps(*what)
     with one.count_bytes() as sent:
         one.step()
-    seconds, steps, busy = timed(one, options.seconds)
-    found = {"tokens_per_second": one.tokens / seconds, "steps": steps, "ms": seconds * 1e3}
+    with clocks(one) if options.device == "cuda" else contextlib.nullcontext({}) as running:
+        seconds, steps, busy = timed(one, options.seconds)
+    found = {"tokens_per_second": one.tokens / seconds, "steps": steps, "ms": seconds * 1e3, **running}
     found["cpu_seconds"] = sum(one.gather(busy)) / (one.tokens * steps) * 1e6
     if options.device == "cuda":
         found["gib"] = max(one.gather(memory_used(one.rank)))
@@ -224,7 +240,9 @@ def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
         one.silence()
         for _ in range(WARM):  # eager, and the capture
             one.step()
-        found["silent_ms"] = timed(one, options.seconds)[0] * 1e3
+        with clocks(one) as silent:
+            found["silent_ms"] = timed(one, options.seconds)[0] * 1e3
+        found |= {f"silent_{name}": value for name, value in silent.items()}
     if one.rank == 0:
         print(json.dumps(found), flush=True)
     one.end()
@@ -246,6 +264,23 @@ def timed(one: Contender, seconds: float) -> tuple[float, int, float]:
     return max(one.gather(statistics.median(times))), steps, busy
 
 
+@contextlib.contextmanager
+def clocks(one: Contender):
+    """A dict that gets the mean of all ranks' clocks (MHz) and power (W) in the block, as the driver reads them."""
+    found: dict[str, float] = {}
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES") or str(one.rank)
+    words = f"nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -i {gpu} -lms 100".split()
+    reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        yield found
+    finally:
+        reader.terminate()
+        lines = [line.split(",") for line in reader.communicate()[0].splitlines()]
+    pairs = [(float(line[0]), float(line[1])) for line in lines if len(line) == 2 and line[1].strip()[:1].isdigit()]
+    for name, values in zip(("mhz", "watts"), zip(*(pairs or [(math.nan, math.nan)]))):
+        found[name] = statistics.mean(one.gather(statistics.mean(values)))
+
+
 def memory_used(gpu: int) -> float:
     """GiB that all programs together use of a GPU."""
     words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu)]
@@ -258,7 +293,7 @@ def round_of(contender: str, mode: str, world: int, batch: int, options: argpars
         worker = ["--worker", "xtrain" if apart else contender, "--batch", str(batch // world if apart else batch)]
         words = [sys.executable, __file__, *worker, "--preset", options.preset]
         words += ["--device", options.device, "--precision", options.precision, "--seconds", str(options.seconds)]
-        words += ["--modes", mode]
+        words += ["--modes", mode, "--sends", options.sends]
         files = [open(Path(folder) / f"{rank}.txt", "w+") for rank in range(world)]  # noqa: SIM115
         processes = []
         try:
@@ -304,9 +339,9 @@ def round_of(contender: str, mode: str, world: int, batch: int, options: argpars
 
 def table(rows: list[dict], options: argparse.Namespace) -> str:
     lines = [
-        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | exposed ms | wire MB "
-        "| GiB a GPU | CPU s for 1M tokens |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| scaling | library | processes | rounds | tokens/s | of W times one | beside DDP | exposed ms | MHz, W "
+        "| without exchanges | wire MB | GiB a GPU | CPU s for 1M tokens |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     cases: dict[tuple[str, str, int], list[dict]] = {}
     for row in rows:
@@ -323,12 +358,16 @@ def table(rows: list[dict], options: argparse.Namespace) -> str:
         middle = {name: statistics.median(row[name] for row in found) for name in found[-1] if name in NUMBERS}
         busy = f"{middle['cpu_seconds']:,.0f}" if "cpu_seconds" in middle else ""
         exposed = f"{middle['ms'] - middle['silent_ms']:.2f}" if "silent_ms" in middle else ""
+        power, silent = (
+            f"{middle[f'{kind}mhz']:,.0f}, {middle[f'{kind}watts']:,.0f}" if f"{kind}mhz" in middle else ""
+            for kind in ("", "silent_")
+        )
         wire, memory = (
             f"{middle[name]:,.{digits}f}" if name in middle else "" for name, digits in (("wire_mb", 0), ("gib", 1))
         )
         lines.append(
-            f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {exposed} | {wire} "
-            f"| {memory} | {busy} |"
+            f"| {mode} | {contender} | {world} | {len(found)} | {speed:,.0f} | {share} | {beside} | {exposed} | {power} | {silent} "
+            f"| {wire} | {memory} | {busy} |"
         )
     lines += [f"{', '.join(map(str, key))}: {cases[key][-1]['failed']}" for key in sorted(cases) if not good[key]]
     return "\n".join(lines)
@@ -345,6 +384,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=540.0)
     parser.add_argument("--json", default="scaling.jsonl")
+    parser.add_argument("--sends", choices=("auto", "early", "late"), default="auto")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
@@ -361,6 +401,7 @@ def main() -> None:
         "device": options.device,
         "precision": options.precision,
         "seconds": options.seconds,
+        "sends": options.sends,
     }
     rows = [row for row in rows if {key: row.get(key) for key in about} == about]
     done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows if "failed" not in row}

@@ -20,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 COMMON = (
@@ -40,14 +41,18 @@ TIMES = ("time", "seconds", "tokens_per_second", "ranks", "mfu", "memory")  # fi
 
 
 class Gpus:
-    """Hands out GPUs of this machine."""
+    """Hands out GPUs of this machine, in the order of those who want some."""
 
     def __init__(self, count: int) -> None:
-        self._free, self._more = set(range(count)), threading.Condition()
+        self._free, self._waiting, self._more = set(range(count)), deque[object](), threading.Condition()
 
     def take(self, count: int) -> list[int]:
+        ticket = object()
         with self._more:
-            self._more.wait_for(lambda: len(self._free) >= count)
+            self._waiting.append(ticket)
+            self._more.wait_for(lambda: self._waiting[0] is ticket and len(self._free) >= count)
+            self._waiting.popleft()
+            self._more.notify_all()
             return [self._free.pop() for _ in range(count)]
 
     def give(self, taken: list[int]) -> None:
@@ -147,6 +152,21 @@ def killed(gpus: Gpus, world: int, words: list[str], out: Path) -> tuple[str, di
     return text, found(out)
 
 
+def told(jobs: dict[tuple[str, int, str], Future], place: tuple[str, int, str]) -> bool:
+    """Print how a run compares with that of one GPU; whether it is equal."""
+    name, world, way = place
+    try:
+        one, result = jobs[name, 1, "captured"].result(), jobs[place].result()
+    except Exception as error:  # a run that failed
+        print(f"{name}, {world} ranks, {way}: FAILED: {error}", flush=True)
+        return False
+    said, result = result if isinstance(result, tuple) else ("", result)
+    differ = [key for key in {*one, *result} if one.get(key) != result.get(key)]
+    verdict = f"DIFFERENT: {', '.join(differ)}" if differ else f"equal ({len(one)} digests)"
+    print(f"{name}, {world} ranks, {way}: {verdict} {said}".rstrip(), flush=True)
+    return not differ
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", default="1,2")
@@ -171,20 +191,13 @@ def main() -> None:
             if options.kill and number == len(recipes) - 1:
                 job = pool.submit(killed, gpus, worlds[0], words, Path(folder) / f"{number}-killed")
                 jobs[name, worlds[0], "a rank killed"] = job
-        wrong = 0
-        for (name, world, way), job in jobs.items():
-            try:
-                result = job.result()
-                told, result = result if isinstance(result, tuple) else ("", result)
-                one = jobs[name, 1, "captured"].result()
-            except Exception as error:  # a run that failed
-                print(f"{name}, {world} ranks, {way}: FAILED: {error}", flush=True)
-                wrong += 1
-                continue
-            differ = [key for key in {*one, *result} if one.get(key) != result.get(key)]
-            wrong += bool(differ)
-            verdict = f"DIFFERENT: {', '.join(differ)}" if differ else f"equal ({len(one)} digests)"
-            print(f"{name}, {world} ranks, {way}: {verdict} {told}".rstrip(), flush=True)
+        by_job = {job: place for place, job in jobs.items()}
+        done, wrong = list[tuple[str, int, str]](), 0
+        for job in as_completed(by_job):  # each is told once that of one GPU is there, too
+            done.append(by_job[job])
+            ready = [place for place in done if jobs[place[0], 1, "captured"].done()]
+            done = [place for place in done if place not in ready]
+            wrong += sum(not told(jobs, place) for place in ready)
     sys.exit(1 if wrong else 0)
 
 

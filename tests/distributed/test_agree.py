@@ -37,7 +37,7 @@ def raised(kind: type[Exception], act: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [ConfigError, DataError, OSError])
+@pytest.mark.parametrize("kind", [ConfigError, DataError, xt.OutOfMemoryError, OSError])
 def test_an_error_of_rank_0_is_one_of_all(kind: type[Exception]) -> None:
     """On others of the same kind where it is one of xtrain's, and else a PeerError that names it."""
 
@@ -60,6 +60,8 @@ def test_an_error_of_any_rank_ends_all() -> None:
     assert raised(DataError, lambda: agree.all_or_none(Link(1, None), act)) == "x is missing"
     said = ["DataError", "x is missing"]
     assert raised(DataError, lambda: agree.all_or_none(Link(0, said), lambda: None)) == "rank 1: x is missing"
+    other = lambda: agree.all_or_none(Link(0, ["OSError", "no"]), lambda: None)  # noqa: E731
+    assert raised(PeerError, other) == "distributed: rank 1 failed: OSError: no"
     agree.all_or_none(Link(0, None), lambda: None)
 
 

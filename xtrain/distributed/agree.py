@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .. import _C
 from ..errors import ConfigError, PeerError, shown
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
         raise on_all_ranks(failure)
     for number, one in enumerate(said):
         if one is not None:
-            raise on_all_ranks(_same_kind(one[0], f"rank {number}: {one[1]}"))
+            raise on_all_ranks(_same_kind(*one, f"rank {number}"))
 
 
 def on_all_ranks(error: Exception) -> Exception:
@@ -84,10 +85,11 @@ def on_all_ranks(error: Exception) -> Exception:
     return error
 
 
-def _same_kind(kind: str, text: str) -> Exception:
+def _same_kind(kind: str, text: str, rank: str = "") -> Exception:
+    """rank: who failed, where every rank acted; else it was rank 0, which acted for all."""
     from .. import errors
 
-    known = getattr(errors, kind, None)
+    known = _C.OutOfMemoryError if kind == "OutOfMemoryError" else getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, Exception):
-        return known(text)
-    return PeerError(f"distributed: rank 0 failed: {kind}: {text}")
+        return known(f"{rank}: {text}" if rank else text)
+    return PeerError(f"distributed: {rank or 'rank 0'} failed: {kind}: {text}")
