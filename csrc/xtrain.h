@@ -213,9 +213,10 @@ extern void (*xt_grad_release)(struct XtGrad *grad);
 /* ---- threads ----------------------------------------------------------------------------------------------------------- */
 
 /* Calls body(context, begin, end) over [0, count) in pieces of `grain` (the last may be shorter). The pieces depend on count and
- * grain only, never on the number of threads, so results do not either. Nested calls run in the calling thread. Returns the first
- * error of a body, or XT_INTERRUPTED when the interrupt check said so between two pieces. A body of NULL, where no kernel exists for a
- * dtype, is XT_TYPE_ERROR. */
+ * grain only, never on the number of threads, so results do not either. Nested calls run in the calling thread. After an error
+ * no piece begins on a thread that has seen it. Returns the caller's error, else the first of the workers with its message, or
+ * XT_INTERRUPTED when the interrupt check said so between two pieces. A body of NULL, where no kernel exists for a dtype, is
+ * XT_TYPE_ERROR. */
 typedef XtStatus (*XtBody)(void *context, int64_t begin, int64_t end);
 XtStatus xt_parallel(int64_t count, int64_t grain, XtBody body, void *context);
 

@@ -46,15 +46,23 @@ void xt_spans_stop(XtSpan **out, int64_t *count, int64_t *lost) {
 
 int64_t xt_span_begin(void) { return __atomic_load_n(&recording, __ATOMIC_RELAXED) ? xt_clock() : 0; }
 
+/* Whole shapes, as many as there is room for, and "..." where there was none for the next. */
 static void write_shapes(char *text, size_t size, XtTensor *const *tensors, int count) {
+    char one[XT_MAX_DIMS * 21 + 4]; /* a size of 20 digits and its comma; a space and the brackets */
     size_t used = 0;
     text[0] = '\0';
-    for (int i = 0; i < count && used + 24 < size; i++) { /* 24: a dimension of 20 digits, and what is around it */
+    for (int i = 0; i < count; i++) {
         if (!tensors[i]) continue;
-        used += (size_t)snprintf(text + used, size - used, "%s[", used ? " " : "");
-        for (int d = 0; d < tensors[i]->ndim && used + 24 < size; d++)
-            used += (size_t)snprintf(text + used, size - used, "%s%lld", d ? "," : "", (long long)tensors[i]->shape[d]);
-        used += (size_t)snprintf(text + used, size - used, "]");
+        size_t length = (size_t)snprintf(one, sizeof one, "%s[", used ? " " : "");
+        for (int d = 0; d < tensors[i]->ndim; d++)
+            length += (size_t)snprintf(one + length, sizeof one - length, "%s%lld", d ? "," : "", (long long)tensors[i]->shape[d]);
+        length += (size_t)snprintf(one + length, sizeof one - length, "]");
+        if (used + length + sizeof " ..." > size) {
+            snprintf(text + used, size - used, "%s...", used ? " " : "");
+            return;
+        }
+        memcpy(text + used, one, length + 1);
+        used += length;
     }
 }
 

@@ -7,8 +7,8 @@ typedef struct XtSpan {
     int64_t begin, end; /* ns of xt_clock */
     int thread;         /* xt_thread_number */
     bool backward;      /* the rule of an op, not its forward */
-    char name[48];      /* cut, as the next one is */
-    char shapes[80];    /* of tensors, "[4,8] [8]" */
+    char name[48];      /* cut */
+    char shapes[80];    /* of tensors, "[4,8] [8]"; "..." for those that have no room */
 } XtSpan;
 
 /* A clock that only goes forward, in ns; never 0. */

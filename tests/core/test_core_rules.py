@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -360,3 +362,109 @@ def test_memory_is_aligned_to_64_bytes() -> None:
     for _ in range(2):
         kept = [xt.empty(size, dtype=xt.uint8, device="cpu") for size in sizes for _ in range(3)]
         assert {one.data_ptr() % 64 for one in kept} == {0}
+
+
+# ---- files of the core alone: who runs what, and which memory is refused, is up to the test
+
+POOL = """
+#include "core/threads.c"
+#include <stdio.h>
+static int begun, failed, ran, of_worker; /* atomic: the error, its end; pieces in all; whether the error is a worker's */
+static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); }
+static XtStatus piece(void *context, int64_t begin, int64_t end) {
+    (void)context, (void)end;
+    __atomic_add_fetch(&ran, 1, __ATOMIC_RELAXED);
+    if ((own_job == NULL) == of_worker && !__atomic_exchange_n(&begun, 1, __ATOMIC_RELAXED)) {
+        XtStatus status = xt_error(XT_VALUE_ERROR, "piece %d of thread %d", (int)begin, of_worker);
+        __atomic_store_n(&failed, 1, __ATOMIC_RELEASE);
+        return status;
+    }
+    while (!__atomic_load_n(&failed, __ATOMIC_ACQUIRE)) nap();
+    nap();
+    return XT_OK;
+}
+/* A loop whose first piece on the caller, or on a worker, is an error: pieces that were done, or -1 without that error. */
+int fail_a_loop(int on_worker, int pieces, char *text) {
+    xt_set_num_threads(2);
+    xt_error(XT_VALUE_ERROR, "an older message");
+    begun = failed = ran = 0, of_worker = on_worker;
+    XtStatus status = xt_parallel(pieces, 1, piece, NULL);
+    snprintf(text, 200, "%s", xt_error_message());
+    return status == XT_VALUE_ERROR ? ran : -1;
+}
+"""
+RANDOM = """
+#include "core/random.c"
+#include <sys/wait.h>
+#include <unistd.h>
+/* The status of a child that was forked while a thread held the generator's lock, and draws. */
+int draw_in_child(void) {
+    pthread_mutex_lock(&lock);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        XtPhilox drawn = xt_random_next();
+        _exit(drawn.stream == 0 && xt_random_next().stream == 1 ? 0 : 3);
+    }
+    pthread_mutex_unlock(&lock);
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+"""
+SPANS = """
+#include <stdlib.h>
+static int refused;
+#define realloc(old, size) (refused ? NULL : realloc(old, size))
+#include "core/span.c"
+/* Counts of two profiles of `many` spans: recorded and lost ones; those of the first have memory for the first 1,024. */
+void lose_spans(int many, long found[4]) {
+    for (int round = 0; round < 2; round++) {
+        XtSpan *list;
+        int64_t count, lost;
+        xt_spans_start();
+        for (int i = 0; i < many; i++) {
+            refused = round == 0 && i > 0;
+            xt_span_end(xt_span_begin(), "op", false, NULL, 0);
+        }
+        xt_spans_stop(&list, &count, &lost);
+        free(list);
+        found[2 * round] = (long)count, found[2 * round + 1] = (long)lost;
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> ctypes.CDLL:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
+    folder = tmp_path_factory.mktemp("core")
+    sources = [ROOT / "csrc/core/error.c"]
+    for name, text in (("pool", POOL), ("random", RANDOM), ("spans", SPANS)):
+        sources.append(folder / f"{name}.c")
+        sources[-1].write_text(text)
+    options = ["-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/csrc", "-pthread"]
+    subprocess.run([compiler, *options, *sources, "-o", folder / "core.so"], check=True)
+    return ctypes.CDLL(str(folder / "core.so"))
+
+
+@pytest.mark.parametrize("on_worker", [0, 1])
+def test_an_error_ends_a_loop_with_its_text(alone: ctypes.CDLL, on_worker: int) -> None:
+    """Of the caller or of a worker, whose text lies in a buffer of its own thread. Pieces that nobody has begun stay: 4,000 of them
+    would take 2 s at least, and a thread sees the error of another one when it looks for its next piece."""
+    text = ctypes.create_string_buffer(200)
+    for _ in range(5):
+        done = alone.fail_a_loop(on_worker, 4000, text)
+        assert 0 < done < 4000
+        assert re.fullmatch(rf"piece \d+ of thread {on_worker}", text.value.decode())
+
+
+def test_a_child_draws_though_its_parent_was_drawing(alone: ctypes.CDLL) -> None:
+    assert alone.draw_in_child() == 0
+
+
+def test_spans_without_memory_are_counted(alone: ctypes.CDLL) -> None:
+    """And those of the next profile have it again."""
+    found = (ctypes.c_long * 4)()
+    alone.lose_spans(1500, found)
+    assert list(found) == [1024, 476, 1500, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 
@@ -129,9 +130,26 @@ def test_long_names_and_shapes_are_cut() -> None:
         xt.cat([x, x, x, x, x]).sum()
         Ä.apply(xt.ones(2, requires_grad=True)).sum().backward()
     (cat,) = [event for event in found.events() if event.name == "cat"]
-    assert cat.shapes.startswith("[11,11,1,1,1,1,1,1] [11,11,1,1") and len(cat.shapes) < 80
+    assert cat.shapes == "[11,11,1,1,1,1,1,1] [11,11,1,1,1,1,1,1] [11,11,1,1,1,1,1,1] ..."
     assert all(len(event.name) < 60 for event in found.events())
     json.dumps(found.trace())
+
+
+def test_shapes_that_are_recorded_are_whole() -> None:
+    """Those that end anywhere in the room of 79 bytes; tensors on meta have no memory."""
+    seen = set()
+    for digits in itertools.product((1, 8, 16, 17), (1, 8, 16, 17), range(1, 18), (1, 18)):
+        sizes = [10 ** (n - 1) for n in digits]
+        tensors = [_C.empty((size, 1, 1, 1), device="meta") for size in sizes]
+        with profile() as found:
+            xt.cat(tensors)
+        ((text,), whole) = [one.shapes for one in found.events()], " ".join(f"[{size},1,1,1]" for size in sizes)
+        kept = text.removesuffix(" ...")
+        assert kept == whole or (kept != text and whole.startswith(kept + " [")), text
+        seen |= {len(text)} if kept == text else {len(text), -len(whole)}
+    assert max(seen) == 79
+    longer = [-length for length in seen if length < 0]
+    assert min(longer) == 76, "cut where it would not leave room for the dots of another"
 
 
 def run(tmp_path, **changes):
