@@ -267,3 +267,38 @@ def test_the_diagnosis_sees_the_documents_of_the_step(tmp_path, monkeypatch) -> 
     with pytest.raises(NonFiniteError, match="gradient of model.norm"):
         trainer.train_step()
     assert np.array_equal(np.concatenate([part.cpu().numpy() for part in seen]), batch[2])
+
+
+@pytest.mark.parametrize("max_ranks", [0, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_diagnosis_draws_what_the_step_has_drawn(tmp_path, data, monkeypatch, every: int, max_ranks: int) -> None:
+    """With other numbers dropout would drop other values, and the first bad one might not come again."""
+    given = {"max_ranks": max_ranks} if max_ranks else {}
+    trainer = Trainer(options(data, tmp_path / "run", grad_accum=2, **given), quiet=True)
+    trainer.stepper.read_every = every
+    drawn: list[float] = []
+    trainer.model.model.norm.register_forward_hook(lambda *_: drawn.append(xt.rand(1).item()))
+    loss = type(trainer.model).loss
+    monkeypatch.setattr(type(trainer.model), "loss", lambda self, *a, **k: loss(self, *a, **k) * math.nan)
+    state = xt.get_rng_state()
+    with pytest.raises(NonFiniteError, match="step 1: "):
+        trainer.run()
+    each = 2 * max(max_ranks, 1)  # draws of a step
+    steps, again = drawn[: each * every], drawn[each * every :]
+    assert len(set(steps)) == len(steps) and again and len(again) % each == 0
+    assert all(again[at : at + each] == steps[:each] for at in range(0, len(again), each))
+    assert xt.get_rng_state() == state
+
+
+def test_float64_losses_that_are_read_late_keep_their_digits(tmp_path, data) -> None:
+    """As ranks have them, whose tree adds in float64; beside losses of float32, too."""
+    trainer = Trainer(options(data, tmp_path / "run"), quiet=True)
+    trainer.stepper.read_every = 3
+    queued = [trainer.stepper.queue() for _ in range(3)]
+    exact = [1.0 + 2.0**-40, 2.0 + 2.0**-40]
+    for step, value in zip(queued, exact):
+        step.loss = xt.tensor(value, dtype=xt.float64, device=trainer.device)
+    queued[1].norm = xt.tensor(exact[0], dtype=xt.float64, device=trainer.device)
+    numbers = trainer.stepper.read(queued)
+    assert [one["loss"] for one in numbers] == [*exact, queued[2].loss.item()]
+    assert numbers[1]["grad_norm"] == exact[0]

@@ -222,10 +222,9 @@ class DataParallel:
         self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []
         self.optimizer.zero_grad()
         self._frozen = {id(parameter) for parameter in self._leaves if not parameter.requires_grad}
-        seed, stream = _C.get_rng_state()
+        begun = seed, stream = _C.get_rng_state()
         for number in range(mine):
-            leaf = self.rank * mine + number
-            _C.set_rng_state((seed, (stream + leaf * _FILLS) % 2**64))
+            _C.set_rng_state(self.random_state(begun, number))
             self._taken, self._sends = 0, self._overlap and number == mine - 1 and backwards is not None
             if backwards is not None:
                 self._missing = [len(bank.parameters) for bank in self._banks]
@@ -238,6 +237,11 @@ class DataParallel:
             self._take_rest()
             self._done += 1
         _C.set_rng_state((seed, (stream + self.max_ranks * _FILLS) % 2**64))
+
+    def random_state(self, begun: tuple[int, int], number: int) -> tuple[int, int]:
+        """That of this rank's leaf `number`, from 0, in a step that began with the state `begun`."""
+        leaf = self.rank * (self.max_ranks // self.size) + number
+        return begun[0], (begun[1] + leaf * _FILLS) % 2**64
 
     def _ready(self, leaf: int) -> None:
         """A gradient is complete, inside the last backward: take the banks that have all of theirs, in their order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import _C
@@ -75,7 +75,7 @@ def first_bad_activation(model: Module, ids: Tensor, documents: Tensor | None = 
     return found[0] if found else None
 
 
-def diagnose(model: Module, pieces: Sequence[tuple[Tensor, ...]]) -> str:
+def diagnose(model: Module, pieces: Iterable[tuple[Tensor, ...]]) -> str:
     """Name the first bad value of a step on the micro-batches `pieces`: token ids [B, S], and perhaps documents."""
     found = first_bad_parameter(model)
     for piece in pieces:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -330,12 +330,13 @@ class Stepper:
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
-    def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(self, pieces: Iterable[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
         """See the function of this name. Of a run in leaves they are added, and clipped by the update."""
         state, config = self._state, self._state.config
         if state.parallel is None:
             return gradients(state.model, state.optimizer, pieces, scale, config.clip, config.z_loss)
         losses: list[Tensor] = []
+        pieces = list(pieces)
         for leaf in state.parallel.rounds(config.grad_accum):
             own = pieces[leaf * config.grad_accum : (leaf + 1) * config.grad_accum]
             losses.append(backward(state.model, own, scale, config.z_loss))
@@ -384,25 +385,32 @@ class Stepper:
         try:
             if state.step >= step.number:
                 state.step = step.number - 1
-                _C.set_rng_state(step.rng)
                 if state.parallel is None:
-                    self.gradients(self._on_device(step.pieces), 1.0 / step.total)
+                    self.gradients(self._again(step), 1.0 / step.total)
             if state.parallel is not None:  # it has taken the gradients away
                 state.optimizer.zero_grad()
-                backward(state.model, self._on_device(step.pieces), 1.0 / step.total, state.config.z_loss)
-            raise self._error(loss, norm, self._on_device(step.pieces), step.leaves)
+                backward(state.model, self._again(step), 1.0 / step.total, state.config.z_loss)
+            raise self._error(step, loss, norm)
         finally:
             self._give_back(step.loader, step.rng)
 
-    def _error(self, loss: float, norm: float, pieces: list[Piece], leaves: Tensor | None) -> NonFiniteError:
-        state = self._state
+    def _again(self, step: QueuedStep) -> Iterator[Piece]:
+        """The pieces of a step, each with the random numbers that it drew: a forward drops the same values again."""
+        parallel, each = self._state.parallel, self._state.config.grad_accum
+        for index, piece in enumerate(step.pieces):
+            if index % each == 0:
+                leaf = index // each
+                _C.set_rng_state(step.rng if parallel is None else parallel.random_state(step.rng, leaf))
+            yield tuple(on_device(array, self._state.device) for array in piece)
+
+    def _error(self, step: QueuedStep, loss: float, norm: float) -> NonFiniteError:
+        state, leaves = self._state, step.leaves
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)
         last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
-        inputs = [(piece[0], *piece[2:]) for piece in pieces]
-        where = diagnose(state.model, inputs)
+        where = diagnose(state.model, ((piece[0], *piece[2:]) for piece in self._again(step)))
         if state.team.size > 1:
-            said = state.team.gather(where + self._bad_leaf(inputs))
+            said = state.team.gather(where + self._bad_leaf(step))
             own = state.config.max_ranks // state.team.size
             bad = [] if leaves is None else [i for i, one in enumerate(leaves.tolist()) if not math.isfinite(one)]
             # A rank whose own leaves are sound says that it is the loss itself.
@@ -414,11 +422,11 @@ class Stepper:
             where = f"{said[rank]} on rank {rank}"
         return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}; {last}")
 
-    def _bad_leaf(self, pieces: list[tuple[Tensor, ...]]) -> str:
+    def _bad_leaf(self, step: QueuedStep) -> str:
         """ " in leaf 5" of the first that has a bad value before the loss, or nothing."""
         state = self._state
         own = state.config.max_ranks // state.team.size
-        for index, piece in enumerate(pieces):
-            if first_bad_activation(state.model, *piece) is not None:
+        for index, piece in enumerate(self._again(step)):
+            if first_bad_activation(state.model, piece[0], *piece[2:]) is not None:
                 return f" in leaf {state.team.rank * own + index // state.config.grad_accum}"
         return ""
