@@ -109,6 +109,15 @@ EMPTY = {
     "mhc_pre": (
         lambda w, n: F.mhc_pre(xt.ones((n, 2, 3)), w, xt.ones((3,)), xt.zeros((8,)))[0], (8, 6)
     ),
+    "mhc_pre:alpha": (
+        lambda a, n: F.mhc_pre(xt.ones((n, 2, 3)), xt.ones((8, 6)), a, xt.zeros((8,)))[0], (3,)
+    ),
+    "mhc_pre:bias": (
+        lambda b, n: F.mhc_pre(xt.ones((n, 2, 3)), xt.ones((8, 6)), xt.ones((3,)), b)[0], (8,)
+    ),
+    "mhc_pre:gamma": (
+        lambda g, n: F.mhc_pre(xt.ones((n, 2, 3)), xt.ones((8, 6)), xt.ones((3,)), xt.zeros((8,)), g)[0], (2, 3)
+    ),
 }  # fmt: skip
 
 
@@ -123,6 +132,8 @@ def test_an_empty_batch_leaves_the_gradient_of_the_others(name: str) -> None:
     run(w, 0).sum().backward()
     assert w.grad.tolist() == before
     alone = ones(*shape)
+    junk = [xt.full(shape, float("nan")) for _ in range(8)]
+    del junk  # the next blocks of this size
     run(alone, 0).sum().backward()
     assert not np.any(alone.grad.numpy())
 

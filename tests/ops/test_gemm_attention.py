@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
+from runs import python
 
 import xtrain as xt
 from xtrain import _C
@@ -171,6 +175,51 @@ def test_threads_change_no_bit_of_a_backward_in_parts(dtype: str) -> None:
         found.add(b"".join(bytes(_C.to_bytes(x.grad.contiguous())) for x in (q, k, v)))
     xt.set_num_threads(before)
     assert len(found) == 1
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize(("skv", "dim", "shares"), [(8, 4, 16), (4096, 128, 8)])
+def test_sums_of_shares_take_32_mib_at_most(skv: int, dim: int, shares: int) -> None:
+    """128 blocks of a kv head are cut into 16 shares, or as many as have room for their sums. Share i adds up blocks i, i + n, ...: those of
+    1e30 and -1e30 are in one of 8 shares, and lose what others have beside them where they are in two."""
+    dy = np.ones((1, 128, 1, dim), np.float32)
+    dy[0, 0], dy[0, 8] = 1e30, -1e30
+    q, k, v = (xt.zeros(1, heads, rows, dim, requires_grad=True) for heads, rows in ((128, 1), (1, skv), (1, skv)))
+    _C.scaled_dot_product_attention(q, k, v, False, None, True, "materialized").backward(xt.tensor(dy))
+    # Of 16 shares the first 8 are added to 1e30, and are gone when share 8 brings -1e30.
+    want = {16: 7 * 8, 8: 14 + 7 * 16}[shares] / skv
+    assert np.allclose(v.grad.numpy(), want, rtol=1e-5)
+
+
+@pytest.mark.on_cpu
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or bool(os.environ.get("XTRAIN_SANITIZE")),
+    reason="reads the largest size of a process, to which a sanitizer adds",
+)
+def test_sums_of_documents_take_32_mib_at_most() -> None:
+    """Four documents whose shares have sums of 16 MiB each, beside documents without."""
+    code = """
+import resource
+import numpy as np
+import xtrain as xt
+from xtrain import _C
+xt.set_num_threads(2)
+def largest(length):
+    starts = np.arange(4096, dtype=np.int32) // length * length
+    documents = xt.tensor(np.stack([starts, starts + length])[None])
+    for row in (q, k, v):
+        row.grad = None
+    out = xt.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True, window=1, documents=documents, backend="materialized")
+    out.backward(dy)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+q, k, v = (xt.ones(1, heads, 4096, 128, requires_grad=True) for heads in (8, 1, 1))
+dy = xt.ones(1, 8, 4096, 128)
+print(-largest(64) + largest(1024))
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert 24 < float(done.stdout) < 48, done.stdout
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

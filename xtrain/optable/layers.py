@@ -168,13 +168,19 @@ JOINED_BIAS_ERRORS = (
         r"linear_joined: every bias must .*float32.*bfloat16",
     ),
 )
-for variant, place in (("bias", _C.pack), ("bias_apart", list)):
+for variant, place, place_biases in (
+    ("bias", _C.pack, _C.pack),
+    ("bias_apart", _C.pack, list),
+    ("bias_all_apart", list, list),
+):
     op(
         "linear_joined",
         "copy binary reduce",
         [case(N(*x), *(N(*one) for one in w), *(N(one[0]) for one in w)) for x, w in JOINED]
         + [case(N(4, 65, 128), N(200, 128), N(100, 128), N(200), N(100), big=True)],
-        lambda x, *w, place=place: _C.linear_joined(x, list(place(w[: len(w) // 2])), list(place(w[len(w) // 2 :]))),
+        lambda x, *w, place=place, place_biases=place_biases: _C.linear_joined(
+            x, list(place(w[: len(w) // 2])), list(place_biases(w[len(w) // 2 :]))
+        ),
         lambda x, *w: x @ np.concatenate(w[: len(w) // 2]).T + np.concatenate(w[len(w) // 2 :]),
         variant=variant,
         accumulations=lambda x, *w: x.shape[-1] + 2,

@@ -56,7 +56,7 @@ def cases_of(d: Dimensions) -> dict[str, Case]:
         "linear_joined": case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width)),
         "linear_joined:apart": case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width)),
         **dict.fromkeys(
-            ("linear_joined:bias", "linear_joined:bias_apart"),
+            ("linear_joined:bias", "linear_joined:bias_apart", "linear_joined:bias_all_apart"),
             case(N(rows, d.width), N(d.hidden, d.width), N(d.hidden, d.width), N(d.hidden), N(d.hidden)),
         ),
         **dict.fromkeys(

@@ -138,4 +138,6 @@ FAULTS = [
     Fault("decoder: contractions are not drawn", "xtrain/models/decoder.py", "(nn.RMSNorm, nn.HyperConnection, nn.StreamContraction)", "(nn.RMSNorm, nn.HyperConnection)", "reset_parameters draws all parameters anew", _MEMBERS + "test_all_parameters_are_drawn_anew"),
     Fault("decoder: biases stay", "xtrain/models/decoder.py", "                    nn.init.zeros_(module.bias)\n", "                    pass\n", "biases start at zero", _MEMBERS + "test_all_parameters_are_drawn_anew"),
     Fault("decoder: norms behind the MLP", "xtrain/models/decoder.py", "if place == \"self_attn\" and config.qk_norm:", "if place == \"mlp\" and config.qk_norm:", "shapes in the order of the model", _RULES + "test_shapes_of_a_file_come_in_the_order_of_the_model"),
+    Fault("joined: biases apart are not added", "csrc/ops/gemm/linear_joined.c", "if (biases && !together) XT_TRY(add_biases(count, biases, y));", "", "biases that lie apart", "tests/ops/test_ops.py::test_forward -k 'linear_joined and bias_apart'"),
+    Fault("joined: the first bias of weights apart", "csrc/ops/gemm/linear_joined.c", "biases ? &biases[i]->view : NULL, start, y)", "biases ? &biases[0]->view : NULL, start, y)", "each weight has its bias", "tests/ops/test_ops.py::test_forward -k 'linear_joined and bias_all'"),
 ]  # fmt: skip
