@@ -113,6 +113,8 @@ def test_it_goes_on_from_every_position(monkeypatch: pytest.MonkeyPatch) -> None
         {"epoch": 0, "chunk": 3, "row": 0},
         {"epoch": 0, "chunk": 0, "row": 99},
         {"epoch": -1, "chunk": 0, "row": 0},
+        {"epoch": 0, "chunk": -1, "row": 0},
+        {"epoch": 0, "chunk": 0, "row": -1},
     ):
         with pytest.raises(DataError, match="the position must be inside the data"):
             loader.load_state_dict(state)
@@ -136,6 +138,66 @@ def test_what_is_not_learned() -> None:
         PackedLoader([np.arange(3)], [Documents(np.arange(3), 0, 3)], 1, 4)
     with pytest.raises(DataError, match=r"token ids of data must be in \[0, 6\), got 6 at position 6 of piece 0"):
         PackedLoader([tokens], [documents], 1, 6, vocab_size=6).next_batch()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_documents_of_several_pieces(masked: bool) -> None:
+    """Each with tokens, documents and a mask of its own; the second has no mask."""
+    segments = [np.arange(0, 9), np.arange(100, 107), np.arange(200, 212)]
+    documents = [Documents(np.array([0, 4]), 0, 9), Documents(None, 0, 7), Documents(np.array([0, 5]), 0, 12)]
+    masks = [np.arange(9) % 2, None, np.arange(12) % 3 > 0] if masked else None
+    loader = PackedLoader(segments, documents, 5, 6, vocab_size=212, masks=masks)
+    assert loader.documents == 5
+    _, targets, _ = loader.next_batch()
+    learned = [*range(1, 4), *range(5, 9), *range(101, 107), *range(201, 205), *range(206, 212)]
+    if masked:
+        learned = [t for t in learned if t // 100 == 1 or (t % 2 if t < 100 else (t - 200) % 3)]
+    assert sorted(targets[targets != data.IGNORED].tolist()) == learned
+    again = PackedLoader(segments, documents, 5, 6, vocab_size=212, masks=masks)
+    ids, wanted, _ = next(iter(again))
+    assert wanted.tolist() == targets.tolist() and ids.tolist() != targets.tolist()
+    with pytest.raises(DataError, match=r"got 211 at position 11 of piece 2"):
+        PackedLoader(segments, documents, 5, 6, vocab_size=211).next_batch()
+
+
+def test_orders_are_those_of_a_seed_an_epoch_and_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents that fill a row each: which ones a chunk has, and where it puts them."""
+    monkeypatch.setattr(packing, "CHUNK", 8)
+    tokens, documents = corpus([9] * 24)
+    chosen, places = [], []
+    for seed, epoch in ((1, 0), (1, 1), (20, 0)):
+        loader = PackedLoader([tokens], [documents], 1, 8, seed=seed)
+        assert loader.chunks == 3
+        for chunk in range(3):
+            drawn = data.permute(np.arange(8 * chunk, 8 * chunk + 8), 24, seed, epoch).tolist()
+            rows = [start // 9 for ((_, start, _),) in loader._rows(epoch, chunk)]
+            assert sorted(rows) == sorted(drawn)
+            chosen.append(tuple(sorted(drawn)))
+            places.append(tuple(drawn.index(row) for row in rows))
+    assert len(set(chosen)) == len(set(places)) == 9
+
+
+def test_a_chunk_of_nothing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "CHUNK", 2)
+    tokens, documents = corpus([1, 1, 1, 1, 1, 1, 1, 3])
+    for seed in range(8):
+        loader = PackedLoader([tokens], [documents], 1, 4, seed=seed)
+        assert [loader.next_batch()[0].tolist() for _ in range(3)] == [[[7, 8, 0, 0]]] * 3 and loader.epoch == 2
+
+
+def test_how_full_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the last batch, and those of the chunk under way."""
+    tokens, documents = corpus([5, 9])
+    loader = PackedLoader([tokens], [documents], 2, 8)
+    assert loader.next_batch()[0].shape == (2, 8) and loader.filled == 12
+    assert loader.metrics() == {"token_efficiency": 0.75} and loader.efficiency() == 0.75
+    monkeypatch.setattr(packing, "CHUNK", 1)
+    loader, found = PackedLoader([tokens], [documents], 1, 8), []
+    for _ in range(2):
+        loader.next_batch()
+        assert loader.efficiency() == loader.metrics()["token_efficiency"]
+        found.append(loader.efficiency())
+    assert sorted(found) == [0.5, 1.0]
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Documents:
     def __init__(self, starts: Any | None, begin: int, end: int) -> None:
         self._starts, self._begin, self._end = starts, begin, end
         self._first = 0 if starts is None else _first_above(starts, begin)
-        self._count = 1 if starts is None else max(_first_above(starts, end - 1) - self._first, 0) + 1
+        self._count = 1 if starts is None else _first_above(starts, end - 1) - self._first + 1
 
     def __len__(self) -> int:
         return self._count if self._end > self._begin else 0
