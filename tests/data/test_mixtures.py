@@ -112,6 +112,8 @@ def test_row_n_is_the_same_in_batches_of_any_size(pack: bool) -> None:
     ids = found[0][0]
     turns = (ids[:, 0] >= 1000).astype(int)
     assert turns.tolist() == Turns([Fraction(2, 3), Fraction(1, 3)]).draw(96).tolist()
+    first = next(iter(make(pack, 6)))
+    assert all(np.array_equal(a.numpy(), b[:6]) for a, b in zip(first, found[0], strict=True))
     if not pack:
         second = ids[turns == 1][:30, 0].reshape(-1, 3)
         assert (np.sort(second, 1) == [1000, 1008, 1016]).all() and len({tuple(row) for row in second.tolist()}) > 1
@@ -149,10 +151,15 @@ def test_a_changed_source_is_named() -> None:
         assert mixture.changed(another, mixture.identity(another)) == "a"
 
 
-def test_sources_of_one_size_have_orders_of_their_own() -> None:
+@pytest.mark.parametrize("pack", [False, True])
+def test_sources_of_one_size_have_orders_of_their_own(pack: bool) -> None:
     mixture = mixture_of_two()
-    mixture.sources[1] = data.Corpus("b", [1000 + mixture.sources[0].train[0]], [], 1.0, 2000, None)
-    ids = mixture.loader(60, 8, seed=5).next_batch()[0][:, 0]
+    documents = [Documents(np.arange(0, 241, 8), 0, 241)] if pack else None
+    mixture.sources = [
+        data.Corpus(name, [first + np.arange(241)], [], 1.0, 2000, None, train_documents=documents)
+        for name, first in (("a", 0), ("b", 1000))
+    ]
+    ids = (mixture.packed_loader if pack else mixture.loader)(60, 8, seed=5).next_batch()[0][:, 0]
     assert len(set(ids.tolist())) == 50
     assert (ids[ids < 1000][:20] != ids[ids >= 1000] - 1000).any()
 
@@ -195,6 +202,9 @@ def test_a_position_continues_exactly(pack: bool) -> None:
         ({"rows": [38, 22]}, r"one of these weights, got \[38, 22\] rows"),
         ({"rows": [60]}, "that of 2 sources"),
         ({"rows": [40, -20]}, "that of 2 sources"),
+        ({"rows": [40.0, 20.0]}, "that of 2 sources"),
+        ({"tokens": good["tokens"][:1]}, "that of 2 sources"),
+        ({"sources": good["sources"][:1]}, "that of 2 sources"),
         ({"sources": [good["sources"][0], {**good["sources"][1], "epoch": -1}]}, "inside the data"),
     ):
         begun = make(pack, 5)
@@ -216,6 +226,7 @@ def test_what_is_written(tmp_path, monkeypatch) -> None:
     assert parse_sources("a.txt") is None and parse_sources("c:1") is None and parse_sources("no.txt") is None
     assert parse_sources(" a.txt:0.7, b.txt : 3e-1") == [("a.txt", "0.7"), ("b.txt", "3e-1")]
     assert parse_sources("c:1:2,python:1") == [("c:1", "2"), ("python", "1")]
+    assert parse_sources("python:1,./python:2") == [("python", "1"), ("./python", "2")], "Python's own, and a file"
     Path("d:2").mkdir()
     assert parse_sources("d:2") is None, "a folder"
     assert data.sources_text({Path("a.txt"): 7, "python": 0.5}) == "a.txt:7,python:0.5"
@@ -241,6 +252,37 @@ def test_a_mixture_of_tokens_whose_text_is_not_known(tmp_path, monkeypatch) -> N
     assert data.open_data({"c": 3, "d": 1}).bytes_per_token == 2.5
 
 
+def test_texts_are_encoded_as_the_tokens_are(monkeypatch) -> None:
+    """By the tokenizer of a token file that stands anywhere, or the one that is given."""
+
+    class Other(ByteTokenizer):
+        pass
+
+    asked: list[tuple[str, Any]] = []
+    made: dict[str, Any] = {"t": Other(), "n": None}
+
+    def opened(name: str, tokenizer: Any, val_fraction: float) -> data.Corpus:
+        asked.append((name, tokenizer))
+        own = made.get(name, tokenizer or ByteTokenizer())
+        return data.Corpus(name, [np.arange(9)], [], 1.0, 256, own)
+
+    monkeypatch.setattr(sources, "holds_tokens", lambda name: name in made)
+    monkeypatch.setattr(sources, "open_source", opened)
+    data.open_data({"a": 1, "t": 1, "b": 1})
+    assert asked == [("t", None), ("a", made["t"]), ("b", made["t"])]
+    given = Other()
+    data.open_data({"a": 1, "b": 1}, given)
+    assert asked[3:] == [("a", given), ("b", given)]
+    for names, unknown, known in (("nt", "n", "t"), ("tn", "n", "t"), ("na", "n", "a")):
+        words = f"data: {unknown} does not say which tokenizer made it, and {known} has one; give --tokenizer"
+        with pytest.raises(DataError, match=f"^{words}$"):
+            data.open_data(dict.fromkeys(names, 1))
+    assert data.open_data({"n": 1}).tokenizer is None
+    made["u"] = ByteTokenizer()
+    with pytest.raises(DataError, match="^data: t and u were made by different tokenizers$"):
+        data.open_data({"t": 1, "u": 1})
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -255,6 +297,7 @@ def test_a_mixture_of_tokens_whose_text_is_not_known(tmp_path, monkeypatch) -> N
         ("a.txt:" + "1" * 41, f"the weight of a.txt must be a number greater than 0, at most 1e300, got '{'1' * 41}'"),
         ("a.txt:1,b.txt", "a source must be followed by : and its weight (a.tokens:0.7), got 'b.txt'"),
         ("a.txt:1,", "a source must be followed by : and its weight (a.tokens:0.7), got ''"),
+        ("a.txt:1,b:x/y", "a source must be followed by : and its weight (a.tokens:0.7), got 'b:x/y'"),
         (":1,a.txt:1", "a source must be followed by : and its weight (a.tokens:0.7), got ':1'"),
         ("a.txt:1,no.txt:1", "no.txt does not exist; give 'python', a text file, a folder, or a token file"),
         ("a.txt,b.txt", "a.txt,b.txt does not exist; give 'python', a text file, a folder, or a token file, "

@@ -119,10 +119,10 @@ class Turns:
         return [part / self._all for part in self._parts]
 
     def reachable(self, rows: Sequence[int]) -> bool:
-        """Whether the sources can have had these rows."""
+        """Whether the sources can have had these rows, whole numbers of at least 0."""
         number = sum(rows)
         pairs = zip(self._parts, rows, strict=True)
-        return all(row >= 0 and abs(part * number - self._all * row) < self._all for part, row in pairs)
+        return all(abs(part * number - self._all * row) < self._all for part, row in pairs)
 
 
 class MixedLoader:
