@@ -29,8 +29,7 @@ class Judge:
     """Rank 0 judges all others, and whether they wait for itself; they judge rank 0. now: seconds of one clock."""
 
     def __init__(self, rank: int, size: int, times: Times) -> None:
-        self.rank, self.times = rank, times
-        self.peers = tuple(range(1, size)) if rank == 0 else (0,)
+        self.rank, self.size, self.times = rank, size, times
         self._heard: dict[int, float] = {}  # nothing before the first byte: rank 0 begins when all are there
         self._beats: dict[int, tuple[float, dict[str, Any]]] = {}
         self._finished: set[int] = set()
@@ -148,7 +147,7 @@ class Judge:
         if stuck:
             text = f"{ranks_text(stuck)} {_be(stuck)} stuck: others have waited {waited:.0f} s for {what}"
             return Verdict("stuck", tuple(stuck), f"{text} {self.who(stuck, now)}{self._stacks(stuck)}"), []
-        if not late and self.rank == 0 and waited >= self.times.patience:
+        if not late and waited >= self.times.patience:
             return Verdict("stuck", (), f"{what}, has not ended on any rank for {waited:.0f} s"), []
         number, before = self._reported if self._reported[0] == last else (last, frozenset[int]())
         new = [rank for rank in late if rank not in before and waited >= self.times.reported(phases[rank])]
@@ -173,7 +172,7 @@ class Judge:
     def _compare_speeds(self, now: float) -> list[str]:
         """Warn, once, of a rank whose steps take longer than those of the others, three windows in a row."""
         latest = {rank: beat for rank, (_, beat) in self._beats.items()}
-        if len(latest) <= len(self.peers) or now - self._window_at < self.times.window:
+        if len(latest) < self.size or now - self._window_at < self.times.window:
             return []
         before, self._window, self._window_at = self._window, latest, now
         seconds: dict[int, float] = {}
