@@ -302,3 +302,25 @@ def test_float64_losses_that_are_read_late_keep_their_digits(tmp_path, data) -> 
     numbers = trainer.stepper.read(queued)
     assert [one["loss"] for one in numbers] == [*exact, queued[2].loss.item()]
     assert numbers[1]["grad_norm"] == exact[0]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_first_bad_gradient_is_named_though_clipping_has_spoilt_all(tmp_path, data, every: int) -> None:
+    """A norm of NaN makes every gradient NaN: those that backward made are looked at."""
+
+    class Spoils(xt.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * math.nan
+
+    trainer = Trainer(options(data, tmp_path / "run", clip=1.0), quiet=True)
+    trainer.stepper.read_every = every
+    trainer.model.model.embed_tokens.register_forward_hook(lambda module, args, out: Spoils.apply(out))
+    with pytest.raises(
+        NonFiniteError, match=r"step 1: the norm of the gradients is nan; .*: gradient of model\.embed_to"
+    ):
+        trainer.run()

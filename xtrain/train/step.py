@@ -330,13 +330,12 @@ class Stepper:
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
-    def gradients(self, pieces: Iterable[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
         """See the function of this name. Of a run in leaves they are added, and clipped by the update."""
         state, config = self._state, self._state.config
         if state.parallel is None:
             return gradients(state.model, state.optimizer, pieces, scale, config.clip, config.z_loss)
         losses: list[Tensor] = []
-        pieces = list(pieces)
         for leaf in state.parallel.rounds(config.grad_accum):
             own = pieces[leaf * config.grad_accum : (leaf + 1) * config.grad_accum]
             losses.append(backward(state.model, own, scale, config.z_loss))
@@ -374,8 +373,8 @@ class Stepper:
         return steps
 
     def check(self, step: QueuedStep, numbers: dict[str, float]) -> dict[str, float]:
-        """Return `numbers`, or raise NonFiniteError with everything as before that step. A step that is found bad late
-        is repeated for the diagnosis: nothing has changed since.
+        """Return `numbers`, or raise NonFiniteError with everything as before that step. Its backward is repeated for
+        the diagnosis: nothing has changed since.
         """
         loss, norm = numbers["loss"], numbers["grad_norm"]
         if math.isfinite(loss) and math.isfinite(norm):
@@ -385,11 +384,9 @@ class Stepper:
         try:
             if state.step >= step.number:
                 state.step = step.number - 1
-                if state.parallel is None:
-                    self.gradients(self._again(step), 1.0 / step.total)
-            if state.parallel is not None:  # it has taken the gradients away
-                state.optimizer.zero_grad()
-                backward(state.model, self._again(step), 1.0 / step.total, state.config.z_loss)
+            # Clipping by a norm of NaN has spoilt all gradients, later steps replaced them, or ranks taken them away.
+            state.optimizer.zero_grad()
+            backward(state.model, self._again(step), 1.0 / step.total, state.config.z_loss)
             raise self._error(step, loss, norm)
         finally:
             self._give_back(step.loader, step.rng)
