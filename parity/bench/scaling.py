@@ -1,7 +1,7 @@
 """How a training step scales with processes: xtrain's DataParallel, and DDP + torch.compile, in turns in one run.
 
     python parity/bench/scaling.py --worlds 1,2 --preset tiny --json scaling.jsonl
-        [--device cuda] [--modes weak] [--contenders xtrain,ddp,apart] [--limit 540] [--sends late]
+        [--device cuda] [--modes weak] [--contenders xtrain,ddp,apart] [--limit 540] [--sends late] [--phases]
 
 weak: every rank has the preset's batch; strong: all share it. apart: as many single GPUs train at once, and exchange
 nothing: what the slowest of them leaves, since GPUs of one host differ, and share its power. Presets are those of
@@ -9,7 +9,8 @@ nothing: what the slowest of them leaves, since GPUs of one host differ, and sha
 line of the JSON file, which a second call reads: it measures what is missing or has failed, and prints the table. The
 command stops at `--limit` seconds and says so. Exact mode, with as many leaves as ranks; on GPUs xtrain's step is a
 captured one, and NCCL moves the bytes of both. On CPUs those of xtrain pass rank 0, and gloo moves those of DDP.
---sends: when xtrain's gradients leave a GPU, in the backward or behind it (DataParallel's overlap).
+--sends: when xtrain's gradients leave a GPU, in the backward or behind it (DataParallel's overlap). --phases: each rank's
+time of an eager step's backward, of the sum of gradients and of the update, with exchanges and without, in the JSON file.
 
 A step's time is the median of the slowest rank's; the host waits for each step. exposed: how much shorter the same
 captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). MHz, W: of the multiprocessors
@@ -91,6 +92,7 @@ class Contender:
     end: Callable[[], None]
     count_bytes: Callable[[], Any] = contextlib.nullcontext
     silence: Callable[[], None] | None = None
+    phases: Callable[[], list[float]] | None = None
 
 
 def xtrain_steps(preset: str, batch: int, device: str, precision: str, sends: str):
@@ -111,15 +113,30 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str, sends: st
     parallel = xt.distributed.DataParallel(model, optimizer, overlap=overlap)
     rng = np.random.default_rng(0)
 
-    def train(ids, wanted):
+    def train_leaf(ids, wanted):
         for _ in parallel.rounds(backwards=1):  # one leaf a rank
             (model.loss(ids, wanted, reduction="sum") / (batch * length)).backward()
+
+    def train(ids, wanted):
+        train_leaf(ids, wanted)
         return parallel.step(clip=1.0)
 
     def graph():
         return xt.cuda.graph(train, optimizers=[optimizer]) if device == "cuda" else train
 
     call, silent = graph(), False
+
+    def phases() -> list[float]:
+        """Seconds until an eager step's backward is done, its gradients are added, the parameters are there."""
+        parts = (xt.from_numpy(rng.integers(0, config.vocab_size, (batch // size, length))).to(place) for _ in range(2))
+        times = []
+        for act in (lambda: train_leaf(*parts), lambda: parallel.reduce(1.0), parallel.update):
+            begun = time.perf_counter()
+            act()
+            if device == "cuda":
+                xt.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+        return times
 
     def step() -> None:
         block = rng.integers(0, config.vocab_size, (batch // size, length + 1))
@@ -143,7 +160,7 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str, sends: st
     return Contender(
         rank, step, xt.distributed.gather_json, batch * length, xt.distributed.shutdown,
         count_bytes=lambda: sent_bytes(xt._C, size) if device == "cuda" and size > 1 else contextlib.nullcontext([]),
-        silence=silence if device == "cuda" and size > 1 else None,
+        silence=silence if device == "cuda" and size > 1 else None, phases=phases,
     )  # fmt: skip
 
 
@@ -234,6 +251,8 @@ def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
     found["cpu_seconds"] = sum(one.gather(busy)) / (one.tokens * steps) * 1e6
     if options.device == "cuda":
         found["gib"] = max(one.gather(memory_used(one.rank)))
+    if options.phases and one.phases is not None:
+        found["phases_ms"] = phases_of(one)
     if one.silence is not None:
         found["wire_mb"] = sum(sent) / 1e6
     if one.silence is not None and options.modes == "weak":
@@ -243,9 +262,18 @@ def worker(contender: str, options: argparse.Namespace, batch: int) -> None:
         with clocks(one) as silent:
             found["silent_ms"] = timed(one, options.seconds)[0] * 1e3
         found |= {f"silent_{name}": value for name, value in silent.items()}
+        if options.phases and one.phases is not None:
+            found["silent_phases_ms"] = phases_of(one)
     if one.rank == 0:
         print(json.dumps(found), flush=True)
     one.end()
+
+
+def phases_of(one: Contender) -> list[list[float]]:
+    """Of each phase of an eager step, the ranks' medians in ms."""
+    assert one.phases is not None
+    rows = [one.phases() for _ in range(WARM + 7)][WARM:]
+    return [[1e3 * each for each in one.gather(statistics.median(times))] for times in zip(*rows)]
 
 
 def timed(one: Contender, seconds: float) -> tuple[float, int, float]:
@@ -293,7 +321,7 @@ def round_of(contender: str, mode: str, world: int, batch: int, options: argpars
         worker = ["--worker", "xtrain" if apart else contender, "--batch", str(batch // world if apart else batch)]
         words = [sys.executable, __file__, *worker, "--preset", options.preset]
         words += ["--device", options.device, "--precision", options.precision, "--seconds", str(options.seconds)]
-        words += ["--modes", mode, "--sends", options.sends]
+        words += ["--modes", mode, "--sends", options.sends, *(["--phases"] if options.phases else [])]
         files = [open(Path(folder) / f"{rank}.txt", "w+") for rank in range(world)]  # noqa: SIM115
         processes = []
         try:
@@ -386,6 +414,7 @@ def main() -> None:
     parser.add_argument("--json", default="scaling.jsonl")
     parser.add_argument("--sends", choices=("auto", "early", "late"), default="auto")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--phases", action="store_true")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -402,6 +431,7 @@ def main() -> None:
         "precision": options.precision,
         "seconds": options.seconds,
         "sends": options.sends,
+        "phases": options.phases,
     }
     rows = [row for row in rows if {key: row.get(key) for key in about} == about]
     done = {(row["round"], row["mode"], row["world"], row["contender"]) for row in rows if "failed" not in row}
