@@ -113,6 +113,22 @@ def test_a_batch_must_be_cut_evenly(data, tmp_path):
     assert done.stderr.endswith("batch_size must be a multiple of max_ranks x grad_accum (4 x 1), got 6\n")
 
 
+def test_a_number_of_ranks_that_does_not_fit(data, tmp_path):
+    """All have the error, so none waits to tell the others that it leaves."""
+    values = choices(data, tmp_path / "run", max_ranks=3, batch_size=6)
+    code = f"""
+from xtrain.train import Trainer
+try:
+    Trainer({values!r})
+except ValueError as error:
+    print(type(error).__name__, error, vars(error))
+"""
+    for one in run_ranks(2, ["-c", code], tmp_path / "x"):
+        said = "ConfigError max_ranks 3 must run on 1 or 3 processes, got 2 {'on_all_ranks': True}\n"
+        assert (one.status, one.out, one.err) == (0, said, ""), one
+    assert not (tmp_path / "run").exists()
+
+
 def test_max_ranks_of_a_run_stays(data, tmp_path):
     out = tmp_path / "run"
     trainer = Trainer(choices(data, out, steps=2, max_ranks=2, eval_every=0))

@@ -205,27 +205,30 @@ class Trainer(State):
     def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
         """The configuration, checkpoint and contents of the run's directory, as rank 0 finds them."""
         team = self.team
-        if team.size == 1:
+
+        def plan() -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
             config, checkpoint, known = rundir.plan(values, self.report.warn)
-        else:
-            team.check_same({name: value for name, value in values.items() if not KEYS[name].meta["free"]}, "")
-            team.check_same({"resume": values.get("resume", "")}, "")
+            if checkpoint is None and team.size > 1:
+                config.max_ranks = config.max_ranks or team.size
+            if config.max_ranks > 1 or team.size > 1:
+                from ..distributed.step import check_leaves
 
-            def plan() -> dict[str, Any]:
-                config, checkpoint, known = rundir.plan(values, self.report.warn)
-                place = None if checkpoint is None else os.fspath(checkpoint)
-                return {"config": flatten(config), "checkpoint": place, "known": sorted(known)}
+                check_leaves(config.max_ranks or 1, team.size)
+                check(config)
+            return config, checkpoint, known
 
-            found = team.from_first(plan)
-            config, known = build(found["config"]), {(name, inode) for name, inode in found["known"]}
-            checkpoint = None if found["checkpoint"] is None else Path(found["checkpoint"])
-        if checkpoint is None and team.size > 1:
-            config.max_ranks = config.max_ranks or team.size
-        if config.max_ranks > 1 or team.size > 1:
-            from ..distributed.step import check_leaves
+        def as_json() -> dict[str, Any]:
+            config, checkpoint, known = plan()
+            place = None if checkpoint is None else os.fspath(checkpoint)
+            return {"config": flatten(config), "checkpoint": place, "known": sorted(known)}
 
-            check_leaves(config.max_ranks or 1, team.size)
-            check(config)
+        if team.size == 1:
+            return plan()
+        team.check_same({name: value for name, value in values.items() if not KEYS[name].meta["free"]}, "")
+        team.check_same({"resume": values.get("resume", "")}, "")
+        found = team.from_first(as_json)
+        config, known = build(found["config"]), {(name, inode) for name, inode in found["known"]}
+        checkpoint = None if found["checkpoint"] is None else Path(found["checkpoint"])
         return config, checkpoint, known
 
     def _repr_html_(self) -> str:
