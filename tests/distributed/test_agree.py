@@ -60,8 +60,11 @@ def test_an_error_of_any_rank_ends_all() -> None:
     assert raised(DataError, lambda: agree.all_or_none(Link(1, None), act)) == "x is missing"
     said = ["DataError", "x is missing"]
     assert raised(DataError, lambda: agree.all_or_none(Link(0, said), lambda: None)) == "rank 1: x is missing"
-    other = lambda: agree.all_or_none(Link(0, ["OSError", "no"]), lambda: None)  # noqa: E731
-    assert raised(PeerError, other) == "distributed: rank 1 failed: OSError: no"
+    assert raised(DataError, lambda: agree.all_or_none(Link(1, said), lambda: None)) == "rank 0: x is missing"
+    said = ["OSError", "no"]
+    assert raised(PeerError, lambda: agree.all_or_none(Link(0, said), lambda: None)) == (
+        "distributed: rank 1 failed: OSError: no"
+    )
     agree.all_or_none(Link(0, None), lambda: None)
 
 

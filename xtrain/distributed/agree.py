@@ -58,7 +58,7 @@ def together(link: HostPlane | None, make: Callable[[], Any]) -> Any:
     if failure is not None:
         raise on_all_ranks(failure)
     if "error" in result:
-        raise on_all_ranks(_same_kind(result["error"], result["text"]))
+        raise on_all_ranks(_same_kind(result["error"], result["text"], 0, ""))
     return result["value"]
 
 
@@ -76,7 +76,7 @@ def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
         raise on_all_ranks(failure)
     for number, one in enumerate(said):
         if one is not None:
-            raise on_all_ranks(_same_kind(*one, f"rank {number}"))
+            raise on_all_ranks(_same_kind(one[0], one[1], number, f"rank {number}: "))
 
 
 def on_all_ranks(error: Exception) -> Exception:
@@ -85,11 +85,10 @@ def on_all_ranks(error: Exception) -> Exception:
     return error
 
 
-def _same_kind(kind: str, text: str, rank: str = "") -> Exception:
-    """rank: who failed, where every rank acted; else it was rank 0, which acted for all."""
+def _same_kind(kind: str, text: str, rank: int, before: str) -> Exception:
     from .. import errors
 
     known = _C.OutOfMemoryError if kind == "OutOfMemoryError" else getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, Exception):
-        return known(f"{rank}: {text}" if rank else text)
-    return PeerError(f"distributed: {rank or 'rank 0'} failed: {kind}: {text}")
+        return known(before + text)
+    return PeerError(f"distributed: rank {rank} failed: {kind}: {text}")
