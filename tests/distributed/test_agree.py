@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import xtrain as xt
 from xtrain import distributed
 from xtrain.distributed import agree
-from xtrain.errors import ConfigError, DataError, PeerError
+from xtrain.errors import CheckpointError, ConfigError, DataError, PeerError
 
 pytestmark = pytest.mark.on_cpu
 
@@ -58,14 +59,22 @@ def test_an_error_of_any_rank_ends_all() -> None:
         raise DataError("x is missing")
 
     assert raised(DataError, lambda: agree.all_or_none(Link(1, None), act)) == "x is missing"
-    said = ["DataError", "x is missing"]
+    said = ["DataError", "x is missing", None]
     assert raised(DataError, lambda: agree.all_or_none(Link(0, said), lambda: None)) == "rank 1: x is missing"
     assert raised(DataError, lambda: agree.all_or_none(Link(1, said), lambda: None)) == "rank 0: x is missing"
-    said = ["OSError", "no"]
+    said = ["OSError", "no", None]
     assert raised(PeerError, lambda: agree.all_or_none(Link(0, said), lambda: None)) == (
         "distributed: rank 1 failed: OSError: no"
     )
     agree.all_or_none(Link(0, None), lambda: None)
+
+
+def test_the_number_of_an_error_comes_with_it() -> None:
+    """Whoever saves again after a full disk asks for it."""
+    said = ["CheckpointError", "x cannot be written", errno.ENOSPC]
+    with pytest.raises(CheckpointError, match="^rank 0: x cannot be written$") as caught:
+        agree.all_or_none(Link(1, said), lambda: None)
+    assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
 
 
 def test_values_that_differ() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,19 +65,21 @@ def together(link: HostPlane | None, make: Callable[[], Any]) -> Any:
 
 def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
     """Call `act` on every rank. Where it fails on one, that one raises what it raised, and all others an error of the
-    same kind and text. `act` must not call an exchange.
+    same kind and text, with the errno of its cause. `act` must not call an exchange.
     """
     failure: Exception | None = None
+    mine: list[Any] | None = None
     try:
         act()
     except Exception as error:
-        failure = error
-    said = gather_json(link, None if failure is None else [type(failure).__name__, str(failure)])
+        failure, mine = error, [type(error).__name__, str(error), getattr(error.__cause__, "errno", None)]
+    said = gather_json(link, mine)
     if failure is not None:
         raise on_all_ranks(failure)
     for number, one in enumerate(said):
         if one is not None:
-            raise on_all_ranks(_same_kind(one[0], one[1], number, f"rank {number}: "))
+            cause = None if one[2] is None else OSError(one[2], os.strerror(one[2]))
+            raise on_all_ranks(_same_kind(one[0], one[1], number, f"rank {number}: ")) from cause
 
 
 def on_all_ranks(error: Exception) -> Exception:
