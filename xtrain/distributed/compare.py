@@ -1,13 +1,25 @@
-"""Whether all ranks have the same parameters: a checksum of each tensor, compared over ranks."""
+"""Whether all ranks have the same parameters: a checksum of each tensor, compared over ranks. And whether they were
+given the same model and options.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .. import _C
 from .._C import Tensor
+from ..errors import shown
+from ..nn.module import Module
+from ..optim import EMA, AdamW, ChainedOptimizer, Muon
+from . import agree
 from .store import ranks_text
+
+if TYPE_CHECKING:
+    from .host import HostPlane
 
 _BYTES = 8  # of a checksum
 
@@ -41,3 +53,35 @@ def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[t
         return ranks, f"{ranks_text(list(ranks))} have different parameters {what}: {tensors}"
     have = "have" if len(ranks) > 1 else "has"
     return ranks, f"{ranks_text(list(ranks))} {have} other parameters than the others {what}: {tensors}"
+
+
+def check_alike(link: HostPlane, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, ema: EMA | None) -> None:
+    """ConfigError on every rank where one has parameters of other names, shapes or places, or other options. What each
+    rank changes in its piece comes to all ranks, so their parameters would be the same and tell nothing.
+    """
+    described = _parameters(model, optimizer), _options(optimizer, ema)
+    digest = hashlib.sha256(json.dumps(described).encode()).digest()
+    if len(set(map(bytes, link.all_gather(digest, "options")))) > 1:
+        for values in described:
+            agree.check_same(link, values, "DataParallel: ")
+
+
+def _parameters(model: Module, optimizer: AdamW | Muon | ChainedOptimizer) -> dict[str, str]:
+    parts = optimizer.optimizers if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
+    groups = [(type(part).__name__, group["params"]) for part in parts for group in part.param_groups]
+    where = {id(p): f"group {i} of {kind}" for i, (kind, params) in enumerate(groups) for p in params}
+    found: dict[str, str] = {}
+    for place, (name, p) in enumerate(model.named_parameters()):
+        group = where.get(id(p), "no group") + ", frozen" * (id(p) in where and not p.requires_grad)
+        found[f"parameter {name}"] = f"{p.dtype.name} {tuple(p.shape)}, place {place}, {group}"
+    return found
+
+
+def _options(optimizer: AdamW | Muon | ChainedOptimizer, ema: EMA | None) -> dict[str, str]:
+    found = {"decay of ema": "none" if ema is None else shown(ema.decay)}
+    for number, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name != "params":
+                scalar = isinstance(value, Tensor) and not value.ndim
+                found[f"{name} of group {number}"] = shown(value.item() if scalar else value)
+    return found

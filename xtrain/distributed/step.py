@@ -20,7 +20,7 @@ from ..optim.muon import muon_numbers
 from . import world
 from .agree import gather_json
 from .bank import BLOCK, Bank, Counter, add, buckets
-from .compare import checksums, odd_ones
+from .compare import check_alike, checksums, odd_ones
 from .owned import Owned
 
 _MOST_LEAVES = 1 << 20
@@ -61,13 +61,14 @@ class DataParallel:
 
     A batch is cut into `max_ranks` leaves (default: the number of processes), whose gradients are added in one fixed
     tree. So the parameters have the same bits on 1, 2 or 4 processes of max_ranks=4. All ranks begin with rank 0's
-    parameters. optimizer: AdamW, Muon, or a ChainedOptimizer of them; learning rates and other options may change
-    between steps, and `step` is this class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal.
-    A parameter that needs no gradient when the leaves of a step begin is left alone in it; one that needs a gradient
-    and gets none is stepped with zeros. ema: of the optimizer's parameters; `step` updates it, each rank its piece.
-    overlap: whether GPUs send gradients while a backward makes others, where `leaves` knows which backward is the last.
-    The numbers are the same. None: where ranks lie on several hosts; over NVLink it costs 0.6 B parameters
-    2 % of a step, and gains smaller models nothing (docs/worklog/ranks.md).
+    values of what the optimizer has; model, options and all other parameters must be the same. optimizer: AdamW, Muon,
+    or a ChainedOptimizer of them; learning rates and other options may change between steps, and `step` is this
+    class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal. A parameter that needs no gradient
+    when the leaves of a step begin is left alone in it; one that needs a gradient and gets none is stepped with zeros.
+    ema: of the optimizer's parameters; `step` updates it, each rank its piece. overlap: whether GPUs send gradients
+    while a backward makes others, where `leaves` knows which backward is the last. The numbers are the same. None:
+    where ranks lie on several hosts; over NVLink it costs 0.6 B parameters 2 % of a step, and gains smaller models
+    nothing (docs/worklog/ranks.md).
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
@@ -118,6 +119,7 @@ class DataParallel:
         if self._plane is not None:
             from . import gpus
 
+            check_alike(self._plane, self.model, self.optimizer, self.ema)
             gpus.join(self._plane, self._banks[0].device)
         for bank in self._banks:
             if self._plane is not None:
@@ -300,7 +302,11 @@ class DataParallel:
             sums = {number: add(received, self._banks[number], parts[number]) for number, received in arrived}
             self._sums = [sums[number] for number in range(len(sums))]
         self._counters, self._done, self._sent = [], 0, []
-        squares = squares if self._plane is None else self._plane.all_gather_tensor(parts, "squares")
+        squares = (
+            squares
+            if self._plane is None
+            else self._plane.all_gather_tensor(parts, f"squares clipped to {clip or math.inf}")
+        )
         # In the order of banks and blocks, whatever rank they come from.
         norm, self._scale, self._guard = _C.block_norm(squares, clip or math.inf)
         return norm
@@ -411,10 +417,11 @@ class DataParallel:
             bank.write(self._all(owned.truth.to(bank.dtype), "scaled parameters"), by_master)
 
     def compare_parameters(self) -> None:
-        """PeerError on every rank where one has other parameters, trained or not, than the others. Every rank must
-        call it; `leaves` does so every 100 steps, and `whole_optimizer`.
+        """PeerError on every rank where one has other parameters, trained or not, than the others; ConfigError for
+        other options. Every rank must call it; `leaves` does so every 100 steps, and `whole_optimizer`.
         """
         if self._plane is not None:
+            check_alike(self._plane, self.model, self.optimizer, self.ema)
             tensors = [tensor for _, tensor in self._compared]
             found = [bytes(one) for one in self._plane.all_gather(checksums(tensors), "checksums of parameters")]
             odd = odd_ones(found, [name for name, _ in self._compared], f"after step {self.steps}")
