@@ -325,6 +325,11 @@ def reduced():
             "DataParallel: optimizer must have parameters of the model alone, got others",
         ),
         (
+            lambda: parallel(optimizer=optim.AdamW([{"params": []}])),
+            ValueError,
+            "DataParallel: optimizer must have at least one parameter, got none",
+        ),
+        (
             lambda: list(parallel(max_ranks=2).leaves((xt.ones(3, 2),))),
             ValueError,
             r"leaves: every tensor of batch must have one number of rows, a multiple of max_ranks \(2\), got 3",

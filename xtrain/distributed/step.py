@@ -102,6 +102,8 @@ class DataParallel:
         of_muon = {
             id(p) for part in parts if isinstance(part, Muon) for group in part.param_groups for p in group["params"]
         }
+        if not self._group:
+            raise ValueError("DataParallel: optimizer must have at least one parameter, got none")
         by_kind: dict[Any, list[Tensor]] = {}
         for parameter in model.parameters():
             if id(parameter) in self._group:
