@@ -1,5 +1,6 @@
 """Several processes: they meet, exchange bytes in order, and say in one sentence why they do not."""
 
+import math
 import socket
 import threading
 import time
@@ -243,7 +244,8 @@ def test_exchanges_need_init(monkeypatch):
         ),
         (lambda d: d.broadcast(xt.ones(1), 1), r"broadcast: src must be a rank in \[0, 1\), got 1"),
         (lambda d: d.all_reduce(xt.ones(1), "mean"), r"all_reduce: op must be sum, max or min, got 'mean'"),
-        (lambda d: d.init(timeout=0), r"init: timeout must be a number of seconds greater than 0, got 0"),
+        (lambda d: d.init(timeout=0), r"init: timeout must be a number of seconds in \(0, 1e6\], got 0"),
+        (lambda d: d.init(timeout=math.inf), r"init: timeout must be a number of seconds in \(0, 1e6\], got inf"),
     ],
 )
 def test_wrong_arguments(call, message, monkeypatch):

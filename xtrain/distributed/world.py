@@ -39,8 +39,8 @@ def init(timeout: float = 300.0) -> None:
     global _launch, _plane, _watch
     if _launch is not None:
         return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise ValueError(f"init: timeout must be a number of seconds greater than 0, got {timeout!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= 1e6:
+        raise ValueError(f"init: timeout must be a number of seconds in (0, 1e6], got {shown(timeout)}")
     launch = detect()
     if launch.world_size > 1:
         from .host import HostPlane
