@@ -83,6 +83,21 @@ def planes(patience):
     return [HostPlane(rank, 2, {1 - rank: end}, patience, Progress()) for rank, end in enumerate(ends)]
 
 
+def test_an_init_that_fails_leaves_nothing_behind(tmp_path):
+    """A second one meets the others again, and hears the same, in place of going on with ranks that were refused."""
+    code = """
+import threading, xtrain as xt
+for _ in range(2):
+    try:
+        xt.distributed.init()
+    except ValueError as error:
+        print(error, xt.distributed.is_initialized(), threading.active_count())
+"""
+    found = run_ranks(2, ["-c", code], tmp_path, lambda rank: {"XTRAIN_PLANE": ("host", "mpi")[rank]})
+    said = "distributed: plane must be the same on every rank, got 'host' on rank 0 and 'mpi' on rank 1 False 1\n"
+    assert [(one.status, one.out) for one in found] == [(0, said * 2)] * 2, found
+
+
 def test_a_plane_alone_knows_who_is_late_or_has_left():
     """Also where the watchdog has failed."""
     first, second = planes(0.05)

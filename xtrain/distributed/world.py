@@ -61,8 +61,12 @@ def init(timeout: float = 300.0) -> None:
         _set_hooks()
         _watch.start()
         _plane.watch = _watch
-        check_same(_about_this_process(), "")
-        _choose_plane(launch)
+        try:
+            check_same(_about_this_process(), "")
+            _choose_plane(launch)
+        except BaseException as error:
+            _leave(_reason(error), False)
+            raise
         progress.enter(COMPUTING)
     _launch = launch
 
@@ -194,8 +198,13 @@ def leave(error: BaseException) -> None:
     """Leave because of this error, which ends the others too, unless all ranks have raised it. After a verdict the
     watchdog still ends the process where it does not end itself.
     """
+    _leave(_reason(error), True)
+
+
+def _reason(error: BaseException) -> str | None:
+    """What the others hear of an error that ends this rank; None where all have it."""
     everywhere = isinstance(error, (NonFiniteError, PeerError)) or getattr(error, "on_all_ranks", False)
-    _leave(None if everywhere else why_left(error), True)
+    return None if everywhere else why_left(error)
 
 
 def _leave(why: str | None, ending: bool) -> None:
