@@ -250,3 +250,39 @@ def test_other_data_and_seeds_are_refused(data, tmp_path):
         said = "xtrain: error: distributed: seed must be the same on every rank, got 0 on rank 0 and 1 on rank 1\n"
         assert one.err == said
     assert not (tmp_path / "run").exists()
+
+
+LATE = """
+import os, sys, time
+os.chdir({folder!r})
+from xtrain.cli.guard import guard
+from xtrain.train import trainer
+opened = trainer.open_corpus
+def late(*args, **more):
+    time.sleep({seconds})
+    return opened(*args, **more)
+trainer.open_corpus = late
+sys.exit(guard(lambda words: trainer.Trainer({given!r}).run(), []))
+"""
+
+
+@pytest.mark.parametrize("without", [(1,), (0, 1)])
+def test_data_that_a_host_lacks(without, data, tmp_path):
+    """One sentence on each rank, with the status of an error that a new start does not mend. Rank 0 comes to its data
+    later, and would hear of a rank that leaves.
+    """
+    given = values(Path("/proc/self/cwd/data.txt"), tmp_path / "run")
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        if rank not in without:
+            text_file(tmp_path / str(rank) / "data.txt")
+
+    def code(rank: int) -> list[str]:
+        return ["-c", LATE.format(folder=str(tmp_path / str(rank)), seconds=1 - rank, given=given)]
+
+    found = run_ranks(2, code, tmp_path / "ranks")
+    missing = f"data: {given['data']} does not exist; give 'python', a text file, a folder, or a token file"
+    for rank, one in enumerate(found):
+        who = "" if rank in without else "rank 1: "
+        assert (one.status, one.err) == (1, f"xtrain: error: {who}{missing}\n"), found
+    assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import _C, saving
+from ..data import Corpus
 from ..errors import CheckpointError, ConfigError, NonFiniteError
 from ..files import make_folders, reason
 from ..models.language_model import LanguageModel
@@ -169,7 +170,10 @@ class Trainer(State):
             _C.set_num_threads(config.threads)
         else:
             self.team.share_processors()
-        self.corpus = open_corpus(config, self._checkpoint, own=model is not None)
+        opened: list[Corpus] = []
+        own = model is not None
+        self.team.on_all(lambda: opened.append(open_corpus(config, self._checkpoint, own=own)))
+        (self.corpus,) = opened
         self.tokenizer = self.corpus.tokenizer
         _C.manual_seed(config.seed)
         self.model = make_model(config, self._checkpoint, self.corpus, self.device, model)

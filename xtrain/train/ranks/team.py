@@ -71,6 +71,13 @@ class Team:
         else:
             self._world.all_or_none(act if self.first else lambda: None)
 
+    def on_all(self, act: Callable[[], Any]) -> None:
+        """Call `act`, which is no exchange, on every rank. An error of one is raised on all."""
+        if self.size == 1:
+            act()
+        else:
+            self._world.all_or_none(act)
+
     def agree(self, stop: str | None) -> str | None:
         """What the lowest rank with a reason to stop has said."""
         return next((one for one in self._world.gather_json(stop) if one), None)
