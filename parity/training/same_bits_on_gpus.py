@@ -139,7 +139,9 @@ def killed(gpus: Gpus, world: int, words: list[str], out: Path) -> tuple[str, di
         gpus.give(devices)
     others = [rank for rank in range(world) if rank != 1]
     lines = {rank: next((line for line in said(logs, rank).splitlines() if "rank 1" in line), "") for rank in others}
-    text = f"statuses {[one.returncode for one in ranks]}, ended after {max(gone.values()):.1f} s: {lines[0]}"
+    text = (
+        f"statuses {[one.returncode for one in ranks]}, ended after {max(gone.values(), default=60):.1f} s: {lines[0]}"
+    )
     if not all(lines.values()) or any(ranks[rank].returncode != 75 for rank in others):
         raise RuntimeError(f"{text}; {lines}")
     devices = gpus.take(world // 2)
@@ -178,6 +180,10 @@ def main() -> None:
     worlds = sorted({1, *map(int, options.worlds.split(","))}, reverse=True)
     gpus = Gpus(options.gpus or worlds[0])
     recipes = {name: recipe for name, recipe in RECIPES.items() if options.only in name}
+    if options.gpus is not None and options.gpus < worlds[0]:
+        parser.error(f"--gpus must be at least {worlds[0]}, the largest of --worlds; got {options.gpus}")
+    if options.kill and worlds[0] < 2:
+        parser.error("--kill needs a world of at least 2 in --worlds")
     if not recipes:
         parser.error(f"--only must be a part of {', '.join(RECIPES)}; got {options.only!r}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(64) as pool:

@@ -286,3 +286,21 @@ def test_data_that_a_host_lacks(without, data, tmp_path):
         who = "" if rank in without else "rank 1: "
         assert (one.status, one.err) == (1, f"xtrain: error: {who}{missing}\n"), found
     assert not (tmp_path / "run").exists()
+
+
+def test_another_checkpoint_of_the_same_name(data, tmp_path):
+    """On a host that does not share the folder: of a run with another seed."""
+    for rank in (0, 1):
+        Trainer(options(data, tmp_path / str(rank) / "run", steps=2, save_every=2, device="cpu", seed=rank)).run()
+
+    def code(rank: int) -> list[str]:
+        words = ["--resume", "/proc/self/cwd/run", "--extend", "--steps", "4", "--max-ranks", "2"]
+        return [
+            "-c",
+            f"import os\nos.chdir({str(tmp_path / str(rank))!r})\nimport sys\nfrom xtrain.cli import main\nsys.exit(main({['train', *words]!r}))",
+        ]
+
+    for one in run_ranks(2, code, tmp_path / "ranks"):
+        assert one.status == 2 and re.search(
+            "checkpoint must be the same on every rank, got '[0-9a-f.]+' on", one.err
+        ), one

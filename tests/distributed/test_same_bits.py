@@ -166,6 +166,27 @@ def test_a_state_without_a_parameter_starts_it_anew():
     assert runs == [0, 0]
 
 
+def test_states_that_cannot_be_gathered_leave_nothing_behind(monkeypatch):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).to(xt.float64))  # two banks
+    dp = parallel(model)
+    for (rows,) in dp.leaves((xt.ones(1, 3),)):
+        (model[0](rows).sum() + model[1](rows.double()).sum()).backward()
+    dp.step()
+    gather = dp._all
+    seen = []
+
+    def broken(piece, what):
+        seen.append(what)
+        if len(seen) == 3:
+            raise RuntimeError("no luck")
+        return gather(piece, what)
+
+    monkeypatch.setattr(dp, "_all", broken)
+    with pytest.raises(RuntimeError, match="no luck"), dp.whole_optimizer():
+        raise AssertionError("the block must not begin")
+    assert not dp.optimizer.state
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_states_go_in_and_out(name):
     """A state that was gathered and taken again goes on as if nothing had happened."""

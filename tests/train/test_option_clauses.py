@@ -147,6 +147,14 @@ def test_a_model_directory_decides(tmp_path) -> None:
         resolve_model(build({"model.preset": os.fspath(tmp_path)}), 256)
 
 
+def test_a_run_is_no_model(tmp_path) -> None:
+    for step in (2, 10):
+        (tmp_path / f"checkpoint-{step:08d}").mkdir()
+    said = f"or a directory with a config.json, got '{tmp_path}', a run: name its checkpoint, {tmp_path}/checkpoint-00000010$"
+    with pytest.raises(ConfigError, match=said):
+        resolve_model(build({"model.preset": os.fspath(tmp_path)}), 256)
+
+
 # ---- TOML
 
 

@@ -548,26 +548,29 @@ class DataParallel:
     def _whole_optimizer(self, compare: bool) -> Iterator[None]:
         if compare:
             self.compare_parameters()
-        with no_grad():
-            for owned in self._owned:
-                self._read_counts(owned)
-                flats = {name: self._all(kept, name) for name, kept in owned.kept().items()}
-                if self.rank:
-                    continue
-                for number, parameter in enumerate(owned.bank.parameters):
-                    if owned.steps[number]:
-                        at, end = owned.bank.offsets[number], owned.bank.offsets[number] + parameter.numel()
-                        kept = {name: flat[at:end].reshape(parameter.shape) for name, flat in flats.items()}
-                        counted = {} if "momentum_buffer" in kept else {"step": owned.steps[number]}
-                        self.optimizer.state[parameter] = {**counted, **kept}
-            if self.ema is not None:
-                self._gather_averages(self.ema)
         try:
+            self._gather_states()
             yield
         finally:
             self.optimizer.state.clear()
             if self.ema is not None:
                 self.ema.averages.clear()
+
+    @no_grad()
+    def _gather_states(self) -> None:
+        for owned in self._owned:
+            self._read_counts(owned)
+            flats = {name: self._all(kept, name) for name, kept in owned.kept().items()}
+            if self.rank:
+                continue
+            for number, parameter in enumerate(owned.bank.parameters):
+                if owned.steps[number]:
+                    at, end = owned.bank.offsets[number], owned.bank.offsets[number] + parameter.numel()
+                    kept = {name: flat[at:end].reshape(parameter.shape) for name, flat in flats.items()}
+                    counted = {} if "momentum_buffer" in kept else {"step": owned.steps[number]}
+                    self.optimizer.state[parameter] = {**counted, **kept}
+        if self.ema is not None:
+            self._gather_averages(self.ema)
 
     def _read_counts(self, owned: Owned) -> None:
         """The steps that AdamW has taken: the device knows which were not finite."""

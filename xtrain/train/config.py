@@ -20,6 +20,7 @@ from ..errors import ConfigError, nearest, shown
 from ..generation.sampling import LONGEST_SAMPLE
 from ..models.presets import PRESETS
 from ..models.registry import RECOMPUTE
+from ..saving.places import find_checkpoints
 
 # What a new run on a GPU starts from when no model is named; options that are given win.
 GPU_RUN: dict[str, Any] = {
@@ -496,7 +497,8 @@ def _read_model_directory(path: str) -> dict[str, Any]:
     file = os.path.join(path, "config.json")
     if not os.path.isfile(file):
         known = list(PRESETS)
-        hint = nearest(path, known)
+        found = find_checkpoints(path) if os.path.isdir(path) else []
+        hint = f", a run: name its checkpoint, {found[0]}" if found else nearest(path, known)
         raise ConfigError(
             f"model must be one of {', '.join(known)}, or a directory with a config.json, got {path!r}{hint}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def trainer_state(state: State) -> dict[str, Any]:
         "base": state.base,
         "config": flatten(dataclasses.replace(state.config, resume="", extend=False)),
     }
+
+
+def begun_from(checkpoint: Path | None) -> str | None:
+    """SHA-256 of a checkpoint's manifest, which has those of its files; None without a checkpoint."""
+    return None if checkpoint is None else hashlib.sha256((checkpoint / saving.MANIFEST).read_bytes()).hexdigest()
 
 
 def restore(state: State, checkpoint: Path) -> None:

@@ -404,7 +404,7 @@ class Stepper:
         state, leaves = self._state, step.leaves
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)
-        last = f"the last checkpoint is {found[0]}" if found else "there is no checkpoint yet"
+        last = f"; the last checkpoint is {found[0]}" if found else ""
         where = diagnose(state.model, ((piece[0], *piece[2:]) for piece in self._again(step)))
         if state.team.size > 1:
             said = state.team.gather(where + self._bad_leaf(step))
@@ -417,7 +417,7 @@ class Stepper:
                 if said[rank].startswith("the loss"):
                     said[rank] = f"the loss of leaf {bad[0]}, whose parameters have changed since,"
             where = f"{said[rank]} on rank {rank}"
-        return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}; {last}")
+        return NonFiniteError(f"step {state.step + 1}: {what}; first bad value: {where}{last}")
 
     def _bad_leaf(self, step: QueuedStep) -> str:
         """ " in leaf 5" of the first that has a bad value before the loss, or nothing."""

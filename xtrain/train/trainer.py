@@ -35,7 +35,7 @@ from .parts import (
 )
 from .ranks import Team
 from .report import Report, run_html
-from .resume import restore
+from .resume import begun_from, restore
 from .state import State
 from .step import Stepper
 
@@ -200,7 +200,13 @@ class Trainer(State):
             from ..distributed import DataParallel
 
             shapes = [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()]
-            self.team.check_same({"data": self.identity, "model": shapes, "base": self.base}, "")
+            same = {
+                "data": self.identity,
+                "model": shapes,
+                "base": self.base,
+                "checkpoint": begun_from(self._checkpoint),
+            }
+            self.team.check_same(same, "")
             self.parallel = DataParallel(
                 self.model, self.optimizer, config.max_ranks or 1, ema=self.ema, overlap=config.overlap
             )
