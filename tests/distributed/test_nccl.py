@@ -216,7 +216,7 @@ def test_a_bad_replica_is_named_late(plane, package, nccl, data, tmp_path):
     ):
         assert [one.status for one in found] == [1, 1], found
         for one in found:
-            assert re.search(f"error: step 5: the loss is nan; first bad value: {why}; ", one.err), one
+            assert re.search(f"error: step 5: the loss is nan; first bad value: {why}\n", one.err), one
 
 
 JOINED = """
