@@ -14,9 +14,8 @@ time of an eager step's backward, of the sum of gradients and of the update, wit
 
 A step's time is the median of the slowest rank's; the host waits for each step. exposed: how much shorter the same
 captured step is when its exchanges are replaced by copies on the GPU (weak scaling only). MHz, W: of the multiprocessors
-and of a GPU, the ranks' mean; without exchanges: the same in those other steps. Links that are in use take power, which a
-GPU at its limit takes from its clock. wire: bytes that leave a GPU in a step, in 10^6. memory: of a GPU, as its driver
-counts.
+and of a GPU, the ranks' mean; without exchanges: the same in those other steps. wire: bytes that leave a GPU in a step, in
+10^6. memory: of a GPU, as its driver counts.
 
 Where others use the machine, too, compare the seconds of CPU time: those of all ranks, for a million tokens.
 """

@@ -11,7 +11,6 @@ times must be those of one process. Clipping is active in every step. Exit statu
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from same_bits_on_gpus import ended, found
+from same_bits_on_gpus import ended, found, said, start
 
 COMMON = "--data python --device cpu --model.preset tiny --batch-size 12 --seq-len 64 --clip 0.5 --no-plot --seed 3 --eval-tokens 4096"
 
@@ -29,21 +28,15 @@ def launch(world: int, plane: str, threads: int, words: list[str], logs: Path, u
     """One run to its end, or until a checkpoint is there: then every rank is killed. RuntimeError where a rank fails, or
     ends before that.
     """
-    logs.mkdir(parents=True)
-    command = [sys.executable, "-m", "xtrain", "train", *words, "--threads", str(threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [*words, "--threads", str(threads)]
     if plane == "mpi":
         mpirun = shutil.which("mpirun") or str(Path(sys.executable).parent / "mpirun")
-        done = subprocess.run([mpirun, "-n", str(world), *command], env=environment, capture_output=True, text=True)
+        command = [mpirun, "-n", str(world), sys.executable, "-m", "xtrain", "train", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"status {done.returncode}: {(done.stdout + done.stderr)[-400:]}")
         return
-    ranks = []
-    for rank in range(world):
-        own = {"XTRAIN_RANK": str(rank), "XTRAIN_WORLD_SIZE": str(world), "XTRAIN_STORE": f"file:{logs}/meeting"}
-        out = open(logs / f"{rank}.txt", "w")  # noqa: SIM115
-        more = own if world > 1 else {}
-        ranks.append(subprocess.Popen(command, env={**environment, **more}, stdout=out, stderr=subprocess.STDOUT))
+    ranks = start(words, list(range(world)), logs)
     while until is not None and not until.exists() and all(one.poll() is None for one in ranks):
         time.sleep(0.002)
     for one in ranks:
@@ -51,8 +44,8 @@ def launch(world: int, plane: str, threads: int, words: list[str], logs: Path, u
             one.kill()
     statuses = ended(ranks)
     if statuses != [0 if until is None else -signal.SIGKILL] * world:
-        said = "".join((logs / f"{rank}.txt").read_text() for rank in range(world))
-        raise RuntimeError(f"statuses {statuses}, until {until and until.name}: {said[-400:]}")
+        text = "".join(said(logs, rank) for rank in range(world))
+        raise RuntimeError(f"statuses {statuses}, until {until and until.name}: {text[-400:]}")
 
 
 def same(name: str, one: dict[str, str], other: dict[str, str]) -> bool:

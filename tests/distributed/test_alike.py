@@ -82,4 +82,4 @@ def test_clipping_must_be_alike(tmp_path):
     found = run_ranks(2, ["-c", f"{LOOP}train(clip=0.5 + 0.25 * rank)"], tmp_path)
     for one in found:
         assert one.status == 75 and "ranks do not do the same: exchange" in one.err, found
-        assert "squares clipped to 0.5 " in one.err and "squares clipped to 0.75 " in one.err, found
+        assert "squares, clip 0.5 " in one.err and "squares, clip 0.75 " in one.err, found

@@ -307,7 +307,7 @@ class DataParallel:
         squares = (
             squares
             if self._plane is None
-            else self._plane.all_gather_tensor(parts, f"squares clipped to {clip or math.inf}")
+            else self._plane.all_gather_tensor(parts, f"squares, clip {clip or math.inf}")
         )
         # In the order of banks and blocks, whatever rank they come from.
         norm, self._scale, self._guard = _C.block_norm(squares, clip or math.inf)
