@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 # What PyTorch's users look for, and what to do here.
 INSTEAD = {
@@ -27,10 +27,15 @@ INSTEAD = {
     "xtrain.amp": "model.bfloat16() has 16-bit parameters and activations, and AdamW float32 masters",
     "xtrain.autocast": "model.bfloat16() has 16-bit parameters and activations, and AdamW float32 masters",
     "xtrain.utils": "xt.data.open_data(...).loader(...) draws batches",
+    "xtrain.einsum": "transpose, reshape and xt.matmul do it",
     "xtrain.nn.functional": "xt.functional has the functions",
+    "xtrain.nn.MSELoss": "(x - y).square().mean() is that loss",
+    "xtrain.nn.L1Loss": "(x - y).abs().mean() is that loss",
+    "xtrain.functional.mse_loss": "(x - y).square().mean() is that loss",
+    "xtrain.functional.l1_loss": "(x - y).abs().mean() is that loss",
     "xtrain.models.AutoModelForCausalLM": "xt.models.load(DIR) reads a model of any family",
     "xtrain.models.AutoModel": "xt.models.load(DIR) reads a model of any family",
-    "xtrain.nn.DataParallel": "one process trains on one device",
+    "xtrain.nn.DataParallel": "xt.distributed.DataParallel trains with a process for each device",
 }
 
 
@@ -54,17 +59,28 @@ class _Elsewhere:
         sys.modules[name] = import_module(self.homes[name.rpartition(".")[2]], self.package)
 
 
+def absent(package: str) -> Callable[[str], NoReturn]:
+    """`__getattr__` of a module that has no lazy names: its AttributeError says what to use in the place of some."""
+
+    def __getattr__(name: str) -> NoReturn:
+        hint = f": {INSTEAD[f'{package}.{name}']}" if f"{package}.{name}" in INSTEAD else ""
+        module = sys.modules.get(package)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=module)
+
+    return __getattr__
+
+
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of `package`, a package's `__name__`; `import package.name` finds its modules, too.
 
     homes: {name: "module:attribute"}, or {name: "module"} for the module itself; modules are relative to the package.
     """
 
+    unknown = absent(package)
+
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            hint = f": {INSTEAD[f'{package}.{name}']}" if f"{package}.{name}" in INSTEAD else ""
-            module = sys.modules.get(package)
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name, obj=module)
+            unknown(name)
         module, _, attribute = homes[name].partition(":")
         found = import_module(module, package)
         return getattr(found, attribute) if attribute else found

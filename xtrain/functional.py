@@ -9,11 +9,12 @@ sentence, an id out of range IndexError.
 from __future__ import annotations
 
 import math
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from . import _C
 from ._C import Tensor
 from ._draw import captured_generator
+from ._lazy import absent
 from ._types import Size, as_sizes, need_tensors
 from .tensors.arithmetic import repeat_interleave
 from .tensors.convolution import causal_conv1d as causal_conv1d
@@ -545,3 +546,7 @@ def mhc_post(x: Tensor, y: Tensor, h_post: Tensor, h_res: Tensor) -> Tensor:
     output streams. Sums in float32 (float64), rounded once. ValueError or TypeError for other shapes and dtypes.
     """
     return _C.mhc_post(x, y, h_post, h_res)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = absent(__name__)

@@ -21,10 +21,10 @@ class Two(nn.Module):
     def forward(self, x):
         return self.b(self.a(x))
 
-def train(names="ab", rows=4, optimizer=optim.AdamW, steps=1, clip=1.0, ema=False, act=lambda optimizer, step: None, **options):
+def train(names="ab", rows=4, optimizer=optim.AdamW, steps=1, clip=1.0, ema=False, act=lambda optimizer, step: None, own={}, **options):
     model = Two(names, rows)
     made = optimizer(model.parameters(), **options)
-    dp = xt.distributed.DataParallel(model, made, ema=optim.EMA(model.parameters(), 0.5) if ema else None)
+    dp = xt.distributed.DataParallel(model, made, ema=optim.EMA(model.parameters(), 0.5) if ema else None, **own)
     for step in range(steps):
         act(made, step)
         for (x,) in dp.leaves((xt.ones(2, 4),)):
@@ -65,6 +65,8 @@ A = "'float32 (4, 4), place 0, group 0 of AdamW'"
         ("ema=bool(rank)", f"decay of ema {SAME} 'none' on rank 0 and '0.5' on rank 1"),
         ("weight_decay=0.5 * rank", f"weight_decay of group 0 {SAME} '0.0' on rank 0 and '0.5' on rank 1"),
         ("steps=3, act=later, lr=0.25", f"lr of group 0 {SAME} '0.25' on rank 0 and '0.5' on rank 1"),
+        ('own={"overlap": not rank}', f"overlap {SAME} 'True' on rank 0 and 'False' on rank 1"),
+        ('own={"max_ranks": 2 + 2 * rank}', f"max_ranks {SAME} '2' on rank 0 and '4' on rank 1"),
         ("act=frozen", f"parameter a.weight {SAME} {A} on rank 0 and {A[:-1]}, frozen' on rank 1"),
     ],
 )

@@ -16,6 +16,7 @@ import xtrain as xt
 from xtrain import nn
 from xtrain.data import open_data
 from xtrain.errors import ConfigError, DataError
+from xtrain.models import Qwen3, Qwen3Config, load
 from xtrain.train import Trainer
 from xtrain.train.options import find_key
 
@@ -116,6 +117,22 @@ def test_a_name_of_another_library_has_its_substitute() -> None:
     with pytest.raises(AttributeError, match=r"^module 'xtrain' has no attribute 'nonsense'$") as caught:
         xt.nonsense  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
     assert caught.value.name == "nonsense" and caught.value.obj is xt  # Python adds the nearest name of obj
+    with pytest.raises(AttributeError, match=r"^module 'xtrain\.nn' has no attribute 'functional': xt\.functional has"):
+        nn.functional  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"^module 'xtrain\.functional' has no attribute 'mse_loss': \(x - y\)"):
+        xt.functional.mse_loss  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_model_is_loaded_with_a_dtype(tmp_path) -> None:
+    config = Qwen3Config(
+        vocab_size=8, hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=4,
+    )  # fmt: skip
+    Qwen3(config).save_pretrained(tmp_path / "model")
+    assert next(load(tmp_path / "model", xt.bfloat16).parameters()).dtype is xt.bfloat16
+    for wrong in ("bf16", xt.int32, "cpu"):
+        with pytest.raises(TypeError, match=r"^load: dtype must be a floating point dtype or None, got "):
+            load(tmp_path / "model", wrong)  # pyright: ignore[reportArgumentType]  (refused)
 
 
 @pytest.mark.parametrize("value,traceback", [("0", False), ("", False), ("1", True)])

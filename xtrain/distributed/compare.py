@@ -55,11 +55,14 @@ def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[t
     return ranks, f"{ranks_text(list(ranks))} {have} other parameters than the others {what}: {tensors}"
 
 
-def check_alike(link: HostPlane, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, ema: EMA | None) -> None:
+def check_alike(
+    link: HostPlane, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, ema: EMA | None, own: dict[str, str]
+) -> None:
     """ConfigError on every rank where one has parameters of other names, shapes or places, or other options. What each
-    rank changes in its piece comes to all ranks, so their parameters would be the same and tell nothing.
+    rank changes in its piece comes to all ranks, so their parameters would be the same and tell nothing. own: options
+    of DataParallel itself.
     """
-    described = _parameters(model, optimizer), _options(optimizer, ema)
+    described = _parameters(model, optimizer), {**_options(optimizer, ema), **own}
     digest = hashlib.sha256(json.dumps(described).encode()).digest()
     if len(set(map(bytes, link.all_gather(digest, "options")))) > 1:
         for values in described:

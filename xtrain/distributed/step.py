@@ -118,10 +118,12 @@ class DataParallel:
             for each in [members] if one else buckets(members):
                 self._banks.append(Bank(each, self.max_ranks, matrices))
                 whole.append(matrices)
+        wanted = world.local_world_size() < self.size if overlap is None else overlap
+        self._own = {"max_ranks": str(self.max_ranks), "overlap": str(wanted)}
         if self._plane is not None:
             from . import gpus
 
-            check_alike(self._plane, self.model, self.optimizer, self.ema)
+            check_alike(self._plane, self.model, self.optimizer, self.ema, self._own)
             gpus.join(self._plane, self._banks[0].device)
         for bank in self._banks:
             if self._plane is not None:
@@ -132,7 +134,6 @@ class DataParallel:
             raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
         gpus = None if self._plane is None else self._plane.gpus
         self._gpus = gpus if gpus is not None and gpus.device == self._banks[0].device else None
-        wanted = world.local_world_size() < self.size if overlap is None else overlap
         self._overlap = wanted and self._gpus is not None
         # The order in which banks are sent, the same on every rank: the last parameters have their gradients first.
         self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
@@ -423,7 +424,7 @@ class DataParallel:
         other options. Every rank must call it; `leaves` does so every 100 steps, and `whole_optimizer`.
         """
         if self._plane is not None:
-            check_alike(self._plane, self.model, self.optimizer, self.ema)
+            check_alike(self._plane, self.model, self.optimizer, self.ema, self._own)
             tensors = [tensor for _, tensor in self._compared]
             found = [bytes(one) for one in self._plane.all_gather(checksums(tensors), "checksums of parameters")]
             odd = odd_ones(found, [name for name, _ in self._compared], f"after step {self.steps}")

@@ -1,5 +1,8 @@
 """Layers with parameters. Hyper-connections are in mhc.py."""
 
+from typing import TYPE_CHECKING
+
+from .._lazy import absent
 from . import init, utils
 from .containers import ModuleDict, ModuleList, Sequential
 from .layers import (
@@ -23,3 +26,6 @@ __all__ = [
     "Module", "ModuleDict", "ModuleList", "Parameter", "ReLU", "RMSNorm", "Sequential", "SiLU", "StreamContraction",
     "expand_streams", "init", "recompute_streams", "utils",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__ = absent(__name__)

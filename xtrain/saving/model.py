@@ -198,8 +198,10 @@ def load_model(
     averages that training has kept (`--ema`) in the place of the parameters that it trained.
 
     Raises CheckpointError when files are missing or damaged, when a tensor is missing, unknown or of the wrong shape,
-    and when a tied model comes with an output layer that differs from its embedding.
+    and when a tied model comes with an output layer that differs from its embedding; TypeError for another `dtype`.
     """
+    if dtype is not None and not (isinstance(dtype, _C.dtype) and dtype.is_floating_point):
+        raise TypeError(f"load: dtype must be a floating point dtype or None, got {shown(dtype)}")
     directory = Path(directory)
     if not directory.is_dir():
         found = "it is a file" if directory.exists() else f"there is none{displaced_hint(directory)}"
