@@ -28,6 +28,7 @@ def mpirun(size: int, *words: str, **more: str) -> subprocess.CompletedProcess:
     about = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True).stdout
     crowded = ["--oversubscribe"] if "Open MPI" in about or "OpenRTE" in about else []
     env = {**clean_environment(), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1", **more}  # fmt: skip
+    env["OMPI_MCA_plm_rsh_agent"] = "sh"  # Open MPI 4 looks for one, though all ranks are here
     return subprocess.run(
         [MPIRUN, *crowded, "-n", str(size), sys.executable, *words], env=env, capture_output=True, text=True, timeout=HANGS
     )  # fmt: skip

@@ -220,6 +220,7 @@ def test_a_new_layer_is_the_plain_residual() -> None:
             assert np.abs(out - plain[:, None]).max() <= 4e-5
 
 
+@pytest.mark.on_cpu  # GPUs add them in ACC
 def test_squares_of_a_long_token_are_added_up_in_double() -> None:
     """2^24 and then a thousand halves, which a sum in float32 would lose."""
     x, phi = np.full((1, 1, 2**19), 2.0**-5), np.zeros((3, 2**19))

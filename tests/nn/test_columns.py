@@ -105,6 +105,7 @@ class Given(xt.Function):
         return dy
 
 
+@pytest.mark.on_cpu  # where an array's memory is the tensor's
 def test_a_block_is_begun_for_memory_that_is_still_there() -> None:
     """As long as columns are left: a tensor that is made meanwhile must not pass for the one that they belong to."""
     x, seen = xt.randn(6, 24).requires_grad_(), []

@@ -56,6 +56,7 @@ def test_other_ranks_say_their_warnings_alone(capsys) -> None:
         assert capsys.readouterr().out == ("" if quiet else "[rank 1] warning: it is late\n")
 
 
+@pytest.mark.on_cpu
 def test_what_is_trained_is_told(capsys, tmp_path) -> None:
     """What of it is frozen; and where a directory without weights makes the model, that it is drawn: in a new run."""
     text = text_file(tmp_path / "text.txt")
