@@ -7,8 +7,9 @@
         print(xt.cuda.memory_summary())
 
 All work of a device is queued on one stream and runs in order; only reading a value (`item`, `numpy`, `tolist`) and
-`synchronize` wait for it. `device` arguments take a device, its name or its index; None is "cuda", the first one;
-ValueError for a device that is no CUDA device.
+`synchronize` wait for it. `device` arguments take a device, its name or its index; None is the default device
+(`xt.set_default_device`) where that is a CUDA device, else the first one. ValueError for a device that is no CUDA
+device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _R = TypeVar("_R")
 
 def _device(device: _Device) -> _C.device:
     if device is None:
-        return _C.device("cuda")
+        default = _C.get_default_device()
+        return default if default.type == "cuda" else _C.device("cuda")
     found = _C.device(f"cuda:{device}") if isinstance(device, int) else _C.device(device)
     if found.type != "cuda":
         raise ValueError(f"cuda: device must be a CUDA device, got {str(device)!r}")

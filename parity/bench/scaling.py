@@ -133,7 +133,7 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str, sends: st
             begun = time.perf_counter()
             act()
             if device == "cuda":
-                xt.cuda.synchronize()
+                xt.cuda.synchronize(place)
             times.append(time.perf_counter() - begun)
         return times
 
@@ -143,7 +143,7 @@ def xtrain_steps(preset: str, batch: int, device: str, precision: str, sends: st
             parallel.begin()
         call(*(xt.from_numpy(np.ascontiguousarray(part)).to(place) for part in (block[:, :-1], block[:, 1:])))
         if device == "cuda":
-            xt.cuda.synchronize()
+            xt.cuda.synchronize(place)
 
     def silence() -> None:
         """From now on a step's exchanges are copies."""

@@ -90,6 +90,16 @@ def test_the_cpu_is_no_cuda_device(name: str) -> None:
             getattr(xt.cuda, name)(device)
 
 
+def test_no_device_means_the_default_one(monkeypatch) -> None:
+    """A rank that has made the second GPU its default waits for that one; without such a default, for the first."""
+    waited: list[str] = []
+    monkeypatch.setattr(xt._C, "synchronize", lambda device: waited.append(str(device)))
+    for default in ("cuda:1", "cpu"):
+        monkeypatch.setattr(xt._C, "get_default_device", lambda default=default: xt.device(default))
+        xt.cuda.synchronize()
+    assert waited == ["cuda:1", "cuda:0"]
+
+
 def test_import_opens_no_cuda_library() -> None:
     code = "import xtrain; print(any('cuda' in line and '.so' in line for line in open('/proc/self/maps')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
