@@ -4,7 +4,8 @@
 
 Each rank computes; between hosts its gradients, which become ready bucket by bucket in the last two thirds, leave while
 others are made; on one host they leave behind the backward. The parameters return bucket by bucket behind the
-optimizer. Times are milliseconds, sizes bytes.
+optimizer. An exchange goes from each rank to each other one, as xtrain's do ("direct"); "two levels", inside the hosts
+first, is not built. Times are milliseconds, sizes bytes.
 """
 
 import math
@@ -27,12 +28,15 @@ class Model:
     kind: str
 
 
-def wire(size: float, ranks: int) -> tuple[float, float]:
-    """ms on NVLink and on the NIC of an exchange (all-to-all or all-gather) of `size` bytes a rank: inside the hosts,
-    then of one piece in HOST between GPUs of the same number.
+def wire(size: float, ranks: int, levels: int = 1) -> tuple[float, float]:
+    """ms on NVLink and on the NIC of an exchange (all-to-all or all-gather) of `size` bytes a rank. One level: each
+    rank sends a piece to each other one. Two: inside the hosts, then of one piece in HOST between GPUs of the same
+    number.
     """
     inside = min(ranks, HOST)
     hosts = ranks // inside
+    if levels == 1:
+        return (inside - 1) / ranks * size / NVLINK, (ranks - inside) / ranks * size / NIC
     return (inside - 1) / inside * size / NVLINK, (hosts - 1) / hosts * size / inside / NIC
 
 
@@ -50,14 +54,14 @@ def straggle(ranks: int, share: float = SLOW) -> float:
     return share * math.sqrt(2 * math.log(ranks)) if ranks > 1 else 0.0
 
 
-def ours(model: Model, ranks: int, leaves_each: int = 1) -> tuple[float, float]:
+def ours(model: Model, ranks: int, leaves_each: int = 1, levels: int = 1) -> tuple[float, float]:
     """(a step in ms with gradients that leave in the backward, and without)."""
     if ranks == 1:
         return model.step, model.step
     width = 2 if leaves_each == 1 else 4  # sums of several leaves are float32
     count = max(2, round(2 * model.parameters / BUCKET))
     compute = model.step * (1 + straggle(ranks))
-    sent, back = wire(width * model.parameters, ranks), wire(2 * model.parameters, ranks)
+    sent, back = (wire(bytes_ * model.parameters, ranks, levels) for bytes_ in (width, 2))
     ready = [compute / 3 + 2 * compute / 3 * (i + 1) / count for i in range(count)]
     summed = pipeline(ready, [cost / count for cost in sent])
     home = pipeline([0.0] * count, [cost / count for cost in back])
@@ -122,17 +126,17 @@ def main() -> None:
     for name, ranks, found, computed in [*check(), *check_ours()]:
         print(f"{name:24} {ranks:4}  {found:11.1f}  {computed:11.1f}  {computed / found - 1:+.1%}")
         assert abs(computed / found - 1) < 0.05, name
-    print("\nxtrain, weak scaling     GPUs  a step, ms  NVLink ms     NIC ms  efficiency  all behind the backward")
+    print(
+        "\nxtrain, weak scaling     GPUs  exchanges   a step, ms  NVLink ms     NIC ms  efficiency  all behind the backward"
+    )
     for model in MODELS:
-        for ranks in (1, 8, 64, 1000):
-            step, plain = ours(model, ranks)
+        for ranks, levels in ((1, 1), (8, 1), (64, 1), (64, 2), (1000, 1), (1000, 2)):
+            step, plain = ours(model, ranks, levels=levels)
             step = plain if ranks <= HOST else step
-            links = [
-                a + b for a, b in zip(wire(2 * model.parameters, ranks), wire(2 * model.parameters, ranks), strict=True)
-            ]
+            links = [2 * each for each in wire(2 * model.parameters, ranks, levels)]
             print(
-                f"{model.name + ', ' + model.kind:24} {ranks:4}  {step:10.1f}  {links[0]:9.1f}  {links[1]:9.1f}  "
-                f"{model.step / step:10.1%}  {model.step / plain:15.1%}"
+                f"{model.name + ', ' + model.kind:24} {ranks:4}  {('direct', 'two levels')[levels - 1]:10}  {step:10.1f}  "
+                f"{links[0]:9.1f}  {links[1]:9.1f}  {model.step / step:10.1%}  {model.step / plain:15.1%}"
             )
 
 

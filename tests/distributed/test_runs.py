@@ -43,14 +43,15 @@ def choices(data, out, **changes):
 
 @pytest.mark.parametrize(("precision", "name"), [("float32", "adamw"), ("bfloat16", "muon")])
 def test_bytes_do_not_depend_on_the_number_of_processes(precision, name, data, tmp_path):
-    found = {}
-    more = dict(precision=precision, grad_accum=2, optim__name=name)
+    found, samples = {}, {}
+    more = dict(precision=precision, grad_accum=2, optim__name=name, sample__tokens=12)
     if name == "muon":
         more |= dict(ema=0.9, z_loss=1e-3, optim__lr_factors="model.embed_tokens.*=0.5")
     for size in (1, 2, 4):
         out = tmp_path / f"run{size}"
         said = trained(size, choices(data, out, **more), tmp_path / str(size))
         found[size] = weights(newest(out)), records(out)
+        samples[size] = [line for line in said[0].out.splitlines() if line.startswith("    | ")]
         assert "step 5" in said[0].out or "5 steps" in said[0].out
         assert all(one.out == "" for one in said[1:]), said
         assert len(list(out.glob("checkpoint-*"))) == 1
@@ -58,6 +59,7 @@ def test_bytes_do_not_depend_on_the_number_of_processes(precision, name, data, t
     assert (newest(out) / "ema.safetensors").exists() == (name == "muon")
     for size in found:
         assert found[size][1] == found[1][1], size
+    assert samples[1] and samples[1] == samples[2] == samples[4]
     assert any("val_loss" in record for record in found[1][1])
     assert min(record["grad_norm"] for record in found[1][1]) > 0.5  # it clips
 

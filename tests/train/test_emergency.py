@@ -421,7 +421,7 @@ def signalled(self):
 Loader.next_batch = signalled
 sys.exit(cli.main(sys.argv[2:]))
 """
-HUP, INT, TERM = (int(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+HUP, INT, USR1, TERM = (int(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM))
 
 
 @pytest.mark.parametrize(
@@ -429,6 +429,7 @@ HUP, INT, TERM = (int(number) for number in (signal.SIGHUP, signal.SIGINT, signa
     [
         ([HUP], 129, 4),
         ([HUP, HUP], 129, 4),
+        ([USR1, USR1], 138, 4),
         ([TERM, HUP], 143, 4),
         ([HUP, TERM], 129, 4),
         ([HUP, INT, INT], 130, None),

@@ -361,7 +361,9 @@ def test_what_preparing_hands_on(capsys, monkeypatch) -> None:
     assert seen == [{"field": "body", "processes": 3, "resume": True, "token_bytes": 2}]
 
 
-@pytest.mark.parametrize("stopped,status", [(None, 0), ("SIGHUP", 129), ("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    "stopped,status", [(None, 0), ("SIGHUP", 129), ("SIGINT", 130), ("SIGUSR1", 138), ("SIGTERM", 143)]
+)
 def test_what_training_hands_on(monkeypatch, stopped: str | None, status: int) -> None:
     """--dry-run and --profile stand anywhere among the other options; the signal makes the status."""
     from xtrain import train

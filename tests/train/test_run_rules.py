@@ -219,10 +219,10 @@ def test_bits_per_byte(tmp_path, data) -> None:
 
 
 def test_handlers_are_as_before_a_run() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(n) for n in numbers]
     with StopSignals(quiet=True) as stop:
-        assert [signal.getsignal(n) for n in numbers] == [stop._handle] * 3
+        assert [signal.getsignal(n) for n in numbers] == [stop._handle] * 4
     assert [signal.getsignal(n) for n in numbers] == before
 
 
@@ -249,10 +249,23 @@ def test_hangups_never_stop_at_once(tmp_path, data) -> None:
     with StopSignals(quiet=True) as stop:
         for _ in range(3):
             signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
         assert stop.received == "SIGHUP" and not stop.at_once
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_program_keeps_its_own_sigusr1() -> None:
+    for mine in (signal.SIG_IGN, lambda number, frame: None):
+        before = signal.signal(signal.SIGUSR1, mine)
+        try:
+            with StopSignals(quiet=True) as stop:
+                assert signal.getsignal(signal.SIGUSR1) == mine
+                signal.raise_signal(signal.SIGUSR1)
+            assert stop.received is None
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_signals_of_several_processes_are_agreed_upon(monkeypatch) -> None:

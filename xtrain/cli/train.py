@@ -17,10 +17,10 @@ usage: xtrain train [CONFIG.toml] [--key value | --key=value | --flag | --no-fla
 
 Trains a language model and writes runs/<name>/: metrics.jsonl, loss.png, config.toml and checkpoints, each of which is
 a Hugging Face model directory. Options come from the defaults below, then the TOML file, then the command line. Ctrl-C,
-SIGTERM or SIGHUP finish the step, save and exit with status 130, 143 or 129; a second Ctrl-C stops at once. An error
-saves the last finished step first. A resumed run continues bit for bit. --dry-run only says how much memory and work a
-step needs, for each choice of --recompute, and how long the run may take. --profile FILE writes a trace of a few steps,
-which ui.perfetto.dev shows.
+SIGTERM, SIGHUP or SIGUSR1 finish the step, save and exit with status 130, 143, 129 or 138; a second Ctrl-C stops at
+once. An error saves the last finished step first. A resumed run continues bit for bit. --dry-run only says how much
+memory and work a step needs, for each choice of --recompute, and how long the run may take. --profile FILE writes a
+trace of a few steps, which ui.perfetto.dev shows.
 """
 
 
@@ -43,7 +43,7 @@ def command(arguments: list[str]) -> int:
     for one in profiles:
         if one.table is not None:
             print(f"profile {trace}, which ui.perfetto.dev shows\n{one.table}")
-    return {None: 0, "SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}[result.stopped]
+    return {None: 0, "SIGHUP": 129, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}[result.stopped]
 
 
 def _take_trace(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -1,7 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP during training.
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 during training.
 
 The first asks for an orderly end after the current step, the second ends at once. A SIGHUP never does that: a terminal
-that closes sends several, and a service manager one beside its SIGTERM.
+that closes sends several, and a service manager one beside its SIGTERM. Nor does a SIGUSR1, by which batch systems say
+that time is nearly up.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from types import FrameType
 from typing import Any
 
 _ONE_SIGNAL = 1.0  # seconds
+_NEVER_AT_ONCE = (signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopSignals:
-    """A `with` block inside which SIGINT, SIGTERM and SIGHUP set `received` (the signal's name) instead of ending the
-    process.
+    """A `with` block inside which SIGINT, SIGTERM, SIGHUP and SIGUSR1 set `received` (the signal's name) instead of
+    ending the process.
 
     A second SIGINT or SIGTERM sets `at_once` and raises KeyboardInterrupt (SystemExit(143) for SIGTERM). A SIGHUP that
-    is ignored, as under nohup, stays so. Afterwards the handlers are as before. Outside the main thread Python cannot
-    install handlers, and the block changes nothing.
+    is ignored, as under nohup, stays so, and so does a SIGUSR1 that the program handles or ignores. Afterwards the
+    handlers are as before. Outside the main thread Python cannot install handlers, and the block changes nothing.
 
     agree: for several processes, which must stop after the same step. `received` is set by `join` alone then, to what
     one of them was asked. Signals of different kinds, or within 1 s, are one: engines pass on what a terminal sends.
@@ -42,8 +44,10 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                found = signal.getsignal(number)
+                kept = found == signal.SIG_IGN if number == signal.SIGHUP else found != signal.SIG_DFL
+                if number not in _NEVER_AT_ONCE or not kept:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -75,7 +79,7 @@ class StopSignals:
             elif name != self._own or now - self._own_at < _ONE_SIGNAL:
                 return
             first = self._own
-        if number != signal.SIGHUP:
+        if number not in _NEVER_AT_ONCE:
             if self._asked:
                 self.at_once = True
                 if number == signal.SIGTERM:

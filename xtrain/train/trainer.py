@@ -47,8 +47,8 @@ _R = TypeVar("_R")
 class Result:
     """What a run ended with.
 
-    `stopped`: "SIGINT", "SIGTERM", "SIGHUP" or "callback" when it was asked to stop early, else None. `seconds` counts
-    all its parts.
+    `stopped`: "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1" or "callback" when it was asked to stop early, else None.
+    `seconds` counts all its parts.
     """
 
     directory: Path

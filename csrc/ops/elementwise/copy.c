@@ -96,8 +96,8 @@ const XtOp xt_op_to_device = {.name = "to_device",
 /* The part [start, start + length) of t along dim. */
 static XtView part_of(const XtTensor *t, int dim, int64_t start, int64_t length) {
     XtView view = t->view;
-    if (length > 0 && xt_view_numel(&view) > 0)
-        view.data = (char *)t->data + (size_t)(start * t->strides[dim]) * xt_dtype_size(t->dtype);
+    if (length > 0 && xt_view_numel(&view) > 0) /* A number, as addresses of meta lie in no array. */
+        view.data = (void *)((uintptr_t)t->data + (size_t)(start * t->strides[dim]) * xt_dtype_size(t->dtype));
     view.shape[dim] = length;
     return view;
 }

@@ -209,7 +209,8 @@ static XtStatus slice_bounds(const XtOp *op, const XtArg *arg, const int64_t *sh
 static XtView sliced(const XtTensor *x, int dim, int64_t start, int64_t length, int64_t step) {
     XtView view = x->view;
     if (length > 0 && x->data) /* NULL when there are no elements */
-        view.data = (char *)x->data + (size_t)(start * x->strides[dim]) * xt_dtype_size(x->dtype);
+        /* A number, as addresses of meta lie in no array. */
+        view.data = (void *)((uintptr_t)x->data + (size_t)(start * x->strides[dim]) * xt_dtype_size(x->dtype));
     view.shape[dim] = length;
     if (length > 1) view.strides[dim] = x->strides[dim] * step;
     return view;
