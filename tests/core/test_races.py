@@ -19,6 +19,10 @@ def test_scripts_are_found() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_race(script) -> None:
+    if script.stem == "fork" and os.environ.get("XTRAIN_SANITIZE"):
+        pytest.skip(
+            "a forked child waits for a lock of ASan's allocator, which another thread held at the fork (GCC 12)"
+        )
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(script.parent)]))  # also with PYTHONSAFEPATH
     done = python("-X", "faulthandler", str(script), "1", env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
