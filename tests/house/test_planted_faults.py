@@ -57,6 +57,22 @@ def test_a_record_that_was_cut_off_goes_on_in_the_next_line(tmp_path) -> None:
     assert plant_faults.recorded(record) == {"a", "c", "d"}
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_a_tree_has_of_what_is_built(gpu: bool, monkeypatch, tmp_path) -> None:
+    """The objects of cuda/, which take minutes, only for faults of cuda/."""
+    for place in ("cuda/a.cu", "csrc/a.c", "build/obj/cuda/a.o", "build/obj/cpython/a.o", "build/lib.linux/a.so"):
+        (tmp_path / "tree" / place).parent.mkdir(parents=True)
+        (tmp_path / "tree" / place).touch()
+    if gpu:
+        monkeypatch.setenv(plant_faults.GPU, "1")
+    else:
+        monkeypatch.delenv(plant_faults.GPU, raising=False)
+    plant_faults.copy_tree(tmp_path / "tree", tmp_path / "copy")
+    files = (path for path in (tmp_path / "copy").rglob("*.*") if path.is_file())
+    found = {path.relative_to(tmp_path / "copy").as_posix() for path in files}
+    assert found == {"cuda/a.cu", "csrc/a.c", "build/obj/cpython/a.o", *(["build/obj/cuda/a.o"] if gpu else [])}
+
+
 @pytest.mark.slow
 @pytest.mark.on_cpu
 def test_a_fault_of_each_room_is_caught(tmp_path) -> None:

@@ -100,7 +100,8 @@ def copy_tree(source: Path, target: Path) -> None:
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         out = set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
-        return out if (source / "build") in (Path(folder), *Path(folder).parents) else out - set(KEPT)
+        built = (source / "build") in (Path(folder), *Path(folder).parents)
+        return out - ({"cuda"} if GPU in os.environ else set()) if built else out - set(KEPT)
 
     shutil.copytree(source, target, ignore=ignored, symlinks=True)
 
