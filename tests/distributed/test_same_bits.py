@@ -321,6 +321,12 @@ def parallel(model=None, **changes):
     return DataParallel(model, **{"optimizer": optim.AdamW(model.parameters()), **changes})
 
 
+def strided():
+    model = nn.Linear(2, 3)
+    model.weight = nn.Parameter(xt.ones(2, 3).transpose(0, 1))
+    return parallel(model)
+
+
 def reduced():
     dp = parallel()
     for (rows,) in dp.leaves((xt.ones(1, 2),)):
@@ -334,6 +340,7 @@ def reduced():
     [
         (lambda: DataParallel(3, None), TypeError, "DataParallel: model must be a Module, got int"),
         (lambda: parallel(optimizer=3), TypeError, "DataParallel: optimizer must be AdamW or Muon, got int"),
+        (strided, ValueError, "DataParallel: parameter weight must be contiguous, got strides of a view"),
         (lambda: parallel(mode="fast"), ValueError, "DataParallel: mode must be exact, got 'fast'"),
         (
             lambda: parallel(max_ranks=0),

@@ -105,8 +105,10 @@ class DataParallel:
         if not self._group:
             raise ValueError("DataParallel: optimizer must have at least one parameter, got none")
         by_kind: dict[Any, list[Tensor]] = {}
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if id(parameter) in self._group:
+                if not parameter.is_contiguous():
+                    raise ValueError(f"DataParallel: parameter {name} must be contiguous, got strides of a view")
                 kind = (parameter.dtype, parameter.device, id(parameter) in of_muon)
                 by_kind.setdefault(kind, []).append(parameter)
         if sum(map(len, by_kind.values())) != len(self._group):
