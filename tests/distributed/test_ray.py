@@ -2,10 +2,13 @@
 
 import importlib.util
 import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
-from ranks import clean_environment, run_ranks
+from ranks import HANGS, clean_environment, run_ranks
 from runs import python
 from test_runs import choices, data, newest, weights  # noqa: F401
 
@@ -37,6 +40,21 @@ def test_two_workers(data, tmp_path):  # noqa: F811
     assert weights(newest(tmp_path / "ray")) == weights(newest(tmp_path / "hand"))
     done = python("-c", CODE.format(choices(data, tmp_path / "wrong", batch_size=7)), env=clean_environment())
     assert "batch_size must be a multiple of max_ranks x grad_accum (4 x 1), got 7\n" in done.stdout, done
+
+
+@needs_ray
+@one_build
+def test_ctrl_c_saves(data, tmp_path):  # noqa: F811
+    run = tmp_path / "run"
+    code = CODE.format(choices(data, run, steps=100_000, eval_every=0, max_ranks=2, log_every=1))
+    driver = subprocess.Popen([sys.executable, "-c", code], env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    until, metrics = time.monotonic() + HANGS, run / "metrics.jsonl"
+    while not (metrics.exists() and '"step": 3' in metrics.read_text()):
+        assert driver.poll() is None and time.monotonic() < until, driver.communicate()[1]
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGINT)
+    err = driver.communicate(timeout=HANGS)[1]
+    assert "KeyboardInterrupt" in err and newest(run).name > "checkpoint-00000002", err
 
 
 def test_bad_arguments(monkeypatch):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +18,10 @@ def train(config: Mapping[str, Any], workers: int = 2, gpu: bool = False) -> dic
     """Train with `config`, {dotted option name: value}, on `workers` Ray processes of one CPU each, with gpu=True also
     one GPU; return rank 0's {"directory", "step"}. Joins the cluster that ray.init has joined, or starts one.
 
-    Relative paths of config are those of this process's working directory, which all hosts must see. An error of a rank
-    is raised here; what others then say of it is not. ConfigError without Ray, or for more workers than the cluster has
-    room for; ValueError for other numbers.
+    Relative paths of config are those of this process's working directory, which all hosts must see. Ctrl-C stops all
+    ranks after the same step, which is saved, where a worker is on this host; a second one ends them at once. An error
+    of a rank is raised here; what others then say of it is not. ConfigError without Ray, or for more workers than the
+    cluster has room for; ValueError for other numbers.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"train: workers must be a whole number of at least 1, got {workers!r}")
@@ -50,13 +53,25 @@ def train(config: Mapping[str, Any], workers: int = 2, gpu: bool = False) -> dic
                 "XTRAIN_LOCAL_WORLD_SIZE": str(len(host)), "XTRAIN_STORE": store, "XTRAIN_TOKEN": token,
             }  # fmt: skip
             waiting.append(one.train.remote(dict(config), variables, os.getcwd()))
+        here = [place[3] for place in places if place[0] == ray.get_runtime_context().get_node_id()]
         results: list[Any] = []
         errors: list[Exception] = []
-        for one in waiting:
+        asked = False
+        while waiting:
             try:
-                results.append(ray.get(one))
+                results.append(ray.get(waiting[0]))
+            except KeyboardInterrupt:
+                if asked or not here:
+                    raise
+                asked = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(here[0], signal.SIGUSR1)  # the ranks agree on the step
+                continue
             except Exception as error:
                 errors.append(error)
+            del waiting[0]
+        if asked:
+            raise KeyboardInterrupt from next(iter(errors), None)
         if errors:  # the first that is no consequence of another
             raise next((error for error in errors if not _is_consequence(error, ray)), errors[0])
         return results[0]
@@ -74,11 +89,16 @@ def _is_consequence(error: Exception, ray: Any) -> bool:
 class _Worker:
     """A rank, in a process of Ray's."""
 
-    def place(self) -> tuple[str, str, int]:
-        """This host's name for Ray, its address, and a free port."""
+    def place(self) -> tuple[str, str, int, int]:
+        """This host's name for Ray, its address, a free port, and the process's number."""
         ray: Any = importlib.import_module("ray")
         with socket.create_server(("", 0)) as free:
-            return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free.getsockname()[1]
+            return (
+                ray.get_runtime_context().get_node_id(),
+                ray.util.get_node_ip_address(),
+                free.getsockname()[1],
+                os.getpid(),
+            )
 
     def train(self, config: dict[str, Any], variables: dict[str, str], folder: str) -> dict[str, Any]:
         os.environ.update(variables)

@@ -156,6 +156,7 @@ FAULTS = [
     Fault("names of other libraries: functional has none", "xtrain/functional.py", "__getattr__ = absent(__name__)", "pass", "what to use instead of a name of another library", "tests/train/test_wrong_input.py::test_a_name_of_another_library_has_its_substitute"),
     Fault("load: any dtype", "xtrain/saving/model.py", "dtype.is_floating_point):", "True):", "parameters have a floating point dtype", "tests/train/test_wrong_input.py::test_a_model_is_loaded_with_a_dtype"),
     Fault("DataParallel: any strides", _D + "step.py", "if not parameter.is_contiguous():", "if False:", "a parameter of other strides is named", "tests/distributed/test_same_bits.py::test_wrong_arguments"),
+    Fault("ray: Ctrl-C saves nothing", _D + "ray.py", "if asked or not here:", "if True:", "Ctrl-C stops all ranks after the same step, which is saved", "tests/distributed/test_ray.py::test_ctrl_c_saves"),
     Fault("alike: sent at any time", _D + "step.py", '"overlap": str(wanted)', '"overlap": ""', "another overlap is refused", "tests/distributed/test_alike.py::test_ranks_that_are_not_alike"),
     Fault("alike: any number of leaves", _D + "step.py", '{"max_ranks": str(self.max_ranks), ', "{", "other leaves are refused", "tests/distributed/test_alike.py::test_ranks_that_are_not_alike"),
     Fault("alike: any clipping", _D + "step.py", "squares, clip {clip or math.inf}", "squares", "another clipping is found in its step", "tests/distributed/test_alike.py::test_clipping_must_be_alike"),
