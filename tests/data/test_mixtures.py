@@ -273,6 +273,8 @@ def test_texts_are_encoded_as_the_tokens_are(monkeypatch) -> None:
     given = Other()
     data.open_data({"a": 1, "b": 1}, given)
     assert asked[3:] == [("a", given), ("b", given)]
+    data.open_data({"a": 1, "t": 1}, given)
+    assert asked[-2:] == [("t", given), ("a", given)]
     for names, unknown, known in (("nt", "n", "t"), ("tn", "n", "t"), ("na", "n", "a")):
         words = f"data: {unknown} does not say which tokenizer made it, and {known} has one; give --tokenizer"
         with pytest.raises(DataError, match=f"^{words}$"):
