@@ -46,8 +46,9 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
                 found = signal.getsignal(number)
-                kept = found == signal.SIG_IGN if number == signal.SIGHUP else found != signal.SIG_DFL
-                if number not in _NEVER_AT_ONCE or not kept:
+                ignored = number == signal.SIGHUP and found == signal.SIG_IGN
+                handled = number == signal.SIGUSR1 and found != signal.SIG_DFL
+                if not ignored and not handled:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
