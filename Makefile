@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.done
 # Packages are installed without byte code, which costs more than it saves here; what is imported is cached by the first import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs wheels lint format clean distclean
+.PHONY: help build extension train test test-gpu bench sanitize tsan fuzz oom torture soak faults coverage sanitize-gpu docs wheels advisories lint format clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make faults     plant wrong edits, and see the tests catch them (ARGS='--jobs 16 --only rope ...')"
 	@echo "make coverage   lines and branches of csrc that the unit tests run (ARGS='-n 12 ...' for pytest)"
 	@echo "make oom        memory that ends at every allocation of a step (ARGS='--device cuda')"
+	@echo "make advisories  known advisories of the dependencies, where PyPI can be reached"
 	@echo "make docs       build the documentation site in build/site"
 	@echo "make wheels     source distribution and wheels in dist/ (ARGS='--variant cpu cuda --python python3.11 python3.12')"
 	@echo "make test-gpu   all tests, on the GPU            make clean      remove what was built (distclean: .venv too)"
@@ -108,6 +109,10 @@ docs: $(STAMP)/docs
 wheels:
 	@$(PYTHON) tools/wheels.py $(ARGS)
 
+# At the versions that are installed here; after `make test` and `make lint`, all extras are.
+advisories: $(STAMP)/install
+	@$(BIN)/python tools/advisories.py $(ARGS)
+
 test-gpu:
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	    XTRAIN_CUDA=1 XTRAIN_TEST_DEVICE=cuda $(MAKE) --no-print-directory test WORKERS= ARGS="$(ARGS)"; \
@@ -136,8 +141,13 @@ tsan: $(STAMP)/unit
 	@CC="$(SANITIZE_CC)" XTRAIN_SANITIZE=thread $(BIN)/python setup.py --quiet build --build-base build/tsan --build-lib $(TSAN)
 	@CC="$(SANITIZE_CC)" $(BIN)/python tests/support/tsan.py --package $(TSAN) $(ARGS)
 
+$(STAMP)/fuzz: $(STAMP)/unit
+	@echo "installing what reads the fuzzed files: tokenizers, Parquet, chat templates"
+	@$(PIP) --no-build-isolation --editable '.[hf,data,chat]'
+	@touch $@
+
 # tests/fuzz/run.py has the options; a table at the end, and for each finding the command that shows it again.
-fuzz: $(STAMP)/unit build
+fuzz: $(STAMP)/fuzz build
 	@$(BIN)/python tests/fuzz/run.py $(ARGS)
 
 # tests/support/plant_faults.py has the options; it builds copies of the tree, and leaves this one alone.

@@ -41,12 +41,20 @@ def ending_in_order() -> Iterator[None]:
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object], *, follow: bool = True) -> None:
-    """Let `write` fill a temporary file beside `path` and put it in place in one step, flushed to the disk: whole, or
-    not there. A link's target is replaced, not the link; without `follow` a link is refused.
+    """Let `write` fill a temporary file beside `path`, which is put in place: see whole_file."""
+    with whole_file(path, follow=follow) as (_, stream):
+        write(stream)
 
-    OSError, whatever failed, has `path` as its filename: full disk, read-only folder, a directory of that name. What is
-    there and no regular file is refused: a device would be replaced by a file. What killed writers of the same file
-    have left is removed first.
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[tuple[Path, BinaryIO]]:
+    """A temporary file beside `path` (where it is, and open for writing), put in place in one step when the block ends
+    well, flushed to the disk: whole, or not there. A link's target is replaced, not the link; without `follow` a link
+    is refused.
+
+    OSError, whatever failed, has `path` as its filename: full disk, read-only folder, a directory of that name, and
+    also one that the caller's block raises, of whatever file. What is there and no regular file is refused: a device
+    would be replaced by a file. What killed writers of the same file have left is removed first.
     """
     path = os.fsdecode(path)
     with ending_in_order():
@@ -54,19 +62,21 @@ def write_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]
             folder, name = os.path.split(os.path.realpath(path) if follow else os.path.abspath(path))
             handle = os.open(folder, _HANDLE)  # whatever happens to the names of folders, the files are in this one
             try:
-                _write_in(handle, name, write)
+                with _filled_in(handle, name) as (temporary, stream):
+                    yield Path(folder, temporary), stream
             finally:
                 os.close(handle)
         except OSError as error:
             raise OSError(error.errno, reason(error), path) from None
 
 
-def _write_in(folder: int, name: str, write: Callable[[BinaryIO], object]) -> None:
+@contextlib.contextmanager
+def _filled_in(folder: int, name: str) -> Iterator[tuple[str, BinaryIO]]:
     before = _regular(folder, name)
     temporary, descriptor = _create(folder, name)
     try:
         with open(descriptor, "wb") as stream:
-            write(stream)
+            yield temporary, stream
             stream.flush()
             if before is not None:
                 os.fchmod(descriptor, stat.S_IMODE(before.st_mode))

@@ -20,6 +20,7 @@ from .tensors.arithmetic import repeat_interleave
 from .tensors.convolution import causal_conv1d as causal_conv1d
 from .tensors.convolution import conv1d as conv1d
 from .tensors.documents import check_bounds as _check_bounds
+from .tensors.documents import check_rows as _check_rows
 from .tensors.documents import document_bounds as document_bounds
 from .tensors.documents import sees as _sees
 
@@ -352,6 +353,7 @@ def _check_composed(
         _check_bounds("scaled_dot_product_attention", documents, batch, rows)
         if rows != cols:
             refuse("documents must be None where query and key differ in length", f"{rows} and {cols} tokens")
+        _check_rows(documents)
     if window is not None and (window < 1 or not is_causal):
         refuse("window must be at least 1" if window < 1 else "window must be None without is_causal", window)
     if sinks is not None:

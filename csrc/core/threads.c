@@ -1,10 +1,11 @@
 /* threads.c - a small pool that runs the fixed pieces of a loop.
  *
  * Why not OpenMP: its runtime hangs in a forked child once the parent has used it, brings a second copy of itself into every
- * process, and ignores Ctrl-C. This pool is 200 lines, survives fork, and asks for interrupts between pieces.
+ * process, and ignores Ctrl-C. This pool is small, survives fork, and asks for interrupts between pieces.
  *
  * A job is published under a lock; workers spin a little for the next one (a training step is thousands of short loops) and then
- * sleep. Pieces are claimed from an atomic counter, so a piece may run on any thread, but always computes the same.
+ * sleep, and so does a caller that waits for the last pieces of its workers. Pieces are claimed from an atomic counter: a piece may
+ * run on any thread, but always computes the same.
  */
 #define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
 #include "xtrain.h"
@@ -17,7 +18,9 @@
 #include <unistd.h>
 
 #define MAX_THREADS 256
-#define SPINS 4000 /* about 20 us of polling */
+#define SPINS 4000       /* about 20 us of polling */
+#define PATIENCE 100000  /* ns that a caller yields after that, before it sleeps: a wake-up costs it 20 to 50 us */
+#define ASLEEP (1 << 30) /* of Job.running */
 
 bool (*xt_interrupt_check)(void);
 
@@ -26,7 +29,7 @@ typedef struct Job {
     void *context;
     int64_t count, grain, pieces;
     int64_t next;      /* atomic: first piece nobody has claimed */
-    int running;       /* atomic: workers inside this job */
+    int running;       /* atomic: workers inside this job, and ASLEEP while its caller sleeps until they have left */
     int stop;          /* atomic: an error or Ctrl-C: claim no more */
     int pause;         /* atomic: the caller is about to fork: workers leave after their piece */
     int workers;       /* that may join in all */
@@ -37,7 +40,8 @@ typedef struct Job {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t one_job = PTHREAD_MUTEX_INITIALIZER; /* held by the thread whose job the pool runs */
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+/* Workers wait for a job, and its caller for them to leave. */
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 static Job *current;                   /* under lock */
 static uint64_t generation;            /* atomic: number of jobs published */
 static int workers;                    /* started, under one_job */
@@ -78,6 +82,20 @@ static void pause_cpu(void) {
 #endif
 }
 
+/* Under the lock, which the caller has held since it set ASLEEP: it waits, or has seen that all have left, and no signal is lost. Then a
+ * later caller may get it, whose loop asks again. */
+static void wake_caller(void) {
+    pthread_mutex_lock(&lock);
+    pthread_cond_signal(&left);
+    pthread_mutex_unlock(&lock);
+}
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 static void *worker(void *unused) {
     (void)unused;
     inside = true; /* a kernel that calls xt_parallel from a piece runs it right there */
@@ -93,7 +111,8 @@ static void *worker(void *unused) {
         pthread_mutex_unlock(&lock);
         if (!job) continue;
         run_pieces(job);
-        __atomic_sub_fetch(&job->running, 1, __ATOMIC_RELEASE); /* the last access: the job lies on its caller's stack */
+        /* The last access: the job lies on its caller's stack. */
+        if (__atomic_sub_fetch(&job->running, 1, __ATOMIC_RELEASE) == ASLEEP) wake_caller();
     }
     return NULL;
 }
@@ -108,14 +127,22 @@ static void publish(Job *job) {
 }
 
 /* Nobody joins from here on; returns when the last worker has left. */
-static void withdraw(const Job *job) {
+static void withdraw(Job *job) {
     pthread_mutex_lock(&lock);
     current = NULL;
     pthread_mutex_unlock(&lock);
-    for (int i = 0; __atomic_load_n(&job->running, __ATOMIC_ACQUIRE) > 0; i++) {
+    int64_t begun = 0; /* of the yields. Time ends them, not a count: on a busy core one may take milliseconds */
+    for (int i = 0; i <= SPINS || nanoseconds() - begun < PATIENCE; i++) {
+        if (__atomic_load_n(&job->running, __ATOMIC_ACQUIRE) == 0) return;
         if (i < SPINS) pause_cpu();
+        else if (i == SPINS) begun = nanoseconds();
         else sched_yield();
     }
+    pthread_mutex_lock(&lock);
+    __atomic_or_fetch(&job->running, ASLEEP, __ATOMIC_RELAXED);
+    while (__atomic_load_n(&job->running, __ATOMIC_ACQUIRE) != ASLEEP) pthread_cond_wait(&left, &lock);
+    __atomic_store_n(&job->running, 0, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&lock);
 }
 
 /* A fork in the middle of this thread's own job: a signal handler of Python runs between two pieces and forks. The child has no
@@ -135,10 +162,11 @@ static void resume_own_job(void) {
 /* After a fork only the calling thread exists: the pool starts over. */
 static void forget_workers(void) {
     pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-    pthread_cond_t fresh_wake = PTHREAD_COND_INITIALIZER;
+    pthread_cond_t fresh_condition = PTHREAD_COND_INITIALIZER;
     lock = fresh;
     one_job = fresh;
-    wake = fresh_wake;
+    wake = fresh_condition;
+    left = fresh_condition;
     workers = 0;
     current = NULL;
     if (!own_job) return;

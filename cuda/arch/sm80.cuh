@@ -69,10 +69,20 @@ template <bool TRANSPOSED> __device__ inline void xt_load_matrices(uint32_t (&m)
 
 /* Starts a copy of 16 bytes to shared memory. Unless `there`, it writes zeros and does not read `from`. One instruction, where
  * __pipeline_memcpy_async makes two. */
+__device__ inline void xt_copy_async_at(uint32_t to, const void *from, bool there) {
+    asm volatile(XT_PTX_80("cp.async.cg.shared.global [%0], [%1], 16, %2;")::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
 __device__ inline void xt_copy_async(void *to, const void *from, bool there) {
-    asm volatile(XT_PTX_80("cp.async.cg.shared.global [%0], [%1], 16, %2;")::"r"(xt_shared_address(to)), "l"(from),
-                 "r"(there ? 16 : 0)
+    xt_copy_async_at(xt_shared_address(to), from, there);
+}
+/* The same for an element of 4, 8 or 16 bytes that is there. */
+template <typename P> __device__ inline void xt_copy_own_async(P *to, const void *from) {
+    asm volatile(XT_PTX_80("cp.async.ca.shared.global [%0], [%1], %2;")::"r"(xt_shared_address(to)), "l"(from), "n"(sizeof(P))
                  : "memory");
+}
+/* This thread arrives at a barrier (sm90.cuh) when all its copies until now have landed. */
+__device__ inline void xt_copies_arrive(uint32_t barrier) {
+    asm volatile(XT_PTX_80("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];")::"r"(barrier) : "memory");
 }
 /* Ends a group of this thread's copies. */
 __device__ inline void xt_copy_commit() { asm volatile(XT_PTX_80("cp.async.commit_group;")::: "memory"); }

@@ -6,16 +6,18 @@
  * x, y, dx, dy [batch, steps, channels], weight [channels, taps], state, next, dstate, dnext [batch, taps - 1, channels], dense.
  *
  * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
- * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes, and the next 8 rows are read
- * before these are summed. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are
- * read together. A row of dx is complete K - 1 rows after its own, so that a run of the backward computes dz of the K - 1 rows behind it
- * once more. Unaligned tensors, float64 and one tap: one element a piece and the taps at run time, the plain form. Bytes moved: 2 elements
- * an output forward, 3 backward.
+ * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes; as soon as a row is summed, the
+ * eighth after it is read. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are
+ * read together, with SiLU by way of shared memory, where rows are under way without registers. A row of dx is complete K - 1 rows after its
+ * own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors, float64 and one tap: one element a
+ * piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
  *
  * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
  * thread adds up its run, a block its eight runs in order, and a second kernel the shares of the blocks, slices of them in a fixed tree.
  * The runs follow from the shape, and from whether all pointers are aligned.
  */
+#include "arch/overlap.cuh"
+#include "arch/sm80.cuh"
 #include "common/cuda.cuh"
 #include "common/swiglu.cuh"
 #include "contract/conv.h"
@@ -24,6 +26,12 @@
 
 static constexpr int THREADS = 256, WARPS = THREADS / 32;
 static constexpr int ROWS_FWD = 8, ROWS_BWD = 4; /* that are read together */
+static constexpr int AHEAD_BWD = 2;              /* groups of rows on their way to shared memory */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+static constexpr bool COPIES = true; /* cp.async is there */
+#else
+static constexpr bool COPIES = false;
+#endif
 
 /* Channels of a thread forward and backward: of more taps, or of float32, the registers hold fewer. The plain form has one. */
 template <typename T> constexpr int WIDTH_FWD = XT_WIDTH<T> / 2;
@@ -79,14 +87,16 @@ template <typename A, int N, int K> __device__ inline void advance(XtVector<A, N
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------------ */
 
-/* Thread -> (sample, run, piece of the channels), the pieces of a row side by side. EXACT: p.taps is K. */
-template <typename T, int N, int K, bool EXACT>
+/* Thread -> (sample, run, piece of the channels), the pieces of a row side by side. EXACT: p.taps is K, and p.silu is SILU, for code that
+ * decides it in the loop has no registers for the next rows. */
+template <typename T, int N, int K, bool EXACT, bool SILU>
 __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
                                            : K > 4 ? 2
                                                    : 3)
     causal_conv1d_fwd_kernel(const __grid_constant__ XtCausalConv1dFwd p, int64_t runs, int run) {
     using A = XtAcc<T>;
     const int taps = EXACT ? K : p.taps;
+    const bool silu = EXACT ? SILU : p.silu;
     const int64_t channels = p.channels, pieces = channels / N;
     int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x;
     if (i >= p.batch * runs * pieces) return;
@@ -94,62 +104,75 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
     int64_t t1 = t0 + run < p.steps ? t0 + run : p.steps;
     const T *x = (const T *)p.x + b * p.steps * channels + c;
     const T *state = p.state ? (const T *)p.state + b * (taps - 1) * channels + c : nullptr;
-    T *y = (T *)p.y + b * p.steps * channels + c;
+    if (p.next && t1 == p.steps) { /* first, so that its addresses need no registers in the loop */
+        T *next = (T *)p.next + b * (taps - 1) * channels + c;
+        for (int k = 0; k < taps - 1; k++) { /* from memory: `last` has the rows in ACC */
+            int64_t row = p.steps - (taps - 1) + k;
+            XtPiece<T, N> piece = xt_all<T, N>(xt_store<T>(0));
+            if (row >= 0) piece = xt_read<T, N>(x + row * channels);
+            else if (state) piece = xt_read<T, N>(state + (row + taps - 1) * channels);
+            xt_write(next + k * channels, piece);
+        }
+    }
     A w[K][N], bias[N];
     XtVector<A, N> last[K];
     weights_of<T, N, K>(w, bias, (const T *)p.weight, (const T *)p.bias, c, taps);
 #pragma unroll
     for (int k = 0; k < K - 1; k++)
         if (k >= K - taps) last[k] = row_of<T, N>(x, state, t0 - (K - 1) + k, channels, taps);
-    auto step = [&](int64_t t, const XtPiece<T, N> &piece) {
+    const T *from = x + t0 * channels;
+    T *to = (T *)p.y + (b * p.steps + t0) * channels + c;
+    auto step = [&](const XtPiece<T, N> &piece) {
         XtVector<A, N> v = xt_load(piece), out;
         A z[N];
         sums_of<A, N, K>(z, w, bias, last, v, taps);
 #pragma unroll
-        for (int e = 0; e < N; e++) out.at[e] = p.silu ? xt_swiglu<T>(z[e], 1) : z[e];
-        xt_write(y + t * channels, xt_store<T>(out));
+        for (int e = 0; e < N; e++) out.at[e] = silu ? xt_swiglu<T>(z[e], 1) : z[e];
+        xt_write(to, xt_store<T>(out));
+        to += channels;
         advance<A, N, K>(last, v);
     };
-    int64_t t = t0, whole = t0 + (t1 - t0) / ROWS_FWD * ROWS_FWD;
-    if (t < whole) {
-        XtPiece<T, N> in[ROWS_FWD], ahead[ROWS_FWD];
+    auto next_piece = [&] {
+        XtPiece<T, N> piece = xt_read<T, N>(from);
+        from += channels;
+        return piece;
+    };
+    int left = (int)(t1 - t0);
+    if (left >= ROWS_FWD) {
+        XtPiece<T, N> in[ROWS_FWD];
 #pragma unroll
-        for (int r = 0; r < ROWS_FWD; r++) in[r] = xt_read<T, N>(x + (t + r) * channels);
-        for (; t < whole; t += ROWS_FWD) {
-            if (t + ROWS_FWD < whole) {
+        for (int r = 0; r < ROWS_FWD; r++) in[r] = next_piece();
+#pragma unroll 1
+        for (; left >= ROWS_FWD; left -= ROWS_FWD) {
+            const bool more = left >= 2 * ROWS_FWD;
 #pragma unroll
-                for (int r = 0; r < ROWS_FWD; r++) ahead[r] = xt_read<T, N>(x + (t + ROWS_FWD + r) * channels);
+            for (int r = 0; r < ROWS_FWD; r++) {
+                step(in[r]);
+                if (more) in[r] = next_piece();
             }
-#pragma unroll
-            for (int r = 0; r < ROWS_FWD; r++) step(t + r, in[r]);
-#pragma unroll
-            for (int r = 0; r < ROWS_FWD; r++) in[r] = ahead[r];
         }
     }
 #pragma unroll 1
-    for (; t < t1; t++) step(t, xt_read<T, N>(x + t * channels));
-    if (!p.next || t1 < p.steps) return;
-    T *next = (T *)p.next + b * (taps - 1) * channels + c;
-    for (int k = 0; k < taps - 1; k++) { /* from memory: `last` has the rows in ACC */
-        int64_t from = p.steps - (taps - 1) + k;
-        XtPiece<T, N> row = xt_all<T, N>(xt_store<T>(0));
-        if (from >= 0) row = xt_read<T, N>(x + from * channels);
-        else if (state) row = xt_read<T, N>(state + (from + taps - 1) * channels);
-        xt_write(next + k * channels, row);
-    }
+    for (; left > 0; left--) step(next_piece());
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------------------- */
 
 /* Block -> (share, 32 N channels), warp -> run: share s has the runs [8 s', 8 s' + 8) of its sample, s' = s % tiles.
  * share [shares, K + 1, channels], the unused taps of it unwritten, or NULL. */
-template <typename T, int N, int K, bool EXACT>
+template <typename T, int N, int K, bool EXACT, bool SILU>
 __global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
     causal_conv1d_bwd_kernel(const __grid_constant__ XtCausalConv1dBwd p, XtAcc<T> *share, int64_t tiles, int run, unsigned slabs) {
     using A = XtAcc<T>;
     const int taps = EXACT ? K : p.taps;
+    const bool silu = EXACT ? SILU : p.silu;
     const int64_t channels = p.channels, steps = p.steps;
-    __shared__ A of_warp[WARPS][K + 1][32 * N];
+    constexpr bool RING = COPIES && EXACT && SILU; /* measured: docs/worklog/conv.md */
+    __shared__ union __align__(16) {
+        A of_warp[WARPS][K + 1][32 * N];
+        XtPiece<T, N> rows[RING ? AHEAD_BWD + 1 : 1][RING ? ROWS_BWD : 1][2][THREADS]; /* of x and dy, each thread's own */
+    } shared;
+    xt_let_next_begin(); /* the kernel of the sums, which waits for this one */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t block = blockIdx.x / slabs, c0 = (int64_t)(blockIdx.x % slabs) * (32 * N), c = c0 + lane * N;
     int64_t b = block / tiles, t0 = (block % tiles * WARPS + warp) * run, t1 = t0 + run < steps ? t0 + run : steps;
@@ -178,7 +201,7 @@ __global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
         auto step = [&](auto inside, int64_t t, const XtPiece<T, N> &of_x, const XtPiece<T, N> &of_dy) {
             constexpr bool INSIDE = inside.value;
             XtVector<A, N> v = xt_load(of_x), g = xt_load(of_dy);
-            if (p.silu) {
+            if (silu) {
                 A z[N];
                 sums_of<A, N, K>(z, w, bias, last, v, taps);
 #pragma unroll
@@ -230,16 +253,39 @@ __global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
             advance<A, N, K>(last, v);
             advance<A, N, K>(dz, g);
         };
-        int64_t end = t1 + taps - 1;
-        const XtPiece<T, N> nothing = xt_all<T, N>(xt_store<T>(0));
-        for (int64_t t = t0; t < end; t += ROWS_BWD) {
-            XtPiece<T, N> of_x[ROWS_BWD], of_dy[ROWS_BWD];
-            if (t - (taps - 1) >= t0 && t + ROWS_BWD <= t1) {
+        /* Rows of [inside, outside) are copied AHEAD_BWD groups before their turn; group g is in slot g % (AHEAD_BWD + 1). */
+        const int64_t inside = t0 + (taps - 1 + ROWS_BWD - 1) / ROWS_BWD * ROWS_BWD, outside = t0 + (t1 - t0) / ROWS_BWD * ROWS_BWD;
+        [[maybe_unused]] auto ask = [&](int64_t t, int slot) {
+            if (t < outside) {
 #pragma unroll
                 for (int r = 0; r < ROWS_BWD; r++) {
-                    of_x[r] = xt_read<T, N>(x + (t + r) * channels);
-                    of_dy[r] = xt_read<T, N>(dy + (t + r) * channels);
+                    xt_copy_own_async(&shared.rows[slot][r][0][threadIdx.x], x + (t + r) * channels);
+                    xt_copy_own_async(&shared.rows[slot][r][1][threadIdx.x], dy + (t + r) * channels);
                 }
+            }
+            xt_copy_commit();
+        };
+        int slot = 0;
+        if constexpr (RING) {
+#pragma unroll
+            for (int g = 0; g < AHEAD_BWD; g++) ask(inside + g * ROWS_BWD, g);
+        }
+        int64_t end = t1 + taps - 1;
+        const XtPiece<T, N> nothing = xt_all<T, N>(xt_store<T>(0));
+#pragma unroll 1
+        for (int64_t t = t0; t < end; t += ROWS_BWD) {
+            XtPiece<T, N> of_x[ROWS_BWD], of_dy[ROWS_BWD];
+            if (t >= inside && t < outside) {
+                if constexpr (RING) {
+                    ask(t + AHEAD_BWD * ROWS_BWD, (slot + AHEAD_BWD) % (AHEAD_BWD + 1));
+                    xt_copy_wait<AHEAD_BWD>();
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS_BWD; r++) {
+                    of_x[r] = xt_read<T, N>(RING ? (const T *)&shared.rows[slot][r][0][threadIdx.x] : x + (t + r) * channels);
+                    of_dy[r] = xt_read<T, N>(RING ? (const T *)&shared.rows[slot][r][1][threadIdx.x] : dy + (t + r) * channels);
+                }
+                slot = slot == AHEAD_BWD ? 0 : slot + 1;
 #pragma unroll
                 for (int r = 0; r < ROWS_BWD; r++) step(std::true_type(), t + r, of_x[r], of_dy[r]);
                 continue;
@@ -256,19 +302,20 @@ __global__ void __launch_bounds__(THREADS, EXACT ? 2 : 1)
         }
     }
     if (!share) return;
+    __syncthreads(); /* all have read their rows */
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        of_warp[warp][K][lane * N + e] = db[e];
+        shared.of_warp[warp][K][lane * N + e] = db[e];
 #pragma unroll
-        for (int k = 0; k < K; k++) of_warp[warp][k][lane * N + e] = dw[k][e];
+        for (int k = 0; k < K; k++) shared.of_warp[warp][k][lane * N + e] = dw[k][e];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < (K + 1) * 32 * N; i += THREADS) {
         int k = i / (32 * N), j = i % (32 * N);
         if (c0 + j >= channels) continue;
-        A sum = of_warp[0][k][j];
+        A sum = shared.of_warp[0][k][j];
 #pragma unroll
-        for (int other = 1; other < WARPS; other++) sum += of_warp[other][k][j];
+        for (int other = 1; other < WARPS; other++) sum += shared.of_warp[other][k][j];
         share[(block * (K + 1) + k) * channels + c0 + j] = sum;
     }
 }
@@ -280,7 +327,8 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) causal_conv1d_sums_kernel(T *dweight, T *dbias, const XtAcc<T> *share, int64_t count,
                                                                      int64_t channels, int taps, int taps_of_share) {
     using A = XtAcc<T>;
-    __shared__ A tree[THREADS];                                                /* [slice, column] */
+    __shared__ A tree[THREADS]; /* [slice, column] */
+    xt_wait_for_previous();
     int slice = threadIdx.x / SUM_COLS, k = blockIdx.y + taps_of_share - taps; /* of the share */
     int64_t c = blockIdx.x * (int64_t)SUM_COLS + threadIdx.x % SUM_COLS;
     A sum = 0;
@@ -320,24 +368,29 @@ template <typename T, int N, int K, bool EXACT> static XtStatus forward(const Xt
     int run = 16;
     while (run > 4 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
     int64_t runs = p->steps > 0 ? xt_divide_up(p->steps, run) : 1;
-    xt_launch(causal_conv1d_fwd_kernel<T, N, K, EXACT>, xt_blocks(p->batch * runs * pieces, THREADS), THREADS, 0, *p, runs, run);
+    auto kernel = causal_conv1d_fwd_kernel<T, N, K, EXACT, false>;
+    if constexpr (EXACT)
+        if (p->silu) kernel = causal_conv1d_fwd_kernel<T, N, K, EXACT, true>;
+    xt_launch(kernel, xt_blocks(p->batch * runs * pieces, THREADS), THREADS, 0, *p, runs, run);
     return xt_launched("causal_conv1d_fwd", p->batch, p->steps, p->channels, p->taps);
 }
 
 template <typename T, int N, int K, bool EXACT> static XtStatus backward(const XtCausalConv1dBwd *p) {
     using A = XtAcc<T>;
     XtScratch scratch;
-    int64_t slabs = xt_divide_up(p->channels, 32 * N), fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 3;
-    int run = 128; /* the longer, the fewer rows are read twice */
+    int64_t slabs = xt_divide_up(p->channels, 32 * N), fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 3 / 2;
+    int run = 256; /* the longer, the fewer rows are read twice */
     while (run > 8 && p->batch * xt_divide_up(p->steps, run * WARPS) * slabs < fill) run /= 2;
     int64_t tiles = p->steps > 0 ? xt_divide_up(p->steps, run * WARPS) : 1, shares = p->batch * tiles;
     bool sums = p->dweight || p->dbias;
     if (sums) XT_CHECK(scratch.allocate((size_t)(shares * (K + 1) * p->channels) * sizeof(A)));
-    xt_launch(causal_conv1d_bwd_kernel<T, N, K, EXACT>, xt_blocks(shares * slabs, 1), THREADS, 0, *p, (A *)scratch.data, tiles, run,
-              (unsigned)slabs);
+    auto kernel = causal_conv1d_bwd_kernel<T, N, K, EXACT, false>;
+    if constexpr (EXACT)
+        if (p->silu) kernel = causal_conv1d_bwd_kernel<T, N, K, EXACT, true>;
+    xt_launch(kernel, xt_blocks(shares * slabs, 1), THREADS, 0, *p, (A *)scratch.data, tiles, run, (unsigned)slabs);
     if (sums)
-        xt_launch(causal_conv1d_sums_kernel<T>, dim3(xt_blocks(p->channels, SUM_COLS), p->taps + 1), THREADS, 0, (T *)p->dweight,
-                  (T *)p->dbias, (const A *)scratch.data, shares, p->channels, p->taps, K);
+        xt_launch_early(causal_conv1d_sums_kernel<T>, dim3(xt_blocks(p->channels, SUM_COLS), p->taps + 1), THREADS, 0,
+                        (T *)p->dweight, (T *)p->dbias, (const A *)scratch.data, shares, p->channels, p->taps, K);
     return xt_launched("causal_conv1d_bwd", p->batch, p->steps, p->channels, p->taps);
 }
 

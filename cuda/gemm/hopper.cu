@@ -62,14 +62,17 @@ template <HopperKind KIND> static XtStatus run(const XtGemm *p) {
     if (!error && FORWARD) error = map_of(&maps.d, p, p->extra, 1, p->m, n, n, p->m * n, 64, 32);
     if (error) return xt_cuda_error("gemm", error);
     const int down = (int)xt_divide_up(p->m, Tiles::ROWS), across = (int)xt_divide_up(n, HALVES ? HALF : Tiles::COLUMNS);
-    HopperCall call = {down * across,
-                       down,
-                       across,
-                       4,
-                       (int)xt_divide_up(p->k, 64),
-                       (int)n,
-                       p->bias,
-                       KIND == HOPPER_GELU_BWD ? (float *)p->extra : NULL};
+    HopperCall call = {.tiles = down * across,
+                       .down = down,
+                       .across = across,
+                       .group = 4,
+                       .steps = (int)xt_divide_up(p->k, 64),
+                       .rows = (int)p->m,
+                       .columns = (int)n,
+                       .c = p->c,
+                       .ld = p->ldc,
+                       .bias = p->bias,
+                       .sums = KIND == HOPPER_GELU_BWD ? (float *)p->extra : NULL};
     XT_CHECK(xt_allow_shared("gemm", gemm_hopper_kernel<XtBf16, KIND>, Tiles::BYTES));
     const int blocks = xt_multiprocessors() < call.tiles ? xt_multiprocessors() : call.tiles;
     xt_launch(gemm_hopper_kernel<XtBf16, KIND>, (unsigned)blocks, Tiles::THREADS, Tiles::BYTES, maps, call);

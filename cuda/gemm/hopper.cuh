@@ -5,7 +5,9 @@
  * own. So an epilogue costs time only where it takes longer than a tile's products, and it may wait for memory.
  *
  * Epilogue: a warpgroup's tile in pieces of 64 rows and 32 columns, which the copy engine fetches and stores; in between, a thread
- * has the same elements of a piece that it has of the product.
+ * has the same elements of a piece that it has of the product. SwiGLU's gradient has four pieces to move for each that a product has. There
+ * the copy engine, which takes some four cycles for a row of a piece and has A and B to fetch, would be what everything waits for: a warp
+ * for each warpgroup moves them by ordinary instructions.
  *
  * Deterministic: one sum an element, terms in order, whatever block has the tile.
  */
@@ -25,7 +27,7 @@ struct HopperTiles {
     static constexpr int ROWS = 128, COLUMNS = 192, STAGES = 4, PIECES = 8, THREADS = 384;
     static constexpr int A_BYTES = ROWS * 128, B_BYTES = COLUMNS * 128, STAGE = A_BYTES + B_BYTES;
     static constexpr int PIECES_AT = STAGES * STAGE, MY_PIECES = PIECES * HOPPER_PIECE, BARRIERS_AT = PIECES_AT + 2 * MY_PIECES,
-                         BYTES = BARRIERS_AT + 8 * (2 * STAGES + 2 * PIECES) + 1024; // and room to align
+                         BYTES = BARRIERS_AT + 8 * (2 * STAGES + 4 * PIECES) + 1024; // and room to align
     static_assert(BYTES <= 227 * 1024, "a block has no more");
 };
 
@@ -43,7 +45,9 @@ typedef struct HopperMaps {
 typedef struct HopperCall {
     int tiles, down, across, group; // of C: all, in a column, in a row; how many below each other make a group
     int steps;                      // of 64 terms
-    int columns;                    // of c
+    int rows, columns;              // of c; columns of c, or of a half of it
+    void *c;                        // for the warps that move pieces
+    int64_t ld;                     // of c
     const void *bias;               // of GELU [columns]
     float *sums;                    // of GELU's gradient [4 down, columns], or NULL
 } HopperCall;
@@ -94,6 +98,74 @@ __device__ inline float hopper_fold(float (&value)[8], int lane) {
     return value[0];
 }
 
+/* Where 16 bytes, part of a row, lie in a piece: as the copy engine puts them. */
+__device__ inline int hopper_place_in_piece(int row, int part) { return row * 64 + (part ^ (row / 2 % 4)) * 16; }
+
+/* A warp that moves the pieces of c for warpgroup `me`, ROOMS turns of two, to shared memory and back. Barriers of a room: `ready`, the pieces
+ * have landed; `done`, the results are in it. A lane moves the same 16 bytes of a room in and out, so its next copy begins after its
+ * read of what that overwrites. */
+template <typename T, int ROOMS, int TURNS>
+__device__ inline void hopper_move(const HopperCall &call, int me, uint32_t pieces, uint32_t ready, uint32_t done) {
+    using P = HopperTiles;
+    const int lane = threadIdx.x % 32, stride = 2 * (int)gridDim.x;
+    struct Cursor { /* of the next turn to fetch, or to store: the lane's first row and column */
+        int tile, turn = 0, row, column;
+    } in, out;
+    auto go_to = [&](Cursor &at) {
+        int down, across;
+        hopper_place(call, at.tile, down, across);
+        at.row = down * P::ROWS + lane / 4, at.column = across * P::COLUMNS + lane % 4 * 8;
+    };
+    /* The two blocks of a panel, then the next panel. */
+    auto advance = [&](Cursor &at) {
+        at.turn++;
+        if (at.turn % 2) at.row += 64;
+        else at.row -= 64, at.column += 32;
+        if (at.turn < TURNS) return;
+        at.turn = 0, at.tile += stride;
+        if (at.tile < call.tiles) go_to(at);
+    };
+    /* f(address in the room, address in c, whether it is there) of 8 rows from row r on of a piece. */
+    auto rows_of = [&](const Cursor &at, uint32_t room, int piece, int r, auto f) {
+        T *place = (T *)call.c + (at.row + r) * call.ld + piece * call.columns + at.column;
+        f(room + piece * HOPPER_PIECE + hopper_place_in_piece(r + lane / 4, lane % 4), place,
+          at.row + r < call.rows && at.column < call.columns);
+    };
+    in.tile = out.tile = (int)blockIdx.x + me * (int)gridDim.x;
+    if (in.tile >= call.tiles) return;
+    const int turns = ((call.tiles - in.tile - 1) / stride + 1) * TURNS;
+    go_to(in), go_to(out);
+    for (int n = 0, number = 0, parity = 1; n < turns + ROOMS; n++) { // parity: of the room's last use
+        const uint32_t room = pieces + number * (2 * HOPPER_PIECE);
+        if (n >= ROOMS) {
+            xt_barrier_wait(done + 8 * number, parity);
+#pragma unroll
+            for (int piece = 0; piece < 2; piece++)
+                for (int first = 0; first < 64; first += 32) { // four reads are under way at once
+                    uint4 words[4];
+#pragma unroll
+                    for (int r = 0; r < 4; r++)
+                        rows_of(out, room, piece, first + 8 * r, [&](uint32_t from, T *, bool) { words[r] = xt_get_words(from); });
+#pragma unroll
+                    for (int r = 0; r < 4; r++)
+                        rows_of(out, room, piece, first + 8 * r, [&](uint32_t, T *to, bool there) {
+                            if (there) xt_put_words(to, words[r]);
+                        });
+                }
+            advance(out);
+        }
+        if (n < turns) {
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                rows_of(in, room, i / 8, i % 8 * 8,
+                        [&](uint32_t to, T *from, bool there) { xt_copy_async_at(to, there ? from : (T *)call.c, there); });
+            xt_copies_arrive(ready + 8 * number);
+            advance(in);
+        }
+        if (++number == ROOMS) number = 0, parity ^= 1;
+    }
+}
+
 template <typename T, HopperKind KIND>
 __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
     gemm_hopper_kernel(const __grid_constant__ HopperMaps maps, const __grid_constant__ HopperCall call) {
@@ -104,17 +176,25 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                    FORWARD = KIND == HOPPER_SWIGLU || KIND == HOPPER_GELU;
     constexpr bool HALVES = KIND == HOPPER_SWIGLU;                           // a tile has as many columns of either half
     constexpr bool TERMS = KIND == HOPPER_SWIGLU_BWD || KIND == HOPPER_GELU; // the rows of b are the terms
+    constexpr bool MOVED = KIND == HOPPER_SWIGLU_BWD;                        // by warps of their own
     constexpr int WIDTH = HALVES ? COLUMNS / 2 : COLUMNS;
+    constexpr int OUTS = KIND == HOPPER_SWIGLU ? 3 : KIND == HOPPER_GELU_BWD ? 1 : 2; // pieces of one turn of the epilogue
+    constexpr int ROOMS = P::PIECES / OUTS;                                           // for turns
+    constexpr int TURNS = BLOCKS * (WIDTH / 32);
+    static_assert(ROOMS >= 2, "a turn's pieces, and the next one's");
     static_assert(P::ROWS == XT_GEMM_SUMMED && XT_GEMM_SUMS == 4, "rows of sums that the caller has made: one a warp and tile");
     extern __shared__ char room[];
     uint32_t base = (xt_shared_address(room) + 1023) & ~1023u, full = base + P::BARRIERS_AT, empty = full + 8 * STAGES,
-             fetched = empty + 8 * STAGES;
+             fetched = empty + 8 * STAGES, done = fetched + 2 * 8 * P::PIECES, pieces = base + P::PIECES_AT; // of both warpgroups
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             xt_barrier_init(full + 8 * s, 1);
             xt_barrier_init(empty + 8 * s, 4);
         }
-        for (int s = 0; s < 2 * P::PIECES; s++) xt_barrier_init(fetched + 8 * s, 1);
+        for (int s = 0; s < 2 * P::PIECES; s++) {
+            xt_barrier_init(fetched + 8 * s, MOVED ? 32 : 1);
+            xt_barrier_init(done + 8 * s, 4);
+        }
         xt_barrier_init_fence();
         xt_prefetch_map(&maps.a);
         xt_prefetch_map(&maps.b);
@@ -124,7 +204,13 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
 
     int first = blockIdx.x, stride = gridDim.x, steps = call.steps;
     if (threadIdx.x < 128) { // copies
-        xt_registers_less<24>();
+        xt_registers_less<MOVED ? 40 : 24>();
+        if constexpr (MOVED) {
+            const int me = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) - 1;
+            if (me == 0 || me == 1)
+                hopper_move<T, ROOMS, TURNS>(call, me, pieces + me * P::MY_PIECES, fetched + me * 8 * P::PIECES,
+                                             done + me * 8 * P::PIECES);
+        }
         if (threadIdx.x == 0) {
             int stage = 0, parity = 1; // of the barrier `empty`
             for (int tile = first; tile < call.tiles; tile += stride) {
@@ -150,23 +236,18 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
             }
         }
     } else { // multiplies
-        xt_registers_more<240>();
+        xt_registers_more<MOVED ? 232 : 240>();
         int me = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1, lane = threadIdx.x % 32;
         bool leads = threadIdx.x % 128 == 0;
-        uint32_t pieces = base + P::PIECES_AT + me * P::MY_PIECES;
-        fetched += me * 8 * P::PIECES;
+        pieces += me * P::MY_PIECES, fetched += me * 8 * P::PIECES, done += me * 8 * P::PIECES;
         /* Of a piece: this thread's row of the matrices that a warp puts and gets, and where its pieces of 16 bytes lie. */
         int my_row = threadIdx.x % 128 / 32 * 16 + lane % 16;
         uint32_t my_place[2];
-        for (int q = 0; q < 2; q++) my_place[q] = my_row * 64 + ((2 * q + lane / 16) ^ (my_row / 2 % 4)) * 16;
+        for (int q = 0; q < 2; q++) my_place[q] = hopper_place_in_piece(my_row, 2 * q + lane / 16);
         auto release = [&](int stage) {
             if (lane == 0) xt_barrier_arrive(empty + 8 * stage);
         };
 
-        constexpr int OUTS = KIND == HOPPER_SWIGLU ? 3 : KIND == HOPPER_GELU_BWD ? 1 : 2; // pieces of one turn of the epilogue
-        constexpr int ROOMS = P::PIECES / OUTS;                                           // for turns
-        constexpr int TURNS = BLOCKS * (WIDTH / 32);
-        static_assert(ROOMS >= 2, "a turn's pieces, and the next one's");
         constexpr int MY_PIECES = 1, MY_TURN = 3;   // named barriers, two each
         if (me == 1) xt_named_arrive(MY_TURN, 256); // the first may begin
         unsigned turn = 0;                          // of the epilogue
@@ -192,7 +273,7 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                 }
             };
             if constexpr (!SWIGLU) fetch_bias(0);
-            if (!FORWARD && leads) {
+            if (!FORWARD && !MOVED && leads) {
                 xt_store_wait<0>();
                 for (int i = 0; i < ROOMS - 1 && i < TURNS; i++) fetch(turn + i, i);
             }
@@ -285,6 +366,11 @@ __global__ void __launch_bounds__(HopperTiles::THREADS, 1)
                         float sum = hopper_fold(sums, lane);
                         if (at < call.columns) call.sums[(int64_t)(down * 4 + threadIdx.x % 128 / 32) * call.columns + at] = sum;
                     }
+                if constexpr (MOVED) {
+                    __syncwarp();
+                    if (lane == 0) xt_barrier_arrive(done + 8 * (turn % ROOMS));
+                    continue;
+                }
                 xt_async_fence();
                 xt_named_sync(MY_PIECES + me, 128);
                 if (leads) {

@@ -1,14 +1,17 @@
 """Generation on a GPU: whether captured steps give the right tokens, and how fast they are.
 
     python parity/bench/gpu_generate.py [--tokens 256] [--skip-theirs]
+    python parity/bench/gpu_generate.py --only-theirs [--tokens 256] [--their-tokens 64] [--limit 240] [--static]
 
 1. cached_attention: the split kernel against the plain one and float64, over shapes and dtypes; bits on repeats.
 2. sample: the same tokens as on the CPU, for every dtype and option, at V = 151,936 too.
 3. Captured generation in float32 against steps one by one, on the GPU and the CPU.
-4. Qwen3-0.6B's shape in bfloat16: tokens a second at batch 1 and 16, captured, step by step, and transformers'; launches of a step.
+4. Qwen3-0.6B's shape in bfloat16: tokens a second at batch 1 and 16, captured and step by step; launches of a step.
 5. What a step is made of: each op in a graph of 50 calls, at batch 1 and 16.
+6. The same shape beside transformers, in turns: greedy, and top-k 50 with top-p 0.9, at batch 1 and 16.
 
-The exit status is 1 when something of 1 to 3 is wrong. Numbers are medians; everything fits into 90 seconds.
+The exit status is 1 when something of 1 to 3 is wrong. Numbers are medians; 1 to 5 take 90 seconds, 6 takes
+--limit seconds and the calls that have begun.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 import traceback
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -128,10 +134,9 @@ def first(a: list, b: list) -> list:
     return [next((i for i, pair in enumerate(zip(x, y)) if pair[0] != pair[1]), None) for x, y in zip(a, b)]
 
 
-def speed(count: int, theirs: bool) -> None:
+def speed(count: int) -> None:
     xt.manual_seed(0)
     model = Qwen3(Qwen3Config(**SHAPE), device="cuda", dtype=xt.bfloat16)
-    other = None
     for batch in (1, 16):
         ids = np.random.default_rng(0).integers(0, 150000, (batch, 32))
         for name, options in (
@@ -152,25 +157,76 @@ def speed(count: int, theirs: bool) -> None:
                 f"steady {batch / each:9.0f} tokens/s ({each * 1e6:.0f} us a step)", flush=True,
             )  # fmt: skip
     steps_of(model)
-    if theirs:
-        try:
-            import torch
-            from transformers import Qwen3Config as TheirConfig
-            from transformers import Qwen3ForCausalLM
 
-            other = Qwen3ForCausalLM(TheirConfig(**SHAPE)).to(torch.bfloat16).to("cuda").eval()
-            for batch in (1, 16):
-                x = torch.randint(0, 150000, (batch, 32), device="cuda")
-                for n in (4, 48):
-                    torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    other.generate(x, max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
-                    torch.cuda.synchronize()
-                print(
-                    f"batch {batch:2} transformers, greedy: {batch * 48 / (time.perf_counter() - start):.0f} tokens/s"
-                )
-        except Exception:
-            traceback.print_exc()
+
+DRAWS = {"greedy": {}, "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9}}
+
+
+def beside_transformers(
+    shape: dict[str, Any], device: str, count: int, their_count: int, limit: float, static: bool, rounds: int = 3
+) -> None:
+    """Tokens a second of both, in turns, for the same weights and the same 32 tokens of prompt; medians of whole calls,
+    the prompt's step and, of ours, the capture included. A rate is per token: transformers' steps take equally long from
+    the first to the last, so its calls may make fewer tokens. After `limit` seconds no side has a second call.
+    """
+    import torch
+    import transformers
+
+    start = time.perf_counter()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    xt.manual_seed(0)
+    model = Qwen3(Qwen3Config(**shape, bos_token_id=None, eos_token_id=None), device=device, dtype=xt.bfloat16)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        other = load(folder, dtype=torch.bfloat16).to(device).eval()
+    kind = "static cache, compiled" if static else "its default cache"
+    print(
+        f"in turns, bfloat16, {count} new tokens after 32 (transformers {their_count}, {kind}; the rate is per token)"
+    )
+
+    def ours(ids: np.ndarray, new: int, draw: dict[str, Any]) -> np.ndarray:
+        options = {"temperature": 1.0, "seed": 1, **draw} if draw else {"temperature": 0.0}
+        return generate(model, ids, new, eos=(), capture=True, **options).cpu().numpy()
+
+    def theirs(ids: np.ndarray, new: int, draw: dict[str, Any]) -> np.ndarray:
+        there = torch.tensor(ids, device=device)
+        options = {"do_sample": True, "temperature": 1.0, **draw} if draw else {"do_sample": False}
+        cache = {"cache_implementation": "static"} if static else {}
+        length = {"max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
+        out = other.generate(there, attention_mask=torch.ones_like(there), **length, **options, **cache)
+        return out.cpu().numpy()
+
+    for batch in (1, 16):
+        ids = np.random.default_rng(0).integers(0, shape["vocab_size"], (batch, 32))
+        for name, draw in DRAWS.items():
+            taken: dict[str, list[float]] = {"ours": [], "theirs": []}
+            out: dict[str, np.ndarray] = {}
+            sides = (("ours", ours, count), ("theirs", theirs, their_count))
+            for _, call, new in sides:  # warm: kernels are chosen, and with --static compiled for this length
+                call(ids, new if static else 8, draw)
+            for _ in range(rounds):
+                for side, call, new in sides:
+                    if taken[side] and time.perf_counter() - start > limit:
+                        continue
+                    begin = time.perf_counter()
+                    out[side] = call(ids, new, draw)
+                    taken[side].append((time.perf_counter() - begin) / new)
+            rates = {side: batch / statistics.median(each) for side, each in taken.items()}
+            same = ""
+            if not draw:
+                n = min(count, their_count)
+                differ = out["ours"][:, 32 : 32 + n] != out["theirs"][:, 32 : 32 + n]
+                first = np.where(differ.any(1), differ.argmax(1), n)
+                same = f", the first {int(np.median(first))} of {n} tokens are equal in the median row"
+            print(
+                f"batch {batch:2} {name:22} ours {rates['ours']:8.0f} tokens/s, transformers {rates['theirs']:7.1f}: "
+                f"{rates['ours'] / rates['theirs']:.1f} times ({len(taken['ours'])} and {len(taken['theirs'])} calls{same})",
+                flush=True,
+            )  # fmt: skip
+            if time.perf_counter() - start > limit:
+                print(f"the limit of {limit:.0f} s is reached: what follows has one call a side")
 
 
 def steps_of(model: xt.nn.Module) -> None:
@@ -261,16 +317,24 @@ def steps_of(model: xt.nn.Module) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--skip-theirs", action="store_true")
+    parser.add_argument("--skip-theirs", action="store_true", help="1 to 5 alone")
+    parser.add_argument("--only-theirs", action="store_true", help="6 alone")
+    parser.add_argument("--their-tokens", type=int, default=64, help="of a call of transformers")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which 6 starts no second call")
+    parser.add_argument("--static", action="store_true", help="transformers with a static cache, which it compiles")
     args = parser.parse_args()
     print(xt.cuda.get_device_name())
     start = time.perf_counter()
-    for part in (attention, sampling, tokens, lambda: speed(args.tokens, not args.skip_theirs)):
+    parts = [] if args.only_theirs else [attention, sampling, tokens, partial(speed, args.tokens)]
+    if not args.skip_theirs:
+        sizes = args.tokens, args.their_tokens, args.limit
+        parts.append(partial(beside_transformers, SHAPE, "cuda", *sizes, args.static))
+    for part in parts:
         try:
             part()
         except Exception as error:
             traceback.print_exc()
-            wrong(f"{getattr(part, '__name__', 'speed')}: {type(error).__name__}: {error}")
+            wrong(f"{getattr(part, '__name__', 'speeds')}: {type(error).__name__}: {error}")
         print(f"[{time.perf_counter() - start:.0f} s]", flush=True)
     print("WRONG: " + "; ".join(WRONG[:5]) if WRONG else "all right")
     sys.exit(bool(WRONG))

@@ -5,18 +5,30 @@
 
 A step is forward, backward, clipping and AdamW on random tokens that lie on the device. Contenders take turns, `rounds` bursts of at least
 `seconds` seconds and 3 steps each; a burst is timed from an idle device to an idle device. Printed: medians of tokens per second, the ratio
-to the last contender of PyTorch, the most device memory in use, and xtrain's kernel launches, waits and copies per step. `compile` is
-torch.compile with cuDNN's attention where the head dim is 64 or more; `graphs` is the same with mode="reduce-overhead". `--looped` adds the naive way, one sequence after the
-other. `--graph` adds `captured`, xtrain's step by xt.cuda.graph, and the looped one likewise. host is the time in which the calls of a step
-return. float32 is strict, tf32 lets both sides round operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here
-and autocast there. `--json` appends a line of JSON a row to FILE, with the command, the device and the commit (git's, or NAME), for
-report.py. PyTorch's model has its query, key and value projections and its gate and up projections fused into one matrix each, which is its
-faster form.
+to the last contender of PyTorch, memory and its ratio, and xtrain's kernel launches, waits and copies per step.
+
+`xtrain` is a step without a graph, `captured` one by xt.cuda.graph, `captured-cheap` the same with model.recompute = "cheap"; `compile` is
+torch.compile with cuDNN's attention where the head dim is 64 or more; `graphs` is the same with mode="reduce-overhead". `--looped` adds the
+naive way, one sequence after the other. `--graph` adds `captured`, and the looped one likewise. float32 is strict, tf32 lets both sides round
+operands of products, bfloat16 is 16-bit parameters with float32 masters and moments here and autocast there. PyTorch's model has its query,
+key and value projections and its gate and up projections fused into one matrix each, which is its faster form.
+
+peak_GiB: the most bytes of a step that are allocated at once, of this contender alone; none for `graphs`, since PyTorch does not count what
+lies in the pool of its graphs. reserved_GiB: what a step takes from the driver when all that was kept for later has been given back, in the
+caching allocator there and the pool here; fragments count. Each contender is measured before the next one is made. The first one of a library
+has the workspaces that the others share. Contenders stay in memory together: with 0.6 B parameters, `captured` and `captured-cheap` do not fit
+beside `compile` on an H200, and take a run each.
+launches: kernels and copies that the host launches in a step, a product as one. nodes: those inside the graph of a captured step.
+call_us: the time in which the call of a step returns from an idle device, the median of 9. (In records up to 70e4186, host_us is that of three
+calls one after the other, so it contains waits for room in the device's queue; a step of more than about 1,000 launches does here, too.)
+
+`--json` appends a line of JSON a row to FILE, with the command, the device and the commit (git's, or NAME), for report.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -30,6 +42,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xtrain as xt
+from xtrain import _C
 from xtrain.models import GPT2, GPT2Config, Qwen2, Qwen2Config, Qwen3, Qwen3Config
 
 # name: (batch, length, config); the 67 M model that the looped and the batched trainer of the early documents had
@@ -230,10 +243,45 @@ def xtrain_model(shape: dict, length: int):  # made on the device: 2 billion ran
     return Qwen3(Qwen3Config(**shape), device="cuda")
 
 
-class Xtrain:
-    def __init__(self, name: str, bf16: bool, looped: bool = False, captured: bool = False) -> None:
+def release() -> None:
+    """Both libraries give back what they keep for later."""
+    gc.collect()
+    xt.cuda.empty_cache()
+    torch.cuda.empty_cache()
+
+
+class Team:
+    """A contender: `step` queues a step, `wait` waits for the device."""
+
+    def run(self, steps: int) -> float:
+        self.wait()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.wait()
+        return (time.perf_counter() - begun) / steps
+
+    def call(self) -> float:
+        """Seconds in which the call of a step returns, from an idle device."""
+        times = []
+        for _ in range(9):
+            self.wait()
+            begun = time.perf_counter()
+            self.step()
+            times.append(time.perf_counter() - begun)
+        self.wait()
+        return statistics.median(times)
+
+
+class Xtrain(Team):
+    wait = staticmethod(xt.cuda.synchronize)
+
+    def __init__(
+        self, name: str, bf16: bool, looped: bool = False, captured: bool = False, recompute: str = "none"
+    ) -> None:
         batch, length, shape = CONFIGS[name]
         self.model = xtrain_model(shape, length)
+        self.model.recompute = recompute
         if bf16:
             self.model.bfloat16()
         self.optimizer = xt.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
@@ -252,29 +300,18 @@ class Xtrain:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def run(self, steps: int) -> float:
-        xt.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        xt.cuda.synchronize()
-        return (time.perf_counter() - begun) / steps
+    @staticmethod
+    def held() -> tuple[int, int]:
+        """Bytes of xtrain's pool that are in use, and that it has taken from the driver."""
+        found = _C.cuda_counters("cuda")
+        return found["pool_used"], found["pool_reserved"]
 
-    def memory(self) -> float:
+    def memory(self, before: tuple[int, int]) -> dict[str, float | None]:
+        """Of a step, beyond what was held before this contender was made."""
+        release()
         xt.cuda.reset_peak_memory_stats()
         self.run(1)
-        return xt.cuda.max_memory_allocated() / 2**30
-
-    def host(self) -> float:
-        """Seconds in which the calls of a step return, while the device has no more than 3 steps before it."""
-        times = []
-        for _ in range(5):
-            xt.cuda.synchronize()
-            begun = time.perf_counter()
-            for _ in range(3):
-                self.step()
-            times.append((time.perf_counter() - begun) / 3)
-        return statistics.median(times)
+        return in_gib(xt.cuda.max_memory_allocated() - before[0], self.held()[1] - before[1])
 
     def work(self) -> dict[str, int]:
         self.run(1)
@@ -284,10 +321,12 @@ class Xtrain:
         return {name: after[name] - before[name] for name in after}
 
 
-class Torch:
+class Torch(Team):
+    wait = staticmethod(torch.cuda.synchronize)
+
     def __init__(self, name: str, bf16: bool, mode: str | None) -> None:
         batch, length, shape = CONFIGS[name]
-        self.bf16 = bf16
+        self.bf16, self.graphs = bf16, mode == "reduce-overhead"
         with torch.device("cuda"):
             self.model = (TorchGpt2 if shape.get("family") == "GPT2" else TorchModel)(shape, length)
         self.loss = torch.compile(self.model, mode=mode) if mode else self.model
@@ -306,21 +345,25 @@ class Torch:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def run(self, steps: int) -> float:
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / steps
+    @staticmethod
+    def held() -> tuple[int, int]:
+        """The same of PyTorch's allocator."""
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
-    def memory(self) -> float:
+    def memory(self, before: tuple[int, int]) -> dict[str, float | None]:
+        release()
         torch.cuda.reset_peak_memory_stats()
         self.run(1)
-        return torch.cuda.max_memory_allocated() / 2**30
+        peak = None if self.graphs else torch.cuda.max_memory_allocated() - before[0]
+        return in_gib(peak, torch.cuda.max_memory_reserved() - before[1])
+
+
+def in_gib(peak: int | None, reserved: int) -> dict[str, float | None]:
+    return dict(peak_GiB=None if peak is None else round(peak / 2**30, 2), reserved_GiB=round(reserved / 2**30, 2))
 
 
 def measure(name: str, precision: str, contenders: list[str], rounds: int, seconds: float) -> list[dict]:
+    torch.compiler.reset()  # sizes that differ from those of a config before would be compiled as variables
     tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     xt.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -328,6 +371,7 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
     make = {
         "xtrain": lambda: Xtrain(name, bf16),
         "captured": lambda: Xtrain(name, bf16, captured=True),
+        "captured-cheap": lambda: Xtrain(name, bf16, captured=True, recompute="cheap"),
         "looped": lambda: Xtrain(name, bf16, looped=True),
         "looped-captured": lambda: Xtrain(name, bf16, looped=True, captured=True),
         "eager": lambda: Torch(name, bf16, None),
@@ -339,6 +383,8 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
     teams = {}
     steps = {}
     for contender in contenders:
+        release()
+        before = (Torch if contender in PEERS else Xtrain).held()
         team = make[contender]()
         begun = time.perf_counter()
         team.run(1)
@@ -346,7 +392,10 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
         team.run(3)
         teams[contender] = team
         steps[contender] = max(3, round(seconds / team.run(3)))
-        rows.append(dict(config=name, precision=precision, contender=contender, first_step_s=round(first, 2)))
+        row = dict(config=name, precision=precision, contender=contender, first_step_s=round(first, 2))
+        rows.append(row | team.memory(before))
+    for team in teams.values():  # they have given memory back since their last step
+        team.run(1)
     times = {contender: [] for contender in contenders}
     for _ in range(rounds):
         for contender, team in teams.items():
@@ -356,10 +405,32 @@ def measure(name: str, precision: str, contenders: list[str], rounds: int, secon
         median = statistics.median(times[row["contender"]])
         row.update(ms=round(median * 1e3, 3), tokens_per_second=round(batch * length / median))
         row.update(spread=round((max(times[row["contender"]]) - min(times[row["contender"]])) / median, 3))
-        row.update(peak_GiB=round(team.memory(), 2))
+        row.update(call_us=round(team.call() * 1e6))
         if isinstance(team, Xtrain):
-            row.update(per_step=team.work(), host_us=round(team.host() * 1e6))
+            row.update(per_step=team.work())
+            if hasattr(team.step, "launches"):
+                row.update(nodes=team.step.launches)
     return rows
+
+
+def gib(row: dict) -> tuple[float, str]:
+    """What is allocated at once, else what is reserved; and that word."""
+    return (row["reserved_GiB"], "reserved") if row["peak_GiB"] is None else (row["peak_GiB"], "at once")
+
+
+def line(row: dict, peer: dict | None) -> str:
+    """A row for people."""
+    ratio = memory = ""
+    own, what = gib(row)
+    if peer:
+        ratio = f"{row['tokens_per_second'] / peer['tokens_per_second']:6.3f}x {peer['contender']}"
+        key = "peak_GiB" if None not in (row["peak_GiB"], peer["peak_GiB"]) else "reserved_GiB"
+        memory = f"{row[key] / peer[key]:.3f}x {key.partition('_')[0]}"
+    return (
+        f"{row['config']:8}{row['precision']:9}{row['contender']:16}{row['ms']:9.2f} ms {row['tokens_per_second']:>10,} tokens/s {ratio} "
+        f"{own:6.2f} GiB {what} ({row['reserved_GiB']:.2f} reserved) {memory}  first step {row['first_step_s']} s  "
+        f"call {row['call_us']} us  nodes {row.get('nodes', '-')}  {row.get('per_step', '')}"
+    )
 
 
 def commit() -> str:
@@ -391,16 +462,8 @@ def main() -> None:
             found = measure(name, precision, contenders, args.rounds, args.seconds)
             peer = next((row for row in reversed(found) if row["contender"] in PEERS), None)
             for row in found:
-                ratio = (
-                    f"{row['tokens_per_second'] / peer['tokens_per_second']:6.2f}x {peer['contender']}" if peer else ""
-                )
-                print(
-                    f"{name:8}{precision:9}{row['contender']:16}{row['ms']:9.2f} ms {row['tokens_per_second']:>10,} tokens/s {ratio} "
-                    f"{row['peak_GiB']:6.2f} GiB  first step {row['first_step_s']} s  "
-                    f"host {row.get('host_us', '-')} us  {row.get('per_step', '')}",
-                    flush=True,
-                )
-            torch.cuda.empty_cache()
+                print(line(row, peer), flush=True)
+            release()
             if args.json:
                 how = f"--contenders {','.join(contenders)} --rounds {args.rounds} --seconds {args.seconds:g}"
                 record(args.json, found, args.commit or commit(), f"--configs {name} --precisions {precision} {how}")

@@ -1,10 +1,16 @@
 """One training step of xtrain, PyTorch eager and torch.compile, on the same model, data, machine and number of threads.
 
     python parity/bench/train_step.py [--models default,10m] [--seconds 20] [--rounds 5] [--threads N] [--precision float32] [--json FILE]
+    python parity/bench/train_step.py --models width1024,vocab32k,vocab150k,rows2048,gqa8 --seconds 20 --rounds 5
+    python parity/bench/train_step.py --models width1024,vocab32k,vocab150k,rows2048,gqa8 --precision bfloat16
+    python parity/bench/train_step.py --models rows2048 --clock process --threads 1    # beside other jobs
 
+--models takes presets of `xtrain train` and the names of MODELS, which have few layers so that a step takes about a second.
 Each contender lives in a process of its own and takes turns with the others in short bursts, so that a change of the machine's clock or load
 meets all of them. A step is forward, backward, clipping and AdamW on random tokens. Printed: medians over bursts of tokens per second, peak
-resident memory of the process (libraries included), and the ratios to PyTorch eager; the same as JSON with --json.
+resident memory of the process (libraries included), and the ratios to PyTorch eager; the same as JSON with --json. With --clock process a
+second is one of the process's CPU time: other jobs then take no time from a contender, though they still share its caches. One thread only,
+for threads that spin while they wait would count.
 """
 
 from __future__ import annotations
@@ -18,21 +24,46 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CONTENDERS = ("xtrain", "eager", "compile")
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, **HEADS}
+# What differs from the default preset, batch size, sequence length: beside the presets, a wide model, large
+# vocabularies, long rows, and 8 heads of queries for one of keys and values.
+MODELS = {
+    "width1024": (
+        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64},
+        4, 256,
+    ),
+    "vocab32k": ({**SMALL, "vocab_size": 32_768}, 4, 256),
+    "vocab150k": ({**SMALL, "vocab_size": 151_936}, 1, 256),
+    "rows2048": ({}, 1, 2048),
+    "gqa8": (
+        {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2}
+        | {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64},
+        1, 1024,
+    ),
+}  # fmt: skip
 LABELS = {"xtrain": "xtrain", "eager": "PyTorch eager", "compile": "torch.compile"}
 
 
 def settings(name: str):
-    """(Qwen3Config, batch size, sequence length) of a preset of `xtrain train`."""
+    """(Qwen3Config, batch size, sequence length) of a name in MODELS or a preset of `xtrain train`."""
     from xtrain.models import Qwen3Config
     from xtrain.train.config import TrainConfig, resolve_model
 
     config = TrainConfig()
-    config.model.preset = name
-    return Qwen3Config(**resolve_model(config, 256)), config.batch_size, config.seq_len
+    changes, batch, length = MODELS.get(name, ({}, config.batch_size, config.seq_len))
+    if name not in MODELS:
+        config.model.preset = name
+    base = resolve_model(config, 256)
+    room = max(length, base.get("max_position_embeddings", 0))
+    return Qwen3Config(**{**base, "max_position_embeddings": room, **changes}), batch, length
 
 
 def groups(parameters):
@@ -107,7 +138,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def worker(contender: str, name: str, precision: str, threads: int) -> None:
+def worker(contender: str, name: str, precision: str, threads: int, clock: Callable[[], float]) -> None:
     """Reads seconds from standard input, trains that long, answers with one line of JSON; ends with the input."""
     begun = time.perf_counter()
     try:
@@ -125,17 +156,16 @@ def worker(contender: str, name: str, precision: str, threads: int) -> None:
         return
     print(json.dumps({"ready": time.perf_counter() - begun, "loss": first}), flush=True)
     for line in sys.stdin:
-        limit, count, begun = float(line), 0, time.perf_counter()
-        while count == 0 or time.perf_counter() - begun < limit:
+        limit, count, begun = float(line), 0, clock()
+        while count == 0 or clock() - begun < limit:
             step()
             count += 1
-        print(
-            json.dumps({"tokens_per_second": count * tokens / (time.perf_counter() - begun), "peak": peak()}),
-            flush=True,
-        )
+        print(json.dumps({"tokens_per_second": count * tokens / (clock() - begun), "peak": peak()}), flush=True)
 
 
-def measure(name: str, contenders: list[str], seconds: float, rounds: int, threads: int, precision: str) -> dict:
+def measure(
+    name: str, contenders: list[str], seconds: float, rounds: int, threads: int, precision: str, clock: str
+) -> dict:
     workers, results = {}, {}
     for c in contenders:  # one after the other, so that no start disturbs another
         command = [
@@ -149,6 +179,8 @@ def measure(name: str, contenders: list[str], seconds: float, rounds: int, threa
             str(threads),
             "--precision",
             precision,
+            "--clock",
+            clock,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         process = subprocess.Popen(
@@ -230,7 +262,7 @@ def machine() -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="default,10m", help="presets of xtrain train, separated by commas")
+    parser.add_argument("--models", default="default,10m", help=f"presets of xtrain train, {', '.join(MODELS)}")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--seconds", type=float, default=20.0, help="of measurement for each contender and model")
     parser.add_argument("--rounds", type=int, default=5, help="bursts each contender's time is cut into")
@@ -240,20 +272,23 @@ def main() -> int:
         default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     )
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS), help="process: CPU time, with one thread")
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.clock == "process" and args.threads != 1:
+        parser.error(f"--clock process adds up the time of all threads: --threads must be 1, got {args.threads}")
     if args.worker:
-        worker(args.worker, args.models, args.precision, args.threads)
+        worker(args.worker, args.models, args.precision, args.threads, CLOCKS[args.clock])
         return 0
     facts = machine()
     print(
-        f"{facts['cpu']}, {args.threads} threads, {args.precision}, torch {facts['torch']}, Python {facts['python']}, medians of {args.rounds} bursts"
+        f"{facts['cpu']}, {args.threads} threads, {args.precision}, {args.clock} clock, torch {facts['torch']}, Python {facts['python']}, medians of {args.rounds} bursts"
     )
     results = {}
     for name in args.models.split(","):
         results[name] = measure(
-            name, args.contenders.split(","), args.seconds, args.rounds, args.threads, args.precision
+            name, args.contenders.split(","), args.seconds, args.rounds, args.threads, args.precision, args.clock
         )
         losses = [r["loss"] for r in results[name].values() if "loss" in r]
         assert all(abs(loss - losses[0]) < 0.5 for loss in losses), (
@@ -263,7 +298,14 @@ def main() -> int:
     if args.json:
         Path(args.json).write_text(
             json.dumps(
-                {"machine": facts, "threads": args.threads, "precision": args.precision, "results": results}, indent=2
+                {
+                    "machine": facts,
+                    "threads": args.threads,
+                    "precision": args.precision,
+                    "clock": args.clock,
+                    "results": results,
+                },
+                indent=2,
             )
             + "\n"
         )

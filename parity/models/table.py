@@ -7,12 +7,17 @@ gradients relative to the largest value, with B = 3, and of rows of three length
 a mask for the logits of theirs); on a GPU the gradients of a captured step, too. In bfloat16 the errors are given in PyTorch's own: ours
 against float32 over theirs against float32. Files: models whose tensors and keys of config.json come back bit for bit from transformers
 -> xtrain -> transformers. Greedy: continuations of `--prompts` prompts with exactly the tokens of transformers, in float32, alone and in
-ragged batches of 4; step by step and with captured steps. The exit status is 1 when something is not within its limit.
+ragged batches of 4; step by step and with captured steps. Greedy in bfloat16, with captured steps, alone and in batches of 4: each row is
+compared up to its first other token, which must be a tie: by the float32 model of the same weights, the tokens of both sides are less
+below the likeliest one than twice the largest error of PyTorch's bfloat16 logits there. What follows a tie is another text, and does not
+count. On a GPU, steps of Llama, Mistral and Qwen3 are one op, `decoder_step`, or that is wrong. The exit status is 1 when something is not
+within its limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import tempfile
@@ -192,6 +197,53 @@ def greedy(family: str, prompts: int, tokens: int) -> dict[str, str]:
     return {f"{way} {batch}": f"{number}/{count}" for (batch, way), number in right.items()}
 
 
+WIDE = dict(
+    hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=320, vocab_size=512
+)
+ONE_OP = ("Llama", "Mistral", "Qwen3")  # families whose step on a GPU is decoder_step
+
+
+def greedy_bfloat16(family: str, prompts: int, tokens: int) -> str:
+    """How many greedy tokens of bfloat16 are those of transformers, up to the first tie of a row."""
+    changes = {key: value for key, value in WIDE.items() if (family, key) != ("Qwen2", "head_dim")}
+    theirs = build(family, 0, **changes).to(torch.bfloat16)
+    ours, exact = loaded(theirs), copy.deepcopy(theirs).float()
+    rng, cells, trunk = np.random.default_rng(12), [], models.decoder.Trunk
+    rows = [rng.integers(0, theirs.config.vocab_size, rng.integers(1, 40)).tolist() for _ in range(prompts)]
+    asked, taken = trunk.step_arguments, []
+    try:
+        trunk.step_arguments = lambda *args: taken.append(found := asked(*args)) or found
+        for batch in (1, 4):
+            equal, ties = 0, 0
+            for start in range(0, prompts, batch):
+                some = rows[start : start + batch]
+                got = ours.generate(some, tokens, temperature=0.0, eos=(), capture=True).cpu().numpy()[:, -tokens:]
+                for prompt, mine, want in zip(some, got, their_tokens(theirs, some, tokens), strict=True):
+                    same = int((mine != want).argmax()) if (mine != want).any() else tokens
+                    equal += same
+                    if same == tokens:
+                        continue
+                    ties += 1
+                    gap, error = tie(theirs, exact, [*prompt, *want[:same]], (mine[same], want[same]))
+                    if not gap <= 2 * error:
+                        wrong(f"{family}: greedy bfloat16, batch {batch}: token {same} is {gap:.3g} off, {error:.3g}")
+            cells.append(f"batch {batch}: {equal} tokens equal, {ties} of {prompts} rows to a tie")
+    finally:
+        trunk.step_arguments = asked
+    if xt.get_default_device().type == "cuda" and family in ONE_OP and not any(taken):
+        wrong(f"{family}: greedy bfloat16: no step was decoder_step")
+    return ("one op a step  " if any(taken) else "") + "  ".join(cells)
+
+
+def tie(theirs: torch.nn.Module, exact: torch.nn.Module, ids: list[int], pair: tuple[int, int]) -> tuple[float, float]:
+    """Of the token after ids: how far the float32 logits of a pair are below the largest, and the largest error of the
+    bfloat16 logits.
+    """
+    with torch.no_grad():
+        narrow, wide = (numbers(model(input_ids=torch.tensor([ids])).logits[0, -1]) for model in (theirs, exact))
+    return float(wide.max() - wide[list(pair)].min()), float(np.abs(narrow - wide).max())
+
+
 def their_tokens(model: torch.nn.Module, rows: list[list[int]], tokens: int) -> np.ndarray:
     width = max(map(len, rows))
     ids, mask = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
@@ -237,6 +289,8 @@ def lines(family: str, configs: int, prompts: int, tokens: int, device: str) -> 
         counts = guarded(f"{family} greedy", greedy, family, prompts, tokens) or {}
         cells = "  ".join(f"{name}: {value}" for name, value in counts.items())
         print(f"{family:8} float32   {device}  greedy, {tokens} tokens: {cells}", flush=True)
+        found = guarded(f"{family} greedy bfloat16", greedy_bfloat16, family, prompts, tokens)
+        print(f"{family:8} bfloat16  {device}  greedy, {tokens} tokens: {found}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hf_families import CASES, build, data, ours_on, relative, theirs_on
+from hf_families import CASES, FAMILIES, build, data, ours_on, relative, theirs_on
 from safetensors.torch import load_file
 
 import xtrain as xt
@@ -40,14 +40,17 @@ def test_float32(family: str, index: int, tmp_path: Path) -> None:
             assert relative(grad, want[name]) <= 1e-4, name
 
 
-@pytest.mark.parametrize(("family", "index"), [case for case in CASES if case[1] in (0, 1, 2, 3)])
-def test_bfloat16(family: str, index: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "family", "index"),
+    [("bfloat16", *case) for case in CASES] + [("float16", *case) for case in CASES if case[1] < 4],
+)
+def test_half_precision(dtype: str, family: str, index: int, tmp_path: Path) -> None:
     """Against float32: at most twice PyTorch's own error of logits, and of all gradients together."""
     theirs = build(family, index)
-    theirs = theirs.to(torch.bfloat16)
+    theirs = theirs.to(getattr(torch, dtype))
     theirs.save_pretrained(tmp_path / "hf")
     ours = models.load(tmp_path / "hf")
-    assert ours.config.dtype == "bfloat16"
+    assert ours.config.dtype == dtype
     ids, targets = data(theirs.config.vocab_size)
     got, their = ours_on(ours, ids, targets), theirs_on(theirs, ids, targets)
     exact = theirs_on(theirs.float(), ids, targets)
@@ -85,6 +88,28 @@ def test_files_return_bit_identical(family: str, index: int, dtype: str, tmp_pat
         load_file(tmp_path / "hf" / "model.safetensors").keys()
         == load_file(tmp_path / "xt" / "model.safetensors").keys()
     )
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Gemma2"])
+def test_shards_of_one_library_are_read_by_the_other(family: str, tmp_path: Path) -> None:
+    """Both ways, several files and an index: the same bits, and the same tensors in each index."""
+    theirs = build(family, 8)
+    theirs.save_pretrained(tmp_path / "hf", max_shard_size="30KB")
+    ours = models.load(tmp_path / "hf")
+    ours.save_pretrained(tmp_path / "xt", "25KB")
+    again, info = type(theirs).from_pretrained(tmp_path / "xt", output_loading_info=True, dtype="auto")
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    for path in (tmp_path / "hf", tmp_path / "xt"):
+        assert len(list(path.glob("model-0*.safetensors"))) > 2 and not (path / "model.safetensors").exists()
+    before, state = theirs.state_dict(), {name: value.numpy() for name, value in ours.state_dict().items()}
+    for name, value in again.state_dict().items():
+        assert torch.equal(before[name].cpu(), value.cpu()), name
+        assert name not in state or np.array_equal(before[name].cpu().numpy(), state[name]), name
+    names = [
+        set(json.loads((tmp_path / kind / "model.safetensors.index.json").read_text())["weight_map"])
+        for kind in ("hf", "xt")
+    ]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -2,7 +2,8 @@
 
     python parity/support/conv_cpu.py [--rounds 9] [--dtypes float32,bfloat16]
 
-Prints the table of docs/worklog/conv.md: our times, and PyTorch's over ours.
+Prints the table of docs/worklog/conv.md: our times, and PyTorch's over ours. Of causal_conv1d also the bytes a second that it has to move (x
+and y; x, dy and dx), as a share of those of a copy of x, which takes turns with it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def general(**options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 ROWS = [(4, 512, 512), (512, 4), (512,)]
+MANY = [(4, 2048, 1024), (1024, 4), (1024,)]  # 16 or 32 MiB each, so that memory counts
 CASES: list[tuple[str, list[tuple[int, ...]], Any]] = [
     ("causal_conv1d 4x512x512, 4", ROWS, (F.causal_conv1d, causal)),
     (
@@ -42,12 +44,18 @@ CASES: list[tuple[str, list[tuple[int, ...]], Any]] = [
         "causal_conv1d, `[B, C, S]` in PyTorch", ROWS,
         (F.causal_conv1d, lambda x, w, b: causal(x.view(4, 512, 512).transpose(1, 2), w, b)),
     ),
+    ("causal_conv1d 4x2048x1024, 4", MANY, (F.causal_conv1d, causal)),
+    (
+        "causal_conv1d 4x2048x1024, 4, silu", MANY,
+        (lambda x, w, b: F.causal_conv1d(x, w, b, "silu"), lambda x, w, b: TF.silu(causal(x, w, b))),
+    ),
     ("conv1d 8x64x1000, 128x64x3", [(8, 64, 1000), (128, 64, 3), (128,)], general(padding=1)),
     ("conv1d 8x128x500, 128x128x5, stride 2", [(8, 128, 500), (128, 128, 5), (128,)], general(stride=2, padding=2)),
     ("conv1d 8x128x500, 128x128x1", [(8, 128, 500), (128, 128, 1), (128,)], general()),
     ("conv1d 8x256x500, 256x64x3, 4 groups", [(8, 256, 500), (256, 64, 3), (256,)], general(padding=1, groups=4)),
     ("conv1d 8x256x500, 256x1x7, depthwise", [(8, 256, 500), (256, 1, 7), (256,)], general(padding=3, groups=256)),
 ]  # fmt: skip
+MOVES_X = {name for name, shapes, _ in CASES if shapes in (ROWS, MANY)}
 
 
 def turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -89,9 +97,16 @@ def row(name: str, shapes: list[tuple[int, ...]], ours: Any, theirs: Any, dtype:
             t.grad = None
         want.backward(dy, retain_graph=True)
 
-    f = turns({"x": forward(ours, mine, xt.no_grad), "t": forward(theirs, tensors, torch.no_grad)}, rounds)
-    b = turns({"x": backward_of_ours, "t": backward_of_theirs}, rounds)
-    return f"| {name} | {dtype} | {f['x']:.2f} | {f['t'] / f['x']:.2f} | {b['x']:.2f} | {b['t'] / b['x']:.2f} |"
+    x = tensors[0].detach()
+    place = torch.empty_like(x)
+    copy = {"copy": lambda: place.copy_(x)}
+    f = turns({"x": forward(ours, mine, xt.no_grad), "t": forward(theirs, tensors, torch.no_grad)} | copy, rounds)
+    b = turns({"x": backward_of_ours, "t": backward_of_theirs} | copy, rounds)
+    cells = [name, dtype]
+    for found, arrays in ((f, 2), (b, 3)):
+        share = f"{50 * arrays * found['copy'] / found['x']:.0f} %" if name in MOVES_X else ""
+        cells += [f"{found['x']:.2f}", f"{found['t'] / found['x']:.2f}", share]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -101,7 +116,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     xt.set_num_threads(1)
-    print("| | dtype | forward, ms | x | backward, ms | x |\n|---|---|---:|---:|---:|---:|")
+    print("| | dtype | forward, ms | x | of a copy | backward, ms | x | of a copy |\n|---|---|" + "---:|" * 6)
     for name, shapes, (ours, theirs) in CASES:
         for dtype in args.dtypes.split(","):
             print(row(name, shapes, ours, theirs, dtype, args.rounds), flush=True)

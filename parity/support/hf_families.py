@@ -93,7 +93,8 @@ def randomised(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval()
 
 
-def build(family: str, index: int) -> torch.nn.Module:
+def build(family: str, index: int, **changes: Any) -> torch.nn.Module:
+    """A random model of a shape. changes: of keys of its config; GPT-2 takes none."""
     if family == "GPT2":
         return build_gpt2(index)
     heads, kv_heads, dim, tied, theta, eps, more = SHAPES[index]
@@ -110,6 +111,7 @@ def build(family: str, index: int) -> torch.nn.Module:
     keys["rope_parameters"] = {"rope_type": "default", **special.get("rope_parameters", {}), "rope_theta": theta}
     if family in ("Qwen3", "Gemma2") and "head_dim" not in keys:
         keys["head_dim"] = 12
+    keys |= changes
     torch.manual_seed(index)
     return randomised(
         getattr(transformers, family + "ForCausalLM")(getattr(transformers, family + "Config")(**keys)).float()

@@ -40,6 +40,15 @@ def _attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
+def _causal_conv1d(
+    x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor, activation: str | None = None
+) -> torch.Tensor:
+    if not x.numel():
+        return x * 1 + 0 * w.sum() + 0 * sum(b.sum() for b in bias)
+    y = F.conv1d(F.pad(x.transpose(1, 2), (w.shape[1] - 1, 0)), w.unsqueeze(1), *bias, groups=w.shape[0])
+    return (F.silu(y) if activation else y).transpose(1, 2)
+
+
 STEPS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in (*PLAIN, *BINARY)},
     **{name: _reduction(name) for name in ("sum", "mean", "amax", "amin")},
@@ -47,6 +56,7 @@ STEPS: dict[str, Callable[..., torch.Tensor]] = {
     "attention": _attention, "softmax": lambda x, dim: torch.softmax(x, dim),
     "rms_norm": lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps),
     "layer_norm": lambda x, weight=None, bias=None, eps=1e-5: F.layer_norm(x, x.shape[-1:], weight, bias, eps),
+    "cumsum": lambda x, dim: torch.cumsum(x, dim), "conv1d": F.conv1d, "causal_conv1d": _causal_conv1d,
     "cross_entropy": lambda x, target, reduction: F.cross_entropy(x, target, reduction=reduction),
 }  # fmt: skip
 

@@ -25,7 +25,9 @@ def hf(family: str, path):
         config = transformers.GPT2Config(vocab_size=61, n_positions=32, n_embd=24, n_layer=2, n_head=4)
     else:
         sizes = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
-        config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=64)
+        more = {"qwen3": {"head_dim": 8}, "mistral": {"sliding_window": 5}}.get(family, {})
+        sizes |= dict(num_key_value_heads=2, max_position_embeddings=64, **more)
+        config = transformers.AutoConfig.for_model(family, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(path)
     return model
@@ -58,6 +60,9 @@ CASES = [
     ("llama", {"target_modules": ["up_proj"], "r": 2, "rank_pattern": {"layers.1.mlp.up_proj": 5}}),
     ("llama", {"target_modules": r".*\.0\..*_proj", "r": 2, "init_lora_weights": "gaussian"}),
     ("gpt2", {"target_modules": ["c_attn", "c_proj"], "r": 4, "fan_in_fan_out": True}),
+    ("qwen2", {"target_modules": ["q_proj", "k_proj"], "r": 4, "lora_alpha": 6}),  # which have biases
+    ("qwen3", {"target_modules": "all-linear", "r": 2}),
+    ("mistral", {"target_modules": ["o_proj", "down_proj"], "r": 3, "use_rslora": True}),
 ]
 
 
@@ -83,11 +88,11 @@ def test_we_load_theirs(tmp_path, family: str, options: dict) -> None:
         assert np.abs(mine - grad.numpy()).max() <= 1e-4 * max(float(grad.abs().max()), 1e-3), name
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("targets", ["all-linear", "one", "whole"])
 def test_they_load_ours(tmp_path, family: str, targets: str) -> None:
     base = hf(family, tmp_path / "base")
-    first = {"llama": "model.layers.0.mlp.up_proj", "gpt2": "transformer.h.0.mlp.c_fc"}[family]
+    first = "transformer.h.0.mlp.c_fc" if family == "gpt2" else "model.layers.0.mlp.up_proj"
     names = {"all-linear": "all-linear", "one": [first.rpartition(".")[2]], "whole": [first]}[targets]
     model = models.load(tmp_path / "base")
     lora.apply(model, r=3, lora_alpha=7, target_modules=names, base_model_name_or_path=str(tmp_path / "base"))

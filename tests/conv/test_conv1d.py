@@ -42,6 +42,75 @@ def test_a_row_in_pieces_has_the_bits_of_the_whole_row(dtype: str, channels: int
         assert bits(state) == bits(x[:, 150 - (taps - 1) :])
 
 
+def causal_results(
+    taps: int,
+    leading: int,
+    sizes: tuple[int, int, int],
+    dtype: str,
+    activation: str | None,
+    given: str = "",
+    device: str = "cpu",
+) -> list[xt.Tensor]:
+    """y, the state that follows, and the gradients of x, weight [channels, taps], bias and state, for x of `sizes`, with `leading` more taps of
+    zero in front. Numbers are rounded to `given`, or to dtype, before.
+    """
+    batch, steps, channels = sizes
+
+    def drawn(seed: int, dim: int | None, *shape: int) -> xt.Tensor:
+        values = np.random.default_rng(seed).standard_normal(shape)
+        if dim is not None:
+            front = [(leading if i == dim else 0, 0) for i in range(len(shape))]
+            values = np.pad(values, front)
+        return tensor(values, given or dtype).to(getattr(xt, dtype)).to(device)
+
+    x, b, gy = drawn(0, None, *sizes), drawn(1, None, channels), drawn(2, None, *sizes)
+    w, state, after = (
+        drawn(3, 1, channels, taps),
+        drawn(4, 1, batch, taps - 1, channels),
+        drawn(5, 1, batch, taps - 1, channels),
+    )
+    leaves = [t.detach().requires_grad_() for t in (x, w, b, state)]
+    y, following = F.causal_conv1d(*leaves[:3], activation, state=leaves[3])
+    ((y * gy).sum() + (following * after).sum()).backward()
+    dx, dw, db, dstate = (t.grad for t in leaves)
+    return [t.detach().cpu() for t in (y, following[:, leading:], dx, dw[:, leading:], db, dstate[:, leading:])]
+
+
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", [(2, 70, 34), (3, 131, 1058), (2, 2, 2050)])
+def test_few_taps_have_the_bits_of_the_plain_form(
+    sizes: tuple[int, int, int], dtype: str, activation: str | None
+) -> None:
+    """Five taps have the plain form alone, and taps of zero change no bit. More channels than one run of the fast form has,
+    a rest of rows, and fewer rows than taps.
+    """
+    for taps in (2, 3, 4):
+        fast = causal_results(taps, 0, sizes, dtype, activation)
+        plain = causal_results(taps, 5 - taps, sizes, dtype, activation)
+        assert [bits(t) for t in fast] == [bits(t) for t in plain], f"{taps} taps"
+
+
+@pytest.mark.skipif(not xt.cuda.is_available(), reason="needs an NVIDIA GPU (make test-gpu)")
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("taps", [4, 6])
+def test_long_runs_on_a_gpu(taps: int, dtype: str, activation: str | None) -> None:
+    """Enough blocks that a thread walks through 32 rows, which pass through all slots of shared memory, with a rest. No
+    result errs more than twice as much against float64 as the CPU's, and repeats have the same bits.
+    """
+    sizes = 200, 263, 16
+    found, again, cpu = (
+        causal_results(taps, 0, sizes, dtype, activation, device=device) for device in ("cuda", "cuda", "cpu")
+    )
+    assert [bits(t) for t in found] == [bits(t) for t in again]
+    exact = causal_results(taps, 0, sizes, "float64", activation, given=dtype)
+    for ours, theirs, want in zip(found, cpu, exact, strict=True):
+        errors = [np.abs(array(one.to(xt.float64)) - array(want)).max() for one in (ours, theirs)]
+        assert errors[0] <= 2 * errors[1]
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("channels", "taps"), [(16, 4), (5, 2), (24, 7)])
 def test_it_is_the_depthwise_conv1d_with_zeros_in_front(dtype: str, channels: int, taps: int) -> None:

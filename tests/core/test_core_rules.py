@@ -392,6 +392,39 @@ int fail_a_loop(int on_worker, int pieces, char *text) {
     snprintf(text, 200, "%s", xt_error_message());
     return status == XT_VALUE_ERROR ? ran : -1;
 }
+static Job *given; /* atomic: by the caller's piece */
+static int joined, awake; /* atomic: threads inside; workers that have not seen their caller asleep */
+static clockid_t of_caller;
+/* One piece a thread. Those of workers end when their caller sleeps, or has used 50 ms of processor time without. */
+static XtStatus piece_until_asleep(void *context, int64_t begin, int64_t end) {
+    (void)context, (void)begin, (void)end;
+    if (own_job) {
+        pthread_getcpuclockid(pthread_self(), &of_caller);
+        __atomic_store_n(&given, own_job, __ATOMIC_RELEASE);
+    }
+    __atomic_add_fetch(&joined, 1, __ATOMIC_RELAXED);
+    while (!__atomic_load_n(&given, __ATOMIC_ACQUIRE) || __atomic_load_n(&joined, __ATOMIC_RELAXED) < 3) nap();
+    if (own_job) return XT_OK;
+    struct timespec begun, used;
+    clock_gettime(of_caller, &begun);
+    do {
+        if (__atomic_load_n(&given->running, __ATOMIC_RELAXED) & ASLEEP) return XT_OK;
+        nap();
+        clock_gettime(of_caller, &used);
+    } while ((used.tv_sec - begun.tv_sec) * 1000000000L + used.tv_nsec - begun.tv_nsec < 50000000L);
+    __atomic_add_fetch(&awake, 1, __ATOMIC_RELAXED);
+    return XT_OK;
+}
+/* Workers of so many loops that did not see their caller asleep; -1 where a loop failed. */
+int sleep_in_loops(int loops) {
+    xt_set_num_threads(3);
+    awake = 0;
+    for (int i = 0; i < loops; i++) {
+        given = NULL, joined = 0;
+        if (xt_parallel(3, 1, piece_until_asleep, NULL) != XT_OK) return -1;
+    }
+    return awake;
+}
 """
 RANDOM = """
 #include "core/random.c"
@@ -457,6 +490,16 @@ def test_an_error_ends_a_loop_with_its_text(alone: ctypes.CDLL, on_worker: int) 
         done = alone.fail_a_loop(on_worker, 4000, text)
         assert 0 < done < 4000
         assert re.fullmatch(rf"piece \d+ of thread {on_worker}", text.value.decode())
+
+
+def test_a_caller_sleeps_until_its_workers_have_left(alone: ctypes.CDLL) -> None:
+    """After a moment of its own processor time, and the last of them wakes it."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(alone.sleep_in_loops(20)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found, "the caller hangs"
+    assert found == [0], f"{found[0]} of 40 workers did not see their caller asleep"
 
 
 def test_a_child_draws_though_its_parent_was_drawing(alone: ctypes.CDLL) -> None:

@@ -71,7 +71,9 @@ def test_a_training_step_never_waits_and_copies_nothing_to_the_host() -> None:
     train_steps(model, 2, ids, targets, optimizer)
     work = spent(lambda: train_steps(model, 1, ids, targets, optimizer))
     assert (work["synchronizations"], work["to_host"], work["from_host"]) == (0, 0, 0)
-    assert 0 < work["launches"] < 110 * SIZES["num_hidden_layers"]
+    # Read from the launchers of cuda/, 129 to 169: which one it is depends on how cuBLAS makes the batches of attention. Calls of kernels
+    # are 87 (tests/cuda/test_graph.py counts them).
+    assert 0 < work["launches"] < 60 * SIZES["num_hidden_layers"] + 20, work
 
 
 @pytest.mark.parametrize("attention", ["flash", "materialized", "reference"])

@@ -1,5 +1,5 @@
-"""xt.cuda.graph and the captured training step: programs of tests/support/graph_programs.py and graph_training.py, on a GPU,
-and on a device that computes with the CPU's kernels (tests/support/fakes/fake_device.c).
+"""xt.cuda.graph and the captured training step: programs of tests/support/graph_programs.py and graph_training.py, and of
+graph_trouble.py, on a GPU, and on a device that computes with the CPU's kernels (tests/support/fakes/fake_device.c).
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ TRAINING = [
     "train_equal('.', recompute='full', model__num_hidden_layers=9, model__mhc_streams=2)",
     "train_dropout('.')", "train_dropout('.', recompute='full', precision='bfloat16', grad_accum=2)", "dropout()",
 ]  # fmt: skip
+TROUBLE = [
+    "bad_ids(0, 61)", "bad_ids(0, -1)", "bad_ids(1, 70)", "bad_ids(1, -7)", "train_bad_ids('.')",
+    "train_bad_file('.', 256)", "train_bad_file('.', -5)", "train_bits('.')",
+]  # fmt: skip
+NO_ROOM = [
+    "out_of_memory()", "no_room_beside()", "train_no_room_to_evaluate('.')",
+    "train_no_room_to_evaluate('.', precision='bfloat16')", "train_no_room_to_sample('.')",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +54,9 @@ def fake(tmp_path_factory) -> Path:
 
 
 def run(folder: Path, package: Path, program: str, **environment: str) -> None:
-    paths = os.pathsep.join(map(str, (package, SUPPORT, ROOT)))
+    paths = os.pathsep.join(map(str, (package, SUPPORT, ROOT / "tests/cuda", ROOT)))
     environment = {**os.environ, "PYTHONPATH": paths, **environment}
-    code = f"from graph_programs import *; from graph_training import *; {program}"
+    code = f"from graph_programs import *; from graph_training import *; from graph_trouble import *; {program}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, timeout=HANGS
     )
@@ -64,7 +72,7 @@ def package(request) -> Path:
     return Path(xt.__file__).parent.parent
 
 
-@pytest.mark.parametrize("program", [*BITS, *PLAIN, *TRAINING])
+@pytest.mark.parametrize("program", [*BITS, *PLAIN, *TRAINING, *TROUBLE])
 def test_graph(tmp_path, package: Path, program: str) -> None:
     run(tmp_path, package, program)
 
@@ -81,11 +89,27 @@ def test_graph_of_larger_sizes(tmp_path, dtype: str, streams: int) -> None:
     run(tmp_path, Path(xt.__file__).parent.parent, f"equal_large('{dtype}', {streams}, 'auto')")
 
 
-def test_out_of_memory(tmp_path, package: Path, request) -> None:
+@pytest.mark.parametrize("program", NO_ROOM)
+def test_out_of_memory(tmp_path, package: Path, program: str, request) -> None:
     if "gpu" in request.node.name and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("takes all memory of the GPU: run it alone")
     environment = {"FAKE_DEVICE_MOST": str(1 << 40)} if "fake" in request.node.name else {}
-    run(tmp_path, package, "out_of_memory()", **environment)
+    run(tmp_path, package, program, **environment)
+
+
+CALLS = """counts = []
+for layers in (2, 3):
+    team, inputs = Team(shape=SMALL | dict(num_hidden_layers=layers)), batch(0)
+    team.step(*inputs)
+    before = xt.cuda.counters()["launches"]
+    team.step(*inputs)
+    counts.append(xt.cuda.counters()["launches"] - before)
+assert counts == [2 * 22 + 23, 3 * 22 + 23], counts"""
+
+
+def test_calls_of_kernels_of_an_eager_step(tmp_path, fake: Path) -> None:
+    """Exact, so that one call more is seen. A GPU launches one or a few kernels for each; tests/cuda/test_cuda.py bounds those."""
+    run(tmp_path, fake, CALLS)
 
 
 def test_a_graph_is_where_its_optimizers_are(tmp_path, fake: Path) -> None:

@@ -99,6 +99,23 @@ def tools(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def race(*kernels: str) -> str:
+    return "".join(
+        f"========= Error: Race reported between Read access at {name}+0xb30\n"
+        f"=========     and Write access at {name}+0x2fb0 [320 hazards]\n"
+        for name in kernels
+    )
+
+
+def test_races_inside_cublas_are_not_ours() -> None:
+    """Seen in its products of parts along K. One with a kernel of ours counts."""
+    ran = "ran 2 cases of copy swiglu_fwd\n"
+    summary = "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+    for kernels, reports in (("nvjet_a", "nvjet_b"), 0), (("nvjet_a", "void flash_kernel<int>(int)"), 1):
+        outcome = sanitize_gpu.read_log(race(*kernels) + ran + summary, 9)
+        assert (outcome.reports, outcome.problem) == (reports, "")
+
+
 @pytest.mark.parametrize(
     ("summary", "status", "dies", "said"),
     [

@@ -204,6 +204,10 @@ def test_templates_that_cannot_be(tmp_path, monkeypatch) -> None:
     ):
         with pytest.raises(DataError, match=words):
             data.prepare(source, tmp_path / "x", find_tokenizer(chat_directory(tmp_path / f"t{i}", template)))
+    for template in ("{{ " + "(" * 3000, "{{ " + "9" * 5000 + " }}", "{{ [" * 500):  # of Python's own, and not of Jinja
+        with pytest.raises(DataError, match="^data: the chat template of the tokenizer cannot be read: ") as error:
+            ChatTemplate({"chat_template.jinja": template.encode()})
+        assert str(error.value).isprintable() and len(str(error.value)) < 300
     good = find_tokenizer(chat_directory(tmp_path / "good"))
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(DataError, match=r"messages need the package jinja2: pip install 'xtrain\[chat\]'"):

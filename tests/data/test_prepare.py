@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -160,6 +162,98 @@ def test_what_makes_another_work(tmp_path, monkeypatch, change: str | None) -> N
         first.write_bytes(content)
     data.prepare(path, out, again, field=field, resume=True)
     assert (again.seen == 40) == (change is not None)
+
+
+def kept_batch(folder: Path) -> tuple[encoding.Kept, Path]:
+    """A folder with one batch of three documents."""
+    kept = encoding.Kept(folder / "x.part", [], ByteTokenizer(), None)
+    ids, mask = np.arange(5, dtype=np.uint32), np.array([True, False, True])
+    kept.store(0, [records.Encoded(ids, None, 5), records.Encoded(ids[:0], None, 0), records.Encoded(ids[:3], mask, 9)])
+    return kept, folder / "x.part" / "00000000.npz"
+
+
+def as_lists(batch: list) -> list:
+    return [(one.tokens.tolist(), None if one.learned is None else one.learned.tolist(), one.text) for one in batch]
+
+
+def loaded(kept: encoding.Kept, path: Path) -> list | None:
+    """What a batch holds; None after a DataError of one short line."""
+    try:
+        return as_lists(kept.load(0) or [])
+    except DataError as error:
+        text = str(error)
+        assert text.startswith(f"data: {path} is damaged, remove it: ") and text.isprintable(), repr(text)
+        assert 0 < len(text.partition("remove it: ")[2]) <= 120, text
+        return None
+
+
+def test_a_kept_batch_with_any_flipped_bit_is_refused_or_whole(tmp_path) -> None:
+    kept, path = kept_batch(tmp_path)
+    content = path.read_bytes()
+    want = as_lists(kept.load(0) or [])
+    assert want == [([0, 1, 2, 3, 4], None, 5), ([], None, 0), ([0, 1, 2], [True, False, True], 9)]
+    refused = 0
+    for at in range(len(content)):
+        for bit in (at % 8, (at + 3) % 8):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+            found = loaded(kept, path)
+            refused += found is None
+            assert found in (None, want), (at, bit)
+    assert refused > len(content)
+
+
+def test_a_kept_batch_of_other_arrays_or_of_no_file_is_refused(tmp_path) -> None:
+    kept, path = kept_batch(tmp_path)
+    with np.load(path) as file:
+        good = dict(file)
+    bad: list[dict] = [
+        {"tokens": good["tokens"][:-1]}, {"tokens": good["tokens"].astype(np.int64)}, {"tokens": np.uint32(3)},
+        {"tokens": good["tokens"].reshape(2, 4)}, {"learned": good["learned"][:-1]}, {"learned": good["learned"].astype(np.uint8)},
+        {"counts": np.array([6, -1, 3])}, {"counts": np.array([5, 3])}, {"counts": np.array([5.0, 0.0, 3.0])},
+        {"all_learned": good["all_learned"][:2]}, {"texts": np.array([1, 2])}, {"texts": np.array([None] * 3)},
+    ]  # fmt: skip
+    for change in bad:
+        np.savez(path, **{**good, **change})
+        assert loaded(kept, path) is None, change
+    np.savez(path, **{name: array for name, array in good.items() if name != "counts"})
+    assert loaded(kept, path) is None
+    path.unlink()
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        make(path)
+        with pytest.raises(DataError, match=r"00000000\.npz is damaged, remove it: .*it is not a regular file$"):
+            kept.load(0)
+        path.unlink()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    assert loaded(kept, path) is None
+    path.unlink()
+    assert kept.load(0) is None
+
+
+def test_a_kept_batch_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch) -> None:
+    """Nobody is told to remove it: the disk, the rights or the memory may be others the next time."""
+    kept, path = kept_batch(tmp_path)
+
+    class Broken(ZipFile):
+        def read(self, *_):
+            raise error
+
+    for error, words in (
+        (OSError(errno.EIO, "Input/output error"), "cannot be read: Input/output error"),
+        (PermissionError(errno.EACCES, "Permission denied", str(path)), "cannot be read: Permission denied"),
+        (MemoryError(), "does not fit into memory"),
+        (OSError(errno.EINVAL, "Invalid argument"), "is damaged, remove it: "),  # zipfile seeks a place below 0
+    ):
+        with monkeypatch.context() as patched, pytest.raises(DataError) as raised:
+            patched.setattr(encoding, "ZipFile", Broken)
+            kept.load(0)
+        assert str(raised.value).startswith(f"data: {path} {words}"), error
+    path.unlink()
+    for make, words in ((Path.mkdir, "Is a directory"), (lambda path: path.symlink_to(path), "Too many levels of ")):
+        make(path)
+        with pytest.raises(DataError, match=rf"00000000\.npz cannot be read: {words}"):
+            kept.load(0)
+        path.unlink() if path.is_symlink() else path.rmdir()
 
 
 def test_a_batch_that_cannot_be_kept_is_not_there(source, monkeypatch) -> None:

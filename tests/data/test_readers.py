@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import python
 
 from xtrain import data
 from xtrain.cli import main
@@ -137,6 +139,21 @@ def test_a_damaged_packed_file(tmp_path) -> None:
         (tmp_path / "d.jsonl.gz").write_bytes(content)
         with pytest.raises(DataError, match=rf"d\.jsonl\.gz {what}"):
             data.prepare(tmp_path / "d.jsonl.gz", tmp_path / "x.tokens")
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz", "d.txt.gz", "d.parquet", "d.txt", "d.bin"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, name: str) -> None:
+    """A pipe that nobody writes to is not waited for, and a device that has no end is not read."""
+    path, code = (
+        tmp_path / name,
+        "import sys; from xtrain import data; data.prepare(sys.argv[1], sys.argv[2], token_bytes=%s)",
+    )
+    os.mkfifo(path)
+    for _ in range(2):
+        done = python("-c", code % (2 if name == "d.bin" else None), str(path), str(tmp_path / "out"), timeout=30)
+        assert done.returncode == 1 and "it is not a regular file" in done.stderr.splitlines()[-1], done.stderr
+        path.unlink()
+        path.symlink_to("/dev/zero")
 
 
 def test_a_folder_has_all_kinds(tmp_path) -> None:

@@ -1,10 +1,12 @@
-"""Where parameters lie in a bank, how leaves are added, and what a rank owns: no process, no group."""
+"""Where parameters lie in a bank, how leaves are added, and what a rank owns: but for the last test no process, no group."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 import xtrain as xt
 from xtrain.distributed import bank as banks
@@ -96,3 +98,59 @@ def test_what_a_rank_owns(dtype: xt.dtype) -> None:
         assert [part.dtype for part in own.now()] == [wide] * len(own.segments)
     assert [half.truth.tolist() for half in halves] == [[1.0] * BLOCK, [0.0] * BLOCK]
     assert [len(half.segments) for half in halves] == [1, 0]
+
+
+HELD = """
+import gc, sys
+import xtrain as xt
+from xtrain import nn, optim
+from xtrain.distributed import DataParallel
+
+xt.distributed.init()
+dtype, name = getattr(xt, sys.argv[1]), sys.argv[2]
+
+
+def held():
+    gc.collect()
+    return xt._C.memory_stats(xt._C.device("cpu"))["allocated"]
+
+
+def bytes_of_state(averages):
+    before = held()
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)), nn.LayerNorm(512)).to(dtype)
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == many] for many in (True, False))
+    optimizer = optim.AdamW(model.parameters())
+    if name == "muon":
+        optimizer = optim.ChainedOptimizer([optim.Muon(matrices), optim.AdamW(vectors)])
+    ema = optim.EMA(model.parameters(), 0.9, optimizer) if averages else None
+    dp = DataParallel(model, optimizer, max_ranks=2, ema=ema)
+    for step in range(2):
+        for (rows,) in dp.leaves((xt.ones(4, 512, dtype=dtype),)):
+            model(rows).square().sum().backward()
+        dp.step()
+    with dp.whole_optimizer():
+        pass  # as a checkpoint does
+    optimizer.zero_grad()
+    return held() - before
+
+
+print(bytes_of_state(True) - bytes_of_state(False), 4 * (8 * 512 * 512 + 2 * 512))
+xt.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "adamw"), ("bfloat16", "adamw"), ("bfloat16", "muon")])
+def test_averages_are_shared_by_the_ranks(dtype: str, name: str, tmp_path: Path) -> None:
+    """What a rank holds more with an EMA, after steps and a gathering for a checkpoint: 4 bytes a parameter on one process,
+    half of that on each of two.
+    """
+    found = {}
+    for size in (1, 2):
+        said = run_ranks(size, ["-c", HELD, dtype, name], tmp_path / str(size))
+        assert [one.status for one in said] == [0] * size, said
+        found[size] = [tuple(map(int, one.out.split())) for one in said]
+    ((alone, whole),) = found[1]
+    more = 1.25  # zeros between, and blocks of memory, whose sizes are rounded up to an eighth of a power of two
+    assert whole <= alone <= more * whole
+    for half, _ in found[2]:
+        assert whole / 2 <= half <= more * whole / 2

@@ -57,20 +57,36 @@ def killed_saving(trainer, record):
                 begin(self, number, signature)
             progress.Progress.begin = watched
 
+def next_batch(trainer, fail):  # an error in a callback ends no run, one in the data does
+    if bad and trainer.step == 3:
+        trainer.loader.next_batch = fail
+
+def throw(error):
+    raise error
+
 def raises(error):
-    def fault(trainer, record):
-        if bad and trainer.step == 3:
-            raise error
-    return fault
+    return lambda trainer, record: next_batch(trainer, lambda: throw(error))
 
 def no_memory(trainer, record):
+    next_batch(trainer, lambda: xt.zeros(1 << 48))
+
+def ends(trainer, record):
     if bad and trainer.step == 3:
-        xt.zeros(1 << 48)
+        sys.exit(3)
+
+def careless(trainer, record):
+    if bad:
+        raise ValueError("no luck")
+
+def exchanging(trainer, record):
+    if bad and trainer.step == 3:
+        raise ValueError("no luck")
+    xt.distributed.gather_json(record["step"])
 
 def away(trainer, record):
     if trainer.team.rank == 0 and trainer.step == 3:
         time.sleep(1000)
-    raises(ValueError("no luck"))(trainer, record)
+    ends(trainer, record)
 
 def asleep(trainer, record):
     if bad and trainer.step == 3:
@@ -167,9 +183,9 @@ def test_an_error_of_one_rank(data, whole, tmp_path):
     """
     cases = {
         "raises(ValueError('no luck'))": (1, "ValueError: no luck", 1),
-        "raises(SystemExit(3))": (0, "SystemExit: 3", 3),
+        "ends": (0, "SystemExit: 3", 3),
         "no_memory": (1, r"OutOfMemoryError: full: .*", 1),
-        "away": (1, "ValueError: no luck", 1),
+        "away": (1, "SystemExit: 3", 3),
     }
     calls = [
         lambda n=n, f=f: start(f, cases[f][0], data, tmp_path / str(n), limits="exit=0.3") for n, f in enumerate(cases)
@@ -191,6 +207,36 @@ def test_an_error_of_one_rank(data, whole, tmp_path):
         assert found[other].ended - found[bad].ended < SOON, found
         assert steps(run) == [2], found
     assert goes_on(tmp_path / "0" / "run") == whole
+
+
+def test_an_error_of_a_callback_of_one_rank_ends_nothing(data, whole, tmp_path):
+    """That rank tells it once, at the end how many followed, and the run has the bits of one without."""
+    for bad in (0, 1):
+        found = start("careless", bad, data, tmp_path / str(bad))
+        assert [one.status for one in found] == [0, 0], found
+        head = "[rank 1] warning: " if bad else "warning: "
+        first = "the callback careless (on_step) failed at step 1, and training goes on: ValueError: no luck"
+        more = f"{STEPS - 1} more failures of the callback careless (on_step)"
+        for rank, one in enumerate(found):
+            said = [line for line in one.out.splitlines() if "careless" in line]
+            assert said == ([head + first, head + more] if rank == bad else []), found
+        assert weights(tmp_path / str(bad) / "run" / f"checkpoint-{STEPS:08d}") == whole
+
+
+def test_a_callback_that_exchanges_fails_on_one_rank(data, tmp_path):
+    """That rank skips its exchange and goes on to the next one: all say so and end, and nobody waits."""
+    calls = [lambda b=bad: start("exchanging", b, data, tmp_path / str(b)) for bad in (0, 1)]
+    for bad, found in enumerate(at_once(*calls)):
+        exchanges = [r"'\{\"all_gather\": \"json\"\}'"] * 2
+        exchanges[bad] = r"'\{\"all_gather\": \"options\"\}'"
+        of = [f"exchange \\d+ of rank {rank} is {exchange}" for rank, exchange in enumerate(exchanges)]
+        told = rf"xtrain: error: distributed: ranks do not do the same: {of[0]}, {of[1]} \(rank 0: host .*\)"
+        for one in found:
+            assert one.status == 75 and len(error_lines(one)) == 1, found
+            assert re.fullmatch(told, error_lines(one)[0]), found
+        assert "the callback exchanging (on_step) failed at step 3, and training goes on: " in found[bad].out, found
+        assert abs(found[0].ended - found[1].ended) < SOON, found
+        assert steps(tmp_path / str(bad) / "run") == [2], found
 
 
 def test_a_bit_of_the_parameters_is_flipped(data, tmp_path):

@@ -1,4 +1,5 @@
-"""Damaged files at every reader: safetensors, manifest, config.json, tokenizer.json, tokens, .npy, TOML, metrics.jsonl, a run's state.
+"""Damaged files at every reader: safetensors, manifest, config.json, tokenizer.json, tokens, .npy, TOML, metrics.jsonl, a run's state, LoRA,
+averages, JSON lines, gzip, Parquet, nanoGPT's .bin, kept batches, chat templates.
 
 A reader raises what READERS says, with a message of one line, or returns. It never needs more than its worker's memory, never waits for a
 pipe, and where a manifest lists a file, what is read of it are the bytes that were saved.
@@ -7,7 +8,9 @@ pipe, and where a manifest lists a file, what is read of it are the bytes that w
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -19,19 +22,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from damage import Damage, damaged_bytes, damaged_json, damaged_lines, damaged_safetensors, put_something_else
+from damage import (
+    Damage,
+    damaged_bytes,
+    damaged_gzip,
+    damaged_json,
+    damaged_lines,
+    damaged_safetensors,
+    put_something_else,
+)
 from frame import Family, Wrong
 
 sys.path.append(os.fspath(Path(__file__).resolve().parent.parent / "support"))
 from runs import options, text_file
 
 import xtrain as xt
-from xtrain import data, saving
+from xtrain import data, lora, saving
+from xtrain.data.encoding import Kept
+from xtrain.data.readers import read_documents
+from xtrain.data.records import Encoded, Encoder
 from xtrain.data.token_files import open_tokens
 from xtrain.errors import CheckpointError, ConfigError, DataError
 from xtrain.models import Qwen3, Qwen3Config
 from xtrain.saving.safetensors import SafetensorsFile
-from xtrain.tokenizers import load_tokenizer
+from xtrain.tokenizers import ByteTokenizer, ChatTemplate, load_tokenizer
 from xtrain.train import Trainer
 from xtrain.train.metrics import read_metrics
 from xtrain.train.options import with_file
@@ -55,13 +69,33 @@ READERS: dict[str, tuple[tuple[type[BaseException], ...], Damage]] = {
     "tokenizer": ((DataError, CheckpointError), damaged_json),
     "beside": ((DataError, CheckpointError), damaged_json),
     "text": ((DataError,), damaged_bytes),
+    "adapter": (MEMORY, damaged_json),
+    "lora": (MEMORY, damaged_safetensors),
+    "averages": (MEMORY, damaged_safetensors),
+    "named": (MEMORY, damaged_safetensors),
+    "lines": ((DataError,), damaged_lines),
+    "gzip": ((DataError,), damaged_gzip),
+    "parquet": ((DataError,), damaged_bytes),
+    "raw": ((DataError,), damaged_bytes),
+    "kept": ((DataError,), damaged_bytes),
+    "template": ((DataError,), damaged_bytes),
+    "settings": ((DataError,), damaged_json),
 }
+# What these formats are read with; a family without one of them is told by run.py.
+PACKAGES = {"tokenizers": ("tokenizer", "beside"), "pyarrow": ("parquet",), "jinja2": ("template", "settings")}
 SIZES = dict(
     vocab_size=31, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
 )  # fmt: skip
 TOKENIZER = '{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":null,"added_tokens":[]}'
+TEMPLATE = """{% for m in messages %}{% if m['role'] == 'user' %}<u>{{ m['content'] }}{% else %}<a>
+{%- generation %}{{ m['content'] | trim }}{% endgeneration %}{% endif %}{{ eos_token }}{% endfor %}
+{%- if add_generation_prompt %}<a>{% endif %}"""
+HEADER = np.array([20240520, 1, 300, *[0] * 253], "<i4").tobytes()  # that other trainers write
+TALK = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, {"role": "user", "content": "x"}]
 # A case of these takes a millisecond or two: others, whose readers take part in theirs, are some four times as frequent.
-SLOW = {"trainer_state.json", "optimizer.safetensors", "model.safetensors.index.json"}
+SLOW = {
+    "trainer_state.json", "optimizer.safetensors", "model.safetensors.index.json", "ema.safetensors", "chat_template.jinja", "p.parquet",
+}  # fmt: skip
 SHARED = Path("/dev/shm")  # memory, where there is: no disk waits
 
 
@@ -105,10 +139,52 @@ class Files(Family):
         (folder / "tokenizer" / "tokenizer.json").write_text(TOKENIZER)
         (folder / "tokenizer" / "tokenizer_config.json").write_text('{"eos_token": "ab", "eos_token_id": 2}')
         (folder / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [2, 1]}')
+        self.write_others(folder)
         self.targets = self.places()
         self.seeds: dict[str, list[bytes]] = {}
         for path in sorted(CORPUS.iterdir()):
             self.seeds.setdefault(path.name.partition("-")[0], []).append(path.read_bytes())
+
+    @classmethod
+    def lacks(cls) -> list[str]:
+        return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+    def write_others(self, folder: Path) -> None:
+        """Good files of formats that nothing above has written."""
+        model = lora.apply(Qwen3(Qwen3Config(**SIZES)), r=2, target_modules=["q_proj", "down_proj"])
+        saving.adapter.save_adapter(model, folder / "lora")
+        (folder / "lora" / "manifest.json").unlink()
+        shutil.copytree(folder / "one", folder / "averages")
+        xt.save(dict(self.model_tensors()), folder / "averages" / "ema.safetensors")
+        xt.save({"a": xt.arange(6, dtype="int64"), "b": xt.ones(2, 3), "c": xt.zeros(0)}, folder / "x.safetensors")
+        rows = [{"text": "one"}, {"prompt": "two", "completion": "three"}, {"messages": TALK}, {"text": "é\n" * 9}]
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        (folder / "a.jsonl").write_bytes(lines)
+        (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+        (folder / "b.txt.gz").write_bytes(gzip.compress(b"some text; " * 9, mtime=0))
+        np.arange(300, dtype="<u2").tofile(folder / "x.bin")
+        (folder / "y.bin").write_bytes(HEADER + np.arange(300, dtype="<u2").tobytes())
+        self.kept = Kept(folder / "kept.part", [], ByteTokenizer(), None)
+        ids, mask = np.arange(5, dtype=np.uint32), np.array([True, False, True])
+        self.batch = [Encoded(ids, None, 5), Encoded(ids[:3], mask, 9), Encoded(ids[:0], None, 0)]
+        self.kept.store(0, self.batch)
+        (folder / "chat").mkdir()
+        (folder / "chat" / "chat_template.jinja").write_text(TEMPLATE)
+        settings = {"eos_token": {"content": "</s>"}, "bos_token": "<s>", "chat_template": TEMPLATE}
+        (folder / "chat" / "tokenizer_config.json").write_text(json.dumps(settings))
+        if "pyarrow" not in self.lacks():
+            import pyarrow
+            import pyarrow.parquet
+
+            table = pyarrow.table({"text": ["one", "two", "", "é"], "id": [1, 2, 3, 4]})
+            pyarrow.parquet.write_table(table, folder / "p.parquet")
+            said = pyarrow.table({"messages": [TALK, TALK[:1]]})
+            pyarrow.parquet.write_table(said, folder / "q.parquet", compression="zstd")
+            pyarrow.set_cpu_count(1)  # many processes run side by side
+            pyarrow.set_io_thread_count(1)
+
+    def model_tensors(self) -> list[tuple[str, Any]]:
+        return list(saving.load_model(self.folder / "one").named_parameters())
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
@@ -134,15 +210,27 @@ class Files(Family):
             ("text", f / "text.txt", data.open_data),
         ]
         found += [("listed", path, self.read_whole) for path in listed]
-        with contextlib.suppress(ImportError):
-            import tokenizers  # noqa: F401
-
-            found.append(("tokenizer", tokenizer / "tokenizer.json", self.read_tokenizer))
-            found += [
-                ("beside", tokenizer / name, self.read_tokenizer)
-                for name in ("tokenizer_config.json", "generation_config.json")
-            ]
-        return found
+        found += [
+            ("tokenizer", tokenizer / "tokenizer.json", self.read_tokenizer),
+            ("beside", tokenizer / "tokenizer_config.json", self.read_tokenizer),
+            ("beside", tokenizer / "generation_config.json", self.read_tokenizer),
+            ("adapter", f / "lora" / "adapter_config.json", self.read_adapter),
+            ("lora", f / "lora" / "adapter_model.safetensors", self.read_adapter),
+            ("averages", f / "averages" / "ema.safetensors", lambda path: saving.load_model(path.parent, ema=True)),
+            ("named", f / "x.safetensors", xt.load),
+            ("lines", f / "a.jsonl", self.read_documents),
+            ("gzip", f / "a.jsonl.gz", self.read_documents),
+            ("gzip", f / "b.txt.gz", self.read_documents),
+            ("parquet", f / "p.parquet", self.read_documents),
+            ("parquet", f / "q.parquet", self.read_documents),
+            ("raw", f / "x.bin", self.read_raw),
+            ("raw", f / "y.bin", self.read_raw),
+            ("kept", f / "kept.part" / "00000000.npz", self.read_kept),
+            ("template", f / "chat" / "chat_template.jinja", self.read_template),
+            ("settings", f / "chat" / "tokenizer_config.json", self.read_template),
+        ]
+        left_out = {kind for name in self.lacks() for kind in PACKAGES[name]}
+        return [place for place in found if place[0] not in left_out]
 
     def describe(self) -> str:
         return f"{self.last}, {len(self.bytes)} bytes: {self.bytes[:300]!r}"
@@ -229,6 +317,46 @@ class Files(Family):
         found.decode(ids)
         if len(ids) and int(ids.max()) >= found.vocab_size:
             raise Wrong(f"a token of {int(ids.max())} in a vocabulary of {found.vocab_size}")
+
+    def read_adapter(self, path: Path) -> None:
+        lora.load(Qwen3(Qwen3Config(**SIZES)), path.parent)
+
+    def read_documents(self, path: Path) -> None:
+        """As prepare does, one document after the other."""
+        documents = list(read_documents(os.fspath(path)))
+        encoder = Encoder(ByteTokenizer(), None)
+        for document in documents:
+            if not (isinstance(document.content, dict) and "messages" in document.content):
+                encoder.encode_batch([document])
+
+    def read_raw(self, path: Path) -> None:
+        out = path.with_suffix(".prepared")
+        try:
+            data.prepare(path, out, token_bytes=2)
+            if self.bytes:  # a file, and no other thing
+                packed = len(self.bytes) >= 1024 and self.bytes[:4] == HEADER[:4]
+                if not np.array_equal(open_tokens(out)[0][:], np.frombuffer(self.bytes[1024 * packed :], "<u2")):
+                    raise Wrong("other tokens than the file holds")
+        finally:
+            out.unlink(missing_ok=True)
+
+    def read_kept(self, path: Path) -> None:
+        """What is taken is what was stored: each member has a checksum."""
+        found = self.kept.load(0)
+        if found is not None and [(list(a), None if b is None else list(b), c) for a, b, c in found] != [
+            (list(a), None if b is None else list(b), c) for a, b, c in self.batch
+        ]:
+            raise Wrong("damage was accepted: another batch than was stored")
+
+    def read_template(self, path: Path) -> None:
+        files = {path.name: path.read_bytes()} if path.is_file() and path.stat().st_size < 1 << 20 else {}
+        if not files:
+            raise DataError("no template")
+        template = ChatTemplate(files)
+        text, spans = template.spans(TALK)
+        template.render(TALK[:1], add_generation_prompt=True)
+        if any(not 0 <= a <= b <= len(text) for a, b in spans):
+            raise Wrong(f"spans {spans} in a text of {len(text)}")
 
 
 def write(path: Path, content: bytes) -> None:

@@ -31,6 +31,11 @@ class Family:
     def __init__(self, folder: Path) -> None:
         self.folder, self.counts = folder, Counter()
 
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Packages that are not installed, without which the family would leave something out."""
+        return []
+
     def run(self, chance: random.Random) -> None:
         raise NotImplementedError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from values import (
 )
 
 from xtrain import _C
+from xtrain.optable import references
 from xtrain.optable.judge import forward_tolerance
 from xtrain.optable.table import Case, exact
 
@@ -186,6 +188,139 @@ class Functions(Program):
         out = self.result("embedding", ENTRY["embedding"], _C.embedding(held.tensor, weight.tensor), [held, weight], {})
         self.record("embedding", [held, weight], out, ENTRY["embedding"])
 
+    def indices(self, count: int, shape: tuple[int, ...], low: int = 0, once: int | None = None) -> Value:
+        """Kept indices in [low, count); once: the dimension along which none comes twice."""
+        if once is None:
+            ids = low + np.abs(taken(TIES, self.chance.randrange(1000), shape) * 7919 + 3) % max(count - low, 1)
+        else:
+            order = np.array(self.chance.sample(range(count), shape[once]), np.int64)
+            ids = np.broadcast_to(order.reshape([-1 if d == once else 1 for d in range(len(shape))]), shape)
+        tensor = self.place(ids, "int64")
+        held = self.keep(tensor, mirrored(tensor, np.array(ids, np.int64)))
+        self.trace.append(lambda: f"v{self.values.index(held)} = indices {ids.tolist()}")
+        return held
+
+    def along(self) -> tuple[Value, int, tuple[int, ...]] | None:
+        """A value, a dimension of it, and sizes of an index that fit."""
+        chance, x = self.chance, self.pick(FLOATS, dims=1)
+        shape = x.shadow.shape
+        if not x.shadow.size:
+            return None
+        dim = chance.randrange(len(shape))
+        sizes = [n if chance.random() < 0.6 else chance.randint(1, n) for n in shape]
+        return x, dim, tuple(sizes)
+
+    def gather(self) -> None:
+        if (found := self.along()) is None:
+            return
+        x, dim, sizes = found
+        index = self.indices(
+            x.shadow.shape[dim], tuple(self.chance.choice(SIZES) if d == dim else n for d, n in enumerate(sizes))
+        )
+        turned = dim - x.shadow.ndim * (self.chance.random() < 0.5)
+        entry, kwargs = ENTRY["gather"], {"dim": dim}
+        out = self.result("gather", entry, _C.gather(x.tensor, turned, index.tensor), [x, index], kwargs)
+        self.record("move", [x], out, places=entry.reference(numbered(x), index.shadow, dim))
+
+    def put_along(self) -> None:
+        """scatter, to places of their own, and scatter_add, to any."""
+        if (found := self.along()) is None:
+            return
+        (x, dim, sizes), add = found, self.chance.random() < 0.5
+        if add and not is_tame(x.shadow):
+            return
+        index = self.indices(x.shadow.shape[dim], sizes, once=None if add else dim)
+        src = self.leaf(x.dtype, sizes, tame=True)
+        name, arrays = "scatter_add" if add else "scatter", [x.shadow, index.shadow, src.shadow]
+        call = getattr(_C, name)(x.tensor, dim, index.tensor, src.tensor)
+        out = self.result(name, ENTRY[name], call, [x, index, src], {"dim": dim}, arrays)
+        places = ENTRY["gather"].reference(numbered(x), index.shadow, dim)
+        self.record("put", [x, src], out, ENTRY[name], places=places, add=add)
+
+    def put(self) -> None:
+        """index_put along the first one or two dimensions."""
+        chance, x = self.chance, self.pick(FLOATS, tame=True, dims=1)
+        shape, add = x.shadow.shape, chance.random() < 0.5
+        if not x.shadow.size:
+            return
+        count = chance.randint(1, min(2, len(shape)))
+        some = chance.choice((1, 2, 5)) if add else chance.randint(1, shape[0])
+        # Places of their own, where they are not added: the first index names no row twice.
+        index = [self.indices(shape[0], (some,), *(() if add else (0, 0)))]
+        index += [self.indices(n, (some,), -n) for n in shape[1:count]]
+        values = self.leaf(x.dtype, (some, *shape[count:]), tame=True)
+        entry = ENTRY["index_put:accumulate" if add else "index_put"]
+        call = _C.index_put(x.tensor, [i.tensor for i in index], values.tensor, add)
+        out = self.result(f"index_put {add}", entry, call, [x, *index, values], {})
+        places = numbered(x)[tuple(i.shadow for i in index)]
+        self.record("put", [x, values], out, entry, places=places, add=add)
+
+    def running(self) -> None:
+        x = self.pick(FLOATS, tame=True)
+        dim = self.chance.randrange(-x.shadow.ndim, x.shadow.ndim) if x.shadow.ndim else 0
+        entry, kwargs = ENTRY["cumsum"], {"dim": dim}
+        out = self.result("cumsum", entry, _C.cumsum(x.tensor, dim), [x], kwargs)
+        self.record("cumsum", [x], out, entry, **kwargs)
+
+    def convolve(self) -> None:
+        chance, dtype = self.chance, self.chance.choice(FLOATS)
+        groups, ins, outs = chance.choice((1, 1, 2, 3)), chance.choice((1, 1, 2, 3)), chance.choice((1, 2, 3))
+        batch, length, taps = chance.choice((0, 1, 2)), chance.choice((1, 4, 9, 17)), chance.choice((1, 2, 3, 5))
+        kwargs = {
+            "stride": chance.choice((1, 1, 2, 3)),
+            "padding": chance.choice((0, 1, 4)),
+            "dilation": chance.choice((1, 1, 2)),
+        }
+        if length + 2 * kwargs["padding"] <= kwargs["dilation"] * (taps - 1):
+            return
+        inputs = [
+            self.leaf(dtype, (batch, groups * ins, length), tame=True),
+            self.leaf(dtype, (groups * outs, ins, taps), tame=True),
+        ]
+        inputs += [self.leaf(dtype, (groups * outs,), tame=True)] * (chance.random() < 0.5)
+        kwargs["groups"] = groups
+        entry = ENTRY["conv1d:direct" if len(inputs) == 3 else "conv1d:chosen"]
+        call = {**kwargs, "padding_behind": kwargs["padding"]}
+        if len(inputs) == 3 and chance.random() < 0.5:
+            call["algorithm"] = chance.choice(("direct", "products"))
+        out = self.result("conv1d", entry, _C.conv1d(*(v.tensor for v in inputs), **call), inputs, kwargs)
+        self.record("conv1d", inputs, out, entry, **kwargs)
+
+    def convolve_causally(self) -> None:
+        chance, dtype = self.chance, self.chance.choice(FLOATS)
+        batch, steps, width, taps = (
+            chance.choice((0, 1, 2)),
+            chance.choice(SIZES),
+            chance.choice((1, 3, 8, 17)),
+            chance.randint(1, 8),
+        )
+        inputs = [self.leaf(dtype, (batch, steps, width), tame=True), self.leaf(dtype, (width, taps), tame=True)]
+        inputs += [self.leaf(dtype, (width,), tame=True)] * (chance.random() < 0.5)
+        kwargs = {"activation": "silu"} if chance.random() < 0.5 else {}
+        entry = ENTRY[
+            "causal_conv1d:no_bias" if len(inputs) == 2 else "causal_conv1d:silu" if kwargs else "causal_conv1d"
+        ]
+        call = _C.causal_conv1d(*(v.tensor for v in inputs), **kwargs)
+        out = self.result("causal_conv1d", entry, call, inputs, kwargs)
+        self.record("causal_conv1d", inputs, out, entry, **kwargs)
+
+    def rotate(self) -> None:
+        chance, dtype = self.chance, self.chance.choice(FLOATS)
+        lead = chance.choice(((5,), (1,), (0,), (2, 3), (1, 9)))
+        x = self.leaf(dtype, (*lead, chance.choice((1, 2, 3)), 2 * chance.choice((1, 3, 4, 16))), tame=True)
+        kwargs: dict[str, Any] = {"theta": chance.choice((10000.0, 1e6))}
+        inputs, positions, count = [x], {}, math.prod(lead)
+        if chance.random() < 0.5:
+            inputs.append(self.indices(40, (count,)))
+            positions = {"positions": inputs[1].tensor}
+        elif len(lead) == 1:
+            kwargs["period"] = chance.choice((1, 3))
+        entry = ENTRY["rope"]
+        given = {**kwargs, **({"positions": inputs[1].shadow} if positions else {})}
+        want = np.asarray(references.rope(x.shadow, **given))
+        out = self.result("rope", entry, _C.rope(x.tensor, **kwargs, **positions), [x], kwargs, want=want)
+        self.record("rope", [x], out, entry, **given)
+
     def loss(self) -> None:
         rows, words = self.chance.choice((1, 2, 5)), self.chance.choice((1, 3, 8, 33))
         x = self.leaf(self.chance.choice(FLOATS), (rows, words), tame=True)
@@ -221,6 +356,11 @@ class Functions(Program):
         arrays = [np.float64(value), x.shadow] if turned else [x.shadow, np.float64(value)]
         out = self.result(f"{name} of {value}", ENTRY[name], getattr(_C, name)(*pair), [x], {}, arrays)
         self.record(name, [x], out, ENTRY[name], number=value, turned=turned)
+
+
+def numbered(x: Value) -> np.ndarray:
+    """The elements of x as 0, 1, ..."""
+    return np.arange(x.shadow.size).reshape(x.shadow.shape)
 
 
 def flushes(a: Value, b: Value) -> bool:

@@ -24,6 +24,7 @@ from moves import Moves
 from values import CPU, ENTRY, FLOATS, LARGEST, POOL, Trace, Value, alike, numbers, taken, told
 
 from xtrain import _C
+from xtrain.optable import references
 from xtrain.optable.judge import additions, sum_to
 from xtrain.optable.table import TINY, UNIT_ROUNDOFF, Case, accumulator, exact
 
@@ -33,6 +34,16 @@ COMPUTE = (
     + ("number", "where", "reduce", "reduce", "product", "dense", "layer", "layer", "lookup")
 )
 COMPUTE += ("loss", "attend")
+PICKED = (
+    "gather",
+    "put_along",
+    "put",
+    "running",
+    "convolve",
+    "convolve_causally",
+    "rotate",
+)  # cases before them had none
+COMPUTE += PICKED
 MOVE = ("view", "view", "view", "index", "index", "reshape", "reshape", "copy", "cast", "join", "split")
 STEPS = (
     *COMPUTE,
@@ -250,6 +261,28 @@ def _moved(
     return [(grad.reshape(x.shape), size.reshape(x.shape))]
 
 
+def _put(program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]) -> Any:
+    """scatter and index_put: values lie at places of x, whose own elements are gone there, or are added."""
+    places, dy = kwargs["places"], dys[0].reshape(-1)
+    own = dy.copy()
+    if not kwargs["add"]:
+        own[places.reshape(-1)] = 0
+    own, taken = own.reshape(inputs[0].shadow.shape), dy[places]
+    return [(own, np.abs(own)), (taken, np.abs(taken))]
+
+
+def _rotated(
+    program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]
+) -> Any:
+    """A rotation by the angles of the places turns back by their negatives."""
+    x, options = inputs[0].shadow, dict(kwargs)
+    tokens = int(np.prod(x.shape[:-2]))
+    period = options.pop("period", None) or (x.shape[1] if x.ndim == 4 else max(tokens, 1))
+    places = options.pop("positions", np.arange(tokens) % period)
+    back = references.rope(dys[0], positions=-places, **options)
+    return [(back, np.abs(dys[0]) + np.abs(np.roll(dys[0], x.shape[-1] // 2, -1)))]
+
+
 def _joined(
     program: Whole, dys: list[np.ndarray], inputs: list[Value], outs: list[Value], kwargs: dict[str, Any]
 ) -> Any:
@@ -266,11 +299,14 @@ RULES: dict[str, Any] = {
     **rules.UNARY, **rules.BINARY, "where": rules.where, "sum": rules.total, "mean": rules.average, "amax": rules.extremum,
     "amin": rules.extremum, "softmax": rules.softmax, "rms_norm": rules.rms_norm, "layer_norm": rules.layer_norm,
     "swiglu": rules.swiglu, "matmul": rules.matmul, "linear": rules.linear, "embedding": rules.embedding,
-    "cross_entropy": rules.cross_entropy, "attention": rules.attention,
+    "cross_entropy": rules.cross_entropy, "attention": rules.attention, "cumsum": rules.cumsum, "conv1d": rules.conv1d,
+    "causal_conv1d": rules.causal_conv1d,
 }  # fmt: skip
 PARTS = {
     **{name: _by_rule(rule, name in rules.BINARY) for name, rule in RULES.items()},
     "move": _moved,
+    "put": _put,
+    "rope": _rotated,
     "cat": _joined,
     "split": _cut,
 }
@@ -282,6 +318,11 @@ VARIANTS = {
     "softmax",
     "sum",
     "mean",
+    "put",
+    "rope",
+    "cumsum",
+    "conv1d",
+    "causal_conv1d",
 }  # additions want arguments, or other inputs
 
 

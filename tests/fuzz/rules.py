@@ -233,6 +233,62 @@ def cross_entropy(
     return [((p - hot) * g[:, None], (p + hot) * np.abs(g)[:, None]), None]
 
 
+def cumsum(dy: np.ndarray, x: np.ndarray, y: np.ndarray, dim: int) -> Parts:
+    if not x.ndim:
+        return [(dy, np.abs(dy))]
+    back = [np.flip(np.cumsum(np.flip(a, dim), dim), dim) for a in (dy, np.abs(dy))]
+    return [(back[0], back[1])]
+
+
+def conv1d(
+    dy: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    *rest: np.ndarray,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> Parts:
+    """Tap after tap and group after group: what a tap has read gets dy times its weight, the weight gets dy times it."""
+    out = []
+    for g, a, b in ((dy, x, w), (np.abs(dy), np.abs(x), np.abs(w))):
+        wide = np.pad(a, ((0, 0), (0, 0), (padding, padding)))
+        dx, dw = np.zeros_like(wide), np.zeros_like(b)
+        ins, outs = a.shape[1] // groups, b.shape[0] // groups
+        for group in range(groups):
+            i, o = slice(group * ins, (group + 1) * ins), slice(group * outs, (group + 1) * outs)
+            for k in range(b.shape[2]):
+                read = slice(k * dilation, k * dilation + (g.shape[2] - 1) * stride + 1, stride)
+                dx[:, i, read] += np.einsum("bot,oc->bct", g[:, o], b[o, :, k])
+                dw[o, :, k] += np.einsum("bot,bct->oc", g[:, o], wide[:, i, read])
+        out.append((dx[:, :, padding : padding + a.shape[2]], dw, g.sum((0, 2))))
+    return list(zip(*out))[: len(rest) + 1]
+
+
+def causal_conv1d(
+    dy: np.ndarray, x: np.ndarray, w: np.ndarray, *rest: np.ndarray, activation: str | None = None
+) -> Parts:
+    """x [B, S, C], w [C, K]: y[s] = z or silu(z), z = bias + the sum over k of w[k] x[s + k - (K - 1)]."""
+    taps, steps = w.shape[1], x.shape[1]
+    wide = np.pad(x, ((0, 0), (taps - 1, 0), (0, 0)))
+    z = sum((w[:, k] * wide[:, k : k + steps] for k in range(taps)), np.zeros(x.shape))
+    large = sum((np.abs(w[:, k] * wide[:, k : k + steps]) for k in range(taps)), np.zeros(x.shape))
+    if len(rest) == 2:
+        z, large = z + rest[0], large + np.abs(rest[0])
+    slope = sigmoid(z) * (1 + z * sigmoid(-z)) if activation else np.ones(x.shape)
+    # An error of z, which is one of `large`, moves the slope by at most half of it.
+    sizes = np.abs(dy) * (gated(z) + large if activation else 1.0)
+    out = []
+    for g, a, b in ((dy * slope, wide, w), (sizes, np.abs(wide), np.abs(w))):
+        dx = np.zeros_like(wide)
+        for k in range(taps):
+            dx[:, k : k + steps] += g * b[:, k]
+        dw = np.stack([(g * a[:, k : k + steps]).sum((0, 1)) for k in range(taps)], 1)
+        out.append((dx[:, taps - 1 :], dw, g.sum((0, 1))))
+    return list(zip(*out))[: 1 + len(rest)]
+
+
 def attention(
     dy: np.ndarray,
     q: np.ndarray,

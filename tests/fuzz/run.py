@@ -210,6 +210,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="of each family, in place of --seconds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--lacking", action="store_true", help="leave out what needs packages that are not installed")
     parser.add_argument("--case", type=int, help="run this case of one family again")
     parser.add_argument("--slot", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
@@ -221,9 +222,12 @@ def main() -> int:
         options.seed = int(time.time())
     if options.slot:
         return work(options)
+    names = options.families or list(FAMILIES)
+    missing = sorted({package for name in names for package in family_class(name).lacks()})
+    if missing and not options.lacking:
+        sys.exit(f"fuzz: {', '.join(missing)} must be installed, or --lacking given, which leaves out what they read")
     if options.case is not None:
         return again(options)
-    names = options.families or list(FAMILIES)
     whole, rows, findings = sum(family_class(name).share for name in names), [], []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -237,7 +241,8 @@ def main() -> int:
                 print(
                     f"again: python tests/fuzz/run.py {name} --seed {options.seed} --case {one['case']}\n", flush=True
                 )
-    print(f"\nseed {options.seed}, {options.jobs} jobs")
+    without = f", without {', '.join(missing)}" if missing else ""
+    print(f"\nseed {options.seed}, {options.jobs} jobs{without}")
     print("\n".join(rows))
     return 1 if findings else 0
 

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import threading
 
 import plant_faults
 import pytest
@@ -71,6 +72,52 @@ def test_what_a_tree_has_of_what_is_built(gpu: bool, monkeypatch, tmp_path) -> N
     files = (path for path in (tmp_path / "copy").rglob("*.*") if path.is_file())
     found = {path.relative_to(tmp_path / "copy").as_posix() for path in files}
     assert found == {"cuda/a.cu", "csrc/a.c", "build/obj/cpython/a.o", *(["build/obj/cuda/a.o"] if gpu else [])}
+
+
+@pytest.mark.parametrize(
+    ("hangs", "statuses", "outcome"),
+    [
+        (False, [None, None], plant_faults.HUNG),
+        (False, [None, 0], plant_faults.SURVIVED),
+        (False, [None, 1], plant_faults.CAUGHT),
+        (True, [None, None], plant_faults.CAUGHT),
+        (True, [None, 0], plant_faults.SURVIVED),
+        (True, [0], plant_faults.SURVIVED),
+        (False, [1], plant_faults.CAUGHT),
+        (False, [-11], plant_faults.CAUGHT),
+    ],
+)
+def test_tests_that_take_too_long_are_run_again_alone(hangs, statuses, outcome, monkeypatch, tmp_path) -> None:
+    """When all others are done, with a longer limit. A second hang is a catch only where the fault is marked. Nothing waits here: what
+    the tests do with a fault in place is a list."""
+    late = Fault("late", "xtrain/_version.py", "__version__", "__wersion__", "none", "tests/late.py", hangs)
+    other = Fault("other", "xtrain/_version.py", "__version__", "__wersion__", "none", "tests/other.py")
+    left, calls, shown, both = list(statuses), [], [], threading.Barrier(2)
+
+    def run_tests(tree, tests: str, limit: float = plant_faults.LIMIT):
+        assert "__wersion__" in (tree / late.file).read_text()
+        if len(calls) < 2:
+            both.wait(600)  # two jobs are at work
+        calls.append((tests, limit))
+        status = 1 if tests == other.tests else left.pop(0)
+        return status, "" if status is None else "1 passed" if status == 0 else "1 failed"
+
+    def copy_tree(source, target) -> None:
+        (target / "xtrain").mkdir(parents=True)
+        (target / late.file).write_text('__version__ = "0"\n')
+
+    monkeypatch.setattr(plant_faults, "copy_tree", copy_tree)
+    monkeypatch.setattr(plant_faults, "build", lambda tree: (0, ""))
+    monkeypatch.setattr(plant_faults, "run_tests", run_tests)
+    record = tmp_path / "record"
+    verdicts = plant_faults.plant([late, other], 2, tmp_path, check_first=False, show=shown.append, record=record)
+    assert [(verdict.fault, verdict.outcome) for verdict in verdicts] == [(late, outcome), (other, plant_faults.CAUGHT)]
+    assert sorted(calls[:2]) == [(late.tests, plant_faults.LIMIT), (other.tests, plant_faults.LIMIT)]
+    assert calls[2:] == [(late.tests, plant_faults.ALONE)] * (len(statuses) - 1)
+    assert plant_faults.ALONE > plant_faults.LIMIT
+    assert sorted(record.read_text().splitlines()) == [f"late\t{outcome}", "other\tcaught"]
+    assert [text.startswith(plant_faults.HUNG) for text in shown[:2]] == [statuses[0] is None, False]
+    assert shown[-1].startswith(outcome if len(statuses) == 2 else plant_faults.CAUGHT)
 
 
 @pytest.mark.slow

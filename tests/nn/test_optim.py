@@ -153,6 +153,12 @@ def test_schedules() -> None:
             f("wsd" if bad else "sine", 0, 0, 1, 1.0, **bad)
     with pytest.raises(ValueError, match="sine"):
         f("sine", 0, 0, 1, 1.0)
+    for decay in (10, 9.5, -1, math.nan):
+        with pytest.raises(ValueError, match=rf"^lr_schedule: decay must be in \[0, total\], here 9, got {decay}$"):
+            f("wsd", 0, 0, 9, 1.0, decay=decay)
+    assert [f("wsd", s, 0, 9, 1.0, decay=9) for s in (0, 9)] == [1.0, 0.0] and f(
+        "linear", 0, 0, 9, 1.0, decay=10
+    ) == 1.0
 
 
 def test_errors() -> None:

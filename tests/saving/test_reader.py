@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tracemalloc
 
 import pytest
 from runs import options, text_file
@@ -65,6 +66,52 @@ def test_every_flipped_byte_is_refused_by_load_model(tmp_path, number: int) -> N
             assert "\n" not in str(error.value) and str(path) in str(error.value)
             flip(path, byte)
     saving.load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("grid", [7, 64, 1 << 18])
+def test_what_changes_after_a_file_was_opened_is_not_used(tmp_path, monkeypatch, number: int, grid: int) -> None:
+    """Format 1 is hashed as a whole when it is opened: what is read after that is hashed again, in pieces."""
+    monkeypatch.setattr(reader, "_GRID", grid, raising=False)
+    want = saved(tmp_path / "m")
+    if number == 1:
+        as_format_1(tmp_path / "m")
+    file, config = tmp_path / "m" / "model.safetensors", tmp_path / "m" / "config.json"
+    found = saving.DirectoryReader(tmp_path / "m")
+    with SafetensorsFile(found.open(file.name)) as opened:
+        entries, order = opened.entries, sorted(opened.entries)
+        got = {name: bytes(opened.read(name)) for name in order}
+    assert {name: got[name] for name in want} == want
+    borders = [at for entry in entries.values() for at in (entry.start, entry.stop - 1)]
+    for byte in borders:
+        with (
+            pytest.raises(CheckpointError, match="is damaged: bytes "),
+            SafetensorsFile(found.open(file.name)) as opened,
+        ):
+            flip(file, byte)
+            for name in order:
+                opened.read(name)
+        flip(file, byte)
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged: bytes "), found.open(config.name) as opened:
+        flip(config, 30)
+        opened.read(0, opened.size)
+    flip(config, 30)
+    assert found.json(config.name)["model_type"] == "qwen3"
+
+
+def test_reading_format_1_takes_no_memory_beside_its_tensor(tmp_path) -> None:
+    (tmp_path / "d").mkdir()
+    size = 48 << 20
+    with open(tmp_path / "d" / "x", "wb") as stream:
+        stream.truncate(size)
+    as_format_1(tmp_path / "d")
+    tracemalloc.start()
+    try:
+        with saving.DirectoryReader(tmp_path / "d").open("x") as file:
+            data = file.read(1000, size - 1000)
+        assert len(data) == size - 2000 and tracemalloc.get_traced_memory()[1] < size + (16 << 20)
+    finally:
+        tracemalloc.stop()
 
 
 def test_shards_are_checked(tmp_path) -> None:

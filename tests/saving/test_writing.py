@@ -15,6 +15,7 @@ import pytest
 from runs import metrics, options, python, text_file
 
 from xtrain import _C, files, saving
+from xtrain.cli.export import whole
 from xtrain.errors import CheckpointError
 from xtrain.train import Trainer, checkpoints
 
@@ -262,35 +263,44 @@ def stop(*_):
     os.kill(os.getpid(), int(sys.argv[2]))
 if sys.argv[1] == "file":
     files.write_file("x", stop)
+elif sys.argv[1] == "export":
+    from xtrain.cli.export import whole
+    with whole(Path("x")) as temporary, open(temporary, "wb") as stream:
+        stop()
 else:
     with saving.DirectoryWriter("x"):
         stop()
 """
 
 
-@pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, kind: str) -> None:
-    def next_one() -> None:
-        files.write_text(tmp_path / "x", "whole") if kind == "file" else write(tmp_path / "x", b"whole")
+def write_again(path: Path, kind: str) -> None:
+    if kind == "export":
+        with whole(path) as temporary:
+            temporary.write_bytes(b"whole")
+    else:
+        files.write_text(path, "whole") if kind == "file" else write(path, b"whole")
 
+
+@pytest.mark.parametrize("kind", ["file", "directory", "export"])
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, kind: str) -> None:
     mine = ["..tmp-abcdefghij", ".x.tmp-20240101", ".x.tmp-backup", ".y.tmp-abcdefghij"]
     for name in mine:
         (tmp_path / name).touch()
     for _ in range(2):
         assert python("-c", KILLED, kind, "9", cwd=tmp_path).returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == len(mine) + 1, "the second has removed what the first left"
-    next_one()
+    write_again(tmp_path / "x", kind)
     assert names(tmp_path) == sorted([*mine, "x"])
 
 
-@pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.parametrize("kind", ["file", "directory", "export"])
 def test_a_living_writer_keeps_its_temporary(tmp_path, kind: str) -> None:
     command = [sys.executable, "-c", KILLED, kind, str(int(signal.SIGSTOP))]
     child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "begun\n", child.stderr.read()
         (temporary,) = names(tmp_path)
-        files.write_text(tmp_path / "x", "whole") if kind == "file" else write(tmp_path / "x", b"whole")
+        write_again(tmp_path / "x", kind)
         assert names(tmp_path) == [temporary, "x"]
     finally:
         child.kill()

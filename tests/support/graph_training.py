@@ -23,8 +23,8 @@ from xtrain.train.estimate import estimates
 class Run:
     """A Trainer on the GPU, its lines and records."""
 
-    def __init__(self, folder: str, name: str, graph: bool, **changes) -> None:
-        data = Path(folder) / "text.txt"
+    def __init__(self, folder: str, name: str, graph: bool, data: Path | None = None, **changes) -> None:
+        data = data or Path(folder) / "text.txt"
         if not data.exists():
             text_file(data)
         self.out, self.lines = Path(folder) / name, []

@@ -12,7 +12,9 @@ A copy of the tree is built once, with the objects that the tree has. Then the t
 each job plants its faults in a copy of that copy: one C file is compiled again and the extension linked, Python is not built. After a
 fault the sources, objects and extension are put back. What is needed: a C compiler, what the build needs, NumPy and pytest.
 
-A fault is caught when a test fails or the process crashes or hangs. The exit status is 0 when all are caught.
+A fault is caught when a test fails or the process crashes. Tests that take longer than LIMIT are HUNG, as a busy machine may be the reason:
+when the others are done, such a fault is planted again alone, with the limit ALONE. What hangs again is caught where the fault says
+`hangs=True`, else it stays HUNG. The exit status is 0 when all are caught.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from faults.table import Fault, table
 from places import ROOT
 
 GPU = "XTRAIN_PLANTING_ON_GPU"  # of the environment
-LIMIT = 120  # seconds for the tests of a fault; those that hang are killed
+LIMIT = 120  # seconds for the tests of a fault; those that take longer are killed
+ALONE = 600  # for those that were killed, planted again while no other job runs
 UNHURRIED = 900  # for the same tests without a fault, on a machine that may be busy
 LEFT_OUT = (
     ".git", ".venv", ".ci", "sanitize", "tsan", "coverage", "lib.*", "temp.*", "__pycache__", "dist", "runs", "cuda", "docs", "parity",
@@ -49,7 +52,7 @@ NO_WARNINGS = "".join(
     f'#pragma GCC diagnostic ignored "-W{name}"\n'
     for name in ("unused-variable", "unused-but-set-variable", "unused-parameter", "unused-function", "unused-value")
 )
-CAUGHT, SURVIVED, UNBUILT, UNRUN = "caught", "SURVIVED", "DID NOT BUILD", "TESTS DID NOT RUN"
+CAUGHT, SURVIVED, HUNG, UNBUILT, UNRUN = "caught", "SURVIVED", "HUNG", "DID NOT BUILD", "TESTS DID NOT RUN"
 
 
 @dataclass(frozen=True)
@@ -170,12 +173,15 @@ def with_fault(tree: Path, base: Path, fault: Fault) -> Iterator[str]:
         put_back(tree, base)
 
 
-def judge(tree: Path, base: Path, fault: Fault) -> Verdict:
+def judge(tree: Path, base: Path, fault: Fault, alone: bool = False) -> Verdict:
+    """alone: no other job runs, so that a hang of a fault that says so is a catch."""
     begun = time.monotonic()
     with with_fault(tree, base, fault) as refused:
         if refused:
             return Verdict(fault, UNBUILT, time.monotonic() - begun, refused)
-        status, said = run_tests(tree, fault.tests)
+        status, said = run_tests(tree, fault.tests, ALONE if alone else LIMIT)
+    if status is None:
+        return Verdict(fault, CAUGHT if alone and fault.hangs else HUNG, time.monotonic() - begun, said)
     # Status 2, an import that fails and with it the collection, is a catch.
     ran = status not in (3, 4, 5) and (status != 0 or re.search(r"\d+ passed", said))  # not where all are skipped
     outcome = UNRUN if not ran else SURVIVED if status == 0 else CAUGHT
@@ -189,7 +195,8 @@ def plant(
     faults: list[Fault], jobs: int, scratch: Path, check_first: bool = True, show=print, record: Path | None = None
 ) -> list[Verdict]:
     """The verdicts on `faults`, in their order. Faults whose tests fail without one are not planted. SystemExit when the
-    tree does not build. Each verdict adds a line, name and outcome, to `record` as soon as it stands."""
+    tree does not build. Those that hang are planted again, one after the other, behind the last; `show` sees both verdicts.
+    Each that stands adds a line, name and outcome, to `record` at once."""
     base = scratch / "base"
     copy_tree(ROOT, base)
     status, said = build(base)
@@ -206,27 +213,28 @@ def plant(
             copy_tree(base, scratch / f"job{job}")
             trees.put(scratch / f"job{job}")
 
-        def one(fault: Fault) -> Verdict:
+        def one(fault: Fault, alone: bool = False) -> Verdict:
             if fault.tests in wrong:
                 return Verdict(
                     fault, UNRUN, 0.0, f"{wrong[fault.tests]}\nwithout a fault these must pass: {fault.tests}"
                 )
             tree = trees.get()
             try:
-                verdict = judge(tree, base, fault)
+                verdict = judge(tree, base, fault, alone)
             finally:
                 trees.put(tree)
-            if record is not None:
+            if record is not None and (alone or verdict.outcome != HUNG):
                 add_line(record, f"{fault.name}\t{verdict.outcome}")
             return verdict
 
-        verdicts = []
-        for verdict in pool.map(one, faults):
-            verdicts.append(verdict)
+        def seen(verdict: Verdict) -> Verdict:
             show(f"{verdict.outcome:<9} {verdict.seconds:5.1f} s  {verdict.fault.name}: {verdict.fault.promise}")
-            if verdict.outcome not in (CAUGHT, SURVIVED):
+            if verdict.outcome in (UNBUILT, UNRUN):
                 show("\n".join(verdict.said.splitlines()[-8:]))
-    return verdicts
+            return verdict
+
+        verdicts = list(map(seen, pool.map(one, faults)))
+        return [seen(one(verdict.fault, alone=True)) if verdict.outcome == HUNG else verdict for verdict in verdicts]
 
 
 def main() -> None:

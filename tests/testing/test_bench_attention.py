@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from runs import python
 
@@ -12,6 +16,7 @@ import xtrain as xt
 from xtrain import _C, cli
 from xtrain.bench import attention, explain, frame
 from xtrain.cli import doctor
+from xtrain.errors import ConfigError
 
 pytestmark = [pytest.mark.on_cpu, pytest.mark.usefixtures("short_bursts")]
 
@@ -50,7 +55,7 @@ def test_bench_attention(tmp_path, capsys) -> None:
 def test_a_wrong_result_is_seen(name: str, dtype: str) -> None:
     shape = attention.Shape(2, 4, 2, 33, 16)
     tensors = attention.draw(shape, dtype, "cpu")
-    _, _, out, dq = attention.our_calls(shape, tensors, "materialized")
+    _, _, out, dq = attention.our_calls(shape, [tensors], "materialized")
     assert max(attention.worst_error(shape, dtype, tensors, out, dq)) <= 1
     for factor in (1.3, float("nan")):
         results = [x * factor if n == name else x for n, x in (("out", out), ("dq", dq))]
@@ -61,8 +66,8 @@ def test_a_wrong_result_is_seen(name: str, dtype: str) -> None:
 def test_a_wrong_result_is_no_result(monkeypatch, capsys) -> None:
     right = attention.our_calls
 
-    def wrong(shape, tensors, backend):
-        forward, backward, out, dq = right(shape, tensors, backend)
+    def wrong(shape, sets, backend):
+        forward, backward, out, dq = right(shape, sets, backend)
         return forward, backward, out, dq * 2.0 if backend == "reference" else dq
 
     monkeypatch.setattr(attention, "our_calls", wrong)
@@ -81,6 +86,114 @@ def test_the_reference_is_left_out_of_large_shapes_unless_asked_for(monkeypatch,
     assert "left out" not in text and "| reference" in text and "materialized" not in text
 
 
+# ---- the peer, inputs in turn, the host's share -----------------------------------------------------------------------------------------
+
+
+def test_inputs_take_turns(monkeypatch) -> None:
+    """Each call has the next set of inputs, forward and backward; results that are compared are of the first."""
+    shape = attention.Shape(1, 2, 1, 5, 8)
+    sets = [attention.draw(shape, "float32", "cpu") for _ in range(3)]
+    forward, backward, out, dq = attention.our_calls(shape, sets, "materialized")
+    assert max(attention.worst_error(shape, "float32", sets[0], out, dq)) <= 1
+    outs = [forward().numpy() for _ in range(6)]
+    for i in range(3):
+        assert np.array_equal(outs[i], outs[i + 3]) and not np.array_equal(outs[i], outs[(i + 1) % 3])
+    assert np.array_equal(outs[0], out.numpy())
+    seen = []
+    monkeypatch.setattr(_C, "backward", lambda roots, seeds, keep: seen.append(seeds[0]))
+    for _ in range(4):
+        backward()
+    assert [x is y for x, y in zip(seen, (sets[i][3] for i in (1, 2, 0, 1)))] == [True] * 4  # the first has run
+
+
+def test_as_many_sets_as_exceed_the_cache(monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(attention, "draw", lambda *of: drawn.append(of))
+    for shape, dtype, device, count in (
+        (attention.Shape(2, 2, 2, 64, 32), "bfloat16", "cpu", 1),
+        (attention.Shape(32, 12, 12, 256, 32), "bfloat16", "cuda:0", 8),  # 24 MiB a set
+        (attention.Shape(32, 12, 12, 256, 32), "tf32", "cuda:0", 4),
+        (attention.Shape(1, 16, 16, 16384, 128), "bfloat16", "cuda:0", 1),
+        (attention.Shape(1, 1, 1, 8, 8), "float32", "cuda:0", attention.MOST_SETS),
+    ):
+        assert len(attention.draw_sets(shape, dtype, device)) == count
+
+
+def test_a_peer_that_refuses_is_left_out_with_its_reason(monkeypatch, capsys, tmp_path) -> None:
+    def refuse(torch, shape, sets):
+        warnings.warn("CuDNN attention kernel not used because:", stacklevel=1)
+        warnings.warn("head_dim should be a multiple of 8 (Triggered internally at x.cpp:1.)", stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    torch = SimpleNamespace(__version__="2", nn=SimpleNamespace(attention=SimpleNamespace()))
+    torch.nn.attention.SDPBackend = SimpleNamespace(CUDNN_ATTENTION="cuDNN's", FLASH_ATTENTION="flash's")
+    asked = []
+
+    @contextlib.contextmanager
+    def only(backend):
+        asked.append(backend)
+        yield
+
+    torch.nn.attention.sdpa_kernel = only
+    monkeypatch.setattr(attention, "torch_calls", refuse)
+    monkeypatch.setattr(attention.peers, "find_torch", lambda threads: torch)
+    file = tmp_path / "x.json"
+    words = ("--sizes", "1x1x1x9x7", "--dtypes", "float32", "--peer", "cudnn", "--json", str(file))
+    assert run("attention", *words) == 0
+    text = capsys.readouterr().out
+    why = "head_dim should be a multiple of 8"
+    assert f"PyTorch cudnn is left out of 1x1x1x9x7, float32, because PyTorch refuses: {why}\n" in text
+    assert "| materialized" in text and "| PyTorch" not in text and asked == ["cuDNN's"]
+    found = json.loads(file.read_text())
+    assert found["machine"]["peer"] == "cudnn"
+    assert {(r["refused"], r["x_pytorch"], r["host_ms"]) for r in found["records"]} == {(why, None, None)}
+    assert (
+        attention.reason("flash", RuntimeError("one.\ntwo"), ["CuDNN attention kernel not used because:", "x"]) == "one"
+    )
+
+
+def test_options_that_need_pytorch(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(attention.peers, "find_torch", lambda threads: None)
+    assert run("attention", "--sizes", "1x1x1x9x8", "--peer", "cudnn") == 2
+    assert "--peer cudnn needs PyTorch, which is missing here" in capsys.readouterr().err
+    assert run("attention", "--sizes", "1x1x1x9x8", "--explain", "--peer", "cudnn") == 0
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    assert attention.covered([]) == 0
+    assert attention.covered([(5, 7), (0, 2), (1, 3), (1.5, 2), (10, 11)]) == 3 + 2 + 1
+
+
+def test_kernel_times_are_those_of_the_device(monkeypatch) -> None:
+    """Of a profiler that sees 2 us of kernels and 50 us of the host for each call."""
+    device, queued = SimpleNamespace(CUDA="cuda", CPU="cpu"), []
+
+    class Trace:
+        def __init__(self, activities):
+            assert activities == ["kernels"]
+
+        def __enter__(self):
+            queued.clear()
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def events(self):
+            for i in range(len(queued)):
+                for kind, length in (("cuda", 2), ("cpu", 50)):
+                    span = SimpleNamespace(start=100.0 * i, end=100.0 * i + length)
+                    yield SimpleNamespace(device_type=kind, time_range=span)
+
+    torch = SimpleNamespace(autograd=SimpleNamespace(DeviceType=device))
+    torch.profiler = SimpleNamespace(profile=Trace, ProfilerActivity=SimpleNamespace(CUDA="kernels"))
+    found = attention.kernel_times(torch, {"a": lambda: queued.append(1)}, lambda: None)
+    assert list(found) == ["a"] and len(found["a"]) == frame.TURNS_ON_DEVICE
+    assert found["a"] == pytest.approx([2e-6] * frame.TURNS_ON_DEVICE)
+    with pytest.raises(ConfigError, match="no kernel of b"):
+        attention.kernel_times(torch, {"b": lambda: None}, lambda: None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -90,6 +203,8 @@ def test_the_reference_is_left_out_of_large_shapes_unless_asked_for(monkeypatch,
         (["attention", "--backends", "flsh"], ["--backends", "materialized, reference", "'flsh'"]),
         (["attention", "--dtypes", "int32"], ["--dtypes", "float32, bfloat16", "'int32'"]),
         (["attention", "--plot", "x.png"], ["--plot"]),
+        (["attention", "--peer", "flsh"], ["--peer", "default, cudnn, flash", "'flsh'", "did you mean flash"]),
+        (["attention", "--kernels"], ["--kernels", "CUDA", "cpu"]),
         (["atention"], ["gemm or attention or ops", "'atention'", "attention"]),
         (["gemm", "--explain", "--sizes", "x"], ["--sizes", "'x'"]),
     ],

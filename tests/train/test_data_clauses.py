@@ -9,6 +9,7 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,52 @@ def test_batches_and_positions_that_cannot_be() -> None:
     for position in ({"epoch": -1, "index": 0}, {"epoch": 0, "index": -1}):
         with pytest.raises(DataError, match="the position must be inside the data"):
             loader.load_state_dict(position)
+
+
+@pytest.mark.parametrize("kind", ["loader", "packed_loader"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_batches_of_nothing_are_refused(kind: str, mixed: bool, tmp_path) -> None:
+    """Each size by its name, before the data is looked at; so are windows for validation."""
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.arange(200) % 50)
+    source = f"{tmp_path}/a.npy:1,{tmp_path}/b.npy:2" if mixed else tmp_path / "a.npy"
+    opened = data.open_data(source)
+    make: Any = getattr(opened, kind)
+    assert make(1, 1).next_batch()[0].shape == (1, 1)
+    assert make(np.int64(2), np.int32(3)).next_batch()[0].shape == (2, 3)
+    for sizes, name, value in (((0, 8), "batch_size", 0), ((-3, 8), "batch_size", -3), ((4, 0), "seq_len", 0), ((4, -1), "seq_len", -1)):  # fmt: skip
+        with pytest.raises(DataError, match=rf"^data: {name} must be at least 1, got {value}$"):
+            make(*sizes)
+    for sizes, name in (((2.0, 8), "batch_size"), ((2, 8.0), "seq_len")):
+        with pytest.raises(TypeError, match=f"^data: {name} must be an int, got float$"):
+            make(*sizes)
+    with pytest.raises(DataError, match="^data: seq_len must be at least 1, got 0$"):
+        opened.val_windows(0, 100)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_masks_that_do_not_fit_are_refused(pack: bool) -> None:
+    """Each has an entry for each token of its piece; pieces that are too short for a window have one, too."""
+    tokens, mask = [np.arange(20), np.arange(3)], np.ones(20, np.uint8)
+
+    def make(masks: Any) -> Any:
+        return corpora.Corpus("x", tokens, tokens, None, 20, None, train_masks=masks, val_masks=masks)
+
+    def loader(corpus: Any) -> Any:
+        return (corpus.packed_loader if pack else corpus.loader)(2, 4)
+
+    for masks in (None, [None, None], [mask, None], [mask, mask[:3]]):
+        loader(make(masks)).next_batch()
+    for masks, sentence in (
+        ([mask[:19], None], "the mask of piece 0 of x must have 20 entries, one a token, got 19"),
+        ([np.ones(21), None], "the mask of piece 0 of x must have 20 entries, one a token, got 21"),
+        ([None, mask[:2]], "the mask of piece 1 of x must have 3 entries, one a token, got 2"),
+        ([mask], "masks of x must be 2, one a piece or None, got 1"),
+    ):
+        with pytest.raises(DataError, match=f"^data: {sentence}$"):
+            loader(make(masks))
+        with pytest.raises(DataError, match="^data: " + sentence.replace(" of x", r" of x \(validation part\)")):
+            make(masks).val_batch(4, 8)
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -425,8 +472,7 @@ def test_a_tokenizer_of_a_file(tmp_path) -> None:
         ({"generation_config": {"eos_token_id": 9}, "config": {"eos_token_id": 1}}, 9),
         ({"config": {"eos_token_id": 1}}, 1),
         ({"generation_config": {"eos_token_id": [9, 1]}}, 9),
-        ({"generation_config": {"eos_token_id": []}, "config": {"eos_token_id": 1}}, 1),
-        ({"generation_config": {"eos_token_id": True}}, None),
+        ({"generation_config": {"eos_token_id": []}, "config": {"eos_token_id": 1}}, None),
         ({"generation_config": {"eos_token_id": 0}}, 0),
         ({"tokenizer_config": {"eos_token": "end"}}, 9),  # a name alone
         ({"tokenizer_config": {"eos_token": {"content": "end"}}}, 9),
@@ -444,9 +490,10 @@ def test_the_end_of_a_document(tmp_path, settings: dict, eos: int | None) -> Non
 
 def test_an_end_that_is_no_id_is_refused(tmp_path) -> None:
     pytest.importorskip("tokenizers", reason="needs tokenizers (pip install tokenizers)")
-    for number, bad in enumerate((-1, 2**32)):
-        with pytest.raises(DataError, match=r"eos_token_id must be in \[0, 2\*\*32\), got"):
-            words_tokenizer(tmp_path / str(number), generation_config={"eos_token_id": bad})
+    for number, bad in enumerate((-1, 2**32, True, [True, 9])):
+        for name in ("generation_config", "config"):
+            with pytest.raises(DataError, match=rf"{name}\.json: eos_token_id must be null, a token id or a list of"):
+                words_tokenizer(tmp_path / f"{name}{number}", **{name: {"eos_token_id": bad}})
 
 
 def test_a_panic_of_the_package_is_a_data_error(tmp_path, monkeypatch) -> None:

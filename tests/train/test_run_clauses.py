@@ -65,7 +65,7 @@ def test_what_is_trained_is_told(capsys, tmp_path) -> None:
         trainer = Trainer(options(text, tmp_path / f"run{len(lines)}", **changes), quiet=True)
         Report(False).introduce(trainer)
         lines.append(capsys.readouterr().out.splitlines()[0])
-    assert "trained" not in lines[0] and " M parameters, 0.00 M of them trained, float32, cpu" in lines[1]
+    assert "trained" not in lines[0] and " M parameters, 0.00 M of them trained, float32, " in lines[1]
     (tmp_path / "empty").mkdir()
     trainer.config.model.preset = str(tmp_path / "empty")
     for step, drawn in ((0, True), (3, False)):
@@ -497,14 +497,14 @@ def test_an_emergency_checkpoint_that_is_found_has_its_records(tmp_path, monkeyp
     monkeypatch.setattr(Metrics, "sync", lambda self: (order.append("records"), sync(self))[1])
     monkeypatch.setattr(saving, "save_checkpoint", lambda *args: (order.append("checkpoint"), save(*args))[1])
     trainer = Trainer(options(text_file(tmp_path / "text.txt"), tmp_path / "run"), quiet=True, callbacks=[_fails])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit):
         trainer.run()
     assert order[:2] == ["records", "checkpoint"]
 
 
 def _fails(trainer: Any, record: Any) -> None:
     if record["step"] == 3:
-        raise ZeroDivisionError
+        raise SystemExit
 
 
 def test_a_stretched_run_keeps_its_warm_up(tmp_path) -> None:

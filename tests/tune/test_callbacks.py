@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from xtrain import data, models
 from xtrain.cli import main
-from xtrain.errors import ConfigError, DataError
+from xtrain.errors import ConfigError, DataError, PeerError
 from xtrain.saving import find_checkpoints
 from xtrain.train import Callback, Trainer, train
 from xtrain.train.callbacks import WandbWriter
@@ -117,19 +119,109 @@ def tree(given: dict) -> dict:
     return found
 
 
-def test_an_error_of_a_callback_ends_the_run_once(given) -> None:
-    """With one record a step, an emergency checkpoint of it, and an end without a result."""
+class Fails(Callback):
+    """Fails in every method."""
+
+    def fail(self, state, *_) -> None:
+        raise RuntimeError("of the\nuser")
+
+    on_start = on_step_begin = on_step = on_checkpoint = on_end = fail
+
+
+def test_an_error_of_a_callback_ends_no_run(given, capsys) -> None:
+    """It is told once for each callback and method, with its step, counted after that, and the others hear everything."""
+    first, last = Listener(), Listener()
+
+    def stops(state, record) -> bool:
+        if record["step"] == 2:
+            raise ZeroDivisionError
+        return record["step"] == 3
+
+    result = Trainer({**given, "log_every": 1}, callbacks=[first, Fails(), Fails(), stops, last]).run()
+    assert (result.step, result.stopped) == (3, "callback")
+    assert first.heard == last.heard and last.heard[-1] == ("end", 3) and len(last.heard) == 10
+    assert [record["step"] for record in records(given)] == [1, 2, 3]
+    out = capsys.readouterr().out.splitlines()
+    said = [line for line in out if line.startswith("warning: the callback ")]
+    goes_on = "and training goes on: RuntimeError: of the user"
+    fails = [
+        f"warning: the callback {name} ({hook}) failed at step {step}, {goes_on}"
+        for hook, step in (("on_start", 0), ("on_step_begin", 0), ("on_step", 1), ("on_checkpoint", 2), ("on_end", 3))
+        for name in ("Fails", "Fails 2")
+    ]
+    stop = "warning: the callback stops (on_step) failed at step 2, and training goes on: ZeroDivisionError: no message"
+    assert said == [*fails[:6], stop, *fails[6:]]
+    more = [("2 more failures", "on_step_begin"), ("2 more failures", "on_step"), ("1 more failure", "on_checkpoint")]
+    counts = [f"warning: {n} of the callback {name} ({hook})" for n, hook in more for name in ("Fails", "Fails 2")]
+    assert [line for line in out if " more failure" in line] == counts == out[-6:]
+
+
+def test_what_a_callback_fails_with_may_be_anything(given, capsys) -> None:
+    """An error without a text of its own, and a result that is neither true nor false."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    class Array(Callback):
+        def on_step(self, state, record):
+            return np.zeros(2) < 1
+
+    def mute(state, record) -> None:
+        raise Mute
+
+    assert Trainer(given, callbacks=[mute, Array(), functools.partial(mute)]).run().step == 4
+    said = capsys.readouterr().out
+    assert "the callback mute (on_step) failed at step 1, and training goes on: Mute: no message\n" in said
+    assert "the callback Array (on_step) failed at step 1, and training goes on: ValueError: The truth value of" in said
+    assert "the callback partial (on_step) failed at step 1, " in said
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), PeerError("distributed: rank 1 is gone")])
+def test_what_ends_a_process_ends_the_run_from_a_callback_too(given, error) -> None:
+    """With one record a step, an emergency checkpoint of it, and an end without a result. A PeerError is no callback's
+    own: the processes of the run are no more.
+    """
     listener = Listener()
 
     def fails(state, record) -> None:
         if record["step"] == 3:
-            raise RuntimeError("of the user")
+            raise error
 
-    with pytest.raises(RuntimeError, match="^of the user$"):
+    with pytest.raises(type(error)) as raised:
         Trainer(given, quiet=True, callbacks=[fails, listener]).run()
+    assert raised.value is error
     assert [record["step"] for record in records(given)] == [1, 2, 3]
     assert listener.heard[-1] == ("end", None) and ("step", 2, 2) in listener.heard
     assert (Path(given["out"]) / "emergency-checkpoint-00000003").is_dir()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), PeerError("distributed: rank 1 is gone")])
+def test_later_failures_are_told_whatever_on_end_raises(given, capsys, error) -> None:
+    class Ends(Callback):
+        def on_end(self, state, result) -> None:
+            raise error
+
+    def careless(state, record) -> None:
+        raise ValueError("no luck")
+
+    with pytest.raises(type(error)) as raised:
+        Trainer(given, callbacks=[careless, Ends()]).run()
+    assert raised.value is error
+    assert capsys.readouterr().out.endswith("warning: 3 more failures of the callback careless (on_step)\n")
+
+
+def test_an_option_of_a_callback_is_wrong_before_the_first_step(given, monkeypatch) -> None:
+    """A ConfigError of on_start is raised, as of a writer: a package that is missing is told before the run, not after."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="wandb needs the package wandb"):
+        Trainer(given, quiet=True, callbacks=[WandbWriter()]).run()
+    assert records(given) == []
+
+    def refuses(state, record) -> None:
+        raise ConfigError("too late")
+
+    assert Trainer({**given, "out": given["out"] + "2"}, quiet=True, callbacks=[refuses]).run().step == 4
 
 
 @pytest.mark.parametrize("wrong,got", [(Listener, "the class Listener"), ("csv", "str"), (3, "int")])
@@ -376,9 +468,9 @@ def test_wandb(given, monkeypatch) -> None:
     assert options["project"] == "xtrain" and options["config"]["optim.lr"] == 3e-3 and options["name"] == "run"
     assert [step for step, _ in steps] == [1, 2, 3, 4] and end == {"exit_code": 0}
     assert steps[1][1]["val_loss"] == records(given)[1]["val_loss"]
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit):
         Trainer(
-            {**given, "writers": "wandb", "out": given["out"] + "2"}, quiet=True, callbacks=[lambda *_: 1 // 0]
+            {**given, "writers": "wandb", "out": given["out"] + "2"}, quiet=True, callbacks=[lambda *_: sys.exit(3)]
         ).run()
     assert logged[-1] == {"exit_code": 1}
 

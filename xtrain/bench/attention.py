@@ -3,21 +3,30 @@
 A shape is B x H x K x S x D: batch, query heads, key heads, tokens, head dim; causal unless `:full` follows. q, k and v
 lie in memory as [B, S, heads, D], as a projection leaves them. A forward has 4 B H S S D operations and a backward 2.5
 times as many, half of that when causal. A sample of out and of dq is compared with float64.
+
+PyTorch gets views [B, heads, S, D] of the same memory, as a model makes them. `--peer cudnn` and `--peer flash` let it
+choose nothing but that backend. On a GPU, calls take their inputs in turn from sets that are larger than the L2 cache
+together, so that none finds its own there. A call that the host queues more slowly than the device computes is named
+below the table; `--kernels` measures what the kernels take, without the host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
-from collections.abc import Callable
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import _C
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from . import accelerator, explain, frame, peers
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -26,6 +35,11 @@ SLOW = 2e9  # operations above which the reference runs only when it is asked fo
 SLOW_ON_CUDA = 5e11
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-10, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 SAMPLED = 8  # rows of one head
+PEERS = {"default": "", "cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}  # PyTorch's names of backends
+ROTATED = 192 << 20  # bytes of inputs on a GPU: above three times the L2 cache of an H200
+MOST_SETS = 64  # of inputs; each keeps the graph of a backward
+HOST_SHARE = 0.8  # of a call's time that its queueing takes, from which on the host may be its limit
+TRACED_CALLS = 16  # of a turn of --kernels
 
 
 @dataclass(frozen=True)
@@ -120,55 +134,170 @@ def worst_error(shape: Shape, dtype: str, tensors: list[Any], out: Any, dq: Any)
 
 
 Call = Callable[[], Any]
+Sets = list[list[Any]]  # of inputs, as `draw` makes them
 
 
-def our_calls(shape: Shape, tensors: list[Any], backend: str) -> tuple[Call, Call, Any, Any]:
-    """(forward, backward, out, dq)"""
-    leaves = [_C.detach(x).requires_grad_() for x in tensors[:3]]
+def draw_sets(shape: Shape, dtype: str, device: str) -> Sets:
+    """One on the CPU; on a GPU as many as have ROTATED bytes, and at most MOST_SETS."""
+    if not accelerator.on_cuda(device):
+        return [draw(shape, dtype, device)]
+    width = {"float64": 8, "float32": 4, "tf32": 4}.get(dtype, 2)
+    nbytes = 2 * width * shape.batch * shape.tokens * shape.dim * (shape.heads + shape.kv_heads)
+    return [draw(shape, dtype, device) for _ in range(min(MOST_SETS, -(-ROTATED // nbytes)))]
+
+
+def in_turn(sets: Iterable[Any], run: Callable[..., Any]) -> Call:
+    """A call that runs on one of the sets after the other."""
+    turns = itertools.cycle(sets)
+    return lambda: run(*next(turns))
+
+
+def our_calls(shape: Shape, sets: Sets, backend: str) -> tuple[Call, Call, Any, Any]:
+    """(forward, backward, out, dq); the results are of the first set."""
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         return _C.scaled_dot_product_attention(q, k, v, shape.causal, None, True, backend)
 
-    out = attend(*leaves)
-    backward = frame.repeated([([out], tensors[3:], leaves)], lambda roots, seeds: _C.backward(roots, seeds, True))
+    graphs = []
+    for tensors in sets:
+        leaves = [_C.detach(x).requires_grad_() for x in tensors[:3]]
+        graphs.append(([attend(*leaves)], tensors[3:], leaves))
+    backward = frame.repeated(graphs, lambda roots, seeds: _C.backward(roots, seeds, True))
     backward()
-    return lambda: attend(*tensors[:3]), backward, _C.detach(out), leaves[0].grad
+    (out,), _, leaves = graphs[0]
+    return in_turn([tensors[:3] for tensors in sets], attend), backward, _C.detach(out), leaves[0].grad
 
 
-def torch_calls(torch: Any, shape: Shape, tensors: list[Any]) -> tuple[Call, Call, Any, Any]:
-    theirs = [torch.from_dlpack(x) for x in tensors]
-    leaves = [x.detach().requires_grad_() for x in theirs[:3]]
+def torch_calls(torch: Any, shape: Shape, sets: Sets) -> tuple[Call, Call, Any, Any]:
+    """The same of PyTorch. Its gradients go to nobody, so that none is added to another or copied."""
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         function = torch.nn.functional.scaled_dot_product_attention
         return function(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
 
-    def forward() -> Any:
-        with torch.no_grad():
-            return attend(*theirs[:3])
+    def gradients(out: Any, dout: Any, leaves: list[Any]) -> Any:
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
 
-    out = attend(*leaves)
-    backward = frame.repeated(
-        [([out], theirs[3:], leaves)],
-        lambda roots, seeds: torch.autograd.backward(roots, seeds, retain_graph=True),
-    )
-    backward()
-    return forward, backward, _C.from_dlpack(out.detach()), _C.from_dlpack(leaves[0].grad.contiguous())
+    inputs, graphs = [], []
+    for tensors in sets:
+        q, k, v, dout = (torch.from_dlpack(x) for x in tensors)
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        inputs.append((q, k, v))
+        graphs.append((attend(*leaves), dout, leaves))
+    dq = gradients(*graphs[0])[0]
+    out = _C.from_dlpack(graphs[0][0].detach())
+    return in_turn(inputs, attend), in_turn(graphs, gradients), out, _C.from_dlpack(dq.contiguous())
 
 
-def bench_shape(shape: Shape, dtype: str, backends: list[str], device: str, torch: Any) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def only(torch: Any, peer: str) -> Iterator[None]:
+    """PyTorch's attention has this one backend, or chooses one itself (default)."""
+    if torch is None or not PEERS[peer]:
+        yield
+        return
+    with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, PEERS[peer])):
+        yield
+
+
+def peer_name(peer: str) -> str:
+    return "PyTorch" if peer == "default" else f"PyTorch {peer}"
+
+
+def reason(peer: str, error: Exception, notes: list[str]) -> str:
+    """Why PyTorch refuses: what it warns of behind `<backend> attention kernel not used because:`, else the error's
+    first line.
+    """
+    for note, next_ in itertools.pairwise(notes):
+        if note.lower().startswith(peer) and "not used because" in note:
+            return next_.partition(" (Triggered internally")[0].strip().rstrip(".")
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def peer_calls(
+    torch: Any, shape: Shape, sets: Sets, peer: str
+) -> tuple[tuple[Call, Call, Any, Any] | None, str | None]:
+    """(torch_calls, None), or (None, why PyTorch refuses this). The error is raised where no backend is named."""
+    if peer == "default":
+        return torch_calls(torch, shape, sets), None
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        try:
+            return torch_calls(torch, shape, sets), None
+        except RuntimeError as error:
+            return None, reason(peer, error, [str(note.message) for note in notes])
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def queueing(call: Call, wait: Call) -> float:
+    """Seconds in which a call returns while the device is idle, or has a few of these before it."""
+    times = []
+    for _ in range(5):
+        wait()
+        begun = time.perf_counter()
+        for _ in range(4):
+            call()
+        times.append((time.perf_counter() - begun) / 4)
+    wait()
+    return statistics.median(times)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of spans (begin, end)."""
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def kernel_times(torch: Any, calls: dict[str, Call], wait: Call) -> dict[str, list[float]]:
+    """Seconds of kernels per call, one number a turn, by CUPTI through torch.profiler; where two overlap, once."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(1 + frame.TURNS_ON_DEVICE):
+        for name, call in calls.items():
+            call()
+            wait()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+                for _ in range(TRACED_CALLS):
+                    call()
+                wait()
+            events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+            if not events:
+                raise ConfigError(f"--kernels: torch.profiler has recorded no kernel of {name}")
+            if turn:  # the first is a warm-up
+                spent = covered((e.time_range.start, e.time_range.end) for e in events)
+                times[name].append(spent * 1e-6 / TRACED_CALLS)
+    return times
+
+
+def bench_shape(
+    shape: Shape, dtype: str, backends: list[str], device: str, torch: Any, peer: str = "default", kernels: bool = False
+) -> list[dict[str, Any]]:
     """One record for every contender and pass."""
+    with only(torch, peer):  # around all: entering it takes longer than a small call
+        return _bench_shape(shape, dtype, backends, device, torch, peer, kernels)
+
+
+def _bench_shape(
+    shape: Shape, dtype: str, backends: list[str], device: str, torch: Any, peer: str, kernels: bool
+) -> list[dict[str, Any]]:
     wait = accelerator.waiter(device, torch)
-    tensors = draw(shape, dtype, device)
-    calls = {name: our_calls(shape, tensors, name) for name in backends}
-    if torch is not None:
-        calls["PyTorch"] = torch_calls(torch, shape, tensors)
+    sets = draw_sets(shape, dtype, device)
+    calls = {name: our_calls(shape, sets, name) for name in backends}
+    theirs, refused = (None, None) if torch is None else peer_calls(torch, shape, sets, peer)
+    other = peer_name(peer)
+    if theirs is not None:
+        calls[other] = theirs
     if wait is not None:
         wait()
-    errors = {name: worst_error(shape, dtype, tensors, *found[2:]) for name, found in calls.items()}
+    errors = {name: worst_error(shape, dtype, sets[0], *found[2:]) for name, found in calls.items()}
     records = []
     for i, pass_ in enumerate(("forward", "backward")):
-        times = {name: frame.summary(t) for name, t in frame.measure({n: c[i] for n, c in calls.items()}, wait).items()}
+        of_pass = {name: found[i] for name, found in calls.items()}
+        measured = kernel_times(torch, of_pass, wait) if kernels and wait else frame.measure(of_pass, wait)
+        times = {name: frame.summary(t) for name, t in measured.items()}
         best = min(t["ms"] for t in times.values())
         for name, t in times.items():
             error = errors[name][i]
@@ -181,7 +310,10 @@ def bench_shape(shape: Shape, dtype: str, backends: list[str], device: str, torc
                     **t,
                     "gflops": shape.operations(i == 1) / (t["ms"] * 1e6),
                     "percent_of_best": 100 * (best / t["ms"]),
-                    "x_pytorch": times["PyTorch"]["ms"] / t["ms"] if "PyTorch" in times else None,
+                    "x_pytorch": times[other]["ms"] / t["ms"] if other in times else None,
+                    "host_ms": queueing(of_pass[name], wait) * 1e3 if wait is not None and not kernels else None,
+                    "sets": len(sets),
+                    "refused": refused,
                     "error_over_tolerance": error if math.isfinite(error) else None,
                     "right": error <= 1,
                 }
@@ -195,6 +327,8 @@ OPTIONS = {
     "sizes": None,
     "dtypes": None,
     "backends": None,
+    "peer": "default",
+    "kernels": False,
     "device": "cpu",
     "threads": 0,
     "json": None,
@@ -208,7 +342,7 @@ HEADER = ("shape B x H x K x S x D", "dtype", "pass", "contender", "ms", "GFLOP/
 def row(record: dict[str, Any], cuda: bool) -> list[str]:
     name = record["contender"] + ("" if record["right"] else " WRONG")
     speed = f"{record['gflops'] / 1e3:.2f}" if cuda else f"{record['gflops']:.1f}"
-    ratio = f"{record['x_pytorch']:.2f}" if record["x_pytorch"] is not None else ""
+    ratio = f"{record['x_pytorch']:.3f}" if record["x_pytorch"] is not None else ""
     time = f"{record['ms']:.4f}" if cuda else f"{record['ms']:.3f}"
     return [
         record["shape"],
@@ -231,6 +365,25 @@ def show_choice(shapes: list[Shape], dtypes: list[str], device: str, backend: st
                 print("\n".join(explain.lines(problem, rows)))
 
 
+def method(device: str, kernels: bool) -> str:
+    """How numbers are measured, for people."""
+    sets = f"inputs in turn from sets of {ROTATED >> 20} MiB together (at most {MOST_SETS} sets)"
+    text = frame.method(device, sets) if accelerator.on_cuda(device) else frame.method(device)
+    return f"kernels alone, by CUPTI; {text}" if kernels else text
+
+
+def check_peer(values: dict[str, Any], torch: Any, cuda: bool) -> None:
+    """ConfigError for a peer that is none, and for options that need a PyTorch which is not here."""
+    peer = values["peer"]
+    if peer not in PEERS:
+        raise ConfigError(f"--peer must be one of {', '.join(PEERS)}, got {peer!r}{nearest(peer, list(PEERS))}")
+    if values["kernels"] and not cuda:
+        raise ConfigError(f"--kernels is for a CUDA device, got --device {values['device']}")
+    for option, wanted in ((f"--peer {peer}", peer != "default"), ("--kernels", values["kernels"])):
+        if wanted and torch is None and not values["explain"]:
+            raise ConfigError(f"{option} needs PyTorch{' with CUDA' if cuda else ''}, which is missing here")
+
+
 def command(values: dict[str, Any]) -> int:
     """Measure and print; 1 when a contender computed something wrong, else 0. --explain: only what is chosen."""
     device = frame.choose_device(values["device"])
@@ -242,16 +395,23 @@ def command(values: dict[str, Any]) -> int:
     shapes = parse_sizes(defaults["sizes"] if values["sizes"] is None else values["sizes"])
     frame.check_output("json", values["json"])
     frame.check_threads(values["threads"], device)
+    torch = None
+    if not values["explain"]:
+        torch = accelerator.find_torch(peers.find_torch(_C.get_num_threads()), device)
+    peer, kernels = values["peer"], values["kernels"]
+    check_peer(values, torch, cuda)
     if values["explain"]:
         explain.check_options(values)
         show_choice(shapes, dtypes, device, None if values["backends"] is None else backends[0])
         return 0
-    torch = accelerator.find_torch(peers.find_torch(_C.get_num_threads()), device)
     facts = frame.machine(device)
     facts["torch"] = torch.__version__ if torch is not None else None
+    facts["peer"] = peer if torch is not None else None
+    if cuda and torch is not None:
+        facts["cudnn"] = torch.backends.cudnn.version()
     print(frame.headline(facts) + (f", PyTorch {facts['torch']}" if torch is not None else ", no PyTorch here"))
-    print(frame.method(device))
-    names = [[shape.name for shape in shapes], dtypes, ["backward"], [*backends, "PyTorch"]]
+    print(method(device, kernels))
+    names = [[shape.name for shape in shapes], dtypes, ["backward"], [*backends, peer_name(peer)]]
     header = [title.replace("GFLOP/s", "TFLOP/s") if cuda else title for title in HEADER]
     table = frame.Table(header, [*map(frame.longest, names)], right=range(4, 8))
     records: list[dict[str, Any]] = []
@@ -264,7 +424,7 @@ def command(values: dict[str, Any]) -> int:
                 run = [name for name in backends if not (skip and name == "reference")]
                 _C.manual_seed(0)
                 with accelerator.precision(dtype == "tf32", torch) if cuda else contextlib.nullcontext():
-                    for record in bench_shape(shape, dtype, run, device, torch):
+                    for record in bench_shape(shape, dtype, run, device, torch, peer, kernels):
                         table.add(row(record, cuda))
                         records.append(record)
                 accelerator.release(device, torch)
@@ -272,6 +432,15 @@ def command(values: dict[str, Any]) -> int:
         _C.set_rng_state(state)
     if any(shape.operations(False) > slow for shape in shapes) and values["backends"] is None:
         print(f"left out: the reference above {slow / 1e9:g} GFLOP; --backends reference,... runs it")
+    refused = {(r["shape"], r["dtype"]): r["refused"] for r in records if r["refused"] is not None}
+    for (name, dtype), why in refused.items():
+        print(f"{peer_name(peer)} is left out of {name}, {dtype}, because PyTorch refuses: {why}")
+    for r in records:
+        if r["host_ms"] is not None and r["host_ms"] > HOST_SHARE * r["ms"]:
+            print(
+                f"the host may be the limit: {r['contender']}, {r['shape']} {r['pass']}, {r['dtype']}: queued in "
+                f"{r['host_ms']:.4f} ms of {r['ms']:.4f}; --kernels measures without it"
+            )
     bad = [record for record in records if not record["right"]]
     for record in bad:
         print(f"wrong result: {record['contender']}, {record['shape']} {record['pass']}, {record['dtype']}")

@@ -110,11 +110,11 @@ def summary(times: Sequence[float]) -> dict[str, float]:
     }
 
 
-def method(device: str) -> str:
-    """How numbers are measured, for people."""
+def method(device: str, inputs: str = "inputs warm") -> str:
+    """How numbers are measured, for people. inputs: how they are given."""
     turns = TURNS if device == "cpu" else TURNS_ON_DEVICE
     return (
-        f"medians of up to {turns} alternating turns, normal random data, a new result each call, inputs warm; "
+        f"medians of up to {turns} alternating turns, normal random data, a new result each call, {inputs}; "
         "ratios are of speed, above 1 is faster"
     )
 

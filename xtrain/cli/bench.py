@@ -20,6 +20,8 @@ bench attention: forward and backward of every implementation beside PyTorch, wh
   --sizes LIST          of BxHxKxSxD, causal, and BxHxKxSxD:full [default 1x4x4x256x64,2x12x12x512x64; larger on CUDA]
   --dtypes LIST         as for gemm
   --backends LIST       names that xt.attention_backends(device) lists [default all]
+  --peer NAME           PyTorch's backend: default (its own choice), cudnn or flash [default default]
+  --kernels             measure kernels alone, by CUPTI through PyTorch's profiler; on CUDA
 
 gemm and attention:
   --explain             measure nothing; show which implementation computes each size, and why none before it does;

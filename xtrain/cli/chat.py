@@ -9,7 +9,7 @@ from ..generation import stream_text
 from ..tokenizers import ChatTemplate, load_tokenizer
 from ..train import rundir
 from .parser import simple_options
-from .sample import DRAWING, check_drawing, drawing
+from .sample import DRAWING, check_drawing, drawing, tell_vocabulary
 
 USAGE = """\
 usage: xtrain chat DIR [options]
@@ -40,6 +40,7 @@ def command(arguments: list[str]) -> int:
     tokenizer = load_tokenizer(path)
     template = ChatTemplate(tokenizer.files(), path)
     model = saving.load_model(path)
+    tell_vocabulary(tokenizer, model)
     room = model.config.max_position_embeddings
     start = [{"role": "system", "content": values["system"]}] if values["system"] else []
     messages, options, answers = list(start), drawing(values), 0

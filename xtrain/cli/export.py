@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from .. import saving
 from ..errors import ConfigError, DataError
-from ..files import ending_in_order, reason, temporary_name
+from ..files import reason, whole_file
 from ..models import to_gguf
-from ..models.gguf_vocabulary import find_begin, write_vocabulary
+from ..models.gguf_vocabulary import MORE_ENDS, find_begin, write_vocabulary
+from ..saving.generation_config import end_tokens, listed
 from ..tokenizers import load_tokenizer
 from ..train import rundir
 from .parser import simple_options
@@ -47,10 +49,17 @@ def command(arguments: list[str]) -> int:
     if text is None:
         raise DataError(f"{path}: export needs a tokenizer.json, and there is none")
     begin = find_begin(tokenizer.files(), getattr(model.config, "bos_token_id", model.config.extra.get("bos_token_id")))
+    known = dict.fromkeys(listed(end_tokens(model)))
+    ends = [end for end in known if end < model.config.vocab_size and end != tokenizer.eos]
+    eos = tokenizer.eos if tokenizer.eos is not None or not ends else ends.pop(0)
+    if len(ends) > MORE_ENDS:
+        left = ", ".join(map(str, ends[MORE_ENDS:]))
+        room = f"a GGUF file has room for {1 + MORE_ENDS} ends of a sequence"
+        print(f"xtrain: warning: {room}: {left} left out", file=sys.stderr)
     with whole(out) as temporary:
         writer = library.GGUFWriter(temporary, to_gguf.ARCHITECTURES[model.config.model_type][0])
         to_gguf.write_config(writer, model.config, Path(directory).resolve().name)
-        write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, tokenizer.eos, begin)
+        write_vocabulary(writer, f"{path}/tokenizer.json", text, model.config.vocab_size, eos, begin, ends)
         count = to_gguf.write_tensors(writer, model.config, model.state_dict(), dtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -62,21 +71,11 @@ def command(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """A temporary name beside `out`, which becomes `out` when the block ends well: what is written is there whole, or
-    not at all. DataError where it cannot be written.
+    """A temporary file beside `out`, which becomes `out` when the block ends well: what is written is there whole, or
+    not at all. DataError where it cannot be written. What a killed export to `out` has left is removed.
     """
-    temporary = out.with_name(temporary_name(out.name))
-    with ending_in_order():
-        try:
+    try:
+        with whole_file(out, follow=False) as (temporary, _):
             yield temporary
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.rename(temporary, out)
-        except OSError as error:
-            raise DataError(f"export: {out} cannot be written: {reason(error)}") from None
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+    except OSError as error:
+        raise DataError(f"export: {out} cannot be written: {reason(error)}") from None

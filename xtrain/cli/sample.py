@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _C, saving
+from .._types import Tokenizer
 from ..errors import ConfigError
 from ..generation import LONGEST_SAMPLE, generate_text
 from ..tokenizers import load_tokenizer
 from ..train import rundir
 from .parser import simple_options
+
+if TYPE_CHECKING:
+    from ..models.language_model import LanguageModel
 
 USAGE = """\
 usage: xtrain sample DIR [options]
@@ -47,6 +51,7 @@ def command(arguments: list[str]) -> int:
         _C.set_num_threads(values["threads"])
     tokenizer = load_tokenizer(path)
     model = saving.load_model(path, ema=values["ema"])
+    tell_vocabulary(tokenizer, model)
     prompt = values["prompt"]
     if prompt:
         ids = tokenizer.encode(prompt.encode("utf-8", "surrogateescape"))
@@ -58,6 +63,17 @@ def command(arguments: list[str]) -> int:
         print(f"xtrain: warning: {warning.message}", file=sys.stderr)
     print(text if prompt else text.lstrip("\0"))
     return 0
+
+
+def tell_vocabulary(tokenizer: Tokenizer, model: LanguageModel) -> None:
+    """A warning where the tokenizer may give tokens that the model lacks: a text with one of them is refused."""
+    ids, words = tokenizer.vocab_size, getattr(model.config, "vocab_size", None)
+    if words is not None and ids > words:
+        print(
+            f"xtrain: warning: the tokenizer has {ids} ids, the model's vocab_size is {words}: the model cannot take "
+            f"ids from {words} on",
+            file=sys.stderr,
+        )
 
 
 def drawing(values: dict[str, Any]) -> dict[str, Any]:

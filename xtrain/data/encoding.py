@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -14,12 +15,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any, BinaryIO
+from zipfile import ZipFile
 
 import numpy as np
 
-from ..errors import DataError
-from ..files import make_folders, reason, write_file
+from ..errors import DataError, shown
+from ..files import check_regular, make_folders, reason, write_file
 from ..tokenizers import FileTokenizer, StoredFiles, Tokenizer
 from .readers import Document
 from .records import Encoded, Encoder, batches
@@ -139,13 +141,22 @@ class Kept:
 
     def load(self, number: int) -> list[Encoded] | None:
         """A batch that was stored; None where there is none."""
+        path = self._path(number)
         try:
-            with np.load(self._path(number), allow_pickle=False) as file:
-                tokens, learned, all_learned, counts, texts = (file[name] for name in _FIELDS)
+            # O_NONBLOCK: a FIFO would wait for a writer.
+            with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as stream:
+                check_regular(os.fstat(stream.fileno()))
+                tokens, learned, all_learned, counts, texts = _arrays(stream)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise DataError(f"data: {self._path(number)} is damaged, remove it: {error}") from None
+        except MemoryError:
+            raise DataError(f"data: {path} does not fit into memory") from None
+        except Exception as error:  # zipfile and NumPy raise errors of ten classes, which change with their versions
+            # EINVAL: it is not a regular file, or a damaged place in it lies before its beginning.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise DataError(f"data: {path} cannot be read: {reason(error)}") from None
+            text = shown(error) or type(error).__name__
+            raise DataError(f"data: {path} is damaged, remove it: {text}") from None
         ends = np.cumsum(counts)[:-1]
         parts = zip(np.split(tokens, ends), np.split(learned, ends), all_learned, texts, strict=True)
         self.found += 1
@@ -165,7 +176,8 @@ class Kept:
             np.array([len(one.tokens) for one in batch], np.int64),
             np.array([one.text for one in batch], np.int64),
         )
-        np.savez(content, **dict(zip(_FIELDS, values, strict=True)))
+        named: dict[str, Any] = dict(zip(_FIELDS, values, strict=True))
+        np.savez(content, **named)
         try:
             write_file(self._path(number), lambda stream: stream.write(content.getvalue()))
         except OSError as error:
@@ -176,7 +188,28 @@ class Kept:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-_FIELDS = ("tokens", "learned", "all_learned", "counts", "texts")
+_FIELDS = {"tokens": np.uint32, "learned": np.bool_, "all_learned": np.bool_, "counts": np.int64, "texts": np.int64}
+
+
+def _arrays(stream: BinaryIO) -> list[np.ndarray]:
+    """The arrays of _FIELDS, which fit each other. Members are read whole, so that their checksums are compared."""
+    found: list[np.ndarray] = []
+    size = os.fstat(stream.fileno()).st_size
+    with ZipFile(stream) as archive:
+        for name, dtype in _FIELDS.items():
+            member = archive.getinfo(f"{name}.npy")
+            if member.file_size > size:
+                raise ValueError(f"{name} is larger than its file")
+            array = np.lib.format.read_array(io.BytesIO(archive.read(member)), allow_pickle=False)
+            if array.ndim != 1 or array.dtype != dtype:
+                raise ValueError(f"{name} must be {np.dtype(dtype)} of one dimension, got {array.dtype} {array.shape}")
+            found.append(array)
+    tokens, learned, all_learned, counts, texts = found
+    if not len(counts) == len(all_learned) == len(texts):
+        raise ValueError("its documents must have a count, a mask and a size each")
+    if (counts < 0).any() or not sum(counts.tolist()) == len(tokens) == len(learned):
+        raise ValueError("the counts must add up to the tokens and to their mask")
+    return found
 
 
 def _read(path: Path) -> object:

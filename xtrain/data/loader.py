@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _C
 from .._C import Tensor
+from .._types import as_int
 from ..errors import DataError
 from .file_array import Segment
 
@@ -26,8 +27,18 @@ def check_tokens(tokens: np.ndarray, vocab_size: int | None, name: str, part: in
         )
 
 
+def check_size(name: str, size: int) -> None:
+    """DataError for a size below 1, TypeError for one that is no integer."""
+    if as_int("data", name, size) < 1:
+        raise DataError(f"data: {name} must be at least 1, got {size}")
+
+
 def check_batch(batch_size: int, seq_len: int) -> None:
-    """DataError for a batch that cannot be held: gathered row by row, it would fill the memory for hours first."""
+    """DataError for a batch of nothing, and for one that cannot be held: gathered row by row, it would fill the memory
+    for hours first.
+    """
+    check_size("batch_size", batch_size)
+    check_size("seq_len", seq_len)
     try:
         np.empty((batch_size, seq_len + 1), np.int64)
     except (MemoryError, ValueError):
@@ -36,11 +47,25 @@ def check_batch(batch_size: int, seq_len: int) -> None:
         ) from None
 
 
+def check_masks(segments: Sequence[Segment], masks: Sequence[Segment | None] | None, name: str) -> None:
+    """DataError for masks of another number than the segments, or one of another length than its segment."""
+    if not masks:
+        return
+    if len(masks) != len(segments):
+        raise DataError(f"data: masks of {name} must be {len(segments)}, one a piece or None, got {len(masks)}")
+    for place, (segment, mask) in enumerate(zip(segments, masks, strict=True)):
+        if mask is not None and len(mask) != len(segment):
+            raise DataError(
+                f"data: the mask of piece {place} of {name} must have {len(segment)} entries, one a token, "
+                f"got {len(mask)}"
+            )
+
+
 class Windows:
     """Every window of seq_len + 1 tokens that starts at a multiple of seq_len of its segment, an array [tokens].
 
     masks: for each segment an array [tokens] that is 0 where a token is no target, or None where every one is.
-    DataError when there is no window.
+    DataError when there is no window, for a seq_len below 1 and for masks that do not fit.
     """
 
     def __init__(
@@ -51,6 +76,8 @@ class Windows:
         vocab_size: int | None = None,
         masks: Sequence[Segment | None] | None = None,
     ) -> None:
+        check_size("seq_len", seq_len)
+        check_masks(segments, masks, name)
         self.seq_len = seq_len
         self._name, self._vocab = name, vocab_size
         kept = [place for place, segment in enumerate(segments) if len(segment) > seq_len]
@@ -109,7 +136,7 @@ class Loader:
 
     segments: arrays of token ids [tokens]; masks: as of Windows. The order is a function of (seed, epoch) that needs no
     memory, and the position is two numbers, so a checkpoint continues exactly. DataError when no segment has
-    seq_len + 1 tokens, or a batch does not fit into memory.
+    seq_len + 1 tokens, a size is below 1, a batch does not fit into memory, or a mask does not fit its segment.
     """
 
     def __init__(
@@ -122,9 +149,9 @@ class Loader:
         name: str = "data",
         masks: Sequence[Segment | None] | None = None,
     ) -> None:
+        check_batch(batch_size, seq_len)
         self.windows = Windows(segments, seq_len, name, vocab_size, masks)
         self.batch_size, self.seed = batch_size, seed
-        check_batch(batch_size, seq_len)
         self.epoch = 0
         self.index = 0  # windows of this epoch already used
 

@@ -12,7 +12,7 @@ from .._C import Tensor
 from ..errors import DataError
 from ..tensors.documents import bounds_of
 from .file_array import Segment
-from .loader import IGNORED, check_batch, check_tokens, permute
+from .loader import IGNORED, check_batch, check_masks, check_tokens, permute
 
 CHUNK = 1024  # documents that are packed together; more waste less, and repeat more work after a resume
 
@@ -101,7 +101,8 @@ class PackedLoader:
 
     The documents of an epoch are drawn without replacement. CHUNK of them at a time are packed, best fit decreasing,
     and the rows of a chunk are drawn without replacement, too. So the order is a function of (seed, epoch), and the
-    position is three numbers. segments, masks: as of Loader. documents: for each segment where its documents lie.
+    position is three numbers. segments, masks and errors: as of Loader. documents: for each segment where its documents
+    lie.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class PackedLoader:
         masks: Sequence[Segment | None] | None = None,
     ) -> None:
         check_batch(batch_size, seq_len)
+        check_masks(segments, masks, name)
         self._segments, self._documents = segments, documents
         self._masks = masks or [None] * len(segments)
         self._ends = np.cumsum([len(part) for part in documents], dtype=np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DataError, shown
 from ..files import reason
-from .file_array import DataFile, FileArray
+from .file_array import DataFile, FileArray, open_regular
 from .text import is_text
 
 # What the objects of JSON lines and rows may be, and the keys of each.
@@ -73,6 +73,7 @@ def _kind(value: Any) -> str:
 
 
 def _opened(path: str) -> BinaryIO | gzip.GzipFile:
+    open_regular(path)  # a pipe would be waited for, and a device may have no end
     try:
         if path.lower().endswith(".gz"):
             return gzip.open(path, "rb")
@@ -91,6 +92,8 @@ def _read(stream: BinaryIO | gzip.GzipFile, path: str, line: bool = False) -> by
         raise DataError(f"data: {path} is no gzip file, or it is damaged: {error}") from None
     except OSError as error:
         raise DataError(f"data: {path}: {reason(error)}") from None
+    except MemoryError:
+        raise DataError(f"data: {path} does not fit into memory") from None
 
 
 def _lines(path: str) -> Iterator[Document]:
@@ -121,10 +124,12 @@ def _lines(path: str) -> Iterator[Document]:
 
 def _rows(path: str, field: str | None) -> Iterator[Document]:
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
         raise DataError(f"data: {path} needs the package pyarrow: pip install 'xtrain[data]'") from None
     number = 0
+    open_regular(path)
     try:
         with parquet.ParquetFile(path) as file:
             columns = list(file.schema_arrow.names)
@@ -137,7 +142,7 @@ def _rows(path: str, field: str | None) -> Iterator[Document]:
                 for row in batch.to_pylist():
                     number += 1
                     yield Document(f"{path}, row {number}", row)
-    except (OSError, ValueError) as error:  # what pyarrow raises is one of them
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:  # OverflowError: of a date
         if isinstance(error, DataError):
             raise
         raise DataError(f"data: {path} cannot be read as Parquet: {shown(error, 200)}") from None

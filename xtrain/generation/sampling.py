@@ -16,6 +16,7 @@ from .._C import Tensor
 from .._types import is_real
 from ..autograd import no_grad
 from ..nn.module import evaluating
+from ..saving.generation_config import end_tokens
 from .draws import Draws, Penalty
 from .prompts import Prompts
 from .steps import CAPTURES, Steps, can_capture, can_step
@@ -50,12 +51,13 @@ def generate(
 
     temperature: logits are divided by it; 0 takes the most likely token. top_k: sample among the k most likely tokens.
     top_p: among the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020, nucleus sampling). eos: a
-    token id or several that end a sequence, None those of `config.eos_token_id`, () none; generation stops when all
-    have ended, a finished one repeats its last token. seed: of this call's random numbers, in [0, 2^64), the same on
-    every device (functional.sample); None draws one from the default generator, so `manual_seed` repeats it.
-    repetition_penalty: logits of tokens that a row has had are divided by it where positive, else multiplied (Keskar
-    et al. 2019, CTRL). stream: called after every step with the list of the B new tokens; `stream_tokens` is an
-    iterator instead. The model runs in evaluation mode, and has its own mode again afterwards.
+    token id or several that end a sequence, () none; None means those of the model's generation_config.json, and
+    without such a file `config.eos_token_id`. Generation stops when all have ended, a finished one repeats its last
+    token. seed: of this call's random numbers, in [0, 2^64), the same on every device (functional.sample); None draws
+    one from the default generator, so `manual_seed` repeats it. repetition_penalty: logits of tokens that a row has had
+    are divided by it where positive, else multiplied (Keskar et al. 2019, CTRL). stream: called after every step with
+    the list of the B new tokens; `stream_tokens` is an iterator instead. The model runs in evaluation mode, and has its
+    own mode again afterwards.
 
     capture: True makes the steps after the first without the host, on a GPU as a captured graph (xt.cuda.graph): one
     launch a token. Tokens are read 16 at a time, so `stream` is called late, and up to 31 steps past the end are
@@ -101,9 +103,7 @@ class Generation:
         repetition_penalty: float = 1.0,
         attention_mask: Any = None,
     ) -> None:
-        if eos is None:
-            eos = getattr(model.config, "eos_token_id", None)
-        self._ends = _end_tokens(eos)
+        self._ends = _end_tokens(end_tokens(model) if eos is None else eos)
         prompts = Prompts(ids, attention_mask, _pad(model.config, self._ends))
         max_new_tokens, top_k, seed = _whole(max_new_tokens), _whole(top_k), _whole(seed)
         _check(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)

@@ -10,6 +10,7 @@ import numpy as np
 from .._types import Tokenizer
 from ..autograd import no_grad
 from ..nn.module import evaluating
+from ..saving.generation_config import end_tokens, listed
 from .prompts import token_ids
 from .sampling import Generation
 
@@ -33,7 +34,7 @@ def generate_text(
     repetition_penalty: float = 1.0,
 ) -> str:
     """Return the text of `ids` [S] continued by `tokens` sampled tokens; ends early at the end-of-document token
-    or one of config.eos_token_id, and before the first of the texts `stop` that the continuation holds.
+    or one of the model's (see generate), and before the first of the texts `stop` that the continuation holds.
 
     The other arguments, and errors, are those of `generate`; top_k 0 takes all tokens.
     """
@@ -207,7 +208,6 @@ def _begun(text: str, stop: str) -> int:
 
 
 def _ends(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
-    """The tokens that end a text: the tokenizer's, and those of the model's config."""
-    eos = getattr(model.config, "eos_token_id", None)
-    ends = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
+    """The tokens that end a text: the tokenizer's, and the model's."""
+    ends = set(listed(end_tokens(model)))
     return ends if tokenizer.eos is None else ends | {tokenizer.eos}

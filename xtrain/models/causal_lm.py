@@ -11,7 +11,7 @@ from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..generation import KVCache
 from ..nn.module import LoadResult, is_stock
-from ..tensors.documents import check_bounds, positions_in
+from ..tensors.documents import check_bounds, check_rows, positions_in
 from .language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class CausalLM(LanguageModel):
         check_bounds(self.config.family, documents, *ids.shape)
         if caches is not None:
             raise ValueError(f"{self.config.family}: documents must be None with caches, got both")
+        check_rows(documents)
         return positions_in(documents) if positions is None else positions, (documents,)
 
     def features(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:

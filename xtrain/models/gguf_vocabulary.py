@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import DataError
 
+MORE_ENDS = 2  # ends that a file has room for beside that of a document: of a turn, of a message
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 # The name of a way to cut text into words -> the expressions that tokenizer.json cuts by. llama.cpp knows ways by name.
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -68,11 +69,13 @@ def write_vocabulary(
     vocab_size: int,
     eos: int | None,
     begin: tuple[int | None, bool] = (None, False),
+    more_ends: Sequence[int] = (),
 ) -> None:
     """Adds the tokens, their types and the merges of the tokenizer.json `text`.
 
     vocab_size: of the model; ids without a token get names of their own. eos: the id that ends a document. begin: what
-    find_begin says. DataError, which names `path`, for a tokenizer of another form.
+    find_begin says. more_ends: other ids that end a sequence; the form has room for MORE_ENDS, the ends of a turn and
+    of a message, at which llama.cpp stops, too. DataError, which names `path`, for a tokenizer of another form.
     """
     content = json.loads(text)
     model = content.get("model") or {}
@@ -104,3 +107,6 @@ def write_vocabulary(
     writer.add_add_bos_token(begin[1] and begin[0] is not None and begin[0] < vocab_size)
     if eos is not None:
         writer.add_eos_token_id(eos)
+    more = more_ends[:MORE_ENDS]
+    for add, end in zip((writer.add_eot_token_id, writer.add_eom_token_id)[: len(more)], more, strict=True):
+        add(end)

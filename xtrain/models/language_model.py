@@ -15,10 +15,14 @@ class LanguageModel(nn.Module):
     config: made by the architecture's config class. forward(ids, positions=None, caches=None): ids [B, S] -> logits
     [B, S, V]. loss(ids, targets, ignore_index=-100, reduction="mean"): cross entropy in nats. Both take documents, of
     functional.document_bounds, where the model is trained on rows that hold several. make_caches(batch,
-    length): empty caches of `length` positions, one per layer, for forward.
+    length): empty caches of `length` positions, one per layer, for forward. generation_config: the content of the
+    generation_config.json that the model was loaded with, None where there was none; saving writes it.
+    generation_file: its bytes then.
     """
 
     config: Any
+    generation_config: dict[str, Any] | None = None
+    generation_file: bytes = b""
     forward: Callable[..., Tensor]
     loss: Callable[..., Tensor]
     make_caches: Callable[[int, int], list[Any]]

@@ -23,7 +23,6 @@ MODULES = {
     "qwen2": ".qwen2",
     "qwen3": ".qwen3",
 }
-GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": 40}  # of a model that suggests nothing itself
 RECOMPUTE = ("none", "cheap", "block", "full")  # policies of recomputation, from the most memory to the least
 _WITH_STREAMS = re.compile(r"xtrain_(.+)_mhc")  # the model_type of an architecture with hyper-connections
 
@@ -38,8 +37,9 @@ class Architecture:
     attributes of the config that say how large a model is, for messages. tied: {tensor: the tensor that it equals} when
     `tie_word_embeddings` is true; a directory may leave the first out. stored: the name here of a tensor of a
     file, or None for one that is no parameter (masks of older files). stays_wide: whether the tensor of this name is
-    float32 in 16-bit models. generation: what generation_config.json suggests. streams: whether it may have
-    hyper-connections; its files then have a model_type of their own. recompute: the policies that the model has.
+    float32 in 16-bit models. generation: what the generation_config.json of a new model suggests. streams: whether it
+    may have hyper-connections; its files then have a model_type of their own. recompute: the policies that the model
+    has.
     """
 
     config: type[Any]
@@ -50,7 +50,7 @@ class Architecture:
     tied: Mapping[str, str] = field(default_factory=dict)
     stored: Callable[[str], str | None] = lambda name: name
     stays_wide: Callable[[str], bool] = lambda name: False
-    generation: Mapping[str, Any] = field(default_factory=lambda: dict(GENERATION))
+    generation: Mapping[str, Any] = field(default_factory=dict)
     streams: bool = False
     recompute: tuple[str, ...] = RECOMPUTE[:1]
 

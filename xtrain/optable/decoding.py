@@ -55,6 +55,7 @@ def _call(x: Any, positions: Any, *arrays: Any, qk_norm: bool, **options: Any) -
         caches += [_C.contiguous(_C.clone(layer[name])) for name in ("keys", "values")]
     last = (_C.contiguous(one) for one in arrays[-2:]) if _has_head(arrays, qk_norm) else (None, None)
     options["last_norm"], options["head"] = last
+    options.setdefault("plain", False)  # the op's own default is True, and would keep one launch out of every case
     return [_C.decoder_step(x, positions, weights, caches, **options), *caches]
 
 

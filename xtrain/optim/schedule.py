@@ -22,7 +22,8 @@ def lr_schedule(
     kind: "cosine" (half a cosine; Loshchilov & Hutter 2017, SGDR), "linear", "constant" (stays at base), or "wsd"
     (stays at base, and falls in the last `decay` steps, None for a fifth of all; Hu et al. 2024, MiniCPM). decay_form,
     of wsd: "linear", or "1-sqrt", which falls faster at first (Haegele et al. 2024). Steps after total keep the last
-    value; where no step is left to fall in, that is `base`. ValueError for another kind or form.
+    value; where no step is left to fall in, that is `base`. ValueError for another kind or form, and for a `decay` of
+    wsd outside [0, total].
     """
     if kind not in ("cosine", "linear", "constant", "wsd"):
         raise ValueError(f"lr_schedule: kind must be cosine, linear, constant or wsd, got {kind!r}")
@@ -33,6 +34,8 @@ def lr_schedule(
             raise TypeError(f"lr_schedule: {name} must be a number, got {type(value).__name__}")
     if decay is not None and not is_real(decay):
         raise TypeError(f"lr_schedule: decay must be a number or None, got {type(decay).__name__}")
+    if kind == "wsd" and decay is not None and not 0 <= decay <= total:
+        raise ValueError(f"lr_schedule: decay must be in [0, total], here {total}, got {decay}")
     if step < warmup:
         return base * (step + 1) / warmup
     if kind == "constant":

@@ -21,6 +21,7 @@ from .checkpoint import (
     verify_checkpoint,
 )
 from .directory import FORMAT, MANIFEST, DirectoryWriter
+from .generation_config import read_generation
 from .model import SHARD_BYTES, has_weights, load_model, parse_size, read_config, read_tensors, save_model
 from .places import (
     checkpoint_name,
@@ -41,6 +42,6 @@ __all__ = [
     "FORMAT", "MANIFEST", "SHARD_BYTES", "DirectoryReader", "DirectoryWriter", "SafetensorsFile", "checkpoint_name",
     "checkpoint_step", "chunks", "clean_temporary", "displaced_hint", "find_checkpoints", "find_displaced",
     "first_valid", "has_weights", "is_emergency", "load_checkpoint", "load_model", "modified", "newest_valid",
-    "parse_size", "read_config", "read_tensors", "read_trainer_state", "remove_checkpoint", "save_checkpoint",
-    "save_model", "set_aside_after", "verify_checkpoint",
+    "parse_size", "read_config", "read_generation", "read_tensors", "read_trainer_state", "remove_checkpoint",
+    "save_checkpoint", "save_model", "set_aside_after", "verify_checkpoint",
 ]  # fmt: skip

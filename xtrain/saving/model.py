@@ -13,11 +13,12 @@ from .._C import Tensor
 from .._types import Device, Tokenizer
 from ..autograd import no_grad
 from ..errors import CheckpointError, shown
-from ..models.registry import GENERATION, Architecture, architecture
+from ..models.registry import Architecture, architecture
 from ..nn.lora import lora_layers
 from .adapter import CONFIG as ADAPTER
 from .adapter import install_adapter, read_adapter_config, write_adapter
 from .directory import DirectoryWriter, PathLike
+from .generation_config import config_ends, read_generation, write_generation
 from .places import displaced_hint
 from .reader import DirectoryReader
 from .safetensors import SafetensorsFile, chunks, plain, raw_bytes
@@ -76,11 +77,10 @@ def write_model(writer: DirectoryWriter, model: LanguageModel, tokenizer: Tokeni
     config["dtype"] = config["torch_dtype"] = next(iter(model.parameters())).dtype.name
     eos = getattr(tokenizer, "eos", None)
     kind = _architecture(model)
-    generation = dict(GENERATION if kind is None else kind.generation)
     if eos is not None:
-        config["eos_token_id"] = generation["eos_token_id"] = eos
+        config["eos_token_id"] = config_ends(model.config, eos)
     writer.write_json("config.json", config)
-    writer.write_json("generation_config.json", generation)
+    write_generation(writer, model, config, eos, {} if kind is None else kind.generation)
     for name, data in (tokenizer.files() if tokenizer is not None else {}).items():
         writer.write(name, [data])
     if lora_layers(model):
@@ -230,6 +230,7 @@ def load_model(
     finally:
         _C.set_rng_state(random)  # the initial weights are overwritten: they cost no random numbers
     load_tensors(model, tensors, directory, dtype)
+    read_generation(model, reader)
     if ema:
         load_averages(model, reader)
     return model if device is None else model.to(device)
@@ -265,6 +266,7 @@ def _load_with_adapter(reader: DirectoryReader, dtype: _C.dtype | None, device: 
         raise CheckpointError(f"{path}: base_model_name_or_path must be a model without LoRA, got {shown(base)}")
     model = load_model(base, dtype)
     install_adapter(model, reader)
+    read_generation(model, reader)
     return model if device is None else model.to(device)
 
 

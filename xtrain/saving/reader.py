@@ -4,8 +4,9 @@
 
 The pieces of a file follow each other. A tensor begins and ends with a piece, so that it can be checked alone, and no
 piece is longer than PIECE, so that several threads can hash one tensor. In format 1 a file has one "sha256" instead of
-pieces and is checked as a whole when it is opened. A directory without a manifest, such as a download, is read as it
-is.
+pieces and is checked as a whole when it is opened. Pieces of those bytes are hashed in the same pass, and what is read
+later is compared with them: to keep the bytes would take the memory of the whole file, which may be many times that of
+the tensor that is asked for. A directory without a manifest, such as a download, is read as it is.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from ..files import reason
 from .directory import FORMAT, MANIFEST, PIECE, PathLike
 
 _INLINE = 1 << 16  # shorter pieces are hashed before a thread would have begun
+_GRID = 1 << 18  # bytes of a piece of format 1: a tensor reads up to one more at each of its ends
 _QUEUE = 32  # pieces that wait for their hash while a whole file is checked
 
 
 @dataclass(frozen=True)
 class Record:
     """What a manifest says about a file. ends: where each piece ends, in bytes from the beginning of the file. hashes:
-    of the pieces, SHA-256 in hexadecimal. whole: format 1, one piece of any size.
+    of the pieces, SHA-256 in hexadecimal. whole: format 1, one piece of any size, or those that were hashed at the
+    opening.
     """
 
     size: int
@@ -112,7 +115,7 @@ class CheckedFile:
             if record is not None and record.whole:
                 self._verify_whole(record.hashes[0])
         except BaseException:
-            self._file.close()
+            self.close(check=False)
             raise
 
     def __enter__(self) -> CheckedFile:
@@ -132,7 +135,9 @@ class CheckedFile:
                 self._pool.shutdown(cancel_futures=True)
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Return bytes [start, stop): whole pieces, when the file has a record."""
+        """Return bytes [start, stop): whole pieces, when the file has a record of format 2. Of a file of format 1 it
+        may be any bytes, and up to 512 KiB more are read and hashed: the rest of the pieces at its ends.
+        """
         data = self.peek(start, stop)
         record = self._record
         if record is not None and start < stop:
@@ -140,9 +145,16 @@ class CheckedFile:
             begin = record.ends[first - 1] if first else 0
             for piece in range(first, bisect.bisect_left(record.ends, stop) + 1):
                 end = record.ends[piece]
+                part = memoryview(data)[max(begin - start, 0) : end - start]
                 if begin < start or end > stop:
-                    raise self._damaged(f"no pieces in the manifest are bytes {start} to {stop - 1}")
-                self._checks.append((piece, self._hash(memoryview(data)[begin - start : end - start])))
+                    if not record.whole:
+                        raise self._damaged(f"no pieces in the manifest are bytes {start} to {stop - 1}")
+                    digest = hashlib.sha256(self.peek(begin, max(begin, start)))
+                    digest.update(part)
+                    digest.update(self.peek(min(stop, end), end))
+                    self._checks.append((piece, digest.hexdigest()))
+                else:
+                    self._checks.append((piece, self._hash(part)))
                 begin = end
         return data
 
@@ -168,7 +180,7 @@ class CheckedFile:
 
     def verify(self) -> None:
         """Check the whole file; raises CheckpointError."""
-        if self._record is None:  # there is no manifest, or the file was checked when it was opened
+        if self._record is None or self._record.whole:  # no manifest, or the file was checked when it was opened
             return
         for start, stop in itertools.pairwise([0, *self._record.ends]):
             self.read(start, stop)
@@ -177,11 +189,16 @@ class CheckedFile:
         self._wait()
 
     def _verify_whole(self, expected: str) -> None:
-        digest = hashlib.sha256()
+        digest, ends, hashes = hashlib.sha256(), list[int](), list[str]()
         for start in range(0, self.size, PIECE):
-            digest.update(self.peek(start, min(start + PIECE, self.size)))
+            data = memoryview(self.peek(start, min(start + PIECE, self.size)))
+            parts = [self._hash(data[at : at + _GRID]) for at in range(0, len(data), _GRID)]
+            digest.update(data)
+            ends += [min(at + _GRID, start + len(data)) for at in range(start, start + len(data), _GRID)]
+            hashes += [part if isinstance(part, str) else part.result() for part in parts]
         if digest.hexdigest() != expected:
             raise self._damaged("its SHA-256 is not the one in the manifest")
+        self._record = Record(self.size, ends, hashes, whole=True)
 
     def _hash(self, data: memoryview) -> str | Future[str]:
         if len(data) <= _INLINE:
@@ -198,7 +215,8 @@ class CheckedFile:
                 continue
             if (digest if isinstance(digest, str) else digest.result()) != record.hashes[piece]:
                 first, end = [0, *record.ends][piece : piece + 2]
-                raise self._damaged(f"bytes {first} to {end - 1} have another SHA-256 than the manifest says")
+                what = "changed after it was opened" if record.whole else "have another SHA-256 than the manifest says"
+                raise self._damaged(f"bytes {first} to {end - 1} {what}")
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged: {what}; if you edited it, delete {MANIFEST}")

@@ -28,8 +28,8 @@ def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) 
         raise TypeError(f"document_bounds: lengths must be a sequence of rows, got {type(lengths).__name__}")
     rows: list[np.ndarray] = []
     for row, given in enumerate(lengths):
-        sizes = np.asarray(given)
-        if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu"):
+        sizes = _integers(given)
+        if sizes is None:
             raise TypeError(
                 f"document_bounds: lengths of row {row} must be a sequence of integers, got {shown(given, 80)}"
             )
@@ -52,6 +52,19 @@ def document_bounds(lengths: Sequence[Sequence[int]], *, device: Device = None) 
     return _C.tensor(np.stack(rows), device=_C.get_default_device() if device is None else device)
 
 
+def _integers(given: Any) -> np.ndarray | None:
+    """A sequence of integers, perhaps of none, as an array; None for what is no such sequence."""
+    try:
+        sizes = np.asarray(given)
+    except (TypeError, ValueError):  # sequences of several lengths
+        return None
+    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu"):
+        return None
+    if not isinstance(given, np.ndarray) and any(isinstance(one, (bool, np.bool_)) for one in given):
+        return None  # beside an integer NumPy takes it for one
+    return sizes
+
+
 def bounds_of(lengths: Any) -> np.ndarray:
     """The bounds int32 [2, S] of a row: documents of these lengths, one behind the other."""
     lengths = np.asarray(lengths, np.int64)
@@ -67,6 +80,29 @@ def check_bounds(op: str, documents: Any, batch: int, tokens: int) -> None:
         raise TypeError(f"{op}: documents must have dtype int32, got {documents.dtype.name}")
     if tuple(documents.shape) != (batch, 2, tokens):
         raise ValueError(f"{op}: documents must have shape {(batch, 2, tokens)}, got {tuple(documents.shape)}")
+
+
+def check_rows(documents: _Tensor) -> None:
+    """What a kernel of attention checks (csrc/cpu/attention/documents.c), before positions or attention composed of
+    other functions read documents, of the shape of check_bounds: ValueError where they do not fill each row one behind
+    the other. On a CPU alone, as there: the host would wait for another device. By NumPy, in the tensor's own memory: a
+    call of an op would be told to hooks.
+    """
+    if documents.device.type != "cpu":
+        return
+    bounds = documents.numpy()
+    starts, ends = bounds[:, 0], bounds[:, 1]  # [B, S] each
+    place = np.arange(starts.shape[1], dtype=np.int32)  # [S]
+    begins = np.ones(starts.shape, bool)
+    begins[:, 1:] = ends[:, :-1] == place[1:]
+    right = begins & (starts == place) & (ends > place) & (ends <= len(place))
+    right[:, 1:] |= ~begins[:, 1:] & (starts[:, 1:] == starts[:, :-1]) & (ends[:, 1:] == ends[:, :-1])
+    if not right.all():
+        row, token = np.argwhere(~right)[0]
+        raise ValueError(
+            "scaled_dot_product_attention: documents must lie one behind the other and fill the row, got "
+            f"{starts[row, token]} to {ends[row, token]} at token {token} of row {row}"
+        )
 
 
 def positions_in(documents: _Tensor) -> _Tensor:

@@ -43,12 +43,11 @@ class ChatTemplate:
 
     def _compile(self, text: str) -> Any:
         try:
-            import jinja2
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+            import jinja2.sandbox
         except ImportError:
             raise DataError("data: messages need the package jinja2: pip install 'xtrain[chat]'") from None
 
-        environment = ImmutableSandboxedEnvironment(
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
@@ -56,7 +55,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             return environment.from_string(text)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # of Jinja, and of Python: nested too deeply, a number of thousands of digits
             raise DataError(f"data: the chat template of {self.name} cannot be read: {shown(error, 200)}") from None
 
     def _render(self, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ import numpy as np
 
 from ..errors import DataError, shown
 from ..saving import DirectoryReader
+from ..saving.generation_config import NAME as GENERATION
+from ..saving.generation_config import checked_ends, place_of_ends
 
 _COPIED = (
     "tokenizer.json",
@@ -109,16 +111,10 @@ class FileTokenizer:
 
 
 def _find_eos(reader: DirectoryReader | StoredFiles) -> int | None:
-    for name in ("generation_config.json", "config.json"):
-        eos = _values(reader, name).get("eos_token_id")
-        if isinstance(eos, list):
-            eos = eos[0] if eos else None
-        if isinstance(eos, int) and not isinstance(eos, bool):
-            if not 0 <= eos < 2**32:
-                path = reader.directory / name
-                raise DataError(f"{path}: eos_token_id must be in [0, 2**32), got {shown(eos)}")
-            return eos
-    return None
+    """The first of the model's ends, which ends a document; None where the directory names none."""
+    name = place_of_ends(_values(reader, GENERATION) if reader.has(GENERATION) else None)
+    ends = checked_ends(reader.directory / name, _values(reader, name).get("eos_token_id"), DataError)
+    return ends[0] if ends else None
 
 
 def _end_token(reader: DirectoryReader | StoredFiles) -> Any:

@@ -4,6 +4,8 @@ the run may take.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -234,7 +236,7 @@ def dry_run(values: Mapping[str, Any]) -> str:
     batch = f"batch  {config.batch_size} x {config.seq_len} tokens" + (
         f" in {config.grad_accum} pieces" if config.grad_accum > 1 else ""
     )
-    lines = [f"warning: {text}" for text in warnings] + [head, batch]
+    lines = [f"warning: {text}" for text in warnings] + [head, *shapes(kind, keys), batch]
     found = estimates(kind, keys, config, device, adapter)
     if config.recompute not in [one.recompute for one in found]:
         name = getattr(kind.model, "__name__", keys.model_type)
@@ -247,6 +249,20 @@ def dry_run(values: Mapping[str, Any]) -> str:
     except MemoryError:
         rate = 0.0
     return "\n".join([*lines, *duration(chosen, config, device, config.steps - done, rate)])
+
+
+def shapes(kind: Architecture, keys: Any) -> list[str]:
+    """The tensors of a model as lines of text: those that differ in numbers alone are one line."""
+    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    for name, shape in kind.tensor_shapes(keys):
+        one = re.sub(r"\.\d+\.", ".*.", name), tuple(shape)
+        found[one] = found.get(one, 0) + 1
+    width = max(len(name) for name, _ in found)
+    lines = [f"{'parameters':{width}} {'shape':>16} {'tensors':>8} {'values':>16}"]
+    for (name, shape), count in found.items():
+        size = " x ".join(map(str, shape))
+        lines.append(f"{name:{width}} {size:>16} {count:8} {count * math.prod(shape):16,}")
+    return lines
 
 
 def duration(one: Estimate, config: TrainConfig, device: str, steps: int, rate: float) -> list[str]:

@@ -56,7 +56,7 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False)
         source = Path(config.model.preset)
         if not (source / "config.json").is_file():
             resolve_model(config, 0)  # raises, before any data is read
-        if not (source / "tokenizer.json").is_file() and not saving.has_weights(source):
+        if not _has_tokenizer(source) and not saving.has_weights(source):
             source = None  # a model that is yet to be: no token has a meaning
     tokenizer = load_tokenizer(source) if source is not None else None
     if config.tokenizer and checkpoint is None:
@@ -67,11 +67,17 @@ def open_corpus(config: TrainConfig, checkpoint: Path | None, own: bool = False)
     return open_data(config.data, tokenizer, config.val_fraction)
 
 
+def _has_tokenizer(directory: str | os.PathLike[str]) -> bool:
+    return (Path(directory) / "tokenizer.json").is_file()
+
+
 def make_model(
     config: TrainConfig, checkpoint: Path | None, corpus: Corpus, device: str, own: LanguageModel | None = None
 ) -> LanguageModel:
     """Load the model of the checkpoint or model directory, or draw a new one, of a preset or of a directory without
-    weights; it must know every token of the data. own: a model of the user's, which is used instead.
+    weights; it must know every token of the data. own: a model of the user's, which is used instead. A new model takes
+    the ends of a sequence and the generation_config.json of its directory, except where the run has another tokenizer:
+    then only the tokenizer's end.
     """
     dtype = _C.bfloat16 if config.precision == "bfloat16" else _C.float32
     keys = None if checkpoint or own is not None else resolve_model(config, corpus.vocab_size)
@@ -83,7 +89,12 @@ def make_model(
         kind, planned = plan_model(config, keys)
         check_vocabulary(planned, corpus)
         check_model_fits(kind, planned, device)
+        other = None if keys is not None or _has_tokenizer(config.model.preset) else corpus.tokenizer
+        if other is not None:
+            planned.eos_token_id = other.eos  # the ends that the directory names are tokens of another tokenizer
         model = kind.model(planned).to(dtype)
+        if keys is None and other is None:
+            saving.read_generation(model, saving.DirectoryReader(config.model.preset))
     check_vocabulary(model.config, corpus)
     if config.recompute != "none":
         if config.recompute not in architecture(model.config.model_type).recompute:

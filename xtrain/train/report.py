@@ -46,7 +46,7 @@ class Report:
         self.quiet = quiet or rank > 0
         self._first, self._rank = rank == 0, 0 if quiet else rank
         self._progress: Progress | None = None
-        self._failed: set[str] = set()
+        self._failed: dict[str, int] = {}  # times after the first, of what has failed
 
     def say(self, text: str) -> None:
         """Print lines."""
@@ -62,12 +62,25 @@ class Report:
         else:
             self.say(f"warning: {text}")
 
-    def failed(self, what: str, error: Exception) -> None:
-        """Print a warning that a side effect has failed, the first time."""
-        if what not in self._failed:
-            self._failed.add(what)
-            text = " ".join(str(error).split()) or "no message"
-            self.warn(f"{what} failed, and training goes on: {type(error).__name__}: {text}")
+    def failed(self, what: str, error: Exception, step: int | None = None) -> None:
+        """Print a warning that a side effect has failed, at a step, the first time; count it after that."""
+        if what in self._failed:
+            self._failed[what] += 1
+            return
+        self._failed[what] = 0
+        try:
+            text = " ".join(str(error).split())
+        except Exception:  # of a class of the user's
+            text = ""
+        when = "" if step is None else f" at step {step}"
+        self.warn(f"{what} failed{when}, and training goes on: {type(error).__name__}: {text or 'no message'}")
+
+    def later_failures(self) -> None:
+        """Print how often each side effect has failed after its warning."""
+        for what, count in self._failed.items():
+            if count:
+                self.warn(f"{count} more failure{'' if count == 1 else 's'} of {what}")
+                self._failed[what] = 0
 
     @contextlib.contextmanager
     def progress(self, state: State) -> Iterator[Progress]:

@@ -54,6 +54,6 @@ class State:
     saved_at: int = -1
     torn: bool = False
 
-    def failed(self, what: str, error: Exception) -> None:
-        """What a side effect that fails does: here it raises; a Trainer warns once, and the run goes on."""
+    def failed(self, what: str, error: Exception, step: int | None = None) -> None:
+        """What a side effect that fails, at a step, does: here it raises; a Trainer warns once, and the run goes on."""
         raise error

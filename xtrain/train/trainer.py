@@ -304,9 +304,9 @@ class Trainer(State):
     def _whole_optimizer(self, compare: bool = True) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.parallel is None else self.parallel.whole_optimizer(compare)
 
-    def failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception, step: int | None = None) -> None:
         """Tell the user that a side effect has failed, the first time; the run goes on."""
-        self.report.failed(what, error)
+        self.report.failed(what, error, step)
 
     @_in_own_precision
     def run(self) -> Result:
@@ -411,7 +411,10 @@ class Trainer(State):
         finally:
             for file in metrics:
                 file.close()
-            self.callbacks.on_end(self, ended)
+            try:
+                self.callbacks.on_end(self, ended)
+            finally:
+                self.report.later_failures()
         return result
 
     def _evaluate(self, show_sample: bool) -> dict[str, float]:

@@ -8,6 +8,8 @@
  * Vectors run over the channels, which lie side by side. A tile of rows is walked forward, a block of channels at a time, with the last K
  * rows of x and of dz in ACC in the first cache: each row of memory is read once and converted once. A row of dx is complete K - 1 rows
  * after its own, so a tile of the backward computes dz of the K - 1 rows behind it once more.
+ * That is the plain form. float32 with 2 to 4 taps, and bfloat16 of an even number of channels, have a fast form with the same bits: several
+ * rows at once.
  * dw and db: every piece of tiles adds up rows of its own; then these are added in order.
  */
 #ifndef T
@@ -24,6 +26,17 @@ typedef struct CausalBwdJob {
     void *partial; /* [pieces, taps + 1, stride] of ACC: dweight, then dbias */
     int64_t stride, grain, pieces;
 } CausalBwdJob;
+
+/* Channels in a word of the fast form, 0 where there is none. Of bfloat16 two: shifts and masks take them apart, which
+ * needs no shuffle. */
+#define PACK_f32 1
+#define PACK_bf16 2
+#define PACK_f16 0
+#define PACK_f64 0
+
+/* Of the fast form: channels of a run; elements from one row of an array of ACC to the next, 128 bytes more, so that rows
+ * do not meet in the same sets of the first cache; rows at once. */
+enum { WIDE = 1024, STRIDE = WIDE + 32, ROWS = 4 };
 
 #define XT_TEMPLATE "cpu/conv/causal_conv1d.c"
 #include "cpu/each_float.h"
@@ -104,9 +117,226 @@ XT_INLINE void NAME(causal_weights)(const T *weight, const T *bias, int64_t c0, 
     }
 }
 
+#if NAME(PACK)
+/* ---- the fast form: 2 to 4 taps, ROWS rows at once ----
+ * A row gives a long run of channels, for the CPU fetches ahead within a page only. ROWS rows share the taps and, in
+ * registers, what they read and sum up. Rows of arrays of ACC have the first channel of each word in their first half and
+ * the second one in the other. Sums have the order of the plain form below, which takes the other dtypes and numbers of
+ * taps: the same bits. */
+
+#if NAME(PACK) == 2
+typedef uint32_t __attribute__((may_alias, aligned(2))) NAME(Word); /* the lower half first */
+#define PART(v, h) xt_bits_float((h) ? (v) & 0xffff0000u : (v) << 16)
+#define WORD(a, b) ((uint32_t)STORE(a) | (uint32_t)STORE(b) << 16)
+#else
+typedef T NAME(Word);
+#define PART(v, h) (v)
+#define WORD(a, b) (a)
+#endif
+#define WORD_T NAME(Word)
+#define EACH_PART for (int h = 0; h < NAME(PACK); h++)
+#define AT(array, k) array[(k) * STRIDE + h * (STRIDE / 2) + j]
+
+XT_INLINE bool NAME(causal_is_fast)(int64_t channels, int taps) { return taps >= 2 && taps <= 4 && channels % NAME(PACK) == 0; }
+
+/* w [K + 1, WIDE]: the taps, and the bias behind them. */
+XT_INLINE void NAME(causal_fast_weights)(ACC *w, const T *weight, const T *bias, int64_t words, const int K) {
+    for (int64_t j = 0; j < words; j++) EACH_PART {
+            for (int k = 0; k < K; k++) AT(w, k) = LOAD(weight[(j * NAME(PACK) + h) * K + k]);
+            AT(w, K) = bias ? LOAD(bias[j * NAME(PACK) + h]) : 0;
+        }
+}
+
+/* to[r] = the sums of x[r .. r + K - 1], in words. */
+XT_INLINE void NAME(causal_rows_fwd)(T *const *to, const T *const *x, const ACC *w, int64_t words, const int K, const bool silu) {
+#pragma omp simd
+    for (int64_t j = 0; j < words; j++) {
+        ACC y[ROWS][2];
+#pragma GCC unroll 2
+        EACH_PART {
+            ACC v[3 + ROWS];
+#pragma GCC unroll 16
+            for (int i = 0; i < K - 1 + ROWS; i++) v[i] = PART(((const WORD_T *)x[i])[j], h);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) {
+                ACC z = AT(w, K);
+#pragma GCC unroll 4
+                for (int k = 0; k < K; k++) z += AT(w, k) * v[r + k];
+                y[r][h] = silu ? z / (1 + EXP(-z)) : z;
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) ((WORD_T *)to[r])[j] = WORD(y[r][0], y[r][1]);
+    }
+}
+
+/* Row t of x, of the state, or zeros. */
+XT_INLINE const T *NAME(causal_at)(const T *x, const T *state, const T *zeros, int64_t t, int64_t end, int64_t channels, int K) {
+    if (t >= end || (t < 0 && !state)) return zeros;
+    return t >= 0 ? x + t * channels : state + (t + K - 1) * channels;
+}
+
+XT_INLINE void NAME(causal_fast_fwd)(const XtCausalConv1dFwd *p, int64_t begin, int64_t end, const int K, const bool silu) {
+    const int64_t channels = p->channels, steps = p->steps, tiles = (steps + TILE - 1) / TILE;
+    ACC w[5 * STRIDE];
+    T zeros[WIDE] = {0}, unused[WIDE]; /* in place of rows past the last */
+    for (int64_t c0 = 0; c0 < channels; c0 += WIDE) {
+        int64_t words = (channels - c0 < WIDE ? channels - c0 : WIDE) / NAME(PACK);
+        NAME(causal_fast_weights)(w, (const T *)p->weight + c0 * K, p->bias ? (const T *)p->bias + c0 : NULL, words, K);
+        for (int64_t tile = begin; tile < end; tile++) {
+            int64_t b = tile / tiles, t0 = tile % tiles * TILE, t1 = t0 + TILE < steps ? t0 + TILE : steps;
+            const T *x = (const T *)p->x + b * steps * channels + c0; /* [steps, channels] from here on */
+            const T *state = p->state ? (const T *)p->state + b * (K - 1) * channels + c0 : NULL;
+            T *y = (T *)p->y + b * steps * channels + c0;
+            for (int64_t t = t0; t < t1; t += ROWS) {
+                const T *from[3 + ROWS];
+                T *to[ROWS];
+                for (int i = 0; i < K - 1 + ROWS; i++) from[i] = NAME(causal_at)(x, state, zeros, t - (K - 1) + i, t1, channels, K);
+                for (int r = 0; r < ROWS; r++) to[r] = t + r < t1 ? y + (t + r) * channels : unused;
+                NAME(causal_rows_fwd)(to, from, w, words, K, silu);
+            }
+        }
+    }
+}
+
+/* `rows` rows: dz of dy and x, their shares of sums [K + 1, WIDE], and the rows of dx that lie K - 1 before.
+ * slopes [K - 1, WIDE]: the dz before these rows, and afterwards the last of these. */
+XT_INLINE void NAME(causal_rows_bwd)(T *const *to, const T *const *x, const T *const *dy, const ACC *w, ACC *sums, ACC *slopes,
+                                     int64_t words, const int K, const int rows, const bool silu) {
+#pragma omp simd
+    for (int64_t j = 0; j < words; j++) {
+        ACC dx[ROWS][2];
+#pragma GCC unroll 2
+        EACH_PART {
+            ACC v[3 + ROWS], g[3 + ROWS], dw[4], db = AT(sums, K);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; k++) dw[k] = AT(sums, k);
+#pragma GCC unroll 4
+            for (int k = 0; k < K - 1; k++) v[k] = PART(((const WORD_T *)x[k])[j], h), g[k] = AT(slopes, k);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) {
+                ACC d = PART(((const WORD_T *)dy[r])[j], h), sum = 0;
+                v[K - 1 + r] = PART(((const WORD_T *)x[K - 1 + r])[j], h);
+                if (silu) {
+                    ACC z = AT(w, K);
+#pragma GCC unroll 4
+                    for (int k = 0; k < K; k++) z += AT(w, k) * v[r + k];
+                    ACC s = 1 / (1 + EXP(-z));
+                    d = d * (s * (1 + z * (1 - s)));
+                }
+                g[K - 1 + r] = d;
+#pragma GCC unroll 4
+                for (int k = 0; k < K; k++) dw[k] += d * v[r + k];
+                db += d;
+#pragma GCC unroll 4
+                for (int k = 0; k < K; k++) sum += AT(w, k) * g[K - 1 + r - k];
+                dx[r][h] = sum;
+            }
+#pragma GCC unroll 4
+            for (int k = 0; k < K; k++) AT(sums, k) = dw[k];
+            AT(sums, K) = db;
+#pragma GCC unroll 4
+            for (int k = 0; k < K - 1; k++) AT(slopes, k) = g[rows + k];
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) ((WORD_T *)to[r])[j] = WORD(dx[r][0], dx[r][1]);
+    }
+}
+
+/* A row of dx or dstate whose last taps lie behind the end: dz is zero there, and what dnext says is added. */
+XT_INLINE void NAME(causal_last_row)(T *to, const T *more, const ACC *w, ACC *slopes, int64_t words, const int K) {
+    for (int64_t j = 0; j < words; j++) EACH_PART {
+            ACC sum = AT(w, 0) * 0 + 0; /* NaN where the tap is Inf */
+            for (int k = 1; k < K; k++) sum += AT(w, k) * AT(slopes, K - 1 - k);
+            int64_t c = j * NAME(PACK) + h;
+            to[c] = more ? STORE(sum + LOAD(more[c])) : STORE(sum);
+            for (int k = 0; k + 2 < K; k++) AT(slopes, k) = AT(slopes, k + 1);
+            AT(slopes, K - 2) = 0;
+        }
+}
+
+XT_INLINE void NAME(causal_fast_bwd)(const CausalBwdJob *job, int64_t begin, int64_t end, const int K, const bool silu) {
+    const XtCausalConv1dBwd *p = job->p;
+    const int64_t channels = p->channels, steps = p->steps, tiles = steps > 0 ? (steps + TILE - 1) / TILE : 1;
+    ACC w[5 * STRIDE], sums[5 * STRIDE], slopes[3 * STRIDE];
+    ACC others[5 * STRIDE] = {0}; /* sums of rows that are another tile's */
+    T zeros[WIDE] = {0}, unused[WIDE];
+    for (int64_t c0 = 0; c0 < channels; c0 += WIDE) {
+        int64_t words = (channels - c0 < WIDE ? channels - c0 : WIDE) / NAME(PACK);
+        NAME(causal_fast_weights)(w, (const T *)p->weight + c0 * K, p->bias ? (const T *)p->bias + c0 : NULL, words, K);
+        memset(sums, 0, sizeof sums);
+        for (int64_t tile = begin; tile < end; tile++) {
+            int64_t b = tile / tiles, t0 = tile % tiles * TILE, t1 = t0 + TILE < steps ? t0 + TILE : steps;
+            int64_t before = b * steps * channels + c0, kept = b * (K - 1) * channels + c0;
+            const T *x = (const T *)p->x + before, *dy = (const T *)p->dy + before,
+                    *state = p->state ? (const T *)p->state + kept : NULL;
+            memset(slopes, 0, sizeof slopes);
+            for (int64_t t = t0; t < t1 + K - 1;) {
+                const int rows = t + ROWS <= t1 ? ROWS : 1;
+                const T *from[3 + ROWS], *slope[ROWS];
+                T *to[ROWS];
+                for (int r = 0; r < rows; r++) {
+                    int64_t done = t + r - (K - 1); /* the row of dx, or of dstate when negative */
+                    to[r] = unused;
+                    if (done >= t0 && p->dx) to[r] = (T *)p->dx + before + done * channels;
+                    if (done < 0 && p->dstate) to[r] = (T *)p->dstate + kept + (done + K - 1) * channels;
+                }
+                if (t >= steps) {
+                    const T *more = p->dnext ? (const T *)p->dnext + kept + (t - steps) * channels : NULL;
+                    NAME(causal_last_row)(to[0], more, w, slopes, words, K);
+                    t++;
+                    continue;
+                }
+                for (int i = 0; i < K - 1 + rows; i++)
+                    from[i] = NAME(causal_at)(x, state, zeros, t - (K - 1) + i, steps, channels, K);
+                for (int r = 0; r < rows; r++) slope[r] = dy + (t + r) * channels;
+                if (rows == ROWS) NAME(causal_rows_bwd)(to, from, slope, w, sums, slopes, words, K, ROWS, silu);
+                else NAME(causal_rows_bwd)(to, from, slope, w, t < t1 ? sums : others, slopes, words, K, 1, silu);
+                t += rows;
+            }
+        }
+        ACC *part = (ACC *)job->partial + begin / job->grain * (K + 1) * job->stride + c0;
+        for (int64_t k = 0; k <= K; k++)
+            for (int64_t j = 0; j < words; j++) EACH_PART part[k * job->stride + j * NAME(PACK) + h] = AT(sums, k);
+    }
+}
+
+#define BY_TAPS(K, function, p, ...)                         \
+    case K:                                                  \
+        if ((p)->silu) NAME(function)(__VA_ARGS__, K, true); \
+        else NAME(function)(__VA_ARGS__, K, false);          \
+        break;
+
+XT_FAST static XtStatus NAME(causal_fwd_fast)(const XtCausalConv1dFwd *p, int64_t begin, int64_t end) {
+    switch (p->taps) {
+        BY_TAPS(2, causal_fast_fwd, p, p, begin, end)
+        BY_TAPS(3, causal_fast_fwd, p, p, begin, end)
+        BY_TAPS(4, causal_fast_fwd, p, p, begin, end)
+    }
+    return XT_OK;
+}
+XT_FAST static XtStatus NAME(causal_bwd_fast)(const CausalBwdJob *job, int64_t begin, int64_t end) {
+    switch (job->p->taps) {
+        BY_TAPS(2, causal_fast_bwd, job->p, job, begin, end)
+        BY_TAPS(3, causal_fast_bwd, job->p, job, begin, end)
+        BY_TAPS(4, causal_fast_bwd, job->p, job, begin, end)
+    }
+    return XT_OK;
+}
+#undef BY_TAPS
+#undef PART
+#undef WORD
+#undef WORD_T
+#undef EACH_PART
+#undef AT
+#endif
+
 /* Tiles [begin, end) of all samples. */
 XT_FAST static XtStatus NAME(causal_conv1d_fwd)(void *context, int64_t begin, int64_t end) {
     const XtCausalConv1dFwd *p = context;
+#if NAME(PACK)
+    if (NAME(causal_is_fast)(p->channels, p->taps)) return NAME(causal_fwd_fast)(p, begin, end);
+#endif
     int64_t channels = p->channels, steps = p->steps, tiles = (steps + TILE - 1) / TILE;
     int taps = p->taps;
     ACC w[XT_CONV_TAPS * BLOCK], bias[BLOCK], room[XT_CONV_TAPS][BLOCK], z[BLOCK];
@@ -225,6 +455,9 @@ XT_INLINE void NAME(causal_tile_bwd)(const CausalBwdJob *job, int64_t b, int64_t
 XT_FAST static XtStatus NAME(causal_conv1d_bwd)(void *context, int64_t begin, int64_t end) {
     const CausalBwdJob *job = context;
     const XtCausalConv1dBwd *p = job->p;
+#if NAME(PACK)
+    if (NAME(causal_is_fast)(p->channels, p->taps)) return NAME(causal_bwd_fast)(job, begin, end);
+#endif
     int64_t channels = p->channels, tiles = p->steps > 0 ? (p->steps + TILE - 1) / TILE : 1;
     ACC w[XT_CONV_TAPS * BLOCK], bias[BLOCK];
     for (int64_t c0 = 0; c0 < channels; c0 += BLOCK) {

@@ -4,6 +4,8 @@
  * It is stricter than a GPU where that finds mistakes: blocks that are released outside a capture are filled with NaN, and so is the region
  * of a graph before each replay, which must not read what it has not written.
  *
+ * Token ids and targets out of range are as on a GPU: the kernel goes on without them, and the next wait raises what was reported first.
+ *
  * FAKE_EPILOGUES: products have an implementation with epilogues.
  * FAKE_DEVICE_COUNT: how many devices; 0 makes it a machine without one. FAKE_DEVICE_UUID, FAKE_DEVICE_NAME: which GPU it is.
  * FAKE_DEVICE_MOST: bytes above which an allocation fails. FAKE_DEVICE_BROKEN: the end of a capture fails. XTRAIN_CUDA_SYNC as in cuda/.
@@ -70,6 +72,15 @@ XtStatus xt_error(XtStatus status, const char *format, ...) {
 
 static XtStatus refuse(const char *what) {
     return capturing ? xt_error(XT_RUNTIME_ERROR, "cuda.graph: a captured step must not %s", what) : XT_OK;
+}
+
+static char reported[sizeof message]; /* what the next wait raises; empty: nothing */
+static XtStatus look_at_report(void) {
+    char text[sizeof reported];
+    if (!reported[0]) return XT_OK;
+    memcpy(text, reported, sizeof text);
+    reported[0] = 0;
+    return xt_error(XT_INDEX_ERROR, "%s", text);
 }
 
 static XtStatus use(int index) {
@@ -146,7 +157,7 @@ static XtStatus to_host(int index, void *to, const void *from, size_t nbytes) {
     XT_CHECK(refuse("read values, which waits for the device (item, tolist, numpy, stats, repr, to the CPU)"));
     counts.to_host++;
     memcpy(to, from, nbytes);
-    return XT_OK;
+    return look_at_report();
 }
 static XtStatus from_host(int index, void *to, const void *from, size_t nbytes) {
     (void)index;
@@ -159,7 +170,7 @@ static XtStatus synchronize(int index) {
     (void)index;
     XT_CHECK(refuse("wait for the device"));
     counts.synchronizations++;
-    return XT_OK;
+    return look_at_report();
 }
 /* The stream and the one beside it: kernels are done at once, exchanges of fake_nccl.c later. Those beside count for the stream once it
  * has joined them. */
@@ -310,7 +321,8 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
     }
     if (!capturing) {
         counts.launches++;
-        return call(parameters);
+        XT_CHECK(call(parameters));
+        return !strcmp(slot, "stats") || !strcmp(slot, "compare") ? look_at_report() : XT_OK;
     }
 #define LISTED(name, Params, list, length)                                                                          \
     if (!strcmp(slot, #name)) {                                                                                     \
@@ -341,8 +353,70 @@ static XtStatus pass(const char *slot, Call call, const void *parameters, size_t
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------------------ */
 
-#define XT_X(slot, Params)                                                      \
-    static XtStatus do_##slot(const void *p) { return xt_cpu_backend.slot(p); } \
+/* [rows]: `rest` in place of ids outside [0, vocab), which are reported; those that are `rest` are right. */
+static int64_t *known_ids(const int64_t *ids, int64_t rows, int64_t vocab, int64_t rest) {
+    int64_t *known = malloc((size_t)rows * sizeof *known + 1);
+    for (int64_t r = 0; r < rows; r++) known[r] = ids[r] >= 0 && ids[r] < vocab ? ids[r] : rest;
+    if (!reported[0]) memcpy(reported, message, sizeof reported); /* of the kernel that has refused them */
+    return known;
+}
+
+/* Calls a kernel of the CPU; one that refuses an id is called again without it. */
+static XtStatus tolerant_embedding_fwd(const XtEmbeddingFwd *p) {
+    XtStatus status = xt_cpu_backend.embedding_fwd(p);
+    if (status != XT_INDEX_ERROR) return status;
+    XtEmbeddingFwd again = *p;
+    const size_t nbytes = (size_t)p->cols * xt_dtype_size(p->dtype);
+    int64_t *ids = known_ids(p->ids, p->rows, p->vocab, 0);
+    again.ids = ids;
+    status = xt_cpu_backend.embedding_fwd(&again);
+    for (int64_t r = 0; r < p->rows; r++)
+        if (ids[r] != p->ids[r]) memset((char *)p->out + (size_t)r * nbytes, 0, nbytes);
+    free(ids);
+    return status;
+}
+static XtStatus tolerant_embedding_bwd(const XtEmbeddingBwd *p) {
+    XtStatus status = xt_cpu_backend.embedding_bwd(p);
+    if (status != XT_INDEX_ERROR) return status;
+    XtEmbeddingBwd again = *p;
+    const size_t nbytes = (size_t)p->cols * xt_dtype_size(p->dtype);
+    int64_t *ids = known_ids(p->ids, p->rows, p->vocab, -1);
+    char *dy = malloc((size_t)p->rows * nbytes + 1); /* of the rows that are left */
+    again.ids = ids, again.dy = dy, again.rows = 0;
+    for (int64_t r = 0; r < p->rows; r++) {
+        if (ids[r] < 0) continue;
+        memcpy(dy + (size_t)again.rows * nbytes, (const char *)p->dy + (size_t)r * nbytes, nbytes);
+        ids[again.rows++] = ids[r];
+    }
+    status = xt_cpu_backend.embedding_bwd(&again);
+    free(ids), free(dy);
+    return status;
+}
+#define TOLERANT(slot, Params)                                                        \
+    static XtStatus tolerant_##slot(const Params *p) {                                \
+        XtStatus status = xt_cpu_backend.slot(p);                                     \
+        if (status != XT_INDEX_ERROR) return status;                                  \
+        Params again = *p;                                                            \
+        int64_t *targets = known_ids(p->targets, p->rows, p->vocab, p->ignore_index); \
+        again.targets = targets;                                                      \
+        status = xt_cpu_backend.slot(&again);                                         \
+        free(targets);                                                                \
+        return status;                                                                \
+    }
+TOLERANT(cross_entropy_fwd, XtCrossEntropyFwd)
+TOLERANT(cross_entropy_bwd, XtCrossEntropyBwd)
+
+static XtBackend kernels; /* the CPU's, but for those above */
+static void set_kernels(void) {
+    kernels = xt_cpu_backend;
+    kernels.embedding_fwd = tolerant_embedding_fwd;
+    kernels.embedding_bwd = tolerant_embedding_bwd;
+    kernels.cross_entropy_fwd = tolerant_cross_entropy_fwd;
+    kernels.cross_entropy_bwd = tolerant_cross_entropy_bwd;
+}
+
+#define XT_X(slot, Params)                                               \
+    static XtStatus do_##slot(const void *p) { return kernels.slot(p); } \
     static XtStatus fake_##slot(const Params *p) { return pass(#slot, do_##slot, p, sizeof *p); }
 XT_KERNELS(XT_X)
 #undef XT_X
@@ -473,6 +547,7 @@ EXPORTED const char *xt_cuda_contract(void) { return FAKE_CONTRACT; }
 EXPORTED XtStatus xt_open_cuda(const XtHost *asked, const XtBackend **out) {
     const char *sync = getenv("XTRAIN_CUDA_SYNC");
     host = *asked;
+    set_kernels();
     const char *count = getenv("FAKE_DEVICE_COUNT");
     accelerator.device_count = count ? atoi(count) : 1;
     if (accelerator.device_count == 0) return xt_error(XT_RUNTIME_ERROR, "CUDA is not available: no NVIDIA GPU is visible");

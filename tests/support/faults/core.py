@@ -165,6 +165,8 @@ FAULTS = [
         _SIGNALS + "test_at_the_end_the_main_thread_alone_computes",
     ),
     Fault("core: align", "csrc/core/storage.c", "posix_memalign(&data, ALIGNMENT, *rounded)", "posix_memalign(&data, 16, *rounded)", "64-byte aligned", "tests/core/test_binding_rules.py::test_what_is_a_copy_and_what_is_not"),
+    Fault("threads: a caller that never sleeps", _C + "threads.c", "nanoseconds() - begun < PATIENCE;", "nanoseconds() - begun >= 0;", "a waiting caller sleeps", _RULES + "test_a_caller_sleeps_until_its_workers_have_left"),
+    Fault("threads: a sleeping caller is not woken", _C + "threads.c", " == ASLEEP) wake_caller();", " == 0) wake_caller();", "the last worker wakes its caller", _RULES + "test_a_caller_sleeps_until_its_workers_have_left"),
     Fault("threads: a worker's error text", _C + "threads.c", "strncpy(job->message, xt_error_message(), sizeof job->message - 1);", "", "a worker's error has its message", _RULES + "test_an_error_ends_a_loop_with_its_text"),
     Fault("threads: a worker's error is the caller's", _C + "threads.c", 'status = xt_error(job.status, "%s", job.message);', "status = job.status;", "the message of a worker is read on the caller's thread", _RULES + "test_an_error_ends_a_loop_with_its_text"),
     Fault("threads: the caller claims on", _C + "threads.c", "while (!__atomic_load_n(&job.stop, __ATOMIC_RELAXED) && run_piece(&job, &own)) {", "while (run_piece(&job, &own)) {", "no piece begins after an error", _RULES + "test_an_error_ends_a_loop_with_its_text"),

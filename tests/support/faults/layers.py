@@ -6,6 +6,7 @@ from faults.table import CLAUSES, FORWARD, GRADIENT, STRIDES, Fault
 
 _L = "csrc/cpu/layers/"
 _CONV = "csrc/cpu/conv/"
+FAST_CONV = "tests/conv/test_conv1d.py::test_few_taps_have_the_bits_of_the_plain_form"
 _CHUNKS = "tests/ops/test_loss_in_chunks.py::"
 _MASKED = "tests/ops/test_masked_attention.py::"
 _LN = "tests/ops/test_layer_norm.py::test_layer_norm_"
@@ -503,8 +504,14 @@ FAULTS = [
     ),
     Fault(
         "causal_conv1d: the oldest of dnext", _CONV + "causal_conv1d.c", "p->dnext && place >= 0", "p->dnext && place > 0",
-        "dnext is added to what next is a copy of", "tests/conv/test_conv1d.py::test_the_state_alone_has_a_gradient",
+        "dnext is added to what next is a copy of", FAST_CONV,
     ),
+    Fault("causal_conv1d: dz of rows before", _CONV + "causal_conv1d.c", "AT(slopes, k) = g[rows + k];", "AT(slopes, k) = g[rows - 1 + k];", "slopes: the last dz of these rows", FAST_CONV),
+    Fault("causal_conv1d: rows of another tile count", _CONV + "causal_conv1d.c", "t < t1 ? sums : others", "t <= t1 ? sums : others", "sums of rows that are another tile's", FAST_CONV),
+    Fault("causal_conv1d: a last row too many taps", _CONV + "causal_conv1d.c", "AT(slopes, K - 2) = 0;", "AT(slopes, K - 2) = AT(slopes, 0);", "dz is zero behind the end", FAST_CONV),
+    Fault("causal_conv1d: the second run of channels", _CONV + "causal_conv1d.c", "* job->stride + c0;\n        for (int64_t k = 0; k <= K; k++)", "* job->stride;\n        for (int64_t k = 0; k <= K; k++)", "each run of channels has its share of dweight", FAST_CONV),
+    Fault("causal_conv1d: the upper half of a word", _CONV + "causal_conv1d.c", "(h) ? (v) & 0xffff0000u : (v) << 16", "(h) ? (v) : (v) << 16", "a word of two bfloat16 is taken apart", FAST_CONV),
+    Fault("causal_conv1d on a GPU: slots that do not move on", "cuda/conv/causal_conv1d.cu", "slot = slot == AHEAD_BWD ? 0 : slot + 1;", "slot = 0;", "group g is in slot g % (AHEAD_BWD + 1)", "tests/conv/test_conv1d.py -k long_runs"),
     Fault(
         "conv1d: the last place of a stride", _CONV + "conv1d.c", "last = high <= 0 ? 0 : (high + s->stride - 1) / s->stride;",
         "last = high <= 0 ? 0 : high / s->stride;", "every place whose element lies in the row", FORWARD + "'conv1d and direct'",

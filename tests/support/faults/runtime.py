@@ -6,6 +6,9 @@ from .table import FORWARD, GRADIENT, Fault
 
 _R, _N, _H = "csrc/py/runtime/", "xtrain/nn/mhc.py", "csrc/cpu/mhc/"
 _L, _O, _CUDA = "cuda/layers/", "cuda/optimizer/", "tests/cuda/test_cuda.py::"
+_GEMM = "cuda/gemm/hopper"
+_SWIGLU = "tests/cuda/test_swiglu_mlp.py::test_products_with_swiglu_inside"
+_GELU = "tests/cuda/test_gelu_mlp.py::test_products_with_gelu_inside"
 _A, _SPANS = (
     "cuda/attention/",
     "tests/cuda/test_attention_spans.py::test_flash_of_documents_and_windows_errs_at_most_twice_as_much_as_materialized",
@@ -117,7 +120,62 @@ FAULTS = [
     Fault("cuda attention: half, keys before a span", _A + "flash_half.cuh", "if (column + 8 * n + e < of.begin || ", "if (", "a window has a first key", _SPANS),
     Fault("cuda attention: half, queries of the first key", _A + "flash_half.cu", "bottom = seen_by(first + ROWS - 1).end;", "bottom = seen_by(first).end;", "queries up to the last key's", _SPANS),
     Fault("cuda graph: always the first device", "xtrain/_graph.py", '(one for one in places if one.type == "cuda")', "(one for one in () if one)", "a graph is on the device of its optimizers", "tests/cuda/test_graph.py::test_a_graph_is_where_its_optimizers_are"),
+    Fault("cuda graph: inputs of the capture", "xtrain/_graph.py", "            own.copy_(tensor)\n", "            if not self.captured:\n                own.copy_(tensor)\n", "a bad id is gone with its batch", "tests/cuda/test_graph.py::test_graph -k 'fake and bad_ids and not train'"),
+    Fault("cuda: a report for ever", "cuda/runtime/device.cu", "    report->taken = 0;\n", "", "a bad id is raised once", "tests/cuda/test_graph.py::test_graph -k 'gpu and bad_ids'"),
     Fault("cuda graph: foreign work", "cuda/runtime/graph.cu", "    if (foreign(index)) __atomic_store_n(&captures[index].spoiled, true, __ATOMIC_RELAXED);\n", "", "what another thread queues spoils a capture", "tests/cuda/test_graph.py::test_graph"),
+    Fault(
+        "cuda gemm: gate and up change places", _GEMM + ".cuh",
+        "z[w] = hopper_swiglu<T>(x[w], y[w]);", "z[w] = hopper_swiglu<T>(y[w], x[w]);", "silu(gate) up", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: gradients of gate and up change places", _GEMM + ".cuh",
+        "w++) hopper_swiglu_bwd<T>(x[w], y[w], z[w]);", "w++) hopper_swiglu_bwd<T>(x[w], z[w], y[w]);",
+        "the gradient of each in its own place", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: the up of the neighbour", _GEMM + ".cuh",
+        "(d.y, g.y, u.y, dg.y, du.y)", "(d.y, g.y, u.x, dg.y, du.y)", "both elements of a word", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: columns behind the last", _GEMM + ".cuh",
+        "at.row + r < call.rows && at.column < call.columns);", "at.row + r < call.rows);",
+        "what lies behind a row is not written", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: a last tile of columns", _GEMM + ".cu",
+        "across = (int)xt_divide_up(n, HALVES ? HALF : Tiles::COLUMNS);",
+        "across = (int)(n / (HALVES ? HALF : Tiles::COLUMNS));", "columns that are no multiple of a tile's", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: a last group of four", _GEMM + ".cuh",
+        "int rows = min(call.group, call.down - first);", "int rows = call.group;", "each tile has a block", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: gate and up before they land", _GEMM + ".cuh",
+        "xt_copies_arrive(ready + 8 * number);", "xt_barrier_arrive(ready + 8 * number);",
+        "a room is ready when its copies have landed", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: a limit that moved", _GEMM + ".cu",
+        "    2 * XT_PLAN_MULTIPROCESSORS;", "    3 * XT_PLAN_MULTIPROCESSORS;", "from 264 tiles on", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: float16 as bfloat16", _GEMM + ".cu",
+        "p->dtype_a != XT_BFLOAT16 || p->dtype_b != XT_BFLOAT16 || p->dtype_c != XT_BFLOAT16",
+        "xt_dtype_size(p->dtype_a) != 2", "float16 is refused", _SWIGLU,
+    ),
+    Fault(
+        "cuda gemm: GELU's slope without the bias", _GEMM + ".cuh",
+        "d.y * xt_gelu_slope<T, true>(v.y + bias.y)", "d.y * xt_gelu_slope<T, true>(v.y)", "dy gelu'(v + bias)", _GELU,
+    ),
+    Fault(
+        "cuda gemm: sums of half of the rows", _GEMM + ".cuh",
+        "sum[0] = low.x + high.x + (block ? sum[0] : 0);", "sum[0] = low.x + high.x;", "sums of all rows of dv", _GELU,
+    ),
+    Fault(
+        "cuda gemm: sums of the last columns", _GEMM + ".cuh",
+        "if (at < call.columns) call.sums", "if (at + 8 < call.columns) call.sums", "sums of every column", _GELU,
+    ),
     Fault("events: steps of two bytes", _CALL + "tensorboard.py", "while value >= 128:", "while value > 128:", "a varint: seven bits a byte", _HEARD + "test_events_of_long_runs"),
     Fault("events: numbers of a list", _CALL + "tensorboard.py", 'f"{name}/{i}": float(one)', 'f"{name}/{i + 1}": float(one)', "those of a list are name/0, name/1", _HEARD + "test_events_of_long_runs"),
     Fault("events: the time of writing", _CALL + "tensorboard.py", 'record.get("wall_time")))', "None))", "the time of an event is that of its record", _HEARD + "test_events_of_long_runs"),
