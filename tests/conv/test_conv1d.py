@@ -145,12 +145,14 @@ def test_gradients_go_through_states() -> None:
             assert_close(got, want, accumulations=64)
 
 
-def test_the_state_alone_has_a_gradient() -> None:
-    x, state = normal(1, 2, 3, grad=True), normal(1, 3, 3, seed=1, grad=True)
-    _, after = F.causal_conv1d(x, normal(3, 4), state=state)
-    after.backward(integers(1, 3, 3, seed=2))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])  # the fast form of a CPU, and the plain one
+def test_the_state_alone_has_a_gradient(dtype: str) -> None:
+    x, state = normal(1, 2, 3, dtype=dtype, grad=True), normal(1, 3, 3, dtype=dtype, seed=1, grad=True)
+    _, after = F.causal_conv1d(x, normal(3, 4, dtype=dtype), state=state)
+    seeds = integers(1, 3, 3, seed=2)
+    after.backward(seeds.to(getattr(xt, dtype)))
     assert x.grad is not None and state.grad is not None
-    want = array(integers(1, 3, 3, seed=2))
+    want = array(seeds)
     assert np.array_equal(array(x.grad), want[:, 1:])
     assert np.array_equal(array(state.grad), np.concatenate([0 * want[:, :2], want[:, :1]], 1))
 
