@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_library import make_device, make_package
 from places import ROOT
 from runs import HANGS
-
-import xtrain as xt
 
 SUPPORT = ROOT / "tests/support"
 # What only this family has, and what its file may ask for.
@@ -29,17 +26,6 @@ Path("model").mkdir()
 Path("model/config.json").write_text(json.dumps(architecture(FAMILY).config(**keys).to_dict()))
 sizes = dict.fromkeys(name.replace(".", "__") for name in TINY if name.startswith("model."))
 train_equal(".", **sizes, model__preset="model", precision="bfloat16", grad_accum=2, eval_every=8, steps=12)"""
-
-
-@pytest.fixture(scope="module", params=["fake", "gpu"])
-def package(request, tmp_path_factory) -> Path:
-    if request.param == "gpu":
-        if not xt.cuda.is_available():
-            pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
-        return Path(xt.__file__).parent.parent
-    folder = make_package(tmp_path_factory.mktemp("device"))
-    make_device(folder)
-    return folder
 
 
 def run(folder: Path, package: Path, program: str) -> None:

@@ -10,27 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_library import make_device, make_package
 from places import ROOT
 from runs import HANGS
-
-import xtrain as xt
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory) -> Path:
-    folder = make_package(tmp_path_factory.mktemp("device"))
-    make_device(folder)
-    return folder
-
-
-@pytest.fixture(params=["fake", "gpu"])
-def package(request) -> Path:
-    if request.param == "fake":
-        return request.getfixturevalue("fake")
-    if not xt.cuda.is_available():
-        pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
-    return Path(xt.__file__).parent.parent
 
 
 @pytest.mark.parametrize(

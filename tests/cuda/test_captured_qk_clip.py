@@ -11,11 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_library import make_device, make_package
 from places import ROOT
 from runs import HANGS
-
-import xtrain as xt
 
 # Weights are scaled between two replays, by the logits of a forward that no graph holds: what a replay reads must be what was scaled.
 PROGRAM = """
@@ -57,22 +54,6 @@ assert sum(step > 6 for step in clipped) >= 2, clipped  # between replays
 """
 
 MUON = {"optim__name": "muon", "ema": 0.9, "precision": "bfloat16", "grad_accum": 2}
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory) -> Path:
-    folder = make_package(tmp_path_factory.mktemp("device"))
-    make_device(folder)
-    return folder
-
-
-@pytest.fixture(params=["fake", "gpu"])
-def package(request) -> Path:
-    if request.param == "fake":
-        return request.getfixturevalue("fake")
-    if not xt.cuda.is_available():
-        pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
-    return Path(xt.__file__).parent.parent
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_library import make_device, make_package
 from places import ROOT
 from runs import HANGS
 
@@ -46,13 +45,6 @@ NO_ROOM = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory) -> Path:
-    folder = make_package(tmp_path_factory.mktemp("device"))
-    make_device(folder)
-    return folder
-
-
 def run(folder: Path, package: Path, program: str, **environment: str) -> None:
     paths = os.pathsep.join(map(str, (package, SUPPORT, ROOT / "tests/cuda", ROOT)))
     environment = {**os.environ, "PYTHONPATH": paths, **environment}
@@ -61,15 +53,6 @@ def run(folder: Path, package: Path, program: str, **environment: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, timeout=HANGS
     )
     assert done.returncode == 0, f"{program}: status {done.returncode}: {done.stdout}{done.stderr}"
-
-
-@pytest.fixture(params=["fake", "gpu"])
-def package(request) -> Path:
-    if request.param == "fake":
-        return request.getfixturevalue("fake")
-    if not xt.cuda.is_available():
-        pytest.skip(f"needs a GPU: {xt.cuda.why_unavailable()}")
-    return Path(xt.__file__).parent.parent
 
 
 @pytest.mark.parametrize("program", [*BITS, *PLAIN, *TRAINING, *TROUBLE])
