@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 1)
             xt_barrier_init(full + 8 * s, 1);
             xt_barrier_init(empty + 8 * s, RING_THREADS);
         }
-        for (int s = 0; s < 2; s++) xt_barrier_init(met + 8 * s, BLOCKS == 1 ? WARPS : 1);
+        for (int s = 0; s < 2; s++) xt_barrier_init(met + 8 * s, BLOCKS == 1 ? RING_THREADS : 1);
         xt_barrier_init_fence();
     }
     if (BLOCKS == 1) __syncthreads();
@@ -305,10 +305,8 @@ __global__ void __launch_bounds__(RING_THREADS + 32, 1)
         value = xt_warp_reduce(value, combine);
         __syncwarp();
         if (BLOCKS == 1) {
-            if (lane == 0) {
-                of_warp[which][me / 32] = value;
-                xt_barrier_arrive(met + 8 * which);
-            }
+            if (lane == 0) of_warp[which][me / 32] = value;
+            xt_barrier_arrive(met + 8 * which); /* every thread, as each has read what the row before had here */
             xt_barrier_wait(met + 8 * which, turn % 2);
         } else { /* no block writes here before all warps have read: it waits for what they make of it */
             if (thread == 0) xt_barrier_expect(met + 8 * which, BLOCKS * WARPS * 4);

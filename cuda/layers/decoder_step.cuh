@@ -73,7 +73,9 @@ template <typename T, int D> struct StepShared {
     float rstd[ROWS];
     int position[ROWS], used[ROWS]; /* of the new token, and chunks of a row; -1 and 1 where it stands outside the cache */
     uint64_t full[SLOTS], empty[SLOTS];
-    volatile int meets; /* the block waits for others: no copy is begun, behind which their messages would wait */
+    /* The block waits for others: no copy is begun, behind which their messages would wait. Volatile accesses are relaxed ones of PTX's
+     * memory model, and no race; racecheck takes them for plain ones and reports them. */
+    volatile int meets;
 };
 
 /* 16 bytes, or an element, that another block may have written since the launch. */

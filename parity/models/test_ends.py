@@ -28,7 +28,9 @@ FILES: dict[str, Any] = {
 
 
 def of_transformers(path: Path) -> tuple[list[int], Any]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     ids = torch.tensor([PROMPT], device="cpu")
     drawn = dict(do_sample=False, temperature=None, top_k=None)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, pad_token_id=0, **drawn)

@@ -101,7 +101,7 @@ def test_shards_of_one_library_are_read_by_the_other(family: str, tmp_path: Path
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     for path in (tmp_path / "hf", tmp_path / "xt"):
         assert len(list(path.glob("model-0*.safetensors"))) > 2 and not (path / "model.safetensors").exists()
-    before, state = theirs.state_dict(), {name: value.numpy() for name, value in ours.state_dict().items()}
+    before, state = theirs.state_dict(), {name: value.cpu().numpy() for name, value in ours.state_dict().items()}
     for name, value in again.state_dict().items():
         assert torch.equal(before[name].cpu(), value.cpu()), name
         assert name not in state or np.array_equal(before[name].cpu().numpy(), state[name]), name

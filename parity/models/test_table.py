@@ -15,7 +15,7 @@ def test_a_part_of_the_table(family: str, capsys) -> None:
     assert table.main(["--families", family, "--configs", "1", "--prompts", "2", "--tokens", "6"]) == 0
     out = capsys.readouterr().out
     assert out.count("1/1 models") == 3 and out.count("2/2") >= 4 and "ragged" in out and "all within" in out
-    assert "tokens equal" in out and " bfloat16  cpu  greedy, 6 tokens: batch 1: " in out
+    assert "tokens equal" in out and f" bfloat16  {torch.get_default_device()}  greedy, 6 tokens: batch 1: " in out
 
 
 def test_it_sees_another_model(capsys, monkeypatch) -> None:
