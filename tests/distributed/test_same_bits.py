@@ -10,8 +10,7 @@ from ranks import run_ranks
 import xtrain as xt
 from xtrain import nn, optim
 from xtrain.distributed import DataParallel
-from xtrain.distributed.bank import Bank, Counter
-from xtrain.distributed.step import legal_sizes
+from xtrain.distributed.bank import Bank, Counter, legal_sizes
 from xtrain.errors import ConfigError
 
 LOOP = """

@@ -1,4 +1,9 @@
-"""The parameters of one dtype as one flat row of elements, of which each rank owns a piece."""
+"""Parameters of one dtype as one flat row of elements (a "bank"; elsewhere: flat buffer or bucket), of which each rank
+owns one contiguous piece. W is the number of ranks, M the number of leaves; docs/words.md explains both words.
+
+"The tree" adds x_0..x_{n-1} as tree(x_0..x_{p-1}) + tree(x_p..x_{n-1}) with p the largest power of two below n, so the
+sum has the same bits for every number of ranks (docs/internals/distributed.md).
+"""
 
 from __future__ import annotations
 
@@ -8,32 +13,53 @@ from itertools import accumulate
 
 from .. import _C
 from .._C import Tensor
+from ..errors import ConfigError
 
 ALIGN = 128  # elements, at a multiple of which a parameter begins
-BLOCK = 8192  # elements of a block of the norm; pieces begin at multiples of it
-BUCKET = 1 << 26  # elements of a bank, where a step has several leaves: banks are sent one after the other
-GROUP = 4  # leaves that are added in one pass: a power of two. With 8, eight leaves would need no less memory
+BLOCK = 8192  # elements whose squares are added first, for the norm; pieces begin at multiples of it
+BUCKET = 1 << 26  # least elements of a bank where a step has several leaves: banks are sent one after the other
+GROUP = 4  # leaves that are added in one pass: a power of two. 8 would not reduce the memory of eight leaves
+
+
+def legal_sizes(leaves: int) -> list[int]:
+    """The numbers of processes that a batch of `leaves` leaves can run on: 1, and those that give each process a power
+    of two of them.
+    """
+    halvings = (leaves & -leaves).bit_length()  # how often `leaves` can be halved, plus one
+    return sorted({1, *(leaves >> i for i in range(halvings))})
+
+
+def check_leaves(leaves: int, size: int) -> None:
+    """ConfigError where `leaves` cannot be cut for `size` processes."""
+    if size not in legal_sizes(leaves):
+        *most, last = map(str, legal_sizes(leaves))
+        known = f"{', '.join(most)} or {last}" if most else last
+        raise ConfigError(f"max_ranks {leaves} must run on {known} processes, got {size}")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What of a parameter lies in the piece of a rank: elements [begin, end) of the piece."""
+    """A parameter, or the part of one, that lies in the piece of a rank: elements [begin, end) of the piece."""
 
-    parameter: int
+    parameter: int  # its index in Bank.parameters
     begin: int
     end: int
 
 
 class Bank:
-    """Where each parameter lies. `length` is a multiple of BLOCK x leaves, so that a piece is whole blocks for every
-    number of ranks; what no parameter fills is zero.
+    """The layout of a bank: where each parameter lies in the flat row. It holds no copy of the parameters.
 
-    whole: each parameter lies within one of `leaves` equal pieces, so that one rank owns all of it. The largest are
-    placed first, each into the piece with the most room.
+    `length` elements, a multiple of BLOCK x leaves, so that a piece is whole blocks for every number of ranks; elements
+    that no parameter fills are zero. offsets: the first element of each parameter. order: the indices of the parameters
+    by their offsets. wide: the dtype of sums, float32 (float64 for float64).
+
+    whole: each parameter lies within one of `leaves` equal pieces, so that one rank owns all of it, as Muon needs. The
+    largest are placed first, each into the piece with the most room.
     """
 
     def __init__(self, parameters: Sequence[Tensor], leaves: int, whole: bool = False) -> None:
         self.parameters = list(parameters)
+        self.whole = whole
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self.wide = _C.float64 if self.dtype is _C.float64 else _C.float32
         sizes = [-(-parameter.numel() // ALIGN) * ALIGN for parameter in parameters]
@@ -58,7 +84,7 @@ class Bank:
         return [flat[at:end] for at, end in zip(self.offsets, ends, strict=True)]
 
     def segments(self, begin: int, end: int) -> list[Segment]:
-        """What lies in elements [begin, end) of the bank."""
+        """The parameters, or parts of parameters, in elements [begin, end) of the bank."""
         found = []
         for number, (at, parameter) in enumerate(zip(self.offsets, self.parameters, strict=True)):
             first, last = max(at, begin), min(at + parameter.numel(), end)
@@ -67,7 +93,7 @@ class Bank:
         return found
 
     def take_gradients(self) -> list[Tensor]:
-        """The gradient of each parameter in the order of places, zeros where there is none; they are dropped."""
+        """Return the gradient of each parameter, in `order`, zeros where there is none, and set every .grad to None."""
         found = []
         for parameter in self._in_order:
             gradient = parameter.grad
@@ -81,20 +107,23 @@ class Bank:
     def sum(
         self, banks: Sequence[Sequence[Tensor]], out: Tensor | None, squares: Tensor | None = None
     ) -> Tensor | None:
-        """T of up to GROUP banks, each one tensor a parameter in the order of places, which lie anywhere: into `out`,
-        of the wide dtype, or of the parameters' for one bank; None where only the squares of blocks are wanted.
+        """Add up to GROUP sets of gradients by the tree and return `out`. A set has a tensor for each parameter, in
+        `order`, anywhere in memory.
+
+        out: [length] of the wide dtype, or of the parameters' dtype for one set; None where only `squares` is wanted.
+        squares: float64 [length / BLOCK], gets the sum of squares of each block.
         """
         _C.bank_sum_(out, [tensor for bank in banks for tensor in bank], self._starts, squares)
         return out
 
     def read(self, dtype: _C.dtype) -> Tensor:
-        """The parameters as one flat tensor of their dtype or the wide one."""
+        """The parameters as one flat tensor [length]. dtype: theirs or the wide one."""
         flat = _C.empty((self.length,), dtype, self.device)
         _C.bank_sum_(flat, [parameter.detach() for parameter in self._in_order], self._starts)
         return flat
 
     def write(self, flat: Tensor, which: Sequence[bool] | None = None) -> None:
-        """Set the parameters from a flat tensor of their dtype. which: those to set, for each whether; None: all."""
+        """Set the parameters from a flat tensor [length] of their dtype. which: whether to set each; None: all."""
         chosen = [i for i in range(len(self.parameters)) if which is None or which[i]]
         if chosen:
             places = self.places(flat)
@@ -102,7 +131,9 @@ class Bank:
 
 
 def _spread(sizes: Sequence[int], leaves: int) -> tuple[list[int], list[int], int]:
-    """The piece of each parameter, its place there, and the length of a piece."""
+    """Distribute parameters of these sizes over `leaves` pieces. Return, in elements: the piece of each parameter, its
+    offset in the piece, and the length of a piece, which is that of the fullest.
+    """
     filled = [0] * leaves
     owners, places = [0] * len(sizes), [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -113,7 +144,9 @@ def _spread(sizes: Sequence[int], leaves: int) -> tuple[list[int], list[int], in
 
 
 def add(parts: Sequence[Tensor], bank: Bank, squares: Tensor | None = None) -> Tensor:
-    """T of flat tensors, in the bank's wide dtype; the first becomes the sum where it has that dtype."""
+    """Add flat tensors by the tree, in the bank's wide dtype. The sum overwrites the first where it has that dtype.
+    squares: float64, gets the sum of squares of each block.
+    """
     while len(parts) > 64:  # a power of two: neighbours are subtrees
         parts = [add(parts[i : i + 64], bank) for i in range(0, len(parts), 64)]
     first = parts[0]
@@ -123,7 +156,9 @@ def add(parts: Sequence[Tensor], bank: Bank, squares: Tensor | None = None) -> T
 
 
 def buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The parameters in order, cut into lists of at least BUCKET elements but for the first, which is needed last."""
+    """The parameters in order, cut into lists of at least BUCKET elements. Lists are filled from the last parameter on,
+    whose gradients are ready first, so only the first list, which is sent last, may be smaller.
+    """
     found: list[list[Tensor]] = [[]]
     size = 0
     for parameter in reversed(parameters):
@@ -136,8 +171,11 @@ def buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 class Counter:
-    """Adds the gradients of `leaves` leaves, one after the other, as the tree does. Up to GROUP of them stay where the
-    backward has made them, and are added in one pass; a binary counter adds the groups.
+    """Adds the gradients of `leaves` leaves, which come one after the other, in the order of the tree.
+
+    Up to GROUP leaves stay where the backward made them, and are added in one pass to a node. Nodes are added as the
+    bits of a binary counter carry: two of one level become one of the next. So at most one node is held for each bit of
+    the number of groups.
     """
 
     def __init__(self, bank: Bank, leaves: int) -> None:
@@ -147,7 +185,7 @@ class Counter:
         self._groups = 0
 
     def push(self, gradients: list[Tensor]) -> None:
-        """Take the next leaf's, which may be changed from now on."""
+        """Take the gradients of the next leaf, as Bank.take_gradients returns them; they may be overwritten."""
         self._leaves.append(gradients)
         self._left -= 1
         if len(self._leaves) < GROUP or not self._left:
@@ -160,18 +198,19 @@ class Counter:
         self._groups += 1
 
     def _group(self, squares: Tensor | None = None) -> Tensor:
+        """Add the leaves that are held, and drop them."""
         flat = _C.empty((self._bank.length,), self._bank.wide, self._bank.device)
         self._bank.sum(self._leaves, flat, squares)
         self._leaves = []
         return flat
 
     def alone(self) -> list[Tensor]:
-        """The gradients of the only leaf."""
+        """The gradients of the only leaf, where it made them."""
         (gradients,) = self._leaves
         return gradients
 
     def packed(self) -> Tensor:
-        """The sum of all, flat; in the parameters' dtype where there was one leaf."""
+        """The sum of all leaves, [length]; in the parameters' dtype where there was one leaf, else in the wide one."""
         if self._nodes or len(self._leaves) > 1:
             return self.finish()
         flat = _C.empty((self._bank.length,), self._bank.dtype, self._bank.device)
@@ -180,7 +219,7 @@ class Counter:
         return flat
 
     def finish(self, squares: Tensor | None = None) -> Tensor:
-        """The sum of all, flat and wide. squares: gets the squares of its blocks."""
+        """The sum of all leaves, [length] in the wide dtype. squares: gets the sum of squares of each block."""
         node = self._group(None if self._nodes else squares)
         while self._nodes:
             older = self._nodes.pop()

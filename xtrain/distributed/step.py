@@ -13,34 +13,20 @@ from .._C import Tensor
 from .._graph import capturing
 from .._types import is_real, need_tensors
 from ..autograd import no_grad
-from ..errors import ConfigError, shown
+from ..errors import shown
 from ..nn.module import Module
-from ..optim import EMA, AdamW, ChainedOptimizer, Muon
+from ..optim import EMA, AdamW, ChainedOptimizer, Muon, Optimizer
 from ..optim.muon import muon_numbers
 from . import world
 from .agree import gather_json
-from .bank import BLOCK, Bank, Counter, add, buckets
+from .bank import BLOCK, Bank, Counter, add, buckets, check_leaves
 from .compare import check_alike, checksums, odd_ones
 from .owned import Owned
 
 _MOST_LEAVES = 1 << 20
-_FILLS = 1 << 20  # random streams of a leaf: more draws than a forward makes
+_FILLS = 1 << 20  # numbers of random streams that a leaf has for itself: a forward draws from fewer
 _K = TypeVar("_K")
 _R = TypeVar("_R")
-
-
-def legal_sizes(leaves: int) -> list[int]:
-    """Numbers of processes that `leaves` can be cut for: 1, and those that leave each a power of two."""
-    halvings = (leaves & -leaves).bit_length()  # of leaves that are whole, and none
-    return sorted({1, *(leaves >> i for i in range(halvings))})
-
-
-def check_leaves(leaves: int, size: int) -> None:
-    """ConfigError where `leaves` cannot be cut for `size` processes."""
-    if size not in legal_sizes(leaves):
-        *most, last = map(str, legal_sizes(leaves))
-        known = f"{', '.join(most)} or {last}" if most else last
-        raise ConfigError(f"max_ranks {leaves} must run on {known} processes, got {size}")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -51,6 +37,23 @@ def _is_number(value: object) -> TypeGuard[float]:
     return is_real(value) and not isinstance(value, bool)
 
 
+def _check_arguments(model: Any, parts: Sequence[Any], max_ranks: Any, mode: Any, ema: Any, overlap: Any) -> None:
+    """TypeError or ValueError for arguments of DataParallel; parts: its optimizers."""
+    if not isinstance(model, Module):
+        raise TypeError(f"DataParallel: model must be a Module, got {type(model).__name__}")
+    for part in parts:
+        if type(part) not in (AdamW, Muon):
+            raise TypeError(f"DataParallel: optimizer must be AdamW or Muon, got {type(part).__name__}")
+    if mode != "exact":
+        raise ValueError(f"DataParallel: mode must be exact, got {mode!r}")
+    if max_ranks is not None and not (_is_whole(max_ranks) and 1 <= max_ranks <= _MOST_LEAVES):
+        raise ValueError(f"DataParallel: max_ranks must be a whole number in [1, 2**20], got {max_ranks!r}")
+    if ema is not None and not isinstance(ema, EMA):
+        raise TypeError(f"DataParallel: ema must be an EMA or None, got {type(ema).__name__}")
+    if overlap is not None and not isinstance(overlap, bool):
+        raise TypeError(f"DataParallel: overlap must be True, False or None, got {overlap!r}")
+
+
 class DataParallel:
     """A model that all processes train together, with the optimizer's state spread over them (ZeRO-1).
 
@@ -59,16 +62,21 @@ class DataParallel:
             (model.loss(*leaf, reduction="sum") / targets.numel()).backward()
         norm = dp.step(clip=1.0)
 
-    A batch is cut into `max_ranks` leaves (default: the number of processes), whose gradients are added in one fixed
-    tree. So the parameters have the same bits on 1, 2 or 4 processes of max_ranks=4. All ranks begin with rank 0's
-    values of what the optimizer has; model, options and all other parameters must be the same. optimizer: AdamW, Muon,
-    or a ChainedOptimizer of them; learning rates and other options may change between steps, and `step` is this
-    class's. A matrix of Muon's lies on one rank whole, which makes it orthogonal. A parameter that needs no gradient
-    when the leaves of a step begin is left alone in it; one that needs a gradient and gets none is stepped with zeros.
-    ema: of the optimizer's parameters; `step` updates it, each rank its piece. overlap: whether GPUs send gradients
-    while a backward makes others, where `leaves` knows which backward is the last. The numbers are the same. None:
-    where ranks lie on several hosts; over NVLink it costs 0.6 B parameters 2 % of a step, and gains smaller models
-    nothing (docs/worklog/ranks.md).
+    A batch is cut into `max_ranks` leaves (default: the number of processes), equal parts in the order of its rows, as
+    the micro-batches of other libraries. The gradients of leaves are added in one fixed tree. So the parameters have
+    the same bits on 1, 2 or 4 processes of max_ranks=4.
+
+    All ranks begin with rank 0's values of the optimizer's parameters; model, options and all other parameters must be
+    the same on every rank. A parameter that needs no gradient when the leaves of a step begin is left alone in that
+    step; one that needs a gradient and gets none is stepped with zeros.
+
+    optimizer: AdamW, Muon, or a ChainedOptimizer of them. Learning rates and other options may change between steps;
+    call `step` of this class, not the optimizer's. Each matrix of Muon's lies whole on one rank, which makes it
+    orthogonal.
+    ema: averages of the optimizer's parameters. `step` updates them, each rank its piece.
+    overlap: whether GPUs send the gradients that are complete while a backward still makes others, where `leaves` knows
+    which backward is the last. The numbers are the same. None: only where ranks lie on several hosts; over NVLink,
+    overlap costs 0.6 B parameters 2 % of a step, and gains smaller models nothing (docs/worklog/ranks.md).
     ConfigError for a number of processes that does not fit, TypeError or ValueError for other arguments.
     """
 
@@ -77,49 +85,19 @@ class DataParallel:
         self, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, max_ranks: int | None = None,
         mode: str = "exact", ema: EMA | None = None, overlap: bool | None = None,
     ) -> None:  # fmt: skip
-        if not isinstance(model, Module):
-            raise TypeError(f"DataParallel: model must be a Module, got {type(model).__name__}")
         parts = optimizer.optimizers if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
-        for part in parts:
-            if type(part) not in (AdamW, Muon):
-                raise TypeError(f"DataParallel: optimizer must be AdamW or Muon, got {type(part).__name__}")
-        if mode != "exact":
-            raise ValueError(f"DataParallel: mode must be exact, got {mode!r}")
-        if max_ranks is not None and not (_is_whole(max_ranks) and 1 <= max_ranks <= _MOST_LEAVES):
-            raise ValueError(f"DataParallel: max_ranks must be a whole number in [1, 2**20], got {max_ranks!r}")
-        if ema is not None and not isinstance(ema, EMA):
-            raise TypeError(f"DataParallel: ema must be an EMA or None, got {type(ema).__name__}")
-        if overlap is not None and not isinstance(overlap, bool):
-            raise TypeError(f"DataParallel: overlap must be True, False or None, got {overlap!r}")
+        _check_arguments(model, parts, max_ranks, mode, ema, overlap)
         self._plane = world.plane("DataParallel")
         self.rank, self.size = world.rank(), world.world_size()
         self.max_ranks = max_ranks or self.size
         check_leaves(self.max_ranks, self.size)
         self.model, self.optimizer, self.ema = model, optimizer, ema
+        # {id of a parameter: number of its group}; and of each group the optimizer that has it, and its number there.
         self._group = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        # Of each group.
         self._place: list[tuple[Any, int]] = [(one, i) for one in parts for i in range(len(one.param_groups))]
-        of_muon = {
-            id(p) for part in parts if isinstance(part, Muon) for group in part.param_groups for p in group["params"]
-        }
         if not self._group:
             raise ValueError("DataParallel: optimizer must have at least one parameter, got none")
-        by_kind: dict[Any, list[Tensor]] = {}
-        for name, parameter in model.named_parameters():
-            if id(parameter) in self._group:
-                if not parameter.is_contiguous():
-                    raise ValueError(f"DataParallel: parameter {name} must be contiguous, got strides of a view")
-                kind = (parameter.dtype, parameter.device, id(parameter) in of_muon)
-                by_kind.setdefault(kind, []).append(parameter)
-        if sum(map(len, by_kind.values())) != len(self._group):
-            raise ValueError("DataParallel: optimizer must have parameters of the model alone, got others")
-        whole: list[bool] = []
-        self._banks: list[Bank] = []
-        for (_, _, matrices), members in by_kind.items():
-            one = matrices or self.max_ranks == 1
-            for each in [members] if one else buckets(members):
-                self._banks.append(Bank(each, self.max_ranks, matrices))
-                whole.append(matrices)
+        self._banks = self._make_banks(parts)
         wanted = world.local_world_size() < self.size if overlap is None else overlap
         self._own = {"max_ranks": str(self.max_ranks), "overlap": str(wanted)}
         if self._plane is not None:
@@ -127,55 +105,84 @@ class DataParallel:
 
             check_alike(self._plane, self.model, self.optimizer, self.ema, self._own)
             gpus.join(self._plane, self._banks[0].device)
-        for bank in self._banks:
-            if self._plane is not None:
+            for bank in self._banks:
                 bank.write(self._plane.broadcast_tensor(bank.read(bank.dtype), 0, "parameters"))
-        names = [("momentum_buffer",) if matrices else ("exp_avg", "exp_avg_sq") for matrices in whole]
-        self._owned = [Owned(bank, self.rank, self.size, own) for bank, own in zip(self._banks, names, strict=True)]
+        self._owned = [
+            Owned(bank, self.rank, self.size, ("momentum_buffer",) if bank.whole else ("exp_avg", "exp_avg_sq"))
+            for bank in self._banks
+        ]
         if ema is not None and {id(param) for param in ema.params} != set(self._group):
             raise ValueError("DataParallel: ema must have the parameters of the optimizer, got others")
         gpus = None if self._plane is None else self._plane.gpus
         self._gpus = gpus if gpus is not None and gpus.device == self._banks[0].device else None
         self._overlap = wanted and self._gpus is not None
         # The order in which banks are sent, the same on every rank: the last parameters have their gradients first.
-        self._order = sorted(range(len(self._banks)), key=lambda i: (whole[i], -i))
-        self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]
+        self._order = sorted(range(len(self._banks)), key=lambda i: (self._banks[i].whole, -i))
+        self._leaves = [parameter for bank in self._banks for parameter in bank.parameters]  # leaves of the graph
         self._bank_of = [i for i, bank in enumerate(self._banks) for _ in bank.parameters]
-        self._missing: list[int] = []  # gradients of a leaf that each bank waits for
-        self._taken = 0  # banks, in their order, whose gradients of the leaf have been taken
-        self._sends = False  # whether they are sent as they are taken
-        self._sent: list[list[Tensor]] = []  # what the banks have received, in the order in which they are sent
-        self._counters: list[Counter] = []
-        self._done = 0  # leaves of this step
-        self._frozen: set[int] = set()  # parameters that needed no gradient when this step's leaves began
-        # From `reduce` to `update`: the gradients of each bank, flat or a tensor a segment; coefficient and guard.
+        # While a step's leaves run:
+        self._counters: list[Counter] = []  # of each bank
+        self._done = 0  # leaves of the batch that are done
+        self._missing: list[int] = []  # for each bank, how many gradients of the present leaf are not complete yet
+        self._taken = 0  # banks, in the order of `_order`, whose gradients of the present leaf have been taken
+        self._sends = False  # whether a bank is sent as soon as it is taken
+        self._sent: list[list[Tensor]] = []  # what the banks have received, in the order of `_order`
+        self._frozen: set[int] = set()  # ids of parameters that needed no gradient when this step's leaves began
+        # From `reduce` to `update`: the gradients of what this rank owns of each bank, flat or a tensor a segment; the
+        # factor of clipping, and the guard, which is NaN after a norm that is not finite.
         self._sums: list[Tensor | list[Tensor]] = []
         self._scale = self._guard = _C.full((), 1, _C.float64, self._banks[0].device)
-        self.steps = 0  # that this run has made
-        self._begun = -1  # of them, at the last `begin`
-        self._compared: list[tuple[str, Tensor]] = []
-        if self._plane is not None:
-            places = {id(p): f"bank {bank.dtype.name}" for bank in self._banks for p in bank.parameters}
-            self._compared = [
-                (f"{places.get(id(p), 'not trained')}, tensor {name}", p) for name, p in model.named_parameters()
-            ]
+        self.steps = 0  # steps made so far
+        self._begun = -1  # the value of `steps` at the last `begin`
+        self._compared = self._tensors_to_compare()
         self.take_states()
+
+    def _make_banks(self, parts: Sequence[Optimizer]) -> list[Bank]:
+        """The optimizer's parameters in banks of one dtype, device and optimizer (AdamW or Muon); with several leaves,
+        AdamW's in banks of about BUCKET elements.
+        """
+        of_muon = {
+            id(p) for part in parts if isinstance(part, Muon) for group in part.param_groups for p in group["params"]
+        }
+        by_kind: dict[Any, list[Tensor]] = {}
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) in self._group:
+                if not parameter.is_contiguous():
+                    raise ValueError(f"DataParallel: parameter {name} must be contiguous, got strides of a view")
+                kind = (parameter.dtype, parameter.device, id(parameter) in of_muon)
+                by_kind.setdefault(kind, []).append(parameter)
+        if sum(map(len, by_kind.values())) != len(self._group):
+            raise ValueError("DataParallel: optimizer must have parameters of the model alone, got others")
+        banks: list[Bank] = []
+        for (_, _, whole), members in by_kind.items():
+            lists = [members] if whole or self.max_ranks == 1 else buckets(members)
+            banks += [Bank(each, self.max_ranks, whole) for each in lists]
+        return banks
+
+    def _tensors_to_compare(self) -> list[tuple[str, Tensor]]:
+        """(What it is called in a message, parameter) for all parameters, trained or not; nothing in one process."""
+        if self._plane is None:
+            return []
+        banks = {id(p): f"bank {bank.dtype.name}" for bank in self._banks for p in bank.parameters}
+        return [(f"{banks.get(id(p), 'not trained')}, tensor {name}", p) for name, p in self.model.named_parameters()]
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can hold a step: of one process, or where GPUs exchange bytes among themselves."""
+        """Whether a CUDA graph can hold a step: in one process, or where GPUs exchange bytes by NCCL."""
         return self._plane is None or self._plane.gpus_of(self._scale) is not None
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def leaves(self, batch: Sequence[Any], backwards: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield this rank's leaves of a batch: rows of tensors or arrays whose first dimension is a multiple of
-        max_ranks, the same on every rank. Between two leaves, the gradients of the parameters are taken away.
+        """Yield this rank's leaves of a batch. batch: tensors or arrays, the same on every rank, whose first dimension
+        is a multiple of max_ranks; a leaf is a tuple of rows of each. After each leaf this takes the gradients of the
+        parameters, and sets .grad to None.
 
         Random numbers drawn inside depend on the leaf, not on the rank that computes it.
 
-        backwards: how often you call backward for each leaf, where you know; then gradients are taken while the last
-        one is under way, and GPUs send those of the last leaf. RuntimeError when it is called more often.
+        backwards: how often you call backward for each leaf, if you know it. Then gradients are taken inside the last
+        backward of a leaf, as they become complete, and GPUs send those of the last leaf at once (see overlap).
+        RuntimeError when backward is called more often.
         """
         parts = self.own(batch)
         if capturing() is None:
@@ -206,8 +213,9 @@ class DataParallel:
         return [tuple(part[leaf * each : (leaf + 1) * each] for part in parts) for leaf in range(first, first + mine)]
 
     def begin(self, steps: int | None = None) -> None:
-        """What `leaves` does before a step and a captured step cannot do: every 100 steps, compare_parameters. Call it
-        once before each step. steps: that have been made, where you count them; it counts replays by itself.
+        """Begin a step: tell the watchdog its number, and compare parameters every 100 steps. `leaves` does so itself;
+        call this before each step that uses `rounds`, and before each replay of a captured step. steps: the number of
+        steps made so far, if you count them; without it, a replay is counted at the next call.
         """
         if steps is not None:
             self.steps = steps
@@ -246,19 +254,21 @@ class DataParallel:
         _C.set_rng_state((seed, (stream + self.max_ranks * _FILLS) % 2**64))
 
     def random_state(self, begun: tuple[int, int], number: int) -> tuple[int, int]:
-        """That of this rank's leaf `number`, from 0, in a step that began with the state `begun`."""
+        """The random state (seed, stream) of this rank's leaf `number`, from 0, in a step that began with `begun`."""
         leaf = self.rank * (self.max_ranks // self.size) + number
         return begun[0], (begun[1] + leaf * _FILLS) % 2**64
 
     def _ready(self, leaf: int) -> None:
-        """A gradient is complete, inside the last backward: take the banks that have all of theirs, in their order."""
+        """Called inside the last backward when the gradient of `self._leaves[leaf]` is complete: take the banks that
+        have all of theirs, in the order of `_order`.
+        """
         self._missing[self._bank_of[leaf]] -= 1
         while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:
             self._take()
 
     @no_grad()
     def _take(self) -> None:
-        """Take the leaf's gradients of the next bank, and send the bank where that is wanted."""
+        """Take the present leaf's gradients of the next bank in `_order`, and send the bank if `_sends`."""
         if self._sends:
             self._send()
         else:
@@ -267,13 +277,14 @@ class DataParallel:
         self._taken += 1
 
     def _send(self) -> None:
+        """Take the last gradients of the next bank, and start the exchange of its sum over this rank's leaves."""
         assert self._plane is not None
         number = self._order[len(self._sent)]
         self._counters[number].push(self._banks[number].take_gradients())
         self._sent.append(self._plane.start_all_to_all(self._counters[number].packed(), "gradients"))
 
     def _take_rest(self) -> None:
-        """Take what no backward has told of."""
+        """Take the banks that `_ready` has not completed: their parameters had no gradient, or `backwards` is None."""
         if any(p.grad is not None for i in self._order[: self._taken] for p in self._banks[i].parameters):
             raise RuntimeError(
                 "leaves: backward must not be called more often for a leaf than `backwards` says: gradients came after "
@@ -284,8 +295,8 @@ class DataParallel:
 
     @no_grad()
     def reduce(self, clip: float | None = None) -> Tensor:
-        """Add the leaves' gradients of all ranks and return their norm, a float64 scalar on the device; then call
-        `update`, or begin a new step. clip: the largest norm, that of `update`; None or 0 for no clipping.
+        """Add the gradients of all leaves of all ranks and return their norm, a float64 scalar on the device. Then call
+        `update`, or begin a new step. clip: the largest norm that `update` may use; None or 0 for no clipping.
         """
         if clip is not None and not (_is_number(clip) and clip >= 0):
             raise ValueError(f"reduce: clip must be a number of at least 0, or None, got {clip!r}")
@@ -317,7 +328,9 @@ class DataParallel:
         return norm
 
     def _sum(self, counter: Counter, owned: Owned, blocks: Tensor) -> Tensor | list[Tensor]:
-        """The gradients of what this rank owns. blocks: gets their squares."""
+        """The summed gradients of what this rank owns: [count] in the wide dtype, or, where nothing has to be added, a
+        tensor for each segment. blocks: gets the sum of squares of each block.
+        """
         if self._plane is not None:
             return add(self._plane.all_to_all_tensor(counter.packed(), "gradients"), owned.bank, blocks)
         if self.max_ranks > 1 or owned.of_muon:
@@ -329,8 +342,9 @@ class DataParallel:
 
     @no_grad()
     def update(self, guard: Tensor | None = None) -> None:
-        """Let the optimizer take the step of the gradients that `reduce` has added, and give every rank the parameters.
-        guard: a float32 scalar, the same on every rank; when it or the norm is NaN or infinite, nothing changes.
+        """Let the optimizer step with the gradients that `reduce` has added, each rank for its piece, and give every
+        rank the new parameters. guard: a float32 scalar, the same on every rank; when it or the norm is NaN or
+        infinite, nothing changes.
         """
         if not self._sums:
             raise RuntimeError("update: reduce() must come before, got no gradients")
@@ -352,8 +366,8 @@ class DataParallel:
     def _updated(
         self, sums: list[Tensor | list[Tensor]], bad: Tensor
     ) -> Iterator[tuple[tuple[Bank, list[bool]], Tensor]]:
-        """Let the optimizer change what this rank owns, bank after bank: ((bank, which parameters change), this rank's
-        elements of it), where the parameters are not those that the optimizer has changed.
+        """Let the optimizer change what this rank owns, bank after bank. Yield ((bank, which parameters change), the
+        new values of this rank's piece), except where the optimizer has changed the parameters themselves.
         """
         for owned, gradients in zip(self._owned, sums, strict=True):
             moves = [id(parameter) not in self._frozen for parameter in owned.bank.parameters]
@@ -380,8 +394,8 @@ class DataParallel:
     def _under_way(
         self, given: Iterable[tuple[_K, Tensor]], start: Callable[[Tensor, str], _R], name: str
     ) -> Iterator[tuple[_K, _R]]:
-        """What an exchange between GPUs makes of each tensor, once it is there. While one is under way, the kernels of
-        the next tensor and of what is done with the one before run beside it.
+        """Yield (key, result of the exchange `start`) for each (key, tensor). The exchange of one tensor runs beside
+        the kernels that make the next tensor, and those that the caller queues for the result before it.
         """
         assert self._gpus is not None
         late: tuple[_K, _R] | None = None
@@ -398,8 +412,8 @@ class DataParallel:
 
     @no_grad()
     def scale(self, factors: Mapping[Tensor, Tensor]) -> None:
-        """Multiply parameters, and their masters, by tensors that spread over them: the same on every rank, which must
-        all call it, between two steps.
+        """Multiply parameters, and their masters, by tensors that broadcast over them. Every rank must call it with the
+        same factors, between two steps.
         """
         if not isinstance(factors, Mapping):
             raise TypeError(f"scale: factors must be a dict of tensors by parameter, got {type(factors).__name__}")
@@ -449,6 +463,9 @@ class DataParallel:
         return part._rate(index, device, float(part.param_groups[index]["lr"]))
 
     def _adamw(self, owned: Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
+        """AdamW on the segments whose parameters move, in one call for all groups: `table` has a row for each group
+        [number of its segments, beta1, beta2, eps, weight decay].
+        """
         bank = owned.bank
         numbers = [self._group[id(bank.parameters[segment.parameter])] for segment in owned.segments]
         moving = (i for i, segment in enumerate(owned.segments) if moves[segment.parameter])
@@ -471,8 +488,9 @@ class DataParallel:
         _C.adamw_(values, sums, firsts, seconds, masters, counts, rates, table, guard, self._scale)
 
     def _muon(self, owned: Owned, gradients: list[Tensor], moves: list[bool], guard: Tensor) -> None:
-        """Batches are those of one leaf's piece of the bank, so a product of many matrices is the same on every number
-        of ranks, whose bits may depend on how many it has.
+        """Muon on the segments whose parameters move. A batched product takes the matrices of one shape and group
+        within one of `max_ranks` equal pieces of the bank: the bits of a library's product may depend on the number
+        of matrices, and this number does not depend on the number of ranks.
         """
         bank, batches = owned.bank, dict[Any, list[int]]()
         for i, segment in enumerate(owned.segments):
@@ -498,52 +516,34 @@ class DataParallel:
         return self._all(_C.cat([value.detach().reshape(1).float() for value in values]), "losses")
 
     def tree_of(self, flat: Tensor) -> Tensor:
-        """T of what `of_leaves` returns."""
+        """The sum, by the tree, of what `of_leaves` returns: the loss of the batch."""
         return world.tree_sum([flat.select(0, i) for i in range(flat.numel())])
 
     def _all(self, piece: Tensor, what: str) -> Tensor:
-        """The pieces of all ranks, one after the other."""
+        """The pieces of all ranks, one after the other. what: the name of the exchange."""
         return piece if self._plane is None else self._plane.all_gather_tensor([piece], what)
 
     # ---- the optimizer's state ---------------------------------------------------------------------------------------
 
     @no_grad()
     def take_states(self) -> None:
-        """Take what optimizer.state holds, the same on every rank, as after load_state_dict; it is empty then."""
-        states = self.optimizer.state
+        """Take this rank's piece of what optimizer.state and ema hold, for example after load_state_dict; both are
+        empty afterwards. They must be the same on every rank.
+        """
         for owned in self._owned:
-            bank = owned.bank
-            flats = {name: bank.empty(bank.wide) for name in owned.kept()}
-            if owned.has_masters:
-                flats["master"] = bank.read(bank.wide)
-            for number, parameter in enumerate(bank.parameters):
-                state = states.get(parameter)
-                owned.steps[number] = 0 if state is None else int(state.get("step", 1))  # Muon counts none
-                if state is None:
-                    continue
-                at = bank.offsets[number]
-                for name, flat in flats.items():
-                    flat[at : at + parameter.numel()].copy_(state[name].reshape(-1))
-            for name, kept in owned.kept().items():
-                kept.copy_(owned.mine(flats[name]))
-            for segment, count in zip(owned.segments, owned.counts, strict=True):
-                count.fill_(owned.steps[segment.parameter])
-        states.clear()
+            owned.load_states(self.optimizer.state)
+        self.optimizer.state.clear()
         if self.ema is None or not self.ema.averages:
             return
         for owned in self._owned:
-            flat = owned.bank.empty(owned.bank.wide)
-            for place, parameter in zip(owned.bank.places(flat), owned.bank.parameters, strict=True):
-                place.copy_(self.ema.averages[parameter].reshape(-1))
-            owned.average = owned.mine(flat).clone()
-            owned.updates.fill_(self.ema.step)
+            owned.load_averages(self.ema.averages, self.ema.step)
         self.ema.averages.clear()
 
     @contextlib.contextmanager
     def whole_optimizer(self, compare: bool = True) -> Iterator[None]:
-        """A `with` block in which optimizer.state, and the averages of ema, of rank 0 are whole, as one process has
-        them: for saving. Every rank must come. compare: whether parameters that differ between ranks are an error (see
-        compare_parameters).
+        """A `with` block in which optimizer.state, and the averages of ema, are whole on rank 0, as one process has
+        them: for saving. Every rank must enter it. compare: whether parameters that differ between ranks are an error
+        (see compare_parameters).
         """
         with world.phase("saving"):
             yield from self._whole_optimizer(compare)
@@ -561,22 +561,20 @@ class DataParallel:
 
     @no_grad()
     def _gather_states(self) -> None:
+        """Make optimizer.state and the averages of ema whole on rank 0."""
+        first = self.rank == 0
         for owned in self._owned:
             self._read_counts(owned)
-            flats = {name: self._all(kept, name) for name, kept in owned.kept().items()}
-            if self.rank:
-                continue
-            for number, parameter in enumerate(owned.bank.parameters):
-                if owned.steps[number]:
-                    at, end = owned.bank.offsets[number], owned.bank.offsets[number] + parameter.numel()
-                    kept = {name: flat[at:end].reshape(parameter.shape) for name, flat in flats.items()}
-                    counted = {} if "momentum_buffer" in kept else {"step": owned.steps[number]}
-                    self.optimizer.state[parameter] = {**counted, **kept}
+            owned.gather_states(self._all, self.optimizer.state if first else None)
         if self.ema is not None:
-            self._gather_averages(self.ema)
+            for owned in self._owned:
+                owned.gather_averages(self._all, self.ema.averages if first else None)
+            self.ema.set_step(int(self._owned[0].updates.item()))
 
     def _read_counts(self, owned: Owned) -> None:
-        """The steps that AdamW has taken: the device knows which were not finite."""
+        """Set `owned.steps` on every rank to the steps that AdamW has taken. Only the device knows which steps it left
+        out because their gradients were not finite.
+        """
         if owned.of_muon or not any(owned.steps):
             return
         numbers = [segment.parameter for segment in owned.segments]
@@ -586,12 +584,3 @@ class DataParallel:
         for found in [mine] if self._plane is None else gather_json(self._plane, mine):
             for number, count in found.items():
                 owned.steps[int(number)] = count
-
-    def _gather_averages(self, ema: EMA) -> None:
-        for owned in self._owned:
-            assert owned.average is not None
-            flat = self._all(owned.average, "averages")
-            if not self.rank:
-                for place, parameter in zip(owned.bank.places(flat), owned.bank.parameters, strict=True):
-                    ema.averages[parameter] = place.reshape(parameter.shape)
-        ema.set_step(int(self._owned[0].updates.item()))

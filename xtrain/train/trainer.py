@@ -221,7 +221,7 @@ class Trainer(State):
             if checkpoint is None and team.size > 1:
                 config.max_ranks = config.max_ranks or team.size
             if config.max_ranks > 1 or team.size > 1:
-                from ..distributed.step import check_leaves
+                from ..distributed.bank import check_leaves
 
                 check_leaves(config.max_ranks or 1, team.size)
                 check(config)
