@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..profiling import span
@@ -15,112 +16,138 @@ from .step import QueuedStep, Stepper
 from .stop import StopSignals
 
 
-def loop(
-    state: State,
-    stepper: Stepper,
-    report: Report,
-    write: Callable[[Mapping[str, Any]], None],
-    on_step_begin: Callable[[], None],
-    on_step: Callable[[Mapping[str, Any]], bool | None],
-    evaluate: Callable[[bool], dict[str, float]],
-    save: Callable[[], Any],
-    rescue: Callable[[], None],
-) -> tuple[dict[str, Any], str | None]:
-    """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the signal).
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop calls.
 
-    on_step_begin: called before each step, for the callbacks. write: takes the metrics of every step. on_step: takes
-    them after that, for the callbacks; True ends the run. evaluate: takes whether to show a sample, returns further
-    metrics. rescue: saves the last finished step before an error ends the run.
+    on_step_begin: before each step, for the callbacks.
+    write: with the metrics of each finished step.
+    on_step: with the same metrics after `write`, for the callbacks; True ends the run.
+    evaluate: with whether to show a sample; returns further metrics of the step.
+    save: writes a checkpoint of the last step.
+    rescue: the same before an error ends the run. It is called while that error is handled.
+    """
+
+    on_step_begin: Callable[[], None]
+    write: Callable[[Mapping[str, Any]], None]
+    on_step: Callable[[Mapping[str, Any]], bool | None]
+    evaluate: Callable[[bool], dict[str, float]]
+    save: Callable[[], Any]
+    rescue: Callable[[], None]
+
+
+def loop(state: State, stepper: Stepper, report: Report, hooks: Hooks) -> tuple[dict[str, Any], str | None]:
+    """Train to the last step or to a signal; the last step is saved. Return (the metrics of the last step, the name of
+    the signal or None).
     """
     with (
         report.progress(state) as progress,
         StopSignals(quiet=report.quiet, agree=state.team.agree if state.team.size > 1 else None) as stop,
     ):
-        record = _steps(state, stepper, report, write, on_step_begin, on_step, evaluate, save, rescue, progress, stop)
+        record = _Loop(state, stepper, report, hooks, progress, stop).run()
         if state.saved_at != state.step:
-            save()
+            hooks.save()
     return record, stop.received
 
 
-def _steps(
-    state: State,
-    stepper: Stepper,
-    report: Report,
-    write: Callable[[Mapping[str, Any]], None],
-    on_step_begin: Callable[[], None],
-    on_step: Callable[[Mapping[str, Any]], bool | None],
-    evaluate: Callable[[bool], dict[str, float]],
-    save: Callable[[], Any],
-    rescue: Callable[[], None],
-    progress: Progress,
-    stop: StopSignals,
-) -> dict[str, Any]:
-    config = state.config
-    record: dict[str, Any] = {}
-    speed = _Speed(config.batch_size * config.seq_len)
-    saver = Saver(save, report.warn, state.team.from_first)
-    queued: list[QueuedStep] = []
-    begun = time.monotonic() - state.elapsed
-    machine = machine_metrics(state)
+class _Loop:
+    """Queues steps, reads several at once where reading waits for the device, and does what is due after each.
 
-    def note(step: QueuedStep, rate: float, evaluated: Mapping[str, float]) -> dict[str, Any]:
-        """Write the record of a finished step."""
-        values = {"step": step.number, **step.numbers, "tokens": step.number * speed.tokens}
+    queued: the steps whose loss and norm have not been read, the oldest first. record: the metrics of the last step.
+    """
+
+    def __init__(
+        self, state: State, stepper: Stepper, report: Report, hooks: Hooks, progress: Progress, stop: StopSignals
+    ) -> None:
+        self._state, self._stepper, self._hooks = state, stepper, hooks
+        self._progress, self._stop = progress, stop
+        self._speed = _Speed(state.config.batch_size * state.config.seq_len)
+        self._saver = Saver(hooks.save, report.warn, state.team.from_first)
+        self._machine = machine_metrics(state)
+        self._begun = time.monotonic() - state.elapsed
+        self._queued: list[QueuedStep] = []
+        self._record: dict[str, Any] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Make the steps; return the metrics of the last one."""
+        try:
+            while self._queued or self._wants_step():
+                self._round()
+        except BaseException:
+            self._end_by_error()
+            raise
+        return self._record
+
+    def _wants_step(self) -> bool:
+        return self._state.step < self._state.config.steps and not self._stop.received
+
+    def _round(self) -> None:
+        """Queue a step, if one is to come; where it is time, read the queued ones, evaluate and save."""
+        state, config = self._state, self._state.config
+        stepper, queued, speed, stop = self._stepper, self._queued, self._speed, self._stop
+        if self._wants_step():
+            if not queued:
+                speed.start()
+            self._hooks.on_step_begin()
+            queued.append(stepper.queue())
+        final = state.step == config.steps
+        evaluating = bool(final or (config.eval_every and state.step % config.eval_every == 0))
+        saving = config.save_every and state.step % config.save_every == 0
+        if len(queued) < stepper.read_every and not (evaluating or saving or stop.received):
+            return
+        rate = self._read(evaluating, final)
+        stop.join()
+        self._progress.update(state.step, self._record["loss"], rate)
+        if saving and not final:
+            with span("save"):
+                self._saver.try_to_save()
+
+    def _read(self, evaluating: bool, final: bool) -> float:
+        """Read the queued steps, check them, evaluate after the last if wanted, and write their records. Return the
+        tokens per second.
+        """
+        stepper, queued, stop = self._stepper, self._queued, self._stop
+        read = stepper.read(queued)
+        rate = self._speed.stop(len(queued))
+        for numbers in read:
+            stepper.check(queued[0], numbers)
+            evaluated: Mapping[str, float] = {}
+            if len(queued) == 1 and evaluating and (final or not stop.received):
+                with span("evaluate"):
+                    evaluated = self._hooks.evaluate(not final)
+            self._record = self._write(queued[0], rate, evaluated)
+            del queued[0]
+            if self._hooks.on_step(self._record):
+                stop.ask("callback")
+        return rate
+
+    def _write(self, step: QueuedStep, rate: float, evaluated: Mapping[str, float]) -> dict[str, Any]:
+        """Write the record of a finished step and return it. rate: tokens per second."""
+        state = self._state
+        values = {"step": step.number, **step.numbers, "tokens": step.number * self._speed.tokens}
         values.update(tokens_per_second=round(rate, 1), **evaluated)
-        state.elapsed = time.monotonic() - begun
+        state.elapsed = time.monotonic() - self._begun
         values["lr_groups"] = step.lr_groups
         values.update(step.data)
         if state.team.size > 1:
             values["ranks"] = state.team.size
-        values.update(time=round(state.elapsed, 3), wall_time=round(time.time(), 3), **machine(rate))
-        write(values)
+        values.update(time=round(state.elapsed, 3), wall_time=round(time.time(), 3), **self._machine(rate))
+        self._hooks.write(values)
         return values
 
-    try:
-        while queued or (state.step < config.steps and not stop.received):
-            if state.step < config.steps and not stop.received:
-                if not queued:
-                    speed.start()
-                on_step_begin()
-                queued.append(stepper.queue())
-            final = state.step == config.steps
-            evaluating = final or (config.eval_every and state.step % config.eval_every == 0)
-            saving = config.save_every and state.step % config.save_every == 0
-            if len(queued) < stepper.read_every and not (evaluating or saving or stop.received):
-                continue
-            read = stepper.read(queued)
-            rate = speed.stop(len(queued))
-            for numbers in read:
-                stepper.check(queued[0], numbers)
-                last = len(queued) == 1 and evaluating and (final or not stop.received)
-                evaluated: Mapping[str, float] = {}
-                if last:
-                    with span("evaluate"):
-                        evaluated = evaluate(not final)
-                record = note(queued[0], rate, evaluated)
-                del queued[0]
-                if on_step(record):
-                    stop.ask("callback")
-            stop.join()
-            progress.update(state.step, record["loss"], rate)
-            if saving and not final:
-                with span("save"):
-                    saver.try_to_save()
-    except BaseException:
+    def _end_by_error(self) -> None:
+        """Write the records of the queued steps that are sound, and save the last one."""
         try:
-            for step in stepper.rewind(queued):
-                note(step, speed.stop(len(queued)), {})
+            for step in self._stepper.rewind(self._queued):
+                self._write(step, self._speed.stop(len(self._queued)), {})
         except Exception:
-            pass  # the device is lost: nobody knows what is in its memory
-        else:
-            if not stop.at_once:
-                rescue()
-        raise
-    return record
+            return  # the device is lost: nobody knows what is in its memory
+        if not self._stop.at_once:
+            self._hooks.rescue()
 
 
 class _Speed:
-    """Tokens per second: the average over the last steps, without the time of evaluations and saves."""
+    """Tokens per second: the average over the last 20 readings, without the time of evaluations and saves."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

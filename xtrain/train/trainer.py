@@ -21,7 +21,7 @@ from . import evaluate, options, rundir
 from .callbacks import Callback, CallbackList, StepFunction, make_writers
 from .checkpoints import remove_old, rescue, write_checkpoint
 from .config import KEYS, TrainConfig, build, check, flatten, warmup_steps
-from .loop import loop
+from .loop import Hooks, loop
 from .metrics import Metrics
 from .parts import (
     base_identity,
@@ -151,6 +151,9 @@ class Trainer(State):
         callbacks: Iterable[Callback | StepFunction],
         model: LanguageModel | str | os.PathLike[str] | None,
     ) -> None:
+        """What __init__ does, once the ranks have met. The parts are made in this order because each needs those before
+        it; every rank makes the same ones.
+        """
         self.report = Report(quiet, self.team.rank)
         if isinstance(values, TrainConfig):
             values = rundir.given_options(values)
@@ -183,37 +186,46 @@ class Trainer(State):
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             self.ema = EMA(trained, config.ema, self.optimizer)
         check_z_loss(self.model, config.z_loss)
-        vocab = self.model.config.vocab_size
-        corpus = self.corpus
-        sizes = config.batch_size, config.seq_len, config.seed
-        if config.pack:
-            check_takes_documents(self.model)
-        self.loader = corpus.packed_loader(*sizes, vocab) if config.pack else corpus.loader(*sizes, vocab)
-        found = corpus.val_set(config.seq_len, config.eval_tokens, vocab, config.pack)
-        self.val, self.val_targets, self.val_documents, self.val_rows = found
+        self._open_loader()
         config.optim.warmup = warmup_steps(config)  # fixed now, so that a stretched run keeps it
         if self._checkpoint is not None:
             restore(self, self._checkpoint)
         else:
             self.identity = self.corpus.identity()
         if config.max_ranks > 1 or self.team.size > 1:
-            from ..distributed import DataParallel
-
-            shapes = [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()]
-            same = {
-                "data": self.identity,
-                "model": shapes,
-                "base": self.base,
-                "checkpoint": begun_from(self._checkpoint),
-            }
-            self.team.check_same(same, "")
-            self.parallel = DataParallel(
-                self.model, self.optimizer, config.max_ranks or 1, ema=self.ema, overlap=config.overlap
-            )
+            self._join_ranks()
         self.stepper = Stepper(self, self.report.say)
 
+    def _open_loader(self) -> None:
+        """The loader of training batches, and the validation set."""
+        config, corpus, vocab = self.config, self.corpus, self.model.config.vocab_size
+        sizes = config.batch_size, config.seq_len, config.seed
+        if config.pack:
+            check_takes_documents(self.model)
+        self.loader = corpus.packed_loader(*sizes, vocab) if config.pack else corpus.loader(*sizes, vocab)
+        found = corpus.val_set(config.seq_len, config.eval_tokens, vocab, config.pack)
+        self.val, self.val_targets, self.val_documents, self.val_rows = found
+
+    def _join_ranks(self) -> None:
+        """Check that all ranks have the same data, model and checkpoint, and let DataParallel take the steps."""
+        from ..distributed import DataParallel
+
+        config = self.config
+        same = {
+            "data": self.identity,
+            "model": [[name, list(tensor.shape)] for name, tensor in self.model.named_parameters()],
+            "base": self.base,
+            "checkpoint": begun_from(self._checkpoint),
+        }
+        self.team.check_same(same, "")
+        self.parallel = DataParallel(
+            self.model, self.optimizer, config.max_ranks or 1, ema=self.ema, overlap=config.overlap
+        )
+
     def _plan(self, values: dict[str, Any]) -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
-        """The configuration, checkpoint and contents of the run's directory, as rank 0 finds them."""
+        """(Configuration, checkpoint to continue from or None, contents of the run's directory), as rank 0 finds them;
+        the other ranks get them from it.
+        """
         team = self.team
 
         def plan() -> tuple[TrainConfig, Path | None, set[rundir.Entry]]:
@@ -321,7 +333,7 @@ class Trainer(State):
                 self.team.on_first(lambda: self._take_directory(held))
                 return self._run()
             except BaseException as error:
-                if not isinstance(error, NonFiniteError):  # which all have
+                if not isinstance(error, NonFiniteError):  # all ranks raise that one, so nobody has to be told
                     self.team.leave(error)
                 raise
 
@@ -345,8 +357,26 @@ class Trainer(State):
         return Metrics(self.directory, self.report.warn, keep_until=self.step)
 
     def _run(self) -> Result:
-        metrics: list[Metrics] = []  # none but on rank 0
+        """Train, and tell callbacks and the user of the beginning and the end. The directory is locked."""
+        metrics: list[Metrics] = []  # one file on rank 0, none on the others
         self.team.on_first(lambda: metrics.append(self._open_directory()))
+        ended: Result | None = None
+        try:
+            self.callbacks.on_start(self)
+            self.report.introduce(self)
+            record, stopped = loop(self, self.stepper, self.report, self._hooks(metrics))
+            ended = result = self._finish(record, stopped)
+        finally:
+            for file in metrics:
+                file.close()
+            try:
+                self.callbacks.on_end(self, ended)
+            finally:
+                self.report.later_failures()
+        return result
+
+    def _hooks(self, metrics: list[Metrics]) -> Hooks:
+        """What the loop calls. metrics: the open files."""
 
         def write(record: Mapping[str, Any]) -> None:
             for file in metrics:
@@ -363,59 +393,44 @@ class Trainer(State):
         def save_in_emergency() -> None:
             sync()
             if self.team.size > 1 and not isinstance(sys.exc_info()[1], NonFiniteError):
-                return  # the others do not come: nothing is whole
+                return  # the other ranks do not have this error: they would not come to gather the state
             try:
-                with self.team.phase("saving"), self._whole_optimizer(compare=False):  # one of them may have NaN
+                # The parameters of one rank may have NaN, so differences between ranks are no error here.
+                with self.team.phase("saving"), self._whole_optimizer(compare=False):
                     if self.team.first:
                         rescue(self, self.report)
             except Exception as error:
                 self.report.warn(f"the state after step {self.step} could not be saved: {error}")
 
-        def on_step_begin() -> None:
-            self.callbacks.on_step_begin(self)
+        return Hooks(
+            on_step_begin=lambda: self.callbacks.on_step_begin(self),
+            write=write,
+            on_step=lambda record: self.callbacks.on_step(self, record),
+            evaluate=self._evaluate,
+            save=save,
+            rescue=save_in_emergency,
+        )
 
-        def on_step(record: Mapping[str, Any]) -> bool | None:
-            return self.callbacks.on_step(self, record)
-
-        ended: Result | None = None
-        try:
-            self.callbacks.on_start(self)
-            self.report.introduce(self)
-            record, stopped = loop(
-                self,
-                self.stepper,
-                self.report,
-                write,
-                on_step_begin,
-                on_step,
-                self._evaluate,
-                save,
-                save_in_emergency,
-            )
-            if self.step == self.config.steps and "val_loss" not in record:  # resumed a finished run
-                record = {**record, **self._evaluate(False)}
-            text = None if stopped else self._sample()
-            if "tokens_per_second" in record:
-                self.report.speed(self, record["tokens_per_second"])
-            self.report.finish(self, text, stopped)
-            ended = result = Result(
-                directory=self.directory,
-                step=self.step,
-                loss=record.get("loss", float("nan")),
-                val_loss=record.get("val_loss"),
-                val_bpb=record.get("val_bpb"),
-                sample=text,
-                seconds=self.elapsed,
-                stopped=stopped,
-            )
-        finally:
-            for file in metrics:
-                file.close()
-            try:
-                self.callbacks.on_end(self, ended)
-            finally:
-                self.report.later_failures()
-        return result
+    def _finish(self, record: Mapping[str, Any], stopped: str | None) -> Result:
+        """The result of a run, after a last sample. record: the metrics of the last step; empty where a finished run
+        was resumed, which is evaluated here.
+        """
+        if self.step == self.config.steps and "val_loss" not in record:
+            record = {**record, **self._evaluate(False)}
+        text = None if stopped else self._sample()
+        if "tokens_per_second" in record:
+            self.report.speed(self, record["tokens_per_second"])
+        self.report.finish(self, text, stopped)
+        return Result(
+            directory=self.directory,
+            step=self.step,
+            loss=record.get("loss", float("nan")),
+            val_loss=record.get("val_loss"),
+            val_bpb=record.get("val_bpb"),
+            sample=text,
+            seconds=self.elapsed,
+            stopped=stopped,
+        )
 
     def _evaluate(self, show_sample: bool) -> dict[str, float]:
         values = self.evaluate()
