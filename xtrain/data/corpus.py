@@ -19,7 +19,7 @@ from .loader import IGNORED, Loader, Windows
 from .packing import Documents, PackedLoader
 from .readers import is_packed
 from .text import bytes_of, is_text, read_error, text_files
-from .token_files import open_token_file, starts_with_magic
+from .token_files import TokenFile, open_token_file, starts_with_magic
 
 MAX_FOLDER_BYTES = 2 << 30  # of text that is read into memory; more wants `prepare`
 
@@ -207,6 +207,7 @@ def _in_validation(path: str, fraction: float) -> bool:
 
 
 def _from_folder(name: str, root: str, files: list[str], tokenizer: Tokenizer, fraction: float) -> Corpus:
+    """A corpus of the text files of a folder, read into memory; a file is either for training or for validation."""
     documents: dict[str, bytes] = {}
     total = 0
     for file in files:
@@ -259,6 +260,7 @@ def _join(documents: list[bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, int
 
 
 def _split_segments(segments: Sequence[Segment], fraction: float, name: str) -> tuple[list[Segment], list[Segment]]:
+    """Cut each segment: its last `fraction`, at least one token, is for validation. DataError where a side is empty."""
     train: list[Segment] = []
     val: list[Segment] = []
     for segment in segments:
@@ -270,46 +272,71 @@ def _split_segments(segments: Sequence[Segment], fraction: float, name: str) -> 
     return train, val
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A run of tokens of a token file, with the documents in it; mask: 0 where a token is not learned, or None."""
+
+    tokens: Segment
+    documents: Documents
+    mask: Segment | None
+
+
+def _part_of(file: TokenFile, begin: int, end: int) -> _Part:
+    """Tokens [begin, end) of a file, unread."""
+    mask = None if file.loss_mask is None else file.loss_mask.part(begin, end)
+    return _Part(part(file.tokens, begin, end), Documents(file.documents, begin, end), mask)
+
+
 def _from_token_files(name: str, paths: list[str], given: Tokenizer | None, fraction: float) -> Corpus:
-    opened = [(path, open_token_file(path)) for path in paths]
-    own = [(path, file.tokenizer) for path, file in opened if file.tokenizer is not None]
+    """A corpus of token files. Files named val* are for validation; where there are none, or no others, the end of each
+    file is. given: the tokenizer of the model.
+    """
+    files = [open_token_file(path) for path in paths]
+    own = _common_tokenizer(paths, files, given)
+    held_out = [os.path.basename(path).startswith("val") for path in paths]
+    if any(held_out) and not all(held_out):
+        parts = [(_part_of(file, 0, len(file.tokens)), side) for file, side in zip(files, held_out, strict=True)]
+        train, val = ([one for one, side in parts if side == wanted] for wanted in (False, True))
+    else:
+        cuts = [len(begin) for begin in _split_segments([file.tokens for file in files], fraction, name)[0]]
+        train = [_part_of(file, 0, cut) for file, cut in zip(files, cuts, strict=True)]
+        val = [_part_of(file, cut, len(file.tokens)) for file, cut in zip(files, cuts, strict=True)]
+    known = all(file.text_bytes for file in files)
+    text_bytes, count = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
+    vocab = _vocabulary(files)
+    tokenizer = own or given or ByteTokenizer()
+    fits = own is not None or tokenizer.vocab_size >= vocab
+    masked = any(file.loss_mask is not None for file in files)
+    return Corpus(
+        name,
+        [one.tokens for one in train],
+        [one.tokens for one in val],
+        text_bytes / count if known else None,
+        vocab,
+        tokenizer if fits else None,
+        [one.mask for one in train] if masked else None,
+        [one.mask for one in val] if masked else None,
+        [one.documents for one in train],
+        [one.documents for one in val],
+    )
+
+
+def _common_tokenizer(paths: list[str], files: list[TokenFile], given: Tokenizer | None) -> Tokenizer | None:
+    """The tokenizer that the files hold, or None. DataError where two differ, or one is not that of the model."""
+    own = [(path, file.tokenizer) for path, file in zip(paths, files, strict=True) if file.tokenizer is not None]
     for path, tokenizer in own:
         if given is not None and not same_tokenizer(tokenizer, given):
             raise DataError(f"data: {path} was made by another tokenizer than that of the model")
         if not same_tokenizer(tokenizer, own[0][1]):
             raise DataError(f"data: {path} and {own[0][0]} were made by different tokenizers")
-    files = [(os.path.basename(path).startswith("val"), file) for path, file in opened]
-    val: list[Segment] = [file.tokens for held_out, file in files if held_out]
-    train: list[Segment] = [file.tokens for held_out, file in files if not held_out]
-    masks = [(held_out, file.loss_mask) for held_out, file in files]
-    train_documents, val_documents = (
-        [Documents(file.documents, 0, len(file.tokens)) for held_out, file in files if held_out == side]
-        for side in (False, True)
-    )
-    val_masks = [mask for held_out, mask in masks if held_out]
-    train_masks = [mask for held_out, mask in masks if not held_out]
-    if not val or not train:
-        train, val = _split_segments([file.tokens for _, file in files], fraction, name)
-        pieces = zip(train, val, (mask for _, mask in masks), strict=True)
-        cuts = [(len(a), len(b), mask) for a, b, mask in pieces]
-        train_masks = [mask and mask.part(0, a) for a, _, mask in cuts]
-        val_masks = [mask and mask.part(a, a + b) for a, b, mask in cuts]
-        known_documents = [(len(a), len(b), file.documents) for a, b, (_, file) in zip(train, val, files, strict=True)]
-        train_documents = [Documents(starts, 0, a) for a, _, starts in known_documents]
-        val_documents = [Documents(starts, a, a + b) for a, b, starts in known_documents]
-    known = all(file.text_bytes for _, file in files)
-    text_bytes, count = sum(file.text_bytes for _, file in files), sum(len(file.tokens) for _, file in files)
-    vocab = max(file.vocab_size for _, file in files)
-    if not vocab:  # unknown: one pass over the tokens
+    return own[0][1] if own else None
+
+
+def _vocabulary(files: list[TokenFile]) -> int:
+    """The largest vocabulary of the files; where none tells, 1 + the largest token, which reads all tokens."""
+    vocab = max(file.vocab_size for file in files)
+    if not vocab:
         vocab = 1 + max(
-            int(file.tokens[at : at + (1 << 24)].max())
-            for _, file in files
-            for at in range(0, len(file.tokens), 1 << 24)
+            int(file.tokens[at : at + (1 << 24)].max()) for file in files for at in range(0, len(file.tokens), 1 << 24)
         )
-    tokenizer = own[0][1] if own else given or ByteTokenizer()
-    learned: tuple[Any, Any] = (train_masks, val_masks) if any(mask is not None for _, mask in masks) else (None, None)
-    fits = tokenizer.vocab_size >= vocab or bool(own)
-    return Corpus(
-        name, train, val, text_bytes / count if known else None, vocab, tokenizer if fits else None, *learned,
-        train_documents, val_documents,
-    )  # fmt: skip
+    return vocab

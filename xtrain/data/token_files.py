@@ -98,7 +98,10 @@ def open_token_file(path: str | os.PathLike[str], with_tokenizer: bool = True) -
     return found
 
 
-def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: bool) -> None:
+def _parse_index(file: DataFile, text: bytes) -> tuple[list[str], dict[str, tuple[int, int]], str, int | None]:
+    """Check the JSON index of a token file, whose form is above. Return (required sections that this version does not
+    know, {section: (first byte, bytes)}, kind of the tokenizer, its end token or None).
+    """
     try:
         index = json.loads(text)
         required, sections, stored = index["required"], index["sections"], index["tokenizer"]
@@ -115,6 +118,14 @@ def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: b
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise DataError(f"data: {file.path} is damaged: its index cannot be read") from None
+    return unknown, places, kind, eos
+
+
+def _read_index(found: TokenFile, file: DataFile, text: bytes, with_tokenizer: bool) -> None:
+    """Fill in what the index says: where documents begin, the loss mask and the tokenizer. DataError where the file
+    holds a section that must be understood and is not, or is damaged.
+    """
+    unknown, places, kind, eos = _parse_index(file, text)
     if unknown:
         raise DataError(f"data: {file.path} has a section {shown(unknown[0])}, which this version cannot use")
     if "documents" in places:
@@ -194,6 +205,7 @@ def write_index(
 
 
 def _npy(file: DataFile) -> FileArray:
+    """The 1-D array of integers in a .npy file, unread."""
     stream = io.BytesIO(_head(file, _NPY_HEADER))
     try:
         version = np.lib.format.read_magic(stream)
@@ -208,7 +220,9 @@ def _npy(file: DataFile) -> FileArray:
 
 
 def _check_size(file: DataFile, offset: int, count: int, width: int, whole: bool = True) -> None:
-    """whole: nothing follows the tokens."""
+    """DataError where the file is too short for `count` tokens of `width` bytes from `offset` on, or has none. whole:
+    nothing may follow the tokens.
+    """
     expected = offset + count * width
     if file.size < expected or (whole and file.size != expected):
         raise DataError(
