@@ -58,7 +58,7 @@ class CapturedGenerator:
 
 
 def captured_generator() -> CapturedGenerator | None:
-    """That of the step which this thread is capturing; None outside."""
+    """The generator of the step that this thread is capturing; None outside of a capture."""
     return getattr(_this_thread, "generator", None)
 
 

@@ -150,7 +150,7 @@ class FunctionContext:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """What was saved, a Tensor or None each. RuntimeError for one that has been changed in place since."""
+        """The saved tensors, a Tensor or None each. RuntimeError for one that has been changed in place since."""
         for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
             if tensor is not None and tensor._version != version:
                 raise RuntimeError(
@@ -191,12 +191,12 @@ class Function:
 
     @staticmethod
     def backward(ctx: FunctionContext, *grads: Any, **kwargs: Any) -> Any:
-        """The gradients by the arguments of forward, a tensor or None each, for those by its outputs."""
+        """Take the gradients of the outputs of forward; return those of its arguments, a tensor or None each."""
         raise NotImplementedError("Function: a subclass must define backward(ctx, *grads)")
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """What forward returns, with its derivative recorded. TypeError when forward returns something else."""
+        """Call forward and record its derivative. TypeError when forward returns anything but tensors."""
         recording = _is_grad_enabled()
         needs = tuple(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
         ctx = FunctionContext(needs)

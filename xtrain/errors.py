@@ -25,8 +25,8 @@ class NonFiniteError(FloatingPointError):
 
 
 class PeerError(RuntimeError):
-    """Another process of the run is missing, has left, or does something else. The engine that started the run may
-    start it again: the command ends with status 75. told: whether the watchdog has printed it.
+    """Another process of the run is missing, has left, or does not do the same. The command ends with
+    status 75, so that the launcher may start the run again. told: whether the watchdog has printed the error.
     """
 
     told = False

@@ -57,7 +57,7 @@ class Corpus:
 
     @property
     def segments(self) -> list[Segment]:
-        """Those for training, then those for validation, then their masks."""
+        """The segments for training, then those for validation, then their masks."""
         masks = [mask for mask in [*(self.train_masks or []), *(self.val_masks or [])] if mask is not None]
         return [*self.train, *self.val, *masks]
 
@@ -128,7 +128,7 @@ class Corpus:
         return [1.0]
 
     def identity(self, known: Any = None) -> dict[str, Any]:
-        """See the function of this name."""
+        """What a checkpoint stores to recognise this data; see data.identity.identity."""
         return identity(self.segments, known)
 
     def changed(self, stored: Any, now: dict[str, Any]) -> str | None:
@@ -150,7 +150,7 @@ def holds_tokens(source: str) -> bool:
 
 
 def open_source(source: str, tokenizer: Tokenizer | None, val_fraction: float) -> Corpus:
-    """See open_data; of one source."""
+    """open_data for one source."""
     given, tokenizer = tokenizer, tokenizer or ByteTokenizer()
     if source == "python":  # ./python is a file or folder of that name
         root = sysconfig.get_paths()["stdlib"]

@@ -162,7 +162,7 @@ class Loader:
         return self.rows(self.batch_size)
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same of the next `count` rows, at least one; how they are cut into batches does not change them."""
+        """As next_batch, for the next `count` rows, at least one. The rows do not depend on how batches cut them."""
         parts, wanted, total = [], count, len(self.windows)
         while wanted:
             take = min(wanted, total - self.index)
@@ -187,7 +187,7 @@ class Loader:
         return self.epoch + self.index / len(self.windows)
 
     def metrics(self) -> dict[str, float]:
-        """What a record says of the data: nothing."""
+        """What the loader adds to the metrics of a step: nothing."""
         return {}
 
     def state_dict(self) -> dict[str, int]:

@@ -170,13 +170,13 @@ class MixedLoader:
         return sum(loader.documents for loader in self.loaders if isinstance(loader, PackedLoader))
 
     def efficiency(self) -> float:
-        """See PackedLoader.efficiency; of the rows of a mixture."""
+        """PackedLoader.efficiency, averaged over the rows of the mixture."""
         shares = self._turns.shares()
         packed = [loader for loader in self.loaders if isinstance(loader, PackedLoader)]
         return sum(share * loader.efficiency() for share, loader in zip(shares, packed, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """What a record says of the data: tokens and epochs of each source so far."""
+        """What the loader adds to the metrics of a step: tokens and epochs of each source so far."""
         found: dict[str, float] = {}
         for name, tokens, loader in zip(self.names, self._tokens, self.loaders, strict=True):
             found[f"tokens/{name}"] = tokens

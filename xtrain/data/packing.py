@@ -165,7 +165,7 @@ class PackedLoader:
         return self.rows(self.batch_size)
 
     def rows(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same of the next `count` rows; how they are cut into batches does not change them."""
+        """As next_batch, for the next `count` rows. The rows do not depend on how batches cut them."""
         ids = np.zeros((count, self.seq_len), np.int64)
         targets = np.full_like(ids, IGNORED)
         bounds = np.empty((count, 2, self.seq_len), np.int32)
@@ -202,7 +202,7 @@ class PackedLoader:
         return self.epoch + (self.chunk + part) / self.chunks
 
     def metrics(self) -> dict[str, float]:
-        """What a record says of the data: the share of the places of the last batch that hold a token of a document."""
+        """What the loader adds to the metrics of a step: the share of the last batch's places that hold a token."""
         return {"token_efficiency": round(self.filled / (self.batch_size * self.seq_len), 4)}
 
     def state_dict(self) -> dict[str, int]:

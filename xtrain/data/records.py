@@ -69,7 +69,7 @@ class Encoder:
             yield from self.encode_batch(batch)
 
     def encode_batch(self, documents: Iterable[Document]) -> list[Encoded]:
-        """The same of documents that are in memory."""
+        """As encode, for documents that are all in memory."""
         found: list[Encoded] = []
         waiting: list[bytes] = []
         for document in documents:

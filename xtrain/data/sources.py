@@ -58,7 +58,7 @@ class Mixture(Corpus):
         return self._mixed([part.loader(batch_size, seq_len, s, vocab) for part, s in self._seeded(seed)])
 
     def packed_loader(self, batch_size: int, seq_len: int, seed: int = 0, vocab_size: int | None = None) -> MixedLoader:
-        """The same, in rows of whole documents, each row of one source."""
+        """As loader, with rows of whole documents (see PackedLoader); each row is of one source."""
         vocab = vocab_size or self.vocab_size
         return self._mixed([part.packed_loader(batch_size, seq_len, s, vocab) for part, s in self._seeded(seed)])
 

@@ -33,7 +33,7 @@ def text_files(root: str, suffix: str = "") -> list[str]:
 
 
 def read_error(path: str, error: OSError) -> DataError:
-    """What is raised for a file that cannot be read."""
+    """The DataError for a file that cannot be read."""
     return DataError(f"data: {path} cannot be read: {error.strerror or error}")
 
 

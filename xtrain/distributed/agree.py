@@ -1,4 +1,8 @@
-"""What ranks agree on: JSON values of all, and errors that all raise. A process alone agrees with itself."""
+"""Agreement of ranks: JSON values that all exchange or compare, and errors that all raise.
+
+`link` is the plane that moves bytes between the ranks (host.py); None in one process, which agrees with itself. Every
+rank must call these functions, in the same order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def gather_json(link: HostPlane | None, value: Any) -> list[Any]:
-    """`value`, which JSON can hold, of every rank in their order, on every rank."""
+    """Return the list of every rank's `value`, in the order of ranks. TypeError for what JSON cannot hold."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -26,7 +30,7 @@ def gather_json(link: HostPlane | None, value: Any) -> list[Any]:
 
 
 def check_same(link: HostPlane | None, values: Mapping[str, Any], what: str) -> None:
-    """ConfigError on every rank when a value, which JSON can hold, differs on one. what: goes before its name."""
+    """ConfigError on every rank when one of the JSON values differs between ranks. what: a text before its name."""
     everyone: list[dict[str, Any]] = gather_json(link, dict(values))
     for key in sorted({key for one in everyone for key in one}):
         first = everyone[0].get(key)
@@ -42,8 +46,8 @@ def check_same(link: HostPlane | None, values: Mapping[str, Any], what: str) -> 
 
 
 def together(link: HostPlane | None, make: Callable[[], Any]) -> Any:
-    """What `make`, called by rank 0 alone, returns (JSON values), on every rank. An error of one sentence there is
-    raised on every rank.
+    """Call `make` on rank 0 alone and return its result, JSON values, on every rank. An Exception of it is raised on
+    every rank.
     """
     result: Any = None
     failure: Exception | None = None
@@ -64,8 +68,8 @@ def together(link: HostPlane | None, make: Callable[[], Any]) -> Any:
 
 
 def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
-    """Call `act` on every rank. Where it fails on one, that one raises what it raised, and all others an error of the
-    same kind and text, with the errno of its cause. `act` must not call an exchange.
+    """Call `act` on every rank. If it fails on one, that rank raises its error, and all others raise one of the same
+    type and text, with the errno of its cause. `act` must not exchange anything with other ranks.
     """
     failure: Exception | None = None
     mine: list[Any] | None = None
@@ -83,12 +87,13 @@ def all_or_none(link: HostPlane | None, act: Callable[[], Any]) -> None:
 
 
 def on_all_ranks(error: Exception) -> Exception:
-    """Mark it: nobody has to be told."""
+    """Mark an error that all ranks raise, so that no rank reports it to the others."""
     vars(error)["on_all_ranks"] = True
     return error
 
 
 def _same_kind(kind: str, text: str, rank: int, before: str) -> Exception:
+    """The error of another rank: of the same type where it is one of xtrain's, else a PeerError."""
     from .. import errors
 
     known = _C.OutOfMemoryError if kind == "OutOfMemoryError" else getattr(errors, kind, None)

@@ -38,8 +38,9 @@ def checksums(tensors: Sequence[Tensor]) -> bytes:
 
 
 def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[tuple[int, ...], str] | None:
-    """The ranks whose checksums are not those of more than half of them, or all where there is no such half, and a
-    sentence; None where all are the same. names: of the tensors.
+    """Compare the checksums of all ranks. None where they are equal; else the ranks that differ from more than half of
+    them, or all ranks where no half agrees, and a message. found: of each rank, as `checksums` returns them. names: of
+    the tensors. what: goes into the message, such as "after step 100".
     """
     if len(set(found)) == 1:
         return None
@@ -58,9 +59,9 @@ def odd_ones(found: Sequence[bytes], names: Sequence[str], what: str) -> tuple[t
 def check_alike(
     link: HostPlane, model: Module, optimizer: AdamW | Muon | ChainedOptimizer, ema: EMA | None, own: dict[str, str]
 ) -> None:
-    """ConfigError on every rank where one has parameters of other names, shapes or places, or other options. What each
-    rank changes in its piece comes to all ranks, so their parameters would be the same and tell nothing. own: options
-    of DataParallel itself.
+    """ConfigError on every rank where one has parameters of other names, shapes or order, or other options. Comparing
+    parameters would not show this: each rank updates its piece by its own options and sends it to all, so parameters
+    stay equal. own: options of DataParallel itself.
     """
     described = _parameters(model, optimizer), {**_options(optimizer, ema), **own}
     digest = hashlib.sha256(json.dumps(described).encode()).digest()

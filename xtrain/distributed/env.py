@@ -205,8 +205,8 @@ def first_host(nodes: str) -> str:
     return match[1] + (match[2] or "")
 
 
-# The variables that tell an engine, and how it is read; the first match wins. Slurm's are there without srun too, but
-# not SLURM_STEP_ID.
+# The variables by which a launcher is known, and the function that reads them; the first match wins. Slurm sets its
+# variables without srun, too, but for SLURM_STEP_ID.
 _LAUNCHERS = (
     (("RANK", "WORLD_SIZE"), _torchrun),
     (("OMPI_COMM_WORLD_RANK",), _open_mpi),

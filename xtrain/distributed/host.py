@@ -176,16 +176,16 @@ class HostPlane:
     # ---- exchanges ---------------------------------------------------------------------------------------------------
 
     def all_gather(self, data: Buffer, name: str) -> list[Buffer]:
-        """What every rank gave, in the order of ranks; sizes may differ."""
+        """The `data` of every rank, in the order of ranks; sizes may differ."""
         return self._exchange([data], {"all_gather": name}, to_all)
 
     def all_to_all(self, parts: Sequence[Buffer], name: str) -> list[Buffer]:
-        """What every rank gave for this one: parts[j] goes to rank j. All parts of all ranks have one size."""
+        """Send parts[j] to rank j; return the parts of all ranks for this one. All parts must have the same size."""
         sizes = [memoryview(part).nbytes for part in parts]
         return self._exchange(list(parts), {"all_to_all": name, "bytes": sizes}, one_each)
 
     def broadcast(self, data: Buffer | None, source: int, name: str) -> Buffer:
-        """What rank `source` gave; the others give None."""
+        """The `data` of rank `source`; the other ranks pass None."""
         sections: list[Buffer] = [data if data is not None else b""]
         return self._exchange(sections, {"broadcast": name, "src": source}, FromOne(source))[0]
 
@@ -193,8 +193,8 @@ class HostPlane:
         return self.counted(signature, lambda text: self._move(sections, text.encode(), route))
 
     def counted(self, signature: dict[str, Any], act: Callable[[str], _R]) -> _R:
-        """What `act` returns, which is the next exchange. It gets the signature, which all ranks must have alike.
-        RuntimeError in a captured step, whose replays would not exchange anything through hosts.
+        """Call `act`, the next exchange, with the signature as JSON text, and return its result. The signature must be
+        the same on every rank. RuntimeError in a captured step, whose replays could not exchange through hosts.
         """
         _refuse_capture()
         if self._over is not None:
@@ -216,8 +216,8 @@ class HostPlane:
         return found
 
     def wait_until(self, done: Callable[[], bool], limit: float | None = None) -> None:
-        """Return when it is so. PeerError when the watchdog ends the exchange, or after `limit` seconds; default: the
-        time of the plane.
+        """Wait until `done` returns True. PeerError when the watchdog ends the exchange, or after `limit` seconds
+        (default: `patience` of the plane).
         """
         limit, spins = self._patience if limit is None else limit, 0
         deadline = time.monotonic() + limit
@@ -230,7 +230,7 @@ class HostPlane:
             time.sleep(0 if spins < _SPINS else _PAUSE)
 
     def _move(self, sections: list[Buffer], name: bytes, route: Route) -> list[Buffer]:
-        """What this rank gets when all have given their sections. name: the exchange's signature."""
+        """Send this rank's sections and return those that it gets. name: the signature of the exchange."""
         return self._collect(sections, name, route) if self.rank == 0 else self._ask(sections, name)
 
     def _ask(self, sections: list[Buffer], name: bytes) -> list[Buffer]:
@@ -310,15 +310,15 @@ class HostPlane:
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def gpus_of(self, t: Tensor) -> GpuPlane | None:
-        """What moves this tensor's bytes from GPU to GPU; None where they go through the memory of hosts."""
+        """The plane that moves this tensor from GPU to GPU; None where it goes through the memory of hosts."""
         if self.gpus is not None and t.device == self.gpus.device:
             return self.gpus
         _refuse_capture()
         return None
 
     def all_gather_tensor(self, parts: Sequence[Tensor], name: str) -> Tensor:
-        """Of each part, the elements of every rank, one rank after the other: [sum of W * n_i], part after part. One
-        exchange; the parts have one dtype and device.
+        """Gather several tensors in one exchange. Result, flat [sum of W * n_i]: for each part the elements of all
+        ranks, one rank after the other. The parts have one dtype and device.
         """
         first, sizes = parts[0], [part.numel() for part in parts]
         name = (
@@ -335,7 +335,7 @@ class HostPlane:
         return _tensor(b"".join(cut), first, self.world_size * sum(sizes))
 
     def all_to_all_tensor(self, t: Tensor, name: str) -> list[Tensor]:
-        """`t` [W * n] is cut into W pieces, of which piece j goes to rank j: what every rank has sent to this one."""
+        """Cut `t` [W * n] into W pieces and send piece j to rank j; return the W pieces [n] that this rank gets."""
         name = _typed(name, t)
         gpus, count = self.gpus_of(t), t.numel() // self.world_size
         if gpus is not None:
@@ -346,20 +346,20 @@ class HostPlane:
         return [_tensor(data, t, count) for data in self.all_to_all(pieces, name)]
 
     def start_all_to_all(self, t: Tensor, name: str) -> list[Tensor]:
-        """What all_to_all_tensor returns, which may be read after the `finish` of `gpus`: between GPUs alone."""
+        """all_to_all_tensor beside the kernels, only between GPUs: the result may be read after `gpus.finish()`."""
         gpus, count = self.gpus_of(t), t.numel() // self.world_size
         assert gpus is not None
         found = gpus.start_all_to_all(t, _typed(name, t))
         return [found[i * count : (i + 1) * count] for i in range(self.world_size)]
 
     def start_all_gather(self, t: Tensor, name: str) -> Tensor:
-        """What all_gather_tensor returns of one tensor, which may be read after the `finish` of `gpus`."""
+        """all_gather_tensor of one tensor beside the kernels: the result may be read after `gpus.finish()`."""
         gpus = self.gpus_of(t)
         assert gpus is not None
         return gpus.start_all_gather(t, _typed(name, t))
 
     def broadcast_tensor(self, t: Tensor, source: int, name: str) -> Tensor:
-        """The elements of `t` of rank `source`: [n]."""
+        """The elements of rank `source`'s `t`, flat [n], on every rank."""
         name = _typed(name, t)
         gpus = self.gpus_of(t)
         if gpus is not None:
@@ -383,7 +383,7 @@ class HostPlane:
         self._connections = {}
 
     def leave(self, reason: str | None) -> None:
-        """Tell the others that this rank does no further exchange, and close. Those that wait for one hear the reason,
+        """Tell the others that this rank makes no further exchange, and close. Ranks that wait for one get the reason;
         None where there is no error.
         """
         why = reason or "it has ended"

@@ -18,7 +18,9 @@ _LEAST_STEPS = 5  # of a window
 
 @dataclass(frozen=True)
 class Verdict:
-    """The run ends. kind: gone, silent, stuck, diverged, left or lost (with the data plane). ranks: to blame."""
+    """Why the run ends. kind: gone, silent, stuck, diverged, left or lost (docs/internals/distributed.md has a table).
+    ranks: those that are to blame. text: the sentence for the user.
+    """
 
     kind: str
     ranks: tuple[int, ...]
@@ -26,7 +28,10 @@ class Verdict:
 
 
 class Judge:
-    """Rank 0 judges all others, and whether they wait for itself; they judge rank 0. now: seconds of one clock."""
+    """Rank 0 judges all others, and itself where others wait for it; the others judge rank 0 alone.
+
+    now: seconds of one monotonic clock. beat: as Progress.beat returns it.
+    """
 
     def __init__(self, rank: int, size: int, times: Times) -> None:
         self.rank, self.size, self.times = rank, size, times
@@ -42,7 +47,7 @@ class Judge:
     # ---- what is known -----------------------------------------------------------------------------------------------
 
     def heard(self, rank: int, now: float) -> None:
-        """Something came from there: it runs."""
+        """Something came from that rank, so its process runs."""
         self._heard[rank] = now
 
     def saw(self, rank: int, now: float, beat: dict[str, Any]) -> None:
@@ -50,16 +55,16 @@ class Judge:
         self._beats[rank] = now, beat
 
     def forgive(self, now: float) -> None:
-        """This process itself has been away: what it has not heard is not the others' silence."""
+        """This process itself was stopped for a while, so what it has not heard does not count as silence."""
         for rank in self._heard:
             self._heard[rank] = now
 
     def finished(self, rank: int) -> None:
-        """It has left in order. Others may go on alone, but wait for it in vain."""
+        """That rank has left without an error. The others may go on, but an exchange with it is an error."""
         self._finished.add(rank)
 
     def who(self, ranks: Iterable[int], now: float) -> str:
-        """What is known of them, in parentheses."""
+        """What is known of these ranks, at most four, in parentheses for a message."""
         listed = list(ranks)[:4]
         if len(listed) == 1:
             return f"({self._about(listed[0], now)})"
@@ -79,13 +84,13 @@ class Judge:
     # ---- verdicts ----------------------------------------------------------------------------------------------------
 
     def ended(self, rank: int, now: float) -> Verdict | None:
-        """Its connection has ended."""
+        """The connection of that rank has ended: a verdict, unless it had left in order."""
         if rank in self._finished:
             return None
         return Verdict("gone", (rank,), f"rank {rank} is gone: its connection has ended {self.who([rank], now)}")
 
     def left(self, rank: int, why: str, now: float) -> Verdict:
-        """An error ends it, and it has said so."""
+        """The verdict on a rank that says that an error ends it."""
         return Verdict("left", (rank,), f"rank {rank} left: {why} {self.who([rank], now)}")
 
     def look(self, now: float) -> tuple[Verdict | None, list[str]]:
@@ -108,7 +113,7 @@ class Judge:
         return Verdict("silent", tuple(silent), text)
 
     def _diverged(self, now: float) -> Verdict | None:
-        """Exchanges of one number that are not the same."""
+        """The verdict on two ranks whose exchanges of the same number have different signatures."""
         if self.rank not in self._beats:
             return None
         mine: dict[int, str] = dict(self._beats[self.rank][1]["signatures"])
@@ -121,7 +126,7 @@ class Judge:
         return None
 
     def _late(self, now: float) -> tuple[Verdict | None, list[str]]:
-        """Ranks for whose exchange others wait."""
+        """Ranks that have not begun the exchange in which others wait: a verdict, or warnings."""
         if not self._beats:
             return None, []
         last = max(beat["queued"] for _, beat in self._beats.values())
@@ -195,7 +200,7 @@ class Judge:
 
 
 def differ(number: int, rank: int, mine: str, other: int, theirs: str) -> str:
-    """The sentence about two ranks that do not do the same."""
+    """The message about two ranks whose exchanges of one number are different."""
     return (
         f"ranks do not do the same: exchange {number} of rank {rank} is {shown(mine, 300)}, exchange {number} of rank "
         f"{other} is {shown(theirs, 300)}"

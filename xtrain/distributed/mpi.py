@@ -50,7 +50,7 @@ def load(launch: Launch) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on every rank."""
+    """The versions of MPI that must be the same on every rank."""
     library = MPI.Get_library_version().rstrip("\0").splitlines()[0].split(",")[0]
     return {"version of mpi4py": importlib.metadata.version("mpi4py"), "MPI library": " ".join(library.split())}
 

@@ -102,7 +102,7 @@ class NcclPlane:
         host.wait_until(lambda: _C.nccl_idle(self._comm), limit)
 
     def all_gather(self, parts: Sequence[Tensor], name: str) -> Tensor:
-        """Of each part, the elements of every rank, one rank after the other: [sum of W * n_i], part after part."""
+        """Gather several tensors; the result is that of HostPlane.all_gather_tensor."""
         inputs = [part.reshape(-1).contiguous() for part in parts]
         ends = list(accumulate(self._host.world_size * one.numel() for one in inputs))
         out = _C.empty((ends[-1],), parts[0].dtype, self.device)
@@ -111,14 +111,14 @@ class NcclPlane:
         return out
 
     def all_to_all(self, t: Tensor, name: str) -> Tensor:
-        """Piece j of `t` [W * n] goes to rank j: what every rank has sent to this one, one rank after the other."""
+        """Send piece j of `t` [W * n] to rank j; return what this rank gets, flat, one rank after the other."""
         t = t.reshape(-1).contiguous()
         out = _C.empty((t.numel(),), t.dtype, self.device)
         self._run({"all_to_all": name}, lambda: _C.nccl_all_to_all(self._comm, out, t))
         return out
 
     def start_all_to_all(self, t: Tensor, name: str) -> Tensor:
-        """The same beside the kernels that are queued from now on: the result may be read after `finish`."""
+        """As all_to_all, beside the kernels that are queued from now on: the result may be read after `finish`."""
         t = t.reshape(-1).contiguous()
         out = _C.empty((t.numel(),), t.dtype, self.device)
         self._start(lambda: _C.nccl_all_to_all(self._comm, out, t, True), f"all_to_all {name}", t, out)
@@ -152,7 +152,7 @@ class NcclPlane:
         self._run({"beside": len(begun), "digest": digest}, lambda: _C.nccl_join(self._comm))
 
     def broadcast(self, t: Tensor, source: int, name: str) -> Tensor:
-        """The elements of `t` of rank `source`: [n]."""
+        """The elements of rank `source`'s `t`, flat [n], on every rank."""
         out = t.reshape(-1).clone()
         self._run({"broadcast": name, "src": source}, lambda: _C.nccl_broadcast(self._comm, out, source))
         return out
@@ -189,7 +189,9 @@ class NcclPlane:
         self._host.counted(signature, act)
 
     def _ask_to_close(self, in_order: bool) -> None:
-        """The first time counts. From any thread."""
+        """Let the thread close the communicator, or abort it if not `in_order`. Only the first call counts. Any thread
+        may call it.
+        """
         if not self._asked.is_set():
             self._in_order = in_order
             self._asked.set()
@@ -209,7 +211,7 @@ class NcclPlane:
 
 
 def _this_capture() -> tuple[Any, int] | None:
-    """What tells the capture of this thread from all others; None outside."""
+    """Identifies the capture of this thread: (graph, attempt); None outside of a capture."""
     graph = capturing()
     return None if graph is None else (graph, graph.attempt)
 

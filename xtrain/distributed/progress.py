@@ -1,4 +1,4 @@
-"""What this rank does right now, and the times within which others must do theirs.
+"""What this rank does right now, and the time limits of the watchdog.
 
 The main thread writes a Progress, a few attributes at each exchange. The watchdog's thread reads it.
 """
@@ -28,10 +28,13 @@ _TIMES = "XTRAIN_WATCH_TIMES"
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds, but for `hashes`. beat: between two heartbeats. silent: a rank that is not heard for so long has gone.
-    report, timeout: an exchange that waits for a rank so long is reported, and ends the run. patience: in place of
-    timeout for a rank that loads, evaluates or saves, and reported after a sixth of it. exit: after a verdict, until
-    the process is ended. window: of the comparison of speeds. hashes: steps between two comparisons of parameters.
+    """The time limits of the watchdog, in seconds.
+
+    beat: between two heartbeats. silent: after which a rank that is not heard counts as gone.
+    report, timeout: how long others wait for a rank in an exchange before a warning, and before the run ends.
+    patience: replaces timeout for a rank that loads, evaluates or saves; the warning then comes after a sixth of it.
+    exit: from a verdict until the process is ended. window: over which the speeds of ranks are compared.
+    hashes: the number of steps between two comparisons of parameters.
     """
 
     beat: float = 1.0
@@ -48,13 +51,13 @@ class Times:
         return self.timeout if phase == COMPUTING else max(self.timeout, self.patience)
 
     def reported(self, phase: str) -> float:
-        """Seconds of waiting after which that is reported."""
+        """Seconds that others wait for a rank in this phase before a warning."""
         return self.report if phase == COMPUTING else max(self.report, self.patience / 6)
 
 
 def times(environ: Mapping[str, str] | None = None) -> Times:
-    """The times of this process: XTRAIN_COMM_TIMEOUT is `timeout`, and XTRAIN_WATCH_TIMES, for tests, changes any:
-    "silent=2,report=1". ConfigError for others.
+    """The limits from the environment: XTRAIN_COMM_TIMEOUT sets `timeout`; XTRAIN_WATCH_TIMES, for tests, sets any of
+    them, as in "silent=2,report=1". ConfigError for other names and values.
     """
     env = os.environ if environ is None else environ
     given: dict[str, float] = {}
@@ -81,8 +84,9 @@ def _seconds(name: str, text: str) -> float:
 
 
 class Progress:
-    """What the thread that made it does: step (of training), phase and since when, number of the last exchange that it
-    began, and whether it waits in it.
+    """What the main thread does, for the watchdog: the training step, the phase, and the exchanges.
+
+    queued, done: the number of the last exchange that began, and of the last that ended.
     """
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class Progress:
         self._about = {"host": socket.gethostname(), "pid": os.getpid()}
 
     def begin(self, number: int, signature: str) -> None:
-        """An exchange begins."""
+        """Note that exchange `number` begins. signature: its kind, name and sizes, the same on every rank."""
         now = time.monotonic()
         if self.phase == COMPUTING:
             self._busy += now - self._resumed
@@ -106,12 +110,12 @@ class Progress:
         self._waiting, self.queued = now, number
 
     def end(self) -> None:
-        """It has ended."""
+        """Note that the exchange has ended."""
         self._waiting, self.done = None, self.queued
         self._since = self._resumed = time.monotonic()
 
     def enter(self, phase: str) -> str:
-        """From now on in this phase; returns the one before."""
+        """Enter a phase; return the one before."""
         before, now = self.phase, time.monotonic()
         if before == COMPUTING and self._waiting is None:
             self._busy += now - self._resumed
@@ -128,7 +132,7 @@ class Progress:
             self.enter(before)
 
     def beat(self) -> dict[str, Any]:
-        """What the others hear of it, as JSON values: times are seconds until now."""
+        """The heartbeat that the others get, as JSON values: "since" and "waiting" are seconds until now."""
         now, waiting = time.monotonic(), self._waiting
         return {
             **self._about,
@@ -144,7 +148,7 @@ class Progress:
         }
 
     def _stack(self) -> str:
-        """Where the thread is, its innermost function first."""
+        """The stack of the main thread, the innermost function first."""
         frame, found = sys._current_frames().get(self._thread), []
         while frame is not None and len(found) < _FRAMES:
             code = frame.f_code

@@ -39,7 +39,7 @@ NO_GREETING = (OSError, ValueError, EOFError, RecursionError)
 
 
 class Refused(Exception):
-    """What rank 0 said to a rank. final: another attempt would hear the same."""
+    """Rank 0 has refused a connection. final: another attempt would be refused, too."""
 
     def __init__(self, text: str, final: bool) -> None:
         super().__init__(text)
@@ -72,7 +72,7 @@ def meet(launch: Launch, timeout: float, channels: int = 1) -> list[dict[int, so
 
 
 def _listen(launch: Launch, deadline: float, timeout: float, channels: int) -> dict[tuple[int, int], socket.socket]:
-    """{(rank, channel): socket}"""
+    """Accept the connections of all other ranks; return {(rank, channel): socket}."""
     token = launch.token or ("" if not launch.file else secrets.token_hex(16))
     listener = _bind(launch)
     done: queue.SimpleQueue[tuple[tuple[int, int], socket.socket] | str] = queue.SimpleQueue()

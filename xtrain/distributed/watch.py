@@ -51,13 +51,13 @@ class _Link:
             one.setblocking(False)
 
     def put(self, data: bytes) -> None:
-        """Send it, now as far as that goes."""
+        """Send the data: now as much as the socket takes without waiting, the rest later."""
         if self.open:
             self.outbox += data
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as that goes without waiting."""
+        """Send of the data that waits as much as the socket takes."""
         try:
             while self.open and self.outbox:
                 del self.outbox[: self.talk.send(self.outbox)]
@@ -67,7 +67,7 @@ class _Link:
             self.outbox.clear()  # the end is read, too
 
     def take(self) -> list[dict[str, Any]]:
-        """The messages that are there; EOFError at the end of the connection, once they have been taken."""
+        """The whole messages that have come; at the end of the connection the last one is {"ended": True}."""
         ended = False
         while not ended:
             try:
@@ -103,8 +103,10 @@ class _Link:
 
 
 class Watch:
-    """talks, pulses: {rank: socket}, see store.meet; they belong to this from now on. abort: is called once, with the
-    sentence, to end the exchange that the main thread may be in.
+    """The watchdog of this process.
+
+    talks, pulses: {rank: socket} from store.meet, which this object closes. abort: is called once, with the message of
+    the verdict, to end the exchange that the main thread may be in.
     """
 
     def __init__(
@@ -139,7 +141,9 @@ class Watch:
     # ---- what the main thread says -----------------------------------------------------------------------------------
 
     def accuse(self, kind: str, ranks: tuple[int, ...], text: str) -> None:
-        """A verdict that the main thread has found. Returns when it holds, or that of rank 0, who knows more."""
+        """End the run with a verdict that the main thread has found. On ranks but 0, rank 0's verdict comes first if it
+        arrives within 1 s, as it knows more. Return when there is a verdict.
+        """
         if self.rank != 0 and self._convicted.wait(_FLUSH):
             return
         mine = self.progress.beat()
@@ -153,7 +157,7 @@ class Watch:
         self._convicted.wait(_EXPLAINED)
 
     def explain(self, error: PeerError) -> PeerError:
-        """What to raise in place of the error of an exchange: the verdict, which comes now where it has not yet."""
+        """The error to raise in place of that of an exchange: the verdict, for which this waits up to 2 s."""
         if not self._convicted.is_set():
             self._order(lambda: None)  # look now
             if not self._convicted.wait(_EXPLAINED):
@@ -176,7 +180,7 @@ class Watch:
             self._order(lambda: self._tell(last, {"finished": True} if why is None else {"left": why}))
 
     def set_timeout(self, seconds: float) -> None:
-        """Another `timeout` of Times."""
+        """Change `timeout` of Times."""
         import dataclasses
 
         self.times = self._judge.times = dataclasses.replace(self.times, timeout=seconds)
@@ -269,7 +273,7 @@ class Watch:
             time.sleep(0.01)
 
     def _obey(self) -> bool:
-        """Do what the main thread has ordered; whether there was anything."""
+        """Run the calls that the main thread has queued; return whether there were any."""
         asked = bool(self._orders)
         while self._orders:
             self._orders.popleft()()
@@ -325,7 +329,9 @@ class Watch:
                 link.put(data)
 
     def _convict(self, verdict: Verdict, source: _Link | None = None) -> None:
-        """The run ends: tell all others, print, and end the main thread's exchange. The first verdict counts."""
+        """End the run: tell all others, print, and end the main thread's exchange. Only the first verdict counts.
+        source: the rank that sent it, which need not be told.
+        """
         if self.verdict is not None or self._stopping:
             return
         self.verdict = verdict

@@ -1,4 +1,4 @@
-"""The processes of a run, and what they say to each other: the functions of xtrain.distributed."""
+"""The public functions of xtrain.distributed: joining and leaving the processes of a run, and exchanges."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .host import HostPlane
     from .watch import Watch
 
-_launch: Launch | None = None  # of init
-_plane: HostPlane | None = None  # None: alone, or before init
-_watch: Watch | None = None  # the same
+_launch: Launch | None = None  # rank, world size and launcher; None before init
+_plane: HostPlane | None = None  # moves bytes between ranks; None before init, and in one process
+_watch: Watch | None = None  # the watchdog; None as `_plane`
 _hooked = False  # whether the hooks of this process are set
 _in_order = True  # whether this process has left without an error
 
@@ -72,7 +72,7 @@ def init(timeout: float = 300.0) -> None:
 
 
 def _choose_plane(launch: Launch) -> None:
-    """Put the MPI plane in the place of the host plane, where that is wanted."""
+    """Replace the host plane by the MPI plane, if plane_of chooses it."""
     global _plane
     from .choice import plane_of
 
@@ -89,7 +89,7 @@ def _choose_plane(launch: Launch) -> None:
 
 
 def _set_hooks() -> None:
-    """What happens at the end of the process, in a forked child, and to a PeerError that nobody catches."""
+    """Install handlers for the end of the process, for a forked child, and for a PeerError that nobody catches."""
     global _hooked
     if not _hooked:
         _hooked = True
@@ -147,7 +147,7 @@ def steps_between_comparisons() -> int:
 
 
 def diverged(ranks: tuple[int, ...], text: str) -> PeerError:
-    """The verdict that all ranks have found at once, to be raised."""
+    """The PeerError of a verdict that all ranks have found at once, for the caller to raise."""
     if _watch is not None:
         _watch.accuse("diverged", ranks, text)
     return (_watch.error() if _watch is not None else None) or PeerError(f"distributed: {text}")
@@ -188,8 +188,9 @@ def launcher() -> str:
 
 
 def shutdown() -> None:
-    """Leave. Ranks that call an exchange after that end with a PeerError. Without `init` nothing happens. Who catches a
-    PeerError and goes on alone calls it at once: 5 s after a verdict the watchdog ends the process.
+    """Leave the other processes. Ranks that call an exchange after that get a PeerError. Without `init` nothing
+    happens. If you catch a PeerError and go on alone, call this at once: 5 s after a verdict the watchdog ends the
+    process.
     """
     _leave(None, False)
 
@@ -202,7 +203,7 @@ def leave(error: BaseException) -> None:
 
 
 def _reason(error: BaseException) -> str | None:
-    """What the others hear of an error that ends this rank; None where all have it."""
+    """What the others are told of an error that ends this rank; None where all ranks have raised it."""
     everywhere = isinstance(error, (NonFiniteError, PeerError)) or getattr(error, "on_all_ranks", False)
     return None if everywhere else why_left(error)
 
@@ -245,7 +246,7 @@ def _at_exit() -> None:
 
 
 def why_left(error: BaseException) -> str:
-    """An exception as the other ranks hear of it."""
+    """The text of an exception for the other ranks."""
     text = shown(error, 300)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -273,7 +274,7 @@ def barrier(what: str) -> None:
 
 
 def check_same(values: Mapping[str, Any], what: str) -> None:
-    """See agree.check_same."""
+    """ConfigError on every rank when a value differs between ranks; see agree.check_same."""
     agree.check_same(plane("check_same"), values, what)
 
 
@@ -291,12 +292,12 @@ def _about_this_process() -> dict[str, Any]:
 
 
 def together(make: Callable[[], Any]) -> Any:
-    """See agree.together."""
+    """Call `make` on rank 0 and return its result on every rank; see agree.together."""
     return agree.together(plane("together"), make)
 
 
 def all_or_none(act: Callable[[], Any]) -> None:
-    """See agree.all_or_none."""
+    """Call `act` on every rank; an error of one is raised on all. See agree.all_or_none."""
     agree.all_or_none(plane("all_or_none"), act)
 
 
@@ -330,7 +331,7 @@ def _link(name: str, t: Tensor) -> HostPlane | None:
 
 
 def _pieces(name: str, t: Tensor, size: int) -> int:
-    """Rows of a piece when the first dimension is cut for every rank."""
+    """The rows of a piece when the first dimension of `t` is cut into one piece for each rank."""
     if t.ndim < 1 or t.shape[0] % size:
         raise ValueError(f"{name}: the first dimension of t must be a multiple of {size}, got shape {tuple(t.shape)}")
     return t.shape[0] // size

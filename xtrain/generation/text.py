@@ -88,7 +88,7 @@ class _Row:
         self.cut: int | None = None
 
     def piece(self) -> str:
-        """What can be shown now and was not before."""
+        """The text that can be shown now and was not shown before."""
         text, shown = self._tokenizer.decode(self.ids), self._shown
         places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
         if places:

@@ -101,7 +101,7 @@ class CausalLM(LanguageModel):
         return positions_in(documents) if positions is None else positions, (documents,)
 
     def features(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
-        """What the head reads: ids [B, S] -> [B*S, C]. documents: as of forward."""
+        """The hidden states that the head reads: ids [B, S] -> [B*S, C]. documents: see forward."""
         self._check_ids("ids", ids)
         positions, more = self._places(ids, None, None, documents)
         return self._trunk()(ids, positions, None, *more)
@@ -109,9 +109,9 @@ class CausalLM(LanguageModel):
     def last_logits(
         self, ids: Tensor, positions: Tensor | None, caches: list[KVCache] | None, rows: Tensor | None = None
     ) -> Tensor:
-        """Logits [B, V] of the last token of each sequence, or of one token of each: rows, int64 [B], numbers of ids
-        [B*S]. What self(ids, positions, caches) has there, without the head of the others unless they may be looked at:
-        head or model have hooks or another `forward`.
+        """Logits [B, V] of the last token of each sequence, or of the tokens `rows`, int64 [B], indices into the flat
+        ids [B*S]. They equal those of self(ids, positions, caches). The head runs on these tokens alone, unless the
+        head or the model has hooks or another `forward`, which must see all tokens.
         """
         batch, seq = ids.shape
         head, cap = self.lm_head, self._capped
@@ -124,7 +124,7 @@ class CausalLM(LanguageModel):
         return cap(_C.linear(x, self._table()) if head is None else head(x))
 
     def _is_whole(self) -> bool:
-        """Whether nothing looks at, or changes, what `forward` makes of the trunk and the head."""
+        """Whether the model has no hooks and its own `forward`, so that its parts may be called in place of it."""
         return is_stock(self, type(self)) and type(self).forward is CausalLM._defined_forward
 
     def loss(

@@ -171,7 +171,9 @@ class Block(nn.Module):
         return x + y
 
     def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
-        """What forward makes of x + y, as two terms as well: the norm that reads a sum computes it. Without streams."""
+        """As forward(x + y), but the sum comes in and goes out as two terms [B*S, C]: the norm that reads the sum
+        computes it in the same kernel. y: None for the first layer. Only without streams.
+        """
         x, h = (x, self.input_layernorm(x)) if y is None else add_norm(self.input_layernorm, x, y)
         x, h = add_norm(self.post_attention_layernorm, x, self.self_attn(h, batch, seq, *rest))
         return x, self.mlp(h)
@@ -386,7 +388,7 @@ class Decoder(CausalLM):
 
     @property
     def recompute(self) -> str:
-        """What training computes again in backward: none, cheap, block or full."""
+        """Which activations are not kept but computed again in backward: none, cheap, block or full."""
         return self.model.recompute
 
     @recompute.setter

@@ -215,7 +215,9 @@ class Block(nn.Module):
         return x + y
 
     def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
-        """What forward makes of x + y, as two terms as well: the norm that reads a sum computes it."""
+        """As forward(x + y), but the sum comes in and goes out as two terms [B*S, C]: the norm that reads the sum
+        computes it in the same kernel. y: None for the first layer.
+        """
         x, h = (x, self.ln_1(x)) if y is None else add_norm(self.ln_1, x, y)
         x, h = add_norm(self.ln_2, x, self.attn(h, batch, seq, *rest))
         return x, self.mlp(h)
@@ -296,7 +298,7 @@ class GPT2(CausalLM):
 
     @property
     def recompute(self) -> str:
-        """What training computes again in backward: none, cheap, block or full."""
+        """Which activations are not kept but computed again in backward: none, cheap, block or full."""
         return self.transformer.recompute
 
     @recompute.setter

@@ -29,7 +29,7 @@ class LanguageModel(nn.Module):
 
     @property
     def recompute(self) -> str:
-        """What training computes again in backward: one of the architecture's policies. Here all is kept."""
+        """Which activations are computed again in backward: one of the architecture's policies. Here all are kept."""
         return "none"
 
     @recompute.setter

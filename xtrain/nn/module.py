@@ -366,7 +366,7 @@ class Module:
         return self.to(_C.bfloat16)
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of repr; subclasses override it."""
+        """The text between the brackets of repr; subclasses override it."""
         return ""
 
     def __repr__(self) -> str:

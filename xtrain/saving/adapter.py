@@ -61,7 +61,7 @@ def write_adapter(writer: DirectoryWriter, model: Module) -> None:
 
 
 def adapter_tensors(model: Module) -> dict[str, Tensor]:
-    """What the file of tensors holds: {PEFT's name: A [r, in] or B [out, r]}."""
+    """The tensors of the adapter's file: {PEFT's name: A [r, in] or B [out, r]}."""
     found: dict[str, Tensor] = {}
     for name, layer in lora_layers(model).items():
         found[f"{_PREFIX}{name}.lora_A.weight"] = layer.lora_A.weight.detach()
@@ -124,7 +124,7 @@ def load_adapter(model: _M, directory: PathLike) -> _M:
 
 @no_grad()
 def install_adapter(model: Module, reader: DirectoryReader) -> None:
-    """See load_adapter."""
+    """Read the adapter of a directory into `model`; see load_adapter."""
     config = read_adapter_config(reader)
     path = reader.directory / TENSORS
     with SafetensorsFile(reader.open(TENSORS)) as file:

@@ -48,7 +48,9 @@ def checked_ends(path: Path, ends: Any, error: type[Exception]) -> list[int]:
 
 
 def end_tokens(model: LanguageModel) -> Any:
-    """What ends a sequence of `model`: None, a token id or several, from the file that place_of_ends names."""
+    """The ids of the tokens that end a sequence of `model`: None, an id or a list, from the file that place_of_ends
+    names.
+    """
     values = getattr(model, "generation_config", None)
     if values is None or place_of_ends(values) != NAME:
         return getattr(model.config, "eos_token_id", None)
@@ -83,7 +85,7 @@ def write_generation(
 
 
 def listed(ends: Any) -> list[Any]:
-    """What end_tokens gives, as a list."""
+    """The result of end_tokens as a list."""
     return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
 
 

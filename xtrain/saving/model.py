@@ -65,7 +65,7 @@ def _tied(model: LanguageModel) -> Mapping[str, str]:
 
 
 def model_tensors(model: LanguageModel) -> dict[str, Tensor]:
-    """What a directory of the model holds: the state_dict without tied tensors."""
+    """The tensors that a model directory holds: the state_dict without tied tensors."""
     return {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
 
 

@@ -151,8 +151,8 @@ def _estimate(
 
 
 class _Watch:
-    """Inside two steps of a model: kept, the bytes held when the first loss of the second has been computed, and loss,
-    those of them that the loss op keeps.
+    """A `with` block around each of two steps of a model, which measures by a call hook: kept, the bytes held after the
+    first loss of the second step has been computed, and loss, how many of them the loss op keeps.
     """
 
     def __init__(self, held: Callable[[], int]) -> None:
@@ -199,7 +199,9 @@ def _evaluate(model: LanguageModel, config: TrainConfig, meta: _C.device) -> Non
 
 
 def _working_memory(keys: Any, config: TrainConfig, meta: _C.device) -> int:
-    """Of kernels of a GPU: that of products, and a row of float32 for each query of a piece (dQ of the attention)."""
+    """Bytes that kernels of a GPU need beside tensors: the workspace of products, and the float32 sums of dQ of
+    attention for one piece of the batch. 0 on a CPU.
+    """
     if meta.index == 0:
         return 0
     heads, dim = getattr(keys, "num_attention_heads", 0), getattr(keys, "head_dim", 0) or 0
@@ -281,7 +283,7 @@ def duration(one: Estimate, config: TrainConfig, device: str, steps: int, rate: 
 
 
 def _work(one: Estimate, config: TrainConfig, device: str) -> float:
-    """Of a step, in FLOP of products: other kernels are counted by the products that run in their time."""
+    """The work of a step in FLOP. Bytes that other kernels move count as the FLOP that products make in that time."""
     balance = _BALANCE_CPU if device == "cpu" else _BALANCE[config.precision or "float32"]
     return one.flops + balance * one.moved
 

@@ -231,7 +231,7 @@ def make_optimizer(model: nn.Module, settings: OptimConfig) -> optim.AdamW | opt
 
 
 def make_qk_clip(model: nn.Module, settings: OptimConfig, optimizer: Any) -> optim.QKClip | None:
-    """What clips attention logits, or None where the option is 0. ConfigError for a model that it is not for."""
+    """The QKClip of a run, or None where the option is 0. ConfigError for a model that it does not support."""
     if not settings.qk_clip:
         return None
     try:

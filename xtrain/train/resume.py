@@ -14,7 +14,7 @@ from .state import State
 
 
 def trainer_state(state: State) -> dict[str, Any]:
-    """What a checkpoint of the current step holds, as JSON values."""
+    """The content of trainer_state.json for the current step, as JSON values."""
     return {
         "xtrain": _version.__version__,
         "step": state.step,

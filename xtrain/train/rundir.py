@@ -133,7 +133,7 @@ def _new_directory(config: TrainConfig, start_over: Callable[[str], None] | None
 
 
 def _holds_a_run(path: Path) -> ConfigError:
-    """What is said where a new run would write into another."""
+    """The error of a new run that would write into the directory of another."""
     return ConfigError(f"{path} already holds a run; continue it with --resume, or give another --out or --name")
 
 

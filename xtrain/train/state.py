@@ -55,5 +55,7 @@ class State:
     torn: bool = False
 
     def failed(self, what: str, error: Exception, step: int | None = None) -> None:
-        """What a side effect that fails, at a step, does: here it raises; a Trainer warns once, and the run goes on."""
+        """Called when a side effect (a plot, a sample, a callback) fails at a step. Here it raises the error; a Trainer
+        warns once, and the run goes on.
+        """
         raise error

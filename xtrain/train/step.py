@@ -1,4 +1,4 @@
-"""What one training step is: queued without waiting for the device, read later, and undone when it is not finite."""
+"""One training step: queued without waiting for the device, read later, and undone when its loss is not finite."""
 
 from __future__ import annotations
 
@@ -43,10 +43,16 @@ def check_not_torn(state: State) -> None:
 
 @dataclass
 class QueuedStep:
-    """A step whose loss and norm are on the device. pieces: its batch, on the host, because a graph overwrites its
-    inputs before the loss is read. loader, rng: the states before it. lr_groups: the learning rate of each group of the
-    optimizer. data: what the loader says of itself after the batch. leaves: the loss of each leaf [max_ranks], in a run
-    of leaves. numbers: its metrics, empty until they are read.
+    """A step whose loss and norm may still be on the device.
+
+    number: of the step, from 1. lr, lr_groups: the learning rate, and that of each group of the optimizer.
+    total: tokens of the batch that count in the loss.
+    pieces: the batch on the host. A bad step is computed again from it, and a graph overwrites its own inputs.
+    loss, norm: scalars on the device.
+    loader, rng: the states of the loader and of the random numbers before the step.
+    data: the metrics of the loader after the batch.
+    leaves: the loss of each leaf [max_ranks], where batches are cut into leaves.
+    numbers: {"loss", "lr", "grad_norm"}, empty until they are read.
     """
 
     number: int
@@ -81,16 +87,18 @@ def gradients(
 
 
 def loss_of(model: LanguageModel, piece: Piece, z_loss: float = 0.0) -> Tensor:
-    """The sum of the losses of a piece."""
+    """The sum of the token losses of a piece, a scalar."""
     ids, targets, *documents = piece
-    options: dict[str, Any] = {"z_loss": z_loss} if z_loss else {}  # the losses of others know none
+    options: dict[str, Any] = {"z_loss": z_loss} if z_loss else {}  # a model of the user's own may not take it
     if documents:
         options["documents"] = documents[0]
     return model.loss(ids, targets, reduction="sum", **options)
 
 
 def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tensor, z_loss: float = 0.0) -> Tensor:
-    """The loss of some pieces, whose gradients are added to those that are there."""
+    """Run forward and backward of some pieces, which adds to the gradients. Return the sum of their losses, times
+    `scale`.
+    """
     losses: list[Tensor] = []
     for piece in pieces:
         with span("forward"):
@@ -102,20 +110,24 @@ def backward(model: LanguageModel, pieces: Iterable[Piece], scale: float | Tenso
 
 
 def _sentence(error: Exception) -> str:
+    """The text of an exception on one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _pieces(batch: Arrays, count: int) -> list[Arrays]:
+    """The batch cut along its rows into `count` pieces, each with its rows of every array."""
     return list(zip(*(np.array_split(array, count) for array in batch), strict=True))
 
 
 def _run_layers(model: LanguageModel, piece: Piece) -> Tensor:
-    """A forward; without the head, where the model tells it from the layers."""
+    """Run the layers of the model, without the head where that can be left out."""
     return model.features(piece[0], *piece[2:]) if isinstance(model, CausalLM) else loss_of(model, piece)
 
 
 def _largest(found: list[list[list[float]]]) -> list[list[float]]:
-    """The largest of each head, over batches; 0 for what is not finite, which scales nothing."""
+    """found: [pieces or ranks][layers][heads]. The largest value of each head [layers][heads]; a value that is not
+    finite counts as 0, so that nothing is scaled by it.
+    """
     return [
         [max(value if math.isfinite(value) else 0.0 for value in heads) for heads in zip(*layers, strict=True)]
         for layers in zip(*found, strict=True)
@@ -125,11 +137,11 @@ def _largest(found: list[list[list[float]]]) -> list[list[float]]:
 class Stepper:
     """Makes the steps of a run: changes its model, optimizer, loader, `step` and the random state, and nothing else.
 
-    read_every: steps that may be queued before they are read: reading waits for the device. With 1 each step is read
-    before the optimizer changes anything, but for steps that a graph makes.
+    read_every: how many steps may be queued before they are read, since reading waits for the device. With 1 each eager
+    step is read before the optimizer changes anything.
 
-    Unless the option `graph` is off, steps on a GPU are replays of a CUDA graph, after two eager ones. say: takes the
-    line that tells why they are not.
+    Unless the option `graph` is off, steps on a GPU are replays of a CUDA graph, after two eager ones. say: is called
+    with one line that says why, where they are not.
     """
 
     def __init__(self, state: State, say: Callable[[str], None] = lambda text: None) -> None:
@@ -156,8 +168,8 @@ class Stepper:
             self._graph = cuda.graph(self._whole_step, optimizers=[self._state.optimizer], device=device)
 
     def queue(self) -> QueuedStep:
-        """Make a step as far as it goes without waiting for the device. What ends it early gives its batch back.
-        CheckpointError when the parameters are torn.
+        """Make the next step without waiting for the device. An exception inside gives the batch back to the loader.
+        CheckpointError when the parameters are torn (see State).
         """
         check_not_torn(self._state)
         loader, rng = self._state.loader.state_dict(), _C.get_rng_state()
@@ -169,6 +181,7 @@ class Stepper:
             raise
 
     def _give_back(self, loader: dict[str, Any], rng: tuple[int, int]) -> None:
+        """Put the loader and the random state back to where they were before a step."""
         self._state.loader.load_state_dict(loader)
         _C.set_rng_state(rng)
 
@@ -222,7 +235,7 @@ class Stepper:
 
     @no_grad()
     def _measure(self, pieces: list[Piece]) -> list[list[float]]:
-        """The largest logit of each head, by layers, in the batch of a step; this is before the step."""
+        """The largest attention logit of each head over the batch of all ranks, [layers][heads], before the step."""
         clip, model = self._qk_clip, self._state.model
         assert clip is not None
         with span("qk_clip"), evaluating(model):
@@ -230,8 +243,8 @@ class Stepper:
         return _largest(self._state.team.gather(_largest(found)))
 
     def _clip(self, maxima: list[list[float]], data: dict[str, float]) -> None:
-        """Scale the heads whose logit was too large in the step that has just been made; not where it was not finite,
-        and has changed nothing.
+        """Scale the heads whose logit was too large in the step that has just been made, unless that step was not
+        finite and has changed nothing. data: gets the metrics.
         """
         clip, parallel = self._qk_clip, self._state.parallel
         if clip is None or not maxima:
@@ -245,12 +258,12 @@ class Stepper:
                 parallel.scale(clip.factors(maxima))
 
     def _pieces(self, batch: Arrays) -> list[Arrays]:
-        """The parts of a batch that a forward takes, of this process: those of its first leaf come first."""
+        """The pieces of the batch that this process computes: `grad_accum` of its first leaf, then of the next."""
         leaves = [batch] if self._state.parallel is None else self._state.parallel.own(batch)
         return [piece for leaf in leaves for piece in _pieces(leaf, self._state.config.grad_accum)]
 
     def _update(self, guard: Tensor | None) -> None:
-        """The optimizer's part of a step."""
+        """Let the optimizer step, and update the averages."""
         if self._state.parallel is not None:
             self._state.parallel.update(guard)
             return
@@ -290,7 +303,9 @@ class Stepper:
         return numbers
 
     def _by_graph(self, graph: cuda.Graph[Tensor], pieces: list[Arrays], total: int) -> Tensor | None:
-        """Make the step of a batch, but for `state.step` and `torn`; None when it has to be made eagerly."""
+        """Make the step by the graph, but for `state.step`, and return [loss, norm, losses of leaves]; None when the
+        step has to be made eagerly. total: tokens of the batch.
+        """
         state = self._state
         inputs = [_C.from_numpy(np.ascontiguousarray(array)) for piece in pieces for array in piece]
         if self._scale_of != total:
@@ -331,7 +346,9 @@ class Stepper:
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def gradients(self, pieces: list[Piece], scale: float | Tensor) -> tuple[Tensor, Tensor]:
-        """See the function of this name. Of a run in leaves they are added, and clipped by the update."""
+        """The loss and the norm of the gradients of a step; see the function of this name. Where batches are cut into
+        leaves, the gradients of all ranks are added here, and clipped by `DataParallel.update`.
+        """
         state, config = self._state, self._state.config
         if state.parallel is None:
             return gradients(state.model, state.optimizer, pieces, scale, config.clip, config.z_loss)
@@ -345,8 +362,8 @@ class Stepper:
 
     @no_grad()
     def read(self, steps: list[QueuedStep]) -> list[dict[str, float]]:
-        """The metrics of queued steps; of those that have not been read yet, in one copy to the host. They need no
-        memory of the device: the steps are made, and a full device must not hide that.
+        """The metrics of queued steps. Those that have not been read yet come in one copy to the host; where the device
+        has no memory for that, one by one, since the steps are made and their metrics must not be lost.
         """
         unread = [step for step in steps if not step.numbers]
         if unread:
@@ -361,8 +378,8 @@ class Stepper:
         return [step.numbers for step in steps]
 
     def rewind(self, steps: list[QueuedStep]) -> list[QueuedStep]:
-        """Put the state before the first of the queued `steps` that is not finite, if there is one: the optimizer took
-        neither it nor those behind it. Return the steps before it. For steps that an exception has left unread.
+        """For steps that an exception has left unread: if one of them is not finite, go back to the state before the
+        first such step. The optimizer has taken neither it nor those after it. Return the steps before it.
         """
         for index, numbers in enumerate(self.read(steps)):
             if not all(map(math.isfinite, numbers.values())):
@@ -373,14 +390,14 @@ class Stepper:
         return steps
 
     def check(self, step: QueuedStep, numbers: dict[str, float]) -> dict[str, float]:
-        """Return `numbers`, or raise NonFiniteError with everything as before that step. Its backward is repeated for
-        the diagnosis: nothing has changed since.
+        """Return `numbers`, the metrics of a step, if they are finite. Else raise NonFiniteError, with the state as it
+        was before the step. The backward is repeated to find the first bad value; the parameters have not changed.
         """
         loss, norm = numbers["loss"], numbers["grad_norm"]
         if math.isfinite(loss) and math.isfinite(norm):
             return numbers
         state = self._state
-        self._guard.fill_(0)  # whoever repairs the model may go on
+        self._guard.fill_(0)  # the user may repair the model and go on
         try:
             if state.step >= step.number:
                 state.step = step.number - 1
@@ -401,6 +418,7 @@ class Stepper:
             yield tuple(on_device(array, self._state.device) for array in piece)
 
     def _error(self, step: QueuedStep, loss: float, norm: float) -> NonFiniteError:
+        """The error of a step that is not finite: the first bad value, and the rank that has it."""
         state, leaves = self._state, step.leaves
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
         found = saving.find_checkpoints(state.directory)

@@ -28,8 +28,9 @@ class StopSignals:
     is ignored, as under nohup, stays so, and so does a SIGUSR1 that the program handles or ignores. Afterwards the
     handlers are as before. Outside the main thread Python cannot install handlers, and the block changes nothing.
 
-    agree: for several processes, which must stop after the same step. `received` is set by `join` alone then, to what
-    one of them was asked. Signals of different kinds, or within 1 s, are one: engines pass on what a terminal sends.
+    agree: for several processes, which must stop after the same step. Then only `join` sets `received`, to what one of
+    the processes was asked to do. Signals of different kinds, or within 1 s, count as one: launchers pass
+    on what a terminal sends.
     """
 
     def __init__(self, *, quiet: bool = False, agree: Callable[[str | None], str | None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a run. Rank 0 alone decides where the run lies, and writes; all others hear of it."""
+"""The processes of a run. Rank 0 alone chooses the run's directory and writes to it; it tells the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Team:
 
     @classmethod
     def join(cls) -> Team:
-        """The team that an engine has started, once all are there."""
+        """The team that the launcher (torchrun, mpirun, ...) has started, once all processes are there."""
         launch = detect()
         team = cls(launch)
         if launch.world_size > 1:
@@ -61,7 +61,7 @@ class Team:
             self._world.check_same(values, what)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on rank 0, which alone calls it: JSON values. Its error is raised on all."""
+        """Call `make` on rank 0 alone and return its result, JSON values, on every rank. Its error is raised on all."""
         return make() if self.size == 1 else self._world.together(make)
 
     def on_first(self, act: Callable[[], Any]) -> None:
@@ -79,7 +79,7 @@ class Team:
             self._world.all_or_none(act)
 
     def agree(self, stop: str | None) -> str | None:
-        """What the lowest rank with a reason to stop has said."""
+        """The reason to stop of the lowest rank that has one, or None. stop: this rank's."""
         return next((one for one in self._world.gather_json(stop) if one), None)
 
     def gather(self, value: Any) -> list[Any]:
@@ -91,7 +91,9 @@ class Team:
         return resolve() if self.size == 1 else self._world.choose_gpu(resolve)
 
     def share_processors(self) -> None:
-        """Give every rank of this host the same number of threads; engines set one for each, or leave all to all."""
+        """Give every rank of this host the same number of threads. Launchers set one thread for each rank, or let each
+        use all processors.
+        """
         if self.size > 1:
             allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             _C.set_num_threads(max(1, allowed // self.launch.local_world_size))
