@@ -1,4 +1,4 @@
-"""Steps that a CUDA device records once and then repeats as a whole: xt.cuda.graph."""
+"""Steps that a CUDA device records once and then repeats as a whole: xt.cuda.graph (docs/internals/graphs.md)."""
 
 from __future__ import annotations
 
@@ -49,19 +49,22 @@ class Graph(Generic[_R]):
                 raise TypeError(f"cuda.graph: optimizers must be optimizers, got {type(optimizer).__name__}")
         places = (p.device for one in self._optimizers for group in one.param_groups for p in group["params"])
         self._device = device or next((one for one in places if one.type == "cuda"), _C.device("cuda"))
-        self._inputs: tuple[Tensor, ...] | None = None  # on the device, the same ones in each call
+        self._inputs: tuple[Tensor, ...] | None = (
+            None  # what the step reads: the same tensors on the device in each call
+        )
         self._eager_calls = 0
-        self._handle: Any = None  # of the capture
-        self._outputs: Any = None  # of the captured step
-        self._kept: list[Tensor] = []  # tensors from outside that replays read or write
-        self._fixed: list[Any] = []  # options and states of the optimizers, as captured
+        self._handle: Any = None  # the captured graph of the C core
+        self._outputs: Any = None  # the tensors that each replay writes
+        self._kept: list[Tensor] = []  # tensors from outside the step whose memory replays read or write
+        self._fixed: list[Any] = []  # options and states of the optimizers at the capture (see _fixed)
         self._draws = False  # whether eager runs have drawn random numbers
-        self._generator: CapturedGenerator | None = None  # of a captured step that draws
-        # Makes the replay that it is given, where a step has exchanges with other processes: they must know of it.
+        self._generator: CapturedGenerator | None = None  # the random state of a captured step that draws
+        # Set where the step has exchanges with other processes. It is called with the function that replays, so that
+        # the replay counts as an exchange.
         self.around: Callable[[Callable[[], None]], None] | None = None
-        self.attempt = 0  # number of the capture: the first may fail
-        self._ended = ""  # why there are no further replays
-        self._seen: list[Any] | None = None  # states and options of the optimizers that _prepare has found right
+        self.attempt = 0  # number of captures so far: one may fail and be tried again
+        self._ended = ""  # the error of further calls, after `end`
+        self._seen: list[Any] | None = None  # states and options of the optimizers at the last _prepare, which passed
         self.launches = 0
         self.memory = 0
 
@@ -165,6 +168,7 @@ class Graph(Generic[_R]):
     # ---- eager runs ----------------------------------------------------------------------------------------------
 
     def _run_eagerly(self) -> _R:
+        """Run the step itself. The last of the `warmup` runs also measures its memory."""
         assert self._inputs is not None
         rng = _C.get_rng_state()
         with self._planning() if self._eager_calls == self._warmup - 1 else contextlib.nullcontext():
@@ -175,7 +179,7 @@ class Graph(Generic[_R]):
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
-        """Inside, find out how much memory the step needs at once."""
+        """A `with` block that sets `memory` to the bytes that the step inside needs at once."""
         with _no_collection(self._collect):
             _C.cuda_plan(self._device)
             try:
@@ -186,14 +190,15 @@ class Graph(Generic[_R]):
     # ---- the capture ---------------------------------------------------------------------------------------------
 
     def _capture(self) -> None:
+        """Record the step into a graph. Its kernels do not run, and an exception leaves everything as it was."""
         assert self._inputs is not None
         self.around = None
         self.attempt += 1
         self._prepare()  # a learning rate written inside would be written by each replay
         rng = _C.get_rng_state()
         generator = CapturedGenerator(self._device) if self._draws else None
-        kept: dict[int, Tensor] = {}
-        leaves: dict[int, Tensor] = {}
+        kept: dict[int, Tensor] = {}  # by address: what the step uses of memory from outside
+        leaves: dict[int, Tensor] = {}  # by id: those of them that get a gradient
         with _no_collection(self._collect):
             handle = _C.cuda_capture(self._device, self.memory)
             launches, outputs, done = 0, None, False
@@ -211,10 +216,7 @@ class Graph(Generic[_R]):
                 _C.set_call_hook(before)
                 if not done:
                     _C.set_rng_state(rng)
-                    known = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
-                    for leaf in (*leaves.values(), *known):  # a gradient that nothing has computed
-                        if leaf.grad is not None and _C.cuda_graph_owns(handle, leaf.grad):
-                            leaf.grad = None
+                    self._drop_gradients(handle, leaves.values())
                 launches = _C.cuda_end_capture(handle, done)
         for leaf in leaves.values():  # a gradient from before, which the step adds to
             if leaf.grad is not None and not _C.cuda_graph_owns(handle, leaf.grad):
@@ -224,13 +226,20 @@ class Graph(Generic[_R]):
         self._generator = generator
         self._handle, self._outputs, self.launches = handle, outputs, launches
 
+    def _drop_gradients(self, handle: Any, leaves: Iterable[Tensor]) -> None:
+        """Set every .grad in the graph's memory to None: the capture has failed, so nothing has computed it."""
+        known = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+        for leaf in (*leaves, *known):
+            if leaf.grad is not None and _C.cuda_graph_owns(handle, leaf.grad):
+                leaf.grad = None
+
     def _keeper(
         self, handle: Any, kept: dict[int, Tensor], leaves: dict[int, Tensor], before: Callable[..., Any] | None
     ) -> Callable[..., None]:
-        """A call hook that keeps the memory of tensors from outside: replays use it, whoever else lets it go. Leaves
-        that the step makes, as a recomputation does, are not kept: their memory is planned to be used again.
+        """A call hook that puts every tensor from outside the step into `kept`: replays use its memory, even if nobody
+        else refers to it any more. Leaves that the step itself makes, as a recomputation does, are not kept, because
+        the plan counts on their memory being used again. before: the hook that was there, which is called, too.
         """
-
         thread = get_ident()
 
         def see(op: Any, arguments: dict[str, Any], outputs: tuple[Tensor, ...]) -> None:
@@ -253,6 +262,7 @@ class Graph(Generic[_R]):
     # ---- optimizers ----------------------------------------------------------------------------------------------
 
     def _check_known(self, lrs: Iterable[Tensor]) -> None:
+        """RuntimeError where a learning rate on the device is not one that an optimizer of this graph has written."""
         rates = (tensor.data_ptr() for one in self._optimizers for _, tensor in getattr(one, "_rates", {}).values())
         if {lr.data_ptr() for lr in lrs} - set(rates):
             raise RuntimeError(
@@ -261,6 +271,7 @@ class Graph(Generic[_R]):
             )
 
     def _check_optimizers(self, before: list[Any]) -> None:
+        """RuntimeError where the captured step made states or changed learning rates. before: see _fixed."""
         for optimizer, (_, states, _, rates) in zip(self._optimizers, before, strict=True):
             name = type(optimizer).__name__
             if len(optimizer.state) != states:
@@ -316,7 +327,9 @@ def _rates(optimizer: Any) -> dict[Any, float]:
 
 
 def _fixed(optimizer: Any) -> tuple[Any, int, list[dict[str, Any]], dict[Any, float]]:
-    """The state, how many parameters it has, the options of each group that a capture fixes, and written rates."""
+    """What a capture fixes of an optimizer: (state, number of parameters in it, options of each group, learning rates
+    written to devices).
+    """
     rates = _rates(optimizer)
     free = ("params", "initial_lr", *(("lr",) if hasattr(optimizer, "_rates") else ()))
     options = [{k: v for k, v in group.items() if k not in free} for group in optimizer.param_groups]
@@ -325,8 +338,8 @@ def _fixed(optimizer: Any) -> tuple[Any, int, list[dict[str, Any]], dict[Any, fl
 
 @contextlib.contextmanager
 def _no_collection(first: bool) -> Iterator[None]:
-    """No garbage collection inside, so that the same step frees its tensors at the same places; one before, if `first`,
-    because memory that only garbage holds cannot become the step's.
+    """A `with` block without garbage collection, so that the planned and the captured step free their tensors at the
+    same places. first: collect before it, so that no memory is held by garbage alone.
     """
     if first:
         gc.collect()

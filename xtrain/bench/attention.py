@@ -169,7 +169,7 @@ def our_calls(shape: Shape, sets: Sets, backend: str) -> tuple[Call, Call, Any, 
 
 
 def torch_calls(torch: Any, shape: Shape, sets: Sets) -> tuple[Call, Call, Any, Any]:
-    """The same of PyTorch. Its gradients go to nobody, so that none is added to another or copied."""
+    """As our calls, for PyTorch. Its gradients are returned and not accumulated, so none is added or copied."""
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         function = torch.nn.functional.scaled_dot_product_attention

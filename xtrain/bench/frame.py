@@ -133,7 +133,7 @@ def cpu_name() -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What a reader needs to judge a number: hardware, versions, threads, compiler, BLAS."""
+    """The facts that a reader needs to judge a number: hardware, versions, threads, compiler, BLAS."""
     import numpy
 
     info = _C.build_info()

@@ -72,7 +72,9 @@ def _device_rows(index: int) -> list[tuple[str, str]]:
 
 
 def _cuda_rows() -> list[tuple[str, str]]:
-    """What there is of CUDA, or the one thing that is missing; a device that cannot be used is a row."""
+    """The rows about CUDA: versions and devices, or the one thing that is missing. A device that cannot be used has a
+    row, too.
+    """
     missing = cuda.why_unavailable()
     if missing:
         return [("CUDA", f"{missing.removeprefix('CUDA is not available: ')}; training runs on the CPU")]

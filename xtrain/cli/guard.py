@@ -48,7 +48,7 @@ def guard(command: Callable[[list[str]], int], arguments: list[str]) -> int:
 
 
 def _forget_output() -> None:
-    """What is left in sys.stdout goes nowhere; Python would try once more at the end, and complain."""
+    """Drop what is left in sys.stdout, which Python would try to write once more at exit, with a traceback."""
     with contextlib.suppress(OSError, AttributeError, ValueError):  # there is none, or it is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

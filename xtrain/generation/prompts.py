@@ -70,7 +70,7 @@ class Prompts:
 
 
 def _length(row: Any) -> int | None:
-    """Of what can be a row of its own; None for a number."""
+    """The number of tokens of a value that can be a row; None for a number, which cannot."""
     return len(row) if hasattr(row, "__len__") and getattr(row, "ndim", 1) else None
 
 

@@ -197,7 +197,7 @@ class Generation:
         return _last_logits(self._model, feed, 0, caches, keep)
 
     def _make_steps(self) -> Steps | None:
-        """What makes the steps after the first of new caches; None: `_make` does, one by one."""
+        """The object that makes the steps after the first of new caches; None where `_make` makes them one by one."""
         model, caches, end, first = self._model, self._caches, self._end, self._first
         graph = (self._out.shape[1] - first <= self._limit).all() and _captures(self._capture, model, caches)
         on_cpu = next(iter(model.parameters())).device.type == "cpu"

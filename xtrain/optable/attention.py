@@ -38,7 +38,7 @@ def torch_sdpa(
 
 
 def torch_mask(torch: Any, q: Any, k: Any, is_causal: bool, lengths: Any, window: int | None) -> Any:
-    """What each query sees; None where PyTorch needs no mask."""
+    """PyTorch's mask of the keys that each query sees; None where it needs none."""
     mask = None
     if is_causal and q.shape[2] != k.shape[2]:  # PyTorch aligns its triangle to the first key, xtrain to the last
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])

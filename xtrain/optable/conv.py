@@ -51,7 +51,7 @@ def causal_step(x: Any, w: Any, state: Any, *bias: Any, activation: str | None =
 
 
 def causal_size(x: Any, w: Any, *bias: Any, activation: str | None = None, state: Any = None) -> np.ndarray:
-    """What is added up to z; an error of z moves silu(z) by at most 1.1 times as much."""
+    """The absolute values added up to z, the sum before silu, times 1.1: the largest slope of silu."""
     del activation
     before = None if state is None else np.abs(state)
     return 1.1 * before_silu(np.abs(x), np.abs(w), *map(np.abs, bias), state=before)

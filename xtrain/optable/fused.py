@@ -34,7 +34,7 @@ def add_rms_norm_sizes(x: np.ndarray, residual: np.ndarray, *weight: np.ndarray,
 
 
 def add_norm_errors(call: Callable[..., Any], name: str, vectors: tuple[str, ...]) -> tuple[Error, ...]:
-    """What an op that adds and normalises refuses. Arguments: input, residual, the vectors, eps."""
+    """The error cases of an op that adds and normalises. Arguments: input, residual, the vectors, eps."""
     absent = [None] * len(vectors)
     return (
         Error(lambda: call(f32(2, 4), f32(2, 5)), V, rf"{name}: residual must have shape \(2, 4\), got \(2, 5\)"),

@@ -61,7 +61,9 @@ def additions(entry: Op, c: Case, arrays: Sequence[np.ndarray]) -> float:
 
 
 def magnitude(entry: Op, c: Case, arrays: Sequence[np.ndarray], ref: np.ndarray) -> np.ndarray:
-    """What was added up to `ref`. When an op has several outputs its magnitudes apply to those of their shape."""
+    """The sum of the absolute values of the terms of each element of `ref`, to which rounding errors are proportional.
+    An op with several outputs may give one for each shape; without one it is |ref|.
+    """
     sizes = [] if entry.magnitude is None else as_list(entry.magnitude(*arrays, **c.kwargs))
     fitting = [size for size in map(np.asarray, sizes) if size.shape == ref.shape]
     return np.maximum.reduce(fitting) if fitting else np.abs(ref)
@@ -70,7 +72,7 @@ def magnitude(entry: Op, c: Case, arrays: Sequence[np.ndarray], ref: np.ndarray)
 def forward_tolerance(
     entry: Op, c: Case, arrays: Sequence[np.ndarray], refs: Sequence[np.ndarray], i: int, dtype: str, out: str
 ) -> np.ndarray:
-    """Of output i, whose dtype is `out`, computed in `dtype`."""
+    """The absolute error that output i may have, [shape of the output]. out: its dtype; dtype: that of the inputs."""
     size = magnitude(entry, c, arrays, refs[i])
     unit = max(UNIT_ROUNDOFF.get(out, 0.0), UNIT_ROUNDOFF.get(dtype, 0.0) if len(refs) == 1 else 0.0)
     work = UNIT_ROUNDOFF[accumulator(dtype)] if dtype in UNIT_ROUNDOFF else 0.0
@@ -109,12 +111,14 @@ def gated(x: np.ndarray) -> np.ndarray:
 
 
 def bell(x: np.ndarray, cdf: np.ndarray) -> np.ndarray:
-    """Those of gelu'(x) = cdf + x pdf, whose exponential also feels the rounding of x^2."""
+    """The absolute values added up to gelu'(x) = cdf + x pdf; the factor 1 + x^2 is for the rounding of x^2 in exp."""
     return (np.abs(cdf) + np.abs(x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)) * (1 + x * x)
 
 
 def cubic_bell(x: np.ndarray) -> np.ndarray:
-    """Those of the tanh form: s + x s (1 - s) v', s = sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3)."""
+    """The absolute values added up to gelu'(x) of the tanh form, s + x s (1 - s) v' with s = sigmoid(v) and
+    v = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+    """
     v = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     s, slope = sigmoid(v), 2 * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)
     return (s + np.abs(x) * s * (1 - s) * slope) * (1 + np.abs(v))

@@ -218,10 +218,12 @@ class _Change:
 
 @dataclass
 class _Probe:
-    """A share moved by 1, 2 and 3 steps both ways. residual: what the function changes by beyond the gradient, for one
-    step; right to the sixth order of it. unrest: what is left of the three changes when their parts in step and step^3
-    are taken out, which is noise and non-smoothness. given: the change that the gradient predicts. sides: the residuals
-    of the steps up and down alone, right to the third order.
+    """A share of the elements, moved by 1, 2 and 3 steps up and down.
+
+    given: the change of the function that the gradient predicts for one step.
+    residual: the measured change minus `given`, by a formula whose error is of seventh order in the step.
+    unrest: what remains of the three changes without their parts in step and step^3: noise, or a kink.
+    sides: the residuals of the steps up alone and down alone, with an error of fourth order.
     """
 
     scale: float
@@ -314,7 +316,7 @@ class _Blocks:
         return best[1]
 
     def blur(self, probe: _Probe) -> float:
-        """What noise may make of a residual."""
+        """The residual that noise alone may cause."""
         unrest = abs(probe.unrest)
         unrest = max(self.noise, unrest if math.isfinite(unrest) else 0.0)
         return max(_NOISE * unrest, _QUANTUM * self.change.rounding)
@@ -338,7 +340,7 @@ class _Blocks:
         return rows or [row]
 
     def row(self, share: np.ndarray, probe: _Probe, lost: bool = False) -> GradMismatch:
-        """What a probe says about a share as a whole; lost: an element is at fault, and could not be named."""
+        """The comparison of a share as a whole. lost: one of its elements is at fault, but could not be identified."""
         change, root = self.change, math.sqrt(len(share))
         typical, atol = self.typical(share, probe.scale)
         error, numeric = max(0.0, abs(probe.residual) - self.blur(probe)), probe.given + probe.residual
@@ -355,8 +357,8 @@ class _Blocks:
         return change.row(share, _over(numeric, length), _over(probe.given, length), relative)
 
     def search(self, share: np.ndarray, probe: _Probe, limit: float) -> list[GradMismatch]:
-        """Halves a failing share: the elements at fault, and shares that there were no evaluations left to halve.
-        limit: of the block that the share is from, as that is what is promised.
+        """Halve a failing share again and again. Return the comparisons of the elements at fault, and of shares for
+        which no evaluations were left. limit: the residual limit of the block that the share is from.
         """
         if self.left <= 0:
             return [self.row(share, probe, lost=True)]
@@ -405,8 +407,9 @@ def _as_list(inputs: Any) -> list[Any]:
 
 
 def _of_arrays(fn: Callable[..., Any], inputs: list[Any], grads: Any) -> Parts:
-    """Checked (number, values, gradient), loss(number, values) and restore() for NumPy; loss gives a value and how much
-    rounding it to its format loses.
+    """Check the arrays and return ([(number of the input, values, its gradient)], loss, restore). loss(number, values)
+    calls fn with other values of one input and returns (the result, how much rounding it to its format loses).
+    restore() puts the inputs back.
     """
     if grads is None:
         raise ValueError("grad_check: grads must be given for inputs that are not Tensors, got None")
@@ -468,8 +471,10 @@ def _check_size(i: int, x: Any) -> None:
         raise ValueError(f"grad_check: input {i} must not be empty, got shape {tuple(x.shape)}")
 
 
-def _of_tensors(fn: Callable[..., Any], inputs: list[Any], random: np.random.Generator) -> Parts:
-    """The same for Tensors: backward gives the gradients, values are written into the inputs themselves."""
+def _check_tensors(inputs: list[Any]) -> list[int]:
+    """The indices of the tensors whose gradients are checked. ValueError or TypeError where there are none, one comes
+    twice, or one is no leaf or has another dtype.
+    """
     checked = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
         raise ValueError("grad_check: inputs must hold a tensor with requires_grad, got none")
@@ -481,6 +486,12 @@ def _of_tensors(fn: Callable[..., Any], inputs: list[Any], random: np.random.Gen
         if not inputs[i].is_leaf:
             raise ValueError(f"grad_check: input {i} must be a leaf, got the result of {inputs[i].grad_fn}")
         _check_size(i, inputs[i])
+    return checked
+
+
+def _of_tensors(fn: Callable[..., Any], inputs: list[Any], random: np.random.Generator) -> Parts:
+    """As _of_arrays, for Tensors: backward gives the gradients, and loss writes the values into the inputs."""
+    checked = _check_tensors(inputs)
     before = {i: inputs[i].grad for i in checked}
     try:
         for i in checked:

@@ -29,24 +29,26 @@ from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus
 from .progress import clock
 from .step import gradients
 
-# Operations of products in the time of one byte of memory, roughly: of an H200 by precision, and of a server's CPU.
+# FLOP of matrix products in the time in which a device moves one byte, roughly: an H200 by precision, a server's CPU.
 _BALANCE = {"bfloat16": 150.0, "tf32": 75.0, "float32": 13.0}
 _BALANCE_CPU = 20.0
-_MOST_TOKENS = 1 << 36  # of a batch: the loss goes through it in chunks, one call after the other, also on meta
-_MOST_LAYERS = 4096  # each is run, under each policy
-_GEMM_SIZE, _GEMM_SECONDS, _MOST_PRODUCTS = 2048, 0.05, 4096  # of the product whose rate is measured
-_GPU_WORKSPACE = 32 << 20  # of cuBLASLt, for the life of the process
+_MOST_TOKENS = 1 << 36  # of a batch: the loss runs it in chunks, on meta too, so more would take long
+_MOST_LAYERS = 4096  # each layer is run under each policy
+_GEMM_SIZE, _GEMM_SECONDS, _MOST_PRODUCTS = 2048, 0.05, 4096  # largest rows and width, time and number in _gemm_rate
+_GPU_WORKSPACE = 32 << 20  # bytes of cuBLASLt, for the life of the process
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory of a training step in bytes, and its work.
+    """Memory of a training step in bytes under one policy of recomputation, and its work.
 
-    activations: kept for the backward by the time the head begins; loss: what head and loss keep; other: what else is
-    there at the peak of a step, gradients, temporary tensors, what the region of a captured step has more, and
-    `working` bytes of kernels. evaluation: what an evaluation needs beyond that; a captured step keeps its region
-    meanwhile. gradients: all of them, at the end. flops: of products and attention. moved: bytes that other kernels
-    read and write.
+    parameters, optimizer: the model, and the optimizer's state with an EMA.
+    activations: kept for the backward by the time the head begins. loss: kept by head and loss.
+    other: everything else at the peak of a step: gradients, temporary tensors, what a captured step's region has
+        beyond its tensors, and `working`, the memory of kernels.
+    evaluation: what an evaluation needs beyond the step; the region of a captured step stays allocated meanwhile.
+    gradients: all of them, at the end of a step.
+    flops: of products and attention. moved: bytes that other kernels read and write.
     """
 
     recompute: str
@@ -75,8 +77,8 @@ class Estimate:
 def estimates(
     kind: Architecture, keys: Any, config: TrainConfig, device: str, adapter: lora.LoraConfig | None = None
 ) -> list[Estimate]:
-    """What a step of `config` needs under each policy that the model has. keys: a config of `kind`, of which nothing is
-    built. adapter: of the LoRA that the model directory holds.
+    """What a step of `config` needs, for each policy of recomputation that the model has. keys: the model's config.
+    adapter: that of the LoRA in the model directory.
 
     The step itself runs, twice, on a device whose tensors have no elements (`meta`).
     """
@@ -93,6 +95,10 @@ def estimates(
 def _estimate(
     kind: Architecture, keys: Any, config: TrainConfig, meta: _C.device, policy: str, adapter: lora.LoraConfig | None
 ) -> Estimate:
+    """Build the model on meta and run two steps there: the first makes the optimizer's state, the second is measured.
+    meta: the device, of index 1 where a GPU is meant.
+    """
+
     def held() -> int:
         return _C.memory_stats(meta)["allocated"] - before
 
@@ -122,7 +128,7 @@ def _estimate(
     _C.meta_plan()
     with watch:
         _step(model, optimizer, pieces, config, ema)
-    region = _C.meta_planned()  # of a graph
+    region = _C.meta_planned()  # bytes that a captured step would need
     work = _C.meta_work()
     grads = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     step = parameters + state + region if captured else _C.memory_stats(meta)["peak"] - before
@@ -136,17 +142,17 @@ def _estimate(
     working = _working_memory(keys, config, meta)
     other = step - watch.kept + working
     return Estimate(
-        policy,
-        parameters,
-        state,
-        activations,
-        watch.loss,
-        other,
-        working,
-        evaluation,
-        grads,
-        work["flops"],
-        work["bytes"],
+        recompute=policy,
+        parameters=parameters,
+        optimizer=state,
+        activations=activations,
+        loss=watch.loss,
+        other=other,
+        working=working,
+        evaluation=evaluation,
+        gradients=grads,
+        flops=work["flops"],
+        moved=work["bytes"],
     )
 
 
