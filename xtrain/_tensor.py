@@ -199,11 +199,15 @@ def isnan(input: _Tensor) -> _Tensor:
 
 def isinf(input: _Tensor) -> _Tensor:
     """bool: where x is +inf or -inf."""
+    if input.dtype == _C.bool:
+        return input != input
     return abs(input) == float("inf")
 
 
 def isfinite(input: _Tensor) -> _Tensor:
     """bool: where x is neither NaN nor infinite."""
+    if input.dtype == _C.bool:
+        return input == input
     return abs(input) < float("inf")
 
 

@@ -146,6 +146,8 @@ def test_nan_and_infinity() -> None:
     assert xt.isnan(x).tolist() == [True, False, False, False]
     assert xt.isinf(x).tolist() == [False, True, True, False]
     assert xt.isfinite(x).tolist() == [False, False, False, True]
+    for whole in (xt.tensor([True, False]), xt.tensor([0, 2**62]), xt.tensor([7, 255], dtype=xt.uint8)):
+        assert whole.isfinite().tolist() == [True, True] and whole.isinf().tolist() == [False, False]
     assert math.isnan(x.amax().item())
     assert math.isnan(x.amin().item())
     assert x.argmax().item() == 0
