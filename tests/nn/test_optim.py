@@ -260,6 +260,18 @@ def test_what_pytorch_saves_is_taken() -> None:
     sgd.step()
 
 
+def test_sgd_refuses_the_state_of_another_optimizer() -> None:
+    """It took the rate and the decay, dropped the moments, and began its momentum anew."""
+    p = xt.nn.Parameter(xt.ones(3))
+    p.grad = xt.ones(3)
+    adamw, sgd = optim.AdamW([p], lr=0.5), optim.SGD([p], lr=0.1, momentum=0.9)
+    adamw.step()
+    said = "load_state_dict: state of parameter 0 must have momentum_buffer alone, got step, exp_avg, exp_avg_sq"
+    with pytest.raises(ValueError, match=said):
+        sgd.load_state_dict(adamw.state_dict())
+    assert sgd.param_groups[0]["lr"] == 0.1 and not sgd.state
+
+
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
 def test_what_can_be_trained_with_can_be_loaded(kind) -> None:
     """Learning rates as schedulers of NumPy make them, and tensors."""

@@ -50,6 +50,11 @@ class SGD(Optimizer):
     def _load_state(self, param: Tensor, number: int, values: Mapping[str, Any]) -> MutableMapping[str, Any]:
         if isinstance(values, Mapping) and values.get("momentum_buffer") is None:  # PyTorch's, without momentum
             values = {name: value for name, value in values.items() if name != "momentum_buffer"}
+        if isinstance(values, Mapping) and set(values) - {"momentum_buffer"}:  # another optimizer's
+            found = ", ".join(map(str, values))
+            raise ValueError(
+                f"load_state_dict: state of parameter {number} must have momentum_buffer alone, got {found}"
+            )
         return super()._load_state(param, number, values)
 
     @no_grad()
