@@ -326,6 +326,14 @@ def test_bad_input_is_one_sentence(source: Any, words: str, tmp_path, monkeypatc
     assert str(caught.value) == f"data: {words}"
 
 
+@pytest.mark.parametrize("source", [[1, 2, 3], b"a.txt", 3, None, np.arange(3)])
+def test_a_source_of_another_type_is_one_sentence(source: Any) -> None:
+    """Python's own words named no argument, or asked for the type that was given."""
+    kind = type(source).__name__
+    with pytest.raises(TypeError, match=f"^data: source must be a path, text or a mapping .* got {kind} "):
+        data.open_data(source)
+
+
 def test_a_source_shorter_than_a_row_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     text_file(tmp_path / "a.txt", 3000)

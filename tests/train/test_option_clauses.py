@@ -21,7 +21,7 @@ from xtrain.cli.train import help_text, parse_arguments
 from xtrain.errors import ConfigError, DataError, NonFiniteError
 from xtrain.models.presets import PRESETS
 from xtrain.tokenizers import ByteTokenizer
-from xtrain.train import Trainer, config, options
+from xtrain.train import Trainer, config, options, rundir
 from xtrain.train.config import build, resolve_model, to_toml, warmup_steps
 
 pytestmark = pytest.mark.on_cpu
@@ -110,6 +110,31 @@ def test_rules_between_values() -> None:
     build({"model.mhc_streams": 0, "model.mhc_contraction": "mean"})
 
 
+@pytest.mark.parametrize(
+    "name,value,what,needed",
+    [
+        ("lora.alpha", 32.0, "lora.r", {"lora.r": 4, "model.preset": "somewhere"}),
+        ("lora.dropout", 0.1, "lora.r", {"lora.r": 4, "model.preset": "somewhere"}),
+        ("lora.targets", "q_proj", "lora.r", {"lora.r": 4, "model.preset": "somewhere"}),
+        ("optim.muon_momentum", 0.9, "optim.name muon", {"optim.name": "muon"}),
+        ("optim.ns_steps", 4, "optim.name muon", {"optim.name": "muon"}),
+        ("optim.ns_dtype", "float16", "optim.name muon", {"optim.name": "muon"}),
+        ("optim.adjust_lr_fn", "original", "optim.name muon", {"optim.name": "muon"}),
+        ("optim.decay", 7, "optim.schedule wsd", {"optim.schedule": "wsd"}),
+        ("optim.decay_form", "1-sqrt", "optim.schedule wsd", {"optim.schedule": "wsd"}),
+        ("extend", True, "resume", {"resume": "auto"}),
+    ],
+)
+def test_an_option_that_would_do_nothing(tmp_path, monkeypatch, name: str, value, what: str, needed: dict) -> None:
+    """A new run without lora.r would train the whole model. Defaults may be there, as in every config.toml."""
+    monkeypatch.chdir(tmp_path)
+    words = re.escape(f"{name} must be left out without {what}")
+    with pytest.raises(ConfigError, match=f"^{words}(, got .*)?$"):
+        rundir.plan({name: value, "device": "cpu"}, lambda text: None)
+    rundir.plan({name: value, "device": "cpu", **needed}, lambda text: None)
+    rundir.plan({name: config.KEYS[name].default, "device": "cpu"}, lambda text: None)
+
+
 def test_a_twentieth_of_the_steps_warms_up() -> None:
     assert warmup_steps(build({"steps": 100})) == 5 and warmup_steps(build({"steps": 100, "optim.warmup": 0})) == 0
 
@@ -145,6 +170,16 @@ def test_a_model_directory_decides(tmp_path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="must hold a JSON object, got list"):
         resolve_model(build({"model.preset": os.fspath(tmp_path)}), 256)
+
+
+def test_what_a_model_directory_does_not_say_cannot_be_given(tmp_path) -> None:
+    """It would be ignored, and written into the config.toml of the run: GPT-2 has n_layer, and no RoPE."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "vocab_size": 256}))
+    for name, value in (("num_hidden_layers", 1), ("rope_theta", 1e4), ("tie_word_embeddings", False)):
+        with pytest.raises(ConfigError, match=f"model.{name} must be left out, as .*config.json has none, got {value}"):
+            resolve_model(build({"model.preset": os.fspath(tmp_path), f"model.{name}": value}), 256)
+    made = build({"model.preset": os.fspath(tmp_path), "model.vocab_size": 256, "model.mhc_streams": 0})
+    assert resolve_model(made, 256) is None and made.model.num_hidden_layers is None
 
 
 def test_a_run_is_no_model(tmp_path) -> None:

@@ -264,8 +264,11 @@ def test_a_run_that_is_resumed_has_its_place(tmp_path) -> None:
     for place in (run, run / "checkpoint-00000001"):
         with pytest.raises(ConfigError, match=r"out must be .*run or left out when that run is resumed, got elsewhere"):
             rundir.plan({"resume": os.fspath(place), "out": "elsewhere"}, lambda text: None)
-    with pytest.raises(CheckpointError, match="manifest.json"):  # with its own place it is looked at
-        rundir.plan({"resume": os.fspath(run / "checkpoint-00000001"), "out": os.fspath(run)}, lambda text: None)
+        with pytest.raises(ConfigError, match="name must be run or left out when that run is resumed, got other"):
+            rundir.plan({"resume": os.fspath(place), "name": "other"}, lambda text: None)
+    for own in ({"out": os.fspath(run)}, {"name": "run"}):
+        with pytest.raises(CheckpointError, match="manifest.json"):  # with its own place it is looked at
+            rundir.plan({"resume": os.fspath(run / "checkpoint-00000001"), **own}, lambda text: None)
 
 
 def test_devices_that_are_named(monkeypatch) -> None:

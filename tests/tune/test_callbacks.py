@@ -286,6 +286,8 @@ def test_what_a_model_that_is_there_excludes(given) -> None:
             run_of(given, llama(), **options)
     with pytest.raises(ConfigError, match="the first argument must be a model or a TrainConfig, got str"):
         train("tiny")
+    with pytest.raises(ConfigError, match=r"^data must be text, got \[1, 2\]"):
+        train(llama(), [1, 2])  # type: ignore[arg-type]
     with pytest.raises(DataError, match="needs a vocabulary of 256 tokens, the model has 100"):
         run_of(given, llama(vocab_size=100))
 

@@ -120,3 +120,18 @@ def test_a_save_that_lost_its_weights_is_damaged(tmp_path) -> None:
     (tmp_path / "saved" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         Trainer(options(base), quiet=True, model=tmp_path / "saved")
+
+
+def test_a_sequence_that_gpt2_cannot_read(tmp_path: Path) -> None:
+    """Its positions are learned. It is said before anything is written, also of a model that is an object."""
+    base = folder(tmp_path, "gpt2")
+    with pytest.raises(ConfigError, match=r"^seq_len must be at most n_positions of the model \(32\), got 33$"):
+        Trainer({**options(base, seq_len=33), "model.preset": str(base)}, quiet=True)
+    model = models.GPT2(models.GPT2Config(**SMALL["gpt2"]))
+    with pytest.raises(ConfigError, match=r"^seq_len must be at most n_positions of the model \(32\), got 33$"):
+        Trainer(options(base, seq_len=33), quiet=True, model=model)
+    assert not (tmp_path / "run").exists()
+    assert (
+        main(["train", "--model", str(base), "--data", str(tmp_path / "text.txt"), "--seq-len", "33", "--dry-run"]) == 2
+    )
+    Trainer({**options(base, seq_len=32), "model.preset": str(base)}, quiet=True).run()

@@ -26,8 +26,14 @@ def open_data(
     the text "a.tokens:0.7,b.tokens:0.3"; a row of a batch comes from each as often as its weight says.
 
     tokenizer: of text; None takes that of a token file, and bytes for text. DataError when a source is missing,
-    unreadable, empty or has nothing to split, and when a token file was made by another tokenizer.
+    unreadable, empty or has nothing to split, and when a token file was made by another tokenizer. TypeError for a
+    source that is no path, text or mapping.
     """
+    if not isinstance(source, (str, os.PathLike, Mapping)):
+        raise TypeError(
+            "data: source must be a path, text or a mapping from paths to weights, got "
+            f"{type(source).__name__} (an array of token ids: numpy.save it as .npy)"
+        )
     text = sources_text(source) if isinstance(source, Mapping) else os.fspath(source)
     sources = parse_sources(text)
     return _open_mixture(sources, tokenizer, val_fraction) if sources else open_source(text, tokenizer, val_fraction)

@@ -455,6 +455,27 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"model.head_dim must be even, got {model.head_dim}")
 
 
+# Options that count only beside another one: their names, that one in words, and whether it is set.
+_ONLY_WITH: tuple[tuple[tuple[str, ...], str, typing.Callable[[TrainConfig], bool]], ...] = (
+    (("lora.alpha", "lora.dropout", "lora.targets"), "lora.r", lambda config: config.lora.r > 0),
+    (
+        ("optim.muon_momentum", "optim.ns_steps", "optim.ns_dtype", "optim.adjust_lr_fn"),
+        "optim.name muon",
+        lambda config: config.optim.name == "muon",
+    ),
+    (("optim.decay", "optim.decay_form"), "optim.schedule wsd", lambda config: config.optim.schedule == "wsd"),
+)
+
+
+def check_used(config: TrainConfig) -> None:
+    """ConfigError for an option of a new run that would do nothing: whoever gives it expects LoRA, Muon, ..."""
+    flat = flatten(config)
+    for names, what, is_set in _ONLY_WITH:
+        for name in names:
+            if flat[name] != KEYS[name].default and not is_set(config):
+                raise ConfigError(f"{name} must be left out without {what}, got {shown(flat[name])}")
+
+
 def warmup_steps(config: TrainConfig) -> int:
     """Steps of warm-up, with the default filled in."""
     return config.steps // 20 if config.optim.warmup is None else config.optim.warmup
@@ -479,6 +500,8 @@ def resolve_model(config: TrainConfig, data_vocab: int) -> dict[str, Any] | None
             given, there = getattr(model, name), stored.get(name)
             if given is not None and there is not None and given != there:
                 raise ConfigError(f"model.{name} must be {there}, as in {model.preset}/config.json, got {given}")
+            if given is not None and there is None:
+                raise ConfigError(f"model.{name} must be left out, as {model.preset}/config.json has none, got {given}")
             if there is not None:
                 setattr(model, name, there)
         check(config)

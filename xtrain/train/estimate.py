@@ -25,7 +25,7 @@ from ..saving.adapter import CONFIG as ADAPTER
 from ..saving.adapter import read_adapter_config
 from . import rundir
 from .config import TrainConfig, resolve_model
-from .parts import check_vocabulary, choose_trained, make_optimizer, open_corpus, plan_model
+from .parts import check_positions, check_vocabulary, choose_trained, make_optimizer, open_corpus, plan_model
 from .progress import clock
 from .step import gradients
 
@@ -231,6 +231,7 @@ def dry_run(values: Mapping[str, Any]) -> str:
     else:
         (kind, keys), adapter = plan_model(config, planned), None
     check_vocabulary(keys, corpus)
+    check_positions(keys, config)
     limit = host_memory() if device == "cpu" else cuda.get_device_properties(device)["memory_total"]
     if config.batch_size * config.seq_len > _MOST_TOKENS:
         raise ConfigError(

@@ -88,6 +88,7 @@ def make_model(
     else:
         kind, planned = plan_model(config, keys)
         check_vocabulary(planned, corpus)
+        check_positions(planned, config)
         check_model_fits(kind, planned, device)
         other = None if keys is not None or _has_tokenizer(config.model.preset) else corpus.tokenizer
         if other is not None:
@@ -96,6 +97,7 @@ def make_model(
         if keys is None and other is None:
             saving.read_generation(model, saving.DirectoryReader(config.model.preset))
     check_vocabulary(model.config, corpus)
+    check_positions(model.config, config)
     if config.recompute != "none":
         if config.recompute not in architecture(model.config.model_type).recompute:
             raise ConfigError(f"recompute must be none for {type(model).__name__}, got {config.recompute}")
@@ -169,6 +171,13 @@ def check_vocabulary(keys: Any, corpus: Corpus) -> None:
         raise DataError(
             f"data: {corpus.name} needs a vocabulary of {corpus.vocab_size} tokens, the model has {keys.vocab_size}"
         )
+
+
+def check_positions(keys: Any, config: TrainConfig) -> None:
+    """ConfigError for sequences longer than a model of learned positions, GPT-2, can read."""
+    limit = getattr(keys, "n_positions", None)
+    if limit is not None and config.seq_len > limit:
+        raise ConfigError(f"seq_len must be at most n_positions of the model ({limit}), got {config.seq_len}")
 
 
 def check_takes_documents(model: LanguageModel) -> None:

@@ -14,7 +14,7 @@ from ..data import parse_sources, shares_of
 from ..errors import CheckpointError, ConfigError
 from ..files import open_in_place, reason, write_text
 from ..saving.places import CONFIG, LOCK, METRICS
-from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, flatten, to_toml
+from .config import GPU_RUN, KEYS, PRESETS, TrainConfig, build, check_used, flatten, to_toml
 
 RUNS = "runs"
 Entry = tuple[str, int]  # a name in a run's directory, and its inode: a file that is replaced is another one
@@ -57,6 +57,9 @@ def plan(given: Mapping[str, Any], warn: Callable[[str], None]) -> tuple[TrainCo
     if "model.preset" not in given and on_gpu:
         given = {**GPU_RUN, **given}
     config = _with_absolute_data(build({**given, "resume": ""}))
+    check_used(config)
+    if config.extend and not resume:
+        raise ConfigError("extend must be left out without resume")
     config.precision = config.precision or ("bfloat16" if on_gpu else "float32")
     directory, found = _new_directory(config, warn if resume else None)
     config.out = os.fspath(directory)
@@ -183,6 +186,8 @@ def _find_resume(resume: str, out: str, name: str, warn: Callable[[str], None]) 
             run = checkpoint.parent
         if out and Path(out).resolve() != run.resolve():
             raise ConfigError(f"out must be {run} or left out when that run is resumed, got {out}")
+        if name and name != run.resolve().name:
+            raise ConfigError(f"name must be {run.resolve().name} or left out when that run is resumed, got {name}")
     if saving.find_displaced(run):
         with RunLock(run):
             saving.clean_temporary(run)

@@ -98,7 +98,7 @@ def train(
     if config is not None and not isinstance(config, (TrainConfig, LanguageModel)):
         raise ConfigError(f"train: the first argument must be a model or a TrainConfig, got {type(config).__name__}")
     if data is not None:
-        given = {**given, "data": data if isinstance(data, Mapping) else os.fspath(data)}
+        given = {**given, "data": data}
     keywords = options.from_tree(given)
     values.update(keywords if file is None else options.with_file(file, keywords))
     return Trainer(values, quiet=quiet, callbacks=callbacks, model=model).run()
