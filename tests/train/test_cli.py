@@ -159,7 +159,12 @@ def test_help_into_a_closed_pipe() -> None:
         child.wait()
 
 
-def test_text_the_locale_cannot_show(run) -> None:
+@pytest.mark.parametrize(
+    "locale",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["ascii", "posix"],
+)
+def test_text_the_locale_cannot_show(run, locale: dict[str, str]) -> None:
     place, _ = run
     done = xtrain(
         "sample",
@@ -168,9 +173,9 @@ def test_text_the_locale_cannot_show(run) -> None:
         "é",
         "--max-tokens",
         "3",
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        env={**os.environ, **locale},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stdout, done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are valid Unicode there")

@@ -48,7 +48,10 @@ _MODULES = {"tokenize": "prepare"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     for stream in (sys.stdout, sys.stderr):  # a sample is any text: what the locale cannot show must not end a run
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        posix = stream.errors == "surrogateescape" and stream.encoding.lower() != "utf-8"  # LC_ALL=C, no UTF-8 mode
+        if stream.errors == "strict" or posix:
             stream.reconfigure(errors="replace")
     return guard(_dispatch, list(sys.argv[1:] if argv is None else argv))
 
