@@ -151,7 +151,7 @@ class Watch:
         def act() -> None:
             now = time.monotonic()
             self._judge.saw(self.rank, now, mine)
-            self._convict(Verdict(kind, ranks, f"{text} {self._judge.who(ranks, now)}"))
+            self._convict(Verdict(kind, ranks, f"{text} {self._judge.who(ranks, now)}".rstrip()))
 
         self._order(act)
         self._convicted.wait(_EXPLAINED)
@@ -304,7 +304,6 @@ class Watch:
             self._judge.finished(link.rank)
         elif "left" in message:
             self._convict(self._judge.left(link.rank, message["left"], now), link)
-            self._judge.finished(link.rank)
         elif "verdict" in message:
             kind, ranks, text = message["verdict"]
             self._convict(Verdict(kind, tuple(ranks), text), link)
@@ -350,12 +349,14 @@ def _framed(message: dict[str, Any]) -> bytes:
 
 
 def _print(text: str) -> None:
-    """One line on standard error, unless that would wait: not by sys.stderr, whose lock the main thread may hold."""
+    """One line on standard error, in one write, unless that would wait: not by sys.stderr, whose lock the main thread
+    may hold.
+    """
     with contextlib.suppress(OSError, ValueError):
         poll = select.poll()
         poll.register(2, select.POLLOUT)
         if poll.poll(1000):
-            os.write(2, f"xtrain: {text}\n".encode("utf-8", "replace")[:4096])
+            os.write(2, f"xtrain: {text}".encode("utf-8", "replace")[: select.PIPE_BUF - 1] + b"\n")
 
 
 def write_error_file(text: str) -> None:
