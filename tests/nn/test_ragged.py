@@ -116,6 +116,8 @@ def test_masks_that_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"^generate: attention_mask {words}$"):
             generate(one, [[1, 2, 3]], 1, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"got (10){32}\.\.\. in row 0$"):
+        generate(one, [[1] * 90], 1, attention_mask=[[1, 0] * 45])
     for ids, error, words in (
         ([[1, 2], []], ValueError, "ids must have at least one token in every row, got none in row 1"),
         ([[1, 2], [1.0]], TypeError, "ids must have an integer dtype, got float64"),
@@ -124,6 +126,15 @@ def test_masks_that_are_refused() -> None:
     ):
         with pytest.raises(error, match=f"^generate: {words}"):
             generate(one, ids, 1)
+
+
+@pytest.mark.on_cpu
+def test_a_model_that_has_no_logits_of_last_tokens() -> None:
+    """`forward` alone: of each row those of its own last token."""
+    one = model(dtype=xt.float64)
+    want = generate(one, PROMPTS, 9, temperature=0.0).tolist()
+    one.last_logits = None
+    assert generate(one, PROMPTS, 9, temperature=0.0).tolist() == want
 
 
 def test_padding_is_no_token() -> None:

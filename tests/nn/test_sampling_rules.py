@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,6 +61,24 @@ def test_generation_goes_on_behind_the_limit() -> None:
     assert len(told) == 1, "once a call"
     assert out.tolist() == [7, 7, 7, 2, 3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 3]
     assert model.calls == [(3, 0), *((1, at) for at in range(3, 8)), (4, 0), *((1, at) for at in range(4, 8)), (4, 0)]
+
+
+def test_caches_have_room_for_what_comes() -> None:
+    """Not for the longest context of the model, which may take more memory than the model."""
+    for limit, count, rooms in ((100, 4, [7]), (7, 4, [7]), (6, 4, [6]), (100, 0, [])):
+        model, found = Fixed(limit), []
+        model.make_caches = lambda batch, length, found=found: found.append((batch, length)) or []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            generate(model, [[7, 7, 7]] * 2, count, temperature=0)
+        assert found == [(2, room) for room in rooms], limit
+
+
+def test_a_batch_of_nothing_and_a_context_of_one() -> None:
+    for rows in (0, 2):
+        assert generate(Fixed(), np.zeros((rows, 3), np.int64), 2, temperature=0).shape == (rows, 5)
+    with pytest.warns(UserWarning, match="^generate: 1 tokens, max_position_embeddings, are full"):
+        assert generate(Fixed(limit=1), [7], 3, temperature=0).tolist() == [7, 0, 0, 0]
 
 
 def test_seeds_of_calls() -> None:

@@ -75,6 +75,22 @@ def test_what_is_not_captured(monkeypatch) -> None:
         generate(one, IDS, 15, temperature=0.0, capture=True)
 
 
+@pytest.mark.on_cpu
+@pytest.mark.parametrize("count", [2, steps.AT_ONCE, steps.AT_ONCE + 3])
+def test_no_step_is_made_behind_the_last_token(count: int, monkeypatch) -> None:
+    """The caches have no room for one."""
+    made: list[int] = []
+    run = steps.Steps.run
+
+    def counted(self, wanted: int, more: int = 0):
+        made.append(wanted)
+        return run(self, wanted, more)
+
+    monkeypatch.setattr(steps.Steps, "run", counted)
+    generate(model(), IDS, count, temperature=0.0, capture=True, eos=())
+    assert sum(made) == count - 1
+
+
 @pytest.mark.parametrize("count", [15, 16, 17, 60])
 def test_behind_the_limit(count: int) -> None:
     """As long as context would be dropped before the end, step by step; the rest follows without the host."""

@@ -120,6 +120,7 @@ def test_bytes_that_are_no_letter_are_shown_at_last() -> None:
     model = Says(b"a\xff\xff\xff\xff\xff")
     pieces = list(stream_text(model, ByteTokenizer(), [62, 32], 100, temperature=0.0))
     assert "".join(pieces) == "a" + "\ufffd" * 5
+    assert pieces == ["a", "\ufffd", "\ufffd", "\ufffd" * 3], "of a character at most three bytes are waited for"
 
 
 def test_stop_texts() -> None:
@@ -158,6 +159,8 @@ def test_a_penalty_changes_what_is_generated() -> None:
         plain, captured = (generate(model, ids, 30, capture=c, **options).tolist() for c in (False, True))
         assert plain == captured != generate(model, ids, 30, temperature=0.0, eos=()).tolist()
     assert all(len(set(row)) == 33 for row in plain)
+    text = generate_text(model, ByteTokenizer(), [1, 2, 3], 9, temperature=0.0, repetition_penalty=1e9)
+    assert len(set(text)) == len(text), "of a text, too"
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="generate: repetition_penalty must be a number > 0"):
             generate(model, ids, 1, repetition_penalty=bad)
@@ -285,6 +288,13 @@ def test_a_stop_text_where_the_continuation_reads_otherwise_alone() -> None:
     row = _Row(Decoder({(7,): "a\ufffd", (1, 2): "\ufffd!. More", (7, 1, 2): "aé!. More"}), [7], (".",))
     row.ids = [1, 2]
     assert row.piece() == "" and row.done and row.whole() == "a\ufffd\ufffd!"
+
+
+def test_a_stop_text_behind_words() -> None:
+    """What a decoder writes between the prompt and its continuation stays: here words have a blank between them."""
+    row = _Row(Decoder({(7,): "say", (1, 2): "yes now.", (7, 1, 2): "say yes now."}), [7], (" now",))
+    row.ids = [1, 2]
+    assert row.piece() == "" and row.done and row.whole() == "say yes"
 
 
 def test_ids_of_a_prompt_that_the_model_has_not() -> None:
