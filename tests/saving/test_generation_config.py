@@ -79,6 +79,7 @@ def made(model: models.LanguageModel) -> int:
         (None, [55, 52], 3),
         ('{"eos_token_id": [60, 53]}', 52, 4),
         ('{"eos_token_id": 54}', 52, 5),
+        ('{"eos_token_id": [4294967295, 54]}', 52, 5),
         ('{"eos_token_id": null}', 52, 20),
         ('{"eos_token_id": []}', 52, 20),
         ('{"top_k": 5}', 52, 20),
@@ -88,6 +89,8 @@ def test_the_file_alone_says_what_ends_a_sequence(tmp_path, file: str | None, eo
     """As in transformers: config.json counts where there is no such file. A text ends at the tokenizer's end, too."""
     for load in (models.load, models.Llama.from_pretrained):
         assert made(load(directory(tmp_path / load.__qualname__, file, eos))) == count
+    tuples = Counts(models.LlamaConfig(**SIZES, eos_token_id=(55, 52)))
+    assert generate_text(tuples, ByteTokenizer(), [49], 20, temperature=0.0) == "123"
     text = generate_text(Counts(models.LlamaConfig(**SIZES)), ByteTokenizer(), [49], 20, temperature=0.0)
     assert text == bytes(range(49, 70)).decode(), "2 and 0 end it, and do not come"
     model = models.load(tmp_path / "load_model")
@@ -103,6 +106,8 @@ def test_a_file_of_earlier_versions_says_nothing(tmp_path) -> None:
     model.save_pretrained(tmp_path / "b")
     assert held(tmp_path / "b") == {"bos_token_id": 1, "eos_token_id": 52}
     assert made(model) == made(models.load(tmp_path / "b")) == 3
+    model.generation_config = json.loads(earlier)
+    assert made(model) == 3, "given in a program, too"
     for other in ('{"do_sample": true, "temperature": 0.7}', earlier.replace("}", ', "eos_token_id": null}')):
         assert made(models.load(directory(tmp_path / "c", other))) == 20
 
@@ -260,7 +265,7 @@ def test_an_end_that_is_no_token_is_refused(tmp_path, bad: str) -> None:
         ([0], ""),
         ([0, 3], ""),
         ([3, 0, 5, 7, 299], "xtrain: warning: a GGUF file has room for 3 ends of a sequence: 7 left out\n"),
-        ([3, 0, 5, 299], ""),
+        ([3, 0, 5, 256], ""),
         ([0, 3, 5, 7], "xtrain: warning: a GGUF file has room for 3 ends of a sequence: 7 left out\n"),
         ([0, 3, 3, 5, 5], ""),
     ],
