@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -223,12 +224,81 @@ def test_what_a_kill_left_of_a_file_is_removed(tmp_path) -> None:
     assert names(tmp_path) == mine, "names of other forms are left alone"
 
 
-def test_a_file_that_is_replaced_keeps_its_mode(tmp_path) -> None:
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, monkeypatch) -> None:
     path = tmp_path / "secret.toml"
     path.write_text("old")
     path.chmod(0o600)
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(os.fstat(file).st_mode & 0o777), fsync(file)))
     files.write_text(path, "new")
-    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == flushed[0] == 0o600
+
+
+def test_a_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch) -> None:
+    """Else another writer might take it for what a killed one has left."""
+    fcntl = pytest.importorskip("fcntl", reason="needs fcntl (POSIX)")
+    replace, found = os.replace, []
+
+    def looks(source: str, *rest, **more) -> None:
+        with open(tmp_path / source) as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found.append("free")
+            except BlockingIOError:
+                found.append("locked")
+        replace(source, *rest, **more)
+
+    monkeypatch.setattr(os, "replace", looks)
+    files.write_text(tmp_path / "x", "new")
+    assert found == ["locked"]
+
+
+def test_what_killed_writers_of_other_files_have_left_stays(tmp_path) -> None:
+    """And what no writer has named; a name is no expression."""
+    name, word = "a.b[+", "tmp-abcdefghij"
+    others = [f".a.b[.{word}", f".axb[+.{word}", f".{name}.{word}k", f".{name}.{word}.txt", f".{name}.tmp-ABCDEFGHIJ"]
+    for left in (*others, f".{name}.{word}"):
+        (tmp_path / left).write_text("")
+    files.write_text(tmp_path / name, "x")
+    assert names(tmp_path) == sorted([*others, name])
+
+
+def test_a_pipe_with_the_name_of_a_temporary_file_is_not_waited_for(tmp_path) -> None:
+    """It is no file that a killed writer has left."""
+    pipe = tmp_path / ".x.tmp-abcdefghij"
+    os.mkfifo(pipe)
+    writes = threading.Thread(target=files.write_text, args=[tmp_path / "x", "new"], daemon=True)
+    writes.start()
+    writes.join(20)
+    waits = writes.is_alive()
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # whoever waits goes on
+    writes.join(20)
+    assert not waits and names(tmp_path) == [pipe.name, "x"]
+
+
+def test_a_folder_that_may_not_be_read_is_written(tmp_path, monkeypatch) -> None:
+    """What is left there cannot be seen, and its names cannot be flushed."""
+    (tmp_path / ".x.tmp-abcdefghij").touch()
+    opened = os.open
+
+    def refuses(path, flags: int, *rest, **more) -> int:
+        if path == ".":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuses)
+    files.write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new" and names(tmp_path) == [".x.tmp-abcdefghij", "x"]
+
+
+def test_a_new_file_has_the_mode_of_the_process(tmp_path) -> None:
+    """As open() gives it: others may read what is saved, where the umask lets them."""
+    before = os.umask(0o027)
+    try:
+        files.write_text(tmp_path / "new", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
 
 
 def test_signals_while_a_file_is_written(tmp_path) -> None:
