@@ -217,6 +217,10 @@ def test_a_kept_batch_of_other_arrays_or_of_no_file_is_refused(tmp_path) -> None
         assert loaded(kept, path) is None, change
     np.savez(path, **{name: array for name, array in good.items() if name != "counts"})
     assert loaded(kept, path) is None
+    count = 10**7  # of zeros: packed they take a thousandth of their memory
+    np.savez_compressed(path, **{**good, "tokens": np.zeros(count, np.uint32), "learned": np.ones(count, bool), "counts": np.array([count, 0, 0])})  # fmt: skip
+    with pytest.raises(DataError, match=r"is damaged, remove it: tokens is larger than its file$"):
+        kept.load(0)
     path.unlink()
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         make(path)

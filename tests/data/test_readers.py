@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import json
 import os
@@ -139,6 +140,26 @@ def test_a_damaged_packed_file(tmp_path) -> None:
         (tmp_path / "d.jsonl.gz").write_bytes(content)
         with pytest.raises(DataError, match=rf"d\.jsonl\.gz {what}"):
             data.prepare(tmp_path / "d.jsonl.gz", tmp_path / "x.tokens")
+
+
+def test_a_file_that_does_not_fit_into_memory() -> None:
+    class Full(io.BytesIO):
+        def read(self, *_) -> bytes:
+            raise MemoryError
+
+    with pytest.raises(DataError, match=r"^data: d\.txt\.gz does not fit into memory$"):
+        readers._read(Full(), "d.txt.gz")
+
+
+def test_a_date_that_python_has_not(tmp_path) -> None:
+    """In the place of a text."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (pip install pyarrow)")
+    from pyarrow import parquet
+
+    days = pyarrow.array([2**31 - 1], pyarrow.int32()).cast(pyarrow.date32())
+    parquet.write_table(pyarrow.table({"text": days}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match=r"d\.parquet cannot be read as Parquet: "):
+        list(readers.read_documents(str(tmp_path / "d.parquet")))
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz", "d.txt.gz", "d.parquet", "d.txt", "d.bin"])

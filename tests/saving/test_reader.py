@@ -114,6 +114,20 @@ def test_reading_format_1_takes_no_memory_beside_its_tensor(tmp_path) -> None:
         tracemalloc.stop()
 
 
+def test_a_tensor_of_format_1_is_read_with_little_beside_it(tmp_path, monkeypatch) -> None:
+    """The rest of the pieces at its ends: 512 KiB at most."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").write_bytes(bytes(range(256)) * (3 << 12))
+    as_format_1(tmp_path / "d")
+    with saving.DirectoryReader(tmp_path / "d").open("x") as file:
+        peek, read = file.peek, []
+        monkeypatch.setattr(file, "peek", lambda start, stop: read.append(stop - start) or peek(start, stop))
+        for start, stop in ((1 << 20, (1 << 20) + 1), ((1 << 20) - 1, (1 << 20) + 1), (5, 3 << 20)):
+            read.clear()
+            assert bytes(file.read(start, stop)) == bytes(at % 256 for at in range(start, stop))
+            assert sum(read) <= stop - start + (512 << 10), (start, stop)
+
+
 def test_shards_are_checked(tmp_path) -> None:
     want = saved(tmp_path / "m", shard_bytes=3000)
     files = sorted((tmp_path / "m").glob("*.safetensors"))

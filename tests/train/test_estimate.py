@@ -337,10 +337,10 @@ def test_the_state_of_an_optimizer_has_no_gradients() -> None:
 @pytest.mark.parametrize("family", ["Qwen3", "GPT2"])
 def test_a_dry_run_shows_the_shapes(tmp_path, family: str) -> None:
     """Each tensor of a layer once, with the number of layers; what a family ties is there once. The values add up."""
-    sizes = {"vocab_size": 256, "num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 16}
+    sizes = {"vocab_size": 256, "num_hidden_layers": 11, "num_attention_heads": 2, "hidden_size": 16}
     config = Qwen3Config(**sizes, intermediate_size=24, num_key_value_heads=1, head_dim=8, tie_word_embeddings=True)
     if family == "GPT2":
-        config = GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=3, n_head=2)
+        config = GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=11, n_head=2)
     (tmp_path / "m").mkdir()
     config.to_json(tmp_path / "m" / "config.json")
     given = options(text_file(tmp_path / "text.txt"), tmp_path / "run", device="cpu", model__preset=str(tmp_path / "m"))
@@ -359,5 +359,5 @@ def test_a_dry_run_shows_the_shapes(tmp_path, family: str) -> None:
     assert sum(int(row[-2]) for row in rows) == len(list(kind.tensor_shapes(config)))
     if family == "Qwen3":
         assert len(rows) == 13 and rows[0] == ["model.embed_tokens.weight", "256", "x", "16", "1", "4,096"]
-        assert ["model.layers.*.mlp.down_proj.weight", "16", "x", "24", "3", "1,152"] in rows
-        assert ["model.layers.*.self_attn.q_norm.weight", "8", "3", "24"] in rows
+        assert ["model.layers.*.mlp.down_proj.weight", "16", "x", "24", "11", "4,224"] in rows
+        assert ["model.layers.*.self_attn.q_norm.weight", "8", "11", "88"] in rows

@@ -210,6 +210,17 @@ def test_methods_of_a_report_raise_nothing(capsys) -> None:
     assert len(said) == 4 and all(line.startswith("warning: the report (") for line in said), said
 
 
+def test_later_failures_are_told_once(capsys) -> None:
+    """At the end of a run; a run that goes on counts anew."""
+    report = Report(quiet=False)
+    for count in (3, 0, 1):
+        for _ in range(count):
+            report.failed("the display", ValueError("no luck"))
+        report.later_failures()
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:] == [f"warning: {count} of the display" for count in ("2 more failures", "1 more failure")], said
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_metric_that_is_not_finite_is_valid_json(tmp_path, data, monkeypatch, value: float) -> None:
     def strict(text: str) -> None:
