@@ -21,7 +21,7 @@ def test_sizes_without_values() -> None:
     assert repr(x) == "tensor(..., shape=(3, 5), dtype=float32, device=meta:0, requires_grad=True)"
     assert repr(xt.ones(1001, device="meta:1")) == "tensor(..., shape=(1001,), dtype=float32, device=meta:1)"
     assert repr(xt.ones((0, 2), device=META)) == "tensor([], shape=(0, 2), dtype=float32, device=meta:0)"
-    for read in (y.item, x.tolist, x.cpu, lambda: _C.stats(x)):
+    for read in (y.item, x.tolist, x.cpu, lambda: _C.stats(x), lambda: _C.compare(x, x, 0.0, 0.0)):
         with pytest.raises(RuntimeError, match="a tensor on meta has no values"):
             read()
 
@@ -111,6 +111,80 @@ def test_work_is_counted() -> None:
     _C.meta_work(True)
     optimizer.step()
     assert _C.meta_work(True)["bytes"] == 100 * (3 * 4 + 16) + 100 * (3 * 2 + 24)
+
+
+def moved(work) -> int:
+    """The bytes that kernels would read and write."""
+    _C.meta_work(True)
+    work()
+    return _C.meta_work(True)["bytes"]
+
+
+def test_bytes_of_what_is_trained() -> None:
+    """What a pass over memory takes: each operand once for reading, once for writing; gradients read what they need again."""
+    x = xt.ones((6, 40), device=META, dtype=xt.bfloat16).requires_grad_()
+    size, seeds = 2 * 6 * 40, x.detach()
+    mask = 240  # bytes, which a comparison writes and where reads
+    assert moved(lambda: xt.where(x.detach() > 0, seeds, seeds)) == size + mask + mask + 3 * size
+    for call, forward, backward in (
+        (lambda: F.silu(x), 2, 3),
+        (lambda: F.softmax(x, 1), 2, 3),
+        (lambda: F.swiglu(x, seeds), 3, 5),
+        (lambda: F.layer_norm(x, (40,)), 2, 3),
+    ):
+        x.grad = None  # to which nothing is added
+        _C.meta_work(True)
+        y = call()
+        assert _C.meta_work(True)["bytes"] == forward * size
+        y.backward(seeds)
+        assert _C.meta_work(True)["bytes"] == backward * size
+    ids = xt.zeros((6,), dtype=xt.int64, device=META)
+    table = xt.ones((100, 40), device=META).requires_grad_()
+    rows, ones = F.embedding(ids, table), xt.ones((6, 40), device=META)
+    assert moved(lambda: rows.backward(ones)) == 4 * (6 + 100) * 40
+    x.grad, loss = None, F.cross_entropy(x, ids)
+    assert moved(lambda: loss.backward()) >= 2 * size > moved(lambda: F.cross_entropy(seeds, ids))
+
+
+def test_bytes_of_convolutions() -> None:
+    x = xt.ones((2, 4, 20), device=META, dtype=xt.bfloat16).requires_grad_()
+    w = xt.ones((4, 2, 3), device=META, dtype=xt.bfloat16).requires_grad_()  # two groups of two
+    for wanted, passes in (((x,), 1), ((w,), 1), ((x, w), 2)):
+        a, b = (t.detach().requires_grad_(any(t is one for one in wanted)) for t in (x, w))
+        _C.meta_work(True)
+        y = _C.conv1d(a, b, groups=2, algorithm="direct")
+        once = {"flops": 2 * y.numel() * 2 * 3, "bytes": 2 * (x.numel() + w.numel() + y.numel())}
+        assert _C.meta_work(True) == once
+        y.backward(y.detach())
+        assert _C.meta_work(True) == {name: passes * value for name, value in once.items()}
+    columns = 2 * 4 * (20 + 3 * 18)  # x and what each tap sees of it
+    assert moved(lambda: _C.conv1d(x, w.detach(), groups=2, algorithm="products")) == 2 * columns
+    y = _C.conv1d(x, w.detach(), groups=2, algorithm="products")
+    assert moved(lambda: y.backward(y.detach())) == 4 * columns  # which are added up in float32
+    rows = xt.ones((2, 9, 8), device=META).requires_grad_()
+    out = F.causal_conv1d(rows, xt.ones((8, 4), device=META))
+    assert moved(lambda: out.backward(rows.detach())) == 3 * 4 * rows.numel()
+
+
+def test_bytes_of_optimizers() -> None:
+    """Of lists of tensors: the gradient twice where it is needed twice, state in and out."""
+    narrow = [xt.ones((3, 5), device=META, dtype=xt.bfloat16) for _ in range(2)]
+    wide = [xt.ones((3, 5), device=META) for _ in range(6)]
+    rate = xt.tensor(0.1, dtype=xt.float64).to(META)
+    numbers = xt.tensor([0.9, 0, 1, 1, 1, 1e-7, 1], dtype=xt.float64, device="cpu")
+    direction = 30 * (2 * (2 + 4) + 4)  # g and b twice, x of float32
+    for masters, written in (([], 2 * 2), (wide[2:4], 2 + 2 * 4)):  # p in and out, or the master in and out, and p
+        work = lambda masters=masters: _C.muon_(narrow, narrow, wide[:2], masters, rate, numbers, True, 0, xt.float32)  # noqa: E731
+        assert moved(work) == direction + 30 * (4 + 2 + 2 * 4 + written)
+    step = xt.zeros((), dtype=xt.int64, device=META)
+    assert moved(lambda: _C.ema_(wide[:2], narrow, step, 0.5)) == 30 * (2 + 2 * 4)
+    assert moved(lambda: _C.foreach_copy_(wide[:2], wide[2:4])) == 2 * 4 * 30
+    assert moved(lambda: _C.clip_grad_norm_(wide[:2], float("inf"))) == 4 * 30
+    assert moved(lambda: _C.clip_grad_norm_(wide[:2], 1.0)) == (1 + 2) * 4 * 30
+    assert moved(lambda: _C.tree_sum_(wide[0], [wide[1], narrow[0], wide[2]])) == 15 * (4 + 2 + 4 + 4)
+    places, squares = xt.tensor([0], device="cpu"), xt.empty((1,), dtype=xt.float64, device=META)
+    assert moved(lambda: _C.bank_sum_(None, wide[:2], places, squares)) == 2 * 4 * 15
+    assert moved(lambda: _C.checksums(wide[:3])) == 3 * (4 * 15 + 8)
 
 
 def test_every_kernel_is_there() -> None:
