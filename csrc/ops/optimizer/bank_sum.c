@@ -1,6 +1,7 @@
 /* bank_sum.c - the sum of some banks in the tree of tree_sum.c, where a bank is a list of tensors at places in a row. Never recorded. */
 #include "contract/optimizer.h"
 #include "ops/ops.h"
+#include "ops/optimizer/lists.h"
 
 #include <stdlib.h>
 
@@ -65,6 +66,8 @@ static XtStatus bank_sum_forward(XtCall *c) {
             XT_TRY(
                 xt_error(XT_VALUE_ERROR, "%s: %s must be contiguous, got strides of a view", c->op->name, i ? "squares" : "out"));
     }
+    if (out && squares && xt_share_memory(out, squares))
+        XT_TRY(xt_error(XT_VALUE_ERROR, "%s: squares must not overlap out, got common memory", c->op->name));
     items = malloc((size_t)parts->count * sizeof *items);
     dense = calloc((size_t)parts->count, sizeof *dense);
     if (!items || !dense) XT_TRY(xt_error(XT_OUT_OF_MEMORY, "%s: out of memory", c->op->name));
@@ -76,6 +79,8 @@ static XtStatus bank_sum_forward(XtCall *c) {
             XT_TRY(xt_error(XT_VALUE_ERROR, "%s: parts[%d] must have %lld elements as in the first bank, got %lld", c->op->name, i,
                             (long long)xt_view_numel(&parts->tensors[t]->view), (long long)count));
         XT_TRY(xt_dense(part, &dense[i]));
+        if ((out && xt_share_memory(out, dense[i])) || (squares && xt_share_memory(squares, dense[i])))
+            XT_TRY(xt_error(XT_VALUE_ERROR, "%s: parts[%d] must not overlap out or squares, got common memory", c->op->name, i));
         items[i] =
             (XtTreeItem){.data = dense[i]->data, .begin = ((int64_t *)offsets->data)[t], .numel = count, .dtype = part->dtype};
     }
@@ -104,5 +109,6 @@ const XtOp xt_op_bank_sum_ = {
         "out = T(banks), see tree_sum_. A bank is a row of elements in which tensor t begins at offsets[t], int64 on the CPU, and\n"
         "the rest is 0; parts holds the tensors of each bank, bank after bank: up to 16 of them, floats of one dtype. Offsets\n"
         "are multiples of 128. out is float32 (float64 for float64), or of the tensors' dtype where there is one bank, or None.\n"
-        "squares, float64 [numel / 8192, rounded up], gets the sum of out^2 of each block of 8192 elements.",
+        "squares, float64 [numel / 8192, rounded up], gets the sum of out^2 of each block of 8192 elements. Neither overlaps\n"
+        "another tensor of the call.",
 };

@@ -1,6 +1,7 @@
 /* tree_sum.c - the sum of some tensors in one fixed tree, into a tensor that is there. Never recorded. */
 #include "contract/optimizer.h"
 #include "ops/ops.h"
+#include "ops/optimizer/lists.h"
 
 #include <stdlib.h>
 
@@ -27,6 +28,8 @@ static XtStatus tree_sum_forward(XtCall *c) {
                             xt_dtype_name(xt_dtype_accumulator(part->dtype)), xt_dtype_name(part->dtype),
                             xt_dtype_name(out->dtype)));
         XT_TRY(xt_dense(part, &dense[i]));
+        if (xt_share_memory(out, dense[i]) && (dense[i]->data != out->data || part->dtype != out->dtype))
+            XT_TRY(xt_error(XT_VALUE_ERROR, "tree_sum_: parts[%d] must be out or not overlap it, got common memory", i));
         items[i] = (XtTreeItem){.data = dense[i]->data, .numel = numel, .dtype = part->dtype};
     }
     if (squares) {
@@ -35,6 +38,9 @@ static XtStatus tree_sum_forward(XtCall *c) {
         XT_TRY(xt_check_shape(c->op, "squares", squares, 1, &blocks));
         if (!xt_view_is_contiguous(&squares->view))
             XT_TRY(xt_error(XT_VALUE_ERROR, "tree_sum_: squares must be contiguous, got strides of a view"));
+        for (int i = -1; i < parts->count; i++)
+            if (xt_share_memory(squares, i < 0 ? out : dense[i]))
+                XT_TRY(xt_error(XT_VALUE_ERROR, "tree_sum_: squares must not overlap out or a part, got common memory"));
         XT_TRY(xt_begin_inplace(squares, c->op->name));
     }
     XT_TRY(xt_begin_inplace(out, c->op->name));
@@ -58,6 +64,7 @@ const XtOp xt_op_tree_sum_ = {
     .forward = tree_sum_forward,
     .doc =
         "out = T(parts): T(x_0..x_{n-1}) = T(x_0..x_{p-1}) + T(x_p..x_{n-1}), p the largest power of two below n; T(x_0) = x_0.\n"
-        "1 to 64 parts of out's shape, floats; out is float32 (float64 for float64), contiguous, and may be one of the parts.\n"
-        "squares, float64 [numel / 8192, rounded up], gets the sum of out^2 of each block of 8192 elements.",
+        "1 to 64 parts of out's shape, floats; out is float32 (float64 for float64), contiguous, and may be one of the parts;\n"
+        "it overlaps no other. squares, float64 [numel / 8192, rounded up], gets the sum of out^2 of each block of 8192 elements,\n"
+        "and overlaps nothing.",
 };
