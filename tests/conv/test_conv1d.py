@@ -194,6 +194,29 @@ def test_a_bias_without_bound_leaves_other_channels_alone() -> None:
     assert np.isnan(array(x.grad)).any((0, 1)).tolist() == [c == 2 for c in range(8)]
 
 
+@pytest.mark.on_cpu  # a GPU leaves out the terms behind the end
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])  # two of the fast form, and the plain one
+def test_a_tap_without_bound_meets_the_zeros_behind_the_end(dtype: str) -> None:
+    """The slopes there are 0, and 0 times an infinite tap is NaN: in rows whose last taps they are, of that channel alone."""
+    x, w = normal(1, 6, 4, dtype=dtype, grad=True), normal(4, 3, dtype=dtype)
+    w[2, 0] = float("inf")
+    F.causal_conv1d(x, w).sum().backward()
+    assert x.grad is not None
+    assert np.isnan(array(x.grad))[0].T.tolist() == [[c == 2 and t >= 4 for t in range(6)] for c in range(4)]
+
+
+@pytest.mark.parametrize(("dtype", "taps"), [("float16", 4), ("bfloat16", 4), ("bfloat16", 5)])
+def test_sums_of_gradients_are_rounded_once(dtype: str, taps: int) -> None:
+    """2048 rows of 1, one of 1, 2048 of -1, in pieces of their own on a CPU: 2049 is no number of 16 bits."""
+    slopes = np.zeros((1, 3 * 2048, 8))
+    slopes[:, :2048], slopes[:, 2048], slopes[:, 4096:] = 1, 1, -1
+    w, b = xt.ones(8, taps, dtype=dtype).requires_grad_(), xt.zeros(8, dtype=dtype).requires_grad_()
+    F.causal_conv1d(xt.ones(1, 3 * 2048, 8, dtype=dtype), w, b).backward(tensor(slopes, dtype))
+    assert w.grad is not None and b.grad is not None
+    # the tap k before the last meets k zeros in front, of the rows of 1
+    assert array(b.grad).tolist() == [1.0] * 8 and array(w.grad).tolist() == [[2.0 - taps + k for k in range(taps)]] * 8
+
+
 def test_unused_gradients_are_not_computed() -> None:
     x, w = normal(1, 5, 8, grad=True), normal(8, 4)
     F.causal_conv1d(x, w, normal(8)).sum().backward()
@@ -215,6 +238,122 @@ def test_samples_whose_columns_do_not_fit_together() -> None:
         y.backward(integers(*y.shape, seed=3))
         results.append([bits(t) for t in (y, *(t.grad for t in inputs if t.grad is not None))])
     assert len(results[0]) == 4 and results[0] == results[1]
+
+
+def test_the_last_samples_that_fit_together_are_fewer() -> None:
+    """Columns of two samples at once, and of the third alone: the work is that of three."""
+    x, w = (xt.zeros(shape, device="meta").requires_grad_() for shape in ((3, 32, 7000), (4, 16, 32)))  # 29 MB a sample
+    product = 2 * 3 * 4 * (7000 - 31) * 16 * 32
+    for wanted in (0, 1):
+        leaves = [t.detach().requires_grad_(i == wanted) for i, t in enumerate((x, w))]
+        _C.meta_work(True)
+        y = _C.conv1d(*leaves, groups=2, algorithm="products")
+        assert _C.meta_work(True)["flops"] == product
+        y.backward(y.detach())
+        assert _C.meta_work(True)["flops"] == product
+
+
+def test_the_form_is_chosen_by_the_shape() -> None:
+    """Direct, of which nothing but x, weight and y is moved, for at most 3 outputs a group and 16 terms a sum."""
+
+    def is_direct(groups: int, outputs: int, channels: int, taps: int) -> bool:
+        shapes = (2, groups * channels, 40), (groups * outputs, channels, taps)
+        x, w = (xt.zeros(shape, device="meta") for shape in shapes)
+        _C.meta_work(True)
+        y = _C.conv1d(x, w, groups=groups)
+        return _C.meta_work(True)["bytes"] == 4 * (x.numel() + w.numel() + y.numel())
+
+    for groups in (1, 5):
+        assert [is_direct(groups, *sizes) for sizes in ((3, 4, 4), (3, 1, 16), (3, 1, 17), (4, 4, 4))] == [
+            True, True, False, False,
+        ]  # fmt: skip
+
+
+def both_forms(x: xt.Tensor, w: xt.Tensor, b: xt.Tensor | None = None, **options: int) -> list[list[bytes]]:
+    """y and the gradients of x, weight and bias, direct and by products."""
+    found = []
+    for algorithm in ("direct", "products"):
+        leaves = [t.detach().requires_grad_() for t in (x, w, *(() if b is None else (b,)))]
+        y = _C.conv1d(*leaves, algorithm=algorithm, **options)
+        y.backward(integers(*y.shape, seed=3))
+        found.append([bits(y.detach()), *(bits(t.grad) for t in leaves if t.grad is not None)])
+        assert len(found[-1]) == 1 + len(leaves)
+    return found
+
+
+def test_one_tap_moves_with_padding_or_a_stride() -> None:
+    """Its columns are x only where every place sees the row's element of that number."""
+    x, w, b = integers(2, 3, 3), integers(4, 3, 1, seed=1), integers(4, seed=2)
+    for options in (dict(padding=1, padding_behind=1), dict(padding=2), dict(stride=2, padding=1, padding_behind=1)):
+        direct, products = both_forms(x, w, b, **options)
+        assert direct == products, options
+    y = _C.conv1d(x, w, b, stride=2, padding=1, padding_behind=1, algorithm="products")  # as long as x
+    assert np.array_equal(array(y)[..., 1], array(_C.conv1d(x, w, b, algorithm="products"))[..., 1])
+    assert np.array_equal(array(y)[..., 0], np.broadcast_to(array(b), (2, 4)))
+
+
+def test_taps_that_see_padding_alone() -> None:
+    """Eleven of them around one element: behind the last place and before the first there is nothing to read."""
+    x, w, b = integers(2, 4, 1), integers(4, 4, 11, seed=1), integers(4, seed=2)
+    for options in (dict(padding=5, padding_behind=5), dict(padding=10), dict(padding=9, padding_behind=3, stride=2)):
+        direct, products = both_forms(x, w, b, **options)
+        assert direct == products, options
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "products"])
+def test_no_channels_and_no_samples(algorithm: str) -> None:
+    """Sums of nothing: the bias alone, and gradients of zeros."""
+    b = integers(4).requires_grad_()
+    x, w = xt.zeros(2, 0, 5), xt.zeros(4, 0, 3).requires_grad_()
+    y = _C.conv1d(x, w, b, algorithm=algorithm)
+    y.sum().backward()
+    assert np.array_equal(array(y.detach()), np.broadcast_to(array(b.detach())[:, None], (2, 4, 3)))
+    assert b.grad is not None and array(b.grad).tolist() == [6.0] * 4 and w.grad is not None and w.grad.shape == w.shape
+    del y
+    junk = xt.full((4, 3, 3), float("nan"))
+    del junk  # the next block of this size
+    assert not array(_C.conv1d(x, w.detach(), algorithm=algorithm)).any()
+    w = integers(4, 3, 3).requires_grad_()
+    y = _C.conv1d(xt.zeros(0, 3, 5), w, algorithm=algorithm)
+    junk = xt.full((4, 3, 3), float("nan"))
+    del junk
+    y.sum().backward()
+    assert w.grad is not None and not array(w.grad).any()
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "products"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_samples_are_added_before_they_are_rounded(algorithm: str, dtype: str) -> None:
+    """2048, 1 and -2048: 2049 is no number of 16 bits."""
+    slopes = np.zeros((3, 1, 2048))
+    slopes[0], slopes[1, 0, 0], slopes[2] = 1, 1, -1
+    w = xt.ones(1, 1, 1, dtype=dtype).requires_grad_()
+    _C.conv1d(xt.ones(3, 1, 2048, dtype=dtype), w, algorithm=algorithm).backward(tensor(slopes, dtype))
+    assert w.grad is not None and w.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "products"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_taps_are_added_before_they_are_rounded(algorithm: str, dtype: str) -> None:
+    x = xt.zeros(1, 1, 5, dtype=dtype).requires_grad_()
+    slopes = tensor(np.array([[[-2048.0, 1.0, 2048.0]]]), dtype)
+    _C.conv1d(x, xt.ones(1, 1, 3, dtype=dtype), algorithm=algorithm).backward(slopes)
+    assert x.grad is not None and x.grad[0, 0, 2].item() == 1.0
+
+
+def test_the_order_of_a_sum() -> None:
+    """Of the direct form the bias, then channels and in them taps, ascending; of a folded row its taps, ascending: float32 tells."""
+    large = 2.0**24  # to which a 1 adds nothing
+    columns = [large, -large]
+    bias = xt.ones(1)
+    by_channel = _C.conv1d(xt.tensor([[[v] for v in columns]]), xt.ones(1, 2, 1), bias, algorithm="direct")
+    by_tap = _C.conv1d(xt.tensor([[columns]]), xt.ones(1, 1, 2), bias, algorithm="direct")
+    crossed = xt.tensor([[[large, 1.0], [-large, 0.0]]])  # channel 0, both taps, then channel 1
+    both = _C.conv1d(crossed, xt.ones(1, 2, 2), algorithm="direct")
+    assert [t.item() for t in (by_channel, by_tap, both)] == [0.0, 0.0, 0.0]
+    x = xt.zeros(1, 1, 5).requires_grad_()
+    _C.conv1d(x, xt.ones(1, 1, 3), algorithm="products").backward(xt.tensor([[[-large, large, 1.0]]]))
+    assert x.grad is not None and x.grad.tolist() == [[[-large, 0.0, 0.0, large, 1.0]]]
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "products"])

@@ -236,6 +236,40 @@ def test_a_choice_is_of_its_thread() -> None:
     assert mine == ("naive", "materialized") and seen == [("tiled", "reference")]
 
 
+def test_a_deliberate_auto_is_a_choice() -> None:
+    """XTRAIN_GEMM and XTRAIN_ATTENTION are where a thread starts, not where it comes back to."""
+    code = """
+from xtrain import _C
+for use in (_C.use_gemm_backend, _C.use_attention_backend):
+    print(use("auto"), use(None), use(None))
+"""
+    done = child(code, XTRAIN_GEMM="tiled", XTRAIN_ATTENTION="reference")
+    assert done.stdout == "tiled None None\nreference None None\n", done.stderr
+
+
+def test_a_default_device_is_of_its_thread_and_tf32_of_the_process() -> None:
+    seen = []
+
+    def work() -> None:
+        seen.append(str(_C.get_default_device()))  # the CPU, where each thread starts
+        _C.set_default_device("meta")
+        _C.allow_tf32(True)
+        seen.append(str(xt.ones(2).device))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    allowed = _C.tf32()
+    _C.allow_tf32(False)
+    assert seen == ["cpu", "meta:0"] and str(xt.ones(2).device) == "cpu" and allowed
+
+
+def test_a_default_device_that_cannot_be_used_changes_nothing() -> None:
+    with pytest.raises((RuntimeError, ValueError)):
+        xt.set_default_device("cuda:99")
+    assert str(xt.ones(2).device) == "cpu"
+
+
 def test_no_job_begins_inside_another() -> None:
     """mhc kernels and products call loops from pieces: with more threads than pieces nobody waits for itself."""
     done = child("""

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fake_library import make_fake, make_package, our_contract, run
+from fake_library import make_fake, make_half, make_package, our_contract, run
 from places import ROOT
 from runs import HANGS
 
@@ -131,6 +131,20 @@ def some_library() -> bytes:
     return next((Path(xt.__file__).parent / "_lib").glob("libxtrain_blas*")).read_bytes()
 
 
+def edited(at: int, form: str, *values: int, most: int | None = None) -> bytes:
+    """That library, or the beginning of it, with other numbers in its header."""
+    data = bytearray(some_library()[:most])
+    struct.pack_into(form, data, at, *values)
+    return bytes(data)
+
+
+def program_header(kind: int) -> int:
+    """Where the first one of that kind begins."""
+    data = some_library()
+    (at,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
+    return next(at + i * size for i in range(count) if struct.unpack_from("<I", data, at + i * size) == (kind,))
+
+
 def end_of_segments(data: bytes) -> int:
     """Where the last byte lies that a loader of 64-bit little-endian ELF maps."""
     (at,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
@@ -168,6 +182,24 @@ DAMAGES = {
         "is a symbolic link to gone.so: No such file or directory; build",
     ),
     "circle": (lambda path: path.symlink_to(path.name), "is a symbolic link to libxtrain_cuda.so: "),
+    # what dlopen refuses by itself, cut off as it may be
+    "32 bits": (lambda path: path.write_bytes(edited(4, "B", 1, most=4096)), ".*: wrong ELF class: ELFCLASS32"),
+    "another byte order": (
+        lambda path: path.write_bytes(edited(5, "B", 2, most=4096)),
+        ".*: ELF file data encoding not little-endian",
+    ),
+    "program headers of another size": (
+        lambda path: path.write_bytes(edited(54, "<H", 32, most=4096)),
+        ".*: ELF file's phentsize not the expected size",
+    ),
+    "a segment whose end wraps around": (
+        lambda path: path.write_bytes(edited(program_header(1) + 8, "<Q", 2**64 - 4096)),
+        r"libxtrain_cuda.so is truncated: it has \d+ bytes and needs \d+; build it again",
+    ),
+    "a note that is not loaded": (
+        lambda path: path.write_bytes(edited(program_header(0x6474E551) + 8, "<Q", 2**62)),  # the flags of the stack
+        r"was built from other sources \(an older one\) than this",
+    ),
     "another": (
         lambda path: path.write_bytes(some_library()),
         r"was built from other sources \(an older one\) than this",
@@ -206,6 +238,11 @@ def test_a_library_of_other_headers_is_refused_and_one_of_ours_is_opened(package
     )
     make_fake(package, ours)
     assert run(package, WHY + "; print(xt.tensor([1.0, 2.0]).to('cuda').cpu().tolist())") == "None\n[1.0, 2.0]\n"
+
+
+def test_a_library_without_its_function_is_refused(package: Path) -> None:
+    make_half(package, our_contract())
+    assert re.fullmatch(r"CUDA is not available: .* was built from other sources .*\n", run(package, WHY))
 
 
 # ---- a library that opens ------------------------------------------------------------------------------------------------------

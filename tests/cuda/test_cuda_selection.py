@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,17 @@ for call in (lambda: _C.explain_gemm((4, 4, 4), device="cuda", backend="fast"),
     names = "matmul: backend must be one of auto, fast, plain on cuda:0, got 'magic'"
     assert ask(package, code, FAKE_CUDA_LACKS="1") == ["['plain'] ['plain']", lacks, lacks, names]
     assert ask(package, code)[0] == "['fast', 'plain'] ['pairs', 'plain']"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_name_of_the_cpu_opens_no_cuda_library(package: Path) -> None:
+    """One that the CPU does not know does."""
+    code = """
+for name in ("naive", "auto", "fast"):
+    with xt.use_gemm_backend(name):
+        print("libxtrain_cuda" in open("/proc/self/maps").read())
+"""
+    assert ask(package, code) == ["False", "False", "True"]
 
 
 def test_a_problem_that_no_row_supports(package: Path) -> None:

@@ -43,6 +43,13 @@ def make_fake(package: Path, contract: str) -> None:
     _compile(package, "fake_cuda.c", contract, [])
 
 
+def make_half(package: Path, contract: str) -> None:
+    """A library that has our contract, and no function that opens it."""
+    source = package / "half.c"
+    source.write_text(f'const char *xt_cuda_contract(void) {{ return "{contract}"; }}\n')
+    subprocess.run([_compiler(), "-shared", "-fPIC", source, "-o", package / f"xtrain/_lib/{LIBRARY}"], check=True)
+
+
 def _compiler() -> str:
     return next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))))
 

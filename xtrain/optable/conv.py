@@ -143,6 +143,29 @@ CONV1D_ERRORS = (
         V,
         r"conv1d: dilation must be at most 2\^40, got 4611686018427387904",
     ),
+    Error(
+        lambda: _C.conv1d(f32(1, 3, 5), f32(4, 3, 2), padding_behind=-1),
+        V,
+        r"conv1d: padding must be at least 0, got -1",
+    ),
+    *(
+        Error(
+            lambda name=name: _C.conv1d(f32(1, 3, 5), f32(4, 3, 2), **{name: 2**41}),
+            V,
+            rf"conv1d: {name.removesuffix('_behind')} must be at most 2\^40, got {2**41}",
+        )
+        for name in ("stride", "padding", "padding_behind", "groups")
+    ),
+    Error(
+        lambda: _C.conv1d(f32(1, 3, 6), f32(4, 3, 4), dilation=2, stride=3),
+        V,
+        r"conv1d: the kernel must fit into the padded row of 6, got 4 taps with dilation 2",
+    ),
+    Error(
+        lambda: _C.conv1d(f32(1, 3, 5), f32(4, 3, 2), _C.full((4,), 1.0, _C.float64)),
+        T,
+        r"conv1d: bias must .*float32.*float64",
+    ),
     Error(lambda: _C.conv1d(f32(1, 3, 5), f32(4, 3, 2), algorithm="magic"), V, r"conv1d: algorithm must .*'magic'"),
 )
 for variant, kernels, selects in (
@@ -188,6 +211,11 @@ def causal_errors(name: str, call: Any) -> tuple[Error, ...]:
         Error(lambda: call(f32(1, 2, 3), f32(3, 9)), V, rf"{name}: weight must have 1 to 8 taps .*conv1d.*, got 9"),
         Error(lambda: call(f32(1, 2, 3), f32(3, 0)), V, rf"{name}: weight must have 1 to 8 taps .*, got 0"),
         Error(lambda: call(f32(1, 2, 3), f32(3, 2), bias=f32(2)), V, rf"{name}: bias must .*\(3,\).*\(2,\)"),
+        Error(
+            lambda: call(f32(1, 2, 3), f32(3, 2), bias=_C.full((3,), 1.0, _C.float64)),
+            T,
+            rf"{name}: bias must .*float32.*float64",
+        ),
         Error(
             lambda: call(f32(1, 2, 3), f32(3, 2), activation="gelu"), V, rf"{name}: activation must .*'silu'.*'gelu'"
         ),
