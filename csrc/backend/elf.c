@@ -51,6 +51,9 @@ static bool read_at(int file, void *out, size_t n, uint64_t offset) {
 /* Whether [offset, offset + n) lies in a file of `size` bytes. */
 static bool inside(uint64_t offset, uint64_t n, uint64_t size) { return offset <= size && n <= size - offset; }
 
+/* offset + n, or the largest number where that is more. */
+static uint64_t end_of(uint64_t offset, uint64_t n) { return n <= UINT64_MAX - offset ? offset + n : UINT64_MAX; }
+
 static XtStatus check_content(int file, const char *path, uint64_t size) {
     FileHeader header;
     unsigned char magic[4];
@@ -66,10 +69,10 @@ static XtStatus check_content(int file, const char *path, uint64_t size) {
     for (uint64_t i = 0; whole && i < header.program_header_count; i++) {
         ProgramHeader segment;
         uint64_t offset = header.program_headers + i * sizeof segment;
-        needed = offset + sizeof segment;
+        needed = end_of(offset, sizeof segment);
         whole = inside(offset, sizeof segment, size) && read_at(file, &segment, sizeof segment, offset);
         if (!whole || segment.type != LOADED) continue;
-        needed = segment.offset + segment.size;
+        needed = end_of(segment.offset, segment.size);
         whole = inside(segment.offset, segment.size, size);
     }
     if (whole) return XT_OK;

@@ -212,7 +212,10 @@ DAMAGES = {
 def test_a_damaged_library_is_a_sentence(package: Path, damage: str) -> None:
     make, message = DAMAGES[damage]
     make(package / "xtrain/_lib/libxtrain_cuda.so")
-    assert re.fullmatch(f"CUDA is not available: [^\n]*{message}[^\n]*\n", run(package, WHY))
+    said = run(package, WHY)
+    assert re.fullmatch(f"CUDA is not available: [^\n]*{message}[^\n]*\n", said)
+    sizes = re.search(r"it has (\d+) bytes and needs (\d+)", said)
+    assert not sizes or int(sizes[1]) < int(sizes[2])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the library as ELF, the format of Linux")

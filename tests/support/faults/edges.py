@@ -221,4 +221,5 @@ FAULTS = [
     Fault("cuda library: no function", "csrc/backend/cuda.c", "if (!open || strcmp(theirs, xt_contract()) != 0) {", "if (strcmp(theirs, xt_contract()) != 0) {", "a library that cannot be opened is a sentence", "tests/cuda/test_cuda_library.py::test_a_library_without_its_function_is_refused"),
     Fault("causal_conv1d: a tap without bound", "csrc/cpu/conv/causal_conv1d.c", "ACC sum = AT(w, 0) * 0 + 0; /* NaN where the tap is Inf */", "ACC sum = 0;", "the fast form has the bits of the plain one: 0 times Inf is NaN", "tests/conv/test_conv1d.py::test_a_tap_without_bound_meets_the_zeros_behind_the_end"),
     Fault("causal_conv1d: sums of pieces in 16 bits", "csrc/cpu/conv/causal_conv1d.c", "first[c] += part[c];", "first[c] = LOAD(STORE(first[c] + part[c]));", "sums in ACC, rounded once", "tests/conv/test_conv1d.py::test_sums_of_gradients_are_rounded_once"),
+    Fault("elf: a truncated library needs less", "csrc/backend/elf.c", "return n <= UINT64_MAX - offset ? offset + n : UINT64_MAX;", "return offset + n;", "how many bytes a truncated library needs", "tests/cuda/test_cuda_library.py::test_a_damaged_library_is_a_sentence"),
 ]  # fmt: skip
