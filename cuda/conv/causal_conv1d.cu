@@ -7,7 +7,7 @@
  *
  * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
  * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes; as soon as a row is summed, the
- * eighth after it is read. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are
+ * twelfth after it is read. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are
  * read together, with SiLU by way of shared memory, where rows are under way without registers. A row of dx is complete K - 1 rows after its
  * own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors, float64 and one tap: one element a
  * piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
@@ -25,8 +25,8 @@
 #include <type_traits>
 
 static constexpr int THREADS = 256, WARPS = THREADS / 32;
-static constexpr int ROWS_FWD = 8, ROWS_BWD = 4; /* that are read together */
-static constexpr int AHEAD_BWD = 2;              /* groups of rows on their way to shared memory */
+static constexpr int ROWS_FWD = 12, ROWS_BWD = 4; /* that are read together */
+static constexpr int AHEAD_BWD = 2;               /* groups of rows on their way to shared memory */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 static constexpr bool COPIES = true; /* cp.async is there */
 #else
@@ -363,10 +363,10 @@ template <typename F> static XtStatus by_taps(int taps, F f) {
 }
 
 template <typename T, int N, int K, bool EXACT> static XtStatus forward(const XtCausalConv1dFwd *p) {
-    /* Runs of 16 rows where they fill the device, else shorter ones. */
+    /* Runs of 24 rows where they fill the device, else shorter ones. */
     int64_t pieces = p->channels / N, fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 2048;
-    int run = 16;
-    while (run > 4 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
+    int run = 24;
+    while (run > 6 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
     int64_t runs = p->steps > 0 ? xt_divide_up(p->steps, run) : 1;
     auto kernel = causal_conv1d_fwd_kernel<T, N, K, EXACT, false>;
     if constexpr (EXACT)

@@ -584,20 +584,6 @@ def test_an_output_that_fails_leaves_the_status(monkeypatch) -> None:
         cli.parser.simple_options(["word"], {}, 0, "usage: xtrain doctor\nmore")
 
 
-# ---- values in messages
-
-
-def test_values_in_messages() -> None:
-    """One line of printable characters, and no more than asked for."""
-    assert errors.shown("a\nb\x1b[31m") == r"'a\nb\x1b[31m'" and errors.shown(ValueError("a\n  b\x1b")) == r"a b\x1b"
-    assert errors.shown("x" * 300, 10) == "'xxxxxxxxx..." and errors.shown([1, 2]) == "[1, 2]"
-    assert errors.shown(10**6000) == "a long int"
-    deep: list = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert errors.shown(deep) == "a long list"
-
-
 def test_defaults_of_a_run_on_a_gpu_are_options() -> None:
     """Each has a legal value, and options that are given win (see the start of a run)."""
     build(config.GPU_RUN)

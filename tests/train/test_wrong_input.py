@@ -13,7 +13,7 @@ from places import ROOT
 from runs import HANGS
 
 import xtrain as xt
-from xtrain import nn
+from xtrain import errors, nn
 from xtrain.data import open_data
 from xtrain.errors import ConfigError, DataError
 from xtrain.models import Qwen3, Qwen3Config, load
@@ -146,3 +146,14 @@ def test_a_debug_variable_of_zero_is_off(value: str, traceback: bool) -> None:
         timeout=HANGS,
     )
     assert ("Traceback" in done.stderr) == traceback, done.stderr
+
+
+def test_values_in_messages() -> None:
+    """One line of printable characters, and no more than asked for."""
+    assert errors.shown("a\nb\x1b[31m") == r"'a\nb\x1b[31m'" and errors.shown(ValueError("a\n  b\x1b")) == r"a b\x1b"
+    assert errors.shown("x" * 300, 10) == "'xxxxxxxxx..." and errors.shown([1, 2]) == "[1, 2]"
+    assert errors.shown(10**6000) == "a long int"
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert errors.shown(deep) == "a long list"
