@@ -7,10 +7,10 @@
  *
  * Plan: a thread has N neighbouring channels and a run of rows that it walks forward, with the last K - 1 rows in registers: each row is
  * read once, but for the K - 1 rows that two runs share, which the L2 cache has. Forward, pieces of 8 bytes; as soon as a row is summed, the
- * twelfth after it is read. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of x and of dy are
- * read together, with SiLU by way of shared memory, where rows are under way without registers. A row of dx is complete K - 1 rows after its
- * own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors, float64 and one tap: one element a
- * piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
+ * twelfth after it (float32: eighth) is read. Backward, 2 or 4 channels, for the rows of dz and the sums of dw take registers, too; 4 rows of
+ * x and of dy are read together, with SiLU by way of shared memory, where rows are under way without registers. A row of dx is complete K - 1
+ * rows after its own, so that a run of the backward computes dz of the K - 1 rows behind it once more. Unaligned tensors, float64 and one
+ * tap: one element a piece and the taps at run time, the plain form. Bytes moved: 2 elements an output forward, 3 backward.
  *
  * Order: the sum of an element starts from the bias, k ascending, whatever the run: the same bits wherever a sequence is cut. dw and db: a
  * thread adds up its run, a block its eight runs in order, and a second kernel the shares of the blocks, slices of them in a fixed tree.
@@ -25,13 +25,16 @@
 #include <type_traits>
 
 static constexpr int THREADS = 256, WARPS = THREADS / 32;
-static constexpr int ROWS_FWD = 12, ROWS_BWD = 4; /* that are read together */
-static constexpr int AHEAD_BWD = 2;               /* groups of rows on their way to shared memory */
+static constexpr int ROWS_BWD = 4;  /* that are read together */
+static constexpr int AHEAD_BWD = 2; /* groups of rows on their way to shared memory */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 static constexpr bool COPIES = true; /* cp.async is there */
 #else
 static constexpr bool COPIES = false;
 #endif
+
+/* Rows of a forward that are on their way; a run has twice as many. */
+template <typename T> constexpr int ROWS_FWD = sizeof(T) == 2 ? 12 : 8;
 
 /* Channels of a thread forward and backward: of more taps, or of float32, the registers hold fewer. The plain form has one. */
 template <typename T> constexpr int WIDTH_FWD = XT_WIDTH<T> / 2;
@@ -95,6 +98,7 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
                                                    : 3)
     causal_conv1d_fwd_kernel(const __grid_constant__ XtCausalConv1dFwd p, int64_t runs, int run) {
     using A = XtAcc<T>;
+    constexpr int ROWS = ROWS_FWD<T>;
     const int taps = EXACT ? K : p.taps;
     const bool silu = EXACT ? SILU : p.silu;
     const int64_t channels = p.channels, pieces = channels / N;
@@ -138,15 +142,15 @@ __global__ void __launch_bounds__(THREADS, !EXACT  ? 1
         return piece;
     };
     int left = (int)(t1 - t0);
-    if (left >= ROWS_FWD) {
-        XtPiece<T, N> in[ROWS_FWD];
+    if (left >= ROWS) {
+        XtPiece<T, N> in[ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS_FWD; r++) in[r] = next_piece();
+        for (int r = 0; r < ROWS; r++) in[r] = next_piece();
 #pragma unroll 1
-        for (; left >= ROWS_FWD; left -= ROWS_FWD) {
-            const bool more = left >= 2 * ROWS_FWD;
+        for (; left >= ROWS; left -= ROWS) {
+            const bool more = left >= 2 * ROWS;
 #pragma unroll
-            for (int r = 0; r < ROWS_FWD; r++) {
+            for (int r = 0; r < ROWS; r++) {
                 step(in[r]);
                 if (more) in[r] = next_piece();
             }
@@ -363,10 +367,10 @@ template <typename F> static XtStatus by_taps(int taps, F f) {
 }
 
 template <typename T, int N, int K, bool EXACT> static XtStatus forward(const XtCausalConv1dFwd *p) {
-    /* Runs of 24 rows where they fill the device, else shorter ones. */
+    /* Runs of 24 rows (float32: 16) where they fill the device, else shorter ones. */
     int64_t pieces = p->channels / N, fill = (int64_t)XT_PLAN_MULTIPROCESSORS * 2048;
-    int run = 24;
-    while (run > 6 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
+    int run = 2 * ROWS_FWD<T>;
+    while (run > ROWS_FWD<T> / 2 && p->batch * xt_divide_up(p->steps, run) * pieces < fill) run /= 2;
     int64_t runs = p->steps > 0 ? xt_divide_up(p->steps, run) : 1;
     auto kernel = causal_conv1d_fwd_kernel<T, N, K, EXACT, false>;
     if constexpr (EXACT)
