@@ -79,6 +79,11 @@ def is_real(value: object) -> TypeGuard[float]:
     return isinstance(value, numbers.Real)
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether value is an int of Python, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def as_sizes(op: str, value: Size) -> tuple[int, ...]:
     """normalized_shape as a tuple. TypeError for what is neither an integer nor several."""
     if isinstance(value, (int, np.integer)):

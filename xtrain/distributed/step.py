@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 from .. import _C
 from .._C import Tensor
 from .._graph import capturing
-from .._types import is_real, need_tensors
+from .._types import is_real, is_whole, need_tensors
 from ..autograd import no_grad
 from ..errors import shown
 from ..nn.module import Module
@@ -29,10 +29,6 @@ _K = TypeVar("_K")
 _R = TypeVar("_R")
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return is_real(value) and not isinstance(value, bool)
 
@@ -46,7 +42,7 @@ def _check_arguments(model: Any, parts: Sequence[Any], max_ranks: Any, mode: Any
             raise TypeError(f"DataParallel: optimizer must be AdamW or Muon, got {type(part).__name__}")
     if mode != "exact":
         raise ValueError(f"DataParallel: mode must be exact, got {mode!r}")
-    if max_ranks is not None and not (_is_whole(max_ranks) and 1 <= max_ranks <= _MOST_LEAVES):
+    if max_ranks is not None and not (is_whole(max_ranks) and 1 <= max_ranks <= _MOST_LEAVES):
         raise ValueError(f"DataParallel: max_ranks must be a whole number in [1, 2**20], got {max_ranks!r}")
     if ema is not None and not isinstance(ema, EMA):
         raise TypeError(f"DataParallel: ema must be an EMA or None, got {type(ema).__name__}")
@@ -231,7 +227,7 @@ class DataParallel:
 
     def rounds(self, backwards: int | None = None) -> Iterator[int]:
         """Yield the number of each of this rank's leaves, from 0, and take its gradients: `leaves` without a batch."""
-        if backwards is not None and not (_is_whole(backwards) and 1 <= backwards < 2**31):
+        if backwards is not None and not (is_whole(backwards) and 1 <= backwards < 2**31):
             raise ValueError(f"leaves: backwards must be a whole number in [1, 2**31), or None, got {backwards!r}")
         mine = self.max_ranks // self.size
         self._counters, self._done, self._sent = [Counter(bank, mine) for bank in self._banks], 0, []

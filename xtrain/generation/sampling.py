@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _C
 from .._C import Tensor
-from .._types import is_real
+from .._types import is_real, is_whole
 from ..autograd import no_grad
 from ..nn.module import evaluating
 from ..saving.generation_config import end_tokens
@@ -228,10 +228,6 @@ def _whole(value: Any) -> Any:
         return value
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _check(
     max_new_tokens: int,
     temperature: float,
@@ -240,19 +236,19 @@ def _check(
     seed: int | None,
     repetition_penalty: float,
 ) -> None:
-    if not _is_whole(max_new_tokens) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
+    if not is_whole(max_new_tokens) or not 0 <= max_new_tokens <= LONGEST_SAMPLE:
         raise ValueError(
             f"generate: max_new_tokens must be an integer in [0, {LONGEST_SAMPLE}], got {max_new_tokens!r}"
         )
     if not is_real(temperature) or not 0.0 <= temperature < float("inf"):
         raise ValueError(f"generate: temperature must be a number >= 0, got {temperature!r}")
-    if top_k is not None and (not _is_whole(top_k) or top_k < 1):
+    if top_k is not None and (not is_whole(top_k) or top_k < 1):
         raise ValueError(f"generate: top_k must be an integer >= 1 or None, got {top_k!r}")
     if top_p is not None and (not is_real(top_p) or not 0.0 < top_p <= 1.0):
         raise ValueError(f"generate: top_p must be in (0, 1] or None, got {top_p!r}")
     if not is_real(repetition_penalty) or not 0.0 < repetition_penalty < float("inf"):
         raise ValueError(f"generate: repetition_penalty must be a number > 0, got {repetition_penalty!r}")
-    if seed is not None and (not _is_whole(seed) or not 0 <= seed < 2**64):
+    if seed is not None and (not is_whole(seed) or not 0 <= seed < 2**64):
         raise ValueError(f"generate: seed must be an integer in [0, 2^64) or None, got {seed!r}")
 
 

@@ -21,12 +21,12 @@ from .._C import Tensor
 from .._types import Device
 from ..autograd import recompute
 from ..generation import KVCache
-from ..nn.layers import add_norm, joined_weights
+from ..nn.layers import joined_weights
 from ..nn.module import is_stock, pack
 from ..optim.qk_clip import AttentionHeads
 from .causal_lm import CausalLM
 from .decoder_config import DecoderConfig
-from .policies import check_policy, run_in_line, run_layers
+from .policies import check_policy, run_in_line, run_layers, run_two_parts, runs_in_line
 from .registry import RECOMPUTE, Architecture
 
 # The most rows of a step of generation on a GPU that is one op, _C.decoder_step: where the caches have room for 512
@@ -171,19 +171,14 @@ class Block(nn.Module):
         return x + y
 
     def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
-        """As forward(x + y), but the sum comes in and goes out as two terms [B*S, C]: the norm that reads the sum
-        computes it in the same kernel. y: None for the first layer. Only without streams.
-        """
-        x, h = (x, self.input_layernorm(x)) if y is None else add_norm(self.input_layernorm, x, y)
-        x, h = add_norm(self.post_attention_layernorm, x, self.self_attn(h, batch, seq, *rest))
-        return x, self.mlp(h)
+        """As forward(x + y), but the sum comes in and goes out in two terms: see run_two_parts. Without streams."""
+        norms = self.input_layernorm, self.post_attention_layernorm
+        return run_two_parts(x, y, norms, self.self_attn, self.mlp, batch, seq, *rest)
 
 
 def _runs_in_line(layer: Any, kind: type[Block] = Block) -> bool:
-    """Whether a layer need not be called, so that its last addition can move into the next layer's norm: it is of its
-    family's kind. A recording, which puts a wrapper in the place of `forward`, calls it: it compares layers.
-    """
-    return is_stock(layer, kind) and not layer.streams and "forward" not in layer.__dict__
+    """Whether a layer need not be called: as policies.runs_in_line, and it has no streams of hyper-connections."""
+    return runs_in_line(layer, kind) and not layer.streams
 
 
 def _step_weights(layer: Any) -> tuple[list[Tensor], _StepNumbers] | None:

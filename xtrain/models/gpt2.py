@@ -6,6 +6,7 @@ are [in, out].
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from ..optim.qk_clip import AttentionHeads
 from ..tensors.documents import sees
 from .causal_lm import CausalLM
 from .model_config import ModelConfig, is_positive
-from .policies import check_policy, run_in_line, run_layers
+from .policies import check_policy, run_in_line, run_layers, run_two_parts, runs_in_line
 from .registry import RECOMPUTE, Architecture
 
 _DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
@@ -215,17 +216,8 @@ class Block(nn.Module):
         return x + y
 
     def run(self, x: Tensor, y: Tensor | None, batch: int, seq: int, *rest: Any) -> tuple[Tensor, Tensor]:
-        """As forward(x + y), but the sum comes in and goes out as two terms [B*S, C]: the norm that reads the sum
-        computes it in the same kernel. y: None for the first layer.
-        """
-        x, h = (x, self.ln_1(x)) if y is None else add_norm(self.ln_1, x, y)
-        x, h = add_norm(self.ln_2, x, self.attn(h, batch, seq, *rest))
-        return x, self.mlp(h)
-
-
-def _runs_in_line(layer: Any) -> bool:
-    """Whether a layer need not be called (see run_in_line). A recording, which wraps `forward`, calls it."""
-    return is_stock(layer, Block) and "forward" not in layer.__dict__
+        """As forward(x + y), but the sum comes in and goes out as two terms; see run_two_parts."""
+        return run_two_parts(x, y, (self.ln_1, self.ln_2), self.attn, self.mlp, batch, seq, *rest)
 
 
 class Trunk(nn.Module):
@@ -269,7 +261,8 @@ class Trunk(nn.Module):
             rest = () if documents is None else (None, documents)  # with the place of a cache
             if policy in ("block", "full"):
                 return self.ln_f(run_layers(self.h, policy, x, batch, seq, *rest))
-            x, y = run_in_line(self.h, _runs_in_line, x, (batch, seq), caches, more)
+            in_line = functools.partial(runs_in_line, kind=Block)
+            x, y = run_in_line(self.h, in_line, x, (batch, seq), caches, more)
             return self.ln_f(x) if y is None else add_norm(self.ln_f, x, y)[1]
 
 

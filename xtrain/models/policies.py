@@ -9,6 +9,8 @@ from typing import Any
 
 from .._C import Tensor
 from ..autograd import checkpoint, recompute
+from ..nn.layers import add_norm
+from ..nn.module import Module, is_stock
 from .registry import RECOMPUTE
 
 _Layer = Callable[..., Tensor]
@@ -36,6 +38,26 @@ def run_layers(layers: Iterable[_Layer], policy: str, x: Tensor, *args: Any) -> 
     for layer in layers:
         x = checkpoint(layer, x, *args) if policy == "block" else layer(x, *args)
     return x
+
+
+def runs_in_line(layer: Any, kind: type[Module]) -> bool:
+    """Whether a layer need not be called (see run_in_line): it is exactly of its family's kind. A recording, which puts
+    a wrapper in the place of `forward`, calls it: it compares layers.
+    """
+    return is_stock(layer, kind) and "forward" not in layer.__dict__
+
+
+def run_two_parts(
+    x: Tensor, y: Tensor | None, norms: tuple[Module, Module], attention: _Layer, mlp: _Layer, *args: Any
+) -> tuple[Tensor, Tensor]:
+    """`run` of a layer that adds attention(norm(x), *args) to its stream and then mlp(norm(x)); norms: the two, in this
+    order. The stream comes in and goes out as two terms x and y [B*S, C]: the norm that reads their sum computes it in
+    the same kernel. y: None for the first layer.
+    """
+    before, between = norms
+    x, h = (x, before(x)) if y is None else add_norm(before, x, y)
+    x, h = add_norm(between, x, attention(h, *args))
+    return x, mlp(h)
 
 
 def run_in_line(
